@@ -15,22 +15,20 @@ __attribute__((used)) const char baraquant_build_record[] =
     "baraquant-build-record:version=" BARAQUANT_VERSION ";torch=" BARAQUANT_TORCH_VERSION ";";
 
 namespace baraquant {
+namespace {
+
+#if defined(BARAQUANT_WITH_CUDA)
+constexpr bool kWithCuda = true;
+#else
+constexpr bool kWithCuda = false;
+#endif
+
+}  // namespace
 
 const BuildInfo& build_info() {
   static constexpr BuildInfo kInfo{
-      BARAQUANT_VERSION,
-      BARAQUANT_TORCH_VERSION,
-      BARAQUANT_COMPILER,
-#if defined(BARAQUANT_WITH_CUDA)
-      BARAQUANT_NVCC_VERSION,
-      BARAQUANT_CUDA_ARCHITECTURES,
-      true,
-#else
-      "",
-      "",
-      false,
-#endif
-  };
+      BARAQUANT_VERSION,      BARAQUANT_TORCH_VERSION,      BARAQUANT_COMPILER,
+      BARAQUANT_NVCC_VERSION, BARAQUANT_CUDA_ARCHITECTURES, kWithCuda};
   return kInfo;
 }
 

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Integer quantization for PyTorch: C++ and CUDA ops that give the same bits on every device.
+
+Importing the package registers ``torch.ops.baraquant.*``. ``baraquant.ops`` holds a typed,
+documented function for each of them, ``baraquant.reference`` the same functions in plain PyTorch,
+and ``baraquant.nn`` the modules. ``python -m baraquant.info`` shows what was built and checks it.
+"""
+
+from baraquant import _library
+
+_library.load()
+
+from baraquant import nn, ops, reference  # noqa: E402
+from baraquant._C import build_info as _build_info  # noqa: E402
+
+__version__ = _build_info()["version"]
+
+__all__ = ["__version__", "nn", "ops", "reference"]

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Loads libbaraquant.so and explains itself where it cannot."""
+
+from __future__ import annotations
+
+import mmap
+import re
+from pathlib import Path
+
+LIBRARY = Path(__file__).with_name("libbaraquant.so")
+
+# csrc/build_info.cpp writes it into the library.
+_RECORD = re.compile(rb"baraquant-build-record:version=([^;\0]*);torch=([^;\0]*);")
+
+
+def _mend() -> str:
+    """The command that builds the library anew, for a checkout or for an installed package."""
+    checkout = LIBRARY.parent.parent
+    if (checkout / "setup.py").exists() and (checkout / "csrc").exists():
+        return f"make -C {checkout} build"
+    return (
+        "pip install --no-build-isolation --no-deps --force-reinstall PATH, "
+        "where PATH is a checkout of baraquant"
+    )
+
+
+def build_torch_version(library: Path) -> str | None:
+    """The torch that a library was built for, read from its bytes, without loading it."""
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        record = _RECORD.search(data)
+    return record[2].decode() if record else None
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def load() -> None:
+    """Loads the library, which registers the ops. A second call changes nothing.
+
+    Raises:
+        ImportError: torch or the library is missing, or the library was built for another torch.
+            The message names the command that mends it.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(
+            f"baraquant needs PyTorch 2.11 to 2.13, but torch cannot be imported ({error}). "
+            f"Install torch, then run: {_mend()}"
+        ) from error
+    if not LIBRARY.exists() or LIBRARY.stat().st_size == 0:
+        raise ImportError(
+            f"baraquant's compiled library is missing ({LIBRARY}). To build it, run: {_mend()}"
+        )
+    built = build_torch_version(LIBRARY)
+    # Another minor version has another C++ interface: loading could crash instead of failing.
+    if built is None or _minor(built) != _minor(torch.__version__):
+        raise ImportError(
+            f"baraquant was built for torch {built or '(unknown)'}, but torch {torch.__version__} "
+            f"is in use. To build it for this torch, run: {_mend()}"
+        )
+    try:
+        torch.ops.load_library(str(LIBRARY))
+    except OSError as error:
+        raise ImportError(
+            f"baraquant's library, built for torch {built}, cannot be loaded into torch "
+            f"{torch.__version__}: {error}. To build it for this torch, run: {_mend()}"
+        ) from error
+    try:
+        from baraquant import _C  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"baraquant._C cannot be imported into this Python ({error}). To build it, run: "
+            f"{_mend()}"
+        ) from error

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``python -m baraquant.info``: what was built, what runs here, and whether its numbers are right.
+
+Exit code 1 when something is wrong: an op without its kernels, or a self-check that fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import baraquant
+from baraquant import _C, _library
+
+# In this order an op's keys are shown.
+KEYS = (
+    "CompositeImplicitAutograd",
+    "CPU",
+    "CUDA",
+    "Meta",
+    "AutogradCPU",
+    "AutogradCUDA",
+    "AutocastCPU",
+    "AutocastCUDA",
+    "FuncTorchBatched",
+)
+
+# Two ties, both clamps and a zero point, exactly representable in every floating dtype.
+_SCALE, _ZERO_POINT, _RANGE = 0.5, 1, (-8, 7)
+_INPUT = (-9.0, -0.75, 0.25, 1.25, 1.5, 2.0, 64.0)
+_INTEGERS = (-8, -1, 1, 3, 4, 5, 7)
+_FAKE = (-4.5, -1.0, 0.0, 1.0, 1.5, 2.0, 3.0)
+_GRADIENT = (0.0, 2.0, 3.0, 4.0, 5.0, 6.0, 0.0)
+
+
+def registered_ops() -> dict[str, list[str]]:
+    """The keys for which each op of the library has a kernel of its own."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    names = sorted(n for n in torch._C._dispatch_get_all_op_names() if n.startswith("baraquant::"))
+    return {name: [key for key in KEYS if has_kernel(name, key)] for name in names}
+
+
+def missing_kernels(ops: dict[str, list[str]], with_cuda: bool) -> list[str]:
+    """Which ops lack a kernel that the build should have given them."""
+    wanted = ["CPU", "Meta"] + (["CUDA"] if with_cuda else [])
+    problems = [
+        f"{name} has no {key} kernel"
+        for name, keys in ops.items()
+        if "CompositeImplicitAutograd" not in keys
+        for key in wanted
+        if key not in keys
+    ]
+    return problems if ops else ["no op is registered"]
+
+
+def self_check(device: str) -> list[str]:
+    """Quantizes a few numbers on a device; returns what came out wrong.
+
+    Args:
+        device: ``"cpu"`` or ``"cuda"``.
+
+    Returns:
+        One line for each wrong result; an empty list if all are right.
+    """
+    problems = []
+    ops = torch.ops.baraquant
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        compute = torch.float64 if dtype == torch.float64 else torch.float32
+        x = torch.tensor(_INPUT, dtype=dtype, device=device)
+        scale = torch.tensor(_SCALE, dtype=compute, device=device)
+        zero_point = torch.tensor(_ZERO_POINT, dtype=torch.int32, device=device)
+        weight = torch.arange(1, len(_INPUT) + 1, dtype=dtype, device=device)
+
+        q = ops.quantize_per_tensor(x, scale, zero_point, *_RANGE)
+        y = ops.dequantize_per_tensor(q, scale, zero_point, dtype=dtype)
+        x.requires_grad_()
+        fake = ops.fake_quantize_per_tensor(x, scale, zero_point, *_RANGE)
+        (gradient,) = torch.autograd.grad((fake * weight).sum(), x)
+        for what, got, expected in (
+            ("quantize_per_tensor", q, _INTEGERS),
+            ("dequantize_per_tensor", y, _FAKE),
+            ("fake_quantize_per_tensor", fake, _FAKE),
+            ("the gradient of fake_quantize_per_tensor", gradient, _GRADIENT),
+        ):
+            if got.tolist() != list(expected):
+                problems.append(
+                    f"{what} on {device}, {dtype}: expected {list(expected)}, got {got.tolist()}"
+                )
+    return problems
+
+
+def checked(device: str) -> list[str]:
+    """The self-check, with an exception counted as a wrong result."""
+    try:
+        return self_check(device)
+    except Exception as error:  # whatever it is, the report should show it
+        return [f"the self-check on {device} failed: {type(error).__name__}: {error}"]
+
+
+def gpu_notes(build: _C.BuildInfo) -> list[str]:
+    """What a user with a GPU should know about this build."""
+    if torch.cuda.is_available() and not build["with_cuda"]:
+        return [
+            "torch sees a GPU, but baraquant was built without CUDA (nvcc was not found, or "
+            "BARAQUANT_CUDA=0): its ops run on the CPU only"
+        ]
+    return []
+
+
+def gather() -> dict[str, Any]:
+    """Everything the command shows, as plain data; ``problems`` is empty when all is well."""
+    build = _C.build_info()
+    devices = ["cpu"]
+    if build["with_cuda"] and torch.cuda.is_available():
+        devices.append("cuda")
+    ops = registered_ops()
+    checks = {device: checked(device) for device in devices}
+    return {
+        "baraquant": build["version"],
+        "library": str(_library.LIBRARY),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "built_for_torch": build["torch_version"],
+        "compiler": build["compiler"],
+        "cpu_isa": _C.cpu_isa(),
+        "cpu_threads": torch.get_num_threads(),
+        "with_cuda": build["with_cuda"],
+        "torch_cuda": torch.version.cuda,
+        "nvcc": build["nvcc_version"],
+        "cuda_architectures": [a for a in build["cuda_architectures"].split(";") if a],
+        "gpus": [
+            f"{torch.cuda.get_device_name(i)} ({'.'.join(map(str, capability))})"
+            for i in range(torch.cuda.device_count())
+            for capability in (torch.cuda.get_device_capability(i),)
+        ],
+        "ops": ops,
+        "self_check": {device: not problems for device, problems in checks.items()},
+        "notes": gpu_notes(build),
+        "problems": [
+            *missing_kernels(ops, build["with_cuda"]),
+            *(problem for problems in checks.values() for problem in problems),
+        ],
+    }
+
+
+def facts(info: dict[str, Any]) -> list[tuple[str, str]]:
+    """The rows of the first table."""
+    cuda = "not built"
+    if info["with_cuda"]:
+        cuda = f"nvcc {info['nvcc']}, for {', '.join(info['cuda_architectures'])}"
+    return [
+        ("baraquant", f"{info['baraquant']} ({info['library']})"),
+        ("python", info["python"]),
+        ("torch", f"{info['torch']} (baraquant was built for {info['built_for_torch']})"),
+        ("compiler", info["compiler"]),
+        ("CPU kernels", f"{info['cpu_isa']}, {info['cpu_threads']} threads"),
+        ("CUDA kernels", cuda),
+        ("torch's CUDA", info["torch_cuda"] or "none (a CPU build)"),
+        ("GPUs", ", ".join(info["gpus"]) or "none visible"),
+        *(
+            (f"self-check, {d}", "passed" if ok else "FAILED")
+            for d, ok in info["self_check"].items()
+        ),
+    ]
+
+
+def show(info: dict[str, Any]) -> None:
+    """Prints tables: with rich where it is installed, else as plain text."""
+    rows = facts(info)
+    ops = [
+        (name.removeprefix("baraquant::"), ", ".join(keys)) for name, keys in info["ops"].items()
+    ]
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:
+        for pairs in (rows, ops):
+            width = max((len(name) for name, _ in pairs), default=0)
+            print("\n".join(f"{name:<{width}}  {value}" for name, value in pairs), end="\n\n")
+    else:
+        console = Console()
+        for title, pairs in (("Build and machine", rows), ("Registered ops", ops)):
+            table = Table("", "", title=title, show_header=False, title_justify="left")
+            for name, value in pairs:
+                table.add_row(name, value)
+            console.print(table)
+    for note in info["notes"]:
+        print(f"note: {note}")
+    for problem in info["problems"]:
+        print(f"WRONG: {problem}")
+    print("Something is wrong." if info["problems"] else "All is well.")
+
+
+def cmake_prefix() -> str:
+    """CMAKE_PREFIX_PATH for find_package(baraquant), torch's own included."""
+    package = Path(baraquant.__file__).resolve().parent
+    return f"{package};{torch.utils.cmake_prefix_path}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m baraquant.info", description=__doc__)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print everything as JSON")
+    form.add_argument(
+        "--cmake-prefix", action="store_true", help="print CMAKE_PREFIX_PATH and do nothing else"
+    )
+    options = parser.parse_args(arguments)
+    if options.cmake_prefix:
+        print(cmake_prefix())
+        return 0
+    info = gather()
+    if options.json:
+        print(json.dumps(info, indent=2))
+    else:
+        show(info)
+    return 1 if info["problems"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

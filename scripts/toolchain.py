@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Compilers and flags, stated once for setup.py, the compile check of CUDA and the C++ tests."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CSRC = ROOT / "csrc"
+
+# The numerics: every step rounds by itself (no contraction to fma, no -ffast-math). errno and
+# floating-point traps are given up, since without that rint and division do not vectorise.
+CXX_NUMERICS = ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+CXX_FLAGS = [
+    *("-std=c++20", "-O3", "-g0"),
+    *CXX_NUMERICS,
+    "-fvisibility=hidden",
+    *("-Wall", "-Wextra", "-Wno-unused-parameter"),
+]
+NVCC_FLAGS = [
+    *("-std=c++20", "-O3", "--fmad=false", "--expt-relaxed-constexpr"),
+    *(f"-Xcompiler={flag}" for flag in (*CXX_NUMERICS, "-fvisibility=hidden", "-Wall")),
+]
+CXX_WERROR = ["-Werror"]
+NVCC_WERROR = ["-Werror", "all-warnings"]
+
+# One image of machine code for each major generation (it runs on every later minor one), and PTX
+# for what comes after. 9.0a: the Hopper instructions that "9.0" leaves out.
+DEFAULT_ARCHITECTURES = "8.0;9.0a;10.0+PTX;12.0+PTX"
+
+
+def library_sources(suffix: str) -> list[Path]:
+    """The sources of libbaraquant.so with this suffix (``.cpp`` or ``.cu``), sorted."""
+    return sorted(p for p in CSRC.rglob(f"*{suffix}") if p.relative_to(CSRC).parts[0] != "python")
+
+
+def headers() -> list[Path]:
+    """Every header below csrc, sorted."""
+    return sorted(p for p in CSRC.rglob("*") if p.suffix in (".h", ".cuh"))
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def find_nvcc() -> Path | None:
+    """The nvcc of CUDA_HOME, of the PATH, or of the usual folder."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if home:
+        nvcc = Path(home) / "bin" / "nvcc"
+        return nvcc if nvcc.exists() else None
+    found = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    return Path(found) if found else None
+
+
+def cuda_home(nvcc: Path) -> Path:
+    """The toolkit's folder. nvcc names it, since nvcc on the PATH may be a script or a link."""
+    output = subprocess.run(
+        [str(nvcc), "--dryrun", "-E", "-x", "cu", os.devnull],
+        check=False,
+        capture_output=True,
+        text=True,
+    ).stderr
+    top = re.search(r"^#\$ TOP=(.+)$", output, re.MULTILINE)
+    return Path(top[1]).resolve() if top else nvcc.resolve().parent.parent
+
+
+def nvcc_version(nvcc: Path) -> str:
+    """The full version, as in ``13.0.88``."""
+    output = subprocess.run([str(nvcc), "--version"], check=True, capture_output=True, text=True)
+    version = re.search(r"\bV(\d+\.\d+\.\d+)", output.stdout)
+    return version[1] if version else "unknown"
