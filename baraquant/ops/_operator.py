@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the functions of this package share: the end of their documentation, and TorchScript."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch.jit._builtins
+
+F = TypeVar("F", bound=Callable[..., object])
+
+_RAISES = """
+    Raises:
+        ValueError: A shape, a device, a range or a number that does not fit.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        IndexError: An ``axis`` that ``input`` does not have.
+        NotImplementedError: No kernel for the device, or a gradient that has no formula.
+"""
+
+_ROUNDING = """
+    Rounding:
+        Ties go to the even integer; ``x / s`` is a true division; the zero point is added after
+        rounding. Computed in float32, or float64 where the input is float64, with one rounding
+        to the result's dtype. {nan}
+"""
+
+_SECTIONS = {
+    "quantize": """
+    Gradient:
+        Where ``dtype`` is floating: ``grad / s`` where x lay inside the range (its ends
+        included) and 0 elsewhere; differentiable twice. Integers carry none.
+"""
+    + _ROUNDING.format(nan="NaN gives the zero point, infinities the ends of the range.")
+    + """
+    References:
+        Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
+        Integer-Arithmetic-Only Inference".
+""",
+    "dequantize": """
+    Gradient:
+        ``grad * s`` where ``input`` is floating; differentiable twice. Integers carry none.
+
+    Rounding:
+        Computed in the dtype of ``scale`` (for a number: float64 where ``input`` or ``dtype`` is,
+        else float32), with one rounding to the result's dtype, ties to even. NaN stays NaN.
+
+    References:
+        Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
+        Integer-Arithmetic-Only Inference".
+""",
+    "fake_quantize": """
+    Gradient:
+        Straight through: ``grad`` where x lay inside the range (its ends included) and 0
+        elsewhere; differentiable twice. A scale that requires grad gets the sum over its segment
+        of ``grad * (rint(x / s) - x / s)`` inside the range and ``grad * (q - z)`` outside; a
+        floating zero point, of which the forward uses ``rint(z)`` clamped to the range, that of
+        ``-s * grad`` outside. The sums are float64 and give the same bits in every run.
+"""
+    + _ROUNDING.format(nan="NaN stays NaN, infinities give the ends of the range.")
+    + """
+    References:
+        Straight-through estimator: Bengio et al. 2013, "Estimating or Propagating Gradients
+        Through Stochastic Neurons for Conditional Computation". Gradient of the scale: Esser et
+        al. 2020, "Learned Step Size Quantization"; of the zero point: Bhalgat et al. 2020, "LSQ+".
+""",
+}
+
+
+def operator(verb: str) -> Callable[[F], F]:
+    """Declare a function to be the op ``baraquant::<its name>``.
+
+    Its docstring gets the sections that all ops of the ``verb`` share, and TorchScript calls the
+    op itself instead of compiling the function.
+    """
+
+    def declare(function: F) -> F:
+        name = function.__name__
+        function.__doc__ = (
+            (function.__doc__ or "").rstrip() + "\n" + _RAISES + _SECTIONS[verb] + "    "
+        )
+        torch.jit._builtins._register_builtin(function, f"baraquant::{name}")
+        return function
+
+    return declare
