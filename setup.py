@@ -13,6 +13,7 @@ Environment variables:
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -24,6 +25,8 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "scripts"))
 import toolchain  # noqa: E402
 
+# ninja, installed into a virtual environment that is not activated
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 NVCC = toolchain.find_nvcc()
 if NVCC is not None:
     os.environ.setdefault("CUDA_HOME", str(toolchain.cuda_home(NVCC)))  # before torch guesses it
@@ -36,6 +39,9 @@ except ImportError:
         "baraquant: setup.py needs PyTorch 2.11 to 2.13 in this environment. Install torch, then "
         "run: pip install --no-build-isolation ."
     )
+
+
+VERSION = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M)[1]  # type: ignore[index]
 
 
 def wants_cuda() -> bool:
@@ -84,14 +90,14 @@ def relative(paths: list[Path]) -> list[str]:
     return [str(p.relative_to(ROOT)) for p in paths]
 
 
-def extensions(version: str) -> list[Extension]:
+def extensions() -> list[Extension]:
     """libbaraquant.so, then _C, which links against it."""
     with_cuda = wants_cuda()
     werror = warnings_are_errors()
     # Macros on the command line, not in a header: an object is compiled anew when one changes, as
     # it must be for another torch, whose headers (-isystem) the dependency files do not list.
     macros: list[tuple[str, str | None]] = [
-        ("BARAQUANT_VERSION", f'"{version}"'),
+        ("BARAQUANT_VERSION", f'"{VERSION}"'),
         ("BARAQUANT_TORCH_VERSION", f'"{torch.__version__}"'),
         ("BARAQUANT_NVCC_VERSION", '""'),
         ("BARAQUANT_CUDA_ARCHITECTURES", '""'),
@@ -120,19 +126,19 @@ def extensions(version: str) -> list[Extension]:
     library = Extension(
         "baraquant.libbaraquant",
         relative(sources),
-        include_dirs=["csrc"],
+        include_dirs=[str(toolchain.CSRC)],
         define_macros=macros,
         library_dirs=cpp_extension.library_paths(device),
         libraries=libraries,
         extra_compile_args={"cxx": cxx_flags, "nvcc": [*nvcc_flags, *system]},  # type: ignore[arg-type]
-        extra_link_args=["-Wl,-soname,libbaraquant.so", "-Wl,-s"],
+        extra_link_args=["-Wl,-soname,libbaraquant.so", "-Wl,-z,defs", "-Wl,-s"],
         depends=headers,
         language="c++",
     )
     module = Extension(
         "baraquant._C",
         relative(sorted((toolchain.CSRC / "python").glob("*.cpp"))),
-        include_dirs=["csrc"],
+        include_dirs=[str(toolchain.CSRC)],
         define_macros=macros[:2],
         libraries=["baraquant"],
         extra_compile_args={"cxx": cxx_flags},  # type: ignore[arg-type]
@@ -148,7 +154,6 @@ class BuildLibraries(cpp_extension.BuildExtension):  # type: ignore[misc]
 
     def finalize_options(self) -> None:
         super().finalize_options()
-        self.extensions[:] = extensions(self.distribution.get_version())
         os.environ.setdefault("MAX_JOBS", str(toolchain.cores()))
 
     def run(self) -> None:
@@ -183,7 +188,7 @@ class BuildLibraries(cpp_extension.BuildExtension):  # type: ignore[misc]
         cmake = package / "share" / "cmake" / "baraquant"
         cmake.mkdir(parents=True)
         values = {
-            "@BARAQUANT_VERSION@": self.distribution.get_version(),
+            "@BARAQUANT_VERSION@": VERSION,
             "@BARAQUANT_TORCH_VERSION@": torch.__version__.split("+")[0],
         }
         for template in sorted((ROOT / "cmake").glob("*.cmake.in")):
@@ -204,7 +209,6 @@ class BuildPython(build_py):
 
 
 setup(
-    # finalize_options fills in the real ones; setuptools needs to see early that there are any.
-    ext_modules=[Extension("baraquant.libbaraquant", [])],
+    ext_modules=extensions(),
     cmdclass={"build_ext": BuildLibraries, "build_py": BuildPython},
 )

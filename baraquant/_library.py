@@ -28,7 +28,7 @@ def build_torch_version(library: Path) -> str | None:
     """The torch that a library was built for, read from its bytes, without loading it."""
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         record = _RECORD.search(data)
-    return record[2].decode() if record else None
+        return record[2].decode() if record else None
 
 
 def _minor(version: str) -> str:
