@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: BSD-3-Clause
+# `make help` lists the targets. None needs a step before it: where python3 can import torch, that
+# environment is used; else .venv is made. scripts/environment.py says how.
+
+PYTHON ?= python3
+ENVIRONMENT = "$(PYTHON)" scripts/environment.py
+# pytest's processes: more where a GPU takes the work and there are cores to feed it.
+WORKERS ?= $(shell if [ -e /dev/nvidia0 ] && [ "$$(nproc)" -ge 8 ]; then echo 4; else echo 2; fi)
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+DEMO_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench build lint format clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
+
+demo: ## train the digits with quantization in the loop: a table, a plot and a JSON
+	@set -e; py=$$($(ENVIRONMENT) --need examples); \
+	"$$py" scripts/build.py; \
+	"$$py" examples/qat_digits.py $(DEMO_ARGS)
+
+test: ## lint, build with warnings as errors, compile check of CUDA, all tests
+	@set -e; py=$$($(ENVIRONMENT) --need test,examples --want lint); \
+	"$$py" scripts/lint.py --optional; \
+	BARAQUANT_WERROR=1 "$$py" scripts/build.py; \
+	"$$py" scripts/check_cuda.py; \
+	"$$py" -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
+
+bench: ## measure the ops against a device copy and PyTorch's own ops
+	@set -e; py=$$($(ENVIRONMENT) --need bench); \
+	"$$py" scripts/build.py; \
+	"$$py" benchmarks/bench_affine.py $(BENCH_ARGS)
+
+build: ## build libbaraquant.so and baraquant._C in place
+	@set -e; py=$$($(ENVIRONMENT)); \
+	"$$py" scripts/build.py
+
+lint: ## clang-format, ruff, mypy
+	@set -e; py=$$($(ENVIRONMENT) --need lint); \
+	"$$py" scripts/lint.py
+
+format: ## format the sources in place
+	@set -e; py=$$($(ENVIRONMENT) --need lint); \
+	"$$py" scripts/lint.py --fix
+
+clean: ## remove what was built (not .venv)
+	rm -rf build dist *.egg-info baraquant/include baraquant/share baraquant/*.so
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Builds the library in place, unless nothing that it is built from has changed.
+
+setup.py finds that out too, but only after importing torch. This looks at the files' contents and
+the environment alone, in well under a second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+import toolchain
+
+STAMP = toolchain.ROOT / "build" / "inplace.sha256"
+VARIABLES = (
+    *("BARAQUANT_CUDA", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES"),
+    *("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS"),
+)
+
+
+def products() -> list[Path]:
+    package = toolchain.ROOT / "baraquant"
+    return [
+        package / "libbaraquant.so",
+        package / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}",
+        package / "include" / "baraquant" / "build_info.h",
+        package / "share" / "cmake" / "baraquant" / "baraquantConfig.cmake",
+    ]
+
+
+def torch_identity() -> str:
+    """The folder and age of torch, without importing it."""
+    import importlib.util
+
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return "none"
+    version = Path(spec.origin).with_name("version.py")
+    return f"{version} {version.stat().st_mtime_ns}"
+
+
+def fingerprint() -> str:
+    """Everything that setup.py's result depends on."""
+    root = toolchain.ROOT
+    digest = hashlib.sha256()
+    inputs = [root / "setup.py", root / "pyproject.toml", Path(toolchain.__file__)]
+    inputs += [p for folder in ("csrc", "cmake") for p in (root / folder).rglob("*") if p.is_file()]
+    for path in sorted(inputs):
+        digest.update(f"{path.relative_to(root)}\0{path.stat().st_size}\0".encode())
+        digest.update(path.read_bytes())
+    # Not BARAQUANT_WERROR=0: what passed as strict passes without. See setup.py.
+    strict = os.environ.get("BARAQUANT_WERROR") == "1" or (root / "build" / "werror").exists()
+    digest.update(f"{sys.executable}\0{torch_identity()}\0{toolchain.find_nvcc()}\0".encode())
+    digest.update(f"{strict}\0{[os.environ.get(v) for v in VARIABLES]}\0".encode())
+    for product in products():
+        if not product.exists():
+            return "incomplete"
+        digest.update(f"{product.stat().st_mtime_ns}\0".encode())
+    return digest.hexdigest()
+
+
+def main() -> int:
+    if STAMP.exists() and STAMP.read_text() == fingerprint():
+        print("build: nothing has changed")
+        return 0
+    start = time.monotonic()
+    print("build: compiling (minutes, the first time); the log is in build/build.log", flush=True)
+    STAMP.parent.mkdir(exist_ok=True)
+    STAMP.unlink(missing_ok=True)
+    log = STAMP.with_name("build.log")
+    with log.open("w") as file:
+        code = subprocess.run(
+            [sys.executable, "setup.py", "build_ext", "--inplace"],
+            check=False,
+            cwd=toolchain.ROOT,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        ).returncode
+    if code != 0:
+        lines = log.read_text(errors="replace").splitlines()
+        errors = [line for line in lines if "error" in line and "-o /" not in line]
+        print("\n".join([*lines[-30:], "", "build: FAILED. The errors:", *errors[:40]]))
+        return code
+    STAMP.write_text(fingerprint())
+    print(f"build: done in {time.monotonic() - start:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Compiles every .cu file as a check, where nvcc is there but torch is a CPU build.
+
+The objects are thrown away. A file is skipped when neither it, nor a header, nor a flag has changed
+since it last passed (build/check_cuda/). With a CUDA build of torch the real build compiles them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import toolchain
+
+STAMPS = toolchain.ROOT / "build" / "check_cuda"
+ARCHITECTURE = ["-gencode", "arch=compute_90a,code=sm_90a"]
+# torch's CPU build lacks c10/cuda/impl/cuda_cmake_macros.h; this macro does without.
+FLAGS = [
+    *toolchain.NVCC_FLAGS,
+    *toolchain.NVCC_WERROR,
+    *ARCHITECTURE,
+    *("-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE", "-DBARAQUANT_WITH_CUDA", "-Xcompiler=-fPIC"),
+]
+
+
+def torch_folder() -> Path:
+    """Where torch lies, without importing it (which takes seconds)."""
+    import importlib.util
+
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        sys.exit("check of CUDA: FAILED: there is no torch in this environment")
+    return Path(spec.origin).parent
+
+
+def command(nvcc: Path, torch: Path, source: Path, target: Path) -> list[str]:
+    include = torch / "include"
+    system = (include, include / "torch" / "csrc" / "api" / "include")
+    return [
+        *(str(nvcc), *FLAGS, f"-I{toolchain.CSRC}"),
+        *(f"-isystem{path}" for path in system),
+        *("-c", str(source), "-o", str(target)),
+    ]
+
+
+def fingerprint(source: Path, nvcc_version: str) -> str:
+    digest = hashlib.sha256()
+    digest.update(f"{nvcc_version} {importlib.metadata.version('torch')} {FLAGS}".encode())
+    for path in [source, *toolchain.headers()]:
+        digest.update(f"\0{path.name}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def check(nvcc: Path, torch: Path, source: Path, version: str) -> tuple[Path, str, float]:
+    """Compiles one file; returns it, what the compiler had to say, and the seconds."""
+    start = time.monotonic()
+    stamp = STAMPS / f"{source.relative_to(toolchain.ROOT)}.sha256".replace("/", "-")
+    current = fingerprint(source, version)
+    if stamp.exists() and stamp.read_text() == current:
+        return source, "", 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        run = subprocess.run(
+            command(nvcc, torch, source, Path(folder) / "object.o"),
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    if run.returncode == 0:
+        stamp.write_text(current)
+        return source, "", time.monotonic() - start
+    return source, run.stdout or f"exit code {run.returncode}", time.monotonic() - start
+
+
+def main() -> int:
+    nvcc = toolchain.find_nvcc()
+    if nvcc is None:
+        print("check of CUDA: skipped, there is no nvcc here")
+        return 0
+    torch = torch_folder()
+    if (torch / "lib" / "libtorch_cuda.so").exists():
+        print("check of CUDA: not needed, the build for this torch compiles the .cu files")
+        return 0
+    STAMPS.mkdir(parents=True, exist_ok=True)
+    sources = toolchain.library_sources(".cu")
+    version = toolchain.nvcc_version(nvcc)
+    print(f"check of CUDA: {len(sources)} files with nvcc {version}", flush=True)
+    failed = False
+    with ThreadPoolExecutor(toolchain.cores()) as pool:
+        for source, complaint, seconds in pool.map(
+            lambda path: check(nvcc, torch, path, version), sources
+        ):
+            name = source.relative_to(toolchain.ROOT)
+            state = "FAILED" if complaint else f"{seconds:.0f} s" if seconds else "unchanged"
+            print(f"  {name}: {state}", flush=True)
+            print(complaint, end="")
+            failed = failed or bool(complaint)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""clang-format, ruff and mypy over the repository, and a few rules of its own.
+
+Usage: lint.py [--fix | --optional]. --optional goes on without tools that are not installed,
+unless CI=true.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTHON = ["baraquant", "tests", "benchmarks", "examples", "scripts", "setup.py"]
+CPP = ["csrc", "tests", "examples", "benchmarks"]
+MAX_LINES = 400
+LICENCE = "SPDX-License-Identifier: BSD-3-Clause"
+# A path of one machine, or the host of a package index, does not belong into a repository.
+FORBIDDEN = re.compile(
+    r"(?<![\w.$}])/(?:home|root|Users|work)/\w|\b(?:download\.)?pytorch\.org/whl"
+)
+
+
+def files(folders: list[str], suffixes: tuple[str, ...]) -> list[Path]:
+    """The files with these suffixes, without the copies that a build puts into the package."""
+    found = []
+    for folder in folders:
+        path = ROOT / folder
+        found += [path] if path.is_file() else [p for p in path.rglob("*") if p.suffix in suffixes]
+    return sorted(p for p in found if "__pycache__" not in p.parts and "build" not in p.parts)
+
+
+def own_rules() -> list[str]:
+    """The licence in the first line, short files, no path of one machine."""
+    problems = []
+    cpp = (".h", ".cuh", ".cpp", ".cu")
+    for path in files([*PYTHON, "csrc"], (".py", ".pyi", *cpp)):
+        if "include" in path.parts:
+            continue
+        name, lines = path.relative_to(ROOT), path.read_text().splitlines()
+        if not lines or LICENCE not in lines[0]:
+            problems.append(f"{name}:1: the first line should hold {LICENCE}")
+        if len(lines) > MAX_LINES:
+            problems.append(f"{name}: {len(lines)} lines, at most {MAX_LINES} are allowed")
+        problems += [
+            f"{name}:{number}: a path of one machine or the host of a package index"
+            for number, line in enumerate(lines, 1)
+            if FORBIDDEN.search(line) and path != Path(__file__).resolve()
+        ]
+    return problems
+
+
+def clang_format() -> Path | None:
+    """The program of the PyPI package: another version formats otherwise."""
+    try:
+        listed = importlib.metadata.files("clang-format") or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    programs = [Path(str(p.locate())) for p in listed if p.parts[-2:] == ("bin", "clang-format")]
+    return next((p for p in programs if p.exists()), None)
+
+
+def commands(fix: bool) -> tuple[dict[str, list[list[str]]], list[str]]:
+    """The commands of each tool, and the tools that are not installed."""
+    todo: dict[str, list[list[str]]] = {}
+    missing = []
+    python = [folder for folder in PYTHON if (ROOT / folder).exists()]
+    formatter = clang_format()
+    if formatter is None:
+        missing.append("clang-format")
+    else:
+        sources = [str(p) for p in files(CPP, (".h", ".cuh", ".cpp", ".cu"))]
+        todo["clang-format"] = [
+            [str(formatter), *(["-i"] if fix else ["--dry-run", "-Werror"]), *sources]
+        ]
+    for tool in ("ruff", "mypy"):
+        try:
+            importlib.metadata.version(tool)
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(tool)
+            continue
+        run = [sys.executable, "-m", tool]
+        if tool == "mypy":
+            todo[tool] = [] if fix else [[*run, "--no-error-summary"]]
+        else:
+            todo[tool] = [
+                [*run, "check", "--quiet", *(["--fix"] if fix else []), *python],
+                [*run, "format", "--quiet", *([] if fix else ["--check"]), *python],
+            ]
+    return todo, missing
+
+
+def main() -> int:
+    fix, optional = "--fix" in sys.argv, "--optional" in sys.argv
+    todo, missing = commands(fix)
+    failed = []
+    for tool, runs in todo.items():
+        codes = [subprocess.run(command, check=False, cwd=ROOT).returncode for command in runs]
+        if any(codes):
+            failed.append(tool)
+    problems = own_rules()
+    print("".join(f"{problem}\n" for problem in problems), end="")
+    if problems:
+        failed.append("the repository's own rules")
+    if missing and optional and os.environ.get("CI") != "true":
+        print(f"lint skipped: {', '.join(missing)} (not installed)")
+    elif missing:
+        failed.append(f"{', '.join(missing)} (not installed)")
+    if failed:
+        print(f"lint: FAILED: {'; '.join(failed)}. `make format` mends what can be mended.")
+        return 1
+    print(f"lint: clean ({', '.join([*todo, 'own rules'])})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
