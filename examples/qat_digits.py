@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Quantization-aware training on real data, from pixels to stored integers.
+
+The data: 1797 handwritten digits of 8 x 8 pixels, which scikit-learn ships inside its package.
+For each seed this trains a small float network, and then for each width of weights and inputs
+
+1. quantizes it after training (PTQ): scales fitted to the weights and to the training data;
+2. trains that further with quantization in the loop (QAT), learning weights and scales together;
+3. stores the result as packed integers, loads it into fresh layers, and checks that those give
+   bit for bit the outputs of the last evaluation in training.
+
+Run ``python examples/qat_digits.py``; the plot and all figures land in ``results/``. The layers
+are in ``quantized_layers.py``, the table and plot in ``qat_report.py``.
+"""
+
+import argparse
+import itertools
+import json
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import baraquant
+from qat_report import Run, conclude, plot, print_table, summarize
+from quantized_layers import Widths, load, quantize_network, save, storage_bytes
+
+WEIGHT_BITS = (8, 4, 3, 2)
+INPUT_BITS = (8, 4)
+GROUP_SIZES = (None, 32)  # None: a scale per channel
+BATCH = 64
+FLOAT_RATE, QAT_RATE = 0.1, 0.02  # chosen on a validation part of the training images
+
+
+@dataclass(frozen=True)
+class Digits:
+    """One split: images ``[n, 64]`` in [0, 1], labels ``[n]``."""
+
+    train_images: Tensor
+    train_labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+
+
+def load_split(seed: int, device: torch.device) -> Digits:
+    """Splits the digits 70 : 30 by the seed, each digit in proportion."""
+    images, labels = load_digits(return_X_y=True)
+    split = train_test_split(
+        images.astype("float32") / 16, labels, test_size=0.3, random_state=seed, stratify=labels
+    )
+    train_images, test_images, train_labels, test_labels = (
+        torch.from_numpy(part).to(device) for part in split
+    )
+    return Digits(train_images, train_labels, test_images, test_labels)
+
+
+def float_network() -> nn.Sequential:
+    """A perceptron with two hidden layers: 8,970 parameters."""
+    return nn.Sequential(
+        nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)
+    )
+
+
+def train(
+    network: nn.Module, digits: Digits, epochs: int, learning_rate: float, seed: int
+) -> Iterator[int]:
+    """Trains in place, and yields the number of each epoch that is done.
+
+    SGD on a cosine schedule, for a fixed number of epochs: the test images decide nothing. Only
+    the weights decay, as a bias or a scale that is pulled to zero would gain nothing.
+    """
+    decayed = [p for name, p in network.named_parameters() if name.endswith(".weight")]
+    others = [p for name, p in network.named_parameters() if not name.endswith(".weight")]
+    groups = [{"params": decayed, "weight_decay": 5e-4}, {"params": others}]
+    optimizer = torch.optim.SGD(groups, learning_rate, momentum=0.9)
+    steps = len(digits.train_labels) // BATCH
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * steps)
+    generator = torch.Generator().manual_seed(seed)
+    for epoch in range(epochs):
+        order = torch.randperm(len(digits.train_labels), generator=generator)
+        for batch in order.to(digits.train_labels.device).split(BATCH)[:steps]:
+            logits = network(digits.train_images[batch])
+            loss = F.cross_entropy(logits, digits.train_labels[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+        yield epoch
+
+
+@torch.no_grad()
+def evaluate(network: nn.Module, digits: Digits) -> tuple[float, Tensor]:
+    """Returns the accuracy on the test images in percent, and the outputs ``[n, 10]``."""
+    logits = network(digits.test_images)
+    hits = int((logits.argmax(dim=1) == digits.test_labels).sum())
+    return 100 * hits / len(digits.test_labels), logits
+
+
+def run_seed(
+    seed: int, sweep: list[Widths], args: argparse.Namespace, tick: Callable[[str], None]
+) -> Iterator[Run]:
+    """Trains a float network and takes it through every width; ``tick`` hears of each epoch."""
+    torch.manual_seed(seed)
+    digits = load_split(seed, args.device)
+    floats = float_network().to(args.device)
+    for _ in train(floats, digits, args.float_epochs, FLOAT_RATE, seed):
+        tick(f"seed {seed}: float")
+
+    for widths in sweep:
+        accuracy = {"float": evaluate(floats, digits)[0]}
+        network = quantize_network(floats, digits.train_images, widths, candidates=1)
+        accuracy["ptq_max"], _ = evaluate(network, digits)
+        network = quantize_network(floats, digits.train_images, widths)
+        accuracy["ptq"], _ = evaluate(network, digits)
+        for _ in train(network, digits, args.epochs, QAT_RATE, seed):
+            tick(f"seed {seed}: {name_of(widths)}")
+        accuracy["qat"], logits = evaluate(network, digits)
+
+        path = args.out / "models" / f"{name_of(widths)}-seed{seed}.safetensors"
+        tensor_bytes = save(network, path)
+        _, stored_logits = evaluate(load(path, args.device), digits)
+        if not torch.equal(stored_logits, logits):
+            raise AssertionError(f"{path}: the stored integers give other outputs than training")
+        yield Run(seed, widths, accuracy, tensor_bytes, path.stat().st_size, integers_equal=True)
+
+
+def name_of(widths: Widths) -> str:
+    """A short name, such as ``w3a4-group32``."""
+    granularity = f"group{widths.group_size}" if widths.group_size else "channel"
+    return f"w{widths.weight_bits}a{widths.input_bits}-{granularity}"
+
+
+def run_all(sweep: list[Widths], args: argparse.Namespace, console: Console) -> list[Run]:
+    """Runs every seed under one progress bar."""
+    (args.out / "models").mkdir(parents=True, exist_ok=True)
+    columns = (
+        TextColumn("{task.description:<22}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("epochs"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        total = args.seeds * (args.float_epochs + len(sweep) * args.epochs)
+        task = progress.add_task("starting", total=total)
+
+        def tick(text: str) -> None:
+            progress.update(task, advance=1, description=text)
+
+        runs = [run for seed in range(args.seeds) for run in run_seed(seed, sweep, args, tick)]
+        progress.update(task, description="done")
+    return runs
+
+
+def write_json(runs: list[Run], seconds: float, args: argparse.Namespace) -> None:
+    """Writes every run, the summary, the conclusion and the settings."""
+    summaries = summarize(runs)
+    report = {
+        "settings": {
+            "seeds": args.seeds,
+            "float_epochs": args.float_epochs,
+            "qat_epochs": args.epochs,
+            "device": str(args.device),
+        },
+        "versions": {
+            "baraquant": baraquant.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "seconds": round(seconds, 1),
+        "float_bytes": storage_bytes(float_network().parameters()),
+        "conclusion": conclude(summaries),
+        "summary": [asdict(summary) for summary in summaries],
+        "runs": [asdict(run) for run in runs],
+    }
+    (args.out / "qat_digits.json").write_text(json.dumps(report, indent=2) + "\n")
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--seeds", type=int, default=5, help="how many seeds, from 0 on")
+    parser.add_argument("--epochs", type=int, default=10, help="epochs of each QAT run")
+    parser.add_argument("--float-epochs", type=int, default=30, help="epochs of the float network")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    parser.add_argument("--out", type=Path, default=Path("results"), help="folder of the results")
+    parser.add_argument(
+        "--quick", action="store_true", help="a taste: at most 2 seeds, 10 + 3 epochs, 4 and 2 bits"
+    )
+    args = parser.parse_args(argv)
+    if args.quick:
+        args.seeds, args.epochs = min(args.seeds, 2), min(args.epochs, 3)
+        args.float_epochs = min(args.float_epochs, 10)
+    if min(args.seeds, args.epochs, args.float_epochs) < 1:
+        parser.error("--seeds, --epochs and --float-epochs have to be at least 1")
+    return args
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the sweep and reports it."""
+    args = parse_args(argv)
+    console = Console()
+    start = time.perf_counter()
+    torch.set_num_threads(1)  # layers this small lose more to waking a second thread than they gain
+    weight_bits = (4, 2) if args.quick else WEIGHT_BITS
+    sweep = [
+        Widths(bits, input_bits, group_size)
+        for bits, group_size, input_bits in itertools.product(weight_bits, GROUP_SIZES, INPUT_BITS)
+    ]
+    runs = run_all(sweep, args, console)
+    seconds = time.perf_counter() - start
+
+    summaries = summarize(runs)
+    print_table(summaries, storage_bytes(float_network().parameters()), console)
+    console.print(f"\n[bold]{conclude(summaries)}[/bold]\n", highlight=False)
+    equal = sum(run.integers_equal for run in runs)
+    console.print(
+        f"Stored as integers and loaded into fresh layers, {equal} of {len(runs)} networks give "
+        "bit for bit the outputs of training's last evaluation.",
+        highlight=False,
+    )
+    plot(summaries, args.out / "qat_digits.png")
+    write_json(runs, seconds, args)
+    console.print(f"{args.seeds} seeds, {seconds:.0f} s. Plot, figures and networks: {args.out}/")
+
+
+if __name__ == "__main__":
+    main()
