@@ -23,29 +23,21 @@ _ROUNDING = """
         to the result's dtype. {nan}
 """
 
-_SECTIONS = {
+_DEQUANTIZE_ROUNDING = """
+    Rounding:
+        Computed in the dtype of ``scale`` (for a number: float64 where ``input`` or ``dtype`` is,
+        else float32), with one rounding to the result's dtype, ties to even. NaN stays NaN.
+"""
+
+_GRADIENTS = {
     "quantize": """
     Gradient:
         Where ``dtype`` is floating: ``grad / s`` where x lay inside the range (its ends
         included) and 0 elsewhere; differentiable twice. Integers carry none.
-"""
-    + _ROUNDING.format(nan="NaN gives the zero point, infinities the ends of the range.")
-    + """
-    References:
-        Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
-        Integer-Arithmetic-Only Inference".
 """,
     "dequantize": """
     Gradient:
         ``grad * s`` where ``input`` is floating; differentiable twice. Integers carry none.
-
-    Rounding:
-        Computed in the dtype of ``scale`` (for a number: float64 where ``input`` or ``dtype`` is,
-        else float32), with one rounding to the result's dtype, ties to even. NaN stays NaN.
-
-    References:
-        Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
-        Integer-Arithmetic-Only Inference".
 """,
     "fake_quantize": """
     Gradient:
@@ -54,9 +46,31 @@ _SECTIONS = {
         of ``grad * (rint(x / s) - x / s)`` inside the range and ``grad * (q - z)`` outside; a
         floating zero point, of which the forward uses ``rint(z)`` clamped to the range, that of
         ``-s * grad`` outside. The sums are float64 and give the same bits in every run.
-"""
-    + _ROUNDING.format(nan="NaN stays NaN, infinities give the ends of the range.")
-    + """
+""",
+    "backward": """
+    Gradient:
+        Linear in ``grad``, and differentiable in it.
+""",
+    "backward_qparams": """
+    Gradient:
+        None: the gradients of scale and zero point cannot be differentiated again.
+""",
+}
+
+_ENDINGS = {
+    "quantize": "NaN gives the zero point, infinities the ends of the range.",
+    "fake_quantize": "NaN stays NaN, infinities give the ends of the range.",
+    "backward": "A NaN x lies outside the range.",
+    "backward_qparams": "Sums are float64; a NaN x adds nothing to the scale's.",
+}
+
+_REFERENCES = {
+    "quantize": """
+    References:
+        Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
+        Integer-Arithmetic-Only Inference".
+""",
+    "fake_quantize": """
     References:
         Straight-through estimator: Bengio et al. 2013, "Estimating or Propagating Gradients
         Through Stochastic Neurons for Conditional Computation". Gradient of the scale: Esser et
@@ -65,19 +79,26 @@ _SECTIONS = {
 }
 
 
-def operator(verb: str) -> Callable[[F], F]:
+def _shared_sections(name: str) -> str:
+    """Return the sections that end the docstring of the op of that name."""
+    verb = name.partition("_per_")[0]
+    direction = name.partition("_backward")[1:]
+    kind = "".join(direction).strip("_") or verb
+    if verb == "dequantize":
+        rounding = _DEQUANTIZE_ROUNDING
+    else:
+        rounding = _ROUNDING.format(nan=_ENDINGS[kind])
+    references = _REFERENCES[verb.removeprefix("de")]
+    return _RAISES + _GRADIENTS[kind] + rounding + references + "    "
+
+
+def operator(function: F) -> F:
     """Declare a function to be the op ``baraquant::<its name>``.
 
-    Its docstring gets the sections that all ops of the ``verb`` share, and TorchScript calls the
-    op itself instead of compiling the function.
+    Its docstring gets the sections that it shares with its siblings, and TorchScript calls the op
+    itself instead of compiling the function.
     """
-
-    def declare(function: F) -> F:
-        name = function.__name__
-        function.__doc__ = (
-            (function.__doc__ or "").rstrip() + "\n" + _RAISES + _SECTIONS[verb] + "    "
-        )
-        torch.jit._builtins._register_builtin(function, f"baraquant::{name}")
-        return function
-
-    return declare
+    name = function.__name__
+    function.__doc__ = (function.__doc__ or "").rstrip() + "\n" + _shared_sections(name)
+    torch.jit._builtins._register_builtin(function, f"baraquant::{name}")
+    return function

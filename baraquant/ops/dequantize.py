@@ -7,7 +7,7 @@ from torch import Tensor
 from ._operator import operator
 
 
-@operator("dequantize")
+@operator
 def dequantize_per_tensor(
     input: Tensor,
     scale: Tensor | float,
@@ -43,7 +43,7 @@ def dequantize_per_tensor(
     return torch.ops.baraquant.dequantize_per_tensor.default(input, scale, zero_point, dtype=dtype)
 
 
-@operator("dequantize")
+@operator
 def dequantize_per_channel(
     input: Tensor,
     scale: Tensor,
@@ -78,7 +78,7 @@ def dequantize_per_channel(
     )
 
 
-@operator("dequantize")
+@operator
 def dequantize_per_token(
     input: Tensor, scale: Tensor, zero_point: Tensor | None, *, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -106,7 +106,7 @@ def dequantize_per_token(
     return torch.ops.baraquant.dequantize_per_token.default(input, scale, zero_point, dtype=dtype)
 
 
-@operator("dequantize")
+@operator
 def dequantize_per_group(
     input: Tensor,
     scale: Tensor,
@@ -143,7 +143,7 @@ def dequantize_per_group(
     )
 
 
-@operator("dequantize")
+@operator
 def dequantize_per_tensor_backward(
     grad: Tensor, scale: Tensor, *, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -167,7 +167,7 @@ def dequantize_per_tensor_backward(
     return torch.ops.baraquant.dequantize_per_tensor_backward.default(grad, scale, dtype=dtype)
 
 
-@operator("dequantize")
+@operator
 def dequantize_per_channel_backward(
     grad: Tensor, scale: Tensor, axis: int, *, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -195,7 +195,7 @@ def dequantize_per_channel_backward(
     )
 
 
-@operator("dequantize")
+@operator
 def dequantize_per_token_backward(
     grad: Tensor, scale: Tensor, *, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -221,7 +221,7 @@ def dequantize_per_token_backward(
     return torch.ops.baraquant.dequantize_per_token_backward.default(grad, scale, dtype=dtype)
 
 
-@operator("dequantize")
+@operator
 def dequantize_per_group_backward(
     grad: Tensor,
     scale: Tensor,

@@ -7,7 +7,7 @@ from torch import Tensor
 from ._operator import operator
 
 
-@operator("fake_quantize")
+@operator
 def fake_quantize_per_tensor(
     input: Tensor,
     scale: Tensor | float,
@@ -48,7 +48,7 @@ def fake_quantize_per_tensor(
     )
 
 
-@operator("fake_quantize")
+@operator
 def fake_quantize_per_channel(
     input: Tensor,
     scale: Tensor,
@@ -87,7 +87,7 @@ def fake_quantize_per_channel(
     )
 
 
-@operator("fake_quantize")
+@operator
 def fake_quantize_per_token(
     input: Tensor,
     scale: Tensor,
@@ -125,7 +125,7 @@ def fake_quantize_per_token(
     )
 
 
-@operator("fake_quantize")
+@operator
 def fake_quantize_per_group(
     input: Tensor,
     scale: Tensor,

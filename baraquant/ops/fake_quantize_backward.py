@@ -7,7 +7,7 @@ from torch import Tensor
 from ._operator import operator
 
 
-@operator("fake_quantize")
+@operator
 def fake_quantize_per_tensor_backward(
     grad: Tensor,
     input: Tensor,
@@ -42,7 +42,7 @@ def fake_quantize_per_tensor_backward(
     )
 
 
-@operator("fake_quantize")
+@operator
 def fake_quantize_per_channel_backward(
     grad: Tensor,
     input: Tensor,
@@ -80,7 +80,7 @@ def fake_quantize_per_channel_backward(
     )
 
 
-@operator("fake_quantize")
+@operator
 def fake_quantize_per_token_backward(
     grad: Tensor,
     input: Tensor,
@@ -117,7 +117,7 @@ def fake_quantize_per_token_backward(
     )
 
 
-@operator("fake_quantize")
+@operator
 def fake_quantize_per_group_backward(
     grad: Tensor,
     input: Tensor,
@@ -157,7 +157,7 @@ def fake_quantize_per_group_backward(
     )
 
 
-@operator("fake_quantize")
+@operator
 def fake_quantize_per_tensor_backward_qparams(
     grad: Tensor,
     input: Tensor,
@@ -199,7 +199,7 @@ def fake_quantize_per_tensor_backward_qparams(
     return gradients
 
 
-@operator("fake_quantize")
+@operator
 def fake_quantize_per_channel_backward_qparams(
     grad: Tensor,
     input: Tensor,
@@ -243,7 +243,7 @@ def fake_quantize_per_channel_backward_qparams(
     return gradients
 
 
-@operator("fake_quantize")
+@operator
 def fake_quantize_per_token_backward_qparams(
     grad: Tensor,
     input: Tensor,
@@ -287,7 +287,7 @@ def fake_quantize_per_token_backward_qparams(
     return gradients
 
 
-@operator("fake_quantize")
+@operator
 def fake_quantize_per_group_backward_qparams(
     grad: Tensor,
     input: Tensor,

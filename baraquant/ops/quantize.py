@@ -7,7 +7,7 @@ from torch import Tensor
 from ._operator import operator
 
 
-@operator("quantize")
+@operator
 def quantize_per_tensor(
     input: Tensor,
     scale: Tensor | float,
@@ -50,7 +50,7 @@ def quantize_per_tensor(
     )
 
 
-@operator("quantize")
+@operator
 def quantize_per_channel(
     input: Tensor,
     scale: Tensor,
@@ -91,7 +91,7 @@ def quantize_per_channel(
     )
 
 
-@operator("quantize")
+@operator
 def quantize_per_token(
     input: Tensor,
     scale: Tensor,
@@ -131,7 +131,7 @@ def quantize_per_token(
     )
 
 
-@operator("quantize")
+@operator
 def quantize_per_group(
     input: Tensor,
     scale: Tensor,
@@ -182,7 +182,7 @@ def quantize_per_group(
     )
 
 
-@operator("quantize")
+@operator
 def quantize_per_tensor_backward(
     grad: Tensor,
     input: Tensor,
@@ -217,7 +217,7 @@ def quantize_per_tensor_backward(
     )
 
 
-@operator("quantize")
+@operator
 def quantize_per_channel_backward(
     grad: Tensor,
     input: Tensor,
@@ -255,7 +255,7 @@ def quantize_per_channel_backward(
     )
 
 
-@operator("quantize")
+@operator
 def quantize_per_token_backward(
     grad: Tensor,
     input: Tensor,
@@ -292,7 +292,7 @@ def quantize_per_token_backward(
     )
 
 
-@operator("quantize")
+@operator
 def quantize_per_group_backward(
     grad: Tensor,
     input: Tensor,
