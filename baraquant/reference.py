@@ -113,11 +113,11 @@ def expand_qparams(
     return scale.to(dtype).reshape(-1)[index], z.reshape(-1)[index]
 
 
-def sum_segments(terms: Tensor, index: Tensor, like: Tensor) -> Tensor:
-    """Sum ``terms`` over each segment in float64; the result is shaped and rounded as ``like``."""
-    total = torch.zeros(like.numel(), dtype=torch.float64, device=terms.device)
+def sum_segments(terms: Tensor, index: Tensor, shape: torch.Size) -> Tensor:
+    """Sum ``terms`` over each segment in float64, rounded to their dtype; one for each scale."""
+    total = torch.zeros(shape.numel(), dtype=torch.float64, device=terms.device)
     total.index_add_(0, index.reshape(-1), terms.to(torch.float64).reshape(-1))
-    return round_to(total, like.dtype).reshape(like.shape)
+    return total.to(terms.dtype).reshape(shape)
 
 
 class _Rule(torch.autograd.Function):  # type: ignore[misc]
@@ -198,9 +198,10 @@ def _fake_quantize(
         return dequantized(q, s, z).to(input.dtype)
 
     def gradient(dy: Tensor, *needed: bool) -> tuple[Tensor | None, ...]:
-        if needed[1] or needed[2]:
-            return _fake_quantize_backward_qparams(dy, *arguments)
-        return _fake_quantize_backward(dy, *arguments), None, None
+        if not any(needed[1:]):
+            return _fake_quantize_backward(dy, *arguments), None, None
+        gradients = _fake_quantize_backward_qparams(dy, *arguments)
+        return tuple(g if n else None for g, n in zip(gradients, needed, strict=True))
 
     return _Rule.apply(value, gradient, input, scale, zero_point)
 
@@ -242,17 +243,18 @@ def _fake_quantize_backward_qparams(
     index: Tensor,
     quant_min: int,
     quant_max: int,
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor]:
     c = compute_dtype(input.dtype)
     s, z = expand_qparams(scale, zero_point, index, c, (quant_min, quant_max))
     x, dy = input.to(c), grad.to(c)
     v = grid_position(x, s, z)
     inside = is_inside(v, quant_min, quant_max)
     slope = torch.where(inside, torch.round(x / s) - x / s, v.clamp(quant_min, quant_max) - z)
-    grad_scale = sum_segments(torch.where(v.isnan(), 0.0, dy * slope), index, scale)
-    grad_zero_point = None
+    grad_scale = sum_segments(torch.where(v.isnan(), 0.0, dy * slope), index, scale.shape)
+    shape = scale.shape if zero_point is None else zero_point.shape
+    grad_zero_point = sum_segments(torch.where(inside, 0.0, -s * dy), index, shape)
     if zero_point is not None and zero_point.is_floating_point():
-        grad_zero_point = sum_segments(torch.where(inside, 0.0, -s * dy), index, zero_point)
+        grad_zero_point = grad_zero_point.to(zero_point.dtype)
     return torch.where(inside, grad, 0.0), grad_scale, grad_zero_point
 
 

@@ -66,10 +66,9 @@ def test_gradients(granularity: Granularity, dtype: torch.dtype, learned: bool) 
     assert_same_bits(dx, expected.fake_quantize_backward(dy))
     assert ds.dtype == scale.dtype
     assert_sum_close(ds, *expected.segment_sums(expected.scale_terms(dy)))
-    if learned:
-        assert dz.dtype == zero_point.dtype
-        assert_sum_close(dz, *expected.segment_sums(expected.zero_point_terms(dy)))
-    else:
+    assert dz.dtype == scale.dtype
+    assert_sum_close(dz, *expected.segment_sums(expected.zero_point_terms(dy)))
+    if not learned:
         dx = granularity.op("quantize_backward", reference)(*args)
         assert_same_bits(dx, expected.quantize_backward(dy))
 

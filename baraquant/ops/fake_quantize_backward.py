@@ -180,8 +180,8 @@ def fake_quantize_per_tensor_backward_qparams(
         quant_max: The largest integer.
 
     Returns:
-        The gradient of ``input``, that of ``scale``, and that of a floating ``zero_point`` (zeros
-        for any other).
+        The gradients of ``input``, of ``scale`` and of ``zero_point``, each shaped like its own;
+        that of a ``zero_point`` which is not floating has the dtype of ``scale``.
 
     Example:
         >>> x, scale = torch.tensor([0.625, 1.5, -9.0]), torch.tensor(0.5)
@@ -224,8 +224,8 @@ def fake_quantize_per_channel_backward_qparams(
         quant_max: The largest integer.
 
     Returns:
-        The gradient of ``input``, that of ``scale``, and that of a floating ``zero_point`` (zeros
-        for any other).
+        The gradients of ``input``, of ``scale`` and of ``zero_point``, each shaped like its own;
+        that of a ``zero_point`` which is not floating has the dtype of ``scale``.
 
     Example:
         >>> x, scale = torch.tensor([[0.625, 1.5], [0.625, 1.5]]), torch.tensor([0.5, 0.25])
@@ -267,8 +267,8 @@ def fake_quantize_per_token_backward_qparams(
         quant_max: The largest integer.
 
     Returns:
-        The gradient of ``input``, that of ``scale``, and that of a floating ``zero_point`` (zeros
-        for any other).
+        The gradients of ``input``, of ``scale`` and of ``zero_point``, each shaped like its own;
+        that of a ``zero_point`` which is not floating has the dtype of ``scale``.
 
     Example:
         >>> x, scale = torch.tensor([[0.625, 1.5], [0.625, 1.5]]), torch.tensor([[0.5], [0.25]])
@@ -315,8 +315,8 @@ def fake_quantize_per_group_backward_qparams(
         quant_max: The largest integer.
 
     Returns:
-        The gradient of ``input``, that of ``scale``, and that of a floating ``zero_point`` (zeros
-        for any other).
+        The gradients of ``input``, of ``scale`` and of ``zero_point``, each shaped like its own;
+        that of a ``zero_point`` which is not floating has the dtype of ``scale``.
 
     Example:
         >>> x, scale = torch.tensor([[0.625, 1.5, 0.625, 1.5]]), torch.tensor([[0.5, 0.25]])

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Batching rules of the core ops for :func:`torch.vmap`.
+
+A batch is one more dimension in front. Where all samples share their scales, that only shifts the
+axis; where each sample has its own, the batch becomes part of the granularity:
+
+=============  ====================================  ==========================================
+granularity    shared scale                          a scale per sample
+=============  ====================================  ==========================================
+per tensor     unchanged                             per channel along the batch
+per channel    the axis moves by one                 per channel along (batch, axis), merged
+per token      the scale is repeated                 unchanged
+per group      the scale is repeated, the axis       unchanged, the axis moves by one
+               moves by one
+=============  ====================================  ==========================================
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+PER_TENSOR, PER_CHANNEL, PER_TOKEN, PER_GROUP = range(4)
+InDims = Sequence[int | None]
+
+
+class Arguments(NamedTuple):
+    """What every core op takes first, in its order."""
+
+    first: Tensor
+    scale: Tensor | None
+    zero_point: Tensor | None
+    scale_number: float
+    zero_point_number: int
+    granularity: int
+    axis: int
+    group_size: int
+    quant_min: int
+    quant_max: int
+
+
+class Batch(NamedTuple):
+    """Arguments for all samples at once, and the ways in and out of their layout.
+
+    ``fold`` brings a tensor ``[batch, *sample]`` into the layout of ``arguments.first``; ``unfold``
+    undoes that. ``unfold_qparams`` brings a result shaped like the scale to ``[batch, *scale]``.
+    """
+
+    arguments: Arguments
+    fold: Callable[[Tensor], Tensor]
+    unfold: Callable[[Tensor], Tensor]
+    unfold_qparams: Callable[[Tensor], Tensor]
+
+
+def _to_front(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+    """Return ``[size, *sample]``, repeated where the tensor is not batched."""
+    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+
+def _unchanged(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _share_qparams(a: Arguments, size: int) -> Batch:
+    """All samples have the same scales."""
+    if a.granularity in (PER_TOKEN, PER_GROUP):
+        a = a._replace(
+            scale=None if a.scale is None else _to_front(a.scale, None, size),
+            zero_point=None if a.zero_point is None else _to_front(a.zero_point, None, size),
+        )
+    return Batch(a._replace(axis=_shifted(a.axis)), _unchanged, _unchanged, _unchanged)
+
+
+def _split_qparams(a: Arguments, size: int) -> Batch:
+    """Each sample has its own scales; scale and zero point are ``[batch, ...]``."""
+    assert a.scale is not None
+    if a.granularity in (PER_TOKEN, PER_GROUP):
+        return Batch(a._replace(axis=_shifted(a.axis)), _unchanged, _unchanged, _unchanged)
+    shape = a.scale.shape
+    a = a._replace(
+        scale=a.scale.reshape(-1),
+        zero_point=None if a.zero_point is None else a.zero_point.reshape(-1),
+    )
+
+    def unfold_qparams(tensor: Tensor) -> Tensor:
+        return tensor.reshape(shape)
+
+    if a.granularity == PER_TENSOR:
+        a = a._replace(granularity=PER_CHANNEL, axis=0)
+        return Batch(a, _unchanged, _unchanged, unfold_qparams)
+    axis = _shifted(a.axis)
+
+    def fold(tensor: Tensor) -> Tensor:  # [batch, ..., C, ...] -> [batch * C, ...]
+        return tensor.movedim(axis, 1).flatten(0, 1)
+
+    def unfold(tensor: Tensor) -> Tensor:
+        return tensor.unflatten(0, (size, -1)).movedim(1, axis)
+
+    return Batch(a._replace(first=fold(a.first), axis=0), fold, unfold, unfold_qparams)
+
+
+def _shifted(axis: int) -> int:
+    """The axis behind one more leading dimension; a negative one counts from the end anyway."""
+    return axis if axis < 0 else axis + 1
+
+
+def _batch(size: int, in_dims: InDims, a: Arguments, *, per_sample: bool = False) -> Batch:
+    """Turn the arguments of one sample into those of the batch.
+
+    Args:
+        size: How many samples there are.
+        in_dims: The batch dimension of each argument, None where it has none.
+        a: The arguments as the op got them.
+        per_sample: Whether each sample needs scales of its own (its gradient, say).
+    """
+    a = a._replace(first=_to_front(a.first, in_dims[0], size))
+    if a.scale is None or not (per_sample or in_dims[1] is not None or in_dims[2] is not None):
+        return _share_qparams(a, size)
+    zero_point = None if a.zero_point is None else _to_front(a.zero_point, in_dims[2], size)
+    return _split_qparams(
+        a._replace(scale=_to_front(a.scale, in_dims[1], size), zero_point=zero_point), size
+    )
+
+
+# ---- The rules: (info, in_dims, *arguments of the op) -> (outputs, their batch dimensions) -------
+
+
+def _map_input(op: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, int]]:
+    """Rule for an op of one tensor: quantize, fake_quantize, dequantize."""
+
+    def rule(info: Any, in_dims: InDims, *args: Any) -> tuple[Tensor, int]:
+        b = _batch(info.batch_size, in_dims, Arguments(*args[:10]))
+        return b.unfold(op(*b.arguments, *args[10:])), 0
+
+    return rule
+
+
+def _input_gradient(info: Any, in_dims: InDims, *args: Any) -> tuple[Tensor, int]:
+    grad, *rest = args[10:]
+    b = _batch(info.batch_size, in_dims, Arguments(*args[:10]))
+    grad = b.fold(_to_front(grad, in_dims[10], info.batch_size))
+    return b.unfold(torch.ops.baraquant._input_gradient(*b.arguments, grad, *rest)), 0
+
+
+def _qparams_gradient(
+    info: Any, in_dims: InDims, *args: Any
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    grad, *rest = args[10:]
+    b = _batch(info.batch_size, in_dims, Arguments(*args[:10]), per_sample=True)
+    grad = b.fold(_to_front(grad, in_dims[10], info.batch_size))
+    dx, *qparams = torch.ops.baraquant._qparams_gradient(*b.arguments, grad, *rest)
+    return (b.unfold(dx), *(b.unfold_qparams(q) for q in qparams)), (0,) * (1 + len(qparams))
+
+
+def _masked_gradient(info: Any, in_dims: InDims, *args: Any) -> tuple[Tensor, int]:
+    mask, order, *rest = args[10:]
+    b = _batch(info.batch_size, in_dims, Arguments(*args[:10]))
+    sample = args[0].shape if in_dims[0] is None else args[0].movedim(in_dims[0], 0).shape[1:]
+    inside = _unpacked(_to_front(mask, in_dims[10], info.batch_size), sample, order)
+    mask = _packed(b.fold(inside))
+    return b.unfold(torch.ops.baraquant._masked_gradient(*b.arguments, mask, [], *rest)), 0
+
+
+def _unpacked(masks: Tensor, shape: torch.Size, order: Sequence[int]) -> Tensor:
+    """Return ``[batch, *shape]`` of bool from masks ``[batch, bytes]`` in that memory order."""
+    order = order or range(len(shape))
+    weights = torch.arange(8, device=masks.device)
+    bits = (masks.unsqueeze(-1) >> weights & 1).flatten(1)[:, : shape.numel()].bool()
+    in_memory = bits.unflatten(1, [shape[d] for d in order]) if shape else bits.squeeze(1)
+    return in_memory.permute(0, *(1 + list(order).index(d) for d in range(len(shape))))
+
+
+def _packed(inside: Tensor) -> Tensor:
+    """Return the bits of a bool tensor, in row-major order, eight to a byte."""
+    bits = torch.nn.functional.pad(inside.flatten(), (0, -inside.numel() % 8)).unflatten(0, (-1, 8))
+    weights = torch.arange(8, device=inside.device)
+    return (bits << weights).sum(1).to(torch.uint8)
+
+
+def register() -> None:
+    """Register the rules; called once, when the library is loaded."""
+    rules: dict[str, Callable[..., Any]] = {
+        "_input_gradient": _input_gradient,
+        "_masked_gradient": _masked_gradient,
+        "_qparams_gradient": _qparams_gradient,
+    }
+    for name in ("_quantize", "_fake_quantize", "_dequantize"):
+        rules[name] = _map_input(getattr(torch.ops.baraquant, name))
+    for name, rule in rules.items():
+        torch.library.register_vmap(f"baraquant::{name}", rule, lib=_library)
+
+
+_library = torch.library.Library("baraquant", "FRAGMENT")

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Every op of the affine family as a function of tensors alone: what PyTorch's tools take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import cases
+from baraquant import ops
+from cases import Granularity
+
+RANGE = (-8, 7)
+GROUP = 8
+KINDS = cases.KINDS
+FORWARD = ("quantize", "dequantize", "fake_quantize")
+BACKWARD = (
+    "quantize_backward",
+    "dequantize_backward",
+    "fake_quantize_backward",
+    "fake_quantize_backward_qparams",
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One op with its granularity.
+
+    Attributes:
+        verb: `fake_quantize`, `quantize_backward`, ...
+        granularity: Which elements share a scale.
+        number: Scale and zero point are numbers (per tensor only).
+        learned: Scale and floating zero point require grad (fake_quantize only).
+        dtype: The op's own argument of that name, where it has one.
+    """
+
+    verb: str
+    granularity: Granularity
+    number: bool = False
+    learned: bool = False
+    dtype: torch.dtype | None = None
+
+    def __str__(self) -> str:
+        flags = [f for f in ("number", "learned") if getattr(self, f)]
+        flags += [cases.name_of(self.dtype)] if self.dtype else []
+        return "-".join([self.verb, str(self.granularity), *flags])
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether the first tensor can require grad."""
+        if self.verb == "quantize":
+            return self.dtype is not None and self.dtype.is_floating_point
+        return self.verb != "fake_quantize_backward_qparams"
+
+    def tensors(
+        self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, device: str = "cpu"
+    ) -> tuple[Tensor, ...]:
+        """The tensors for an input of `shape`, of which those that can require grad do."""
+        gen = cases.generator(sum(shape))
+        x = torch.randn(shape, generator=gen, dtype=torch.float64).to(device, dtype)
+        params = self.granularity.param_shape(shape)
+        scale = cases.scales(params, cases.compute_dtype(dtype), seed=1).to(device)
+        zero_point = cases.zero_points(params, RANGE, seed=2).to(device)
+        if self.learned:
+            zero_point = zero_point.to(scale.dtype).requires_grad_()
+            scale.requires_grad_()
+        if self.differentiable:
+            x.requires_grad_()
+        if self.number:
+            return (x,)
+        if self.verb == "dequantize_backward":
+            return x, scale
+        if "backward" in self.verb:
+            input = torch.randn(shape, generator=gen, dtype=torch.float64).to(device, dtype)
+            return x, input, scale, zero_point
+        return x, scale, zero_point
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function of `baraquant.ops`."""
+        return self.granularity.op(self.verb, ops)
+
+    def arguments(self, *tensors: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The positional and keyword arguments of the op."""
+        args: tuple[Any, ...] = (*tensors, *((0.1, 1) if self.number else ()))
+        args += self.granularity.args
+        if "dequantize" not in self.verb:
+            args += RANGE
+        return args, {} if self.dtype is None else {"dtype": self.dtype}
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        args, kwargs = self.arguments(*tensors)
+        return self.function(*args, **kwargs)
+
+
+NUMBERS = (
+    Call("quantize", cases.PER_TENSOR, number=True),
+    Call("dequantize", cases.PER_TENSOR, number=True),
+    Call("fake_quantize", cases.PER_TENSOR, number=True),
+)
+FORWARD_CALLS = (
+    *(Call("quantize", g) for g in KINDS),
+    *(Call("quantize", g, dtype=torch.float32) for g in KINDS),
+    *(Call("dequantize", g) for g in KINDS),
+    *(Call("fake_quantize", g) for g in KINDS),
+    *(Call("fake_quantize", g, learned=True) for g in KINDS),
+    *NUMBERS,
+)
+BACKWARD_CALLS = tuple(Call(verb, g) for verb in BACKWARD for g in KINDS)
+ALL_CALLS = FORWARD_CALLS + BACKWARD_CALLS
+
+
+def outputs(result: Any) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def value_and_gradients(
+    function: Callable[..., Any], tensors: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """The results, then the gradients in each tensor that requires grad."""
+    results = outputs(function(*tensors))
+    leaves = [t for t in tensors if t.requires_grad]
+    with_grad = [r for r in results if r.requires_grad]
+    if not leaves or not with_grad:
+        return results
+    weights = [torch.ones_like(r).cumsum(-1) / r.shape[-1] for r in with_grad]
+    return (*results, *torch.autograd.grad(with_grad, leaves, weights))
+
+
+def assert_equal(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
+    """Same number, shapes, dtypes, strides and values."""
+    assert len(actual) == len(expected)
+    for a, e in zip(actual, expected, strict=True):
+        assert a.dtype == e.dtype and a.shape == e.shape
+        assert a.stride() == e.stride(), f"strides {a.stride()} for {e.stride()}"
+        assert torch.equal(a, e)

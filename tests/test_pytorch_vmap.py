@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""torch.vmap over every op: the same values as a loop, and no warning about a slow fallback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from calls import ALL_CALLS, FORWARD_CALLS, Call, outputs
+
+pytestmark = pytest.mark.filterwarnings("error")
+SIZE, SAMPLE = 3, (4, 5, 20)
+by_call = pytest.mark.parametrize("call", ALL_CALLS, ids=str)
+
+
+def batched(call: Call, in_dims: tuple[int | None, ...], device: str) -> list[Tensor]:
+    """The tensors of the call, with a batch dimension where `in_dims` has one."""
+    samples = [[t.detach() for t in call.tensors(SAMPLE, device=device)] for _ in range(SIZE)]
+    tensors = []
+    for which, dim in enumerate(in_dims):
+        own = [(s[which] * (1 + i)).to(s[which].dtype) for i, s in enumerate(samples)]
+        tensors.append(own[0] if dim is None else torch.stack(own, dim))
+    return tensors
+
+
+def in_a_loop(
+    function: Callable[..., Any], tensors: list[Tensor], in_dims: tuple[int | None, ...]
+) -> tuple[Tensor, ...]:
+    results = []
+    for i in range(SIZE):
+        pairs = zip(tensors, in_dims, strict=True)
+        results.append(outputs(function(*(t if d is None else t.select(d, i) for t, d in pairs))))
+    return tuple(torch.stack(parts) for parts in zip(*results, strict=True))
+
+
+def which_dims(call: Call) -> list[tuple[int | None, ...]]:
+    """Over the input alone, over the scales alone, over all; the batch in front and elsewhere."""
+    tensors = call.tensors(SAMPLE)
+    front = tuple(0 for _ in tensors)
+    last = tuple(t.dim() for t in tensors)  # an index behind the last one
+    n = 1 + ("backward" in call.verb and call.verb != "dequantize_backward")  # grad, input
+    inputs = tuple(1 if i < n else None for i in range(len(tensors)))
+    qparams = tuple(None if i < n else 0 for i in range(len(tensors)))
+    one = tuple(2 if i == 0 else None for i in range(len(tensors)))
+    scale_only = tuple(0 if i == n else None for i in range(len(tensors)))
+    return list(
+        dict.fromkeys(
+            d
+            for d in (front, last, inputs, qparams, one, scale_only)
+            if any(x is not None for x in d)
+        )
+    )
+
+
+@by_call
+def test_like_a_loop(call: Call, device: str) -> None:
+    for in_dims in which_dims(call):
+        tensors = batched(call, in_dims, device)
+        expected = in_a_loop(call, tensors, in_dims)
+        actual = outputs(torch.vmap(call.__call__, in_dims)(*tensors))
+        assert len(actual) == len(expected)
+        for a, e in zip(actual, expected, strict=True):
+            assert a.dtype == e.dtype and torch.equal(a, e), f"in_dims {in_dims}"
+
+
+@by_call
+def test_nested(call: Call, device: str) -> None:
+    dims = tuple(0 for _ in call.tensors(SAMPLE))
+    inner = batched(call, dims, device)
+    tensors = [torch.stack([t, t * 2]).to(t.dtype) for t in inner]
+    actual = outputs(torch.vmap(torch.vmap(call.__call__))(*tensors))
+    for i in range(2):
+        expected = in_a_loop(call, [t[i] for t in tensors], dims)
+        assert all(torch.equal(a[i], e) for a, e in zip(actual, expected, strict=True))
+
+
+@pytest.mark.parametrize("call", [c for c in FORWARD_CALLS if c.differentiable], ids=str)
+def test_autograd_outside(call: Call, device: str) -> None:
+    """Gradients through a vmap, as in a batched layer that is trained."""
+    for in_dims in which_dims(call):
+        leaves = [t.requires_grad_(t.is_floating_point()) for t in batched(call, in_dims, device)]
+        if not call.learned:
+            leaves[1:] = [t.detach() for t in leaves[1:]]
+        wanted = [t for t in leaves if t.requires_grad]
+        result = torch.vmap(call.__call__, in_dims)(*leaves)
+        looped = in_a_loop(call, leaves, in_dims)[0]
+        weights = torch.ones_like(looped).cumsum(-1)
+        actual = torch.autograd.grad(result, wanted, weights)
+        expected = torch.autograd.grad(looped, wanted, weights)
+        for a, e in zip(actual, expected, strict=True):
+            # A scale that the samples share: the loop adds up their gradients one by one.
+            torch.testing.assert_close(a, e, rtol=1e-5, atol=1e-5 * e.abs().max().item())
+
+
+@pytest.mark.parametrize("call", [c for c in FORWARD_CALLS if c.differentiable], ids=str)
+@pytest.mark.parametrize("leaf", [True, False], ids=["input_kept", "mask_kept"])
+def test_batch_of_gradients(call: Call, leaf: bool, device: str) -> None:
+    """vmap over the backward: one vector-Jacobian product for each row of a batch."""
+    tensors = call.tensors((5, 7), device=device)
+    x = tensors[0]
+    y = call(x if leaf else x * 1, *tensors[1:])
+    wanted = [t for t in tensors if t.requires_grad]
+    rows = torch.randn(SIZE, *y.shape, device=device, dtype=y.dtype)
+    actual = torch.autograd.grad(y, wanted, rows, is_grads_batched=True, retain_graph=True)
+    for i, row in enumerate(rows):
+        expected = torch.autograd.grad(y, wanted, row, retain_graph=True)
+        assert all(torch.equal(a[i], e) for a, e in zip(actual, expected, strict=True))
+
+
+@pytest.mark.parametrize("call", [c for c in FORWARD_CALLS if c.differentiable], ids=str)
+def test_functional_grad_is_refused_clearly(call: Call, device: str) -> None:
+    tensors = [t.detach() for t in call.tensors(SAMPLE, device=device)]
+
+    def loss(*given: Tensor) -> Tensor:
+        return call(*given).sum()
+
+    with pytest.raises(RuntimeError, match=r"C\+\+ torch::autograd::Function with functorch"):
+        torch.func.grad(loss)(*tensors)
+    with pytest.raises(RuntimeError, match=r"C\+\+ torch::autograd::Function with functorch"):
+        torch.vmap(torch.func.grad(loss), (0, *(None for _ in tensors[1:])))(*tensors)
+
+
+@pytest.mark.parametrize("call", [c for c in FORWARD_CALLS if c.differentiable], ids=str)
+def test_forward_mode_is_refused_clearly(call: Call, device: str) -> None:
+    import torch.autograd.forward_ad as fwAD
+
+    x, *rest = (t.detach() for t in call.tensors(SAMPLE, device=device))
+    with fwAD.dual_level(), pytest.raises(RuntimeError, match="jvp is not implemented"):
+        call(fwAD.make_dual(x, torch.ones_like(x)), *rest)
