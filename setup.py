@@ -120,7 +120,8 @@ def extensions() -> list[Extension]:
             ("BARAQUANT_WITH_CUDA", None),
         ]
     # -isystem: the warnings in torch's own headers are not ours.
-    system = [f"-isystem{path}" for path in cpp_extension.include_paths(device)]
+    paths = cpp_extension.include_paths(device)
+    system = [part for path in paths for part in ("-isystem", path)]
     cxx_flags = [*toolchain.CXX_FLAGS, *(toolchain.CXX_WERROR if werror else []), *system]
     headers = [*relative(toolchain.headers()), "setup.py", "scripts/toolchain.py"]
     library = Extension(
@@ -131,7 +132,7 @@ def extensions() -> list[Extension]:
         library_dirs=cpp_extension.library_paths(device),
         libraries=libraries,
         extra_compile_args={"cxx": cxx_flags, "nvcc": [*nvcc_flags, *system]},  # type: ignore[arg-type]
-        extra_link_args=["-Wl,-soname,libbaraquant.so", "-Wl,-z,defs", "-Wl,-s"],
+        extra_link_args=["-Wl,-soname,libbaraquant.so", "-Wl,-z,defs", "-Wl,-s", "-fopenmp"],
         depends=headers,
         language="c++",
     )

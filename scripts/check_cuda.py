@@ -44,7 +44,7 @@ def command(nvcc: Path, torch: Path, source: Path, target: Path) -> list[str]:
     system = (include, include / "torch" / "csrc" / "api" / "include")
     return [
         *(str(nvcc), *FLAGS, f"-I{toolchain.CSRC}"),
-        *(f"-isystem{path}" for path in system),
+        *(part for path in system for part in ("-isystem", str(path))),
         *("-c", str(source), "-o", str(target)),
     ]
 

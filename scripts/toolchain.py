@@ -17,6 +17,7 @@ CSRC = ROOT / "csrc"
 CXX_NUMERICS = ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 CXX_FLAGS = [
     *("-std=c++20", "-O3", "-g0"),
+    "-fopenmp",  # at::parallel_for; libgomp.so.1 is the one that torch has loaded
     *CXX_NUMERICS,
     "-fvisibility=hidden",
     *("-Wall", "-Wextra", "-Wno-unused-parameter"),

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""examples/libtorch, built by CMake and by the bare compiler, and run without Python."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+import baraquant
+import baraquant.info
+import toolchain
+
+EXAMPLE = toolchain.ROOT / "examples" / "libtorch"
+PACKAGE = Path(baraquant.__file__).resolve().parent
+TORCH = Path(torch.__file__).resolve().parent
+
+# As the example's README says it.
+FIND_TORCH = """
+cmake_minimum_required(VERSION 3.18)
+project(only_torch LANGUAGES CXX)
+find_package(Torch REQUIRED)
+"""
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(part) for part in command],
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def check_program(program: Path) -> None:
+    """Runs it where neither PYTHONPATH nor LD_LIBRARY_PATH helps it to find a library."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("LD_", "PYTHON"))}
+    if torch.version.cuda:  # the CUDA libraries that torch depends on come as packages of their own
+        packages = TORCH.parent / "nvidia"
+        folders = sorted({str(p.parent) for p in packages.glob("**/lib/lib*.so*")})
+        environment["LD_LIBRARY_PATH"] = ":".join(folders)
+    result = subprocess.run(
+        [str(program)], check=False, capture_output=True, text=True, env=environment
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "forward: as expected" in result.stdout
+    assert "backward: as expected" in result.stdout
+    assert f"baraquant {baraquant.__version__}, built for torch {torch.__version__}" in (
+        result.stdout
+    )
+    needed = run("ldd", program).stdout
+    assert "libbaraquant.so" in needed
+    assert "python" not in needed.replace(str(TORCH), "").replace(str(PACKAGE), "")
+
+
+def why_not_cmake(tmp_path: Path) -> str | None:
+    """Why torch's own CMake package cannot be used here; None where it can."""
+    if shutil.which("cmake") is None:
+        return "there is no cmake here"
+    if torch.version.cuda is None:
+        return None  # then it must work
+    source = tmp_path / "only_torch"
+    source.mkdir()
+    (source / "CMakeLists.txt").write_text(FIND_TORCH)
+    found = run(
+        *("cmake", "-S", source, "-B", tmp_path / "only_torch_build"),
+        f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}",
+    )
+    if found.returncode == 0:
+        return None
+    errors = [line for line in found.stdout.splitlines() if line.strip()]
+    at = next((i for i, line in enumerate(errors) if "CMake Error" in line), len(errors) - 1)
+    return "find_package(Torch) alone fails with this CUDA torch: " + " ".join(errors[at : at + 3])
+
+
+@pytest.mark.slow
+def test_cmake(tmp_path: Path) -> None:
+    reason = why_not_cmake(tmp_path)
+    if reason is not None:
+        pytest.skip(reason)
+    build = tmp_path / "build"
+    configured = run(
+        *("cmake", "-S", EXAMPLE, "-B", build, "-DCMAKE_BUILD_TYPE=Release"),
+        f"-DCMAKE_PREFIX_PATH={baraquant.info.cmake_prefix()}",
+    )
+    assert configured.returncode == 0, configured.stdout
+    built = run("cmake", "--build", build)
+    assert built.returncode == 0, built.stdout
+    check_program(build / "fake_quantize")
+
+
+@pytest.mark.slow
+def test_compiler(tmp_path: Path) -> None:
+    compiler = os.environ.get("CXX") or shutil.which("g++") or "c++"
+    program = tmp_path / "fake_quantize"
+    folders = (PACKAGE, TORCH / "lib")
+    built = run(
+        *compiler.split(),
+        *("-std=c++20", "-O2", EXAMPLE / "main.cpp", "-o", program),
+        *("-isystem", TORCH / "include", "-I", PACKAGE / "include"),
+        *(f"-L{folder}" for folder in folders),
+        *("-Wl,--no-as-needed", "-lbaraquant", "-ltorch", "-ltorch_cpu", "-lc10"),
+        *(f"-Wl,-rpath,{folder}" for folder in folders),
+        *(f"-Wl,-rpath-link,{folder}" for folder in folders),
+        "-Wl,--allow-shlib-undefined",  # libbaraquant.so's CUDA libraries are torch's affair
+    )
+    assert built.returncode == 0, built.stdout
+    check_program(program)

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The helper scripts behind the Makefile: which environment they choose, what they notice."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import build
+import check_cuda
+import environment
+import lint
+import toolchain
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """environment.py in a folder of its own; nothing is installed and no interpreter is asked."""
+    (tmp_path / "pyproject.toml").write_text((toolchain.ROOT / "pyproject.toml").read_text())
+    (tmp_path / "scripts").mkdir()
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    monkeypatch.setattr(environment, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(environment, "STATE", tmp_path / "build" / "environment.json")
+    monkeypatch.delenv("CI", raising=False)
+    return tmp_path
+
+
+class Machine:
+    """Interpreters by path, each with its torch and the packages it lacks."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pythons: dict[Path, dict[str, Any]] = {}
+        self.installed: list[tuple[Path, list[str], str | None]] = []
+        self.venvs: list[tuple[str, ...]] = []
+        self.network = True
+        monkeypatch.setattr(environment, "probe", self.probe)
+        monkeypatch.setattr(environment, "torch_version", self.torch_version)
+        monkeypatch.setattr(environment, "install", self.install)
+        monkeypatch.setattr(environment, "make_venv", self.make_venv)
+
+    def add(self, python: Path, torch: str | None, *missing: str, managed: bool = False) -> None:
+        self.pythons[python] = {"torch": torch, "missing": list(missing), "managed": managed}
+
+    def probe(self, python: Path, wanted: list[str]) -> dict[str, Any] | None:
+        found = self.pythons.get(python)
+        if found is None:
+            return None
+        return {**found, "missing": [text for text in wanted if text in found["missing"]]}
+
+    def torch_version(self, python: Path, found: dict[str, Any] | None) -> str | None:
+        return found["torch"] if found else None
+
+    def install(
+        self, python: Path, packages: list[str], torch: str | None, optional: bool = False
+    ) -> bool:
+        self.installed.append((python, packages, torch))
+        if self.network and any(p.startswith("torch==") for p in packages):
+            self.pythons[python]["torch"] = "2.13.0"
+        return self.network
+
+    def make_venv(self, *options: str) -> Path:
+        self.venvs.append(options)
+        python = environment.VENV / "bin" / "python"
+        below = self.pythons[Path(sys.executable)]["torch"] if options[0][2:3] == "s" else None
+        self.add(python, below, *self.pythons[Path(sys.executable)]["missing"])
+        return python
+
+
+@pytest.fixture
+def machine(sandbox: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+HERE = Path(sys.executable)
+
+
+def test_a_python_with_everything_is_used_as_it_is(machine: Machine) -> None:
+    machine.add(HERE, "2.11.0+cu130", managed=True)
+    assert environment.prepare(["build", "test"], ["lint"]) == HERE
+    assert machine.installed == []
+    assert machine.venvs == []
+
+
+def test_only_what_is_missing_is_installed_beside_the_torch_that_is_there(machine: Machine) -> None:
+    machine.add(HERE, "2.12.1+cu130", "ninja", "hypothesis>=6.100")
+    assert environment.prepare(["build", "test"], []) == HERE
+    assert machine.installed == [(HERE, ["ninja", "hypothesis>=6.100"], "2.12.1+cu130")]
+
+
+def test_a_system_managed_python_gets_a_layer_over_it(machine: Machine) -> None:
+    machine.add(HERE, "2.13.0", "ninja", managed=True)
+    python = environment.prepare(["build"], [])
+    assert python == environment.VENV / "bin" / "python"
+    assert machine.venvs == [("--system-site-packages",)]
+    assert machine.installed == [(python, ["ninja"], "2.13.0")]
+
+
+def test_without_torch_a_virtual_environment_is_made(machine: Machine) -> None:
+    machine.add(HERE, None)
+    python = environment.prepare(["build", "test"], [])
+    assert python == environment.VENV / "bin" / "python"
+    assert machine.venvs == [("--clear",)]
+    ((where, packages, torch),) = machine.installed
+    assert (where, packages[0], torch) == (python, "torch==2.13.0", None)
+
+
+def test_the_virtual_environment_is_used_again(machine: Machine) -> None:
+    machine.add(HERE, None)
+    machine.add(environment.VENV / "bin" / "python", "2.13.0")
+    assert environment.prepare(["build"], ["lint"]) == environment.VENV / "bin" / "python"
+    assert machine.installed == []
+    assert machine.venvs == []
+
+
+def test_missing_packages_without_network_are_named(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine.add(HERE, "2.13.0", "hypothesis>=6.100")
+    machine.network = False
+    with pytest.raises(SystemExit):
+        environment.prepare(["test"], [])
+    assert "missing and could not be installed: hypothesis>=6.100" in capsys.readouterr().err
+
+
+def test_optional_packages_are_not_asked_for_again_and_again(machine: Machine) -> None:
+    lint_group = environment.requirements(["lint"])
+    machine.add(HERE, "2.13.0", *lint_group)
+    machine.network = False
+    assert environment.prepare(["build"], ["lint"]) == HERE
+    assert environment.prepare(["build"], ["lint"]) == HERE
+    assert machine.installed == [(HERE, lint_group, "2.13.0")]
+
+
+def test_ci_asks_for_optional_packages_each_time(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CI", "true")
+    machine.add(HERE, "2.13.0", *environment.requirements(["lint"]))
+    machine.network = False
+    environment.prepare(["build"], ["lint"])
+    environment.prepare(["build"], ["lint"])
+    assert len(machine.installed) == 2
+
+
+def test_torch_is_held_by_a_constraint(sandbox: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[list[str]] = []
+
+    class Done:
+        returncode = 0
+
+    def run(command: list[str], **_: Any) -> Done:
+        calls.append(command)
+        return Done()
+
+    monkeypatch.setattr(environment, "probe", lambda python, wanted: {"pip": True})
+    monkeypatch.setattr(environment.subprocess, "run", run)
+    assert environment.install(HERE, ["hypothesis"], "2.11.0+cu130")
+    (command,) = calls
+    constraint = Path(command[command.index("-c") + 1])
+    assert constraint.read_text() == "torch==2.11.0+cu130\n"
+    assert "--upgrade" not in command
+
+
+def test_the_probe_sees_this_environment() -> None:
+    found = environment.probe(HERE, ["pytest>=8", "pytest>=9999", "no-such-package-of-baraquant"])
+    assert found is not None
+    assert found["missing"] == ["pytest>=9999", "no-such-package-of-baraquant"]
+    assert found["torch"] is not None
+    assert environment.probe(Path("no-such-python"), []) is None
+
+
+def test_every_group_can_be_read() -> None:
+    for group in ("build", "test", "examples", "bench", "lint"):
+        assert environment.requirements([group])
+    both = environment.requirements(["examples", "bench"])
+    assert len(both) == len(set(both))
+
+
+def test_build_fingerprint_follows_contents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("csrc", "cmake", "build"):
+        (tmp_path / folder).mkdir()
+    for name in ("setup.py", "pyproject.toml", "toolchain.py", "csrc/a.cpp", "product"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(toolchain, "ROOT", tmp_path)
+    monkeypatch.setattr(toolchain, "__file__", str(tmp_path / "toolchain.py"))
+    monkeypatch.setattr(build, "products", lambda: [tmp_path / "product"])
+    monkeypatch.delenv("BARAQUANT_WERROR", raising=False)
+    first = build.fingerprint()
+    assert build.fingerprint() == first
+    (tmp_path / "csrc/a.cpp").write_text("changed")
+    second = build.fingerprint()
+    monkeypatch.setenv("BARAQUANT_WERROR", "1")
+    third = build.fingerprint()
+    assert len({first, second, third}) == 3
+    (tmp_path / "product").unlink()
+    assert build.fingerprint() == "incomplete"
+
+
+@pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc here")
+@pytest.mark.parametrize(("body", "complaint"), [("return 1;", ""), ("int unused;", "unused")])
+def test_cuda_check(
+    body: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_cuda, "STAMPS", tmp_path)
+    monkeypatch.setattr(toolchain, "ROOT", tmp_path)
+    source = tmp_path / "a.cu"
+    source.write_text(f"__device__ int f() {{ {body} }}\n__global__ void k() {{ f(); }}\n")
+    nvcc = toolchain.find_nvcc()
+    assert nvcc is not None
+    arguments = (nvcc, check_cuda.torch_folder(), source, "13.0")
+    _, said, seconds = check_cuda.check(*arguments)
+    assert complaint in said
+    assert bool(said) == bool(complaint)
+    assert seconds > 0
+    again = check_cuda.check(*arguments)
+    assert (again[2] == 0) == (not complaint), "only what passed is skipped the next time"
+
+
+def test_own_rules_of_lint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lint, "ROOT", tmp_path)
+    (tmp_path / "csrc").mkdir()
+    (tmp_path / "csrc" / "good.h").write_text(f"// {lint.LICENCE}\n")
+    assert lint.own_rules() == []
+    (tmp_path / "csrc" / "bad.h").write_text("\n" * 401 + "// see /" + "home/me/notes\n")
+    problems = lint.own_rules()
+    assert len(problems) == 3
+    assert all(str(Path("csrc") / "bad.h") in problem for problem in problems)
+
+
+def test_state_survives_a_broken_file(sandbox: Path) -> None:
+    environment.write_state("a", 1)
+    environment.write_state("b", [2])
+    assert json.loads(environment.STATE.read_text()) == {"a": 1, "b": [2]}
+    environment.STATE.write_text("{")
+    assert environment.read_state() == {}
