@@ -65,7 +65,8 @@ def load() -> None:
     except OSError as error:
         raise ImportError(
             f"baraquant's library, built for torch {built}, cannot be loaded into torch "
-            f"{torch.__version__}: {error}. To build it for this torch, run: {_mend()}"
+            f"{torch.__version__}: {error.__cause__ or error}. To build it for this torch, run: "
+            f"{_mend()}"
         ) from error
     try:
         from baraquant import _C  # noqa: F401
