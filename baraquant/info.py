@@ -21,11 +21,10 @@ from baraquant import _C, _library
 # In this order an op's keys are shown.
 KEYS = (
     "CompositeImplicitAutograd",
+    "Autograd",
     "CPU",
     "CUDA",
     "Meta",
-    "AutogradCPU",
-    "AutogradCUDA",
     "AutocastCPU",
     "AutocastCUDA",
     "FuncTorchBatched",
@@ -40,10 +39,14 @@ _GRADIENT = (0.0, 2.0, 3.0, 4.0, 5.0, 6.0, 0.0)
 
 
 def registered_ops() -> dict[str, list[str]]:
-    """The keys for which each op of the library has a kernel of its own."""
+    """The keys for which each op of the library has a kernel of its own.
+
+    In a build without CUDA the key CUDA holds an error message, and so does not count.
+    """
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    keys = [key for key in KEYS if key != "CUDA" or _C.build_info()["with_cuda"]]
     names = sorted(n for n in torch._C._dispatch_get_all_op_names() if n.startswith("baraquant::"))
-    return {name: [key for key in KEYS if has_kernel(name, key)] for name in names}
+    return {name: [key for key in keys if has_kernel(name, key)] for name in names}
 
 
 def missing_kernels(ops: dict[str, list[str]], with_cuda: bool) -> list[str]:
@@ -186,7 +189,9 @@ def show(info: dict[str, Any]) -> None:
     else:
         console = Console()
         for title, pairs in (("Build and machine", rows), ("Registered ops", ops)):
-            table = Table("", "", title=title, show_header=False, title_justify="left")
+            table = Table(title=title, show_header=False, title_justify="left")
+            table.add_column(no_wrap=True)
+            table.add_column(overflow="fold")
             for name, value in pairs:
                 table.add_row(name, value)
             console.print(table)

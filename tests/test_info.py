@@ -56,7 +56,10 @@ def test_every_op_is_listed_with_its_keys() -> None:
                 assert f"baraquant::{direction}_per_{granularity}{suffix}" in ops
     cores = [keys for name, keys in ops.items() if name.startswith("baraquant::_")]
     assert cores
-    assert all({"CPU", "Meta"} <= set(keys) for keys in cores)
+    expected = {"CPU", "Meta"} | ({"CUDA"} if _C.build_info()["with_cuda"] else set())
+    assert all(expected <= set(keys) for keys in cores)
+    assert any("Autograd" in keys for keys in cores)
+    assert _C.build_info()["with_cuda"] == any("CUDA" in keys for keys in ops.values())
 
 
 @pytest.mark.skipif("BARAQUANT_CPU_ISA" in os.environ, reason="BARAQUANT_CPU_ISA is set")
