@@ -10,8 +10,10 @@ from baraquant import _library
 
 _library.load()
 
-from baraquant import nn, ops, reference  # noqa: E402
+from baraquant import _vmap, nn, ops, reference  # noqa: E402
 from baraquant._C import build_info as _build_info  # noqa: E402
+
+_vmap.register()
 
 __version__ = _build_info()["version"]
 

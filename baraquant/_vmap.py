@@ -15,7 +15,7 @@ per group      the scale is repeated, the axis       unchanged, the axis moves b
 =============  ====================================  ==========================================
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -189,6 +189,16 @@ def register() -> None:
         rules[name] = _map_input(getattr(torch.ops.baraquant, name))
     for name, rule in rules.items():
         torch.library.register_vmap(f"baraquant::{name}", rule, lib=_library)
+    for op in _public_ops():  # made of core ops, for which the rules are
+        _library.impl(op, op.decompose, "FuncTorchBatchedDecomposition")
+
+
+def _public_ops() -> Iterator[torch._ops.OpOverload]:
+    for qualified in torch._C._dispatch_get_all_op_names():
+        namespace, _, name = qualified.partition("::")
+        if namespace == "baraquant" and not name.startswith("_"):
+            packet, _, overload = name.partition(".")
+            yield getattr(getattr(torch.ops.baraquant, packet), overload or "default")
 
 
 _library = torch.library.Library("baraquant", "FRAGMENT")

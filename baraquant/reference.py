@@ -107,7 +107,7 @@ def expand_qparams(
     if not isinstance(zero_point, Tensor):
         z = torch.full_like(scale, zero_point or 0, dtype=dtype)
     elif zero_point.is_floating_point():
-        z = zero_point.to(dtype).round().clamp(*quant_range)
+        z = zero_point.round().to(dtype).clamp(*quant_range)
     else:
         z = zero_point.to(torch.float64).clamp(INT32_MIN, INT32_MAX).to(dtype)
     return scale.to(dtype).reshape(-1)[index], z.reshape(-1)[index]

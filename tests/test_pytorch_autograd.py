@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import cases
@@ -89,3 +90,10 @@ def test_threads_share_a_graph(granularity: cases.Granularity, learned: bool, de
     assert len(results) == 40
     for gradients in results:
         assert_equal(gradients, expected)
+
+
+@pytest.mark.parametrize("call", DIFFERENTIABLE, ids=str)
+def test_forward_mode_is_refused_clearly(call: Call, device: str) -> None:
+    x, *rest = (t.detach() for t in call.tensors(SHAPE, device=device))
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="jvp is not implemented"):
+        call(forward_ad.make_dual(x, torch.ones_like(x)), *rest)

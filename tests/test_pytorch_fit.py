@@ -25,7 +25,9 @@ from calls import (
 )
 
 SHAPE = (3, 4, 20)
-FIVE_SHAPES = [(3, 4, 20), (5, 6, 24), (2, 9, 33), (7, 3, 8), (4, 5, 100)]
+# Every size changes with every shape, the number of groups of 8 too, and none is 1, which PyTorch
+# compiles on its own.
+FIVE_SHAPES = [(3, 4, 20), (5, 6, 28), (2, 9, 33), (7, 3, 16), (4, 5, 100)]
 by_call = pytest.mark.parametrize("call", ALL_CALLS, ids=str)
 by_forward_call = pytest.mark.parametrize("call", FORWARD_CALLS, ids=str)
 

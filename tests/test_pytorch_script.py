@@ -4,16 +4,13 @@
 from __future__ import annotations
 
 import io
-import linecache
-import textwrap
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import cases
+from baraquant import ops
 from calls import ALL_CALLS, KINDS, Call, assert_equal, value_and_gradients
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
@@ -21,24 +18,17 @@ SHAPE = (3, 4, 20)
 by_call = pytest.mark.parametrize("call", ALL_CALLS, ids=str)
 
 
-def source_function(call: Call) -> Callable[..., Any]:
-    """The call spelled out in Python, which TorchScript compiles: it reads the source."""
+def scripted_function(call: Call) -> torch.jit.ScriptFunction:
+    """The call spelled out in Python, compiled by TorchScript, which reads source."""
     names = [f"t{i}" for i in range(len(call.tensors(SHAPE)))]
     args, kwargs = call.arguments(*(torch.empty(0) for _ in names))
     words = [*names, *map(repr, args[len(names) :]), *(f"{k}={v!r}" for k, v in kwargs.items())]
     returns = "Tuple[Tensor, Tensor, Tensor]" if call.verb.endswith("_qparams") else "Tensor"
-    parameters = ", ".join(f"{n}: Tensor" for n in names)
-    source = textwrap.dedent(f"""
-        def call({parameters}) -> {returns}:
-            return ops.{call.function.__name__}({", ".join(words)})
-    """)
-    filename = f"<{call}>"
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    from baraquant import ops
-
-    scope = {"torch": torch, "ops": ops, "Tensor": Tensor, "Tuple": tuple}
-    exec(compile(source, filename, "exec"), scope)
-    return scope["call"]
+    unit = torch.jit.CompilationUnit(
+        f"def call({', '.join(n + ': Tensor' for n in names)}) -> {returns}:\n"
+        f"    return ops.{call.function.__name__}({', '.join(words)})\n"
+    )
+    return unit.call
 
 
 def saved_and_loaded(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
@@ -51,10 +41,9 @@ def saved_and_loaded(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
 @by_call
 def test_script(call: Call, device: str) -> None:
     tensors = call.tensors(SHAPE, device=device)
-    function = source_function(call)
-    scripted = torch.jit.script(function)
+    scripted = scripted_function(call)
     assert f"baraquant::{call.function.__name__}" in str(scripted.graph)
-    expected = value_and_gradients(function, tensors)
+    expected = value_and_gradients(call, tensors)
     for run in (scripted, scripted, saved_and_loaded(scripted)):  # twice: the profiling executor
         assert_equal(value_and_gradients(run, tensors), expected)
 
@@ -122,8 +111,6 @@ def test_frozen_constants_are_folded_right(granularity: cases.Granularity, devic
 
 
 def test_numbers_and_tensors_choose_their_overload(device: str) -> None:
-    from baraquant import ops
-
     def both(x: Tensor, scale: Tensor) -> Tensor:
         first = ops.fake_quantize_per_tensor(x, 0.1, 0)
         return first + ops.fake_quantize_per_tensor(x, scale, None, save_mask=True)
