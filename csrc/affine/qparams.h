@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Scales and zero points as the kernels see them, free of torch.
+#pragma once
+
+#include <cstdint>
+
+#include "affine/affine.h"
+#include "scale_map.h"
+
+namespace baraquant::affine {
+
+template <typename C>
+struct Qparams {
+  const C* scale = nullptr;               // null: scale_number, for all
+  const int32_t* zero_point = nullptr;    // at most one of these two;
+  const C* learned_zero_point = nullptr;  // neither: zero_point_number, for all
+  C scale_number = 1, zero_point_number = 0;
+  QuantRange<C> range{0, 0};
+  ScaleMap map;
+
+  BARAQUANT_HD C scale_at(int64_t index) const { return scale ? scale[index] : scale_number; }
+  BARAQUANT_HD C zero_point_at(int64_t index) const {
+    if (zero_point) return static_cast<C>(zero_point[index]);
+    if (learned_zero_point) {
+      return affine::learned_zero_point(learned_zero_point[index], range);
+    }
+    return zero_point_number;
+  }
+};
+
+}  // namespace baraquant::affine
