@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The CPU kernels of the affine family.
+#include "affine/gradient_cpu.h"
+#include "affine/kernels.h"
+#include "affine/transform_cpu.h"
+
+namespace baraquant::affine {
+
+struct Cpu {
+  template <typename Op>
+  static void transform(const typename Op::First* first, const typename Op::Second* second,
+                        typename Op::Result* result, uint8_t* mask, int64_t numel,
+                        const Qparams<typename Op::C>& q) {
+    transform_cpu<Op>(first, second, result, mask, numel, q);
+  }
+
+  template <typename T>
+  static void qparams_gradient(const QparamsGradientArgs<T>& args,
+                               const Qparams<ComputeType<T>>& q) {
+    QparamsGradientCpu<T>(args, q).run();
+  }
+};
+
+const Kernels& cpu_kernels() {
+  using L = Launch<Cpu>;
+  static const Kernels kernels{&L::quantize,       &L::fake_quantize,   &L::dequantize,
+                               &L::input_gradient, &L::masked_gradient, &L::qparams_gradient};
+  return kernels;
+}
+
+}  // namespace baraquant::affine

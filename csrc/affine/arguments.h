@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The arguments that every op of the affine family takes besides its tensors: the scale and zero
+// point (tensors, or numbers where the tensors are absent), the granularity and the integer range.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/SymInt.h>
+
+#include <optional>
+#include <ostream>
+
+#include "scale_map.h"
+
+namespace baraquant::affine {
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+struct QuantArgs {
+  const OptionalTensor& scale;
+  const OptionalTensor& zero_point;
+  double scale_number = 1;
+  int64_t zero_point_number = 0;
+  Granularity granularity = Granularity::kPerTensor;
+  int64_t axis = -1;           // of per channel and per group
+  c10::SymInt group_size = 1;  // of per group
+  int64_t quant_min = -128, quant_max = 127;
+};
+
+// "baraquant::quantize_per_channel", put together only for a message.
+struct OpName {
+  const char* verb;
+  Granularity granularity;
+  const char* ending = "";
+};
+
+inline const char* granularity_name(Granularity granularity) {
+  switch (granularity) {
+    case Granularity::kPerTensor:
+      return "per_tensor";
+    case Granularity::kPerChannel:
+      return "per_channel";
+    case Granularity::kPerToken:
+      return "per_token";
+    case Granularity::kPerGroup:
+      return "per_group";
+  }
+  return "unknown";
+}
+
+inline std::ostream& operator<<(std::ostream& out, const OpName& op) {
+  return out << "baraquant::" << op.verb << "_" << granularity_name(op.granularity) << op.ending;
+}
+
+}  // namespace baraquant::affine

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// From checked tensors to kernels: picks the storage types and calls Backend::transform<Op> or
+// Backend::qparams_gradient<T>. Shared by the CPU and CUDA, so that they cover the same types.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "affine/directions.h"
+#include "affine/gradient_args.h"
+#include "affine/qparams.h"
+#include "dtypes.h"
+
+namespace baraquant::affine {
+
+// Dense tensors of one memory order, as `map` sees them. Undefined where a direction has none.
+struct Call {
+  at::Tensor first, second, result, mask;
+  at::Tensor scale, zero_point;
+  double scale_number = 1;
+  int64_t zero_point_number = 0;
+  int64_t quant_min = -128, quant_max = 127;
+  ScaleMap map;
+};
+
+template <typename C>
+Qparams<C> qparams_of(const Call& call) {
+  Qparams<C> q;
+  if (call.scale.defined()) q.scale = static_cast<const C*>(call.scale.const_data_ptr());
+  if (call.zero_point.defined()) {
+    const void* pointer = call.zero_point.const_data_ptr();
+    if (call.zero_point.is_floating_point()) {
+      q.learned_zero_point = static_cast<const C*>(pointer);
+    } else {
+      q.zero_point = static_cast<const int32_t*>(pointer);
+    }
+  }
+  q.scale_number = static_cast<C>(call.scale_number);
+  q.zero_point_number = static_cast<C>(call.zero_point_number);
+  q.range = {static_cast<C>(call.quant_min), static_cast<C>(call.quant_max)};
+  q.map = call.map;
+  return q;
+}
+
+template <typename T>
+const T* input_pointer(const at::Tensor& tensor) {
+  return tensor.defined() ? static_cast<const T*>(tensor.const_data_ptr()) : nullptr;
+}
+
+template <typename T>
+T* output_pointer(const at::Tensor& tensor) {
+  return tensor.defined() ? static_cast<T*>(tensor.mutable_data_ptr()) : nullptr;
+}
+
+template <typename Backend>
+struct Launch {
+  // first: x; result: q; mask: written where it is there.
+  static void quantize(const Call& call) {
+    with_floating_type(call.first.scalar_type(), [&]<typename T>(Type<T>) {
+      const auto dtype = call.result.scalar_type();
+      if (c10::isIntegralType(dtype, false)) {
+        return run<Quantize<T, uint8_t, Mask::kNone>>(call);
+      }
+      using C = ComputeType<T>;
+      if (dtype == compute_dtype(dtype) && sizeof(C) == call.result.element_size()) {
+        return quantize_to<T, C>(call);
+      }
+      if constexpr (!std::is_same_v<T, C>) return quantize_to<T, T>(call);
+    });
+  }
+
+  // first: x; result: y; mask: written where it is there.
+  static void fake_quantize(const Call& call) {
+    with_floating_type(call.first.scalar_type(), [&]<typename T>(Type<T>) {
+      if (call.mask.defined()) return run<FakeQuantize<T, Mask::kWrite>>(call);
+      run<FakeQuantize<T, Mask::kNone>>(call);
+    });
+  }
+
+  // first: q in 8 bits or in the compute type; result: y.
+  static void dequantize(const Call& call, at::ScalarType compute) {
+    with_floating_type(call.result.scalar_type(), [&]<typename Y>(Type<Y>) {
+      if (compute == at::kDouble) return dequantize_in<double, Y>(call);
+      if constexpr (!std::is_same_v<Y, double>) dequantize_in<float, Y>(call);
+    });
+  }
+
+  // first: dy in x's dtype or in the compute type; second: x; result: dx.
+  static void input_gradient(const Call& call, bool through_quantize) {
+    with_floating_type(call.second.scalar_type(), [&]<typename T>(Type<T>) {
+      if (!through_quantize) return run<InputGradient<T, T, false>>(call);
+      if (call.first.scalar_type() == call.second.scalar_type()) {
+        return run<InputGradient<T, T, true>>(call);
+      }
+      using C = ComputeType<T>;
+      if constexpr (!std::is_same_v<T, C>) run<InputGradient<C, T, true>>(call);
+    });
+  }
+
+  // first: dy likewise; mask: read; result: dx.
+  static void masked_gradient(const Call& call, bool through_quantize) {
+    with_floating_type(call.result.scalar_type(), [&]<typename T>(Type<T>) {
+      if (!through_quantize) return run<MaskedGradient<T, T, false>>(call);
+      if (call.first.scalar_type() == call.result.scalar_type()) {
+        return run<MaskedGradient<T, T, true>>(call);
+      }
+      using C = ComputeType<T>;
+      if constexpr (!std::is_same_v<T, C>) run<MaskedGradient<C, T, true>>(call);
+    });
+  }
+
+  // first: dy; second: x; result: dx.
+  static void qparams_gradient(const Call& call, const at::Tensor& scale_gradient,
+                               const at::Tensor& zero_point_gradient) {
+    with_floating_type(call.second.scalar_type(), [&]<typename T>(Type<T>) {
+      using C = ComputeType<T>;
+      const QparamsGradientArgs<T> args{input_pointer<T>(call.first), input_pointer<T>(call.second),
+                                        output_pointer<T>(call.result),
+                                        output_pointer<C>(scale_gradient),
+                                        output_pointer<C>(zero_point_gradient)};
+      Backend::template qparams_gradient<T>(args, qparams_of<C>(call));
+    });
+  }
+
+ private:
+  template <typename T, typename Q>
+  static void quantize_to(const Call& call) {
+    if (call.mask.defined()) return run<Quantize<T, Q, Mask::kWrite>>(call);
+    run<Quantize<T, Q, Mask::kNone>>(call);
+  }
+
+  template <typename C, typename Y>
+  static void dequantize_in(const Call& call) {
+    switch (call.first.scalar_type()) {
+      case at::kChar:
+        return run<Dequantize<int8_t, Y, C>>(call);
+      case at::kByte:
+        return run<Dequantize<uint8_t, Y, C>>(call);
+      default:
+        return run<Dequantize<C, Y, C>>(call);
+    }
+  }
+
+  template <typename Op>
+  static void run(const Call& call) {
+    // A mask is read or written: either way its bytes are the op's own.
+    uint8_t* mask = Op::kMask == Mask::kNone ? nullptr : output_pointer<uint8_t>(call.mask);
+    Backend::template transform<Op>(input_pointer<typename Op::First>(call.first),
+                                    input_pointer<typename Op::Second>(call.second),
+                                    output_pointer<typename Op::Result>(call.result), mask,
+                                    call.result.numel(), qparams_of<typename Op::C>(call));
+  }
+};
+
+}  // namespace baraquant::affine
