@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The core ops below autograd, one function each for CPU, CUDA and Meta: check, allocate, launch.
+// Meta stops before the launch, so shapes, strides and errors are the same everywhere.
+// A non-overlapping dense input keeps its strides; anything else is made contiguous first.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include "affine/affine_checks.h"
+#include "affine/core_ops.h"
+#include "affine/kernels.h"
+#include "affine/memory_order.h"
+
+namespace baraquant::affine {
+namespace {
+
+at::Tensor cast(const at::Tensor& tensor, at::ScalarType dtype) {
+  return tensor.scalar_type() == dtype ? tensor : tensor.to(dtype);
+}
+
+// The 8-bit integer types, the input's own and its compute type are written by the kernels; any
+// other floating type takes the integers from the compute type (exact, then one rounding).
+bool kernel_writes(at::ScalarType input, at::ScalarType output) {
+  return at::isIntegralType(output, false) || output == input || output == compute_dtype(input);
+}
+
+// Whether there is something to launch for a tensor on this device.
+bool has_work(const at::Tensor& tensor) { return !tensor.is_meta() && tensor.numel() > 0; }
+
+at::Tensor empty_mask(const at::Tensor& input) {
+  return at::empty_symint({(input.sym_numel() + 7) / 8}, input.options().dtype(at::kByte));
+}
+
+TensorPair run_forward(const OpName& op, at::Tensor input, const QuantArgs& q, at::ScalarType dtype,
+                       bool fake, bool with_mask) {
+  const bool direct = kernel_writes(input.scalar_type(), dtype);
+  const at::ScalarType written = direct ? dtype : compute_dtype(input.scalar_type());
+  at::Tensor output = at::empty_like(input, input.options().dtype(written));
+  at::Tensor mask = with_mask ? empty_mask(input) : at::Tensor();
+  if (has_work(input)) {
+    Call call = prepare_call(input, q);
+    call.first = input;
+    call.result = output;
+    call.mask = mask;
+    fake ? kernels(input).fake_quantize(call) : kernels(input).quantize(call);
+  }
+  return {cast(output, dtype), mask};
+}
+
+at::Tensor quantize_device(const at::Tensor& input, const QuantArgs& q, at::ScalarType dtype,
+                           std::optional<bool> save_mask) {
+  const OpName op{"quantize", q.granularity};
+  check_quantize(op, input, q, dtype);
+  return std::get<0>(run_forward(op, dense(input), q, dtype, false, false));
+}
+
+at::Tensor fake_quantize_device(const at::Tensor& input, const QuantArgs& q,
+                                std::optional<bool> save_mask) {
+  const OpName op{"fake_quantize", q.granularity};
+  check_fake_quantize(op, input, q);
+  return std::get<0>(run_forward(op, dense(input), q, input.scalar_type(), true, false));
+}
+
+TensorPair quantize_with_mask_device(const at::Tensor& input, const QuantArgs& q,
+                                     at::ScalarType dtype, at::IntArrayRef order) {
+  const OpName op{"quantize", q.granularity};
+  check_quantize(op, input, q, dtype);
+  return run_forward(op, in_order(op, "input", input, order), q, dtype, false, true);
+}
+
+TensorPair fake_quantize_with_mask_device(const at::Tensor& input, const QuantArgs& q,
+                                          at::IntArrayRef order) {
+  const OpName op{"fake_quantize", q.granularity};
+  check_fake_quantize(op, input, q);
+  return run_forward(op, in_order(op, "input", input, order), q, input.scalar_type(), true, true);
+}
+
+at::Tensor dequantize_device(const at::Tensor& input, const QuantArgs& q, at::ScalarType dtype) {
+  const OpName op{"dequantize", q.granularity};
+  check_dequantize(op, input, q, dtype);
+  // A number has no dtype: it is computed with in double where a double goes in or comes out.
+  const bool in_double = q.scale ? q.scale->scalar_type() == at::kDouble
+                                 : dtype == at::kDouble || input.scalar_type() == at::kDouble;
+  const at::ScalarType compute = in_double ? at::kDouble : at::kFloat;
+  const at::Tensor x =
+      dense(at::isIntegralType(input.scalar_type(), false) ? input : cast(input, compute));
+  const at::ScalarType written = dtype == at::kDouble ? compute : dtype;
+  at::Tensor output = at::empty_like(x, x.options().dtype(written));
+  if (has_work(x)) {
+    Call call = prepare_call(x, q);
+    call.first = x;
+    call.result = output;
+    kernels(x).dequantize(call, compute);
+  }
+  return cast(output, dtype);
+}
+
+// dy in x's dtype or in the compute type, whichever it has; from another dtype, in the compute
+// type.
+at::Tensor gradient_input(const at::Tensor& grad, at::ScalarType dtype) {
+  return grad.scalar_type() == dtype ? grad : cast(grad, compute_dtype(dtype));
+}
+
+at::Tensor input_gradient_device(const at::Tensor& input, const QuantArgs& q,
+                                 const at::Tensor& grad, bool through_quantize) {
+  const OpName op{through_quantize ? "quantize" : "fake_quantize", q.granularity, "_backward"};
+  check_gradient(op, input, q, grad, through_quantize);
+  const at::Tensor x = dense(input);
+  at::Tensor result = at::empty_like(x);
+  if (has_work(x)) {
+    Call call = prepare_call(x, q);
+    call.first = in_order(op, "grad", gradient_input(grad, x.scalar_type()), memory_order(x));
+    call.second = x;
+    call.result = result;
+    kernels(x).input_gradient(call, through_quantize);
+  }
+  return result;
+}
+
+at::Tensor masked_gradient_device(const at::Tensor& grad, const QuantArgs& q,
+                                  const at::Tensor& mask, at::IntArrayRef order,
+                                  at::ScalarType dtype, bool through_quantize) {
+  const OpName op{through_quantize ? "quantize" : "fake_quantize", q.granularity,
+                  "_backward (from the mask)"};
+  check_masked_gradient(op, grad, q, mask, dtype, through_quantize);
+  const at::Tensor dy = in_order(op, "grad", gradient_input(grad, dtype), order);
+  at::Tensor result = at::empty_like(dy, dy.options().dtype(dtype));
+  if (has_work(dy)) {
+    // Through fake_quantize the gradient does not depend on the scale.
+    Call call;
+    if (through_quantize) {
+      call = prepare_call(dy, q);
+    } else {
+      call.map = make_per_tensor_map(dy.numel());
+    }
+    call.first = dy;
+    call.mask = mask.contiguous();
+    call.result = result;
+    kernels(dy).masked_gradient(call, through_quantize);
+  }
+  return result;
+}
+
+TensorTriple qparams_gradient_device(const at::Tensor& input, const QuantArgs& q,
+                                     const at::Tensor& grad, bool zero_point_gradient) {
+  const OpName op{"fake_quantize", q.granularity, "_backward_qparams"};
+  check_gradient(op, input, q, grad, false);
+  TORCH_CHECK_VALUE(q.scale, op, ": expected scale to be a tensor, but got a number");
+  const at::Tensor x = dense(input);
+  const at::ScalarType compute = compute_dtype(x.scalar_type());
+  const bool is_learned = q.zero_point && q.zero_point->is_floating_point();
+  at::Tensor result = at::empty_like(x);
+  const auto sums = [&](const at::Tensor& like) {
+    const auto options = x.options().dtype(compute);
+    return x.sym_numel() == 0 ? at::zeros_symint(like.sym_sizes(), options)
+                              : at::empty_symint(like.sym_sizes(), options);
+  };
+  at::Tensor dscale = sums(*q.scale);
+  at::Tensor dzero = zero_point_gradient ? sums(q.zero_point ? *q.zero_point : *q.scale)
+                                         : at::empty({0}, x.options().dtype(compute));
+  if (has_work(x)) {
+    Call call = prepare_call(x, q);
+    call.first = in_order(op, "grad", grad, memory_order(x));
+    call.second = x;
+    call.result = result;
+    const ScaleOrder scale_order(x, q);
+    const at::Tensor scale_sums = scale_order.buffer_for(dscale);
+    const at::Tensor zero_sums = zero_point_gradient ? scale_order.buffer_for(dzero) : at::Tensor();
+    kernels(x).qparams_gradient(call, scale_sums, zero_sums);
+    scale_order.restore(scale_sums, dscale);
+    if (zero_point_gradient) scale_order.restore(zero_sums, dzero);
+  }
+  return {result, dscale, is_learned ? cast(dzero, q.zero_point->scalar_type()) : dzero};
+}
+
+void register_kernels(torch::Library& m) {
+  m.impl("_quantize", &Flat<&quantize_device>::kernel);
+  m.impl("_fake_quantize", &Flat<&fake_quantize_device>::kernel);
+  m.impl("_dequantize", &Flat<&dequantize_device>::kernel);
+  m.impl("_quantize_with_mask", &Flat<&quantize_with_mask_device>::kernel);
+  m.impl("_fake_quantize_with_mask", &Flat<&fake_quantize_with_mask_device>::kernel);
+  m.impl("_input_gradient", &Flat<&input_gradient_device>::kernel);
+  m.impl("_masked_gradient", &Flat<&masked_gradient_device>::kernel);
+  m.impl("_qparams_gradient", &Flat<&qparams_gradient_device>::kernel);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(baraquant, CPU, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(baraquant, CUDA, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(baraquant, Meta, m) { register_kernels(m); }
+
+}  // namespace baraquant::affine

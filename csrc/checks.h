@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Argument checks that every op shares, and the wording of their messages:
+//   baraquant::op: expected WHAT to be X, but got Y
+// ValueError for sizes, ranges and devices, TypeError for dtypes and layouts, IndexError for axes.
+// They read dtypes, devices and (symbolic) sizes, never the values in a tensor.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/SymInt.h>
+#include <c10/util/Exception.h>
+
+#include <string>
+
+#include "dtypes.h"
+
+namespace baraquant {
+
+// "torch.float32" and the like, as a user writes them.
+inline std::string dtype_name(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::kFloat:
+      return "torch.float32";
+    case c10::kDouble:
+      return "torch.float64";
+    case c10::kHalf:
+      return "torch.float16";
+    case c10::kBFloat16:
+      return "torch.bfloat16";
+    case c10::kChar:
+      return "torch.int8";
+    case c10::kByte:
+      return "torch.uint8";
+    case c10::kShort:
+      return "torch.int16";
+    case c10::kInt:
+      return "torch.int32";
+    case c10::kLong:
+      return "torch.int64";
+    case c10::kBool:
+      return "torch.bool";
+    case c10::kComplexFloat:
+      return "torch.complex64";
+    case c10::kComplexDouble:
+      return "torch.complex128";
+    default:
+      return std::string("torch.") + c10::toString(dtype);
+  }
+}
+
+// Equal under tracing too: an unbacked size becomes a run-time assertion.
+inline bool same_size(const c10::SymInt& a, const c10::SymInt& b) {
+  return a.sym_eq(b).expect_true(__FILE__, __LINE__);
+}
+
+template <typename Op>
+void check_strided(const Op& op, const char* name, const at::Tensor& tensor) {
+  TORCH_CHECK_TYPE(tensor.defined(), op, ": expected ", name, " to be a tensor, but got none");
+  TORCH_CHECK_TYPE(tensor.layout() == c10::kStrided, op, ": expected ", name,
+                   " to be a dense (strided) tensor, but got layout ", tensor.layout(),
+                   "; convert it with .to_dense()");
+}
+
+template <typename Op>
+void check_floating(const Op& op, const char* name, const at::Tensor& tensor) {
+  check_strided(op, name, tensor);
+  TORCH_CHECK_TYPE(is_supported_floating(tensor.scalar_type()), op, ": expected ", name,
+                   " to be float32, float64, float16 or bfloat16, but got ",
+                   dtype_name(tensor.scalar_type()));
+}
+
+template <typename Op>
+void check_dtype(const Op& op, const char* name, const at::Tensor& tensor, c10::ScalarType expected,
+                 const char* why) {
+  check_strided(op, name, tensor);
+  TORCH_CHECK_TYPE(tensor.scalar_type() == expected, op, ": expected ", name, " to be ",
+                   dtype_name(expected), " (", why, "), but got ",
+                   dtype_name(tensor.scalar_type()));
+}
+
+template <typename Op>
+void check_same_device(const Op& op, const char* name, const at::Tensor& tensor,
+                       const at::Tensor& input) {
+  TORCH_CHECK_VALUE(tensor.device() == input.device(), op, ": expected ", name, " to be on ",
+                    input.device(), " (the input's device), but got ", tensor.device());
+}
+
+template <typename Op>
+void check_same_sizes(const Op& op, const char* name, const at::Tensor& tensor,
+                      const at::Tensor& input, const char* input_name) {
+  bool same = tensor.dim() == input.dim();
+  for (int64_t d = 0; same && d < input.dim(); ++d) {
+    same = same_size(tensor.sym_size(d), input.sym_size(d));
+  }
+  TORCH_CHECK_VALUE(same, op, ": expected ", name, " to have shape ", input.sym_sizes(),
+                    " (that of ", input_name, "), but got ", tensor.sym_sizes());
+}
+
+// The axis counted from the front.
+template <typename Op>
+int64_t check_axis(const Op& op, int64_t axis, int64_t dim) {
+  TORCH_CHECK_INDEX(dim > 0, op, ": expected input to have at least 1 dimension, but got 0");
+  TORCH_CHECK_INDEX(axis >= -dim && axis < dim, op, ": expected axis to be in [", -dim, ", ",
+                    dim - 1, "] for an input with ", dim, " dimensions, but got ", axis);
+  return axis < 0 ? axis + dim : axis;
+}
+
+}  // namespace baraquant
