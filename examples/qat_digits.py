@@ -17,6 +17,7 @@ import argparse
 import itertools
 import json
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -29,6 +30,8 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # finds a build in place as well
 
 import baraquant
 from qat_report import Run, conclude, plot, print_table, summarize

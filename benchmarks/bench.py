@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The harness that all benchmarks share: timing, rows with bound and target, the environment.
+
+Everything that is compared is timed in turns within one run: a call, the copy that bounds it, and
+what a user would call instead. On CUDA the times come from device events, over batches that are
+queued behind a short sleep, so that the host is ahead; calls under 50 µs are timed inside a CUDA
+graph. On the CPU they come from the host's clock, with an allocator that keeps freed memory, as
+the first touch of fresh pages would cost more than the op. Reported is the median over the rounds.
+"""
+
+import contextlib
+import ctypes
+import gc
+import math
+import os
+import platform
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Call = Callable[[int], object]  # takes the number of the call, to pick one of the rotated inputs
+
+ROTATED_BYTES = 256 << 20  # several times the L2 of an H200 (60 MB) and the L3 of most CPUs
+GRAPH_BELOW = 50e-6  # seconds; from there on launch gaps are hidden by the queue
+HEAD_START = 400_000  # clock cycles that the device sleeps while the host queues: about 0.2 ms
+FEWEST_ROUNDS = 3
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # glibc, malloc.h
+
+
+@dataclass(frozen=True)
+class Target:
+    """Reach ``at_least`` times the speed of ``against``: ``"copy"``, or one of the peers."""
+
+    against: str
+    at_least: float
+
+    def __str__(self) -> str:
+        if self.against == "copy":
+            return f"≥ {self.at_least:.0%} of copy"
+        return f"≥ {self.at_least:g}x {self.against}"
+
+
+@dataclass
+class Row:
+    """One line of the table; times in seconds, ``error`` where there are none."""
+
+    what: str
+    op: str
+    case: str
+    dtype: str
+    shape: list[int]
+    threads: int | None = None
+    seconds: float | None = None
+    gbps: float | None = None
+    copy_gbps: float | None = None
+    of_copy: float | None = None
+    peers: dict[str, float] = field(default_factory=dict)
+    speedups: dict[str, float] = field(default_factory=dict)
+    peer_errors: dict[str, str] = field(default_factory=dict)
+    target: Target | None = None
+    reached: float | None = None
+    met: bool | None = None
+    error: str | None = None
+
+    def fill(
+        self, results: dict[str, float | str], own: str, moved: float = 0, copied: float = 0
+    ) -> "Row":
+        """Computes rates, ratios and the verdict.
+
+        Args:
+            results: Seconds, or the text of an error, of each call; ``"copy"`` is the bound.
+            own: Which of them the row is about.
+            moved: Bytes that the call has to read and write.
+            copied: Bytes that the copy reads and writes.
+        """
+        seconds = results[own]
+        if isinstance(seconds, str):
+            self.error, self.met = seconds, None if self.target is None else False
+            return self
+        self.seconds = seconds
+        self.gbps = moved / seconds / 1e9 if moved else None
+        for name, result in results.items():
+            if name == "copy" and not isinstance(result, str) and self.gbps:
+                self.copy_gbps = copied / result / 1e9
+                self.of_copy = self.gbps / self.copy_gbps
+            elif isinstance(result, str):
+                self.peer_errors[name] = result
+            elif name not in (own, "copy"):
+                self.peers[name] = result
+                self.speedups[name] = result / seconds
+        if self.target is not None:
+            ratios = {**self.speedups, "copy": self.of_copy}
+            self.reached = ratios.get(self.target.against)
+            self.met = None if self.reached is None else self.reached >= self.target.at_least
+        return self
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+
+class Timer:
+    """Times calls in turns.
+
+    Args:
+        device: Where the calls run.
+        rounds: Over how many rounds the median is taken.
+        batch_seconds: How long one call is repeated in a round, at least.
+        budget: Seconds for the rounds of one comparison; slow calls get fewer rounds, but three.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        rounds: int = 7,
+        batch_seconds: float = 1e-3,
+        budget: float = 2.0,
+    ) -> None:
+        self.device = device
+        self.rounds = rounds
+        self.batch_seconds = batch_seconds
+        self.budget = budget
+        if device.type == "cpu":
+            keep_freed_memory()
+
+    def compare(self, calls: dict[str, Call], rotation: int = 1) -> dict[str, float | str]:
+        """Times each call on the device.
+
+        Args:
+            calls: What to time, by name.
+            rotation: How many results are kept alive, so that outputs rotate as inputs do.
+
+        Returns:
+            Median seconds of a call, or the text of its error: one that fails hinders no other.
+        """
+        cuda = self.device.type == "cuda"
+        prepare = self._prepare_cuda if cuda else self._prepare_host
+        return self._in_turns(
+            {name: (lambda call=call: prepare(call, rotation)) for name, call in calls.items()},
+            self.rounds,
+        )
+
+    def compare_overhead(
+        self, calls: dict[str, Call], repeats: int = 200, rounds: int = 31
+    ) -> dict[str, float | str]:
+        """Times how long each call keeps the host, whatever the device still has to do."""
+
+        def prepare(call: Call) -> Callable[[], float]:
+            def measure() -> float:
+                start = time.perf_counter()
+                for index in range(repeats):
+                    call(index)
+                elapsed = time.perf_counter() - start
+                self._synchronize()
+                return elapsed / repeats
+
+            measure()
+            return measure
+
+        return self._in_turns(
+            {name: (lambda call=call: prepare(call)) for name, call in calls.items()}, rounds
+        )
+
+    def _in_turns(
+        self, prepares: dict[str, Callable[[], Callable[[], float]]], rounds: int
+    ) -> dict[str, float | str]:
+        results: dict[str, float | str] = {}
+        measures: dict[str, Callable[[], float]] = {}
+        samples: dict[str, list[float]] = {}
+        for name, prepare in prepares.items():
+            try:
+                measures[name], samples[name] = prepare(), []
+            except Exception as error:  # recorded in the row
+                results[name] = describe(error)
+        start = time.perf_counter()
+        with _no_garbage_collection():
+            for done in range(rounds):
+                if done >= FEWEST_ROUNDS and time.perf_counter() - start > self.budget:
+                    break
+                for name in list(measures):
+                    try:
+                        samples[name].append(measures[name]())
+                    except Exception as error:  # recorded in the row
+                        results[name] = describe(error)
+                        del measures[name]
+        for name in measures:
+            results[name] = statistics.median(samples[name])
+        return results
+
+    def _prepare_host(self, call: Call, rotation: int) -> Callable[[], float]:
+        kept = _Kept(call, rotation)
+        kept(0)
+        start = time.perf_counter()
+        kept(1)
+        batch = self._batch(time.perf_counter() - start)
+
+        def measure() -> float:
+            start = time.perf_counter()
+            for index in range(batch):
+                kept(index)
+            return (time.perf_counter() - start) / batch
+
+        return measure
+
+    def _prepare_cuda(self, call: Call, rotation: int) -> Callable[[], float]:
+        kept = _Kept(call, rotation)
+        for index in range(3):
+            kept(index)
+        torch.cuda.synchronize()
+        sleep = getattr(torch.cuda, "_sleep", lambda cycles: None)
+
+        def loop(count: int) -> float:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            sleep(HEAD_START)
+            start.record()
+            for index in range(count):
+                kept(index)
+            end.record()
+            torch.cuda.synchronize()
+            return start.elapsed_time(end) / 1e3 / count
+
+        estimate = min(loop(3), loop(3))
+        batch = self._batch(estimate)
+        if estimate < GRAPH_BELOW:
+            with contextlib.suppress(Exception):  # what cannot be captured is timed as it is
+                return self._prepare_graph(call, rotation, max(batch, rotation))
+        return lambda: loop(batch)
+
+    def _prepare_graph(self, call: Call, rotation: int, batch: int) -> Callable[[], float]:
+        kept = _Kept(call, rotation)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for index in range(3):
+                kept(index)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for index in range(batch):
+                kept(index)
+        graph.replay()
+        torch.cuda.synchronize()
+
+        def measure() -> float:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            return start.elapsed_time(end) / 1e3 / batch
+
+        return measure
+
+    def _batch(self, estimate: float) -> int:
+        return min(max(math.ceil(self.batch_seconds / max(estimate, 1e-9)), 1), 200)
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+class _Kept:
+    """A call that keeps its last ``rotation`` results alive: each lands in other memory."""
+
+    def __init__(self, call: Call, rotation: int) -> None:
+        self.call = call
+        self.results: list[object] = [None] * rotation
+
+    def __call__(self, index: int) -> None:
+        self.results[index % len(self.results)] = self.call(index)
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def describe(error: Exception) -> str:
+    """An error in one short line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:200]
+
+
+def free_memory(device: torch.device) -> None:
+    """Hands the memory of the last row back; a device that has failed is left alone."""
+    gc.collect()
+    if device.type == "cuda":
+        with contextlib.suppress(RuntimeError):
+            torch.cuda.empty_cache()
+
+
+def keep_freed_memory() -> None:
+    """Tells glibc to keep freed memory for the next allocation; elsewhere does nothing."""
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_MAX, 0)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def rotation_for(nbytes: int) -> int:
+    """How many tensors of this many bytes to rotate, so that none is still in a cache."""
+    return min(max(math.ceil(ROTATED_BYTES / max(nbytes, 1)), 1), 64)
+
+
+def copy_call(sources: list[Tensor]) -> Call:
+    """The bound: a copy of tensors that are rotated, into others that are rotated too."""
+    destinations = [torch.empty_like(source) for source in sources]
+
+    def copy(index: int) -> None:
+        destinations[index % len(sources)].copy_(sources[index % len(sources)])
+
+    return copy
+
+
+def parse_size(text: str, dtype: torch.dtype) -> int:
+    """Elements of a size such as ``64MiB`` (bytes), ``2^28``, ``14336x4096`` or ``4096``."""
+    text = text.strip()
+    if match := re.fullmatch(r"(\d+)\s*([KMG])iB", text):
+        shift = {"K": 10, "M": 20, "G": 30}[match[2]]
+        return (int(match[1]) << shift) // dtype.itemsize
+    if match := re.fullmatch(r"(\d+)\^(\d+)", text):
+        return int(match[1]) ** int(match[2])
+    if re.fullmatch(r"\d+(x\d+)*", text):
+        return math.prod(int(part) for part in text.split("x"))
+    raise ValueError(f"expected a size such as 64MiB, 2^28, 14336x4096 or 4096, but got {text!r}")
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Where the figures come from."""
+    import baraquant
+
+    about: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
+        "baraquant": baraquant.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+    }
+    if device.type == "cuda":
+        about["cuda"] = torch.version.cuda
+        about["multiprocessors"] = torch.cuda.get_device_properties(device).multi_processor_count
+    with contextlib.suppress(ImportError, AttributeError):
+        from baraquant import _C
+
+        about["cpu_isa"] = _C.cpu_isa()
+    about["torch_cpu_isa"] = torch.backends.cpu.get_cpu_capability()
+    about["date"] = time.strftime("%Y-%m-%d", time.gmtime())
+    return about
+
+
+def cpu_name() -> str:
+    """The processor's name and number of cores."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                name = line.partition(":")[2].strip()
+                break
+    return f"{name}, {os.cpu_count()} cores"

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The benchmarks still run, and their harness computes what it says."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+
+import bench
+import bench_report
+from bench import Row, Target, Timer
+
+CPU = torch.device("cpu")
+
+
+def row(target: Target | None = None) -> Row:
+    return Row("forward", "fake_quantize", "per_tensor", "float32", [16, 4096], target=target)
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype", "elements"),
+    [
+        ("64MiB", torch.float32, 1 << 24),
+        ("64MiB", torch.bfloat16, 1 << 25),
+        ("1 GiB", torch.float64, 1 << 27),
+        ("2^28", torch.float16, 1 << 28),
+        ("14336x4096", torch.float32, 14336 * 4096),
+        ("17", torch.float32, 17),
+    ],
+)
+def test_sizes(text: str, dtype: torch.dtype, elements: int) -> None:
+    assert bench.parse_size(text, dtype) == elements
+
+
+@pytest.mark.parametrize("text", ["", "64MB", "2**28", "-1", "4096x", "1.5GiB"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a size such as"):
+        bench.parse_size(text, torch.float32)
+
+
+def test_row_rates_and_ratios() -> None:
+    results = {"copy": 1e-3, "baraquant": 2e-3, "PyTorch": 6e-3}
+    filled = row().fill(results, "baraquant", moved=8e6, copied=5e6)
+    assert filled.gbps == pytest.approx(4.0)
+    assert filled.copy_gbps == pytest.approx(5.0)
+    assert filled.of_copy == pytest.approx(0.8)
+    assert filled.speedups == {"PyTorch": pytest.approx(3.0)}
+    assert filled.met is None
+
+
+@pytest.mark.parametrize(
+    ("target", "met"),
+    [
+        (Target("copy", 0.8), True),
+        (Target("copy", 0.81), False),
+        (Target("PyTorch", 3.0), True),
+        (Target("PyTorch", 3.01), False),
+    ],
+)
+def test_verdict(target: Target, met: bool) -> None:
+    results = {"copy": 1e-3, "baraquant": 2e-3, "PyTorch": 6.001e-3}
+    assert row(target).fill(results, "baraquant", 8.0001e6, 5e6).met is met
+
+
+def test_a_failed_call_is_missed_and_a_failed_peer_is_named() -> None:
+    failed = row(Target("copy", 0.9)).fill({"copy": 1.0, "baraquant": "boom"}, "baraquant", 1, 1)
+    assert (failed.error, failed.met, failed.seconds) == ("boom", False, None)
+    lonely = row(Target("PyTorch", 2)).fill({"baraquant": 1.0, "PyTorch": "no op"}, "baraquant")
+    assert lonely.peer_errors == {"PyTorch": "no op"}
+    assert lonely.met is None
+    assert bench_report.count_verdicts([failed, lonely]) == (
+        "0 of 2 targets met; 1 of 2 rows failed."
+    )
+
+
+def test_timer_measures_sleep_and_records_errors() -> None:
+    def broken(index: int) -> None:
+        raise RuntimeError("no such kernel")
+
+    results = Timer(CPU, rounds=5).compare(
+        {"short": lambda _: time.sleep(0.002), "long": lambda _: time.sleep(0.01), "bad": broken}
+    )
+    assert results["bad"] == "RuntimeError: no such kernel"
+    assert 0.002 <= results["short"] < results["long"]
+    assert results["long"] >= 0.01
+
+
+def test_timer_takes_the_median_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    values = {"a": iter([5.0, 1.0, 3.0]), "b": iter([2.0, 9.0, 4.0])}
+
+    def prepare(name: str):
+        def measure() -> float:
+            order.append(name)
+            return next(values[name])
+
+        return lambda: measure
+
+    results = Timer(CPU)._in_turns({name: prepare(name) for name in "ab"}, rounds=3)
+    assert results == {"a": statistics.median([5, 1, 3]), "b": statistics.median([2, 9, 4])}
+    assert order == list("ababab")
+
+
+def test_results_rotate() -> None:
+    made: list[torch.Tensor] = []
+
+    def make(index: int) -> torch.Tensor:
+        made.append(torch.empty(1024))
+        return made.pop()
+
+    kept = bench._Kept(make, 3)
+    for index in range(7):
+        kept(index)
+    assert len({tensor.data_ptr() for tensor in kept.results}) == 3
+
+
+class HostEvent:
+    """A device event that a host keeps: the CUDA branch's arithmetic can then run without one."""
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.time = time.perf_counter()
+
+    def elapsed_time(self, other: HostEvent) -> float:
+        return (other.time - self.time) * 1e3
+
+
+def test_timer_divides_events_by_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[int] = []
+    monkeypatch.setattr(torch.cuda, "Event", HostEvent)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "_sleep", slept.append, raising=False)
+    timer = Timer(torch.device("cuda"), rounds=3, batch_seconds=0.01)
+    seconds = timer.compare({"sleep": lambda _: time.sleep(0.002)})["sleep"]
+    assert 0.002 <= seconds < 0.01
+    assert slept
+
+
+def test_timer_inside_a_graph(cuda: str) -> None:
+    x = torch.ones(1 << 16, device=cuda)
+    timer = Timer(torch.device(cuda), rounds=3)
+    seconds = timer._prepare_graph(lambda _: x + 1, rotation=2, batch=20)()
+    assert 0 < seconds < 1e-3
+    assert 0 < timer.compare({"add": lambda _: x + 1}, rotation=2)["add"] < 1e-3
+
+
+def test_affine_runs_on_cuda(cuda: str) -> None:
+    import bench_affine
+
+    rows = bench_affine.main(["--device", cuda, "--quick", "--sizes", "8192", "2^20"])
+    assert rows
+    assert not [(r.op, r.case, r.error) for r in rows if r.error]
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory):
+    """A whole run with tiny sizes: its rows, and the folder with what it wrote."""
+    import bench_affine
+
+    folder = tmp_path_factory.mktemp("bench")
+    files = [f"--{name}={folder / name}" for name in ("json", "markdown", "plot")]
+    small = [
+        "--device",
+        "cpu",
+        "--quick",
+        "--threads",
+        "1",
+        "--sizes",
+        "8192",
+        "--dtypes",
+        "float32",
+        "bfloat16",
+    ]
+    return bench_affine.main([*small, *files]), folder
+
+
+def test_affine_runs_whole(report) -> None:
+    rows, _ = report
+    assert not [(r.op, r.case, r.error) for r in rows if r.error]
+    assert not [(r.op, r.case, r.peer_errors) for r in rows if r.peer_errors]
+    assert {r.what for r in rows} == {
+        "call overhead",
+        "forward",
+        "forward + backward",
+        "scale gradient",
+    }
+    granularities = {r.case for r in rows if r.what == "forward"}
+    assert len(granularities) == 6
+    for r in rows:
+        assert r.seconds is not None and r.seconds > 0
+        assert (r.met is None) == (r.target is None)
+
+
+def test_affine_counts_the_bytes_that_must_move(report) -> None:
+    """Per element, without the scale: of one scale the share of 8192 elements is 4 bytes."""
+    rows, _ = report
+    moved = {
+        (r.op, r.dtype): r.gbps * 1e9 * r.seconds / 8192
+        for r in rows
+        if r.case == "per_tensor" and r.gbps
+    }
+    expected = {
+        ("quantize", "float32"): 5,
+        ("dequantize", "float32"): 5,
+        ("fake_quantize", "float32"): 8,
+        ("quantize", "bfloat16"): 3,
+        ("dequantize", "bfloat16"): 3,
+        ("fake_quantize", "bfloat16"): 4,
+        ("fake_quantize, input kept", "float32"): 20,
+        ("fake_quantize, input kept", "bfloat16"): 10,
+        ("fake_quantize, bit mask", "float32"): 16.25,
+        ("fake_quantize, bit mask", "bfloat16"): 8.25,
+        ("fake_quantize_backward_qparams", "float32"): 12,
+        ("fake_quantize_backward_qparams", "bfloat16"): 6,
+    }
+    assert moved == pytest.approx(expected, abs=0.01)
+
+
+def test_affine_writes_its_results(report) -> None:
+    rows, folder = report
+    written = json.loads((folder / "json").read_text())
+    assert len(written["rows"]) == len(rows)
+    assert {"device", "torch", "baraquant", "threads"} <= written["environment"].keys()
+    table = (folder / "markdown").read_text().splitlines()
+    assert len([line for line in table if line.startswith("| ")]) == len(rows) + 1
+    assert (folder / "plot").read_bytes().startswith(b"\x89PNG")
