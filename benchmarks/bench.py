@@ -228,9 +228,8 @@ class Timer:
 
         estimate = min(loop(3), loop(3))
         batch = self._batch(estimate)
-        if estimate < GRAPH_BELOW:
-            with contextlib.suppress(Exception):  # what cannot be captured is timed as it is
-                return self._prepare_graph(call, rotation, max(batch, rotation))
+        if estimate < GRAPH_BELOW and not synchronizes(call):
+            return self._prepare_graph(call, rotation, max(batch, rotation))
         return lambda: loop(batch)
 
     def _prepare_graph(self, call: Call, rotation: int, batch: int) -> Callable[[], float]:
@@ -300,6 +299,22 @@ def free_memory(device: torch.device) -> None:
     if device.type == "cuda":
         with contextlib.suppress(RuntimeError):
             torch.cuda.empty_cache()
+
+
+def synchronizes(call: Call) -> bool:
+    """Whether a call makes the host wait for the device: it cannot be captured in a CUDA graph.
+
+    This has to be known before: a capture that fails leaves the random generator unusable.
+    """
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call(0)
+    except RuntimeError:
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+    return False
 
 
 def keep_freed_memory() -> None:

@@ -2,6 +2,7 @@
 """Runs the sections of a benchmark, and shows its rows: as table, Markdown, JSON and plot."""
 
 import argparse
+import gc
 import json
 import math
 import time
@@ -47,7 +48,10 @@ def run_sections(
     console.print(", ".join(f"{name} {value}" for name, value in about.items()), highlight=False)
     rows: list[Row] = []
     for title, parts in sections:
+        gc.collect()
+        gc.freeze()  # what was imported stays: collections between rows need not walk it
         own = _run_parts(title, parts, options, console)
+        gc.unfreeze()
         rows += own
         if own:
             print_table(title, own, console)

@@ -122,38 +122,43 @@ def test_results_rotate() -> None:
     assert len({tensor.data_ptr() for tensor in kept.results}) == 3
 
 
-class HostEvent:
-    """A device event that a host keeps: the CUDA branch's arithmetic can then run without one."""
-
-    def __init__(self, enable_timing: bool) -> None:
-        assert enable_timing
-
-    def record(self) -> None:
-        self.time = time.perf_counter()
-
-    def elapsed_time(self, other: HostEvent) -> float:
-        return (other.time - self.time) * 1e3
-
-
 def test_timer_divides_events_by_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[int] = []
-    monkeypatch.setattr(torch.cuda, "Event", HostEvent)
+    """The CUDA branch's arithmetic, on a clock of its own: each call takes 2 ms."""
+    clock, slept = [0.0], []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.time = clock[0]
+
+        def elapsed_time(self, other: Event) -> float:
+            return other.time - self.time
+
+    def call(index: int) -> None:
+        clock[0] += 2.0  # milliseconds
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "_sleep", slept.append, raising=False)
     timer = Timer(torch.device("cuda"), rounds=3, batch_seconds=0.01)
-    seconds = timer.compare({"sleep": lambda _: time.sleep(0.002)})["sleep"]
-    assert 0.002 <= seconds < 0.01
-    assert slept
+    assert timer.compare({"call": call}) == {"call": pytest.approx(0.002)}
+    assert clock[0] == 2 * (3 + 2 * 3 + 3 * 5)  # warm-up, two estimates, three rounds of five
+    assert slept == [bench.HEAD_START] * 5
 
 
 def test_timer_inside_a_graph(cuda: str) -> None:
     x = torch.ones(1 << 16, device=cuda)
     timer = Timer(torch.device(cuda), rounds=3)
+    assert bench.synchronizes(lambda _: x.sum().item())
+    assert not bench.synchronizes(lambda _: x + 1)
     seconds = timer._prepare_graph(lambda _: x + 1, rotation=2, batch=20)()
     assert 0 < seconds < 1e-3
     assert 0 < timer.compare({"add": lambda _: x + 1}, rotation=2)["add"] < 1e-3
 
 
+@pytest.mark.xdist_group("bench")
 def test_affine_runs_on_cuda(cuda: str) -> None:
     import bench_affine
 
@@ -184,6 +189,7 @@ def report(tmp_path_factory: pytest.TempPathFactory):
     return bench_affine.main([*small, *files]), folder
 
 
+@pytest.mark.xdist_group("bench")
 def test_affine_runs_whole(report) -> None:
     rows, _ = report
     assert not [(r.op, r.case, r.error) for r in rows if r.error]
@@ -201,6 +207,7 @@ def test_affine_runs_whole(report) -> None:
         assert (r.met is None) == (r.target is None)
 
 
+@pytest.mark.xdist_group("bench")
 def test_affine_counts_the_bytes_that_must_move(report) -> None:
     """Per element, without the scale: of one scale the share of 8192 elements is 4 bytes."""
     rows, _ = report
@@ -226,6 +233,7 @@ def test_affine_counts_the_bytes_that_must_move(report) -> None:
     assert moved == pytest.approx(expected, abs=0.01)
 
 
+@pytest.mark.xdist_group("bench")
 def test_affine_writes_its_results(report) -> None:
     rows, folder = report
     written = json.loads((folder / "json").read_text())

@@ -43,6 +43,8 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     return done.stdout, out
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("demo")
 def test_demo_prints_and_writes(demo: tuple[str, Path]) -> None:
     text, out = demo
     assert "8 of 8 networks give bit for bit" in " ".join(text.split())
@@ -54,6 +56,8 @@ def test_demo_prints_and_writes(demo: tuple[str, Path]) -> None:
     assert len(list((out / "models").glob("*.safetensors"))) == 8
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("demo")
 def test_demo_learns(demo: tuple[str, Path]) -> None:
     """Even on this budget: the digits are learned, and QAT repairs what two bits break."""
     report = json.loads((demo[1] / "qat_digits.json").read_text())
