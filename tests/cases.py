@@ -54,7 +54,7 @@ def fits(quant_range: tuple[int, int], dtype: torch.dtype) -> bool:
 
 @dataclass(frozen=True)
 class Granularity:
-    """Which elements share a scale: `kind` is `per_tensor`, `per_channel`, `per_token`, `per_group`."""
+    """Which elements share a scale: `kind` is `per_` tensor, channel, token or group."""
 
     kind: str
     axis: int = -1
@@ -110,7 +110,7 @@ KINDS = (PER_TENSOR, per_channel(1), PER_TOKEN, per_group(8))
 
 
 def granularities(shape: tuple[int, ...]) -> list[Granularity]:
-    """Every granularity that differs for this shape: each axis, whole, partial and outsized groups."""
+    """Every granularity for this shape: several axes; whole, partial and outsized groups."""
     found = [PER_TENSOR]
     if not shape:
         return found
@@ -139,7 +139,7 @@ SHAPES = (
     (2, 3, 1, 4, 9),
 )
 
-# --- layouts ------------------------------------------------------------------------------------
+# --- layouts -------------------------------------------------------------------------------------
 
 
 def _padded(t: Tensor, elements: int) -> Tensor:
@@ -198,16 +198,16 @@ LAYOUTS_4D = {
 def is_dense(t: Tensor) -> bool:
     """Non-overlapping and dense: the elements fill their stretch of memory exactly once."""
     expected = 1
-    for stride, size in sorted(
-        (st, sz) for st, sz in zip(t.stride(), t.shape, strict=True) if sz > 1
-    ):
+    for stride, size in sorted(zip(t.stride(), t.shape, strict=True)):
+        if size == 1:
+            continue
         if stride != expected:
             return False
         expected *= size
     return True
 
 
-# --- values -------------------------------------------------------------------------------------
+# --- values --------------------------------------------------------------------------------------
 
 
 def generator(seed: int) -> torch.Generator:
@@ -215,7 +215,7 @@ def generator(seed: int) -> torch.Generator:
 
 
 def special_values(dtype: torch.dtype) -> Tensor:
-    """±0, subnormals, the edges of the normal range, ±inf, NaN, halves, limits of integer dtypes."""
+    """±0, subnormals, ends of the normal range, ±inf, NaN, halves, limits of integer dtypes."""
     info = torch.finfo(dtype)
     subnormal = info.smallest_normal * info.eps
     positive = [0.0, subnormal, 3 * subnormal, info.smallest_normal - subnormal]

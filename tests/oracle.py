@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cases import INT32_MAX, INT32_MIN, Granularity
 
-# --- between torch and NumPy ----------------------------------------------------------------------
+# --- between torch and NumPy ---------------------------------------------------------------------
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:
@@ -55,7 +55,7 @@ def assert_same_bits(actual: Tensor, expected: np.ndarray | Tensor, note: str = 
         )
 
 
-# --- the one final rounding -------------------------------------------------------------------------
+# --- the one final rounding ----------------------------------------------------------------------
 
 
 def _round_to_bfloat16(value: np.ndarray) -> np.ndarray:
@@ -81,7 +81,7 @@ def round_to(value: np.ndarray, dtype: torch.dtype) -> np.ndarray:
         return value.astype(str(dtype).removeprefix("torch."))
 
 
-# --- arguments --------------------------------------------------------------------------------------
+# --- arguments -----------------------------------------------------------------------------------
 
 
 def numpy_dtype(compute: torch.dtype) -> np.dtype:
@@ -117,8 +117,8 @@ def _zero_point(
 class Affine:
     """All that the contract says about one input, scale, zero point and range.
 
-    Attributes: `x`, `s`, `z` (one entry per element, in C), `r`, `v`, `q` as the contract names them,
-    `mask`, and `nan` where `v` is NaN.
+    Attributes: `x`, `s`, `z` (one entry per element, in C), `r`, `v`, `q`, `mask` as the contract
+    names them, `ratio` for x / s, and `nan` where `v` is NaN.
     """
 
     def __init__(
@@ -212,18 +212,13 @@ def assert_sum_close(actual: Tensor, sums: np.ndarray, bound: np.ndarray) -> Non
     assert got.shape == sums.shape
     with np.errstate(all="ignore"):
         expected = round_to(sums, actual.dtype)
-        step = 2.0 ** (
-            1 - {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24}.get(actual.dtype, 53)
-        )
-        ulp = np.maximum(
-            np.abs(sums) * step, float(torch.finfo(actual.dtype).smallest_normal) * step
-        )
+        info = torch.finfo(actual.dtype)
+        ulp = np.maximum(np.abs(sums), info.smallest_normal) * info.eps
         error = np.abs(got.astype(np.float64) - sums)
     special = ~np.isfinite(expected)
     good = np.where(special, same_bits(actual, expected), error <= bound + ulp)
-    assert good.all(), (
-        f"off by {error[~good][0]} at {np.argwhere(~good)[0]}, may be {bound[~good][0]}"
-    )
+    at = np.argwhere(~good)
+    assert good.all(), f"off by {error[~good][0]} at {at[0]}, may be {bound[~good][0]}"
 
 
 def dequantize(

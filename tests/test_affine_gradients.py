@@ -225,7 +225,7 @@ def test_integers_carry_no_gradient(granularity: Granularity, device: str) -> No
         assert not call.forward(call.input()).requires_grad
 
 
-# --- what is held between forward and backward ----------------------------------------------------
+# --- what is held between forward and backward ---------------------------------------------------
 
 
 @contextmanager

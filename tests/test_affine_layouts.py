@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Any strides in, the right strides out: dense inputs keep theirs, others give contiguous results."""
+"""Any strides in; out come those of a dense input, or contiguous ones."""
 
 from __future__ import annotations
 

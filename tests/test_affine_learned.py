@@ -119,6 +119,19 @@ def test_every_shape_and_granularity(
             assert_same_bits(got + 0, round_to(sums, got.dtype) + 0, str(granularity))
 
 
+@pytest.mark.parametrize("shape", ((70001, 3), (3, 70001), (2, 70001, 2), (140002,)), ids=str)
+def test_many_segments_and_long_ones(shape: tuple[int, ...], device: str) -> None:
+    """More segments than 16 bits count, along each axis, and segments longer than any block."""
+    for granularity in (PER_TENSOR, per_channel(0), per_channel(-1), PER_TOKEN, per_group(2, 0)):
+        grad, x, scale, point = exact_arguments(shape, torch.float32, granularity)
+        rule = Affine(x, scale, point, granularity, *RANGE)
+        dx, ds, dz = backward(device, granularity, grad, x, scale, point)
+        assert_same_bits(dx, rule.fake_quantize_backward(grad))
+        for got, terms in ((ds, rule.scale_terms(grad)), (dz, rule.zero_point_terms(grad))):
+            sums, _ = rule.segment_sums(terms)
+            assert_same_bits(got + 0, round_to(sums, got.dtype) + 0, str(granularity))
+
+
 @by_dtype
 def test_integer_zero_points_and_their_extremes(dtype: torch.dtype, device: str) -> None:
     for point_dtype in (torch.int8, torch.int32, torch.int64):
@@ -169,7 +182,7 @@ def test_gradients_by_hand(device: str) -> None:
     assert dz.item() == -0.5 * (4 + 8)
 
 
-# --- through autograd -------------------------------------------------------------------------------
+# --- through autograd ----------------------------------------------------------------------------
 
 
 @by_granularity
@@ -251,7 +264,7 @@ def test_double_backward_through_the_sums_is_refused(device: str) -> None:
         torch.autograd.grad(ds, dy)
 
 
-# --- the same bits in every run ---------------------------------------------------------------------
+# --- the same bits in every run ------------------------------------------------------------------
 
 
 @pytest.fixture

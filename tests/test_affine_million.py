@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""More than a million values of each dtype, with every special, for each granularity and layout."""
+"""More than a million values of each dtype with all specials: every granularity, any layout."""
 
 from __future__ import annotations
 

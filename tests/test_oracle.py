@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The oracle itself: NumPy's roundings against exact rational arithmetic, and a few cases by hand."""
+"""The oracle itself: NumPy's roundings against exact fractions, and a few cases by hand."""
 
 from __future__ import annotations
 

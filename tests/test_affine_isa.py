@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The CPU kernels give the same bits for every instruction set, chosen by BARAQUANT_CPU_ISA.
+
+The choice is made once per process, so each one runs this file as a script, which prints a digest
+of every result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import baraquant
+import cases
+import oracle
+from cases import Granularity
+
+ISAS = ("default", "avx2", "avx512")
+SHAPE = (7, 37, 113)  # every vector loop has a tail
+GRANULARITIES = (*cases.KINDS, cases.per_channel(-1))
+RANGE = (-100, 90)
+
+
+def missing(isa: str) -> str | None:
+    """Why this machine cannot run an instruction set."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    has = {"AVX512": ISAS, "AVX2": ISAS[:2]}.get(capability, ISAS[:1])
+    return None if isa in has else f"this machine has no {isa} (torch: {capability})"
+
+
+def results(dtype: torch.dtype, granularity: Granularity) -> Iterator[tuple[str, Tensor]]:
+    """Every direction on data with all specials; contiguous and not."""
+    params = granularity.param_shape(SHAPE)
+    scale = cases.scales(params, cases.compute_dtype(dtype))
+    if scale.numel() > 20:  # some segments with a scale that nobody should pass
+        special = cases.special_scales(scale.dtype)
+        scale.view(-1)[: min(len(special), scale.numel() // 2)] = special[: scale.numel() // 2]
+    ordinary = cases.scales(params, scale.dtype)
+    point = cases.zero_points(params, RANGE)
+    x = cases.adversarial(cases.expand(ordinary, granularity, SHAPE), dtype)
+    dy = cases.gradients(SHAPE, dtype)
+    fine = torch.randn(SHAPE, generator=cases.generator(0)).to(dtype)
+    learned = 3 * torch.randn(params, generator=cases.generator(1), dtype=scale.dtype)
+    for layout in ("contiguous", "stepped"):
+        a = (cases.LAYOUTS[layout](x), scale, point, *granularity.args)
+        for output in cases.QUANTIZED_DTYPES:
+            ends = (0, 100) if output == torch.uint8 else RANGE
+            q = granularity.op("quantize")(*a, *ends, dtype=output)
+            yield f"quantize to {output}", q
+            y = granularity.op("dequantize")(q, *a[1:], dtype=dtype)
+            yield f"dequantize {output}", y
+        yield "fake_quantize", granularity.op("fake_quantize")(*a, *RANGE)
+        for verb in ("fake_quantize_backward", "quantize_backward"):
+            yield verb, granularity.op(verb)(dy, *a, *RANGE)
+        yield "dequantize_backward", granularity.op("dequantize_backward")(dy, scale, *a[3:])
+        op = granularity.op("fake_quantize_backward_qparams")
+        for name, z in (("fixed", point), ("learned", learned)):
+            found = op(fine, a[0], ordinary, z, *a[3:], *RANGE)
+            yield from zip((f"{name} dx", f"{name} ds", f"{name} dz"), found, strict=True)
+        for save_mask in (True, False):
+            leaf = a[0].clone().requires_grad_()
+            y = granularity.op("fake_quantize")(leaf, *a[1:], *RANGE, save_mask=save_mask)
+            yield f"fake_quantize, save_mask={save_mask}", y
+            yield f"dx, save_mask={save_mask}", torch.autograd.grad(y, leaf, dy)[0]
+
+
+def digest(tensor: Tensor) -> str:
+    """Of the values in index order; every NaN counts alike."""
+    values = np.ascontiguousarray(oracle.to_numpy(tensor)).copy()
+    if np.issubdtype(values.dtype, np.floating):
+        values[np.isnan(values)] = np.nan
+    return hashlib.sha256(values.tobytes()).hexdigest()
+
+
+def main() -> None:
+    """Print the instruction set in use and one line per result."""
+    print(baraquant._C.cpu_isa())
+    for dtype in cases.FLOAT_DTYPES:
+        for granularity in GRANULARITIES:
+            for name, tensor in results(dtype, granularity):
+                print(cases.name_of(dtype), granularity, name, digest(tensor))
+
+
+@cache
+def lines_of(isa: str | None) -> list[str]:
+    environment = dict(os.environ)
+    environment.pop("BARAQUANT_CPU_ISA", None)
+    if isa is not None:
+        environment["BARAQUANT_CPU_ISA"] = isa
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    command = [sys.executable, str(Path(__file__))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stderr[-4000:]}"
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.xdist_group("isa")
+def test_same_bits(isa: str) -> None:
+    reason = missing(isa)
+    if reason is not None:
+        pytest.skip(reason)
+    plain = lines_of(None)
+    lowered = lines_of(isa)
+    assert lowered[0] == isa  # the variable was heard
+    assert len(plain) > 500
+    assert lowered[1:] == plain[1:]
+
+
+@pytest.mark.xdist_group("isa")
+def test_the_machine_runs_its_best() -> None:
+    best = [isa for isa in ISAS if missing(isa) is None][-1]
+    assert lines_of(None)[0] == best
+
+
+if __name__ == "__main__":
+    main()
