@@ -267,10 +267,12 @@ def bench_call_overhead(device: torch.device, timer: Timer, quick: bool) -> Iter
             (scale.expand(64).contiguous(), zero_point.expand(64).contiguous(), 0, *RANGE),
         ),
     }
-    repeats, rounds = (50, 5) if quick else (200, 31)
+    repeats, rounds = (20, 25) if quick else (40, 151)  # short: between time slices
     for case, (kind, args) in works.items():
+        packet = getattr(torch.ops.baraquant, f"fake_quantize_{kind}")
         own = {
-            "torch.ops.baraquant": getattr(torch.ops.baraquant, f"fake_quantize_{kind}"),
+            "torch.ops.baraquant": packet,  # chooses the overload in every call
+            "its overload": packet.number if "numbers" in case else packet.default,
             "baraquant.ops": getattr(ops, f"fake_quantize_{kind}"),
         }
         peers = {

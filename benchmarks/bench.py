@@ -148,7 +148,7 @@ class Timer:
         )
 
     def compare_overhead(
-        self, calls: dict[str, Call], repeats: int = 200, rounds: int = 31
+        self, calls: dict[str, Call], repeats: int = 40, rounds: int = 151
     ) -> dict[str, float | str]:
         """Times how long each call keeps the host, whatever the device still has to do."""
 

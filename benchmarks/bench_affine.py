@@ -38,7 +38,7 @@ BENCHES = {
     "compile": bench_compile,
 }
 WHAT = ("call-overhead", *BENCHES)
-COMPILE_UNTIL = 100  # seconds into the run: nothing is compiled after that
+COMPILE_UNTIL = 120  # seconds into the run: nothing is compiled after that
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,9 @@ def default_plans(what: str, device: torch.device, quick: bool) -> list[Plan]:
 def sections(options: argparse.Namespace) -> Iterator[tuple[str, list[Part]]]:
     """The titles of the run, each with its parts: functions that yield rows."""
     start = time.monotonic()
-    rounds = 3 if options.quick else 7 if options.device.type == "cuda" else 5
-    timer = Timer(options.device, rounds)
+    cuda = options.device.type == "cuda"
+    rounds = 3 if options.quick else 7 if cuda else 5
+    timer = Timer(options.device, rounds, budget=2.0 if cuda else 1.0)
     for what in (what for what in WHAT if what in options.what):
         if what == "call-overhead":
             yield what, [lambda: bench_call_overhead(options.device, timer, options.quick)]

@@ -208,18 +208,18 @@ def save(network: nn.Sequential, path: Path) -> int:
         tensors[f"{index}.weight_scale"] = layer.weight_scale.detach()
         tensors[f"{index}.input_scale"] = layer.input_scale.detach()
         tensors[f"{index}.bias"] = layer.bias.detach()
-    shapes = [tuple(layer.weight.shape) for layer in layers]
-    metadata = {"widths": json.dumps(asdict(widths)), "shapes": json.dumps(shapes)}
-    save_file(tensors, path, metadata)
+    about = {"widths": asdict(widths), "shapes": [tuple(layer.weight.shape) for layer in layers]}
+    save_file(tensors, path, {"network": json.dumps(about)})
     return storage_bytes(tensors.values())
 
 
 def load(path: Path, device: torch.device | str = "cpu") -> nn.Sequential:
     """Builds a network of ``IntLinear`` layers, with ReLU between them, from a file alone."""
     with safe_open(path, framework="pt", device=str(device)) as file:
-        widths = Widths(**json.loads(file.metadata()["widths"]))
+        about = json.loads(file.metadata()["network"])
+        widths = Widths(**about["widths"])
         layers: list[nn.Module] = []
-        for index, shape in enumerate(json.loads(file.metadata()["shapes"])):
+        for index, shape in enumerate(about["shapes"]):
             packed, *others = (
                 file.get_tensor(f"{index}.{name}")
                 for name in ("weight", "weight_scale", "input_scale", "bias")
