@@ -17,6 +17,7 @@ from baraquant import reference
 from baraquant.nn import FakeQuantize
 from cases import Granularity
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
 SHAPE = (3, 4, 10)
 by_kind = pytest.mark.parametrize("granularity", cases.KINDS, ids=str)
 

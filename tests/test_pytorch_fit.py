@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from calls import (
     BACKWARD_CALLS,
     FORWARD_CALLS,
     KINDS,
+    RANGE,
     Call,
     assert_equal,
     outputs,
@@ -49,11 +51,18 @@ def overload(call: Call) -> torch._ops.OpOverload:
     return packet.number if call.number else packet.default
 
 
-@by_call
-@pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
+# float32 everywhere; the other dtypes where the granularity cannot matter.
+OPCHECKS = [
+    pytest.param(call, dtype, id=f"{call}-{cases.name_of(dtype)}")
+    for call in ALL_CALLS
+    for dtype in cases.FLOAT_DTYPES
+    if dtype == torch.float32 or call.granularity.kind == "per_channel"
+]
+
+
+@pytest.mark.parametrize(("call", "dtype"), OPCHECKS)
 def test_opcheck(call: Call, dtype: torch.dtype, device: str) -> None:
-    tensors = call.tensors(SHAPE, dtype, device)
-    args, kwargs = call.arguments(*tensors)
+    args, kwargs = call.arguments(*call.tensors(SHAPE, dtype, device))
     torch.library.opcheck(overload(call), args, kwargs)
 
 
@@ -66,6 +75,46 @@ def test_opcheck_without_gradients_and_strided(call: Call, device: str) -> None:
             tensors = call.tensors(tuple(first.shape), device=device)
         args, kwargs = call.arguments(first, *(t.detach() for t in tensors[1:]))
         torch.library.opcheck(overload(call), args, kwargs)
+
+
+MASK_BYTES = math.prod(SHAPE) // 8
+# What each core op takes behind the arguments that all of them share.
+CORE_OPS: list[tuple[str, Callable[[Tensor], tuple[Any, ...]], bool]] = [
+    ("_quantize", lambda x: (torch.int8, None), False),
+    ("_quantize", lambda x: (torch.float32, True), True),
+    ("_fake_quantize", lambda x: (None,), True),
+    ("_fake_quantize", lambda x: (True,), True),
+    ("_dequantize", lambda x: (torch.float16,), True),
+    ("_quantize_with_mask", lambda x: (torch.float32, [1, 0, 2]), False),
+    ("_fake_quantize_with_mask", lambda x: ([],), False),
+    ("_input_gradient", lambda x: (torch.ones_like(x).requires_grad_(), True), True),
+    ("_masked_gradient", lambda x: (full_mask(x), [], torch.float32, False), True),
+    ("_masked_gradient", lambda x: (full_mask(x), [2, 0, 1], torch.float32, True), True),
+    ("_qparams_gradient", lambda x: (torch.ones_like(x), True), False),
+]
+
+
+def full_mask(x: Tensor) -> Tensor:
+    return torch.full((MASK_BYTES,), 255, dtype=torch.uint8, device=x.device)
+
+
+@pytest.mark.parametrize(
+    ("name", "rest", "differentiable"), CORE_OPS, ids=[f"{i}{c[0]}" for i, c in enumerate(CORE_OPS)]
+)
+@pytest.mark.parametrize("granularity", KINDS, ids=str)
+def test_opcheck_of_core_ops(
+    name: str,
+    rest: Callable[[Tensor], tuple[Any, ...]],
+    differentiable: bool,
+    granularity: cases.Granularity,
+    device: str,
+) -> None:
+    x, scale, zero_point = Call("fake_quantize", granularity).tensors(SHAPE, device=device)
+    x = x.detach().requires_grad_(differentiable)
+    number = [kind.kind for kind in KINDS].index(granularity.kind)
+    shared = (scale, zero_point, 1.0, 0, number, granularity.axis, granularity.group_size or 1)
+    op = getattr(torch.ops.baraquant, name).default
+    torch.library.opcheck(op, (x, *shared, *RANGE, *rest(x.detach())))
 
 
 @by_call
