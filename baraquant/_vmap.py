@@ -44,18 +44,21 @@ class Batch(NamedTuple):
     """Arguments for all samples at once, and the ways in and out of their layout.
 
     ``fold`` brings a tensor ``[batch, *sample]`` into the layout of ``arguments.first``; ``unfold``
-    undoes that. ``unfold_qparams`` brings a result shaped like the scale to ``[batch, *scale]``.
+    undoes that.
     """
 
     arguments: Arguments
     fold: Callable[[Tensor], Tensor]
     unfold: Callable[[Tensor], Tensor]
-    unfold_qparams: Callable[[Tensor], Tensor]
 
 
 def _to_front(tensor: Tensor, dim: int | None, size: int) -> Tensor:
     """Return ``[size, *sample]``, repeated where the tensor is not batched."""
     return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+
+def _sample_shape(tensor: Tensor, dim: int | None) -> torch.Size:
+    return tensor.shape if dim is None else tensor.movedim(dim, 0).shape[1:]
 
 
 def _unchanged(tensor: Tensor) -> Tensor:
@@ -69,26 +72,21 @@ def _share_qparams(a: Arguments, size: int) -> Batch:
             scale=None if a.scale is None else _to_front(a.scale, None, size),
             zero_point=None if a.zero_point is None else _to_front(a.zero_point, None, size),
         )
-    return Batch(a._replace(axis=_shifted(a.axis)), _unchanged, _unchanged, _unchanged)
+    return Batch(a._replace(axis=_shifted(a.axis)), _unchanged, _unchanged)
 
 
 def _split_qparams(a: Arguments, size: int) -> Batch:
     """Each sample has its own scales; scale and zero point are ``[batch, ...]``."""
     assert a.scale is not None
     if a.granularity in (PER_TOKEN, PER_GROUP):
-        return Batch(a._replace(axis=_shifted(a.axis)), _unchanged, _unchanged, _unchanged)
-    shape = a.scale.shape
+        return Batch(a._replace(axis=_shifted(a.axis)), _unchanged, _unchanged)
     a = a._replace(
         scale=a.scale.reshape(-1),
         zero_point=None if a.zero_point is None else a.zero_point.reshape(-1),
     )
 
-    def unfold_qparams(tensor: Tensor) -> Tensor:
-        return tensor.reshape(shape)
-
     if a.granularity == PER_TENSOR:
-        a = a._replace(granularity=PER_CHANNEL, axis=0)
-        return Batch(a, _unchanged, _unchanged, unfold_qparams)
+        return Batch(a._replace(granularity=PER_CHANNEL, axis=0), _unchanged, _unchanged)
     axis = _shifted(a.axis)
 
     def fold(tensor: Tensor) -> Tensor:  # [batch, ..., C, ...] -> [batch * C, ...]
@@ -97,7 +95,7 @@ def _split_qparams(a: Arguments, size: int) -> Batch:
     def unfold(tensor: Tensor) -> Tensor:
         return tensor.unflatten(0, (size, -1)).movedim(1, axis)
 
-    return Batch(a._replace(first=fold(a.first), axis=0), fold, unfold, unfold_qparams)
+    return Batch(a._replace(first=fold(a.first), axis=0), fold, unfold)
 
 
 def _shifted(axis: int) -> int:
@@ -115,12 +113,43 @@ def _batch(size: int, in_dims: InDims, a: Arguments, *, per_sample: bool = False
         per_sample: Whether each sample needs scales of its own (its gradient, say).
     """
     a = a._replace(first=_to_front(a.first, in_dims[0], size))
+    _check_axis(a)
     if a.scale is None or not (per_sample or in_dims[1] is not None or in_dims[2] is not None):
         return _share_qparams(a, size)
     zero_point = None if a.zero_point is None else _to_front(a.zero_point, in_dims[2], size)
-    return _split_qparams(
-        a._replace(scale=_to_front(a.scale, in_dims[1], size), zero_point=zero_point), size
-    )
+    a = a._replace(scale=_to_front(a.scale, in_dims[1], size), zero_point=zero_point)
+    _check_qparams(a)
+    return _split_qparams(a, size)
+
+
+# The op checks the batch. What would be legal there but not in a sample is refused here.
+
+
+def _check_axis(a: Arguments) -> None:
+    dim = a.first.dim() - 1
+    if a.granularity != PER_TENSOR and not -dim <= a.axis < dim:
+        raise IndexError(
+            f"baraquant (in vmap): expected axis to be in [{-dim}, {dim - 1}] for an input with "
+            f"{dim} dimensions, but got {a.axis}"
+        )
+
+
+def _check_qparams(a: Arguments) -> None:
+    for name, tensor in (("scale", a.scale), ("zero_point", a.zero_point)):
+        shape = None if tensor is None else list(tensor.shape[1:])
+        if shape is None or a.granularity in (PER_TOKEN, PER_GROUP):
+            continue
+        if a.granularity == PER_TENSOR and shape not in ([], [1]):
+            raise ValueError(
+                f"baraquant (in vmap): expected {name} to have shape [] or [1], but got {shape}"
+            )
+        if a.granularity == PER_CHANNEL:
+            channels = a.first.shape[1:][a.axis]
+            if shape != [channels]:
+                raise ValueError(
+                    f"baraquant (in vmap): expected {name} to have shape [{channels}] "
+                    f"(input.size({a.axis})), but got {shape}"
+                )
 
 
 # ---- The rules: (info, in_dims, *arguments of the op) -> (outputs, their batch dimensions) -------
@@ -149,15 +178,23 @@ def _qparams_gradient(
     grad, *rest = args[10:]
     b = _batch(info.batch_size, in_dims, Arguments(*args[:10]), per_sample=True)
     grad = b.fold(_to_front(grad, in_dims[10], info.batch_size))
-    dx, *qparams = torch.ops.baraquant._qparams_gradient(*b.arguments, grad, *rest)
-    return (b.unfold(dx), *(b.unfold_qparams(q) for q in qparams)), (0,) * (1 + len(qparams))
+    dx, dscale, dzero = torch.ops.baraquant._qparams_gradient(*b.arguments, grad, *rest)
+    scale_shape = zero_point_shape = _sample_shape(args[1], in_dims[1])
+    if args[2] is not None:
+        zero_point_shape = _sample_shape(args[2], in_dims[2])
+    dscale = dscale.reshape(info.batch_size, *scale_shape)
+    if rest[0]:
+        dzero = dzero.reshape(info.batch_size, *zero_point_shape)
+    else:  # the gradient of the zero point is not wanted: the op returns an empty one
+        dzero = dzero.expand(info.batch_size, 0)
+    return (b.unfold(dx), dscale, dzero), (0, 0, 0)
 
 
 def _masked_gradient(info: Any, in_dims: InDims, *args: Any) -> tuple[Tensor, int]:
     mask, order, *rest = args[10:]
     b = _batch(info.batch_size, in_dims, Arguments(*args[:10]))
-    sample = args[0].shape if in_dims[0] is None else args[0].movedim(in_dims[0], 0).shape[1:]
-    inside = _unpacked(_to_front(mask, in_dims[10], info.batch_size), sample, order)
+    masks = _to_front(mask, in_dims[10], info.batch_size)
+    inside = _unpacked(masks, _sample_shape(args[0], in_dims[0]), order)
     mask = _packed(b.fold(inside))
     return b.unfold(torch.ops.baraquant._masked_gradient(*b.arguments, mask, [], *rest)), 0
 

@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from baraquant import ops
 from calls import ALL_CALLS, FORWARD_CALLS, Call, outputs
+from cases import per_channel
 
 pytestmark = pytest.mark.filterwarnings("error")
 SIZE, SAMPLE = 3, (4, 5, 20)
@@ -118,6 +120,82 @@ def test_batch_of_gradients(call: Call, leaf: bool, device: str) -> None:
     for i, row in enumerate(rows):
         expected = torch.autograd.grad(y, wanted, row, retain_graph=True)
         assert all(torch.equal(a[i], e) for a, e in zip(actual, expected, strict=True))
+
+
+def test_batch_of_gradients_of_a_scale_alone(device: str) -> None:
+    x, scale, zero_point = Call("fake_quantize", per_channel(0)).tensors((5, 7), device=device)
+    scale.requires_grad_()
+    y = ops.fake_quantize_per_channel(x, scale, zero_point, 0, -2, 1)
+    rows = torch.randn(SIZE, *y.shape, device=device)
+    (actual,) = torch.autograd.grad(y, scale, rows, is_grads_batched=True, retain_graph=True)
+    for i, row in enumerate(rows):
+        assert torch.equal(actual[i], torch.autograd.grad(y, scale, row, retain_graph=True)[0])
+
+
+WRONG: list[
+    tuple[type[Exception], str, Callable[..., Tensor], tuple[int, ...], tuple[int, ...]]
+] = [
+    # What is wrong for a sample, but would be right for the batch: input, then scale, per sample.
+    (
+        IndexError,
+        r"\[-2, 1\]",
+        lambda x, s: ops.fake_quantize_per_channel(x, s, None, -3),
+        (4, 5),
+        (4,),
+    ),
+    (
+        IndexError,
+        r"\[-2, 1\]",
+        lambda x, s: ops.fake_quantize_per_channel(x, s, None, 2),
+        (4, 5),
+        (5,),
+    ),
+    (IndexError, "0 dimensions", lambda x, s: ops.fake_quantize_per_token(x, s, None), (), ()),
+    (
+        ValueError,
+        r"\[4\].*\[2, 2\]",
+        lambda x, s: ops.quantize_per_channel(x, s, None, 0),
+        (4, 5),
+        (2, 2),
+    ),
+    (
+        ValueError,
+        r"\[4\].*\[3\]",
+        lambda x, s: ops.quantize_per_channel(x, s, None, 0),
+        (4, 5),
+        (3,),
+    ),
+    (
+        ValueError,
+        r"\[\] or \[1\]",
+        lambda x, s: ops.quantize_per_tensor(x, s, None),
+        (4, 5),
+        (1, 1),
+    ),
+    (
+        ValueError,
+        "expected scale",
+        lambda x, s: ops.quantize_per_group(x, s, None, 4),
+        (4, 5),
+        (4, 1),
+    ),
+]
+
+
+@pytest.mark.parametrize(("error", "message", "function", "shape", "scale_shape"), WRONG)
+@pytest.mark.parametrize("shared", [False, True])
+def test_wrong_for_a_sample(
+    error: type[Exception],
+    message: str,
+    function: Callable[..., Tensor],
+    shape: tuple[int, ...],
+    scale_shape: tuple[int, ...],
+    shared: bool,
+) -> None:
+    x = torch.randn(SIZE, *shape)
+    scale = torch.ones(scale_shape if shared else (SIZE, *scale_shape))
+    with pytest.raises(error, match=None if shared else message):
+        torch.vmap(function, (0, None if shared else 0))(x, scale)
 
 
 @pytest.mark.parametrize("call", [c for c in FORWARD_CALLS if c.differentiable], ids=str)
