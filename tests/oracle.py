@@ -110,8 +110,7 @@ def _zero_point(
     if np.issubdtype(values.dtype, np.floating):
         assert quant_range is not None
         return np.clip(np.rint(values).astype(np.float64), *quant_range).astype(compute)
-    saturated = [min(max(int(z), INT32_MIN), INT32_MAX) for z in values.reshape(-1)]
-    return np.array(saturated, dtype=np.int64).astype(compute).reshape(values.shape)
+    return np.clip(values.astype(np.int64), INT32_MIN, INT32_MAX).astype(compute)
 
 
 class Affine:

@@ -302,3 +302,20 @@ def test_without_gradients_nothing_is_held(device: str) -> None:
         with torch.no_grad():
             assert not call.forward(call.input(), save_mask=True).requires_grad
     assert not kept
+
+
+@pytest.mark.parametrize("verb", ("fake_quantize", "quantize"))
+def test_input_changed_in_place_after_forward(verb: str, device: str) -> None:
+    """A mask does not mind; a kept input that changed is an error and no wrong gradient."""
+    call = Call(verb, cases.PER_TOKEN, torch.float32, device)
+    grad, leaf = call.grad(), call.input()
+    activation = leaf.clone()
+    y = call.forward(activation)
+    activation.mul_(1000)
+    (dx,) = torch.autograd.grad(y, leaf, grad.to(device))
+    assert_same_bits(dx, call.expected(grad))
+    y = call.forward(leaf)
+    with torch.no_grad():
+        leaf.mul_(1000)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward(grad.to(device))
