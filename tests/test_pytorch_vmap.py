@@ -116,10 +116,14 @@ def test_batch_of_gradients(call: Call, leaf: bool, device: str) -> None:
     y = call(x if leaf else x * 1, *tensors[1:])
     wanted = [t for t in tensors if t.requires_grad]
     rows = torch.randn(SIZE, *y.shape, device=device, dtype=y.dtype)
-    actual = torch.autograd.grad(y, wanted, rows, is_grads_batched=True, retain_graph=True)
-    for i, row in enumerate(rows):
-        expected = torch.autograd.grad(y, wanted, row, retain_graph=True)
-        assert all(torch.equal(a[i], e) for a, e in zip(actual, expected, strict=True))
+
+    def product(row: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(y, wanted, row, retain_graph=True)
+
+    batched = torch.autograd.grad(y, wanted, rows, is_grads_batched=True, retain_graph=True)
+    for actual in (torch.vmap(product)(rows), batched):
+        for i, row in enumerate(rows):
+            assert all(torch.equal(a[i], e) for a, e in zip(actual, product(row), strict=True))
 
 
 def test_batch_of_gradients_of_a_scale_alone(device: str) -> None:
@@ -127,9 +131,12 @@ def test_batch_of_gradients_of_a_scale_alone(device: str) -> None:
     scale.requires_grad_()
     y = ops.fake_quantize_per_channel(x, scale, zero_point, 0, -2, 1)
     rows = torch.randn(SIZE, *y.shape, device=device)
-    (actual,) = torch.autograd.grad(y, scale, rows, is_grads_batched=True, retain_graph=True)
-    for i, row in enumerate(rows):
-        assert torch.equal(actual[i], torch.autograd.grad(y, scale, row, retain_graph=True)[0])
+
+    def product(row: Tensor) -> Tensor:
+        return torch.autograd.grad(y, scale, row, retain_graph=True)[0]
+
+    actual = torch.vmap(product)(rows)
+    assert all(torch.equal(actual[i], product(row)) for i, row in enumerate(rows))
 
 
 WRONG: list[
