@@ -2,8 +2,8 @@
 """Random calls, mostly wrong: `python affine_fuzz.py [examples]`.
 
 Each call either breaks rules of the contract, and then raises the exception of one of them, or
-breaks none, and then gives the oracle's bits. Never anything else, and the same on Meta. Run in a
-process of its own (`test_affine_errors.py`), so that a crash is a failure like any other.
+breaks none, and then gives the oracle's bits. Never anything else, and the same on Meta and through
+`baraquant.ops`. Run in a process of its own (`test_affine_errors.py`), so that a crash is a failure like any other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import baraquant  # noqa: F401  (loads the ops)
+import baraquant.ops
 import cases
 import oracle
 from cases import INT64_MAX, INT64_MIN, Granularity
@@ -51,9 +51,9 @@ class Call:
     def number(self) -> bool:
         return isinstance(self.arguments["scale"], float)
 
-    def __call__(self, device: str = "cpu") -> Any:
+    def __call__(self, device: str = "cpu", namespace: object = None) -> Any:
         moved = {k: _move(v, device) for k, v in self.arguments.items()}
-        return self.granularity.op(self.verb)(**moved)
+        return self.granularity.op(self.verb, namespace)(**moved)
 
 
 def _move(value: Any, device: str) -> Any:
@@ -251,9 +251,9 @@ def check_values(call: Call, got: Any) -> None:
     oracle.assert_same_bits(got, expected, str(call))
 
 
-def outcome(call: Call, device: str) -> tuple[Any, BaseException | None]:
+def outcome(call: Call, device: str, namespace: object = None) -> tuple[Any, BaseException | None]:
     try:
-        return call(device), None
+        return call(device, namespace), None
     except Exception as error:
         return None, error
 
@@ -267,6 +267,8 @@ def check(call: Call) -> None:
     got, error = outcome(call, "cpu")
     on_meta, meta_error = outcome(call, "meta")
     assert (type(error), str(error)) == (type(meta_error), str(meta_error)), "cpu and meta differ"
+    got, function_error = outcome(call, "cpu", baraquant.ops)
+    assert (type(error), str(error)) == (type(function_error), str(function_error))
     if allowed:
         STATISTICS["wrong"] += 1
         assert error is not None, f"accepted, though it should raise one of {allowed}"
@@ -296,4 +298,4 @@ def main(examples: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 2000)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1500)
