@@ -108,12 +108,16 @@ def test_autograd_outside(call: Call, device: str) -> None:
 
 
 @pytest.mark.parametrize("call", [c for c in FORWARD_CALLS if c.differentiable], ids=str)
-@pytest.mark.parametrize("leaf", [True, False], ids=["input_kept", "mask_kept"])
-def test_batch_of_gradients(call: Call, leaf: bool, device: str) -> None:
+@pytest.mark.parametrize("kept", ["input", "mask", "mask_of_permuted"])
+def test_batch_of_gradients(call: Call, kept: str, device: str) -> None:
     """vmap over the backward: one vector-Jacobian product for each row of a batch."""
-    tensors = call.tensors((5, 7), device=device)
+    tensors = call.tensors((5, 3, 7), device=device)
     x = tensors[0]
-    y = call(x if leaf else x * 1, *tensors[1:])
+    if kept == "mask":
+        x = x * 1
+    if kept == "mask_of_permuted":  # the bits lie in the order of the memory
+        x = x.permute(1, 2, 0).contiguous().permute(2, 0, 1) * 1
+    y = call(x, *tensors[1:])
     wanted = [t for t in tensors if t.requires_grad]
     rows = torch.randn(SIZE, *y.shape, device=device, dtype=y.dtype)
 
