@@ -3,7 +3,8 @@
 
 Each call either breaks rules of the contract, and then raises the exception of one of them, or
 breaks none, and then gives the oracle's bits. Never anything else, and the same on Meta and through
-`baraquant.ops`. Run in a process of its own (`test_affine_errors.py`), so that a crash is a failure like any other.
+`baraquant.ops`. Run in a process of its own (`test_affine_errors.py`), so that a crash is a failure
+like any other.
 """
 
 from __future__ import annotations

@@ -78,8 +78,16 @@ def test_group_size_up_to_int64(group_size: int, device: str) -> None:
         args = arguments(shape, torch.float32, granularity)
         check_forward(device, *args, granularity, (-128, 127))
         x, scale, _ = cases.to(device, *args)
+        for verb in ("quantize", "fake_quantize"):
+            backward, plain = granularity.op(f"{verb}_backward"), PER_TOKEN.op(f"{verb}_backward")
+            assert_same_bits(backward(x, x, scale, None, group_size), plain(x, x, scale, None))
+        backward, plain = granularity.op("dequantize_backward"), PER_TOKEN.op("dequantize_backward")
+        assert_same_bits(backward(x, scale, group_size), plain(x, scale))
+        for op in ("fake_quantize", "quantize", "dequantize"):
+            with pytest.raises(ValueError, match="expected scale"):
+                granularity.op(op)(x, scale[..., :0], None, group_size)
         with pytest.raises(ValueError, match="expected scale"):
-            granularity.op("fake_quantize")(x, scale[..., :0], None, group_size)
+            backward(x, scale[..., :0], group_size)
 
 
 @by_float_dtype
