@@ -141,7 +141,8 @@ def extensions() -> list[Extension]:
         relative(sorted((toolchain.CSRC / "python").glob("*.cpp"))),
         include_dirs=[str(toolchain.CSRC)],
         define_macros=macros[:2],
-        libraries=["baraquant"],
+        library_dirs=cpp_extension.library_paths("cpu"),
+        libraries=["baraquant", "c10", "torch_cpu", "torch", "torch_python"],
         extra_compile_args={"cxx": cxx_flags},  # type: ignore[arg-type]
         extra_link_args=["-Wl,-rpath,$ORIGIN", "-Wl,-s"],
         depends=headers,

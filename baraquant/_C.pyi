@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
-from typing import TypedDict
+from collections.abc import Callable
+from typing import Any, TypedDict
 
 class BuildInfo(TypedDict):
     version: str
@@ -11,3 +12,4 @@ class BuildInfo(TypedDict):
 
 def build_info() -> BuildInfo: ...
 def cpu_isa() -> str: ...
+def eager_call(qualified_name: str, overloads: list[str]) -> Callable[..., Any]: ...

@@ -17,34 +17,7 @@ namespace baraquant {
 
 // "torch.float32" and the like, as a user writes them.
 inline std::string dtype_name(c10::ScalarType dtype) {
-  switch (dtype) {
-    case c10::kFloat:
-      return "torch.float32";
-    case c10::kDouble:
-      return "torch.float64";
-    case c10::kHalf:
-      return "torch.float16";
-    case c10::kBFloat16:
-      return "torch.bfloat16";
-    case c10::kChar:
-      return "torch.int8";
-    case c10::kByte:
-      return "torch.uint8";
-    case c10::kShort:
-      return "torch.int16";
-    case c10::kInt:
-      return "torch.int32";
-    case c10::kLong:
-      return "torch.int64";
-    case c10::kBool:
-      return "torch.bool";
-    case c10::kComplexFloat:
-      return "torch.complex64";
-    case c10::kComplexDouble:
-      return "torch.complex128";
-    default:
-      return std::string("torch.") + c10::toString(dtype);
-  }
+  return "torch." + std::string(c10::getDtypeNames(dtype).first);
 }
 
 // Equal under tracing too: an unbacked size becomes a run-time assertion.

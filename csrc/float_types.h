@@ -115,6 +115,13 @@ BARAQUANT_HD C to_compute(T x) {
     return static_cast<C>(detail::float16_to_float(x.bits));
   } else if constexpr (std::is_same_v<T, BFloat16>) {
     return static_cast<C>(detail::bfloat16_to_float(x.bits));
+#if defined(__CUDA_ARCH__)
+  } else if constexpr (sizeof(T) == 1 && std::is_same_v<C, float>) {
+    // The GPU converts integers at an eighth of its rate of additions: put the byte into the
+    // mantissa of 2^23 instead, offset by 128 where it is signed.
+    const uint32_t byte = static_cast<uint8_t>(x) ^ (std::is_signed_v<T> ? 0x80u : 0u);
+    return bit_cast<float>(0x4b000000u | byte) - (std::is_signed_v<T> ? 8388736.0f : 8388608.0f);
+#endif
   } else {
     return static_cast<C>(x);
   }

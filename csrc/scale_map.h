@@ -33,6 +33,9 @@ struct Divisor {
                      ? 0  // any smaller number divided by it gives 0
                      : static_cast<uint32_t>(((uint64_t(1) << shift) + d - 1) / d);
   }
+  BARAQUANT_HD int64_t divide(int64_t n) const {
+    return n < (int64_t(1) << 31) ? divide_small(static_cast<uint32_t>(n)) : n / value;
+  }
   BARAQUANT_HD uint32_t divide_small(uint32_t n) const {
     return static_cast<uint32_t>((static_cast<uint64_t>(n) * multiplier) >> shift);
   }

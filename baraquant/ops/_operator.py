@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the functions of this package share: the end of their documentation, and TorchScript."""
+"""What the functions of this package share: the end of their documentation, and fast calls."""
 
+import functools
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch.jit._builtins
+
+from baraquant._C import eager_call
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -95,10 +98,22 @@ def _shared_sections(name: str) -> str:
 def operator(function: F) -> F:
     """Declare a function to be the op ``baraquant::<its name>``.
 
-    Its docstring gets the sections that it shares with its siblings, and TorchScript calls the op
-    itself instead of compiling the function.
+    Its docstring gets the sections that it shares with its siblings. What it does stays what its
+    body says, yet two others do it faster: TorchScript calls the op instead of compiling the body,
+    and eager mode goes past ``torch.ops`` where all arguments are plain.
     """
     name = function.__name__
     function.__doc__ = (function.__doc__ or "").rstrip() + "\n" + _shared_sections(name)
-    torch.jit._builtins._register_builtin(function, f"baraquant::{name}")
-    return function
+    overloads = getattr(torch.ops.baraquant, name).overloads()
+    eager = eager_call(f"baraquant::{name}", ["" if o == "default" else o for o in overloads])
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_dynamo_compiling():
+            result = eager(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return function(*args, **kwargs)
+
+    torch.jit._builtins._register_builtin(call, f"baraquant::{name}")
+    return cast(F, call)

@@ -125,7 +125,7 @@ struct PublicOps {
     return {granularity, axis, 1, quant_min, quant_max};
   }
   static Scope scope(c10::SymInt group_size, int64_t axis, int64_t quant_min, int64_t quant_max) {
-    return {granularity, axis, std::move(group_size), quant_min, quant_max};
+    return {granularity, axis, limited_group_size(std::move(group_size)), quant_min, quant_max};
   }
 
   static at::Tensor quantize(const at::Tensor& input, const at::Tensor& scale,

@@ -122,8 +122,7 @@ void check_zero_point_tensor(const OpName& op, const at::Tensor& zero_point,
                              bool may_be_learned) {
   check_strided(op, "zero_point", zero_point);
   const at::ScalarType dtype = zero_point.scalar_type();
-  const bool is_integer = dtype == at::kChar || dtype == at::kByte || dtype == at::kShort ||
-                          dtype == at::kInt || dtype == at::kLong;
+  const bool is_integer = c10::isIntegralType(dtype, /*includeBool=*/false);
   TORCH_CHECK_TYPE(is_integer || (may_be_learned && is_supported_floating(dtype)), op,
                    ": expected zero_point to have an integer dtype",
                    may_be_learned ? " (or a floating one, where it is learned)" : "", ", but got ",
@@ -178,6 +177,7 @@ void check_quantize(const OpName& op, const at::Tensor& input, const QuantArgs& 
                    dtype_name(dtype));
   const at::ScalarType compute = compute_dtype(input.scalar_type());
   check_range(op, q, dtype);
+  check_range(op, q, compute);  // where the arithmetic is done
   check_qparams(op, input, q, compute, false);
   check_numbers(op, q, compute);
 }

@@ -15,6 +15,12 @@ namespace baraquant::affine {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
+// Any group as long as this holds the whole axis: sizes computed from it cannot overflow.
+inline c10::SymInt limited_group_size(c10::SymInt group_size) {
+  constexpr int64_t kLongest = int64_t(1) << 61;
+  return group_size.maybe_as_int().value_or(0) > kLongest ? c10::SymInt(kLongest) : group_size;
+}
+
 struct QuantArgs {
   const OptionalTensor& scale;
   const OptionalTensor& zero_point;

@@ -11,6 +11,7 @@
 
 #include "affine/core_ops.h"
 #include "affine/memory_order.h"
+#include "float_types.h"
 
 namespace baraquant::affine {
 namespace {
@@ -49,16 +50,26 @@ void refuse_learned_qparams(const char* verb, const QuantArgs& q) {
       granularity_name(q.granularity), ", or detach them (scale.detach())");
 }
 
-// QuantArgs between forward and backward: what is no tensor, in two entries of saved_data.
-void save_numbers(AutogradContext* ctx, const QuantArgs& q) {
-  const std::vector<c10::SymInt> integers{static_cast<int64_t>(q.granularity),
-                                          q.axis,
-                                          q.group_size,
-                                          q.quant_min,
-                                          q.quant_max,
-                                          q.zero_point_number};
-  ctx->saved_data["integers"] = integers;
-  ctx->saved_data["scale"] = q.scale_number;
+// What is no tensor, between forward and backward: QuantArgs, a dtype, a flag, and a memory order.
+// One list of integers in one entry of saved_data: every entry costs time in a small call.
+struct SavedNumbers {
+  at::ScalarType dtype;
+  bool through_quantize;
+  std::vector<int64_t> order = {};
+};
+
+void save_numbers(AutogradContext* ctx, const QuantArgs& q, const SavedNumbers& more) {
+  std::vector<c10::SymInt> list{static_cast<int64_t>(q.granularity),
+                                q.axis,
+                                q.group_size,
+                                q.quant_min,
+                                q.quant_max,
+                                q.zero_point_number,
+                                bit_cast<int64_t>(q.scale_number),
+                                static_cast<int64_t>(more.dtype),
+                                static_cast<int64_t>(more.through_quantize)};
+  list.insert(list.end(), more.order.begin(), more.order.end());
+  ctx->saved_data.emplace("numbers", std::move(list));
 }
 
 class SavedArgs {
@@ -66,17 +77,21 @@ class SavedArgs {
   SavedArgs(const AutogradContext* ctx, const Variable& scale, const Variable& zero_point)
       : scale_(scale.defined() ? OptionalTensor(scale) : std::nullopt),
         zero_point_(zero_point.defined() ? OptionalTensor(zero_point) : std::nullopt) {
-    const auto integers = ctx->saved_data.at("integers").toSymIntVector();
-    const auto number = [&](size_t i) { return integers[i].expect_int(); };
-    args_.emplace(QuantArgs{scale_, zero_point_, ctx->saved_data.at("scale").toDouble(), number(5),
-                            static_cast<Granularity>(number(0)), number(1), integers[2], number(3),
+    const auto list = ctx->saved_data.at("numbers").toSymIntVector();
+    const auto number = [&](size_t i) { return list[i].expect_int(); };
+    args_.emplace(QuantArgs{scale_, zero_point_, bit_cast<double>(number(6)), number(5),
+                            static_cast<Granularity>(number(0)), number(1), list[2], number(3),
                             number(4)});
+    numbers_ = {static_cast<at::ScalarType>(number(7)), number(8) != 0};
+    for (size_t i = 9; i < list.size(); ++i) numbers_.order.push_back(number(i));
   }
   const QuantArgs& operator*() const { return *args_; }
+  const SavedNumbers* operator->() const { return &numbers_; }
 
  private:
   OptionalTensor scale_, zero_point_;
   std::optional<QuantArgs> args_;
+  SavedNumbers numbers_;
 };
 
 const at::Tensor& tensor_or_none(const OptionalTensor& tensor) {
@@ -94,9 +109,8 @@ class Forward : public Function<Forward<through_quantize>> {
                           const OptionalTensor& scale, const OptionalTensor& zero_point,
                           const QuantArgs& q, at::ScalarType dtype, bool with_mask) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    save_numbers(ctx, q);
-    ctx->saved_data["dtype"] = static_cast<int64_t>(input.scalar_type());
     if (!with_mask) {
+      save_numbers(ctx, q, {input.scalar_type(), through_quantize});
       ctx->save_for_backward({input, tensor_or_none(scale), tensor_or_none(zero_point), {}});
       return through_quantize ? quantize(input, q, dtype, std::nullopt)
                               : fake_quantize(input, q, std::nullopt);
@@ -105,7 +119,7 @@ class Forward : public Function<Forward<through_quantize>> {
     if (input.is_non_overlapping_and_dense()) order = memory_order(input);
     const auto [output, mask] = through_quantize ? quantize_with_mask(input, q, dtype, order)
                                                  : fake_quantize_with_mask(input, q, order);
-    ctx->saved_data["order"] = order;
+    save_numbers(ctx, q, {input.scalar_type(), through_quantize, order});
     // Through fake_quantize the bit says it all.
     ctx->save_for_backward({{}, through_quantize ? tensor_or_none(scale) : at::Tensor(), {}, mask});
     return output;
@@ -116,10 +130,8 @@ class Forward : public Function<Forward<through_quantize>> {
     const SavedArgs args(ctx, saved[1], saved[2]);
     const at::Tensor &input = saved[0], &mask = saved[3], &grad = grads[0];
     variable_list result(6);
-    const auto dtype = static_cast<at::ScalarType>(ctx->saved_data.at("dtype").toInt());
     if (mask.defined()) {
-      const auto order = ctx->saved_data.at("order").toIntVector();
-      result[0] = masked_gradient(grad, *args, mask, order, dtype, through_quantize);
+      result[0] = masked_gradient(grad, *args, mask, args->order, args->dtype, through_quantize);
       return result;
     }
     // The tensors among forward's arguments are counted: input, scale, zero_point.
@@ -145,8 +157,7 @@ class DequantizeFunction : public Function<DequantizeFunction> {
                           const OptionalTensor& scale, const OptionalTensor& zero_point,
                           const QuantArgs& q, at::ScalarType dtype) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    save_numbers(ctx, q);
-    ctx->saved_data["dtype"] = static_cast<int64_t>(input.scalar_type());
+    save_numbers(ctx, q, {input.scalar_type(), false});
     ctx->save_for_backward({tensor_or_none(scale)});
     return dequantize(input, q, dtype);
   }
@@ -156,8 +167,7 @@ class DequantizeFunction : public Function<DequantizeFunction> {
     const SavedArgs args(ctx, ctx->get_saved_variables()[0], {});
     QuantArgs q = *args;
     q.zero_point_number = 0;
-    const auto dtype = static_cast<at::ScalarType>(ctx->saved_data.at("dtype").toInt());
-    return {dequantize(grads[0], q, dtype), {}, {}, {}, {}};
+    return {dequantize(grads[0], q, args->dtype), {}, {}, {}, {}};
   }
 };
 
@@ -170,9 +180,7 @@ class InputGradientFunction : public Function<InputGradientFunction> {
                           const OptionalTensor& scale, const OptionalTensor& zero_point,
                           const QuantArgs& q, const at::Tensor& grad, bool through_quantize) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    save_numbers(ctx, q);
-    ctx->saved_data["through_quantize"] = through_quantize;
-    ctx->saved_data["dtype"] = static_cast<int64_t>(grad.scalar_type());
+    save_numbers(ctx, q, {grad.scalar_type(), through_quantize});
     ctx->save_for_backward({input, tensor_or_none(scale), tensor_or_none(zero_point)});
     return input_gradient(input, q, grad, through_quantize);
   }
@@ -180,12 +188,11 @@ class InputGradientFunction : public Function<InputGradientFunction> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
     const SavedArgs args(ctx, saved[1], saved[2]);
-    const auto dtype = static_cast<at::ScalarType>(ctx->saved_data.at("dtype").toInt());
-    const bool wider = dtype == compute_dtype(saved[0].scalar_type());
-    const at::Tensor input = wider ? saved[0].to(dtype) : saved[0];
-    const at::Tensor dgrad = input_gradient(input, *args, grads[0].to(input.scalar_type()),
-                                            ctx->saved_data.at("through_quantize").toBool());
-    return {{}, {}, {}, {}, dgrad.to(dtype), {}};
+    const bool wider = args->dtype == compute_dtype(saved[0].scalar_type());
+    const at::Tensor input = wider ? saved[0].to(args->dtype) : saved[0];
+    const at::Tensor dgrad =
+        input_gradient(input, *args, grads[0].to(input.scalar_type()), args->through_quantize);
+    return {{}, {}, {}, {}, dgrad.to(args->dtype), {}};
   }
 };
 
@@ -197,10 +204,7 @@ class MaskedGradientFunction : public Function<MaskedGradientFunction> {
                           const QuantArgs& q, const at::Tensor& mask, at::IntArrayRef order,
                           at::ScalarType dtype, bool through_quantize) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    save_numbers(ctx, q);
-    ctx->saved_data["order"] = order.vec();
-    ctx->saved_data["through_quantize"] = through_quantize;
-    ctx->saved_data["dtype"] = static_cast<int64_t>(grad.scalar_type());
+    save_numbers(ctx, q, {grad.scalar_type(), through_quantize, order.vec()});
     ctx->save_for_backward({mask, tensor_or_none(scale)});
     return masked_gradient(grad, q, mask, order, dtype, through_quantize);
   }
@@ -208,17 +212,11 @@ class MaskedGradientFunction : public Function<MaskedGradientFunction> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
     const SavedArgs args(ctx, saved[1], {});
-    const auto dtype = static_cast<at::ScalarType>(ctx->saved_data.at("dtype").toInt());
-    const bool through_quantize = ctx->saved_data.at("through_quantize").toBool();
-    const at::Tensor grad = through_quantize ? grads[0] : grads[0].to(dtype);
-    return {masked_gradient(grad, *args, saved[0], ctx->saved_data.at("order").toIntVector(), dtype,
-                            through_quantize),
-            {},
-            {},
-            {},
-            {},
-            {},
-            {}};
+    const at::Tensor grad = args->through_quantize ? grads[0] : grads[0].to(args->dtype);
+    variable_list result(7);
+    result[0] =
+        masked_gradient(grad, *args, saved[0], args->order, args->dtype, args->through_quantize);
+    return result;
   }
 };
 
@@ -232,7 +230,7 @@ class QparamsGradientFunction : public Function<QparamsGradientFunction> {
                                bool zero_point_gradient) {
     at::AutoDispatchBelowADInplaceOrView guard;
     ctx->set_materialize_grads(false);
-    save_numbers(ctx, q);
+    save_numbers(ctx, q, {grad.scalar_type(), false});
     ctx->save_for_backward({input, tensor_or_none(scale), tensor_or_none(zero_point)});
     auto [dx, dscale, dzero] = qparams_gradient(input, q, grad, zero_point_gradient);
     return {dx, dscale, dzero};

@@ -47,13 +47,10 @@ struct Flat<function> {
                       "baraquant: expected granularity to be 0 (tensor), 1 (channel), 2 (token) or "
                       "3 (group), but got ",
                       granularity);
-    // Any group as long as this holds the whole axis: sizes computed from it cannot overflow.
-    constexpr int64_t kLongestGroup = int64_t(1) << 61;
-    if (group_size.maybe_as_int().value_or(0) > kLongestGroup) group_size = kLongestGroup;
     return function(first,
                     QuantArgs{scale, zero_point, scale_number, zero_point_number,
-                              static_cast<Granularity>(granularity), axis, std::move(group_size),
-                              quant_min, quant_max},
+                              static_cast<Granularity>(granularity), axis,
+                              limited_group_size(std::move(group_size)), quant_min, quant_max},
                     std::forward<Extra>(extra)...);
   }
 };

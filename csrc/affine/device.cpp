@@ -3,7 +3,7 @@
 // Meta stops before the launch, so shapes, strides and errors are the same everywhere.
 // A non-overlapping dense input keeps its strides; anything else is made contiguous first.
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
@@ -28,6 +28,12 @@ bool kernel_writes(at::ScalarType input, at::ScalarType output) {
 // Whether there is something to launch for a tensor on this device.
 bool has_work(const at::Tensor& tensor) { return !tensor.is_meta() && tensor.numel() > 0; }
 
+// The same sizes and strides: on every device, whatever the strides of dimensions of size 1.
+at::Tensor empty_as(const at::Tensor& tensor, at::ScalarType dtype) {
+  return at::empty_strided_symint(tensor.sym_sizes(), tensor.sym_strides(),
+                                  tensor.options().dtype(dtype));
+}
+
 at::Tensor empty_mask(const at::Tensor& input) {
   return at::empty_symint({(input.sym_numel() + 7) / 8}, input.options().dtype(at::kByte));
 }
@@ -36,7 +42,7 @@ TensorPair run_forward(const OpName& op, at::Tensor input, const QuantArgs& q, a
                        bool fake, bool with_mask) {
   const bool direct = kernel_writes(input.scalar_type(), dtype);
   const at::ScalarType written = direct ? dtype : compute_dtype(input.scalar_type());
-  at::Tensor output = at::empty_like(input, input.options().dtype(written));
+  at::Tensor output = empty_as(input, written);
   at::Tensor mask = with_mask ? empty_mask(input) : at::Tensor();
   if (has_work(input)) {
     Call call = prepare_call(input, q);
@@ -83,10 +89,10 @@ at::Tensor dequantize_device(const at::Tensor& input, const QuantArgs& q, at::Sc
   const bool in_double = q.scale ? q.scale->scalar_type() == at::kDouble
                                  : dtype == at::kDouble || input.scalar_type() == at::kDouble;
   const at::ScalarType compute = in_double ? at::kDouble : at::kFloat;
-  const at::Tensor x =
-      dense(at::isIntegralType(input.scalar_type(), false) ? input : cast(input, compute));
+  const bool is_integer = at::isIntegralType(input.scalar_type(), false);
+  const at::Tensor x = is_integer ? dense(input) : cast(dense(input), compute);
   const at::ScalarType written = dtype == at::kDouble ? compute : dtype;
-  at::Tensor output = at::empty_like(x, x.options().dtype(written));
+  at::Tensor output = empty_as(x, written);
   if (has_work(x)) {
     Call call = prepare_call(x, q);
     call.first = x;
@@ -107,7 +113,7 @@ at::Tensor input_gradient_device(const at::Tensor& input, const QuantArgs& q,
   const OpName op{through_quantize ? "quantize" : "fake_quantize", q.granularity, "_backward"};
   check_gradient(op, input, q, grad, through_quantize);
   const at::Tensor x = dense(input);
-  at::Tensor result = at::empty_like(x);
+  at::Tensor result = empty_as(x, x.scalar_type());
   if (has_work(x)) {
     Call call = prepare_call(x, q);
     call.first = in_order(op, "grad", gradient_input(grad, x.scalar_type()), memory_order(x));
@@ -125,7 +131,7 @@ at::Tensor masked_gradient_device(const at::Tensor& grad, const QuantArgs& q,
                   "_backward (from the mask)"};
   check_masked_gradient(op, grad, q, mask, dtype, through_quantize);
   const at::Tensor dy = in_order(op, "grad", gradient_input(grad, dtype), order);
-  at::Tensor result = at::empty_like(dy, dy.options().dtype(dtype));
+  at::Tensor result = empty_as(dy, dtype);
   if (has_work(dy)) {
     // Through fake_quantize the gradient does not depend on the scale.
     Call call;
@@ -150,7 +156,7 @@ TensorTriple qparams_gradient_device(const at::Tensor& input, const QuantArgs& q
   const at::Tensor x = dense(input);
   const at::ScalarType compute = compute_dtype(x.scalar_type());
   const bool is_learned = q.zero_point && q.zero_point->is_floating_point();
-  at::Tensor result = at::empty_like(x);
+  at::Tensor result = empty_as(x, x.scalar_type());
   const auto sums = [&](const at::Tensor& like) {
     const auto options = x.options().dtype(compute);
     return x.sym_numel() == 0 ? at::zeros_symint(like.sym_sizes(), options)

@@ -2,11 +2,12 @@
 // The directions of the affine family: what happens to one element. Each is a struct with
 //   First, Second, Result : the storage types of its inputs and its output (Nothing where absent)
 //   kMask                 : whether it reads or writes the bit "v lies in the range" per element
-//   apply(first, second, bit, scale, zero_point, range) -> result
+//   kRounds               : whether it rounds x / s, which FastGrid does faster than Grid
+//   apply(first, second, bit, grid) -> result, for either kind of grid (grid.h)
 // The CPU loop (transform_cpu.h) and the CUDA kernel (transform.cuh) run any of them.
 #pragma once
 
-#include "affine/affine.h"
+#include "affine/grid.h"
 #include "float_types.h"
 
 namespace baraquant::affine {
@@ -22,16 +23,16 @@ struct Quantize {
   using Second = Nothing;
   using Result = Q;
   static constexpr Mask kMask = mask;
+  static constexpr bool kRounds = true;
 
-  BARAQUANT_HD static Q apply(T x, Nothing, bool& inside, C scale, C zero_point,
-                              QuantRange<C> range) {
-    const C v = grid_position(to_compute<C>(x), scale, zero_point);
-    if constexpr (mask == Mask::kWrite) inside = is_inside(v, range);
-    const C q = quantized_value(v, zero_point, range);
+  template <typename G>
+  BARAQUANT_HD static Q apply(T first, Nothing, bool& inside, const G& grid) {
+    const C x = to_compute<C>(first);
+    if constexpr (mask == Mask::kWrite) inside = grid.is_inside(x);
     if constexpr (std::is_same_v<Q, uint8_t>) {
-      return static_cast<uint8_t>(static_cast<int32_t>(q));
+      return grid.quantize_byte(x);
     } else {
-      return from_compute<Q>(q);
+      return from_compute<Q>(grid.quantize(x));
     }
   }
 };
@@ -44,12 +45,13 @@ struct FakeQuantize {
   using Second = Nothing;
   using Result = T;
   static constexpr Mask kMask = mask;
+  static constexpr bool kRounds = true;
 
-  BARAQUANT_HD static T apply(T x, Nothing, bool& inside, C scale, C zero_point,
-                              QuantRange<C> range) {
-    const C v = grid_position(to_compute<C>(x), scale, zero_point);
-    if constexpr (mask == Mask::kWrite) inside = is_inside(v, range);
-    return from_compute<T>(fake_quantize(v, scale, zero_point, range));
+  template <typename G>
+  BARAQUANT_HD static T apply(T first, Nothing, bool& inside, const G& grid) {
+    const C x = to_compute<C>(first);
+    if constexpr (mask == Mask::kWrite) inside = grid.is_inside(x);
+    return from_compute<T>(grid.fake_quantize(x));
   }
 };
 
@@ -61,41 +63,47 @@ struct Dequantize {
   using Second = Nothing;
   using Result = Y;
   static constexpr Mask kMask = Mask::kNone;
+  static constexpr bool kRounds = false;
 
-  BARAQUANT_HD static Y apply(Q q, Nothing, bool&, C scale, C zero_point, QuantRange<C>) {
-    return from_compute<Y>(dequantize(to_compute<C>(q), scale, zero_point));
+  template <typename G>
+  BARAQUANT_HD static Y apply(Q q, Nothing, bool&, const G& grid) {
+    return from_compute<Y>(grid.dequantize(to_compute<C>(q)));
   }
 };
 
 // (dy, x) -> dx. Through fake_quantize: dy where x was inside. Through quantize: dy / s there.
 // NB: a select, never a multiplication: 0 * inf would be NaN.
-template <typename G, typename T, bool through_quantize>
+template <typename DY, typename T, bool through_quantize>
 struct InputGradient {
   using C = ComputeType<T>;
-  using First = G;
+  using First = DY;
   using Second = T;
   using Result = T;
   static constexpr Mask kMask = Mask::kNone;
+  static constexpr bool kRounds = true;
 
-  BARAQUANT_HD static T apply(G dy, T x, bool&, C scale, C zero_point, QuantRange<C> range) {
-    const C v = grid_position(to_compute<C>(x), scale, zero_point);
+  template <typename G>
+  BARAQUANT_HD static T apply(DY dy, T x, bool&, const G& grid) {
     const C g = to_compute<C>(dy);
-    return from_compute<T>(is_inside(v, range) ? (through_quantize ? g / scale : g) : C(0));
+    const bool inside = grid.is_inside(to_compute<C>(x));
+    return from_compute<T>(inside ? (through_quantize ? g / grid.scale() : g) : C(0));
   }
 };
 
 // (dy, bit) -> dx: the same from the bit that the forward wrote.
-template <typename G, typename T, bool through_quantize>
+template <typename DY, typename T, bool through_quantize>
 struct MaskedGradient {
   using C = ComputeType<T>;
-  using First = G;
+  using First = DY;
   using Second = Nothing;
   using Result = T;
   static constexpr Mask kMask = Mask::kRead;
+  static constexpr bool kRounds = false;
 
-  BARAQUANT_HD static T apply(G dy, Nothing, bool& inside, C scale, C, QuantRange<C>) {
+  template <typename G>
+  BARAQUANT_HD static T apply(DY dy, Nothing, bool& inside, const G& grid) {
     const C g = to_compute<C>(dy);
-    return from_compute<T>(inside ? (through_quantize ? g / scale : g) : C(0));
+    return from_compute<T>(inside ? (through_quantize ? g / grid.scale() : g) : C(0));
   }
 };
 
@@ -105,12 +113,12 @@ struct QparamsGradient {
   using C = ComputeType<T>;
   C scale, zero_point;
 
-  BARAQUANT_HD static QparamsGradient apply(T dy, T x, T& dx, C s, C z, QuantRange<C> range) {
+  template <typename G>
+  BARAQUANT_HD static QparamsGradient apply(T dy, T x, T& dx, const G& grid) {
     const C g = to_compute<C>(dy);
     const C value = to_compute<C>(x);
-    const C v = grid_position(value, s, z);
-    dx = from_compute<T>(is_inside(v, range) ? g : C(0));
-    return {scale_gradient(g, value, s, z, range), zero_point_gradient(g, v, s, range)};
+    dx = from_compute<T>(grid.is_inside(value) ? g : C(0));
+    return {grid.scale_gradient(g, value), grid.zero_point_gradient(g, value)};
   }
 };
 

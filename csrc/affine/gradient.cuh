@@ -44,6 +44,31 @@ __device__ __forceinline__ void write_sum(double sum, int64_t segment, int64_t s
   }
 }
 
+// A pack's gradients, added to its lanes. grid_at(i) is the i-th element's grid; `fast` says
+// whether all of them take their scale.
+template <bool zero_point_gradient, typename T, int size, typename GridAt>
+__device__ __forceinline__ void add_pack(const Pack<T, size>& dy, const Pack<T, size>& x,
+                                         Pack<T, size>& dx, int count, bool fast,
+                                         const GridAt& grid_at, QuantRange<ComputeType<T>> range,
+                                         double (&scale_lanes)[size],
+                                         double (&zero_point_lanes)[size]) {
+  const auto add = [&](int i, const auto& grid) {
+    const auto share = QparamsGradient<T>::apply(dy.at[i], x.at[i], dx.at[i], grid);
+    if (i >= count) return;
+    scale_lanes[i] += static_cast<double>(share.scale);
+    if (zero_point_gradient) zero_point_lanes[i] += static_cast<double>(share.zero_point);
+  };
+  if (fast) {
+#pragma unroll
+    for (int i = 0; i < size; ++i) add(i, grid_at(i));
+  } else {
+#pragma unroll
+    for (int i = 0; i < size; ++i) {
+      add(i, Grid<ComputeType<T>>(grid_at(i).scale(), grid_at(i).zero_point(), range));
+    }
+  }
+}
+
 // Adds up the lanes of a team in pairs: a thread's own, then those of neighbouring threads. Teams
 // are a power of two up to a warp, or the block. NB: all threads of the block must come here.
 __device__ __forceinline__ double sum_team(const double (&lanes)[kPackLanes], int team) {
@@ -129,7 +154,8 @@ __global__ void __launch_bounds__(kTeamMost) sum_runs_kernel(const GradientParam
   const bool has_task = task < p.segments.count * slices;
   const int64_t s = has_task ? task / slices : 0, slice = has_task ? task % slices : 0;
   const int64_t end = has_task ? min((slice + 1) * kRunSlice, p.segments.length_of(s)) : int64_t(0);
-  const C scale = p.q.scale_at(s), zero_point = p.q.zero_point_at(s);
+  const FastestGrid<C> grid(p.q.scale_at(s), p.q.zero_point_at(s), p.q.range);
+  const bool fast = FastestGrid<C>::accepts(grid.scale(), grid.zero_point(), p.q.range);
   const int64_t step = static_cast<int64_t>(p.team) * kPackLanes;
 
   double scale_lanes[kPackLanes] = {}, zero_point_lanes[kPackLanes] = {};
@@ -147,15 +173,9 @@ __global__ void __launch_bounds__(kTeamMost) sum_runs_kernel(const GradientParam
       const int count = static_cast<int>(min(int64_t(kPackLanes), end - at));
       if (count <= 0) continue;
       Pack<T, kPackLanes> dx;
-#pragma unroll
-      for (int i = 0; i < kPackLanes; ++i) {
-        const auto share = QparamsGradient<T>::apply(dy[u].at[i], x[u].at[i], dx.at[i], scale,
-                                                     zero_point, p.q.range);
-        if (i < count) {
-          scale_lanes[i] += static_cast<double>(share.scale);
-          if (zero_point_gradient) zero_point_lanes[i] += static_cast<double>(share.zero_point);
-        }
-      }
+      add_pack<zero_point_gradient>(
+          dy[u], x[u], dx, count, fast, [=](int) { return grid; }, p.q.range, scale_lanes,
+          zero_point_lanes);
       store_elements(dx, p, s, at, count);
     }
   }
@@ -171,7 +191,7 @@ __global__ void __launch_bounds__(kTeamMost) sum_runs_kernel(const GradientParam
 
 template <typename T>
 struct ColumnGeometry {
-  static constexpr int kPack = 16 / sizeof(T);
+  static constexpr int kPack = 4;                  // columns whose grids fit in the registers
   static constexpr int kTileColumns = 32 * kPack;  // a warp along the columns,
   static constexpr int kThreads = 32 * kRowLanes;  // a warp for each lane of the rows
 };
@@ -212,14 +232,15 @@ __global__ void __launch_bounds__(ColumnGeometry<T>::kThreads)
   const int count = static_cast<int>(min(int64_t(kPack), columns - column));
   const int64_t end = min((slice + 1) * kRowSlice, segments.length_of(block));
 
-  C scale[kPack], zero_point[kPack];
-#pragma unroll
-  for (int i = 0; i < kPack; ++i) {
+  bool fast = true;
+  const auto prepare = [&](int i) {
     const int64_t segment = block * columns + min(column + i, columns - 1);
-    scale[i] = p.q.scale_at(segment);
-    zero_point[i] = p.q.zero_point_at(segment);
-  }
-
+    const C scale = p.q.scale_at(segment), zero_point = p.q.zero_point_at(segment);
+    fast = fast && FastestGrid<C>::accepts(scale, zero_point, p.q.range);
+    return FastestGrid<C>(scale, zero_point, p.q.range);
+  };
+  static_assert(kPack == 4);
+  const FastestGrid<C> grids[kPack] = {prepare(0), prepare(1), prepare(2), prepare(3)};
   double scale_lanes[kPack] = {}, zero_point_lanes[kPack] = {};
   for (int64_t row = slice * kRowSlice + y; row < end && count > 0; row += kRowLanes * kUnroll) {
     Pack<T, kPack> dy[kUnroll], value[kUnroll];
@@ -235,13 +256,9 @@ __global__ void __launch_bounds__(ColumnGeometry<T>::kThreads)
       if (row + u * kRowLanes >= end) continue;
       const int64_t at = (segments.start(block) + row + u * kRowLanes) * columns + column;
       Pack<T, kPack> dx;
-#pragma unroll
-      for (int i = 0; i < kPack; ++i) {
-        const auto share = QparamsGradient<T>::apply(dy[u].at[i], value[u].at[i], dx.at[i],
-                                                     scale[i], zero_point[i], p.q.range);
-        scale_lanes[i] += static_cast<double>(share.scale);
-        if (zero_point_gradient) zero_point_lanes[i] += static_cast<double>(share.zero_point);
-      }
+      add_pack<zero_point_gradient>(
+          dy[u], value[u], dx, kPack, fast, [&](int i) { return grids[i]; }, p.q.range, scale_lanes,
+          zero_point_lanes);
       store(dx, p.args.dx, at, count, p.aligned);
     }
   }

@@ -27,16 +27,15 @@ struct LaneSums {
 static_assert(kLanesMost >= kRowLanes * kColumnTile);
 
 // sums[k] += the shares of elements k = 0 .. count - 1, which are neighbours in memory.
-template <typename T, typename ScaleAt>
+template <typename T, typename GridAt>
 BARAQUANT_HD void add_shares(const QparamsGradientArgs<T>& args, int64_t at, int64_t count,
-                             const ScaleAt& scale_at, const QuantRange<ComputeType<T>> range,
-                             double* scale_sums, double* zero_point_sums) {
-  const T* const dy = args.dy + at;
-  const T* const x = args.x + at;
-  T* const dx = args.dx + at;
+                             const GridAt& grid_at, double* scale_sums, double* zero_point_sums) {
+  const T* __restrict const dy = args.dy + at;
+  const T* __restrict const x = args.x + at;
+  T* __restrict const dx = args.dx + at;
+  const GridAt grids = grid_at;
   for (int64_t k = 0; k < count; ++k) {
-    const auto share = QparamsGradient<T>::apply(dy[k], x[k], dx[k], scale_at.scale(k),
-                                                 scale_at.zero_point(k), range);
+    const auto share = QparamsGradient<T>::apply(dy[k], x[k], dx[k], grids(k));
     scale_sums[k] += static_cast<double>(share.scale);
     zero_point_sums[k] += static_cast<double>(share.zero_point);
   }
@@ -90,7 +89,7 @@ class QparamsGradientCpu {
     const int64_t end = std::min(begin + kRunSlice, segments_.length_of(s));
     const int lanes = kPackLanes * team_size(segments_.length);
     const int64_t run = segments_.run_length.value;
-    const OneScale<C> one{q_.scale_at(s), q_.zero_point_at(s)};
+    const OneGrid<C> one{Grid<C>(q_.scale_at(s), q_.zero_point_at(s), q_.range)};
     std::fill_n(sums.scale, lanes, 0.0);
     std::fill_n(sums.zero_point, lanes, 0.0);
     for (int64_t j = begin; j < end;) {
@@ -99,7 +98,7 @@ class QparamsGradientCpu {
       const int64_t count = std::min({end - j, lanes - lane, run - i});
       const int64_t at = segments_.start(s) + j / run * segments_.count * run + i;
       run_on_isa(isa_, [&]() __attribute__((always_inline)) {
-        add_shares(args_, at, count, one, q_.range, sums.scale + lane, sums.zero_point + lane);
+        add_shares(args_, at, count, one, sums.scale + lane, sums.zero_point + lane);
       });
       j += count;
     }
@@ -125,18 +124,15 @@ class QparamsGradientCpu {
     const int64_t end = std::min((slice + 1) * kRowSlice, segments_.length_of(block));
     const int64_t segment = block * segments_.columns + column;
     C scales[kColumnTile], zero_points[kColumnTile];
-    for (int64_t i = 0; i < width; ++i) {
-      scales[i] = q_.scale_at(segment + i);
-      zero_points[i] = q_.zero_point_at(segment + i);
-    }
-    const ScaleEach<C> each{scales, zero_points};
+    gather_scales(q_, segment, width, scales, zero_points);
+    const GridEach<C> each{scales, zero_points, q_.range};
     std::fill_n(sums.scale, kRowLanes * kColumnTile, 0.0);
     std::fill_n(sums.zero_point, kRowLanes * kColumnTile, 0.0);
     for (int64_t row = slice * kRowSlice; row < end; ++row) {
       const int64_t at = (segments_.start(block) + row) * segments_.columns + column;
       const int64_t lane = row % kRowLanes * kColumnTile;
       run_on_isa(isa_, [&]() __attribute__((always_inline)) {
-        add_shares(args_, at, width, each, q_.range, sums.scale + lane, sums.zero_point + lane);
+        add_shares(args_, at, width, each, sums.scale + lane, sums.zero_point + lane);
       });
     }
     for (int64_t i = 0; i < width; ++i) {

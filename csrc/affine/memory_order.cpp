@@ -57,13 +57,15 @@ ScaleMap make_map(const at::Tensor& input, const QuantArgs& q) {
 }
 
 // int32, or the compute type for a learned one: from another type it is rounded to an integer
-// first, as the conversion could make a tie of it. int64 beyond int32 saturates.
+// first, as the conversion could make a tie of it. Wider integers saturate.
 at::Tensor kernel_zero_point(const at::Tensor& zero_point, at::ScalarType compute) {
   if (zero_point.is_floating_point()) {
     return zero_point.scalar_type() == compute ? zero_point : at::round(zero_point).to(compute);
   }
-  if (zero_point.scalar_type() == at::kLong) {
-    return at::clamp(zero_point, std::numeric_limits<int32_t>::min(),
+  // Through double, in which every int32 is exact.
+  const at::ScalarType dtype = zero_point.scalar_type();
+  if (dtype == at::kLong || dtype == at::kUInt32 || dtype == at::kUInt64) {
+    return at::clamp(zero_point.to(at::kDouble), std::numeric_limits<int32_t>::min(),
                      std::numeric_limits<int32_t>::max())
         .to(at::kInt);
   }

@@ -55,13 +55,14 @@ struct Segments {
   // First element of segment s, and how many it has; for columns: of block b, in rows.
   BARAQUANT_HD int64_t start(int64_t s) const {
     if (in_columns || last_is_shorter) {
-      return s / groups.value * axis + s % groups.value * block;
+      const int64_t o = groups.divide(s);
+      return o * axis + (s - o * groups.value) * block;
     }
     return s * run_length.value;
   }
   BARAQUANT_HD int64_t length_of(int64_t s) const {
     if (!last_is_shorter) return length;
-    const int64_t left = axis - s % groups.value * block;
+    const int64_t left = axis - (s - groups.divide(s) * groups.value) * block;
     return left < block ? left : block;
   }
 };

@@ -7,7 +7,9 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
+#include <cstring>
 
 #include "affine/directions.h"
 #include "affine/qparams.h"
@@ -48,16 +50,41 @@ struct CpuBuffers {
   alignas(64) uint8_t inside[kBlock];  // one byte per element, packed or unpacked around the loop
 };
 
-inline void pack_bits(const uint8_t* bytes, int64_t count, uint8_t* bits) {
+// Eight bytes of 0 or 1 to the bits of one byte and back, within a 64-bit word.
+static_assert(std::endian::native == std::endian::little);
+
+inline void pack_bits(uint8_t* bytes, int64_t count, uint8_t* bits) {
+  std::fill(bytes + count, bytes + (count + 7) / 8 * 8, uint8_t(0));
   for (int64_t i = 0; i < count; i += 8) {
-    uint8_t packed = 0;
-    for (int64_t k = 0; k < std::min<int64_t>(8, count - i); ++k) packed |= bytes[i + k] << k;
-    bits[i / 8] = packed;
+    uint64_t word;
+    std::memcpy(&word, bytes + i, 8);
+    bits[i / 8] = static_cast<uint8_t>((word * 0x0102040810204080u) >> 56);
   }
 }
 
 inline void unpack_bits(const uint8_t* bits, int64_t count, uint8_t* bytes) {
-  for (int64_t i = 0; i < count; ++i) bytes[i] = (bits[i / 8] >> (i % 8)) & 1;
+  for (int64_t i = 0; i < count; i += 8) {
+    // Byte k keeps bit k; adding 0x7f carries it to the top of the byte.
+    const uint64_t spread = (bits[i / 8] * 0x0101010101010101u) & 0x8040201008040201u;
+    const uint64_t word = ((spread + 0x7f7f7f7f7f7f7f7fu) >> 7) & 0x0101010101010101u;
+    std::memcpy(bytes + i, &word, 8);
+  }
+}
+
+// The scales and zero points of `count` neighbours.
+template <typename C>
+void gather_scales(const Qparams<C>& q, int64_t index, int64_t count, C* scale, C* zero_point) {
+  if (q.map.step() == 0) {
+    std::fill_n(scale, count, q.scale_at(index));
+    std::fill_n(zero_point, count, q.zero_point_at(index));
+    return;
+  }
+  std::copy_n(q.scale + index, count, scale);
+  if (q.zero_point) {
+    std::copy_n(q.zero_point + index, count, zero_point);
+  } else {
+    for (int64_t i = 0; i < count; ++i) zero_point[i] = q.zero_point_at(index + i);
+  }
 }
 
 // One block's pointers, already moved to its first element.
@@ -68,34 +95,38 @@ struct CpuBlock {
   typename Op::Result* result;
 };
 
-// result[i] = Op(first[i], second[i], scale(i), zero_point(i)): the loop that is vectorised.
-template <typename Op, typename ScaleAt>
-BARAQUANT_HD void loop_over(const CpuBlock<Op>& block, uint8_t* inside, int64_t begin, int64_t end,
-                            const ScaleAt& scale_at, const QuantRange<typename Op::C> range) {
+// result[i] = Op(first[i], second[i], grid_at(i)): the loop that is vectorised.
+// NB: local, restricted pointers: stores of bytes could else alias all that the loop reads.
+template <typename Op, typename GridAt>
+BARAQUANT_HD void loop_over(const CpuBlock<Op>& block, uint8_t* inside_bytes, int64_t begin,
+                            int64_t end, const GridAt& grids) {
+  const GridAt grid_at = grids;
+  const typename Op::First* __restrict const first = block.first;
+  const typename Op::Second* __restrict const second = block.second;
+  typename Op::Result* __restrict const result = block.result;
+  uint8_t* __restrict const inside = inside_bytes;
   for (int64_t i = begin; i < end; ++i) {
     bool bit = false;
     if constexpr (Op::kMask == Mask::kRead) bit = inside[i] != 0;
-    typename Op::Second second{};
-    if constexpr (!std::is_same_v<typename Op::Second, Nothing>) second = block.second[i];
-    block.result[i] =
-        Op::apply(block.first[i], second, bit, scale_at.scale(i), scale_at.zero_point(i), range);
+    typename Op::Second other{};
+    if constexpr (!std::is_same_v<typename Op::Second, Nothing>) other = second[i];
+    result[i] = Op::apply(first[i], other, bit, grid_at(i));
     if constexpr (Op::kMask == Mask::kWrite) inside[i] = bit;
   }
 }
 
 template <typename C>
-struct OneScale {
-  C s, z;
-  BARAQUANT_HD C scale(int64_t) const { return s; }
-  BARAQUANT_HD C zero_point(int64_t) const { return z; }
+struct OneGrid {
+  Grid<C> grid;
+  BARAQUANT_HD Grid<C> operator()(int64_t) const { return grid; }
 };
 
 template <typename C>
-struct ScaleEach {
-  const C* s;
-  const C* z;
-  BARAQUANT_HD C scale(int64_t i) const { return s[i]; }
-  BARAQUANT_HD C zero_point(int64_t i) const { return z[i]; }
+struct GridEach {
+  const C* scale;
+  const C* zero_point;
+  QuantRange<C> range;
+  BARAQUANT_HD Grid<C> operator()(int64_t i) const { return {scale[i], zero_point[i], range}; }
 };
 
 template <typename Op>
@@ -103,28 +134,22 @@ void transform_block(CpuIsa isa, const CpuBlock<Op>& block, int64_t begin, int64
                      const Qparams<typename Op::C>& q, CpuBuffers<Op>& buffers) {
   using C = typename Op::C;
   const ScaleMap& map = q.map;
-  const QuantRange<C> range = q.range;
   uint8_t* const inside = buffers.inside;
   const bool gather = !map.is_single() && (map.step() == 1 || map.run() < kShortRun);
   for_each_run(map, begin, end, [&](int64_t e, int64_t count, int64_t index) {
     const int64_t at = e - begin;
     if (gather) {
-      const int64_t step = map.step();
-      for (int64_t i = 0; i < count; ++i) {
-        buffers.scale[at + i] = q.scale_at(index + i * step);
-        buffers.zero_point[at + i] = q.zero_point_at(index + i * step);
-      }
-      return;
+      return gather_scales(q, index, count, buffers.scale + at, buffers.zero_point + at);
     }
-    const OneScale<C> one{q.scale_at(index), q.zero_point_at(index)};
+    const OneGrid<C> one{Grid<C>(q.scale_at(index), q.zero_point_at(index), q.range)};
     run_on_isa(isa, [&]() __attribute__((always_inline)) {
-      loop_over<Op>(block, inside, at, at + count, one, range);
+      loop_over<Op>(block, inside, at, at + count, one);
     });
   });
   if (gather) {
-    const ScaleEach<C> each{buffers.scale, buffers.zero_point};
+    const GridEach<C> each{buffers.scale, buffers.zero_point, q.range};
     run_on_isa(isa, [&]() __attribute__((always_inline)) {
-      loop_over<Op>(block, inside, 0, end - begin, each, range);
+      loop_over<Op>(block, inside, 0, end - begin, each);
     });
   }
 }

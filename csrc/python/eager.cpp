@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Calls of ops from eager Python without the cost of torch.ops, which matches arguments to schemas
+// through generic conversions (about 4 us a call). Here the schema is taken apart once. Arguments
+// that are plain (exactly a Tensor or Parameter, int, float, bool, dtype or None, as the schema has
+// it) go to the dispatcher; for anything else, a Tensor subclass or a SymInt say, the callable
+// returns NotImplemented, and the caller takes torch.ops.
+#include "python/eager.h"
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <memory>
+#include <optional>
+
+namespace baraquant {
+namespace {
+
+constexpr size_t kMostArguments = 16;
+
+enum class Kind { kTensor, kInt, kFloat, kBool, kDtype };
+
+struct Parameter {
+  PyObject* name;  // interned
+  Kind kind;
+  bool optional;
+  std::optional<c10::IValue> default_value;
+};
+
+struct Overload {
+  c10::OperatorHandle op;
+  std::vector<Parameter> parameters;
+  size_t positional;  // those after it are keyword-only
+};
+
+// The overloads of one op, tried in order.
+using Overloads = std::vector<Overload>;
+
+// Whether the schema's type is one that we convert. torch writes a dtype as an int with a name of
+// its own: that is its "real" type.
+bool read_type(c10::TypePtr type, Parameter& parameter) {
+  if (const auto optional = type->cast<c10::OptionalType>()) {
+    parameter.optional = true;
+    type = optional->getElementType();
+  }
+  switch (type->kind()) {
+    case c10::TypeKind::TensorType:
+      parameter.kind = Kind::kTensor;
+      return true;
+    case c10::TypeKind::IntType:
+    case c10::TypeKind::SymIntType:
+      parameter.kind = Kind::kInt;
+      return true;
+    case c10::TypeKind::FloatType:
+      parameter.kind = Kind::kFloat;
+      return true;
+    case c10::TypeKind::BoolType:
+      parameter.kind = Kind::kBool;
+      return true;
+    case c10::TypeKind::ScalarTypeType:
+      parameter.kind = Kind::kDtype;
+      return true;
+    default:
+      return false;
+  }
+}
+
+std::optional<Overload> read_schema(const c10::OperatorHandle& op) {
+  Overload overload{op, {}, 0};
+  for (const c10::Argument& argument : op.schema().arguments()) {
+    Parameter parameter{PyUnicode_InternFromString(argument.name().c_str()), Kind::kInt, false,
+                        argument.default_value()};
+    if (!read_type(argument.real_type(), parameter)) return std::nullopt;
+    if (!argument.kwarg_only()) ++overload.positional;
+    overload.parameters.push_back(std::move(parameter));
+  }
+  for (const c10::Argument& result : op.schema().returns()) {
+    if (result.type()->kind() != c10::TypeKind::TensorType) return std::nullopt;
+  }
+  if (overload.parameters.size() > kMostArguments) return std::nullopt;
+  return overload;
+}
+
+// Pushes a plain argument; false where it is not plain.
+bool push(torch::jit::Stack& stack, PyObject* object, const Parameter& parameter) {
+  if (object == Py_None) {
+    if (parameter.optional) stack.emplace_back();
+    return parameter.optional;
+  }
+  switch (parameter.kind) {
+    case Kind::kTensor:
+      if (!THPVariable_CheckExact(object)) return false;
+      stack.emplace_back(THPVariable_Unpack(object));
+      return true;
+    case Kind::kInt: {
+      if (!PyLong_CheckExact(object)) return false;
+      int overflow = 0;
+      const long long value = PyLong_AsLongLongAndOverflow(object, &overflow);
+      stack.emplace_back(static_cast<int64_t>(value));
+      return overflow == 0;
+    }
+    case Kind::kFloat:
+      if (!PyFloat_CheckExact(object)) return false;
+      stack.emplace_back(PyFloat_AS_DOUBLE(object));
+      return true;
+    case Kind::kBool:
+      if (!PyBool_Check(object)) return false;
+      stack.emplace_back(object == Py_True);
+      return true;
+    case Kind::kDtype:
+      if (!THPDtype_Check(object)) return false;
+      stack.emplace_back(static_cast<int64_t>(reinterpret_cast<THPDtype*>(object)->scalar_type));
+      return true;
+  }
+  return false;
+}
+
+// The position of a keyword among the parameters, or their number.
+size_t find(const Overload& overload, PyObject* name) {
+  size_t i = 0;
+  for (; i < overload.parameters.size(); ++i) {
+    PyObject* known = overload.parameters[i].name;
+    if (known == name || PyUnicode_Compare(known, name) == 0) break;
+  }
+  return i;
+}
+
+// Fills the stack with the arguments in the schema's order; false where they do not fit plainly.
+bool match(const Overload& overload, PyObject* const* args, size_t count, PyObject* keywords,
+           torch::jit::Stack& stack) {
+  if (count > overload.positional) return false;
+  PyObject* given[kMostArguments] = {};
+  for (size_t i = 0; i < count; ++i) given[i] = args[i];
+  const size_t named = keywords ? PyTuple_GET_SIZE(keywords) : 0;
+  for (size_t i = 0; i < named; ++i) {
+    const size_t position = find(overload, PyTuple_GET_ITEM(keywords, i));
+    if (position == overload.parameters.size() || given[position]) return false;
+    given[position] = args[count + i];
+  }
+  for (size_t i = 0; i < overload.parameters.size(); ++i) {
+    const Parameter& parameter = overload.parameters[i];
+    if (given[i]) {
+      if (!push(stack, given[i], parameter)) return false;
+    } else {
+      if (!parameter.default_value) return false;
+      stack.push_back(*parameter.default_value);
+    }
+  }
+  return true;
+}
+
+PyObject* wrap(torch::jit::Stack& stack) {
+  if (stack.size() == 1) return THPVariable_Wrap(std::move(stack[0]).toTensor());
+  PyObject* result = PyTuple_New(static_cast<Py_ssize_t>(stack.size()));
+  for (size_t i = 0; result && i < stack.size(); ++i) {
+    PyObject* item = THPVariable_Wrap(std::move(stack[i]).toTensor());
+    if (!item) Py_CLEAR(result);
+    if (item) PyTuple_SET_ITEM(result, static_cast<Py_ssize_t>(i), item);
+  }
+  return result;
+}
+
+const char kCapsule[] = "baraquant.overloads";
+
+PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+  HANDLE_TH_ERRORS
+  const auto& overloads = *static_cast<Overloads*>(PyCapsule_GetPointer(self, kCapsule));
+  torch::jit::Stack stack;
+  stack.reserve(kMostArguments);
+  if (!at::impl::torch_function_mode_enabled()) {
+    for (const Overload& overload : overloads) {
+      stack.clear();
+      if (!match(overload, args, static_cast<size_t>(count), keywords, stack)) continue;
+      {
+        const pybind11::gil_scoped_release no_gil;
+        overload.op.callBoxed(stack);
+      }
+      return wrap(stack);
+    }
+  }
+  Py_RETURN_NOTIMPLEMENTED;
+  END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef kCall = {"eager_call", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call)),
+                     METH_FASTCALL | METH_KEYWORDS, nullptr};
+
+void free_overloads(PyObject* capsule) {
+  delete static_cast<Overloads*>(PyCapsule_GetPointer(capsule, kCapsule));
+}
+
+}  // namespace
+
+PyObject* make_eager_call(const std::string& qualified_name,
+                          const std::vector<std::string>& overloads) {
+  HANDLE_TH_ERRORS
+  auto read = std::make_unique<Overloads>();
+  for (const std::string& overload : overloads) {
+    const auto op =
+        c10::Dispatcher::singleton().findSchemaOrThrow(qualified_name.c_str(), overload.c_str());
+    auto schema = read_schema(op);
+    TORCH_CHECK_NOT_IMPLEMENTED(schema, qualified_name,
+                                ": expected a schema of tensors, numbers, "
+                                "bools and dtypes, but got ",
+                                op.schema());
+    read->push_back(std::move(*schema));
+  }
+  PyObject* capsule = PyCapsule_New(read.get(), kCapsule, &free_overloads);
+  if (!capsule) return nullptr;
+  read.release();
+  PyObject* result = PyCFunction_NewEx(&kCall, capsule, nullptr);
+  Py_DECREF(capsule);
+  return result;
+  END_HANDLE_TH_ERRORS
+}
+
+}  // namespace baraquant
