@@ -188,7 +188,10 @@ def show(info: dict[str, Any]) -> None:
             print("\n".join(f"{name:<{width}}  {value}" for name, value in pairs), end="\n\n")
     else:
         console = Console()
-        for title, pairs in (("Build and machine", rows), ("Registered ops", ops)):
+        for title, pairs in (
+            ("Build and machine", rows),
+            ("Registered ops (CompositeImplicitAutograd: calls an op with an underscore)", ops),
+        ):
             table = Table(title=title, show_header=False, title_justify="left")
             table.add_column(no_wrap=True)
             table.add_column(overflow="fold")

@@ -98,7 +98,7 @@ def pytorch_fake_quantize(granularity: Granularity, scale: Tensor) -> Callable[[
 
 
 def forward_target(case: Case, op: str, granularity: Granularity) -> Target | None:
-    """What targets.md asks of a forward: a share of the copy, or a multiple of PyTorch's op."""
+    """The target of a forward: a share of the copy, or a multiple of PyTorch's op."""
     if case.device.type == "cuda":
         large = case.numel * case.itemsize >= 64 << 20
         share = 0.97 if granularity.kind == "per_tensor" else 0.95
