@@ -32,7 +32,7 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
         quant_min: The smallest integer of the grid.
         quant_max: The largest integer of the grid.
         save_mask: What is kept for backward: True a bit per element, False the input, None the
-            input where it is a leaf and else the bits.
+            input where it is a leaf (a parameter) or a view of one, and else the bits.
 
     Raises:
         ValueError: A granularity, shape, range or number that does not fit.

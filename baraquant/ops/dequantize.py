@@ -205,7 +205,7 @@ def dequantize_per_token_backward(
 
     Args:
         grad: Any shape, floating: the gradient of the numbers.
-        scale: ``[..., 1]`` (or ``[...]``) for an grad ``[..., D]``, float32 or float64, the dtype
+        scale: ``[..., 1]`` (or ``[...]``) for a grad ``[..., D]``, float32 or float64, the dtype
             that is computed in.
         dtype: The dtype of the gradient; None stands for that of ``grad``.
 

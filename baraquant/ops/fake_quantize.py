@@ -29,7 +29,8 @@ def fake_quantize_per_tensor(
         quant_min: The smallest integer.
         quant_max: The largest integer.
         save_mask: What is kept for backward: True a bit per element, False the input, None the
-            input where it is a leaf (a parameter) and else the bits.
+            input where it is a leaf (a parameter) or a view of one, and else the bits. A learned
+            scale or zero point keeps the input in any case.
 
     Returns:
         The rounded numbers: the shape and dtype of ``input``.
@@ -71,7 +72,8 @@ def fake_quantize_per_channel(
         quant_min: The smallest integer.
         quant_max: The largest integer.
         save_mask: What is kept for backward: True a bit per element, False the input, None the
-            input where it is a leaf (a parameter) and else the bits.
+            input where it is a leaf (a parameter) or a view of one, and else the bits. A learned
+            scale or zero point keeps the input in any case.
 
     Returns:
         The rounded numbers: the shape and dtype of ``input``.
@@ -109,7 +111,8 @@ def fake_quantize_per_token(
         quant_min: The smallest integer.
         quant_max: The largest integer.
         save_mask: What is kept for backward: True a bit per element, False the input, None the
-            input where it is a leaf (a parameter) and else the bits.
+            input where it is a leaf (a parameter) or a view of one, and else the bits. A learned
+            scale or zero point keeps the input in any case.
 
     Returns:
         The rounded numbers: the shape and dtype of ``input``.
@@ -151,7 +154,8 @@ def fake_quantize_per_group(
         quant_min: The smallest integer.
         quant_max: The largest integer.
         save_mask: What is kept for backward: True a bit per element, False the input, None the
-            input where it is a leaf (a parameter) and else the bits.
+            input where it is a leaf (a parameter) or a view of one, and else the bits. A learned
+            scale or zero point keeps the input in any case.
 
     Returns:
         The rounded numbers: the shape and dtype of ``input``.

@@ -31,7 +31,7 @@ def quantize_per_tensor(
         quant_max: The largest integer.
         dtype: int8, uint8, or a floating dtype (the differentiable form).
         save_mask: What is kept for backward: True a bit per element, False the input, None the
-            input where it is a leaf (a parameter) and else the bits.
+            input where it is a leaf (a parameter) or a view of one, and else the bits.
 
     Returns:
         The integers: the shape of ``input``, of ``dtype``.
@@ -75,7 +75,7 @@ def quantize_per_channel(
         quant_max: The largest integer.
         dtype: int8, uint8, or a floating dtype (the differentiable form).
         save_mask: What is kept for backward: True a bit per element, False the input, None the
-            input where it is a leaf (a parameter) and else the bits.
+            input where it is a leaf (a parameter) or a view of one, and else the bits.
 
     Returns:
         The integers: the shape of ``input``, of ``dtype``.
@@ -115,7 +115,7 @@ def quantize_per_token(
         quant_max: The largest integer.
         dtype: int8, uint8, or a floating dtype (the differentiable form).
         save_mask: What is kept for backward: True a bit per element, False the input, None the
-            input where it is a leaf (a parameter) and else the bits.
+            input where it is a leaf (a parameter) or a view of one, and else the bits.
 
     Returns:
         The integers: the shape of ``input``, of ``dtype``.
@@ -159,7 +159,7 @@ def quantize_per_group(
         quant_max: The largest integer.
         dtype: int8, uint8, or a floating dtype (the differentiable form).
         save_mask: What is kept for backward: True a bit per element, False the input, None the
-            input where it is a leaf (a parameter) and else the bits.
+            input where it is a leaf (a parameter) or a view of one, and else the bits.
 
     Returns:
         The integers: the shape of ``input``, of ``dtype``.
