@@ -41,6 +41,10 @@ except ImportError:
     )
 
 
+# Some Pythons link extensions with -static-libstdc++; a second C++ library in the process crashes at
+# the first message that torch and we write into one stream. Named so, the shared one comes first.
+LINK_FLAGS = ["-Wl,-s", "-l:libstdc++.so.6"]
+
 VERSION = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M)[1]  # type: ignore[index]
 
 
@@ -132,7 +136,7 @@ def extensions() -> list[Extension]:
         library_dirs=cpp_extension.library_paths(device),
         libraries=libraries,
         extra_compile_args={"cxx": cxx_flags, "nvcc": [*nvcc_flags, *system]},  # type: ignore[arg-type]
-        extra_link_args=["-Wl,-soname,libbaraquant.so", "-Wl,-z,defs", "-Wl,-s", "-fopenmp"],
+        extra_link_args=["-Wl,-soname,libbaraquant.so", "-Wl,-z,defs", "-fopenmp", *LINK_FLAGS],
         depends=headers,
         language="c++",
     )
@@ -144,7 +148,7 @@ def extensions() -> list[Extension]:
         library_dirs=cpp_extension.library_paths("cpu"),
         libraries=["baraquant", "c10", "torch_cpu", "torch", "torch_python"],
         extra_compile_args={"cxx": cxx_flags},  # type: ignore[arg-type]
-        extra_link_args=["-Wl,-rpath,$ORIGIN", "-Wl,-s"],
+        extra_link_args=["-Wl,-rpath,$ORIGIN", *LINK_FLAGS],
         depends=headers,
         language="c++",
     )

@@ -64,6 +64,8 @@ struct ScaleMap {
 
   // The scale of element e (in memory order).
   BARAQUANT_HD int64_t index(int64_t e) const {
+    if (is_single()) return 0;
+    if (axis.value == 1 && stride_inner == 0) return inner.divide(e) * stride_outer;
     if (e < (int64_t(1) << 31)) {
       const uint32_t n = static_cast<uint32_t>(e);
       const uint32_t line = inner.divide_small(n);

@@ -79,20 +79,13 @@ BARAQUANT_HD C learned_zero_point(C zero_point, QuantRange<C> range) {
   return clamp(round_half_even(zero_point), range);
 }
 
-// d y / d s * dy. A NaN position contributes nothing.
+// d y / d s, from the quotient x / s. A NaN position contributes nothing to the gradient: its slope
+// is left to the caller.
 template <typename C>
-BARAQUANT_HD C scale_gradient(C dy, C x, C scale, C zero_point, QuantRange<C> range) {
-  const C ratio = x / scale;
+BARAQUANT_HD C scale_slope(C ratio, C zero_point, QuantRange<C> range) {
   const C rounded = round_half_even(ratio);
   const C v = rounded + zero_point;
-  const C slope = is_inside(v, range) ? rounded - ratio : clamp(v, range) - zero_point;
-  return v == v ? dy * slope : C(0);
-}
-
-// d y / d z * dy.
-template <typename C>
-BARAQUANT_HD C zero_point_gradient(C dy, C v, C scale, QuantRange<C> range) {
-  return is_inside(v, range) ? C(0) : -scale * dy;
+  return is_inside(v, range) ? rounded - ratio : clamp(v, range) - zero_point;
 }
 
 }  // namespace baraquant::affine

@@ -28,11 +28,11 @@ struct Quantize {
   template <typename G>
   BARAQUANT_HD static Q apply(T first, Nothing, bool& inside, const G& grid) {
     const C x = to_compute<C>(first);
-    if constexpr (mask == Mask::kWrite) inside = grid.is_inside(x);
     if constexpr (std::is_same_v<Q, uint8_t>) {
+      static_assert(mask == Mask::kNone, "an integer output has no gradient");
       return grid.quantize_byte(x);
     } else {
-      return from_compute<Q>(grid.quantize(x));
+      return from_compute<Q>(mask == Mask::kWrite ? grid.quantize(x, inside) : grid.quantize(x));
     }
   }
 };
@@ -50,8 +50,8 @@ struct FakeQuantize {
   template <typename G>
   BARAQUANT_HD static T apply(T first, Nothing, bool& inside, const G& grid) {
     const C x = to_compute<C>(first);
-    if constexpr (mask == Mask::kWrite) inside = grid.is_inside(x);
-    return from_compute<T>(grid.fake_quantize(x));
+    return from_compute<T>(mask == Mask::kWrite ? grid.fake_quantize(x, inside)
+                                                : grid.fake_quantize(x));
   }
 };
 
@@ -116,9 +116,9 @@ struct QparamsGradient {
   template <typename G>
   BARAQUANT_HD static QparamsGradient apply(T dy, T x, T& dx, const G& grid) {
     const C g = to_compute<C>(dy);
-    const C value = to_compute<C>(x);
-    dx = from_compute<T>(grid.is_inside(value) ? g : C(0));
-    return {grid.scale_gradient(g, value), grid.zero_point_gradient(g, value)};
+    const Slope<C> slope = grid.slope(to_compute<C>(x));
+    dx = from_compute<T>(slope.inside ? g : C(0));
+    return {slope.valid ? g * slope.scale : C(0), slope.inside ? C(0) : -grid.scale() * g};
   }
 };
 

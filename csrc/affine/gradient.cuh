@@ -30,8 +30,9 @@ struct GradientParams {
   Qparams<C> q;
   Segments segments;
   PartialSums partial;
-  int team;      // threads for a slice that lies in runs
-  bool aligned;  // whole packs lie within a run and may be accessed at once
+  int team;         // threads for a slice that lies in runs
+  bool aligned;     // whole packs lie within a run and may be accessed at once
+  bool fast_range;  // FastestGrid takes the range
 };
 
 template <typename C>
@@ -43,6 +44,10 @@ __device__ __forceinline__ void write_sum(double sum, int64_t segment, int64_t s
     partial[segment * slices + slice] = sum;
   }
 }
+
+// Blocks on a multiprocessor, which limit the registers of a thread to 80 (128 for double).
+template <typename T>
+constexpr int kGradientBlocks = sizeof(T) == 8 ? 2 : 3;
 
 // A pack's gradients, added to its lanes. grid_at(i) is the i-th element's grid; `fast` says
 // whether all of them take their scale.
@@ -58,6 +63,12 @@ __device__ __forceinline__ void add_pack(const Pack<T, size>& dy, const Pack<T, 
     scale_lanes[i] += static_cast<double>(share.scale);
     if (zero_point_gradient) zero_point_lanes[i] += static_cast<double>(share.zero_point);
   };
+  // A float16 is never as small.
+  if constexpr (!std::is_same_v<T, Float16>) {
+    using G = FastestGrid<ComputeType<T>>;
+#pragma unroll
+    for (int i = 0; i < size; ++i) fast = fast && !G::is_tiny(to_compute<ComputeType<T>>(x.at[i]));
+  }
   if (fast) {
 #pragma unroll
     for (int i = 0; i < size; ++i) add(i, grid_at(i));
@@ -89,10 +100,10 @@ __device__ __forceinline__ double sum_team(const double (&lanes)[kPackLanes], in
 }
 
 // Where an element lies, and how far into its run.
-struct Place {
+struct ElementPlace {
   int64_t at, in_run;
 
-  __device__ __forceinline__ Place(const Segments& segments, int64_t s, int64_t j) {
+  __device__ __forceinline__ ElementPlace(const Segments& segments, int64_t s, int64_t j) {
     const int64_t run = segments.run_length.value;
     int64_t r = 0;
     if (j >= run) {
@@ -114,7 +125,7 @@ template <typename T>
 __device__ __forceinline__ void load_elements(Pack<T, kPackLanes>& dy, Pack<T, kPackLanes>& x,
                                               const GradientParams<T>& p, int64_t s, int64_t j,
                                               int count) {
-  Place place(p.segments, s, j);
+  ElementPlace place(p.segments, s, j);
   if (p.aligned) {
     load(dy, p.args.dy, place.at, count, true);
     load(x, p.args.x, place.at, count, true);
@@ -134,7 +145,7 @@ template <typename T>
 __device__ __forceinline__ void store_elements(const Pack<T, kPackLanes>& dx,
                                                const GradientParams<T>& p, int64_t s, int64_t j,
                                                int count) {
-  Place place(p.segments, s, j);
+  ElementPlace place(p.segments, s, j);
   if (p.aligned) return store(dx, p.args.dx, place.at, count, true);
 #pragma unroll
   for (int i = 0; i < kPackLanes; ++i) {
@@ -144,18 +155,20 @@ __device__ __forceinline__ void store_elements(const Pack<T, kPackLanes>& dx,
 }
 
 template <typename T, bool zero_point_gradient>
-__global__ void __launch_bounds__(kTeamMost) sum_runs_kernel(const GradientParams<T> p) {
+__global__ void __launch_bounds__(kTeamMost, kGradientBlocks<T>)
+    sum_runs_kernel(const GradientParams<T> p) {
   using C = ComputeType<T>;
-  constexpr int kUnroll = 2;
-  const int64_t task = static_cast<int64_t>(blockIdx.x) * (kTeamMost / p.team) +
-                       threadIdx.x / static_cast<unsigned>(p.team);
-  const int member = static_cast<int>(threadIdx.x % static_cast<unsigned>(p.team));
+  constexpr int kUnroll = 1;
+  const int team_log2 = __ffs(p.team) - 1;
+  const int64_t task = (static_cast<int64_t>(blockIdx.x) * kTeamMost + threadIdx.x) >> team_log2;
+  const int member = static_cast<int>(threadIdx.x) & (p.team - 1);
   const int64_t slices = p.segments.slices;
   const bool has_task = task < p.segments.count * slices;
-  const int64_t s = has_task ? task / slices : 0, slice = has_task ? task % slices : 0;
+  const int64_t s = !has_task ? 0 : slices == 1 ? task : task / slices;
+  const int64_t slice = has_task ? task - s * slices : 0;
   const int64_t end = has_task ? min((slice + 1) * kRunSlice, p.segments.length_of(s)) : int64_t(0);
   const FastestGrid<C> grid(p.q.scale_at(s), p.q.zero_point_at(s), p.q.range);
-  const bool fast = FastestGrid<C>::accepts(grid.scale(), grid.zero_point(), p.q.range);
+  const bool fast = p.fast_range && FastestGrid<C>::accepts(grid.scale(), grid.zero_point());
   const int64_t step = static_cast<int64_t>(p.team) * kPackLanes;
 
   double scale_lanes[kPackLanes] = {}, zero_point_lanes[kPackLanes] = {};
@@ -217,11 +230,11 @@ __device__ __forceinline__ void sum_columns(const double (&lanes)[ColumnGeometry
 }
 
 template <typename T, bool zero_point_gradient>
-__global__ void __launch_bounds__(ColumnGeometry<T>::kThreads)
+__global__ void __launch_bounds__(ColumnGeometry<T>::kThreads, kGradientBlocks<T>)
     sum_columns_kernel(const GradientParams<T> p) {
   using C = ComputeType<T>;
   constexpr int kPack = ColumnGeometry<T>::kPack, kTile = ColumnGeometry<T>::kTileColumns;
-  constexpr int kUnroll = 4;
+  constexpr int kUnroll = 2;
   const Segments& segments = p.segments;
   const int64_t columns = segments.columns, slices = segments.slices;
   const int64_t tiles = (columns + kTile - 1) / kTile;
@@ -232,11 +245,11 @@ __global__ void __launch_bounds__(ColumnGeometry<T>::kThreads)
   const int count = static_cast<int>(min(int64_t(kPack), columns - column));
   const int64_t end = min((slice + 1) * kRowSlice, segments.length_of(block));
 
-  bool fast = true;
+  bool fast = p.fast_range;
   const auto prepare = [&](int i) {
     const int64_t segment = block * columns + min(column + i, columns - 1);
     const C scale = p.q.scale_at(segment), zero_point = p.q.zero_point_at(segment);
-    fast = fast && FastestGrid<C>::accepts(scale, zero_point, p.q.range);
+    fast = fast && FastestGrid<C>::accepts(scale, zero_point);
     return FastestGrid<C>(scale, zero_point, p.q.range);
   };
   static_assert(kPack == 4);
@@ -277,9 +290,9 @@ template <typename C>
 __global__ void __launch_bounds__(kTeamMost)
     sum_slices_kernel(const double* partial, C* result, int64_t segments, int64_t slices,
                       int team) {
-  const int64_t s = static_cast<int64_t>(blockIdx.x) * (kTeamMost / team) +
-                    threadIdx.x / static_cast<unsigned>(team);
-  const int member = static_cast<int>(threadIdx.x % static_cast<unsigned>(team));
+  const int team_log2 = __ffs(team) - 1;
+  const int64_t s = (static_cast<int64_t>(blockIdx.x) * kTeamMost + threadIdx.x) >> team_log2;
+  const int member = static_cast<int>(threadIdx.x) & (team - 1);
   double lanes[kPackLanes] = {};
   if (s < segments) {
     for (int64_t j = member * kPackLanes; j < slices; j += team * kPackLanes) {
@@ -325,7 +338,13 @@ void launch_gradient(const GradientParams<T>& p, cudaStream_t stream) {
 template <typename T>
 void qparams_gradient_cuda(const QparamsGradientArgs<T>& args, const Qparams<ComputeType<T>>& q,
                            const Segments& segments, double* partial, cudaStream_t stream) {
-  GradientParams<T> p{args, q, segments, {partial, nullptr}, team_size(segments.length), false};
+  GradientParams<T> p{args,
+                      q,
+                      segments,
+                      {partial, nullptr},
+                      team_size(segments.length),
+                      false,
+                      fastest_accepts_range(q.range)};
   if (partial) p.partial.zero_point = partial + segments.count * segments.slices;
   const int64_t pack = segments.in_columns ? ColumnGeometry<T>::kPack : kPackLanes;
   const int64_t run = segments.in_columns ? segments.columns : segments.run_length.value;

@@ -21,11 +21,12 @@ constexpr int64_t kRunSlice = 16384;  // elements in a slice where a segment lie
 constexpr int64_t kRowSlice = 256;    // rows in a slice where neighbours belong to other segments
 constexpr int kRowLanes = 8;
 
-// Threads for a segment of that length: within a warp for a short one, else a whole block.
+// Threads for a segment of that length: up to a warp, each with up to 32 elements at first and 128
+// at most (a thread's start costs as much as some ten elements), else a whole block.
 BARAQUANT_HD int team_size(int64_t length) {
-  if (length > 32 * 4 * kPackLanes) return kTeamMost;
-  int team = 1;
-  while (team < 32 && team * kPackLanes < length) team *= 2;
+  if (length > 32 * 128) return kTeamMost;
+  int team = length > 16 ? 2 : 1;
+  while (team < 32 && team * 32 < length) team *= 2;
   return team;
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Runs a direction (directions.h) over a dense tensor on the GPU: index, load packs, compute,
-// store. A thread takes kUnroll packs whose widest side is 16 bytes, all loaded before the first is
-// used. The bound is memory; 16-bit inputs leave about 30 instructions for an element, so a scale's
-// grid is prepared once for a pack, or, where neighbours have different scales, for a column of
-// packs.
+// Runs a direction (directions.h) over a dense tensor on the GPU: index, load, compute, store.
+// Bound by memory, if only just: on an H100 a 16-bit input leaves about 30 instructions for an
+// element, and half as many of those that compare, select or shift. So a thread takes 32 bytes of
+// neighbours, which share the preparation of their scale's grid (grid.h); where neighbours have
+// scales of their own, it takes a column of narrow packs instead.
 #pragma once
 
 #include <algorithm>
@@ -21,8 +21,23 @@ constexpr int kThreads = 256;
 // How packs find their scales.
 enum class ScaleAccess {
   kOne,      // one scale for a whole pack
-  kColumns,  // each element of a pack has a scale, which the packs of the next rows share
+  kColumns,  // each element of a pack has a scale, which the packs below it share
   kMixed,    // any: looked up for each element, unless the pack's ends agree
+};
+
+template <typename Op, ScaleAccess access>
+struct Geometry {
+  static constexpr int kSecondSize =
+      std::is_same_v<typename Op::Second, Nothing> ? 1 : sizeof(typename Op::Second);
+  static constexpr int kWidest =
+      std::max({static_cast<int>(sizeof(typename Op::First)), kSecondSize,
+                static_cast<int>(sizeof(typename Op::Result))});
+  // 32 bytes on the widest side; or columns of 16 bytes in 4 rows.
+  static constexpr int kPack = access == ScaleAccess::kColumns ? 16 / kWidest : 32 / kWidest;
+  static constexpr int kRows = access == ScaleAccess::kColumns ? 4 : 1;
+  static_assert(kPack == 2 || kPack == 4 || kPack == 8 || kPack == 16);
+  using Grid =
+      std::conditional_t<Op::kRounds, FastestGrid<typename Op::C>, affine::Grid<typename Op::C>>;
 };
 
 template <typename Op>
@@ -33,188 +48,204 @@ struct TransformArgs {
   uint8_t* mask;
   int64_t numel;
   Qparams<typename Op::C> q;
-  bool aligned;  // first, second and result, for whole packs
-  // Of kColumns: the rows whose columns share their scales are taken kUnroll at a time.
+  bool aligned;     // first, second and result, for whole packs
+  bool fast_range;  // FastestGrid takes the range
+  // Of kColumns: a thread takes `slabs` times kRows rows of a block, which share their scales.
   Segments segments;
-  Divisor packs_in_row, steps_in_block;
+  Divisor packs_in_row, parts_of_block;
   int64_t blocks;
+  int slabs;
+};
+
+// A thread's packs in columns: at begin, begin + next, ...; the last before end.
+struct ColumnPlace {
+  int64_t begin, next, end, first_scale;
 };
 
 template <typename Op>
-struct Geometry {
-  static constexpr size_t kSecondSize =
-      std::is_same_v<typename Op::Second, Nothing> ? 1 : sizeof(typename Op::Second);
-  static constexpr size_t kWidest =
-      std::max({sizeof(typename Op::First), kSecondSize, sizeof(typename Op::Result)});
-  static constexpr int kPack = 16 / kWidest;
-  // Enough bytes in flight: a thread reads 16 to 32 before it computes.
-  static constexpr int kUnroll = sizeof(typename Op::First) * kPack >= 16 ? 2 : 4;
-  static constexpr int64_t kBlockElements = int64_t(kThreads) * kPack * kUnroll;
-  static_assert(kPack == 2 || kPack == 4 || kPack == 8);
-};
-
-// A thread's packs: where they begin and how many elements they have (none past the end).
-template <int unroll>
-struct Places {
-  int64_t begin[unroll];
-  int count[unroll];
-};
-
-template <typename Op, ScaleAccess access>
-__device__ __forceinline__ Places<Geometry<Op>::kUnroll> find_places(const TransformArgs<Op>& args,
-                                                                     int64_t& first_scale) {
-  constexpr int kPack = Geometry<Op>::kPack, kUnroll = Geometry<Op>::kUnroll;
-  Places<kUnroll> places;
-  first_scale = 0;
-  if constexpr (access == ScaleAccess::kColumns) {
-    const int64_t item = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-    const int64_t step = args.packs_in_row.divide(item);
-    const int64_t column = (item - step * args.packs_in_row.value) * kPack;
-    const int64_t block = args.steps_in_block.divide(step);
-    const int64_t row = (step - block * args.steps_in_block.value) * kUnroll;
-    const bool exists = block < args.blocks;
-    const int64_t columns = args.segments.columns;
-    const int64_t start = exists ? args.segments.start(block) : 0;
-    const int64_t rows = exists ? args.segments.length_of(block) : 0;
-    if (exists) first_scale = block * columns + column;
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      places.begin[u] = (start + row + u) * columns + column;
-      places.count[u] = row + u < rows ? kPack : 0;
-    }
-  } else {
-    const int64_t block = static_cast<int64_t>(blockIdx.x) * Geometry<Op>::kBlockElements;
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      places.begin[u] = block + (u * kThreads + static_cast<int>(threadIdx.x)) * kPack;
-      const int64_t left = args.numel - places.begin[u];
-      places.count[u] = left >= kPack ? kPack : static_cast<int>(max(left, int64_t(0)));
-    }
-  }
-  return places;
+__device__ __forceinline__ ColumnPlace find_columns(const TransformArgs<Op>& args) {
+  using G = Geometry<Op, ScaleAccess::kColumns>;
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t part = args.packs_in_row.divide(thread);
+  const int64_t column = (thread - part * args.packs_in_row.value) * G::kPack;
+  const int64_t block = args.parts_of_block.divide(part);
+  if (block >= args.blocks) return {0, 0, 0, 0};
+  const int64_t rows_of_part = args.slabs * G::kRows;
+  const int64_t row = (part - block * args.parts_of_block.value) * rows_of_part;
+  const int64_t columns = args.segments.columns;
+  const int64_t start = args.segments.start(block);
+  const int64_t rows = min(args.segments.length_of(block), row + rows_of_part);
+  return {(start + row) * columns + column, columns, (start + rows) * columns,
+          block * columns + column};
 }
 
 // The bits of a pack's elements, in the lowest bits.
-template <int size>
-__device__ __forceinline__ unsigned read_bits(const uint8_t* mask, int64_t begin) {
-  return static_cast<unsigned>(mask[begin / 8]) >> (begin % 8);
+template <int pack>
+__device__ __forceinline__ unsigned read_bits(const uint8_t* mask, int64_t at, int count) {
+  unsigned bits = mask[at / 8];
+  if (pack < 8) return bits >> (at % 8);
+  if (pack > 8 && count > 8) bits |= static_cast<unsigned>(mask[at / 8 + 1]) << 8;
+  return bits;
 }
 
-// NB: all threads of the warp must come here; those past the end with count 0 and no bits. The
-// packs of a byte belong to neighbours in a warp.
-template <int size>
-__device__ __forceinline__ void write_bits(unsigned bits, uint8_t* mask, int64_t begin, int count) {
-  static_assert(size <= 8);
+// NB: all threads of the warp must come here; those past the end with count 0. Where a byte takes
+// several packs, they belong to neighbours in a warp.
+template <int pack>
+__device__ __forceinline__ void write_bits(unsigned bits, uint8_t* mask, int64_t at, int count) {
+  bits &= (1u << count) - 1u;
 #pragma unroll
-  for (int width = size; width < 8; width *= 2) {
-    bits |= __shfl_down_sync(0xffffffffu, bits, width / size) << width;
+  for (int width = pack; width < 8; width *= 2) {
+    bits |= __shfl_down_sync(0xffffffffu, bits, width / pack) << width;
   }
-  if (count > 0 && begin % 8 == 0) mask[begin / 8] = static_cast<uint8_t>(bits);
+  if (count > 0 && at % 8 == 0) mask[at / 8] = static_cast<uint8_t>(bits);
+  if (count > 8) mask[at / 8 + 1] = static_cast<uint8_t>(bits >> 8);
 }
 
-// Calls f with the grid of a scale: the fast one where there is one and it takes this scale.
-template <typename Op, typename F>
-__device__ __forceinline__ void with_grid(typename Op::C scale, typename Op::C zero_point,
-                                          QuantRange<typename Op::C> range, const F& f) {
-  if constexpr (Op::kRounds && std::is_same_v<typename Op::C, float>) {
-    if (FastGrid::accepts(scale, zero_point, range)) {
-      return f(FastGrid(scale, zero_point, range));
-    }
-  }
-  f(Grid<typename Op::C>(scale, zero_point, range));
-}
-
-template <typename Op>
+template <typename Op, int pack>
 struct Packs {
-  static constexpr int kPack = Geometry<Op>::kPack;
-  Pack<typename Op::First, kPack> first;
-  Pack<typename Op::Second, kPack> second;
-  Pack<typename Op::Result, kPack> result;
-  unsigned bits_in, bits_out;
+  Pack<typename Op::First, pack> first;
+  Pack<typename Op::Second, pack> second;
+  unsigned bits;
 
+  __device__ __forceinline__ void load_from(const TransformArgs<Op>& args, int64_t at, int count) {
+    bits = 0;
+    if (count == 0) return;
+    load(first, args.first, at, count, args.aligned);
+    if constexpr (!std::is_same_v<typename Op::Second, Nothing>) {
+      load(second, args.second, at, count, args.aligned);
+    }
+    if constexpr (Op::kMask == Mask::kRead) bits = read_bits<pack>(args.mask, at, count);
+  }
+
+  // Element i; a mask's bit is read and written in place.
   template <typename G>
-  __device__ __forceinline__ void apply(int i, const G& grid) {
+  __device__ __forceinline__ typename Op::Result apply(int i, const G& grid) {
     typename Op::Second other{};
     if constexpr (!std::is_same_v<typename Op::Second, Nothing>) other = second.at[i];
-    bool bit = (bits_in >> i) & 1u;
-    result.at[i] = Op::apply(first.at[i], other, bit, grid);
-    if constexpr (Op::kMask == Mask::kWrite) bits_out |= static_cast<unsigned>(bit) << i;
+    bool bit = (bits >> i) & 1u;
+    const typename Op::Result result = Op::apply(first.at[i], other, bit, grid);
+    if constexpr (Op::kMask == Mask::kWrite) bits |= static_cast<unsigned>(bit) << i;
+    return result;
   }
 };
 
-// One pack, of one scale or, where it is mixed, of several.
-template <typename Op, bool mixed>
-__device__ __forceinline__ void apply_pack(Packs<Op>& packs, const TransformArgs<Op>& args,
-                                           int64_t begin, int count) {
-  constexpr int kPack = Geometry<Op>::kPack;
-  const auto& q = args.q;
-  const int64_t index = q.map.is_single() ? 0 : q.map.index(begin);
-  bool one = true;
-  if constexpr (mixed) {
-    // Runs no shorter than a pack: where the ends agree, so does all between.
-    one = q.map.run() >= kPack && q.map.step() == 0 && index == q.map.index(begin + count - 1);
-  }
-  if (one) {
-    with_grid<Op>(q.scale_at(index), q.zero_point_at(index), q.range, [&](const auto& grid) {
-#pragma unroll
-      for (int i = 0; i < kPack; ++i) packs.apply(i, grid);
-    });
-    return;
-  }
-  if constexpr (mixed) {
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) {
-      if (i >= count) continue;
-      const int64_t at = q.map.index(begin + i);
-      packs.apply(i, Grid<typename Op::C>(q.scale_at(at), q.zero_point_at(at), q.range));
+// Calls f with the grid of a scale: the fast one where it takes the scale.
+template <typename Op, ScaleAccess access, typename F>
+__device__ __forceinline__ void with_grid(const TransformArgs<Op>& args, typename Op::C scale,
+                                          typename Op::C zero_point, const F& f) {
+  using C = typename Op::C;
+  using Fastest = typename Geometry<Op, access>::Grid;
+  if constexpr (!std::is_same_v<Fastest, Grid<C>>) {
+    if (args.fast_range && Fastest::accepts(scale, zero_point)) {
+      return f(Fastest(scale, zero_point, args.q.range));
     }
   }
+  f(Grid<C>(scale, zero_point, args.q.range));
+}
+
+// A pack of one scale, or of several.
+template <typename Op, ScaleAccess access, int pack>
+__device__ __forceinline__ void compute(const TransformArgs<Op>& args, int64_t begin, int count,
+                                        Packs<Op, pack>& packs,
+                                        Pack<typename Op::Result, pack>& result) {
+  const ScaleMap& map = args.q.map;
+  const int64_t index = map.index(begin);
+  if constexpr (access == ScaleAccess::kMixed) {
+    // Runs no shorter than a pack: where the ends agree, so does all between.
+    const bool one = map.run() >= pack && map.step() == 0 && index == map.index(begin + count - 1);
+    if (!one) {
+#pragma unroll
+      for (int i = 0; i < pack; ++i) {
+        if (i >= count) continue;
+        const int64_t own = map.index(begin + i);
+        result.at[i] = packs.apply(
+            i, Grid<typename Op::C>(args.q.scale_at(own), args.q.zero_point_at(own), args.q.range));
+      }
+      return;
+    }
+  }
+  with_grid<Op, access>(args, args.q.scale_at(index), args.q.zero_point_at(index),
+                        [&](const auto& grid) {
+#pragma unroll
+                          for (int i = 0; i < pack; ++i) result.at[i] = packs.apply(i, grid);
+                        });
 }
 
 template <typename Op, ScaleAccess access>
 __global__ void __launch_bounds__(kThreads) transform_kernel(const TransformArgs<Op> args) {
-  constexpr int kPack = Geometry<Op>::kPack, kUnroll = Geometry<Op>::kUnroll;
-  int64_t first_scale;
-  const Places<kUnroll> places = find_places<Op, access>(args, first_scale);
-
-  Packs<Op> packs[kUnroll];
-#pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
-    const int64_t begin = places.begin[u];
-    const int count = places.count[u];
-    packs[u].bits_in = packs[u].bits_out = 0;
-    if (count == 0) continue;
-    load(packs[u].first, args.first, begin, count, args.aligned);
-    if constexpr (!std::is_same_v<typename Op::Second, Nothing>) {
-      load(packs[u].second, args.second, begin, count, args.aligned);
-    }
-    if constexpr (Op::kMask == Mask::kRead) packs[u].bits_in = read_bits<kPack>(args.mask, begin);
+  constexpr int kPack = Geometry<Op, access>::kPack;
+  const int64_t begin = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kPack;
+  const int64_t left = args.numel - begin;
+  const int count = left >= kPack ? kPack : static_cast<int>(max(left, int64_t(0)));
+  Packs<Op, kPack> packs;
+  packs.load_from(args, begin, count);
+  if (count > 0) {
+    Pack<typename Op::Result, kPack> result;
+    compute<Op, access>(args, begin, count, packs, result);
+    store(result, args.result, begin, count, args.aligned);
   }
+  if constexpr (Op::kMask == Mask::kWrite) write_bits<kPack>(packs.bits, args.mask, begin, count);
+}
 
-  if constexpr (access == ScaleAccess::kColumns) {
+// The grids of a pack's columns, for all the rows that a thread takes.
+template <typename Op>
+struct ColumnGrids {
+  using G = typename Geometry<Op, ScaleAccess::kColumns>::Grid;
+  static constexpr int kPack = Geometry<Op, ScaleAccess::kColumns>::kPack;
+  G grids[kPack];
+  bool fast = true;
+
+  __device__ __forceinline__ ColumnGrids(const TransformArgs<Op>& args, int64_t first_scale) {
+    typename Op::C scales[kPack], zero_points[kPack];
 #pragma unroll
     for (int i = 0; i < kPack; ++i) {
-      with_grid<Op>(args.q.scale_at(first_scale + i), args.q.zero_point_at(first_scale + i),
-                    args.q.range, [&](const auto& grid) {
+      scales[i] = args.q.scale_at(first_scale + i);
+      zero_points[i] = args.q.zero_point_at(first_scale + i);
+    }
+    fast = args.fast_range;
 #pragma unroll
-                      for (int u = 0; u < kUnroll; ++u) packs[u].apply(i, grid);
-                    });
+    for (int i = 0; i < kPack; ++i) {
+      grids[i] = G(scales[i], zero_points[i], args.q.range);
+      fast = fast && G::accepts(scales[i], zero_points[i]);
     }
   }
+};
 
+template <typename Op>
+__global__ void __launch_bounds__(kThreads) transform_columns_kernel(const TransformArgs<Op> args) {
+  using G = Geometry<Op, ScaleAccess::kColumns>;
+  constexpr int kPack = G::kPack, kRows = G::kRows;
+  const ColumnPlace place = find_columns<Op>(args);
+  const ColumnGrids<Op> columns(args, place.first_scale);
+  for (int slab = 0; slab < args.slabs; ++slab) {
+    const int64_t begin = place.begin + slab * kRows * place.next;
+    Packs<Op, kPack> packs[kRows];
+    Pack<typename Op::Result, kPack> results[kRows];
 #pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
-    const int64_t begin = places.begin[u];
-    const int count = places.count[u];
-    if (count > 0) {
-      if constexpr (access != ScaleAccess::kColumns) {
-        apply_pack<Op, access == ScaleAccess::kMixed>(packs[u], args, begin, count);
-      }
-      store(packs[u].result, args.result, begin, count, args.aligned);
+    for (int r = 0; r < kRows; ++r) {
+      const int64_t at = begin + r * place.next;
+      packs[r].load_from(args, at, at < place.end ? kPack : 0);
     }
-    if constexpr (Op::kMask == Mask::kWrite) {
-      const unsigned valid = (1u << count) - 1u;
-      write_bits<kPack>(packs[u].bits_out & valid, args.mask, begin, count);
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+      const auto& grid = columns.grids[i];
+      if (columns.fast) {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) results[r].at[i] = packs[r].apply(i, grid);
+      } else {
+        const Grid<typename Op::C> plain(grid.scale(), grid.zero_point(), args.q.range);
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) results[r].at[i] = packs[r].apply(i, plain);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int64_t at = begin + r * place.next;
+      const int count = at < place.end ? kPack : 0;
+      if (count > 0) store(results[r], args.result, at, count, args.aligned);
+      if constexpr (Op::kMask == Mask::kWrite) {
+        write_bits<kPack>(packs[r].bits, args.mask, at, count);
+      }
     }
   }
 }
@@ -226,30 +257,41 @@ void launch_transform(const TransformArgs<Op>& args, int64_t threads, cudaStream
 }
 
 template <typename Op>
+void launch_columns(TransformArgs<Op>& args, cudaStream_t stream) {
+  using G = Geometry<Op, ScaleAccess::kColumns>;
+  args.segments = make_segments(args.q.map);
+  const Segments& s = args.segments;
+  args.blocks = s.count / s.columns;
+  args.packs_in_row = Divisor(s.columns / G::kPack);
+  // As many rows for a thread as leave a few hundred thousand threads, enough for any chip.
+  const int64_t packs = args.numel / G::kPack;
+  const int64_t slabs = std::clamp<int64_t>(packs / (G::kRows * (int64_t(1) << 18)), 1, 8);
+  args.slabs = static_cast<int>(std::min(slabs, (s.length + G::kRows - 1) / G::kRows));
+  const int64_t rows_of_part = args.slabs * G::kRows;
+  args.parts_of_block = Divisor((s.length + rows_of_part - 1) / rows_of_part);
+  const int64_t threads = args.blocks * args.parts_of_block.value * args.packs_in_row.value;
+  transform_columns_kernel<Op>
+      <<<static_cast<unsigned>((threads + kThreads - 1) / kThreads), kThreads, 0, stream>>>(args);
+}
+
+template <typename Op>
 void transform_cuda(const typename Op::First* first, const typename Op::Second* second,
                     typename Op::Result* result, uint8_t* mask, int64_t numel,
                     const Qparams<typename Op::C>& q, cudaStream_t stream) {
-  using G = Geometry<Op>;
-  TransformArgs<Op> args{first, second, result, mask, numel, q, false, {}, {}, {}, 0};
+  using G = Geometry<Op, ScaleAccess::kOne>;
+  TransformArgs<Op> args{first, second, result, mask, numel, q, false, false, {}, {}, {}, 0, 0};
+  args.fast_range = fastest_accepts_range(q.range);
   args.aligned = is_aligned(first, G::kPack * sizeof(typename Op::First)) &&
                  is_aligned(result, G::kPack * sizeof(typename Op::Result)) &&
                  (second == nullptr || is_aligned(second, G::kPack * G::kSecondSize));
-  const int64_t elements_of_thread = G::kPack * G::kUnroll;
-  const int64_t threads = (numel + elements_of_thread - 1) / elements_of_thread;
-  if (!q.map.fits_packs(G::kPack)) {
-    return launch_transform<Op, ScaleAccess::kMixed>(args, threads, stream);
-  }
-  if (q.map.step() == 0) return launch_transform<Op, ScaleAccess::kOne>(args, threads, stream);
   // A byte of a mask is written by neighbours in a warp: rows are whole bytes.
-  if (Op::kMask != Mask::kNone && q.map.inner.value % 8 != 0) {
-    return launch_transform<Op, ScaleAccess::kMixed>(args, threads, stream);
+  const int whole = Op::kMask == Mask::kNone ? Geometry<Op, ScaleAccess::kColumns>::kPack : 8;
+  if (q.map.step() == 1 && q.map.inner.value % whole == 0) return launch_columns(args, stream);
+  const int64_t threads = (numel + G::kPack - 1) / G::kPack;
+  if (q.map.step() == 0 && q.map.fits_packs(G::kPack)) {
+    return launch_transform<Op, ScaleAccess::kOne>(args, threads, stream);
   }
-  args.segments = make_segments(q.map);
-  args.blocks = args.segments.count / args.segments.columns;
-  args.packs_in_row = Divisor(args.segments.columns / G::kPack);
-  args.steps_in_block = Divisor((args.segments.length + G::kUnroll - 1) / G::kUnroll);
-  launch_transform<Op, ScaleAccess::kColumns>(
-      args, args.blocks * args.steps_in_block.value * args.packs_in_row.value, stream);
+  launch_transform<Op, ScaleAccess::kMixed>(args, threads, stream);
 }
 
 }  // namespace baraquant::affine
