@@ -41,8 +41,8 @@ except ImportError:
     )
 
 
-# Some Pythons link extensions with -static-libstdc++; a second C++ library in the process crashes at
-# the first message that torch and we write into one stream. Named so, the shared one comes first.
+# Some compilers link libstdc++ statically; a second copy of it in the process crashes at the first
+# message that torch and we write into one stream. Named so, the shared one comes first.
 LINK_FLAGS = ["-Wl,-s", "-l:libstdc++.so.6"]
 
 VERSION = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M)[1]  # type: ignore[index]

@@ -211,7 +211,7 @@ def test_memory(granularity: Granularity, dtype: torch.dtype, cuda: str) -> None
     size, mask = x.nbytes, x.numel() // 8
     op = granularity.op("fake_quantize")
     leaf = x.clone().requires_grad_()
-    activation = leaf.view_as(leaf)
+    activation = leaf.clone()  # not a leaf, nor a view of one
     expectations = (
         (lambda: op(x, *args), size),
         (lambda: granularity.op("quantize")(x, *args), x.numel()),

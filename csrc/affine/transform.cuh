@@ -32,8 +32,9 @@ struct Geometry {
   static constexpr int kWidest =
       std::max({static_cast<int>(sizeof(typename Op::First)), kSecondSize,
                 static_cast<int>(sizeof(typename Op::Result))});
-  // 32 bytes on the widest side; or columns of 16 bytes in 4 rows.
-  static constexpr int kPack = access == ScaleAccess::kColumns ? 16 / kWidest : 32 / kWidest;
+  // 32 bytes on the widest side; or 4 rows of a few columns, whose grids stay in registers.
+  static constexpr int kPack =
+      access == ScaleAccess::kColumns ? std::min(4, 16 / kWidest) : 32 / kWidest;
   static constexpr int kRows = access == ScaleAccess::kColumns ? 4 : 1;
   static_assert(kPack == 2 || kPack == 4 || kPack == 8 || kPack == 16);
   using Grid =

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// FastGrid gives the bits of Grid, for every scale, zero point and range that it accepts: random
+// bits, ties and their neighbours, positions just outside the range, subnormals, infinities, NaN.
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <limits>
+
+#include "affine/grid.h"
+
+namespace {
+
+using baraquant::bit_cast;
+using baraquant::affine::FastGrid;
+using baraquant::affine::Grid;
+using baraquant::affine::QuantRange;
+
+long long checks = 0, failures = 0;
+
+uint64_t random_bits() {  // xorshift64
+  static uint64_t state = 88172645463325252ull;
+  state ^= state << 13;
+  state ^= state >> 7;
+  return state ^= state << 17;
+}
+
+int random_integer(int low, int high) {
+  return low + static_cast<int>(random_bits() % static_cast<uint64_t>(high - low + 1));
+}
+
+bool same(float a, float b) {
+  return bit_cast<uint32_t>(a) == bit_cast<uint32_t>(b) || (a != a && b != b);
+}
+
+void expect(const char* what, bool equal, float x, float scale, float zero_point) {
+  ++checks;
+  if (!equal && ++failures <= 20) std::printf("%s: x=%a s=%a z=%g\n", what, x, scale, zero_point);
+}
+
+float random_scale() {
+  const int exponent = random_bits() % 2 ? random_integer(63, 190) : random_integer(120, 127);
+  const uint32_t mantissa = random_bits() % 8 ? random_bits() & 0x7fffff : 0x7fffff;
+  return bit_cast<float>(static_cast<uint32_t>(exponent) << 23 | mantissa);
+}
+
+// A value that is worth trying: k runs over the kinds.
+float random_value(int k, float scale, float zero_point, QuantRange<float> range) {
+  const float lowest = range.min - zero_point, highest = range.max - zero_point;
+  const float specials[] = {0.0f, -0.0f, INFINITY, -INFINITY, NAN, 1e-45f, -1e-40f, 3e38f};
+  switch (k % 4) {
+    case 0:
+      return bit_cast<float>(static_cast<uint32_t>(random_bits()));
+    case 1:
+      return specials[random_bits() % 8];
+    default: {  // ties between integers, from just below the range to just above, and neighbours
+      const double width = highest - lowest + 6;
+      const double tie = std::floor(lowest - 3 + width * (random_bits() % 4096) / 4096.0) + 0.5;
+      const float x = static_cast<float>(tie * static_cast<double>(scale));
+      return bit_cast<float>(bit_cast<uint32_t>(x) + static_cast<uint32_t>(random_integer(-2, 2)));
+    }
+  }
+}
+
+void check_value(float x, float scale, float zero_point, QuantRange<float> range) {
+  const Grid<float> grid(scale, zero_point, range);
+  const FastGrid fast(scale, zero_point, range);
+  const auto check = [&](const char* what, bool equal) {
+    expect(what, equal, x, scale, zero_point);
+  };
+  bool inside = false, fast_inside = false;
+  check("fake_quantize", same(grid.fake_quantize(x), fast.fake_quantize(x)));
+  check("quantize", same(grid.quantize(x), fast.quantize(x)));
+  check("byte", grid.quantize_byte(x) == fast.quantize_byte(x));
+  check("inside", grid.is_inside(x) == fast.is_inside(x));
+  check("fake_quantize with mask",
+        same(grid.fake_quantize(x, inside), fast.fake_quantize(x, fast_inside)));
+  check("mask", inside == fast_inside);
+  check("quantize with mask", same(grid.quantize(x, inside), fast.quantize(x, fast_inside)));
+  check("mask", inside == fast_inside);
+  if (FastGrid::is_tiny(x)) return;
+  const auto slope = grid.slope(x), fast_slope = fast.slope(x);
+  check("slope", slope.inside == fast_slope.inside && slope.valid == fast_slope.valid);
+  // The sign of a zero slope does not reach the sum.
+  check("slope", !slope.valid || same(slope.scale + 0.0f, fast_slope.scale + 0.0f));
+}
+
+}  // namespace
+
+int main() {
+  const QuantRange<float> ranges[] = {{-128, 127}, {0, 255}, {-8, 7}, {-2, 1}, {-32768, 32767}};
+  for (int i = 0; i < 40000; ++i) {
+    const float scale = random_scale();
+    const QuantRange<float> range = ranges[random_bits() % 5];
+    const int zero_points[] = {0, random_integer(-300, 300), random_integer(-(1 << 20), 1 << 20)};
+    const float zero_point = static_cast<float>(zero_points[random_bits() % 3]);
+    if (!FastGrid::accepts_range(range) || !FastGrid::accepts(scale, zero_point)) continue;
+    for (int k = 0; k < 12; ++k) {
+      check_value(random_value(k, scale, zero_point, range), scale, zero_point, range);
+    }
+  }
+  std::printf("%lld checks, %lld failed\n", checks, failures);
+  return failures == 0 ? 0 : 1;
+}
