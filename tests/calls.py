@@ -137,8 +137,8 @@ def value_and_gradients(
     return (*results, *torch.autograd.grad(with_grad, leaves, weights))
 
 
-# torch.compile before 2.13 was seen to make the incoming gradients contiguous, and so the strides of
-# the outgoing ones are not eager's.
+# torch.compile in 2.11 makes the incoming gradients contiguous, and so the strides of the outgoing
+# ones are not eager's.
 TANGENTS_ARE_CONTIGUOUS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 
 

@@ -42,7 +42,8 @@ def check_program(program: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("LD_", "PYTHON"))}
     if torch.version.cuda:  # the CUDA libraries that torch depends on come as packages of their own
         packages = TORCH.parent / "nvidia"
-        folders = sorted({str(p.parent) for p in packages.glob("**/lib/lib*.so*")})
+        folders = [str(TORCH / "lib")]
+        folders += sorted({str(p.parent) for p in packages.glob("**/lib/lib*.so*")})
         environment["LD_LIBRARY_PATH"] = ":".join(folders)
     result = subprocess.run(
         [str(program)], check=False, capture_output=True, text=True, env=environment

@@ -35,6 +35,12 @@ class Network(nn.Module):
 
 
 @pytest.mark.slow
+@pytest.mark.xfail(
+    torch.__version__.startswith("2.11."),
+    reason="AOTInductor of torch 2.11 hands a dtype argument to a custom op as another dtype",
+    raises=RuntimeError,
+    strict=True,
+)
 def test_package(tmp_path: Path, device: str) -> None:
     """Compiled once for any number of rows; the package runs without the module it came from."""
     network = Network().to(device).requires_grad_(False)
