@@ -21,7 +21,8 @@ CXX_FLAGS = [
     *CXX_NUMERICS,
     "-fvisibility=hidden",
     *("-Wall", "-Wextra", "-Wno-unused-parameter"),
-    "-Wno-array-bounds",  # a false alarm of GCC 13 about std::vector<bool> in torch's headers
+    # False alarms of GCC 13 about std::vector<bool> in torch's headers.
+    *("-Wno-array-bounds", "-Wno-stringop-overflow", "-Wno-stringop-overread"),
 ]
 NVCC_FLAGS = [
     *("-std=c++20", "-O3", "--fmad=false", "--expt-relaxed-constexpr"),

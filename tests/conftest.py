@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import setuptools  # noqa: F401 - before distutils, which it replaces and torch.compile imports
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
