@@ -26,7 +26,7 @@ test: ## lint, build with warnings as errors, compile check of CUDA, all tests
 	"$$py" scripts/lint.py --optional; \
 	BARAQUANT_WERROR=1 "$$py" scripts/build.py; \
 	"$$py" scripts/check_cuda.py; \
-	"$$py" -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
+	"$$py" -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 bench: ## measure the ops against a device copy and PyTorch's own ops
 	@set -e; py=$$($(ENVIRONMENT) --need bench); \

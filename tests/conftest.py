@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 import setuptools  # noqa: F401 - before distutils, which it replaces and torch.compile imports
 import torch
+from filelock import FileLock
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -22,6 +25,44 @@ def missing_cuda() -> str | None:
     if not torch._C._dispatch_has_kernel_for_dispatch_key("baraquant::_fake_quantize", "CUDA"):
         return "baraquant built without CUDA"
     return None
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all of pytest's processes (xdist gives each a folder below this one)."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if own.name.startswith("popen-gw") else own
+
+
+@pytest.fixture(scope="session")
+def made_once(shared_folder: Path) -> Callable[[str, Callable[[Path], None]], Path]:
+    """`made_once(name, make)`: the folder that make(folder) filled, in whichever process is first.
+
+    A lock, since xdist's own way, the mark xdist_group, does nothing under pytest 9.2.
+    """
+
+    def get(name: str, make: Callable[[Path], None]) -> Path:
+        folder, done = shared_folder / name, shared_folder / f"{name}.done"
+        with FileLock(shared_folder / f"{name}.lock"):
+            if not done.exists():
+                folder.mkdir()
+                make(folder)
+                done.touch()
+        return folder
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def one_at_a_time(shared_folder: Path) -> Callable[[str], AbstractContextManager[None]]:
+    """`with one_at_a_time(name):` holds what only one of pytest's processes may do at a time."""
+
+    @contextmanager
+    def hold(name: str) -> Iterator[None]:
+        with FileLock(shared_folder / f"{name}.lock"):
+            yield
+
+    return hold
 
 
 @pytest.fixture

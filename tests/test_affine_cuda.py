@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -238,12 +239,16 @@ CHUNK = 2**26
 
 
 @pytest.fixture
-def room(cuda: str) -> None:
+def room(cuda: str, one_at_a_time: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
+    """24 GiB of the device, for one test at a time."""
     needed = 24 * 2**30
-    torch.cuda.empty_cache()
-    free = torch.cuda.mem_get_info()[0]
-    if free < needed:
-        pytest.skip(f"needs 24 GiB of free device memory, has {free / 2**30:.1f}")
+    with one_at_a_time("large"):
+        torch.cuda.empty_cache()
+        free = torch.cuda.mem_get_info()[0]
+        if free < needed:
+            pytest.skip(f"needs 24 GiB of free device memory, has {free / 2**30:.1f}")
+        yield
+        torch.cuda.empty_cache()
 
 
 def large_input(shape: tuple[int, ...]) -> Tensor:
@@ -272,7 +277,6 @@ LARGE_CASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("large")
 @pytest.mark.parametrize("name", LARGE_CASES)
 def test_more_than_2_to_the_31_elements(name: str, room: None) -> None:
     shape, granularity = LARGE_CASES[name]
@@ -328,7 +332,6 @@ def test_more_than_2_to_the_31_elements(name: str, room: None) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("large")
 @pytest.mark.parametrize("name", LARGE_CASES)
 def test_sums_of_more_than_2_to_the_31_elements(name: str, room: None) -> None:
     """Each term is -1/4, so that every segment's sum is known exactly."""

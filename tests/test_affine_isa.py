@@ -105,7 +105,6 @@ def lines_of(isa: str | None) -> list[str]:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.xdist_group("isa")
 def test_same_bits(isa: str) -> None:
     reason = missing(isa)
     if reason is not None:
@@ -117,7 +116,6 @@ def test_same_bits(isa: str) -> None:
     assert lowered[1:] == plain[1:]
 
 
-@pytest.mark.xdist_group("isa")
 def test_the_machine_runs_its_best() -> None:
     best = [isa for isa in ISAS if missing(isa) is None][-1]
     assert lines_of(None)[0] == best

@@ -158,7 +158,6 @@ def test_timer_inside_a_graph(cuda: str) -> None:
     assert 0 < timer.compare({"add": lambda _: x + 1}, rotation=2)["add"] < 1e-3
 
 
-@pytest.mark.xdist_group("bench")
 def test_affine_runs_on_cuda(cuda: str) -> None:
     import bench_affine
 
@@ -189,7 +188,6 @@ def report(tmp_path_factory: pytest.TempPathFactory):
     return bench_affine.main([*small, *files]), folder
 
 
-@pytest.mark.xdist_group("bench")
 def test_affine_runs_whole(report) -> None:
     rows, _ = report
     assert not [(r.op, r.case, r.error) for r in rows if r.error]
@@ -207,7 +205,6 @@ def test_affine_runs_whole(report) -> None:
         assert (r.met is None) == (r.target is None)
 
 
-@pytest.mark.xdist_group("bench")
 def test_affine_counts_the_bytes_that_must_move(report) -> None:
     """Per element, without the scale: of one scale the share of 8192 elements is 4 bytes."""
     rows, _ = report
@@ -233,7 +230,6 @@ def test_affine_counts_the_bytes_that_must_move(report) -> None:
     assert moved == pytest.approx(expected, abs=0.01)
 
 
-@pytest.mark.xdist_group("bench")
 def test_affine_writes_its_results(report) -> None:
     rows, folder = report
     written = json.loads((folder / "json").read_text())

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import venv
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -216,44 +217,45 @@ def test_setup_with_cuda_demanded_of_a_cpu_torch() -> None:
 
 # --- the wheel
 
-wheel_tests = pytest.mark.xdist_group("wheel")
-
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
     """The wheel of this checkout. The objects of the build in place are used again."""
     if importlib.util.find_spec("pip") is None:
         pytest.skip("there is no pip in this environment")
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps"]
-    result = subprocess.run(
-        [*command, "--no-index", "--wheel-dir", str(folder), str(ROOT)],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    (path,) = folder.glob("baraquant-*.whl")
+
+    def make(folder: Path) -> None:
+        command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps"]
+        result = subprocess.run(
+            [*command, "--no-index", "--wheel-dir", str(folder), str(ROOT)],
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+
+    (path,) = made_once("wheel", make).glob("baraquant-*.whl")
     return path
 
 
 @pytest.fixture(scope="session")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(wheel: Path, made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
     """The interpreter of a fresh environment with the wheel, which reaches torch by a .pth file."""
-    folder = tmp_path_factory.mktemp("fresh") / "environment"
-    venv.create(folder, with_pip=False, symlinks=True)
-    python = folder / "bin" / "python"
-    (packages,) = (folder / "lib").glob("python*/site-packages")
-    user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
-    (packages / "torch_in_use.pth").write_text(
-        "\n".join(path for path in sys.path if "-packages" in path or path in user) + "\n"
-    )
-    install = [sys.executable, "-m", "pip", "--python", str(python), "install"]
-    subprocess.run([*install, "--no-index", "--no-deps", str(wheel)], check=True)
-    return python
+
+    def make(folder: Path) -> None:
+        venv.create(folder, with_pip=False, symlinks=True)
+        (packages,) = (folder / "lib").glob("python*/site-packages")
+        user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+        (packages / "torch_in_use.pth").write_text(
+            "\n".join(path for path in sys.path if "-packages" in path or path in user) + "\n"
+        )
+        python = str(folder / "bin" / "python")
+        install = [sys.executable, "-m", "pip", "--python", python, "install"]
+        subprocess.run([*install, "--no-index", "--no-deps", str(wheel)], check=True)
+
+    return made_once("environment", make) / "bin" / "python"
 
 
-@wheel_tests
 @pytest.mark.slow
 def test_wheel_holds_what_it_should(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
@@ -271,7 +273,6 @@ def test_wheel_holds_what_it_should(wheel: Path) -> None:
     assert left == set()
 
 
-@wheel_tests
 @pytest.mark.slow
 def test_wheel_works_in_a_fresh_environment(installed: Path, tmp_path: Path) -> None:
     code = """
@@ -289,7 +290,6 @@ print(json.dumps([baraquant.__file__, y.tolist(), x.grad.tolist()]))
     assert gradient == [0.0, 1.0, 1.0, 1.0]
 
 
-@wheel_tests
 @pytest.mark.slow
 def test_info_of_the_installed_wheel(installed: Path, tmp_path: Path) -> None:
     def info(option: str) -> str:

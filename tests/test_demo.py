@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,27 +25,30 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 
 
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+@pytest.fixture(scope="session")
+def demo(made_once: Callable[[str, Callable[[Path], None]], Path]) -> tuple[str, Path]:
     """What one quick run prints, and its folder."""
-    out = tmp_path_factory.mktemp("demo")
-    command = [sys.executable, "qat_digits.py", "--quick", "--seeds", "1", "--out", str(out)]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        command,
-        cwd=EXAMPLES,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout, out
+
+    def make(out: Path) -> None:
+        command = [sys.executable, "qat_digits.py", "--quick", "--seeds", "1", "--out", str(out)]
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        done = subprocess.run(
+            command,
+            cwd=EXAMPLES,
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        (out / "stdout").write_text(done.stdout)
+
+    out = made_once("demo", make)
+    return (out / "stdout").read_text(), out
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("demo")
 def test_demo_prints_and_writes(demo: tuple[str, Path]) -> None:
     text, out = demo
     assert "8 of 8 networks give bit for bit" in " ".join(text.split())
@@ -57,7 +61,6 @@ def test_demo_prints_and_writes(demo: tuple[str, Path]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("demo")
 def test_demo_learns(demo: tuple[str, Path]) -> None:
     """Even on this budget: the digits are learned, and QAT repairs what two bits break."""
     report = json.loads((demo[1] / "qat_digits.json").read_text())
