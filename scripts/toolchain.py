@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,6 +50,26 @@ def headers() -> list[Path]:
 def cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def program_compiler() -> str:
+    """The C++ compiler for programs that load torch: CXX, g++ or c++, the first that does.
+
+    A compiler that links libstdc++ statically does not: with a second copy of it in the process,
+    the first message that torch writes into a stream crashes.
+    """
+    usual = [shutil.which(name, path="/usr/bin:/usr/local/bin") for name in ("g++", "c++")]
+    candidates = [os.environ.get("CXX"), shutil.which("g++"), *usual, shutil.which("c++")]
+    for compiler in filter(None, candidates):
+        with tempfile.TemporaryDirectory() as folder:
+            source, program = Path(folder) / "empty.cpp", Path(folder) / "empty"
+            source.write_text("#include <iostream>\nint main() { std::cout << 1; }\n")
+            command = [*compiler.split(), str(source), "-o", str(program)]
+            if subprocess.run(command, check=False, capture_output=True).returncode == 0 and (
+                b"libstdc++.so" in program.read_bytes() or b"libc++.so" in program.read_bytes()
+            ):
+                return compiler
+    raise RuntimeError(f"no C++ compiler that links libstdc++.so, among {candidates}")
 
 
 def find_nvcc() -> Path | None:

@@ -87,6 +87,7 @@ def test_cmake(tmp_path: Path) -> None:
     build = tmp_path / "build"
     configured = run(
         *("cmake", "-S", EXAMPLE, "-B", build, "-DCMAKE_BUILD_TYPE=Release"),
+        f"-DCMAKE_CXX_COMPILER={toolchain.program_compiler()}",
         f"-DCMAKE_PREFIX_PATH={baraquant.info.cmake_prefix()}",
     )
     assert configured.returncode == 0, configured.stdout
@@ -97,11 +98,10 @@ def test_cmake(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_compiler(tmp_path: Path) -> None:
-    compiler = os.environ.get("CXX") or shutil.which("g++") or "c++"
     program = tmp_path / "fake_quantize"
     folders = (PACKAGE, TORCH / "lib")
     built = run(
-        *compiler.split(),
+        *toolchain.program_compiler().split(),
         *("-std=c++20", "-O2", EXAMPLE / "main.cpp", "-o", program),
         *("-isystem", TORCH / "include", "-I", PACKAGE / "include"),
         *(f"-L{folder}" for folder in folders),

@@ -3,14 +3,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import torch._inductor.config
 from torch import Tensor, nn
 
+import toolchain
 from baraquant import nn as bnn
 from baraquant import ops
+
+
+@pytest.fixture(autouse=True)
+def compiler() -> Iterator[None]:
+    """AOTInductor's packages load torch."""
+    with torch._inductor.config.patch({"cpp.cxx": (None, toolchain.program_compiler())}):
+        yield
 
 
 class Network(nn.Module):
