@@ -141,9 +141,8 @@ def characterful(
             continue
         values = _of_character(name, len(where), dtype, ends, symmetric, seed + index)
         x[torch.from_numpy(where)] = values
-        outstanding = [
-            torch.tensor(v).to(dtype) for v in _outstanding(name, dtype, ends, symmetric)
-        ]
+        few = torch.tensor(_outstanding(name, dtype, ends, symmetric), dtype=torch.float64)
+        outstanding = list(few.to(dtype))
         if name == "negative_nan":
             outstanding = [negative_nan(dtype)]
         for value, place in zip(outstanding, places, strict=False):
