@@ -33,6 +33,15 @@ void check_strided(const Op& op, const char* name, const at::Tensor& tensor) {
                    "; convert it with .to_dense()");
 }
 
+// Tensors that the dispatcher would send elsewhere are refused before a core op is called.
+template <typename Op>
+void check_dispatchable(const Op& op, const char* name, const at::Tensor& tensor) {
+  check_strided(op, name, tensor);
+  TORCH_CHECK_TYPE(!tensor.is_quantized(), op, ": expected ", name,
+                   " to be a plain tensor, but got the quantized dtype ",
+                   c10::toString(tensor.scalar_type()), "; use .int_repr() or .dequantize()");
+}
+
 template <typename Op>
 void check_floating(const Op& op, const char* name, const at::Tensor& tensor) {
   check_strided(op, name, tensor);
@@ -55,6 +64,32 @@ void check_same_device(const Op& op, const char* name, const at::Tensor& tensor,
                        const at::Tensor& input) {
   TORCH_CHECK_VALUE(tensor.device() == input.device(), op, ": expected ", name, " to be on ",
                     input.device(), " (the input's device), but got ", tensor.device());
+}
+
+// A range of integers that dtype holds exactly.
+template <typename Op>
+void check_range(const Op& op, int64_t quant_min, int64_t quant_max, c10::ScalarType dtype) {
+  TORCH_CHECK_VALUE(quant_min < quant_max, op,
+                    ": expected quant_min to be less than quant_max, but got ", quant_min, " and ",
+                    quant_max);
+  const auto [lowest, highest] = exact_integers(dtype);
+  TORCH_CHECK_VALUE(quant_min >= lowest && quant_max <= highest, op,
+                    ": expected quant_min and quant_max to lie in [", lowest, ", ", highest,
+                    "], which ", dtype_name(dtype), " represents exactly, but got ", quant_min,
+                    " and ", quant_max);
+}
+
+// A flag on the device, which no host reads.
+template <typename Op>
+void check_switch(const Op& op, const char* name, const at::Tensor& tensor,
+                  const at::Tensor& input) {
+  check_strided(op, name, tensor);
+  TORCH_CHECK_TYPE(tensor.scalar_type() == c10::kByte || tensor.scalar_type() == c10::kBool, op,
+                   ": expected ", name, " to be torch.uint8 or torch.bool, but got ",
+                   dtype_name(tensor.scalar_type()));
+  check_same_device(op, name, tensor, input);
+  TORCH_CHECK_VALUE(same_size(tensor.sym_numel(), 1), op, ": expected ", name,
+                    " to have 1 element, but got shape ", tensor.sym_sizes());
 }
 
 template <typename Op>

@@ -5,6 +5,8 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
+#include <utility>
+
 #include "float_types.h"
 
 namespace baraquant {
@@ -22,6 +24,28 @@ inline bool is_supported_floating(c10::ScalarType dtype) {
 // The dtype that an input's arithmetic is done in (numerics contract).
 inline c10::ScalarType compute_dtype(c10::ScalarType dtype) {
   return dtype == c10::kDouble ? c10::kDouble : c10::kFloat;
+}
+
+// The smallest and the largest integer such that dtype represents all from one to the other.
+inline std::pair<int64_t, int64_t> exact_integers(c10::ScalarType dtype) {
+  const auto power = [](int exponent) {
+    const int64_t most = int64_t(1) << exponent;
+    return std::pair<int64_t, int64_t>(-most, most);
+  };
+  switch (dtype) {
+    case c10::kChar:
+      return {-128, 127};
+    case c10::kByte:
+      return {0, 255};
+    case c10::kDouble:
+      return power(53);
+    case c10::kFloat:
+      return power(24);
+    case c10::kHalf:
+      return power(11);
+    default:  // bfloat16
+      return power(8);
+  }
 }
 
 template <typename F>

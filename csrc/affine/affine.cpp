@@ -19,14 +19,6 @@ struct Given {
   const OptionalTensor& zero_point;
 };
 
-// Tensors that the dispatcher would send elsewhere are refused before the core op is called.
-void check_dispatchable(const OpName& op, const char* name, const at::Tensor& tensor) {
-  check_strided(op, name, tensor);
-  TORCH_CHECK_TYPE(!tensor.is_quantized(), op, ": expected ", name,
-                   " to be a plain tensor, but got the quantized dtype ",
-                   c10::toString(tensor.scalar_type()), "; use .int_repr() or .dequantize()");
-}
-
 // One granularity's own arguments, and the integer range.
 struct Scope {
   Granularity granularity;
@@ -250,13 +242,13 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
       "int granularity, int axis, SymInt group_size, int quant_min, int quant_max";
   const auto def = [&](const std::string& schema) { m.def(torch::schema(schema.c_str()), tags); };
   def("_quantize(Tensor input, " + args + ", ScalarType dtype, bool? save_mask) -> Tensor");
-  def("_fake_quantize(Tensor input, " + args + ", bool? save_mask) -> Tensor");
+  def("_fake_quantize(Tensor input, " + args + ", bool? save_mask, Tensor? enabled) -> Tensor");
   def("_dequantize(Tensor input, " + args + ", ScalarType dtype) -> Tensor");
   def("_quantize_with_mask(Tensor input, " + args +
       ", ScalarType dtype, int[] order) -> "
       "(Tensor output, Tensor mask)");
   def("_fake_quantize_with_mask(Tensor input, " + args +
-      ", int[] order) -> "
+      ", int[] order, Tensor? enabled) -> "
       "(Tensor output, Tensor mask)");
   def("_input_gradient(Tensor input, " + args + ", Tensor grad, bool through_quantize) -> Tensor");
   def("_masked_gradient(Tensor grad, " + args +

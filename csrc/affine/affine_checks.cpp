@@ -9,39 +9,17 @@
 #include "checks.h"
 
 namespace baraquant::affine {
+int64_t check_segments(const OpName& op, const at::Tensor& input, int64_t axis,
+                       const c10::SymInt& group_size) {
+  if (op.granularity == Granularity::kPerTensor) return 0;
+  if (op.granularity == Granularity::kPerGroup) {
+    TORCH_CHECK_VALUE(group_size > 0, op, ": expected group_size to be greater than 0, but got ",
+                      group_size);
+  }
+  return check_axis(op, op.granularity == Granularity::kPerToken ? -1 : axis, input.dim());
+}
+
 namespace {
-
-// The largest n such that all of -n .. n are representable.
-int64_t exact_integers(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kDouble:
-      return int64_t(1) << 53;
-    case at::kFloat:
-      return int64_t(1) << 24;
-    case at::kHalf:
-      return int64_t(1) << 11;
-    default:  // bfloat16
-      return int64_t(1) << 8;
-  }
-}
-
-void check_range(const OpName& op, const QuantArgs& q, at::ScalarType dtype) {
-  TORCH_CHECK_VALUE(q.quant_min < q.quant_max, op,
-                    ": expected quant_min to be less than quant_max, but got ", q.quant_min,
-                    " and ", q.quant_max);
-  int64_t lowest = -exact_integers(dtype), highest = exact_integers(dtype);
-  if (dtype == at::kChar) {
-    lowest = -128;
-    highest = 127;
-  } else if (dtype == at::kByte) {
-    lowest = 0;
-    highest = 255;
-  }
-  TORCH_CHECK_VALUE(q.quant_min >= lowest && q.quant_max <= highest, op,
-                    ": expected quant_min and quant_max to lie in [", lowest, ", ", highest,
-                    "], which ", dtype_name(dtype), " represents exactly, but got ", q.quant_min,
-                    " and ", q.quant_max);
-}
 
 // What the shape of a scale has to be, with the words for it.
 struct ScaleShape {
@@ -101,15 +79,6 @@ void check_shape(const OpName& op, const char* name, const at::Tensor& tensor,
                     c10::SymIntArrayRef(sizes), " (", words, "), but got ", tensor.sym_sizes());
 }
 
-int64_t check_segments(const OpName& op, const at::Tensor& input, const QuantArgs& q) {
-  if (q.granularity == Granularity::kPerTensor) return 0;
-  if (q.granularity == Granularity::kPerGroup) {
-    TORCH_CHECK_VALUE(q.group_size > 0, op, ": expected group_size to be greater than 0, but got ",
-                      q.group_size);
-  }
-  return check_axis(op, q.granularity == Granularity::kPerToken ? -1 : q.axis, input.dim());
-}
-
 void check_scale_number(const OpName& op, double scale, at::ScalarType compute) {
   const double used = compute == at::kDouble ? scale : static_cast<float>(scale);
   TORCH_CHECK_VALUE(std::isfinite(used) && used > 0, op,
@@ -134,7 +103,7 @@ void check_zero_point_tensor(const OpName& op, const at::Tensor& zero_point,
 // Scale and zero point, tensors or numbers. compute is none where the scale's dtype decides.
 void check_qparams(const OpName& op, const at::Tensor& input, const QuantArgs& q,
                    std::optional<at::ScalarType> compute, bool may_be_learned) {
-  const int64_t axis = check_segments(op, input, q);
+  const int64_t axis = check_segments(op, input, q.axis, q.group_size);
   if (q.scale) {
     if (compute) {
       check_dtype(op, "scale", *q.scale, *compute, "the compute type of the input");
@@ -176,8 +145,8 @@ void check_quantize(const OpName& op, const at::Tensor& input, const QuantArgs& 
                    "but got ",
                    dtype_name(dtype));
   const at::ScalarType compute = compute_dtype(input.scalar_type());
-  check_range(op, q, dtype);
-  check_range(op, q, compute);  // where the arithmetic is done
+  check_range(op, q.quant_min, q.quant_max, dtype);
+  check_range(op, q.quant_min, q.quant_max, compute);  // where the arithmetic is done
   check_qparams(op, input, q, compute, false);
   check_numbers(op, q, compute);
 }
@@ -185,7 +154,7 @@ void check_quantize(const OpName& op, const at::Tensor& input, const QuantArgs& 
 void check_fake_quantize(const OpName& op, const at::Tensor& input, const QuantArgs& q) {
   check_floating(op, "input", input);
   const at::ScalarType compute = compute_dtype(input.scalar_type());
-  check_range(op, q, compute);
+  check_range(op, q.quant_min, q.quant_max, compute);
   check_qparams(op, input, q, compute, true);
   check_numbers(op, q, compute);
 }
@@ -220,7 +189,7 @@ void check_gradient(const OpName& op, const at::Tensor& input, const QuantArgs& 
   }
   check_same_device(op, "grad", grad, input);
   check_same_sizes(op, "grad", grad, input, "input");
-  check_range(op, q, compute);
+  check_range(op, q.quant_min, q.quant_max, compute);
   check_qparams(op, input, q, compute, !through_quantize);
   check_numbers(op, q, compute);
 }

@@ -7,6 +7,10 @@
 
 namespace baraquant::affine {
 
+// The arguments of op's granularity. Returns the axis counted from the front (0 for per tensor).
+int64_t check_segments(const OpName& op, const at::Tensor& input, int64_t axis,
+                       const c10::SymInt& group_size);
+
 void check_quantize(const OpName& op, const at::Tensor& input, const QuantArgs& q,
                     at::ScalarType dtype);
 void check_fake_quantize(const OpName& op, const at::Tensor& input, const QuantArgs& q);

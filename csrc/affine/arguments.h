@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymInt.h>
+#include <c10/util/Exception.h>
 
 #include <optional>
 #include <ostream>
@@ -19,6 +20,15 @@ using OptionalTensor = std::optional<at::Tensor>;
 inline c10::SymInt limited_group_size(c10::SymInt group_size) {
   constexpr int64_t kLongest = int64_t(1) << 61;
   return group_size.maybe_as_int().value_or(0) > kLongest ? c10::SymInt(kLongest) : group_size;
+}
+
+// Of a core op's argument.
+inline Granularity checked_granularity(int64_t number) {
+  TORCH_CHECK_VALUE(number >= 0 && number <= 3,
+                    "baraquant: expected granularity to be 0 (tensor), 1 (channel), 2 (token) or "
+                    "3 (group), but got ",
+                    number);
+  return static_cast<Granularity>(number);
 }
 
 struct QuantArgs {

@@ -107,7 +107,8 @@ class Forward : public Function<Forward<through_quantize>> {
 
   static Variable forward(AutogradContext* ctx, const at::Tensor& input,
                           const OptionalTensor& scale, const OptionalTensor& zero_point,
-                          const QuantArgs& q, at::ScalarType dtype, bool with_mask) {
+                          const QuantArgs& q, at::ScalarType dtype, bool with_mask,
+                          const OptionalTensor& enabled) {
     at::AutoDispatchBelowADInplaceOrView guard;
     if (!with_mask) {
       save_numbers(ctx, q, {input.scalar_type(), through_quantize});
@@ -117,8 +118,9 @@ class Forward : public Function<Forward<through_quantize>> {
     }
     std::vector<int64_t> order;
     if (input.is_non_overlapping_and_dense()) order = memory_order(input);
-    const auto [output, mask] = through_quantize ? quantize_with_mask(input, q, dtype, order)
-                                                 : fake_quantize_with_mask(input, q, order);
+    const auto [output, mask] = through_quantize
+                                    ? quantize_with_mask(input, q, dtype, order)
+                                    : fake_quantize_with_mask(input, q, order, enabled);
     save_numbers(ctx, q, {input.scalar_type(), through_quantize, order});
     // Through fake_quantize the bit says it all.
     ctx->save_for_backward({{}, through_quantize ? tensor_or_none(scale) : at::Tensor(), {}, mask});
@@ -129,7 +131,7 @@ class Forward : public Function<Forward<through_quantize>> {
     const variable_list saved = ctx->get_saved_variables();
     const SavedArgs args(ctx, saved[1], saved[2]);
     const at::Tensor &input = saved[0], &mask = saved[3], &grad = grads[0];
-    variable_list result(6);
+    variable_list result(7);
     if (mask.defined()) {
       result[0] = masked_gradient(grad, *args, mask, args->order, args->dtype, through_quantize);
       return result;
@@ -258,18 +260,22 @@ at::Tensor quantize_autograd(const at::Tensor& input, const QuantArgs& q, at::Sc
     return quantize(input, q, dtype, std::nullopt);
   }
   return Forward<true>::apply(input, q.scale, q.zero_point, q, dtype,
-                              save_mask.value_or(!is_alive_anyway(input)));
+                              save_mask.value_or(!is_alive_anyway(input)), OptionalTensor());
 }
 
 at::Tensor fake_quantize_autograd(const at::Tensor& input, const QuantArgs& q,
-                                  std::optional<bool> save_mask) {
+                                  std::optional<bool> save_mask, const OptionalTensor& enabled) {
   if (!is_recorded(input, q)) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    return fake_quantize(input, q, std::nullopt);
+    return fake_quantize(input, q, std::nullopt, enabled);
   }
   const bool learned = requires_grad(q.scale) || requires_grad(q.zero_point);
+  TORCH_CHECK_NOT_IMPLEMENTED(!(enabled && learned), OpName{"fake_quantize", q.granularity},
+                              ": a learned scale or zero point cannot be switched off");
+  // A switch may be thrown before backward: the bits hold what it was.
+  const bool with_mask = enabled || save_mask.value_or(!is_alive_anyway(input));
   return Forward<false>::apply(input, q.scale, q.zero_point, q, input.scalar_type(),
-                               !learned && save_mask.value_or(!is_alive_anyway(input)));
+                               !learned && with_mask, enabled);
 }
 
 at::Tensor dequantize_autograd(const at::Tensor& input, const QuantArgs& q, at::ScalarType dtype) {
@@ -326,10 +332,10 @@ TensorPair quantize_with_mask_autograd(const at::Tensor& input, const QuantArgs&
 }
 
 TensorPair fake_quantize_with_mask_autograd(const at::Tensor& input, const QuantArgs& q,
-                                            at::IntArrayRef order) {
+                                            at::IntArrayRef order, const OptionalTensor& enabled) {
   refuse_gradient({"fake_quantize", q.granularity}, input, q);
   at::AutoDispatchBelowADInplaceOrView guard;
-  return fake_quantize_with_mask(input, q, order);
+  return fake_quantize_with_mask(input, q, order, enabled);
 }
 
 }  // namespace

@@ -9,10 +9,11 @@ at::Tensor quantize(const at::Tensor& input, const QuantArgs& q, at::ScalarType 
   return op(input, q, dtype, save_mask);
 }
 
-at::Tensor fake_quantize(const at::Tensor& input, const QuantArgs& q,
-                         std::optional<bool> save_mask) {
-  static const CoreOp<at::Tensor, std::optional<bool>> op("baraquant::_fake_quantize");
-  return op(input, q, save_mask);
+at::Tensor fake_quantize(const at::Tensor& input, const QuantArgs& q, std::optional<bool> save_mask,
+                         const OptionalTensor& enabled) {
+  static const CoreOp<at::Tensor, std::optional<bool>, const OptionalTensor&> op(
+      "baraquant::_fake_quantize");
+  return op(input, q, save_mask, enabled);
 }
 
 at::Tensor dequantize(const at::Tensor& input, const QuantArgs& q, at::ScalarType dtype) {
@@ -28,9 +29,10 @@ TensorPair quantize_with_mask(const at::Tensor& input, const QuantArgs& q, at::S
 }
 
 TensorPair fake_quantize_with_mask(const at::Tensor& input, const QuantArgs& q,
-                                   at::IntArrayRef order) {
-  static const CoreOp<TensorPair, at::IntArrayRef> op("baraquant::_fake_quantize_with_mask");
-  return op(input, q, order);
+                                   at::IntArrayRef order, const OptionalTensor& enabled) {
+  static const CoreOp<TensorPair, at::IntArrayRef, const OptionalTensor&> op(
+      "baraquant::_fake_quantize_with_mask");
+  return op(input, q, order, enabled);
 }
 
 at::Tensor input_gradient(const at::Tensor& input, const QuantArgs& q, const at::Tensor& grad,

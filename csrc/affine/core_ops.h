@@ -43,13 +43,9 @@ struct Flat<function> {
                   const OptionalTensor& zero_point, double scale_number, int64_t zero_point_number,
                   int64_t granularity, int64_t axis, c10::SymInt group_size, int64_t quant_min,
                   int64_t quant_max, Extra... extra) {
-    TORCH_CHECK_VALUE(granularity >= 0 && granularity <= 3,
-                      "baraquant: expected granularity to be 0 (tensor), 1 (channel), 2 (token) or "
-                      "3 (group), but got ",
-                      granularity);
     return function(first,
                     QuantArgs{scale, zero_point, scale_number, zero_point_number,
-                              static_cast<Granularity>(granularity), axis,
+                              checked_granularity(granularity), axis,
                               limited_group_size(std::move(group_size)), quant_min, quant_max},
                     std::forward<Extra>(extra)...);
   }
@@ -61,13 +57,13 @@ using TensorTriple = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 // Through the dispatcher. What each computes stands with its schema in affine.cpp.
 at::Tensor quantize(const at::Tensor& input, const QuantArgs& q, at::ScalarType dtype,
                     std::optional<bool> save_mask);
-at::Tensor fake_quantize(const at::Tensor& input, const QuantArgs& q,
-                         std::optional<bool> save_mask);
+at::Tensor fake_quantize(const at::Tensor& input, const QuantArgs& q, std::optional<bool> save_mask,
+                         const OptionalTensor& enabled = {});
 at::Tensor dequantize(const at::Tensor& input, const QuantArgs& q, at::ScalarType dtype);
 TensorPair quantize_with_mask(const at::Tensor& input, const QuantArgs& q, at::ScalarType dtype,
                               at::IntArrayRef order);
 TensorPair fake_quantize_with_mask(const at::Tensor& input, const QuantArgs& q,
-                                   at::IntArrayRef order);
+                                   at::IntArrayRef order, const OptionalTensor& enabled = {});
 at::Tensor input_gradient(const at::Tensor& input, const QuantArgs& q, const at::Tensor& grad,
                           bool through_quantize);
 at::Tensor masked_gradient(const at::Tensor& grad, const QuantArgs& q, const at::Tensor& mask,

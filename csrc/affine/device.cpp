@@ -3,7 +3,6 @@
 // Meta stops before the launch, so shapes, strides and errors are the same everywhere.
 // A non-overlapping dense input keeps its strides; anything else is made contiguous first.
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
@@ -11,6 +10,8 @@
 #include "affine/core_ops.h"
 #include "affine/kernels.h"
 #include "affine/memory_order.h"
+#include "checks.h"
+#include "outputs.h"
 
 namespace baraquant::affine {
 namespace {
@@ -25,30 +26,34 @@ bool kernel_writes(at::ScalarType input, at::ScalarType output) {
   return at::isIntegralType(output, false) || output == input || output == compute_dtype(input);
 }
 
-// Whether there is something to launch for a tensor on this device.
-bool has_work(const at::Tensor& tensor) { return !tensor.is_meta() && tensor.numel() > 0; }
-
-// The same sizes and strides: on every device, whatever the strides of dimensions of size 1.
-at::Tensor empty_as(const at::Tensor& tensor, at::ScalarType dtype) {
-  return at::empty_strided_symint(tensor.sym_sizes(), tensor.sym_strides(),
-                                  tensor.options().dtype(dtype));
+// Whether the host may look at the switch, and finds it off.
+bool is_seen_off(const OptionalTensor& enabled, const at::Tensor& input) {
+  return enabled && input.is_cpu() && *static_cast<const uint8_t*>(enabled->const_data_ptr()) == 0;
 }
 
-at::Tensor empty_mask(const at::Tensor& input) {
-  return at::empty_symint({(input.sym_numel() + 7) / 8}, input.options().dtype(at::kByte));
+// What a fake_quantize that is switched off does: the input as it is, every bit set.
+void pass_through(const at::Tensor& input, const at::Tensor& output, const at::Tensor& mask) {
+  output.copy_(input);
+  if (!mask.defined()) return;
+  mask.fill_(255);
+  const int64_t rest = input.numel() % 8;
+  if (rest > 0) mask.select(0, -1).fill_((1 << rest) - 1);
 }
 
 TensorPair run_forward(const OpName& op, at::Tensor input, const QuantArgs& q, at::ScalarType dtype,
-                       bool fake, bool with_mask) {
+                       bool fake, bool with_mask, const OptionalTensor& enabled = {}) {
   const bool direct = kernel_writes(input.scalar_type(), dtype);
   const at::ScalarType written = direct ? dtype : compute_dtype(input.scalar_type());
   at::Tensor output = empty_as(input, written);
   at::Tensor mask = with_mask ? empty_mask(input) : at::Tensor();
-  if (has_work(input)) {
+  if (has_work(input) && is_seen_off(enabled, input)) {
+    pass_through(input, output, mask);
+  } else if (has_work(input)) {
     Call call = prepare_call(input, q);
     call.first = input;
     call.result = output;
     call.mask = mask;
+    if (enabled) call.enabled = *enabled;
     fake ? kernels(input).fake_quantize(call) : kernels(input).quantize(call);
   }
   return {cast(output, dtype), mask};
@@ -62,10 +67,11 @@ at::Tensor quantize_device(const at::Tensor& input, const QuantArgs& q, at::Scal
 }
 
 at::Tensor fake_quantize_device(const at::Tensor& input, const QuantArgs& q,
-                                std::optional<bool> save_mask) {
+                                std::optional<bool> save_mask, const OptionalTensor& enabled) {
   const OpName op{"fake_quantize", q.granularity};
   check_fake_quantize(op, input, q);
-  return std::get<0>(run_forward(op, dense(input), q, input.scalar_type(), true, false));
+  if (enabled) check_switch(op, "enabled", *enabled, input);
+  return std::get<0>(run_forward(op, dense(input), q, input.scalar_type(), true, false, enabled));
 }
 
 TensorPair quantize_with_mask_device(const at::Tensor& input, const QuantArgs& q,
@@ -76,10 +82,12 @@ TensorPair quantize_with_mask_device(const at::Tensor& input, const QuantArgs& q
 }
 
 TensorPair fake_quantize_with_mask_device(const at::Tensor& input, const QuantArgs& q,
-                                          at::IntArrayRef order) {
+                                          at::IntArrayRef order, const OptionalTensor& enabled) {
   const OpName op{"fake_quantize", q.granularity};
   check_fake_quantize(op, input, q);
-  return run_forward(op, in_order(op, "input", input, order), q, input.scalar_type(), true, true);
+  if (enabled) check_switch(op, "enabled", *enabled, input);
+  return run_forward(op, in_order(op, "input", input, order), q, input.scalar_type(), true, true,
+                     enabled);
 }
 
 at::Tensor dequantize_device(const at::Tensor& input, const QuantArgs& q, at::ScalarType dtype) {

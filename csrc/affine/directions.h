@@ -55,6 +55,12 @@ struct FakeQuantize {
   }
 };
 
+// Whether a direction can be switched off on the device (Qparams::is_off).
+template <typename Op>
+constexpr bool kIsSwitchable = false;
+template <typename T, Mask mask>
+constexpr bool kIsSwitchable<FakeQuantize<T, mask>> = true;
+
 // q -> y. With a zero point of 0 it is its own gradient.
 template <typename Q, typename Y, typename Compute>
 struct Dequantize {

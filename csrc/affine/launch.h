@@ -16,6 +16,7 @@ namespace baraquant::affine {
 struct Call {
   at::Tensor first, second, result, mask;
   at::Tensor scale, zero_point;
+  at::Tensor enabled;  // of fake_quantize: a byte; undefined: it is
   double scale_number = 1;
   int64_t zero_point_number = 0;
   int64_t quant_min = -128, quant_max = 127;
@@ -38,6 +39,9 @@ Qparams<C> qparams_of(const Call& call) {
   q.zero_point_number = static_cast<C>(call.zero_point_number);
   q.range = {static_cast<C>(call.quant_min), static_cast<C>(call.quant_max)};
   q.map = call.map;
+  if (call.enabled.defined()) {
+    q.enabled = static_cast<const uint8_t*>(call.enabled.const_data_ptr());
+  }
   return q;
 }
 

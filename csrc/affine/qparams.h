@@ -17,7 +17,9 @@ struct Qparams {
   C scale_number = 1, zero_point_number = 0;
   QuantRange<C> range{0, 0};
   ScaleMap map;
+  const uint8_t* enabled = nullptr;  // 0 there: fake_quantize passes its input through
 
+  BARAQUANT_HD bool is_off() const { return enabled && *enabled == 0; }
   BARAQUANT_HD C scale_at(int64_t index) const { return scale ? scale[index] : scale_number; }
   BARAQUANT_HD C zero_point_at(int64_t index) const {
     if (zero_point) return static_cast<C>(zero_point[index]);

@@ -118,6 +118,13 @@ struct Packs {
     if constexpr (Op::kMask == Mask::kRead) bits = read_bits<pack>(args.mask, at, count);
   }
 
+  // As where the direction is switched off.
+  __device__ __forceinline__ void pass_through(Pack<typename Op::Result, pack>& result) {
+#pragma unroll
+    for (int i = 0; i < pack; ++i) result.at[i] = first.at[i];
+    bits = ~0u;
+  }
+
   // Element i; a mask's bit is read and written in place.
   template <typename G>
   __device__ __forceinline__ typename Op::Result apply(int i, const G& grid) {
@@ -149,6 +156,9 @@ template <typename Op, ScaleAccess access, int pack>
 __device__ __forceinline__ void compute(const TransformArgs<Op>& args, int64_t begin, int count,
                                         Packs<Op, pack>& packs,
                                         Pack<typename Op::Result, pack>& result) {
+  if constexpr (kIsSwitchable<Op>) {
+    if (args.q.is_off()) return packs.pass_through(result);
+  }
   const ScaleMap& map = args.q.map;
   const int64_t index = map.index(begin);
   if constexpr (access == ScaleAccess::kMixed) {
@@ -218,6 +228,7 @@ __global__ void __launch_bounds__(kThreads) transform_columns_kernel(const Trans
   constexpr int kPack = G::kPack, kRows = G::kRows;
   const ColumnPlace place = find_columns<Op>(args);
   const ColumnGrids<Op> columns(args, place.first_scale);
+  const bool off = kIsSwitchable<Op> && args.q.is_off();
   for (int slab = 0; slab < args.slabs; ++slab) {
     const int64_t begin = place.begin + slab * kRows * place.next;
     Packs<Op, kPack> packs[kRows];
@@ -238,6 +249,10 @@ __global__ void __launch_bounds__(kThreads) transform_columns_kernel(const Trans
 #pragma unroll
         for (int r = 0; r < kRows; ++r) results[r].at[i] = packs[r].apply(i, plain);
       }
+    }
+    if (off) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) packs[r].pass_through(results[r]);
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {

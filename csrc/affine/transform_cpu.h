@@ -154,7 +154,22 @@ void transform_block(CpuIsa isa, const CpuBlock<Op>& block, int64_t begin, int64
   }
 }
 
-// mask: one bit per element, the lowest bit of a byte first; null where Op has none.
+// Elements begin .. end - 1. mask: one bit per element, the lowest bit of a byte first; null where
+// Op has none, else begin is a multiple of 8.
+template <typename Op>
+void transform_range(CpuIsa isa, const typename Op::First* first, const typename Op::Second* second,
+                     typename Op::Result* result, uint8_t* mask, int64_t begin, int64_t end,
+                     const Qparams<typename Op::C>& q) {
+  CpuBuffers<Op> buffers;
+  for (int64_t from = begin; from < end; from += kBlock) {
+    const int64_t to = std::min(from + kBlock, end);
+    const CpuBlock<Op> block{first + from, second ? second + from : nullptr, result + from};
+    if constexpr (Op::kMask == Mask::kRead) unpack_bits(mask + from / 8, to - from, buffers.inside);
+    transform_block<Op>(isa, block, from, to, q, buffers);
+    if constexpr (Op::kMask == Mask::kWrite) pack_bits(buffers.inside, to - from, mask + from / 8);
+  }
+}
+
 template <typename Op>
 void transform_cpu(const typename Op::First* first, const typename Op::Second* second,
                    typename Op::Result* result, uint8_t* mask, int64_t numel,
@@ -162,19 +177,8 @@ void transform_cpu(const typename Op::First* first, const typename Op::Second* s
   const CpuIsa isa = cpu_isa();
   const int64_t blocks = (numel + kBlock - 1) / kBlock;
   at::parallel_for(0, blocks, kGrainBlocks, [&](int64_t from, int64_t to) {
-    CpuBuffers<Op> buffers;
-    for (int64_t b = from; b < to; ++b) {
-      const int64_t begin = b * kBlock;
-      const int64_t end = std::min(begin + kBlock, numel);
-      const CpuBlock<Op> block{first + begin, second ? second + begin : nullptr, result + begin};
-      if constexpr (Op::kMask == Mask::kRead) {
-        unpack_bits(mask + begin / 8, end - begin, buffers.inside);
-      }
-      transform_block<Op>(isa, block, begin, end, q, buffers);
-      if constexpr (Op::kMask == Mask::kWrite) {
-        pack_bits(buffers.inside, end - begin, mask + begin / 8);
-      }
-    }
+    transform_range<Op>(isa, first, second, result, mask, from * kBlock,
+                        std::min(to * kBlock, numel), q);
   });
 }
 

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The CPU kernels of the range family.
+#include "affine/transform_cpu.h"
+#include "qparams/kernels.h"
+#include "qparams/range_cpu.h"
+
+namespace baraquant::qparams {
+namespace {
+
+constexpr int64_t kCached =
+    1 << 20;                       // bytes of a row that is still in a cache when it is read again
+constexpr int64_t kBatch = 16384;  // elements of short rows that are taken together
+
+template <typename T, typename C>
+void store(const Chosen<C>& chosen, const ChooseArgs<T>& args, int64_t s) {
+  if (args.scale) args.scale[s] = chosen.scale;
+  if (args.zero_point) args.zero_point[s] = chosen.zero_point;
+}
+
+template <typename R, typename T>
+void choose_segments(const ChooseArgs<T>& args) {
+  reduce_cpu<R>(args.input, args.segments, [&](int64_t s, const R& range) {
+    store(qparams::choose(range, args.rule), args, s);
+  });
+}
+
+// Rows from .. to - 1, a batch at a time: their scales, then their elements while they are cached.
+template <typename Op, typename R>
+void quantize_rows(const ChooseArgs<typename Op::First>& args, typename Op::Result* result,
+                   uint8_t* mask, int64_t from, int64_t to) {
+  const CpuIsa isa = cpu_isa();
+  const affine::Segments& rows = args.segments;
+  affine::Qparams<typename Op::C> q;
+  q.scale = args.scale;
+  q.zero_point = args.zero_point;
+  q.range = args.rule.range;
+  q.map = args.map;
+  const int64_t batch = std::max<int64_t>(kBatch / std::max<int64_t>(rows.length, 1), 1);
+  for (int64_t first = from; first < to; first += batch) {
+    const int64_t last = std::min(first + batch, to) - 1;
+    for (int64_t s = first; s <= last; ++s) {
+      R range;
+      extend_by_runs(isa, range, args.input, rows, s, 0, rows.length_of(s));
+      store(qparams::choose(range, args.rule), args, s);
+    }
+    affine::transform_range<Op>(isa, args.input, nullptr, result, mask, rows.start(first),
+                                rows.start(last) + rows.length_of(last), q);
+  }
+}
+
+struct Cpu {
+  template <typename T>
+  static void choose(const ChooseArgs<T>& args) {
+    args.rule.symmetric ? choose_segments<Magnitude<T>>(args) : choose_segments<MinMax<T>>(args);
+  }
+
+  template <typename Op>
+  static bool one_pass(const ChooseArgs<typename Op::First>& args, typename Op::Result* result,
+                       uint8_t* mask) {
+    using T = typename Op::First;
+    const affine::Segments& rows = args.segments;
+    const bool enough_rows = rows.count >= at::get_num_threads() || args.numel <= kUnit;
+    if (!enough_rows || rows.length * static_cast<int64_t>(sizeof(T)) > kCached) return false;
+    const int64_t grain = std::max<int64_t>(kUnit / rows.length, 1);
+    at::parallel_for(0, rows.count, grain, [&](int64_t from, int64_t to) {
+      args.rule.symmetric ? quantize_rows<Op, Magnitude<T>>(args, result, mask, from, to)
+                          : quantize_rows<Op, MinMax<T>>(args, result, mask, from, to);
+    });
+    return true;
+  }
+
+  template <typename T>
+  static void observe(const ObserveArgs<T>& args) {
+    if (args.enabled && *args.enabled == 0) return;
+    using C = ComputeType<T>;
+    reduce_cpu<MinMax<T>>(
+        args.choose.input, args.choose.segments, [&](int64_t s, const MinMax<T>& seen) {
+          const RunningRange<C> running =
+              qparams::observe<T>({args.min[s], args.max[s]}, seen, args.averaging_constant);
+          args.min[s] = running.min;
+          args.max[s] = running.max;
+          if (args.choose.scale) {
+            store(qparams::choose(running, args.choose.rule), args.choose, s);
+          }
+        });
+  }
+};
+
+}  // namespace
+
+const Kernels& cpu_kernels() {
+  using L = Launch<Cpu>;
+  static const Kernels kernels{&L::choose, &L::quantize, &L::fake_quantize, &L::observe};
+  return kernels;
+}
+
+}  // namespace baraquant::qparams

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "qparams/range_checks.h"
+
+#include <limits>
+#include <string>
+
+#include "affine/affine_checks.h"
+#include "checks.h"
+
+namespace baraquant::qparams {
+namespace {
+
+template <typename Op>
+void check_chosen_range(const Op& op, int64_t quant_min, int64_t quant_max, at::ScalarType dtype,
+                        bool symmetric) {
+  check_range(op, quant_min, quant_max, dtype);
+  constexpr int64_t kLeast = std::numeric_limits<int32_t>::min();
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  TORCH_CHECK_VALUE(quant_min >= kLeast && quant_max <= kMost, op,
+                    ": expected quant_min and quant_max to fit in 32 bits, as the zero point has "
+                    "to, but got ",
+                    quant_min, " and ", quant_max);
+  TORCH_CHECK_VALUE(!symmetric || quant_max - quant_min >= 2, op,
+                    ": expected quant_max - quant_min to be at least 2 where symmetric is True "
+                    "(with one step there is no room on both sides of zero), but got ",
+                    quant_min, " and ", quant_max);
+}
+
+// A tensor that the op writes, one entry for each range.
+void check_written(const char* op, const char* name, const at::Tensor& tensor,
+                   const at::Tensor& input, std::optional<int64_t> axis) {
+  check_same_device(op, name, tensor, input);
+  if (axis) {
+    const c10::SymInt channels = input.sym_size(*axis);
+    TORCH_CHECK_VALUE(tensor.dim() == 1 && same_size(tensor.sym_size(0), channels), op,
+                      ": expected ", name, " to have shape [", channels, "] (input.size(", *axis,
+                      ")), but got ", tensor.sym_sizes());
+  } else {
+    TORCH_CHECK_VALUE(tensor.dim() == 0 || (tensor.dim() == 1 && same_size(tensor.sym_size(0), 1)),
+                      op, ": expected ", name,
+                      " to have 1 element (shape [] or [1], one for the tensor), but got ",
+                      tensor.sym_sizes());
+  }
+  TORCH_CHECK_VALUE(tensor.is_contiguous(), op, ": expected ", name,
+                    " to be contiguous, as it is written in place, but got strides ",
+                    tensor.sym_strides());
+  TORCH_CHECK_VALUE(!tensor.requires_grad(), op, ": expected ", name,
+                    " not to require grad, as it is written in place; use .detach()");
+}
+
+void check_ranges(const char* op, const at::Tensor& input, const at::Tensor& min_val,
+                  const at::Tensor& max_val, std::optional<int64_t> axis,
+                  std::optional<double> averaging_constant) {
+  const at::ScalarType compute = compute_dtype(input.scalar_type());
+  check_dtype(op, "min_val", min_val, compute, "the compute type of the input");
+  check_dtype(op, "max_val", max_val, compute, "the compute type of the input");
+  check_written(op, "min_val", min_val, input, axis);
+  check_written(op, "max_val", max_val, input, axis);
+  TORCH_CHECK_VALUE(!min_val.is_same(max_val), op,
+                    ": expected min_val and max_val to be two tensors, but got one for both");
+  TORCH_CHECK_VALUE(!averaging_constant || (*averaging_constant > 0 && *averaging_constant <= 1),
+                    op, ": expected averaging_constant to be in (0, 1] or None, but got ",
+                    averaging_constant.value_or(0));
+}
+
+std::optional<int64_t> checked_axis(const char* op, const at::Tensor& input,
+                                    std::optional<int64_t> axis) {
+  if (!axis) return std::nullopt;
+  return check_axis(op, *axis, input.dim());
+}
+
+}  // namespace
+
+void check_choose(const OpName& op, const at::Tensor& input, const RangeArgs& args,
+                  std::optional<at::ScalarType> dtype) {
+  check_floating(op, "input", input);
+  TORCH_CHECK_TYPE(!dtype || *dtype == at::kChar || *dtype == at::kByte, op,
+                   ": expected dtype to be int8 or uint8, but got ",
+                   dtype_name(dtype.value_or(at::kChar)));
+  check_chosen_range(op, args.quant_min, args.quant_max,
+                     dtype.value_or(compute_dtype(input.scalar_type())), args.symmetric);
+  affine::check_segments(op, input, args.axis, args.group_size);
+}
+
+void check_observe_min_max(const char* op, const at::Tensor& input, const at::Tensor& min_val,
+                           const at::Tensor& max_val, const ObserveArguments& args) {
+  check_floating(op, "input", input);
+  check_ranges(op, input, min_val, max_val, checked_axis(op, input, args.axis),
+               args.averaging_constant);
+}
+
+void check_observe_qparams(const char* op, const at::Tensor& input, const Observed& observed,
+                           const at::Tensor& observer_enabled, const ObserveArguments& args,
+                           int64_t quant_min, int64_t quant_max, bool symmetric) {
+  check_observe_min_max(op, input, observed.min_val, observed.max_val, args);
+  const auto axis = checked_axis(op, input, args.axis);
+  const at::ScalarType compute = compute_dtype(input.scalar_type());
+  check_dtype(op, "scale", observed.scale, compute, "the compute type of the input");
+  check_written(op, "scale", observed.scale, input, axis);
+  check_dtype(op, "zero_point", observed.zero_point, at::kInt, "it is written in place");
+  check_written(op, "zero_point", observed.zero_point, input, axis);
+  check_switch(op, "observer_enabled", observer_enabled, input);
+  check_chosen_range(op, quant_min, quant_max, compute, symmetric);
+}
+
+}  // namespace baraquant::qparams
