@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the arguments of ``FakeQuantize`` have to satisfy, and the tensors they become."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MODES = ("fixed", "dynamic", "observed")
+GRANULARITIES = ("per_tensor", "per_channel", "per_token", "per_group")
+# The arguments that only some modes have a use for.
+MODES_OF = {
+    "scale": ("fixed",),
+    "zero_point": ("fixed",),
+    "save_mask": ("fixed",),
+    "averaging_constant": ("observed",),
+    "channels": ("observed",),
+}
+
+
+def check_mode(mode: str, symmetric: bool, **arguments: Any) -> None:
+    """Check that the mode exists, and that nothing is given which it has no use for."""
+    if mode not in MODES:
+        raise ValueError(
+            f"FakeQuantize: expected mode to be one of {', '.join(MODES)}, but got {mode!r}"
+        )
+    if mode == "fixed" and arguments["scale"] is None:
+        raise ValueError(
+            "FakeQuantize: expected a scale for mode 'fixed', but got None; "
+            "'dynamic' and 'observed' take it from the data"
+        )
+    if mode == "fixed" and not symmetric:
+        raise ValueError(
+            "FakeQuantize: expected symmetric=False with mode 'dynamic' or 'observed' only: "
+            "with mode 'fixed' the zero point is given"
+        )
+    for name, value in arguments.items():
+        if value is not None and mode not in MODES_OF[name]:
+            raise ValueError(f"FakeQuantize: expected no {name} for mode {mode!r}, but got {value}")
+
+
+def check_granularity(granularity: str, axis: int | None, group_size: int | None) -> None:
+    """Check that the granularity exists and has its own arguments and no others."""
+    if granularity not in GRANULARITIES:
+        raise ValueError(
+            f"FakeQuantize: expected granularity to be one of {', '.join(GRANULARITIES)}, "
+            f"but got {granularity!r}"
+        )
+    if granularity == "per_channel" and axis is None:
+        raise ValueError("FakeQuantize: expected an axis for per_channel, but got None")
+    if granularity in ("per_tensor", "per_token") and axis is not None:
+        raise ValueError(f"FakeQuantize: expected no axis for {granularity}, but got {axis}")
+    if granularity == "per_group":
+        if group_size is None or group_size <= 0:
+            raise ValueError(
+                f"FakeQuantize: expected a group_size > 0 for per_group, but got {group_size}"
+            )
+    elif group_size is not None:
+        raise ValueError(
+            f"FakeQuantize: expected no group_size for {granularity}, but got {group_size}"
+        )
+
+
+def check_range(mode: str, symmetric: bool, quant_min: int, quant_max: int) -> None:
+    """Check that the range of integers is one, and that a symmetric scale exists for it."""
+    if quant_min >= quant_max:
+        raise ValueError(
+            f"FakeQuantize: expected quant_min < quant_max, but got {quant_min} and {quant_max}"
+        )
+    if mode != "fixed" and symmetric and quant_max - quant_min < 2:
+        raise ValueError(
+            "FakeQuantize: expected quant_max - quant_min >= 2 for a symmetric scale, "
+            f"but got {quant_min} and {quant_max}"
+        )
+
+
+def check_observed(
+    granularity: str, channels: int | None, averaging_constant: float | None
+) -> None:
+    """Check what mode ``observed`` asks for beyond the other modes."""
+    if granularity not in ("per_tensor", "per_channel"):
+        raise ValueError(
+            "FakeQuantize: expected granularity to be per_tensor or per_channel for mode "
+            f"'observed', but got {granularity!r}"
+        )
+    if granularity == "per_tensor" and channels is not None:
+        raise ValueError(f"FakeQuantize: expected no channels for per_tensor, but got {channels}")
+    if granularity == "per_channel" and (channels is None or channels <= 0):
+        raise ValueError(
+            "FakeQuantize: expected channels > 0 for an observed per_channel scale, "
+            f"but got {channels}"
+        )
+    # NB: written as "not in the range" so that NaN is refused.
+    if averaging_constant is not None and not 0.0 < averaging_constant <= 1.0:
+        raise ValueError(
+            "FakeQuantize: expected averaging_constant to lie in (0, 1], "
+            f"but got {averaging_constant}"
+        )
+
+
+def scale_tensor(scale: Tensor | float, granularity: str) -> Tensor:
+    """Return a given scale as a tensor of its own."""
+    if not isinstance(scale, Tensor):
+        if granularity != "per_tensor":
+            raise ValueError(f"FakeQuantize: expected scale to be a tensor for {granularity}")
+        if not 0.0 < scale < float("inf"):
+            raise ValueError(f"FakeQuantize: expected scale to be finite and > 0, but got {scale}")
+        return torch.tensor(scale, dtype=torch.float32)
+    if scale.dtype not in (torch.float32, torch.float64):
+        raise TypeError(
+            f"FakeQuantize: expected scale to be float32 or float64, but got {scale.dtype}"
+        )
+    fits = {
+        "per_tensor": scale.shape in ((), (1,)),
+        "per_channel": scale.dim() == 1,
+    }
+    if not fits.get(granularity, True):
+        expected = "[] or [1]" if granularity == "per_tensor" else "one dimension"
+        raise ValueError(
+            f"FakeQuantize: expected scale to have {expected} for {granularity}, "
+            f"but got {list(scale.shape)}"
+        )
+    return scale.detach().clone()
+
+
+def zero_point_tensor(
+    zero_point: Tensor | int | None, scale: Tensor, quant_min: int, quant_max: int
+) -> Tensor:
+    """Return a given zero point as an int32 tensor shaped like ``scale``."""
+    if zero_point is None:
+        return torch.zeros_like(scale, dtype=torch.int32)
+    if not isinstance(zero_point, Tensor):
+        if not quant_min <= zero_point <= quant_max:
+            raise ValueError(
+                f"FakeQuantize: expected zero_point to lie in [{quant_min}, {quant_max}], "
+                f"but got {zero_point}"
+            )
+        return torch.full_like(scale, zero_point, dtype=torch.int32)
+    if zero_point.is_floating_point() or zero_point.is_complex() or zero_point.dtype == torch.bool:
+        raise TypeError(
+            f"FakeQuantize: expected zero_point to be integer, but got {zero_point.dtype}"
+        )
+    if zero_point.shape != scale.shape:
+        raise ValueError(
+            f"FakeQuantize: expected zero_point to have the shape of scale ({list(scale.shape)}), "
+            f"but got {list(zero_point.shape)}"
+        )
+    limits = torch.iinfo(torch.int32)
+    return zero_point.detach().clamp(limits.min, limits.max).to(torch.int32)

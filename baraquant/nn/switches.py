@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Functions for ``model.apply``: switch every ``FakeQuantize`` of a model, scripted ones too.
+
+Each takes any module and leaves those alone that it does not concern. After a warm-up that only
+observed, ``model.apply(baraquant.nn.enable_fake_quant)`` starts to quantize.
+"""
+
+import torch
+from torch import nn
+
+from .fake_quantize import FakeQuantize
+
+
+def enable_observer(module: nn.Module) -> None:
+    """Let ``module`` follow the range of its input, where it is an observed ``FakeQuantize``."""
+    if _is_fake_quantize(module) and module.is_observed:
+        module.enable_observer()
+
+
+def disable_observer(module: nn.Module) -> None:
+    """Hold range and scale of ``module`` still, where it is an observed ``FakeQuantize``."""
+    if _is_fake_quantize(module) and module.is_observed:
+        module.disable_observer()
+
+
+def enable_fake_quant(module: nn.Module) -> None:
+    """Let ``module`` round its input, where it is a ``FakeQuantize``."""
+    if _is_fake_quantize(module):
+        module.enable_fake_quant()
+
+
+def disable_fake_quant(module: nn.Module) -> None:
+    """Let ``module`` pass its input on as it is, where it is a ``FakeQuantize``."""
+    if _is_fake_quantize(module):
+        module.disable_fake_quant()
+
+
+def _is_fake_quantize(module: nn.Module) -> bool:
+    if not isinstance(module, torch.jit.ScriptModule):
+        return isinstance(module, FakeQuantize)
+    # A scripted module knows its class by a name only, such as
+    # __torch__.baraquant.nn.fake_quantize.___torch_mangle_3.FakeQuantize.
+    path = module._c._type().qualified_name().split(".")
+    home = FakeQuantize.__module__.split(".")
+    return bool(path[1 : 1 + len(home)] == home and path[-1] == FakeQuantize.__name__)
