@@ -143,8 +143,9 @@ struct RunningRange {
   C min, max;
 };
 
-// The range of new elements into a running one: the extremes of both where averaging_constant is 0,
-// else a step of that share towards the new range. One NaN makes NaNs of both ends, for good.
+// The range of new elements into a running one. averaging_constant: 0 stands for the extremes of
+// both, any other for a step of that share towards the new range, 1 for the new range itself. One
+// NaN makes NaNs of both ends, for good.
 template <typename T>
 BARAQUANT_HD RunningRange<ComputeType<T>> observe(RunningRange<ComputeType<T>> running,
                                                   MinMax<T> seen,
@@ -152,13 +153,16 @@ BARAQUANT_HD RunningRange<ComputeType<T>> observe(RunningRange<ComputeType<T>> r
   using C = ComputeType<T>;
   C low = value_of_ordered<T>(seen.lowest), high = value_of_ordered<T>(seen.highest);
   if (low != low || high != high) low = high = low + high;
-  if (running.min > running.max) return {low, high};
+  if (running.min != running.min || running.max != running.max) {
+    const C poison = running.min + running.max;
+    return {poison, poison};
+  }
+  if (running.min > running.max || averaging_constant == C(1)) return {low, high};
   if (averaging_constant != C(0)) {
     return {running.min + averaging_constant * (low - running.min),
             running.max + averaging_constant * (high - running.max)};
   }
-  // NB: selects that let a NaN through from either side.
-  if (running.min != running.min || running.max != running.max) return running;
+  // NB: selects that let a new NaN through.
   return {low >= running.min ? running.min : low, high <= running.max ? running.max : high};
 }
 
