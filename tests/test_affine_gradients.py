@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -17,6 +15,7 @@ import cases
 import oracle
 from cases import Granularity
 from oracle import Affine, assert_same_bits
+from saved_tensors import saved_tensors, storages
 
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 by_kind = pytest.mark.parametrize("granularity", cases.KINDS, ids=str)
@@ -226,24 +225,6 @@ def test_integers_carry_no_gradient(granularity: Granularity, device: str) -> No
 
 
 # --- what is held between forward and backward ---------------------------------------------------
-
-
-@contextmanager
-def saved_tensors() -> Iterator[list[Tensor]]:
-    """Everything that autograd functions save for their backward meanwhile."""
-    kept: list[Tensor] = []
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept.append(tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield kept
-
-
-def storages(tensors: list[Tensor]) -> dict[int, int]:
-    """Bytes of each distinct storage, by its address."""
-    return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
 
 
 @pytest.mark.parametrize("verb", ("fake_quantize", "quantize"))
