@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`baraquant.nn.FakeQuantize`: its values, its checks, and that it lives like any module."""
+"""`baraquant.nn.FakeQuantize` of a fixed scale: values, checks, and its life as a module."""
 
 from __future__ import annotations
 
@@ -139,11 +139,47 @@ def test_script(granularity: Granularity) -> None:
 
 @by_kind
 def test_compile_and_export(granularity: Granularity) -> None:
+    torch._dynamo.reset()
     module, x = module_for(granularity), example()
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x), module(x))
     exported = torch.export.export(module, (x,))
     assert torch.equal(exported.module()(x), module(x))
+
+
+@by_kind
+def test_rounding_can_be_switched(granularity: Granularity) -> None:
+    module, x = module_for(granularity), example().requires_grad_()
+    scripted = torch.jit.script(copy.deepcopy(module))
+    y = module(x)
+    for one in (module, scripted):
+        one.disable_fake_quant()
+        assert torch.equal(one(x), x)
+        assert torch.equal(torch.autograd.grad(one(x).sum(), x)[0], torch.ones_like(x))
+        assert torch.equal(copy.deepcopy(one)(x), x)
+        one.enable_fake_quant()
+        assert torch.equal(one(x), y)
+        assert sorted(one.state_dict()) == ["scale", "zero_point"]
+
+
+@by_kind
+def test_qparams_and_freeze(granularity: Granularity) -> None:
+    module = module_for(granularity)
+    scale, zero_point = module.calculate_qparams()
+    assert torch.equal(scale, module.scale) and torch.equal(zero_point, module.zero_point)
+    frozen = module.freeze()
+    assert repr(frozen) == repr(module)
+    module.scale.fill_(1.0)
+    assert torch.equal(frozen(example()), module_for(granularity)(example()))
+
+
+def test_a_fixed_scale_observes_nothing() -> None:
+    module = FakeQuantize(0.5)
+    for call in (module.enable_observer, module.disable_observer, module.reset_min_max_vals):
+        with pytest.raises(RuntimeError, match=r"expected mode 'observed' .*, but got 'fixed'"):
+            call()
+    with pytest.raises(torch.jit.Error, match=r"expected mode 'observed' .*, but got 'fixed'"):
+        torch.jit.script(module).enable_observer()
 
 
 def test_repr_says_what_differs() -> None:
