@@ -11,11 +11,22 @@ Each calls ``torch.ops.baraquant.<name>`` and nothing else, in eager mode, under
 ``fake_quantize_per_{G}``                 both at once, differentiable
 ``..._backward``                          their gradients in the input
 ``fake_quantize_per_{G}_backward_qparams``  and in the scale and the zero point
+``choose_qparams_per_{G}``                ``s`` and ``z`` from the range of the data
+``dynamic_range_quantize_per_{G}``        quantized with those, in one pass over the data
+``dynamic_fake_quantize_per_{G}``         the same, back in numbers, differentiable
+``observe_min_max_``                      a running range of the data, in place
+``observe_fake_quantize``                 fake-quantized with the scale of a running range
 ========================================  =====================================================
 
 ``{G}`` is ``tensor``, ``channel``, ``token`` or ``group``: which elements share a scale.
 """
 
+from .choose_qparams import (
+    choose_qparams_per_channel,
+    choose_qparams_per_group,
+    choose_qparams_per_tensor,
+    choose_qparams_per_token,
+)
 from .dequantize import (
     dequantize_per_channel,
     dequantize_per_channel_backward,
@@ -25,6 +36,18 @@ from .dequantize import (
     dequantize_per_tensor_backward,
     dequantize_per_token,
     dequantize_per_token_backward,
+)
+from .dynamic_fake_quantize import (
+    dynamic_fake_quantize_per_channel,
+    dynamic_fake_quantize_per_group,
+    dynamic_fake_quantize_per_tensor,
+    dynamic_fake_quantize_per_token,
+)
+from .dynamic_range_quantize import (
+    dynamic_range_quantize_per_channel,
+    dynamic_range_quantize_per_group,
+    dynamic_range_quantize_per_tensor,
+    dynamic_range_quantize_per_token,
 )
 from .fake_quantize import (
     fake_quantize_per_channel,
@@ -42,6 +65,7 @@ from .fake_quantize_backward import (
     fake_quantize_per_token_backward,
     fake_quantize_per_token_backward_qparams,
 )
+from .observe import observe_fake_quantize, observe_min_max_
 from .quantize import (
     quantize_per_channel,
     quantize_per_channel_backward,
@@ -54,6 +78,10 @@ from .quantize import (
 )
 
 __all__ = [
+    "choose_qparams_per_channel",
+    "choose_qparams_per_group",
+    "choose_qparams_per_tensor",
+    "choose_qparams_per_token",
     "dequantize_per_channel",
     "dequantize_per_channel_backward",
     "dequantize_per_group",
@@ -62,6 +90,14 @@ __all__ = [
     "dequantize_per_tensor_backward",
     "dequantize_per_token",
     "dequantize_per_token_backward",
+    "dynamic_fake_quantize_per_channel",
+    "dynamic_fake_quantize_per_group",
+    "dynamic_fake_quantize_per_tensor",
+    "dynamic_fake_quantize_per_token",
+    "dynamic_range_quantize_per_channel",
+    "dynamic_range_quantize_per_group",
+    "dynamic_range_quantize_per_tensor",
+    "dynamic_range_quantize_per_token",
     "fake_quantize_per_channel",
     "fake_quantize_per_channel_backward",
     "fake_quantize_per_channel_backward_qparams",
@@ -74,6 +110,8 @@ __all__ = [
     "fake_quantize_per_token",
     "fake_quantize_per_token_backward",
     "fake_quantize_per_token_backward_qparams",
+    "observe_fake_quantize",
+    "observe_min_max_",
     "quantize_per_channel",
     "quantize_per_channel_backward",
     "quantize_per_group",

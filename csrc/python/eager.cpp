@@ -151,7 +151,9 @@ bool match(const Overload& overload, PyObject* const* args, size_t count, PyObje
   return true;
 }
 
+// As torch.ops returns: None, a tensor, or a tuple of them.
 PyObject* wrap(torch::jit::Stack& stack) {
+  if (stack.empty()) Py_RETURN_NONE;
   if (stack.size() == 1) return THPVariable_Wrap(std::move(stack[0]).toTensor());
   PyObject* result = PyTuple_New(static_cast<Py_ssize_t>(stack.size()));
   for (size_t i = 0; result && i < stack.size(); ++i) {

@@ -1,28 +1,25 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Batching rules of the core ops for :func:`torch.vmap`.
+"""Batching rules of the affine family, whose scales are given: shared, or one per sample."""
 
-A batch is one more dimension in front. Where all samples share their scales, that only shifts the
-axis; where each sample has its own, the batch becomes part of the granularity:
-
-=============  ====================================  ==========================================
-granularity    shared scale                          a scale per sample
-=============  ====================================  ==========================================
-per tensor     unchanged                             per channel along the batch
-per channel    the axis moves by one                 per channel along (batch, axis), merged
-per token      the scale is repeated                 unchanged
-per group      the scale is repeated, the axis       unchanged, the axis moves by one
-               moves by one
-=============  ====================================  ==========================================
-"""
-
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-PER_TENSOR, PER_CHANNEL, PER_TOKEN, PER_GROUP = range(4)
-InDims = Sequence[int | None]
+from .batch import (
+    PER_CHANNEL,
+    PER_GROUP,
+    PER_TENSOR,
+    PER_TOKEN,
+    InDims,
+    check_axis,
+    sample_shape,
+    scale_per_sample,
+    shifted,
+    to_front,
+    unchanged,
+)
 
 
 class Arguments(NamedTuple):
@@ -52,55 +49,27 @@ class Batch(NamedTuple):
     unfold: Callable[[Tensor], Tensor]
 
 
-def _to_front(tensor: Tensor, dim: int | None, size: int) -> Tensor:
-    """Return ``[size, *sample]``, repeated where the tensor is not batched."""
-    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-
-
-def _sample_shape(tensor: Tensor, dim: int | None) -> torch.Size:
-    return tensor.shape if dim is None else tensor.movedim(dim, 0).shape[1:]
-
-
-def _unchanged(tensor: Tensor) -> Tensor:
-    return tensor
-
-
 def _share_qparams(a: Arguments, size: int) -> Batch:
     """All samples have the same scales."""
     if a.granularity in (PER_TOKEN, PER_GROUP):
         a = a._replace(
-            scale=None if a.scale is None else _to_front(a.scale, None, size),
-            zero_point=None if a.zero_point is None else _to_front(a.zero_point, None, size),
+            scale=None if a.scale is None else to_front(a.scale, None, size),
+            zero_point=None if a.zero_point is None else to_front(a.zero_point, None, size),
         )
-    return Batch(a._replace(axis=_shifted(a.axis)), _unchanged, _unchanged)
+    return Batch(a._replace(axis=shifted(a.axis)), unchanged, unchanged)
 
 
 def _split_qparams(a: Arguments, size: int) -> Batch:
     """Each sample has its own scales; scale and zero point are ``[batch, ...]``."""
     assert a.scale is not None
-    if a.granularity in (PER_TOKEN, PER_GROUP):
-        return Batch(a._replace(axis=_shifted(a.axis)), _unchanged, _unchanged)
-    a = a._replace(
-        scale=a.scale.reshape(-1),
-        zero_point=None if a.zero_point is None else a.zero_point.reshape(-1),
-    )
-
-    if a.granularity == PER_TENSOR:
-        return Batch(a._replace(granularity=PER_CHANNEL, axis=0), _unchanged, _unchanged)
-    axis = _shifted(a.axis)
-
-    def fold(tensor: Tensor) -> Tensor:  # [batch, ..., C, ...] -> [batch * C, ...]
-        return tensor.movedim(axis, 1).flatten(0, 1)
-
-    def unfold(tensor: Tensor) -> Tensor:
-        return tensor.unflatten(0, (size, -1)).movedim(1, axis)
-
-    return Batch(a._replace(first=fold(a.first), axis=0), fold, unfold)
-
-
-def _shifted(axis: int) -> int:
-    """The axis behind one more leading dimension; a negative one counts from the end anyway."""
-    return axis if axis < 0 else axis + 1
+    layout = scale_per_sample(a.granularity, a.axis, size)
+    if a.granularity in (PER_TENSOR, PER_CHANNEL):
+        a = a._replace(
+            scale=a.scale.reshape(-1),
+            zero_point=None if a.zero_point is None else a.zero_point.reshape(-1),
+        )
+    a = a._replace(first=layout.fold(a.first), granularity=layout.granularity, axis=layout.axis)
+    return Batch(a, layout.fold, layout.unfold)
 
 
 def _batch(size: int, in_dims: InDims, a: Arguments, *, per_sample: bool = False) -> Batch:
@@ -112,29 +81,18 @@ def _batch(size: int, in_dims: InDims, a: Arguments, *, per_sample: bool = False
         a: The arguments as the op got them.
         per_sample: Whether each sample needs scales of its own (its gradient, say).
     """
-    a = a._replace(first=_to_front(a.first, in_dims[0], size))
-    _check_axis(a)
+    a = a._replace(first=to_front(a.first, in_dims[0], size))
+    check_axis(a.first, a.granularity, a.axis)
     if a.scale is None or not (per_sample or in_dims[1] is not None or in_dims[2] is not None):
         return _share_qparams(a, size)
-    zero_point = None if a.zero_point is None else _to_front(a.zero_point, in_dims[2], size)
-    a = a._replace(scale=_to_front(a.scale, in_dims[1], size), zero_point=zero_point)
+    zero_point = None if a.zero_point is None else to_front(a.zero_point, in_dims[2], size)
+    a = a._replace(scale=to_front(a.scale, in_dims[1], size), zero_point=zero_point)
     _check_qparams(a)
     return _split_qparams(a, size)
 
 
-# The op checks the batch. What would be legal there but not in a sample is refused here.
-
-
-def _check_axis(a: Arguments) -> None:
-    dim = a.first.dim() - 1
-    if a.granularity != PER_TENSOR and not -dim <= a.axis < dim:
-        raise IndexError(
-            f"baraquant (in vmap): expected axis to be in [{-dim}, {dim - 1}] for an input with "
-            f"{dim} dimensions, but got {a.axis}"
-        )
-
-
 def _check_qparams(a: Arguments) -> None:
+    # The op checks the batch. What would be legal there but not in a sample is refused here.
     for name, tensor in (("scale", a.scale), ("zero_point", a.zero_point)):
         shape = None if tensor is None else list(tensor.shape[1:])
         if shape is None or a.granularity in (PER_TOKEN, PER_GROUP):
@@ -155,8 +113,9 @@ def _check_qparams(a: Arguments) -> None:
 # ---- The rules: (info, in_dims, *arguments of the op) -> (outputs, their batch dimensions) -------
 
 
-def _map_input(op: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, int]]:
+def _map_input(name: str) -> Callable[..., tuple[Tensor, int]]:
     """Rule for an op of one tensor: quantize, fake_quantize, dequantize."""
+    op = getattr(torch.ops.baraquant, name)
 
     def rule(info: Any, in_dims: InDims, *args: Any) -> tuple[Tensor, int]:
         b = _batch(info.batch_size, in_dims, Arguments(*args[:10]))
@@ -168,7 +127,7 @@ def _map_input(op: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, int]]:
 def _input_gradient(info: Any, in_dims: InDims, *args: Any) -> tuple[Tensor, int]:
     grad, *rest = args[10:]
     b = _batch(info.batch_size, in_dims, Arguments(*args[:10]))
-    grad = b.fold(_to_front(grad, in_dims[10], info.batch_size))
+    grad = b.fold(to_front(grad, in_dims[10], info.batch_size))
     return b.unfold(torch.ops.baraquant._input_gradient(*b.arguments, grad, *rest)), 0
 
 
@@ -177,11 +136,11 @@ def _qparams_gradient(
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     grad, *rest = args[10:]
     b = _batch(info.batch_size, in_dims, Arguments(*args[:10]), per_sample=True)
-    grad = b.fold(_to_front(grad, in_dims[10], info.batch_size))
+    grad = b.fold(to_front(grad, in_dims[10], info.batch_size))
     dx, dscale, dzero = torch.ops.baraquant._qparams_gradient(*b.arguments, grad, *rest)
-    scale_shape = zero_point_shape = _sample_shape(args[1], in_dims[1])
+    scale_shape = zero_point_shape = sample_shape(args[1], in_dims[1])
     if args[2] is not None:
-        zero_point_shape = _sample_shape(args[2], in_dims[2])
+        zero_point_shape = sample_shape(args[2], in_dims[2])
     dscale = dscale.reshape(info.batch_size, *scale_shape)
     if rest[0]:
         dzero = dzero.reshape(info.batch_size, *zero_point_shape)
@@ -193,8 +152,8 @@ def _qparams_gradient(
 def _masked_gradient(info: Any, in_dims: InDims, *args: Any) -> tuple[Tensor, int]:
     mask, order, *rest = args[10:]
     b = _batch(info.batch_size, in_dims, Arguments(*args[:10]))
-    masks = _to_front(mask, in_dims[10], info.batch_size)
-    inside = _unpacked(masks, _sample_shape(args[0], in_dims[0]), order)
+    masks = to_front(mask, in_dims[10], info.batch_size)
+    inside = _unpacked(masks, sample_shape(args[0], in_dims[0]), order)
     mask = _packed(b.fold(inside))
     return b.unfold(torch.ops.baraquant._masked_gradient(*b.arguments, mask, [], *rest)), 0
 
@@ -215,27 +174,11 @@ def _packed(inside: Tensor) -> Tensor:
     return (bits << weights).sum(1).to(torch.uint8)
 
 
-def register() -> None:
-    """Register the rules; called once, when the library is loaded."""
-    rules: dict[str, Callable[..., Any]] = {
-        "_input_gradient": _input_gradient,
-        "_masked_gradient": _masked_gradient,
-        "_qparams_gradient": _qparams_gradient,
-    }
-    for name in ("_quantize", "_fake_quantize", "_dequantize"):
-        rules[name] = _map_input(getattr(torch.ops.baraquant, name))
-    for name, rule in rules.items():
-        torch.library.register_vmap(f"baraquant::{name}", rule, lib=_library)
-    for op in _public_ops():  # made of core ops, for which the rules are
-        _library.impl(op, op.decompose, "FuncTorchBatchedDecomposition")
-
-
-def _public_ops() -> Iterator[torch._ops.OpOverload]:
-    for qualified in torch._C._dispatch_get_all_op_names():
-        namespace, _, name = qualified.partition("::")
-        if namespace == "baraquant" and not name.startswith("_"):
-            packet, _, overload = name.partition(".")
-            yield getattr(getattr(torch.ops.baraquant, packet), overload or "default")
-
-
-_library = torch.library.Library("baraquant", "FRAGMENT")
+RULES: dict[str, Callable[..., Any]] = {
+    "_quantize": _map_input("_quantize"),
+    "_fake_quantize": _map_input("_fake_quantize"),
+    "_dequantize": _map_input("_dequantize"),
+    "_input_gradient": _input_gradient,
+    "_masked_gradient": _masked_gradient,
+    "_qparams_gradient": _qparams_gradient,
+}

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Batching rules of the core ops for :func:`torch.vmap`.
+
+A batch is one more dimension in front. Where all samples share their scales, that only shifts the
+axis; where each sample has its own, the batch becomes part of the granularity. A scale from the
+data is always the sample's own:
+
+=============  ====================================  ==========================================
+granularity    shared scale                          a scale per sample
+=============  ====================================  ==========================================
+per tensor     unchanged                             per channel along the batch
+per channel    the axis moves by one                 per channel along (batch, axis), merged
+per token      the scale is repeated                 unchanged
+per group      the scale is repeated, the axis       unchanged, the axis moves by one
+               moves by one
+=============  ====================================  ==========================================
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+from . import affine, ranges
+
+
+def register() -> None:
+    """Register the rules; called once, when the library is loaded."""
+    for name, rule in {**affine.RULES, **ranges.RULES}.items():
+        torch.library.register_vmap(f"baraquant::{name}", rule, lib=_library)
+    for op in _public_ops():  # made of core ops, for which the rules are
+        _library.impl(op, op.decompose, "FuncTorchBatchedDecomposition")
+
+
+def _public_ops() -> Iterator[torch._ops.OpOverload]:
+    for qualified in torch._C._dispatch_get_all_op_names():
+        namespace, _, name = qualified.partition("::")
+        if namespace == "baraquant" and not name.startswith("_"):
+            packet, _, overload = name.partition(".")
+            yield getattr(getattr(torch.ops.baraquant, packet), overload or "default")
+
+
+_library = torch.library.Library("baraquant", "FRAGMENT")

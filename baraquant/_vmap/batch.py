@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the batching rules share: ways into the layout of a batch, and out of it again."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+PER_TENSOR, PER_CHANNEL, PER_TOKEN, PER_GROUP = range(4)
+InDims = Sequence[int | None]
+
+
+class Layout(NamedTuple):
+    """How a granularity with a scale per sample is one of the batch.
+
+    Attributes:
+        granularity: That of the batch.
+        axis: The axis of the batch.
+        fold: Brings ``[batch, *sample]`` into the layout.
+        unfold: Undoes that.
+    """
+
+    granularity: int
+    axis: int
+    fold: Callable[[Tensor], Tensor]
+    unfold: Callable[[Tensor], Tensor]
+
+
+def unchanged(tensor: Tensor) -> Tensor:
+    """Return ``tensor``: what is to be done where batch and sample are laid out alike."""
+    return tensor
+
+
+def to_front(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+    """Return ``[size, *sample]``, repeated where the tensor is not batched."""
+    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+
+def sample_shape(tensor: Tensor, dim: int | None) -> torch.Size:
+    """Return the shape of one sample."""
+    return tensor.shape if dim is None else tensor.movedim(dim, 0).shape[1:]
+
+
+def shifted(axis: int) -> int:
+    """Return the axis behind one more leading dimension; a negative one counts from the end."""
+    return axis if axis < 0 else axis + 1
+
+
+def scale_per_sample(granularity: int, axis: int, size: int) -> Layout:
+    """Return the layout in which each of ``size`` samples has its own scales."""
+    if granularity == PER_TENSOR:
+        return Layout(PER_CHANNEL, 0, unchanged, unchanged)
+    if granularity != PER_CHANNEL:
+        return Layout(granularity, shifted(axis), unchanged, unchanged)
+    axis = shifted(axis)
+
+    def fold(tensor: Tensor) -> Tensor:  # [batch, ..., C, ...] -> [batch * C, ...]
+        return tensor.movedim(axis, 1).flatten(0, 1)
+
+    def unfold(tensor: Tensor) -> Tensor:
+        return tensor.unflatten(0, (size, -1)).movedim(1, axis)
+
+    return Layout(PER_CHANNEL, 0, fold, unfold)
+
+
+def check_axis(batch: Tensor, granularity: int, axis: int) -> None:
+    """Refuse an axis that is wrong for a sample: the op, which checks the batch, might take it."""
+    dim = batch.dim() - 1
+    if granularity != PER_TENSOR and not -dim <= axis < dim:
+        raise IndexError(
+            f"baraquant (in vmap): expected axis to be in [{-dim}, {dim - 1}] for an input with "
+            f"{dim} dimensions, but got {axis}"
+        )

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""observe: a running range of the data that a tensor has held, for a scale that stays."""
+
+import torch
+from torch import Tensor
+
+from ._operator import operator
+
+
+@operator
+def observe_min_max_(
+    input: Tensor,
+    min_val: Tensor,
+    max_val: Tensor,
+    axis: int | None = None,
+    averaging_constant: float | None = None,
+) -> None:
+    """Update a running minimum and maximum with those of ``input``, in place.
+
+    ``min_val = min(min_val, min x)`` and ``max_val = max(max_val, max x)``; with an averaging
+    constant ``c``: ``min_val += c * (min x - min_val)`` and ``max_val += c * (max x - max_val)``
+
+    Args:
+        input: Any shape; float32, float64, float16 or bfloat16. An empty one changes nothing.
+        min_val: ``[]`` or ``[1]``, or ``[input.shape[axis]]``; float32 (float64 for a float64
+            input), contiguous. Start with inf: where ``min_val > max_val`` nothing was seen yet,
+            and the range of ``input`` is taken as it is.
+        max_val: Like ``min_val``, another tensor. Start with -inf.
+        axis: The dimension along which each index has a range of its own; None: one range for
+            the whole tensor.
+        averaging_constant: What a new range counts, in (0, 1]: a moving average; 1 is the new range
+            itself. None: the extremes of all that was seen.
+
+    Returns:
+        Nothing: ``min_val`` and ``max_val`` have changed.
+
+    Example:
+        >>> low, high = torch.tensor(float("inf")), torch.tensor(float("-inf"))
+        >>> baraquant.ops.observe_min_max_(torch.tensor([-1.0, 3.0]), low, high)
+        >>> baraquant.ops.observe_min_max_(torch.tensor([0.0, 5.0]), low, high)
+        >>> low, high
+        (tensor(-1.), tensor(5.))
+    """
+    torch.ops.baraquant.observe_min_max_.default(input, min_val, max_val, axis, averaging_constant)
+
+
+@operator
+def observe_fake_quantize(
+    input: Tensor,
+    min_val: Tensor,
+    max_val: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    observer_enabled: Tensor,
+    fake_quant_enabled: Tensor,
+    axis: int | None = None,
+    quant_min: int = -128,
+    quant_max: int = 127,
+    *,
+    symmetric: bool = True,
+    averaging_constant: float | None = None,
+) -> Tensor:
+    """Update a running range, choose scale and zero point from it, and fake-quantize ``input``.
+
+    ``y = (clamp(rint(x / s) + z, quant_min, quant_max) - z) * s`` with the ``s`` and ``z`` that
+    :func:`choose_qparams_per_tensor` gives for the data ``{min_val, max_val}``
+
+    Either half can be switched off by a tensor on the device, without waiting for it and without
+    recompiling: where nothing is observed, ``scale`` and ``zero_point`` are used as they are.
+
+    Args:
+        input: Any shape; float32, float64, float16 or bfloat16. An empty one changes nothing.
+        min_val: ``[]`` or ``[1]``, or ``[input.shape[axis]]``; float32 (float64 for a float64
+            input), contiguous. Start with inf: where ``min_val > max_val`` nothing was seen yet,
+            and the range of ``input`` is taken as it is. Changed in place.
+        max_val: Like ``min_val``, another tensor. Start with -inf. Changed in place.
+        scale: Like ``min_val``. Start with 1. Changed in place.
+        zero_point: Like ``min_val``, but int32. Start with 0. Changed in place.
+        observer_enabled: One element, uint8 or bool; 0: the four tensors before stay.
+        fake_quant_enabled: One element, uint8 or bool; 0: the result is a copy of ``input``.
+        axis: The dimension along which each index has a range and a scale of its own; None: one
+            for the whole tensor.
+        quant_min: The smallest integer.
+        quant_max: The largest integer.
+        symmetric: Whether 0 is the middle of the range; else the running range, with 0, fills that
+            of the integers.
+        averaging_constant: What a new range counts, in (0, 1]: a moving average; 1 is the new range
+            itself. None: the extremes of all that was seen.
+
+    Returns:
+        The rounded numbers: the shape and dtype of ``input``.
+
+    Example:
+        >>> x, on = torch.tensor([0.6, 3.5, -1.2]), torch.tensor(True)
+        >>> low, high = torch.tensor(float("inf")), torch.tensor(float("-inf"))
+        >>> s, z = torch.tensor(1.0), torch.tensor(0, dtype=torch.int32)
+        >>> baraquant.ops.observe_fake_quantize(x, low, high, s, z, on, on, None, -8, 7)
+        tensor([ 0.5000,  3.5000, -1.0000])
+        >>> low, high, s
+        (tensor(-1.2000), tensor(3.5000), tensor(0.5000))
+    """
+    return torch.ops.baraquant.observe_fake_quantize.default(
+        input,
+        min_val,
+        max_val,
+        scale,
+        zero_point,
+        observer_enabled,
+        fake_quant_enabled,
+        axis,
+        quant_min,
+        quant_max,
+        symmetric=symmetric,
+        averaging_constant=averaging_constant,
+    )

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What every op of :mod:`baraquant.ops` computes, in plain PyTorch: the specification one can run.
+
+The functions carry the names, arguments and defaults of the ops and give the same bits (a sum, the
+gradient of a scale, up to its order). They are written to be read: nothing is fused, every
+intermediate has its own tensor, and valid arguments are taken for granted (the ops check theirs).
+
+With ``C`` the compute type (float32, or float64 where the input is float64), scale ``s``, zero
+point ``z`` and ``rint`` rounding half to even::
+
+    r = rint(C(x) / s)      v = r + C(z)      q = min(max(v, quant_min), quant_max)
+    quantize       q as an integer                            NaN v: z, clamped to the range
+    dequantize     (C(q) - C(z)) * s, rounded once
+    fake_quantize  (q - C(z)) * s, rounded once               NaN v: NaN
+    mask           quant_min <= v <= quant_max                NaN v: false
+
+and where the scale comes from the data, with ``xmin = min(0, min x)``, ``xmax = max(0, max x)``::
+
+    symmetric      z = (quant_min + quant_max + 1) // 2       s = max |x| / (quant_max - z)
+    asymmetric     s = (xmax - xmin) / (quant_max - quant_min)
+                   z = quant_min - rint(xmin / s), clamped    NaN: quant_min
+    only zeros     s = 1; any other s is at least the smallest normal number
+"""
+
+from .affine import (
+    dequantize_per_channel,
+    dequantize_per_channel_backward,
+    dequantize_per_group,
+    dequantize_per_group_backward,
+    dequantize_per_tensor,
+    dequantize_per_tensor_backward,
+    dequantize_per_token,
+    dequantize_per_token_backward,
+    fake_quantize_per_channel,
+    fake_quantize_per_channel_backward,
+    fake_quantize_per_channel_backward_qparams,
+    fake_quantize_per_group,
+    fake_quantize_per_group_backward,
+    fake_quantize_per_group_backward_qparams,
+    fake_quantize_per_tensor,
+    fake_quantize_per_tensor_backward,
+    fake_quantize_per_tensor_backward_qparams,
+    fake_quantize_per_token,
+    fake_quantize_per_token_backward,
+    fake_quantize_per_token_backward_qparams,
+    quantize_per_channel,
+    quantize_per_channel_backward,
+    quantize_per_group,
+    quantize_per_group_backward,
+    quantize_per_tensor,
+    quantize_per_tensor_backward,
+    quantize_per_token,
+    quantize_per_token_backward,
+)
+from .granularity import Segments, expand_qparams, segments, sum_segments
+from .ranges import (
+    choose_qparams_per_channel,
+    choose_qparams_per_group,
+    choose_qparams_per_tensor,
+    choose_qparams_per_token,
+    dynamic_fake_quantize_per_channel,
+    dynamic_fake_quantize_per_group,
+    dynamic_fake_quantize_per_tensor,
+    dynamic_fake_quantize_per_token,
+    dynamic_range_quantize_per_channel,
+    dynamic_range_quantize_per_group,
+    dynamic_range_quantize_per_tensor,
+    dynamic_range_quantize_per_token,
+    observe_fake_quantize,
+    observe_min_max_,
+)
+from .rules import compute_dtype, dequantized, grid_position, is_inside, round_to
+
+__all__ = [
+    "Segments",
+    "choose_qparams_per_channel",
+    "choose_qparams_per_group",
+    "choose_qparams_per_tensor",
+    "choose_qparams_per_token",
+    "compute_dtype",
+    "dequantize_per_channel",
+    "dequantize_per_channel_backward",
+    "dequantize_per_group",
+    "dequantize_per_group_backward",
+    "dequantize_per_tensor",
+    "dequantize_per_tensor_backward",
+    "dequantize_per_token",
+    "dequantize_per_token_backward",
+    "dequantized",
+    "dynamic_fake_quantize_per_channel",
+    "dynamic_fake_quantize_per_group",
+    "dynamic_fake_quantize_per_tensor",
+    "dynamic_fake_quantize_per_token",
+    "dynamic_range_quantize_per_channel",
+    "dynamic_range_quantize_per_group",
+    "dynamic_range_quantize_per_tensor",
+    "dynamic_range_quantize_per_token",
+    "expand_qparams",
+    "fake_quantize_per_channel",
+    "fake_quantize_per_channel_backward",
+    "fake_quantize_per_channel_backward_qparams",
+    "fake_quantize_per_group",
+    "fake_quantize_per_group_backward",
+    "fake_quantize_per_group_backward_qparams",
+    "fake_quantize_per_tensor",
+    "fake_quantize_per_tensor_backward",
+    "fake_quantize_per_tensor_backward_qparams",
+    "fake_quantize_per_token",
+    "fake_quantize_per_token_backward",
+    "fake_quantize_per_token_backward_qparams",
+    "grid_position",
+    "is_inside",
+    "observe_fake_quantize",
+    "observe_min_max_",
+    "quantize_per_channel",
+    "quantize_per_channel_backward",
+    "quantize_per_group",
+    "quantize_per_group_backward",
+    "quantize_per_tensor",
+    "quantize_per_tensor_backward",
+    "quantize_per_token",
+    "quantize_per_token_backward",
+    "round_to",
+    "segments",
+    "sum_segments",
+]

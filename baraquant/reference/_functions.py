@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""From a rule, written for any segments, to functions called like the ops."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baraquant import ops
+
+from .granularity import segments
+
+
+class Rule(torch.autograd.Function):  # type: ignore[misc]
+    """Attaches a written-out gradient to a written-out value."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, value: Callable[[], Tensor], gradient: Callable[..., Any], *inputs: Any
+    ) -> Tensor:
+        ctx.gradient = gradient
+        return value()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, None, *ctx.gradient(*grads, *ctx.needs_input_grad[2:])
+
+
+def granularities(name: str, rule: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Yield ``rule`` for tensor, channel, token and group, called like the op of that ``name``."""
+    for granularity in ("per_tensor", "per_channel", "per_token", "per_group"):
+        yield function(name.format(granularity), granularity, rule)
+
+
+def function(name: str, granularity: str, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``rule``, called like the op of that ``name``: its geometry becomes the segments."""
+    op = getattr(ops, name)
+    signature = inspect.signature(op)
+
+    @functools.wraps(op)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = bound.arguments
+        arguments.pop("save_mask", None)  # how much memory backward holds, never what it computes
+        geometry = {k: arguments.pop(k) for k in ("axis", "group_size") if k in arguments}
+        like = arguments["input"] if "input" in arguments else arguments["grad"]
+        divided = segments(like.shape, granularity, **geometry, device=like.device)
+        return rule(segments=divided, **arguments)
+
+    call.__module__ = "baraquant.reference"
+    return call
