@@ -66,6 +66,10 @@ struct Segments {
     const int64_t left = axis - (s - groups.divide(s) * groups.value) * block;
     return left < block ? left : block;
   }
+  // The run of a segment in which its element j lies.
+  BARAQUANT_HD int64_t run_of(int64_t j) const {
+    return j < run_length.value ? 0 : run_length.divide(j);
+  }
 };
 
 inline Segments make_segments(const ScaleMap& map) {
@@ -101,6 +105,17 @@ inline Segments make_segments(const ScaleMap& map) {
   const int64_t slice = s.in_columns ? kRowSlice : kRunSlice;
   s.slices = (s.length + slice - 1) / slice;
   return s;
+}
+
+// Whether every segment is one run of neighbours in memory.
+inline bool are_rows(const Segments& s) {
+  return !s.in_columns && (s.last_is_shorter || s.run_length.value == s.length);
+}
+
+// Whether every segment starts at a multiple of `step` elements.
+inline bool start_at_multiples(const Segments& s, int64_t step) {
+  if (s.last_is_shorter) return s.axis % step == 0 && s.block % step == 0;
+  return s.count == 1 || s.length % step == 0;
 }
 
 }  // namespace baraquant::affine

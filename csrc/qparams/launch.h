@@ -51,17 +51,6 @@ struct ObserveArgs {
   C averaging_constant;
 };
 
-// Whether every segment is one run of neighbours in memory.
-inline bool are_rows(const affine::Segments& s) {
-  return !s.in_columns && (s.last_is_shorter || s.run_length.value == s.length);
-}
-
-// Whether every segment starts at a multiple of `step` elements.
-inline bool start_at_multiples(const affine::Segments& s, int64_t step) {
-  if (s.last_is_shorter) return s.axis % step == 0 && s.block % step == 0;
-  return s.count == 1 || s.length % step == 0;
-}
-
 template <typename Backend>
 struct Launch {
   static void choose(const RangeCall& call) {
@@ -123,8 +112,9 @@ struct Launch {
   static bool one_pass(const RangeCall& call, const at::Tensor& result, const at::Tensor& mask) {
     const auto args = args_of<typename Op::First>(call);
     // Each byte of a mask belongs to one segment.
-    if (!are_rows(args.segments)) return false;
-    if (Op::kMask != affine::Mask::kNone && !start_at_multiples(args.segments, 8)) return false;
+    if (!affine::are_rows(args.segments)) return false;
+    if (Op::kMask != affine::Mask::kNone && !affine::start_at_multiples(args.segments, 8))
+      return false;
     return Backend::template one_pass<Op>(args, pointer<typename Op::Result>(result),
                                           pointer<uint8_t>(mask));
   }

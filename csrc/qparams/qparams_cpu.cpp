@@ -12,7 +12,7 @@ constexpr int64_t kCached =
 constexpr int64_t kBatch = 16384;  // elements of short rows that are taken together
 
 template <typename T, typename C>
-void store(const Chosen<C>& chosen, const ChooseArgs<T>& args, int64_t s) {
+BARAQUANT_HD void store(const Chosen<C>& chosen, const ChooseArgs<T>& args, int64_t s) {
   if (args.scale) args.scale[s] = chosen.scale;
   if (args.zero_point) args.zero_point[s] = chosen.zero_point;
 }
@@ -24,28 +24,31 @@ void choose_segments(const ChooseArgs<T>& args) {
   });
 }
 
-// Rows from .. to - 1, a batch at a time: their scales, then their elements while they are cached.
+// Rows from .. to - 1: the scale of each, then its elements while they are cached.
 template <typename Op, typename R>
 void quantize_rows(const ChooseArgs<typename Op::First>& args, typename Op::Result* result,
                    uint8_t* mask, int64_t from, int64_t to) {
-  const CpuIsa isa = cpu_isa();
-  const affine::Segments& rows = args.segments;
-  affine::Qparams<typename Op::C> q;
-  q.scale = args.scale;
-  q.zero_point = args.zero_point;
-  q.range = args.rule.range;
-  q.map = args.map;
-  const int64_t batch = std::max<int64_t>(kBatch / std::max<int64_t>(rows.length, 1), 1);
-  for (int64_t first = from; first < to; first += batch) {
-    const int64_t last = std::min(first + batch, to) - 1;
-    for (int64_t s = first; s <= last; ++s) {
+  using C = typename Op::C;
+  alignas(64) uint8_t inside[affine::kBlock];
+  run_on_isa(cpu_isa(), [&]() __attribute__((always_inline)) {
+    for (int64_t s = from; s < to; ++s) {
+      const int64_t start = args.segments.start(s), length = args.segments.length_of(s);
       R range;
-      extend_by_runs(isa, range, args.input, rows, s, 0, rows.length_of(s));
-      store(qparams::choose(range, args.rule), args, s);
+      extend(range, args.input + start, length);
+      const Chosen<C> chosen = qparams::choose(range, args.rule);
+      store(chosen, args, s);
+      const affine::OneGrid<C> grid{
+          affine::Grid<C>(chosen.scale, static_cast<C>(chosen.zero_point), args.rule.range)};
+      for (int64_t begin = start; begin < start + length; begin += affine::kBlock) {
+        const int64_t count = std::min(affine::kBlock, start + length - begin);
+        const affine::CpuBlock<Op> block{args.input + begin, nullptr, result + begin};
+        affine::loop_over<Op>(block, inside, 0, count, grid);
+        if constexpr (Op::kMask == affine::Mask::kWrite) {
+          affine::pack_bits(inside, count, mask + begin / 8);
+        }
+      }
     }
-    affine::transform_range<Op>(isa, args.input, nullptr, result, mask, rows.start(first),
-                                rows.start(last) + rows.length_of(last), q);
-  }
+  });
 }
 
 struct Cpu {

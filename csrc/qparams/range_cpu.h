@@ -89,9 +89,9 @@ class ColumnRanges<MinMax<T>> {
 template <typename R, typename T>
 void extend_by_runs(CpuIsa isa, R& range, const T* x, const affine::Segments& segments, int64_t s,
                     int64_t begin, int64_t end) {
-  const int64_t run = segments.run_length.value;
-  const int64_t stride = segments.last_is_shorter ? run : segments.count * run;
+  const int64_t run = segments.run_length.value, stride = segments.count * run;
   run_on_isa(isa, [&]() __attribute__((always_inline)) {
+    if (are_rows(segments)) return extend(range, x + segments.start(s) + begin, end - begin);
     for (int64_t j = begin; j < end;) {
       const int64_t r = j / run, in_run = j - r * run;
       const int64_t count = std::min(run - in_run, end - j);
