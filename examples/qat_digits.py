@@ -9,6 +9,9 @@ For each seed this trains a small float network, and then for each width of weig
 3. stores the result as packed integers, loads it into fresh layers, and checks that those give
    bit for bit the outputs of the last evaluation in training.
 
+The scale of a layer's input is learned with the weights; beside that stand scales that are taken
+on the fly from the range of each image, symmetric and asymmetric (``--inputs`` chooses).
+
 Run ``python examples/qat_digits.py``; the plot and all figures land in ``results/``. The layers
 are in ``quantized_layers.py``, the table and plot in ``qat_report.py``.
 """
@@ -34,12 +37,21 @@ from torch.nn import functional as F
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # finds a build in place as well
 
 import baraquant
-from qat_report import Run, conclude, plot, print_table, summarize
-from quantized_layers import Widths, load, quantize_network, save, storage_bytes
+from qat_report import Run, Summary, compare, conclude, plot, print_tables, summarize
+from quantized_layers import (
+    INPUT_SCHEMES,
+    Widths,
+    load,
+    quantize_network,
+    save,
+    storage_bytes,
+)
 
 WEIGHT_BITS = (8, 4, 3, 2)
 INPUT_BITS = (8, 4)
 GROUP_SIZES = (None, 32)  # None: a scale per channel
+COMPARED_WEIGHT_BITS = 4  # the schemes of the inputs are compared at this width of the weights
+COMPARED_INPUT_BITS = (8, 4, 3, 2)
 BATCH = 64
 FLOAT_RATE, QAT_RATE = 0.1, 0.02  # chosen on a validation part of the training images
 
@@ -137,9 +149,26 @@ def run_seed(
 
 
 def name_of(widths: Widths) -> str:
-    """A short name, such as ``w3a4-group32``."""
+    """A short name, such as ``w3a4-group32-learned``."""
     granularity = f"group{widths.group_size}" if widths.group_size else "channel"
-    return f"w{widths.weight_bits}a{widths.input_bits}-{granularity}"
+    return f"w{widths.weight_bits}a{widths.input_bits}-{granularity}-{widths.inputs}"
+
+
+def plan(args: argparse.Namespace) -> tuple[list[Widths], list[Widths]]:
+    """Lists what is trained: widths of the weights, and schemes of the inputs side by side."""
+    weight_bits = (4, 2) if args.quick else WEIGHT_BITS
+    main = [
+        Widths(bits, input_bits, group_size, args.inputs[0])
+        for bits, group_size, input_bits in itertools.product(weight_bits, GROUP_SIZES, INPUT_BITS)
+    ]
+    if len(args.inputs) == 1:
+        return main, []
+    compared_bits = (4, 2) if args.quick else COMPARED_INPUT_BITS
+    compared = [
+        Widths(COMPARED_WEIGHT_BITS, input_bits, None, scheme)
+        for input_bits, scheme in itertools.product(compared_bits, args.inputs)
+    ]
+    return main, compared
 
 
 def run_all(sweep: list[Widths], args: argparse.Namespace, console: Console) -> list[Run]:
@@ -164,14 +193,14 @@ def run_all(sweep: list[Widths], args: argparse.Namespace, console: Console) -> 
     return runs
 
 
-def write_json(runs: list[Run], seconds: float, args: argparse.Namespace) -> None:
+def write_json(runs: list[Run], conclusion: str, seconds: float, args: argparse.Namespace) -> None:
     """Writes every run, the summary, the conclusion and the settings."""
-    summaries = summarize(runs)
-    report = {
+    everything = {
         "settings": {
             "seeds": args.seeds,
             "float_epochs": args.float_epochs,
             "qat_epochs": args.epochs,
+            "inputs": args.inputs,
             "device": str(args.device),
         },
         "versions": {
@@ -181,11 +210,11 @@ def write_json(runs: list[Run], seconds: float, args: argparse.Namespace) -> Non
         },
         "seconds": round(seconds, 1),
         "float_bytes": storage_bytes(float_network().parameters()),
-        "conclusion": conclude(summaries),
-        "summary": [asdict(summary) for summary in summaries],
+        "conclusion": conclusion,
+        "summary": [asdict(summary) for summary in summarize(runs)],
         "runs": [asdict(run) for run in runs],
     }
-    (args.out / "qat_digits.json").write_text(json.dumps(report, indent=2) + "\n")
+    (args.out / "qat_digits.json").write_text(json.dumps(everything, indent=2) + "\n")
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -194,6 +223,15 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=5, help="how many seeds, from 0 on")
     parser.add_argument("--epochs", type=int, default=10, help="epochs of each QAT run")
     parser.add_argument("--float-epochs", type=int, default=30, help="epochs of the float network")
+    parser.add_argument(
+        "--inputs",
+        nargs="+",
+        choices=INPUT_SCHEMES,
+        default=list(INPUT_SCHEMES),
+        help="scales of the inputs: learned, or from the range of each image, symmetric or "
+        "asymmetric; the first one for all widths of the weights, then all that are named side "
+        f"by side with {COMPARED_WEIGHT_BITS}-bit weights (default: all)",
+    )
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder of the results")
     parser.add_argument(
@@ -205,6 +243,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         args.float_epochs = min(args.float_epochs, 10)
     if min(args.seeds, args.epochs, args.float_epochs) < 1:
         parser.error("--seeds, --epochs and --float-epochs have to be at least 1")
+    args.inputs = list(dict.fromkeys(args.inputs))
     return args
 
 
@@ -214,26 +253,34 @@ def main(argv: list[str] | None = None) -> None:
     console = Console()
     start = time.perf_counter()
     torch.set_num_threads(1)  # layers this small lose more to waking a second thread than they gain
-    weight_bits = (4, 2) if args.quick else WEIGHT_BITS
-    sweep = [
-        Widths(bits, input_bits, group_size)
-        for bits, group_size, input_bits in itertools.product(weight_bits, GROUP_SIZES, INPUT_BITS)
-    ]
-    runs = run_all(sweep, args, console)
+    main_sweep, compared_sweep = plan(args)
+    runs = run_all(list(dict.fromkeys(main_sweep + compared_sweep)), args, console)
     seconds = time.perf_counter() - start
 
-    summaries = summarize(runs)
-    print_table(summaries, storage_bytes(float_network().parameters()), console)
-    console.print(f"\n[bold]{conclude(summaries)}[/bold]\n", highlight=False)
+    summaries = {summary.widths: summary for summary in summarize(runs)}
+    conclusion = report(
+        [summaries[widths] for widths in main_sweep],
+        [summaries[widths] for widths in compared_sweep],
+        args.out / "qat_digits.png",
+        console,
+    )
     equal = sum(run.integers_equal for run in runs)
     console.print(
         f"Stored as integers and loaded into fresh layers, {equal} of {len(runs)} networks give "
         "bit for bit the outputs of training's last evaluation.",
         highlight=False,
     )
-    plot(summaries, args.out / "qat_digits.png")
-    write_json(runs, seconds, args)
+    write_json(runs, conclusion, seconds, args)
     console.print(f"{args.seeds} seeds, {seconds:.0f} s. Plot, figures and networks: {args.out}/")
+
+
+def report(main: list[Summary], compared: list[Summary], path: Path, console: Console) -> str:
+    """Prints the tables and the conclusion, and draws the plot; returns the conclusion."""
+    print_tables(main, compared, storage_bytes(float_network().parameters()), console)
+    plot(main, compared, path)
+    conclusion = " ".join(filter(None, [conclude(main), compare(compared)]))
+    console.print(f"\n[bold]{conclusion}[/bold]\n", highlight=False)
+    return conclusion
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The table, the plot and the conclusion of ``qat_digits.py``: everything comes from its runs."""
+"""The tables, the plot and the conclusion of ``qat_digits.py``: everything comes from its runs."""
 
 import itertools
 import statistics
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,13 @@ WAYS = {
     "QAT": ("qat", "tab:green"),
     "PTQ, fitted scales": ("ptq", "tab:orange"),
     "PTQ, scales from the maximum": ("ptq_max", "tab:red"),
+}
+
+# Where the scale of an input comes from: in the table, in words, and a colour.
+SCHEMES = {
+    "learned": ("learned", "learned scales", "tab:blue"),
+    "symmetric": ("symmetric", "symmetric ones for each image", "tab:purple"),
+    "asymmetric": ("asymmetric", "asymmetric ones for each image", "tab:cyan"),
 }
 
 
@@ -105,73 +113,139 @@ def conclude(summaries: list[Summary]) -> str:
     return sentence + f"down to {_in_words(ptq.widths)}."
 
 
-def print_table(summaries: list[Summary], float_bytes: int, console: Console) -> None:
-    """Prints accuracies and sizes."""
-    table = Table(title="Digits: test accuracy in % (mean ± deviation)", box=box.SIMPLE_HEAD)
+def compare(summaries: list[Summary]) -> str:
+    """Says in words down to which width of the inputs each scheme of theirs keeps the accuracy."""
+    if not summaries:
+        return ""
+    parts = []
+    for scheme in dict.fromkeys(summary.widths.inputs for summary in summaries):
+        own = [summary for summary in summaries if summary.widths.inputs == scheme]
+        kept = [summary for summary in own if summary.loss("qat") <= KEPT]
+        least = min(kept, key=lambda summary: summary.widths.input_bits, default=None)
+        width = "at no width" if least is None else f"down to {least.widths.input_bits}-bit inputs"
+        figure = "" if least is None else f" ({least.accuracy['qat'][0]:.1f} %)"
+        parts.append(f"{width} with {SCHEMES[scheme][1]}{figure}")
+    listed = ", ".join(parts[:-1]) + f" and {parts[-1]}"
+    return f"With {summaries[0].widths.weight_bits}-bit weights, training keeps it {listed}."
+
+
+def print_tables(
+    main: list[Summary], compared: list[Summary], float_bytes: int, console: Console
+) -> None:
+    """Prints accuracies and sizes: the widths of the weights, then the schemes of the inputs."""
+    title = "Digits: test accuracy in % (mean ± deviation)"
+    console.print(_table(title, "scale per", _granularity, main, float_bytes))
+    mean, spread = main[0].accuracy["float"]
+    console.print(
+        f"float32: {mean:.1f} ± {spread:.1f} %, {float_bytes:,} bytes. Green: within {KEPT:g} "
+        "point of it; red: beyond. w: weights; x: the input of every layer. PTQ: quantized after "
+        "training, with scales from the maximum or fitted by least squares. Bytes: as stored, "
+        "weights packed to their width, scales and biases in float32.\n",
+        highlight=False,
+    )
+    if not compared:
+        return
+    title = "By the scale of the inputs: accuracy in % (mean ± deviation)"
+    console.print(_table(title, "inputs", lambda w: SCHEMES[w.inputs][0], compared, float_bytes))
+    console.print(
+        "Inputs: with a scale that is learned, or with one for each image, chosen on the fly from "
+        "the range of its values: symmetric around 0, or asymmetric with a zero point. Pixels and "
+        "ReLU are never negative, so a symmetric grid takes one bit more for the same steps.",
+        highlight=False,
+    )
+
+
+def _table(
+    title: str,
+    column: str,
+    describe: Callable[[Widths], str],
+    summaries: list[Summary],
+    float_bytes: int,
+) -> Table:
+    table = Table(title=title, box=box.SIMPLE_HEAD)
     table.pad_edge = False
-    columns = ("bits w/x", "scale per", "PTQ, max", "PTQ, fitted", "QAT", "bytes", "")
-    for name in columns:
-        table.add_column(name, justify="left" if name == "scale per" else "right", no_wrap=True)
+    for name in ("bits w/x", column, "PTQ, max", "PTQ, fitted", "QAT", "bytes", ""):
+        table.add_column(name, justify="left" if name == column else "right", no_wrap=True)
 
     def cell(summary: Summary, way: str) -> str:
         mean, spread = summary.accuracy[way]
         color = "green" if summary.loss(way) <= KEPT else "red"
         return f"[{color}]{mean:.1f} ± {spread:.1f}"
 
-    for bits, rows in itertools.groupby(summaries, lambda summary: summary.widths.weight_bits):
+    # A line after each width of what varies: of the weights, or else of the inputs.
+    several = len({summary.widths.weight_bits for summary in summaries}) > 1
+    width = "weight_bits" if several else "input_bits"
+    for _, rows in itertools.groupby(summaries, lambda summary: getattr(summary.widths, width)):
         for row in rows:
             table.add_row(
-                f"{bits} / {row.widths.input_bits}",
-                f"group {row.widths.group_size}" if row.widths.group_size else "channel",
+                f"{row.widths.weight_bits} / {row.widths.input_bits}",
+                describe(row.widths),
                 *(cell(row, way) for way in ("ptq_max", "ptq", "qat")),
                 f"{row.tensor_bytes:,}",
                 f"{float_bytes / row.tensor_bytes:.1f}x",
             )
         table.add_section()
-    console.print(table)
-    mean, spread = summaries[0].accuracy["float"]
-    console.print(
-        f"float32: {mean:.1f} ± {spread:.1f} %, {float_bytes:,} bytes. Green: within {KEPT:g} "
-        "point of it; red: beyond. w: weights; x: the input of every layer. PTQ: quantized after "
-        "training, with scales from the maximum or fitted by least squares. Bytes: as stored, "
-        "weights packed to their width, scales and biases in float32.",
-        highlight=False,
-    )
+    return table
 
 
-def plot(summaries: list[Summary], path: Path) -> None:
-    """Draws accuracy over the width of the weights, a panel for each granularity and input."""
-    group_sizes = list(dict.fromkeys(summary.widths.group_size for summary in summaries))
-    input_widths = list(dict.fromkeys(summary.widths.input_bits for summary in summaries))
-    grid = (len(input_widths), len(group_sizes))
-    figure, axes = plt.subplots(*grid, figsize=(9, 6.5), sharex=True, sharey=True, squeeze=False)
+def plot(main: list[Summary], compared: list[Summary], path: Path) -> None:
+    """Draws accuracy over the width of the weights, and over that of the inputs.
+
+    A panel for each granularity and width of input in ``main``; for ``compared`` a last column.
+    """
+    group_sizes = list(dict.fromkeys(summary.widths.group_size for summary in main))
+    input_widths = list(dict.fromkeys(summary.widths.input_bits for summary in main))
+    grid = (len(input_widths), len(group_sizes) + bool(compared))
+    size = (4.5 * grid[1], 3.25 * grid[0])
+    figure, axes = plt.subplots(*grid, figsize=size, sharex="col", sharey=True, squeeze=False)
     for row, input_bits in zip(axes, input_widths, strict=True):
-        for axis, group_size in zip(row, group_sizes, strict=True):
+        for axis, group_size in zip(row, group_sizes, strict=False):
             panel = (group_size, input_bits)
-            own = [s for s in summaries if (s.widths.group_size, s.widths.input_bits) == panel]
-            _plot_panel(axis, own)
+            own = [s for s in main if (s.widths.group_size, s.widths.input_bits) == panel]
+            lines = [(label, color, own, way) for label, (way, color) in WAYS.items()]
+            _plot_panel(axis, lines, "weight_bits")
             scale = f"group of {group_size}" if group_size else "channel"
             axis.set_title(f"{input_bits}-bit inputs, one scale per {scale}", fontsize="medium")
-    for axis in axes[-1]:
-        axis.set_xlabel("bits of a weight")
+            axes[-1][group_sizes.index(group_size)].set_xlabel("bits of a weight")
+    axes[0][0].legend(loc="lower left", fontsize="small")
+    if compared:
+        _plot_schemes(axes[:, -1], compared)
+        axes[0][-1].legend(loc="lower left", fontsize="small")
     for axis in axes[:, 0]:
         axis.set_ylabel("test accuracy in %")
-    axes[0][0].legend(loc="lower left", fontsize="small")
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
 
-def _plot_panel(axis: Axes, summaries: list[Summary]) -> None:
-    mean, spread = summaries[0].accuracy["float"]
+def _plot_schemes(axes: Iterable[Axes], summaries: list[Summary]) -> None:
+    """Draws the schemes of the inputs: trained above, quantized after training below."""
+    bits = summaries[0].widths.weight_bits
+    for axis, label in zip(axes, WAYS, strict=False):
+        lines = []
+        for scheme, (name, _, color) in SCHEMES.items():
+            own = [summary for summary in summaries if summary.widths.inputs == scheme]
+            lines += [(name, color, own, WAYS[label][0])] if own else []
+        _plot_panel(axis, lines, "input_bits")
+        axis.set_title(f"{label}: {bits}-bit weights, by scale of the inputs", fontsize="medium")
+    axis.set_xlabel("bits of an input")
+
+
+def _plot_panel(axis: Axes, lines: list[tuple[str, str, list[Summary], str]], width: str) -> None:
+    """Draws lines of (label, colour, summaries, way) over a width, and float32 behind them."""
+    mean, spread = lines[0][2][0].accuracy["float"]
     axis.axhline(mean, color="black", linestyle=":", label=f"float32: {mean:.1f} %")
     axis.axhspan(mean - spread, mean + spread, color="black", alpha=0.08)
-    places = range(len(summaries))
-    for label, (way, color) in WAYS.items():
+    for label, color, summaries, way in lines:
+        places = range(len(summaries))
         means, spreads = zip(*(summary.accuracy[way] for summary in summaries), strict=True)
         axis.errorbar(places, means, spreads, label=label, color=color, marker="o", capsize=3)
-    axis.set_xticks(places, [str(summary.widths.weight_bits) for summary in summaries])
+        axis.set_xticks(places, [str(getattr(summary.widths, width)) for summary in summaries])
     axis.grid(alpha=0.3)
+
+
+def _granularity(widths: Widths) -> str:
+    return f"group {widths.group_size}" if widths.group_size else "channel"
 
 
 def _in_words(widths: Widths) -> str:

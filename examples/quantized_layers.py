@@ -2,7 +2,8 @@
 """Linear layers for quantization-aware training, and their integer twins for use afterwards.
 
 ``QuantLinear`` trains: float weights pass through fake quantization on every step, and the scales
-are parameters, learned with the weights (Esser et al., "Learned Step Size Quantization", 2020).
+are parameters, learned with the weights (Esser et al., "Learned Step Size Quantization", 2020). The
+input's scale is one of them, or is taken on the fly from the values of each sample.
 ``IntLinear`` runs: it holds integers alone, and computes the same bits, since
 ``fake_quantize(x) == dequantize(quantize(x))`` holds for every op of baraquant. ``save`` packs the
 integers to their true width, so that three-bit weights cost three bits each on disk.
@@ -21,6 +22,9 @@ from torch.nn import functional as F
 
 from baraquant import ops
 
+# Where the scale of a layer's input comes from: a parameter, or each sample's own values.
+INPUT_SCHEMES = ("learned", "symmetric", "asymmetric")
+
 
 @dataclass(frozen=True)
 class Widths:
@@ -28,14 +32,18 @@ class Widths:
 
     Attributes:
         weight_bits: Width of the signed weights, 2 to 8.
-        input_bits: Width of the layer's input, 2 to 8; unsigned, as pixels and ReLU are.
+        input_bits: Width of the layer's input, 2 to 8.
         group_size: Neighbouring weights of a row that share a scale, a divisor of the row's
             length; None gives each row (output channel) one scale.
+        inputs: The scale of the input. ``learned``: one for all samples, trained; the integers are
+            unsigned, as pixels and ReLU are. ``symmetric`` and ``asymmetric``: chosen on the fly
+            from the range of each sample; the integers are signed, or unsigned with a zero point.
     """
 
     weight_bits: int
     input_bits: int
     group_size: int | None = None
+    inputs: str = "learned"
 
     @property
     def weight_range(self) -> tuple[int, int]:
@@ -45,6 +53,8 @@ class Widths:
     @property
     def input_range(self) -> tuple[int, int]:
         """The smallest and the largest integer of an input, such as 0 and 15."""
+        if self.inputs == "symmetric":
+            return -(2 ** (self.input_bits - 1)), 2 ** (self.input_bits - 1) - 1
         return 0, 2**self.input_bits - 1
 
 
@@ -100,13 +110,15 @@ class QuantLinear(nn.Module):
             self.weight_scale = nn.Parameter(scale.reshape(-1))  # [out]
         else:
             self.weight_scale = nn.Parameter(scale.reshape(len(self.weight), -1))  # [out, groups]
-        scale = fit_scale(inputs.reshape(1, -1), *widths.input_range, candidates)
-        self.input_scale = nn.Parameter(scale.reshape(1))
-
         # A scale's gradient sums over all that it scales. Esser et al. divide by
         # sqrt(count * quant_max), which brings its steps to the size of a weight's steps.
         _damp(self.weight_scale, rows.shape[1], widths.weight_range[1])
-        _damp(self.input_scale, linear.in_features, widths.input_range[1])
+        if widths.inputs == "learned":
+            scale = fit_scale(inputs.reshape(1, -1), *widths.input_range, candidates)
+            self.input_scale = nn.Parameter(scale.reshape(1))
+            _damp(self.input_scale, linear.in_features, widths.input_range[1])
+        else:
+            self.register_parameter("input_scale", None)
 
     def quantized_weight(self) -> Tensor:
         """The weight as integers, int8 ``[out, in]``."""
@@ -117,7 +129,12 @@ class QuantLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Computes the layer on fake-quantized values: ``[..., in]`` to ``[..., out]``."""
-        x = ops.fake_quantize_per_tensor(x, self.input_scale, None, *self.widths.input_range)
+        if self.input_scale is None:
+            x = ops.dynamic_fake_quantize_per_token(
+                x, *self.widths.input_range, symmetric=self.widths.inputs == "symmetric"
+            )
+        else:
+            x = ops.fake_quantize_per_tensor(x, self.input_scale, None, *self.widths.input_range)
         args = (self.weight, self.weight_scale, None)
         if self.widths.group_size is None:
             weight = ops.fake_quantize_per_channel(*args, 0, *self.widths.weight_range)
@@ -134,7 +151,7 @@ class IntLinear(nn.Module):
     Args:
         weight: int8 ``[out, in]``.
         weight_scale: ``[out]``, or ``[out, groups]``.
-        input_scale: ``[1]``.
+        input_scale: ``[1]``; None where each sample has its own.
         bias: ``[out]``.
         widths: Bits and granularity.
     """
@@ -143,7 +160,7 @@ class IntLinear(nn.Module):
         self,
         weight: Tensor,
         weight_scale: Tensor,
-        input_scale: Tensor,
+        input_scale: Tensor | None,
         bias: Tensor,
         widths: Widths,
     ) -> None:
@@ -156,10 +173,18 @@ class IntLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Computes the layer: ``[..., in]`` to ``[..., out]``."""
-        integers = ops.quantize_per_tensor(
-            x, self.input_scale, None, *self.widths.input_range, dtype=torch.uint8
-        )
-        x = ops.dequantize_per_tensor(integers, self.input_scale, None)
+        symmetric = self.widths.inputs == "symmetric"
+        dtype = torch.int8 if symmetric else torch.uint8
+        if self.input_scale is None:
+            integers, scale, zero_point = ops.dynamic_range_quantize_per_token(
+                x, *self.widths.input_range, symmetric=symmetric, dtype=dtype
+            )
+            x = ops.dequantize_per_token(integers, scale, zero_point)
+        else:
+            integers = ops.quantize_per_tensor(
+                x, self.input_scale, None, *self.widths.input_range, dtype=dtype
+            )
+            x = ops.dequantize_per_tensor(integers, self.input_scale, None)
         if self.widths.group_size is None:
             weight = ops.dequantize_per_channel(self.weight, self.weight_scale, None, 0)
         else:
@@ -206,7 +231,8 @@ def save(network: nn.Sequential, path: Path) -> int:
     for index, layer in enumerate(layers):
         tensors[f"{index}.weight"] = pack(layer.quantized_weight(), widths.weight_bits)
         tensors[f"{index}.weight_scale"] = layer.weight_scale.detach()
-        tensors[f"{index}.input_scale"] = layer.input_scale.detach()
+        if layer.input_scale is not None:
+            tensors[f"{index}.input_scale"] = layer.input_scale.detach()
         tensors[f"{index}.bias"] = layer.bias.detach()
     about = {"widths": asdict(widths), "shapes": [tuple(layer.weight.shape) for layer in layers]}
     save_file(tensors, path, {"network": json.dumps(about)})
@@ -220,12 +246,13 @@ def load(path: Path, device: torch.device | str = "cpu") -> nn.Sequential:
         widths = Widths(**about["widths"])
         layers: list[nn.Module] = []
         for index, shape in enumerate(about["shapes"]):
-            packed, *others = (
-                file.get_tensor(f"{index}.{name}")
-                for name in ("weight", "weight_scale", "input_scale", "bias")
+            packed, weight_scale, bias = (
+                file.get_tensor(f"{index}.{name}") for name in ("weight", "weight_scale", "bias")
             )
+            learned = widths.inputs == "learned"
+            input_scale = file.get_tensor(f"{index}.input_scale") if learned else None
             weight = unpack(packed, widths.weight_bits, shape)
-            layers += [IntLinear(weight, *others, widths), nn.ReLU()]
+            layers += [IntLinear(weight, weight_scale, input_scale, bias, widths), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
 

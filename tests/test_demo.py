@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,9 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
+import qat_digits
 import qat_report
 import quantized_layers
 from baraquant import ops
@@ -51,13 +54,19 @@ def demo(made_once: Callable[[str, Callable[[Path], None]], Path]) -> tuple[str,
 @pytest.mark.slow
 def test_demo_prints_and_writes(demo: tuple[str, Path]) -> None:
     text, out = demo
-    assert "8 of 8 networks give bit for bit" in " ".join(text.split())
+    assert "13 of 13 networks give bit for bit" in " ".join(text.split())
     report = json.loads((out / "qat_digits.json").read_text())
     assert report["conclusion"] in " ".join(text.split())
-    assert len(report["runs"]) == len(report["summary"]) == 8
+    assert len(report["runs"]) == len(report["summary"]) == 13
+    schemes = [run["widths"]["inputs"] for run in report["runs"]]
+    assert {scheme: schemes.count(scheme) for scheme in schemes} == {
+        "learned": 9,
+        "symmetric": 2,
+        "asymmetric": 2,
+    }
     assert all(run["integers_equal"] for run in report["runs"])
     assert (out / "qat_digits.png").read_bytes().startswith(b"\x89PNG")
-    assert len(list((out / "models").glob("*.safetensors"))) == 8
+    assert len(list((out / "models").glob("*.safetensors"))) == 13
 
 
 @pytest.mark.slow
@@ -70,6 +79,25 @@ def test_demo_learns(demo: tuple[str, Path]) -> None:
         if summary["widths"]["weight_bits"] == 2:
             assert mean["qat"] > mean["ptq"] > mean["ptq_max"]
             assert mean["qat"] > mean["float"] - 3
+
+
+@pytest.mark.slow
+def test_demo_compares_ranges(demo: tuple[str, Path]) -> None:
+    """With two bits the inputs miss the half of a symmetric grid."""
+    text, out = demo
+    report = json.loads((out / "qat_digits.json").read_text())
+    accuracy = {
+        (s["widths"]["inputs"], s["widths"]["input_bits"]): s["accuracy"]
+        for s in report["summary"]
+        if s["widths"]["weight_bits"] == 4 and s["widths"]["group_size"] is None
+    }
+    for way in ("ptq_max", "ptq", "qat"):
+        symmetric, asymmetric = accuracy["symmetric", 2][way], accuracy["asymmetric", 2][way]
+        assert asymmetric[0] > symmetric[0] + 3
+    for scheme in ("symmetric", "asymmetric"):
+        mean, spread = accuracy[scheme, 2]["qat"]
+        row = rf"4 / 2 +{scheme} .* {mean:.1f} ± {spread:.1f} +5,520 "
+        assert len(re.findall(row, text)) == 1
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
@@ -104,7 +132,7 @@ def test_fitted_scale_is_no_worse_than_the_symmetric_rule() -> None:
 def test_gradient_of_the_scales_is_damped(group_size: int | None) -> None:
     """The hook gives the plain gradient divided by sqrt(count * quant_max)."""
     torch.manual_seed(0)
-    linear, x = torch.nn.Linear(8, 3), torch.rand(16, 8)
+    linear, x = nn.Linear(8, 3), torch.rand(16, 8)
     layer = QuantLinear(linear, x, Widths(3, 4, group_size))
     output = layer(x)
     damped = torch.autograd.grad(output.square().sum(), (layer.weight_scale, layer.input_scale))
@@ -116,16 +144,91 @@ def test_gradient_of_the_scales_is_damped(group_size: int | None) -> None:
         weight = ops.fake_quantize_per_channel(layer.weight, weight_scale, None, 0, -4, 3)
     else:
         weight = ops.fake_quantize_per_group(layer.weight, weight_scale, None, group_size, 1, -4, 3)
-    plain_output = torch.nn.functional.linear(inputs, weight, layer.bias)
+    plain_output = nn.functional.linear(inputs, weight, layer.bias)
     assert torch.equal(plain_output, output)
     plain = torch.autograd.grad(plain_output.square().sum(), (weight_scale, input_scale))
     torch.testing.assert_close(damped[0], plain[0] * ((group_size or 8) * 3) ** -0.5)
     torch.testing.assert_close(damped[1], plain[1] * (8 * 15) ** -0.5)
 
 
-def summary(bits: int, qat: float, ptq: float) -> Summary:
+@pytest.mark.parametrize("inputs", quantized_layers.INPUT_SCHEMES)
+@pytest.mark.parametrize("group_size", [None, 4])
+def test_stored_integers_give_the_same_bits(
+    inputs: str, group_size: int | None, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    floats = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 3))
+    x = torch.rand(16, 8)
+    widths = Widths(3, 5, group_size, inputs)
+    network = quantized_layers.quantize_network(floats, x, widths)
+    path = tmp_path / "network.safetensors"
+    quantized_layers.save(network, path)
+    loaded = quantized_layers.load(path)
+    assert torch.equal(loaded(x), network(x))
+    assert not torch.equal(network(x), floats(x))
+    for layer in (loaded[0], loaded[2]):
+        assert layer.widths == widths and layer.weight.dtype == torch.int8
+        assert (layer.input_scale is None) == (inputs != "learned")
+
+
+@pytest.mark.parametrize("bits", [2, 4, 7])
+def test_a_symmetric_grid_costs_a_bit(bits: int) -> None:
+    """Where no input is negative: one bit more gives it the steps of the asymmetric one."""
+    torch.manual_seed(0)
+    linear, x = nn.Linear(8, 3), torch.rand(16, 8)
+
+    def outputs(input_bits: int, inputs: str) -> torch.Tensor:
+        return QuantLinear(linear, x, Widths(8, input_bits, None, inputs))(x)
+
+    assert torch.equal(outputs(bits + 1, "symmetric"), outputs(bits, "asymmetric"))
+    assert not torch.equal(outputs(bits, "symmetric"), outputs(bits, "asymmetric"))
+
+
+def test_each_image_has_its_own_range() -> None:
+    torch.manual_seed(0)
+    linear, x = nn.Linear(8, 3), torch.rand(16, 8)
+    for inputs, alone in (("learned", False), ("symmetric", True), ("asymmetric", True)):
+        layer = QuantLinear(linear, x, Widths(8, 4, None, inputs))
+        bright = torch.cat([x[:1], 100 * x[1:]])
+        far = QuantLinear(linear, bright, Widths(8, 4, None, inputs))
+        assert torch.equal(layer(x)[0], far(bright)[0]) is alone
+
+
+def test_options_choose_what_is_trained() -> None:
+    main, compared = qat_digits.plan(qat_digits.parse_args([]))
+    assert len(main) == 16 and len(compared) == 12 and len({*main, *compared}) == 26
+    assert {widths.inputs for widths in main} == {"learned"}
+    main, compared = qat_digits.plan(qat_digits.parse_args(["--inputs", "asymmetric"]))
+    assert len(main) == 16 and compared == []
+    assert {widths.inputs for widths in main} == {"asymmetric"}
+    both = ["--quick", "--inputs", "symmetric", "asymmetric", "symmetric"]
+    main, compared = qat_digits.plan(qat_digits.parse_args(both))
+    assert len(main) == 8 and len(compared) == 4
+    assert [widths.inputs for widths in compared] == ["symmetric", "asymmetric"] * 2
+    with pytest.raises(SystemExit):
+        qat_digits.parse_args(["--inputs", "static"])
+
+
+@pytest.mark.slow
+def test_one_scheme_makes_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    budget = ["--seeds", "1", "--epochs", "1", "--float-epochs", "1"]
+    threads = torch.get_num_threads()
+    try:
+        qat_digits.main(["--quick", *budget, "--inputs", "symmetric", "--out", str(tmp_path)])
+    finally:
+        torch.set_num_threads(threads)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "8 of 8 networks give bit for bit" in text
+    assert text.count("Digits: test accuracy") == 1 and "By the scale" not in text
+    assert json.loads((tmp_path / "qat_digits.json").read_text())["conclusion"] in text
+    assert (tmp_path / "qat_digits.png").exists()
+
+
+def summary(
+    bits: int, qat: float, ptq: float, input_bits: int = 8, inputs: str = "learned"
+) -> Summary:
     accuracy = {"float": (97.0, 0.0), "qat": (qat, 0.0), "ptq": (ptq, 0.0), "ptq_max": (50.0, 0.0)}
-    return Summary(Widths(bits, 8), accuracy, 100)
+    return Summary(Widths(bits, input_bits, None, inputs), accuracy, 100)
 
 
 def test_conclusion_follows_the_numbers() -> None:
@@ -135,3 +238,17 @@ def test_conclusion_follows_the_numbers() -> None:
     assert "At no width" in qat_report.conclude([summary(4, 90, 90)])
     assert qat_report.conclude([summary(4, 97, 90)]).endswith("keeps it at no width.")
     assert qat_report.conclude([summary(4, 97, 97)]).endswith("keeps it there too.")
+
+
+def test_comparison_follows_the_numbers() -> None:
+    def scheme(inputs: str, *qat: float) -> list[Summary]:
+        return [summary(4, a, 0, b, inputs) for a, b in zip(qat, (8, 4, 2), strict=True)]
+
+    lists = [scheme("learned", 97, 96.5, 95), scheme("symmetric", 90, 90, 90)]
+    lists += [scheme("asymmetric", 97, 97, 96.25)]
+    assert qat_report.compare([s for own in lists for s in own]) == (
+        "With 4-bit weights, training keeps it down to 4-bit inputs with learned scales (96.5 %), "
+        "at no width with symmetric ones for each image and down to 2-bit inputs with asymmetric "
+        "ones for each image (96.2 %)."
+    )
+    assert qat_report.compare([]) == ""
