@@ -7,6 +7,8 @@ ENVIRONMENT = "$(PYTHON)" scripts/environment.py
 # pytest's processes: many where a GPU takes the work and there are cores to feed it.
 WORKERS ?= $(shell if [ -e /dev/nvidia0 ] && [ "$$(nproc)" -ge 16 ]; then echo 14; else echo 2; fi)
 PYTEST_ARGS ?=
+# The families that are measured, and options for each of them, such as --json results/{family}.json
+BENCH ?= affine qparams
 BENCH_ARGS ?=
 DEMO_ARGS ?=
 
@@ -31,7 +33,7 @@ test: ## lint, build, compile check of CUDA, all tests
 bench: ## measure the ops against a device copy and PyTorch's own ops
 	@set -e; py=$$($(ENVIRONMENT) --need bench); \
 	"$$py" scripts/build.py; \
-	"$$py" benchmarks/bench_affine.py $(BENCH_ARGS)
+	for family in $(BENCH); do "$$py" benchmarks/bench_$$family.py $(BENCH_ARGS); done
 
 build: ## build libbaraquant.so and baraquant._C in place
 	@set -e; py=$$($(ENVIRONMENT)); \

@@ -8,13 +8,13 @@ view whose rows are the segments), and the plain formula under ``torch.compile``
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from bench import Call, Row, Target, Timer, copy_call, describe, rotation_for
+from bench import Call, Compiler, Timer, describe
+from bench_row import Case, Row, Target
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # finds a build in place as well
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
@@ -32,47 +32,13 @@ GRANULARITIES = {
     "group32": per_group(32),
     "group128": per_group(128),
 }
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
 
 
-@dataclass
-class Case:
-    """Tensors of one shape and dtype, rotated, on the benchmark's device."""
-
-    device: torch.device
-    dtype: torch.dtype
-    elements: int
-
-    def __post_init__(self) -> None:
-        self.shape = [max(-(-self.elements // COLUMNS), 1), COLUMNS]
-        self.numel = self.shape[0] * COLUMNS
-        self.itemsize = self.dtype.itemsize
-        self.rotation = rotation_for(self.numel * self.itemsize)
-        self.inputs = self.random()
-        self.copy = copy_call(self.inputs)
-        self.copied = 2 * self.numel * self.itemsize
-
-    def random(self) -> list[Tensor]:
-        """Normal values, one tensor for each turn of the rotation."""
-        first = torch.randn(self.shape, device=self.device, dtype=self.dtype)
-        return [first] + [first.clone() for _ in range(self.rotation - 1)]
-
-    def scale(self, granularity: Granularity) -> Tensor:
-        """Scales around 0.02: some of the normal values saturate."""
-        dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
-        shape = granularity.param_shape(tuple(self.shape))
-        return torch.rand(shape, device=self.device, dtype=dtype) * 0.01 + 0.015
-
-    def row(self, what: str, op: str, case: object, target: Target | None) -> Row:
-        """An empty row that names this case."""
-        threads = torch.get_num_threads() if self.device.type == "cpu" else None
-        name = str(self.dtype).removeprefix("torch.")
-        return Row(what, op, str(case), name, list(self.shape), threads, target=target)
+def random_scale(case: Case, granularity: Granularity) -> Tensor:
+    """Scales around 0.02: some of the normal values saturate."""
+    dtype = torch.float64 if case.dtype == torch.float64 else torch.float32
+    shape = granularity.param_shape(tuple(case.shape))
+    return torch.rand(shape, device=case.device, dtype=dtype) * 0.01 + 0.015
 
 
 def segments(x: Tensor, granularity: Granularity) -> tuple[Tensor, int]:
@@ -100,9 +66,7 @@ def pytorch_fake_quantize(granularity: Granularity, scale: Tensor) -> Callable[[
 def forward_target(case: Case, op: str, granularity: Granularity) -> Target | None:
     """The target of a forward: a share of the copy, or a multiple of PyTorch's op."""
     if case.device.type == "cuda":
-        large = case.numel * case.itemsize >= 64 << 20
-        share = 0.97 if granularity.kind == "per_tensor" else 0.95
-        return Target("copy", share) if large else None
+        return copy_target(case, 0.97 if granularity.kind == "per_tensor" else 0.95)
     twin = granularity.kind in ("per_tensor", "per_channel")
     if op == "fake_quantize" and case.dtype == torch.float32 and twin:
         return Target("PyTorch", 2.0)
@@ -111,13 +75,12 @@ def forward_target(case: Case, op: str, granularity: Granularity) -> Target | No
 
 def copy_target(case: Case, at_least: float) -> Target | None:
     """A share of the copy, on a GPU and for tensors that do not fit its cache."""
-    large = case.device.type == "cuda" and case.numel * case.itemsize >= 64 << 20
-    return Target("copy", at_least) if large else None
+    return Target("copy", at_least) if case.exceeds_caches else None
 
 
 def bench_forward(case: Case, granularity: Granularity, timer: Timer) -> Iterator[Row]:
     """Rows of quantize, dequantize and fake_quantize."""
-    scale = case.scale(granularity)
+    scale = random_scale(case, granularity)
     args = (scale, None, *granularity.args)
     xs, n = case.inputs, case.rotation
     quantize = granularity.op("quantize", ops)
@@ -147,13 +110,13 @@ def bench_forward(case: Case, granularity: Granularity, timer: Timer) -> Iterato
                 results = timer.compare(calls, n)
             row.fill(results, "baraquant", case.numel * element_bytes + scale.nbytes, case.copied)
         except Exception as error:  # recorded in the row
-            row.error = describe(error)
+            row.fail(describe(error))
         yield row
 
 
 def bench_backward(case: Case, granularity: Granularity, timer: Timer) -> Iterator[Row]:
     """Rows of fake_quantize forward and backward, with the input kept and with a bit mask."""
-    scale = case.scale(granularity)
+    scale = random_scale(case, granularity)
     fake_quantize = granularity.op("fake_quantize", ops)
     pytorch = pytorch_fake_quantize(granularity, scale)
     xs = [x.detach().requires_grad_() for x in case.inputs]
@@ -181,13 +144,13 @@ def bench_backward(case: Case, granularity: Granularity, timer: Timer) -> Iterat
             moved = case.numel * (4 * case.itemsize + saved_bytes)
             row.fill(timer.compare(calls, n), "baraquant", moved, case.copied)
         except Exception as error:  # recorded in the row
-            row.error = describe(error)
+            row.fail(describe(error))
         yield row
 
 
 def bench_scale_gradient(case: Case, granularity: Granularity, timer: Timer) -> Iterator[Row]:
     """A row of the fused gradient of input, scale and zero point."""
-    scale = case.scale(granularity)
+    scale = random_scale(case, granularity)
     backward = granularity.op("fake_quantize_backward_qparams", ops)
     xs, n = case.inputs, case.rotation
     grads = case.random()
@@ -218,13 +181,15 @@ def bench_scale_gradient(case: Case, granularity: Granularity, timer: Timer) -> 
         moved = case.numel * 3 * case.itemsize + 3 * scale.nbytes
         row.fill(timer.compare(calls, n), "baraquant", moved, case.copied)
     except Exception as error:  # recorded in the row
-        row.error = describe(error)
+        row.fail(describe(error))
     yield row
 
 
-def bench_compile(case: Case, granularity: Granularity, timer: Timer) -> Iterator[Row]:
-    """A row of fake_quantize beside the plain formula under torch.compile."""
-    scale = case.scale(granularity)
+def bench_compile(
+    case: Case, granularity: Granularity, timer: Timer, compiler: Compiler
+) -> Iterator[Row]:
+    """A row of fake_quantize beside the plain formula under torch.compile, while there is time."""
+    scale = random_scale(case, granularity)
     fake_quantize = granularity.op("fake_quantize", ops)
     xs, n = case.inputs, case.rotation
 
@@ -237,10 +202,11 @@ def bench_compile(case: Case, granularity: Granularity, timer: Timer) -> Iterato
     else:
         views = [segments(x, granularity)[0] for x in xs]
         broadcast = scale.view(1, -1) if granularity.axis == 1 else scale.view(-1, 1)
-    row = case.row("compile", "fake_quantize", granularity, None)
+    compiled = compiler(formula)
+    if compiled is None:
+        return
+    row = case.row("compile", "fake_quantize", granularity)
     try:
-        torch._dynamo.reset()
-        compiled = torch.compile(formula, fullgraph=True, dynamic=False)
         calls: dict[str, Call] = {
             "copy": case.copy,
             "baraquant": lambda i: fake_quantize(xs[i % n], scale, None, *granularity.args, *RANGE),
@@ -251,7 +217,7 @@ def bench_compile(case: Case, granularity: Granularity, timer: Timer) -> Iterato
         moved = case.numel * 2 * case.itemsize + scale.nbytes
         row.fill(results, "baraquant", moved, case.copied)
     except Exception as error:  # recorded in the row
-        row.error = describe(error)
+        row.fail(describe(error))
     yield row
 
 
@@ -282,8 +248,8 @@ def bench_call_overhead(device: torch.device, timer: Timer, quick: bool) -> Iter
         for mode, calls in _modes(device, own | peers, args).items():
             results = timer.compare_overhead(calls, repeats, rounds)
             for name in own:
-                target = Target("PyTorch", 1.0)
-                row = Row("call overhead", name, f"{case}, {mode}", "float32", [64], target=target)
+                row = Row("call overhead", name, f"{case}, {mode}", "float32", [64])
+                row.targets = [Target("PyTorch", 1.0)]
                 yield row.fill({key: results[key] for key in (name, *peers)}, name)
 
 

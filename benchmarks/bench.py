@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The harness that all benchmarks share: timing, rows with bound and target, the environment.
+"""The timing that all benchmarks share.
 
 Everything that is compared is timed in turns within one run: a call, the copy that bounds it, and
 what a user would call instead. On CUDA the times come from device events, over batches that are
@@ -12,15 +12,9 @@ import contextlib
 import ctypes
 import gc
 import math
-import os
-import platform
-import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,78 +26,6 @@ GRAPH_BELOW = 50e-6  # seconds; from there on launch gaps are hidden by the queu
 HEAD_START = 400_000  # clock cycles that the device sleeps while the host queues: about 0.2 ms
 FEWEST_ROUNDS = 3
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # glibc, malloc.h
-
-
-@dataclass(frozen=True)
-class Target:
-    """Reach ``at_least`` times the speed of ``against``: ``"copy"``, or one of the peers."""
-
-    against: str
-    at_least: float
-
-    def __str__(self) -> str:
-        if self.against == "copy":
-            return f"≥ {self.at_least:.0%} of copy"
-        return f"≥ {self.at_least:g}x {self.against}"
-
-
-@dataclass
-class Row:
-    """One line of the table; times in seconds, ``error`` where there are none."""
-
-    what: str
-    op: str
-    case: str
-    dtype: str
-    shape: list[int]
-    threads: int | None = None
-    seconds: float | None = None
-    gbps: float | None = None
-    copy_gbps: float | None = None
-    of_copy: float | None = None
-    peers: dict[str, float] = field(default_factory=dict)
-    speedups: dict[str, float] = field(default_factory=dict)
-    peer_errors: dict[str, str] = field(default_factory=dict)
-    target: Target | None = None
-    reached: float | None = None
-    met: bool | None = None
-    error: str | None = None
-
-    def fill(
-        self, results: dict[str, float | str], own: str, moved: float = 0, copied: float = 0
-    ) -> "Row":
-        """Computes rates, ratios and the verdict.
-
-        Args:
-            results: Seconds, or the text of an error, of each call; ``"copy"`` is the bound.
-            own: Which of them the row is about.
-            moved: Bytes that the call has to read and write.
-            copied: Bytes that the copy reads and writes.
-        """
-        seconds = results[own]
-        if isinstance(seconds, str):
-            self.error, self.met = seconds, None if self.target is None else False
-            return self
-        self.seconds = seconds
-        self.gbps = moved / seconds / 1e9 if moved else None
-        for name, result in results.items():
-            if name == "copy" and not isinstance(result, str) and self.gbps:
-                self.copy_gbps = copied / result / 1e9
-                self.of_copy = self.gbps / self.copy_gbps
-            elif isinstance(result, str):
-                self.peer_errors[name] = result
-            elif name not in (own, "copy"):
-                self.peers[name] = result
-                self.speedups[name] = result / seconds
-        if self.target is not None:
-            ratios = {**self.speedups, "copy": self.of_copy}
-            self.reached = ratios.get(self.target.against)
-            self.met = None if self.reached is None else self.reached >= self.target.at_least
-        return self
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return asdict(self)
 
 
 class Timer:
@@ -340,48 +262,24 @@ def copy_call(sources: list[Tensor]) -> Call:
     return copy
 
 
-def parse_size(text: str, dtype: torch.dtype) -> int:
-    """Elements of a size such as ``64MiB`` (bytes), ``2^28``, ``14336x4096`` or ``4096``."""
-    text = text.strip()
-    if match := re.fullmatch(r"(\d+)\s*([KMG])iB", text):
-        shift = {"K": 10, "M": 20, "G": 30}[match[2]]
-        return (int(match[1]) << shift) // dtype.itemsize
-    if match := re.fullmatch(r"(\d+)\^(\d+)", text):
-        return int(match[1]) ** int(match[2])
-    if re.fullmatch(r"\d+(x\d+)*", text):
-        return math.prod(int(part) for part in text.split("x"))
-    raise ValueError(f"expected a size such as 64MiB, 2^28, 14336x4096 or 4096, but got {text!r}")
+def empty_launch(index: int) -> None:
+    """A kernel that does nothing: what a launch costs the device, as the bound of tiny calls."""
+    torch.cuda._sleep(0)  # of one thread, which reads the clock once
 
 
-def environment(device: torch.device) -> dict[str, Any]:
-    """Where the figures come from."""
-    import baraquant
+class Compiler:
+    """Compiles functions, each for one shape, while there is time.
 
-    about: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
-        "baraquant": baraquant.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "threads": torch.get_num_threads(),
-    }
-    if device.type == "cuda":
-        about["cuda"] = torch.version.cuda
-        about["multiprocessors"] = torch.cuda.get_device_properties(device).multi_processor_count
-    with contextlib.suppress(ImportError, AttributeError):
-        from baraquant import _C
+    Args:
+        seconds: How long after its making it goes on.
+    """
 
-        about["cpu_isa"] = _C.cpu_isa()
-    about["torch_cpu_isa"] = torch.backends.cpu.get_cpu_capability()
-    about["date"] = time.strftime("%Y-%m-%d", time.gmtime())
-    return about
+    def __init__(self, seconds: float) -> None:
+        self.deadline = time.monotonic() + seconds
 
-
-def cpu_name() -> str:
-    """The processor's name and number of cores."""
-    name = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                name = line.partition(":")[2].strip()
-                break
-    return f"{name}, {os.cpu_count()} cores"
+    def __call__(self, function: Callable) -> Callable | None:
+        """The function under ``torch.compile``, alone in its cache; None when time is up."""
+        if time.monotonic() > self.deadline:
+            return None
+        torch._dynamo.reset()  # else the shapes of a function share a limit
+        return torch.compile(function, fullgraph=True, dynamic=False)

@@ -15,14 +15,18 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import bench
+import bench_cli
 import bench_report
-from bench import Row, Target, Timer
+from bench import Compiler, Timer
+from bench_row import Case, Row, Target, Within
 
 CPU = torch.device("cpu")
 
 
-def row(target: Target | None = None) -> Row:
-    return Row("forward", "fake_quantize", "per_tensor", "float32", [16, 4096], target=target)
+def row(*targets: Target | Within) -> Row:
+    row = Row("forward", "fake_quantize", "per_tensor", "float32", [16, 4096])
+    row.targets = list(targets)
+    return row
 
 
 @pytest.mark.parametrize(
@@ -37,13 +41,13 @@ def row(target: Target | None = None) -> Row:
     ],
 )
 def test_sizes(text: str, dtype: torch.dtype, elements: int) -> None:
-    assert bench.parse_size(text, dtype) == elements
+    assert bench_cli.parse_size(text, dtype) == elements
 
 
 @pytest.mark.parametrize("text", ["", "64MB", "2**28", "-1", "4096x", "1.5GiB"])
 def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(ValueError, match="expected a size such as"):
-        bench.parse_size(text, torch.float32)
+        bench_cli.parse_size(text, torch.float32)
 
 
 def test_row_rates_and_ratios() -> None:
@@ -53,7 +57,8 @@ def test_row_rates_and_ratios() -> None:
     assert filled.copy_gbps == pytest.approx(5.0)
     assert filled.of_copy == pytest.approx(0.8)
     assert filled.speedups == {"PyTorch": pytest.approx(3.0)}
-    assert filled.met is None
+    assert filled.bound == pytest.approx(1.6e-3)
+    assert filled.met == []
 
 
 @pytest.mark.parametrize(
@@ -67,18 +72,43 @@ def test_row_rates_and_ratios() -> None:
 )
 def test_verdict(target: Target, met: bool) -> None:
     results = {"copy": 1e-3, "baraquant": 2e-3, "PyTorch": 6.001e-3}
-    assert row(target).fill(results, "baraquant", 8.0001e6, 5e6).met is met
+    assert row(target).fill(results, "baraquant", 8.0001e6, 5e6).met == [met]
+
+
+@pytest.mark.parametrize(("seconds", "met"), [(4.4e-6, True), (4.6e-6, False)])
+def test_verdict_on_a_launch(seconds: float, met: bool) -> None:
+    """A launch of 2 µs, and 10 kB at 10 GB/s: 3 µs, of which 1.5 may be missed."""
+    results = {"launch": 2e-6, "copy": 1e-3, "baraquant": seconds}
+    filled = row(Within(1.5e-6)).fill(results, "baraquant", moved=1e4, copied=1e7)
+    assert filled.bound == pytest.approx(3e-6)
+    assert filled.reached == [pytest.approx(seconds - 3e-6)]
+    assert filled.met == [met]
+    assert filled.speedups == {}
+    over = (seconds - 3e-6) * 1e6
+    assert f"bound {over:+.1f} µs" in bench_report.cells(filled)[7]
+
+
+def test_verdict_on_each_target() -> None:
+    results = {"copy": 1e-3, "baraquant": 2e-3, "PyTorch": 6e-3}
+    targets = (Target("PyTorch", 2), Target("copy", 0.9), Target("torch.compile", 1))
+    filled = row(*targets).fill(results, "baraquant", 8e6, 5e6)
+    assert filled.met == [True, False, None]
+    assert bench_report.cells(filled)[-2:] == (
+        "≥ 2x PyTorch, ≥ 90% of copy, ≥ 1x torch.compile",
+        "met, missed, ?",
+    )
+    assert bench_report.count_verdicts([filled]) == (
+        "1 of 3 targets met; 1 of them without the figure they are set against; 0 of 1 rows failed."
+    )
 
 
 def test_a_failed_call_is_missed_and_a_failed_peer_is_named() -> None:
     failed = row(Target("copy", 0.9)).fill({"copy": 1.0, "baraquant": "boom"}, "baraquant", 1, 1)
-    assert (failed.error, failed.met, failed.seconds) == ("boom", False, None)
+    assert (failed.error, failed.met, failed.seconds) == ("boom", [False], None)
     lonely = row(Target("PyTorch", 2)).fill({"baraquant": 1.0, "PyTorch": "no op"}, "baraquant")
     assert lonely.peer_errors == {"PyTorch": "no op"}
-    assert lonely.met is None
-    assert bench_report.count_verdicts([failed, lonely]) == (
-        "0 of 2 targets met; 1 of 2 rows failed."
-    )
+    assert lonely.met == [None]
+    assert bench_report.count_verdicts([failed]) == "0 of 1 targets met; 1 of 1 rows failed."
 
 
 def test_timer_measures_sleep_and_records_errors() -> None:
@@ -148,6 +178,50 @@ def test_timer_divides_events_by_the_batch(monkeypatch: pytest.MonkeyPatch) -> N
     assert slept == [bench.HEAD_START] * 5
 
 
+def test_compiling_ends_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, object]] = []
+    monkeypatch.setattr(torch, "compile", lambda f, **options: asked.append(options) or f)
+    assert Compiler(60)(abs) is abs
+    assert asked == [{"fullgraph": True, "dynamic": False}]
+    assert Compiler(-1)(abs) is None
+    assert len(asked) == 1
+
+
+def test_a_case_rotates_and_asks_only_a_gpu_for_bandwidth() -> None:
+    case = Case(CPU, torch.bfloat16, [2, 64])
+    assert (case.nbytes, case.copied, case.exceeds_caches) == (256, 512, False)
+    assert len({x.data_ptr() for x in case.inputs}) == len(case.inputs) == 64
+    assert case.row("token", "quantize", "per_token", None, Target("copy", 1)).targets == [
+        Target("copy", 1)
+    ]
+
+
+def test_plans_are_measured_once(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = bench_cli.parser_of("affine", None, ["forward"], ["token", "tensor"])
+    options = bench_cli.parse(parser, ["--device=cpu", "--dtypes", "float32", "--json={family}.x"])
+    assert options.json == Path("affine.x")
+    plans = [
+        bench_cli.Plan(["17"], ["bfloat16"], ["token"], [1]),
+        bench_cli.Plan(["17", "18"], ["float16"], ["token", "tensor"], [1]),
+    ]
+    measured = []
+    for part in bench_cli.parts_of(plans, options, lambda plan, *work: iter([work])):
+        measured += part()
+    assert measured == [
+        ("17", torch.float32, ["token"]),
+        ("17", torch.float32, ["tensor"]),
+        ("18", torch.float32, ["token", "tensor"]),
+    ]
+    with pytest.raises(SystemExit):
+        bench_cli.parse(parser, ["--sizes", "64MB"])
+    assert "expected a size such as 64MiB" in capsys.readouterr().err
+
+
+def test_an_empty_launch(cuda: str) -> None:
+    seconds = Timer(torch.device(cuda), rounds=3).compare({"launch": bench.empty_launch})["launch"]
+    assert 0 < seconds < 50e-6
+
+
 def test_timer_inside_a_graph(cuda: str) -> None:
     x = torch.ones(1 << 16, device=cuda)
     timer = Timer(torch.device(cuda), rounds=3)
@@ -202,7 +276,8 @@ def test_affine_runs_whole(report) -> None:
     assert len(granularities) == 6
     for r in rows:
         assert r.seconds is not None and r.seconds > 0
-        assert (r.met is None) == (r.target is None)
+        assert len(r.met) == len(r.targets)
+        assert None not in r.met
 
 
 def test_affine_counts_the_bytes_that_must_move(report) -> None:

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The command line that the benchmarks share, and the plans it changes."""
+
+import argparse
+import functools
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from rich.console import Console
+
+from bench import Timer
+from bench_plot import Plot
+from bench_report import Part, run_sections
+from bench_row import DTYPES, Row
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one section runs over."""
+
+    sizes: list[str]
+    dtypes: list[str]
+    granularities: list[str]
+    threads: list[int]
+
+    def cases(self) -> list[Any]:
+        """What is measured of each size, dtype and number of threads."""
+        return list(self.granularities)
+
+
+P = TypeVar("P", bound=Plan)
+
+
+def parse_size(text: str, dtype: torch.dtype) -> int:
+    """Elements of a size such as ``64MiB`` (bytes), ``2^28``, ``14336x4096`` or ``4096``."""
+    text = text.strip()
+    if match := re.fullmatch(r"(\d+)\s*([KMG])iB", text):
+        shift = {"K": 10, "M": 20, "G": 30}[match[2]]
+        return (int(match[1]) << shift) // dtype.itemsize
+    if match := re.fullmatch(r"(\d+)\^(\d+)", text):
+        return int(match[1]) ** int(match[2])
+    if re.fullmatch(r"\d+(x\d+)*", text):
+        return math.prod(int(part) for part in text.split("x"))
+    raise ValueError(f"expected a size such as 64MiB, 2^28, 14336x4096 or 4096, but got {text!r}")
+
+
+def parser_of(
+    family: str, description: str | None, what: Sequence[str], granularities: Iterable[str]
+) -> argparse.ArgumentParser:
+    """A parser with the options that every benchmark has."""
+    parser = argparse.ArgumentParser(
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="{family} in a path stands for " + family + ".",
+    )
+
+    def path(text: str) -> Path:
+        return Path(text.replace("{family}", family))
+
+    default_device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", type=torch.device, default=torch.device(default_device))
+    parser.add_argument("--sizes", nargs="+", help="such as 64MiB 14336x4096 2^28")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES)
+    parser.add_argument("--granularities", nargs="+", choices=list(granularities))
+    parser.add_argument("--what", nargs="+", choices=what, help="which sections")
+    parser.add_argument("--threads", nargs="+", type=int, help="on the CPU")
+    parser.add_argument("--json", type=path, help="write all rows here")
+    parser.add_argument("--markdown", type=path, help="write the table here")
+    parser.add_argument("--plot", type=path, help="write a PNG here")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes, dtypes and rounds")
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
+    """Reads the command line, and refuses sizes that are none."""
+    options = parser.parse_args(argv)
+    try:
+        for size in options.sizes or []:
+            parse_size(size, torch.float32)
+    except ValueError as error:
+        parser.error(str(error))
+    return options
+
+
+def timer_of(options: argparse.Namespace) -> Timer:
+    """As many rounds as there is time for."""
+    cuda = options.device.type == "cuda"
+    rounds = 3 if options.quick else 7 if cuda else 5
+    return Timer(options.device, rounds, budget=2.0 if cuda else 1.0)
+
+
+def chosen(plan: P, options: argparse.Namespace) -> P:
+    """The plan with what the command line says in the place of defaults."""
+    given = {name: getattr(options, name, None) for name in (field.name for field in fields(plan))}
+    return replace(plan, **{name: value for name, value in given.items() if value})
+
+
+def parts_of(
+    plans: Iterable[P],
+    options: argparse.Namespace,
+    measure: Callable[[P, str, torch.dtype, list[Any]], Iterator[Row]],
+) -> Iterator[Part]:
+    """One part for each size, dtype and number of threads: ``measure`` of the cases in it.
+
+    What is in several plans, as the command line may have it, belongs to the first.
+    """
+    cpu = options.device.type == "cpu"
+    seen: set[tuple[object, ...]] = set()
+
+    def part(
+        plan: P, size: str, dtype: torch.dtype, threads: int, cases: list[Any]
+    ) -> Iterator[Row]:
+        if cpu:
+            torch.set_num_threads(threads)
+        yield from measure(plan, size, dtype, cases)
+
+    for plan in (chosen(plan, options) for plan in plans):
+        all_threads = plan.threads if cpu else plan.threads[:1]
+        for size, name, threads in itertools.product(plan.sizes, plan.dtypes, all_threads):
+            cases = [case for case in plan.cases() if (size, name, threads, case) not in seen]
+            seen.update((size, name, threads, case) for case in cases)
+            if cases:
+                yield functools.partial(part, plan, size, DTYPES[name], threads, cases)
+
+
+def run(
+    sections: Iterable[tuple[str, list[Part]]], options: argparse.Namespace, plot: Plot
+) -> list[Row]:
+    """Measures and reports, from a seed, and leaves the number of threads as it was."""
+    torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    try:
+        return run_sections(sections, options, Console(), plot)
+    finally:
+        torch.set_num_threads(threads)

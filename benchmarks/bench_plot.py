@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Plots of rows, in percent of the copy: bars for each op, or lines over the length of a row."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+from bench_row import Row, Target
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+Panels = dict[tuple[str, ...], list[Row]]
+Plot = Callable[[list[Row], dict[str, Any], Path], None]
+
+PEER_MARKERS = {"PyTorch": "o", "torch.compile": "D", "fused_moving_avg_obs_fake_quant": "^"}
+PANELS_IN_A_LINE = 3
+COLORS = {"float32": "#4c72b0", "bfloat16": "#55a868", "float16": "#c7a252", "float64": "#8172b3"}
+LINES = {"baraquant": "#c44e52", "torch.compile": "#4c72b0", "PyTorch": "#999999"}
+
+
+def plot_bars(rows: list[Row], about: dict[str, Any], path: Path) -> None:
+    """Draws a panel for each op: bars in percent of the copy, target as a line, peers as marks.
+
+    Only the largest shape is drawn, with all threads: that is where bandwidth is the bound.
+    """
+    drawn = _largest(rows, lambda row: (row.what, row.op, row.case, row.dtype))
+    panels: Panels = {}
+    for row in drawn:
+        panels.setdefault((row.op, row.what), []).append(row)
+    _draw(panels, about, path, _plot_bars, _bars_legend(drawn))
+
+
+def plot_lengths(rows: list[Row], about: dict[str, Any], path: Path) -> None:
+    """Draws a panel for each case and dtype of the rows per token: a line over the row length.
+
+    Of each length the largest shape is drawn, with all threads.
+    """
+    tokens = [row for row in rows if row.what == "token"]
+    panels: Panels = {}
+    drawn = _largest(tokens, lambda row: (row.op, row.case, row.dtype, row.shape[-1]))
+    for row in sorted(drawn, key=lambda row: row.shape[-1]):
+        panels.setdefault((row.op, f"{row.case}, {row.dtype}"), []).append(row)
+    legend = [Line2D([], [], color=c, marker="o", label=name) for name, c in LINES.items()]
+    if any(_copy_target(row) for row in drawn):
+        legend.append(_target_mark())
+    _draw(panels, about, path, _plot_lengths, legend)
+
+
+def _largest(rows: list[Row], key: Callable[[Row], tuple]) -> list[Row]:
+    """The largest row of each key that has a bandwidth, in the order of rows."""
+    found: dict[tuple, Row] = {}
+    for row in sorted(rows, key=lambda row: (math.prod(row.shape), row.threads or 0)):
+        if row.of_copy is not None:
+            found[key(row)] = row
+    return [row for row in rows if found.get(key(row)) is row]
+
+
+def _draw(
+    panels: Panels,
+    about: dict[str, Any],
+    path: Path,
+    draw: Callable[[Any, list[Row]], None],
+    legend: list[Any],
+) -> None:
+    if not panels:
+        return
+    lines = math.ceil(len(panels) / PANELS_IN_A_LINE)
+    size = (4.6 * PANELS_IN_A_LINE, 0.5 + 3.4 * lines)
+    figure, grid = plt.subplots(lines, PANELS_IN_A_LINE, figsize=size, squeeze=False)
+    axes = list(grid.flat)
+    for axis, ((op, what), own) in zip(axes, panels.items(), strict=False):
+        draw(axis, own)
+        axis.set_title(f"{op}\n{what}: % of a copy's bytes per second", fontsize="small")
+        axis.tick_params(axis="both", labelsize=7)
+    for axis in axes[len(panels) :]:
+        axis.remove()
+    figure.suptitle(f"{about['device']}, torch {about['torch']}", fontsize="medium")
+    figure.legend(handles=legend, loc="lower center", ncols=len(legend), fontsize="small")
+    figure.tight_layout(rect=(0, 0.3 / size[1], 1, 1))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130, format="png")
+    plt.close(figure)
+
+
+def _plot_bars(axis: Any, rows: list[Row]) -> None:
+    cases = list(dict.fromkeys(row.case for row in rows))
+    dtypes = list(dict.fromkeys(row.dtype for row in rows))
+    height = 0.8 / len(dtypes)
+    for row in rows:
+        assert row.of_copy is not None
+        place = cases.index(row.case) + (dtypes.index(row.dtype) - (len(dtypes) - 1) / 2) * height
+        percent = 100 * row.of_copy
+        axis.barh(place, percent, height, color=COLORS.get(row.dtype, "#999999"))
+        axis.text(percent, place, f" {percent:.0f}", va="center", fontsize=6)
+        for name, ratio in row.speedups.items():
+            axis.plot(percent / ratio, place, PEER_MARKERS.get(name, "s"), color="k", markersize=3)
+        for target, reached in zip(row.targets, row.reached, strict=True):
+            if isinstance(target, Target) and reached:
+                line = percent * target.at_least / reached
+                axis.plot([line] * 2, [place - height / 2, place + height / 2], color="crimson")
+    axis.set_yticks(range(len(cases)), cases)
+    axis.set_ylim(len(cases) - 0.5, -0.5)
+    axis.set_xlim(0, max(110, *(110 * (row.of_copy or 0) for row in rows)))
+
+
+def _bars_legend(rows: list[Row]) -> list[Any]:
+    handles: list[Any] = [
+        Patch(color=COLORS.get(dtype, "#999999"), label=dtype)
+        for dtype in dict.fromkeys(row.dtype for row in rows)
+    ]
+    for name in sorted({name for row in rows for name in row.speedups}):
+        marker = PEER_MARKERS.get(name, "s")
+        handles.append(Line2D([], [], color="k", marker=marker, linestyle="", label=name))
+    if any(isinstance(target, Target) for row in rows for target in row.targets):
+        handles.append(_target_mark())
+    return handles
+
+
+def _plot_lengths(axis: Any, rows: list[Row]) -> None:
+    lengths = [row.shape[-1] for row in rows]
+    for name, color in LINES.items():
+        percents = [_percent_of_copy(row, name) for row in rows]
+        axis.plot(lengths, percents, marker="o", markersize=4, color=color)
+    for row in rows:
+        if target := _copy_target(row):
+            axis.plot(row.shape[-1], 100 * target.at_least, "_", color="crimson", markersize=14)
+    axis.set_xscale("log")
+    axis.minorticks_off()
+    axis.set_xticks(lengths, [f"{row.shape[-1]}\n{row.shape[0]} rows" for row in rows])
+    axis.set_ylim(0, max(110, *(110 * (row.of_copy or 0) for row in rows)))
+
+
+def _percent_of_copy(row: Row, name: str) -> float:
+    """Of baraquant or a peer; NaN, which leaves a gap, where it was not measured."""
+    ratio = 1.0 if name == "baraquant" else row.speedups.get(name, math.nan)
+    return 100 * (row.of_copy or math.nan) / ratio
+
+
+def _copy_target(row: Row) -> Target | None:
+    targets = (t for t in row.targets if isinstance(t, Target) and t.against == "copy")
+    return next(targets, None)
+
+
+def _target_mark() -> Line2D:
+    return Line2D([], [], color="crimson", label="target")

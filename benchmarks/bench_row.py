@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What is measured: the tensors of a case, and a row of the table with its bound and targets."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench import copy_call, rotation_for
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """Reach ``at_least`` times the speed of ``against``: ``"copy"``, or one of the peers."""
+
+    against: str
+    at_least: float
+
+    def __str__(self) -> str:
+        if self.against == "copy":
+            return f"≥ {self.at_least:.0%} of copy"
+        return f"≥ {self.at_least:g}x {self.against}"
+
+    def reached(self, row: "Row") -> float | None:
+        """The ratio; None where it was not measured."""
+        return row.of_copy if self.against == "copy" else row.speedups.get(self.against)
+
+    def is_met(self, reached: float) -> bool:
+        """Whether that ratio is enough."""
+        return reached >= self.at_least
+
+
+@dataclass(frozen=True)
+class Within:
+    """Take at most ``seconds`` longer than the bound."""
+
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"≤ bound + {self.seconds * 1e6:g} µs"
+
+    def reached(self, row: "Row") -> float | None:
+        """Seconds above the bound; None where that was not measured."""
+        return None if row.seconds is None or row.bound is None else row.seconds - row.bound
+
+    def is_met(self, reached: float) -> bool:
+        """Whether that is near enough."""
+        return reached <= self.seconds
+
+
+@dataclass
+class Row:
+    """One line of the table; times in seconds, ``error`` where there are none.
+
+    ``bound`` is the time of an empty launch, where that was measured, and of the bytes at the
+    copy's rate. ``reached`` and ``met`` say so for each of ``targets``, in their order.
+    """
+
+    what: str
+    op: str
+    case: str
+    dtype: str
+    shape: list[int]
+    threads: int | None = None
+    targets: list[Target | Within] = field(default_factory=list)
+    seconds: float | None = None
+    gbps: float | None = None
+    copy_gbps: float | None = None
+    of_copy: float | None = None
+    launch: float | None = None
+    bound: float | None = None
+    peers: dict[str, float] = field(default_factory=dict)
+    speedups: dict[str, float] = field(default_factory=dict)
+    peer_errors: dict[str, str] = field(default_factory=dict)
+    reached: list[float | None] = field(default_factory=list)
+    met: list[bool | None] = field(default_factory=list)
+    error: str | None = None
+
+    def fill(
+        self, results: dict[str, float | str], own: str, moved: float = 0, copied: float = 0
+    ) -> "Row":
+        """Computes rates, ratios and the verdicts.
+
+        Args:
+            results: Seconds, or the text of an error, of each call; ``"copy"`` and ``"launch"``
+                make the bound.
+            own: Which of them the row is about.
+            moved: Bytes that the call has to read and write.
+            copied: Bytes that the copy reads and writes.
+        """
+        seconds = results[own]
+        if isinstance(seconds, str):
+            return self.fail(seconds)
+        self.seconds = seconds
+        self.gbps = moved / seconds / 1e9 if moved else None
+        for name, result in results.items():
+            if isinstance(result, str):
+                self.peer_errors[name] = result
+            elif name == "launch":
+                self.launch = result
+            elif name == "copy" and self.gbps:
+                self.copy_gbps = copied / result / 1e9
+                self.of_copy = self.gbps / self.copy_gbps
+            elif name not in (own, "copy"):
+                self.peers[name] = result
+                self.speedups[name] = result / seconds
+        if self.copy_gbps:
+            self.bound = (self.launch or 0) + moved / self.copy_gbps / 1e9
+        self.reached = [target.reached(self) for target in self.targets]
+        self.met = [
+            None if reached is None else target.is_met(reached)
+            for target, reached in zip(self.targets, self.reached, strict=True)
+        ]
+        return self
+
+    def fail(self, error: str) -> "Row":
+        """Records why there is no time: no target is met."""
+        self.error = error
+        self.reached, self.met = [None for _ in self.targets], [False for _ in self.targets]
+        return self
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+
+@dataclass
+class Case:
+    """Tensors of one shape and dtype, rotated, on the benchmark's device."""
+
+    device: torch.device
+    dtype: torch.dtype
+    shape: list[int]  # [rows, columns]
+
+    def __post_init__(self) -> None:
+        self.numel = self.shape[0] * self.shape[1]
+        self.itemsize = self.dtype.itemsize
+        self.nbytes = self.numel * self.itemsize
+        self.rotation = rotation_for(self.nbytes)
+        self.inputs = self.random()
+        self.copy = copy_call(self.inputs)
+        self.copied = 2 * self.nbytes
+
+    def random(self) -> list[Tensor]:
+        """Normal values, one tensor for each turn of the rotation."""
+        first = torch.randn(self.shape, device=self.device, dtype=self.dtype)
+        return [first] + [first.clone() for _ in range(self.rotation - 1)]
+
+    @property
+    def exceeds_caches(self) -> bool:
+        """Whether the GPU's bandwidth can be asked for: the input is larger than its L2."""
+        return self.device.type == "cuda" and self.nbytes >= 64 << 20
+
+    def row(self, what: str, op: str, case: object, *targets: Target | Within | None) -> Row:
+        """An empty row that names this case; targets that are None are left out."""
+        threads = torch.get_num_threads() if self.device.type == "cpu" else None
+        name = str(self.dtype).removeprefix("torch.")
+        asked = [target for target in targets if target is not None]
+        return Row(what, op, str(case), name, list(self.shape), threads, asked)
