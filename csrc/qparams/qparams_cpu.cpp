@@ -19,9 +19,10 @@ BARAQUANT_HD void store(const Chosen<C>& chosen, const ChooseArgs<T>& args, int6
 
 template <typename R, typename T>
 void choose_segments(const ChooseArgs<T>& args) {
-  reduce_cpu<R>(args.input, args.segments, [&](int64_t s, const R& range) {
-    store(qparams::choose(range, args.rule), args, s);
-  });
+  reduce_cpu<R>(args.input, args.segments,
+                [&](int64_t s, const R& range) __attribute__((always_inline)) {
+                  store(qparams::choose(range, args.rule), args, s);
+                });
 }
 
 // Rows from .. to - 1: the scale of each, then its elements while they are cached.

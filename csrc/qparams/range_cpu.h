@@ -87,18 +87,18 @@ class ColumnRanges<MinMax<T>> {
 
 // Elements begin .. end - 1 of segment s, which lies in runs.
 template <typename R, typename T>
-void extend_by_runs(CpuIsa isa, R& range, const T* x, const affine::Segments& segments, int64_t s,
-                    int64_t begin, int64_t end) {
+BARAQUANT_HD void extend_by_runs(R& range, const T* x, const affine::Segments& segments, int64_t s,
+                                 int64_t begin, int64_t end) {
+  if (affine::are_rows(segments)) {
+    return extend(range, x + segments.start(s) + begin, end - begin);
+  }
   const int64_t run = segments.run_length.value, stride = segments.count * run;
-  run_on_isa(isa, [&]() __attribute__((always_inline)) {
-    if (are_rows(segments)) return extend(range, x + segments.start(s) + begin, end - begin);
-    for (int64_t j = begin; j < end;) {
-      const int64_t r = j / run, in_run = j - r * run;
-      const int64_t count = std::min(run - in_run, end - j);
-      extend(range, x + segments.start(s) + r * stride + in_run, count);
-      j += count;
-    }
-  });
+  for (int64_t j = begin; j < end;) {
+    const int64_t r = j / run, in_run = j - r * run;
+    const int64_t count = std::min(run - in_run, end - j);
+    extend(range, x + segments.start(s) + r * stride + in_run, count);
+    j += count;
+  }
 }
 
 // Into how many slices to cut each of `count` segments, so that all threads have work.
@@ -122,23 +122,25 @@ void merge_slices(const std::vector<R>& partial, int64_t slices, int64_t count,
 
 template <typename R, typename T, typename Finish>
 void reduce_runs(const T* x, const affine::Segments& segments, const Finish& finish) {
-  const CpuIsa isa = cpu_isa();
   const int64_t slices = slices_for(segments.count, segments.length, kUnit);
   const int64_t slice = (segments.length + slices - 1) / slices;
   std::vector<R> partial(slices > 1 ? slices * segments.count : 0);
   const int64_t grain = std::max<int64_t>(kUnit / std::max<int64_t>(slice, 1), 1);
   at::parallel_for(0, slices * segments.count, grain, [&](int64_t from, int64_t to) {
-    for (int64_t unit = from; unit < to; ++unit) {
-      const int64_t s = unit % segments.count, begin = unit / segments.count * slice;
-      R range;
-      extend_by_runs(isa, range, x, segments, s, begin,
-                     std::min(begin + slice, segments.length_of(s)));
-      if (slices == 1) {
-        finish(s, range);
-      } else {
-        partial[unit] = range;
+    run_on_isa(cpu_isa(), [&]() __attribute__((always_inline)) {
+      for (int64_t unit = from; unit < to; ++unit) {
+        const int64_t n = slices == 1 ? 0 : unit / segments.count;
+        const int64_t s = unit - n * segments.count;
+        R range;
+        extend_by_runs(range, x, segments, s, n * slice,
+                       std::min((n + 1) * slice, segments.length_of(s)));
+        if (slices == 1) {
+          finish(s, range);
+        } else {
+          partial[unit] = range;
+        }
       }
-    }
+    });
   });
   if (slices > 1) merge_slices(partial, slices, segments.count, finish);
 }
