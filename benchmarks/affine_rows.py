@@ -6,9 +6,7 @@ PyTorch itself offers: its fake quantize per tensor or per channel (for tokens a
 view whose rows are the segments), and the plain formula under ``torch.compile``.
 """
 
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -16,9 +14,7 @@ from torch import Tensor
 from bench import Call, Compiler, Timer, describe
 from bench_row import Case, Row, Target
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # finds a build in place as well
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-
+# isort: split
 from baraquant import ops
 from cases import PER_TENSOR, PER_TOKEN, Granularity, per_channel, per_group
 

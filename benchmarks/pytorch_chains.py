@@ -11,6 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+import bench  # noqa: F401 - finds cases
+
+# isort: split
 from cases import Granularity, compute_dtype
 
 QUANT_MIN, QUANT_MAX = -128, 127

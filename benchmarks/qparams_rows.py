@@ -8,10 +8,8 @@ observers PyTorch's fused op.
 """
 
 import math
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,9 +17,7 @@ from torch import Tensor
 from bench import Call, Compiler, Timer, describe, empty_launch
 from bench_row import Case, Row, Target, Within
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # finds a build in place as well
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-
+# isort: split
 from baraquant import ops
 from cases import PER_TENSOR, PER_TOKEN, compute_dtype, per_channel, per_group
 from pytorch_chains import AVERAGING_CONSTANT, QUANT_MAX, QUANT_MIN, Chain

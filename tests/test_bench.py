@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -230,6 +231,16 @@ def test_timer_inside_a_graph(cuda: str) -> None:
     seconds = timer._prepare_graph(lambda _: x + 1, rotation=2, batch=20)()
     assert 0 < seconds < 1e-3
     assert 0 < timer.compare({"add": lambda _: x + 1}, rotation=2)["add"] < 1e-3
+
+
+@pytest.mark.parametrize("family", ["affine", "qparams"])
+def test_scripts_start_anywhere(family: str, tmp_path: Path) -> None:
+    script = Path(bench.__file__).with_name(f"bench_{family}.py")
+    result = subprocess.run(
+        [sys.executable, script, "--help"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    assert f"{{family}} in a path stands for {family}." in result.stdout
 
 
 def test_affine_runs_on_cuda(cuda: str) -> None:
