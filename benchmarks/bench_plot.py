@@ -19,7 +19,6 @@ Panels = dict[tuple[str, ...], list[Row]]
 Plot = Callable[[list[Row], dict[str, Any], Path], None]
 
 PEER_MARKERS = {"PyTorch": "o", "torch.compile": "D", "fused_moving_avg_obs_fake_quant": "^"}
-PANELS_IN_A_LINE = 3
 COLORS = {"float32": "#4c72b0", "bfloat16": "#55a868", "float16": "#c7a252", "float64": "#8172b3"}
 LINES = {"baraquant": "#c44e52", "torch.compile": "#4c72b0", "PyTorch": "#999999"}
 
@@ -39,13 +38,15 @@ def plot_bars(rows: list[Row], about: dict[str, Any], path: Path) -> None:
 def plot_lengths(rows: list[Row], about: dict[str, Any], path: Path) -> None:
     """Draws a panel for each case and dtype of the rows per token: a line over the row length.
 
-    Of each length the largest shape is drawn, with all threads.
+    Of each length the largest shape is drawn, with all threads. One length makes no line.
     """
     tokens = [row for row in rows if row.what == "token"]
     panels: Panels = {}
     drawn = _largest(tokens, lambda row: (row.op, row.case, row.dtype, row.shape[-1]))
     for row in sorted(drawn, key=lambda row: row.shape[-1]):
         panels.setdefault((row.op, f"{row.case}, {row.dtype}"), []).append(row)
+    if lines := {title: rows for title, rows in panels.items() if len(rows) > 1}:
+        panels = lines
     legend = [Line2D([], [], color=c, marker="o", label=name) for name, c in LINES.items()]
     if any(_copy_target(row) for row in drawn):
         legend.append(_target_mark())
@@ -70,9 +71,10 @@ def _draw(
 ) -> None:
     if not panels:
         return
-    lines = math.ceil(len(panels) / PANELS_IN_A_LINE)
-    size = (4.6 * PANELS_IN_A_LINE, 0.5 + 3.4 * lines)
-    figure, grid = plt.subplots(lines, PANELS_IN_A_LINE, figsize=size, squeeze=False)
+    columns = 2 if len(panels) in (1, 2, 4) else 3
+    lines = math.ceil(len(panels) / columns)
+    size = (4.6 * columns, 0.5 + 3.4 * lines)
+    figure, grid = plt.subplots(lines, columns, figsize=size, squeeze=False)
     axes = list(grid.flat)
     for axis, ((op, what), own) in zip(axes, panels.items(), strict=False):
         draw(axis, own)
@@ -123,16 +125,14 @@ def _bars_legend(rows: list[Row]) -> list[Any]:
 
 
 def _plot_lengths(axis: Any, rows: list[Row]) -> None:
-    lengths = [row.shape[-1] for row in rows]
+    places = range(len(rows))
     for name, color in LINES.items():
         percents = [_percent_of_copy(row, name) for row in rows]
-        axis.plot(lengths, percents, marker="o", markersize=4, color=color)
-    for row in rows:
+        axis.plot(places, percents, marker="o", markersize=4, color=color)
+    for place, row in zip(places, rows, strict=True):
         if target := _copy_target(row):
-            axis.plot(row.shape[-1], 100 * target.at_least, "_", color="crimson", markersize=14)
-    axis.set_xscale("log")
-    axis.minorticks_off()
-    axis.set_xticks(lengths, [f"{row.shape[-1]}\n{row.shape[0]} rows" for row in rows])
+            axis.plot(place, 100 * target.at_least, "_", color="crimson", markersize=14)
+    axis.set_xticks(places, [f"{row.shape[-1]}\n{row.shape[0]} rows" for row in rows])
     axis.set_ylim(0, max(110, *(110 * (row.of_copy or 0) for row in rows)))
 
 

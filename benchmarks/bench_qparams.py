@@ -127,7 +127,7 @@ def cpu_plans(what: str) -> list[RangePlan]:
     if what == "choose":
         return [plan_of(size, "float32", list(GRANULARITIES))]
     if what == "fake-quantize":
-        return [plan_of(size, "float32", ["token", "tensor"])]
+        return [plan_of(size, both, ["token"], MODES), plan_of(size, "float32", ["tensor"])]
     return [plan_of(size, "float32", ["tensor", "channel0"])]
 
 

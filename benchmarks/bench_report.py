@@ -42,7 +42,7 @@ def run_sections(
         plot: Draws the rows into ``options.plot``.
     """
     if not console.is_terminal:
-        console = Console(width=170)  # a log file has no width of its own
+        console = Console(width=210)  # a log file has no width of its own
     start = time.monotonic()
     about = environment(options.device)
     console.print(", ".join(f"{name} {value}" for name, value in about.items()), highlight=False)
