@@ -129,29 +129,46 @@ struct GridEach {
   BARAQUANT_HD Grid<C> operator()(int64_t i) const { return {scale[i], zero_point[i], range}; }
 };
 
+// Neighbours with scales of their own, in place: element i has scale[i - first].
+template <typename C>
+struct GridColumns {
+  const C* scale;
+  const int32_t* zero_point;  // null: zero_point_number
+  C zero_point_number;
+  QuantRange<C> range;
+  int64_t first;
+  BARAQUANT_HD Grid<C> operator()(int64_t i) const {
+    const C z = zero_point ? static_cast<C>(zero_point[i - first]) : zero_point_number;
+    return {scale[i - first], z, range};
+  }
+};
+
 template <typename Op>
 void transform_block(CpuIsa isa, const CpuBlock<Op>& block, int64_t begin, int64_t end,
                      const Qparams<typename Op::C>& q, CpuBuffers<Op>& buffers) {
   using C = typename Op::C;
   const ScaleMap& map = q.map;
   uint8_t* const inside = buffers.inside;
-  const bool gather = !map.is_single() && (map.step() == 1 || map.run() < kShortRun);
+  const bool columns = map.step() == 1 && !q.learned_zero_point;
+  const bool gather = !map.is_single() && (map.run() < kShortRun || (map.step() == 1 && !columns));
+  const auto loop = [&](int64_t from, int64_t to, const auto& grid) {
+    run_on_isa(isa, [&]() __attribute__((always_inline)) {
+      loop_over<Op>(block, inside, from, to, grid);
+    });
+  };
   for_each_run(map, begin, end, [&](int64_t e, int64_t count, int64_t index) {
     const int64_t at = e - begin;
     if (gather) {
-      return gather_scales(q, index, count, buffers.scale + at, buffers.zero_point + at);
+      gather_scales(q, index, count, buffers.scale + at, buffers.zero_point + at);
+    } else if (columns) {
+      const int32_t* zero_point = q.zero_point ? q.zero_point + index : nullptr;
+      loop(at, at + count,
+           GridColumns<C>{q.scale + index, zero_point, q.zero_point_number, q.range, at});
+    } else {
+      loop(at, at + count, OneGrid<C>{Grid<C>(q.scale_at(index), q.zero_point_at(index), q.range)});
     }
-    const OneGrid<C> one{Grid<C>(q.scale_at(index), q.zero_point_at(index), q.range)};
-    run_on_isa(isa, [&]() __attribute__((always_inline)) {
-      loop_over<Op>(block, inside, at, at + count, one);
-    });
   });
-  if (gather) {
-    const GridEach<C> each{buffers.scale, buffers.zero_point, q.range};
-    run_on_isa(isa, [&]() __attribute__((always_inline)) {
-      loop_over<Op>(block, inside, 0, end - begin, each);
-    });
-  }
+  if (gather) loop(0, end - begin, GridEach<C>{buffers.scale, buffers.zero_point, q.range});
 }
 
 // Elements begin .. end - 1. mask: one bit per element, the lowest bit of a byte first; null where
