@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,11 +54,11 @@ class Call:
         return isinstance(self.arguments["scale"], float)
 
     def __call__(self, device: str = "cpu", namespace: object = None) -> Any:
-        moved = {k: _move(v, device) for k, v in self.arguments.items()}
+        moved = {k: move(v, device) for k, v in self.arguments.items()}
         return self.granularity.op(self.verb, namespace)(**moved)
 
 
-def _move(value: Any, device: str) -> Any:
+def move(value: Any, device: str) -> Any:
     if device == "cpu" or not isinstance(value, Tensor):
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
@@ -284,7 +285,8 @@ def check(call: Call) -> None:
     check_values(call, got)
 
 
-def main(examples: int) -> None:
+def run(check: Callable[[], None], statistics: dict[str, int], examples: int) -> None:
+    """Run a property for so many examples, of which neither half may be empty."""
     phases = (Phase.generate, Phase.shrink)
     health = list(HealthCheck)
     settings.register_profile(
@@ -292,11 +294,10 @@ def main(examples: int) -> None:
         phases=phases, suppress_health_check=health, print_blob=False,
     )  # fmt: skip
     settings(settings.get_profile("fuzz"))(check)()
-    # Neither half may be empty, or nothing was tested.
-    assert min(STATISTICS.values()) > examples / 20, STATISTICS
-    print(f"{examples} examples passed: {STATISTICS}")
+    assert min(statistics.values()) > examples / 20, statistics
+    print(f"{examples} examples passed: {statistics}")
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1500)
+    run(check, STATISTICS, int(sys.argv[1]) if len(sys.argv) > 1 else 1500)

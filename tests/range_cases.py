@@ -129,14 +129,15 @@ def characterful(
     x = torch.zeros(count, dtype=dtype)
     rng = np.random.default_rng(seed)
     segments = math.prod(granularity.param_shape(shape))
-    turn = (np.arange(segments) + seed) % len(characters)
-    # The first and last of each segment in a random order: two random places.
+    turn = ((np.arange(segments) + seed) % len(characters)).astype(np.int8)
+    turn_of_element = turn[segment]
+    # The last of each segment in a random order, and the first: two random places.
     order = rng.permutation(count)
-    _, first = np.unique(segment[order], return_index=True)
-    _, last = np.unique(segment[order[::-1]], return_index=True)
-    places = order[first], order[::-1][last]
+    places = np.full((2, segments), -1)
+    for place, path in zip(places, (order, order[::-1]), strict=True):
+        place[segment[path]] = path
     for index, name in enumerate(characters):
-        where = np.flatnonzero(turn[segment] == index)
+        where = np.flatnonzero(turn_of_element == index)
         if len(where) == 0:
             continue
         values = _of_character(name, len(where), dtype, ends, symmetric, seed + index)
@@ -146,5 +147,5 @@ def characterful(
         if name == "negative_nan":
             outstanding = [negative_nan(dtype)]
         for value, place in zip(outstanding, places, strict=False):
-            x[torch.from_numpy(place[turn[segment[place]] == index])] = value
+            x[torch.from_numpy(place[(turn == index) & (place >= 0)])] = value
     return x.reshape(shape)

@@ -28,6 +28,17 @@ def extremes(x: np.ndarray, granularity: Granularity) -> Pair:
         return low, _reduce(np.maximum, x, granularity, -np.inf)
 
 
+def signed_extremes(x: np.ndarray, granularity: Granularity) -> Pair:
+    """The same where -0 is less than +0, so that their bits do not depend on an order."""
+    low, high = extremes(x, granularity)
+    with np.errstate(all="ignore"):
+        sign = np.copysign(x.dtype.type(1), x)
+        low_sign = _reduce(np.minimum, np.where(x == 0, sign, 1), granularity, 1)
+        high_sign = _reduce(np.maximum, np.where(x == 0, sign, -1), granularity, -1)
+        low = np.where(low == 0, np.copysign(low, low_sign), low)
+        return low, np.where(high == 0, np.copysign(high, high_sign), high)
+
+
 def _reduce(f: np.ufunc, x: np.ndarray, granularity: Granularity, start: float) -> np.ndarray:
     if granularity.kind == "per_tensor":
         return np.asarray(f.reduce(x.reshape(-1), initial=start), x.dtype)
@@ -106,16 +117,20 @@ class Observed(NamedTuple):
         if x.numel() == 0:
             return self
         granularity = cases.PER_TENSOR if axis is None else cases.per_channel(axis)
-        low, high = extremes(oracle.to_numpy(x).astype(self.low.dtype), granularity)
+        low, high = signed_extremes(oracle.to_numpy(x).astype(self.low.dtype), granularity)
         nothing_seen = self.low > self.high
         with np.errstate(all="ignore"):
-            if averaging_constant is None:
-                found = np.minimum(self.low, low), np.maximum(self.high, high)
+            if averaging_constant is None:  # the running one where both are equal
+                keep = ~(low < self.low) & ~np.isnan(low), ~(high > self.high) & ~np.isnan(high)
+                found = np.where(keep[0], self.low, low), np.where(keep[1], self.high, high)
+            elif (c := low.dtype.type(averaging_constant)) == 1:  # the last batch, exactly
+                found = low, high
             else:
-                c = self.low.dtype.type(averaging_constant)
                 found = self.low + c * (low - self.low), self.high + c * (high - self.high)
         pairs = zip((low, high), found, strict=True)
-        return Observed(*(np.asarray(np.where(nothing_seen, *pair)) for pair in pairs))
+        stays = np.isnan(self.low) | np.isnan(self.high)  # NaN, both, for good
+        chosen = (np.where(stays, np.nan, np.where(nothing_seen, *pair)) for pair in pairs)
+        return Observed(*(array.astype(low.dtype) for array in chosen))
 
     def qparams(self, ends: tuple[int, int], symmetric: bool) -> Pair:
         """Those that the data {low, high} would have."""

@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ import torch
 import baraquant  # noqa: F401  (loads the ops)
 from bad_arguments import BAD, DEVICE, KINDS, OPS, PAIRS, Bad, Op, quantized
 from cases import Granularity
+from subprocesses import run_script
 
 
 @pytest.mark.parametrize("op", OPS, ids=str)
@@ -125,11 +123,5 @@ def test_nested_tensors_are_refused() -> None:
 
 def test_random_arguments_neither_crash_nor_give_a_wrong_number() -> None:
     """In a process of its own, whose death would be seen; see `affine_fuzz.py`."""
-    script = Path(__file__).with_name("affine_fuzz.py")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-X", "faulthandler", str(script)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"[
-        -6000:
-    ]
+    done = run_script(Path(__file__).with_name("affine_fuzz.py"))
     assert "examples passed" in done.stdout
