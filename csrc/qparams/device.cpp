@@ -156,7 +156,7 @@ ObserveCall observe_call(const at::Tensor& x, const at::Tensor& min_val, const a
   call.range.map = affine::prepare_call(x, quant_args(scope)).map;
   call.min = min_val;
   call.max = max_val;
-  call.averaging_constant = args.averaging_constant.value_or(0);
+  call.averaging_constant = args.averaging_constant.value_or(-1);
   return call;
 }
 

@@ -26,7 +26,7 @@ struct RangeCall {
 struct ObserveCall {
   RangeCall range;
   at::Tensor min, max, enabled;
-  double averaging_constant = 0;  // 0: the extremes of all that was seen
+  double averaging_constant = -1;  // below 0: the extremes of all that was seen
 };
 
 template <typename T>

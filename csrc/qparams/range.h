@@ -143,9 +143,9 @@ struct RunningRange {
   C min, max;
 };
 
-// The range of new elements into a running one. averaging_constant: 0 stands for the extremes of
-// both, any other for a step of that share towards the new range, 1 for the new range itself. One
-// NaN makes NaNs of both ends, for good.
+// The range of new elements into a running one. averaging_constant: below 0 for the extremes of
+// both, else a step of that share towards the new range, which 1 takes as it is. One NaN makes NaNs
+// of both ends, for good.
 template <typename T>
 BARAQUANT_HD RunningRange<ComputeType<T>> observe(RunningRange<ComputeType<T>> running,
                                                   MinMax<T> seen,
@@ -158,7 +158,7 @@ BARAQUANT_HD RunningRange<ComputeType<T>> observe(RunningRange<ComputeType<T>> r
     return {poison, poison};
   }
   if (running.min > running.max || averaging_constant == C(1)) return {low, high};
-  if (averaging_constant != C(0)) {
+  if (averaging_constant >= C(0)) {
     return {running.min + averaging_constant * (low - running.min),
             running.max + averaging_constant * (high - running.max)};
   }

@@ -48,6 +48,23 @@ void check_written(const char* op, const char* name, const at::Tensor& tensor,
                     " not to require grad, as it is written in place; use .detach()");
 }
 
+// Whether two contiguous tensors have an element in common. NB: of sizes that are traced, unknown
+// yet, only whether they are one tensor.
+bool overlap(const at::Tensor& a, const at::Tensor& b) {
+  if (a.is_same(b)) return true;
+  if (!a.has_storage() || !b.has_storage() || !a.storage().is_alias_of(b.storage())) return false;
+  const auto a_begin = a.sym_storage_offset().maybe_as_int(), a_size = a.sym_numel().maybe_as_int();
+  const auto b_begin = b.sym_storage_offset().maybe_as_int(), b_size = b.sym_numel().maybe_as_int();
+  if (!a_begin || !a_size || !b_begin || !b_size) return false;
+  return *a_begin < *b_begin + *b_size && *b_begin < *a_begin + *a_size;
+}
+
+void check_distinct(const char* op, const char* a_name, const at::Tensor& a, const char* b_name,
+                    const at::Tensor& b) {
+  TORCH_CHECK_VALUE(!overlap(a, b), op, ": expected ", a_name, " and ", b_name,
+                    " to be two tensors, as both are written, but they share memory");
+}
+
 void check_ranges(const char* op, const at::Tensor& input, const at::Tensor& min_val,
                   const at::Tensor& max_val, std::optional<int64_t> axis,
                   std::optional<double> averaging_constant) {
@@ -56,8 +73,7 @@ void check_ranges(const char* op, const at::Tensor& input, const at::Tensor& min
   check_dtype(op, "max_val", max_val, compute, "the compute type of the input");
   check_written(op, "min_val", min_val, input, axis);
   check_written(op, "max_val", max_val, input, axis);
-  TORCH_CHECK_VALUE(!min_val.is_same(max_val), op,
-                    ": expected min_val and max_val to be two tensors, but got one for both");
+  check_distinct(op, "min_val", min_val, "max_val", max_val);
   TORCH_CHECK_VALUE(!averaging_constant || (*averaging_constant > 0 && *averaging_constant <= 1),
                     op, ": expected averaging_constant to be in (0, 1] or None, but got ",
                     averaging_constant.value_or(0));
@@ -99,6 +115,11 @@ void check_observe_qparams(const char* op, const at::Tensor& input, const Observ
   check_written(op, "scale", observed.scale, input, axis);
   check_dtype(op, "zero_point", observed.zero_point, at::kInt, "it is written in place");
   check_written(op, "zero_point", observed.zero_point, input, axis);
+  check_distinct(op, "scale", observed.scale, "min_val", observed.min_val);
+  check_distinct(op, "scale", observed.scale, "max_val", observed.max_val);
+  check_distinct(op, "zero_point", observed.zero_point, "scale", observed.scale);
+  check_distinct(op, "zero_point", observed.zero_point, "min_val", observed.min_val);
+  check_distinct(op, "zero_point", observed.zero_point, "max_val", observed.max_val);
   check_switch(op, "observer_enabled", observer_enabled, input);
   check_chosen_range(op, quant_min, quant_max, compute, symmetric);
 }
