@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Every op of the affine family as a function of tensors alone: what PyTorch's tools take."""
+"""The ops as functions of tensors alone: what PyTorch's tools take.
+
+Those of the affine family are here, those of the range family in `range_calls.py`; the ops that
+change a running range in place are not among `ALL_CALLS`, but have tests of their own.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,11 @@ import torch
 from torch import Tensor
 
 import cases
+import range_calls
 from baraquant import ops
 from cases import Granularity
+from range_calls import RANGE, RangeCall
 
-RANGE = (-8, 7)
 GROUP = 8
 KINDS = cases.KINDS
 FORWARD = ("quantize", "dequantize", "fake_quantize")
@@ -48,6 +53,16 @@ class Call:
         flags = [f for f in ("number", "learned") if getattr(self, f)]
         flags += [cases.name_of(self.dtype)] if self.dtype else []
         return "-".join([self.verb, str(self.granularity), *flags])
+
+    @property
+    def ranged(self) -> bool:
+        """Whether the arguments end with a range, which may be left out."""
+        return "dequantize" not in self.verb
+
+    @property
+    def returns(self) -> int:
+        """How many tensors."""
+        return 3 if self.verb == "fake_quantize_backward_qparams" else 1
 
     @property
     def differentiable(self) -> bool:
@@ -88,7 +103,7 @@ class Call:
         """The positional and keyword arguments of the op."""
         args: tuple[Any, ...] = (*tensors, *((0.1, 1) if self.number else ()))
         args += self.granularity.args
-        if "dequantize" not in self.verb:
+        if self.ranged:
             args += RANGE
         return args, {} if self.dtype is None else {"dtype": self.dtype}
 
@@ -102,16 +117,17 @@ NUMBERS = (
     Call("dequantize", cases.PER_TENSOR, number=True),
     Call("fake_quantize", cases.PER_TENSOR, number=True),
 )
-FORWARD_CALLS = (
+FORWARD_CALLS: tuple[Call | RangeCall, ...] = (
     *(Call("quantize", g) for g in KINDS),
     *(Call("quantize", g, dtype=torch.float32) for g in KINDS),
     *(Call("dequantize", g) for g in KINDS),
     *(Call("fake_quantize", g) for g in KINDS),
     *(Call("fake_quantize", g, learned=True) for g in KINDS),
     *NUMBERS,
+    *range_calls.FAKE_CALLS,
 )
 BACKWARD_CALLS = tuple(Call(verb, g) for verb in BACKWARD for g in KINDS)
-ALL_CALLS = FORWARD_CALLS + BACKWARD_CALLS
+ALL_CALLS = FORWARD_CALLS + BACKWARD_CALLS + range_calls.OTHER_CALLS
 
 
 def outputs(result: Any) -> tuple[Tensor, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ def test_positions_and_keywords_are_the_same(call: Call, device: str) -> None:
 @by_call
 def test_defaults_are_the_ops(call: Call, device: str) -> None:
     args, kwargs = call.arguments(*call.tensors(SHAPE, device=device))
-    if "dequantize" not in call.verb:
+    if call.ranged:
         args = args[:-2]
     assert same(call.function(*args, **kwargs), packet(call)(*args, **kwargs))
 
@@ -62,6 +63,28 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
 def test_wrong_calls(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     with pytest.raises((TypeError, RuntimeError, ValueError, OverflowError)):
         ops.fake_quantize_per_channel(*FAKE.tensors(SHAPE), *args, **kwargs)
+
+
+def test_a_wrong_type_is_named() -> None:
+    x = torch.randn(4)
+    with pytest.raises(TypeError, match=r"fake_quantize_per_tensor: expected scale .* got list$"):
+        ops.fake_quantize_per_tensor(x, [0.1], 0)
+    with pytest.raises(TypeError, match=r"expected zero_point to be of type int, but got NoneType"):
+        ops.fake_quantize_per_tensor(x, 0.1, None)
+    with pytest.raises(TypeError, match=r"choose_qparams_per_channel: expected axis .* got float$"):
+        ops.choose_qparams_per_channel(x, 0.0)
+    with pytest.raises(ValueError, match=r"expected quant_min to fit in 64 bits"):
+        ops.choose_qparams_per_tensor(x, -(2**70))
+
+
+def test_scalars_of_numpy_are_numbers() -> None:
+    x = torch.randn(10)
+    for scale in (np.float32(0.25), np.float64(0.25), np.float16(0.25)):
+        actual = ops.fake_quantize_per_tensor(x, scale, np.int32(3), np.int64(-8), quant_max=7)
+        assert torch.equal(actual, ops.fake_quantize_per_tensor(x, 0.25, 3, -8, 7))
+    assert torch.equal(
+        ops.quantize_per_tensor(x, np.int8(2), np.uint8(1)), ops.quantize_per_tensor(x, 2.0, 1)
+    )
 
 
 def test_errors_of_the_op_arrive_as_they_are() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The affine family under autocast, activation checkpointing and a backward on several threads."""
+"""The ops under autocast, activation checkpointing and a backward on several threads."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The affine family under opcheck, torch.compile, compiled autograd and torch.export."""
+"""The ops under opcheck, torch.compile, compiled autograd and torch.export."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from calls import (
     outputs,
     value_and_gradients,
 )
+from range_calls import OBSERVE_CALLS
 
 SHAPE = (3, 4, 20)
 # Every size changes with every shape, the number of groups of 8 too, and none is 1, which PyTorch
@@ -82,16 +83,22 @@ MASK_BYTES = math.prod(SHAPE) // 8
 CORE_OPS: list[tuple[str, Callable[[Tensor], tuple[Any, ...]], bool]] = [
     ("_quantize", lambda x: (torch.int8, None), False),
     ("_quantize", lambda x: (torch.float32, True), True),
-    ("_fake_quantize", lambda x: (None,), True),
-    ("_fake_quantize", lambda x: (True,), True),
+    ("_fake_quantize", lambda x: (None, None), True),
+    ("_fake_quantize", lambda x: (True, None), True),
+    ("_fake_quantize", lambda x: (True, switch(x)), True),
     ("_dequantize", lambda x: (torch.float16,), True),
     ("_quantize_with_mask", lambda x: (torch.float32, [1, 0, 2]), False),
-    ("_fake_quantize_with_mask", lambda x: ([],), False),
+    ("_fake_quantize_with_mask", lambda x: ([], None), False),
+    ("_fake_quantize_with_mask", lambda x: ([1, 0, 2], switch(x)), False),
     ("_input_gradient", lambda x: (torch.ones_like(x).requires_grad_(), True), True),
     ("_masked_gradient", lambda x: (full_mask(x), [], torch.float32, False), True),
     ("_masked_gradient", lambda x: (full_mask(x), [2, 0, 1], torch.float32, True), True),
     ("_qparams_gradient", lambda x: (torch.ones_like(x), True), False),
 ]
+
+
+def switch(x: Tensor) -> Tensor:
+    return torch.ones(1, dtype=torch.uint8, device=x.device)
 
 
 def full_mask(x: Tensor) -> Tensor:
@@ -246,5 +253,6 @@ def test_backward_calls_are_all_there() -> None:
     """The lists of calls cover every public op."""
     from baraquant import ops
 
-    assert {c.function.__name__ for c in ALL_CALLS} == set(ops.__all__)
+    calls = (*ALL_CALLS, *OBSERVE_CALLS)
+    assert {c.function.__name__ for c in calls} == set(ops.__all__)
     assert len(BACKWARD_CALLS) == 16

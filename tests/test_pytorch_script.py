@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The affine family in TorchScript: script, trace, freeze, save, load; and their gradients."""
+"""The ops in TorchScript: script, trace, freeze, save, load; and their gradients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def scripted_function(call: Call) -> torch.jit.ScriptFunction:
     names = [f"t{i}" for i in range(len(call.tensors(SHAPE)))]
     args, kwargs = call.arguments(*(torch.empty(0) for _ in names))
     words = [*names, *map(repr, args[len(names) :]), *(f"{k}={v!r}" for k, v in kwargs.items())]
-    returns = "Tuple[Tensor, Tensor, Tensor]" if call.verb.endswith("_qparams") else "Tensor"
+    returns = f"Tuple[{', '.join(['Tensor'] * call.returns)}]" if call.returns > 1 else "Tensor"
     unit = torch.jit.CompilationUnit(
         f"def call({', '.join(n + ': Tensor' for n in names)}) -> {returns}:\n"
         f"    return ops.{call.function.__name__}({', '.join(words)})\n"
