@@ -53,10 +53,14 @@ void check_written(const char* op, const char* name, const at::Tensor& tensor,
 bool overlap(const at::Tensor& a, const at::Tensor& b) {
   if (a.is_same(b)) return true;
   if (!a.has_storage() || !b.has_storage() || !a.storage().is_alias_of(b.storage())) return false;
-  const auto a_begin = a.sym_storage_offset().maybe_as_int(), a_size = a.sym_numel().maybe_as_int();
-  const auto b_begin = b.sym_storage_offset().maybe_as_int(), b_size = b.sym_numel().maybe_as_int();
-  if (!a_begin || !a_size || !b_begin || !b_size) return false;
-  return *a_begin < *b_begin + *b_size && *b_begin < *a_begin + *a_size;
+  const auto bytes = [](const at::Tensor& t) -> std::optional<std::pair<int64_t, int64_t>> {
+    const auto begin = t.sym_storage_offset().maybe_as_int(), size = t.sym_numel().maybe_as_int();
+    if (!begin || !size) return std::nullopt;
+    const auto item = static_cast<int64_t>(t.itemsize());
+    return std::pair(*begin * item, (*begin + *size) * item);
+  };
+  const auto a_bytes = bytes(a), b_bytes = bytes(b);
+  return a_bytes && b_bytes && a_bytes->first < b_bytes->second && b_bytes->first < a_bytes->second;
 }
 
 void check_distinct(const char* op, const char* a_name, const at::Tensor& a, const char* b_name,
