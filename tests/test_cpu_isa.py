@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The CPU kernels give the same bits for every instruction set, chosen by BARAQUANT_CPU_ISA.
+"""The CPU kernels give the same bits for every instruction set and any number of threads.
 
-The choice is made once per process, so each one runs this file as a script, which prints a digest
-of every result.
+BARAQUANT_CPU_ISA chooses the instruction set once per process, so each one runs this file as a
+script, which prints a digest of every result.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -24,9 +23,12 @@ import baraquant
 import cases
 import oracle
 from cases import Granularity
+from range_cases import MODES, characterful
+from subprocesses import run_script
 
 ISAS = ("default", "avx2", "avx512")
 SHAPE = (7, 37, 113)  # every vector loop has a tail
+LONG = (3, 70_001)  # threads share a segment
 GRANULARITIES = (*cases.KINDS, cases.per_channel(-1))
 RANGE = (-100, 90)
 
@@ -38,7 +40,7 @@ def missing(isa: str) -> str | None:
     return None if isa in has else f"this machine has no {isa} (torch: {capability})"
 
 
-def results(dtype: torch.dtype, granularity: Granularity) -> Iterator[tuple[str, Tensor]]:
+def affine_results(dtype: torch.dtype, granularity: Granularity) -> Iterator[tuple[str, Tensor]]:
     """Every direction on data with all specials; contiguous and not."""
     params = granularity.param_shape(SHAPE)
     scale = cases.scales(params, cases.compute_dtype(dtype))
@@ -74,6 +76,51 @@ def results(dtype: torch.dtype, granularity: Granularity) -> Iterator[tuple[str,
             yield f"dx, save_mask={save_mask}", torch.autograd.grad(y, leaf, dy)[0]
 
 
+def range_results(dtype: torch.dtype, granularity: Granularity) -> Iterator[tuple[str, Tensor]]:
+    """Scales from the data, in both modes; contiguous and not; many segments and long ones."""
+    made = [(SHAPE, "contiguous"), (SHAPE, "stepped")]
+    made += [(LONG, "contiguous")] if dtype in (torch.float32, torch.bfloat16) else []
+    for shape, layout in made:
+        for symmetric in MODES:
+            base = characterful(shape, dtype, granularity, RANGE, symmetric, seed=3)
+            x, mode = cases.LAYOUTS[layout](base), {"symmetric": symmetric}
+            args = (x, *granularity.args, *RANGE)
+            parts = ("scale", "zero point", "integers", "scale", "zero point")
+            found = [*granularity.op("choose_qparams")(*args, **mode)]
+            found += granularity.op("dynamic_range_quantize")(*args, **mode)
+            yield from zip(parts, found, strict=True)
+            leaf = x.clone().requires_grad_()
+            y = granularity.op("dynamic_fake_quantize")(leaf, *args[1:], **mode)
+            yield "dynamic_fake_quantize", y
+            dy = cases.gradients(shape, dtype)
+            yield "dx", torch.autograd.grad(y, leaf, dy)[0]
+            yield from observer_results(x, dy, granularity, symmetric)
+
+
+def observer_results(
+    x: Tensor, dy: Tensor, granularity: Granularity, symmetric: bool
+) -> Iterator[tuple[str, Tensor]]:
+    """Of per tensor and per channel: a running range of three batches, its scale, output and dx."""
+    if granularity.kind not in ("per_tensor", "per_channel"):
+        return
+    axis = None if granularity.kind == "per_tensor" else granularity.axis
+    params = granularity.param_shape(tuple(x.shape))
+    compute = cases.compute_dtype(x.dtype)
+    low, high = (torch.full(params, v, dtype=compute) for v in (math.inf, -math.inf))
+    scale, point = torch.ones(params, dtype=compute), torch.zeros(params, dtype=torch.int32)
+    on = torch.ones(1, dtype=torch.bool)
+    torch.ops.baraquant.observe_min_max_(x, low, high, axis)
+    for factor, c in ((-0.5, 0.3), (2, None)):
+        leaf = (x * factor).requires_grad_()
+        state = (low, high, scale, point, on, on, axis, *RANGE)
+        options = {"symmetric": symmetric, "averaging_constant": c}
+        y = torch.ops.baraquant.observe_fake_quantize(leaf, *state, **options)
+        yield "observe_fake_quantize", y
+        yield "dx of it", torch.autograd.grad(y, leaf, dy)[0]
+        names = ("min_val", "max_val", "scale", "zero_point")
+        yield from zip(names, (t.clone() for t in state[:4]), strict=True)
+
+
 def digest(tensor: Tensor) -> str:
     """Of the values in index order; every NaN counts alike."""
     values = np.ascontiguousarray(oracle.to_numpy(tensor)).copy()
@@ -87,21 +134,20 @@ def main() -> None:
     print(baraquant._C.cpu_isa())
     for dtype in cases.FLOAT_DTYPES:
         for granularity in GRANULARITIES:
-            for name, tensor in results(dtype, granularity):
-                print(cases.name_of(dtype), granularity, name, digest(tensor))
+            for results in (affine_results, range_results):
+                for name, tensor in results(dtype, granularity):
+                    print(cases.name_of(dtype), granularity, name, digest(tensor))
 
 
 @cache
-def lines_of(isa: str | None) -> list[str]:
+def lines_of(isa: str | None, threads: int | None = None) -> list[str]:
     environment = dict(os.environ)
     environment.pop("BARAQUANT_CPU_ISA", None)
     if isa is not None:
         environment["BARAQUANT_CPU_ISA"] = isa
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    command = [sys.executable, str(Path(__file__))]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stderr[-4000:]}"
-    return done.stdout.splitlines()
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    return run_script(Path(__file__), environment).stdout.splitlines()
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -112,8 +158,13 @@ def test_same_bits(isa: str) -> None:
     plain = lines_of(None)
     lowered = lines_of(isa)
     assert lowered[0] == isa  # the variable was heard
-    assert len(plain) > 500
+    assert len(plain) > 1500
     assert lowered[1:] == plain[1:]
+
+
+@pytest.mark.parametrize("threads", (1, 3))
+def test_same_bits_with_any_number_of_threads(threads: int) -> None:
+    assert lines_of(None, threads) == lines_of(None)
 
 
 def test_the_machine_runs_its_best() -> None:
