@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.ao.quantization import FusedMovingAvgObsFakeQuantize
 
 import baraquant
 from baraquant.nn import FakeQuantize
@@ -230,7 +229,7 @@ def test_switches_of_a_model(scripted: bool) -> None:
         nn.Linear(10, 10),
         module_for("per_tensor"),
         nn.Sequential(FakeQuantize(mode="dynamic"), FakeQuantize(0.5)),
-        FusedMovingAvgObsFakeQuantize(),
+        torch.ao.quantization.FakeQuantize(),  # of the same name
     )
     if scripted:
         model = torch.jit.script(model)

@@ -29,10 +29,10 @@ def reduce_range(min_val: Tensor, max_val: Tensor, process_group: Any) -> None:
             "call torch.distributed.init_process_group first"
         )
     # max(x) = -min(-x): all rows can be reduced by one minimum. What a backend's minimum makes of a
-    # NaN is not defined, so a third row says where there is one.
+    # NaN is not defined, so a third row says where there was one.
     ends = torch.stack([min_val, -max_val])
     is_nan = ends.isnan().any(dim=0, keepdim=True)
-    rows = torch.cat([ends.masked_fill(is_nan, float("inf")), -is_nan.to(ends.dtype)])
+    rows = torch.cat([ends, -is_nan.to(ends.dtype)])
     dist.all_reduce(rows, dist.ReduceOp.MIN, group=process_group)
     low, negative_high, flag = rows.unbind()
     min_val.copy_(low.masked_fill(flag < 0, float("nan")))
