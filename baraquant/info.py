@@ -36,6 +36,10 @@ _INPUT = (-9.0, -0.75, 0.25, 1.25, 1.5, 2.0, 64.0)
 _INTEGERS = (-8, -1, 1, 3, 4, 5, 7)
 _FAKE = (-4.5, -1.0, 0.0, 1.0, 1.5, 2.0, 3.0)
 _GRADIENT = (0.0, 2.0, 3.0, 4.0, 5.0, 6.0, 0.0)
+# A scale from the data: the range from -2.5 to 5 in 15 steps of 0.5, with two ties.
+_DATA = (-2.5, -0.75, 0.25, 1.25, 5.0)
+_DATA_INTEGERS, _DATA_SCALE, _DATA_ZERO_POINT = (-8, -5, -3, -1, 7), 0.5, -3
+_DATA_ENDS = (-2.5, 5.0)
 
 
 def registered_ops() -> dict[str, list[str]]:
@@ -72,30 +76,62 @@ def self_check(device: str) -> list[str]:
         One line for each wrong result; an empty list if all are right.
     """
     problems = []
-    ops = torch.ops.baraquant
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
-        compute = torch.float64 if dtype == torch.float64 else torch.float32
-        x = torch.tensor(_INPUT, dtype=dtype, device=device)
-        scale = torch.tensor(_SCALE, dtype=compute, device=device)
-        zero_point = torch.tensor(_ZERO_POINT, dtype=torch.int32, device=device)
-        weight = torch.arange(1, len(_INPUT) + 1, dtype=dtype, device=device)
-
-        q = ops.quantize_per_tensor(x, scale, zero_point, *_RANGE)
-        y = ops.dequantize_per_tensor(q, scale, zero_point, dtype=dtype)
-        x.requires_grad_()
-        fake = ops.fake_quantize_per_tensor(x, scale, zero_point, *_RANGE)
-        (gradient,) = torch.autograd.grad((fake * weight).sum(), x)
         for what, got, expected in (
-            ("quantize_per_tensor", q, _INTEGERS),
-            ("dequantize_per_tensor", y, _FAKE),
-            ("fake_quantize_per_tensor", fake, _FAKE),
-            ("the gradient of fake_quantize_per_tensor", gradient, _GRADIENT),
+            *_affine_results(device, dtype),
+            *_range_results(device, dtype),
         ):
             if got.tolist() != list(expected):
                 problems.append(
                     f"{what} on {device}, {dtype}: expected {list(expected)}, got {got.tolist()}"
                 )
     return problems
+
+
+Results = list[tuple[str, torch.Tensor, tuple[float, ...]]]
+
+
+def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _affine_results(device: str, dtype: torch.dtype) -> Results:
+    """What was computed, the result, and what it should be."""
+    ops = torch.ops.baraquant
+    x = torch.tensor(_INPUT, dtype=dtype, device=device)
+    scale = torch.tensor(_SCALE, dtype=_compute_dtype(dtype), device=device)
+    zero_point = torch.tensor(_ZERO_POINT, dtype=torch.int32, device=device)
+    weight = torch.arange(1, len(_INPUT) + 1, dtype=dtype, device=device)
+
+    q = ops.quantize_per_tensor(x, scale, zero_point, *_RANGE)
+    y = ops.dequantize_per_tensor(q, scale, zero_point, dtype=dtype)
+    x.requires_grad_()
+    fake = ops.fake_quantize_per_tensor(x, scale, zero_point, *_RANGE)
+    (gradient,) = torch.autograd.grad((fake * weight).sum(), x)
+    return [
+        ("quantize_per_tensor", q, _INTEGERS),
+        ("dequantize_per_tensor", y, _FAKE),
+        ("fake_quantize_per_tensor", fake, _FAKE),
+        ("the gradient of fake_quantize_per_tensor", gradient, _GRADIENT),
+    ]
+
+
+def _range_results(device: str, dtype: torch.dtype) -> Results:
+    """The same, of ops whose scale comes from the data."""
+    ops = torch.ops.baraquant
+    x = torch.tensor(_DATA, dtype=dtype, device=device)
+    low, high = torch.tensor(
+        [torch.inf, -torch.inf], dtype=_compute_dtype(dtype), device=device
+    ).unbind()
+
+    q, scale, zero_point = ops.dynamic_range_quantize_per_tensor(x, *_RANGE, symmetric=False)
+    ops.observe_min_max_(x, low, high)
+    return [
+        ("dynamic_range_quantize_per_tensor", q, _DATA_INTEGERS),
+        ("the scale of dynamic_range_quantize_per_tensor", scale[None], (_DATA_SCALE,)),
+        ("the zero point of it", zero_point[None], (_DATA_ZERO_POINT,)),
+        ("observe_min_max_", torch.stack([low, high]), _DATA_ENDS),
+    ]
 
 
 def checked(device: str) -> list[str]:

@@ -54,6 +54,13 @@ def test_every_op_is_listed_with_its_keys() -> None:
         for granularity in ("tensor", "channel", "token", "group"):
             for suffix in ("", "_backward"):
                 assert f"baraquant::{direction}_per_{granularity}{suffix}" in ops
+    for verb in ("choose_qparams", "dynamic_range_quantize", "dynamic_fake_quantize"):
+        for granularity in ("tensor", "channel", "token", "group"):
+            assert f"baraquant::{verb}_per_{granularity}" in ops
+    for name in ("observe_min_max_", "observe_fake_quantize"):
+        assert ops[f"baraquant::{name}"] == ["CompositeImplicitAutograd"]
+    for core in ("_choose_qparams", "_dynamic_quantize", "_observe_min_max_", "_observe_qparams_"):
+        assert {"Autograd", "FuncTorchBatched"} <= set(ops[f"baraquant::{core}"])
     cores = [keys for name, keys in ops.items() if name.startswith("baraquant::_")]
     assert cores
     expected = {"CPU", "Meta"} | ({"CUDA"} if _C.build_info()["with_cuda"] else set())
@@ -106,13 +113,25 @@ def test_cmake_prefix_names_both_packages() -> None:
     assert (Path(torchs) / "Torch/TorchConfig.cmake").is_file()
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong", "what"),
+    [
+        ("_INTEGERS", (-8, -1, 1, 3, 4, 5, 6), "quantize_per_tensor"),
+        ("_DATA_INTEGERS", (-8, -5, -3, -1, 6), "dynamic_range_quantize_per_tensor"),
+        ("_DATA_ENDS", (-2.5, 2.5), "observe_min_max_"),
+    ],
+)
 def test_wrong_number_is_noticed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    wrong: tuple[float, ...],
+    what: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(baraquant.info, "_INTEGERS", (-8, -1, 1, 3, 4, 5, 6))
+    monkeypatch.setattr(baraquant.info, name, wrong)
     assert baraquant.info.main([]) == 1
     output = capsys.readouterr().out
-    assert "WRONG: quantize_per_tensor on cpu" in output
+    assert f"WRONG: {what} on cpu" in output
     assert "Something is wrong." in output
 
 
