@@ -128,6 +128,14 @@ def test_script(granularity: str, averaging: float | None) -> None:
         assert (other.min_val == math.inf).all()
 
 
+def test_script_takes_a_whole_number_for_the_constant() -> None:
+    module = FakeQuantize(mode="observed", averaging_constant=1)
+    scripted = torch.jit.script(copy.deepcopy(module))
+    for seed in (3, 1):
+        assert torch.equal(scripted(example(seed)), module(example(seed)))
+    assert torch.equal(scripted.max_val, example(1).amax())
+
+
 @by_granularity
 def test_frozen_script(granularity: str) -> None:
     """torch.jit.freeze keeps what changes: the range goes on following the data."""

@@ -139,7 +139,8 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
         self.quant_max = quant_max
         self.save_mask = save_mask
         self.symmetric = symmetric
-        self.averaging_constant = averaging_constant
+        # TorchScript types a constant by its value: 1 would not pass for the float of the op.
+        self.averaging_constant = None if averaging_constant is None else float(averaging_constant)
         if self.is_observed:
             _arguments.check_observed(granularity, channels, averaging_constant)
             self._register_range(() if channels is None else (channels,))
