@@ -84,3 +84,25 @@ def device(request: pytest.FixtureRequest) -> str:
 def any_device(request: pytest.FixtureRequest) -> str:
     """Each device that checks arguments."""
     return request.getfixturevalue("cuda") if request.param == "cuda" else request.param
+
+
+@pytest.fixture
+def no_synchronisation(cuda: str) -> Iterator[None]:
+    """Any call that makes the host wait for the device raises."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.fixture
+def room(cuda: str, one_at_a_time: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
+    """24 GiB of the device, for one test at a time."""
+    needed = 24 * 2**30
+    with one_at_a_time("large"):
+        torch.cuda.empty_cache()
+        free = torch.cuda.mem_get_info()[0]
+        if free < needed:
+            pytest.skip(f"needs 24 GiB of free device memory, has {free / 2**30:.1f}")
+        yield
+        torch.cuda.empty_cache()

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,7 +12,19 @@ from torch import Tensor
 import baraquant  # noqa: F401  (loads the ops)
 import cases
 import oracle
-from cases import PER_TENSOR, PER_TOKEN, Granularity, per_channel, per_group
+from cases import PER_TOKEN, Granularity, per_channel, per_group
+from cuda_helpers import (
+    CHUNK,
+    LARGE,
+    LARGE_CASES,
+    MIB,
+    assert_all_same,
+    capture,
+    large_input,
+    measured,
+    segment_of_elements,
+    spots,
+)
 from oracle import Affine, assert_same_bits
 
 RANGE = (-100, 90)
@@ -53,11 +64,6 @@ def step(verb: str, granularity: Granularity) -> Callable[..., tuple[Tensor, ...
     return run
 
 
-def assert_all_same(got: tuple[Tensor, ...], expected: tuple[Tensor, ...], note: str = "") -> None:
-    for a, b in zip(got, expected, strict=True):
-        assert_same_bits(a, b, note)
-
-
 @by_verb
 @by_kind
 def test_runs_on_the_current_stream(granularity: Granularity, verb: str, cuda: str) -> None:
@@ -76,15 +82,6 @@ def test_runs_on_the_current_stream(granularity: Granularity, verb: str, cuda: s
         got = run(late, *args[1:])
     stream.synchronize()
     assert_all_same(got, expected)
-
-
-@pytest.fixture
-def no_synchronisation(cuda: str) -> Iterator[None]:
-    """Any call that makes the host wait for the device raises."""
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    yield
-    torch.cuda.set_sync_debug_mode("default")
 
 
 @by_verb
@@ -117,15 +114,7 @@ def test_graph_capture_and_replay(granularity: Granularity, verb: str, cuda: str
     """Captured once, replayed on new data that is copied into the same tensors."""
     run = step(verb, granularity)
     static = [t.to(cuda) for t in arguments(granularity)]
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            run(*static)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = run(*static)
+    graph, captured = capture(lambda: run(*static))
     for seed in (5, 6, 7):
         fresh = arguments(granularity, seed)
         for target, source in zip(static, fresh, strict=True):
@@ -184,20 +173,6 @@ def test_tensors_on_two_devices(granularity: Granularity, cuda: str) -> None:
 
 # --- device memory -------------------------------------------------------------------------------
 
-MIB = 2**20
-
-
-def measured(call: Callable[[], object]) -> tuple[int, int]:
-    """Bytes that are held once `call` returned, and at its peak; what it returns stays alive."""
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    result = call()
-    torch.cuda.synchronize()
-    held = torch.cuda.memory_allocated() - before
-    del result
-    return held, torch.cuda.max_memory_allocated() - before
-
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=cases.name_of)
 @by_kind
@@ -234,47 +209,6 @@ def test_memory(granularity: Granularity, dtype: torch.dtype, cuda: str) -> None
 
 # --- more than 2^31 elements ---------------------------------------------------------------------
 
-LARGE = 2**31 + 129  # a prime
-CHUNK = 2**26
-
-
-@pytest.fixture
-def room(cuda: str, one_at_a_time: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
-    """24 GiB of the device, for one test at a time."""
-    needed = 24 * 2**30
-    with one_at_a_time("large"):
-        torch.cuda.empty_cache()
-        free = torch.cuda.mem_get_info()[0]
-        if free < needed:
-            pytest.skip(f"needs 24 GiB of free device memory, has {free / 2**30:.1f}")
-        yield
-        torch.cuda.empty_cache()
-
-
-def large_input(shape: tuple[int, ...]) -> Tensor:
-    """float16 multiples of 1/8 from -50 to 50 whose pattern has no period near a power of two."""
-    x = torch.empty(shape, dtype=torch.float16, device="cuda")
-    flat = x.view(-1)
-    for start in range(0, flat.numel(), CHUNK):
-        part = flat[start : start + CHUNK]
-        part.copy_((torch.arange(start, start + part.numel(), device="cuda") % 801 - 400) / 8)
-    return x
-
-
-def spots(count: int) -> list[slice]:
-    """The start, the surroundings of 2^31 and 2^30, and the tail."""
-    middles = [4096, 2**30, 2**31 - 4096, 2**31, count - 64]
-    return [slice(max(m - 64, 0), min(m + 64, count)) for m in middles]
-
-
-LARGE_CASES = {
-    "per_tensor": ((LARGE,), PER_TENSOR),
-    "per_group": ((LARGE,), per_group(128)),
-    "per_channel_first": ((3, 715_827_926), per_channel(0)),
-    "per_channel_last": ((715_827_926, 3), per_channel(1)),
-    "per_token": ((16_777_219, 128), PER_TOKEN),
-}
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE_CASES)
@@ -291,13 +225,7 @@ def test_more_than_2_to_the_31_elements(name: str, room: None) -> None:
     def at(where: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Input, scale and zero point of some elements, one entry each."""
         index = torch.arange(where.start, where.stop, device="cuda")
-        segment = {
-            "per_tensor": lambda: index * 0,
-            "per_group": lambda: index // 128,
-            "per_channel_first": lambda: index // shape[-1],
-            "per_channel_last": lambda: index % shape[-1],
-            "per_token": lambda: index // shape[-1],
-        }[name]()
+        segment = segment_of_elements(name, index)
         return x.view(-1)[where], scale.view(-1)[segment], point.view(-1)[segment]
 
     def whole(result: Tensor, small: Callable[..., Tensor]) -> None:
