@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import io
-import math
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -19,9 +18,9 @@ from torch.utils.checkpoint import checkpoint
 import cases
 from baraquant import ops
 from calls import assert_equal, outputs, value_and_gradients
+from observer import SHAPE, Observer, assert_same_training, batches, state_of
 from range_calls import OBSERVE_CALLS, ObserveCall
 
-SHAPE = (3, 4, 20)
 FIVE_SHAPES = [(3, 4, 20), (5, 6, 28), (2, 9, 33), (7, 3, 16), (4, 5, 100)]
 by_call = pytest.mark.parametrize("call", OBSERVE_CALLS, ids=str)
 by_fake_call = pytest.mark.parametrize(
@@ -34,61 +33,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:Depre
 def fresh_compiler() -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-
-
-class Observer(nn.Module):
-    """As a user would write it, with the state in buffers."""
-
-    def __init__(self, axis: int | None = None, average: float | None = None) -> None:
-        super().__init__()
-        self.axis, self.average = axis, average
-        shape = [] if axis is None else [SHAPE[axis]]
-        self.register_buffer("min_val", torch.full(shape, math.inf))
-        self.register_buffer("max_val", torch.full(shape, -math.inf))
-        self.register_buffer("scale", torch.ones(shape))
-        self.register_buffer("zero_point", torch.zeros(shape, dtype=torch.int32))
-        self.register_buffer("observe", torch.tensor(True))
-        self.register_buffer("quantize", torch.tensor(True))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.observe_fake_quantize(
-            x,
-            self.min_val,
-            self.max_val,
-            self.scale,
-            self.zero_point,
-            self.observe,
-            self.quantize,
-            self.axis,
-            -8,
-            7,
-            symmetric=False,
-            averaging_constant=self.average,
-        )
-
-
-def state_of(module: nn.Module) -> tuple[Tensor, ...]:
-    return tuple(b for _, b in sorted(module.named_buffers()))
-
-
-def batches(device: str) -> list[Tensor]:
-    gen = cases.generator(0)
-    scales = (1.0, 3.0, 0.5, 8.0, 2.0)
-    return [torch.randn(SHAPE, generator=gen).to(device).mul(s) for s in scales]
-
-
-def assert_same_training(run: Callable[[Tensor], Tensor], module: nn.Module, device: str) -> None:
-    """Forward, backward and state of `run`, made of `module`, against a fresh eager module."""
-    eager = Observer(module.axis, module.average).to(device)  # type: ignore[arg-type]
-    switches = [(True, True), (True, False), (False, True), (False, False), (True, True)]
-    for x, (observe, quantize) in zip(batches(device), switches, strict=True):
-        for m in (module, eager):
-            m.observe.fill_(observe)
-            m.quantize.fill_(quantize)
-        leaf = x.requires_grad_()
-        assert_equal(value_and_gradients(run, (leaf,)), value_and_gradients(eager, (leaf,)))
-        assert_equal(state_of(module), state_of(eager))
-    assert eager.min_val.isfinite().all()
 
 
 # --- opcheck and calls ---------------------------------------------------------------------------
@@ -206,6 +150,33 @@ def test_compiled_module(axis: int | None, backend: str, device: str) -> None:
     run = torch.compile(module, fullgraph=True, backend=counter)
     assert_same_training(run, module, device)
     assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_backward_after_further_steps(backend: str, device: str) -> None:
+    """Each backward uses the scale of its own forward, though later ones have changed it."""
+    module, eager = Observer(1, 0.25).to(device), Observer(1, 0.25).to(device)
+    run = torch.compile(module, fullgraph=True, backend=backend)
+    leaves = [x.requires_grad_() for x in batches(device)]
+    pairs = [(run(x), eager(x)) for x in leaves]
+    for x, (y, expected) in zip(leaves, pairs, strict=True):
+        gradients = [torch.autograd.grad(r, x, torch.ones_like(r))[0] for r in (y, expected)]
+        assert torch.equal(y, expected) and torch.equal(*gradients)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_both_ends_in_one_buffer(dynamic: bool, device: str) -> None:
+    """Views that share memory, but no element."""
+
+    def step(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        ops.observe_min_max_(x, low, high, 1, 0.5)
+        return high - low
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    ends, expected = (torch.zeros(2, SHAPE[1], device=device) for _ in "12")
+    for x in batches(device):
+        assert torch.equal(compiled(x, *ends.unbind()), step(x, *expected.unbind()))
+        assert torch.equal(ends, expected)
 
 
 def test_compiled_autograd(device: str) -> None:
