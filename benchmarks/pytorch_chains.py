@@ -2,11 +2,11 @@
 """The range family in PyTorch's own ops: what a user without baraquant writes, or compiles.
 
 The chains are kept as fast as they can be, at the cost of care: rows of zeros, of NaN or near the
-largest finite number are not looked after, and gradients go straight through everywhere.
+largest finite number are not looked after.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,13 +21,31 @@ AVERAGING_CONSTANT = 0.01
 
 
 class _StraightThrough(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: object, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        return function(x)
+    """The gradient of a scale that cannot clip."""
 
     @staticmethod
-    def backward(ctx: object, grad: Tensor) -> tuple[Tensor, None]:
+    def forward(ctx: Any, x: Tensor, chain: "Chain") -> Tensor:
+        return chain.fake_quantize(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
+
+
+class _Masked(torch.autograd.Function):
+    """The gradient of one that can, where rounding takes the ends of the range beyond it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, chain: "Chain") -> Tensor:
+        scale, zero_point = chain.choose(x)
+        levels = chain.levels(x, scale, zero_point)
+        ctx.save_for_backward(((levels >= QUANT_MIN) & (levels <= QUANT_MAX)).view(x.shape))
+        return chain.values(x, levels, scale, zero_point)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (mask,) = ctx.saved_tensors
+        return torch.where(mask, grad, 0), None
 
 
 @dataclass(frozen=True)
@@ -88,30 +106,32 @@ class Chain:
             return scale, torch.zeros_like(scale, dtype=torch.int32)
         return scale, zero_point.to(torch.int32)
 
-    def grid(self, x: Tensor, scale: Tensor, zero_point: Tensor | None) -> Tensor:
-        """The integers, as floating numbers."""
-        q = torch.round(self.view(x).to(scale.dtype) / scale)
-        return torch.clamp(q if zero_point is None else q + zero_point, QUANT_MIN, QUANT_MAX)
+    def levels(self, x: Tensor, scale: Tensor, zero_point: Tensor | None) -> Tensor:
+        """The integers before they are clamped, as floating numbers."""
+        levels = torch.round(self.view(x).to(scale.dtype) / scale)
+        return levels if zero_point is None else levels + zero_point
+
+    def values(self, x: Tensor, levels: Tensor, scale: Tensor, zero_point: Tensor | None) -> Tensor:
+        """The clamped integers back in the shape and dtype of ``x``."""
+        q = torch.clamp(levels, QUANT_MIN, QUANT_MAX)
+        q = q if zero_point is None else q - zero_point
+        return (q * scale).to(x.dtype).view(x.shape)
 
     def quantize(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """As ``dynamic_range_quantize``, without a zero point that is always 0."""
         scale, zero_point = self.choose(x)
-        q = self.grid(x, scale, zero_point).to(torch.int8).view(x.shape)
+        levels = self.levels(x, scale, zero_point)
+        q = torch.clamp(levels, QUANT_MIN, QUANT_MAX).to(torch.int8).view(x.shape)
         return q, scale, None if zero_point is None else zero_point.to(torch.int32)
 
-    def fake_quantize_with(self, x: Tensor, scale: Tensor, zero_point: Tensor | None) -> Tensor:
-        """The grid back in the dtype of ``x``."""
-        q = self.grid(x, scale, zero_point)
-        q = q if zero_point is None else q - zero_point
-        return (q * scale).to(x.dtype).view(x.shape)
-
     def fake_quantize(self, x: Tensor) -> Tensor:
-        """As ``dynamic_fake_quantize``."""
-        return self.fake_quantize_with(x, *self.choose(x))
+        """As ``dynamic_fake_quantize``, without a gradient."""
+        scale, zero_point = self.choose(x)
+        return self.values(x, self.levels(x, scale, zero_point), scale, zero_point)
 
     def straight_through(self, x: Tensor) -> Tensor:
-        """As ``dynamic_fake_quantize``, with the identity as its gradient."""
-        return _StraightThrough.apply(x, self.fake_quantize)
+        """As ``dynamic_fake_quantize``, with its gradient."""
+        return (_StraightThrough if self.symmetric else _Masked).apply(x, self)
 
     def observe(self, x: Tensor, low: Tensor, high: Tensor) -> None:
         """As ``observe_min_max_``, with moving averages in ``low`` and ``high``."""
@@ -127,4 +147,4 @@ class Chain:
         new_scale, new_zero_point = self.scale_of(low, high)
         scale.copy_(new_scale)
         zero_point.copy_(new_zero_point)
-        return self.fake_quantize_with(x, scale, zero_point)
+        return self.values(x, self.levels(x, scale, zero_point), scale, zero_point)

@@ -36,23 +36,32 @@ def values(dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @chains
 def test_peers_compute_the_same(chain: Chain, dtype: torch.dtype) -> None:
-    """But for ties: the chains leave out special values, not work."""
+    """But for ties, as the last bit of a scale may differ: only special values are left out."""
     x = values(dtype)
     args = (*chain.granularity.args, QUANT_MIN, QUANT_MAX)
     kwargs = {"symmetric": chain.symmetric}
     q, scale, zero_point = chain.granularity.op("dynamic_range_quantize", ops)(x, *args, **kwargs)
     peer_q, peer_scale, peer_zero_point = chain.quantize(x)
     torch.testing.assert_close(peer_scale.view(-1), scale.view(-1), rtol=3e-7, atol=0)
-    assert ((peer_q.int() - q.int()).abs() > 0).float().mean() < 1e-3  # ties of a scale's last bit
+    assert ((peer_q.int() - q.int()).abs() > 0).float().mean() < 1e-3  # by a scale's last bit
     assert (peer_q.int() - q.int()).abs().max() <= 1
     if peer_zero_point is not None:
         assert torch.equal(peer_zero_point.view(-1), zero_point.view(-1))
     _, chosen_zero_point = chain.choose_qparams(x)
     assert torch.equal(chosen_zero_point.view(-1), zero_point.view(-1))
     y = chain.granularity.op("dynamic_fake_quantize", ops)(x, *args, **kwargs)
-    steps = (chain.straight_through(x).double() - y.double()).abs() / scale.max()
+    leaf = x.clone().requires_grad_()
+    peer_y = chain.straight_through(leaf)
+    steps = (peer_y.double() - y.double()).abs() / scale.max()
     assert steps.max() < 1.01
     assert (steps > 1e-2).double().mean() < 1e-3
+    assert torch.equal(chain.fake_quantize(x), peer_y)
+    own = x.clone().requires_grad_()
+    grad = torch.ones_like(x)
+    (expected,) = torch.autograd.grad(
+        chain.granularity.op("dynamic_fake_quantize", ops)(own, *args, **kwargs), own, grad
+    )
+    assert torch.equal(torch.autograd.grad(peer_y, leaf, grad)[0], expected)
 
 
 @pytest.mark.parametrize("axis", [None, 0])
