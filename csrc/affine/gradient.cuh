@@ -104,12 +104,7 @@ struct ElementPlace {
   int64_t at, in_run;
 
   __device__ __forceinline__ ElementPlace(const Segments& segments, int64_t s, int64_t j) {
-    const int64_t run = segments.run_length.value;
-    int64_t r = 0;
-    if (j >= run) {
-      r = j < (int64_t(1) << 31) ? segments.run_length.divide_small(static_cast<uint32_t>(j))
-                                 : j / run;
-    }
+    const int64_t run = segments.run_length.value, r = segments.run_of(j);
     in_run = j - r * run;
     at = segments.start(s) + r * segments.count * run + in_run;
   }

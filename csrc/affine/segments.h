@@ -66,9 +66,22 @@ struct Segments {
     const int64_t left = axis - (s - groups.divide(s) * groups.value) * block;
     return left < block ? left : block;
   }
+  // Both, with one division.
+  BARAQUANT_HD void span(int64_t s, int64_t& start, int64_t& length_of_s) const {
+    start = s * run_length.value;
+    length_of_s = length;
+    if (!in_columns && !last_is_shorter) return;
+    const int64_t o = groups.divide(s), left = axis - (s - o * groups.value) * block;
+    start = (o + 1) * axis - left;
+    length_of_s = left < block ? left : block;
+  }
   // The run of a segment in which its element j lies.
   BARAQUANT_HD int64_t run_of(int64_t j) const {
     return j < run_length.value ? 0 : run_length.divide(j);
+  }
+  // Where element j of segment s lies; not for columns.
+  BARAQUANT_HD int64_t at(int64_t s, int64_t j) const {
+    return start(s) + j + run_of(j) * (count - 1) * run_length.value;
   }
 };
 

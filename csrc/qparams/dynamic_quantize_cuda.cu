@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "qparams/qparams_cuda.cuh"
+
+namespace baraquant::qparams {
+
+bool quantize_cuda(const RangeCall& call, const at::Tensor& result) {
+  const c10::cuda::CUDAGuard guard(call.input.device());
+  return Launch<Cuda>::quantize(call, result);
+}
+
+}  // namespace baraquant::qparams
