@@ -52,6 +52,8 @@ def test_docstring_is_whole(name: str) -> None:
     assert "``" in doc.splitlines()[2], "the formula follows the first sentence"
     for section in SECTIONS:
         assert doc.count(f"\n{section}:\n") == 1, f"{name}: {section}"
+    raw = getattr(ops, name).__doc__.splitlines()
+    assert max(map(len, raw)) <= 100, "as wide as the sources"
     order = [doc.index(f"\n{section}:\n") for section in SECTIONS]
     assert order == sorted(order)
     arguments = doc.partition("Args:\n")[2].partition("\n\n")[0]
