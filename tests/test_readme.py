@@ -57,7 +57,7 @@ def test_readme_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.Monk
         count += language in ("python", "pycon")
         if count == 1 and language == "python":
             check_quick_start(names)
-    assert count == 7
+    assert count == 8
 
 
 def check_quick_start(names: dict[str, Any]) -> None:
