@@ -75,7 +75,7 @@ def test_repeated_calls_before_backward(axis: int | None, symmetric: bool, devic
     buffers, on = Buffers(axis, torch.float32, device), flag(1, device)
     rules, outputs, leaves = [], [], []
     for step in range(5):
-        x = normal(step, factor=2.0**-step)
+        x = normal(step, factor=2.0**step)
         rules.append(expected_step(buffers, x, (1, 1), RANGE, symmetric, 0.5)[2])
         leaves.append(x.to(device).requires_grad_())
         y = buffers.step(leaves[-1], (on, on), symmetric, averaging_constant=0.5)
