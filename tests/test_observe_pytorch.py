@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import cases
@@ -75,6 +77,32 @@ def test_integers_for_the_averaging_constant(device: str) -> None:
     low, high = torch.tensor(0.0, device=device), torch.tensor(1.0, device=device)
     ops.observe_min_max_(torch.tensor([2.0, 3.0], device=device), low, high, None, 1)
     assert (low.item(), high.item()) == (2.0, 3.0)
+
+
+class Functions(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        SEEN.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Dispatches(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        SEEN.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+SEEN: list[str] = []
+
+
+@by_call
+def test_modes_intervene(call: ObserveCall, device: str) -> None:
+    tensors = call.tensors(SHAPE, device=device)
+    expected = call(*tensors)
+    for mode in (Functions(), Dispatches()):
+        SEEN.clear()
+        with mode:
+            assert_equal(call(*tensors), expected)
+        assert any("observe" in name for name in SEEN)
 
 
 @by_call

@@ -110,6 +110,32 @@ def test_symmetric_backward_is_the_incoming_tensor(device: str) -> None:
     assert dx.data_ptr() == dy.data_ptr()
 
 
+# --- vmap ----------------------------------------------------------------------------------------
+
+
+@by_kind
+@pytest.mark.parametrize("sample", [(0, 5, 6), (4, 0, 6), (4, 5, 0)], ids=str)
+def test_vmap_of_empty_samples(
+    sample: tuple[int, ...], granularity: cases.Granularity, device: str
+) -> None:
+    def quantize(x: Tensor) -> tuple[Tensor, ...]:
+        return granularity.op("dynamic_range_quantize", ops)(x, *granularity.args)
+
+    x = torch.empty(3, *sample, device=device)
+    expected = [torch.stack(parts) for parts in zip(*map(quantize, x), strict=True)]
+    for actual, wanted in zip(torch.vmap(quantize)(x), expected, strict=True):
+        assert actual.dtype == wanted.dtype and torch.equal(actual, wanted)
+
+
+def test_vmap_refuses_an_axis_that_only_the_batch_has(device: str) -> None:
+    x = torch.randn(3, 4, 5, device=device)
+    for axis in (2, -3):
+        with pytest.raises(IndexError, match=r"\[-2, 1\].* got " + str(axis)):
+            torch.vmap(lambda x, axis=axis: ops.choose_qparams_per_channel(x, axis))(x)
+    with pytest.raises(IndexError, match="0 dimensions"):
+        torch.vmap(ops.dynamic_fake_quantize_per_token)(x[0, 0])
+
+
 # --- compilers -----------------------------------------------------------------------------------
 
 
