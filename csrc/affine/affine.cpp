@@ -242,7 +242,8 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
       "int granularity, int axis, SymInt group_size, int quant_min, int quant_max";
   const auto def = [&](const std::string& schema) { m.def(torch::schema(schema.c_str()), tags); };
   def("_quantize(Tensor input, " + args + ", ScalarType dtype, bool? save_mask) -> Tensor");
-  def("_fake_quantize(Tensor input, " + args + ", bool? save_mask, Tensor? enabled=None) -> Tensor");
+  def("_fake_quantize(Tensor input, " + args +
+      ", bool? save_mask, Tensor? enabled=None) -> Tensor");
   def("_dequantize(Tensor input, " + args + ", ScalarType dtype) -> Tensor");
   def("_quantize_with_mask(Tensor input, " + args +
       ", ScalarType dtype, int[] order) -> "
