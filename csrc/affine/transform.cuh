@@ -222,13 +222,39 @@ struct ColumnGrids {
   }
 };
 
+// The same for kRows packs, one below the other.
+template <typename Op, int pack, int rows>
+__device__ __forceinline__ void compute_columns(const TransformArgs<Op>& args,
+                                                const ColumnGrids<Op>& columns,
+                                                Packs<Op, pack> (&packs)[rows],
+                                                Pack<typename Op::Result, pack> (&results)[rows]) {
+  if constexpr (kIsSwitchable<Op>) {
+    if (args.q.is_off()) {
+#pragma unroll
+      for (int r = 0; r < rows; ++r) packs[r].pass_through(results[r]);
+      return;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < pack; ++i) {
+    const auto& grid = columns.grids[i];
+    if (columns.fast) {
+#pragma unroll
+      for (int r = 0; r < rows; ++r) results[r].at[i] = packs[r].apply(i, grid);
+    } else {
+      const Grid<typename Op::C> plain(grid.scale(), grid.zero_point(), args.q.range);
+#pragma unroll
+      for (int r = 0; r < rows; ++r) results[r].at[i] = packs[r].apply(i, plain);
+    }
+  }
+}
+
 template <typename Op>
 __global__ void __launch_bounds__(kThreads) transform_columns_kernel(const TransformArgs<Op> args) {
   using G = Geometry<Op, ScaleAccess::kColumns>;
   constexpr int kPack = G::kPack, kRows = G::kRows;
   const ColumnPlace place = find_columns<Op>(args);
   const ColumnGrids<Op> columns(args, place.first_scale);
-  const bool off = kIsSwitchable<Op> && args.q.is_off();
   for (int slab = 0; slab < args.slabs; ++slab) {
     const int64_t begin = place.begin + slab * kRows * place.next;
     Packs<Op, kPack> packs[kRows];
@@ -238,22 +264,7 @@ __global__ void __launch_bounds__(kThreads) transform_columns_kernel(const Trans
       const int64_t at = begin + r * place.next;
       packs[r].load_from(args, at, at < place.end ? kPack : 0);
     }
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) {
-      const auto& grid = columns.grids[i];
-      if (columns.fast) {
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) results[r].at[i] = packs[r].apply(i, grid);
-      } else {
-        const Grid<typename Op::C> plain(grid.scale(), grid.zero_point(), args.q.range);
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) results[r].at[i] = packs[r].apply(i, plain);
-      }
-    }
-    if (off) {
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) packs[r].pass_through(results[r]);
-    }
+    compute_columns(args, columns, packs, results);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const int64_t at = begin + r * place.next;
