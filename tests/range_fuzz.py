@@ -248,4 +248,4 @@ def check(call: Call) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    run(check, STATISTICS, int(sys.argv[1]) if len(sys.argv) > 1 else 1500)
+    run(check, STATISTICS, int(sys.argv[1]) if len(sys.argv) > 1 else 1000)

@@ -54,6 +54,25 @@ def test_a_range_of_one_element(dtype: torch.dtype, device: str) -> None:
         buffers.assert_range()
 
 
+@by_axis
+def test_state_within_larger_tensors(axis: int | None, device: str) -> None:
+    """Slices, not aligned; their neighbours stay as they are."""
+    buffers, on = Buffers(axis, torch.float32, device), flag(1, device)
+    count = buffers.low.numel()
+    wide = [t.new_full((count + 4,), 7) for t in buffers.all]
+    for whole, name in zip(wide, ("low", "high", "scale", "point"), strict=True):
+        part = whole[1 : 1 + count].view(getattr(buffers, name).shape)
+        setattr(buffers, name, part.copy_(getattr(buffers, name)))
+    for x in batches(axis, torch.float32)[1:4]:
+        scale, point, rule = expected_step(buffers, x, (1, 1), RANGE, False, None)
+        assert_same_bits(buffers.step(x.to(device), (on, on), False), rule.fake_quantize())
+        buffers.assert_range()
+        assert_same_bits(buffers.scale, scale)
+        assert_same_bits(buffers.point, point)
+    for whole in wide:
+        assert whole[0] == 7 and (whole[1 + count :] == 7).all()
+
+
 @pytest.mark.parametrize("axis", (None, 0, 1))
 def test_many_sizes(axis: int | None, device: str) -> None:
     """Channels and lengths around the widths of vectors and blocks."""
