@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// From checked tensors to kernels: picks the output's storage type T and calls
+// Backend::product<T>(Factors, Rescaling<ComputeType<T>>, T* output). Shared by the CPU and CUDA.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "dtypes.h"
+#include "int8_mm/product.h"
+
+namespace baraquant::int8_mm {
+
+// Contiguous and on one device: input [m, k], weight [n, k], output [m, n] (none of m and n is 0);
+// input_scale and zero_point of one element or of m, undefined where a number stands for them;
+// weight_scale, bias and weight_sum [n]. weight_sum is defined wherever has_zero_point; bias is
+// undefined where there is none. Scales and bias are of the output's compute type.
+struct ProductCall {
+  at::Tensor input, weight, input_scale, weight_scale, bias, zero_point, weight_sum, output;
+  double input_scale_number = 1;
+  int32_t zero_point_number = 0;
+  bool has_zero_point = false;
+};
+
+template <typename Backend>
+struct Launch {
+  static void product(const ProductCall& call) {
+    with_floating_type(call.output.scalar_type(), [&]<typename T>(Type<T>) {
+      Backend::template product<T>(factors_of(call), rescaling_of<ComputeType<T>>(call),
+                                   static_cast<T*>(call.output.mutable_data_ptr()));
+    });
+  }
+
+ private:
+  template <typename T>
+  static const T* pointer(const at::Tensor& tensor) {
+    return tensor.defined() ? static_cast<const T*>(tensor.const_data_ptr()) : nullptr;
+  }
+
+  template <typename T>
+  static OfRows<T> of_rows(const at::Tensor& tensor, T number) {
+    return {pointer<T>(tensor), tensor.defined() && tensor.numel() > 1 ? 1 : 0, number};
+  }
+
+  static Factors factors_of(const ProductCall& call) {
+    return {call.input.size(0),
+            call.weight.size(0),
+            call.input.size(1),
+            call.input.const_data_ptr(),
+            call.input.scalar_type() == at::kByte,
+            pointer<int8_t>(call.weight)};
+  }
+
+  template <typename C>
+  static Rescaling<C> rescaling_of(const ProductCall& call) {
+    Rescaling<C> r;
+    r.input_scale = of_rows<C>(call.input_scale, static_cast<C>(call.input_scale_number));
+    if (call.has_zero_point) {
+      r.zero_point = of_rows<int32_t>(call.zero_point, call.zero_point_number);
+      r.weight_sum = pointer<int32_t>(call.weight_sum);
+    }
+    r.weight_scale = pointer<C>(call.weight_scale);
+    r.bias = pointer<C>(call.bias);
+    return r;
+  }
+};
+
+}  // namespace baraquant::int8_mm
