@@ -23,10 +23,8 @@ from bench_cli import Plan, parse, parser_of, parts_of, run, timer_of
 from bench_plot import plot_products
 from bench_report import Part
 from bench_row import Case, Row
+from int8_mm_layer import COPIED, Bench, Weights
 from int8_mm_rows import (
-    COPIED,
-    Bench,
-    Weights,
     bench_linear,
     bench_odd,
     bench_training,

@@ -16,12 +16,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import bench_int8_mm
 import h200_sweep
+import int8_mm_layer
 import int8_mm_rows
 import pytorch_linears
 from baraquant import ops
 from bench import Timer
 from bench_row import AnyOf, Case, HoldsLess, Row, Target, Tops
-from int8_mm_rows import INT_MM, SWEEP, Weights
+from int8_mm_layer import INT_MM, SWEEP, Bench, Weights
 from pytorch_linears import IntMm
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -175,25 +176,25 @@ def test_targets_on_the_cpu(
         asked = expected[r.shape[0]] if r.what in ("linear", "whole") else []
         assert r.targets == asked
         assert None not in r.met and len(r.met) == len(asked)
-    bench = int8_mm_rows.Bench(Weights(CPU, torch.float32, N, K), 512, Timer(CPU), None, None)
+    bench = Bench(Weights(CPU, torch.float32, N, K), 512, Timer(CPU), None, None)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     for isa, targets in (("avx2", [Target("float32 linear", 1.4)]), ("avx512vnni", [Tops(0.55)])):
         monkeypatch.setattr(_C, "cpu_isa", lambda isa=isa: isa)
-        assert int8_mm_rows.cpu_targets(bench) == targets
+        assert int8_mm_layer.cpu_targets(bench) == targets
 
 
 @pytest.mark.parametrize("card", ["NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA L40S"])
 def test_targets_on_a_gpu(card: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the number of rows; of a made-up layer, as nothing runs."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: card)
-    assert int8_mm_rows.int8_peak(CUDA) == (0 if "L40S" in card else 1979e12)
-    assert int8_mm_rows.int8_peak(CPU) == 0
+    assert int8_mm_layer.int8_peak(CUDA) == (0 if "L40S" in card else 1979e12)
+    assert int8_mm_layer.int8_peak(CPU) == 0
 
     def targets(m: int, n: int, k: int) -> list:
         weights = Weights.__new__(Weights)
         weights.device, weights.dtype, weights.n, weights.k = CUDA, torch.bfloat16, n, k
-        return int8_mm_rows.product_targets(
-            int8_mm_rows.Bench(weights, m, Timer(CPU), None, None)  # type: ignore[arg-type]
+        return int8_mm_layer.product_targets(
+            Bench(weights, m, Timer(CPU), None, None)  # type: ignore[arg-type]
         )
 
     sweep = Target(SWEEP, 0.97)
@@ -211,11 +212,11 @@ def test_targets_on_a_gpu(card: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_whole_layer_and_training_have_targets_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch, weights: Weights
 ) -> None:
-    monkeypatch.setattr(int8_mm_rows.Bench, "on_cpu", False)
-    monkeypatch.setattr(int8_mm_rows, "int8_peak", lambda device: 1e15)
-    monkeypatch.setattr(int8_mm_rows.Bench, "measure", lambda self, row, *_, **__: row)
+    monkeypatch.setattr(Bench, "on_cpu", False)
+    monkeypatch.setattr(int8_mm_layer, "int8_peak", lambda device: 1e15)
+    monkeypatch.setattr(Bench, "measure", lambda self, row, *_, **__: row)
     for m, whole in ((4096, [Target("float32 linear", 1.85)]), (64, [])):
-        bench = int8_mm_rows.Bench(weights, m, Timer(CPU), None, None)
+        bench = Bench(weights, m, Timer(CPU), None, None)
         assert [row.targets for row in int8_mm_rows.bench_whole(bench)] == [whole]
         assert [row.targets for row in int8_mm_rows.bench_training(bench)] == [
             [Target("float32 linear", 1.1), HoldsLess("float32 linear")]
@@ -236,10 +237,10 @@ def test_the_sweep_counts_on_its_card_alone(monkeypatch: pytest.MonkeyPatch) -> 
         return dict.fromkeys(calls, 0.001)
 
     monkeypatch.setattr(Timer, "compare", measured)
-    monkeypatch.setattr(int8_mm_rows.Bench, "sweep_seconds", 2e-3)
-    monkeypatch.setattr(int8_mm_rows, "int8_peak", lambda device: 1e12)
+    monkeypatch.setattr(Bench, "sweep_seconds", 2e-3)
+    monkeypatch.setattr(int8_mm_layer, "int8_peak", lambda device: 1e12)
     copy = Case(CPU, torch.bfloat16, [16, 16])
-    bench = int8_mm_rows.Bench(Weights(CPU, torch.float32, N, K), 1, Timer(CPU), None, copy)
+    bench = Bench(Weights(CPU, torch.float32, N, K), 1, Timer(CPU), None, copy)
     either = AnyOf((Target(SWEEP, 0.97), Target("weights streamed", 0.85)))
     row = bench.row("linear", "int8_linear", "", either)
     bench.measure(row, {"baraquant": lambda i: None}, 1, 1)
@@ -275,7 +276,7 @@ def test_peers_compile(weights: Weights) -> None:
 def test_runs_on_cuda(cuda: str, tmp_path: Path) -> None:
     rows = run(tmp_path, "--device", cuda, "--quick", "--rows", "1", "17", "130")
     check(rows)
-    known = int8_mm_rows.int8_peak(torch.device(cuda)) > 0
+    known = int8_mm_layer.int8_peak(torch.device(cuda)) > 0
     assert all((r.of_bound is not None) is (known or r.shape[0] == 1) for r in rows)
     assert all(r.note for r in rows if r.shape[0] == 1 and r.what in ("linear", "odd"))
 
