@@ -81,10 +81,10 @@ __device__ __forceinline__ Extremes<T> merge_team(Extremes<T> mine, const RowMap
   return merge_cluster(of_block, 1 << mapping.blocks_log2, two_sided);
 }
 
-template <typename Op, int packs>
+template <typename Op, int packs, typename G>
 __device__ __forceinline__ void write_row(const RowWords<Op> (&row)[packs],
                                           const RowsArgs<Op>& args, const RowPlace& place,
-                                          const affine::FastestGrid<typename Op::C>& grid) {
+                                          const G& grid) {
   constexpr int kPack = kRowPack<Op>;
 #pragma unroll
   for (int p = 0; p < packs; ++p) {
@@ -123,8 +123,10 @@ __device__ __forceinline__ void write_elements(const RowsArgs<Op>& args, const R
   }
 }
 
-template <typename Op, int packs>
-__global__ void __launch_bounds__(kMostRowThreads) rows_kernel(const RowsArgs<Op> args) {
+// most_threads, blocks: of a block, and on a multiprocessor at least: how many registers it may
+// use.
+template <typename Op, int packs, int most_threads = kMostRowThreads, int blocks = 0>
+__global__ void __launch_bounds__(most_threads, blocks) rows_kernel(const RowsArgs<Op> args) {
   using C = typename Op::C;
   using Fastest = affine::FastestGrid<C>;
   const RowMapping& mapping = args.mapping;
@@ -146,10 +148,15 @@ __global__ void __launch_bounds__(kMostRowThreads) rows_kernel(const RowsArgs<Op
   // NB: write_row may exchange a mask's bits between the lanes of a warp, but only of double, whose
   // grid takes every scale: then the teams of a warp stay together.
   const C zero_point = static_cast<C>(chosen.zero_point);
-  if (args.whole_packs && args.fast_range && Fastest::accepts(chosen.scale, zero_point)) {
-    write_row<Op, packs>(row, args, place, Fastest(chosen.scale, zero_point, args.rule.range));
+  const affine::QuantRange<C> range = args.rule.range;
+  if (!args.whole_packs || !args.fast_range || !Fastest::accepts(chosen.scale, zero_point)) {
+    write_elements(args, place, affine::Grid<C>(chosen.scale, zero_point, range));
+  } else if (two_sided) {
+    write_row<Op, packs>(row, args, place,
+                         affine::FastestOwnGrid<C, false>(chosen.scale, zero_point, range));
   } else {
-    write_elements(args, place, affine::Grid<C>(chosen.scale, zero_point, args.rule.range));
+    write_row<Op, packs>(row, args, place,
+                         affine::FastestOwnGrid<C, true>(chosen.scale, zero_point, range));
   }
 }
 
