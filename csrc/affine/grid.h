@@ -210,6 +210,11 @@ class OwnGrid : public FastGrid {
     inside = symmetric || r <= highest_;
     return at_most(r, highest_) * scale_;
   }
+  BARAQUANT_HD float quantize(float x, bool& inside) const {
+    const float r = rounded(x);
+    inside = symmetric || r <= highest_;
+    return at_most(r, highest_) + zero_point_;
+  }
 
  private:
   BARAQUANT_HD static float at_most(float x, float most) {

@@ -132,6 +132,8 @@ void check_own(int64_t quant_min, int64_t quant_max) {
     check("own fake_quantize with mask",
           same(grid.fake_quantize(x, inside), own.fake_quantize(x, own_inside)));
     check("own mask", inside == own_inside);
+    check("own quantize with mask", same(grid.quantize(x, inside), own.quantize(x, own_inside)));
+    check("own mask", inside == own_inside);
   }
 }
 
