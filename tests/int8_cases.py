@@ -157,13 +157,14 @@ def random_case(seed: int) -> Case:
 
     static = pick((False, False, True))
     chosen = {name: pick(options) for name, options in OPTIONS.items()}
-    if not static:  # numbers are smoothquant_linear's, and it knows no others together with them
-        chosen["scale"] = chosen["scale"] if chosen["scale"] != "number" else "token"
-        chosen["zero_point"] = chosen["zero_point"] if chosen["zero_point"] != "number" else "one"
+    scale, point = chosen["scale"], chosen["zero_point"]
+    if static:  # one scale; it and the zero point are both numbers or both tensors
+        scale = {"token": "one", "token_1": "number"}.get(scale, scale)
+        point = pick(("number", None) if scale == "number" else (None, *SHAPED))
     else:
-        chosen["scale"] = {"token": "one", "token_1": "number"}.get(chosen["scale"], chosen["scale"])
-        points = ("number", None) if chosen["scale"] == "number" else ("one", "one_1", None)
-        chosen["zero_point"] = pick(points)
+        scale = "token" if scale == "number" else scale
+        point = "token" if point == "number" else point
+    chosen |= {"scale": scale, "zero_point": point}
     chosen["values"] = pick((*VALUES, "random", "random", "random"))
     sizes = [pick(SIZES) for _ in range(3)]
     while math.prod(sizes) > 4e6 or sizes[0] * sizes[1] > 40_000:

@@ -39,8 +39,9 @@ def triples(dtype: torch.dtype, count: int) -> Iterator[tuple[np.ndarray, np.nda
     yield a, b, np.where(rng.random(count) < 0.5, c, np.nextafter(c, toward))
     # A product of few bits beside a sum whose last bit it halves, give or take the smallest part.
     bits = np.finfo(a.dtype).nmant + 1
-    c = np.ldexp(rng.integers(2 ** (bits - 1), 2**bits, count).astype(real), 0)
-    half = np.ldexp(real(1), -1) * (1 + rng.integers(-2, 3, count).astype(real) * np.finfo(real).eps)
+    c = rng.integers(2 ** (bits - 1), 2**bits, count).astype(real)
+    ulps = rng.integers(-2, 3, count).astype(real)
+    half = real(0.5) * (1 + ulps * np.finfo(real).eps)
     yield np.where(rng.random(count) < 0.5, half, -half), np.ones(count, real), c
     # The same far down, where subnormal numbers end.
     info = np.finfo(real)
