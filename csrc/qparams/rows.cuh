@@ -74,11 +74,11 @@ __device__ __forceinline__ Extremes<typename Op::First> find_own_range(
 // Over the team. Every thread of it gets the result.
 template <typename T>
 __device__ __forceinline__ Extremes<T> merge_team(Extremes<T> mine, const RowMapping& mapping,
-                                                  bool two_sided) {
+                                                  ClusterMail<T>& mail, bool two_sided) {
   if (!mapping.is_block) return merge_lanes(mine, 0, mapping.team_log2, two_sided);
   const Extremes<T> of_block = merge_block(merge_warp(mine, two_sided), two_sided);
   if (mapping.blocks_log2 == 0) return of_block;
-  return merge_cluster(of_block, 1 << mapping.blocks_log2, two_sided);
+  return merge_cluster(of_block, mail, 1 << mapping.blocks_log2, two_sided);
 }
 
 template <typename Op, int packs, typename G>
@@ -130,7 +130,8 @@ __global__ void __launch_bounds__(most_threads, blocks) rows_kernel(const RowsAr
   using C = typename Op::C;
   using Fastest = affine::FastestGrid<C>;
   const RowMapping& mapping = args.mapping;
-  if (mapping.blocks_log2 > 0) announce_to_cluster();
+  __shared__ ClusterMail<typename Op::First> mail;
+  if (mapping.blocks_log2 > 0) announce_to_cluster(mail, 1 << mapping.blocks_log2);
   const RowPlace place =
       place_in_row(args.segments, mapping, blockIdx.x, static_cast<int>(threadIdx.x));
   RowWords<Op> row[packs];
@@ -139,7 +140,7 @@ __global__ void __launch_bounds__(most_threads, blocks) rows_kernel(const RowsAr
   const bool two_sided = !args.rule.symmetric;
   const auto mine = two_sided ? find_own_range<Op, packs>(row, args, place, true)
                               : find_own_range<Op, packs>(row, args, place, false);
-  const auto chosen = choose(merge_team(mine, mapping, two_sided), args.rule);
+  const auto chosen = choose(merge_team(mine, mapping, mail, two_sided), args.rule);
   if (place.leads()) {
     if (args.scale) args.scale[place.row] = chosen.scale;
     if (args.zero_point) args.zero_point[place.row] = chosen.zero_point;
