@@ -219,7 +219,7 @@ class OwnGrid : public FastGrid {
  private:
   BARAQUANT_HD static float at_most(float x, float most) {
     if constexpr (symmetric) return x;
-    return x < most ? x : most;
+    return fminf(x, most);
   }
 };
 
