@@ -107,7 +107,7 @@ def find_cutlass() -> Path | None:
     """CUTLASS's include folder: below CUTLASS_PATH, else of the package nvidia-cutlass."""
     chosen = os.environ.get("CUTLASS_PATH")
     if chosen:
-        candidates = [Path(chosen) / "include", Path(chosen)]
+        candidates = [Path(chosen).resolve() / "include", Path(chosen).resolve()]
     else:
         spec = importlib.util.find_spec("cutlass_library")
         folder = Path(spec.origin).parent if spec is not None and spec.origin else None
