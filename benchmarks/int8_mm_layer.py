@@ -43,11 +43,19 @@ def int8_peak(device: torch.device) -> float:
 
 
 class Weights:
-    """The weight ``[n, k]`` of a layer in all forms that are measured, each rotated."""
+    """The weight ``[n, k]`` of a layer in all forms that are measured, each rotated.
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, n: int, k: int) -> None:
-        self.device, self.dtype, self.n, self.k = device, dtype, n, k
+    Not rotated it stays in a cache, as far as it fits.
+    """
+
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, n: int, k: int, rotated: bool = True
+    ) -> None:
+        self.device, self.dtype, self.n, self.k, self.rotated = device, dtype, n, k, rotated
         self.scale = self.random_scale(n)
+
+    def _count(self, itemsize: int) -> int:
+        return rotation_for(self.n * self.k * itemsize) if self.rotated else 1
 
     def random_scale(self, *shape: int) -> Tensor:
         """Around 0.02."""
@@ -67,20 +75,18 @@ class Weights:
     @functools.cached_property
     def integers(self) -> list[Tensor]:
         """In int8."""
-        return [self.random_integers(self.n) for _ in range(rotation_for(self.n * self.k))]
+        return [self.random_integers(self.n) for _ in range(self._count(1))]
 
     @functools.cached_property
     def floats(self) -> list[Tensor]:
         """In the dtype of the layer."""
-        count = rotation_for(self.n * self.k * self.dtype.itemsize)
-        return [self.random(self.n) for _ in range(count)]
+        return [self.random(self.n) for _ in range(self._count(self.dtype.itemsize))]
 
     @functools.cached_property
     def float8(self) -> tuple[list[Tensor], Tensor]:
         """In fp8, with the scales ``[n, 1]``."""
         first, scale = float8_rows(self.random(self.n))
-        copies = rotation_for(first.nbytes) - 1
-        return [first] + [first.clone() for _ in range(copies)], scale
+        return [first] + [first.clone() for _ in range(self._count(1) - 1)], scale
 
     @functools.cached_property
     def dynamic(self) -> list[torch.nn.Module]:

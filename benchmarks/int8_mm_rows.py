@@ -3,12 +3,13 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bench import Call
+from bench import Call, Timer
 from bench_row import OWN, AnyTarget, HoldsLess, Row, Target
 
 # isort: split
@@ -80,7 +81,7 @@ def own_product(bench: Bench, x: Tensor, scale: Tensor, **options: object) -> Ca
     )
 
 
-def bench_linear(bench: Bench) -> Iterator[Row]:
+def bench_linear(bench: Bench, what: str = "linear") -> Iterator[Row]:
     """A row of int8_linear: int8 input, a scale per token."""
     weights, m = bench.weights, bench.m
     x, scale = weights.random_integers(m), weights.random_scale(m, 1)
@@ -90,9 +91,20 @@ def bench_linear(bench: Bench) -> Iterator[Row]:
         **linear_call(bench, weights.random(m)),
         **float8_call(bench),
     }
-    row = bench.row("linear", "int8_linear", "per token", *product_targets(bench))
+    row = bench.row(what, "int8_linear", "per token", *product_targets(bench))
     row.note = bench.int_mm.note
     yield bench.measure(row, calls, bench.moved(1), bench.products)
+
+
+def bench_cached(bench: Bench) -> Iterator[Row]:
+    """The same of one weight that is used again and again: integers may fit a cache.
+
+    Each call is repeated for long enough that what its turn begins with counts little.
+    """
+    own = bench.weights
+    kept = Weights(own.device, own.dtype, own.n, own.k, rotated=False)
+    timer = Timer(own.device, bench.timer.rounds, batch_seconds=50e-3)
+    yield from bench_linear(replace(bench, weights=kept, timer=timer), "cached")
 
 
 def bench_variants(bench: Bench) -> Iterator[Row]:
