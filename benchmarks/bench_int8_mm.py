@@ -93,7 +93,7 @@ def cpu_plans(what: str) -> list[ProductPlan]:
             plan(["1024x4096", "4096x14336"], rows=[1, 128]),
         ]
     if what == "cached":
-        return [plan(["4096x4096"], rows=[1], threads=one_and_all)]
+        return [plan(["1024x1024", "4096x4096"], rows=[1], threads=one_and_all)]
     if what == "whole":
         return [plan(["4096x4096"], rows=[1, 16, 128, 512], threads=one_and_all)]
     if what == "training":

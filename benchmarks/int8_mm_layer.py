@@ -153,11 +153,12 @@ class Bench:
     ) -> Row:
         """Fills the row; beside the calls stand the sweep's time and that of reading the weights.
 
-        On the CPU, whose peak is not known, only one row of input has a bound: its bytes. As many
-        outputs are kept alive as int8 weights rotate, unless ``rotation`` says another number.
+        On the CPU, whose peak is not known, only one row of input and a weight from memory have a
+        bound: their bytes. As many outputs are kept alive as int8 weights rotate, unless
+        ``rotation`` says another number.
         """
         peak = int8_peak(self.weights.device) if peak is None else peak
-        if peak or self.m == 1:
+        if peak or (self.m == 1 and self.weights.rotated):
             calls = {"copy": self.copy.copy, **calls}
         asked = {
             part.against
