@@ -64,8 +64,14 @@ __device__ __forceinline__ void add_warps(int (&sums)[count], int share, int sha
   }
 }
 
+// As many blocks on a multiprocessor as leave registers for the loads that are under way.
+template <int rows, bool aligned>
+constexpr int kVectorBlocks = !aligned    ? 4
+                              : rows <= 2 ? 8
+                                          : 7;
+
 template <typename T, int rows, bool is_unsigned, bool aligned>
-__global__ void __launch_bounds__(32 * kVectorWarps, 8)
+__global__ void __launch_bounds__(32 * kVectorWarps, kVectorBlocks<rows, aligned>)
     vector_kernel(const GenericArgs<T> args, const int shares) {
   constexpr int columns = rows == 1 ? 1 : 2;  // the input's rows come from the cache each time
   const Factors& f = args.factors;
