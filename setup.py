@@ -80,20 +80,6 @@ def cuda_architectures() -> str:
     )
 
 
-def hopper_flags(architectures: str) -> list[str]:
-    """nvcc's flags for the kernels that need CUTLASS; none where they are left out."""
-    if "9.0a" not in re.split(r"[;+ ]", architectures):
-        return []
-    folder = toolchain.find_cutlass()
-    if folder is None:
-        print(
-            "baraquant: there are no CUTLASS headers (pip install --no-deps nvidia-cutlass, or "
-            "CUTLASS_PATH): int8 products on Hopper take the slower generic kernel"
-        )
-        return []
-    return toolchain.cutlass_flags(folder)
-
-
 def warnings_are_errors() -> bool:
     """BARAQUANT_WERROR, remembered in build/."""
     mark = ROOT / "build" / "werror"
@@ -135,7 +121,7 @@ def extensions() -> list[Extension]:
         architectures = cuda_architectures()
         os.environ["TORCH_CUDA_ARCH_LIST"] = architectures  # BuildExtension makes -gencode of it
         nvcc_flags += ["--threads", str(min(toolchain.cores(), len(architectures.split(";"))))]
-        nvcc_flags += hopper_flags(architectures)
+        nvcc_flags += toolchain.hopper_flags(architectures)
         macros[2:] = [
             ("BARAQUANT_NVCC_VERSION", f'"{toolchain.nvcc_version(NVCC)}"'),
             ("BARAQUANT_CUDA_ARCHITECTURES", f'"{architectures}"'),

@@ -127,3 +127,17 @@ def cutlass_identity() -> str:
 def cutlass_flags(folder: Path) -> list[str]:
     """What nvcc gets where the tensor-core kernels for Hopper are compiled."""
     return ["-DBARAQUANT_WITH_CUTLASS", "-isystem", str(folder)]
+
+
+def hopper_flags(architectures: str) -> list[str]:
+    """nvcc's flags for the kernels that need CUTLASS; none where they are left out."""
+    if "9.0a" not in re.split(r"[;+ ]", architectures):
+        return []
+    folder = find_cutlass()
+    if folder is None:
+        print(
+            "baraquant: there are no CUTLASS headers (pip install --no-deps nvidia-cutlass, or "
+            "CUTLASS_PATH): int8 products on Hopper take the slower generic kernel"
+        )
+        return []
+    return cutlass_flags(folder)
