@@ -31,9 +31,10 @@ template <typename Op>
 using RowWords = Words<typename Op::First, kRowPack<Op>>;
 
 constexpr int kMostRowThreads = 1024;  // a thread has 64 registers
-// Its row and a division of doubles leave no room for four packs.
+// A division of doubles, or the bits of a mask, leave no room for four packs.
 template <typename Op>
-constexpr int kMostRowPacks = sizeof(typename Op::C) == 8 ? 2 : 4;
+constexpr int kMostRowPacks =
+    sizeof(typename Op::C) == 8 || Op::kMask == affine::Mask::kWrite ? 2 : 4;
 
 // Zeros where the row has ended: they lie in every range that a scale is chosen from.
 template <typename Op, int packs>
@@ -188,10 +189,10 @@ bool rows_cuda(RowsArgs<Op> args, int device, cudaStream_t stream) {
                      s.length % kPack == 0 && affine::start_at_multiples(s, kPack);
   args.fast_range = affine::fastest_accepts_range(args.rule.range);
   Chip chip = chip_of(device);
-  // A block holds as many packs as it has threads, whatever the chip.
-  chip.clusters = s.length > int64_t(kMostRowThreads) * kPack &&
+  chip.clusters = s.length > kMostPacksOfBlock * kPack &&
                   have_clusters(reinterpret_cast<const void*>(&rows_kernel<Op, 1>), device);
   RowLimits limits{kMostRowPacks<Op>};
+  limits.copies = sizeof(typename Op::Result) >= sizeof(typename Op::First);
   if (Op::kMask == affine::Mask::kWrite && kPack < 8) limits.least_team = 8 / kPack;
   args.mapping = map_rows(s.count, s.length, kPack, limits, chip);
   if (args.mapping.packs == 0) return false;
