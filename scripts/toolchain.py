@@ -130,7 +130,7 @@ def cutlass_flags(folder: Path) -> list[str]:
 
 
 def hopper_flags(architectures: str) -> list[str]:
-    """nvcc's flags for the kernels that need CUTLASS; none where they are left out."""
+    """The flags of nvcc for the kernels that need CUTLASS; none where they are left out."""
     if "9.0a" not in re.split(r"[;+ ]", architectures):
         return []
     folder = find_cutlass()

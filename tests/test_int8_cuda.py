@@ -28,6 +28,10 @@ HOPPER = (
     "hopper_16x64x256_swapped",
     "hopper_64x128x128_swapped_stream_k",
     "hopper_16x128x256_swapped_stream_k",
+    "hopper_128x128x128_pingpong_cluster2x1_along_m",
+    "hopper_128x128x128_pingpong_cluster2x1_along_n",
+    "hopper_256x128x128_cooperative_along_m",
+    "hopper_256x128x128_cooperative_along_n",
 )
 KERNELS = ("vector", *GENERIC, *HOPPER)
 by_kernel = pytest.mark.parametrize("kernel", KERNELS)

@@ -25,9 +25,12 @@ namespace {
 #ifdef BARAQUANT_WITH_CUTLASS
 constexpr bool kWithHopper = true;
 constexpr const hopper::Kernels* kHopperKernels[] = {
-    &hopper::kPingpong128x128, &hopper::kCooperative256x128, &hopper::kPingpong64x128,
-    &hopper::kWarps64x64,      &hopper::kSwapped32x64,       &hopper::kSwapped16x64,
-    &hopper::kStreamK64x128,   &hopper::kStreamK16x128};  // as kHopperTiles
+    &hopper::kPingpong128x128,    &hopper::kCooperative256x128,
+    &hopper::kPingpong64x128,     &hopper::kWarps64x64,
+    &hopper::kSwapped32x64,       &hopper::kSwapped16x64,
+    &hopper::kStreamK64x128,      &hopper::kStreamK16x128,
+    &hopper::kPingpong128x128,    &hopper::kPingpong128x128,
+    &hopper::kCooperative256x128, &hopper::kCooperative256x128};  // as kHopperTiles
 #else
 constexpr bool kWithHopper = false;
 constexpr const hopper::Kernels* kHopperKernels[std::size(kHopperTiles)] = {};
@@ -87,6 +90,8 @@ class HopperProduct {
     call_.output = output;
     call_.device = chip.device;
     call_.multiprocessors = chip.multiprocessors;
+    call_.raster = kHopperTiles[tile].raster;
+    call_.swizzle = kHopperTiles[tile].swizzle;
     call_.stream = c10::cuda::getCurrentCUDAStream();
     if (makes_signed_) {
       offsets_.zero_point = round_up(f.m * f.k);

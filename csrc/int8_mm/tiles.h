@@ -23,13 +23,22 @@ enum class HopperTile {
   kSwapped16x64,
   kStreamK64x128,
   kStreamK16x128,
+  kPingpong128x128AlongM,
+  kPingpong128x128AlongN,
+  kCooperative256x128AlongM,
+  kCooperative256x128AlongN,
 };
+
+// In which order the tiles are taken: what neighbours share is in the L2 cache.
+enum class Raster { kAny, kAlongM, kAlongN };
 
 struct HopperTileInfo {
   HopperTile tile;
   const char* name;  // m x n x k of a tile, as CUTLASS schedules it
   int m, n, cluster_m;
   const char* reason;
+  Raster raster = Raster::kAny;
+  int swizzle = 1;  // the side of the squares of tiles that are taken together
 };
 
 constexpr HopperTileInfo kHopperTiles[] = {
@@ -49,6 +58,14 @@ constexpr HopperTileInfo kHopperTiles[] = {
      "m of 17 to 64 on wide weights: the last, partly filled wave of tiles is shared along k"},
     {HopperTile::kStreamK16x128, "16x128x256_swapped_stream_k", 16, 128, 1,
      "m up to 16 on wide weights whose last wave of 16x64 tiles would be mostly idle"},
+    {HopperTile::kPingpong128x128AlongM, "128x128x128_pingpong_cluster2x1_along_m", 128, 128, 2,
+     "the order of tiles tried: squares of four, along m", Raster::kAlongM, 4},
+    {HopperTile::kPingpong128x128AlongN, "128x128x128_pingpong_cluster2x1_along_n", 128, 128, 2,
+     "the order of tiles tried: squares of four, along n", Raster::kAlongN, 4},
+    {HopperTile::kCooperative256x128AlongM, "256x128x128_cooperative_along_m", 256, 128, 1,
+     "the order of tiles tried: squares of four, along m", Raster::kAlongM, 4},
+    {HopperTile::kCooperative256x128AlongN, "256x128x128_cooperative_along_n", 256, 128, 1,
+     "the order of tiles tried: squares of four, along n", Raster::kAlongN, 4},
 };
 
 inline const HopperTileInfo& info_of(HopperTile tile) {

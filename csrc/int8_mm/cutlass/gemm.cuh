@@ -149,6 +149,12 @@ struct Gemm {
             {}};
   }
 
+  static auto order_of(Raster raster) {
+    using Order = cutlass::gemm::kernel::detail::RasterOrderOptions;
+    if (raster == Raster::kAny) return Order::Heuristic;
+    return (raster == Raster::kAlongM) != swapped ? Order::AlongM : Order::AlongN;
+  }
+
   static Arguments arguments(const Call& call) {
     const Factors& f = call.factors;
     const int m = static_cast<int>(f.m), n = static_cast<int>(f.n), k = static_cast<int>(f.k);
@@ -163,6 +169,8 @@ struct Gemm {
     a.epilogue.thread = tree(call.rescaling);
     a.epilogue.ptr_D = static_cast<Output*>(call.output);
     cute::get<swapped ? 1 : 0>(a.epilogue.dD) = n;
+    a.scheduler.max_swizzle_size = call.swizzle;
+    a.scheduler.raster_order = order_of(call.raster);
     a.hw_info.device_id = call.device;
     a.hw_info.sm_count = call.multiprocessors;
     return a;

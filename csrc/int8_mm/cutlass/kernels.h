@@ -6,6 +6,7 @@
 
 #include "float_types.h"
 #include "int8_mm/product.h"
+#include "int8_mm/tiles.h"
 
 namespace baraquant::int8_mm::hopper {
 
@@ -17,6 +18,8 @@ struct Call {
   void* output = nullptr;
   void* workspace = nullptr;
   int device = 0, multiprocessors = 0;
+  Raster raster = Raster::kAny;
+  int swizzle = 1;
   cudaStream_t stream = nullptr;
 };
 
