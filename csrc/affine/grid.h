@@ -30,6 +30,7 @@
 // 5. Asymmetric: r >= rint(xmin / s), and z = quant_min - rint(xmin / s): nothing limits z, since
 //    s >= RN(|xmin| / n) (1 - u) and so |xmin / s| < n + 1/2. So v >= quant_min. It can pass
 //    quant_max, by one, where both ends are rounded away from 0. |r| <= n + 1, and 3. holds.
+// 6. OwnGrid<false> serves symmetric scales too: by 4. its limit changes nothing.
 #pragma once
 
 #include <type_traits>

@@ -20,6 +20,7 @@ struct Call {
   double scale_number = 1;
   int64_t zero_point_number = 0;
   int64_t quant_min = -128, quant_max = 127;
+  bool own_range = false;  // Qparams::own_range
   ScaleMap map;
 };
 
@@ -39,6 +40,7 @@ Qparams<C> qparams_of(const Call& call) {
   q.zero_point_number = static_cast<C>(call.zero_point_number);
   q.range = {static_cast<C>(call.quant_min), static_cast<C>(call.quant_max)};
   q.map = call.map;
+  q.own_range = call.own_range;
   if (call.enabled.defined()) {
     q.enabled = static_cast<const uint8_t*>(call.enabled.const_data_ptr());
   }

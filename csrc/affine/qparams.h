@@ -18,6 +18,7 @@ struct Qparams {
   QuantRange<C> range{0, 0};
   ScaleMap map;
   const uint8_t* enabled = nullptr;  // 0 there: fake_quantize passes its input through
+  bool own_range = false;  // scales and zero points are from the range of x itself (OwnGrid)
 
   BARAQUANT_HD bool is_off() const { return enabled && *enabled == 0; }
   BARAQUANT_HD C scale_at(int64_t index) const { return scale ? scale[index] : scale_number; }

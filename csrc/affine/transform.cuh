@@ -25,6 +25,27 @@ enum class ScaleAccess {
   kMixed,    // any: looked up for each element, unless the pack's ends agree
 };
 
+// A direction over numbers that gave the scales (grid.h).
+template <typename Op>
+struct OverOwnRange : Op {};
+template <typename Op>
+constexpr bool kIsOverOwnRange = false;
+template <typename Op>
+constexpr bool kIsOverOwnRange<OverOwnRange<Op>> = true;
+// Whether that is compiled: what memory bounds gains nothing.
+template <typename Op>
+constexpr bool kGainsFromOwnRange = false;
+template <typename T>
+constexpr bool kGainsFromOwnRange<Quantize<T, uint8_t, Mask::kNone>> = sizeof(T) == 2;
+template <typename T>
+constexpr bool kGainsFromOwnRange<FakeQuantize<T, Mask::kNone>> = sizeof(T) == 2;
+
+// NB: OwnGrid of two sides serves symmetric scales as well.
+template <typename Op>
+using GridOf = std::conditional_t<
+    kIsOverOwnRange<Op>, FastestOwnGrid<typename Op::C, false>,
+    std::conditional_t<Op::kRounds, FastestGrid<typename Op::C>, Grid<typename Op::C>>>;
+
 template <typename Op, ScaleAccess access>
 struct Geometry {
   static constexpr int kSecondSize =
@@ -37,8 +58,6 @@ struct Geometry {
       access == ScaleAccess::kColumns ? std::min(4, 16 / kWidest) : 32 / kWidest;
   static constexpr int kRows = access == ScaleAccess::kColumns ? 4 : 1;
   static_assert(kPack == 2 || kPack == 4 || kPack == 8 || kPack == 16);
-  using Grid =
-      std::conditional_t<Op::kRounds, FastestGrid<typename Op::C>, affine::Grid<typename Op::C>>;
 };
 
 template <typename Op>
@@ -104,16 +123,17 @@ __device__ __forceinline__ void write_bits(unsigned bits, uint8_t* mask, int64_t
 
 template <typename Op, int pack>
 struct Packs {
-  Pack<typename Op::First, pack> first;
-  Pack<typename Op::Second, pack> second;
+  Loaded<typename Op::First, pack> first;
+  Loaded<typename Op::Second, pack> second;
   unsigned bits;
 
-  __device__ __forceinline__ void load_from(const TransformArgs<Op>& args, int64_t at, int count) {
+  __device__ __forceinline__ void load_from(const TransformArgs<Op>& args, int64_t at, int count,
+                                            bool aligned) {
     bits = 0;
     if (count == 0) return;
-    load(first, args.first, at, count, args.aligned);
+    load(first, args.first, at, count, aligned);
     if constexpr (!std::is_same_v<typename Op::Second, Nothing>) {
-      load(second, args.second, at, count, args.aligned);
+      load(second, args.second, at, count, aligned);
     }
     if constexpr (Op::kMask == Mask::kRead) bits = read_bits<pack>(args.mask, at, count);
   }
@@ -121,7 +141,7 @@ struct Packs {
   // As where the direction is switched off.
   __device__ __forceinline__ void pass_through(Pack<typename Op::Result, pack>& result) {
 #pragma unroll
-    for (int i = 0; i < pack; ++i) result.at[i] = first.at[i];
+    for (int i = 0; i < pack; ++i) result.at[i] = first.get(i);
     bits = ~0u;
   }
 
@@ -129,20 +149,20 @@ struct Packs {
   template <typename G>
   __device__ __forceinline__ typename Op::Result apply(int i, const G& grid) {
     typename Op::Second other{};
-    if constexpr (!std::is_same_v<typename Op::Second, Nothing>) other = second.at[i];
+    if constexpr (!std::is_same_v<typename Op::Second, Nothing>) other = second.get(i);
     bool bit = (bits >> i) & 1u;
-    const typename Op::Result result = Op::apply(first.at[i], other, bit, grid);
+    const typename Op::Result result = Op::apply(first.get(i), other, bit, grid);
     if constexpr (Op::kMask == Mask::kWrite) bits |= static_cast<unsigned>(bit) << i;
     return result;
   }
 };
 
 // Calls f with the grid of a scale: the fast one where it takes the scale.
-template <typename Op, ScaleAccess access, typename F>
+template <typename Op, typename F>
 __device__ __forceinline__ void with_grid(const TransformArgs<Op>& args, typename Op::C scale,
                                           typename Op::C zero_point, const F& f) {
   using C = typename Op::C;
-  using Fastest = typename Geometry<Op, access>::Grid;
+  using Fastest = GridOf<Op>;
   if constexpr (!std::is_same_v<Fastest, Grid<C>>) {
     if (args.fast_range && Fastest::accepts(scale, zero_point)) {
       return f(Fastest(scale, zero_point, args.q.range));
@@ -175,11 +195,10 @@ __device__ __forceinline__ void compute(const TransformArgs<Op>& args, int64_t b
       return;
     }
   }
-  with_grid<Op, access>(args, args.q.scale_at(index), args.q.zero_point_at(index),
-                        [&](const auto& grid) {
+  with_grid(args, args.q.scale_at(index), args.q.zero_point_at(index), [&](const auto& grid) {
 #pragma unroll
-                          for (int i = 0; i < pack; ++i) result.at[i] = packs.apply(i, grid);
-                        });
+    for (int i = 0; i < pack; ++i) result.at[i] = packs.apply(i, grid);
+  });
 }
 
 template <typename Op, ScaleAccess access>
@@ -189,7 +208,7 @@ __global__ void __launch_bounds__(kThreads) transform_kernel(const TransformArgs
   const int64_t left = args.numel - begin;
   const int count = left >= kPack ? kPack : static_cast<int>(max(left, int64_t(0)));
   Packs<Op, kPack> packs;
-  packs.load_from(args, begin, count);
+  packs.load_from(args, begin, count, args.aligned);
   if (count > 0) {
     Pack<typename Op::Result, kPack> result;
     compute<Op, access>(args, begin, count, packs, result);
@@ -201,7 +220,7 @@ __global__ void __launch_bounds__(kThreads) transform_kernel(const TransformArgs
 // The grids of a pack's columns, for all the rows that a thread takes.
 template <typename Op>
 struct ColumnGrids {
-  using G = typename Geometry<Op, ScaleAccess::kColumns>::Grid;
+  using G = GridOf<Op>;
   static constexpr int kPack = Geometry<Op, ScaleAccess::kColumns>::kPack;
   G grids[kPack];
   bool fast = true;
@@ -235,17 +254,20 @@ __device__ __forceinline__ void compute_columns(const TransformArgs<Op>& args,
       return;
     }
   }
+  const auto apply_to_columns = [&](const auto& grid_of) {
 #pragma unroll
-  for (int i = 0; i < pack; ++i) {
-    const auto& grid = columns.grids[i];
-    if (columns.fast) {
+    for (int i = 0; i < pack; ++i) {
+      const auto grid = grid_of(columns.grids[i]);
 #pragma unroll
       for (int r = 0; r < rows; ++r) results[r].at[i] = packs[r].apply(i, grid);
-    } else {
-      const Grid<typename Op::C> plain(grid.scale(), grid.zero_point(), args.q.range);
-#pragma unroll
-      for (int r = 0; r < rows; ++r) results[r].at[i] = packs[r].apply(i, plain);
     }
+  };
+  using C = typename Op::C;
+  if (columns.fast) {
+    apply_to_columns([](const auto& grid) { return grid; });
+  } else {
+    apply_to_columns(
+        [&](const auto& grid) { return Grid<C>(grid.scale(), grid.zero_point(), args.q.range); });
   }
 }
 
@@ -259,19 +281,31 @@ __global__ void __launch_bounds__(kThreads) transform_columns_kernel(const Trans
     const int64_t begin = place.begin + slab * kRows * place.next;
     Packs<Op, kPack> packs[kRows];
     Pack<typename Op::Result, kPack> results[kRows];
+    const auto count_of = [&](int r) { return begin + r * place.next < place.end ? kPack : 0; };
+    const auto load_rows = [&](bool whole) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const int64_t at = begin + r * place.next;
-      packs[r].load_from(args, at, at < place.end ? kPack : 0);
-    }
+      for (int r = 0; r < kRows; ++r) {
+        packs[r].load_from(args, begin + r * place.next, whole ? kPack : count_of(r),
+                           whole || args.aligned);
+      }
+    };
+    const auto store_rows = [&](bool whole) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const int count = whole ? kPack : count_of(r);
+        if (count == 0) continue;
+        store(results[r], args.result, begin + r * place.next, count, whole || args.aligned);
+      }
+    };
+    // NB: a branch around all the rows, as one in between would wait for the load before it.
+    const bool whole = args.aligned && count_of(kRows - 1) > 0;
+    whole ? load_rows(true) : load_rows(false);
     compute_columns(args, columns, packs, results);
+    whole ? store_rows(true) : store_rows(false);
+    if constexpr (Op::kMask == Mask::kWrite) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const int64_t at = begin + r * place.next;
-      const int count = at < place.end ? kPack : 0;
-      if (count > 0) store(results[r], args.result, at, count, args.aligned);
-      if constexpr (Op::kMask == Mask::kWrite) {
-        write_bits<kPack>(packs[r].bits, args.mask, at, count);
+      for (int r = 0; r < kRows; ++r) {
+        write_bits<kPack>(packs[r].bits, args.mask, begin + r * place.next, count_of(r));
       }
     }
   }
@@ -301,24 +335,39 @@ void launch_columns(TransformArgs<Op>& args, cudaStream_t stream) {
       <<<static_cast<unsigned>((threads + kThreads - 1) / kThreads), kThreads, 0, stream>>>(args);
 }
 
+// As the scales lie. A byte of a mask is written by neighbours in a warp: rows are whole bytes.
+template <typename Op>
+ScaleAccess access_to(const ScaleMap& map) {
+  const int whole = Op::kMask == Mask::kNone ? Geometry<Op, ScaleAccess::kColumns>::kPack : 8;
+  if (map.step() == 1 && map.inner.value % whole == 0) return ScaleAccess::kColumns;
+  const bool one = map.step() == 0 && map.fits_packs(Geometry<Op, ScaleAccess::kOne>::kPack);
+  return one ? ScaleAccess::kOne : ScaleAccess::kMixed;
+}
+
 template <typename Op>
 void transform_cuda(const typename Op::First* first, const typename Op::Second* second,
                     typename Op::Result* result, uint8_t* mask, int64_t numel,
                     const Qparams<typename Op::C>& q, cudaStream_t stream) {
   using G = Geometry<Op, ScaleAccess::kOne>;
+  const ScaleAccess access = access_to<Op>(q.map);
+  if constexpr (kGainsFromOwnRange<Op>) {
+    if (q.own_range && access != ScaleAccess::kMixed) {
+      return transform_cuda<OverOwnRange<Op>>(first, second, result, mask, numel, q, stream);
+    }
+  }
   TransformArgs<Op> args{first, second, result, mask, numel, q, false, false, {}, {}, {}, 0, 0};
   args.fast_range = fastest_accepts_range(q.range);
   args.aligned = is_aligned(first, G::kPack * sizeof(typename Op::First)) &&
                  is_aligned(result, G::kPack * sizeof(typename Op::Result)) &&
                  (second == nullptr || is_aligned(second, G::kPack * G::kSecondSize));
-  // A byte of a mask is written by neighbours in a warp: rows are whole bytes.
-  const int whole = Op::kMask == Mask::kNone ? Geometry<Op, ScaleAccess::kColumns>::kPack : 8;
-  if (q.map.step() == 1 && q.map.inner.value % whole == 0) return launch_columns(args, stream);
+  if (access == ScaleAccess::kColumns) return launch_columns(args, stream);
   const int64_t threads = (numel + G::kPack - 1) / G::kPack;
-  if (q.map.step() == 0 && q.map.fits_packs(G::kPack)) {
-    return launch_transform<Op, ScaleAccess::kOne>(args, threads, stream);
+  if constexpr (!kIsOverOwnRange<Op>) {
+    if (access == ScaleAccess::kMixed) {
+      return launch_transform<Op, ScaleAccess::kMixed>(args, threads, stream);
+    }
   }
-  launch_transform<Op, ScaleAccess::kMixed>(args, threads, stream);
+  launch_transform<Op, ScaleAccess::kOne>(args, threads, stream);
 }
 
 }  // namespace baraquant::affine

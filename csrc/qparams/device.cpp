@@ -91,6 +91,7 @@ affine::Call affine_call(const RangeCall& call, const at::Tensor& result, const 
   next.zero_point = call.zero_point;
   next.quant_min = call.quant_min;
   next.quant_max = call.quant_max;
+  next.own_range = true;
   next.map = call.map;
   return next;
 }

@@ -4,30 +4,13 @@
 // come here, also those with nothing to add.
 #pragma once
 
+#include "pack.cuh"
 #include "qparams/mapping.h"
 #include "qparams/words.h"
 
 namespace baraquant::qparams {
 
 constexpr unsigned kAllLanes = 0xffffffffu;
-
-// Neighbours from `begin` on, all of them there and at a multiple of their size (of 16 bytes).
-template <typename T, int size>
-__device__ __forceinline__ void load_words(Words<T, size>& words, const T* data, int64_t begin) {
-  words = *reinterpret_cast<const Words<T, size>*>(data + begin);
-}
-
-// `count` neighbours, at least one, in a place of any kind; the rest repeats the first of them,
-// which changes no range.
-template <typename T, int size>
-__device__ __forceinline__ void load_some_words(Words<T, size>& words, const T* data, int64_t begin,
-                                                int count) {
-  words.fill(data[begin]);
-#pragma unroll
-  for (int i = 1; i < size; ++i) {
-    if (i < count) words.set(i, data[begin + i]);
-  }
-}
 
 template <typename T, int size>
 __device__ __forceinline__ void add_words(WordExtremes<T>& range, const Words<T, size>& words,

@@ -92,12 +92,10 @@ __device__ __forceinline__ void write_row(const RowWords<Op> (&row)[packs],
     const int64_t begin = place.start + place.offset(p, kPack);
     affine::Packs<Op, kPack> pack;
     Pack<typename Op::Result, kPack> result;
+    pack.first = row[p];
     pack.bits = 0;
 #pragma unroll
-    for (int i = 0; i < kPack; ++i) {
-      pack.first.at[i] = row[p].get(i);
-      result.at[i] = pack.apply(i, grid);
-    }
+    for (int i = 0; i < kPack; ++i) result.at[i] = pack.apply(i, grid);
     const int count = place.has(p, kPack) ? kPack : 0;
     if (count > 0) store(result, args.result, begin, kPack, true);
     if constexpr (Op::kMask == affine::Mask::kWrite) {

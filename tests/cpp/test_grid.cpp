@@ -88,7 +88,7 @@ void check_value(float x, float scale, float zero_point, QuantRange<float> range
 }
 
 // Segments whose ends are random, with ties of their own scale and its neighbours between them.
-template <bool symmetric>
+template <bool symmetric, typename Own = OwnGrid<symmetric>>
 void check_own(int64_t quant_min, int64_t quant_max) {
   using namespace baraquant::qparams;
   const Rule<float> rule(quant_min, quant_max, symmetric);
@@ -110,7 +110,7 @@ void check_own(int64_t quant_min, int64_t quant_max) {
   if (!FastGrid::accepts(chosen.scale, zero_point)) return;
   const float least = std::fmin(low, high), most = std::fmax(low, high);
   const Grid<float> grid(chosen.scale, zero_point, rule.range);
-  const OwnGrid<symmetric> own(chosen.scale, zero_point, rule.range);
+  const Own own(chosen.scale, zero_point, rule.range);
   for (int k = 0; k < 24; ++k) {
     float x = random_value(k % 2 == 0 ? 0 : 3, chosen.scale, zero_point, rule.range);
     if (k == 0) x = least;
@@ -151,6 +151,7 @@ void check_own_grids() {
     for (int i = 0; i < 20000; ++i) {
       check_own<true>(range[0], range[1]);
       check_own<false>(range[0], range[1]);
+      check_own<true, OwnGrid<false>>(range[0], range[1]);
     }
     expect("there are checks", checks > before + 20000, 0, 0, 0);
   }
