@@ -166,8 +166,11 @@ inline RunMapping map_runs(const affine::Segments& s, int pack, const Chip& chip
   const int64_t packs = ceil_divide(s.length, pack);
   // A warp for each segment half fills the chip.
   const bool many = s.count >= int64_t(32) * chip.multiprocessors;
+  // Packs of a thread: several, as long as half of the threads that the chip holds are busy.
+  const int64_t share =
+      std::clamp<int64_t>(s.count * packs / (int64_t(1024) * chip.multiprocessors), 1, unroll);
   RunMapping m;
-  m.team_log2 = log2_up(ceil_divide(packs, many ? unroll / 2 : 1), kWarpLog2);
+  m.team_log2 = log2_up(ceil_divide(packs, share), kWarpLog2);
   int64_t slices = 1;
   if (packs > kWarp * unroll * (many ? 4 : 1)) {
     m.team_log2 = kReduceThreadsLog2;

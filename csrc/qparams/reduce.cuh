@@ -74,17 +74,24 @@ __device__ __forceinline__ void load_run(Words<T, pack>& words, const ReduceArgs
   load_some_words(words, args.input, at, static_cast<int>(min(int64_t(pack), end - j)));
 }
 
-// pack: 32 bytes, or 1 where those would be cut by the ends of runs or are not aligned.
+// The range of a thread's share of a slice. pack: 32 bytes, or 1 where those would be cut by the
+// ends of runs or are not aligned.
 template <typename T, int pack>
-__global__ void __launch_bounds__(kReduceThreads) reduce_runs_kernel(const ReduceArgs<T> args) {
-  if (args.outcome.is_off()) return;
+__device__ __forceinline__ Extremes<T> reduce_run(const ReduceArgs<T>& args, const RunPlace& place,
+                                                  bool two_sided) {
   constexpr int kUnroll = run_unroll(pack);
-  const bool two_sided = args.outcome.two_sided();
-  const RunPlace place =
-      place_in_runs(args.segments, args.runs, pack, blockIdx.x, static_cast<int>(threadIdx.x));
+  const T* start = args.input + args.segments.start(place.segment);
+  const bool one_run = place.end <= args.segments.run_length.value;
   WordExtremes<T> mine = WordExtremes<T>::of_nothing();
   for (int64_t j = place.begin; j < place.end; j += kUnroll * place.step) {
     Words<T, pack> words[kUnroll];
+    if (pack > 1 && one_run && j + (kUnroll - 1) * place.step + pack <= place.end) {
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) load_words(words[u], start, j + u * place.step);
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) add_words(mine, words[u], two_sided);
+      continue;
+    }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int64_t own = j + u * place.step;
@@ -95,7 +102,18 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_runs_kernel(const Reduc
       if (j + u * place.step < place.end) add_words(mine, words[u], two_sided);
     }
   }
-  Extremes<T> seen = mine.all(two_sided);
+  return mine.all(two_sided);
+}
+
+template <typename T, int pack>
+__global__ void __launch_bounds__(kReduceThreads) reduce_runs_kernel(const ReduceArgs<T> args) {
+  if (args.outcome.is_off()) return;
+  const bool two_sided = args.outcome.two_sided();
+  const RunPlace place =
+      place_in_runs(args.segments, args.runs, pack, blockIdx.x, static_cast<int>(threadIdx.x));
+  // NB: the same call twice, so that each knows what it need not compute.
+  Extremes<T> seen =
+      two_sided ? reduce_run<T, pack>(args, place, true) : reduce_run<T, pack>(args, place, false);
   if (args.runs.is_block()) {
     seen = merge_block(merge_warp(seen, two_sided), two_sided);
   } else {
