@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The ops as functions of tensors alone: what PyTorch's tools take.
 
-Those of the affine family are here, those of the range family in `range_calls.py`; the ops that
-change a running range in place are not among `ALL_CALLS`, but have tests of their own.
+Those of the affine family are here, the others in `range_calls.py` and `int8_calls.py`; the ops
+that change a running range in place are not among `ALL_CALLS`, but have tests of their own.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 import cases
+import int8_calls
 import range_calls
 from baraquant import ops
 from cases import Granularity
+from int8_calls import Int8Call
 from range_calls import RANGE, RangeCall
 
 GROUP = 8
@@ -41,6 +43,8 @@ class Call:
         number: Scale and zero point are numbers (per tensor only).
         learned: Scale and floating zero point require grad (fake_quantize only).
         dtype: The op's own argument of that name, where it has one.
+        input_alone: Whether vmap goes over the first tensor alone.
+        exact_gradients: Whether they have the same bits however they are batched.
     """
 
     verb: str
@@ -48,6 +52,9 @@ class Call:
     number: bool = False
     learned: bool = False
     dtype: torch.dtype | None = None
+
+    input_alone = False
+    exact_gradients = True
 
     def __str__(self) -> str:
         flags = [f for f in ("number", "learned") if getattr(self, f)]
@@ -117,7 +124,7 @@ NUMBERS = (
     Call("dequantize", cases.PER_TENSOR, number=True),
     Call("fake_quantize", cases.PER_TENSOR, number=True),
 )
-FORWARD_CALLS: tuple[Call | RangeCall, ...] = (
+FORWARD_CALLS: tuple[Call | RangeCall | Int8Call, ...] = (
     *(Call("quantize", g) for g in KINDS),
     *(Call("quantize", g, dtype=torch.float32) for g in KINDS),
     *(Call("dequantize", g) for g in KINDS),
@@ -125,9 +132,10 @@ FORWARD_CALLS: tuple[Call | RangeCall, ...] = (
     *(Call("fake_quantize", g, learned=True) for g in KINDS),
     *NUMBERS,
     *range_calls.FAKE_CALLS,
+    *int8_calls.QAT_CALLS,
 )
 BACKWARD_CALLS = tuple(Call(verb, g) for verb in BACKWARD for g in KINDS)
-ALL_CALLS = FORWARD_CALLS + BACKWARD_CALLS + range_calls.OTHER_CALLS
+ALL_CALLS = FORWARD_CALLS + BACKWARD_CALLS + range_calls.OTHER_CALLS + int8_calls.INT8_CALLS
 
 
 def outputs(result: Any) -> tuple[Tensor, ...]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Random calls of the integer matrix family, mostly wrong: `python int8_fuzz.py [examples]`.
+"""Random calls of the integer matrix family, often wrong: `python int8_fuzz.py [examples]`.
 
 As `affine_fuzz.py`: each call either breaks rules of the contract, and then raises the exception of
 one of them, or breaks none, and then gives the oracle's bits. The same on Meta and through
@@ -57,10 +57,10 @@ def values(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
 
 @st.composite
 def calls(draw: st.DrawFn) -> Call:
-    """Each argument is right about nine times out of ten."""
+    """Each argument is right about fourteen times out of fifteen."""
 
     def choose(right: Any, wrong: tuple) -> Any:
-        return draw(st.sampled_from(wrong)) if draw(st.integers(0, 19)) > 18 else right
+        return draw(st.sampled_from(wrong)) if draw(st.integers(0, 14)) > 13 else right
 
     name, seed = draw(st.sampled_from(OPS)), draw(st.integers(0, 99))
     lead, n = draw(st.sampled_from(LEADS)), draw(st.sampled_from(SIZES))

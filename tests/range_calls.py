@@ -29,6 +29,8 @@ class RangeCall:
 
     number = False
     learned = False
+    input_alone = False
+    exact_gradients = True
 
     def __str__(self) -> str:
         flags = [] if self.symmetric else ["asymmetric"]

@@ -16,9 +16,10 @@ from calls import ALL_CALLS, FORWARD_CALLS, KINDS, Call, assert_equal, value_and
 
 SHAPE = (3, 4, 20)
 DIFFERENTIABLE = [c for c in FORWARD_CALLS if c.differentiable]
+NOT_CAST = [c for c in ALL_CALLS if c.verb != "qat_linear"]  # which is a linear layer
 
 
-@pytest.mark.parametrize("call", ALL_CALLS, ids=str)
+@pytest.mark.parametrize("call", NOT_CAST, ids=str)
 @pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 def test_autocast_changes_nothing(call: Call, dtype: torch.dtype, device: str) -> None:
     tensors = call.tensors(SHAPE, dtype, device)

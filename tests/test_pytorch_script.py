@@ -18,11 +18,18 @@ SHAPE = (3, 4, 20)
 by_call = pytest.mark.parametrize("call", ALL_CALLS, ids=str)
 
 
+class Name(str):
+    """Of a tensor, as it stands in source."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
 def scripted_function(call: Call) -> torch.jit.ScriptFunction:
     """The call spelled out in Python, compiled by TorchScript, which reads source."""
-    names = [f"t{i}" for i in range(len(call.tensors(SHAPE)))]
-    args, kwargs = call.arguments(*(torch.empty(0) for _ in names))
-    words = [*names, *map(repr, args[len(names) :]), *(f"{k}={v!r}" for k, v in kwargs.items())]
+    names = [Name(f"t{i}") for i in range(len(call.tensors(SHAPE)))]
+    args, kwargs = call.arguments(*names)
+    words = [*map(repr, args), *(f"{k}={v!r}" for k, v in kwargs.items())]
     returns = f"Tuple[{', '.join(['Tensor'] * call.returns)}]" if call.returns > 1 else "Tensor"
     unit = torch.jit.CompilationUnit(
         f"def call({', '.join(n + ': Tensor' for n in names)}) -> {returns}:\n"
