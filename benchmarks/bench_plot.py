@@ -117,7 +117,7 @@ def _draw(
     for axis, ((op, what), own) in zip(axes, panels.items(), strict=False):
         draw(axis, own)
         axis.set_title(f"{op}\n{what}{unit}", fontsize="small")
-        axis.tick_params(axis="both", labelsize=7)
+        axis.tick_params(axis="both", which="both", labelsize=7)
     for axis in axes[len(panels) :]:
         axis.remove()
     figure.suptitle(f"{about['device']}, torch {about['torch']}", fontsize="medium")
