@@ -45,7 +45,7 @@ constexpr HopperTileInfo kHopperTiles[] = {
     {HopperTile::kPingpong128x128, "128x128x128_pingpong_cluster2x1", 128, 128, 2,
      "one warp group multiplies while the other stores: the fastest where the grid has many tiles"},
     {HopperTile::kCooperative256x128, "256x128x128_cooperative", 256, 128, 1,
-     "the least traffic per product: about m = 1024 on wide weights, and weights far beyond L2"},
+     "the least traffic per product: weights far beyond L2, or where its tiles fill one wave"},
     {HopperTile::kPingpong64x128, "64x128x128_pingpong_cluster2x1", 64, 128, 2,
      "twice the tiles of 128x128: m about 256, where those would leave multiprocessors idle"},
     {HopperTile::kWarps64x64, "64x64x256_warp_specialized", 64, 64, 1,
@@ -55,7 +55,7 @@ constexpr HopperTileInfo kHopperTiles[] = {
     {HopperTile::kSwapped16x64, "16x64x256_swapped", 16, 64, 1,
      "m up to 16: as 32x64, with half of the input's padding"},
     {HopperTile::kStreamK64x128, "64x128x128_swapped_stream_k", 64, 128, 1,
-     "m of 17 to 64 on wide weights: the last, partly filled wave of tiles is shared along k"},
+     "m of 17 to 64 on wide weights, or 256 and long k: a partly filled wave is shared along k"},
     {HopperTile::kStreamK16x128, "16x128x256_swapped_stream_k", 16, 128, 1,
      "m up to 16 on wide weights whose last wave of 16x64 tiles would be mostly idle"},
     {HopperTile::kPingpong128x128AlongM, "128x128x128_pingpong_cluster2x1_along_m", 128, 128, 2,
@@ -76,11 +76,14 @@ inline int64_t count_tiles(const HopperTileInfo& tile, int64_t m, int64_t n) {
   return divide_up(divide_up(m, tile.m), tile.cluster_m) * tile.cluster_m * divide_up(n, tile.n);
 }
 
-// Whether the last wave of tiles leaves more than a tenth of all multiprocessor time idle. A grid
-// below one wave is not counted: sharing its tiles costs more than idling.
+// Whether waves of tiles leave at most a tenth of all multiprocessor time idle.
+inline bool fills(int64_t tiles, int multiprocessors) {
+  return tiles * 10 >= divide_up(tiles, multiprocessors) * multiprocessors * 9;
+}
+
+// A grid below one wave is not counted: sharing its tiles costs more than idling.
 inline bool wastes_last_wave(int64_t tiles, int multiprocessors) {
-  const int64_t places = divide_up(tiles, multiprocessors) * multiprocessors;
-  return tiles > multiprocessors && tiles * 10 < places * 9;
+  return tiles > multiprocessors && !fills(tiles, multiprocessors);
 }
 
 inline HopperTile choose_hopper_tile_for_few_rows(int64_t m, int64_t n, int multiprocessors) {
@@ -110,11 +113,13 @@ inline HopperTile choose_hopper_tile(int64_t m, int64_t n, int64_t k, int multip
   }
   constexpr int64_t kFarBeyondL2 = int64_t(1) << 28;
   if (m > 256 && n * k > kFarBeyondL2) return HopperTile::kCooperative256x128;
-  const int64_t cooperative = count_tiles(info_of(HopperTile::kCooperative256x128), m, n);
-  // One wave of the large tile cannot hide its epilogue, unless k is long.
-  if (m > 512 && m <= 1536 && n >= 4096 && (cooperative > multiprocessors || k > 8192)) {
+  // It does not hide its epilogue behind another tile, so k has to be long.
+  const int64_t large = count_tiles(info_of(HopperTile::kCooperative256x128), m, n);
+  if (m > 256 && k > 4096 && large <= multiprocessors && fills(large, multiprocessors)) {
     return HopperTile::kCooperative256x128;
   }
+  const int64_t shared = count_tiles(info_of(HopperTile::kStreamK64x128), m, n);
+  if (m <= 256 && k > 8192 && shared <= multiprocessors) return HopperTile::kStreamK64x128;
   const bool small = time_of_64x128(m, n, multiprocessors) < time_of_128x128(m, n, multiprocessors);
   return small ? HopperTile::kPingpong64x128 : HopperTile::kPingpong128x128;
 }
@@ -150,7 +155,7 @@ inline GenericTile choose_generic_tile(int64_t m, int64_t n, int multiprocessors
   if (m <= 32) return GenericTile::k16x32;
   // Two blocks of the large tile fit a multiprocessor; the small one is half as fast.
   const int64_t large = count_tiles(info_of(GenericTile::k128x128), m, n);
-  if (m > 64 && large >= multiprocessors) return GenericTile::k128x128;
+  if (m > 64 && large * 10 >= int64_t(9) * multiprocessors) return GenericTile::k128x128;
   const int64_t small = count_tiles(info_of(GenericTile::k64x64), m, n);
   return m <= 64 && small < multiprocessors / 2 ? GenericTile::k16x32 : GenericTile::k64x64;
 }
@@ -175,7 +180,9 @@ BARAQUANT_HD TilePlace place_of_tile(int64_t block, int64_t m, int64_t n, int ti
 constexpr int kMostVectorRows = 4;
 
 // The vector kernel streams the weights once, without tensor cores: each of its threads multiplies
-// what it reads by every row.
-inline bool prefers_vector_kernel(int64_t m) { return m <= kMostVectorRows; }
+// what it reads by every row. With a third row and long k those can do better.
+inline bool prefers_vector_kernel(int64_t m, int64_t k, bool allows_hopper) {
+  return m <= kMostVectorRows && !(allows_hopper && m > 2 && k > 8192);
+}
 
 }  // namespace baraquant::int8_mm
