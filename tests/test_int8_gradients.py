@@ -36,12 +36,14 @@ def composed(x: Tensor, weight: Tensor, bias: Tensor | None, symmetric: bool) ->
 def whole_rows(
     rows: int, width: int, dtype: torch.dtype, ends: tuple[float, float], seed: int
 ) -> Tensor:
-    """Small whole numbers, and in each row the ends of a range whose scale is 1.
+    """Small numbers near whole ones, and in each row the ends of a range whose scale is 1.
 
     The ends lie elsewhere in each row, so that a sum over rows has few large terms.
     """
     lowest = -1 if ends[0] > -2 else -2
-    small = torch.randint(lowest, 3, (rows, width), generator=cases.generator(seed)).to(dtype)
+    gen = cases.generator(seed)
+    small = torch.randint(lowest, 3, (rows, width), generator=gen).to(dtype)
+    small += torch.randint(-1, 2, (rows, width), generator=gen).to(dtype) / 4
     for row in range(rows):
         small[row, (2 * row) % width], small[row, (2 * row + 1) % width] = ends
     return small
