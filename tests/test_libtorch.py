@@ -51,6 +51,7 @@ def check_program(program: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
     assert "forward: as expected" in result.stdout
     assert "backward: as expected" in result.stdout
+    assert "int8_linear: as expected" in result.stdout
     assert f"baraquant {baraquant.__version__}, built for torch {torch.__version__}" in (
         result.stdout
     )
