@@ -9,21 +9,16 @@
 
 #include "cute/tensor.hpp"
 #include "cutlass/epilogue/collective/collective_builder.hpp"
-#include "cutlass/epilogue/fusion/sm90_visitor_load_tma_warpspecialized.hpp"
-#include "cutlass/epilogue/fusion/sm90_visitor_tma_warpspecialized.hpp"
 #include "cutlass/gemm/collective/collective_builder.hpp"
 #include "cutlass/gemm/device/gemm_universal_adapter.h"
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "int8_mm/cutlass/kernels.h"
-#include "int8_mm/int8_mm.h"
+#include "int8_mm/cutlass/rescale.cuh"
 
 namespace baraquant::int8_mm::hopper {
 
-namespace fusion = cutlass::epilogue::fusion;
-using cute::_0;
 using cute::_1;
 using cute::Int;
-using cute::Stride;
 
 template <typename T>
 struct Stored {
@@ -36,40 +31,6 @@ struct Stored<Float16> {
 template <>
 struct Stored<BFloat16> {
   using type = cutlass::bfloat16_t;
-};
-
-// The last node of the epilogue's tree: from the sums and their factors to the output.
-template <typename Output>
-struct Rescale : fusion::Sm90VisitorImpl<> {
-  using fusion::Sm90VisitorImpl<>::Sm90VisitorImpl;
-
-  struct ConsumerStoreCallbacks : fusion::EmptyConsumerStoreCallbacks {
-    template <int size>
-    using Integers = cutlass::Array<int32_t, size>;
-    template <int size>
-    using Floats = cutlass::Array<float, size>;
-
-    template <int size>
-    CUTLASS_DEVICE cutlass::Array<Output, size> visit(const Integers<size>& sums, int, int, int,
-                                                      const Integers<size>& zero_point,
-                                                      const Integers<size>& weight_sum,
-                                                      const Floats<size>& weight_scale,
-                                                      const Floats<size>& input_scale,
-                                                      const Floats<size>& bias) {
-      Floats<size> y;
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < size; ++i) {
-        y[i] = rescale(shift(sums[i], zero_point[i], weight_sum[i]), weight_scale[i],
-                       input_scale[i], bias[i]);
-      }
-      return cutlass::NumericArrayConverter<Output, float, size>{}(y);
-    }
-  };
-
-  template <bool of_source, class... Args>
-  CUTLASS_DEVICE auto get_consumer_store_callbacks(const fusion::ConsumerStoreArgs<Args...>&) {
-    return ConsumerStoreCallbacks{};
-  }
 };
 
 template <int m_, int n_, int k_, int cluster_m, int cluster_n, bool swapped_, class Schedule_,
@@ -93,25 +54,14 @@ struct Gemm {
   static constexpr int kOutputAlignment = 16 / sizeof(Output);
   static constexpr bool swapped = Tile::swapped;
 
-  // Vectors along m (each may be one number for all) and along n.
-  template <typename V>
-  using Rows = cute::conditional_t<
-      swapped, fusion::Sm90RowBroadcast<0, typename Tile::Shape, V, V, Stride<_0, bool, _0>, 1>,
-      fusion::Sm90ColBroadcast<0, typename Tile::Shape, V, V, Stride<bool, _0, _0>, 1>>;
-  template <typename V>
-  using Columns = cute::conditional_t<
-      swapped, fusion::Sm90ColBroadcast<0, typename Tile::Shape, V, V, Stride<_1, _0, _0>, 1>,
-      fusion::Sm90RowBroadcast<0, typename Tile::Shape, V, V, Stride<_0, _1, _0>, 1>>;
-  using Tree = fusion::Sm90EVT<Rescale<Output>, Rows<int32_t>, Columns<int32_t>, Columns<float>,
-                               Rows<float>, Columns<float>>;
-
   using OutputLayout =
       cute::conditional_t<swapped, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>;
   using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, typename Tile::Shape,
       typename Tile::Cluster, cutlass::epilogue::collective::EpilogueTileAuto, int32_t, float, void,
       OutputLayout, kOutputAlignment, Output, OutputLayout, kOutputAlignment,
-      typename Tile::EpilogueSchedule, Tree>::CollectiveOp;
+      typename Tile::EpilogueSchedule,
+      Rescale<Output, typename Tile::Shape, swapped>>::CollectiveOp;
   using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, int8_t, cutlass::layout::RowMajor, 16,
       int8_t, cutlass::layout::ColumnMajor, 16, int32_t, typename Tile::Shape,
@@ -123,31 +73,6 @@ struct Gemm {
                                                       Epilogue, typename Tile::Scheduler>;
   using Adapter = cutlass::gemm::device::GemmUniversalAdapter<Kernel>;
   using Arguments = typename Kernel::Arguments;
-
-  template <typename V>
-  static typename Rows<V>::Arguments rows(const OfRows<V>& of) {
-    typename Rows<V>::Arguments arguments{of.data, of.value, {}};
-    cute::get<swapped ? 1 : 0>(args_stride(arguments)) = of.stride != 0;
-    return arguments;
-  }
-
-  template <typename A>
-  static auto& args_stride(A& arguments) {
-    if constexpr (swapped) {
-      return arguments.dRow;
-    } else {
-      return arguments.dCol;
-    }
-  }
-
-  static typename Tree::Arguments tree(const Rescaling<float>& r) {
-    return {rows(r.zero_point),
-            typename Columns<int32_t>::Arguments{r.weight_sum, 0, {}},
-            typename Columns<float>::Arguments{r.weight_scale, 0, {}},
-            rows(r.input_scale),
-            typename Columns<float>::Arguments{r.bias, kNoBias<float>, {}},
-            {}};
-  }
 
   static auto order_of(Raster raster) {
     using Order = cutlass::gemm::kernel::detail::RasterOrderOptions;
@@ -166,7 +91,7 @@ struct Gemm {
     a.mainloop.ptr_B = swapped ? input : f.weight;
     cute::get<0>(a.mainloop.dA) = k;
     cute::get<0>(a.mainloop.dB) = k;
-    a.epilogue.thread = tree(call.rescaling);
+    a.epilogue.thread = call.rescaling;
     a.epilogue.ptr_D = static_cast<Output*>(call.output);
     cute::get<swapped ? 1 : 0>(a.epilogue.dD) = call.output_stride;
     a.scheduler.max_swizzle_size = call.swizzle;
