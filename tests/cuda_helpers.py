@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -41,6 +42,7 @@ MIB = 2**20
 
 def measured(call: Callable[[], object]) -> tuple[int, int]:
     """Bytes that are held once `call` returned, and at its peak; what it returns stays alive."""
+    gc.collect()  # what earlier tests left must not be freed meanwhile
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

@@ -76,12 +76,17 @@ def test_the_input_is_clipped() -> None:
 
 @by_dtype
 @by_scheme
+@pytest.mark.parametrize("parameter", [True, False], ids=["parameter", "computed"])
 def test_gradients_are_those_of_fake_quantize(
-    symmetric: bool, dtype: torch.dtype, device: str
+    parameter: bool, symmetric: bool, dtype: torch.dtype, device: str
 ) -> None:
     """Once and twice, to the rounding of the matrix products."""
     tensors = arguments(dtype, device)
-    actual = gradients_twice(ops.qat_linear, tensors, symmetric)
+
+    def qat(x: Tensor, w: Tensor, b: Tensor, *, symmetric: bool) -> Tensor:
+        return ops.qat_linear(x, w if parameter else w * 1, b, symmetric=symmetric)
+
+    actual = gradients_twice(qat, tensors, symmetric)
     expected = gradients_twice(of_fake_quantize, tensors, symmetric)
     for a, e in zip(actual, expected, strict=True):
         assert a.dtype == e.dtype and a.shape == e.shape
@@ -101,14 +106,25 @@ def test_reference_has_the_same_gradients(symmetric: bool, device: str) -> None:
 
 @by_dtype
 @by_scheme
-def test_memory_held(symmetric: bool, dtype: torch.dtype, device: str) -> None:
-    """A byte per element, scales and zero points, and where asymmetric a bit per element."""
+@pytest.mark.parametrize("parameter", [True, False], ids=["parameter", "computed"])
+def test_memory_held(parameter: bool, symmetric: bool, dtype: torch.dtype, device: str) -> None:
+    """A byte per element, scales and zero points, and where asymmetric a bit per element.
+
+    Of a parameter, which is alive anyway, the scales alone; of another weight its integers.
+    """
     x, w, b = arguments(dtype, device)
+    if not parameter:
+        w = w * 1
     with saved_tensors() as kept:
         y = ops.qat_linear(x * 1, w, b, symmetric=symmetric)
     kept = [t for t in kept if t.dtype != x.dtype or t.shape != x.shape]  # of `x * 1`
+    itself = [t for t in kept if t.data_ptr() == w.data_ptr()]
+    assert len(itself) == parameter
+    kept = [t for t in kept if t.data_ptr() != w.data_ptr()]
     scale = 8 if dtype == torch.float64 else 4
-    expected = TOKENS * DEPTH + TOKENS * scale + OUTPUTS * DEPTH + OUTPUTS * scale
+    expected = TOKENS * DEPTH + TOKENS * scale + OUTPUTS * scale
+    if not parameter:
+        expected += OUTPUTS * DEPTH
     if not symmetric:
         expected += TOKENS * 4 + TOKENS * DEPTH // 8
     assert sum(t.numel() * t.element_size() for t in kept) == expected
@@ -118,7 +134,7 @@ def test_memory_held(symmetric: bool, dtype: torch.dtype, device: str) -> None:
 
 
 WANTED = {
-    "x": (torch.int8, (OUTPUTS, DEPTH)),  # needs the weight
+    "x": (torch.float32, (OUTPUTS, DEPTH)),  # needs the weight, which is alive anyway
     "w": (torch.int8, (2, 3, DEPTH)),  # needs the input
     "b": None,
 }
@@ -132,11 +148,11 @@ def test_only_what_is_wanted_is_kept_and_computed(
     tensors = arguments(device=device, grads=wanted)
     with saved_tensors() as kept:
         y = ops.qat_linear(*tensors, symmetric=symmetric)
-    integers = [(t.dtype, tuple(t.shape)) for t in kept if t.dtype == torch.int8]
-    assert integers == ([WANTED[wanted]] if WANTED[wanted] else [])
+    matrices = [(t.dtype, tuple(t.shape)) for t in kept if t.shape[-1:] == (DEPTH,)]
+    assert matrices == ([WANTED[wanted]] if WANTED[wanted] else [])
     y.backward(torch.ones_like(y))
     whole = arguments(device=device)
-    ops.qat_linear(*whole, symmetric=symmetric).sum().backward()
+    ops.qat_linear(*whole, symmetric=symmetric).backward(torch.ones_like(y))
     for tensor, full, name in zip(tensors, whole, "xwb", strict=True):
         if name == wanted:
             assert tensor.grad is not None and full.grad is not None

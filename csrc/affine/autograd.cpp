@@ -11,6 +11,7 @@
 
 #include "affine/core_ops.h"
 #include "affine/memory_order.h"
+#include "alive.h"
 #include "float_types.h"
 
 namespace baraquant::affine {
@@ -35,10 +36,6 @@ bool is_recorded(const at::Tensor& first, const QuantArgs& q, const at::Tensor& 
   }
   return has_tangent(first) || (q.scale && has_tangent(*q.scale)) ||
          (q.zero_point && has_tangent(*q.zero_point)) || (grad.defined() && has_tangent(grad));
-}
-
-bool is_alive_anyway(const at::Tensor& input) {
-  return input.is_leaf() || (input.is_view() && input._base().is_leaf());
 }
 
 void refuse_learned_qparams(const char* verb, const QuantArgs& q) {

@@ -3,9 +3,10 @@
 //   linear(dynamic_fake_quantize_per_token(x), dynamic_fake_quantize_per_channel(w, 0), b)
 // where the roundings pass gradients straight through (Bengio et al. 2013):
 //   dx = inside ? dy @ w^ : 0,   dw = dy^T @ x^,   db = sum of dy over tokens
-// x^ and w^ are the rounded numbers, from the integers that are kept: one byte for each element,
-// and a bit (`inside`) where the input's scheme is asymmetric. The weight's is symmetric, and a
-// symmetric scale never clips.
+// x^ and w^ are the rounded numbers. x^ comes from the integers, which are kept: one byte for each
+// element, and a bit (`inside`) where the input's scheme is asymmetric. So does w^, but where the
+// weight is alive anyway (a parameter): then it is rounded again, and only its scales are kept. The
+// weight's scheme is symmetric, and a symmetric scale never clips.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
@@ -13,6 +14,7 @@
 #include <torch/library.h>
 
 #include "affine/core_ops.h"
+#include "alive.h"
 #include "dtypes.h"
 #include "int8_mm/ops.h"
 
@@ -77,6 +79,19 @@ at::Tensor dequantized(const at::Tensor& values, const at::Tensor& scale,
   return affine::dequantize(values, q, dtype);
 }
 
+// w^, from what was kept of it: its integers, or itself.
+at::Tensor rounded_weight(const at::Tensor& kept, const at::Tensor& scale, at::ScalarType dtype) {
+  if (kept.scalar_type() == at::kChar) {
+    return dequantized(kept, scale, {}, Granularity::kPerChannel, dtype);
+  }
+  static const OptionalTensor none;
+  const OptionalTensor s(scale);
+  affine::QuantArgs q{s, none};
+  q.granularity = Granularity::kPerChannel;
+  q.axis = 0;
+  return affine::fake_quantize(kept.detach(), q, std::nullopt);
+}
+
 // [tokens, last] of [..., last].
 at::Tensor as_rows(const at::Tensor& tensor) {
   c10::SymInt tokens = 1;
@@ -98,7 +113,10 @@ class QatLinear : public Function<QatLinear> {
     const at::Tensor none;
     ctx->save_for_backward({weight_grad ? qinput : none, weight_grad ? input_scale : none,
                             weight_grad && !symmetric ? input_zero_point : none,
-                            with_mask ? mask : none, input_grad ? qweight : none,
+                            with_mask ? mask : none,
+                            !input_grad               ? none
+                            : is_alive_anyway(weight) ? weight
+                                                      : qweight,
                             input_grad ? weight_scale : none});
     ctx->saved_data["dtype"] = static_cast<int64_t>(input.scalar_type());
     if (bias) ctx->saved_data["bias_dtype"] = static_cast<int64_t>(bias->scalar_type());
@@ -107,12 +125,11 @@ class QatLinear : public Function<QatLinear> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor &dy = grads[0], &qinput = saved[0], &mask = saved[3], &qweight = saved[4];
+    const at::Tensor &dy = grads[0], &qinput = saved[0], &mask = saved[3], &weight = saved[4];
     const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
     variable_list result(4);
-    if (qweight.defined()) {
-      const at::Tensor rounded =
-          dequantized(qweight, saved[5], {}, Granularity::kPerChannel, dtype);
+    if (weight.defined()) {
+      const at::Tensor rounded = rounded_weight(weight, saved[5], dtype);
       const at::Tensor dx = at::matmul(dy, connected(rounded, kWeight));
       result[0] = mask.defined() ? clip_gradient(dx, mask, dtype) : dx;
     }
