@@ -40,6 +40,33 @@ def _of_batch(qparams: Tensor, dim: int | None, tokens: torch.Size, size: int) -
     )
 
 
+def _is_for_all(qparams: Tensor, dim: int | None) -> bool:
+    return dim is None and qparams.shape in ((), (1,))
+
+
+def _int8_linear(
+    *,
+    input: Tensor,
+    weight: Tensor,
+    act_scale: Tensor,
+    weight_scale: Tensor,
+    act_zero_point: Tensor | None,
+    bias: Tensor | None,
+    **keywords: Any,
+) -> Tensor:
+    """Call ``int8_linear`` with the arguments of ``smoothquant_linear``: the same formula."""
+    result: Tensor = torch.ops.baraquant.int8_linear(
+        input,
+        weight,
+        act_scale,
+        weight_scale,
+        bias,
+        input_zero_point=act_zero_point,
+        **keywords,
+    )
+    return result
+
+
 def _rule(op: torch._ops.OpOverload, of_input: tuple[str, ...]) -> Callable[..., Any]:
     """Return the rule of an op whose arguments are all given by position."""
     names = [argument.name for argument in op._schema.arguments]
@@ -61,8 +88,11 @@ def _rule(op: torch._ops.OpOverload, of_input: tuple[str, ...]) -> Callable[...,
         tokens = sample_shape(given["input"], dims["input"])[:-1]
         given["input"] = to_front(given["input"], dims["input"], info.batch_size)
         for name in of_input[1:]:
-            if given[name] is not None:
-                given[name] = _of_batch(given[name], dims[name], tokens, info.batch_size)
+            if given[name] is None or _is_for_all(given[name], dims[name]):
+                continue
+            given[name] = _of_batch(given[name], dims[name], tokens, info.batch_size)
+        if dims.get("act_scale") is not None:  # one for each sample, which the op itself lacks
+            return _int8_linear(**given), 0
         return _call(op, tuple(given.values())), 0
 
     return rule

@@ -34,6 +34,14 @@ def add_rounding_to_odd(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(total.isfinite() & (rest != 0) & even, towards, total)
 
 
+def balanced(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two float64 of about one size with the same product, so that neither is extreme."""
+    (a_part, a_power), (b_part, b_power) = torch.frexp(a), torch.frexp(b)
+    power = (a_power + b_power).to(torch.float64)  # NB: ldexp computes 2^power in this dtype
+    half = torch.floor(power / 2)
+    return torch.ldexp(a_part, half), torch.ldexp(b_part, power - half)
+
+
 def exact_product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Return two float64 whose sum is ``a * b`` (Dekker 1971)."""
 
@@ -53,7 +61,7 @@ def fused_multiply_add(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
     float32: float64 holds the product, and a sum rounded to odd rounds as the exact one would.
     float64: Boldo and Melquiond 2008, "Emulation of FMA and Correctly Rounded Sums"; products
-    below 2^-969 or beyond 2^996 are rounded twice.
+    below 2^-969 are rounded twice.
     """
     if a.dtype == torch.float32:
         product = a.to(torch.float64) * b.to(torch.float64)
@@ -64,7 +72,7 @@ def fused_multiply_add(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         part = total - x
         return total, (x - (total - part)) + (y - part)
 
-    product, rest = exact_product(a, b)
+    product, rest = exact_product(*balanced(a, b))
     high, low = exact_sum(c, rest)
     total, error = exact_sum(product, high)
     result = total + add_rounding_to_odd(low, error)
@@ -108,8 +116,9 @@ def int8_linear(
     if input_zero_point is not None:
         z = input_zero_point.to(torch.float64).clamp(INT32_MIN, INT32_MAX).to(torch.int32)
         z = _per_token(z, input)
-    acc = sums_of_products(input, z, weight)
-    return rescaled(acc, _per_token(input_scale, input), weight_scale, bias, dtype)
+    with torch.no_grad():
+        acc = sums_of_products(input, z, weight)
+        return rescaled(acc, _per_token(input_scale, input), weight_scale, bias, dtype)
 
 
 @like_the_op
@@ -151,9 +160,7 @@ def quantized_linear(
     weight_sum: Tensor | None = None,
 ) -> Tensor:
     """Return :func:`int8_linear` of the input, quantized with a scale for each token."""
-    x = input.detach()
-    q, s, z = ranges.dynamic_range_quantize_per_token(x, symmetric=symmetric)
-    bias = None if bias is None else bias.detach()
+    q, s, z = ranges.dynamic_range_quantize_per_token(input.detach(), symmetric=symmetric)
     return int8_linear(q, weight, s, weight_scale, bias, input_zero_point=z, dtype=input.dtype)
 
 
