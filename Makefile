@@ -8,7 +8,7 @@ ENVIRONMENT = "$(PYTHON)" scripts/environment.py
 WORKERS ?= $(shell if [ -e /dev/nvidia0 ] && [ "$$(nproc)" -ge 16 ]; then echo 14; else echo 2; fi)
 PYTEST_ARGS ?=
 # The families that are measured, and options for each of them, such as --json results/{family}.json
-BENCH ?= affine qparams
+BENCH ?= affine qparams int8_mm
 BENCH_ARGS ?=
 DEMO_ARGS ?=
 
