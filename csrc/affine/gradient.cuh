@@ -14,6 +14,7 @@
 #include "affine/qparams.h"
 #include "affine/segments.h"
 #include "pack.cuh"
+#include "plan.cuh"
 
 namespace baraquant::affine {
 
@@ -305,9 +306,30 @@ inline unsigned blocks_for(int64_t tasks, int64_t per_block) {
   return static_cast<unsigned>((tasks + per_block - 1) / per_block);
 }
 
+// Of a call that is planned: the kernels that add up the slices.
+template <typename T>
+void note_sums_of_slices(const Segments& s, bool zero_point_gradient) {
+  if (s.slices == 1) return;
+  const auto plan = [&] {
+    return cuda_plan<ComputeType<T>>("sum_slices", std::to_string(team_size(s.slices)), 0,
+                                     "float64");
+  };
+  only_planned(plan);
+  if (zero_point_gradient) only_planned(plan);
+}
+
 template <typename T, bool zero_point_gradient>
 void launch_gradient(const GradientParams<T>& p, cudaStream_t stream) {
   const Segments& s = p.segments;
+  if (only_planned([&] {
+        const int64_t sums = s.slices > 1 ? s.slices * s.count * (zero_point_gradient ? 2 : 1) : 0;
+        return cuda_plan<ComputeType<T>>(
+            s.in_columns ? "qparams_gradient_columns" : "qparams_gradient_runs",
+            std::to_string(s.in_columns ? kRowSlice : kRunSlice),
+            sums * static_cast<int64_t>(sizeof(double)), "float64");
+      })) {
+    return note_sums_of_slices<T>(s, zero_point_gradient);
+  }
   if (s.in_columns) {
     using G = ColumnGeometry<T>;
     const int64_t tiles = (s.columns + G::kTileColumns - 1) / G::kTileColumns;

@@ -13,6 +13,7 @@
 #include "affine/qparams.h"
 #include "affine/segments.h"
 #include "pack.cuh"
+#include "plan.cuh"
 
 namespace baraquant::affine {
 
@@ -313,6 +314,14 @@ __global__ void __launch_bounds__(kThreads) transform_columns_kernel(const Trans
 
 template <typename Op, ScaleAccess access>
 void launch_transform(const TransformArgs<Op>& args, int64_t threads, cudaStream_t stream) {
+  if (only_planned([&] {
+        const bool one = access == ScaleAccess::kOne;
+        return cuda_plan<typename Op::C>(
+            std::string(Op::kName) + (one ? "_one_scale" : "_mixed_scales"),
+            std::to_string(kThreads) + "x" + std::to_string(Geometry<Op, access>::kPack));
+      })) {
+    return;
+  }
   const int64_t blocks = (threads + kThreads - 1) / kThreads;
   transform_kernel<Op, access><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(args);
 }
@@ -330,6 +339,13 @@ void launch_columns(TransformArgs<Op>& args, cudaStream_t stream) {
   args.slabs = static_cast<int>(std::min(slabs, (s.length + G::kRows - 1) / G::kRows));
   const int64_t rows_of_part = args.slabs * G::kRows;
   args.parts_of_block = Divisor((s.length + rows_of_part - 1) / rows_of_part);
+  if (only_planned([&] {
+        return cuda_plan<typename Op::C>(
+            std::string(Op::kName) + "_columns",
+            std::to_string(rows_of_part) + "x" + std::to_string(G::kPack));
+      })) {
+    return;
+  }
   const int64_t threads = args.blocks * args.parts_of_block.value * args.packs_in_row.value;
   transform_columns_kernel<Op>
       <<<static_cast<unsigned>((threads + kThreads - 1) / kThreads), kThreads, 0, stream>>>(args);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "pack.cuh"
+#include "plan.cuh"
 #include "qparams/extremes.cuh"
 
 namespace baraquant::qparams {
@@ -270,9 +271,25 @@ int64_t partials_of(const ReduceArgs<T>& args) {
 }
 
 template <typename T>
+KernelPlan plan_of(const ReduceArgs<T>& args) {
+  const std::string name = args.outcome.min ? "observe" : "choose_qparams";
+  const int pack = args.segments.in_columns ? kColumnPack<T> : args.whole_packs ? kRunPack<T> : 1;
+  return cuda_plan<ComputeType<T>>(name + (args.segments.in_columns ? "_columns" : "_runs"),
+                                   std::to_string(kReduceThreads) + "x" + std::to_string(pack),
+                                   partials_of(args) * static_cast<int64_t>(sizeof(Extremes<T>)));
+}
+
+template <typename T>
 void reduce_cuda(const ReduceArgs<T>& args, cudaStream_t stream) {
   const int64_t segments = args.segments.count;
   int64_t slices = 0;
+  if (only_planned([&] { return plan_of(args); })) {
+    if (partials_of(args) > 0) {
+      only_planned(
+          [] { return cuda_plan<ComputeType<T>>("merge_slices", std::to_string(kSliceThreads)); });
+    }
+    return;
+  }
   if (args.segments.in_columns) {
     slices = args.columns.slices.value;
     const unsigned grid = static_cast<unsigned>(args.columns.grid());

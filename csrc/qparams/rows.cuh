@@ -7,6 +7,7 @@
 #pragma once
 
 #include "affine/transform.cuh"
+#include "plan.cuh"
 #include "qparams/extremes.cuh"
 
 namespace baraquant::qparams {
@@ -194,6 +195,15 @@ bool rows_cuda(RowsArgs<Op> args, int device, cudaStream_t stream) {
   if (Op::kMask == affine::Mask::kWrite && kPack < 8) limits.least_team = 8 / kPack;
   args.mapping = map_rows(s.count, s.length, kPack, limits, chip);
   if (args.mapping.packs == 0) return false;
+  if (only_planned([&] {
+        const RowMapping& m = args.mapping;  // a team's threads and their packs, on blocks
+        const int team = m.is_block ? m.threads << m.blocks_log2 : 1 << m.team_log2;
+        return cuda_plan<typename Op::C>(
+            std::string("dynamic_") + Op::kName + "_rows",
+            std::to_string(team) + "x" + std::to_string(m.packs * kPack));
+      })) {
+    return true;
+  }
 
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
