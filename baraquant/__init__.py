@@ -3,18 +3,37 @@
 
 Importing the package registers ``torch.ops.baraquant.*``. ``baraquant.ops`` holds a typed,
 documented function for each of them, ``baraquant.reference`` the same functions in plain PyTorch,
-and ``baraquant.nn`` the modules. ``python -m baraquant.info`` shows what was built and checks it.
+``baraquant.nn`` the modules, and ``baraquant.qat`` the way of a model through quantization-aware
+training. ``python -m baraquant.info`` shows what was built and checks it.
 """
 
 from baraquant import _library
 
 _library.load()
 
-from baraquant import _vmap, nn, ops, reference  # noqa: E402
+from baraquant import _vmap, configs, nn, ops, reference  # noqa: E402
 from baraquant._C import build_info as _build_info  # noqa: E402
+from baraquant.configs import (  # noqa: E402
+    W8A8,
+    FakeQuantConfig,
+    QATConfig,
+    SmoothQuant,
+    W8A8Static,
+)
 
 _vmap.register()
 
 __version__ = _build_info()["version"]
 
-__all__ = ["__version__", "nn", "ops", "reference"]
+__all__ = [
+    "W8A8",
+    "FakeQuantConfig",
+    "QATConfig",
+    "SmoothQuant",
+    "W8A8Static",
+    "__version__",
+    "configs",
+    "nn",
+    "ops",
+    "reference",
+]
