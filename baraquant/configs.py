@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar
 
 VERSION = 1  # of the dictionaries
 
@@ -65,7 +65,7 @@ class Config:
             name: Config.from_dict(data[name]) if isinstance(data[name], dict) else data[name]
             for name in names
         }
-        return cast("C", kind(**values))
+        return kind(**values)
 
 
 @dataclass(frozen=True)
