@@ -1,14 +1,37 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Modules around the ops of :mod:`baraquant.ops`, and switches for those of a model."""
+"""Modules around the ops of :mod:`baraquant.ops`, and switches for those of a model.
 
+In training: ``FakeQuantize``, ``LearnedFakeQuantize``, ``QATLinear``, ``FakeQuantizedConv1d``,
+``FakeQuantizedConv2d`` and ``FakeQuantizedEmbedding``. Of integers, to run:
+``QuantizedLinear``, ``SmoothQuantLinear``, ``DequantizedLinear``, ``QuantizedConv1d``,
+``QuantizedConv2d`` and ``QuantizedEmbedding``.
+"""
+
+from .conv import QuantizedConv1d, QuantizedConv2d
 from .embedding import QuantizedEmbedding
 from .fake_quantize import FakeQuantize
+from .fake_quantized import FakeQuantizedConv1d, FakeQuantizedConv2d, FakeQuantizedEmbedding
+from .learned import LearnedFakeQuantize
 from .linear import DequantizedLinear, QuantizedLinear, SmoothQuantLinear
-from .switches import disable_fake_quant, disable_observer, enable_fake_quant, enable_observer
+from .qat_linear import QATLinear
+from .switches import (
+    disable_fake_quant,
+    disable_observer,
+    enable_fake_quant,
+    enable_observer,
+    sync_qparams,
+)
 
 __all__ = [
     "DequantizedLinear",
     "FakeQuantize",
+    "FakeQuantizedConv1d",
+    "FakeQuantizedConv2d",
+    "FakeQuantizedEmbedding",
+    "LearnedFakeQuantize",
+    "QATLinear",
+    "QuantizedConv1d",
+    "QuantizedConv2d",
     "QuantizedEmbedding",
     "QuantizedLinear",
     "SmoothQuantLinear",
@@ -16,4 +39,5 @@ __all__ = [
     "disable_observer",
     "enable_fake_quant",
     "enable_observer",
+    "sync_qparams",
 ]

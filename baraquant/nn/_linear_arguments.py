@@ -11,13 +11,21 @@ def check_bits(name: str, argument: str, bits: int) -> None:
         raise ValueError(f"{name}: expected {argument} to be an int in [2, 8], but got {bits!r}")
 
 
-def check_weight(name: str, weight: Tensor, bias: Tensor | None) -> None:
-    """Check an int8 matrix, and the bias beside it."""
+# How torch lays out the weight of a layer, by the number of its dimensions.
+LAYOUTS = {
+    2: "out_features, in_features",
+    3: "out_channels, in_channels / groups, kernel",
+    4: "out_channels, in_channels / groups, height, width",
+}
+
+
+def check_weight(name: str, weight: Tensor, bias: Tensor | None, dimensions: int = 2) -> None:
+    """Check int8 weights, and the bias beside them."""
     if weight.dtype != torch.int8:
         raise TypeError(f"{name}: expected weight to be int8, but got {weight.dtype}")
-    if weight.dim() != 2:
+    if weight.dim() != dimensions:
         raise ValueError(
-            f"{name}: expected weight to have 2 dimensions (out_features, in_features), "
+            f"{name}: expected weight to have {dimensions} dimensions ({LAYOUTS[dimensions]}), "
             f"but got {list(weight.shape)}"
         )
     if bias is None:
@@ -26,7 +34,7 @@ def check_weight(name: str, weight: Tensor, bias: Tensor | None) -> None:
         raise TypeError(f"{name}: expected bias to be floating, but got {bias.dtype}")
     if bias.shape != weight.shape[:1]:
         raise ValueError(
-            f"{name}: expected bias to have {weight.shape[0]} elements (out_features), "
+            f"{name}: expected bias to have {weight.shape[0]} elements (weight.size(0)), "
             f"but got {list(bias.shape)}"
         )
 

@@ -224,6 +224,44 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
         )
 
     @torch.jit.export  # type: ignore[untyped-decorator]
+    def round(self, input: Tensor) -> Tensor:
+        """Return ``input`` rounded to the grid as it is now: nothing is observed or switched off."""
+        return self._round_dynamic(input) if self.is_dynamic else self._round_fixed(input)
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def quantize(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return int8 integers of ``input``, their scale and zero point; nothing is observed.
+
+        ``round`` returns these integers dequantized. The range has to fit int8.
+        """
+        low, high, symmetric = self.quant_min, self.quant_max, self.symmetric
+        if not self.is_dynamic:
+            return self._quantize_fixed(input), self.scale, self.zero_point
+        if self.granularity == "per_tensor":
+            return ops.dynamic_range_quantize_per_tensor(input, low, high, symmetric=symmetric)
+        if self.granularity == "per_channel":
+            return ops.dynamic_range_quantize_per_channel(
+                input, self.axis, low, high, symmetric=symmetric
+            )
+        if self.granularity == "per_token":
+            return ops.dynamic_range_quantize_per_token(input, low, high, symmetric=symmetric)
+        return ops.dynamic_range_quantize_per_group(
+            input, self.group_size, self.axis, low, high, symmetric=symmetric
+        )
+
+    def _quantize_fixed(self, input: Tensor) -> Tensor:
+        scale, zero_point, low, high = self.scale, self.zero_point, self.quant_min, self.quant_max
+        if self.granularity == "per_tensor":
+            return ops.quantize_per_tensor(input, scale, zero_point, low, high)
+        if self.granularity == "per_channel":
+            return ops.quantize_per_channel(input, scale, zero_point, self.axis, low, high)
+        if self.granularity == "per_token":
+            return ops.quantize_per_token(input, scale, zero_point, low, high)
+        return ops.quantize_per_group(
+            input, scale, zero_point, self.group_size, self.axis, low, high
+        )
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
     def enable_observer(self, enabled: bool = True) -> None:
         """Let the module follow the range of its input, or hold range and scale still."""
         if self.is_observed:
