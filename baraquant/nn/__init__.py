@@ -8,11 +8,12 @@ In training: ``FakeQuantize``, ``LearnedFakeQuantize``, ``QATLinear``, ``FakeQua
 """
 
 from .conv import QuantizedConv1d, QuantizedConv2d
+from .dequantized import DequantizedLinear
 from .embedding import QuantizedEmbedding
 from .fake_quantize import FakeQuantize
 from .fake_quantized import FakeQuantizedConv1d, FakeQuantizedConv2d, FakeQuantizedEmbedding
 from .learned import LearnedFakeQuantize
-from .linear import DequantizedLinear, QuantizedLinear, SmoothQuantLinear
+from .linear import QuantizedLinear, SmoothQuantLinear
 from .qat_linear import QATLinear
 from .switches import (
     disable_fake_quant,

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The fake quantizers of a layer in training, made from its configuration."""
 
-from typing import Final
-
 import torch
 from torch import Tensor, nn
 
@@ -19,12 +17,13 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
     the weight's first dimension, and groups lie along its last.
     """  # noqa: D205
 
+    __constants__: tuple[str, ...] = ("fold", "rounds_input")
     weight: Tensor
     config: QATConfig
     weight_fake_quant: nn.Module
     input_fake_quant: nn.Module
-    fold: Final[int]  # where groups are observed: as rows of this length; else 0
-    rounds_input: Final[bool]
+    fold: int  # where groups are observed: as rows of this length; else 0
+    rounds_input: bool
 
     def _set_quantizers(self, config: QATConfig, activation: FakeQuantConfig | None) -> None:
         self.config = config
@@ -56,10 +55,8 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
 
     def _fake_quantized_weight(self) -> Tensor:
         rows = self.weight.reshape(-1, self.fold) if self.fold > 0 else self.weight
-        if self.training:
-            rows = self.weight_fake_quant(rows)
-        else:
-            rows = self.weight_fake_quant.round(rows)
+        quantizer = self.weight_fake_quant
+        rows = quantizer(rows) if self.training else quantizer.round(rows)
         return rows.reshape(self.weight.shape) if self.fold > 0 else rows
 
     def _rounded_input(self, input: Tensor) -> Tensor:
@@ -109,21 +106,19 @@ def _of_weight(config: FakeQuantConfig, weight: Tensor) -> FakeQuantize | Learne
         if not weight.is_meta:
             learned.initialize(weight)
         return learned
-    folded = size is not None
+    scales = weight.numel() // size if size is not None else channels
+    per_tensor = granularity == "per_tensor"
     observed = FakeQuantize(
-        granularity="per_channel" if folded else granularity,
-        axis=None if granularity == "per_tensor" else 0,
-        channels=None
-        if granularity == "per_tensor"
-        else weight.numel() // size
-        if size is not None
-        else channels,
+        granularity="per_tensor" if per_tensor else "per_channel",
+        axis=None if per_tensor else 0,
+        channels=None if per_tensor else scales,
         quant_min=low,
         quant_max=high,
         mode="observed",
         symmetric=config.symmetric,
         averaging_constant=1.0,  # the weight of the moment, until the observer is disabled
-    ).to(weight.device, _compute_dtype(weight))
+    )
+    observed.to(weight.device, _compute_dtype(weight))
     with torch.no_grad():
         observed(weight.detach().reshape(-1, size) if size is not None else weight.detach())
     return observed

@@ -225,7 +225,7 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def round(self, input: Tensor) -> Tensor:
-        """Return ``input`` rounded to the grid as it is now: nothing is observed or switched off."""
+        """Return ``input`` rounded to the grid as it is now; no observing, and no switch."""
         return self._round_dynamic(input) if self.is_dynamic else self._round_fixed(input)
 
     @torch.jit.export  # type: ignore[untyped-decorator]

@@ -4,7 +4,7 @@
 In evaluation each computes what :func:`baraquant.qat.convert_` makes of it, to the last bit.
 """
 
-from typing import Final
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -13,6 +13,9 @@ from typing_extensions import Self
 from .. import ops
 from ..configs import W8A8, Config, QATConfig, qat_config
 from ._quantizers import QuantizesWeight, check_groups
+
+M = TypeVar("M", bound=nn.Module)
+_CONSTANTS = (*QuantizesWeight.__constants__, *nn.Conv2d.__constants__)
 
 
 class _FakeQuantizedConv(QuantizesWeight):
@@ -48,10 +51,10 @@ class FakeQuantizedConv1d(_FakeQuantizedConv, nn.Conv1d):  # type: ignore[misc]
         TypeError: Something that is no configuration.
     """
 
-    rounds_input: Final[bool]
+    __constants__ = _CONSTANTS
     bias: Tensor | None
 
-    def __init__(self, *args: object, config: Config | None = None, **kwargs: object) -> None:
+    def __init__(self, *args: Any, config: Config | None = None, **kwargs: Any) -> None:
         nn.Conv1d.__init__(self, *args, **kwargs)
         self._set_config(W8A8() if config is None else config)
 
@@ -83,10 +86,10 @@ class FakeQuantizedConv2d(_FakeQuantizedConv, nn.Conv2d):  # type: ignore[misc]
         TypeError: Something that is no configuration.
     """
 
-    rounds_input: Final[bool]
+    __constants__ = _CONSTANTS
     bias: Tensor | None
 
-    def __init__(self, *args: object, config: Config | None = None, **kwargs: object) -> None:
+    def __init__(self, *args: Any, config: Config | None = None, **kwargs: Any) -> None:
         nn.Conv2d.__init__(self, *args, **kwargs)
         self._set_config(W8A8() if config is None else config)
 
@@ -120,15 +123,11 @@ class FakeQuantizedEmbedding(QuantizesWeight, nn.Embedding):  # type: ignore[mis
         TypeError: Something that is no configuration.
     """
 
-    rounds_input: Final[bool]
-    rounds_rows: Final[bool]
-    group_size: Final[int]
-    quant_min: Final[int]
-    quant_max: Final[int]
-    symmetric: Final[bool]
+    __constants__ = (*QuantizesWeight.__constants__, *nn.Embedding.__constants__, "rounds_rows")
     padding_idx: int | None
+    rounds_rows: bool  # those asked for, not the table
 
-    def __init__(self, *args: object, config: Config | None = None, **kwargs: object) -> None:
+    def __init__(self, *args: Any, config: Config | None = None, **kwargs: Any) -> None:
         nn.Embedding.__init__(self, *args, **kwargs)
         self._set_config(W8A8() if config is None else config)
 
@@ -169,7 +168,8 @@ class FakeQuantizedEmbedding(QuantizesWeight, nn.Embedding):  # type: ignore[mis
         )
 
     def _rounds(self) -> bool:
-        return not self.training or self.weight_fake_quant._rounds
+        is_on: bool = self.weight_fake_quant._rounds
+        return is_on or not self.training
 
     def _round_rows(self, rows: Tensor) -> Tensor:
         low, high, symmetric = self.quant_min, self.quant_max, self.symmetric
@@ -191,9 +191,9 @@ def conv_config(config: QATConfig) -> QATConfig:
     return QATConfig(config.weight, None, config.observer)
 
 
-def _like(cls: type[nn.Module], module: nn.Module) -> nn.Module:
+def _like(cls: type[M], module: nn.Module) -> M:
     """Return a module of a subclass that shares everything with ``module`` but its hooks."""
-    new = cls.__new__(cls)
+    new: M = object.__new__(cls)
     nn.Module.__init__(new)
     own = vars(new).keys()
     vars(new).update({name: value for name, value in vars(module).items() if name not in own})

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``QATLinear``: a linear layer in quantization-aware training."""
 
-from typing import Final
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -51,17 +49,18 @@ class QATLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         torch.Size([2, 3])
     """
 
+    __constants__ = (
+        *QuantizesWeight.__constants__,
+        "in_features",
+        "out_features",
+        "is_integer",
+        "is_whole",
+        "symmetric",
+    )
     bias: Tensor | None
-    in_features: Final[int]
-    out_features: Final[int]
-    fold: Final[int]
-    rounds_input: Final[bool]
-    is_integer: Final[bool]  # deployed as a product of integers
-    is_whole: Final[bool]  # one op does it all, in training as well
-    has_zero_point: Final[bool]  # the input's
-    symmetric: Final[bool]
-    weight_quant_min: Final[int]
-    weight_quant_max: Final[int]
+    is_integer: bool  # deployed as a product of integers
+    is_whole: bool  # one op does it all, in training as well
+    symmetric: bool  # the input's integers
 
     def __init__(
         self,
@@ -95,18 +94,14 @@ class QATLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         self.is_integer = is_integer_product(qat)
         self.is_whole = is_whole_product(qat)
         self.symmetric = qat.activation is None or qat.activation.symmetric
-        self.has_zero_point = not self.symmetric
-        self.weight_quant_min = qat.weight.quant_min
-        self.weight_quant_max = qat.weight.quant_max
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]``."""
         if self.is_whole:
             if not self.training or self._is_on():
                 return self._whole(input)
-        elif self.is_integer:
-            if not self.training:
-                return self._integer_output(input)
+        elif self.is_integer and not self.training:
+            return self._integer_output(input)
         return self._float_output(input)
 
     def _whole(self, input: Tensor) -> Tensor:
@@ -125,7 +120,7 @@ class QATLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
                 scale,
                 weight_scale,
                 self.bias,
-                input_zero_point=zero_point if self.has_zero_point else None,
+                input_zero_point=None if self.symmetric else zero_point,
                 dtype=input.dtype,
             )
         if torch.is_grad_enabled() and (input.requires_grad or self.weight.requires_grad):
@@ -135,7 +130,8 @@ class QATLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         return output
 
     def _is_on(self) -> bool:
-        return self.weight_fake_quant._rounds and self.input_fake_quant._rounds
+        is_on: bool = self.weight_fake_quant._rounds and self.input_fake_quant._rounds
+        return is_on
 
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""
