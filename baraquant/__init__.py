@@ -11,7 +11,7 @@ from baraquant import _library
 
 _library.load()
 
-from baraquant import _vmap, configs, nn, ops, reference  # noqa: E402
+from baraquant import _vmap, configs, nn, ops, qat, reference  # noqa: E402
 from baraquant._C import build_info as _build_info  # noqa: E402
 from baraquant.configs import (  # noqa: E402
     W8A8,
@@ -20,6 +20,8 @@ from baraquant.configs import (  # noqa: E402
     SmoothQuant,
     W8A8Static,
 )
+from baraquant.quantize import quantize_  # noqa: E402
+from baraquant.serialization import load, save  # noqa: E402
 
 _vmap.register()
 
@@ -33,7 +35,11 @@ __all__ = [
     "W8A8Static",
     "__version__",
     "configs",
+    "load",
     "nn",
     "ops",
+    "qat",
+    "quantize_",
     "reference",
+    "save",
 ]

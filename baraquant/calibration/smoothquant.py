@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from .. import ops
@@ -148,13 +148,3 @@ def range_after(channels: ChannelRange, smooth: Tensor, symmetric: bool) -> tupl
     assert channels.min_val is not None and channels.max_val is not None
     ends = torch.stack([channels.min_val / smooth, channels.max_val / smooth])
     return ops.choose_qparams_per_tensor(ends, symmetric=symmetric)
-
-
-def fold(producer: nn.Module, smooth: Tensor) -> None:
-    """Divide each channel of the output of ``producer`` by its factor, in its parameters."""
-    with torch.no_grad():
-        for name in ("weight", "bias"):
-            parameter = getattr(producer, name, None)
-            if parameter is not None:
-                divided = parameter.to(smooth.dtype) / smooth.view(-1, *[1] * (parameter.dim() - 1))
-                parameter.copy_(divided)

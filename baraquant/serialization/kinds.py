@@ -192,6 +192,40 @@ def _is_rounder(value: Any) -> bool:
     )
 
 
+def _is_tuple(value: Any) -> bool:
+    return isinstance(value, list) and 1 <= len(value) <= 2 and all(_is_int(v) for v in value)
+
+
+def _tuple(name: str) -> Option:
+    """Return an option of whole numbers, such as a stride; a padding may be a word."""
+    return Option(
+        lambda module: v if isinstance(v := getattr(module, name), str) else list(v),
+        lambda value: _is_tuple(value) or (name == "padding" and isinstance(value, str)),
+        "one or two whole numbers",
+        lambda value: value if isinstance(value, str) else tuple(value),
+    )
+
+
+def _name(name: str) -> Option:
+    return _attribute(name, lambda value: isinstance(value, str), "a name")
+
+
+_ROUNDER = Option(_read_rounder, _is_rounder, "how the input is rounded, or null")
+_CONV_SIZES = ("stride", "padding", "dilation", "groups", "padding_mode")
+
+
+def _conv(module: type[nn.Module], replaces: type[nn.Module]) -> Kind:
+    options = {
+        "groups": _int("groups"),
+        "padding_mode": _name("padding_mode"),
+        "weight_bits": _int("weight_bits"),
+        _INPUT: _ROUNDER,
+        **{name: _tuple(name) for name in ("stride", "padding", "dilation")},
+    }
+    sizes = ("in_channels", "out_channels", "kernel_size", *_CONV_SIZES)
+    return Kind(module, replaces, sizes, options, {**_LINEAR, "weight_zero_point": False})
+
+
 _LINEAR = {"weight": True, "weight_scale": True, "bias": False}
 _LINEAR_SIZES = ("in_features", "out_features")
 
@@ -205,7 +239,7 @@ KINDS = {
             {
                 "symmetric": _bool("symmetric"),
                 "bits": _int("bits"),
-                "granularity": _attribute("granularity", lambda v: isinstance(v, str), "a name"),
+                "granularity": _name("granularity"),
                 "weight_bits": _int("weight_bits"),
             },
             {**_LINEAR, "smooth": False},
@@ -224,7 +258,7 @@ KINDS = {
             {
                 "group_size": _maybe_int("group_size"),
                 "weight_bits": _int("weight_bits"),
-                _INPUT: Option(_read_rounder, _is_rounder, "how the input is rounded, or null"),
+                _INPUT: _ROUNDER,
             },
             {**_LINEAR, "weight_zero_point": False},
         ),
@@ -244,5 +278,7 @@ KINDS = {
             },
             {"weight": True, "weight_scale": True, "weight_zero_point": False},
         ),
+        _conv(bnn.QuantizedConv1d, nn.Conv1d),
+        _conv(bnn.QuantizedConv2d, nn.Conv2d),
     )
 }

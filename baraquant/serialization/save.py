@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..nn._quantizers import QuantizesWeight
 from .header import DTYPES
 from .kinds import KINDS, check_values
 from .manifest import FORMAT, write_manifest
@@ -116,7 +117,7 @@ def _quantized(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, str]]:
     for name, module in model.named_modules(remove_duplicate=False):
         kind = KINDS.get(type(module).__name__)
         if kind is None or type(module) is not kind.module:
-            if hasattr(module, "to_integers"):
+            if isinstance(module, QuantizesWeight):
                 raise ValueError(
                     f"{_CALLER}: {name}: expected a converted model, but {type(module).__name__} "
                     "is prepared for training; call baraquant.qat.convert_ first"
