@@ -2,11 +2,13 @@
 """Modules around the ops of :mod:`baraquant.ops`, and switches for those of a model.
 
 In training: ``FakeQuantize``, ``LearnedFakeQuantize``, ``QATLinear``, ``FakeQuantizedConv1d``,
-``FakeQuantizedConv2d`` and ``FakeQuantizedEmbedding``. Of integers, to run:
+``FakeQuantizedConv2d`` and ``FakeQuantizedEmbedding``; ``MultiheadAttention`` is of linear layers
+that can be swapped. Of integers, to run:
 ``QuantizedLinear``, ``SmoothQuantLinear``, ``DequantizedLinear``, ``QuantizedConv1d``,
 ``QuantizedConv2d`` and ``QuantizedEmbedding``.
 """
 
+from .attention import MultiheadAttention
 from .conv import QuantizedConv1d, QuantizedConv2d
 from .dequantized import DequantizedLinear
 from .embedding import QuantizedEmbedding
@@ -30,6 +32,7 @@ __all__ = [
     "FakeQuantizedConv2d",
     "FakeQuantizedEmbedding",
     "LearnedFakeQuantize",
+    "MultiheadAttention",
     "QATLinear",
     "QuantizedConv1d",
     "QuantizedConv2d",
