@@ -38,7 +38,8 @@ def quantize_(
 
     Where ``config`` is :class:`~baraquant.SmoothQuant`, the division of an input is folded into the
     LayerNorm, RMSNorm or Linear before it, if nothing else reads that one's output, as found on the
-    calibration data; else it goes into the quantization of the layer's input.
+    calibration data; else it goes into the quantization of the layer's input. A linear layer that
+    ``filter_fn`` keeps floating can be that one: it then has other weights.
 
     Args:
         model: The model; its root has to contain the layers.

@@ -232,7 +232,7 @@ def test_a_model_without_a_layer_to_quantize(empty, config):
 
 def test_a_layer_by_itself():
     for layer in (nn.Linear(4, 4), nn.Embedding(4, 4)):
-        with pytest.raises(ValueError, match="itself; wrap it in nn.Sequential"):
+        with pytest.raises(ValueError, match=r"itself; wrap it in nn\.Sequential"):
             baraquant.quantize_(layer, W8A8())
 
 
