@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from .. import ops
 from . import _arguments
-from ._range import qparams_of_range, reduce_range
+from ._range import is_recomputing, qparams_of_range, reduce_range
 
 
 class FakeQuantize(nn.Module):  # type: ignore[misc]
@@ -175,13 +175,16 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
         return output
 
     def _observe_and_round(self, input: Tensor) -> Tensor:
+        observer_enabled = self.observer_enabled
+        if not torch.jit.is_scripting() and is_recomputing():
+            observer_enabled = torch.zeros_like(observer_enabled)
         return ops.observe_fake_quantize(
             input,
             self.min_val,
             self.max_val,
             self.scale,
             self.zero_point,
-            self.observer_enabled,
+            observer_enabled,
             self.fake_quant_enabled,
             self.axis if self.granularity == "per_channel" else None,
             self.quant_min,
