@@ -176,7 +176,7 @@ def test_integers_are_what_is_rounded(kind: str, symmetric: bool, dtype: torch.d
     y = module(x)
     integers, scale, zero_point = module.quantize(x)
     assert integers.dtype == torch.int8 and zero_point.dtype == torch.int32
-    assert y.dtype == dtype and -8 <= integers.min() and integers.max() <= 7
+    assert y.dtype == dtype and integers.min() >= -8 and integers.max() <= 7
     if kind == "per_tensor":
         back = ops.dequantize_per_tensor(integers, scale, zero_point, dtype=dtype)
     elif kind == "per_group":

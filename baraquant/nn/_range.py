@@ -42,5 +42,5 @@ def reduce_range(min_val: Tensor, max_val: Tensor, process_group: Any) -> None:
 def is_recomputing() -> bool:
     """Whether a backward pass is under way: activation checkpointing computes again within it."""
     if torch.compiler.is_compiling():
-        return False  # the compiler decides what is computed again, and never writes twice
+        return False  # compiled code writes the range once, whatever it computes again
     return bool(torch._C._current_graph_task_id() != -1)

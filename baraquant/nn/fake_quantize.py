@@ -176,8 +176,9 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
 
     def _observe_and_round(self, input: Tensor) -> Tensor:
         observer_enabled = self.observer_enabled
-        if not torch.jit.is_scripting() and is_recomputing():
-            observer_enabled = torch.zeros_like(observer_enabled)
+        if not torch.jit.is_scripting():  # noqa: SIM102 - TorchScript skips the block
+            if is_recomputing():
+                observer_enabled = torch.zeros_like(observer_enabled)
         return ops.observe_fake_quantize(
             input,
             self.min_val,
