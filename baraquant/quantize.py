@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from . import ops
+from ._attention import unpacked_attention, within
 from ._replace import FilterFn, Report, Swap, replace_modules, take_over, why_not
 from .calibration.observers import OBSERVERS
 from .calibration.producers import fold, parameter_owners
 from .calibration.run import Calibration, calibrate
 from .calibration.smoothing import Smoothing, find_smoothings
 from .configs import W8A8, SmoothQuant, W8A8Static
-from .nn import QuantizedEmbedding, QuantizedLinear, SmoothQuantLinear
+from .nn import MultiheadAttention, QuantizedEmbedding, QuantizedLinear, SmoothQuantLinear
+from .qat.prepare import CONVERTED, PREPARED, unknown_weights
 
 _CALLER = "baraquant.quantize_"
 # A row of a weight may have so many elements that int32 holds every sum (numerics of int8_linear).
@@ -31,10 +33,11 @@ def quantize_(
     *,
     progress: bool = True,
 ) -> Report:
-    """Quantize the linear layers and embeddings of a trained model in place.
+    """Quantize the linear layers, attentions and embeddings of a trained model in place.
 
     Weights become int8 with a scale for each output channel, embeddings int8 with a scale for each
-    row. Weights that are tied stay tied, a module in several places stays one module.
+    row. Weights that are tied stay tied, a module in several places stays one module. An attention
+    of PyTorch becomes a :class:`baraquant.nn.MultiheadAttention` of such layers.
 
     Where ``config`` is :class:`~baraquant.SmoothQuant`, the division of an input is folded into the
     LayerNorm, RMSNorm or Linear before it, if nothing else reads that one's output, as found on the
@@ -49,7 +52,8 @@ def quantize_(
             mapping as ``model(**batch)``, all else as ``model(batch)``), or a function that is
             called with the model and runs it. W8A8 does not look at it. The model runs in
             evaluation mode; what is kept of the data does not grow with it.
-        filter_fn: ``filter_fn(module, name)`` says whether to quantize a layer; None: all.
+        filter_fn: ``filter_fn(module, name)`` says whether to quantize a Linear, an Embedding, or
+            the projections of a MultiheadAttention; None: all.
         progress: Whether calibration shows a bar: on a terminal, and where rich is installed.
 
     Returns:
@@ -76,18 +80,21 @@ def quantize_(
         raise ValueError(
             f"{_CALLER}: expected calibration data for {type(config).__name__}, but got None"
         )
-    filter_fn = None if filter_fn is None else _Memory(filter_fn)
-    layers = _layers(model, config, filter_fn)
-    plan = _plan(model, config, calibration, layers, progress)
-    maker = _Maker(config, plan)
-    modules = {id(layer): maker.make(path, layer) for path, layer in layers.items()}
-    report = replace_modules(
-        model,
-        _CALLER,
-        lambda module, name: _decide(module, modules.get(id(module))),
-        filter_fn,
-        _is_candidate,
-    )
+    chosen = None if filter_fn is None else _Memory(filter_fn)
+    with unpacked_attention(model, _CALLER, chosen) as attentions:
+        if chosen is not None:
+            chosen.accept(attentions)
+        layers = _layers(model, config, chosen)
+        plan = _plan(model, config, calibration, layers, progress)
+        maker = _Maker(config, plan)
+        modules = {id(layer): maker.make(path, layer) for path, layer in layers.items()}
+        report = replace_modules(
+            model,
+            _CALLER,
+            lambda module, name: modules.get(id(module)) or _why_not(module),
+            chosen,
+            _is_candidate,
+        )
     _fold(model, layers, plan)
     return report
 
@@ -101,13 +108,20 @@ def _check_config(config: Any) -> None:
 
 
 class _Memory:
-    """Asks a filter once for each module and name."""
+    """Asks a filter once for each module and name; not for the parts of an attention."""
 
     def __init__(self, filter_fn: FilterFn) -> None:
         self._filter_fn = filter_fn
         self._answers: dict[tuple[int, str], bool] = {}
+        self._is_part = within(set())
+
+    def accept(self, attentions: set[str]) -> None:
+        """Take what is below these paths: the filter has been asked for the whole."""
+        self._is_part = within(attentions)
 
     def __call__(self, module: nn.Module, name: str) -> bool:
+        if self._is_part(name):
+            return True
         key = id(module), name
         if key not in self._answers:
             self._answers[key] = bool(self._filter_fn(module, name))
@@ -115,21 +129,17 @@ class _Memory:
 
 
 def _is_candidate(module: nn.Module) -> bool:
-    return isinstance(module, (nn.Linear, nn.Embedding))
-
-
-def _decide(module: nn.Module, swap: Swap | None) -> Swap | str | None:
-    """Return what to do with a module: ``swap`` is there for those that can be quantized."""
-    if swap is not None:
-        return swap
-    reason = _why_not(module)
-    return reason or None
+    return isinstance(module, (nn.Linear, nn.Embedding, nn.MultiheadAttention))
 
 
 def _why_not(module: nn.Module) -> str | None:
     """Why a module with weights stays as it is; None: it can be quantized, or has none."""
+    if isinstance(module, CONVERTED):
+        return "it is quantized already"
+    if isinstance(module, PREPARED):
+        return "it is prepared for training; convert it with baraquant.qat.convert_"
     if isinstance(module, nn.MultiheadAttention):
-        return "its weights are read by a fused function; write it with Linear layers"
+        return MultiheadAttention.why_not(module)
     if isinstance(module, nn.Linear):
         return why_not(module, nn.Linear)
     if isinstance(module, nn.Embedding):
@@ -137,9 +147,7 @@ def _why_not(module: nn.Module) -> str | None:
         return reason or ("max_norm changes its weight" if module.max_norm is not None else None)
     if isinstance(module, nn.modules.conv._ConvNd):
         return "a convolution computes in floating point; baraquant.qat stores it as integers"
-    if isinstance(module, (nn.EmbeddingBag, nn.Bilinear, nn.RNNBase, nn.RNNCellBase)):
-        return f"{type(module).__name__} has no integer form"
-    return None
+    return unknown_weights(module)
 
 
 def _layers(model: nn.Module, config: Any, filter_fn: FilterFn | None) -> dict[str, nn.Module]:
@@ -149,7 +157,7 @@ def _layers(model: nn.Module, config: Any, filter_fn: FilterFn | None) -> dict[s
 
     def note(module: nn.Module, name: str) -> str | None:
         reason = _why_not(module)
-        if reason is not None or not _is_candidate(module):
+        if reason is not None or not isinstance(module, (nn.Linear, nn.Embedding)):
             return reason
         if name == "":
             raise ValueError(

@@ -164,7 +164,9 @@ def test_what_cannot_be_quantized_is_reported_with_the_reason():
             normed=nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
             lazy=nn.LazyLinear(3),
             conv=nn.Conv2d(2, 2, 3),
-            attention=nn.MultiheadAttention(4, 2),
+            attention=nn.MultiheadAttention(4, 2, add_bias_kv=True),
+            done=nn.Sequential(QuantizedLinear(torch.ones(2, 2).to(torch.int8), torch.ones(2))),
+            prepared=baraquant.nn.QATLinear(4, 4, config=W8A8()),
             embedding=nn.Embedding(3, 4, max_norm=1.0),
             bag=nn.EmbeddingBag(3, 4),
             rnn=nn.LSTM(4, 4),
@@ -177,14 +179,16 @@ def test_what_cannot_be_quantized_is_reported_with_the_reason():
         "normed": "its weight is computed by a parametrization",
         "lazy": "its shape is not known yet",
         "conv": "a convolution computes in floating point; baraquant.qat stores it as integers",
-        "attention": "its weights are read by a fused function; write it with Linear layers",
+        "attention": "there is no quantized form of add_bias_kv and add_zero_attn",
+        "done.0": "it is quantized already",
+        "prepared": "it is prepared for training; convert it with baraquant.qat.convert_",
         "embedding": "max_norm changes its weight",
-        "bag": "EmbeddingBag has no integer form",
-        "rnn": "LSTM has no integer form",
+        "bag": "there is no quantized form of EmbeddingBag",
+        "rnn": "there is no quantized form of LSTM",
     }
     table = str(report)
     assert "own        left out: Own has a forward of its own" in table
-    assert table.endswith("1 changed, 8 left out")
+    assert table.endswith("1 changed, 10 left out")
 
 
 @pytest.mark.parametrize("config", [W8A8(), SmoothQuant(0.5, W8A8Static())], ids=str)
@@ -198,8 +202,11 @@ def test_a_transformer_of_pytorch(norm_first, config):
     with torch.no_grad():
         expected = model(data[0]), model(data[0], src_key_padding_mask=mask)
         report = baraquant.quantize_(model, config, data)
-        assert set(report.changed) == {f"layers.{i}.linear{j}" for i in (0, 1) for j in (1, 2)}
-        assert set(report.left_out) == {"layers.0.self_attn", "layers.1.self_attn"}
+        parts = ["linear1", "linear2", *(f"self_attn.{p}_proj" for p in ("q", "k", "v", "out"))]
+        assert set(report.changed) == {f"layers.{i}.{part}" for i in (0, 1) for part in parts}
+        assert not report.left_out
+        folded = "folded into layers.0.norm1" in report.changed["layers.0.self_attn.k_proj"]
+        assert folded == (norm_first and isinstance(config, SmoothQuant))
         for x, y in zip(
             (model(data[0]), model(data[0], src_key_padding_mask=mask)), expected, strict=True
         ):
@@ -207,8 +214,39 @@ def test_a_transformer_of_pytorch(norm_first, config):
             assert relative_error(x[real], y[real]) < 0.05
 
 
-def test_several_devices_of_use():
-    """A quantized model is moved, copied, and keeps its own hooks."""
+def test_an_attention_comes_back_where_quantization_fails():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).eval()
+    original = copy.deepcopy(model)
+    attention, flag = model.layers[0].self_attn, model.layers[0].activation_relu_or_gelu
+    assert flag == 1 and model.use_nested_tensor
+    with pytest.raises(ValueError, match="got no batch"):
+        baraquant.quantize_(model, W8A8Static(), [])
+    assert model.layers[0].self_attn is attention
+    assert model.layers[0].activation_relu_or_gelu == flag and model.use_nested_tensor
+    assert unchanged(model, original)
+
+
+def test_the_filter_is_asked_for_an_attention_as_a_whole():
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    asked = []
+
+    def is_linear(module, name):
+        asked.append(name)
+        return "linear" in name
+
+    for kind, filter_fn in [
+        (nn.MultiheadAttention, is_linear),
+        (baraquant.nn.MultiheadAttention, lambda m, name: is_linear(m, name) or "attn" in name),
+    ]:
+        model = nn.Sequential(copy.deepcopy(layer))
+        baraquant.quantize_(model, W8A8(), filter_fn=filter_fn)
+        assert type(model[0].self_attn) is kind
+    assert asked == ["0.self_attn", "0.linear1", "0.linear2"] * 2
+
+
+def test_copies_and_hooks():
     model = nn.Sequential(nn.Linear(16, 4))
     calls = []
     model[0].register_forward_hook(lambda *_: calls.append(1))

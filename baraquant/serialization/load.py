@@ -15,7 +15,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from .._attention import unpacked_attention, within
 from .._replace import Swap, check_model, replace_modules, take_over
+from ..nn import MultiheadAttention
 from .header import Entry, Header, read_header
 from .kinds import check_values
 from .manifest import Manifest, StoredModule, digest, parse_manifest
@@ -69,9 +71,10 @@ def load(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[str
         header = read_header(file)
         manifest = _manifest(header)
         metas = _Metas(header, manifest)
-        _check_fits(model, manifest, metas)
-        values = _read(file, header, manifest)
-        modules = _build(model, manifest, metas, values)
+        with unpacked_attention(model, _CALLER, lambda _, name: name in manifest.attentions):
+            _check_fits(model, manifest, metas)
+            values = _read(file, header, manifest)
+            modules = _build(model, manifest, values)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{_CALLER}: {file.name}: {error}") from error
     except safetensors.SafetensorError as error:
@@ -146,6 +149,10 @@ def _check_fits(model: nn.Module, manifest: Manifest, metas: _Metas) -> None:
     """Check the file's modules, and all its tensors, against the model."""
     paths: dict[int, list[str]] = {}
     at = dict(model.named_modules(remove_duplicate=False))
+    for path in manifest.attentions:
+        if type(at.get(path)) is not MultiheadAttention:
+            got = type(at[path]).__name__ if path in at else "no such module"
+            raise ValueError(f"{path}: expected a MultiheadAttention, but the model has {got}")
     for path, module in at.items():
         paths.setdefault(id(module), []).append(path)
     for path, stored in manifest.modules.items():
@@ -196,16 +203,11 @@ def _check_place(
         )
 
 
-def _is_within(name: str, paths: set[str]) -> bool:
-    """Return whether a tensor belongs to one of the modules at ``paths``."""
-    parts = name.split(".")
-    return any(".".join(parts[:end]) in paths for end in range(1, len(parts)))
-
-
 def _check_tensors(model: nn.Module, manifest: Manifest, metas: _Metas) -> None:
     quantized = {*manifest.modules, *manifest.shared_modules}
-    wanted = {n: t for n, t in model.state_dict().items() if not _is_within(n, quantized)}
-    given = {n: t for n, t in metas.tensors.items() if not _is_within(n, quantized)}
+    is_inside = within(quantized)
+    wanted = {n: t for n, t in model.state_dict().items() if not is_inside(n)}
+    given = {n: t for n, t in metas.tensors.items() if not is_inside(n)}
     for path, name in manifest.shared_modules.items():
         for key in metas.modules[name].state_dict():
             if manifest.shared_tensors.get(f"{path}.{key}") is None:
@@ -227,7 +229,7 @@ def _check_tensors(model: nn.Module, manifest: Manifest, metas: _Metas) -> None:
                 f"file has {stored.dtype} {list(stored.shape)}"
             )
     for name, buffer in model.named_buffers():
-        if buffer.is_meta and name not in wanted and not _is_within(name, quantized):
+        if buffer.is_meta and name not in wanted and not is_inside(name):
             raise ValueError(
                 f"{name}: expected a buffer with data, but it is on the meta device and in no "
                 "state dict; build the model on a device"
@@ -237,8 +239,9 @@ def _check_tensors(model: nn.Module, manifest: Manifest, metas: _Metas) -> None:
 
 def _check_ties(model: nn.Module, manifest: Manifest, quantized: set[str]) -> None:
     groups: dict[int, list[str]] = {}
+    is_inside = within(quantized)
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if not _is_within(name, quantized):
+        if not is_inside(name):
             groups.setdefault(id(parameter), []).append(name)
     for names in groups.values():
         firsts = {manifest.shared_tensors.get(name, name) for name in names}
@@ -276,9 +279,7 @@ def _read(file: Path, header: Header, manifest: Manifest) -> dict[str, Tensor]:
     return dict(stored)
 
 
-def _build(
-    model: nn.Module, manifest: Manifest, metas: _Metas, values: dict[str, Tensor]
-) -> dict[str, nn.Module]:
+def _build(model: nn.Module, manifest: Manifest, values: dict[str, Tensor]) -> dict[str, nn.Module]:
     """Build the modules with their data on their devices; ``values`` go to their devices."""
     devices = {name: tensor.device for name, tensor in model.state_dict().items()}
     moved: dict[tuple[int, torch.device], Tensor] = {}

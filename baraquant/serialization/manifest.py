@@ -2,9 +2,10 @@
 """What ``baraquant.save`` writes beside the tensors: which module is what, as JSON.
 
 ``{"format": 1, "writer": ..., "modules": {path: {"class", "options", "packed"}}, "shared_modules":
-{path: path}, "shared_tensors": {name: name}, "sha256": ...}``. ``packed`` has the shapes of the
-int8 tensors that the file holds as strings of bits. The checksum is that of all the rest and of the
-tensors: it finds damage, and is no signature.
+{path: path}, "shared_tensors": {name: name}, "attentions": [path], "sha256": ...}``. ``packed`` has
+the shapes of the int8 tensors that the file holds as strings of bits; ``attentions`` are those of
+:class:`baraquant.nn.MultiheadAttention`. The checksum is that of all the rest and of the tensors:
+it finds damage, and is no signature.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ from .header import is_sizes, parse_json
 from .kinds import KINDS, Kind
 
 FORMAT = 1
-_KEYS = {"format", "writer", "modules", "shared_modules", "shared_tensors", "sha256"}
+_KEYS = {
+    "attentions",
+    "format",
+    "modules",
+    "sha256",
+    "shared_modules",
+    "shared_tensors",
+    "writer",
+}
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,7 @@ class Manifest:
     modules: dict[str, StoredModule]
     shared_modules: dict[str, str]
     shared_tensors: dict[str, str]
+    attentions: set[str]
     sha256: str
     plain: dict[str, Any]  # all but the checksum
 
@@ -77,12 +87,16 @@ def parse_manifest(text: str) -> Manifest:
     modules = data["modules"]
     if not isinstance(modules, dict) or not modules:
         raise ValueError("expected its configuration to name modules, but it names none")
+    attentions = data["attentions"]
+    if not isinstance(attentions, list) or not all(isinstance(path, str) for path in attentions):
+        raise ValueError(f"expected attentions to hold paths, but got {attentions!r:.80}")
     if not isinstance(data["sha256"], str):
         raise ValueError(f"expected sha256 to be a text, but got {data['sha256']!r:.80}")
     return Manifest(
         {path: _module(path, value) for path, value in modules.items()},
         _names("shared_modules", data["shared_modules"]),
         _names("shared_tensors", data["shared_tensors"]),
+        set(attentions),
         data["sha256"],
         {name: value for name, value in data.items() if name != "sha256"},
     )

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..nn import MultiheadAttention
 from ..nn._quantizers import QuantizesWeight
 from .header import DTYPES
 from .kinds import KINDS, check_values
@@ -79,6 +80,11 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         "modules": entries,
         "shared_modules": shared_modules,
         "shared_tensors": shared_tensors,
+        "attentions": [
+            name
+            for name, module in model.named_modules(remove_duplicate=False)
+            if type(module) is MultiheadAttention
+        ],
     }
     metadata = {"baraquant": write_manifest(plain, stored)}
     target = Path(path)
