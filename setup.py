@@ -7,6 +7,9 @@ Environment variables:
     BARAQUANT_WERROR: 1 turns warnings into errors; later builds in this checkout keep that, so
         that they do not compile everything anew. 0 turns it off.
     TORCH_CUDA_ARCH_LIST: the GPU architectures. Unset: those of the visible GPUs, or a default.
+    CUTLASS_PATH: a folder with CUTLASS's headers, below include/ or in it. Unset: those of the
+        package nvidia-cutlass. Without them, or without 9.0a among the architectures, the kernels
+        for Hopper's tensor cores are left out.
     MAX_JOBS: how many compilers run at a time. Unset: one for each core.
 """
 
@@ -118,6 +121,7 @@ def extensions() -> list[Extension]:
         architectures = cuda_architectures()
         os.environ["TORCH_CUDA_ARCH_LIST"] = architectures  # BuildExtension makes -gencode of it
         nvcc_flags += ["--threads", str(min(toolchain.cores(), len(architectures.split(";"))))]
+        nvcc_flags += toolchain.hopper_flags(architectures)
         macros[2:] = [
             ("BARAQUANT_NVCC_VERSION", f'"{toolchain.nvcc_version(NVCC)}"'),
             ("BARAQUANT_CUDA_ARCHITECTURES", f'"{architectures}"'),

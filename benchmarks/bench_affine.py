@@ -24,7 +24,7 @@ from affine_rows import (
     bench_scale_gradient,
 )
 from bench import Compiler, Timer, free_memory
-from bench_cli import Plan, parse, parse_size, parser_of, parts_of, run, timer_of
+from bench_cli import SegmentPlan, parse, parse_size, parser_of, parts_of, run, timer_of
 from bench_plot import plot_bars
 from bench_report import Part
 from bench_row import Case, Row
@@ -39,7 +39,7 @@ WHAT = ("call-overhead", *BENCHES)
 COMPILE_FOR = 120  # seconds into the run: nothing is compiled after that
 
 
-def default_plans(what: str, device: torch.device, quick: bool) -> list[Plan]:
+def default_plans(what: str, device: torch.device, quick: bool) -> list[SegmentPlan]:
     """All that is worth knowing in the time there is: two to three minutes, or 40 seconds."""
     cuda = device.type == "cuda"
     sizes = ["64MiB", "14336x4096", "2^28"] if cuda else ["4096x4096"]
@@ -47,18 +47,20 @@ def default_plans(what: str, device: torch.device, quick: bool) -> list[Plan]:
     granularities = list(GRANULARITIES)
     threads = [torch.get_num_threads()]
     if what == "compile":  # compiling is slow: one scale for all, and many scales
-        return [Plan(sizes[-1:], dtypes[: 2 if cuda else 1], ["tensor", "group128"], threads)]
+        return [
+            SegmentPlan(sizes[-1:], dtypes[: 2 if cuda else 1], threads, ["tensor", "group128"])
+        ]
     if not cuda and what != "forward":
-        return [Plan(sizes, dtypes[:1], ["tensor", "channel0", "group32"], threads)]
+        return [SegmentPlan(sizes, dtypes[:1], threads, ["tensor", "channel0", "group32"])]
     if quick:
-        return [Plan(sizes[-1:], dtypes[:2], granularities, threads)]
+        return [SegmentPlan(sizes[-1:], dtypes[:2], threads, granularities)]
     if not cuda:
         one_and_all = sorted({1, *threads})
         return [
-            Plan(sizes, dtypes[:1], granularities, one_and_all),
-            Plan(sizes, dtypes[1:], granularities, threads),
+            SegmentPlan(sizes, dtypes[:1], one_and_all, granularities),
+            SegmentPlan(sizes, dtypes[1:], threads, granularities),
         ]
-    return [Plan(sizes, dtypes, granularities, threads)]
+    return [SegmentPlan(sizes, dtypes, threads, granularities)]
 
 
 def sections(options: argparse.Namespace) -> Iterator[tuple[str, list[Part]]]:
@@ -83,7 +85,7 @@ def measure(
     bench: Callable,
     timer: Timer,
     options: argparse.Namespace,
-    plan: Plan,
+    plan: SegmentPlan,
     size: str,
     dtype: torch.dtype,
     granularities: list[str],
@@ -98,7 +100,9 @@ def measure(
 
 def main(argv: list[str] | None = None) -> list[Row]:
     """Runs the benchmark and reports it."""
-    options = parse(parser_of("affine", __doc__, WHAT, GRANULARITIES), argv)
+    parser = parser_of("affine", __doc__, WHAT)
+    parser.add_argument("--granularities", nargs="+", choices=list(GRANULARITIES))
+    options = parse(parser, argv)
     options.what = options.what or (WHAT[:-1] if options.quick else WHAT)
     return run(sections(options), options, plot_bars)
 

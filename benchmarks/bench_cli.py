@@ -22,15 +22,25 @@ from bench_row import DTYPES, Row
 
 @dataclass(frozen=True)
 class Plan:
-    """What one section runs over."""
+    """What one section runs over; each kind of plan adds its cases."""
 
     sizes: list[str]
     dtypes: list[str]
-    granularities: list[str]
     threads: list[int]
 
     def cases(self) -> list[Any]:
         """What is measured of each size, dtype and number of threads."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class SegmentPlan(Plan):
+    """A plan over what shares a scale."""
+
+    granularities: list[str]
+
+    def cases(self) -> list[Any]:
+        """Each granularity."""
         return list(self.granularities)
 
 
@@ -51,9 +61,9 @@ def parse_size(text: str, dtype: torch.dtype) -> int:
 
 
 def parser_of(
-    family: str, description: str | None, what: Sequence[str], granularities: Iterable[str]
+    family: str, description: str | None, what: Sequence[str], sizes: str = "64MiB 14336x4096 2^28"
 ) -> argparse.ArgumentParser:
-    """A parser with the options that every benchmark has."""
+    """A parser with the options that every benchmark has; ``sizes`` are examples."""
     parser = argparse.ArgumentParser(
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -65,9 +75,8 @@ def parser_of(
 
     default_device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", type=torch.device, default=torch.device(default_device))
-    parser.add_argument("--sizes", nargs="+", help="such as 64MiB 14336x4096 2^28")
+    parser.add_argument("--sizes", nargs="+", help=f"such as {sizes}")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES)
-    parser.add_argument("--granularities", nargs="+", choices=list(granularities))
     parser.add_argument("--what", nargs="+", choices=what, help="which sections")
     parser.add_argument("--threads", nargs="+", type=int, help="on the CPU")
     parser.add_argument("--json", type=path, help="write all rows here")
@@ -77,12 +86,16 @@ def parser_of(
     return parser
 
 
-def parse(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
-    """Reads the command line, and refuses sizes that are none."""
+def parse(
+    parser: argparse.ArgumentParser,
+    argv: list[str] | None,
+    read_size: Callable[[str], object] = lambda size: parse_size(size, torch.float32),
+) -> argparse.Namespace:
+    """Reads the command line, and refuses sizes that ``read_size`` refuses."""
     options = parser.parse_args(argv)
     try:
         for size in options.sizes or []:
-            parse_size(size, torch.float32)
+            read_size(size)
     except ValueError as error:
         parser.error(str(error))
     return options

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Plots of rows, in percent of the copy: bars for each op, or lines over the length of a row."""
+"""Plots of rows: in percent of the copy, or for products in operations per second."""
 
 import math
 from collections.abc import Callable
@@ -21,6 +21,17 @@ Plot = Callable[[list[Row], dict[str, Any], Path], None]
 PEER_MARKERS = {"PyTorch": "o", "torch.compile": "D", "fused_moving_avg_obs_fake_quant": "^"}
 COLORS = {"float32": "#4c72b0", "bfloat16": "#55a868", "float16": "#c7a252", "float64": "#8172b3"}
 LINES = {"baraquant": "#c44e52", "torch.compile": "#4c72b0", "PyTorch": "#999999"}
+PRODUCT_LINES = {
+    "baraquant": "#c44e52",
+    "torch._int_mm": "#4c72b0",
+    "quantize + _int_mm + dequantize": "#4c72b0",
+    "bfloat16 linear": "#55a868",
+    "float32 linear": "#55a868",
+    "fp8 rowwise": "#c7a252",
+    "quantize_dynamic": "#8172b3",
+    "bound": "#999999",
+}
+MOST_PANELS = 6
 
 
 def plot_bars(rows: list[Row], about: dict[str, Any], path: Path) -> None:
@@ -53,6 +64,32 @@ def plot_lengths(rows: list[Row], about: dict[str, Any], path: Path) -> None:
     _draw(panels, about, path, _plot_lengths, legend)
 
 
+def plot_products(rows: list[Row], about: dict[str, Any], path: Path) -> None:
+    """Draws a panel for each weight: operations per second over the number of rows of input.
+
+    Drawn are the product alone, then the whole layer, with all threads.
+    """
+    threads = max((row.threads or 0 for row in rows), default=0)
+    panels: Panels = {}
+    for what in ("linear", "whole"):
+        own = [
+            row for row in rows if row.what == what and row.tops and row.threads in (None, threads)
+        ]
+        for row in sorted(own, key=lambda row: row.shape[0]):
+            panels.setdefault((row.op, "weight " + "x".join(map(str, row.shape[1:]))), []).append(
+                row
+            )
+    drawn = [item for item in panels.items() if len(item[1]) > 1] or list(panels.items())
+    panels = dict(drawn[:MOST_PANELS])
+    names = {name for own in panels.values() for row in own for name in _tops(row)}
+    legend = [
+        Line2D([], [], color=color, marker="o", label=name)
+        for name, color in PRODUCT_LINES.items()
+        if name in names
+    ]
+    _draw(panels, about, path, _plot_products, legend, ", 10¹² operations per second")
+
+
 def _largest(rows: list[Row], key: Callable[[Row], tuple]) -> list[Row]:
     """The largest row of each key that has a bandwidth, in the order of rows."""
     found: dict[tuple, Row] = {}
@@ -68,6 +105,7 @@ def _draw(
     path: Path,
     draw: Callable[[Any, list[Row]], None],
     legend: list[Any],
+    unit: str = ": % of a copy's bytes per second",
 ) -> None:
     if not panels:
         return
@@ -78,7 +116,7 @@ def _draw(
     axes = list(grid.flat)
     for axis, ((op, what), own) in zip(axes, panels.items(), strict=False):
         draw(axis, own)
-        axis.set_title(f"{op}\n{what}: % of a copy's bytes per second", fontsize="small")
+        axis.set_title(f"{op}\n{what}{unit}", fontsize="small")
         axis.tick_params(axis="both", labelsize=7)
     for axis in axes[len(panels) :]:
         axis.remove()
@@ -134,6 +172,26 @@ def _plot_lengths(axis: Any, rows: list[Row]) -> None:
             axis.plot(place, 100 * target.at_least, "_", color="crimson", markersize=14)
     axis.set_xticks(places, [f"{row.shape[-1]}\n{row.shape[0]} rows" for row in rows])
     axis.set_ylim(0, max(110, *(110 * (row.of_copy or 0) for row in rows)))
+
+
+def _plot_products(axis: Any, rows: list[Row]) -> None:
+    for name, color in PRODUCT_LINES.items():
+        points = [(row.shape[0], _tops(row).get(name, math.nan)) for row in rows]
+        axis.plot(*zip(*points, strict=True), marker="o", markersize=3, color=color)
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.set_xticks([row.shape[0] for row in rows], [f"{row.shape[0]}" for row in rows])
+    axis.set_xlabel("rows of input", fontsize=7)
+    axis.grid(alpha=0.3)
+
+
+def _tops(row: Row) -> dict[str, float]:
+    """Of baraquant, the peers and the bound, each under the name of its line."""
+    if not row.tops:
+        return {}
+    peers = {name: row.tops / ratio for name, ratio in row.speedups.items()}
+    bound = {"bound": row.tops / row.of_bound} if row.of_bound else {}
+    return {"baraquant": row.tops, **peers, **bound}
 
 
 def _percent_of_copy(row: Row, name: str) -> float:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from bench import Compiler, Timer, free_memory
-from bench_cli import Plan, parse, parse_size, parser_of, parts_of, run, timer_of
+from bench_cli import SegmentPlan, parse, parse_size, parser_of, parts_of, run, timer_of
 from bench_plot import plot_lengths
 from bench_report import Part
 from bench_row import Case, Row
@@ -49,7 +49,7 @@ SEGMENTS = ["group128", "tensor", "channel0", "channel1"]
 
 
 @dataclass(frozen=True)
-class RangePlan(Plan):
+class RangePlan(SegmentPlan):
     """A plan, with the schemes of the scale, and whether the peers are compiled as well."""
 
     modes: list[str]
@@ -69,7 +69,7 @@ def plan_of(
 ) -> RangePlan:
     """A plan with all threads."""
     threads = [torch.get_num_threads()]
-    return RangePlan(sizes, dtypes.split(), granularities, threads, list(modes), compiled)
+    return RangePlan(sizes, dtypes.split(), threads, granularities, list(modes), compiled)
 
 
 def cuda_plans(what: str) -> list[RangePlan]:
@@ -177,7 +177,8 @@ def measure(
 
 def main(argv: list[str] | None = None) -> list[Row]:
     """Runs the benchmark and reports it."""
-    parser = parser_of("qparams", __doc__, list(BENCHES), GRANULARITIES)
+    parser = parser_of("qparams", __doc__, list(BENCHES))
+    parser.add_argument("--granularities", nargs="+", choices=list(GRANULARITIES))
     parser.add_argument("--modes", nargs="+", choices=MODES)
     options = parse(parser, argv)
     options.what = options.what or list(BENCHES)

@@ -24,7 +24,9 @@ from bench_row import Row, Within
 
 Part = Callable[[], Iterator[Row]]
 
-COLUMNS = ("op", "case", "dtype", "shape", "µs", "GB/s", "of copy", "against", "target", "")
+HEAD, TAIL = ("op", "case", "dtype", "shape"), ("against", "target", "")
+RATES = ("µs", "GB/s", "of copy")
+PRODUCT_RATES = ("µs", "TOPS", "of bound")
 
 
 def run_sections(
@@ -83,6 +85,11 @@ def _run_parts(
     return rows
 
 
+def columns(rows: list[Row]) -> tuple[str, ...]:
+    """The titles: a product counts operations, everything else bytes."""
+    return (*HEAD, *(PRODUCT_RATES if any(row.tops for row in rows) else RATES), *TAIL)
+
+
 def cells(row: Row) -> tuple[str, ...]:
     """The texts of a row."""
     case = row.case if row.threads is None else f"{row.case}, {_threads(row.threads)}"
@@ -94,11 +101,17 @@ def cells(row: Row) -> tuple[str, ...]:
     against += [f"{name} failed" for name in row.peer_errors]
     if row.bound is not None and any(isinstance(target, Within) for target in row.targets):
         against.append(f"bound {(row.seconds - row.bound) * 1e6:+.1f} µs")
+    if row.held:
+        texts = (f"{_bytes(held)} ({name})" for name, held in row.held.items())
+        against.append("holds " + " vs ".join(texts))
+    if row.note:
+        against.append(row.note)
+    rate, share = (row.tops, row.of_bound) if row.tops else (row.gbps, row.of_copy)
     return (
         *head,
         f"{row.seconds * 1e6:,.1f}",
-        f"{row.gbps:,.0f}" if row.gbps else "",
-        f"{row.of_copy:.1%}" if row.of_copy else "",
+        (f"{rate:.3g}" if row.tops and rate < 100 else f"{rate:,.0f}") if rate else "",
+        f"{share:.1%}" if share else "",
         ", ".join(against),
         targets,
         _verdicts(row),
@@ -108,8 +121,9 @@ def cells(row: Row) -> tuple[str, ...]:
 def print_table(title: str, rows: list[Row], console: Console) -> None:
     """Prints rows, verdicts in colour."""
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-    for name in COLUMNS:
-        table.add_column(name, justify="right" if name in ("µs", "GB/s", "of copy") else "left")
+    for name in columns(rows):
+        right = name in (*RATES, *PRODUCT_RATES)
+        table.add_column(name, justify="right" if right else "left")
     for row in rows:
         *texts, verdict = cells(row)
         color = "red" if row.error is not None or False in row.met else "green"
@@ -119,11 +133,12 @@ def print_table(title: str, rows: list[Row], console: Console) -> None:
 
 def markdown(rows: list[Row], about: dict[str, Any]) -> str:
     """A table for documentation, under a line that names the machine and the versions."""
+    titles = columns(rows)
     lines = [
         ", ".join(f"{name} {value}" for name, value in about.items()),
         "",
-        "| " + " | ".join(COLUMNS) + " |",
-        "|" + "|".join("---" for _ in COLUMNS) + "|",
+        "| " + " | ".join(titles) + " |",
+        "|" + "|".join("---" for _ in titles) + "|",
     ]
     lines += ["| " + " | ".join(cells(row)) + " |" for row in rows]
     return "\n".join(lines) + "\n"
@@ -150,6 +165,10 @@ def _verdicts(row: Row) -> str:
     if row.error is not None:
         return "error"
     return ", ".join({True: "met", False: "missed", None: "?"}[met] for met in row.met)
+
+
+def _bytes(count: int) -> str:
+    return f"{count / (1 << 20):,.1f} MiB"
 
 
 def _threads(count: int) -> str:

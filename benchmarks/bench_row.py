@@ -9,6 +9,10 @@ from torch import Tensor
 
 from bench import copy_call, rotation_for
 
+# isort: split
+from cases import name_of
+
+OWN = "baraquant"
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -56,12 +60,74 @@ class Within:
         return reached <= self.seconds
 
 
+@dataclass(frozen=True)
+class Tops:
+    """Reach ``at_least`` trillion operations per second."""
+
+    at_least: float
+
+    def __str__(self) -> str:
+        return f"≥ {self.at_least:g} TOPS"
+
+    def reached(self, row: "Row") -> float | None:
+        """The rate."""
+        return row.tops
+
+    def is_met(self, reached: float) -> bool:
+        """Whether it is enough."""
+        return reached >= self.at_least
+
+
+@dataclass(frozen=True)
+class HoldsLess:
+    """Hold fewer bytes between forward and backward than ``against``, one of the peers."""
+
+    against: str
+
+    def __str__(self) -> str:
+        return f"holds less than {self.against}"
+
+    def reached(self, row: "Row") -> float | None:
+        """The share of the peer's bytes; None where one of the two is unknown."""
+        own, peer = row.held.get(OWN), row.held.get(self.against)
+        return own / peer if own is not None and peer else None
+
+    def is_met(self, reached: float) -> bool:
+        """Whether it is less than the whole."""
+        return reached < 1
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    """Reach one of several ratios; unknown while none is met and one could not be measured."""
+
+    targets: tuple[Target, ...]
+
+    def __str__(self) -> str:
+        return " or ".join(map(str, self.targets))
+
+    def reached(self, row: "Row") -> float | None:
+        """The best ratio, each as a share of what it should be."""
+        ratios = [(target.reached(row), target.at_least) for target in self.targets]
+        best = max((ratio / at_least for ratio, at_least in ratios if ratio), default=0.0)
+        return None if best < 1 and None in (ratio for ratio, _ in ratios) else best
+
+    def is_met(self, reached: float) -> bool:
+        """Whether one of them is reached."""
+        return reached >= 1
+
+
+AnyTarget = Target | Within | Tops | HoldsLess | AnyOf
+
+
 @dataclass
 class Row:
     """One line of the table; times in seconds, ``error`` where there are none.
 
     ``bound`` is the time of an empty launch, where that was measured, and of the bytes at the
-    copy's rate. ``reached`` and ``met`` say so for each of ``targets``, in their order.
+    copy's rate, or of the arithmetic at the device's peak, if that takes longer. ``reached`` and
+    ``met`` say so for each of ``targets``, in their order. ``held`` are bytes that are kept
+    between forward and backward, ``note`` says what else has to be known about the row.
     """
 
     what: str
@@ -70,22 +136,32 @@ class Row:
     dtype: str
     shape: list[int]
     threads: int | None = None
-    targets: list[Target | Within] = field(default_factory=list)
+    targets: list[AnyTarget] = field(default_factory=list)
     seconds: float | None = None
     gbps: float | None = None
+    tops: float | None = None
     copy_gbps: float | None = None
     of_copy: float | None = None
     launch: float | None = None
     bound: float | None = None
+    of_bound: float | None = None
     peers: dict[str, float] = field(default_factory=dict)
     speedups: dict[str, float] = field(default_factory=dict)
     peer_errors: dict[str, str] = field(default_factory=dict)
     reached: list[float | None] = field(default_factory=list)
     met: list[bool | None] = field(default_factory=list)
+    held: dict[str, int] = field(default_factory=dict)
+    note: str = ""
     error: str | None = None
 
     def fill(
-        self, results: dict[str, float | str], own: str, moved: float = 0, copied: float = 0
+        self,
+        results: dict[str, float | str],
+        own: str,
+        moved: float = 0,
+        copied: float = 0,
+        operations: float = 0,
+        peak: float = 0,
     ) -> "Row":
         """Computes rates, ratios and the verdicts.
 
@@ -95,12 +171,15 @@ class Row:
             own: Which of them the row is about.
             moved: Bytes that the call has to read and write.
             copied: Bytes that the copy reads and writes.
+            operations: Additions and multiplications, of a product.
+            peak: How many of them the device does in a second at the most; 0 where not known.
         """
         seconds = results[own]
         if isinstance(seconds, str):
             return self.fail(seconds)
         self.seconds = seconds
         self.gbps = moved / seconds / 1e9 if moved else None
+        self.tops = operations / seconds / 1e12 if operations else None
         for name, result in results.items():
             if isinstance(result, str):
                 self.peer_errors[name] = result
@@ -114,6 +193,9 @@ class Row:
                 self.speedups[name] = result / seconds
         if self.copy_gbps:
             self.bound = (self.launch or 0) + moved / self.copy_gbps / 1e9
+            if peak:
+                self.bound = max(self.bound, operations / peak)
+            self.of_bound = self.bound / seconds
         self.reached = [target.reached(self) for target in self.targets]
         self.met = [
             None if reached is None else target.is_met(reached)
@@ -130,6 +212,21 @@ class Row:
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return asdict(self)
+
+
+def empty_row(
+    device: torch.device,
+    dtype: torch.dtype,
+    shape: list[int],
+    what: str,
+    op: str,
+    case: str,
+    *targets: AnyTarget | None,
+) -> Row:
+    """A row that says what is measured, and with how many threads; targets may be None."""
+    threads = torch.get_num_threads() if device.type == "cpu" else None
+    asked = [target for target in targets if target is not None]
+    return Row(what, op, case, name_of(dtype), list(shape), threads, asked)
 
 
 @dataclass
@@ -159,9 +256,6 @@ class Case:
         """Whether the GPU's bandwidth can be asked for: the input is larger than its L2."""
         return self.device.type == "cuda" and self.nbytes >= 64 << 20
 
-    def row(self, what: str, op: str, case: object, *targets: Target | Within | None) -> Row:
+    def row(self, what: str, op: str, case: object, *targets: AnyTarget | None) -> Row:
         """An empty row that names this case; targets that are None are left out."""
-        threads = torch.get_num_threads() if self.device.type == "cpu" else None
-        name = str(self.dtype).removeprefix("torch.")
-        asked = [target for target in targets if target is not None]
-        return Row(what, op, str(case), name, list(self.shape), threads, asked)
+        return empty_row(self.device, self.dtype, self.shape, what, op, str(case), *targets)

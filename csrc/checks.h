@@ -9,6 +9,7 @@
 #include <c10/core/SymInt.h>
 #include <c10/util/Exception.h>
 
+#include <cmath>
 #include <string>
 
 #include "dtypes.h"
@@ -23,6 +24,14 @@ inline std::string dtype_name(c10::ScalarType dtype) {
 // Equal under tracing too: an unbacked size becomes a run-time assertion.
 inline bool same_size(const c10::SymInt& a, const c10::SymInt& b) {
   return a.sym_eq(b).expect_true(__FILE__, __LINE__);
+}
+
+inline bool has_sizes(const at::Tensor& tensor, c10::SymIntArrayRef sizes) {
+  if (tensor.dim() != static_cast<int64_t>(sizes.size())) return false;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (!same_size(tensor.sym_size(static_cast<int64_t>(d)), sizes[d])) return false;
+  }
+  return true;
 }
 
 template <typename Op>
@@ -77,6 +86,15 @@ void check_range(const Op& op, int64_t quant_min, int64_t quant_max, c10::Scalar
                     ": expected quant_min and quant_max to lie in [", lowest, ", ", highest,
                     "], which ", dtype_name(dtype), " represents exactly, but got ", quant_min,
                     " and ", quant_max);
+}
+
+// A scale that is a number.
+template <typename Op>
+void check_scale_number(const Op& op, const char* name, double scale, c10::ScalarType compute) {
+  const double used = compute == c10::kDouble ? scale : static_cast<float>(scale);
+  TORCH_CHECK_VALUE(std::isfinite(used) && used > 0, op, ": expected ", name,
+                    " to be a finite number greater than 0 in ", dtype_name(compute), ", but got ",
+                    scale);
 }
 
 // A flag on the device, which no host reads.

@@ -12,8 +12,13 @@ For each seed this trains a small float network, and then for each width of weig
 The scale of a layer's input is learned with the weights; beside that stand scales that are taken
 on the fly from the range of each image, symmetric and asymmetric (``--inputs`` chooses).
 
-Run ``python examples/qat_digits.py``; the plot and all figures land in ``results/``. The layers
-are in ``quantized_layers.py``, the table and plot in ``qat_report.py``.
+Last, a wider network is trained with the int8 product itself in the forward, and deployed: from a
+file of integers it gives bit for bit the logits of training, and a table shows accuracy, size and
+latency beside float32.
+
+Run ``python examples/qat_digits.py``; the plot and all figures land in ``results/``. The data and
+the training are in ``digits.py``, the layers in ``quantized_layers.py`` and ``int8_layers.py``,
+the table and plot in ``qat_report.py``, the deployment in ``qat_deploy.py``.
 """
 
 import argparse
@@ -23,20 +28,18 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # finds a build in place as well
 
 import baraquant
+from digits import FLOAT_RATE, QAT_RATE, evaluate, float_network, load_split, train
+from qat_deploy import Deployment, conclude_deployments, deploy, print_deployments
 from qat_report import Run, Summary, compare, conclude, plot, print_tables, summarize
 from quantized_layers import (
     INPUT_SCHEMES,
@@ -52,72 +55,6 @@ INPUT_BITS = (8, 4)
 GROUP_SIZES = (None, 32)  # None: a scale per channel
 COMPARED_WEIGHT_BITS = 4  # the schemes of the inputs are compared at this width of the weights
 COMPARED_INPUT_BITS = (8, 4, 3, 2)
-BATCH = 64
-FLOAT_RATE, QAT_RATE = 0.1, 0.02  # chosen on a validation part of the training images
-
-
-@dataclass(frozen=True)
-class Digits:
-    """One split: images ``[n, 64]`` in [0, 1], labels ``[n]``."""
-
-    train_images: Tensor
-    train_labels: Tensor
-    test_images: Tensor
-    test_labels: Tensor
-
-
-def load_split(seed: int, device: torch.device) -> Digits:
-    """Splits the digits 70 : 30 by the seed, each digit in proportion."""
-    images, labels = load_digits(return_X_y=True)
-    split = train_test_split(
-        images.astype("float32") / 16, labels, test_size=0.3, random_state=seed, stratify=labels
-    )
-    train_images, test_images, train_labels, test_labels = (
-        torch.from_numpy(part).to(device) for part in split
-    )
-    return Digits(train_images, train_labels, test_images, test_labels)
-
-
-def float_network() -> nn.Sequential:
-    """A perceptron with two hidden layers: 8,970 parameters."""
-    return nn.Sequential(
-        nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)
-    )
-
-
-def train(
-    network: nn.Module, digits: Digits, epochs: int, learning_rate: float, seed: int
-) -> Iterator[int]:
-    """Trains in place, and yields the number of each epoch that is done.
-
-    SGD on a cosine schedule, for a fixed number of epochs: the test images decide nothing. Only
-    the weights decay, as a bias or a scale that is pulled to zero would gain nothing.
-    """
-    decayed = [p for name, p in network.named_parameters() if name.endswith(".weight")]
-    others = [p for name, p in network.named_parameters() if not name.endswith(".weight")]
-    groups = [{"params": decayed, "weight_decay": 5e-4}, {"params": others}]
-    optimizer = torch.optim.SGD(groups, learning_rate, momentum=0.9)
-    steps = len(digits.train_labels) // BATCH
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * steps)
-    generator = torch.Generator().manual_seed(seed)
-    for epoch in range(epochs):
-        order = torch.randperm(len(digits.train_labels), generator=generator)
-        for batch in order.to(digits.train_labels.device).split(BATCH)[:steps]:
-            logits = network(digits.train_images[batch])
-            loss = F.cross_entropy(logits, digits.train_labels[batch])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-        yield epoch
-
-
-@torch.no_grad()
-def evaluate(network: nn.Module, digits: Digits) -> tuple[float, Tensor]:
-    """Returns the accuracy on the test images in percent, and the outputs ``[n, 10]``."""
-    logits = network(digits.test_images)
-    hits = int((logits.argmax(dim=1) == digits.test_labels).sum())
-    return 100 * hits / len(digits.test_labels), logits
 
 
 def run_seed(
@@ -171,7 +108,9 @@ def plan(args: argparse.Namespace) -> tuple[list[Widths], list[Widths]]:
     return main, compared
 
 
-def run_all(sweep: list[Widths], args: argparse.Namespace, console: Console) -> list[Run]:
+def run_all(
+    sweep: list[Widths], args: argparse.Namespace, console: Console
+) -> tuple[list[Run], list[Deployment]]:
     """Runs every seed under one progress bar."""
     (args.out / "models").mkdir(parents=True, exist_ok=True)
     columns = (
@@ -182,18 +121,28 @@ def run_all(sweep: list[Widths], args: argparse.Namespace, console: Console) -> 
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        total = args.seeds * (args.float_epochs + len(sweep) * args.epochs)
+        total = args.seeds * (2 * args.float_epochs + (len(sweep) + 1) * args.epochs)
         task = progress.add_task("starting", total=total)
 
         def tick(text: str) -> None:
             progress.update(task, advance=1, description=text)
 
         runs = [run for seed in range(args.seeds) for run in run_seed(seed, sweep, args, tick)]
+        models, epochs = args.out / "models", (args.float_epochs, args.epochs)
+        deployments = [
+            deploy(seed, args.device, models, epochs, tick) for seed in range(args.seeds)
+        ]
         progress.update(task, description="done")
-    return runs
+    return runs, deployments
 
 
-def write_json(runs: list[Run], conclusion: str, seconds: float, args: argparse.Namespace) -> None:
+def write_json(
+    runs: list[Run],
+    deployments: list[Deployment],
+    conclusion: str,
+    seconds: float,
+    args: argparse.Namespace,
+) -> None:
     """Writes every run, the summary, the conclusion and the settings."""
     everything = {
         "settings": {
@@ -211,8 +160,10 @@ def write_json(runs: list[Run], conclusion: str, seconds: float, args: argparse.
         "seconds": round(seconds, 1),
         "float_bytes": storage_bytes(float_network().parameters()),
         "conclusion": conclusion,
+        "deployed": conclude_deployments(deployments),
         "summary": [asdict(summary) for summary in summarize(runs)],
         "runs": [asdict(run) for run in runs],
+        "deployments": [asdict(deployment) for deployment in deployments],
     }
     (args.out / "qat_digits.json").write_text(json.dumps(everything, indent=2) + "\n")
 
@@ -254,7 +205,8 @@ def main(argv: list[str] | None = None) -> None:
     start = time.perf_counter()
     torch.set_num_threads(1)  # layers this small lose more to waking a second thread than they gain
     main_sweep, compared_sweep = plan(args)
-    runs = run_all(list(dict.fromkeys(main_sweep + compared_sweep)), args, console)
+    sweep = list(dict.fromkeys(main_sweep + compared_sweep))
+    runs, deployments = run_all(sweep, args, console)
     seconds = time.perf_counter() - start
 
     summaries = {summary.widths: summary for summary in summarize(runs)}
@@ -267,10 +219,12 @@ def main(argv: list[str] | None = None) -> None:
     equal = sum(run.integers_equal for run in runs)
     console.print(
         f"Stored as integers and loaded into fresh layers, {equal} of {len(runs)} networks give "
-        "bit for bit the outputs of training's last evaluation.",
+        "bit for bit the outputs of training's last evaluation.\n",
         highlight=False,
     )
-    write_json(runs, conclusion, seconds, args)
+    print_deployments(deployments, console)
+    console.print(f"[bold]{conclude_deployments(deployments)}[/bold]\n", highlight=False)
+    write_json(runs, deployments, conclusion, seconds, args)
     console.print(f"{args.seeds} seeds, {seconds:.0f} s. Plot, figures and networks: {args.out}/")
 
 

@@ -20,6 +20,7 @@ import toolchain
 STAMP = toolchain.ROOT / "build" / "inplace.sha256"
 VARIABLES = (
     *("BARAQUANT_CUDA", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES"),
+    "CUTLASS_PATH",
     *("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS"),
 )
 
@@ -57,6 +58,7 @@ def fingerprint() -> str:
     # Not BARAQUANT_WERROR=0: what passed as strict passes without. See setup.py.
     strict = os.environ.get("BARAQUANT_WERROR") == "1" or (root / "build" / "werror").exists()
     digest.update(f"{sys.executable}\0{torch_identity()}\0{toolchain.find_nvcc()}\0".encode())
+    digest.update(f"{toolchain.cutlass_identity()}\0".encode())
     digest.update(f"{strict}\0{[os.environ.get(v) for v in VARIABLES]}\0".encode())
     for product in products():
         if not product.exists():

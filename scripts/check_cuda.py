@@ -19,6 +19,11 @@ from pathlib import Path
 import toolchain
 
 STAMPS = toolchain.ROOT / "build" / "check_cuda"
+# A kernel of CUTLASS takes a core most of a minute, and the others differ from these in numbers
+# alone: one of each schedule, for one type of the output.
+CUTLASS_FOLDER = toolchain.CSRC / "int8_mm" / "cutlass"
+CUTLASS_CHECKED = ("pingpong_128x128_cuda.cu", "stream_k_16x128_cuda.cu")
+CUTLASS_FLAGS = ["-DBARAQUANT_ONE_OUTPUT_TYPE"]
 ARCHITECTURE = ["-gencode", "arch=compute_90a,code=sm_90a"]
 # torch's CPU build lacks c10/cuda/impl/cuda_cmake_macros.h; this macro does without.
 FLAGS = [
@@ -27,6 +32,17 @@ FLAGS = [
     *ARCHITECTURE,
     *("-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE", "-DBARAQUANT_WITH_CUDA", "-Xcompiler=-fPIC"),
 ]
+
+
+def flags() -> list[str]:
+    cutlass = toolchain.find_cutlass()
+    return [*FLAGS, *CUTLASS_FLAGS, *(toolchain.cutlass_flags(cutlass) if cutlass else [])]
+
+
+def sources() -> list[Path]:
+    """What is compiled; the slowest first."""
+    others = [p for p in toolchain.library_sources(".cu") if p.parent != CUTLASS_FOLDER]
+    return [*(CUTLASS_FOLDER / name for name in CUTLASS_CHECKED), *others]
 
 
 def torch_folder() -> Path:
@@ -43,7 +59,7 @@ def command(nvcc: Path, torch: Path, source: Path, target: Path) -> list[str]:
     include = torch / "include"
     system = (include, include / "torch" / "csrc" / "api" / "include")
     return [
-        *(str(nvcc), *FLAGS, f"-I{toolchain.CSRC}"),
+        *(str(nvcc), *flags(), f"-I{toolchain.CSRC}"),
         *(part for path in system for part in ("-isystem", str(path))),
         *("-c", str(source), "-o", str(target)),
     ]
@@ -51,7 +67,8 @@ def command(nvcc: Path, torch: Path, source: Path, target: Path) -> list[str]:
 
 def fingerprint(source: Path, nvcc_version: str) -> str:
     digest = hashlib.sha256()
-    digest.update(f"{nvcc_version} {importlib.metadata.version('torch')} {FLAGS}".encode())
+    digest.update(f"{nvcc_version} {importlib.metadata.version('torch')} {flags()}".encode())
+    digest.update(toolchain.cutlass_identity().encode())
     for path in [source, *toolchain.headers()]:
         digest.update(f"\0{path.name}\0".encode() + path.read_bytes())
     return digest.hexdigest()
@@ -88,13 +105,15 @@ def main() -> int:
         print("check of CUDA: not needed, the build for this torch compiles the .cu files")
         return 0
     STAMPS.mkdir(parents=True, exist_ok=True)
-    sources = toolchain.library_sources(".cu")
+    if toolchain.find_cutlass() is None:
+        print("check of CUDA: without the kernels for Hopper, there are no CUTLASS headers here")
+    paths = sources()
     version = toolchain.nvcc_version(nvcc)
-    print(f"check of CUDA: {len(sources)} files with nvcc {version}", flush=True)
+    print(f"check of CUDA: {len(paths)} files with nvcc {version}", flush=True)
     failed = False
     with ThreadPoolExecutor(toolchain.cores()) as pool:
         for source, complaint, seconds in pool.map(
-            lambda path: check(nvcc, torch, path, version), sources
+            lambda path: check(nvcc, torch, path, version), paths
         ):
             name = source.relative_to(toolchain.ROOT)
             state = "FAILED" if complaint else f"{seconds:.0f} s" if seconds else "unchanged"

@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import toolchain
+
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 STATE = ROOT / "build" / "environment.json"
@@ -149,7 +151,9 @@ def make_venv(*options: str) -> Path:
     return python
 
 
-def install(python: Path, packages: list[str], torch: str | None, optional: bool = False) -> bool:
+def install(
+    python: Path, packages: list[str], torch: str | None, optional: bool = False, *options: str
+) -> bool:
     """Installs packages with pip (or uv), holding torch; whether that worked."""
     constraint = ROOT / "build" / "constraints.txt"
     constraint.parent.mkdir(exist_ok=True)
@@ -163,7 +167,7 @@ def install(python: Path, packages: list[str], torch: str | None, optional: bool
     say(f"installing {', '.join(packages)}")
     try:
         run = subprocess.run(
-            [*command, "-c", str(constraint), *packages], check=False, stdout=sys.stderr
+            [*command, *options, "-c", str(constraint), *packages], check=False, stdout=sys.stderr
         )
     except FileNotFoundError:
         say(f"note: {python} has no pip, and there is no uv")
@@ -207,15 +211,27 @@ def overlay(torch: str) -> Path:
     return python
 
 
+def install_optional(python: Path, packages: list[str], torch: str, *options: str) -> None:
+    """Installs packages that can be done without. What failed is not tried again for a day."""
+    key = f"cannot have {' '.join(packages)} in {python}"
+    recently = time.time() - read_state().get(key, 0) < RETRY_OPTIONAL_AFTER
+    try_again = not recently or os.environ.get("CI") == "true"
+    if packages and try_again and not install(python, packages, torch, True, *options):
+        say(f"note: {', '.join(packages)} could not be installed; going on without")
+        write_state(key, time.time())
+
+
 def prepare(need: list[str], want: list[str]) -> Path:
     """The interpreter, with every package of `need` and, where they can be had, of `want`."""
     python, torch = choose()
     needed, wanted = requirements(need), requirements(want)
-    found = probe(python, needed + wanted)
+    compiles_cuda = toolchain.find_nvcc() is not None and "CUTLASS_PATH" not in os.environ
+    headers = requirements(["cuda"]) if compiles_cuda else []
+    found = probe(python, needed + wanted + headers)
     assert found is not None
     if found["managed"] and found["missing"]:
         python = overlay(torch)
-        found = probe(python, needed + wanted)
+        found = probe(python, needed + wanted + headers)
         assert found is not None
     missing = [text for text in needed if text in found["missing"]]
     if missing and not install(python, missing, torch):
@@ -223,13 +239,9 @@ def prepare(need: list[str], want: list[str]) -> Path:
             f"these packages are missing and could not be installed: {', '.join(missing)}. "
             f"Install them into the environment of {python}"
         )
-    extra = [text for text in wanted if text in found["missing"]]
-    key = f"cannot have {' '.join(extra)} in {python}"
-    recently = time.time() - read_state().get(key, 0) < RETRY_OPTIONAL_AFTER
-    try_again = not recently or os.environ.get("CI") == "true"
-    if extra and try_again and not install(python, extra, torch, optional=True):
-        say(f"note: {', '.join(extra)} could not be installed; going on without")
-        write_state(key, time.time())
+    install_optional(python, [text for text in wanted if text in found["missing"]], torch)
+    # Only its headers are used: none of the packages that it names.
+    install_optional(python, [t for t in headers if t in found["missing"]], torch, "--no-deps")
     return python
 
 

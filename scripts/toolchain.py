@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -26,7 +27,8 @@ CXX_FLAGS = [
     *("-Wno-array-bounds", "-Wno-stringop-overflow", "-Wno-stringop-overread"),
 ]
 NVCC_FLAGS = [
-    *("-std=c++20", "-O3", "--fmad=false", "--expt-relaxed-constexpr"),
+    # NDEBUG: an assertion of CUTLASS's is a function call, which would serialise wgmma.
+    *("-std=c++20", "-O3", "-DNDEBUG", "--fmad=false", "--expt-relaxed-constexpr"),
     *(f"-Xcompiler={flag}" for flag in (*CXX_NUMERICS, "-fvisibility=hidden", "-Wall")),
 ]
 CXX_WERROR = ["-Werror"]
@@ -99,3 +101,43 @@ def nvcc_version(nvcc: Path) -> str:
     output = subprocess.run([str(nvcc), "--version"], check=True, capture_output=True, text=True)
     version = re.search(r"\bV(\d+\.\d+\.\d+)", output.stdout)
     return version[1] if version else "unknown"
+
+
+def find_cutlass() -> Path | None:
+    """CUTLASS's include folder: below CUTLASS_PATH, else of the package nvidia-cutlass."""
+    chosen = os.environ.get("CUTLASS_PATH")
+    if chosen:
+        candidates = [Path(chosen).resolve() / "include", Path(chosen).resolve()]
+    else:
+        spec = importlib.util.find_spec("cutlass_library")
+        folder = Path(spec.origin).parent if spec is not None and spec.origin else None
+        candidates = [folder / "source" / "include"] if folder is not None else []
+    found = (path for path in candidates if (path / "cutlass" / "cutlass.h").exists())
+    return next(found, None)
+
+
+def cutlass_identity() -> str:
+    """The folder of CUTLASS and its version, for fingerprints."""
+    folder = find_cutlass()
+    if folder is None:
+        return "none"
+    return f"{folder} {(folder / 'cutlass' / 'version.h').read_text()}"
+
+
+def cutlass_flags(folder: Path) -> list[str]:
+    """What nvcc gets where the tensor-core kernels for Hopper are compiled."""
+    return ["-DBARAQUANT_WITH_CUTLASS", "-isystem", str(folder)]
+
+
+def hopper_flags(architectures: str) -> list[str]:
+    """The flags of nvcc for the kernels that need CUTLASS; none where they are left out."""
+    if "9.0a" not in re.split(r"[;+ ]", architectures):
+        return []
+    folder = find_cutlass()
+    if folder is None:
+        print(
+            "baraquant: there are no CUTLASS headers (pip install --no-deps nvidia-cutlass, or "
+            "CUTLASS_PATH): int8 products on Hopper take the slower generic kernel"
+        )
+        return []
+    return cutlass_flags(folder)

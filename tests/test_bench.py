@@ -19,12 +19,12 @@ import bench
 import bench_cli
 import bench_report
 from bench import Compiler, Timer
-from bench_row import Case, Row, Target, Within
+from bench_row import AnyOf, AnyTarget, Case, HoldsLess, Row, Target, Tops, Within
 
 CPU = torch.device("cpu")
 
 
-def row(*targets: Target | Within) -> Row:
+def row(*targets: AnyTarget) -> Row:
     row = Row("forward", "fake_quantize", "per_tensor", "float32", [16, 4096])
     row.targets = list(targets)
     return row
@@ -87,6 +87,49 @@ def test_verdict_on_a_launch(seconds: float, met: bool) -> None:
     assert filled.speedups == {}
     over = (seconds - 3e-6) * 1e6
     assert f"bound {over:+.1f} µs" in bench_report.cells(filled)[7]
+
+
+def test_bound_of_a_product() -> None:
+    """The bytes of 1 ms, or the operations of 4 ms, where the peak is known."""
+    results = {"copy": 1e-3, "baraquant": 8e-3}
+    for peak, bound in ((0, 1e-3), (1e12, 4e-3), (1e13, 1e-3)):
+        filled = row(Tops(0.5), Tops(0.51)).fill(results, "baraquant", 5e6, 5e6, 4e9, peak)
+        assert filled.bound == pytest.approx(bound)
+        assert filled.of_bound == pytest.approx(bound / 8e-3)
+        assert filled.tops == pytest.approx(0.5)
+        assert filled.met == [True, False]
+        assert bench_report.columns([filled])[5:7] == ("TOPS", "of bound")
+        assert bench_report.cells(filled)[5:7] == ("0.5", f"{bound / 8e-3:.1%}")
+
+
+@pytest.mark.parametrize(
+    ("peers", "met"),
+    [
+        ({"a": 0.98, "b": 0.86}, True),
+        ({"a": 0.96, "b": 0.86}, True),
+        ({"a": 0.98}, True),
+        ({"a": 0.96, "b": 0.84}, False),
+        ({"a": 0.96}, None),
+        ({}, None),
+    ],
+)
+def test_verdict_on_alternatives(peers: dict[str, float], met: bool | None) -> None:
+    """One that is met is enough; one that is unknown may have been."""
+    target = AnyOf((Target("a", 0.97), Target("b", 0.85)))
+    assert str(target) == "≥ 0.97x a or ≥ 0.85x b"
+    assert row(target).fill({"baraquant": 1.0, **peers}, "baraquant").met == [met]
+
+
+@pytest.mark.parametrize(
+    ("held", "met"),
+    [({"baraquant": 9, "linear": 10}, True), ({"baraquant": 10, "linear": 10}, False), ({}, None)],
+)
+def test_verdict_on_memory(held: dict[str, int], met: bool | None) -> None:
+    asked = row(HoldsLess("linear"))
+    asked.held = {name: count << 20 for name, count in held.items()}
+    assert asked.fill({"baraquant": 1.0}, "baraquant").met == [met]
+    text = "holds 9.0 MiB (baraquant) vs 10.0 MiB (linear)"
+    assert (bench_report.cells(asked)[7] == text) is (met is True)
 
 
 def test_verdict_on_each_target() -> None:
@@ -198,12 +241,12 @@ def test_a_case_rotates_and_asks_only_a_gpu_for_bandwidth() -> None:
 
 
 def test_plans_are_measured_once(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = bench_cli.parser_of("affine", None, ["forward"], ["token", "tensor"])
+    parser = bench_cli.parser_of("affine", None, ["forward"])
     options = bench_cli.parse(parser, ["--device=cpu", "--dtypes", "float32", "--json={family}.x"])
     assert options.json == Path("affine.x")
     plans = [
-        bench_cli.Plan(["17"], ["bfloat16"], ["token"], [1]),
-        bench_cli.Plan(["17", "18"], ["float16"], ["token", "tensor"], [1]),
+        bench_cli.SegmentPlan(["17"], ["bfloat16"], [1], ["token"]),
+        bench_cli.SegmentPlan(["17", "18"], ["float16"], [1], ["token", "tensor"]),
     ]
     measured = []
     for part in bench_cli.parts_of(plans, options, lambda plan, *work: iter([work])):
@@ -233,7 +276,7 @@ def test_timer_inside_a_graph(cuda: str) -> None:
     assert 0 < timer.compare({"add": lambda _: x + 1}, rotation=2)["add"] < 1e-3
 
 
-@pytest.mark.parametrize("family", ["affine", "qparams"])
+@pytest.mark.parametrize("family", ["affine", "qparams", "int8_mm"])
 def test_scripts_start_anywhere(family: str, tmp_path: Path) -> None:
     script = Path(bench.__file__).with_name(f"bench_{family}.py")
     result = subprocess.run(

@@ -215,6 +215,22 @@ def test_setup_with_cuda_demanded_of_a_cpu_torch() -> None:
     assert "this environment lacks a CUDA build of torch" in result.stderr
 
 
+def test_hopper_kernels_need_cutlass_and_its_architecture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUTLASS_PATH", str(tmp_path))
+    assert toolchain.hopper_flags("8.0;9.0a") == []
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "no CUTLASS headers" in line and "nvidia-cutlass" in line
+    (tmp_path / "include" / "cutlass").mkdir(parents=True)
+    (tmp_path / "include" / "cutlass" / "cutlass.h").touch()
+    expected = ["-DBARAQUANT_WITH_CUTLASS", "-isystem", str(tmp_path / "include")]
+    assert toolchain.hopper_flags("8.0;9.0a;12.0+PTX") == expected
+    assert toolchain.hopper_flags("9.0a+PTX") == expected
+    assert toolchain.hopper_flags("8.0;9.0") == []
+    assert capsys.readouterr().out == ""
+
+
 # --- the wheel
 
 

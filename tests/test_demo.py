@@ -8,19 +8,25 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
+from rich.console import Console
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
+import int8_layers
+import qat_deploy
 import qat_digits
 import qat_report
 import quantized_layers
 from baraquant import ops
+from qat_deploy import Deployment
 from qat_report import Summary
 from quantized_layers import QuantLinear, Widths
 
@@ -66,7 +72,36 @@ def test_demo_prints_and_writes(demo: tuple[str, Path]) -> None:
     }
     assert all(run["integers_equal"] for run in report["runs"])
     assert (out / "qat_digits.png").read_bytes().startswith(b"\x89PNG")
-    assert len(list((out / "models").glob("*.safetensors"))) == 13
+    assert len(list((out / "models").glob("w*.safetensors"))) == 13
+
+
+@pytest.mark.slow
+def test_demo_deploys(demo: tuple[str, Path]) -> None:
+    """Float, quantized and trained: as accurate, a quarter of the bytes, training's very logits."""
+    text, out = demo
+    report = json.loads((out / "qat_digits.json").read_text())
+    (deployment,) = report["deployments"]
+    assert deployment["logits_equal"] is True
+    assert report["deployed"] in " ".join(text.split())
+    assert "the logits of 1 of 1 networks are bit for bit those of training" in report["deployed"]
+    accuracy, size = deployment["accuracy"], deployment["tensor_bytes"]
+    for key, name in qat_deploy.NETWORKS.items():
+        row = [name.replace(", ", r", "), rf"{accuracy[key]:.1f} ± 0.0", f"{size[key]:,}"]
+        assert len(re.findall(" +".join(map(re.escape, row)), text)) == 1
+        assert deployment["one_image"][key] > 0 and deployment["all_images"][key] > 0
+        assert accuracy[key] > 94
+    hidden = qat_deploy.HIDDEN
+    weights, channels = 64 * hidden + hidden**2 + hidden * 10, 2 * hidden + 10
+    assert size == {
+        "float": 4 * (weights + channels),
+        **dict.fromkeys(("ptq", "qat"), weights + 8 * channels),
+    }
+    for key in ("ptq", "qat"):
+        stored = safetensors.torch.load_file(out / "models" / f"int8-{key}-seed0.safetensors")
+        dtypes = {name: tensor.dtype for name, tensor in stored.items()}
+        assert len(dtypes) == 9
+        assert all(dtypes[f"{i}.weight"] == torch.int8 for i in range(3))
+        assert sum(tensor.nbytes for tensor in stored.values()) == size[key]
 
 
 @pytest.mark.slow
@@ -192,6 +227,97 @@ def test_each_image_has_its_own_range() -> None:
         bright = torch.cat([x[:1], 100 * x[1:]])
         far = QuantLinear(linear, bright, Widths(8, 4, None, inputs))
         assert torch.equal(layer(x)[0], far(bright)[0]) is alone
+
+
+@pytest.fixture
+def perceptron() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(9, 17), nn.ReLU(), nn.Linear(17, 3))
+
+
+def test_deployed_integers_give_the_logits_of_training(
+    perceptron: nn.Sequential, tmp_path: Path
+) -> None:
+    """After steps of training, in every batch, and against the op itself."""
+    x = torch.rand(16, 9)
+    network = int8_layers.trainable(perceptron)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.3)
+    before = network(x).detach()
+    for _ in range(3):
+        optimizer.zero_grad()
+        network(x).square().mean().backward()
+        optimizer.step()
+    expected = network(x).detach()
+    assert expected.square().sum() < before.square().sum() / 2
+    int8_layers.save(network, tmp_path / "network.safetensors")
+    loaded = int8_layers.load(tmp_path / "network.safetensors")
+    assert torch.equal(loaded(x), expected)
+    for i in range(len(x)):
+        assert torch.equal(loaded(x[i : i + 1]), expected[i : i + 1])
+    assert not torch.equal(expected, nn.Sequential(*_float_twins(network))(x))
+    assert {name for name, _ in loaded.named_buffers()} == set(loaded.state_dict())
+    assert not list(loaded.parameters())
+    for layer in (loaded[0], loaded[2]):
+        assert layer.weight.dtype == torch.int8 and layer.weight_scale.dtype == torch.float32
+
+
+def _float_twins(network: nn.Sequential) -> Iterator[nn.Module]:
+    """The same weights, without any quantization."""
+    for layer in network:
+        if not isinstance(layer, nn.Linear):
+            yield layer
+            continue
+        twin = nn.Linear(layer.in_features, layer.out_features)
+        twin.load_state_dict(layer.state_dict())
+        yield twin
+
+
+def test_a_float_network_is_quantized_after_training(
+    perceptron: nn.Sequential, tmp_path: Path
+) -> None:
+    x = torch.rand(16, 9)
+    int8_layers.save(perceptron, tmp_path / "network.safetensors")
+    y = int8_layers.load(tmp_path / "network.safetensors")(x)
+    assert torch.equal(y, int8_layers.trainable(perceptron)(x))
+    assert 0 < (y - perceptron(x)).abs().max() < 0.02
+
+
+def test_latencies_take_turns() -> None:
+    order = []
+
+    class Layer(nn.Module):
+        def __init__(self, name: str, seconds: float) -> None:
+            super().__init__()
+            self.name, self.seconds = name, seconds
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            order.append(self.name)
+            time.sleep(self.seconds)
+            return x
+
+    networks = {"a": Layer("a", 0.002), "b": Layer("b", 0.01)}
+    seconds = qat_deploy.latencies(networks, torch.zeros(1, 4))
+    assert 0.002 <= seconds["a"] < 0.01 <= seconds["b"]
+    assert order == ["a", "a", "b", "b"] * (len(order) // 4)
+
+
+def test_deployment_follows_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    def deployment(seed: int, qat: float, seconds: float) -> Deployment:
+        accuracy = {"float": 98.0, "ptq": 97.0, "qat": qat}
+        times = {"float": 2e-3, "ptq": 1e-3, "qat": seconds}
+        sizes = {"float": 400, "ptq": 100, "qat": 100}
+        return Deployment(seed, accuracy, sizes, times, times, 540, logits_equal=seed != 2)
+
+    seeds = [deployment(0, 97.5, 1e-3), deployment(1, 98.5, 4e-4), deployment(2, 98, 5e-4)]
+    assert qat_deploy.conclude_deployments(seeds) == (
+        "Deployed on integer products, the wide network recognizes 98.0 % (float32: 98.0 %), in "
+        "1/4.0 of the bytes and 0.25 of the time for 540 images; the logits of 2 of 3 networks "
+        "are bit for bit those of training."
+    )
+    qat_deploy.print_deployments(seeds, Console(width=100))
+    table = " ".join(capsys.readouterr().out.split())
+    assert "float32 98.0 ± 0.0 400 2,000 2,000 1.0x" in table
+    assert "int8, QAT 98.0 ± 0.5 100 500 500 4.0x" in table
 
 
 def test_options_choose_what_is_trained() -> None:

@@ -70,9 +70,9 @@ def test_every_op_is_listed_with_its_keys() -> None:
 
 
 @pytest.mark.skipif("BARAQUANT_CPU_ISA" in os.environ, reason="BARAQUANT_CPU_ISA is set")
-@pytest.mark.parametrize("isa", ["default", "avx2", "avx512"])
+@pytest.mark.parametrize("isa", ["default", "avx2", "avx512", "avx512_vnni"])
 def test_instruction_set_can_be_lowered(isa: str) -> None:
-    levels = ["default", "avx2", "avx512"]
+    levels = ["default", "avx2", "avx512", "avx512_vnni"]
     result = command("--json", BARAQUANT_CPU_ISA=isa)
     assert result.returncode == 0, result.stdout + result.stderr
     lowered = json.loads(result.stdout)["cpu_isa"]

@@ -35,8 +35,12 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pythons: dict[Path, dict[str, Any]] = {}
         self.installed: list[tuple[Path, list[str], str | None]] = []
+        self.options: list[tuple[str, ...]] = []  # of each call of install
         self.venvs: list[tuple[str, ...]] = []
         self.network = True
+        self.nvcc: Path | None = None
+        monkeypatch.setattr(toolchain, "find_nvcc", lambda: self.nvcc)
+        monkeypatch.delenv("CUTLASS_PATH", raising=False)
         monkeypatch.setattr(environment, "probe", self.probe)
         monkeypatch.setattr(environment, "torch_version", self.torch_version)
         monkeypatch.setattr(environment, "install", self.install)
@@ -55,9 +59,15 @@ class Machine:
         return found["torch"] if found else None
 
     def install(
-        self, python: Path, packages: list[str], torch: str | None, optional: bool = False
+        self,
+        python: Path,
+        packages: list[str],
+        torch: str | None,
+        optional: bool = False,
+        *options: str,
     ) -> bool:
         self.installed.append((python, packages, torch))
+        self.options.append(options)
         if self.network and any(p.startswith("torch==") for p in packages):
             self.pythons[python]["torch"] = "2.13.0"
         return self.network
@@ -146,6 +156,27 @@ def test_ci_asks_for_optional_packages_each_time(
     assert len(machine.installed) == 2
 
 
+def test_cutlass_is_wanted_where_cuda_is_compiled(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its headers alone, and none of the packages that it names; without it the build goes on."""
+    cutlass = environment.requirements(["cuda"])
+    assert [text.split(">")[0] for text in cutlass] == ["nvidia-cutlass"]
+    machine.add(HERE, "2.13.0", *cutlass)
+    environment.prepare(["build"], [])
+    assert machine.installed == []  # no nvcc
+    machine.nvcc = Path("nvcc")
+    machine.network = False
+    assert environment.prepare(["build"], []) == HERE
+    environment.prepare(["build"], [])
+    assert machine.installed == [(HERE, cutlass, "2.13.0")]
+    assert machine.options == [("--no-deps",)]
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.setenv("CUTLASS_PATH", "elsewhere")
+    environment.prepare(["build"], [])
+    assert len(machine.installed) == 1
+
+
 def test_torch_is_held_by_a_constraint(sandbox: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[list[str]] = []
 
@@ -174,7 +205,7 @@ def test_the_probe_sees_this_environment() -> None:
 
 
 def test_every_group_can_be_read() -> None:
-    for group in ("build", "test", "examples", "bench", "lint"):
+    for group in ("build", "test", "examples", "bench", "cuda", "lint"):
         assert environment.requirements([group])
     both = environment.requirements(["examples", "bench"])
     assert len(both) == len(set(both))

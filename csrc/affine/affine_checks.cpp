@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "affine/affine_checks.h"
 
-#include <cmath>
 #include <limits>
 #include <string>
 #include <vector>
@@ -43,14 +42,6 @@ ScaleShape scale_shape(const at::Tensor& input, const QuantArgs& q, int64_t axis
   return {};
 }
 
-bool has_sizes(const at::Tensor& tensor, const std::vector<c10::SymInt>& sizes) {
-  if (tensor.dim() != static_cast<int64_t>(sizes.size())) return false;
-  for (size_t d = 0; d < sizes.size(); ++d) {
-    if (!same_size(tensor.sym_size(static_cast<int64_t>(d)), sizes[d])) return false;
-  }
-  return true;
-}
-
 void check_shape(const OpName& op, const char* name, const at::Tensor& tensor,
                  const at::Tensor& input, const QuantArgs& q, int64_t axis) {
   const auto [full, words] = scale_shape(input, q, axis);
@@ -77,13 +68,6 @@ void check_shape(const OpName& op, const char* name, const at::Tensor& tensor,
   }
   TORCH_CHECK_VALUE(has_sizes(tensor, sizes), op, ": expected ", name, " to have shape ",
                     c10::SymIntArrayRef(sizes), " (", words, "), but got ", tensor.sym_sizes());
-}
-
-void check_scale_number(const OpName& op, double scale, at::ScalarType compute) {
-  const double used = compute == at::kDouble ? scale : static_cast<float>(scale);
-  TORCH_CHECK_VALUE(std::isfinite(used) && used > 0, op,
-                    ": expected scale to be a finite number greater than 0 in ",
-                    dtype_name(compute), ", but got ", scale);
 }
 
 void check_zero_point_tensor(const OpName& op, const at::Tensor& zero_point,
@@ -129,7 +113,7 @@ void check_qparams(const OpName& op, const at::Tensor& input, const QuantArgs& q
 
 void check_numbers(const OpName& op, const QuantArgs& q, at::ScalarType compute) {
   if (q.scale) return;
-  check_scale_number(op, q.scale_number, compute);
+  check_scale_number(op, "scale", q.scale_number, compute);
   TORCH_CHECK_VALUE(q.zero_point_number >= q.quant_min && q.zero_point_number <= q.quant_max, op,
                     ": expected zero_point to lie in [", q.quant_min, ", ", q.quant_max,
                     "] (quant_min and quant_max), but got ", q.zero_point_number);
@@ -172,7 +156,7 @@ void check_dequantize(const OpName& op, const at::Tensor& input, const QuantArgs
                    dtype_name(dtype));
   check_qparams(op, input, q, std::nullopt, false);
   if (q.scale) return;
-  check_scale_number(op, q.scale_number,
+  check_scale_number(op, "scale", q.scale_number,
                      dtype == at::kDouble || from == at::kDouble ? at::kDouble : at::kFloat);
   TORCH_CHECK_VALUE(q.zero_point_number >= std::numeric_limits<int32_t>::min() &&
                         q.zero_point_number <= std::numeric_limits<int32_t>::max(),

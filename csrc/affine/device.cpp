@@ -3,7 +3,6 @@
 // Meta stops before the launch, so shapes, strides and errors are the same everywhere.
 // A non-overlapping dense input keeps its strides; anything else is made contiguous first.
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include "affine/affine_checks.h"
@@ -11,14 +10,12 @@
 #include "affine/kernels.h"
 #include "affine/memory_order.h"
 #include "checks.h"
+#include "copies.h"
 #include "outputs.h"
+#include "plan.h"
 
 namespace baraquant::affine {
 namespace {
-
-at::Tensor cast(const at::Tensor& tensor, at::ScalarType dtype) {
-  return tensor.scalar_type() == dtype ? tensor : tensor.to(dtype);
-}
 
 // The 8-bit integer types, the input's own and its compute type are written by the kernels; any
 // other floating type takes the integers from the compute type (exact, then one rounding).
@@ -33,8 +30,8 @@ bool is_seen_off(const OptionalTensor& enabled, const at::Tensor& input) {
 
 // What a fake_quantize that is switched off does: the input as it is, every bit set.
 void pass_through(const at::Tensor& input, const at::Tensor& output, const at::Tensor& mask) {
-  output.copy_(input);
-  if (!mask.defined()) return;
+  copy_into(output, input);
+  if (!mask.defined() || is_planning()) return;
   mask.fill_(255);
   const int64_t rest = input.numel() % 8;
   if (rest > 0) mask.select(0, -1).fill_((1 << rest) - 1);
@@ -149,7 +146,7 @@ at::Tensor masked_gradient_device(const at::Tensor& grad, const QuantArgs& q,
       call.map = make_per_tensor_map(dy.numel());
     }
     call.first = dy;
-    call.mask = mask.contiguous();
+    call.mask = contiguous(mask);
     call.result = result;
     kernels(dy).masked_gradient(call, through_quantize);
   }
@@ -167,7 +164,7 @@ TensorTriple qparams_gradient_device(const at::Tensor& input, const QuantArgs& q
   at::Tensor result = empty_as(x, x.scalar_type());
   const auto sums = [&](const at::Tensor& like) {
     const auto options = x.options().dtype(compute);
-    return x.sym_numel() == 0 ? at::zeros_symint(like.sym_sizes(), options)
+    return x.sym_numel() == 0 ? filled(like.sym_sizes(), 0, options)
                               : at::empty_symint(like.sym_sizes(), options);
   };
   at::Tensor dscale = sums(*q.scale);

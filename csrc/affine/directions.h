@@ -28,8 +28,9 @@ struct Quantize {
   template <typename G>
   BARAQUANT_HD static Q apply(T first, Nothing, bool& inside, const G& grid) {
     const C x = to_compute<C>(first);
-    if constexpr (std::is_same_v<Q, uint8_t>) {
-      static_assert(mask == Mask::kNone, "an integer output has no gradient");
+    if constexpr (std::is_same_v<Q, uint8_t> && mask == Mask::kWrite) {
+      return static_cast<uint8_t>(static_cast<int32_t>(grid.quantize(x, inside)));
+    } else if constexpr (std::is_same_v<Q, uint8_t>) {
       return grid.quantize_byte(x);
     } else {
       return from_compute<Q>(mask == Mask::kWrite ? grid.quantize(x, inside) : grid.quantize(x));

@@ -19,6 +19,17 @@
 //    gives 0.
 // 3. rint(t) for |t| <= 2^22 is (t + 1.5 * 2^23) - 1.5 * 2^23: the sum has a unit of 1. It gives +0
 //    for -0, as adding a zero point does. The sum's low bits are the integer.
+//
+// Note [Numbers that gave the scale]
+// OwnGrid is for a scale and a zero point that come from a range of the data (qparams/range.h) in
+// which x lies, and that FastGrid accepts. Then no x is a NaN or infinite, since the scale is not.
+// Let u = 2^-24; n <= 2^21 steps.
+// 4. Symmetric: s = RN(amax / n) and |x| <= amax, so |x / s| <= n / (1 - u) < n + 1/4. Its rounding
+//    is monotonic, so |r| <= n, and v lies in [z - n, z + n]. As n = quant_max - z and
+//    z = floor((quant_min + quant_max + 1) / 2), that lies in the range.
+// 5. Asymmetric: r >= rint(xmin / s), and z = quant_min - rint(xmin / s): nothing limits z, since
+//    s >= RN(|xmin| / n) (1 - u) and so |xmin / s| < n + 1/2. So v >= quant_min. It can pass
+//    quant_max, by one, where both ends are rounded away from 0. |r| <= n + 1, and 3. holds.
 #pragma once
 
 #include <type_traits>
@@ -147,7 +158,7 @@ class FastGrid {
     return {inside, q - (inside ? ratio : 0.0f), x == x};
   }
 
- private:
+ protected:
   static constexpr float kMost = 1 << 20;
   static constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23
 
@@ -181,9 +192,43 @@ class FastGrid {
   float scale_, reciprocal_, zero_point_, lowest_, highest_;
 };
 
+// Of the numbers that gave the scale: see the note above. The same bits with fewer instructions.
+template <bool symmetric>
+class OwnGrid : public FastGrid {
+ public:
+  using FastGrid::FastGrid;
+
+  BARAQUANT_HD float fake_quantize(float x) const { return at_most(rounded(x), highest_) * scale_; }
+  BARAQUANT_HD float quantize(float x) const { return at_most(rounded(x), highest_) + zero_point_; }
+  // NB: a floating addition of the zero point, which a GPU does at twice the rate of an integer's.
+  BARAQUANT_HD uint8_t quantize_byte(float x) const {
+    const float sum = at_most(quotient(x) + kRounder, kRounder + highest_) + zero_point_;
+    return static_cast<uint8_t>(bit_cast<uint32_t>(sum));
+  }
+  BARAQUANT_HD float fake_quantize(float x, bool& inside) const {
+    const float r = rounded(x);
+    inside = symmetric || r <= highest_;
+    return at_most(r, highest_) * scale_;
+  }
+  BARAQUANT_HD float quantize(float x, bool& inside) const {
+    const float r = rounded(x);
+    inside = symmetric || r <= highest_;
+    return at_most(r, highest_) + zero_point_;
+  }
+
+ private:
+  BARAQUANT_HD static float at_most(float x, float most) {
+    if constexpr (symmetric) return x;
+    return fminf(x, most);
+  }
+};
+
 // The fastest kind of grid for a compute type, and whether it may be used for a range at all.
 template <typename C>
 using FastestGrid = std::conditional_t<std::is_same_v<C, float>, FastGrid, Grid<C>>;
+// And for the numbers that gave the scale.
+template <typename C, bool symmetric>
+using FastestOwnGrid = std::conditional_t<std::is_same_v<C, float>, OwnGrid<symmetric>, Grid<C>>;
 
 template <typename C>
 BARAQUANT_HD bool fastest_accepts_range(QuantRange<C> range) {

@@ -62,7 +62,7 @@ struct Launch {
     with_floating_type(call.first.scalar_type(), [&]<typename T>(Type<T>) {
       const auto dtype = call.result.scalar_type();
       if (c10::isIntegralType(dtype, false)) {
-        return run<Quantize<T, uint8_t, Mask::kNone>>(call);
+        return quantize_to<T, uint8_t>(call);
       }
       using C = ComputeType<T>;
       if (dtype == compute_dtype(dtype) && sizeof(C) == call.result.element_size()) {

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "affine/memory_order.h"
 
-#include <ATen/ops/clamp.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/round.h>
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
+
+#include "copies.h"
 
 namespace baraquant::affine {
 namespace {
@@ -56,26 +55,16 @@ ScaleMap make_map(const at::Tensor& input, const QuantArgs& q) {
                             per_token ? axis : q.group_size.guard_int(__FILE__, __LINE__));
 }
 
-// int32, or the compute type for a learned one: from another type it is rounded to an integer
-// first, as the conversion could make a tie of it. Wider integers saturate.
+// int32, or the compute type for a learned one.
 at::Tensor kernel_zero_point(const at::Tensor& zero_point, at::ScalarType compute) {
-  if (zero_point.is_floating_point()) {
-    return zero_point.scalar_type() == compute ? zero_point : at::round(zero_point).to(compute);
-  }
-  // Through double, in which every int32 is exact.
-  const at::ScalarType dtype = zero_point.scalar_type();
-  if (dtype == at::kLong || dtype == at::kUInt32 || dtype == at::kUInt64) {
-    return at::clamp(zero_point.to(at::kDouble), std::numeric_limits<int32_t>::min(),
-                     std::numeric_limits<int32_t>::max())
-        .to(at::kInt);
-  }
-  return zero_point.to(at::kInt);
+  return zero_point.is_floating_point() ? cast_rounded(zero_point, compute)
+                                        : cast_to_int32(zero_point);
 }
 
 }  // namespace
 
 at::Tensor dense(const at::Tensor& tensor) {
-  return tensor.is_non_overlapping_and_dense() ? tensor : tensor.contiguous();
+  return tensor.is_non_overlapping_and_dense() ? tensor : contiguous(tensor);
 }
 
 std::vector<int64_t> memory_order(const at::Tensor& tensor) {
@@ -92,12 +81,12 @@ std::vector<int64_t> memory_order(const at::Tensor& tensor) {
 
 at::Tensor in_order(const OpName& op, const char* name, const at::Tensor& tensor,
                     at::IntArrayRef order) {
-  if (order.empty()) return tensor.contiguous();
+  if (order.empty()) return contiguous(tensor);
   TORCH_CHECK_VALUE(is_permutation(order, tensor.dim()), op,
                     ": expected order to be a permutation ", "of the ", tensor.dim(),
                     " dimensions of ", name, ", but got ", order);
   const at::Tensor in_memory = tensor.permute(order);
-  return in_memory.is_contiguous() ? tensor : in_memory.contiguous().permute(inverse(order));
+  return in_memory.is_contiguous() ? tensor : contiguous(in_memory).permute(inverse(order));
 }
 
 ScaleOrder::ScaleOrder(const at::Tensor& dense_input, const QuantArgs& q) {
@@ -114,7 +103,7 @@ ScaleOrder::ScaleOrder(const at::Tensor& dense_input, const QuantArgs& q) {
 }
 
 at::Tensor ScaleOrder::to_memory(const at::Tensor& scale) const {
-  return permuted_ ? scale.reshape(sizes_).permute(order_).contiguous() : scale.contiguous();
+  return contiguous(permuted_ ? contiguous(scale).view(sizes_).permute(order_) : scale);
 }
 
 at::Tensor ScaleOrder::buffer_for(const at::Tensor& target) const {
@@ -125,7 +114,7 @@ void ScaleOrder::restore(const at::Tensor& buffer, const at::Tensor& target) con
   if (!permuted_) return;
   std::vector<int64_t> in_memory(order_.size());
   for (size_t i = 0; i < order_.size(); ++i) in_memory[i] = sizes_[order_[i]];
-  target.copy_(buffer.view(in_memory).permute(inverse(order_)).reshape(target.sizes()));
+  copy_into(target.view(sizes_), buffer.view(in_memory).permute(inverse(order_)));
 }
 
 Call prepare_call(const at::Tensor& dense_input, const QuantArgs& q) {

@@ -5,6 +5,7 @@
 
 #include "build_info.h"
 #include "cpu_isa.h"
+#include "plan.h"
 #include "python/eager.h"
 
 namespace py = pybind11;
@@ -23,6 +24,27 @@ py::dict build_info() {
   return result;
 }
 
+// The kernels that call() would launch, in order.
+std::vector<py::dict> plan(const py::function& call) {
+  const baraquant::Planning planning;
+  call();
+  std::vector<py::dict> result;
+  for (const baraquant::KernelPlan& kernel : planning.plans()) {
+    py::dict entry;
+    entry["name"] = kernel.name;
+    entry["backend"] = kernel.backend;
+    entry["architecture"] = kernel.architecture;
+    entry["tile"] = kernel.tile;
+    entry["workspace_bytes"] = kernel.workspace_bytes;
+    entry["compute_dtype"] = kernel.compute_dtype;
+    entry["accumulator_dtype"] = kernel.accumulator_dtype;
+    entry["deterministic"] = kernel.deterministic;
+    entry["bit_stable"] = kernel.bit_stable;
+    result.push_back(std::move(entry));
+  }
+  return result;
+}
+
 py::object eager_call(const std::string& qualified_name,
                       const std::vector<std::string>& overloads) {
   PyObject* result = baraquant::make_eager_call(qualified_name, overloads);
@@ -38,7 +60,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("build_info", &build_info, "With what libbaraquant.so was built.");
   m.def(
       "cpu_isa", [] { return baraquant::cpu_isa_name(baraquant::cpu_isa()); },
-      "The instruction set that the CPU kernels use: default, avx2 or avx512.");
+      "The instruction set that the CPU kernels use: default, avx2, avx512 or avx512_vnni.");
+  m.def("plan", &plan, py::arg("call"),
+        "Runs call() without launching anything; returns the kernels that it would launch.");
   m.def("eager_call", &eager_call, py::arg("qualified_name"), py::arg("overloads"),
         "A fast callable for an op; it returns NotImplemented for arguments that are not plain.");
 }

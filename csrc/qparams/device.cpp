@@ -3,14 +3,15 @@
 // Where the device can read a segment once and keep it, it does; else the scales are chosen first,
 // and the affine family's kernel does the rest.
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <torch/library.h>
 
 #include "affine/affine_checks.h"
 #include "affine/kernels.h"
 #include "affine/memory_order.h"
+#include "copies.h"
 #include "outputs.h"
 #include "qparams/kernels.h"
+#include "qparams/quantize_rows.h"
 #include "qparams/range_checks.h"
 
 namespace baraquant::qparams {
@@ -55,8 +56,8 @@ class Choice {
       scale = at::empty_symint(sizes, options);
       zero_point = at::empty_symint(sizes, options.dtype(at::kInt));
     } else {
-      scale = at::full_symint(sizes, 1, options);
-      zero_point = at::full_symint(sizes, rule.zero_point_of_zeros(), options.dtype(at::kInt));
+      scale = filled(sizes, 1, options);
+      zero_point = filled(sizes, rule.zero_point_of_zeros(), options.dtype(at::kInt));
     }
     if (!has_work(x)) return;
     order_.emplace(x, quant_args(args));
@@ -94,6 +95,14 @@ affine::Call affine_call(const RangeCall& call, const at::Tensor& result, const 
   return next;
 }
 
+// Where a bit for each element is wanted, `mask` is defined.
+void run_quantize(const RangeCall& call, const at::Tensor& result, const at::Tensor& mask) {
+  const at::Tensor& x = call.input;
+  if (kernels(x).quantize(call, result, mask)) return;
+  kernels(x).choose(call);
+  affine::kernels(x).quantize(affine_call(call, result, mask));
+}
+
 TensorPair choose_qparams_device(const at::Tensor& input, const RangeArgs& args) {
   check_choose({"choose_qparams", args.granularity}, input, args);
   const at::Tensor x = dense(input);
@@ -112,10 +121,7 @@ TensorTriple dynamic_quantize_device(const at::Tensor& input, const RangeArgs& a
   const at::Tensor output = empty_as(x, dtype);
   const Choice choice(x, args);
   if (has_work(x)) {
-    if (!kernels(x).quantize(choice.call, output)) {
-      kernels(x).choose(choice.call);
-      affine::kernels(x).quantize(affine_call(choice.call, output, {}));
-    }
+    run_quantize(choice.call, output, {});
     choice.restore();
   }
   return {output, choice.scale, choice.zero_point};
@@ -202,6 +208,31 @@ void register_kernels(torch::Library& m) {
 }
 
 }  // namespace
+
+QuantizedRows quantize_rows(const at::Tensor& rows, bool symmetric, bool with_mask) {
+  const int64_t count = rows.size(0), length = rows.size(1);
+  const auto options = rows.options().dtype(compute_dtype(rows.scalar_type()));
+  QuantizedRows q;
+  q.values = at::empty({count, length}, options.dtype(at::kChar));
+  if (with_mask) q.mask = empty_mask(rows);
+  RangeCall call;
+  call.symmetric = symmetric;
+  if (!has_work(rows)) {
+    const Rule<double> rule(call.quant_min, call.quant_max, symmetric);
+    q.scale = filled({count}, 1, options);
+    if (symmetric) return q;
+    q.zero_point = filled({count}, rule.zero_point_of_zeros(), options.dtype(at::kInt));
+    return q;
+  }
+  q.scale = at::empty({count}, options);
+  if (!symmetric) q.zero_point = at::empty({count}, options.dtype(at::kInt));
+  call.input = rows;
+  call.scale = q.scale;
+  call.zero_point = q.zero_point;
+  call.map = make_per_group_map(count, length, 1, length);
+  run_quantize(call, q.values, q.mask);
+  return q;
+}
 
 TORCH_LIBRARY_IMPL(baraquant, CPU, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(baraquant, CUDA, m) { register_kernels(m); }

@@ -3,9 +3,9 @@
 
 namespace baraquant::qparams {
 
-bool quantize_cuda(const RangeCall& call, const at::Tensor& result) {
+bool quantize_cuda(const RangeCall& call, const at::Tensor& result, const at::Tensor& mask) {
   const c10::cuda::CUDAGuard guard(call.input.device());
-  return Launch<Cuda>::quantize(call, result);
+  return Launch<Cuda>::quantize(call, result, mask);
 }
 
 }  // namespace baraquant::qparams

@@ -4,8 +4,6 @@
 // come here, also those with nothing to add.
 #pragma once
 
-#include <cooperative_groups.h>
-
 #include "qparams/mapping.h"
 #include "qparams/words.h"
 
@@ -74,31 +72,93 @@ __device__ __forceinline__ Extremes<T> merge_block(Extremes<T> of_warp, bool two
   return merge_warp(lane < warps ? of_warps[lane] : Extremes<T>::of_nothing(), two_sided);
 }
 
-// To be called before merge_cluster, as early as can be: that one waits until every block of the
-// cluster has called it, and so runs and has its shared memory. It orders no memory.
-__device__ __forceinline__ void announce_to_cluster() {
+// The shared memory in which a block gets the ranges of a cluster's blocks, once.
+template <typename T>
+struct ClusterMail {
+  uint64_t barrier;
+  alignas(16) Extremes<T> of_blocks[1 << kMostBlocksLog2];
+};
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// Waits for a phase of an mbarrier of this block, and for what other blocks wrote before.
+__device__ __forceinline__ void wait_for_phase(uint32_t barrier, uint32_t parity) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;");
+  uint32_t done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{\n .reg .pred p;\n"
+        " mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        " selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+  }
 #endif
 }
 
-// Over the blocks of a cluster, from the range of each: every block writes its own into the shared
-// memory of all. Every thread gets the result. After it no block touches another's memory, so that
-// each may end when it likes. NB: once in a kernel; never called below sm_90.
+// Sends a range to shared memory of block `rank` of the cluster, and counts its bytes there. NB: no
+// barrier of the cluster, whose release would wait for all of a block's memory.
 template <typename T>
-__device__ __forceinline__ Extremes<T> merge_cluster(Extremes<T> of_block, int blocks,
-                                                     bool two_sided) {
+__device__ __forceinline__ void send_to_block(const Extremes<T>& range, uint32_t place,
+                                              uint32_t barrier, int rank) {
 #if __CUDA_ARCH__ >= 900
-  __shared__ Extremes<T> of_blocks[1 << kMostBlocksLog2];
-  const auto cluster = cooperative_groups::this_cluster();
-  cluster.barrier_wait();  // of announce_to_cluster
-  const int thread = static_cast<int>(threadIdx.x);
-  if (thread < blocks) {
-    cluster.map_shared_rank(of_blocks, thread)[cluster.block_rank()] = of_block;
+  uint32_t there, barrier_there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(place), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(barrier_there) : "r"(barrier), "r"(rank));
+  const auto send = [&](uint32_t to, int64_t word) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(to),
+        "l"(word), "r"(barrier_there)
+        : "memory");
+  };
+  if constexpr (sizeof(range) == 8) {
+    send(there, bit_cast<int64_t>(range));
+  } else {
+    send(there, range.lowest);
+    send(there + 8, range.highest);
   }
-  cluster.sync();
-  Extremes<T> all = of_blocks[0];
-  for (int b = 1; b < blocks; ++b) all.merge(of_blocks[b], two_sided);
+#endif
+}
+
+// To be called before merge_cluster, as early as can be: that one waits until every block of the
+// cluster has called it, and so runs and has its mail box.
+template <typename T>
+__device__ __forceinline__ void announce_to_cluster(ClusterMail<T>& mail, int blocks) {
+#if __CUDA_ARCH__ >= 900
+  if (threadIdx.x == 0) {
+    const uint32_t barrier = shared_address(&mail.barrier);
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
+                 "r"(blocks * static_cast<int>(sizeof(Extremes<T>)))
+                 : "memory");
+  }
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+
+// Over the blocks of a cluster, from the range of each: every block sends its own to all. Every
+// thread gets the result. After it nothing more comes to a block, so that each may end when it
+// likes. NB: once in a kernel; never called below sm_90.
+template <typename T>
+__device__ __forceinline__ Extremes<T> merge_cluster(Extremes<T> of_block, ClusterMail<T>& mail,
+                                                     int blocks, bool two_sided) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");  // of announce_to_cluster
+  const int thread = static_cast<int>(threadIdx.x);
+  const uint32_t barrier = shared_address(&mail.barrier);
+  if (thread < blocks) {
+    uint32_t rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    send_to_block(of_block, shared_address(&mail.of_blocks[rank]), barrier, thread);
+  }
+  wait_for_phase(barrier, 0);
+  Extremes<T> all = mail.of_blocks[0];
+  for (int b = 1; b < blocks; ++b) all.merge(mail.of_blocks[b], two_sided);
   return all;
 #else
   return of_block;

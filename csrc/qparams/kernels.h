@@ -10,7 +10,7 @@ struct Kernels {
   void (*choose)(const RangeCall&);
   // The scales and the result from one reading of the input: false, with nothing done, where the
   // segments do not allow it.
-  bool (*quantize)(const RangeCall&, const at::Tensor& result);
+  bool (*quantize)(const RangeCall&, const at::Tensor& result, const at::Tensor& mask);
   bool (*fake_quantize)(const RangeCall&, const at::Tensor& result, const at::Tensor& mask);
   void (*observe)(const ObserveCall&);
 };

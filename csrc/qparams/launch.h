@@ -58,11 +58,13 @@ struct Launch {
                        [&]<typename T>(Type<T>) { Backend::template choose<T>(args_of<T>(call)); });
   }
 
-  static bool quantize(const RangeCall& call, const at::Tensor& result) {
+  static bool quantize(const RangeCall& call, const at::Tensor& result, const at::Tensor& mask) {
+    using affine::Mask;
     bool done = false;
     with_floating_type(call.input.scalar_type(), [&]<typename T>(Type<T>) {
-      using Op = affine::Quantize<T, uint8_t, affine::Mask::kNone>;
-      done = one_pass<Op>(call, result, {});
+      done = mask.defined()
+                 ? one_pass<affine::Quantize<T, uint8_t, Mask::kWrite>>(call, result, mask)
+                 : one_pass<affine::Quantize<T, uint8_t, Mask::kNone>>(call, result, mask);
     });
     return done;
   }

@@ -55,7 +55,7 @@ struct Cuda {
 };
 
 void choose_cuda(const RangeCall& call);
-bool quantize_cuda(const RangeCall& call, const at::Tensor& result);
+bool quantize_cuda(const RangeCall& call, const at::Tensor& result, const at::Tensor& mask);
 bool fake_quantize_cuda(const RangeCall& call, const at::Tensor& result, const at::Tensor& mask);
 void observe_cuda(const ObserveCall& call);
 

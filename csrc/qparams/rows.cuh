@@ -31,9 +31,10 @@ template <typename Op>
 using RowWords = Words<typename Op::First, kRowPack<Op>>;
 
 constexpr int kMostRowThreads = 1024;  // a thread has 64 registers
-// Its row and a division of doubles leave no room for four packs.
+// A division of doubles, or the bits of a mask, leave no room for four packs.
 template <typename Op>
-constexpr int kMostRowPacks = sizeof(typename Op::C) == 8 ? 2 : 4;
+constexpr int kMostRowPacks =
+    sizeof(typename Op::C) == 8 || Op::kMask == affine::Mask::kWrite ? 2 : 4;
 
 // Zeros where the row has ended: they lie in every range that a scale is chosen from.
 template <typename Op, int packs>
@@ -74,17 +75,17 @@ __device__ __forceinline__ Extremes<typename Op::First> find_own_range(
 // Over the team. Every thread of it gets the result.
 template <typename T>
 __device__ __forceinline__ Extremes<T> merge_team(Extremes<T> mine, const RowMapping& mapping,
-                                                  bool two_sided) {
+                                                  ClusterMail<T>& mail, bool two_sided) {
   if (!mapping.is_block) return merge_lanes(mine, 0, mapping.team_log2, two_sided);
   const Extremes<T> of_block = merge_block(merge_warp(mine, two_sided), two_sided);
   if (mapping.blocks_log2 == 0) return of_block;
-  return merge_cluster(of_block, 1 << mapping.blocks_log2, two_sided);
+  return merge_cluster(of_block, mail, 1 << mapping.blocks_log2, two_sided);
 }
 
-template <typename Op, int packs>
+template <typename Op, int packs, typename G>
 __device__ __forceinline__ void write_row(const RowWords<Op> (&row)[packs],
                                           const RowsArgs<Op>& args, const RowPlace& place,
-                                          const affine::FastestGrid<typename Op::C>& grid) {
+                                          const G& grid) {
   constexpr int kPack = kRowPack<Op>;
 #pragma unroll
   for (int p = 0; p < packs; ++p) {
@@ -123,12 +124,15 @@ __device__ __forceinline__ void write_elements(const RowsArgs<Op>& args, const R
   }
 }
 
-template <typename Op, int packs>
-__global__ void __launch_bounds__(kMostRowThreads) rows_kernel(const RowsArgs<Op> args) {
+// most_threads, blocks: of a block, and on a multiprocessor at least: how many registers it may
+// use.
+template <typename Op, int packs, int most_threads = kMostRowThreads, int blocks = 0>
+__global__ void __launch_bounds__(most_threads, blocks) rows_kernel(const RowsArgs<Op> args) {
   using C = typename Op::C;
   using Fastest = affine::FastestGrid<C>;
   const RowMapping& mapping = args.mapping;
-  if (mapping.blocks_log2 > 0) announce_to_cluster();
+  __shared__ ClusterMail<typename Op::First> mail;
+  if (mapping.blocks_log2 > 0) announce_to_cluster(mail, 1 << mapping.blocks_log2);
   const RowPlace place =
       place_in_row(args.segments, mapping, blockIdx.x, static_cast<int>(threadIdx.x));
   RowWords<Op> row[packs];
@@ -137,7 +141,7 @@ __global__ void __launch_bounds__(kMostRowThreads) rows_kernel(const RowsArgs<Op
   const bool two_sided = !args.rule.symmetric;
   const auto mine = two_sided ? find_own_range<Op, packs>(row, args, place, true)
                               : find_own_range<Op, packs>(row, args, place, false);
-  const auto chosen = choose(merge_team(mine, mapping, two_sided), args.rule);
+  const auto chosen = choose(merge_team(mine, mapping, mail, two_sided), args.rule);
   if (place.leads()) {
     if (args.scale) args.scale[place.row] = chosen.scale;
     if (args.zero_point) args.zero_point[place.row] = chosen.zero_point;
@@ -146,10 +150,15 @@ __global__ void __launch_bounds__(kMostRowThreads) rows_kernel(const RowsArgs<Op
   // NB: write_row may exchange a mask's bits between the lanes of a warp, but only of double, whose
   // grid takes every scale: then the teams of a warp stay together.
   const C zero_point = static_cast<C>(chosen.zero_point);
-  if (args.whole_packs && args.fast_range && Fastest::accepts(chosen.scale, zero_point)) {
-    write_row<Op, packs>(row, args, place, Fastest(chosen.scale, zero_point, args.rule.range));
+  const affine::QuantRange<C> range = args.rule.range;
+  if (!args.whole_packs || !args.fast_range || !Fastest::accepts(chosen.scale, zero_point)) {
+    write_elements(args, place, affine::Grid<C>(chosen.scale, zero_point, range));
+  } else if (two_sided) {
+    write_row<Op, packs>(row, args, place,
+                         affine::FastestOwnGrid<C, false>(chosen.scale, zero_point, range));
   } else {
-    write_elements(args, place, affine::Grid<C>(chosen.scale, zero_point, args.rule.range));
+    write_row<Op, packs>(row, args, place,
+                         affine::FastestOwnGrid<C, true>(chosen.scale, zero_point, range));
   }
 }
 
@@ -180,10 +189,10 @@ bool rows_cuda(RowsArgs<Op> args, int device, cudaStream_t stream) {
                      s.length % kPack == 0 && affine::start_at_multiples(s, kPack);
   args.fast_range = affine::fastest_accepts_range(args.rule.range);
   Chip chip = chip_of(device);
-  // A block holds as many packs as it has threads, whatever the chip.
-  chip.clusters = s.length > int64_t(kMostRowThreads) * kPack &&
+  chip.clusters = s.length > kMostPacksOfBlock * kPack &&
                   have_clusters(reinterpret_cast<const void*>(&rows_kernel<Op, 1>), device);
   RowLimits limits{kMostRowPacks<Op>};
+  limits.copies = sizeof(typename Op::Result) >= sizeof(typename Op::First);
   if (Op::kMask == affine::Mask::kWrite && kPack < 8) limits.least_team = 8 / kPack;
   args.mapping = map_rows(s.count, s.length, kPack, limits, chip);
   if (args.mapping.packs == 0) return false;

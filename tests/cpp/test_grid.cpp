@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // FastGrid gives the bits of Grid, for every scale, zero point and range that it accepts: random
 // bits, ties and their neighbours, positions just outside the range, subnormals, infinities, NaN.
+// OwnGrid gives them for the numbers that its scale was chosen from.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <limits>
 
 #include "affine/grid.h"
+#include "qparams/range.h"
 
 namespace {
 
 using baraquant::bit_cast;
 using baraquant::affine::FastGrid;
 using baraquant::affine::Grid;
+using baraquant::affine::OwnGrid;
 using baraquant::affine::QuantRange;
 
 long long checks = 0, failures = 0;
@@ -84,9 +87,79 @@ void check_value(float x, float scale, float zero_point, QuantRange<float> range
   check("slope", !slope.valid || same(slope.scale + 0.0f, fast_slope.scale + 0.0f));
 }
 
+// Segments whose ends are random, with ties of their own scale and its neighbours between them.
+template <bool symmetric>
+void check_own(int64_t quant_min, int64_t quant_max) {
+  using namespace baraquant::qparams;
+  const Rule<float> rule(quant_min, quant_max, symmetric);
+  if (!FastGrid::accepts_range(rule.range)) return;
+  float low = random_value(0, 1, 0, rule.range), high = random_value(0, 1, 0, rule.range);
+  if (random_bits() % 2 !=
+      0) {  // numbers of 8 bits, whose halves are ties where amax has 127 steps
+    low = bit_cast<float>(bit_cast<uint32_t>(low) & 0xffff0000u);
+    high = bit_cast<float>(bit_cast<uint32_t>(high) & 0xffff0000u);
+  }
+  if (!(std::fabs(low) < 1e24f) || !(std::fabs(high) < 1e24f)) return;
+  if (random_bits() % 2 != 0) high = low * static_cast<float>(random_integer(-300, 300)) / 256;
+  const auto range_of = [](auto range, float a, float b) {
+    return range.add(a), range.add(b), range;
+  };
+  const Chosen<float> chosen = symmetric ? choose(range_of(Magnitude<float>(), low, high), rule)
+                                         : choose(range_of(MinMax<float>(), low, high), rule);
+  const float zero_point = static_cast<float>(chosen.zero_point);
+  if (!FastGrid::accepts(chosen.scale, zero_point)) return;
+  const float least = std::fmin(low, high), most = std::fmax(low, high);
+  const Grid<float> grid(chosen.scale, zero_point, rule.range);
+  const OwnGrid<symmetric> own(chosen.scale, zero_point, rule.range);
+  for (int k = 0; k < 24; ++k) {
+    float x = random_value(k % 2 == 0 ? 0 : 3, chosen.scale, zero_point, rule.range);
+    if (k == 0) x = least;
+    if (k == 1) x = most;
+    if (k == 2) x = least / 2;
+    if (k == 3) x = most / 2;
+    if (symmetric) {
+      if (!(std::fabs(x) <= std::fmax(std::fabs(low), std::fabs(high)))) continue;
+    } else {
+      if (!(x >= std::fmin(least, 0.0f) && x <= std::fmax(most, 0.0f))) continue;
+    }
+    const auto check = [&](const char* what, bool equal) {
+      expect(what, equal, x, chosen.scale, zero_point);
+    };
+    bool inside = false, own_inside = false;
+    check("own fake_quantize", same(grid.fake_quantize(x), own.fake_quantize(x)));
+    check("own quantize", same(grid.quantize(x), own.quantize(x)));
+    check("own byte", grid.quantize_byte(x) == own.quantize_byte(x));
+    check("own fake_quantize with mask",
+          same(grid.fake_quantize(x, inside), own.fake_quantize(x, own_inside)));
+    check("own mask", inside == own_inside);
+    check("own quantize with mask", same(grid.quantize(x, inside), own.quantize(x, own_inside)));
+    check("own mask", inside == own_inside);
+  }
+}
+
+void check_own_grids() {
+  const int64_t ranges[][2] = {{-128, 127},    {-127, 127},
+                               {0, 255},       {-8, 7},
+                               {0, 15},        {-2, 1},
+                               {-1, 0},        {0, 1},
+                               {-3, 100},      {-32768, 32767},
+                               {5, 9},         {-100, -3},
+                               {0, 65535},     {-1048576, 1048576},
+                               {-1048576, -7}, {0, 1048575}};
+  for (const auto& range : ranges) {
+    const long long before = checks;
+    for (int i = 0; i < 20000; ++i) {
+      check_own<true>(range[0], range[1]);
+      check_own<false>(range[0], range[1]);
+    }
+    expect("there are checks", checks > before + 20000, 0, 0, 0);
+  }
+}
+
 }  // namespace
 
 int main() {
+  check_own_grids();
   const QuantRange<float> ranges[] = {{-128, 127}, {0, 255}, {-8, 7}, {-2, 1}, {-32768, 32767}};
   for (int i = 0; i < 40000; ++i) {
     const float scale = random_scale();

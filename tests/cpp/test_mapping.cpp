@@ -179,8 +179,10 @@ void check_map(const ScaleMap& map) {
   const Chip chips[] = {{132, true}, {132, false}, {1, true}};
   for (const Chip& chip : chips) {
     for (const int pack : {4, 8, 16}) {
-      check_rows(map, pack, {pack == 4 ? 2 : 4, 1}, chip);
-      if (pack == 4) check_rows(map, pack, {2, 2}, chip);
+      for (const bool copies : {false, true}) {
+        check_rows(map, pack, {pack == 4 ? 2 : 4, 1, copies}, chip);
+      }
+      if (pack == 4) check_rows(map, pack, {2, 2, true}, chip);
       check_runs(map, pack, chip);
       check_columns(map, pack / 2, chip);
     }

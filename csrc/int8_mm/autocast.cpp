@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// qat_linear under autocast: tensors are cast to its dtype first, as torch.nn.functional.linear's
+// are. The other ops of the library compute in what they are given.
+#include <ATen/autocast_mode.h>
+#include <torch/library.h>
+
+#include "copies.h"
+#include "int8_mm/ops.h"
+#include "plan.h"
+
+namespace baraquant::int8_mm {
+namespace {
+
+template <at::DeviceType device>
+at::Tensor lowered(const at::Tensor& tensor) {
+  const at::ScalarType dtype = at::autocast::get_autocast_dtype(device);
+  const bool eligible = at::autocast::is_eligible(tensor, device);
+  if (is_planning() && eligible) return cast(tensor, dtype);
+  return at::autocast::cached_cast(dtype, tensor, device);  // a leaf's is kept for the region
+}
+
+template <at::DeviceType device>
+at::Tensor qat_linear_autocast(const at::Tensor& input, const at::Tensor& weight,
+                               const OptionalTensor& bias, bool symmetric) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      at::autocast::get_autocast_dispatch_key_from_device_type(device));
+  const OptionalTensor lowered_bias =
+      bias ? OptionalTensor(lowered<device>(*bias)) : OptionalTensor();
+  return qat_linear(lowered<device>(input), lowered<device>(weight), lowered_bias, symmetric);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(baraquant, AutocastCPU, m) {
+  m.impl("qat_linear", &qat_linear_autocast<at::kCPU>);
+}
+TORCH_LIBRARY_IMPL(baraquant, AutocastCUDA, m) {
+  m.impl("qat_linear", &qat_linear_autocast<at::kCUDA>);
+}
+
+}  // namespace baraquant::int8_mm

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// qat_linear and autograd: the gradients of
+//   linear(dynamic_fake_quantize_per_token(x), dynamic_fake_quantize_per_channel(w, 0), b)
+// where the roundings pass gradients straight through (Bengio et al. 2013):
+//   dx = inside ? dy @ w^ : 0,   dw = dy^T @ x^,   db = sum of dy over tokens
+// x^ and w^ are the rounded numbers, from the integers that are kept: one byte for each element,
+// and a bit (`inside`) where the input's scheme is asymmetric. The weight's is symmetric, and a
+// symmetric scale never clips.
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/mm.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "affine/core_ops.h"
+#include "dtypes.h"
+#include "int8_mm/ops.h"
+
+namespace baraquant::int8_mm {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+
+at::Tensor clip_gradient(const at::Tensor& grad, const at::Tensor& mask, at::ScalarType dtype) {
+  static const OptionalTensor none;
+  affine::QuantArgs q{none, none};  // for messages: the bits say it all
+  q.granularity = Granularity::kPerToken;
+  return affine::masked_gradient(grad, q, mask, {}, dtype, /*through_quantize=*/false);
+}
+
+// Passes numbers on as they are, and their gradient where they lay inside the range.
+class StraightThrough : public Function<StraightThrough> {
+ public:
+  static constexpr bool is_traceable = true;
+
+  static Variable forward(AutogradContext* ctx, const at::Tensor& value, const at::Tensor& mask) {
+    ctx->save_for_backward({mask});
+    ctx->saved_data["dtype"] = static_cast<int64_t>(value.scalar_type());
+    return value;
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
+    return {clip_gradient(grads[0], ctx->get_saved_variables()[0], dtype), {}};
+  }
+};
+
+// Note [Double backward]
+// Gradients of gradients need x^ and w^ as functions of x and w, which are not kept. But the
+// rounded numbers depend on them straight through: once computed anew, they are put where x or w
+// itself stands in the graph, which is where the node that is running sends that argument's
+// gradient.
+enum Argument { kInput = 0, kWeight = 1 };
+
+at::Tensor connected(const at::Tensor& rounded, Argument argument) {
+  if (!at::GradMode::is_enabled()) return rounded;
+  const auto node = torch::autograd::get_current_node();
+  TORCH_CHECK_NOT_IMPLEMENTED(node,
+                              "baraquant::qat_linear: a backward that is differentiated "
+                              "again has to run in autograd's own engine");
+  const torch::autograd::Edge& edge = node->next_edge(argument);
+  if (edge.is_valid()) torch::autograd::impl::set_gradient_edge(rounded, edge);
+  return rounded;
+}
+
+// Of integers with a scale for each token, or for each index of axis 0.
+at::Tensor dequantized(const at::Tensor& values, const at::Tensor& scale,
+                       const at::Tensor& zero_point, Granularity granularity,
+                       at::ScalarType dtype) {
+  const OptionalTensor s(scale);
+  const OptionalTensor z = zero_point.defined() ? OptionalTensor(zero_point) : std::nullopt;
+  affine::QuantArgs q{s, z};
+  q.granularity = granularity;
+  q.axis = 0;
+  return affine::dequantize(values, q, dtype);
+}
+
+// [tokens, last] of [..., last].
+at::Tensor as_rows(const at::Tensor& tensor) {
+  c10::SymInt tokens = 1;
+  for (const auto& size : tensor.sym_sizes().slice(0, tensor.dim() - 1)) tokens *= size;
+  return tensor.reshape_symint({tokens, tensor.sym_size(-1)});
+}
+
+class QatLinear : public Function<QatLinear> {
+ public:
+  static constexpr bool is_traceable = true;
+
+  static Variable forward(AutogradContext* ctx, const at::Tensor& input, const at::Tensor& weight,
+                          const OptionalTensor& bias, bool symmetric) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const bool input_grad = input.requires_grad(), weight_grad = weight.requires_grad();
+    const bool with_mask = input_grad && !symmetric;
+    auto [output, qinput, input_scale, input_zero_point, mask, qweight, weight_scale] =
+        qat_linear_kept(input, weight, bias, symmetric, with_mask);
+    const at::Tensor none;
+    ctx->save_for_backward({weight_grad ? qinput : none, weight_grad ? input_scale : none,
+                            weight_grad && !symmetric ? input_zero_point : none,
+                            with_mask ? mask : none, input_grad ? qweight : none,
+                            input_grad ? weight_scale : none});
+    ctx->saved_data["dtype"] = static_cast<int64_t>(input.scalar_type());
+    if (bias) ctx->saved_data["bias_dtype"] = static_cast<int64_t>(bias->scalar_type());
+    return output;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &dy = grads[0], &qinput = saved[0], &mask = saved[3], &qweight = saved[4];
+    const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
+    variable_list result(4);
+    if (qweight.defined()) {
+      const at::Tensor rounded =
+          dequantized(qweight, saved[5], {}, Granularity::kPerChannel, dtype);
+      const at::Tensor dx = at::matmul(dy, connected(rounded, kWeight));
+      result[0] = mask.defined() ? clip_gradient(dx, mask, dtype) : dx;
+    }
+    if (qinput.defined()) {
+      at::Tensor rounded =
+          connected(dequantized(qinput, saved[1], saved[2], Granularity::kPerToken, dtype), kInput);
+      if (mask.defined() && rounded.requires_grad()) {
+        rounded = StraightThrough::apply(rounded, mask);
+      }
+      result[1] = at::mm(as_rows(dy).t(), as_rows(rounded));
+    }
+    if (ctx->saved_data.count("bias_dtype") && ctx->needs_input_grad(2)) {
+      const auto bias_dtype = static_cast<at::ScalarType>(ctx->saved_data["bias_dtype"].toInt());
+      result[2] = as_rows(dy).sum(0, /*keepdim=*/false, bias_dtype);
+    }
+    return result;
+  }
+};
+
+bool has_tangent(const at::Tensor& tensor) { return tensor._fw_grad(/*level=*/0).defined(); }
+
+at::Tensor qat_linear_autograd(const at::Tensor& input, const at::Tensor& weight,
+                               const OptionalTensor& bias, bool symmetric) {
+  const bool recorded =
+      at::GradMode::is_enabled() &&
+      (input.requires_grad() || weight.requires_grad() || (bias && bias->requires_grad()));
+  // Forward-mode tangents are refused by the Function, not dropped.
+  if (recorded || has_tangent(input) || has_tangent(weight) || (bias && has_tangent(*bias))) {
+    return QatLinear::apply(input, weight, bias, symmetric);
+  }
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return qat_linear(input, weight, bias, symmetric);
+}
+
+KeptByQatLinear qat_linear_kept_autograd(const at::Tensor& input, const at::Tensor& weight,
+                                         const OptionalTensor& bias, bool symmetric,
+                                         bool with_mask) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !(at::GradMode::is_enabled() && (input.requires_grad() || weight.requires_grad())),
+      "baraquant::qat_linear: the form that returns what is kept is not differentiable; call the "
+      "op itself");
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return qat_linear_kept(input, weight, bias, symmetric, with_mask);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {
+  m.impl("qat_linear", &qat_linear_autograd);
+  m.impl("_qat_linear_kept", &qat_linear_kept_autograd);
+}
+
+}  // namespace baraquant::int8_mm

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The PTX that the generic kernel is made of: asynchronous copies, matrices from shared memory, and
+// mma.sync.m16n8k32 on them. A row of a tile in shared memory is a number of 16-byte chunks; they
+// are permuted within it so that eight rows of one column of chunks lie in different banks.
+#pragma once
+
+#include <cstdint>
+
+namespace baraquant::int8_mm {
+
+// The place of a chunk, in bytes, where rows have `chunks` of them.
+template <int chunks>
+__device__ __forceinline__ int swizzled(int row, int column) {
+  static_assert(chunks == 4 || chunks % 8 == 0);
+  // Two rows of four chunks fill all banks.
+  const int permutation = chunks == 4 ? (row >> 1) & 3 : row & 7;
+  return (row * chunks + (column ^ permutation)) * 16;
+}
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// 16 bytes, or zeros (nothing is read) where not `inside`.
+__device__ __forceinline__ void copy_chunk_async(void* to, const void* from, bool inside) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(to)),
+               "l"(from), "r"(inside ? 16 : 0)
+               : "memory");
+#endif
+}
+
+__device__ __forceinline__ void commit_copies() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;\n" ::: "memory");
+#endif
+}
+
+// Until at most `pending` of this thread's groups of copies are under way.
+template <int pending>
+__device__ __forceinline__ void wait_for_copies() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(pending) : "memory");
+#endif
+}
+
+__device__ __forceinline__ void load_matrices(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d,
+                                              const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
+               : "r"(shared_address(row))
+               : "memory");
+}
+
+// 16 rows x 32 bytes of the input, from the given row and chunk on.
+template <int chunks>
+__device__ __forceinline__ void load_input_fragment(uint32_t (&a)[4], const uint8_t* tile, int row,
+                                                    int column) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  load_matrices(a[0], a[1], a[2], a[3],
+                tile + swizzled<chunks>(row + lane % 16, column + lane / 16));
+}
+
+// Two times 8 rows x 32 bytes of the weight.
+template <int chunks>
+__device__ __forceinline__ void load_weight_fragments(uint32_t (&b)[2], uint32_t (&next)[2],
+                                                      const uint8_t* tile, int row, int column) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  load_matrices(b[0], b[1], next[0], next[1],
+                tile + swizzled<chunks>(row + lane / 16 * 8 + lane % 8, column + lane / 8 % 2));
+}
+
+// sums += a * b, wrapping.
+template <bool is_unsigned>
+__device__ __forceinline__ void multiply_fragments(int (&sums)[4], const uint32_t (&a)[4],
+                                                   const uint32_t (&b)[2]) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  if constexpr (is_unsigned) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
+        : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
+        : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
+#endif
+}
+
+}  // namespace baraquant::int8_mm

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The argument checks of the integer matrix family, run before any kernel on every device and under
+// tracing.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+namespace baraquant::int8_mm {
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+// What every op of the family takes; an op without weight_scale or weight_sum leaves it null.
+struct Operands {
+  const char* op;
+  const at::Tensor& input;
+  const at::Tensor& weight;
+  const at::Tensor* weight_scale;
+  const OptionalTensor& bias;
+  const OptionalTensor* weight_sum;
+};
+
+// The scale and the zero point of an input that is quantized already: tensors, or numbers.
+struct InputQparams {
+  const char* scale_name;
+  const char* zero_point_name;
+  bool scale_per_token;     // may there be one for each token?
+  const at::Tensor* scale;  // null: scale_number
+  const OptionalTensor* zero_point;
+  double scale_number = 1;
+  std::optional<int64_t> zero_point_number = std::nullopt;
+
+  bool has_zero_point() const { return zero_point ? zero_point->has_value() : !!zero_point_number; }
+};
+
+void check_product(const Operands& args, const InputQparams& qparams, at::ScalarType dtype);
+void check_quantized_linear(const Operands& args, bool symmetric);
+void check_qat_linear(const Operands& args, bool symmetric);
+
+}  // namespace baraquant::int8_mm

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// From the ops to the CUDA kernels: selects one, takes scratch memory from PyTorch, launches on the
+// current stream of the tensors' device. Nothing is kept between calls.
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <limits>
+#include <optional>
+
+#include "int8_mm/cuda_kernels.h"
+#include "int8_mm/cutlass/kernels.h"
+#include "int8_mm/kernels.h"
+#include "int8_mm/selection.h"
+#include "pack.cuh"
+#include "plan.h"
+
+namespace baraquant::int8_mm {
+
+namespace {
+
+#ifdef BARAQUANT_WITH_CUTLASS
+constexpr bool kWithHopper = true;
+constexpr const hopper::Kernels* kHopperKernels[] = {
+    &hopper::kPingpong128x128,    &hopper::kCooperative256x128,
+    &hopper::kPingpong64x128,     &hopper::kWarps64x64,
+    &hopper::kSwapped32x64,       &hopper::kSwapped16x64,
+    &hopper::kStreamK64x128,      &hopper::kStreamK16x128,
+    &hopper::kPingpong128x128,    &hopper::kPingpong128x128,
+    &hopper::kCooperative256x128, &hopper::kCooperative256x128};  // as kHopperTiles
+#else
+constexpr bool kWithHopper = false;
+constexpr const hopper::Kernels* kHopperKernels[std::size(kHopperTiles)] = {};
+#endif
+static_assert(std::size(kHopperKernels) == std::size(kHopperTiles));
+
+// For tests and benchmarks: the index of the kernel that every product has to take, or -1.
+std::atomic<int> forced{-1};
+
+struct Chip {
+  int device, multiprocessors, major, minor;
+
+  std::string architecture() const { return "sm_" + std::to_string(major) + std::to_string(minor); }
+};
+
+int attribute(cudaDeviceAttr name, int device) {
+  int value = 0;
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(&value, name, device));
+  return value;
+}
+
+Chip current_chip() {
+  const int device = c10::cuda::current_device();
+  const Chip chip{device, attribute(cudaDevAttrMultiProcessorCount, device),
+                  attribute(cudaDevAttrComputeCapabilityMajor, device),
+                  attribute(cudaDevAttrComputeCapabilityMinor, device)};
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      chip.major >= 8,
+      "baraquant: the integer matrix product needs a GPU of compute capability 8.0 (Ampere) or "
+      "later, but cuda:",
+      device, " has ", chip.major, ".", chip.minor,
+      ". Use such a GPU, or move the tensors to the CPU with .cpu()");
+  return chip;
+}
+
+at::Tensor scratch(int64_t bytes) {
+  return at::empty({bytes}, at::TensorOptions().device(at::kCUDA).dtype(at::kByte));
+}
+
+// Scratch memory of a product on Hopper: at these offsets.
+struct HopperScratch {
+  int64_t input = 0, zero_point = 0, weight_sum = 0, workspace = 0, bytes = 0;
+};
+
+int64_t round_up(int64_t bytes) { return divide_up(bytes, 256) * 256; }
+
+// Tensor cores multiply signed by signed: an unsigned input is made signed first.
+template <typename T>
+class HopperProduct {
+ public:
+  HopperProduct(const Factors& f, const Rescaling<float>& r, T* output, const Chip& chip, int tile)
+      : kernel_(kHopperKernels[tile]->of[hopper::OutputIndex<T>::value]),
+        makes_signed_(f.is_unsigned),
+        makes_sums_(f.is_unsigned && r.weight_sum == nullptr) {
+    call_.factors = f;
+    call_.rescaling = r;
+    call_.output = output;
+    call_.device = chip.device;
+    call_.multiprocessors = chip.multiprocessors;
+    call_.raster = kHopperTiles[tile].raster;
+    call_.swizzle = kHopperTiles[tile].swizzle;
+    call_.stream = c10::cuda::getCurrentCUDAStream();
+    if (makes_signed_) {
+      offsets_.zero_point = round_up(f.m * f.k);
+      offsets_.weight_sum = offsets_.zero_point + round_up(f.m * int64_t(sizeof(int32_t)));
+      offsets_.workspace = offsets_.weight_sum;
+      if (makes_sums_) offsets_.workspace += round_up(f.n * int64_t(sizeof(int32_t)));
+    }
+    offsets_.bytes = offsets_.workspace + kernel_.workspace_bytes(call_);
+  }
+
+  int64_t scratch_bytes() const { return offsets_.bytes; }
+
+  void launch() {
+    at::Tensor memory;  // freed on this stream's order by the caching allocator
+    if (offsets_.bytes > 0) memory = scratch(offsets_.bytes);
+    auto* base = memory.defined() ? static_cast<uint8_t*>(memory.mutable_data_ptr()) : nullptr;
+    call_.workspace = base + offsets_.workspace;
+    if (makes_signed_) make_signed(base);
+    TORCH_CHECK(kernel_.launch(call_), "baraquant: CUTLASS could not launch the product: ",
+                cudaGetErrorString(cudaGetLastError()));
+  }
+
+ private:
+  void make_signed(uint8_t* base) {
+    Factors& f = call_.factors;
+    Rescaling<float>& r = call_.rescaling;
+    auto* zero_point = reinterpret_cast<int32_t*>(base + offsets_.zero_point);
+    launch_make_signed(f, r.zero_point, base, zero_point, call_.stream);
+    if (makes_sums_) {
+      auto* sums = reinterpret_cast<int32_t*>(base + offsets_.weight_sum);
+      launch_weight_sums(f.weight, f.n, f.k, sums, call_.stream);
+      r.weight_sum = sums;
+    }
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+    f.input = base;
+    f.is_unsigned = false;
+    r.zero_point.data = zero_point;
+  }
+
+  hopper::Call call_;
+  hopper::Kernel kernel_;
+  HopperScratch offsets_;
+  bool makes_signed_, makes_sums_;
+};
+
+template <typename T>
+bool allows_hopper(const Factors& f, const Rescaling<ComputeType<T>>& r, const T* output,
+                   const Chip& chip) {
+  if (!kWithHopper || chip.major != 9 || chip.minor != 0 || sizeof(T) == 8) return false;
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  const bool fits = f.m <= kMost && f.n <= kMost && f.k > 0;
+  const bool aligned = f.k % 16 == 0 && f.n * int64_t(sizeof(T)) % 16 == 0 &&
+                       is_aligned(f.input, 16) && is_aligned(f.weight, 16) &&
+                       is_aligned(output, 16);
+  // The sums of the weight would have to be found first: for few rows that takes as long as all.
+  const bool finds_sums = f.is_unsigned && r.weight_sum == nullptr && f.m < 128;
+  return fits && aligned && !finds_sums;
+}
+
+template <typename T>
+Selection select(const Factors& f, const Rescaling<ComputeType<T>>& r, const T* output,
+                 const Chip& chip) {
+  const Situation situation{f.m, f.n, f.k, chip.multiprocessors, allows_hopper(f, r, output, chip)};
+  const int index = forced.load(std::memory_order_relaxed);
+  if (index < 0) return select(situation);
+  const Selection selection = all_selections(kWithHopper)[static_cast<size_t>(index)];
+  TORCH_CHECK_NOT_IMPLEMENTED(allows(situation, selection), "baraquant: the kernel ",
+                              selection.name(), ", which was forced, does not take this product");
+  return selection;
+}
+
+// What baraquant.plan() says of a product.
+template <typename T>
+struct MakePlan {
+  Selection selection;
+  Chip chip;
+  int64_t scratch_bytes = 0;
+
+  KernelPlan operator()() const {
+    const bool is_hopper = selection.family == Family::kHopper;
+    KernelPlan plan;
+    plan.name = "int8_product_" + selection.family_name();
+    plan.backend = "cuda";
+    plan.architecture = chip.architecture() + (is_hopper ? "a" : "");
+    plan.tile = selection.tile_name();
+    plan.compute_dtype = sizeof(ComputeType<T>) == 8 ? "float64" : "float32";
+    plan.accumulator_dtype = "int32";
+    plan.workspace_bytes = scratch_bytes;
+    return plan;
+  }
+};
+
+struct Cuda {
+  template <typename T>
+  static void product(const Factors& f, const Rescaling<ComputeType<T>>& r, T* output) {
+    const Chip chip = current_chip();
+    const Selection selection = select(f, r, output, chip);
+    if (selection.family == Family::kHopper) {
+      on_hopper(f, r, output, chip, selection);
+    } else if (!only_planned(MakePlan<T>{selection, chip})) {
+      anywhere(f, r, output, chip, selection);
+    }
+  }
+
+ private:
+  template <typename T>
+  static void on_hopper(const Factors& f, const Rescaling<ComputeType<T>>& r, T* output,
+                        const Chip& chip, const Selection& selection) {
+    if constexpr (sizeof(T) < 8) {
+      HopperProduct<T> product(f, r, output, chip, selection.tile);
+      if (!only_planned(MakePlan<T>{selection, chip, product.scratch_bytes()})) product.launch();
+    }
+  }
+
+  template <typename T>
+  static void anywhere(const Factors& f, const Rescaling<ComputeType<T>>& r, T* output,
+                       const Chip& chip, const Selection& selection) {
+    const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
+    if (selection.family == Family::kVector) {
+      launch_vector<T>(f, r, output, chip.multiprocessors, stream);
+    } else {
+      launch_generic<T>(static_cast<GenericTile>(selection.tile), f, r, output, stream);
+    }
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+};
+
+void product_cuda(const ProductCall& call) {
+  const c10::cuda::CUDAGuard guard(call.output.device());
+  Launch<Cuda>::product(call);
+}
+
+void weight_sums_cuda(const at::Tensor& weight, const at::Tensor& sums) {
+  const c10::cuda::CUDAGuard guard(weight.device());
+  const Chip chip = current_chip();
+  if (only_planned([=] {
+        return KernelPlan{"weight_sums", "cuda", chip.architecture(), "1x512", "int32", "int32"};
+      })) {
+    return;
+  }
+  launch_weight_sums(static_cast<const int8_t*>(weight.const_data_ptr()), weight.size(0),
+                     weight.size(1), static_cast<int32_t*>(sums.mutable_data_ptr()),
+                     c10::cuda::getCurrentCUDAStream());
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+std::vector<std::string> kernel_names() {
+  std::vector<std::string> names;
+  for (const Selection& s : all_selections(kWithHopper)) names.push_back(s.name());
+  return names;
+}
+
+void force_kernel(std::string_view name) {
+  const std::vector<std::string> names = kernel_names();
+  const auto found = std::find(names.begin(), names.end(), name);
+  TORCH_CHECK_VALUE(name.empty() || found != names.end(), "baraquant: no kernel is named '", name,
+                    "'; expected one of ", names, ", or an empty string for the usual selection");
+  forced.store(name.empty() ? -1 : static_cast<int>(found - names.begin()));
+}
+
+}  // namespace
+
+const Kernels& cuda_kernels() {
+  static const Kernels kernels{&product_cuda, &weight_sums_cuda};
+  return kernels;
+}
+
+// Private: tests and benchmarks try every kernel.
+TORCH_LIBRARY_FRAGMENT(baraquant, m) {
+  m.def("_int8_kernels() -> str[]", [] { return kernel_names(); });
+  m.def("_force_int8_kernel(str name) -> ()", [](std::string_view name) { force_kernel(name); });
+}
+
+}  // namespace baraquant::int8_mm

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
+
+#include "int8_mm/stream.cuh"
+
+namespace baraquant::int8_mm {
+
+namespace {
+
+template <bool aligned>
+__global__ void __launch_bounds__(32 * kVectorWarps, 8)
+    weight_sums_kernel(const int8_t* weight, int64_t n, int64_t k, int32_t* sums) {
+  const int64_t row = int64_t(blockIdx.x) * kVectorWarps + static_cast<int>(threadIdx.x) / 32;
+  if (row >= n) return;
+  constexpr uint32_t kOnes = 0x01010101;
+  constexpr int kDeep = aligned ? 8 : 2;  // loads of a thread before the first is used
+  constexpr int kStep = 32 * kChunk;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const Matrix<aligned> matrix{reinterpret_cast<const uint8_t*>(weight), n, k};
+  int sum = 0;
+  for (int64_t at = lane * kChunk; at < k; at += kStep * kDeep) {
+    uint4 words[kDeep];
+#pragma unroll
+    for (int d = 0; d < kDeep; ++d) words[d] = matrix.streamed_chunk(row, at + d * kStep);
+#pragma unroll
+    for (int d = 0; d < kDeep; ++d) {
+      sum = add_products<true>(uint4{kOnes, kOnes, kOnes, kOnes}, words[d], sum);
+    }
+  }
+  sum = __reduce_add_sync(0xffffffffu, sum);
+  if (lane == 0) sums[row] = sum;
+}
+
+constexpr int kThreads = 256;
+
+__global__ void __launch_bounds__(kThreads)
+    make_signed_kernel(const uint4* input, uint4* result, int64_t words, OfRows<int32_t> rows,
+                       int32_t* zero_point, int64_t points) {
+  const int64_t threads = int64_t(gridDim.x) * kThreads;
+  const int64_t first = int64_t(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
+  constexpr uint32_t kTops = 0x80808080;
+  for (int64_t i = first; i < words; i += threads) {
+    const uint4 w = input[i];
+    result[i] = {w.x ^ kTops, w.y ^ kTops, w.z ^ kTops, w.w ^ kTops};
+  }
+  for (int64_t i = first; i < points; i += threads) {
+    zero_point[i] = static_cast<int32_t>(static_cast<uint32_t>(rows.at(i)) - 128u);
+  }
+}
+
+}  // namespace
+
+void launch_weight_sums(const int8_t* weight, int64_t n, int64_t k, int32_t* sums,
+                        cudaStream_t stream) {
+  const bool aligned = k % kChunk == 0 && is_aligned(weight, kChunk);
+  auto kernel = aligned ? &weight_sums_kernel<true> : &weight_sums_kernel<false>;
+  const auto blocks = static_cast<unsigned>(divide_up(n, kVectorWarps));
+  kernel<<<blocks, 32 * kVectorWarps, 0, stream>>>(weight, n, k, sums);
+}
+
+void launch_make_signed(const Factors& factors, const OfRows<int32_t>& rows, void* input,
+                        int32_t* zero_point, cudaStream_t stream) {
+  const int64_t words = factors.m * factors.k / kChunk;
+  const int64_t points = rows.stride == 0 ? 1 : factors.m;
+  constexpr int64_t kMostBlocks = 1 << 16;
+  const int64_t blocks = std::min(divide_up(std::max(words, points), kThreads), kMostBlocks);
+  make_signed_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
+      static_cast<const uint4*>(factors.input), static_cast<uint4*>(input), words, rows, zero_point,
+      points);
+}
+
+}  // namespace baraquant::int8_mm

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Quantizes the rows of a matrix to int8, each with the scale of its own data: what
+// dynamic_range_quantize_per_token(rows, -128, 127, symmetric=symmetric) computes, for other ops to
+// call below the dispatcher.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace baraquant::qparams {
+
+struct QuantizedRows {
+  at::Tensor values;      // int8 [rows, length]
+  at::Tensor scale;       // [rows], of the compute type
+  at::Tensor zero_point;  // int32 [rows]; undefined where symmetric, as it is 0
+  at::Tensor mask;        // bit i: element i lay in the range before it was clamped
+};
+
+// rows: [rows, length], contiguous, floating, on the CPU or a GPU.
+QuantizedRows quantize_rows(const at::Tensor& rows, bool symmetric, bool with_mask);
+
+}  // namespace baraquant::qparams

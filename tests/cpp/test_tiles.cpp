@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The choice of kernels and tiles of the integer product on CUDA, tried on the host: every output
+// in one tile, every entry of the tables chosen somewhere, and the shapes that were measured.
+#include <cstdint>
+#include <cstdio>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "int8_mm/selection.h"
+
+namespace {
+
+using namespace baraquant::int8_mm;
+
+long long checks = 0, failures = 0;
+
+void expect(const char* what, bool right, int64_t a = 0, int64_t b = 0, int64_t c = 0) {
+  ++checks;
+  if (right || ++failures > 20) return;
+  std::printf("%s: %lld %lld %lld\n", what, static_cast<long long>(a), static_cast<long long>(b),
+              static_cast<long long>(c));
+}
+
+uint64_t random_bits() {  // xorshift64
+  static uint64_t state = 88172645463325252ull;
+  state ^= state << 13;
+  state ^= state >> 7;
+  return state ^= state << 17;
+}
+
+// Sizes of all magnitudes.
+int64_t random_size(int most_log2) {
+  const int64_t most = int64_t(1) << (random_bits() % static_cast<uint64_t>(most_log2 + 1));
+  return 1 + static_cast<int64_t>(random_bits() % static_cast<uint64_t>(most));
+}
+
+// Every output belongs to the tile of exactly one block.
+void check_places(int64_t m, int64_t n, const GenericTileInfo& tile) {
+  std::vector<int> visits(static_cast<size_t>(m * n), 0);
+  bool inside = true;
+  for (int64_t block = 0; block < count_tiles(tile, m, n); ++block) {
+    const TilePlace place = place_of_tile(block, m, n, tile.m, tile.n);
+    inside = inside && place.m >= 0 && place.m < m && place.n >= 0 && place.n < n;
+    for (int64_t i = place.m; i < m && i < place.m + tile.m; ++i) {
+      for (int64_t j = place.n; j < n && j < place.n + tile.n; ++j) {
+        if (i >= 0 && j >= 0) ++visits[static_cast<size_t>(i * n + j)];
+      }
+    }
+  }
+  bool once = inside;
+  for (const int count : visits) once = once && count == 1;
+  expect("places", once, m, n, tile.m);
+}
+
+void check_tables() {
+  int i = 0;
+  std::set<std::string> names;
+  for (const HopperTileInfo& info : kHopperTiles) {
+    expect("order of the tiles for Hopper", static_cast<int>(info.tile) == i, i);
+    ++i;
+    expect("reason", std::string(info.reason).size() > 20, i);
+    names.insert(std::string("hopper_") + info.name);
+  }
+  i = 0;
+  for (const GenericTileInfo& info : kGenericTiles) {
+    expect("order of the generic tiles", static_cast<int>(info.tile) == i, i);
+    ++i;
+    expect("reason", std::string(info.reason).size() > 20, i);
+    names.insert(std::string("generic_") + info.name);
+  }
+  names.insert("vector");
+  const std::vector<Selection> all = all_selections(true);
+  expect("names", names.size() == all.size(), static_cast<int64_t>(names.size()));
+  for (const Selection& s : all) expect(s.name().c_str(), names.count(s.name()) == 1);
+  for (const Selection& s : all_selections(false)) {
+    expect(s.name().c_str(), s.family != Family::kHopper);
+  }
+}
+
+void check_random_sizes() {
+  std::set<std::string> chosen;
+  for (int i = 0; i < 200000; ++i) {
+    Situation s;
+    s.m = random_size(14);
+    s.n = random_size(16);
+    s.k = random_size(16);
+    const int chips[] = {1, 16, 78, 108, 114, 132, 148};
+    s.multiprocessors = chips[random_bits() % std::size(chips)];
+    s.allows_hopper = random_bits() % 2 == 0;
+    const Selection selection = select(s);
+    expect("allowed", allows(s, selection), s.m, s.n, s.k);
+    expect("the same again", select(s) == selection, s.m, s.n, s.k);
+    chosen.insert(selection.name());
+  }
+  for (const Selection& s : all_selections(true)) {
+    const bool ordered = s.family == Family::kHopper && kHopperTiles[s.tile].raster != Raster::kAny;
+    if (!ordered) expect(s.name().c_str(), chosen.count(s.name()) == 1);
+  }
+}
+
+// What a sweep over all tiles found on a chip of 132 multiprocessors, within three percent.
+void check_measured_shapes() {
+  struct Measured {
+    int64_t m, n, k;
+    HopperTile best;
+  };
+  const Measured shapes[] = {
+      {16, 4096, 4096, HopperTile::kSwapped16x64},
+      {16, 8192, 8192, HopperTile::kSwapped16x64},
+      {16, 28672, 4096, HopperTile::kStreamK16x128},
+      {16, 57344, 8192, HopperTile::kSwapped16x64},
+      {64, 4096, 14336, HopperTile::kWarps64x64},
+      {64, 28672, 4096, HopperTile::kStreamK64x128},
+      {128, 4096, 4096, HopperTile::kWarps64x64},
+      {128, 8192, 8192, HopperTile::kPingpong64x128},
+      {128, 57344, 8192, HopperTile::kPingpong64x128},
+      {256, 4096, 4096, HopperTile::kPingpong64x128},
+      {256, 28672, 4096, HopperTile::kPingpong128x128},
+      {512, 4096, 4096, HopperTile::kPingpong128x128},
+      {512, 57344, 8192, HopperTile::kCooperative256x128},
+      {1024, 4096, 4096, HopperTile::kPingpong128x128},
+      {1024, 8192, 8192, HopperTile::kCooperative256x128},
+      {1024, 28672, 4096, HopperTile::kCooperative256x128},
+      {4096, 4096, 4096, HopperTile::kPingpong128x128},
+      {8192, 28672, 4096, HopperTile::kPingpong128x128},
+      {8192, 57344, 8192, HopperTile::kCooperative256x128},
+  };
+  for (const Measured& s : shapes) {
+    expect("measured", choose_hopper_tile(s.m, s.n, s.k, 132) == s.best, s.m, s.n, s.k);
+  }
+}
+
+}  // namespace
+
+int main() {
+  check_tables();
+  check_random_sizes();
+  check_measured_shapes();
+  for (const GenericTileInfo& tile : kGenericTiles) {
+    for (const int64_t m : {1, 15, 16, 17, 63, 128, 129, 1000, 1100, 2049}) {
+      for (const int64_t n : {1, 31, 33, 64, 127, 300}) check_places(m, n, tile);
+    }
+  }
+  std::printf("%lld checks, %lld failures\n", checks, failures);
+  return failures == 0 ? 0 : 1;
+}
