@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Files: the same bits in a fresh process, and a clear error for every file that lies."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 import baraquant
-from baraquant import W8A8, SmoothQuant, W8A8Static
+from baraquant import W8A8, FakeQuantConfig, QATConfig, SmoothQuant, W8A8Static
 from baraquant.nn import (
     QuantizedLinear,
 )
@@ -116,6 +117,45 @@ def test_other_dtypes(dtype, tmp_path):
     assert same(loaded, model) and torch.equal(loaded(tokens()[0]), model(tokens()[0]))
     with pytest.raises(ValueError, match=r"expected a model of torch.\w+, as in the file"):
         baraquant.load(Tied, tmp_path / "a")
+
+
+def encoder():
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+
+
+@pytest.mark.parametrize("some", [False, True])
+def test_the_attentions_of_pytorch(some, tmp_path):
+    model = seeded(encoder)
+    keep = (lambda module, name: name != "layers.1.self_attn") if some else None
+    baraquant.quantize_(model, SmoothQuant(0.5), batches(), keep)
+    baraquant.save(model, tmp_path / "a")
+    for fresh in (encoder(), copy.deepcopy(model)):
+        loaded = baraquant.load(fresh, tmp_path / "a")
+        with torch.no_grad():
+            assert same(loaded, model) and torch.equal(loaded(batches()[0]), model(batches()[0]))
+    fresh = encoder()
+    fresh.layers[0].self_attn = nn.Linear(16, 16)
+    with pytest.raises(ValueError, match="self_attn: expected a MultiheadAttention, but the model"):
+        baraquant.load(fresh, tmp_path / "a")
+    assert type(fresh.layers[1].self_attn) is nn.MultiheadAttention
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("learned", [False, True])
+def test_models_of_quantization_aware_training(learned, bits, tmp_path):
+    how = {"learned": True} if learned else {"granularity": "per_token"}
+    config = QATConfig(
+        FakeQuantConfig(bits, "per_group", group_size=8),
+        FakeQuantConfig(8, symmetric=False, **{"granularity": "per_tensor", **how}),
+    )
+    model = seeded(Block)
+    baraquant.qat.prepare_(model, config)
+    model.train()(batches()[0])
+    baraquant.qat.convert_(model.eval())
+    baraquant.save(model, tmp_path / "a")
+    loaded = baraquant.load(Block, tmp_path / "a").eval()
+    assert same(loaded, model) and torch.equal(loaded(batches()[0]), model(batches()[0]))
 
 
 def test_a_model_of_the_meta_device(tmp_path):
