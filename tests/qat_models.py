@@ -43,7 +43,7 @@ LEARNED = QATConfig(
 )
 STATIC = W8A8Static("moving_average", symmetric=False)
 GROUPS = QATConfig(
-    FakeQuantConfig(4, "per_group", group_size=8), FakeQuantConfig(8, "per_token", False)
+    FakeQuantConfig(4, "per_group", group_size=4), FakeQuantConfig(8, "per_token", False)
 )
 FOUR_BITS = QATConfig(FakeQuantConfig(4), FakeQuantConfig(8, "per_token"))
 # One of each way to compute a layer.
