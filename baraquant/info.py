@@ -40,6 +40,14 @@ _GRADIENT = (0.0, 2.0, 3.0, 4.0, 5.0, 6.0, 0.0)
 _DATA = (-2.5, -0.75, 0.25, 1.25, 5.0)
 _DATA_INTEGERS, _DATA_SCALE, _DATA_ZERO_POINT = (-8, -5, -3, -1, 7), 0.5, -3
 _DATA_ENDS = (-2.5, 5.0)
+# Rows with scales of 0.5 and 1, symmetric and not, times rows of weights with scales of 1 and 0.5:
+# nothing is rounded but the results.
+_ROWS, _ASYMMETRIC_ROWS = ((1.0, 63.5), (-2.0, 127.0)), ((-51.0, 76.5), (0.0, 255.0))
+_WEIGHT, _BIAS = ((127.0, -2.0), (0.5, 63.5)), (1.0, -1.0)
+_PRODUCTS, _ASYMMETRIC_PRODUCTS = (
+    (1.0, 4031.75, -507.0, 8062.5),
+    (-6629.0, 4831.25, -509.0, 16191.5),
+)
 
 
 def registered_ops() -> dict[str, list[str]]:
@@ -80,6 +88,7 @@ def self_check(device: str) -> list[str]:
         for what, got, expected in (
             *_affine_results(device, dtype),
             *_range_results(device, dtype),
+            *_product_results(device, dtype),
         ):
             if got.tolist() != list(expected):
                 problems.append(
@@ -131,6 +140,26 @@ def _range_results(device: str, dtype: torch.dtype) -> Results:
         ("the scale of dynamic_range_quantize_per_tensor", scale[None], (_DATA_SCALE,)),
         ("the zero point of it", zero_point[None], (_DATA_ZERO_POINT,)),
         ("observe_min_max_", torch.stack([low, high]), _DATA_ENDS),
+    ]
+
+
+def _product_results(device: str, dtype: torch.dtype) -> Results:
+    """The same, of the matrix products."""
+    ops = torch.ops.baraquant
+
+    def tensor(values: tuple[Any, ...]) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    x, skewed, weight, bias = map(tensor, (_ROWS, _ASYMMETRIC_ROWS, _WEIGHT, _BIAS))
+    w, sw, _ = ops.dynamic_range_quantize_per_channel(weight, 0)
+    products, skewed_products = (
+        tuple(tensor(values).tolist()) for values in (_PRODUCTS, _ASYMMETRIC_PRODUCTS)
+    )
+    asymmetric = ops.quantized_linear(skewed, w, sw, bias, symmetric=False)
+    return [
+        ("quantized_linear", ops.quantized_linear(x, w, sw, bias).flatten(), products),
+        ("qat_linear", ops.qat_linear(x, weight, bias).flatten(), products),
+        ("quantized_linear, asymmetric", asymmetric.flatten(), skewed_products),
     ]
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from bench import Compiler, Timer, free_memory
+from bench import Compiler, Timer, describe, free_memory
 from bench_cli import Plan, parse, parser_of, parts_of, run, timer_of
 from bench_plot import plot_products
 from bench_report import Part
@@ -125,13 +125,13 @@ def sections(options: argparse.Namespace) -> Iterator[tuple[str, list[Part]]]:
     compiler = Compiler(COMPILE_FOR)
     copy = Case(options.device, torch.bfloat16, COPIED[options.device.type])
     for what in (what for what in BENCHES if what in options.what):
-        rows = functools.partial(measure, BENCHES[what], options.device, timer, compiler, copy)
+        rows = functools.partial(measure, what, options.device, timer, compiler, copy)
         if plans := plans_of(what, options):
             yield what, list(parts_of(plans, options, rows))
 
 
 def measure(
-    bench: Callable[[Bench], Iterator[Row]],
+    what: str,
     device: torch.device,
     timer: Timer,
     compiler: Compiler,
@@ -141,10 +141,14 @@ def measure(
     dtype: torch.dtype,
     rows: list[int],
 ) -> Iterator[Row]:
-    """The rows of one weight and dtype."""
+    """The rows of one weight and dtype; an M that fails hinders no other."""
     weights = Weights(device, dtype, *parse_weight(size))
     for m in rows:
-        yield from bench(Bench(weights, m, timer, compiler if plan.compiled else None, copy))
+        bench = Bench(weights, m, timer, compiler if plan.compiled else None, copy)
+        try:
+            yield from BENCHES[what](bench)
+        except Exception as error:  # such as too little memory for what the peers take
+            yield bench.row(what, what, "").fail(describe(error))
         free_memory(device)
 
 

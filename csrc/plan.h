@@ -19,6 +19,11 @@ struct KernelPlan {
   bool bit_stable = true;       // the same bits on every device
 };
 
+template <typename C>
+const char* compute_name() {
+  return sizeof(C) == 8 ? "float64" : "float32";
+}
+
 // Where this thread notes its plans; null: calls are run, not planned.
 BARAQUANT_API std::vector<KernelPlan>* plans_of_thread();
 

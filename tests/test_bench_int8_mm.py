@@ -271,6 +271,34 @@ def test_compiled_peers_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(r.speedups["torch.compile"] > 0 for r in rows)
 
 
+def test_what_fails_hinders_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An op that raises, a peer that does, and inputs that cannot be made."""
+
+    def refuse(name: str):
+        def call(*args: object, **kwargs: object) -> None:
+            raise NotImplementedError(f"no {name}")
+
+        return call
+
+    monkeypatch.setattr(ops, "int8_linear", refuse("int8_linear"))
+    monkeypatch.setattr(torch, "_int_mm", refuse("_int_mm"))
+    small = ["--device=cpu", "--threads", "1", "--sizes", "16x64", "--rows", "2", "3"]
+    rows = bench_int8_mm.main([*small, "--what", "linear", "whole", "training"])
+    failed = [r for r in rows if r.what == "linear"]
+    assert [r.error for r in failed] == ["NotImplementedError: no int8_linear"] * 2
+    for r in (r for r in rows if r.what == "whole"):
+        assert r.error is None and r.speedups["float32 linear"] > 0
+        assert r.peer_errors == {
+            "quantize + _int_mm + dequantize": "NotImplementedError: no _int_mm"
+        }
+    monkeypatch.setattr(IntMm, "pad_weight", refuse("memory"))
+    rows = bench_int8_mm.main([*small, "--what", "whole", "training"])
+    assert [(r.what, r.shape[0], r.error) for r in rows] == [
+        *(("whole", m, "NotImplementedError: no memory") for m in (2, 3)),
+        *(("training", m, None) for m in (2, 3)),
+    ]
+
+
 @pytest.mark.slow
 def test_peers_compile(weights: Weights) -> None:
     int_mm, x = IntMm(CPU, M, N, K), weights.random(M)

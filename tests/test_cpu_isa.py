@@ -26,7 +26,7 @@ from cases import Granularity
 from range_cases import MODES, characterful
 from subprocesses import run_script
 
-ISAS = ("default", "avx2", "avx512")
+ISAS = ("default", "avx2", "avx512", "avx512_vnni")
 SHAPE = (7, 37, 113)  # every vector loop has a tail
 LONG = (3, 70_001)  # threads share a segment
 GRANULARITIES = (*cases.KINDS, cases.per_channel(-1))
@@ -36,7 +36,8 @@ RANGE = (-100, 90)
 def missing(isa: str) -> str | None:
     """Why this machine cannot run an instruction set."""
     capability = torch.backends.cpu.get_cpu_capability()
-    has = {"AVX512": ISAS, "AVX2": ISAS[:2]}.get(capability, ISAS[:1])
+    avx512 = ISAS if torch.cpu._is_vnni_supported() else ISAS[:3]
+    has = {"AVX512": avx512, "AVX2": ISAS[:2]}.get(capability, ISAS[:1])
     return None if isa in has else f"this machine has no {isa} (torch: {capability})"
 
 
@@ -121,6 +122,28 @@ def observer_results(
         yield from zip(names, (t.clone() for t in state[:4]), strict=True)
 
 
+def product_results(dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Of the integer matrix product: few and many rows, odd sizes, more than one block of each."""
+    compute = cases.compute_dtype(dtype)
+    for m, n, k in ((1, 37, 131), (3, 150, 65), (5, 9, 4099), (37, 67, 257), (530, 5, 70)):
+        random = cases.generator(m)
+        weight = torch.randint(-128, 128, (n, k), generator=random, dtype=torch.int8)
+        weight_scale, bias = torch.randn(2, n, generator=random, dtype=compute)
+        scale = torch.randn(m, generator=random, dtype=compute)
+        point = torch.randint(-128, 128, (m,), generator=random, dtype=torch.int32)
+        for kind in (torch.int8, torch.uint8):
+            info = torch.iinfo(kind)
+            x = torch.randint(info.min, info.max + 1, (m, k), generator=random, dtype=kind)
+            args = (x, weight, scale, weight_scale)
+            linear = torch.ops.baraquant.int8_linear
+            yield f"int8_linear {m}", linear(*args, dtype=dtype)
+            options = {"input_zero_point": point + info.max - 127, "dtype": dtype}
+            yield f"int8_linear with a zero point {m}", linear(*args, bias, **options)
+        fine = torch.randn(m, k, generator=random).to(dtype)
+        y = torch.ops.baraquant.quantized_linear(fine, weight, weight_scale, bias, symmetric=False)
+        yield f"quantized_linear {m}", y
+
+
 def digest(tensor: Tensor) -> str:
     """Of the values in index order; every NaN counts alike."""
     values = np.ascontiguousarray(oracle.to_numpy(tensor)).copy()
@@ -137,6 +160,8 @@ def main() -> None:
             for results in (affine_results, range_results):
                 for name, tensor in results(dtype, granularity):
                     print(cases.name_of(dtype), granularity, name, digest(tensor))
+        for name, tensor in product_results(dtype):
+            print(cases.name_of(dtype), name, digest(tensor))
 
 
 @cache

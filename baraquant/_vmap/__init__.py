@@ -14,21 +14,27 @@ per token      the scale is repeated                 unchanged
 per group      the scale is repeated, the axis       unchanged, the axis moves by one
                moves by one
 =============  ====================================  ==========================================
+
+The ops of the integer matrix family have rules of their own: a batch of inputs is a batch of
+tokens.
 """
 
 from collections.abc import Iterator
 
 import torch
 
-from . import affine, ranges
+from . import affine, int8_mm, ranges
 
 
 def register() -> None:
     """Register the rules; called once, when the library is loaded."""
     for name, rule in {**affine.RULES, **ranges.RULES}.items():
         torch.library.register_vmap(f"baraquant::{name}", rule, lib=_library)
-    for op in _public_ops():  # made of core ops, for which the rules are
-        _library.impl(op, op.decompose, "FuncTorchBatchedDecomposition")
+    int8_mm.register(_library)
+    for op in _public_ops():
+        if op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+            # made of core ops, for which the rules are
+            _library.impl(op, op.decompose, "FuncTorchBatchedDecomposition")
 
 
 def _public_ops() -> Iterator[torch._ops.OpOverload]:

@@ -16,6 +16,10 @@ Each calls ``torch.ops.baraquant.<name>`` and nothing else, in eager mode, under
 ``dynamic_fake_quantize_per_{G}``         the same, back in numbers, differentiable
 ``observe_min_max_``                      a running range of the data, in place
 ``observe_fake_quantize``                 fake-quantized with the scale of a running range
+``int8_linear``                           a linear layer of integers, summed exactly
+``smoothquant_linear``                    the same with one static scale of the input
+``quantized_linear``                      the same with an input that is quantized on the fly
+``qat_linear``                            the same with the weights too, differentiable
 ========================================  =====================================================
 
 ``{G}`` is ``tensor``, ``channel``, ``token`` or ``group``: which elements share a scale.
@@ -65,7 +69,9 @@ from .fake_quantize_backward import (
     fake_quantize_per_token_backward,
     fake_quantize_per_token_backward_qparams,
 )
+from .int8_linear import int8_linear
 from .observe import observe_fake_quantize, observe_min_max_
+from .qat_linear import qat_linear
 from .quantize import (
     quantize_per_channel,
     quantize_per_channel_backward,
@@ -76,6 +82,8 @@ from .quantize import (
     quantize_per_token,
     quantize_per_token_backward,
 )
+from .quantized_linear import quantized_linear
+from .smoothquant_linear import smoothquant_linear
 
 __all__ = [
     "choose_qparams_per_channel",
@@ -110,8 +118,10 @@ __all__ = [
     "fake_quantize_per_token",
     "fake_quantize_per_token_backward",
     "fake_quantize_per_token_backward_qparams",
+    "int8_linear",
     "observe_fake_quantize",
     "observe_min_max_",
+    "qat_linear",
     "quantize_per_channel",
     "quantize_per_channel_backward",
     "quantize_per_group",
@@ -120,4 +130,6 @@ __all__ = [
     "quantize_per_tensor_backward",
     "quantize_per_token",
     "quantize_per_token_backward",
+    "quantized_linear",
+    "smoothquant_linear",
 ]

@@ -43,6 +43,9 @@ _RAISES = (
     "TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.",
     "IndexError: An ``axis`` that ``input`` does not have.",
 )
+_ONE_WEIGHT = (
+    "No kernel for the device; :func:`torch.vmap` over anything but the input and its scales."
+)
 _NO_VMAP = (
     "No kernel for the device; :func:`torch.vmap`, whose samples cannot share what is changed in "
     "place."
@@ -86,6 +89,15 @@ _OBSERVE_FAKE_QUANTIZE_GRADIENT = (
     f"{_OBSERVED_TWICE}"
 )
 
+_PRODUCT_GRADIENT = "None: integers carry none, and the result does not require grad."
+_QAT_LINEAR_GRADIENT = (
+    "That of ``linear(dynamic_fake_quantize_per_token(input), "
+    "dynamic_fake_quantize_per_channel(weight, 0), bias)``: straight through the roundings, with "
+    "the scales as constants; differentiable twice. Kept for backward: the integers, a byte per "
+    "element, and their scales; where ``symmetric`` is False also a bit per element of ``input``. "
+    "Of these only what the gradients that are asked for need."
+)
+
 # ---- Rounding -----------------------------------------------------------------------------------
 
 _COMPUTED = "Computed in float32, or float64 where the input is float64"
@@ -105,6 +117,10 @@ _RANGE_ROUNDING = (
 _RUNNING_ROUNDING = (
     f"{_COMPUTED}. One NaN makes both ends of its range NaN, for good; infinities are numbers like "
     "others."
+)
+_PRODUCT_ROUNDING = (
+    "The sums are exact, which is what K is limited for. Then, in float32 (float64 for a float64 "
+    "result): ``fma(sum * sw[n], s[t], bias[n])``, and one rounding to the result's dtype."
 )
 _OUTSIDE = "A NaN x lies outside the range."
 
@@ -129,6 +145,11 @@ _LEARNED = (
 _DYNAMIC = (
     "Activations quantized on the fly, a scale for each token: Yao et al. 2022, "
     '"ZeroQuant: Efficient and Affordable Post-Training Quantization for Large-Scale Transformers".'
+)
+
+_SMOOTHQUANT = (
+    f'{_JACOB} Xiao et al. 2023, "SmoothQuant: Accurate and Efficient Post-Training Quantization '
+    'for Large Language Models".'
 )
 
 # ---- The ops, without their granularity ---------------------------------------------------------
@@ -165,6 +186,21 @@ _SECTIONS = {
     ),
     "dynamic_fake_quantize": Sections(
         _DYNAMIC_GRADIENT, f"{_RANGE_ROUNDING} the segment becomes NaN.", _STRAIGHT_THROUGH
+    ),
+    "int8_linear": Sections(_PRODUCT_GRADIENT, _PRODUCT_ROUNDING, _JACOB, _ONE_WEIGHT),
+    "smoothquant_linear": Sections(_PRODUCT_GRADIENT, _PRODUCT_ROUNDING, _SMOOTHQUANT, _ONE_WEIGHT),
+    "quantized_linear": Sections(
+        _PRODUCT_GRADIENT,
+        f"{_PRODUCT_ROUNDING} One NaN or infinity makes its token's results NaN.",
+        _DYNAMIC,
+        _ONE_WEIGHT,
+    ),
+    "qat_linear": Sections(
+        _QAT_LINEAR_GRADIENT,
+        f"{_PRODUCT_ROUNDING} One NaN or infinity makes the results of its token, or of its row "
+        "of the weight, NaN.",
+        f"{_STRAIGHT_THROUGH} {_JACOB}",
+        _ONE_WEIGHT,
     ),
     "observe_min_max_": Sections(_OBSERVE_GRADIENT, _RUNNING_ROUNDING, _JACOB, _NO_VMAP),
     "observe_fake_quantize": Sections(

@@ -20,6 +20,11 @@ and where the scale comes from the data, with ``xmin = min(0, min x)``, ``xmax =
     asymmetric     s = (xmax - xmin) / (quant_max - quant_min)
                    z = quant_min - rint(xmin / s), clamped    NaN: quant_min
     only zeros     s = 1; any other s is at least the smallest normal number
+
+and in the matrix products, with ``sw`` the scale of the weight's row n, ``C`` that of the result::
+
+    acc[t, n]      sum_k (q[t, k] - z[t]) * w[n, k]          exact
+    y[t, n]        fma(C(acc[t, n]) * sw[n], s[t], bias[n]), rounded once
 """
 
 from .affine import (
@@ -53,6 +58,15 @@ from .affine import (
     quantize_per_token_backward,
 )
 from .granularity import Segments, expand_qparams, segments, sum_segments
+from .int8_mm import (
+    fused_multiply_add,
+    int8_linear,
+    qat_linear,
+    quantized_linear,
+    rescaled,
+    smoothquant_linear,
+    sums_of_products,
+)
 from .ranges import (
     choose_qparams_per_channel,
     choose_qparams_per_group,
@@ -108,10 +122,13 @@ __all__ = [
     "fake_quantize_per_token",
     "fake_quantize_per_token_backward",
     "fake_quantize_per_token_backward_qparams",
+    "fused_multiply_add",
     "grid_position",
+    "int8_linear",
     "is_inside",
     "observe_fake_quantize",
     "observe_min_max_",
+    "qat_linear",
     "quantize_per_channel",
     "quantize_per_channel_backward",
     "quantize_per_group",
@@ -120,7 +137,11 @@ __all__ = [
     "quantize_per_tensor_backward",
     "quantize_per_token",
     "quantize_per_token_backward",
+    "quantized_linear",
+    "rescaled",
     "round_to",
     "segments",
+    "smoothquant_linear",
     "sum_segments",
+    "sums_of_products",
 ]

@@ -4,7 +4,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from torch import Tensor
 from baraquant import ops
 
 from .granularity import segments
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Rule(torch.autograd.Function):  # type: ignore[misc]
@@ -53,3 +55,15 @@ def function(name: str, granularity: str, rule: Callable[..., Any]) -> Callable[
 
     call.__module__ = "baraquant.reference"
     return call
+
+
+def like_the_op(rule: F) -> F:
+    """Declare a function to be called like the op of its name, of which it gets the docstring."""
+    op = getattr(ops, rule.__name__)
+
+    @functools.wraps(op)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return rule(*args, **kwargs)
+
+    call.__module__ = "baraquant.reference"
+    return cast(F, call)

@@ -3,20 +3,32 @@
 #include "affine/gradient_cpu.h"
 #include "affine/kernels.h"
 #include "affine/transform_cpu.h"
+#include "plan.h"
 
 namespace baraquant::affine {
+
+template <typename C>
+bool only_noted(const char* name, int64_t block, const char* accumulator = "") {
+  return only_planned([&] {
+    return KernelPlan{
+        name,       "cpu", cpu_isa_name(cpu_isa()), std::to_string(block), compute_name<C>(),
+        accumulator};
+  });
+}
 
 struct Cpu {
   template <typename Op>
   static void transform(const typename Op::First* first, const typename Op::Second* second,
                         typename Op::Result* result, uint8_t* mask, int64_t numel,
                         const Qparams<typename Op::C>& q) {
+    if (only_noted<typename Op::C>(Op::kName, kBlock)) return;
     transform_cpu<Op>(first, second, result, mask, numel, q);
   }
 
   template <typename T>
   static void qparams_gradient(const QparamsGradientArgs<T>& args,
                                const Qparams<ComputeType<T>>& q) {
+    if (only_noted<ComputeType<T>>("qparams_gradient", kRunSlice, "float64")) return;
     QparamsGradientCpu<T>(args, q).run();
   }
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The directions of the affine family: what happens to one element. Each is a struct with
 //   First, Second, Result : the storage types of its inputs and its output (Nothing where absent)
+//   kName                 : what a plan calls it
 //   kMask                 : whether it reads or writes the bit "v lies in the range" per element
 //   kRounds               : whether it rounds x / s, which FastGrid does faster than Grid
 //   apply(first, second, bit, grid) -> result, for either kind of grid (grid.h)
@@ -22,6 +23,7 @@ struct Quantize {
   using First = T;
   using Second = Nothing;
   using Result = Q;
+  static constexpr const char* kName = "quantize";
   static constexpr Mask kMask = mask;
   static constexpr bool kRounds = true;
 
@@ -45,6 +47,7 @@ struct FakeQuantize {
   using First = T;
   using Second = Nothing;
   using Result = T;
+  static constexpr const char* kName = "fake_quantize";
   static constexpr Mask kMask = mask;
   static constexpr bool kRounds = true;
 
@@ -69,6 +72,7 @@ struct Dequantize {
   using First = Q;
   using Second = Nothing;
   using Result = Y;
+  static constexpr const char* kName = "dequantize";
   static constexpr Mask kMask = Mask::kNone;
   static constexpr bool kRounds = false;
 
@@ -86,6 +90,7 @@ struct InputGradient {
   using First = DY;
   using Second = T;
   using Result = T;
+  static constexpr const char* kName = "input_gradient";
   static constexpr Mask kMask = Mask::kNone;
   static constexpr bool kRounds = true;
 
@@ -104,6 +109,7 @@ struct MaskedGradient {
   using First = DY;
   using Second = Nothing;
   using Result = T;
+  static constexpr const char* kName = "masked_gradient";
   static constexpr Mask kMask = Mask::kRead;
   static constexpr bool kRounds = false;
 

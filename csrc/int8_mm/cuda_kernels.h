@@ -29,4 +29,8 @@ void launch_weight_sums(const int8_t* weight, int64_t n, int64_t k, int32_t* sum
 void launch_make_signed(const Factors& factors, const OfRows<int32_t>& rows, void* input,
                         int32_t* zero_point, cudaStream_t stream);
 
+// Rows of n elements of `size` bytes (2 or 4) that are `stride` elements apart, made dense.
+void launch_make_dense(const void* rows, int64_t stride, int64_t m, int64_t n, int size,
+                       void* result, cudaStream_t stream);
+
 }  // namespace baraquant::int8_mm

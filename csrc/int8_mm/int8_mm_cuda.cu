@@ -72,12 +72,13 @@ at::Tensor scratch(int64_t bytes) {
 
 // Scratch memory of a product on Hopper: at these offsets.
 struct HopperScratch {
-  int64_t input = 0, zero_point = 0, weight_sum = 0, workspace = 0, bytes = 0;
+  int64_t zero_point = 0, weight_sum = 0, output = 0, workspace = 0, bytes = 0;  // input at 0
 };
 
 int64_t round_up(int64_t bytes) { return divide_up(bytes, 256) * 256; }
 
-// Tensor cores multiply signed by signed: an unsigned input is made signed first.
+// An unsigned input is made signed first. TMA writes rows that begin at 16 bytes: where the
+// output's do not, it writes such rows, and they are made dense in the end.
 template <typename T>
 class HopperProduct {
  public:
@@ -88,17 +89,19 @@ class HopperProduct {
     call_.factors = f;
     call_.rescaling = r;
     call_.output = output;
+    call_.output_stride = divide_up(f.n, kAligned) * kAligned;
     call_.device = chip.device;
     call_.multiprocessors = chip.multiprocessors;
     call_.raster = kHopperTiles[tile].raster;
     call_.swizzle = kHopperTiles[tile].swizzle;
     call_.stream = c10::cuda::getCurrentCUDAStream();
-    if (makes_signed_) {
-      offsets_.zero_point = round_up(f.m * f.k);
-      offsets_.weight_sum = offsets_.zero_point + round_up(f.m * int64_t(sizeof(int32_t)));
-      offsets_.workspace = offsets_.weight_sum;
-      if (makes_sums_) offsets_.workspace += round_up(f.n * int64_t(sizeof(int32_t)));
-    }
+    makes_dense_ = call_.output_stride != f.n || !is_aligned(output, 16);
+    const int64_t sum = sizeof(int32_t);
+    offsets_.zero_point = makes_signed_ ? round_up(f.m * f.k) : 0;
+    offsets_.weight_sum = offsets_.zero_point + (makes_signed_ ? round_up(f.m * sum) : 0);
+    offsets_.output = offsets_.weight_sum + (makes_sums_ ? round_up(f.n * sum) : 0);
+    const int64_t padded = f.m * call_.output_stride * int64_t(sizeof(T));
+    offsets_.workspace = offsets_.output + (makes_dense_ ? round_up(padded) : 0);
     offsets_.bytes = offsets_.workspace + kernel_.workspace_bytes(call_);
   }
 
@@ -110,11 +113,20 @@ class HopperProduct {
     auto* base = memory.defined() ? static_cast<uint8_t*>(memory.mutable_data_ptr()) : nullptr;
     call_.workspace = base + offsets_.workspace;
     if (makes_signed_) make_signed(base);
+    void* const output = call_.output;
+    if (makes_dense_) call_.output = base + offsets_.output;
     TORCH_CHECK(kernel_.launch(call_), "baraquant: CUTLASS could not launch the product: ",
                 cudaGetErrorString(cudaGetLastError()));
+    if (makes_dense_) {
+      launch_make_dense(call_.output, call_.output_stride, call_.factors.m, call_.factors.n,
+                        sizeof(T), output, call_.stream);
+      C10_CUDA_KERNEL_LAUNCH_CHECK();
+    }
   }
 
  private:
+  static constexpr int64_t kAligned = 16 / sizeof(T);
+
   void make_signed(uint8_t* base) {
     Factors& f = call_.factors;
     Rescaling<float>& r = call_.rescaling;
@@ -134,27 +146,23 @@ class HopperProduct {
   hopper::Call call_;
   hopper::Kernel kernel_;
   HopperScratch offsets_;
-  bool makes_signed_, makes_sums_;
+  bool makes_signed_, makes_sums_, makes_dense_ = false;
 };
 
 template <typename T>
-bool allows_hopper(const Factors& f, const Rescaling<ComputeType<T>>& r, const T* output,
-                   const Chip& chip) {
+bool allows_hopper(const Factors& f, const Rescaling<ComputeType<T>>& r, const Chip& chip) {
   if (!kWithHopper || chip.major != 9 || chip.minor != 0 || sizeof(T) == 8) return false;
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   const bool fits = f.m <= kMost && f.n <= kMost && f.k > 0;
-  const bool aligned = f.k % 16 == 0 && f.n * int64_t(sizeof(T)) % 16 == 0 &&
-                       is_aligned(f.input, 16) && is_aligned(f.weight, 16) &&
-                       is_aligned(output, 16);
+  const bool aligned = f.k % 16 == 0 && is_aligned(f.input, 16) && is_aligned(f.weight, 16);
   // The sums of the weight would have to be found first: for few rows that takes as long as all.
   const bool finds_sums = f.is_unsigned && r.weight_sum == nullptr && f.m < 128;
   return fits && aligned && !finds_sums;
 }
 
 template <typename T>
-Selection select(const Factors& f, const Rescaling<ComputeType<T>>& r, const T* output,
-                 const Chip& chip) {
-  const Situation situation{f.m, f.n, f.k, chip.multiprocessors, allows_hopper(f, r, output, chip)};
+Selection select(const Factors& f, const Rescaling<ComputeType<T>>& r, const Chip& chip) {
+  const Situation situation{f.m, f.n, f.k, chip.multiprocessors, allows_hopper<T>(f, r, chip)};
   const int index = forced.load(std::memory_order_relaxed);
   if (index < 0) return select(situation);
   const Selection selection = all_selections(kWithHopper)[static_cast<size_t>(index)];
@@ -188,7 +196,7 @@ struct Cuda {
   template <typename T>
   static void product(const Factors& f, const Rescaling<ComputeType<T>>& r, T* output) {
     const Chip chip = current_chip();
-    const Selection selection = select(f, r, output, chip);
+    const Selection selection = select<T>(f, r, chip);
     if (selection.family == Family::kHopper) {
       on_hopper(f, r, output, chip, selection);
     } else if (!only_planned(MakePlan<T>{selection, chip})) {

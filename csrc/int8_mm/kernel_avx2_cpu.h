@@ -113,34 +113,50 @@ BARAQUANT_AVX2 inline int32_t sum_of(__m256i x) {
   return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
 }
 
-// kCount input rows times kWide weight rows.
+// Elements at .. at + 15 of kCount input rows and of kWide weight rows, `stride` bytes apart.
+template <int kCount, int kWide>
+BARAQUANT_AVX2 inline __attribute__((always_inline)) void add_products(
+    __m256i (&sums)[kCount][kWide], const PackedRows& input, int64_t at, const int8_t* weight,
+    int64_t stride) {
+#pragma GCC unroll 4
+  for (int j = 0; j < kWide; ++j) {
+    const __m256i w = _mm256_cvtepi8_epi16(
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(weight + j * stride)));
+#pragma GCC unroll 4
+    for (int i = 0; i < kCount; ++i) {
+      const __m256i a = _mm256_load_si256(
+          reinterpret_cast<const __m256i*>(input.data + i * input.stride + 2 * at));
+      sums[i][j] = _mm256_add_epi32(sums[i][j], _mm256_madd_epi16(a, w));
+    }
+  }
+}
+
+// kCount input rows times kWide weight rows. The rows that come next are fetched ahead.
 template <int kCount, int kWide>
 BARAQUANT_AVX2 void dots(const PackedRows& input, const int8_t* weight, int64_t k,
-                         const Sums& sums) {
-  __m256i acc[kCount][kWide] = {};
-  alignas(16) int8_t last[kWide][16] = {};
-  for (int64_t at = 0; at < k; at += 16) {
+                         const Sums& out) {
+  __m256i sums[kCount][kWide] = {};
+  int64_t at = 0;
+  for (; at + 64 <= k; at += 64) {
 #pragma GCC unroll 4
-    for (int j = 0; j < kWide; ++j) {
-      const int8_t* from = weight + j * k + at;
-      if (k - at < 16) {
-        std::memcpy(last[j], from, static_cast<size_t>(k - at));
-        from = last[j];
-      }
-      const __m256i w =
-          _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    for (int j = 0; j < kWide; ++j) _mm_prefetch(weight + (j + kWide) * k + at, _MM_HINT_T0);
 #pragma GCC unroll 4
-      for (int i = 0; i < kCount; ++i) {
-        const __m256i a = _mm256_load_si256(
-            reinterpret_cast<const __m256i*>(input.data + i * input.stride + 2 * at));
-        acc[i][j] = _mm256_add_epi32(acc[i][j], _mm256_madd_epi16(a, w));
-      }
+    for (int step = 0; step < 64; step += 16) {
+      add_products(sums, input, at + step, weight + at + step, k);
     }
+  }
+  for (; at + 16 <= k; at += 16) add_products(sums, input, at, weight + at, k);
+  if (at < k) {
+    int8_t last[kWide][16] = {};
+    for (int j = 0; j < kWide; ++j) {
+      std::memcpy(last[j], weight + j * k + at, static_cast<size_t>(k - at));
+    }
+    add_products(sums, input, at, last[0], 16);
   }
 #pragma GCC unroll 4
   for (int i = 0; i < kCount; ++i) {
 #pragma GCC unroll 4
-    for (int j = 0; j < kWide; ++j) sums.data[i * sums.stride + j] = sum_of(acc[i][j]);
+    for (int j = 0; j < kWide; ++j) out.data[i * out.stride + j] = sum_of(sums[i][j]);
   }
 }
 

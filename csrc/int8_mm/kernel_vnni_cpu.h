@@ -113,7 +113,7 @@ BARAQUANT_AVX512_VNNI inline int32_t sum_of(__m512i x) {
   return avx2::sum_of(_mm256_add_epi32(_mm512_maskz_extracti64x4_epi64(0xf, x, 0), high));
 }
 
-// kCount input rows times kWide weight rows.
+// kCount input rows times kWide weight rows. The rows that come next are fetched ahead.
 template <int kCount, int kWide>
 BARAQUANT_AVX512_VNNI void dots(const PackedRows& input, const int8_t* weight, int64_t k,
                                 const Sums& out, int32_t* weight_sums) {
@@ -123,6 +123,7 @@ BARAQUANT_AVX512_VNNI void dots(const PackedRows& input, const int8_t* weight, i
     const __mmask64 mask = first_bytes(k - at);
 #pragma GCC unroll 4
     for (int j = 0; j < kWide; ++j) {
+      _mm_prefetch(weight + (j + kWide) * k + at, _MM_HINT_T0);
       const __m512i w = _mm512_maskz_loadu_epi8(mask, weight + j * k + at);
 #pragma GCC unroll 4
       for (int i = 0; i < kCount; ++i) {

@@ -7,6 +7,7 @@
 
 #include "affine/core_ops.h"
 #include "affine/memory_order.h"
+#include "plan.h"
 #include "qparams/core_ops.h"
 
 namespace baraquant::qparams {
@@ -91,7 +92,9 @@ TensorTriple dynamic_quantize_autograd(const at::Tensor& input, const RangeArgs&
 }
 
 // A tensor that is written gets a new version: autograd then notices if it was saved before.
-void bump_version(const at::Tensor& tensor) { tensor.unsafeGetTensorImpl()->bump_version(); }
+void bump_version(const at::Tensor& tensor) {
+  if (!is_planning()) tensor.unsafeGetTensorImpl()->bump_version();
+}
 
 void observe_min_max_inplace(const at::Tensor& input, const at::Tensor& min_val,
                              const at::Tensor& max_val, std::optional<int64_t> axis,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The CPU kernels of the range family.
 #include "affine/transform_cpu.h"
+#include "plan.h"
 #include "qparams/kernels.h"
 #include "qparams/range_cpu.h"
 
@@ -52,9 +53,22 @@ void quantize_rows(const ChooseArgs<typename Op::First>& args, typename Op::Resu
   });
 }
 
+template <typename T>
+bool only_noted(const std::string& name, const char* tile) {
+  return only_planned([&] {
+    return KernelPlan{name, "cpu", cpu_isa_name(cpu_isa()), tile, compute_name<ComputeType<T>>(),
+                      ""};
+  });
+}
+
+const char* tile_name(const affine::Segments& segments) {
+  return segments.in_columns ? "columns" : "runs";
+}
+
 struct Cpu {
   template <typename T>
   static void choose(const ChooseArgs<T>& args) {
+    if (only_noted<T>("choose_qparams", tile_name(args.segments))) return;
     args.rule.symmetric ? choose_segments<Magnitude<T>>(args) : choose_segments<MinMax<T>>(args);
   }
 
@@ -65,6 +79,7 @@ struct Cpu {
     const affine::Segments& rows = args.segments;
     const bool enough_rows = rows.count >= at::get_num_threads() || args.numel <= kUnit;
     if (!enough_rows || rows.length * static_cast<int64_t>(sizeof(T)) > kCached) return false;
+    if (only_noted<T>(std::string("dynamic_") + Op::kName, "row")) return true;
     const int64_t grain = std::max<int64_t>(kUnit / rows.length, 1);
     at::parallel_for(0, rows.count, grain, [&](int64_t from, int64_t to) {
       args.rule.symmetric ? quantize_rows<Op, Magnitude<T>>(args, result, mask, from, to)
@@ -76,6 +91,7 @@ struct Cpu {
   template <typename T>
   static void observe(const ObserveArgs<T>& args) {
     if (args.enabled && *args.enabled == 0) return;
+    if (only_noted<T>("observe", tile_name(args.choose.segments))) return;
     using C = ComputeType<T>;
     reduce_cpu<MinMax<T>>(
         args.choose.input, args.choose.segments, [&](int64_t s, const MinMax<T>& seen) {

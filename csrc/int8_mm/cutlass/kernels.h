@@ -11,11 +11,12 @@
 namespace baraquant::int8_mm::hopper {
 
 // An int8 input, with k % 16 == 0; input, weight and output begin at 16 bytes, and so does every
-// row of the output. All sizes fit in int32.
+// row of the output: they are output_stride elements apart. All sizes fit in int32.
 struct Call {
   Factors factors;
   Rescaling<float> rescaling;
   void* output = nullptr;
+  int64_t output_stride = 0;
   void* workspace = nullptr;
   int device = 0, multiprocessors = 0;
   Raster raster = Raster::kAny;

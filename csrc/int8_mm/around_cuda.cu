@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// What goes around a product: sums of the rows of the weight, inputs made signed, outputs made
+// dense.
 #include <algorithm>
 
 #include "int8_mm/stream.cuh"
@@ -48,7 +50,45 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// A thread writes 16 bytes, which may lie in several rows.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    make_dense_kernel(const T* rows, int64_t stride, int64_t m, int64_t n, T* result,
+                      bool aligned) {
+  constexpr int kPack = 16 / sizeof(T);
+  const int64_t begin = (int64_t(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x)) * kPack;
+  if (begin >= m * n) return;
+  const int64_t left = m * n - begin;
+  const int count = left < kPack ? static_cast<int>(left) : kPack;
+  const T* row = rows + begin / n * stride;
+  int64_t column = begin % n;
+  Pack<T, kPack> pack;
+#pragma unroll
+  for (int i = 0; i < kPack; ++i) {
+    if (i < count) pack.at[i] = row[column];
+    if (++column == n) {
+      column = 0;
+      row += stride;
+    }
+  }
+  store(pack, result, begin, count, aligned);
+}
+
+template <typename T>
+void launch_make_dense(const void* rows, int64_t stride, int64_t m, int64_t n, void* result,
+                       cudaStream_t stream) {
+  const int64_t blocks = divide_up(m * n, kThreads * (16 / int64_t(sizeof(T))));
+  make_dense_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
+      static_cast<const T*>(rows), stride, m, n, static_cast<T*>(result), is_aligned(result, 16));
+}
+
 }  // namespace
+
+void launch_make_dense(const void* rows, int64_t stride, int64_t m, int64_t n, int size,
+                       void* result, cudaStream_t stream) {
+  size == 2 ? launch_make_dense<uint16_t>(rows, stride, m, n, result, stream)
+            : launch_make_dense<uint32_t>(rows, stride, m, n, result, stream);
+}
 
 void launch_weight_sums(const int8_t* weight, int64_t n, int64_t k, int32_t* sums,
                         cudaStream_t stream) {

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Batching rules of the integer matrix family: a batch of inputs is one more leading dimension.
+
+The scales and zero points of the input may be batched with it. A batch of weights has no rule.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch.autograd_function import custom_function_call_vmap_helper
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+
+from .batch import InDims, sample_shape, to_front
+
+# The arguments that may be batched, by op. All but the first are scales or zero points of it.
+_OF_INPUT = {
+    "int8_linear": ("input", "input_scale", "input_zero_point"),
+    "smoothquant_linear": ("input", "act_scale", "act_zero_point"),
+    "smoothquant_linear.number": ("input",),
+    "quantized_linear": ("input",),
+    "qat_linear": ("input",),
+}
+
+
+def _of_batch(qparams: Tensor, dim: int | None, tokens: torch.Size, size: int) -> Tensor:
+    """Return ``[size, *tokens, 1]`` from what a sample has: one for all, or one for each token."""
+    shape = sample_shape(qparams, dim)
+    qparams = to_front(qparams, dim, size)
+    if shape == tokens:
+        return qparams.unsqueeze(-1)
+    if shape == (*tokens, 1):
+        return qparams
+    if shape in ((), (1,)):
+        return qparams.reshape(size, *(1,) * len(tokens), 1).expand(size, *tokens, 1)
+    raise ValueError(
+        "baraquant (in vmap): expected a scale or zero point to have 1 element (shape [] or [1]) "
+        f"or one for each token (shape {list(tokens)}), but got shape {list(shape)}"
+    )
+
+
+def _rule(op: torch._ops.OpOverload, of_input: tuple[str, ...]) -> Callable[..., Any]:
+    """Return the rule of an op whose arguments are all given by position."""
+    names = [argument.name for argument in op._schema.arguments]
+
+    def rule(info: Any, in_dims: InDims, *args: Any) -> tuple[Tensor, int]:
+        given = dict(zip(names, args, strict=True))
+        dims = dict(zip(names, in_dims, strict=True))
+        for name, dim in dims.items():
+            if dim is not None and name not in of_input:
+                raise NotImplementedError(
+                    f"{op._schema.name}: torch.vmap over {name} is not implemented; only the "
+                    "input and its scales can be batched. Call the op in a loop instead"
+                )
+        if sample_shape(given["input"], dims["input"]) == ():
+            raise ValueError(
+                f"{op._schema.name} (in vmap): expected input to have at least 1 dimension, but "
+                "got 0"
+            )
+        tokens = sample_shape(given["input"], dims["input"])[:-1]
+        given["input"] = to_front(given["input"], dims["input"], info.batch_size)
+        for name in of_input[1:]:
+            if given[name] is not None:
+                given[name] = _of_batch(given[name], dims[name], tokens, info.batch_size)
+        return _call(op, tuple(given.values())), 0
+
+    return rule
+
+
+def _call(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> Tensor:
+    """Call with all arguments in the order of the schema."""
+    arguments = op._schema.arguments
+    positional = sum(not argument.kwarg_only for argument in arguments)
+    keywords = {a.name: v for a, v in zip(arguments[positional:], args[positional:], strict=True)}
+    result: Tensor = op(*args[:positional], **keywords)
+    return result
+
+
+def _implementation(op: torch._ops.OpOverload, of_input: tuple[str, ...]) -> Callable[..., Any]:
+    # As torch.library.register_vmap, which does not take tensors that are keyword-only.
+    rule = _rule(op, of_input)
+
+    def implementation(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        rest = op._schema.arguments[len(args) :]
+        values = (kwargs.get(a.name, a.default_value) for a in rest)
+        return custom_function_call_vmap_helper(
+            retrieve_current_functorch_interpreter(),
+            rule,
+            lambda *arguments: _call(op, arguments),
+            *args,
+            *values,
+        )
+
+    return implementation
+
+
+def register(library: torch.library.Library) -> None:
+    """Register the rules."""
+    for name, of_input in _OF_INPUT.items():
+        packet, _, overload = name.partition(".")
+        op = getattr(getattr(torch.ops.baraquant, packet), overload or "default")
+        library.impl(name, _implementation(op, of_input), "FuncTorchBatched", with_keyset=True)

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""qat_linear: the linear layer to train for quantized_linear, whose forward it computes."""
+
+import torch
+from torch import Tensor
+
+from ._operator import operator
+
+
+@operator
+def qat_linear(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, *, symmetric: bool = True
+) -> Tensor:
+    """Quantize weights and tokens to int8 and multiply them in integers, differentiably.
+
+    ``y = quantized_linear(input, w, sw, bias, symmetric=symmetric)`` with
+    ``w, sw, _ = dynamic_range_quantize_per_channel(weight, 0)``
+
+    What is trained is, bit for bit, what is deployed. Under autocast the arguments are cast first,
+    as those of :func:`torch.nn.functional.linear` are.
+
+    Args:
+        input: ``[..., K]``; float32, float64, float16 or bfloat16. Any strides; what is not
+            contiguous is copied first. K is at most 131071, or 65536 where ``symmetric`` is False.
+        weight: ``[N, K]``, of the dtype of ``input``.
+        bias: ``[N]``, of that dtype, or float32 (float64 for a float64 input); None stands for
+            none.
+        symmetric: Whether 0 is the middle of the input's range; else the range of each token, with
+            0, fills that of int8. The weight's is symmetric in any case.
+
+    Returns:
+        ``[..., N]``, of the dtype of ``input``, contiguous.
+
+    Example:
+        >>> x, w = torch.tensor([[1.0, 63.5]]), torch.tensor([[127.0, 0.3], [0.0, 2.0]])
+        >>> baraquant.ops.qat_linear(x, w)
+        tensor([[127., 127.]])
+    """
+    return torch.ops.baraquant.qat_linear.default(input, weight, bias, symmetric=symmetric)

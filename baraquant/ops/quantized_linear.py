@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""quantized_linear: a linear layer with quantized weights that quantizes its input on the fly."""
+
+import torch
+from torch import Tensor
+
+from ._operator import operator
+
+
+@operator
+def quantized_linear(
+    input: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    symmetric: bool = True,
+    weight_sum: Tensor | None = None,
+) -> Tensor:
+    """Quantize each token to int8 with the scale of its own data, and multiply in integers.
+
+    ``y[t, n] = (sum_k (q[t, k] - z[t]) * w[n, k]) * sw[n] * s[t] + bias[n]`` with
+    ``q, s, z = dynamic_range_quantize_per_token(input, symmetric=symmetric)``
+
+    Args:
+        input: ``[..., K]``; float32, float64, float16 or bfloat16. Any strides; what is not
+            contiguous is copied first. K is at most 131071, or 65536 where ``symmetric`` is False.
+        weight: The integers ``w``, ``[N, K]``, int8, contiguous; as
+            ``dynamic_range_quantize_per_channel(w, 0)`` gives them.
+        weight_scale: ``sw``, ``[N]``, float32 (float64 for a float64 input).
+        bias: ``[N]``, of the dtype of ``weight_scale`` or of ``input``; None stands for none.
+        symmetric: Whether 0 is the middle of the input's range; else the range of each token, with
+            0, fills that of int8.
+        weight_sum: ``weight.sum(1, dtype=torch.int32)``, ``[N]``, which an input that is not
+            symmetric needs; None: summed up in each call.
+
+    Returns:
+        ``[..., N]``, of the dtype of ``input``, contiguous. It does not require grad, even where
+        an argument does: :func:`qat_linear` is the layer to train.
+
+    Example:
+        >>> x = torch.tensor([[1.0, 63.5], [-2.0, 127.0]])
+        >>> w, sw = torch.tensor([[1, 0], [0, 2]], dtype=torch.int8), torch.tensor([1.0, 0.5])
+        >>> baraquant.ops.quantized_linear(x, w, sw)
+        tensor([[  1.0000,  63.5000],
+                [ -2.0000, 127.0000]])
+    """
+    return torch.ops.baraquant.quantized_linear.default(
+        input, weight, weight_scale, bias, symmetric=symmetric, weight_sum=weight_sum
+    )

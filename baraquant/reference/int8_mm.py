@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The integer matrix family: exact sums of products of integers, rescaled."""
+
+import torch
+from torch import Tensor
+
+from . import affine, ranges
+from ._functions import Rule, like_the_op
+from .granularity import INT32_MAX, INT32_MIN, segments
+from .rules import round_to
+
+# ---- Arithmetic ---------------------------------------------------------------------------------
+
+
+def sums_of_products(q: Tensor, z: Tensor | None, w: Tensor) -> Tensor:
+    """Return ``sum_k (q[t, k] - z[t]) * w[n, k]``, int32 ``[..., N]``; ``z`` is ``[..., 1]``.
+
+    Exact: float64 holds every sum of products. (A zero point from outside the integers' range may
+    take a sum beyond int32, which wraps.)
+    """
+    products = (q.to(torch.float64) @ w.to(torch.float64).T).to(torch.int64)
+    if z is not None:
+        products = products - z.to(torch.int64) * w.sum(1, dtype=torch.int64)
+    return products.to(torch.int32)
+
+
+def add_rounding_to_odd(a: Tensor, b: Tensor) -> Tensor:
+    """Return ``a + b``, float64; where it is not exact, the neighbour whose last bit is 1."""
+    total = a + b
+    part = total - a
+    rest = (a - (total - part)) + (b - part)  # Knuth: the exact error of the sum
+    even = total.view(torch.int64).bitwise_and(1) == 0
+    towards = torch.nextafter(total, torch.where(rest > 0, torch.inf, -torch.inf))
+    return torch.where(total.isfinite() & (rest != 0) & even, towards, total)
+
+
+def exact_product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two float64 whose sum is ``a * b`` (Dekker 1971)."""
+
+    def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+        high = x * 134217729.0  # 2^27 + 1
+        high = high - (high - x)
+        return high, x - high
+
+    (a_high, a_low), (b_high, b_low) = halves(a), halves(b)
+    product = a * b
+    rest = ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+    return product, rest
+
+
+def fused_multiply_add(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """Return ``a * b + c`` with one rounding, in the dtype of the arguments.
+
+    float32: float64 holds the product, and a sum rounded to odd rounds as the exact one would.
+    float64: Boldo and Melquiond 2008, "Emulation of FMA and Correctly Rounded Sums"; products
+    below 2^-969 or beyond 2^996 are rounded twice.
+    """
+    if a.dtype == torch.float32:
+        product = a.to(torch.float64) * b.to(torch.float64)
+        return add_rounding_to_odd(product, c.to(torch.float64)).to(torch.float32)
+
+    def exact_sum(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        total = x + y
+        part = total - x
+        return total, (x - (total - part)) + (y - part)
+
+    product, rest = exact_product(a, b)
+    high, low = exact_sum(c, rest)
+    total, error = exact_sum(product, high)
+    result = total + add_rounding_to_odd(low, error)
+    return torch.where(result.isfinite() & (result != 0), result, a * b + c)
+
+
+def rescaled(acc: Tensor, s: Tensor, sw: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return ``fma(C(acc) * sw, s, bias)``, rounded once; all but ``acc`` are ``C``."""
+    scaled = acc.to(sw.dtype) * sw
+    if bias is None:
+        return round_to(scaled * s, dtype)
+    scaled, s, bias = torch.broadcast_tensors(scaled, s, bias.to(sw.dtype))
+    return round_to(fused_multiply_add(scaled, s, bias), dtype)
+
+
+def _per_token(qparams: Tensor, input: Tensor) -> Tensor:
+    """Return ``[..., 1]``, one for each token, from one for all or one for each."""
+    tokens = input.shape[:-1]
+    if qparams.shape in ((), (1,)):
+        return qparams.reshape(()).expand(*tokens, 1)
+    return qparams.reshape(*tokens, 1)
+
+
+# ---- The ops ------------------------------------------------------------------------------------
+
+
+@like_the_op
+def int8_linear(
+    input: Tensor,
+    weight: Tensor,
+    input_scale: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    input_zero_point: Tensor | None = None,
+    weight_sum: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Return the product of integers, rescaled; ``weight_sum`` only saves a sum."""
+    z = None
+    if input_zero_point is not None:
+        z = input_zero_point.to(torch.float64).clamp(INT32_MIN, INT32_MAX).to(torch.int32)
+        z = _per_token(z, input)
+    acc = sums_of_products(input, z, weight)
+    return rescaled(acc, _per_token(input_scale, input), weight_scale, bias, dtype)
+
+
+@like_the_op
+def smoothquant_linear(
+    input: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    act_scale: Tensor | float,
+    bias: Tensor | None = None,
+    *,
+    act_zero_point: Tensor | int | None = None,
+    weight_sum: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Return :func:`int8_linear` with one scale for all tokens."""
+    if not isinstance(act_scale, Tensor):
+        act_scale = weight_scale.new_tensor(act_scale)
+    if isinstance(act_zero_point, int):
+        act_zero_point = torch.tensor(act_zero_point, device=input.device)
+    return int8_linear(
+        input,
+        weight,
+        act_scale,
+        weight_scale,
+        bias,
+        input_zero_point=act_zero_point,
+        dtype=dtype,
+    )
+
+
+@like_the_op
+def quantized_linear(
+    input: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    symmetric: bool = True,
+    weight_sum: Tensor | None = None,
+) -> Tensor:
+    """Return :func:`int8_linear` of the input, quantized with a scale for each token."""
+    x = input.detach()
+    q, s, z = ranges.dynamic_range_quantize_per_token(x, symmetric=symmetric)
+    bias = None if bias is None else bias.detach()
+    return int8_linear(q, weight, s, weight_scale, bias, input_zero_point=z, dtype=input.dtype)
+
+
+@like_the_op
+def qat_linear(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, *, symmetric: bool = True
+) -> Tensor:
+    """Return :func:`quantized_linear` of the quantized weight; its gradient is straight through."""
+
+    def value() -> Tensor:
+        w, sw, _ = ranges.dynamic_range_quantize_per_channel(weight.detach(), 0)
+        return quantized_linear(input, w, sw, bias, symmetric=symmetric)
+
+    def gradient(dy: Tensor, *needed: bool) -> tuple[Tensor | None, ...]:
+        rounded_input = ranges.dynamic_fake_quantize_per_token(input, symmetric=symmetric)
+        rounded_weight = ranges.dynamic_fake_quantize_per_channel(weight, 0)
+        rows = dy.reshape(-1, weight.shape[0]) if dy.numel() else dy.new_zeros(0, weight.shape[0])
+        dx = dw = db = None
+        if needed[0]:
+            scale, zero_point = ranges.choose_qparams_per_token(input, symmetric=symmetric)
+            of_token = segments(input.shape, "per_token", device=input.device)
+            dx = affine.fake_quantize_backward(
+                dy @ rounded_weight, input, scale, zero_point, of_token, -128, 127
+            )
+        if needed[1]:
+            dw = rows.T @ rounded_input.reshape(rows.shape[0], weight.shape[1])
+        if needed[2]:
+            assert bias is not None
+            db = rows.sum(0, dtype=bias.dtype)
+        return dx, dw, db
+
+    return Rule.apply(value, gradient, input, weight, bias)
