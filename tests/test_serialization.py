@@ -63,28 +63,31 @@ def test_the_file_is_small_and_always_the_same(every):
     assert sorted(path.parent.iterdir()) == sorted([path, again])
 
 
-@pytest.mark.parametrize("config", SCHEMES, ids=str)
-def test_the_same_bits_in_a_fresh_process(config, tmp_path):
-    model = seeded(Tied)
-    baraquant.quantize_(model, config, tokens())
-    path = tmp_path / "model.safetensors"
-    baraquant.save(model, path)
-    x = tokens()[0]
-    torch.save({"x": x, "y": model(x)}, tmp_path / "expected.pt")
+def test_the_same_bits_in_a_fresh_process(tmp_path):
+    x, outputs = tokens()[0], {}
+    for number, config in enumerate(SCHEMES):
+        model = seeded(Tied)
+        baraquant.quantize_(model, config, tokens())
+        baraquant.save(model, tmp_path / f"{number}.safetensors")
+        outputs[str(number)] = model(x)
+    torch.save({"x": x, **outputs}, tmp_path / "expected.pt")
     program = (
         "import sys, torch; sys.path.insert(0, sys.argv[1])\n"
         "import baraquant, workflow_models\n"
-        "expected = torch.load(sys.argv[3], weights_only=True)\n"
-        "model = baraquant.load(workflow_models.Tied, sys.argv[2]).eval()\n"
-        "assert torch.equal(model(expected['x']), expected['y'])\n"
-        "assert model.first is model.second\n"
-        "assert model.head.weight.data_ptr() == model.embedding.weight.data_ptr()\n"
-        "print('equal')\n"
+        "expected = torch.load(sys.argv[2] + '/expected.pt', weights_only=True)\n"
+        "x = expected.pop('x')\n"
+        "for number, y in expected.items():\n"
+        "    path = f'{sys.argv[2]}/{number}.safetensors'\n"
+        "    model = baraquant.load(workflow_models.Tied, path).eval()\n"
+        "    assert torch.equal(model(x), y), number\n"
+        "    assert model.first is model.second\n"
+        "    assert model.head.weight.data_ptr() == model.embedding.weight.data_ptr()\n"
+        "print(len(expected), 'equal')\n"
     )
     tests = Path(__file__).parent
-    arguments = [sys.executable, "-c", program, tests, path, tmp_path / "expected.pt"]
-    done = subprocess.run(arguments, capture_output=True, text=True, cwd=tests.parent)
-    assert done.stdout == "equal\n", done.stderr
+    arguments = [sys.executable, "-c", program, tests, tmp_path]
+    done = subprocess.run(arguments, capture_output=True, text=True, cwd=tests.parent, check=False)
+    assert done.stdout == f"{len(SCHEMES)} equal\n", done.stderr
 
 
 def test_shared_and_tied_tensors_are_stored_once(tmp_path):
