@@ -159,6 +159,7 @@ def take_over(new: nn.Module, old: nn.Module) -> None:
     for name in ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs"):
         getattr(new, name).update(getattr(old, name))
     new._forward_hooks_always_called.update(old._forward_hooks_always_called)
+    new._is_full_backward_hook = old._is_full_backward_hook
 
 
 def _paths(model: nn.Module) -> dict[int, list[str]]:

@@ -5,6 +5,11 @@ import torch
 from torch import Tensor
 
 
+def plain(tensor: Tensor) -> Tensor:
+    """Return the tensor itself where it can be a buffer, so that modules can share it."""
+    return tensor if type(tensor) is Tensor and not tensor.requires_grad else tensor.detach()
+
+
 def check_bits(name: str, argument: str, bits: int) -> None:
     """Check a width."""
     if type(bits) is not int or not 2 <= bits <= 8:
@@ -47,7 +52,7 @@ def scale_of_channels(name: str, scale: Tensor, channels: int) -> Tensor:
             f"{name}: expected weight_scale to have {channels} elements (weight.size(0)), "
             f"but got {list(scale.shape)}"
         )
-    return scale.detach().contiguous()
+    return plain(scale).contiguous()
 
 
 def scale_of_weight(name: str, scale: Tensor, weight: Tensor, group_size: int | None) -> Tensor:
@@ -64,7 +69,7 @@ def scale_of_weight(name: str, scale: Tensor, weight: Tensor, group_size: int | 
             f"{name}: expected weight_scale to have the shape {expected} "
             f"(groups of {group_size}), but got {list(scale.shape)}"
         )
-    return scale.detach().contiguous()
+    return plain(scale).contiguous()
 
 
 def zero_point_of_weight(name: str, zero_point: Tensor | None, scale: Tensor) -> Tensor | None:
@@ -77,7 +82,7 @@ def zero_point_of_weight(name: str, zero_point: Tensor | None, scale: Tensor) ->
             f"{name}: expected weight_zero_point to have the shape of weight_scale "
             f"({list(scale.shape)}), but got {list(zero_point.shape)}"
         )
-    return zero_point.detach().to(torch.int32).contiguous()
+    return plain(zero_point).to(torch.int32).contiguous()
 
 
 def scale_of_inputs(name: str, smooth: Tensor, features: int) -> Tensor:
@@ -89,7 +94,7 @@ def scale_of_inputs(name: str, smooth: Tensor, features: int) -> Tensor:
             f"{name}: expected {argument} to have {features} elements (weight.size(1)), "
             f"but got {list(smooth.shape)}"
         )
-    return smooth.detach().contiguous()
+    return plain(smooth).contiguous()
 
 
 def scale_of_tensor(
@@ -101,7 +106,7 @@ def scale_of_tensor(
         raise ValueError(
             f"{name}: expected act_scale to have one element, but got {list(scale.shape)}"
         )
-    scale = scale.detach().reshape(())
+    scale = plain(scale).reshape(())
     if zero_point is None:
         return scale, None
     _check_integer(name, "act_zero_point", zero_point)
@@ -109,7 +114,7 @@ def scale_of_tensor(
         raise ValueError(
             f"{name}: expected act_zero_point to have one element, but got {list(zero_point.shape)}"
         )
-    return scale, zero_point.detach().to(torch.int32).reshape(())
+    return scale, plain(zero_point).to(torch.int32).reshape(())
 
 
 def _check_dtype(name: str, argument: str, scale: Tensor) -> None:

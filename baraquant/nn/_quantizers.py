@@ -39,18 +39,17 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
 
         Both are of shape ``[channels]``, or ``[channels, groups]`` for groups.
         """
-        with torch.no_grad():
-            weight = self.weight.detach()
-            rows = weight.reshape(-1, self.fold) if self.fold > 0 else weight
-            integers, scale, zero_point = self.weight_fake_quant.quantize(rows)
-            integers = integers.reshape(weight.shape).contiguous()
-            channels = weight.shape[0]
-            if self.fold > 0:
-                shape = [channels, scale.numel() // channels]
-                return integers, scale.reshape(shape), zero_point.reshape(shape)
-            if scale.numel() == 1:
-                scale = scale.reshape(1).expand(channels).contiguous()
-                zero_point = zero_point.reshape(1).expand(channels).contiguous()
+        weight = self.weight.detach()
+        rows = weight.reshape(-1, self.fold) if self.fold > 0 else weight
+        integers, scale, zero_point = self.weight_fake_quant.quantize(rows)
+        integers = integers.reshape(weight.shape).contiguous()
+        channels = weight.shape[0]
+        if self.fold > 0:
+            shape = [channels, scale.numel() // channels]
+            scale, zero_point = scale.reshape(shape), zero_point.reshape(shape)
+        elif scale.numel() == 1:
+            scale = scale.reshape(1).expand(channels).contiguous()
+            zero_point = zero_point.reshape(1).expand(channels).contiguous()
         return integers, scale, zero_point
 
     def _fake_quantized_weight(self) -> Tensor:

@@ -70,9 +70,9 @@ class _QuantizedConv(KeepsScales):
             setattr(self, attribute, getattr(like, attribute))
         scale = _arguments.scale_of_channels(name, weight_scale, weight.shape[0])
         zero_point = _arguments.zero_point_of_weight(name, weight_zero_point, scale)
-        self.register_buffer("weight", weight.detach().contiguous())
+        self.register_buffer("weight", _arguments.plain(weight).contiguous())
         self.register_buffer("weight_scale", scale)
-        self.register_buffer("bias", None if bias is None else bias.detach())
+        self.register_buffer("bias", None if bias is None else _arguments.plain(bias))
         self.register_buffer("weight_zero_point", zero_point)
         self.input_fake_quant = nn.Identity() if input_fake_quant is None else input_fake_quant
 

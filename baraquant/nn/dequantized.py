@@ -71,9 +71,9 @@ class DequantizedLinear(KeepsScales):
         self.group_size = group_size
         self.weight_bits = weight_bits
         scale = _arguments.scale_of_weight(name, weight_scale, weight, group_size)
-        self.register_buffer("weight", weight.detach().contiguous())
+        self.register_buffer("weight", _arguments.plain(weight).contiguous())
         self.register_buffer("weight_scale", scale)
-        self.register_buffer("bias", None if bias is None else bias.detach())
+        self.register_buffer("bias", None if bias is None else _arguments.plain(bias))
         zero_point = _arguments.zero_point_of_weight(name, weight_zero_point, scale)
         self.register_buffer("weight_zero_point", zero_point)
         self.input_fake_quant = nn.Identity() if input_fake_quant is None else input_fake_quant

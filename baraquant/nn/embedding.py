@@ -79,7 +79,7 @@ class QuantizedEmbedding(KeepsScales):
         self.weight_bits = weight_bits
         scale = _arguments.scale_of_weight(name, weight_scale, weight, group_size)
         zero_point = _arguments.zero_point_of_weight(name, weight_zero_point, scale)
-        self.register_buffer("weight", weight.detach().contiguous())
+        self.register_buffer("weight", _arguments.plain(weight).contiguous())
         self.register_buffer("weight_scale", scale)
         self.register_buffer("weight_zero_point", zero_point)
 

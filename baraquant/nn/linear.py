@@ -44,9 +44,9 @@ class _IntegerLinear(KeepsScales):
         self.weight_bits = weight_bits
         self.symmetric = symmetric
         scale = _arguments.scale_of_channels(name, weight_scale, self.out_features)
-        self.register_buffer("weight", weight.detach().contiguous())
+        self.register_buffer("weight", _arguments.plain(weight).contiguous())
         self.register_buffer("weight_scale", scale)
-        self.register_buffer("bias", None if bias is None else bias.detach())
+        self.register_buffer("bias", None if bias is None else _arguments.plain(bias))
         self.register_buffer("weight_sum", None, persistent=False)
         self._sum_weight()
 

@@ -111,18 +111,18 @@ class QATLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         return F.linear(self._rounded_input(input), self._fake_quantized_weight(), self.bias)
 
     def _integer_output(self, input: Tensor) -> Tensor:
-        with torch.no_grad():
-            integers, scale, zero_point = self.input_fake_quant.quantize(input.detach())
-            weight, weight_scale, _ = self.quantized_weight()
-            output = ops.int8_linear(
-                integers,
-                weight,
-                scale,
-                weight_scale,
-                self.bias,
-                input_zero_point=None if self.symmetric else zero_point,
-                dtype=input.dtype,
-            )
+        integers, scale, zero_point = self.input_fake_quant.quantize(input.detach())
+        weight, weight_scale, _ = self.quantized_weight()
+        bias = self.bias
+        output = ops.int8_linear(
+            integers,
+            weight,
+            scale,
+            weight_scale,
+            None if bias is None else bias.detach(),
+            input_zero_point=None if self.symmetric else zero_point,
+            dtype=input.dtype,
+        )
         if torch.is_grad_enabled() and (input.requires_grad or self.weight.requires_grad):
             # Integers have no gradient: add that of the training's formula to a sum of 0.
             smooth = self._float_output(input)
