@@ -54,8 +54,8 @@ class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
 
     Example:
         >>> quantizer = baraquant.nn.LearnedFakeQuantize(quant_min=-8, quant_max=7)
-        >>> quantizer(torch.tensor([0.6, 3.5, -1.2]))
-        tensor([ 0.5000,  3.5000, -1.0000], grad_fn=<CloneBackward0>)
+        >>> quantizer(torch.tensor([0.6, 3.5, -1.2])).detach()
+        tensor([ 0.5000,  3.5000, -1.0000])
         >>> quantizer.scale
         Parameter containing:
         tensor([0.5000], requires_grad=True)
