@@ -3,21 +3,49 @@
 
 Importing the package registers ``torch.ops.baraquant.*``. ``baraquant.ops`` holds a typed,
 documented function for each of them, ``baraquant.reference`` the same functions in plain PyTorch,
-and ``baraquant.nn`` the modules. :func:`plan` shows which kernels a call would launch,
-:func:`can_implement` whether an op takes it. ``python -m baraquant.info`` shows what was built and
-checks it.
+``baraquant.nn`` the modules. A model is trained for integers by ``baraquant.qat``, or quantized
+after training by :func:`quantize_`; :func:`save` and :func:`load` keep it. :func:`plan` shows which
+kernels a call would launch, :func:`can_implement` whether an op takes it.
+``python -m baraquant.info`` shows what was built and checks it.
 """
 
 from baraquant import _library
 
 _library.load()
 
-from baraquant import _vmap, nn, ops, planning, reference  # noqa: E402
+from baraquant import _vmap, configs, nn, ops, planning, qat, reference  # noqa: E402
 from baraquant._C import build_info as _build_info  # noqa: E402
+from baraquant.configs import (  # noqa: E402
+    W8A8,
+    FakeQuantConfig,
+    QATConfig,
+    SmoothQuant,
+    W8A8Static,
+)
 from baraquant.planning import can_implement, plan  # noqa: E402
+from baraquant.quantize import quantize_  # noqa: E402
+from baraquant.serialization import load, save  # noqa: E402
 
 _vmap.register()
 
 __version__ = _build_info()["version"]
 
-__all__ = ["__version__", "can_implement", "nn", "ops", "plan", "planning", "reference"]
+__all__ = [
+    "W8A8",
+    "FakeQuantConfig",
+    "QATConfig",
+    "SmoothQuant",
+    "W8A8Static",
+    "__version__",
+    "can_implement",
+    "configs",
+    "load",
+    "nn",
+    "ops",
+    "plan",
+    "planning",
+    "qat",
+    "quantize_",
+    "reference",
+    "save",
+]

@@ -37,3 +37,10 @@ def reduce_range(min_val: Tensor, max_val: Tensor, process_group: Any) -> None:
     low, negative_high, flag = rows.unbind()
     min_val.copy_(low.masked_fill(flag < 0, float("nan")))
     max_val.copy_(-negative_high.masked_fill(flag < 0, float("nan")))
+
+
+def is_recomputing() -> bool:
+    """Whether a backward pass is under way: activation checkpointing computes again within it."""
+    if torch.compiler.is_compiling():
+        return False  # compiled code writes the range once, whatever it computes again
+    return bool(torch._C._current_graph_task_id() != -1)

@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from .. import ops
 from . import _arguments
-from ._range import qparams_of_range, reduce_range
+from ._range import is_recomputing, qparams_of_range, reduce_range
 
 
 class FakeQuantize(nn.Module):  # type: ignore[misc]
@@ -175,13 +175,17 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
         return output
 
     def _observe_and_round(self, input: Tensor) -> Tensor:
+        observer_enabled = self.observer_enabled
+        if not torch.jit.is_scripting():  # noqa: SIM102 - TorchScript skips the block
+            if is_recomputing():
+                observer_enabled = torch.zeros_like(observer_enabled)
         return ops.observe_fake_quantize(
             input,
             self.min_val,
             self.max_val,
             self.scale,
             self.zero_point,
-            self.observer_enabled,
+            observer_enabled,
             self.fake_quant_enabled,
             self.axis if self.granularity == "per_channel" else None,
             self.quant_min,
@@ -221,6 +225,44 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
             )
         return ops.fake_quantize_per_group(
             input, scale, zero_point, self.group_size, self.axis, low, high, save_mask=save_mask
+        )
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def round(self, input: Tensor) -> Tensor:
+        """Return ``input`` rounded to the grid as it is now; no observing, and no switch."""
+        return self._round_dynamic(input) if self.is_dynamic else self._round_fixed(input)
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def quantize(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return int8 integers of ``input``, their scale and zero point; nothing is observed.
+
+        ``round`` returns these integers dequantized. The range has to fit int8.
+        """
+        low, high, symmetric = self.quant_min, self.quant_max, self.symmetric
+        if not self.is_dynamic:
+            return self._quantize_fixed(input), self.scale, self.zero_point
+        if self.granularity == "per_tensor":
+            return ops.dynamic_range_quantize_per_tensor(input, low, high, symmetric=symmetric)
+        if self.granularity == "per_channel":
+            return ops.dynamic_range_quantize_per_channel(
+                input, self.axis, low, high, symmetric=symmetric
+            )
+        if self.granularity == "per_token":
+            return ops.dynamic_range_quantize_per_token(input, low, high, symmetric=symmetric)
+        return ops.dynamic_range_quantize_per_group(
+            input, self.group_size, self.axis, low, high, symmetric=symmetric
+        )
+
+    def _quantize_fixed(self, input: Tensor) -> Tensor:
+        scale, zero_point, low, high = self.scale, self.zero_point, self.quant_min, self.quant_max
+        if self.granularity == "per_tensor":
+            return ops.quantize_per_tensor(input, scale, zero_point, low, high)
+        if self.granularity == "per_channel":
+            return ops.quantize_per_channel(input, scale, zero_point, self.axis, low, high)
+        if self.granularity == "per_token":
+            return ops.quantize_per_token(input, scale, zero_point, low, high)
+        return ops.quantize_per_group(
+            input, scale, zero_point, self.group_size, self.axis, low, high
         )
 
     @torch.jit.export  # type: ignore[untyped-decorator]

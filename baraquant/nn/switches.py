@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Functions for ``model.apply``: switch every ``FakeQuantize`` of a model, scripted ones too.
+"""Functions for ``model.apply``: switch every fake quantizer of a model, scripted ones too.
 
 Each takes any module and leaves those alone that it does not concern. After a warm-up that only
 observed, ``model.apply(baraquant.nn.enable_fake_quant)`` starts to quantize.
@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from .fake_quantize import FakeQuantize
+from .learned import LearnedFakeQuantize
 
 
 def enable_observer(module: nn.Module) -> None:
@@ -24,22 +25,37 @@ def disable_observer(module: nn.Module) -> None:
 
 
 def enable_fake_quant(module: nn.Module) -> None:
-    """Let ``module`` round its input, where it is a ``FakeQuantize``."""
+    """Let ``module`` round its input, where it is a fake quantizer."""
     if _is_fake_quantize(module):
         module.enable_fake_quant()
 
 
 def disable_fake_quant(module: nn.Module) -> None:
-    """Let ``module`` pass its input on as it is, where it is a ``FakeQuantize``."""
+    """Let ``module`` pass its input on as it is, where it is a fake quantizer."""
     if _is_fake_quantize(module):
         module.disable_fake_quant()
 
 
+def sync_qparams(module: nn.Module) -> None:
+    """Give all processes one range, where ``module`` is observed, or one mean of what is learned.
+
+    A collective operation over the default group of ``torch.distributed``: every process has to
+    apply it to the same model.
+    """
+    if isinstance(module, LearnedFakeQuantize) or (
+        _is_fake_quantize(module) and module.is_observed
+    ):
+        module.sync_qparams()
+
+
 def _is_fake_quantize(module: nn.Module) -> bool:
     if not isinstance(module, torch.jit.ScriptModule):
-        return isinstance(module, FakeQuantize)
+        return isinstance(module, (FakeQuantize, LearnedFakeQuantize))
     # A scripted module knows its class by a name only, such as
     # __torch__.baraquant.nn.fake_quantize.___torch_mangle_3.FakeQuantize.
     path = module._c._type().qualified_name().split(".")
-    home = FakeQuantize.__module__.split(".")
-    return bool(path[1 : 1 + len(home)] == home and path[-1] == FakeQuantize.__name__)
+    return any(
+        path[1 : 1 + len(home)] == home and path[-1] == kind.__name__
+        for kind in (FakeQuantize, LearnedFakeQuantize)
+        for home in [kind.__module__.split(".")]
+    )

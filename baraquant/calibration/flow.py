@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Finds the norms and linear layers whose output goes into given linear layers and nowhere else.
+
+What SmoothQuant divides the input of a linear layer by can be folded into the module before it, if
+nothing else reads that module's output: no residual connection, no attention, not the caller. The
+names and the code of a model do not tell; so its tensors are followed while it runs on calibration
+data. ``TorchDispatchMode`` sees every op, of compiled extensions and of TorchScript too. A tensor
+is known by its storage, so that a view of it is no disguise; and an output whose storage is still
+alive when the model returns has gone somewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from typing_extensions import Self
+
+aten = torch.ops.aten
+
+# f(x / s) = f(x) / s for every s > 0: what is folded in before them comes out behind them.
+_HOMOGENEOUS = {
+    aten.relu.default,
+    aten.relu_.default,
+    aten.leaky_relu.default,
+    aten.leaky_relu_.default,
+}
+
+
+class Flow(TorchDispatchMode):  # type: ignore[misc]
+    """Follows the outputs of ``producers`` while the model runs within this context.
+
+    Args:
+        model: The model, which has to be run by its own ``forward``.
+        producers: Modules that could take a factor for each channel of their output, by path, with
+            the number of channels.
+        consumers: The linear layers in question, by path. Their forward is ``nn.Linear``'s own.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        producers: Mapping[str, tuple[nn.Module, int]],
+        consumers: Mapping[str, nn.Module],
+    ) -> None:
+        super().__init__()
+        self._model, self._producers, self._consumers = model, producers, consumers
+        self._handles: list[Any] = []
+        self._outputs: dict[int, tuple[str, StorageWeakRef]] = {}  # by the storage's address
+        self._fed: dict[str, set[str | None]] = {path: set() for path in consumers}
+        self._running = 0  # calls of the model
+        self._within = 0  # calls of consumers
+        self._watching = 0  # others' hooks, which may read what they like
+        self.refused: dict[str, str] = {}
+
+    def feeds(self) -> dict[str, list[str]]:
+        """Return for each producer that feeds consumers alone the paths of these."""
+        for fed in self._fed.values():
+            if len(fed) > 1:
+                for path in fed:
+                    if path is not None:
+                        self._refuse(path, "what it feeds is fed by others too")
+        result: dict[str, list[str]] = {}
+        for consumer, fed in self._fed.items():
+            for producer in fed:
+                if producer is not None and producer not in self.refused:
+                    result.setdefault(producer, []).append(consumer)
+        return result
+
+    def aside(self) -> _Aside:
+        """Return a context in which ops are none of the model's own."""
+        return _Aside(self)
+
+    def __enter__(self) -> Self:
+        hooks = self._handles
+        hooks.append(self._model.register_forward_pre_hook(self._begin, prepend=True))
+        hooks.append(self._model.register_forward_hook(self._end))
+        for path, (module, channels) in self._producers.items():
+            hooks.append(module.register_forward_hook(_Produced(self, path, channels)))
+        for path, module in self._consumers.items():
+            hooks.append(module.register_forward_pre_hook(_Consumes(self, path), with_kwargs=True))
+            hooks.append(module.register_forward_hook(self._consumed, prepend=True))
+        return super().__enter__()  # type: ignore[no-any-return]
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._outputs.clear()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if not (self._watching or self._within or func.is_view):
+            for value in tree_iter((args, kwargs)):
+                producer = self._producer_of(value)
+                if producer is None:
+                    continue
+                if func in _HOMOGENEOUS and self._is_rows(value, producer):
+                    self._follow(result, producer)
+                else:
+                    self._refuse(producer, f"its output goes into {func} as well")
+        return result
+
+    def _producer_of(self, value: Any) -> str | None:
+        if not isinstance(value, Tensor) or value.layout != torch.strided:
+            return None
+        known = self._outputs.get(value.untyped_storage()._cdata)
+        return None if known is None else known[0]
+
+    def _follow(self, output: Tensor, producer: str) -> None:
+        # The weak reference keeps the address from being given to another storage.
+        storage = output.untyped_storage()
+        self._outputs[storage._cdata] = (producer, StorageWeakRef(storage))
+
+    def _is_rows(self, value: Tensor, producer: str) -> bool:
+        """Return whether the last dimension of a view is the producer's channels, in order."""
+        channels = self._producers[producer][1]
+        *outer, last = value.stride() or (0,)
+        return (
+            value.dim() > 0
+            and value.shape[-1] == channels
+            and (last == 1 or channels == 1)
+            and value.storage_offset() % channels == 0
+            and all(stride % channels == 0 for stride in outer)
+        )
+
+    def _refuse(self, producer: str, reason: str) -> None:
+        self.refused.setdefault(producer, reason)
+
+    def _begin(self, module: nn.Module, args: Any) -> None:
+        self._running += 1
+
+    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._running -= 1
+        if self._running == 0:
+            for producer, storage in self._outputs.values():
+                if not storage.expired():
+                    self._refuse(producer, "its output is kept, or returned by the model")
+            self._outputs.clear()
+
+    def _consumed(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._within -= 1
+
+
+class _Produced:
+    """The hook of a producer: its output is followed from here on."""
+
+    def __init__(self, flow: Flow, path: str, channels: int) -> None:
+        self.flow, self.path, self.channels = flow, path, channels
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        flow = self.flow
+        if not flow._running:
+            flow._refuse(self.path, "it was called from outside of the model's forward")
+        elif not _is_whole(output, self.channels) or flow._producer_of(output) is not None:
+            flow._refuse(self.path, "its output is no dense tensor of its own")
+        else:
+            flow._follow(output, self.path)
+
+
+class _Consumes:
+    """The hook of a consumer: who has produced its input?"""
+
+    def __init__(self, flow: Flow, path: str) -> None:
+        self.flow, self.path = flow, path
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        flow = self.flow
+        flow._within += 1
+        value = args[0] if args else kwargs.get("input")
+        producer = flow._producer_of(value)
+        if producer is not None and not flow._is_rows(value, producer):
+            flow._refuse(producer, f"{self.path} reads its output in another shape")
+        flow._fed[self.path].add(producer)
+
+
+class _Aside:
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+
+    def __enter__(self) -> None:
+        self.flow._watching += 1
+
+    def __exit__(self, *error: Any) -> None:
+        self.flow._watching -= 1
+
+
+def _is_whole(output: Any, channels: int) -> bool:
+    return (
+        isinstance(output, Tensor)
+        and output.layout == torch.strided
+        and output.dim() > 0
+        and output.shape[-1] == channels
+        and output.is_contiguous()
+        and output.untyped_storage().nbytes() == output.numel() * output.element_size()
+    )

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A progress bar on the terminal, by rich where that is installed."""
+
+from __future__ import annotations
+
+import contextlib
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import Self
+
+
+class ProgressBar:
+    """Counts steps on standard error, and says nothing where that is no terminal.
+
+    Args:
+        description: What is being done.
+        total: How many steps there are; None where nobody knows.
+        shown: False shows nothing.
+    """
+
+    def __init__(self, description: str, total: int | None, shown: bool = True) -> None:
+        self._progress: Any = None
+        if not shown:
+            return
+        with contextlib.suppress(ImportError):
+            from rich.console import Console
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                TextColumn,
+                TimeElapsedColumn,
+                TimeRemainingColumn,
+            )
+
+            console = Console(stderr=True)
+            if console.is_terminal:
+                self._progress = Progress(
+                    TextColumn("{task.description}"),
+                    BarColumn(),
+                    MofNCompleteColumn(),
+                    TimeElapsedColumn(),
+                    TimeRemainingColumn(),
+                    console=console,
+                )
+                self._task = self._progress.add_task(description, total=total)
+
+    def advance(self) -> None:
+        """Count one step."""
+        if self._progress is not None:
+            self._progress.advance(self._task)
+
+    def __enter__(self) -> Self:
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()

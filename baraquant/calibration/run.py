@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Running a model over calibration data while something watches what its modules are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from .progress import ProgressBar
+
+# Batches, or a function that runs the model it is given.
+Calibration = Iterable[Any] | Callable[[nn.Module], Any]
+
+
+class Watcher(Protocol):
+    """What takes note of the inputs of one module."""
+
+    def observe(self, input: Tensor) -> None:
+        """Take note of one input."""
+
+    def unusable(self) -> Tensor | None:
+        """Return whether a NaN or an infinity was seen, as a bool; None: nothing was seen."""
+
+
+def calibrate(
+    model: nn.Module,
+    calibration: Calibration,
+    watchers: Mapping[str, Watcher],
+    *,
+    description: str = "calibration",
+    progress: bool = True,
+    where: str = "baraquant.calibration.calibrate",
+) -> None:
+    """Run ``model`` over the data; each watcher sees all inputs of the module at its path.
+
+    The model runs in evaluation mode and without gradients, each module in its own mode again
+    afterwards. A batch is passed as ``model(*batch)`` if it is a tuple or a list, as
+    ``model(**batch)`` if it is a mapping, else as ``model(batch)``.
+
+    Args:
+        model: The model.
+        calibration: Batches, or a function that is called with the model and runs it.
+        watchers: For the path of a module (as in ``model.named_modules()``) its watcher.
+        description: What the progress bar says.
+        progress: Whether to show a bar: on a terminal, and where rich is installed.
+        where: The function that errors name.
+
+    Raises:
+        ValueError: No data, an input with NaN or infinities, or a module that was never run. The
+            message has the module's path.
+        TypeError: ``calibration`` is neither iterable nor callable.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    check = _Check(watchers, where)
+    with ExitStack() as stack:
+        stack.enter_context(evaluating(model))
+        bar = stack.enter_context(ProgressBar(description, length(calibration), progress))
+        for path, watcher in watchers.items():
+            stack.enter_context(watching(modules[path], watcher))
+        is_empty = True
+        for what in _run(model, calibration, where):
+            is_empty = False
+            check(what)
+            bar.advance()
+    if is_empty:
+        raise ValueError(f"{where}: expected calibration data, but got no batch")
+    for path, watcher in watchers.items():
+        if watcher.unusable() is None:
+            raise ValueError(
+                f"{where}: {path}: expected the calibration data to reach the module, but it saw "
+                "no input; leave it out with filter_fn, or add data that uses it"
+            )
+
+
+class _Check:
+    """Raises where a watcher has seen a NaN or an infinity; waits once for all of them."""
+
+    def __init__(self, watchers: Mapping[str, Watcher], where: str) -> None:
+        self._watchers, self._where = watchers, where
+
+    def __call__(self, what: str) -> None:
+        flags = {path: watcher.unusable() for path, watcher in self._watchers.items()}
+        seen = {path: flag for path, flag in flags.items() if flag is not None}
+        if not seen:
+            return
+        device = next(iter(seen.values())).device
+        unusable = torch.stack([flag.reshape(()).to(device) for flag in seen.values()]).tolist()
+        for path, is_unusable in zip(seen, unusable, strict=True):
+            if is_unusable:
+                raise ValueError(
+                    f"{self._where}: {path}: expected finite calibration data, but {what} gives "
+                    "its input a NaN or an infinity"
+                )
+
+
+def _run(model: nn.Module, calibration: Calibration, where: str) -> Iterator[str]:
+    """Run the model; yield what it was run on."""
+    if isinstance(calibration, (Tensor, Mapping, str, bytes)):
+        raise TypeError(
+            f"{where}: expected calibration to be an iterable of batches, but got one "
+            f"{type(calibration).__name__}; a single batch is a list of one"
+        )
+    if isinstance(calibration, Iterable):
+        for index, batch in enumerate(calibration):
+            if isinstance(batch, Mapping):
+                model(**batch)
+            elif isinstance(batch, (tuple, list)):
+                model(*batch)
+            else:
+                model(batch)
+            yield f"batch {index}"
+    elif callable(calibration):
+        calibration(model)
+        yield "the data"
+    else:
+        raise TypeError(
+            f"{where}: expected calibration to be an iterable of batches or a function of the "
+            f"model, but got {type(calibration).__name__}"
+        )
+
+
+def length(calibration: Calibration) -> int | None:
+    """Return how many batches there are, where that can be known."""
+    try:
+        return len(calibration)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def runs_once(calibration: Calibration) -> bool:
+    """Return whether the data is gone after one pass, as that of a generator is."""
+    return isinstance(calibration, Iterator)
+
+
+@contextmanager
+def watching(module: nn.Module, watcher: Watcher) -> Iterator[None]:
+    """Let ``watcher`` see the first argument of each call of ``module``."""
+
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        value = args[0] if args else kwargs.get("input")
+        if isinstance(value, Tensor):
+            watcher.observe(value)
+
+    handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Let the model run as in evaluation, without gradients, every module by its own forward."""
+    modes = {module: module.training for module in model.modules()}
+    # nn.TransformerEncoderLayer's fused path would run past the hooks of its children.
+    fused = torch.backends.mha.get_fastpath_enabled()
+    model.eval()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+        for module, training in modes.items():
+            module.training = training

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the arguments of the layers of integers have to satisfy, and the tensors they become."""
+
+import torch
+from torch import Tensor
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """Return the tensor itself where it can be a buffer, so that modules can share it."""
+    return tensor if type(tensor) is Tensor and not tensor.requires_grad else tensor.detach()
+
+
+def check_bits(name: str, argument: str, bits: int) -> None:
+    """Check a width."""
+    if type(bits) is not int or not 2 <= bits <= 8:
+        raise ValueError(f"{name}: expected {argument} to be an int in [2, 8], but got {bits!r}")
+
+
+# How torch lays out the weight of a layer, by the number of its dimensions.
+LAYOUTS = {
+    2: "out_features, in_features",
+    3: "out_channels, in_channels / groups, kernel",
+    4: "out_channels, in_channels / groups, height, width",
+}
+
+
+def check_weight(name: str, weight: Tensor, bias: Tensor | None, dimensions: int = 2) -> None:
+    """Check int8 weights, and the bias beside them."""
+    if weight.dtype != torch.int8:
+        raise TypeError(f"{name}: expected weight to be int8, but got {weight.dtype}")
+    if weight.dim() != dimensions:
+        raise ValueError(
+            f"{name}: expected weight to have {dimensions} dimensions ({LAYOUTS[dimensions]}), "
+            f"but got {list(weight.shape)}"
+        )
+    if bias is None:
+        return
+    if not bias.is_floating_point():
+        raise TypeError(f"{name}: expected bias to be floating, but got {bias.dtype}")
+    if bias.shape != weight.shape[:1]:
+        raise ValueError(
+            f"{name}: expected bias to have {weight.shape[0]} elements (weight.size(0)), "
+            f"but got {list(bias.shape)}"
+        )
+
+
+def scale_of_channels(name: str, scale: Tensor, channels: int) -> Tensor:
+    """Return a scale of each output channel."""
+    _check_dtype(name, "weight_scale", scale)
+    if scale.shape != (channels,):
+        raise ValueError(
+            f"{name}: expected weight_scale to have {channels} elements (weight.size(0)), "
+            f"but got {list(scale.shape)}"
+        )
+    return plain(scale).contiguous()
+
+
+def scale_of_weight(name: str, scale: Tensor, weight: Tensor, group_size: int | None) -> Tensor:
+    """Return a scale of each output channel, or of each of its groups."""
+    channels, features = weight.shape
+    if group_size is None:
+        return scale_of_channels(name, scale, channels)
+    if group_size <= 0:
+        raise ValueError(f"{name}: expected group_size > 0, but got {group_size}")
+    _check_dtype(name, "weight_scale", scale)
+    expected = [channels, -(-features // group_size)]
+    if list(scale.shape) != expected:
+        raise ValueError(
+            f"{name}: expected weight_scale to have the shape {expected} "
+            f"(groups of {group_size}), but got {list(scale.shape)}"
+        )
+    return plain(scale).contiguous()
+
+
+def zero_point_of_weight(name: str, zero_point: Tensor | None, scale: Tensor) -> Tensor | None:
+    """Return an int32 zero point beside each scale, or None."""
+    if zero_point is None:
+        return None
+    _check_integer(name, "weight_zero_point", zero_point)
+    if zero_point.shape != scale.shape:
+        raise ValueError(
+            f"{name}: expected weight_zero_point to have the shape of weight_scale "
+            f"({list(scale.shape)}), but got {list(zero_point.shape)}"
+        )
+    return plain(zero_point).to(torch.int32).contiguous()
+
+
+def scale_of_inputs(name: str, smooth: Tensor, features: int) -> Tensor:
+    """Return a factor of each input feature."""
+    argument = "smooth" if name == "QuantizedLinear" else "smooth_scale"
+    _check_dtype(name, argument, smooth)
+    if smooth.shape != (features,):
+        raise ValueError(
+            f"{name}: expected {argument} to have {features} elements (weight.size(1)), "
+            f"but got {list(smooth.shape)}"
+        )
+    return plain(smooth).contiguous()
+
+
+def scale_of_tensor(
+    name: str, scale: Tensor, zero_point: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return the one scale of an input, ``[]``, and its int32 zero point or None."""
+    _check_dtype(name, "act_scale", scale)
+    if scale.numel() != 1:
+        raise ValueError(
+            f"{name}: expected act_scale to have one element, but got {list(scale.shape)}"
+        )
+    scale = plain(scale).reshape(())
+    if zero_point is None:
+        return scale, None
+    _check_integer(name, "act_zero_point", zero_point)
+    if zero_point.numel() != 1:
+        raise ValueError(
+            f"{name}: expected act_zero_point to have one element, but got {list(zero_point.shape)}"
+        )
+    return scale, plain(zero_point).to(torch.int32).reshape(())
+
+
+def _check_dtype(name: str, argument: str, scale: Tensor) -> None:
+    if scale.dtype not in (torch.float32, torch.float64):
+        raise TypeError(
+            f"{name}: expected {argument} to be float32 or float64, but got {scale.dtype}"
+        )
+
+
+def _check_integer(name: str, argument: str, tensor: Tensor) -> None:
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        raise TypeError(f"{name}: expected {argument} to be integer, but got {tensor.dtype}")

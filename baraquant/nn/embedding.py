@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``QuantizedEmbedding``: a table of int8 rows, of which only those asked for become floating."""
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from typing_extensions import Self
+
+from .. import ops
+from . import _linear_arguments as _arguments
+from ._precision import KeepsScales
+
+
+class QuantizedEmbedding(KeepsScales):
+    """An embedding whose table is int8, with a scale for each row or for groups within it.
+
+    ``y[...] = (weight[i] - weight_zero_point[i]) * weight_scale[i]`` for each index ``i`` of the
+    input ``[...]``: ``[..., embedding_dim]``. Only those rows are read. No gradient.
+
+    Args:
+        weight: int8 ``[num_embeddings, embedding_dim]``.
+        weight_scale: float32 or float64: ``[num_embeddings]``, or ``[num_embeddings, groups]`` with
+            ``group_size``.
+        weight_zero_point: Integer, shaped like ``weight_scale``; None stands for 0.
+        group_size: Neighbours in a row that share a scale.
+        dtype: Of the output; follows the module's conversions (``half()``, ``to(dtype)``).
+        padding_idx: Kept for its reader; a row like any other here.
+        weight_bits: Width of the integers, 2 to 8; they are stored as int8 all the same.
+
+    Raises:
+        ValueError: A shape or width that does not fit.
+        TypeError: A weight that is not int8, a scale that is not float32 or float64, a zero point
+            that is not integer, or a dtype that is not floating.
+
+    Example:
+        >>> table = torch.tensor([[1, -2], [3, 4]], dtype=torch.int8)
+        >>> embedding = baraquant.nn.QuantizedEmbedding(table, torch.tensor([0.5, 0.25]))
+        >>> embedding(torch.tensor([1, 0, 1]))
+        tensor([[ 0.7500,  1.0000],
+                [ 0.5000, -1.0000],
+                [ 0.7500,  1.0000]])
+    """
+
+    _scales = ("weight_scale",)
+    weight: Tensor
+    weight_scale: Tensor
+    weight_zero_point: Tensor | None
+    num_embeddings: Final[int]
+    embedding_dim: Final[int]
+    group_size: Final[int | None]
+    padding_idx: Final[int | None]
+    weight_bits: Final[int]
+    dtype: torch.dtype
+
+    def __init__(
+        self,
+        weight: Tensor,
+        weight_scale: Tensor,
+        *,
+        weight_zero_point: Tensor | None = None,
+        group_size: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        padding_idx: int | None = None,
+        weight_bits: int = 8,
+    ) -> None:
+        super().__init__()
+        name = "QuantizedEmbedding"
+        _arguments.check_weight(name, weight, None)
+        _arguments.check_bits(name, "weight_bits", weight_bits)
+        if not dtype.is_floating_point:
+            raise TypeError(f"{name}: expected dtype to be floating, but got {dtype}")
+        self.num_embeddings, self.embedding_dim = weight.shape
+        self.group_size = group_size
+        self.dtype = dtype
+        self.padding_idx = padding_idx
+        self.weight_bits = weight_bits
+        scale = _arguments.scale_of_weight(name, weight_scale, weight, group_size)
+        zero_point = _arguments.zero_point_of_weight(name, weight_zero_point, scale)
+        self.register_buffer("weight", _arguments.plain(weight).contiguous())
+        self.register_buffer("weight_scale", scale)
+        self.register_buffer("weight_zero_point", zero_point)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the rows that the indices ``[...]`` ask for: ``[..., embedding_dim]``."""
+        rows = F.embedding(input, self.weight)  # [..., embedding_dim] int8
+        scale = self.weight_scale[input]  # [...] or [..., groups]
+        zero_points = self.weight_zero_point
+        zero_point = None if zero_points is None else zero_points[input]
+        group_size = self.group_size
+        if group_size is None:
+            output = ops.dequantize_per_token(rows, scale, zero_point, dtype=self.dtype)
+        else:
+            output = ops.dequantize_per_group(
+                rows, scale, zero_point, group_size, -1, dtype=self.dtype
+            )
+        return output
+
+    def extra_repr(self) -> str:
+        """Return the shapes and the scheme, for ``repr``."""
+        how = "per_row" if self.group_size is None else f"per_group({self.group_size})"
+        zero = "" if self.weight_zero_point is None else " asymmetric"
+        return (
+            f"{self.num_embeddings}, {self.embedding_dim}, "
+            f"weight=int{self.weight_bits} {how}{zero}, dtype={self.dtype}"
+        )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        # No tensor has the output's dtype: ask with one what the conversion makes of it.
+        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.weight.device)).dtype
+        return self

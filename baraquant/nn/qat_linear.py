@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``QATLinear``: a linear layer in quantization-aware training."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from typing_extensions import Self
+
+from .. import ops
+from ..configs import W8A8, Config, FakeQuantConfig, QATConfig, qat_config
+from ._quantizers import QuantizesWeight, check_groups
+
+# The longest rows of which int32 holds the exact products, without a zero point and with one.
+MOST_FEATURES, MOST_SHIFTED_FEATURES = 131071, 65536
+
+
+class QATLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
+    """A linear layer that trains for its life as integers; ``weight`` and ``bias`` stay floating.
+
+    In evaluation it computes what :func:`baraquant.qat.convert_` will make of it, to the last bit.
+    In training:
+
+    * Weights symmetric per channel and inputs of 8 bits per token, both dynamic (W8A8): the integer
+      product itself, :func:`baraquant.ops.qat_linear`.
+    * Else ``linear(input_fake_quant(x), weight_fake_quant(weight), bias)``, with a
+      :class:`FakeQuantize` or :class:`LearnedFakeQuantize` each; that an integer product rounds
+      otherwise in the last bit is left to evaluation.
+
+    The gradient goes straight through the rounding, in evaluation too. The switches of
+    :mod:`baraquant.nn`, such as :func:`disable_fake_quant`, act in training alone.
+
+    Args:
+        in_features: Size of each input.
+        out_features: Size of each output.
+        bias: Whether there is one.
+        config: A :class:`baraquant.QATConfig`, :class:`baraquant.W8A8` or
+            :class:`baraquant.W8A8Static`.
+        device: Of the parameters.
+        dtype: Of the parameters.
+
+    Raises:
+        ValueError: A configuration that does not fit: a group size that does not divide
+            ``in_features``, or more of them than an int32 sum holds.
+        TypeError: Something that is no configuration.
+
+    Example:
+        >>> layer = baraquant.nn.QATLinear(4, 3, config=baraquant.W8A8())
+        >>> layer(torch.ones(2, 4)).shape
+        torch.Size([2, 3])
+    """
+
+    __constants__ = (
+        *QuantizesWeight.__constants__,
+        "in_features",
+        "out_features",
+        "is_integer",
+        "is_whole",
+        "symmetric",
+    )
+    bias: Tensor | None
+    is_integer: bool  # deployed as a product of integers
+    is_whole: bool  # one op does it all, in training as well
+    symmetric: bool  # the input's integers
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        config: Config | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        nn.Linear.__init__(self, in_features, out_features, bias, device, dtype)
+        self._set_config(W8A8() if config is None else config)
+
+    @classmethod
+    def from_float(cls, linear: nn.Linear, config: Config) -> Self:
+        """Return a layer that shares the parameters of ``linear``."""
+        layer = cls.__new__(cls)
+        nn.Module.__init__(layer)
+        layer.out_features, layer.in_features = linear.weight.shape
+        layer.weight = linear.weight
+        layer.register_parameter("bias", linear.bias)
+        layer._set_config(config)
+        layer.train(linear.training)
+        return layer
+
+    def _set_config(self, config: Config) -> None:
+        qat = qat_config(config)
+        check_config(qat, self.in_features)
+        self._set_quantizers(qat, qat.activation)
+        self.is_integer = is_integer_product(qat)
+        self.is_whole = is_whole_product(qat)
+        self.symmetric = qat.activation is None or qat.activation.symmetric
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the layer's output ``[..., out_features]``."""
+        if self.is_whole:
+            if not self.training or self._is_on():
+                return self._whole(input)
+        elif self.is_integer and not self.training:
+            return self._integer_output(input)
+        return self._float_output(input)
+
+    def _whole(self, input: Tensor) -> Tensor:
+        return ops.qat_linear(input, self.weight, self.bias, symmetric=self.symmetric)
+
+    def _float_output(self, input: Tensor) -> Tensor:
+        return F.linear(self._rounded_input(input), self._fake_quantized_weight(), self.bias)
+
+    def _integer_output(self, input: Tensor) -> Tensor:
+        integers, scale, zero_point = self.input_fake_quant.quantize(input.detach())
+        weight, weight_scale, _ = self.quantized_weight()
+        bias = self.bias
+        output = ops.int8_linear(
+            integers,
+            weight,
+            scale,
+            weight_scale,
+            None if bias is None else bias.detach(),
+            input_zero_point=None if self.symmetric else zero_point,
+            dtype=input.dtype,
+        )
+        if torch.is_grad_enabled() and (input.requires_grad or self.weight.requires_grad):
+            # Integers have no gradient: add that of the training's formula to a sum of 0.
+            smooth = self._float_output(input)
+            output = output + (smooth - smooth.detach())
+        return output
+
+    def _is_on(self) -> bool:
+        is_on: bool = self.weight_fake_quant._rounds and self.input_fake_quant._rounds
+        return is_on
+
+    def extra_repr(self) -> str:
+        """Return the shapes and the scheme, for ``repr``."""
+        activation = self.config.activation
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, weight={self.config.weight}, "
+            f"input={'float' if activation is None else activation}"
+        )
+
+
+def is_integer_product(config: QATConfig) -> bool:
+    """Whether weights and inputs meet as integers once deployed.
+
+    Not where a sum has terms of several scales (groups), nor with a zero point of the weight.
+    """
+    weight, activation = config.weight, config.activation
+    return (
+        activation is not None
+        and weight.symmetric
+        and weight.granularity in ("per_tensor", "per_channel")
+        and activation.granularity in ("per_tensor", "per_token")
+    )
+
+
+def is_whole_product(config: QATConfig) -> bool:
+    """Whether :func:`baraquant.ops.qat_linear` computes the layer."""
+    weight, activation = config.weight, config.activation
+    return (
+        is_integer_product(config)
+        and weight == FakeQuantConfig(weight.bits)
+        and weight.bits == 8
+        and activation is not None
+        and activation == FakeQuantConfig(8, "per_token", activation.symmetric)
+    )
+
+
+def check_config(config: QATConfig, features: int) -> None:
+    """Check what a configuration asks of a layer's number of inputs."""
+    check_groups(config.weight, features, "in_features")
+    if config.activation is not None:
+        check_groups(config.activation, features, "in_features")
+        most = MOST_FEATURES if config.activation.symmetric else MOST_SHIFTED_FEATURES
+        if is_integer_product(config) and features > most:
+            raise ValueError(
+                f"expected in_features to be at most {most} for an exact int32 product"
+                f"{'' if config.activation.symmetric else ' with a zero point'}, but got {features}"
+            )

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Quantization-aware training of a whole model: prepare it, train it, convert it to integers.
+
+>>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+>>> report = baraquant.qat.prepare_(model, baraquant.W8A8())
+>>> model(torch.randn(3, 4)).sum().backward()  # train as usual; the optimizer after prepare_
+>>> report = baraquant.qat.convert_(model.eval())
+"""
+
+from .._replace import Report
+from .convert import convert_
+from .prepare import prepare_
+
+__all__ = ["Report", "convert_", "prepare_"]

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``convert_``: a prepared and trained model becomes one of integers."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from .._replace import Decision, Report, Swap, replace_modules, take_over
+from ..configs import FakeQuantConfig
+from ..nn import (
+    DequantizedLinear,
+    FakeQuantize,
+    FakeQuantizedConv1d,
+    FakeQuantizedConv2d,
+    FakeQuantizedEmbedding,
+    LearnedFakeQuantize,
+    QATLinear,
+    QuantizedConv1d,
+    QuantizedConv2d,
+    QuantizedEmbedding,
+    QuantizedLinear,
+    SmoothQuantLinear,
+)
+from .prepare import CONVERTED, unknown_weights
+
+CALLER = "baraquant.qat.convert_"
+
+# int8 weights, their scale, and a zero point where there is one.
+Integers = tuple[Tensor, Tensor, Tensor | None]
+
+
+def convert_(model: nn.Module) -> Report:
+    """Swap the layers of a prepared model, in place, for layers of integers.
+
+    Each computes what the prepared one did in evaluation: the same bits, where the model is of
+    linear layers, embeddings and what lies between; of a convolution too, as long as PyTorch
+    chooses the same algorithm. Weights that are tied and have dynamic scales stay tied. All is
+    decided before the first swap: an error leaves the model as it was.
+
+    Args:
+        model: Prepared by :func:`prepare_`, and trained.
+
+    Returns:
+        What was swapped, and what stayed floating.
+
+    Raises:
+        ValueError: No layer is prepared; a scale is not known yet, as no batch was seen in
+            training, or it is NaN or infinite. The message has the layer's path.
+        TypeError: Something that is no module, or scripted.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
+        >>> _ = baraquant.qat.prepare_(model, baraquant.W8A8())
+        >>> print(baraquant.qat.convert_(model))
+        0  QuantizedLinear
+        1 changed, 0 left out
+    """
+    converter = _Converter()
+    report = replace_modules(model, CALLER, lambda module, name: converter.decide(module))
+    if not report.changed:
+        kind = type(model).__name__
+        if any(isinstance(module, CONVERTED) for module in model.modules()):
+            raise ValueError(
+                f"{CALLER}: expected a prepared model, but {kind} is converted already"
+            )
+        raise ValueError(
+            f"{CALLER}: expected a model prepared by baraquant.qat.prepare_, but {kind} has no "
+            "prepared layer"
+        )
+    return report
+
+
+class _Converter:
+    """Makes layers of integers; those whose weights are tied share the integers."""
+
+    def __init__(self) -> None:
+        self._shared: dict[tuple[int, FakeQuantConfig], Integers] = {}
+
+    def decide(self, module: nn.Module) -> Decision:
+        if isinstance(module, QATLinear):
+            new = self._linear(module)
+        elif isinstance(module, FakeQuantizedEmbedding):
+            new = self._embedding(module)
+        elif isinstance(module, (FakeQuantizedConv1d, FakeQuantizedConv2d)):
+            new = self._conv(module)
+        elif isinstance(module, CONVERTED):
+            return "it is converted already"
+        else:
+            return None if unknown_weights(module) is None else "it was not prepared"
+        take_over(new, module)
+        return Swap(new, type(new).__name__)
+
+    def _linear(self, module: QATLinear) -> nn.Module:
+        weight, scale, zero_point = self._integers(module)
+        bias, config, bits = _own(module.bias), module.config, module.config.weight.bits
+        activation = config.activation
+        if not module.is_integer or activation is None:
+            return DequantizedLinear(
+                weight,
+                scale,
+                bias,
+                weight_zero_point=zero_point,
+                group_size=config.weight.group_size,
+                input_fake_quant=_frozen(module.input_fake_quant),
+                weight_bits=bits,
+            )
+        if activation.dynamic:
+            return QuantizedLinear(
+                weight,
+                scale,
+                bias,
+                symmetric=activation.symmetric,
+                bits=activation.bits,
+                granularity=activation.granularity,
+                weight_bits=bits,
+            )
+        frozen = _frozen(module.input_fake_quant)
+        assert frozen is not None
+        return SmoothQuantLinear(
+            weight,
+            scale,
+            frozen.scale,
+            bias,
+            act_zero_point=None if activation.symmetric else frozen.zero_point,
+            bits=activation.bits,
+            weight_bits=bits,
+        )
+
+    def _embedding(self, module: FakeQuantizedEmbedding) -> nn.Module:
+        weight, scale, zero_point = self._integers(module)
+        return QuantizedEmbedding(
+            weight,
+            scale,
+            weight_zero_point=zero_point,
+            group_size=module.config.weight.group_size,
+            dtype=module.weight.dtype,
+            padding_idx=module.padding_idx,
+            weight_bits=module.config.weight.bits,
+        )
+
+    def _conv(self, module: FakeQuantizedConv1d | FakeQuantizedConv2d) -> nn.Module:
+        weight, scale, zero_point = self._integers(module)
+        kind = QuantizedConv1d if isinstance(module, FakeQuantizedConv1d) else QuantizedConv2d
+        return kind(
+            weight,
+            scale,
+            _own(module.bias),
+            weight_zero_point=zero_point,
+            stride=module.stride,
+            padding=module.padding,
+            dilation=module.dilation,
+            groups=module.groups,
+            padding_mode=module.padding_mode,
+            input_fake_quant=_frozen(module.input_fake_quant),
+            weight_bits=module.config.weight.bits,
+        )
+
+    def _integers(self, module: nn.Module) -> Integers:
+        config = module.config.weight
+        key = id(module.weight), config
+        if key in self._shared:
+            return self._shared[key]
+        integers, scale, zero_point = module.quantized_weight()
+        _check_scale("the weight", scale)
+        result = integers, scale, None if config.symmetric else zero_point
+        if config.dynamic:
+            self._shared[key] = result
+        return result
+
+
+def _frozen(quantizer: nn.Module) -> FakeQuantize | None:
+    """Return what rounds the input from now on; None where nothing does."""
+    if isinstance(quantizer, LearnedFakeQuantize):
+        scale, zero_point = quantizer.calculate_qparams()
+        if not quantizer._initialized and not scale.is_meta:
+            raise ValueError(_UNSEEN)
+        _check_scale("the input", scale)
+        return FakeQuantize(
+            scale, zero_point, quant_min=quantizer.quant_min, quant_max=quantizer.quant_max
+        )
+    if not isinstance(quantizer, FakeQuantize):
+        return None
+    if quantizer.is_dynamic:
+        dynamic = copy.deepcopy(quantizer)
+        dynamic.enable_fake_quant()
+        return dynamic
+    if not quantizer.scale.is_meta and bool(quantizer.min_val > quantizer.max_val):
+        raise ValueError(_UNSEEN)
+    _check_scale("the input", quantizer.scale)
+    return quantizer.freeze()
+
+
+_UNSEEN = (
+    "expected the range of its input to be known, but it has seen no data: run batches in training "
+    "mode first"
+)
+
+
+def _check_scale(what: str, scale: Tensor) -> None:
+    if not scale.is_meta and not bool(torch.isfinite(scale).all()):
+        raise ValueError(
+            f"expected the scale of {what} to be finite, but got NaN or infinity, as a value was"
+        )
+
+
+def _own(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.detach().clone()

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``prepare_``: a float model becomes one that trains for its life as integers."""
+
+from torch import nn
+
+from .._replace import Decision, FilterFn, Report, Swap, replace_modules, take_over, why_not
+from ..configs import Config, QATConfig, qat_config
+from ..nn import (
+    DequantizedLinear,
+    FakeQuantizedConv1d,
+    FakeQuantizedConv2d,
+    FakeQuantizedEmbedding,
+    MultiheadAttention,
+    QATLinear,
+    QuantizedConv1d,
+    QuantizedConv2d,
+    QuantizedEmbedding,
+    QuantizedLinear,
+    SmoothQuantLinear,
+)
+
+CALLER = "baraquant.qat.prepare_"
+PREPARED = (QATLinear, FakeQuantizedConv1d, FakeQuantizedConv2d, FakeQuantizedEmbedding)
+CONVERTED = (
+    DequantizedLinear,
+    QuantizedConv1d,
+    QuantizedConv2d,
+    QuantizedEmbedding,
+    QuantizedLinear,
+    SmoothQuantLinear,
+)
+FLOAT = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding, nn.MultiheadAttention)
+
+
+def prepare_(model: nn.Module, config: Config, filter_fn: FilterFn | None = None) -> Report:
+    """Swap the layers of ``model``, in place, for layers of quantization-aware training.
+
+    * ``Linear`` becomes :class:`baraquant.nn.QATLinear`,
+    * ``Conv1d`` and ``Conv2d`` become layers whose weights are fake-quantized, and whose inputs are
+      where they have one scale (a scale per token is nothing to a convolution),
+    * ``Embedding`` becomes a layer whose rows are fake-quantized,
+    * ``MultiheadAttention`` becomes :class:`baraquant.nn.MultiheadAttention`, with a ``QATLinear``
+      for each of its four projections in place of packed weights.
+
+    The new layers share their parameters with the old ones: what was tied stays tied, and an
+    optimizer that was made before goes on, but for learned scales and the weights of
+    ``MultiheadAttention``, which are new parameters. Layers that occur several times are swapped
+    once. Hooks are taken over. All is decided before the first swap: an error leaves the model as
+    it was. The fused evaluation of ``TransformerEncoder``, which would go past the new layers, is
+    switched off.
+
+    Prepare a model before it is compiled, scripted or wrapped for several processes.
+
+    Args:
+        model: Holds the layers; its root stays.
+        config: :class:`baraquant.QATConfig`, :class:`baraquant.W8A8` or
+            :class:`baraquant.W8A8Static`.
+        filter_fn: ``filter_fn(module, name)`` says whether to swap one of these layers; None swaps
+            all.
+
+    Returns:
+        What was swapped, and what was left out and why.
+
+    Raises:
+        ValueError: No layer to swap, a configuration that does not fit a layer (the message has
+            its path), or a model wrapped for several processes.
+        TypeError: Something that is no module, no configuration, or scripted.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
+        >>> print(baraquant.qat.prepare_(model, baraquant.W8A8()))
+        0  QATLinear(weight=int8 per_channel symmetric dynamic, input=int8 per_token symmetric \
+dynamic)
+        1 changed, 0 left out
+    """
+    try:
+        qat = qat_config(config)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{CALLER}: {error}") from None
+
+    def decide(module: nn.Module, name: str) -> Decision:
+        return _decide(module, qat)
+
+    report = replace_modules(
+        model, CALLER, decide, filter_fn, lambda module: isinstance(module, FLOAT)
+    )
+    if not report.changed:
+        raise ValueError(f"{CALLER}: {_nothing(model, report)}")
+    return report
+
+
+def _decide(module: nn.Module, config: QATConfig) -> Decision:
+    if isinstance(module, PREPARED):
+        return "it is prepared already"
+    if isinstance(module, CONVERTED):
+        return "it is converted already"
+    if isinstance(module, nn.MultiheadAttention):
+        return _decide_attention(module, config)
+    for base, new in (
+        (nn.Linear, QATLinear),
+        (nn.Conv1d, FakeQuantizedConv1d),
+        (nn.Conv2d, FakeQuantizedConv2d),
+        (nn.Embedding, FakeQuantizedEmbedding),
+    ):
+        if isinstance(module, base):
+            reason = why_not(module, base) or _why_not_with(module, config)
+            if reason is not None:
+                return reason
+            swapped = new.from_float(module, config)
+            take_over(swapped, module)
+            return Swap(swapped, f"{new.__name__}({_about(swapped)})")
+    return unknown_weights(module)
+
+
+def _decide_attention(module: nn.MultiheadAttention, config: QATConfig) -> Decision:
+    reason = MultiheadAttention.why_not(module)
+    if reason is not None:
+        return reason
+    attention = MultiheadAttention.from_float(module)
+    for name, projection in list(attention.named_children()):
+        try:
+            setattr(attention, name, QATLinear.from_float(projection, config))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    take_over(attention, module)
+    return Swap(attention, f"MultiheadAttention of QATLinear({_about(attention.out_proj)})")
+
+
+def _why_not_with(module: nn.Module, config: QATConfig) -> str | None:
+    if isinstance(module, nn.Embedding) and module.max_norm is not None:
+        return "its max_norm rewrites the weight"
+    if isinstance(module, (nn.Conv1d, nn.Conv2d)) and config.weight.granularity == "per_group":
+        return "a convolution's weight has no groups that share a scale"
+    return None
+
+
+def _about(module: nn.Module) -> str:
+    config = module.config
+    if isinstance(module, FakeQuantizedEmbedding):
+        return f"weight={config.weight}"
+    return f"weight={config.weight}, input={config.activation or 'float'}"
+
+
+def unknown_weights(module: nn.Module) -> str | None:
+    """Why a module with weights of its own has no quantized form here; None: it has no weights."""
+    is_leaf = not any(True for _ in module.children())
+    if is_leaf and any(
+        parameter.dim() > 1 for parameter in module._parameters.values() if parameter is not None
+    ):
+        return f"there is no quantized form of {type(module).__name__}"
+    return None
+
+
+def _nothing(model: nn.Module, report: Report) -> str:
+    kind = type(model).__name__
+    if any(isinstance(module, PREPARED) for module in model.modules()):
+        return f"expected a float model, but {kind} is prepared already"
+    if any(isinstance(module, CONVERTED) for module in model.modules()):
+        return f"expected a float model, but {kind} is converted already"
+    some = [f"{name}: {reason}" for name, reason in list(report.left_out.items())[:5]]
+    reasons = f" ({'; '.join(some)})" if some else ""
+    return (
+        "expected a model with a Linear, Conv1d, Conv2d, Embedding or MultiheadAttention to "
+        f"prepare, but {kind} has none{reasons}"
+    )

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``quantize_``: a float model becomes one of integers, without training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import ops
+from ._attention import unpacked_attention, within
+from ._replace import FilterFn, Report, Swap, replace_modules, take_over, why_not
+from .calibration.observers import OBSERVERS
+from .calibration.producers import fold, parameter_owners
+from .calibration.run import Calibration, calibrate
+from .calibration.smoothing import Smoothing, find_smoothings
+from .configs import W8A8, SmoothQuant, W8A8Static
+from .nn import MultiheadAttention, QuantizedEmbedding, QuantizedLinear, SmoothQuantLinear
+from .qat.prepare import CONVERTED, PREPARED, unknown_weights
+
+_CALLER = "baraquant.quantize_"
+# A row of a weight may have so many elements that int32 holds every sum (numerics of int8_linear).
+_MOST_FEATURES = {True: 131_071, False: 65_536}
+
+
+def quantize_(
+    model: nn.Module,
+    config: W8A8 | W8A8Static | SmoothQuant,
+    calibration: Calibration | None = None,
+    filter_fn: FilterFn | None = None,
+    *,
+    progress: bool = True,
+) -> Report:
+    """Quantize the linear layers, attentions and embeddings of a trained model in place.
+
+    Weights become int8 with a scale for each output channel, embeddings int8 with a scale for each
+    row. Weights that are tied stay tied, a module in several places stays one module. An attention
+    of PyTorch becomes a :class:`baraquant.nn.MultiheadAttention` of such layers.
+
+    Where ``config`` is :class:`~baraquant.SmoothQuant`, the division of an input is folded into the
+    LayerNorm, RMSNorm or Linear before it, if nothing else reads that one's output, as found on the
+    calibration data; else it goes into the quantization of the layer's input. A linear layer that
+    ``filter_fn`` keeps floating can be that one: it then has other weights.
+
+    Args:
+        model: The model; its root has to contain the layers.
+        config: The scheme.
+        calibration: Typical inputs, for :class:`~baraquant.W8A8Static` and
+            :class:`~baraquant.SmoothQuant`: batches (a tuple is passed as ``model(*batch)``, a
+            mapping as ``model(**batch)``, all else as ``model(batch)``), or a function that is
+            called with the model and runs it. W8A8 does not look at it. The model runs in
+            evaluation mode; what is kept of the data does not grow with it.
+        filter_fn: ``filter_fn(module, name)`` says whether to quantize a Linear, an Embedding, or
+            the projections of a MultiheadAttention; None: all.
+        progress: Whether calibration shows a bar: on a terminal, and where rich is installed.
+
+    Returns:
+        What was quantized, and what was left out and why; ``print`` shows a table.
+
+    Raises:
+        ValueError: No layer can be quantized; a layer does not fit; no calibration data, or NaN in
+            it, or a layer that it does not reach. The message has the layer's path, and the model
+            is as it was.
+        TypeError: A config or model of another type.
+
+    Example:
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> batches = [torch.randn(16, 4) for _ in range(4)]
+        >>> report = baraquant.quantize_(model, baraquant.SmoothQuant(alpha=0.5), batches)
+        >>> print(report)
+        0  QuantizedLinear, alpha 0.5 in its input
+        2  QuantizedLinear, alpha 0.5 folded into 0
+        2 changed, 0 left out
+    """
+    _check_config(config)
+    if calibration is None and not isinstance(config, W8A8):
+        raise ValueError(
+            f"{_CALLER}: expected calibration data for {type(config).__name__}, but got None"
+        )
+    chosen = None if filter_fn is None else _Memory(filter_fn)
+    with unpacked_attention(model, _CALLER, chosen) as attentions:
+        if chosen is not None:
+            chosen.accept(attentions)
+        layers = _layers(model, config, chosen)
+        plan = _plan(model, config, calibration, layers, progress)
+        maker = _Maker(config, plan)
+        modules = {id(layer): maker.make(path, layer) for path, layer in layers.items()}
+        report = replace_modules(
+            model,
+            _CALLER,
+            lambda module, name: modules.get(id(module)) or _why_not(module),
+            chosen,
+            _is_candidate,
+        )
+    _fold(model, layers, plan)
+    return report
+
+
+def _check_config(config: Any) -> None:
+    if not isinstance(config, (W8A8, W8A8Static, SmoothQuant)):
+        got = config.__name__ if isinstance(config, type) else type(config).__name__
+        raise TypeError(
+            f"{_CALLER}: expected config to be W8A8, W8A8Static or SmoothQuant, but got {got}"
+        )
+
+
+class _Memory:
+    """Asks a filter once for each module and name; not for the parts of an attention."""
+
+    def __init__(self, filter_fn: FilterFn) -> None:
+        self._filter_fn = filter_fn
+        self._answers: dict[tuple[int, str], bool] = {}
+        self._is_part = within(set())
+
+    def accept(self, attentions: set[str]) -> None:
+        """Take what is below these paths: the filter has been asked for the whole."""
+        self._is_part = within(attentions)
+
+    def __call__(self, module: nn.Module, name: str) -> bool:
+        if self._is_part(name):
+            return True
+        key = id(module), name
+        if key not in self._answers:
+            self._answers[key] = bool(self._filter_fn(module, name))
+        return self._answers[key]
+
+
+def _is_candidate(module: nn.Module) -> bool:
+    return isinstance(module, (nn.Linear, nn.Embedding, nn.MultiheadAttention))
+
+
+def _why_not(module: nn.Module) -> str | None:
+    """Why a module with weights stays as it is; None: it can be quantized, or has none."""
+    if isinstance(module, CONVERTED):
+        return "it is quantized already"
+    if isinstance(module, PREPARED):
+        return "it is prepared for training; convert it with baraquant.qat.convert_"
+    if isinstance(module, nn.MultiheadAttention):
+        return MultiheadAttention.why_not(module)
+    if isinstance(module, nn.Linear):
+        return why_not(module, nn.Linear)
+    if isinstance(module, nn.Embedding):
+        reason = why_not(module, nn.Embedding)
+        return reason or ("max_norm changes its weight" if module.max_norm is not None else None)
+    if isinstance(module, nn.modules.conv._ConvNd):
+        return "a convolution computes in floating point; baraquant.qat stores it as integers"
+    return unknown_weights(module)
+
+
+def _layers(model: nn.Module, config: Any, filter_fn: FilterFn | None) -> dict[str, nn.Module]:
+    """Return the layers to quantize by their first path, checked against the scheme."""
+    layers: dict[str, nn.Module] = {}
+    symmetric = (config.activation if isinstance(config, SmoothQuant) else config).symmetric
+
+    def note(module: nn.Module, name: str) -> str | None:
+        reason = _why_not(module)
+        if reason is not None or not isinstance(module, (nn.Linear, nn.Embedding)):
+            return reason
+        if name == "":
+            raise ValueError(
+                f"expected a model that contains the layers to quantize, but got a "
+                f"{type(module).__name__} itself; wrap it in nn.Sequential"
+            )
+        _check_layer(module, symmetric)
+        layers[name] = module
+        return ""
+
+    report = replace_modules(model, _CALLER, note, filter_fn, _is_candidate)
+    if not layers:
+        reasons = "; ".join(f"{name}: {why}" for name, why in list(report.left_out.items())[:5])
+        raise ValueError(
+            f"{_CALLER}: expected a model with a Linear or Embedding to quantize, but "
+            f"{type(model).__name__} has none" + (f" ({reasons})" if reasons else "")
+        )
+    return layers
+
+
+def _check_layer(module: nn.Module, symmetric: bool) -> None:
+    weight = module.weight
+    if weight.is_meta:
+        raise ValueError("expected a weight with data, but it is on the meta device")
+    if not bool(torch.isfinite(weight).all()):
+        raise ValueError("expected a finite weight, but it holds NaN or infinity")
+    most = _MOST_FEATURES[symmetric]
+    if isinstance(module, nn.Linear) and module.in_features > most:
+        zero = "" if symmetric else " with a zero point (symmetric=False)"
+        raise ValueError(
+            f"expected in_features of at most {most}{zero}, but got {module.in_features}; leave it "
+            "out with filter_fn"
+        )
+
+
+def _plan(
+    model: nn.Module,
+    config: Any,
+    calibration: Calibration | None,
+    layers: dict[str, nn.Module],
+    progress: bool,
+) -> dict[str, Smoothing]:
+    """Return what calibration says of each linear layer."""
+    linears = {path: layer for path, layer in layers.items() if isinstance(layer, nn.Linear)}
+    if isinstance(config, W8A8) or not linears:
+        return {path: Smoothing() for path in linears}
+    assert calibration is not None
+    if isinstance(config, W8A8Static):
+        observers = {path: OBSERVERS[config.observer]() for path in linears}
+        calibrate(model, calibration, observers, progress=progress, where=_CALLER)
+        return {
+            path: Smoothing(qparams=observer.calculate_qparams(symmetric=config.symmetric))
+            for path, observer in observers.items()
+        }
+    owners = parameter_owners(model)
+    tied = {path for path, linear in linears.items() if owners[id(linear.weight)] > 1}
+    return find_smoothings(
+        model, config, calibration, linears, fixed=tied, progress=progress, where=_CALLER
+    )
+
+
+@dataclass
+class _Maker:
+    """Makes the modules of integers; layers that share a weight share its integers."""
+
+    config: Any
+    plan: dict[str, Smoothing]
+
+    def __post_init__(self) -> None:
+        self._shared: dict[int, tuple[Tensor, Tensor]] = {}
+        activation = self.config
+        self._symmetric = (
+            activation.activation if isinstance(activation, SmoothQuant) else activation
+        ).symmetric
+        # What a layer's own output is divided by, for the layers behind it.
+        self._divisors = {
+            one.producer: one.smooth for one in self.plan.values() if one.producer is not None
+        }
+
+    def make(self, path: str, layer: nn.Module) -> Swap:
+        """Return the module that takes the place of ``layer``."""
+        if isinstance(layer, nn.Embedding):
+            weight, scale = self._integers(layer.weight)
+            new: nn.Module = QuantizedEmbedding(
+                weight, scale, dtype=layer.weight.dtype, padding_idx=layer.padding_idx
+            )
+            about = "QuantizedEmbedding"
+        else:
+            new = self._linear(path, layer)
+            about = type(new).__name__ + _about(self.plan[path])
+        take_over(new, layer)
+        return Swap(new, about)
+
+    def _linear(self, path: str, layer: nn.Module) -> nn.Module:
+        one, divisor = self.plan[path], self._divisors.get(path)
+        bias = None if layer.bias is None else layer.bias.detach()
+        if one.smooth is None and divisor is None:
+            weight, scale = self._integers(layer.weight)
+        else:
+            with torch.no_grad():
+                product = layer.weight.to(one.smooth if divisor is None else divisor)
+                if one.smooth is not None:
+                    product = product * one.smooth
+                if divisor is not None:
+                    product = product / divisor[:, None]
+                    bias = None if bias is None else (bias / divisor).to(bias.dtype)
+            weight, scale = _quantize(product)
+        smooth = one.smooth if one.producer is None else None
+        if one.qparams is None:
+            return QuantizedLinear(weight, scale, bias, symmetric=self._symmetric, smooth=smooth)
+        act_scale, zero_point = (value.to(weight.device) for value in one.qparams)
+        act_scale = act_scale.to(scale.dtype)
+        return SmoothQuantLinear(
+            weight,
+            scale,
+            act_scale,
+            bias,
+            act_zero_point=None if self._symmetric else zero_point,
+            smooth_scale=None if smooth is None else act_scale * smooth,
+        )
+
+    def _integers(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        if id(weight) not in self._shared:
+            self._shared[id(weight)] = _quantize(weight)
+        return self._shared[id(weight)]
+
+
+def _quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return int8 ``[N, K]`` and the scale of each row, ``[N]``."""
+    integers, scale, _ = ops.dynamic_range_quantize_per_channel(weight.detach(), 0)
+    return integers.contiguous(), scale
+
+
+def _about(one: Smoothing) -> str:
+    if one.alpha is None:
+        return ""
+    where = "in its input" if one.producer is None else f"folded into {one.producer}"
+    return f", alpha {one.alpha:g} {where}"
+
+
+def _fold(model: nn.Module, layers: dict[str, nn.Module], plan: dict[str, Smoothing]) -> None:
+    """Divide in the modules before the smoothed layers; quantized ones have been made so."""
+    at = dict(model.named_modules())
+    folded = {one.producer: one.smooth for one in plan.values() if one.producer is not None}
+    for path, smooth in folded.items():
+        if path not in layers and smooth is not None:
+            fold(at[path], smooth)

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The header of a safetensors file, read and checked without trusting a word of it.
+
+Layout: eight bytes, little-endian, the length of the header; the header, a JSON object
+``{name: {"dtype", "shape", "data_offsets"}, "__metadata__": {text: text}}``; the data. All is
+checked here before a tensor is made: a file that passes is whole, and every tensor has its place.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "U16": torch.uint16,
+    "I32": torch.int32,
+    "U32": torch.uint32,
+    "I64": torch.int64,
+    "U64": torch.uint64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+_LONGEST_HEADER = 100_000_000  # as in safetensors itself
+_FOREIGN = {
+    b"PK\x03\x04": "a zip archive, as torch.save writes it",
+    b"\x80\x02": "a pickle",
+    b"\x80\x04": "a pickle",
+    b"GGUF": "a GGUF file",
+    b"\x89HDF": "an HDF5 file",
+    b"\x1f\x8b": "a gzip file",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a header says of one tensor; the bytes are counted from the start of the data."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """A header that has been checked: the tensors fill the data without gap or overlap."""
+
+    tensors: dict[str, Entry]
+    metadata: dict[str, str]
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON, refusing repeated keys, NaN and infinity.
+
+    Raises:
+        ValueError: It is no JSON, or holds one of those.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise ValueError(f"the key {twice!r} stands there twice")
+        return result
+
+    def constant(name: str) -> Any:
+        raise ValueError(f"{name} is no JSON")
+
+    if isinstance(text, bytes):
+        text = text.decode("utf-8")
+    try:
+        return json.loads(text, object_pairs_hook=unique, parse_constant=constant)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_header(path: Path) -> Header:
+    """Read and check the header of the file at ``path``.
+
+    Raises:
+        ValueError: The file is cut off, is of another kind, or its header contradicts itself.
+        OSError: It cannot be read.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        for magic, kind in _FOREIGN.items():
+            if start.startswith(magic):
+                raise ValueError(f"expected a file of baraquant.save, but it is {kind}")
+        if len(start) < 8:
+            raise ValueError(f"expected at least 8 bytes, but it has {size}: it is cut off")
+        length = int.from_bytes(start, "little")
+        if length > _LONGEST_HEADER:
+            raise ValueError(
+                f"expected a header of at most {_LONGEST_HEADER} bytes, but its length is given as "
+                f"{length}: it is no safetensors file, or damaged"
+            )
+        if 8 + length > size:
+            raise ValueError(
+                f"expected {8 + length} bytes for the header, but it has {size}: it is cut off"
+            )
+        raw = file.read(length)
+    try:
+        header = parse_json(raw)
+    except ValueError as error:  # UnicodeDecodeError is one
+        raise ValueError(f"expected its header to be JSON, but {error}") from None
+    if not isinstance(header, dict):
+        raise ValueError(f"expected its header to be an object, but got {type(header).__name__}")
+    metadata = _metadata(header.pop("__metadata__", {}))
+    tensors = {name: _entry(name, value) for name, value in header.items()}
+    _check_places(tensors, size - 8 - length)
+    return Header(tensors, metadata)
+
+
+def _metadata(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise ValueError("expected __metadata__ to hold texts, but it does not")
+    return value
+
+
+def _entry(name: str, value: Any) -> Entry:
+    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(
+            f"{name}: expected an entry with dtype, shape and data_offsets, but got {_short(value)}"
+        )
+    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ValueError(f"{name}: expected a dtype of {', '.join(DTYPES)}, but got {dtype!r}")
+    if not is_sizes(shape):
+        raise ValueError(f"{name}: expected a shape of whole sizes, but got {_short(shape)}")
+    if not is_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise ValueError(f"{name}: expected a begin and an end, but got {_short(offsets)}")
+    nbytes = math.prod(shape) * DTYPES[dtype].itemsize
+    if nbytes != offsets[1] - offsets[0]:
+        raise ValueError(
+            f"{name}: expected {nbytes} bytes ({dtype} {_short(shape)}), but its offsets are "
+            f"{offsets[0]} and {offsets[1]}"
+        )
+    return Entry(DTYPES[dtype], tuple(shape), offsets[0], offsets[1])
+
+
+def is_sizes(value: Any) -> bool:
+    """Return whether ``value`` is a list of whole numbers that 64 bits hold, none negative."""
+    return isinstance(value, list) and all(
+        type(size) is int and 0 <= size < 2**63 for size in value
+    )
+
+
+def _check_places(tensors: dict[str, Entry], size: int) -> None:
+    """Check that the tensors fill the data: in order, without a gap, an overlap or a rest."""
+    end = 0
+    for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.begin != end:
+            raise ValueError(
+                f"{name}: expected its data to begin at {end}, where the one before it ends, but "
+                f"got {entry.begin}"
+            )
+        end = entry.end
+    if end > size:
+        raise ValueError(f"expected {end} bytes of data, but it has {size}: it is cut off")
+    if end < size:
+        raise ValueError(f"expected {end} bytes of data, but it has {size}: the rest has no name")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

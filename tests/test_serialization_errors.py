@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``load`` and files that are damaged, lie, or belong to another model."""
+
+import copy
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import baraquant
+from baraquant import W8A8
+from damaged_files import CORRUPTIONS, header_length, parts, signed, write
+from lying_files import LIES
+from stored_models import Every, same
+from workflow_models import Block, Tied, seeded
+
+
+@pytest.fixture
+def every(tmp_path):
+    """A file with modules of every kind, and its model."""
+    model = seeded(Every).quantize()
+    baraquant.save(model, tmp_path / "every.safetensors")
+    return tmp_path / "every.safetensors", model
+
+
+def fails(path, message, build=Every):
+    """Loading fails with a message that names the file, and the model stays as it was."""
+    model = seeded(build)
+    before = copy.deepcopy(model)
+    with pytest.raises(ValueError, match=message) as caught:
+        baraquant.load(model, path)
+    assert str(caught.value).startswith(f"baraquant.load: {path.name}: ")
+    assert len(str(caught.value)) < 1000
+    assert same(model, before)
+
+
+@pytest.mark.parametrize("corruption", CORRUPTIONS)
+def test_damaged_and_foreign_files(corruption, every):
+    change, message = CORRUPTIONS[corruption]
+    path, _ = every
+    path.write_bytes(change(path.read_bytes()))
+    fails(path, message)
+
+
+def test_cuts_and_flipped_bits_everywhere_are_noticed(every):
+    path, model = every
+    raw = path.read_bytes()
+    whole = 8 + header_length(path)
+    fresh = Every()
+    for place in [*range(8), *range(8, whole, 37), *range(whole, len(raw), 29)]:
+        path.write_bytes(raw[:place])
+        with pytest.raises(ValueError, match=r"baraquant\.load: every\.safetensors: "):
+            baraquant.load(fresh, path)
+        path.write_bytes(raw[:place] + bytes([raw[place] ^ 4]) + raw[place + 1 :])
+        try:
+            baraquant.load(fresh, path)
+        except ValueError as error:
+            assert str(error).startswith("baraquant.load: every.safetensors: ")
+        else:  # a space that became another, in JSON
+            assert same(fresh.eval(), model)
+            fresh = Every()
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_files_that_lie(lie, every):
+    change, message = LIES[lie]
+    path, _ = every
+    header, data = change(*parts(path))
+    write(path, header, data)
+    fails(path, message)
+
+
+def test_there_are_enough_corruptions(every):
+    assert len(CORRUPTIONS) >= 30 and len(LIES) >= 30
+    path, model = every
+    header, config, data = parts(path)
+    write(path, signed(header, config, data), data)  # the liar's tools write good files
+    assert same(baraquant.load(Every(), path).eval(), model)
+
+
+class Wider(Tied):
+    def __init__(self):
+        super().__init__()
+        self.first.down = nn.Linear(32, 17)
+
+
+class NoBias(Tied):
+    def __init__(self):
+        super().__init__()
+        self.first.query = nn.Linear(16, 16, bias=False)
+
+
+class Bias(Tied):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(16, 20)
+
+
+class Longer(Tied):
+    def __init__(self):
+        super().__init__()
+        self.more = nn.LayerNorm(3)
+
+
+class Shorter(Tied):
+    def __init__(self):
+        super().__init__()
+        del self.norm
+
+
+class Convolution(Tied):
+    def __init__(self):
+        super().__init__()
+        self.first.query = nn.Conv1d(16, 16, 1)
+
+
+class Unshared(Tied):
+    def __init__(self):
+        super().__init__()
+        self.second = Block()
+
+
+class Resized(Tied):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(17)
+
+
+OTHERS = {
+    Wider: r"first.down: expected out_features to be 16, as in the file, but the model has 17",
+    NoBias: r"first.query: expected a bias, as in the file, but the model has none",
+    Bias: r"head: expected no bias, as in the file, but the model has one",
+    Longer: r"more.bias, more.weight are missing in the file, and none are unknown to the model",
+    Shorter: r"none are missing in the file, and norm.bias, norm.weight are unknown to the model",
+    Convolution: r"first.query: expected a Linear for the QuantizedLinear of the file, but the "
+    "model has a Conv1d",
+    Unshared: r"expected a module shared by .*'second.\w+'.*, but the model's is shared by",
+    Resized: r"norm.weight: expected torch.float32 \[17\] as in the model, but the file has",
+    Block: r"embedding: expected a Embedding for the QuantizedEmbedding of the file, but the model "
+    "has no such module",
+}
+
+
+@pytest.mark.parametrize("build", OTHERS, ids=lambda kind: kind.__name__)
+def test_other_architectures(build, tmp_path):
+    model = seeded(Tied)
+    baraquant.quantize_(model, W8A8())
+    path = tmp_path / "model.safetensors"
+    baraquant.save(model, path)
+    fails(path, OTHERS[build], build)
+
+
+class Untied(Tied):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(16, 20, bias=False)
+
+
+def test_ties_that_the_file_does_not_have(tmp_path):
+    model = seeded(Untied)
+    path = tmp_path / "a"
+    baraquant.quantize_(model, W8A8(), filter_fn=lambda m, name: "." in name)
+    baraquant.save(model, path)
+    fails(path, "embedding.weight: expected one tensor for embedding.weight, head.weight", Tied)
+
+
+def test_what_is_no_model_and_no_file(every):
+    path, _ = every
+    for wrong in (3, "model", None):
+        with pytest.raises(TypeError, match="expected model to be a Module or a function that"):
+            baraquant.load(wrong, path)
+    with pytest.raises(TypeError, match="expected model to be a Module, but got int"):
+        baraquant.load(lambda: 3, path)
+    with pytest.raises(FileNotFoundError):
+        baraquant.load(Every, path.with_name("none"))
+    with pytest.raises(IsADirectoryError):
+        baraquant.load(Every, path.parent)
+
+
+def test_a_buffer_that_no_file_has(tmp_path):
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.register_buffer("positions", torch.arange(3), persistent=False)
+
+    model = Positions()
+    baraquant.quantize_(model, W8A8())
+    baraquant.save(model, tmp_path / "a")
+    assert torch.equal(baraquant.load(Positions, tmp_path / "a").positions, torch.arange(3))
+    with torch.device("meta"):
+        fresh = Positions()
+    with pytest.raises(
+        ValueError, match="positions: expected a buffer with data, but it is on the"
+    ):
+        baraquant.load(fresh, tmp_path / "a")
+
+
+def test_without_safetensors(every, monkeypatch):
+    path, model = every
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    for call in (lambda: baraquant.save(model, path), lambda: baraquant.load(Every, path)):
+        with pytest.raises(ImportError, match="expected safetensors; pip install safetensors"):
+            call()

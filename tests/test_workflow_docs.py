@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The examples of the workflow's documentation run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import baraquant
+from baraquant import configs, nn, qat
+from test_ops_docs import run_examples
+
+WITHOUT = {"FakeQuantizedConv1d", "FakeQuantizedConv2d", "FakeQuantizedEmbedding"}
+WITHOUT |= {"QuantizedConv1d", "QuantizedConv2d"}
+CLASSES = [name for name in nn.__all__ if name[0].isupper() and name not in WITHOUT]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_modules(name: str) -> None:
+    run_examples(getattr(nn, name), name)
+
+
+def test_functions() -> None:
+    torch.manual_seed(0)
+    run_examples(qat, "qat")
+    run_examples(qat.prepare_, "prepare_")
+    run_examples(qat.convert_, "convert_")
+    run_examples(configs.FakeQuantConfig, "FakeQuantConfig")
+    run_examples(configs.QATConfig, "QATConfig")
+
+
+@pytest.mark.parametrize("name", nn.__all__)
+def test_everything_is_documented(name: str) -> None:
+    text = getattr(nn, name).__doc__
+    assert text and (not name[0].isupper() or "Args:" in text)
+
+
+def test_names() -> None:
+    assert set(baraquant.__all__) <= set(dir(baraquant))
