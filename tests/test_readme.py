@@ -3,42 +3,21 @@
 
 from __future__ import annotations
 
-import doctest
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import documents
 import lint
 from baraquant import ops
+from documents import DOCUMENTS, ROOT, anchors, blocks, links, name_of
 
-ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FOLDERS = ("csrc", "baraquant", "tests", "benchmarks", "examples", "scripts", "cmake", ".github")
-by_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
-
-
-def blocks(path: Path) -> Iterator[tuple[str, str, int]]:
-    """The fenced blocks: language, text, and the number of the line before the text."""
-    text = path.read_text()
-    for match in FENCE.finditer(text):
-        yield match[1], match[2], text[: match.start(2)].count("\n")
-
-
-def run_session(text: str, line: int, names: dict[str, Any]) -> None:
-    """Runs a ``>>>`` session, and compares what it prints."""
-    session = doctest.DocTestParser().get_doctest(text, names, README.name, str(README), line)
-    session.globs = names  # a DocTest copies them: the next block needs what this one defines
-    output: list[str] = []
-    runner = doctest.DocTestRunner()
-    runner.run(session, out=output.append, clear_globs=False)
-    assert runner.tries > 0
-    assert runner.failures == 0, "".join(output)
+by_document = pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 
 
 @pytest.mark.slow
@@ -48,16 +27,10 @@ def test_readme_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     names: dict[str, Any] = {"__name__": "readme"}
-    count = 0
-    for language, text, line in blocks(README):
-        if language == "python":
-            exec(compile("\n" * line + text, str(README), "exec"), names)
-        elif language == "pycon":
-            run_session(text, line, names)
-        count += language in ("python", "pycon")
-        if count == 1 and language == "python":
+    for index, _ in enumerate(documents.run(README, names)):
+        if index == 0:
             check_quick_start(names)
-    assert count == 10
+    assert index == 9
 
 
 def check_quick_start(names: dict[str, Any]) -> None:
@@ -90,14 +63,13 @@ def test_table_of_ops_is_whole() -> None:
 
 @by_document
 def test_links_lead_somewhere(path: Path) -> None:
-    text = path.read_text()
-    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.MULTILINE)
-    anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        if target.startswith("#"):
-            assert target[1:] in anchors, target
-        elif "://" not in target:
-            assert (ROOT / target).exists(), target
+    for target in links(path):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        file = path.parent / name if name else path
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
 
 
 @by_document
