@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,6 +36,8 @@ HOPPER = (
 )
 KERNELS = ("vector", *GENERIC, *HOPPER)
 by_kernel = pytest.mark.parametrize("kernel", KERNELS)
+# Rows that begin anywhere are copied for Hopper's kernels where there are so many of them.
+FEWEST_INPUTS, FEWEST_WEIGHTS = 5, 17
 # Each is taken by another kernel where the chip is a Hopper.
 SIZES = ((1, 512, 4096), (3, 129, 4095), (16, 1024, 512), (33, 640, 1040), (65, 300, 1001))
 SIZES += ((128, 256, 2048), (200, 1001, 512), (300, 1024, 528), (1100, 4224, 1024))
@@ -74,7 +77,10 @@ def shape_for(kernel: str, seed: int) -> tuple[int, int, int]:
 
     rows = pick(1, 4) if kernel == "vector" else pick(1, (17, 70, 300)[seed % 3])
     if kernel in HOPPER:
-        return rows, 8 * pick(1, 60) + (0, pick(1, 7))[seed % 2], 16 * pick(1, 60)
+        columns, depth = 8 * pick(1, 60) + (0, pick(1, 7))[seed % 2], 16 * pick(1, 60)
+        copied = rows >= FEWEST_INPUTS and columns >= FEWEST_WEIGHTS
+        odd = pick(0, 15) if copied else 0
+        return rows, columns, depth - odd
     return rows, pick(1, 300), pick(0, (40, 300, 1100)[seed % 3])
 
 
@@ -130,19 +136,26 @@ def test_the_largest_sums(
         assert torch.equal(got.cpu(), exact.float())
 
 
-@pytest.mark.parametrize("kernel", ("vector", *GENERIC))
+@by_kernel
 @pytest.mark.parametrize("offsets", ((1, 0), (0, 1), (3, 8), (15, 7)), ids=str)
 def test_unaligned_views(
     kernel: str, offsets: tuple[int, int], force: Callable[[str], None], cuda: str
 ) -> None:
     """Matrices that begin anywhere, at the very end of their memory too."""
     force(kernel)
-    for m, n, k in ((4, 67, 512), (3, 33, 4097), (1, 1, 1), (2, 100, 31)):
-        arguments = Case((m,), n, k, zero_point="token", bias="compute").arguments()
+    sizes = ((4, 67, 512), (3, 33, 4097), (1, 1, 1), (2, 100, 31))
+    if kernel in HOPPER:
+        sizes = ((140, 67, 512), (FEWEST_INPUTS, 33, 4097), (150, 17, 1), (300, 200, 31))
+    for (m, n, k), dtype in itertools.product(sizes, (torch.int8, torch.uint8)):
+        if kernel in HOPPER and dtype == torch.uint8 and m < 128:
+            continue  # refused: the sums of the weight would have to be found first
+        arguments = Case(
+            (m,), n, k, input_dtype=dtype, zero_point="token", bias="compute"
+        ).arguments()
         expected = int8_linear(arguments)
         views = to(cuda, arguments)
         for name, offset in zip(("input", "weight"), offsets, strict=True):
-            whole = torch.empty(views[name].numel() + offset, dtype=torch.int8, device=cuda)
+            whole = torch.empty(views[name].numel() + offset, dtype=views[name].dtype, device=cuda)
             whole[offset:] = views[name].view(-1)
             views[name] = whole[offset:].view(views[name].shape)
         assert_same_bits(int8_linear(views).cpu(), expected, f"{m} {n} {k}")
@@ -275,6 +288,10 @@ def test_what_a_forced_kernel_does_not_take(force: Callable[[str], None], cuda: 
     force("vector")
     with pytest.raises(NotImplementedError, match="forced"):
         int8_linear(call)
+    force(HOPPER[0])
+    for m, n in ((FEWEST_INPUTS - 1, 80), (40, FEWEST_WEIGHTS - 1)):
+        with pytest.raises(NotImplementedError, match="forced"):
+            int8_linear(to(cuda, Case((m,), n, 33).arguments()))
     with pytest.raises(ValueError, match="no kernel is named 'none'"):
         torch.ops.baraquant._force_int8_kernel("none")
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What goes around a product: sums of the rows of the weight, inputs made signed, outputs made
-// dense.
+// What goes around a product: sums of the rows of the weight, rows put where TMA can read them,
+// inputs made signed, outputs made dense.
 #include <algorithm>
 
 #include "int8_mm/stream.cuh"
@@ -34,6 +34,23 @@ __global__ void __launch_bounds__(32 * kVectorWarps, 8)
 }
 
 constexpr int kThreads = 256;
+
+// A warp copies a row.
+__global__ void __launch_bounds__(kThreads)
+    pad_rows_kernel(const Matrix<false> matrix, int64_t chunks, uint4* result) {
+  const int64_t row = int64_t(blockIdx.x) * (kThreads / 32) + static_cast<int>(threadIdx.x) / 32;
+  if (row >= matrix.rows) return;
+  constexpr int kDeep = 2;  // chunks of a thread that are read before the first is written
+  for (int64_t at = threadIdx.x % 32; at < chunks; at += 32 * kDeep) {
+    uint4 words[kDeep];
+#pragma unroll
+    for (int d = 0; d < kDeep; ++d) words[d] = matrix.chunk(row, (at + 32 * d) * kChunk);
+#pragma unroll
+    for (int d = 0; d < kDeep; ++d) {
+      if (at + 32 * d < chunks) result[row * chunks + at + 32 * d] = words[d];
+    }
+  }
+}
 
 __global__ void __launch_bounds__(kThreads)
     make_signed_kernel(const uint4* input, uint4* result, int64_t words, OfRows<int32_t> rows,
@@ -96,6 +113,14 @@ void launch_weight_sums(const int8_t* weight, int64_t n, int64_t k, int32_t* sum
   auto kernel = aligned ? &weight_sums_kernel<true> : &weight_sums_kernel<false>;
   const auto blocks = static_cast<unsigned>(divide_up(n, kVectorWarps));
   kernel<<<blocks, 32 * kVectorWarps, 0, stream>>>(weight, n, k, sums);
+}
+
+void launch_pad_rows(const void* matrix, int64_t rows, int64_t k, void* result,
+                     cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(divide_up(rows, kThreads / 32));
+  pad_rows_kernel<<<blocks, kThreads, 0, stream>>>({static_cast<const uint8_t*>(matrix), rows, k},
+                                                   divide_up(k, kChunk),
+                                                   static_cast<uint4*>(result));
 }
 
 void launch_make_signed(const Factors& factors, const OfRows<int32_t>& rows, void* input,

@@ -23,9 +23,13 @@ void launch_vector(const Factors& factors, const Rescaling<ComputeType<T>>& resc
 void launch_weight_sums(const int8_t* weight, int64_t n, int64_t k, int32_t* sums,
                         cudaStream_t stream);
 
+// The rows of a matrix of bytes, each k long, with zeros behind them up to a multiple of 16.
+void launch_pad_rows(const void* matrix, int64_t rows, int64_t k, void* result,
+                     cudaStream_t stream);
+
 // An unsigned input as a signed one, from which the same products follow: both the input and its
-// zero point less 128. k is a multiple of 16 and both inputs begin at 16 bytes; zero_point has as
-// many elements as rows has numbers.
+// zero point less 128. k is a multiple of 16 and both inputs begin at 16 bytes, maybe at the same;
+// zero_point has as many elements as rows has numbers.
 void launch_make_signed(const Factors& factors, const OfRows<int32_t>& rows, void* input,
                         int32_t* zero_point, cudaStream_t stream);
 

@@ -7,6 +7,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <atomic>
 #include <limits>
 #include <optional>
@@ -40,6 +41,10 @@ static_assert(std::size(kHopperKernels) == std::size(kHopperTiles));
 // For tests and benchmarks: the index of the kernel that every product has to take, or -1.
 std::atomic<int> forced{-1};
 
+// Rows that do not begin at 16 bytes are copied for Hopper's kernels from this many of them on:
+// measured on an H200, the copies and the product take less time together than a generic kernel.
+constexpr int64_t kFewestCopiedInputs = 5, kFewestCopiedWeights = 17;
+
 struct Chip {
   int device, multiprocessors, major, minor;
 
@@ -72,21 +77,30 @@ at::Tensor scratch(int64_t bytes) {
 
 // Scratch memory of a product on Hopper: at these offsets.
 struct HopperScratch {
-  int64_t zero_point = 0, weight_sum = 0, output = 0, workspace = 0, bytes = 0;  // input at 0
+  int64_t input = 0, weight = 0, zero_point = 0, weight_sum = 0, output = 0, workspace = 0;
+  int64_t bytes = 0;
+
+  // Returns the offset of a part, which is there or not.
+  int64_t add(int64_t part, bool is_there) {
+    const int64_t offset = bytes;
+    if (is_there) bytes += divide_up(part, 256) * 256;
+    return offset;
+  }
 };
 
-int64_t round_up(int64_t bytes) { return divide_up(bytes, 256) * 256; }
-
-// An unsigned input is made signed first. TMA writes rows that begin at 16 bytes: where the
-// output's do not, it writes such rows, and they are made dense in the end.
+// TMA reads and writes rows that begin at 16 bytes. Where those of an input do not, they are copied
+// to rows that do, with zeros behind, which add nothing to a sum; where those of the output do not,
+// such rows are written, and made dense in the end. An unsigned input is made signed first.
 template <typename T>
 class HopperProduct {
  public:
   HopperProduct(const Factors& f, const Rescaling<float>& r, T* output, const Chip& chip, int tile)
       : kernel_(kHopperKernels[tile]->of[hopper::OutputIndex<T>::value]),
+        given_(f),
         makes_signed_(f.is_unsigned),
         makes_sums_(f.is_unsigned && r.weight_sum == nullptr) {
     call_.factors = f;
+    call_.factors.k = divide_up(f.k, kChunk) * kChunk;
     call_.rescaling = r;
     call_.output = output;
     call_.output_stride = divide_up(f.n, kAligned) * kAligned;
@@ -95,14 +109,20 @@ class HopperProduct {
     call_.raster = kHopperTiles[tile].raster;
     call_.swizzle = kHopperTiles[tile].swizzle;
     call_.stream = c10::cuda::getCurrentCUDAStream();
+    pads_input_ = !has_aligned_rows(f.input, f.k);
+    pads_weight_ = !has_aligned_rows(f.weight, f.k);
     makes_dense_ = call_.output_stride != f.n || !is_aligned(output, 16);
-    const int64_t sum = sizeof(int32_t);
-    offsets_.zero_point = makes_signed_ ? round_up(f.m * f.k) : 0;
-    offsets_.weight_sum = offsets_.zero_point + (makes_signed_ ? round_up(f.m * sum) : 0);
-    offsets_.output = offsets_.weight_sum + (makes_sums_ ? round_up(f.n * sum) : 0);
-    const int64_t padded = f.m * call_.output_stride * int64_t(sizeof(T));
-    offsets_.workspace = offsets_.output + (makes_dense_ ? round_up(padded) : 0);
-    offsets_.bytes = offsets_.workspace + kernel_.workspace_bytes(call_);
+    const int64_t depth = call_.factors.k, width = call_.output_stride;
+    offsets_.input = offsets_.add(f.m * depth, pads_input_ || makes_signed_);
+    offsets_.weight = offsets_.add(f.n * depth, pads_weight_);
+    offsets_.zero_point = offsets_.add(f.m * int64_t(sizeof(int32_t)), makes_signed_);
+    offsets_.weight_sum = offsets_.add(f.n * int64_t(sizeof(int32_t)), makes_sums_);
+    offsets_.output = offsets_.add(f.m * width * int64_t(sizeof(T)), makes_dense_);
+    offsets_.workspace = offsets_.add(kernel_.workspace_bytes(call_), true);
+  }
+
+  static bool has_aligned_rows(const void* matrix, int64_t k) {
+    return k % kChunk == 0 && is_aligned(matrix, kChunk);
   }
 
   int64_t scratch_bytes() const { return offsets_.bytes; }
@@ -112,6 +132,11 @@ class HopperProduct {
     if (offsets_.bytes > 0) memory = scratch(offsets_.bytes);
     auto* base = memory.defined() ? static_cast<uint8_t*>(memory.mutable_data_ptr()) : nullptr;
     call_.workspace = base + offsets_.workspace;
+    if (pads_input_) call_.factors.input = padded(given_.input, given_.m, base + offsets_.input);
+    if (pads_weight_) {
+      call_.factors.weight =
+          static_cast<const int8_t*>(padded(given_.weight, given_.n, base + offsets_.weight));
+    }
     if (makes_signed_) make_signed(base);
     void* const output = call_.output;
     if (makes_dense_) call_.output = base + offsets_.output;
@@ -126,27 +151,35 @@ class HopperProduct {
 
  private:
   static constexpr int64_t kAligned = 16 / sizeof(T);
+  static constexpr int64_t kChunk = 16;
+
+  const void* padded(const void* rows, int64_t count, uint8_t* result) {
+    launch_pad_rows(rows, count, given_.k, result, call_.stream);
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+    return result;
+  }
 
   void make_signed(uint8_t* base) {
     Factors& f = call_.factors;
     Rescaling<float>& r = call_.rescaling;
     auto* zero_point = reinterpret_cast<int32_t*>(base + offsets_.zero_point);
-    launch_make_signed(f, r.zero_point, base, zero_point, call_.stream);
+    launch_make_signed(f, r.zero_point, base + offsets_.input, zero_point, call_.stream);
     if (makes_sums_) {
       auto* sums = reinterpret_cast<int32_t*>(base + offsets_.weight_sum);
       launch_weight_sums(f.weight, f.n, f.k, sums, call_.stream);
       r.weight_sum = sums;
     }
     C10_CUDA_KERNEL_LAUNCH_CHECK();
-    f.input = base;
+    f.input = base + offsets_.input;
     f.is_unsigned = false;
     r.zero_point.data = zero_point;
   }
 
   hopper::Call call_;
   hopper::Kernel kernel_;
+  Factors given_;
   HopperScratch offsets_;
-  bool makes_signed_, makes_sums_, makes_dense_ = false;
+  bool pads_input_, pads_weight_, makes_signed_, makes_sums_, makes_dense_;
 };
 
 template <typename T>
@@ -154,10 +187,12 @@ bool allows_hopper(const Factors& f, const Rescaling<ComputeType<T>>& r, const C
   if (!kWithHopper || chip.major != 9 || chip.minor != 0 || sizeof(T) == 8) return false;
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   const bool fits = f.m <= kMost && f.n <= kMost && f.k > 0;
-  const bool aligned = f.k % 16 == 0 && is_aligned(f.input, 16) && is_aligned(f.weight, 16);
+  const bool aligned = HopperProduct<float>::has_aligned_rows(f.input, f.k) &&
+                       HopperProduct<float>::has_aligned_rows(f.weight, f.k);
+  const bool repays_copies = f.m >= kFewestCopiedInputs && f.n >= kFewestCopiedWeights;
   // The sums of the weight would have to be found first: for few rows that takes as long as all.
   const bool finds_sums = f.is_unsigned && r.weight_sum == nullptr && f.m < 128;
-  return fits && aligned && !finds_sums;
+  return fits && (aligned || repays_copies) && !finds_sums;
 }
 
 template <typename T>
