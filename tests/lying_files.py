@@ -125,7 +125,47 @@ LIES = {
     ),
     "packed of 8 bits": (
         module("dynamic", "packed", {"weight": [8, 8]}),
-        "expected a width of 2 to 7 bits",
+        "dynamic.weight: expected a width of 2 to 7 bits",
+    ),
+    "packed of more bits": (
+        option("narrow", "weight_bits", 5),
+        r"narrow.weight: expected 40 bytes for packed integers of shape \[8, 8\], but .* \[32\]",
+    ),
+    "packed of fewer bits": (
+        option("narrow", "weight_bits", 3),
+        "narrow.weight: expected 24 bytes",
+    ),
+    "packed of -4 bits": (
+        option("narrow", "weight_bits", -4),
+        "narrow.weight: expected a width of 2 to 7 bits",
+    ),
+    "packed of int8": (
+        reshaped("narrow.weight", dtype="I8"),
+        r"narrow.weight: expected 32 bytes .*, but got torch.int8 \[32\]",
+    ),
+    "packed in a matrix": (
+        reshaped("narrow.weight", shape=[4, 8]),
+        r"narrow.weight: expected 32 bytes .*, but got torch.uint8 \[4, 8\]",
+    ),
+    "packed in another shape": (
+        module("narrow", "packed", {"weight": [4, 16]}),
+        "narrow: .*expected weight_scale to have 4 elements",
+    ),
+    "packed beyond 64 bits": (
+        module("narrow", "packed", {"weight": [2**32, 2**32]}),
+        f"narrow.weight: expected {2**63} bytes for packed integers",
+    ),
+    "packed of nothing": (
+        module("narrow", "packed", {"weight": [0, 2**62, 2**62]}),
+        "narrow.weight: expected 0 bytes for packed integers",
+    ),
+    "packed of less than nothing": (
+        module("narrow", "packed", {"weight": [-8, -8]}),
+        "narrow: expected packed to hold shapes",
+    ),
+    "a scale that is packed": (
+        module("narrow", "packed", {"weight_scale": [8], "weight": [8, 8]}),
+        "narrow.weight_scale: expected 4 bytes for packed integers of shape",
     ),
     "not packed": (module("narrow", "packed", {}), "narrow: .*expected weight to be int8"),
     "shared with itself": (

@@ -3,6 +3,8 @@
 
 import copy
 import json
+import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +15,9 @@ from torch import nn
 
 import baraquant
 from baraquant import W8A8, FakeQuantConfig, QATConfig, SmoothQuant, W8A8Static
-from baraquant.nn import (
-    QuantizedLinear,
-)
+from baraquant.nn import QuantizedLinear
 from baraquant.serialization.packing import pack, packed_size, unpack
-from damaged_files import header_length, parts
+from damaged_files import header_length, parts, signed, write
 from stored_models import Every, integers, same, scales
 from workflow_models import Block, Tied, batches, seeded, tokens
 
@@ -208,6 +208,90 @@ def test_packed_integers_of_several_chunks(monkeypatch):
     monkeypatch.setattr(packing, "_CHUNK", 64)
     assert torch.equal(pack(values, 3), whole)
     assert torch.equal(unpack(whole, 3, (100, 33)), values)
+
+
+@pytest.mark.parametrize("bits", range(2, 8))
+def test_packed_integers_are_the_stream_that_is_documented(bits):
+    values = integers(3, 7, bits=bits)
+    stream = "".join(f"{value % (1 << bits):0{bits}b}"[::-1] for value in values.flatten().tolist())
+    stream += "0" * (-len(stream) % 8)
+    expected = [int(stream[start : start + 8][::-1], 2) for start in range(0, len(stream), 8)]
+    assert pack(values, bits).tolist() == expected
+
+
+def narrow(bits):
+    """A model of one module with ``bits`` bits at two places, and a weight of two widths."""
+    layer = QuantizedLinear(integers(3, 3, bits=bits), scales(3), weight_bits=bits)
+    return nn.ModuleDict(
+        {
+            "first": layer,
+            "again": layer,
+            "other": QuantizedLinear(layer.weight, scales(3), weight_bits=bits),
+            "wider": QuantizedLinear(layer.weight, scales(3), weight_bits=bits + 1),
+        }
+    )
+
+
+def floats():
+    layer = nn.Linear(3, 3, bias=False)
+    others = {name: nn.Linear(3, 3, bias=False) for name in ("other", "wider")}
+    return nn.ModuleDict({"first": layer, "again": layer, **others})
+
+
+@pytest.mark.parametrize("bits", range(2, 8))
+def test_narrow_weights_that_are_shared(bits, tmp_path):
+    model = narrow(bits)
+    baraquant.save(model, tmp_path / "a")
+    header, _, _ = parts(tmp_path / "a")
+    shapes = {name: e["shape"] for name, e in header.items() if name.endswith("weight")}
+    wider = [packed_size(9, bits + 1)] if bits < 7 else [3, 3]
+    assert shapes == {"first.weight": [packed_size(9, bits)], "wider.weight": wider}
+    loaded = baraquant.load(floats, tmp_path / "a")
+    assert same(loaded, model) and loaded["first"] is loaded["again"]
+    assert loaded["first"].weight is loaded["other"].weight
+
+
+def test_a_narrow_weight_that_is_stored_as_int8(tmp_path):
+    """What ``packed`` does not name is stored as it is."""
+    model = narrow(4)
+    baraquant.save(model, tmp_path / "a")
+    header, config, _ = parts(tmp_path / "a")
+    whole, data = {}, b""
+    for name, tensor in model.state_dict().items():
+        if name in header:
+            raw = tensor.contiguous().numpy().tobytes()
+            place = [len(data), len(data) + len(raw)]
+            dtype = {torch.int8: "I8", torch.float32: "F32"}[tensor.dtype]
+            whole[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": place}
+            data += raw
+    for module in config["modules"].values():
+        module["packed"] = {}
+    write(tmp_path / "b", signed(whole, config, data), data)
+    assert same(baraquant.load(floats, tmp_path / "b"), model)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_the_permissions_are_those_of_open(umask, every):
+    path, model = every
+    fresh, link = path.with_name("fresh"), path.with_name("link")
+    link.symlink_to(path)
+    path.chmod(0o640)
+    before = os.umask(umask)
+    try:
+        baraquant.save(model, fresh)
+        with path.with_name("opened").open("wb"):
+            pass
+        baraquant.save(model, link)
+    finally:
+        os.umask(before)
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+    assert modes == {
+        "fresh": 0o666 & ~umask,
+        "opened": 0o666 & ~umask,
+        path.name: 0o640,  # as it was: an existing file is written anew
+        "link": 0o640,
+    }
+    assert link.is_symlink() and path.read_bytes() == fresh.read_bytes()
 
 
 # What save refuses.

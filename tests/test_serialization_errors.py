@@ -2,6 +2,7 @@
 """``load`` and files that are damaged, lie, or belong to another model."""
 
 import copy
+import json
 import sys
 
 import pytest
@@ -10,9 +11,10 @@ from torch import nn
 
 import baraquant
 from baraquant import W8A8
+from baraquant.nn import QuantizedLinear
 from damaged_files import CORRUPTIONS, header_length, parts, signed, write
 from lying_files import LIES
-from stored_models import Every, same
+from stored_models import Every, integers, same, scales
 from workflow_models import Block, Tied, seeded
 
 
@@ -77,6 +79,64 @@ def test_there_are_enough_corruptions(every):
     header, config, data = parts(path)
     write(path, signed(header, config, data), data)  # the liar's tools write good files
     assert same(baraquant.load(Every(), path).eval(), model)
+
+
+class Narrow(nn.Sequential):
+    """Nine integers of three bits: five bits of the fourth byte are to spare."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(3, 3))
+
+
+@pytest.fixture
+def narrow(tmp_path):
+    model = seeded(Narrow)
+    model[0] = QuantizedLinear(integers(3, 3, bits=3), scales(3), torch.zeros(3), weight_bits=3)
+    baraquant.save(model, tmp_path / "narrow.safetensors")
+    return tmp_path / "narrow.safetensors", model
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_bits_behind_the_last_packed_integer(bit, narrow):
+    path, model = narrow
+    header, config, data = parts(path)
+    last = header["0.weight"]["data_offsets"][1] - 1
+    data = data[:last] + bytes([data[last] ^ 1 << bit]) + data[last + 1 :]
+    write(path, signed(header, config, data), data)
+    if bit >= 3:
+        fails(path, "0.weight: expected the 5 bits behind the last integer to be 0", Narrow)
+    else:  # a bit of the last integer
+        loaded = baraquant.load(Narrow, path)[0].weight
+        differs = (loaded != model[0].weight).flatten()
+        assert int(differs.sum()) == 1 and bool(differs[-1])
+
+
+def test_a_shape_that_no_tensor_has(narrow):
+    """Empty, so that its bytes are right, but its strides are too long for 64 bits."""
+    path, _ = narrow
+    header, config, data = parts(path)
+    header["0.more"] = {"dtype": "F32", "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}
+    write(path, signed_as_is(header, config), data)
+    fails(path, "0.more: expected a shape that a tensor can have", Narrow)
+    del header["0.more"]
+    config["modules"]["0"]["packed"] = {"weight": [0, 2**62, 2**62]}
+    begin = header["0.weight"]["data_offsets"][0]
+    end = header["0.weight"]["data_offsets"][1]
+    for entry in header.values():
+        if "data_offsets" in entry and entry["data_offsets"][0] >= end:
+            entry["data_offsets"] = [place - (end - begin) for place in entry["data_offsets"]]
+    header["0.weight"] = {"dtype": "U8", "shape": [0], "data_offsets": [begin, begin]}
+    write(path, signed_as_is(header, config), data[:begin] + data[end:])
+    fails(path, "0.weight: expected a shape that a tensor can have", Narrow)
+
+
+def signed_as_is(header, config):
+    """Put in a configuration with the old checksum: what is wrong is found before it is looked at.
+
+    No tensor of such a shape can be made to compute the right one.
+    """
+    header["__metadata__"] = {"baraquant": json.dumps(config)}
+    return header
 
 
 class Wider(Tied):

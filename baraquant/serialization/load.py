@@ -8,6 +8,7 @@ the model, then the data's checksum and the values.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ from ..nn import MultiheadAttention
 from .header import Entry, Header, read_header
 from .kinds import check_values
 from .manifest import Manifest, StoredModule, digest, parse_manifest
-from .packing import packed_size, unpack
+from .packing import check_spare_bits, packed_size, unpack
 from .save import import_safetensors
 
 _CALLER = "baraquant.load"
@@ -88,15 +89,14 @@ class _Metas:
 
     def __init__(self, header: Header, manifest: Manifest) -> None:
         self.tensors = {
-            name: torch.empty(entry.shape, dtype=entry.dtype, device="meta")
-            for name, entry in header.tensors.items()
+            name: _meta(name, entry.shape, entry.dtype) for name, entry in header.tensors.items()
         }
         for path, stored in manifest.modules.items():
             for name, shape in stored.packed.items():
                 full = f"{path}.{name}"
                 _check_packed(full, header.tensors.get(full), shape, stored)
                 if full in self.tensors:
-                    self.tensors[full] = torch.empty(shape, dtype=torch.int8, device="meta")
+                    self.tensors[full] = _meta(full, shape, torch.int8)
         for alias, name in manifest.shared_tensors.items():
             if name not in self.tensors or alias in self.tensors:
                 raise ValueError(
@@ -108,6 +108,15 @@ class _Metas:
             path: build_module(path, stored, self.tensors)
             for path, stored in manifest.modules.items()
         }
+
+
+def _meta(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    try:
+        return torch.empty(shape, dtype=dtype, device="meta")
+    except RuntimeError:  # a dimension of 0 beside others whose product 64 bits do not hold
+        raise ValueError(
+            f"{name}: expected a shape that a tensor can have, but got {shape}"
+        ) from None
 
 
 def build_module(path: str, stored: StoredModule, tensors: dict[str, Tensor]) -> nn.Module:
@@ -137,7 +146,7 @@ def _check_packed(
         raise ValueError(f"{name}: expected a width of 2 to 7 bits for packed integers, not {bits}")
     if entry is None:
         return  # another module's tensor, or missing: that is noticed later
-    size = packed_size(torch.Size(shape).numel(), bits)
+    size = packed_size(math.prod(shape), bits)
     if entry.dtype != torch.uint8 or entry.shape != (size,):
         raise ValueError(
             f"{name}: expected {size} bytes for packed integers of shape {list(shape)}, but got "
@@ -274,9 +283,17 @@ def _read(file: Path, header: Header, manifest: Manifest) -> dict[str, Tensor]:
         for name, shape in module.packed.items():
             full = f"{path}.{name}"
             if full in stored:
-                stored[full] = unpack(stored[full], module.options["weight_bits"], shape)
+                stored[full] = _unpacked(full, stored[full], module.options["weight_bits"], shape)
     stored |= {alias: stored[name] for alias, name in manifest.shared_tensors.items()}
     return dict(stored)
+
+
+def _unpacked(name: str, packed: Tensor, bits: int, shape: tuple[int, ...]) -> Tensor:
+    try:
+        check_spare_bits(packed, bits, math.prod(shape))
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    return unpack(packed, bits, shape)
 
 
 def _build(model: nn.Module, manifest: Manifest, values: dict[str, Tensor]) -> dict[str, nn.Module]:

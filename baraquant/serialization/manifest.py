@@ -3,9 +3,10 @@
 
 ``{"format": 1, "writer": ..., "modules": {path: {"class", "options", "packed"}}, "shared_modules":
 {path: path}, "shared_tensors": {name: name}, "attentions": [path], "sha256": ...}``. ``packed`` has
-the shapes of the int8 tensors that the file holds as strings of bits; ``attentions`` are those of
-:class:`baraquant.nn.MultiheadAttention`. The checksum is that of all the rest and of the tensors:
-it finds damage, and is no signature.
+the shapes of the int8 tensors that the file holds as strings of bits (:mod:`.packing`; their width
+is the ``weight_bits`` of the options); what it does not name is stored as it is. ``attentions`` are
+those of :class:`baraquant.nn.MultiheadAttention`. The checksum is that of all the rest and of the
+tensors: it finds damage, and is no signature.
 """
 
 from __future__ import annotations

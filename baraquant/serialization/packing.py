@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Integers of two to seven bits, stored as a string of bits."""
+"""Integers of two to seven bits, stored as a string of bits.
+
+A tensor is one stream, in the order of its elements: integer ``i`` takes the bits ``i * bits`` to
+``(i + 1) * bits - 1``, its low bit first, and bit ``j`` of the stream is bit ``j % 8`` of byte
+``j // 8``. What the last byte has to spare is 0. It is one stream for the whole tensor, as kernels
+read int8: no row is looked up in a file, and rows that end on a byte would cost up to 7 bits each.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# Integers at a time: eight of any width end on a byte, and the temporaries stay small.
+# Integers at a time, so that the temporaries stay small. Eight of any width end on a byte.
 _CHUNK = 1 << 20
 
 
@@ -19,24 +25,43 @@ def packed_size(numel: int, bits: int) -> int:
 
 
 def pack(integers: Tensor, bits: int) -> Tensor:
-    """Pack signed integers, each as two's complement of ``bits`` bits, the low bit first.
+    """Pack signed integers, each as two's complement of ``bits`` bits.
 
     Args:
         integers: int8, of any shape, in ``[-2^(bits-1), 2^(bits-1) - 1]``.
         bits: 2 to 8.
 
     Returns:
-        uint8 ``[ceil(numel * bits / 8)]``, on the CPU.
+        uint8 ``[packed_size(numel, bits)]``, on the CPU.
     """
     integers = integers.detach().cpu().reshape(-1)
-    places = torch.arange(bits, dtype=torch.uint8)
-    weights = torch.ones(8, dtype=torch.uint8) << torch.arange(8, dtype=torch.uint8)
-    parts = []
+    parts = [torch.empty(0, dtype=torch.uint8)]
     for chunk in integers.split(_CHUNK):
-        stream = (chunk.view(torch.uint8)[:, None] >> places & 1).reshape(-1)
-        stream = torch.nn.functional.pad(stream, (0, -len(stream) % 8)).reshape(-1, 8)
-        parts.append((stream * weights).sum(dim=1, dtype=torch.uint8))
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
+        columns = _columns(chunk.view(torch.uint8) & (1 << bits) - 1, 8)
+        packed = torch.zeros(bits, columns.shape[1], dtype=torch.uint8)
+        for integer, byte, shift in _overlaps(bits):
+            packed[byte] |= _shifted(columns[integer], shift)
+        parts.append(packed.t().reshape(-1))
+    return torch.cat(parts)[: packed_size(integers.numel(), bits)].clone()
+
+
+def check_spare_bits(packed: Tensor, bits: int, numel: int) -> None:
+    """Check that the bits behind the last integer are 0, so that each tensor has one form.
+
+    Args:
+        packed: uint8 ``[packed_size(numel, bits)]``, on the CPU.
+        bits: 2 to 8.
+        numel: How many integers it holds.
+
+    Raises:
+        ValueError: One is 1.
+    """
+    used = numel * bits % 8
+    if used > 0 and int(packed[-1]) >> used != 0:
+        raise ValueError(
+            f"expected the {8 - used} bits behind the last integer to be 0, but its last byte is "
+            f"{int(packed[-1]):#010b}"
+        )
 
 
 def unpack(packed: Tensor, bits: int, shape: Sequence[int]) -> Tensor:
@@ -47,17 +72,34 @@ def unpack(packed: Tensor, bits: int, shape: Sequence[int]) -> Tensor:
         bits: 2 to 8.
         shape: The shape that the integers had.
     """
-    numel = math.prod(shape)
-    places = torch.arange(8, dtype=torch.uint8)
-    weights = torch.ones(bits, dtype=torch.uint8) << torch.arange(bits, dtype=torch.uint8)
     sign = 1 << (bits - 1)
-    parts = []
-    for start in range(0, numel, _CHUNK):
-        count = min(_CHUNK, numel - start)
-        begin = start * bits // 8  # whole: a chunk is a multiple of eight integers
-        chunk = packed[begin : begin + packed_size(count, bits)]
-        stream = (chunk[:, None] >> places & 1).reshape(-1)[: count * bits].reshape(-1, bits)
-        values = (stream * weights).sum(dim=1, dtype=torch.uint8)
-        parts.append(((values ^ sign) - sign).view(torch.int8))  # extends the sign bit
-    whole = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int8)
-    return whole.reshape(tuple(shape))
+    parts = [torch.empty(0, dtype=torch.int8)]
+    for chunk in packed.split(_CHUNK // 8 * bits):
+        columns = _columns(chunk, bits)
+        integers = torch.zeros(8, columns.shape[1], dtype=torch.uint8)
+        for integer, byte, shift in _overlaps(bits):
+            integers[integer] |= _shifted(columns[byte], -shift)
+        integers = (integers & (1 << bits) - 1 ^ sign) - sign  # extends the sign bit
+        parts.append(integers.view(torch.int8).t().reshape(-1))
+    return torch.cat(parts)[: math.prod(shape)].reshape(tuple(shape)).clone()
+
+
+def _columns(values: Tensor, count: int) -> Tensor:
+    """Return ``[count, ceil(n / count)]``: every ``count``-th value of ``[n]`` in a row."""
+    padded = torch.nn.functional.pad(values, (0, -len(values) % count))
+    return padded.reshape(-1, count).t().contiguous()
+
+
+def _overlaps(bits: int) -> list[tuple[int, int, int]]:
+    """Return where eight integers meet their ``bits`` bytes: (integer, byte, shift to the left)."""
+    return [
+        (integer, byte, bits * integer - 8 * byte)
+        for integer in range(8)
+        for byte in range(bits)
+        if -bits < bits * integer - 8 * byte < 8
+    ]
+
+
+def _shifted(values: Tensor, left: int) -> Tensor:
+    """Return uint8 values shifted; what leaves the byte is lost."""
+    return values << left if left >= 0 else values >> -left

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,8 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Write a quantized model to one file: safetensors, with its configuration as JSON in there.
 
     Nothing in it is code, and no pickle. Integers of fewer than eight bits take their true width.
-    A tensor that several modules share is written once. The file appears whole or not at all.
+    A tensor that several modules share is written once. The file appears whole or not at all, with
+    the permissions that ``open(path, "wb")`` would give it.
 
     Args:
         model: What :func:`baraquant.quantize_` or :func:`baraquant.qat.convert_` made, on any
@@ -47,31 +50,12 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """
     save_file = import_safetensors(_CALLER).torch.save_file
     modules, shared_modules = _quantized(model)
-    packed: dict[str, int] = {}  # names of tensors, and their bits
-    entries: dict[str, Any] = {}
-    for name, module in modules.items():
-        try:
-            check_values(module)
-        except ValueError as error:
-            raise ValueError(f"{_CALLER}: {name}: {error}") from None
-        entry = {
-            "class": type(module).__name__,
-            "options": KINDS[type(module).__name__].read(module),
-        }
-        is_packed = module.weight_bits < 8
-        entry["packed"] = {"weight": list(module.weight.shape)} if is_packed else {}
-        if is_packed:
-            packed[f"{name}.weight"] = module.weight_bits
-        entries[name] = entry
-    tensors, shared_tensors = _tensors(model)
-    for name, bits in packed.items():
-        # Two modules that share a weight agree on its width, or it is stored for each.
-        first = shared_tensors.get(name)
-        if first is not None and packed.get(first) != bits:
-            tensors[name] = tensors[first]
-            del shared_tensors[name]
+    entries = {name: _entry(name, module) for name, module in modules.items()}
+    at = modules | {alias: modules[name] for alias, name in shared_modules.items()}
+    widths = {f"{name}.weight": m.weight_bits for name, m in at.items() if m.weight_bits < 8}
+    tensors, shared_tensors = _tensors(model, widths)
     stored = {
-        name: pack(tensor, packed[name]) if name in packed else tensor.cpu().contiguous()
+        name: pack(tensor, widths[name]) if name in widths else tensor.cpu().contiguous()
         for name, tensor in tensors.items()
     }
     plain = {
@@ -87,10 +71,30 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         ],
     }
     metadata = {"baraquant": write_manifest(plain, stored)}
-    target = Path(path)
+    _replace(Path(path), lambda partial: save_file(stored, partial, metadata))
+
+
+def _entry(name: str, module: nn.Module) -> dict[str, Any]:
+    """Return what the configuration says of a module, whose numbers are checked first."""
+    try:
+        check_values(module)
+    except ValueError as error:
+        raise ValueError(f"{_CALLER}: {name}: {error}") from None
+    kind = type(module).__name__
+    packed = {"weight": list(module.weight.shape)} if module.weight_bits < 8 else {}
+    return {"class": kind, "options": KINDS[kind].read(module), "packed": packed}
+
+
+def _replace(path: Path, write: Callable[[Path], None]) -> None:
+    """Let ``write`` make the file under another name, which then takes the place of ``path``."""
+    target = path.resolve()  # behind a link, as open() does
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
-        save_file(stored, partial, metadata)
+        partial.unlink(missing_ok=True)
+        partial.touch()  # safetensors lets nobody else read what it writes: ask what the umask says
+        mode = (target if target.exists() else partial).stat().st_mode
+        write(partial)
+        partial.chmod(stat.S_IMODE(mode))
         partial.replace(target)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -147,8 +151,11 @@ def _quantized(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, str]]:
     return modules, shared
 
 
-def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors of the state dict, each once, and the names that share one of them."""
+def _tensors(model: nn.Module, widths: dict[str, int]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors of the state dict, each once, and the names that share one of them.
+
+    A weight whose modules do not agree on its width is there for each width: packed, it differs.
+    """
     tensors: dict[str, Tensor] = {}
     shared: dict[str, str] = {}
     first: dict[tuple[Any, ...], str] = {}
@@ -162,7 +169,8 @@ def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
                 f"{_CALLER}: {name}: expected a dense tensor of a common dtype, with data, but got "
                 f"{tensor.dtype}, {tensor.layout}, on {tensor.device}"
             )
-        place = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
+        where = (tensor.data_ptr(), tensor.device, tensor.shape, tensor.stride())
+        place = (*where, tensor.dtype, widths.get(name))
         if tensor.numel() > 0 and place in first:
             shared[name] = first[place]
         else:
