@@ -70,7 +70,7 @@ class Timer:
         """
         cuda = self.device.type == "cuda"
         prepare = self._prepare_cuda if cuda else self._prepare_host
-        return self._in_turns(
+        return self.in_turns(
             {name: (lambda call=call: prepare(call, rotation)) for name, call in calls.items()},
             self.rounds,
         )
@@ -92,13 +92,14 @@ class Timer:
             measure()
             return measure
 
-        return self._in_turns(
+        return self.in_turns(
             {name: (lambda call=call: prepare(call)) for name, call in calls.items()}, rounds
         )
 
-    def _in_turns(
+    def in_turns(
         self, prepares: dict[str, Callable[[], Callable[[], float]]], rounds: int
     ) -> dict[str, float | str]:
+        """Median seconds of what each preparation returns, round by round; or an error's text."""
         results: dict[str, float | str] = {}
         measures: dict[str, Callable[[], float]] = {}
         samples: dict[str, list[float]] = {}

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from bench import Timer
 from bench_plot import Plot
-from bench_report import Part, run_sections
+from bench_report import OPS, Layout, Part, run_sections
 from bench_row import DTYPES, Row
 
 
@@ -143,12 +143,15 @@ def parts_of(
 
 
 def run(
-    sections: Iterable[tuple[str, list[Part]]], options: argparse.Namespace, plot: Plot
+    sections: Iterable[tuple[str, list[Part]]],
+    options: argparse.Namespace,
+    plot: Plot,
+    layout: Layout = OPS,
 ) -> list[Row]:
     """Measures and reports, from a seed, and leaves the number of threads as it was."""
     torch.manual_seed(0)
     threads = torch.get_num_threads()
     try:
-        return run_sections(sections, options, Console(), plot)
+        return run_sections(sections, options, Console(), plot, layout)
     finally:
         torch.set_num_threads(threads)

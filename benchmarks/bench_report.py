@@ -9,6 +9,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,82 @@ RATES = ("µs", "GB/s", "of copy")
 PRODUCT_RATES = ("µs", "TOPS", "of bound")
 
 
+def columns(rows: list[Row]) -> tuple[str, ...]:
+    """The titles: a product counts operations, everything else bytes."""
+    return (*HEAD, *(PRODUCT_RATES if any(row.tops for row in rows) else RATES), *TAIL)
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """The texts of a row."""
+    case = row.case if row.threads is None else f"{row.case}, {threads_text(row.threads)}"
+    head = (row.op, case, row.dtype, "x".join(map(str, row.shape)))
+    targets = ", ".join(map(str, row.targets))
+    if row.seconds is None:
+        return (*head, "", "", "", row.error or "not measured", targets, verdicts(row))
+    against = [f"{ratio:.2f}x {name}" for name, ratio in row.speedups.items()]
+    against += [f"{name} failed" for name in row.peer_errors]
+    if row.bound is not None and any(isinstance(target, Within) for target in row.targets):
+        against.append(f"bound {(row.seconds - row.bound) * 1e6:+.1f} µs")
+    if row.held:
+        texts = (f"{bytes_text(held)} ({name})" for name, held in row.held.items())
+        against.append("holds " + " vs ".join(texts))
+    if row.note:
+        against.append(row.note)
+    rate, share = (row.tops, row.of_bound) if row.tops else (row.gbps, row.of_copy)
+    return (
+        *head,
+        f"{row.seconds * 1e6:,.1f}",
+        (f"{rate:.3g}" if row.tops and rate < 100 else f"{rate:,.0f}") if rate else "",
+        f"{share:.1%}" if share else "",
+        ", ".join(against),
+        targets,
+        verdicts(row),
+    )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a table shows of rows, the verdict last; ``numbers`` are the columns of numbers."""
+
+    columns: Callable[[list[Row]], tuple[str, ...]]
+    cells: Callable[[Row], tuple[str, ...]]
+    numbers: frozenset[str]
+
+
+OPS = Layout(columns, cells, frozenset((*RATES, *PRODUCT_RATES)))
+
+
+def print_table(title: str, rows: list[Row], console: Console, layout: Layout = OPS) -> None:
+    """Prints rows, verdicts in colour."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    for name in layout.columns(rows):
+        table.add_column(name, justify="right" if name in layout.numbers else "left")
+    for row in rows:
+        *texts, verdict = layout.cells(row)
+        color = "red" if row.error is not None or False in row.met else "green"
+        table.add_row(*texts, f"[{color}]{verdict}" if verdict else "")
+    console.print(table)
+
+
+def markdown(rows: list[Row], about: dict[str, Any], layout: Layout = OPS) -> str:
+    """A table for documentation, under a line that names the machine and the versions."""
+    titles = layout.columns(rows)
+    lines = [
+        ", ".join(f"{name} {value}" for name, value in about.items()),
+        "",
+        "| " + " | ".join(titles) + " |",
+        "|" + "|".join("---" for _ in titles) + "|",
+    ]
+    lines += ["| " + " | ".join(layout.cells(row)) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
 def run_sections(
     sections: Iterable[tuple[str, list[Part]]],
     options: argparse.Namespace,
     console: Console,
     plot: Plot,
+    layout: Layout = OPS,
 ) -> list[Row]:
     """Measures section by section; each is printed, and written to the JSON, when it is done.
 
@@ -42,6 +114,7 @@ def run_sections(
         options: ``device``, and the paths ``json``, ``markdown`` and ``plot``, or None.
         console: Where the tables go.
         plot: Draws the rows into ``options.plot``.
+        layout: What the tables show of rows.
     """
     if not console.is_terminal:
         console = Console(width=210)  # a log file has no width of its own
@@ -56,14 +129,14 @@ def run_sections(
         gc.unfreeze()
         rows += own
         if own:
-            print_table(title, own, console)
+            print_table(title, own, console, layout)
         else:
             console.print(f"{title}: nothing measured, the time was used up\n")
         if options.json:
             write_json(rows, about, options.json)
     if options.markdown:
         options.markdown.parent.mkdir(parents=True, exist_ok=True)
-        options.markdown.write_text(markdown(rows, about))
+        options.markdown.write_text(markdown(rows, about, layout))
     if options.plot:
         plot(rows, about, options.plot)
     seconds = time.monotonic() - start
@@ -85,71 +158,12 @@ def _run_parts(
     return rows
 
 
-def columns(rows: list[Row]) -> tuple[str, ...]:
-    """The titles: a product counts operations, everything else bytes."""
-    return (*HEAD, *(PRODUCT_RATES if any(row.tops for row in rows) else RATES), *TAIL)
-
-
-def cells(row: Row) -> tuple[str, ...]:
-    """The texts of a row."""
-    case = row.case if row.threads is None else f"{row.case}, {_threads(row.threads)}"
-    head = (row.op, case, row.dtype, "x".join(map(str, row.shape)))
-    targets = ", ".join(map(str, row.targets))
-    if row.seconds is None:
-        return (*head, "", "", "", row.error or "not measured", targets, _verdicts(row))
-    against = [f"{ratio:.2f}x {name}" for name, ratio in row.speedups.items()]
-    against += [f"{name} failed" for name in row.peer_errors]
-    if row.bound is not None and any(isinstance(target, Within) for target in row.targets):
-        against.append(f"bound {(row.seconds - row.bound) * 1e6:+.1f} µs")
-    if row.held:
-        texts = (f"{_bytes(held)} ({name})" for name, held in row.held.items())
-        against.append("holds " + " vs ".join(texts))
-    if row.note:
-        against.append(row.note)
-    rate, share = (row.tops, row.of_bound) if row.tops else (row.gbps, row.of_copy)
-    return (
-        *head,
-        f"{row.seconds * 1e6:,.1f}",
-        (f"{rate:.3g}" if row.tops and rate < 100 else f"{rate:,.0f}") if rate else "",
-        f"{share:.1%}" if share else "",
-        ", ".join(against),
-        targets,
-        _verdicts(row),
-    )
-
-
-def print_table(title: str, rows: list[Row], console: Console) -> None:
-    """Prints rows, verdicts in colour."""
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-    for name in columns(rows):
-        right = name in (*RATES, *PRODUCT_RATES)
-        table.add_column(name, justify="right" if right else "left")
-    for row in rows:
-        *texts, verdict = cells(row)
-        color = "red" if row.error is not None or False in row.met else "green"
-        table.add_row(*texts, f"[{color}]{verdict}" if verdict else "")
-    console.print(table)
-
-
-def markdown(rows: list[Row], about: dict[str, Any]) -> str:
-    """A table for documentation, under a line that names the machine and the versions."""
-    titles = columns(rows)
-    lines = [
-        ", ".join(f"{name} {value}" for name, value in about.items()),
-        "",
-        "| " + " | ".join(titles) + " |",
-        "|" + "|".join("---" for _ in titles) + "|",
-    ]
-    lines += ["| " + " | ".join(cells(row)) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
-
-
 def count_verdicts(rows: list[Row]) -> str:
     """How many targets are met, in a sentence."""
-    verdicts = [met for row in rows for met in row.met]
+    met = [met for row in rows for met in row.met]
     failed = sum(row.error is not None for row in rows)
-    text = f"{verdicts.count(True)} of {len(verdicts)} targets met; "
-    if unknown := verdicts.count(None):
+    text = f"{met.count(True)} of {len(met)} targets met; "
+    if unknown := met.count(None):
         text += f"{unknown} of them without the figure they are set against; "
     return text + f"{failed} of {len(rows)} rows failed."
 
@@ -161,17 +175,20 @@ def write_json(rows: list[Row], about: dict[str, Any], path: Path) -> None:
     path.write_text(json.dumps(report, indent=1) + "\n")
 
 
-def _verdicts(row: Row) -> str:
+def verdicts(row: Row) -> str:
+    """Whether each target is met."""
     if row.error is not None:
         return "error"
     return ", ".join({True: "met", False: "missed", None: "?"}[met] for met in row.met)
 
 
-def _bytes(count: int) -> str:
+def bytes_text(count: int) -> str:
+    """In MiB."""
     return f"{count / (1 << 20):,.1f} MiB"
 
 
-def _threads(count: int) -> str:
+def threads_text(count: int) -> str:
+    """Such as ``2 threads``."""
     return f"{count} thread" + ("s" if count > 1 else "")
 
 

@@ -92,9 +92,9 @@ def float8_linear(x: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
     return float8_product(q, weight, scale, weight_scale, x.dtype)
 
 
-def fake_quantized_linear(x: Tensor, weight: Tensor) -> Tensor:
+def fake_quantized_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """As ``qat_linear``, in floats: both operands are fake-quantized, then multiplied."""
-    return F.linear(_INPUT.straight_through(x), _WEIGHT.straight_through(weight))
+    return F.linear(_INPUT.straight_through(x), _WEIGHT.straight_through(weight), bias)
 
 
 def dynamic_linear(weight: Tensor) -> nn.Module:

@@ -178,7 +178,7 @@ def test_timer_takes_the_median_in_turns(monkeypatch: pytest.MonkeyPatch) -> Non
 
         return lambda: measure
 
-    results = Timer(CPU)._in_turns({name: prepare(name) for name in "ab"}, rounds=3)
+    results = Timer(CPU).in_turns({name: prepare(name) for name in "ab"}, rounds=3)
     assert results == {"a": statistics.median([5, 1, 3]), "b": statistics.median([2, 9, 4])}
     assert order == list("ababab")
 
