@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import doctest
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,6 +30,16 @@ def blocks(path: Path) -> Iterator[tuple[str, str, int]]:
     text = path.read_text()
     for match in FENCE.finditer(text):
         yield match[1], match[2], text[: match.start(2)].count("\n")
+
+
+def module_for(path: Path) -> dict[str, Any]:
+    """The names of an empty module for the document's code.
+
+    It can be imported under its ``__name__``, as TorchDynamo does with the functions it meets.
+    """
+    module = ModuleType(f"document_{path.stem}")
+    sys.modules[module.__name__] = module
+    return vars(module)
 
 
 def run(

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The documents in docs/: their Python runs, and what they name exists, also in other libraries.
+
+Their links and paths are tested with those of the other documents, in ``test_readme.py``.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import baraquant
+import documents
+from baraquant import calibration
+from documents import DOCUMENTS, FENCE, ROOT, blocks, name_of
+
+DOCS = [path for path in DOCUMENTS if path.parent == ROOT / "docs"]
+MIGRATION = ROOT / "docs" / "migration.md"
+WITH_PYTHON = [path for path in DOCS if {"python", "pycon"} & {block[0] for block in blocks(path)}]
+OWN = (
+    baraquant,
+    baraquant.nn,
+    baraquant.qat,
+    baraquant.configs,
+    calibration,
+    torch,
+    torch.nn,
+    torch.optim,
+    torch.nn.parallel,
+    torch.utils.data,
+    builtins,
+)
+# Section of migration.md, the package that it is about, and where its names are.
+OTHERS = {
+    "From torch.ao.quantization": (
+        "torch.ao.quantization",
+        "torch.ao.quantization",
+        "torch.ao.quantization.quantize_fx",
+        "torch.ao.quantization._learnable_fake_quantize",
+        "torch",
+    ),
+    "From torchao": (
+        "torchao",
+        "torchao.quantization",
+        "torchao.quantization.qat",
+        "torchao.quantization.pt2e.quantize_pt2e",
+        "torchao.prototype.smoothquant",
+        "torch",
+    ),
+    "From bitsandbytes": ("bitsandbytes", "bitsandbytes.nn", "bitsandbytes.optim"),
+}
+ARGUMENTS = {"filter_fn"}  # called in the documents as what a reader hands over
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*quantized tensor creation functions:UserWarning"),
+]
+
+
+def needs_torchao(text: str) -> bool:
+    return re.search(r"^\s*(?:from|import) torchao\b", text, re.MULTILINE) is not None
+
+
+def run(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, with_torchao: bool) -> list[str]:
+    """Run a document's Python in a folder of its own; return the blocks that ran."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # the one way that every machine has
+    torch.manual_seed(0)
+    names = documents.module_for(path)
+    ran = documents.run(path, names, lambda text: with_torchao or not needs_torchao(text))
+    try:
+        return list(ran)
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", WITH_PYTHON, ids=name_of)
+def test_runs_from_top_to_bottom(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each Python block, as a reader would type them, but those that need torchao."""
+    torch._dynamo.reset()
+    count = sum(language in ("python", "pycon") for language, _, _ in blocks(path))
+    other = sum(needs_torchao(text) for _, text, _ in blocks(path))
+    ran = run(path, tmp_path, monkeypatch, with_torchao=False)
+    assert len(ran) == count - other
+    assert other == 0 or path == MIGRATION
+
+
+@pytest.mark.slow
+def test_migration_from_torchao(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the blocks that need torchao."""
+    pytest.importorskip("torchao", reason="torchao is not installed")
+    ran = run(MIGRATION, tmp_path, monkeypatch, with_torchao=True)
+    assert sum(map(needs_torchao, ran)) == 4
+
+
+def code_spans(text: str) -> list[str]:
+    return re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
+
+
+def without_strings(span: str) -> str:
+    return re.sub(r'"[^"]*"', "", span)
+
+
+def classes_in(spans: Iterable[str]) -> set[str]:
+    """Words with a capital letter first and a small one later."""
+    text = "\n".join(map(without_strings, spans))
+    return set(re.findall(r"(?<![\w.])(?:\w+\.)*([A-Z]\w*[a-z]\w*)", text))
+
+
+def functions_in(spans: Iterable[str]) -> set[str]:
+    """Words in front of a bracket, and spans that are one word with an underscore."""
+    plain = [without_strings(span) for span in spans]
+    called = {word for span in plain for word in re.findall(r"\b([a-z_]\w*)(?=\()", span)}
+    return called | {span for span in plain if re.fullmatch(r"[a-z]+_[a-z_0-9]+", span)}
+
+
+def is_in(name: str, places: Iterable[Any]) -> bool:
+    return any(hasattr(place, name) for place in places)
+
+
+def section(title: str) -> str:
+    _, _, rest = MIGRATION.read_text().partition(f"\n## {title}\n")
+    assert rest, title
+    return rest.partition("\n## ")[0]
+
+
+def columns(title: str) -> tuple[list[str], list[str]]:
+    """The code in the first column and in the second of a section's first table."""
+    text = section(title)
+    table = text[text.index("|---") :].partition("\n\n")[0]
+    rows = re.findall(r"^\| (.*) \| (.*) \|$", table, re.MULTILINE)
+    firsts = [span for first, _ in rows for span in code_spans(first)]
+    return firsts, [span for _, second in rows for span in code_spans(second)]
+
+
+@pytest.mark.parametrize("path", DOCS, ids=name_of)
+def test_dotted_names_exist(path: Path) -> None:
+    """``baraquant.nn.QATLinear``, ``ops.int8_linear``, ``bnn.enable_observer``."""
+    roots = {"baraquant": baraquant, "ops": baraquant.ops, "bnn": baraquant.nn}
+    spans = code_spans(path.read_text())
+    for root, rest in re.findall(
+        r"(?<![\w.])(baraquant|ops|bnn)((?:\.[A-Za-z_]\w*)+)(?![\w.*{])", " ".join(spans)
+    ):
+        place: Any = roots[root]
+        for name in rest[1:].split("."):
+            if place is baraquant and not hasattr(place, name):
+                importlib.import_module(f"baraquant.{name}")
+            assert hasattr(place, name), f"{root}{rest}"
+            place = getattr(place, name)
+
+
+@pytest.mark.parametrize("path", [p for p in WITH_PYTHON if p != MIGRATION], ids=name_of)
+def test_classes_exist(path: Path) -> None:
+    missing = {n for n in classes_in(code_spans(path.read_text())) if not is_in(n, OWN)}
+    assert not missing
+
+
+@pytest.mark.parametrize("title", OTHERS)
+def test_names_after_migration_exist(title: str) -> None:
+    _, spans = columns(title)
+    assert len(spans) > 5
+    layer = baraquant.nn.QuantizedLinear(torch.ones(1, 1, dtype=torch.int8), torch.ones(1))
+    own = (*OWN, baraquant.ops, baraquant.nn.FakeQuantize, layer, torch.nn.utils.fusion)
+    missing = {n for n in classes_in(spans) | functions_in(spans) if not is_in(n, own)}
+    assert missing - ARGUMENTS == set()
+
+
+@pytest.mark.parametrize("title", OTHERS)
+def test_names_before_migration_exist(title: str) -> None:
+    package, *homes = OTHERS[title]
+    pytest.importorskip(package, reason=f"{package} is not installed")
+    spans, _ = columns(title)
+    places = [importlib.import_module(home) for home in homes]
+    observer = torch.ao.quantization.MinMaxObserver
+    places += [torch.nn, torch.Tensor, torch.nn.Module, observer, builtins]
+    names = classes_in(spans) | functions_in(spans)
+    assert len(names) > 5
+    assert {name for name in names if not is_in(name, places)} - ARGUMENTS == set()
+
+
+def test_the_guide_leads_to_the_others() -> None:
+    """Whoever finds the guide finds all of them."""
+    linked = set(documents.links(ROOT / "docs" / "guide.md"))
+    for path in WITH_PYTHON:
+        assert path.name == "guide.md" or path.name in linked
