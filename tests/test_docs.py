@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 import importlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +194,91 @@ def test_the_guide_leads_to_the_others() -> None:
     linked = set(documents.links(ROOT / "docs" / "guide.md"))
     for path in WITH_PYTHON:
         assert path.name == "guide.md" or path.name in linked
+
+
+def linear(features: int = 4) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(features, 2))
+
+
+def spoiled() -> torch.nn.Module:
+    model = linear()
+    torch.nn.init.constant_(model[0].weight, float("nan"))
+    return model
+
+
+def damaged(folder: Path) -> None:
+    model, file = linear(), folder / "model.safetensors"
+    baraquant.quantize_(model, baraquant.W8A8())
+    baraquant.save(model, file)
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    baraquant.load(linear(), file)
+
+
+def newer(folder: Path) -> None:
+    model, file = linear(), folder / "model.safetensors"
+    baraquant.quantize_(model, baraquant.W8A8())
+    baraquant.save(model, file)
+    data = file.read_bytes()
+    assert data.count(b'"format\\": 1') == data.count(b'\\"format\\": 1') == 1
+    file.write_bytes(data.replace(b'\\"format\\": 1', b'\\"format\\": 9'))
+    baraquant.load(linear(), file)
+
+
+def unseen(folder: Path) -> None:
+    model = linear()
+    baraquant.qat.prepare_(model, baraquant.W8A8Static())
+    baraquant.qat.convert_(model)
+
+
+def unreached(folder: Path) -> None:
+    model = torch.nn.ModuleDict({"used": linear(), "other": linear()})
+    static, data = baraquant.W8A8Static(), [torch.ones(1, 4)]
+    baraquant.quantize_(model, static, lambda m: [m["used"](x) for x in data], progress=False)
+
+
+def groups(features: int) -> None:
+    config = baraquant.FakeQuantConfig(4, "per_group", group_size=3)
+    baraquant.qat.prepare_(linear(features), baraquant.QATConfig(config))
+
+
+NAN, W8A8 = torch.full((1, 4), float("nan")), baraquant.W8A8()
+FAULTS: dict[str, Callable[[Path], Any]] = {
+    "expected a model with a Linear ... to quantize, but ... has none": (
+        lambda _: baraquant.quantize_(torch.nn.Sequential(torch.nn.ReLU()), W8A8)
+    ),
+    "expected a model that contains the layers": (
+        lambda _: baraquant.quantize_(torch.nn.Linear(4, 2), W8A8)
+    ),
+    "expected group_size to divide in_features": lambda _: groups(4),
+    "expected in_features to be at most 131071": (
+        lambda _: baraquant.qat.prepare_(linear(131072), W8A8)
+    ),
+    "expected a finite weight": lambda _: baraquant.quantize_(spoiled(), W8A8),
+    "expected finite calibration data": (
+        lambda _: baraquant.quantize_(linear(), baraquant.W8A8Static(), [NAN], progress=False)
+    ),
+    "expected the calibration data to reach the module": unreached,
+    "expected the range of its input to be known": unseen,
+    "expected a model before it is wrapped for several processes": (
+        lambda _: baraquant.qat.convert_(torch.nn.DataParallel(linear()))
+    ),
+    "expected the data that was saved, but its checksum differs": damaged,
+    "expected format 1 at most": newer,
+}
+
+
+def test_messages_of_the_guide() -> None:
+    """The table of messages names those that are tried below."""
+    _, _, rest = (ROOT / "docs" / "guide.md").read_text().partition("\n| the message says | do |\n")
+    firsts = re.findall(r"^\| (.*?) \| ", rest.partition("\n\n")[0], re.MULTILINE)
+    messages = {span for first in firsts for span in code_spans(first)}
+    assert messages - {"convert_"} == set(FAULTS)
+
+
+@pytest.mark.parametrize("message", FAULTS)
+def test_message(message: str, tmp_path: Path) -> None:
+    pattern = ".*".join(map(re.escape, message.split(" ... ")))
+    with pytest.raises((ValueError, TypeError), match=pattern):
+        FAULTS[message](tmp_path)
