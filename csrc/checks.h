@@ -75,15 +75,15 @@ void check_same_device(const Op& op, const char* name, const at::Tensor& tensor,
                     input.device(), " (the input's device), but got ", tensor.device());
 }
 
-// A range of integers that dtype holds exactly.
+// A range of integers that dtype holds exactly. prefix: of the arguments' names.
 template <typename Op>
-void check_range(const Op& op, int64_t quant_min, int64_t quant_max, c10::ScalarType dtype) {
-  TORCH_CHECK_VALUE(quant_min < quant_max, op,
-                    ": expected quant_min to be less than quant_max, but got ", quant_min, " and ",
-                    quant_max);
+void check_range(const Op& op, int64_t quant_min, int64_t quant_max, c10::ScalarType dtype,
+                 const char* prefix = "") {
+  TORCH_CHECK_VALUE(quant_min < quant_max, op, ": expected ", prefix, "quant_min to be less than ",
+                    prefix, "quant_max, but got ", quant_min, " and ", quant_max);
   const auto [lowest, highest] = exact_integers(dtype);
-  TORCH_CHECK_VALUE(quant_min >= lowest && quant_max <= highest, op,
-                    ": expected quant_min and quant_max to lie in [", lowest, ", ", highest,
+  TORCH_CHECK_VALUE(quant_min >= lowest && quant_max <= highest, op, ": expected ", prefix,
+                    "quant_min and ", prefix, "quant_max to lie in [", lowest, ", ", highest,
                     "], which ", dtype_name(dtype), " represents exactly, but got ", quant_min,
                     " and ", quant_max);
 }

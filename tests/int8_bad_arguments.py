@@ -25,6 +25,7 @@ from bad_arguments import (
     to_dtype,
 )
 from cases import INT64_MAX, INT64_MIN
+from int8_cases import INPUT_RANGE, WEIGHT_RANGE
 
 LEAD, N, K = (4, 6), 5, 8
 INTEGER_INPUT = ("int8_linear", "smoothquant_linear")
@@ -82,6 +83,9 @@ class Op:
             found["dtype"] = self.output
         else:
             found["symmetric"] = not self.full
+            found |= dict(zip(INPUT_RANGE, (-8, 7), strict=True))
+            if self.name == "qat_linear":
+                found |= dict(zip(WEIGHT_RANGE, (-2, 1), strict=True))
         if self.full:
             found["bias"] = ones((N,), self.output)
             if self.name != "qat_linear":
@@ -251,6 +255,29 @@ def wrong_numbers() -> Iterator[Bad]:
         yield Bad("act_zero_point", f"{point}", constant(point), ValueError, words, when)
 
 
+def wrong_ranges() -> Iterator[Bad]:
+    """Of the integers that the input and the weight become; the latter's are symmetric always."""
+
+    def bad(names: tuple[str, str], ends: tuple[int, int], words: str, **also: Any) -> Bad:
+        low, high = names
+        label = "_".join([f"{ends[0]}_to_{ends[1]}", *map(str, also.values())])
+        words = rf"expected {words}.* but got {ends[0]} and {ends[1]}$"
+        return Bad(low, label, constant(ends[0]), ValueError, words, also={high: ends[1]} | also)
+
+    for names in (INPUT_RANGE, WEIGHT_RANGE):
+        low, high = names
+        for ends in ((7, 7), (7, -8), (0, -1), (INT64_MAX, INT64_MIN)):
+            yield bad(names, ends, f"{low} to be less than {high}")
+        for ends in ((-129, 0), (0, 128), (-129, 128), (0, 255), (INT64_MIN, 7), (-8, INT64_MAX)):
+            yield bad(names, ends, rf"{low} and {high} to lie in \[-128, 127\]")
+        symmetric = {} if names == WEIGHT_RANGE else {"symmetric": True}
+        for ends in ((0, 1), (-1, 0), (-8, -7), (126, 127)):
+            yield bad(names, ends, f"{high} - {low} to be at least 2", **symmetric)
+        # A symmetric zero point would be in the middle: no 0.
+        for ends in ((-8, 3), (-8, 6), (-8, 9), (0, 15), (-16, -1), (-7, 8), (0, 127), (-128, 0)):
+            yield bad(names, ends, f"{low} and {high} to have 0 in the middle", **symmetric)
+
+
 BAD = [*wrong_dtypes(), *wrong_together(), *wrong_layouts_and_devices(), *wrong_shapes()]
-BAD += [*wrong_numbers()]
+BAD += [*wrong_numbers(), *wrong_ranges()]
 PAIRS = [(op, bad) for op in OPS for bad in BAD if bad.applies(op)]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import cases
 from baraquant import ops
-from int8_cases import integers
+from int8_cases import INPUT_RANGE, WEIGHT_RANGE, integers
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,8 @@ class Int8Call:
         dtype: That of the output, where the scales are float32 and the op has such an argument.
         input: The dtype of an integer input.
         bias: Whether there is one; `shift`: a zero point, or asymmetric; `sums`: weight_sum.
+        range: Of the integers that the input becomes, where it is not that of int8.
+        weight_range: Of those of the weight.
     """
 
     verb: str
@@ -33,6 +35,8 @@ class Int8Call:
     shift: bool = False
     sums: bool = False
     number: bool = False
+    range: tuple[int, int] | None = None
+    weight_range: tuple[int, int] | None = None
 
     granularity = cases.per_channel(0)  # of the weight's scale
     learned = False
@@ -43,6 +47,8 @@ class Int8Call:
 
     def __str__(self) -> str:
         flags = [f for f in ("bias", "shift", "sums", "number") if getattr(self, f)]
+        ranges = (self.range, self.weight_range)
+        flags += [f"{ends[0]}_to_{ends[1]}" for ends in ranges if ends is not None]
         return "-".join([self.verb, cases.name_of(self.input), cases.name_of(self.dtype), *flags])
 
     @property
@@ -121,6 +127,10 @@ class Int8Call:
             kwargs["dtype"] = torch.float64 if double else self.dtype
         else:
             kwargs["symmetric"] = not self.shift
+            if self.range is not None:
+                kwargs |= dict(zip(INPUT_RANGE, self.range, strict=True))
+            if self.weight_range is not None:
+                kwargs |= dict(zip(WEIGHT_RANGE, self.weight_range, strict=True))
         bias = given.pop("bias", None)
         return (*given.values(), *(() if bias is None else (bias,))), kwargs
 
@@ -132,6 +142,7 @@ class Int8Call:
 QAT_CALLS = (
     Int8Call("qat_linear", bias=True),
     Int8Call("qat_linear", shift=True),
+    Int8Call("qat_linear", bias=True, shift=True, range=(-8, 7), weight_range=(-4, 3)),
 )
 INT8_CALLS = (
     Int8Call("int8_linear", bias=True),
@@ -142,4 +153,5 @@ INT8_CALLS = (
     Int8Call("smoothquant_linear", torch.float32, shift=True, sums=True, number=True),
     Int8Call("quantized_linear", bias=True),
     Int8Call("quantized_linear", shift=True, sums=True),
+    Int8Call("quantized_linear", range=(-8, 7)),
 )

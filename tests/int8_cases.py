@@ -18,6 +18,11 @@ import cases
 
 DEEPEST, DEEPEST_SHIFTED = 131071, 65536  # the largest K: int8 without a zero point, any other
 POINT_DTYPES = (torch.int32, torch.int64, torch.int8, torch.uint8, torch.int16)
+# The arguments that are ranges of integers.
+INPUT_RANGE, WEIGHT_RANGE = ("quant_min", "quant_max"), ("weight_quant_min", "weight_quant_max")
+# Of two to eight bits, and of as many steps on both sides of 0. Where there is a zero point, any.
+SYMMETRIC_RANGES = tuple((low, m) for m in (1, 3, 7, 15, 31, 63, 127) for low in (-m - 1, -m))
+OTHER_RANGES = ((0, 15), (-16, -1), (-8, 3), (0, 1), (-128, -127), (5, 6), (-100, 27), (0, 127))
 VALUES = ("random", "lowest", "highest", "alternating", "opposite", "high", "zeros", "sparse")
 
 # --- integers ------------------------------------------------------------------------------------
@@ -200,6 +205,24 @@ def edge_cases() -> list[Case]:
         turn |= {"scale": SHAPED[seed % 4], "zero_point": (None, *SHAPED)[seed % 5]}
         found.append(Case((rows,), n, k, **turn | {"values": "random"}, seed=seed))
     return found
+
+
+# --- ranges --------------------------------------------------------------------------------------
+
+
+def ranges_for(symmetric: bool) -> list[dict[str, int]]:
+    """The ranges of both operands; each range of the input beside another one of the weight."""
+    of_input = SYMMETRIC_RANGES if symmetric else SYMMETRIC_RANGES + OTHER_RANGES
+    found = []
+    for turn, ends in enumerate(of_input):
+        of_weight = SYMMETRIC_RANGES[(3 * turn + 2) % len(SYMMETRIC_RANGES)]
+        found.append(dict(zip(INPUT_RANGE + WEIGHT_RANGE, ends + of_weight, strict=True)))
+    return found
+
+
+def of_input(ranges: dict[str, int]) -> dict[str, int]:
+    """What quantized_linear takes of them."""
+    return {name: ranges[name] for name in INPUT_RANGE}
 
 
 # --- special values ------------------------------------------------------------------------------

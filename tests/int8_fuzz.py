@@ -24,7 +24,16 @@ import int8_oracle
 import oracle
 from affine_fuzz import NUMBERS, move, run, tensor
 from int8_bad_arguments import INTEGER_INPUT, OF_ALL, OF_ROWS
-from int8_cases import DEEPEST, DEEPEST_SHIFTED, POINT_DTYPES, integers
+from int8_cases import (
+    DEEPEST,
+    DEEPEST_SHIFTED,
+    INPUT_RANGE,
+    OTHER_RANGES,
+    POINT_DTYPES,
+    SYMMETRIC_RANGES,
+    WEIGHT_RANGE,
+    integers,
+)
 from int8_checks import OPS
 
 LEADS = ((), (0,), (1,), (7,), (2, 3), (1, 1), (3, 1, 2))
@@ -32,6 +41,8 @@ SIZES = (0, 1, 2, 3, 5, 17, 33)
 DEPTHS = (*SIZES, 64, 100)
 SHAPES = ((), (0,), (1,), (3,), (7,), (2, 3), (3, 2), (1, 1), (5, 1), (2, 3, 1), (2, 3, 4))
 DTYPES = (*cases.QUANTIZED_DTYPES, torch.int16, torch.int32, torch.int64, torch.complex64)
+ENDS = (-(2**31), -129, -128, -100, -8, -7, -2, -1, 0, 1, 2, 6, 7, 8, 100, 127, 128, 2**31)
+ENDS += (cases.INT64_MIN, cases.INT64_MAX)
 POINTS = (0, 3, -7, 127, -128, 255, 256, -129, 2**31, cases.INT64_MAX, cases.INT64_MIN)
 
 
@@ -83,14 +94,21 @@ def calls(draw: st.DrawFn) -> Call:
             made = values(choose((n,), SHAPES), choose(right, DTYPES), seed + len(arguments))
             arguments[key] = made
 
+    def ends(names: tuple[str, str], right: tuple[tuple[int, int], ...]) -> None:
+        if draw(st.booleans()):
+            values = draw(st.sampled_from(right))
+            arguments.update({n: choose(v, ENDS) for n, v in zip(names, values, strict=True)})
+
     vector("bias", draw(st.sampled_from((output, compute))))
-    if name == "qat_linear":
+    if name in ("quantized_linear", "qat_linear"):
         arguments["symmetric"] = draw(st.booleans())
+        ends(INPUT_RANGE, SYMMETRIC_RANGES + (() if arguments["symmetric"] else OTHER_RANGES))
+    if name == "qat_linear":
+        ends(WEIGHT_RANGE, SYMMETRIC_RANGES)
         return Call(name, arguments)
     vector("weight_scale", compute, always=True)
     vector("weight_sum", torch.int32)
     if name == "quantized_linear":
-        arguments["symmetric"] = draw(st.booleans())
         return Call(name, arguments)
     arguments["dtype"] = choose(output, DTYPES)
     scale, point = OF_ROWS if name == "int8_linear" else OF_ALL
@@ -162,8 +180,17 @@ def wrong_sizes(call: Call) -> set[type[Exception]]:
 
 
 def wrong_numbers(call: Call, compute: torch.dtype) -> set[type[Exception]]:
-    """A scale that is no positive finite number in C; a zero point outside the input's range."""
+    """A scale that is no positive finite number in C; a zero point outside the input's range; a
+    range that int8 does not hold, or whose middle is not 0 where it has to be.
+    """
     a = call.arguments
+    for names, symmetric in ((INPUT_RANGE, a.get("symmetric")), (WEIGHT_RANGE, True)):
+        low, high = (a.get(n, default) for n, default in zip(names, (-128, 127), strict=True))
+        right = -128 <= low < high <= 127
+        if symmetric:
+            right &= high >= 1 and low in (-high, -high - 1)
+        if not right:
+            return {ValueError}
     if not isinstance(a.get("act_scale"), float):
         return set()
     scale = torch.tensor(a["act_scale"], dtype=compute).item()

@@ -14,6 +14,7 @@ against rational numbers).
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import torch
@@ -199,9 +200,12 @@ def quantized_linear(
     *,
     symmetric: bool = True,
     weight_sum: Tensor | None = None,
+    quant_min: int = -128,
+    quant_max: int = 127,
 ) -> np.ndarray:
     """Each row quantized with a scale of its own, and multiplied."""
-    rule = Dynamic(input, PER_TOKEN, symmetric=symmetric)
+    rule = Dynamic(input, PER_TOKEN, quant_min, quant_max, symmetric)
+    assert not symmetric or not rule.zero_point.any()
     q = torch.from_numpy(rule.quantize())
     point = None if symmetric else rule.zero_point
     options = {"input_zero_point": point, "weight_sum": weight_sum, "dtype": input.dtype}
@@ -209,9 +213,16 @@ def quantized_linear(
 
 
 def qat_linear(
-    input: Tensor, weight: Tensor, bias: Tensor | None = None, *, symmetric: bool = True
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    weight_quant_min: int = -128,
+    weight_quant_max: int = 127,
+    **of_input: Any,
 ) -> np.ndarray:
     """The same with a weight that is quantized per channel."""
-    rule = Dynamic(weight, per_channel(0))
+    rule = Dynamic(weight, per_channel(0), weight_quant_min, weight_quant_max)
+    assert not rule.zero_point.any()
     q = torch.from_numpy(rule.quantize())
-    return quantized_linear(input, q, rule.scale, bias, symmetric=symmetric)
+    return quantized_linear(input, q, rule.scale, bias, **of_input)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -45,9 +46,18 @@ def arguments(
     )
 
 
-def of_fake_quantize(x: Tensor, w: Tensor, b: Tensor, *, symmetric: bool) -> Tensor:
+def of_fake_quantize(x: Tensor, w: Tensor, b: Tensor, *, symmetric: bool, bits: int = 8) -> Tensor:
+    """With weights of so many bits."""
     rounded = ops.dynamic_fake_quantize_per_token(x, symmetric=symmetric)
-    return linear(rounded, ops.dynamic_fake_quantize_per_channel(w, 0), b)
+    high = (1 << (bits - 1)) - 1
+    return linear(rounded, ops.dynamic_fake_quantize_per_channel(w, 0, -high - 1, high), b)
+
+
+def trained(x: Tensor, w: Tensor, b: Tensor, *, symmetric: bool, bits: int = 8) -> Tensor:
+    """The same, as the op."""
+    high = (1 << (bits - 1)) - 1
+    ends = {"weight_quant_min": -high - 1, "weight_quant_max": high}
+    return ops.qat_linear(x, w, b, symmetric=symmetric, **ends)
 
 
 def gradients_twice(
@@ -76,18 +86,19 @@ def test_the_input_is_clipped() -> None:
 
 @by_dtype
 @by_scheme
+@pytest.mark.parametrize("bits", [8, 4, 2])
 @pytest.mark.parametrize("parameter", [True, False], ids=["parameter", "computed"])
 def test_gradients_are_those_of_fake_quantize(
-    parameter: bool, symmetric: bool, dtype: torch.dtype, device: str
+    parameter: bool, bits: int, symmetric: bool, dtype: torch.dtype, device: str
 ) -> None:
     """Once and twice, to the rounding of the matrix products."""
     tensors = arguments(dtype, device)
 
     def qat(x: Tensor, w: Tensor, b: Tensor, *, symmetric: bool) -> Tensor:
-        return ops.qat_linear(x, w if parameter else w * 1, b, symmetric=symmetric)
+        return trained(x, w if parameter else w * 1, b, symmetric=symmetric, bits=bits)
 
     actual = gradients_twice(qat, tensors, symmetric)
-    expected = gradients_twice(of_fake_quantize, tensors, symmetric)
+    expected = gradients_twice(partial(of_fake_quantize, bits=bits), tensors, symmetric)
     for a, e in zip(actual, expected, strict=True):
         assert a.dtype == e.dtype and a.shape == e.shape
         assert e.abs().max() > 0

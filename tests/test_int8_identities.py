@@ -15,7 +15,7 @@ import baraquant  # noqa: F401  (loads the ops)
 import cases
 import int8_cases
 from cases import PER_TOKEN
-from int8_cases import Case, integers
+from int8_cases import WEIGHT_RANGE, Case, integers, of_input, ranges_for
 from int8_checks import call
 from oracle import assert_same_bits
 from range_cases import characterful
@@ -26,15 +26,16 @@ ops = torch.ops.baraquant
 
 
 def check_dynamic(
-    x: Tensor, w: Tensor, scale: Tensor, bias: Tensor | None, symmetric: bool
+    x: Tensor, w: Tensor, scale: Tensor, bias: Tensor | None, symmetric: bool, **ranges: int
 ) -> None:
     """One op is its two halves, with and without the sums over the weight."""
-    q, sa, za = ops.dynamic_range_quantize_per_token(x, symmetric=symmetric)
+    q, sa, za = ops.dynamic_range_quantize_per_token(x, symmetric=symmetric, **ranges)
     point = None if symmetric else za
     options: dict[str, Any] = {"input_zero_point": point, "dtype": x.dtype}
     expected = ops.int8_linear(q, w, sa, scale, bias, **options)
     for sums in (None, w.sum(1, dtype=torch.int32)):
-        y = ops.quantized_linear(x, w, scale, bias, symmetric=symmetric, weight_sum=sums)
+        given = {"symmetric": symmetric, "weight_sum": sums} | ranges
+        y = ops.quantized_linear(x, w, scale, bias, **given)
         assert_same_bits(y, expected)
         assert_same_bits(ops.int8_linear(q, w, sa, scale, bias, weight_sum=sums, **options), y)
     if symmetric:  # a zero point of zeros changes no sum
@@ -42,11 +43,15 @@ def check_dynamic(
             "input_zero_point": za}), expected)  # fmt: skip
 
 
-def check_training(x: Tensor, weight: Tensor, bias: Tensor | None, symmetric: bool) -> None:
+def check_training(
+    x: Tensor, weight: Tensor, bias: Tensor | None, symmetric: bool, **ranges: int
+) -> None:
     """The layer that is trained is the layer that is deployed."""
-    w, scale, _ = ops.dynamic_range_quantize_per_channel(weight, 0)
-    y = ops.qat_linear(x, weight, bias, symmetric=symmetric)
-    assert_same_bits(y, ops.quantized_linear(x, w.contiguous(), scale, bias, symmetric=symmetric))
+    of_weight = [ranges[name] for name in WEIGHT_RANGE if ranges]
+    w, scale, _ = ops.dynamic_range_quantize_per_channel(weight, 0, *of_weight)
+    y = ops.qat_linear(x, weight, bias, symmetric=symmetric, **ranges)
+    given = {"symmetric": symmetric} | (of_input(ranges) if ranges else {})
+    assert_same_bits(y, ops.quantized_linear(x, w.contiguous(), scale, bias, **given))
 
 
 @by_dtype
@@ -66,6 +71,19 @@ def test_the_dynamic_ops(
         check_dynamic(x, w, scale, bias, symmetric)
         weight = characterful((n, shape[-1]), dtype, PER_TOKEN, seed=seed + 1).to(device)
         check_training(x, weight, bias, symmetric)
+
+
+@by_dtype
+@by_mode
+def test_the_dynamic_ops_of_every_range(symmetric: bool, dtype: torch.dtype, device: str) -> None:
+    for seed, ranges in enumerate(ranges_for(symmetric)):
+        found = Case((), 37, 65, dtype=dtype, bias="output", seed=seed).arguments()
+        w, scale, bias = (found[k].to(device) for k in ("weight", "weight_scale", "bias"))
+        ends = ranges["quant_min"], ranges["quant_max"]
+        x = characterful((33, 65), dtype, PER_TOKEN, ends, symmetric, seed).to(device)
+        check_dynamic(x, w, scale, bias, symmetric, **of_input(ranges))
+        weight = characterful((37, 65), dtype, PER_TOKEN, seed=seed + 1).to(device)
+        check_training(x, weight, bias, symmetric, **ranges)
 
 
 @st.composite

@@ -21,7 +21,7 @@ import toolchain
 from baraquant import ops
 from calls import value_and_gradients
 from int8_calls import INT8_CALLS, QAT_CALLS, Int8Call
-from int8_cases import Case, integers
+from int8_cases import INPUT_RANGE, WEIGHT_RANGE, Case, integers
 from oracle import assert_same_bits
 
 SHAPE = (3, 4, 20)
@@ -171,19 +171,24 @@ def test_vmap_of_empty_and_flat_samples(sample: tuple[int, ...], device: str) ->
 
 
 @pytest.mark.parametrize(("symmetric", "with_mask"), ((True, False), (False, False), (False, True)))
-def test_core_op(symmetric: bool, with_mask: bool, device: str) -> None:
+@pytest.mark.parametrize("ends", ((-128, 127, -128, 127), (-2, 1, -8, 7)), ids=("int8", "narrow"))
+def test_core_op(
+    ends: tuple[int, int, int, int], symmetric: bool, with_mask: bool, device: str
+) -> None:
     """The forward with what is kept for backward: the integers and scales of both quantizations."""
     x, w, bias = (t.detach() for t in QAT_CALLS[0].tensors(SHAPE, device=device))
     op = torch.ops.baraquant._qat_linear_kept.default
+    rest = (symmetric, *ends, with_mask)
     for given in (x, x[:, ::2], x.transpose(0, 1)):
-        torch.library.opcheck(op, (given, w, bias, symmetric, with_mask))
-    y, q, scale, point, mask, qw, weight_scale = op(x, w, bias, symmetric, with_mask)
-    assert_same_bits(y, ops.qat_linear(x, w, bias, symmetric=symmetric))
-    expected = ops.dynamic_range_quantize_per_token(x, symmetric=symmetric)
+        torch.library.opcheck(op, (given, w, bias, *rest))
+    y, q, scale, point, mask, qw, weight_scale = op(x, w, bias, *rest)
+    ranges = dict(zip((*WEIGHT_RANGE, *INPUT_RANGE), ends, strict=True))
+    assert_same_bits(y, ops.qat_linear(x, w, bias, symmetric=symmetric, **ranges))
+    expected = ops.dynamic_range_quantize_per_token(x, *ends[2:], symmetric=symmetric)
     assert torch.equal(q.view(SHAPE), expected[0])
     assert torch.equal(scale.view(-1), expected[1].view(-1))
     assert symmetric or torch.equal(point.view(-1), expected[2].view(-1))
-    expected = ops.dynamic_range_quantize_per_channel(w, 0)
+    expected = ops.dynamic_range_quantize_per_channel(w, 0, *ends[:2])
     assert torch.equal(qw, expected[0]) and torch.equal(weight_scale, expected[1])
     assert (mask.numel() == x.numel() // 8) if with_mask else (mask.numel() == 0)
 
@@ -202,12 +207,18 @@ class Network(nn.Module):
         for name, tensor in {"weight": weight, "scale": scale, "bias": last.bias.detach()}.items():
             self.register_buffer(name, tensor.clone())
         self.register_buffer("sums", weight.sum(1, dtype=torch.int32))
+        self.register_buffer("square", self.first.weight.detach()[:, :24].clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(ops.qat_linear(x, self.first.weight, self.first.bias, symmetric=False))
+        x = ops.qat_linear(x, self.first.weight, self.first.bias, symmetric=False)
+        narrow = ops.qat_linear(
+            x, self.square, weight_quant_min=-2, weight_quant_max=1, quant_min=-7, quant_max=7
+        )
+        x = torch.relu(x + narrow)
         y = ops.quantized_linear(
             x, self.weight, self.scale, self.bias, symmetric=False, weight_sum=self.sums
         )
+        y = y + ops.quantized_linear(x, self.weight, self.scale, quant_min=-8, quant_max=7)
         if not self.dtypes:
             return y
         q = ops.quantize_per_tensor(x, 0.05, 3, 0, 255, dtype=torch.uint8)
@@ -249,7 +260,8 @@ class Layers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(ops.qat_linear(x, self.first.weight, self.first.bias, symmetric=False))
-        return ops.qat_linear(x, self.second.weight, self.second.bias)
+        four_bits = {"weight_quant_min": -8, "weight_quant_max": 7}
+        return ops.qat_linear(x, self.second.weight, self.second.bias, **four_bits)
 
 
 @pytest.mark.slow

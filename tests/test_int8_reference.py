@@ -120,10 +120,24 @@ def test_dynamic(symmetric: bool, dtype: torch.dtype) -> None:
     check("qat_linear", shared | {"weight": x.flip(0)})
 
 
-@pytest.mark.parametrize("kind", ("symmetric", "whole", "clipped"))
+@by_dtype
+@by_mode
+def test_ranges(symmetric: bool, dtype: torch.dtype) -> None:
+    for seed, ranges in enumerate(int8_cases.ranges_for(symmetric)):
+        ends = ranges["quant_min"], ranges["quant_max"]
+        x = characterful((19, 31), dtype, PER_TOKEN, ends, symmetric, seed)
+        weight = characterful((17, 31), dtype, PER_TOKEN, seed=seed + 1)
+        shared = {"input": x, "symmetric": symmetric}
+        check("qat_linear", shared | ranges | {"weight": weight})
+        integer = Case((), 17, 31, dtype=dtype, seed=seed).arguments()
+        integer = {key: integer[key] for key in ("weight", "weight_scale")}
+        check("quantized_linear", shared | integer | int8_cases.of_input(ranges))
+
+
+@pytest.mark.parametrize("kind", ("symmetric", "whole", "clipped", "narrow", "narrow_clipped"))
 def test_gradient(kind: str) -> None:
     layer = exact_layer(kind, torch.float32, "cpu")
-    y = reference.qat_linear(*layer.leaves, symmetric=layer.symmetric)
+    y = reference.qat_linear(*layer.leaves, symmetric=layer.symmetric, **layer.ranges)
     gradients = torch.autograd.grad(y, layer.leaves, layer.dy.detach())
     for got, expected in zip(gradients, layer.rule(), strict=True):
         assert torch.equal(got.double(), expected)

@@ -13,9 +13,11 @@ from torch import Tensor
 import baraquant  # noqa: F401  (loads the ops)
 import cases
 import int8_cases
+from cases import PER_TOKEN
 from int8_cases import SHAPED, Case, integers
 from int8_checks import call, check, check_case
 from oracle import assert_same_bits
+from range_cases import characterful
 
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 by_input_dtype = pytest.mark.parametrize("input_dtype", cases.INTEGER_DTYPES, ids=cases.name_of)
@@ -151,6 +153,47 @@ def test_given_weight_sums_are_used(device: str) -> None:
     assert torch.equal(call("int8_linear", arguments | {"weight_sum": nonsense}, device), plain)
 
 
+# --- ranges --------------------------------------------------------------------------------------
+
+
+@by_dtype
+@by_mode
+def test_every_range(symmetric: bool, dtype: torch.dtype, device: str) -> None:
+    """Of 2 to 8 bits, and others: of quantized_linear's input, and of both operands."""
+    for seed, ranges in enumerate(int8_cases.ranges_for(symmetric)):
+        low, high = ranges["quant_min"], ranges["quant_max"]
+        x = characterful((35, 67), dtype, PER_TOKEN, (low, high), symmetric, seed)
+        weight_ends = ranges["weight_quant_min"], ranges["weight_quant_max"]
+        weight = characterful((33, 67), dtype, PER_TOKEN, weight_ends, seed=seed + 1)
+        bias = Case((), 33, 67, dtype=dtype, bias="output", seed=seed).arguments()["bias"]
+        shared = {"input": x, "symmetric": symmetric, "bias": (None, bias)[seed % 2]}
+        check("qat_linear", shared | ranges | {"weight": weight}, device, ranges)
+        integer = Case((), 33, 67, dtype=dtype, weight_sum=True, seed=seed).arguments()
+        integer = {k: integer[k] for k in ("weight", "weight_scale", "weight_sum")}
+        check("quantized_linear", shared | integer | int8_cases.of_input(ranges), device, ranges)
+
+
+def test_integers_fill_their_range(device: str) -> None:
+    """All of them occur, and none besides, whatever the oracle says."""
+    ops = torch.ops.baraquant
+    ramp = torch.linspace(0, 1, 1025, dtype=torch.float64, device=device)
+    eye, one = torch.eye(1025, dtype=torch.float64, device=device), ramp.new_ones(1025)
+    for low, high in int8_cases.SYMMETRIC_RANGES:
+        steps = torch.arange(-high, high + 1, device=device)
+        ends = {"quant_min": low, "quant_max": high}
+        for y in (
+            ops.quantized_linear(2 * ramp - 1, eye.char(), one, **ends),
+            ops.qat_linear(2 * ramp - 1, eye, **ends),
+            ops.qat_linear(eye, 2 * ramp[None] - 1, weight_quant_min=low, weight_quant_max=high),
+        ):
+            assert torch.equal((y * high).round().long().unique(), steps)
+    for low, high in int8_cases.OTHER_RANGES:
+        ends = {"quant_min": low, "quant_max": high, "symmetric": False}
+        y = ops.qat_linear(ramp, eye, **ends)
+        steps = torch.arange(high - low + 1, device=device)
+        assert torch.equal((y * (high - low)).round().long().unique(), steps)
+
+
 # --- by hand -------------------------------------------------------------------------------------
 
 
@@ -185,6 +228,12 @@ def test_by_hand(device: str) -> None:
     assert y.tolist() == [[-255.0, 3064.0]]
     weight = of([[127.0, 0, -127], [254, 254, 254]])
     assert ops.qat_linear(of([127.0, 1, 2]), weight).tolist() == [15875.0, 33020.0]
+    # Of two and of four bits: [1, 1], [0, -1]; [7, 4] with the scale 1, and [-1, 7] or [0, 15] - 3
+    weight = of([[3.0, 2.0], [0.75, -2.0]])
+    ranges = {"weight_quant_min": -2, "weight_quant_max": 1, "quant_min": -8, "quant_max": 7}
+    assert ops.qat_linear(of([7.0, 4.25]), weight, **ranges).tolist() == [33.0, -8.0]
+    ranges |= {"quant_min": 0, "quant_max": 15, "symmetric": False}
+    assert ops.qat_linear(of([-3.25, 11.75]), weight, **ranges).tolist() == [27.0, -24.0]
     # The fma: the product of the scales and the sum is not rounded before the bias is added.
     third = of(1 / 3)
     y = ops.int8_linear(a[:1, :1], w[:1, :1], third, third[None], -(third * third)[None])
@@ -220,8 +269,10 @@ def test_arguments_have_the_documented_defaults(device: str) -> None:
     assert_same_bits(ops.smoothquant_linear(a, w, sw, 0.5, None, **options), number)
     x = torch.randn(3, 5, generator=cases.generator(0)).to(device)
     plain = ops.quantized_linear(x, w, sw)
-    options = {"symmetric": True, "weight_sum": None}
+    options = {"symmetric": True, "weight_sum": None, "quant_min": -128, "quant_max": 127}
     assert_same_bits(ops.quantized_linear(x, w, sw, None, **options), plain)
     weight = torch.randn(4, 5, generator=cases.generator(1)).to(device)
     plain = ops.qat_linear(x, weight)
-    assert_same_bits(ops.qat_linear(x, weight, None, symmetric=True), plain)
+    options = {"weight_quant_min": -128, "weight_quant_max": 127}
+    options |= {"symmetric": True, "quant_min": -128, "quant_max": 127}
+    assert_same_bits(ops.qat_linear(x, weight, None, **options), plain)

@@ -92,11 +92,12 @@ _OBSERVE_FAKE_QUANTIZE_GRADIENT = (
 _PRODUCT_GRADIENT = "None: integers carry none, and the result does not require grad."
 _QAT_LINEAR_GRADIENT = (
     "That of ``linear(dynamic_fake_quantize_per_token(input), "
-    "dynamic_fake_quantize_per_channel(weight, 0), bias)``: straight through the roundings, with "
-    "the scales as constants; differentiable twice. Kept for backward: the integers, a byte per "
-    "element, and their scales; where ``symmetric`` is False also a bit per element of ``input``. "
-    "A weight that is a leaf (a parameter), or a view of one, is kept itself instead of its "
-    "integers, at no cost. Of these only what the gradients that are asked for need."
+    "dynamic_fake_quantize_per_channel(weight, 0), bias)``, with the ranges of both: straight "
+    "through the roundings, with the scales as constants; differentiable twice. Kept for backward: "
+    "the integers, a byte per element, and their scales; where ``symmetric`` is False also a bit "
+    "per element of ``input``. A weight that is a leaf (a parameter), or a view of one, is kept "
+    "itself instead of its integers, at no cost. Of these only what the gradients that are asked "
+    "for need."
 )
 
 # ---- Rounding -----------------------------------------------------------------------------------

@@ -9,12 +9,21 @@ from ._operator import operator
 
 @operator
 def qat_linear(
-    input: Tensor, weight: Tensor, bias: Tensor | None = None, *, symmetric: bool = True
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    symmetric: bool = True,
+    weight_quant_min: int = -128,
+    weight_quant_max: int = 127,
+    quant_min: int = -128,
+    quant_max: int = 127,
 ) -> Tensor:
     """Quantize weights and tokens to int8 and multiply them in integers, differentiably.
 
-    ``y = quantized_linear(input, w, sw, bias, symmetric=symmetric)`` with
-    ``w, sw, _ = dynamic_range_quantize_per_channel(weight, 0)``
+    ``y = quantized_linear(input, w, sw, bias, symmetric=symmetric, quant_min=quant_min,
+    quant_max=quant_max)`` with ``w, sw, _ = dynamic_range_quantize_per_channel(weight, 0,
+    weight_quant_min, weight_quant_max)``
 
     What is trained is, bit for bit, what is deployed. Under autocast the arguments are cast first,
     as those of :func:`torch.nn.functional.linear` are.
@@ -26,14 +35,31 @@ def qat_linear(
         bias: ``[N]``, of that dtype, or float32 (float64 for a float64 input); None stands for
             none.
         symmetric: Whether 0 is the middle of the input's range; else the range of each token, with
-            0, fills that of int8. The weight's is symmetric in any case.
+            0, fills ``quant_min`` to ``quant_max``. The weight's is symmetric in any case.
+        weight_quant_min: The least integer of the weight, at least -128: ``-weight_quant_max``, or
+            one less. Four bits are -8 and 7.
+        weight_quant_max: The greatest, 1 to 127.
+        quant_min: The least integer of the input, at least -128; where ``symmetric`` is True,
+            ``-quant_max`` or one less.
+        quant_max: The greatest, at most 127.
 
     Returns:
         ``[..., N]``, of the dtype of ``input``, contiguous.
 
     Example:
-        >>> x, w = torch.tensor([[1.0, 63.5]]), torch.tensor([[127.0, 0.3], [0.0, 2.0]])
+        >>> x, w = torch.tensor([[1.0, 63.5]]), torch.tensor([[127.0, 0.3], [0.9, 2.0]])
         >>> baraquant.ops.qat_linear(x, w)
+        tensor([[127.0000, 127.8976]])
+        >>> baraquant.ops.qat_linear(x, w, weight_quant_min=-2, weight_quant_max=1)  # two bits
         tensor([[127., 127.]])
     """
-    return torch.ops.baraquant.qat_linear.default(input, weight, bias, symmetric=symmetric)
+    return torch.ops.baraquant.qat_linear.default(
+        input,
+        weight,
+        bias,
+        symmetric=symmetric,
+        weight_quant_min=weight_quant_min,
+        weight_quant_max=weight_quant_max,
+        quant_min=quant_min,
+        quant_max=quant_max,
+    )

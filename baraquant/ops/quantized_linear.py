@@ -16,11 +16,13 @@ def quantized_linear(
     *,
     symmetric: bool = True,
     weight_sum: Tensor | None = None,
+    quant_min: int = -128,
+    quant_max: int = 127,
 ) -> Tensor:
     """Quantize each token to int8 with the scale of its own data, and multiply in integers.
 
     ``y[t, n] = (sum_k (q[t, k] - z[t]) * w[n, k]) * sw[n] * s[t] + bias[n]`` with
-    ``q, s, z = dynamic_range_quantize_per_token(input, symmetric=symmetric)``
+    ``q, s, z = dynamic_range_quantize_per_token(input, quant_min, quant_max, symmetric=symmetric)``
 
     Args:
         input: ``[..., K]``; float32, float64, float16 or bfloat16. Any strides; what is not
@@ -30,9 +32,12 @@ def quantized_linear(
         weight_scale: ``sw``, ``[N]``, float32 (float64 for a float64 input).
         bias: ``[N]``, of the dtype of ``weight_scale`` or of ``input``; None stands for none.
         symmetric: Whether 0 is the middle of the input's range; else the range of each token, with
-            0, fills that of int8.
+            0, fills ``quant_min`` to ``quant_max``.
         weight_sum: ``weight.sum(1, dtype=torch.int32)``, ``[N]``, which an input that is not
             symmetric needs; None: summed up in each call.
+        quant_min: The least integer of the input, at least -128; where ``symmetric`` is True,
+            ``-quant_max`` or one less. Four bits are -8 and 7.
+        quant_max: The greatest, at most 127.
 
     Returns:
         ``[..., N]``, of the dtype of ``input``, contiguous. It does not require grad, even where
@@ -46,5 +51,12 @@ def quantized_linear(
                 [ -2.0000, 127.0000]])
     """
     return torch.ops.baraquant.quantized_linear.default(
-        input, weight, weight_scale, bias, symmetric=symmetric, weight_sum=weight_sum
+        input,
+        weight,
+        weight_scale,
+        bias,
+        symmetric=symmetric,
+        weight_sum=weight_sum,
+        quant_min=quant_min,
+        quant_max=quant_max,
     )

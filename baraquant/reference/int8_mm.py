@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The integer matrix family: exact sums of products of integers, rescaled."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -158,32 +160,47 @@ def quantized_linear(
     *,
     symmetric: bool = True,
     weight_sum: Tensor | None = None,
+    quant_min: int = -128,
+    quant_max: int = 127,
 ) -> Tensor:
     """Return :func:`int8_linear` of the input, quantized with a scale for each token."""
-    q, s, z = ranges.dynamic_range_quantize_per_token(input.detach(), symmetric=symmetric)
+    q, s, z = ranges.dynamic_range_quantize_per_token(
+        input.detach(), quant_min, quant_max, symmetric=symmetric
+    )
     return int8_linear(q, weight, s, weight_scale, bias, input_zero_point=z, dtype=input.dtype)
 
 
 @like_the_op
 def qat_linear(
-    input: Tensor, weight: Tensor, bias: Tensor | None = None, *, symmetric: bool = True
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    symmetric: bool = True,
+    weight_quant_min: int = -128,
+    weight_quant_max: int = 127,
+    quant_min: int = -128,
+    quant_max: int = 127,
 ) -> Tensor:
     """Return :func:`quantized_linear` of the quantized weight; its gradient is straight through."""
+    of_weight = (0, weight_quant_min, weight_quant_max)
+    of_input: dict[str, Any] = {"quant_min": quant_min, "quant_max": quant_max}
+    of_input["symmetric"] = symmetric
 
     def value() -> Tensor:
-        w, sw, _ = ranges.dynamic_range_quantize_per_channel(weight.detach(), 0)
-        return quantized_linear(input, w, sw, bias, symmetric=symmetric)
+        w, sw, _ = ranges.dynamic_range_quantize_per_channel(weight.detach(), *of_weight)
+        return quantized_linear(input, w, sw, bias, **of_input)
 
     def gradient(dy: Tensor, *needed: bool) -> tuple[Tensor | None, ...]:
-        rounded_input = ranges.dynamic_fake_quantize_per_token(input, symmetric=symmetric)
-        rounded_weight = ranges.dynamic_fake_quantize_per_channel(weight, 0)
+        rounded_input = ranges.dynamic_fake_quantize_per_token(input, **of_input)
+        rounded_weight = ranges.dynamic_fake_quantize_per_channel(weight, *of_weight)
         rows = dy.reshape(-1, weight.shape[0]) if dy.numel() else dy.new_zeros(0, weight.shape[0])
         dx = dw = db = None
         if needed[0]:
-            scale, zero_point = ranges.choose_qparams_per_token(input, symmetric=symmetric)
+            scale, zero_point = ranges.choose_qparams_per_token(input, **of_input)
             of_token = segments(input.shape, "per_token", device=input.device)
             dx = affine.fake_quantize_backward(
-                dy @ rounded_weight, input, scale, zero_point, of_token, -128, 127
+                dy @ rounded_weight, input, scale, zero_point, of_token, quant_min, quant_max
             )
         if needed[1]:
             dw = rows.T @ rounded_input.reshape(rows.shape[0], weight.shape[1])

@@ -21,21 +21,21 @@ at::Tensor lowered(const at::Tensor& tensor) {
 
 template <at::DeviceType device>
 at::Tensor qat_linear_autocast(const at::Tensor& input, const at::Tensor& weight,
-                               const OptionalTensor& bias, bool symmetric) {
+                               const OptionalTensor& bias, const Schemes& schemes) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       at::autocast::get_autocast_dispatch_key_from_device_type(device));
   const OptionalTensor lowered_bias =
       bias ? OptionalTensor(lowered<device>(*bias)) : OptionalTensor();
-  return qat_linear(lowered<device>(input), lowered<device>(weight), lowered_bias, symmetric);
+  return qat_linear(lowered<device>(input), lowered<device>(weight), lowered_bias, schemes);
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(baraquant, AutocastCPU, m) {
-  m.impl("qat_linear", &qat_linear_autocast<at::kCPU>);
+  m.impl("qat_linear", &Flat<&qat_linear_autocast<at::kCPU>>::kernel);
 }
 TORCH_LIBRARY_IMPL(baraquant, AutocastCUDA, m) {
-  m.impl("qat_linear", &qat_linear_autocast<at::kCUDA>);
+  m.impl("qat_linear", &Flat<&qat_linear_autocast<at::kCUDA>>::kernel);
 }
 
 }  // namespace baraquant::int8_mm

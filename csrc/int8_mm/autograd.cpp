@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // qat_linear and autograd: the gradients of
-//   linear(dynamic_fake_quantize_per_token(x), dynamic_fake_quantize_per_channel(w, 0), b)
+//   linear(dynamic_fake_quantize_per_token(x, quant_min, quant_max),
+//          dynamic_fake_quantize_per_channel(w, 0, weight_quant_min, weight_quant_max), b)
 // where the roundings pass gradients straight through (Bengio et al. 2013):
 //   dx = inside ? dy @ w^ : 0,   dw = dy^T @ x^,   db = sum of dy over tokens
 // x^ and w^ are the rounded numbers. x^ comes from the integers, which are kept: one byte for each
 // element, and a bit (`inside`) where the input's scheme is asymmetric. So does w^, but where the
 // weight is alive anyway (a parameter): then it is rounded again, and only its scales are kept. The
-// weight's scheme is symmetric, and a symmetric scale never clips.
+// weight's scheme is symmetric around 0, and then the scale never clips, whatever the range: of
+// |x| <= quant_max * s the quotient x / s is rounded to quant_max at most.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
@@ -80,7 +82,8 @@ at::Tensor dequantized(const at::Tensor& values, const at::Tensor& scale,
 }
 
 // w^, from what was kept of it: its integers, or itself.
-at::Tensor rounded_weight(const at::Tensor& kept, const at::Tensor& scale, at::ScalarType dtype) {
+at::Tensor rounded_weight(const at::Tensor& kept, const at::Tensor& scale, const RowScheme& scheme,
+                          at::ScalarType dtype) {
   if (kept.scalar_type() == at::kChar) {
     return dequantized(kept, scale, {}, Granularity::kPerChannel, dtype);
   }
@@ -89,6 +92,8 @@ at::Tensor rounded_weight(const at::Tensor& kept, const at::Tensor& scale, at::S
   affine::QuantArgs q{s, none};
   q.granularity = Granularity::kPerChannel;
   q.axis = 0;
+  q.quant_min = scheme.quant_min;
+  q.quant_max = scheme.quant_max;
   return affine::fake_quantize(kept.detach(), q, std::nullopt);
 }
 
@@ -104,12 +109,13 @@ class QatLinear : public Function<QatLinear> {
   static constexpr bool is_traceable = true;
 
   static Variable forward(AutogradContext* ctx, const at::Tensor& input, const at::Tensor& weight,
-                          const OptionalTensor& bias, bool symmetric) {
+                          const OptionalTensor& bias, const Schemes& schemes) {
     const at::AutoDispatchBelowADInplaceOrView guard;
+    const bool symmetric = schemes.input.symmetric;
     const bool input_grad = input.requires_grad(), weight_grad = weight.requires_grad();
     const bool with_mask = input_grad && !symmetric;
     auto [output, qinput, input_scale, input_zero_point, mask, qweight, weight_scale] =
-        qat_linear_kept(input, weight, bias, symmetric, with_mask);
+        qat_linear_kept(input, weight, bias, schemes, with_mask);
     const at::Tensor none;
     ctx->save_for_backward({weight_grad ? qinput : none, weight_grad ? input_scale : none,
                             weight_grad && !symmetric ? input_zero_point : none,
@@ -119,6 +125,8 @@ class QatLinear : public Function<QatLinear> {
                                                       : qweight,
                             input_grad ? weight_scale : none});
     ctx->saved_data["dtype"] = static_cast<int64_t>(input.scalar_type());
+    ctx->saved_data["weight_quant_min"] = schemes.weight.quant_min;
+    ctx->saved_data["weight_quant_max"] = schemes.weight.quant_max;
     if (bias) ctx->saved_data["bias_dtype"] = static_cast<int64_t>(bias->scalar_type());
     return output;
   }
@@ -129,7 +137,9 @@ class QatLinear : public Function<QatLinear> {
     const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
     variable_list result(4);
     if (weight.defined()) {
-      const at::Tensor rounded = rounded_weight(weight, saved[5], dtype);
+      const RowScheme scheme{/*symmetric=*/true, ctx->saved_data["weight_quant_min"].toInt(),
+                             ctx->saved_data["weight_quant_max"].toInt()};
+      const at::Tensor rounded = rounded_weight(weight, saved[5], scheme, dtype);
       const at::Tensor dx = at::matmul(dy, connected(rounded, kWeight));
       result[0] = mask.defined() ? clip_gradient(dx, mask, dtype) : dx;
     }
@@ -152,34 +162,34 @@ class QatLinear : public Function<QatLinear> {
 bool has_tangent(const at::Tensor& tensor) { return tensor._fw_grad(/*level=*/0).defined(); }
 
 at::Tensor qat_linear_autograd(const at::Tensor& input, const at::Tensor& weight,
-                               const OptionalTensor& bias, bool symmetric) {
+                               const OptionalTensor& bias, const Schemes& schemes) {
   const bool recorded =
       at::GradMode::is_enabled() &&
       (input.requires_grad() || weight.requires_grad() || (bias && bias->requires_grad()));
   // Forward-mode tangents are refused by the Function, not dropped.
   if (recorded || has_tangent(input) || has_tangent(weight) || (bias && has_tangent(*bias))) {
-    return QatLinear::apply(input, weight, bias, symmetric);
+    return QatLinear::apply(input, weight, bias, schemes);
   }
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return qat_linear(input, weight, bias, symmetric);
+  return qat_linear(input, weight, bias, schemes);
 }
 
 KeptByQatLinear qat_linear_kept_autograd(const at::Tensor& input, const at::Tensor& weight,
-                                         const OptionalTensor& bias, bool symmetric,
+                                         const OptionalTensor& bias, const Schemes& schemes,
                                          bool with_mask) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       !(at::GradMode::is_enabled() && (input.requires_grad() || weight.requires_grad())),
       "baraquant::qat_linear: the form that returns what is kept is not differentiable; call the "
       "op itself");
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return qat_linear_kept(input, weight, bias, symmetric, with_mask);
+  return qat_linear_kept(input, weight, bias, schemes, with_mask);
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {
-  m.impl("qat_linear", &qat_linear_autograd);
-  m.impl("_qat_linear_kept", &qat_linear_kept_autograd);
+  m.impl("qat_linear", &Flat<&qat_linear_autograd>::kernel);
+  m.impl("_qat_linear_kept", &Flat<&qat_linear_kept_autograd>::kernel);
 }
 
 }  // namespace baraquant::int8_mm

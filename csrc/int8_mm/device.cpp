@@ -18,6 +18,7 @@ namespace {
 
 using qparams::quantize_rows;
 using qparams::QuantizedRows;
+using qparams::RowScheme;
 
 // [..., N]
 at::Tensor empty_output(const at::Tensor& input, const at::Tensor& weight, at::ScalarType dtype) {
@@ -115,30 +116,32 @@ at::Tensor smoothquant_linear_number(const at::Tensor& input, const at::Tensor& 
 
 at::Tensor quantized_linear(const at::Tensor& input, const at::Tensor& weight,
                             const at::Tensor& weight_scale, const OptionalTensor& bias,
-                            bool symmetric, const OptionalTensor& weight_sum) {
+                            bool symmetric, const OptionalTensor& weight_sum, int64_t quant_min,
+                            int64_t quant_max) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  const RowScheme scheme{symmetric, quant_min, quant_max};
   check_quantized_linear(
-      {"baraquant::quantized_linear", input, weight, &weight_scale, bias, &weight_sum}, symmetric);
+      {"baraquant::quantized_linear", input, weight, &weight_scale, bias, &weight_sum}, scheme);
   const at::Tensor output = empty_output(input, weight, input.scalar_type());
   if (has_work(output)) {
-    const QuantizedRows rows = quantize_rows(as_rows(input), symmetric, /*with_mask=*/false);
+    const QuantizedRows rows = quantize_rows(as_rows(input), scheme, /*with_mask=*/false);
     multiply_quantized(rows, weight, weight_scale, bias, weight_sum, output);
   }
   return output;
 }
 
 void check_qat(const at::Tensor& input, const at::Tensor& weight, const OptionalTensor& bias,
-               bool symmetric) {
-  check_qat_linear({"baraquant::qat_linear", input, weight, nullptr, bias, nullptr}, symmetric);
+               const Schemes& schemes) {
+  check_qat_linear({"baraquant::qat_linear", input, weight, nullptr, bias, nullptr}, schemes);
 }
 
 at::Tensor qat_linear_device(const at::Tensor& input, const at::Tensor& weight,
-                             const OptionalTensor& bias, bool symmetric) {
-  check_qat(input, weight, bias, symmetric);
+                             const OptionalTensor& bias, const Schemes& schemes) {
+  check_qat(input, weight, bias, schemes);
   const at::Tensor output = empty_output(input, weight, input.scalar_type());
   if (has_work(output)) {
-    const QuantizedRows w = quantize_rows(contiguous(weight), /*symmetric=*/true, false);
-    const QuantizedRows rows = quantize_rows(as_rows(input), symmetric, /*with_mask=*/false);
+    const QuantizedRows w = quantize_rows(contiguous(weight), schemes.weight, false);
+    const QuantizedRows rows = quantize_rows(as_rows(input), schemes.input, /*with_mask=*/false);
     multiply_quantized(rows, w.values, w.scale, bias, std::nullopt, output);
   }
   return output;
@@ -146,8 +149,10 @@ at::Tensor qat_linear_device(const at::Tensor& input, const at::Tensor& weight,
 
 // The same, with all that the backward can ask for. What there is none of is an empty tensor.
 KeptByQatLinear qat_linear_kept_device(const at::Tensor& input, const at::Tensor& weight,
-                                       const OptionalTensor& bias, bool symmetric, bool with_mask) {
-  check_qat(input, weight, bias, symmetric);
+                                       const OptionalTensor& bias, const Schemes& schemes,
+                                       bool with_mask) {
+  check_qat(input, weight, bias, schemes);
+  const bool symmetric = schemes.input.symmetric;
   const at::Tensor output = empty_output(input, weight, input.scalar_type());
   const auto options = input.options();
   const auto compute = options.dtype(compute_dtype(input.scalar_type()));
@@ -163,8 +168,8 @@ KeptByQatLinear qat_linear_kept_device(const at::Tensor& input, const at::Tensor
             at::empty_symint(weight.sym_sizes(), options.dtype(at::kChar)),
             at::empty_symint({weight.sym_size(0)}, compute)};
   }
-  const QuantizedRows w = quantize_rows(contiguous(weight), /*symmetric=*/true, false);
-  const QuantizedRows rows = quantize_rows(as_rows(input), symmetric, with_mask);
+  const QuantizedRows w = quantize_rows(contiguous(weight), schemes.weight, false);
+  const QuantizedRows rows = quantize_rows(as_rows(input), schemes.input, with_mask);
   if (has_work(output)) multiply_quantized(rows, w.values, w.scale, bias, std::nullopt, output);
   return {
       output,
@@ -181,12 +186,12 @@ void register_kernels(torch::Library& m) {
   m.impl("smoothquant_linear", &smoothquant_linear);
   m.impl("smoothquant_linear.number", &smoothquant_linear_number);
   m.impl("quantized_linear", &quantized_linear);
-  m.impl("qat_linear", &qat_linear_device);
+  m.impl("qat_linear", &Flat<&qat_linear_device>::kernel);
 }
 
 void register_all_kernels(torch::Library& m) {
   register_kernels(m);
-  m.impl("_qat_linear_kept", &qat_linear_kept_device);
+  m.impl("_qat_linear_kept", &Flat<&qat_linear_kept_device>::kernel);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "checks.h"
 #include "int8_mm/int8_mm.h"
+#include "qparams/range_checks.h"
 
 namespace baraquant::int8_mm {
 namespace {
@@ -139,23 +140,26 @@ void check_product(const Operands& args, const InputQparams& qparams, at::Scalar
   check_bias(args, dtype);
 }
 
-void check_quantized_linear(const Operands& args, bool symmetric) {
+void check_quantized_linear(const Operands& args, const RowScheme& scheme) {
   check_all_dispatchable(args);
   check_floating(args.op, "input", args.input);
   check_int8_weight(args);
   check_matrices(args);
-  check_depth(args, !symmetric);
+  check_depth(args, !scheme.symmetric);
+  qparams::check_row_scheme(args.op, scheme);
   const at::ScalarType dtype = args.input.scalar_type();
   check_weight_qparams(args, compute_dtype(dtype), "the compute type of the input");
   check_bias(args, dtype);
 }
 
-void check_qat_linear(const Operands& args, bool symmetric) {
+void check_qat_linear(const Operands& args, const Schemes& schemes) {
   check_all_dispatchable(args);
   check_floating(args.op, "input", args.input);
   check_dtype(args.op, "weight", args.weight, args.input.scalar_type(), "the input's dtype");
   check_matrices(args);
-  check_depth(args, !symmetric);
+  check_depth(args, !schemes.input.symmetric);
+  qparams::check_row_scheme(args.op, schemes.weight, "weight_");
+  qparams::check_row_scheme(args.op, schemes.input);
   check_bias(args, args.input.scalar_type());
 }
 

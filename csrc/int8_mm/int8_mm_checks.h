@@ -7,9 +7,9 @@
 
 #include <optional>
 
-namespace baraquant::int8_mm {
+#include "int8_mm/ops.h"
 
-using OptionalTensor = std::optional<at::Tensor>;
+namespace baraquant::int8_mm {
 
 // What every op of the family takes; an op without weight_scale or weight_sum leaves it null.
 struct Operands {
@@ -35,7 +35,7 @@ struct InputQparams {
 };
 
 void check_product(const Operands& args, const InputQparams& qparams, at::ScalarType dtype);
-void check_quantized_linear(const Operands& args, bool symmetric);
-void check_qat_linear(const Operands& args, bool symmetric);
+void check_quantized_linear(const Operands& args, const RowScheme& scheme);
+void check_qat_linear(const Operands& args, const Schemes& schemes);
 
 }  // namespace baraquant::int8_mm

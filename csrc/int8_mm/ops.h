@@ -7,7 +7,11 @@
 #include <optional>
 #include <tuple>
 
+#include "qparams/quantize_rows.h"
+
 namespace baraquant::int8_mm {
+
+using qparams::RowScheme;
 
 using OptionalTensor = std::optional<at::Tensor>;
 
@@ -15,9 +19,33 @@ using OptionalTensor = std::optional<at::Tensor>;
 using KeptByQatLinear =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
+// How the two become integers; the weight's scheme is symmetric.
+struct Schemes {
+  RowScheme input, weight;
+};
+
 at::Tensor qat_linear(const at::Tensor& input, const at::Tensor& weight, const OptionalTensor& bias,
-                      bool symmetric);
+                      const Schemes& schemes);
 KeptByQatLinear qat_linear_kept(const at::Tensor& input, const at::Tensor& weight,
-                                const OptionalTensor& bias, bool symmetric, bool with_mask);
+                                const OptionalTensor& bias, const Schemes& schemes, bool with_mask);
+
+// A function that takes Schemes, as a kernel of the flat schema
+//   (Tensor input, Tensor weight, Tensor? bias, bool symmetric, int weight_quant_min,
+//    int weight_quant_max, int quant_min, int quant_max, ...)
+template <auto function>
+struct Flat;
+
+template <typename R, typename... Extra,
+          R (*function)(const at::Tensor&, const at::Tensor&, const OptionalTensor&, const Schemes&,
+                        Extra...)>
+struct Flat<function> {
+  static R kernel(const at::Tensor& input, const at::Tensor& weight, const OptionalTensor& bias,
+                  bool symmetric, int64_t weight_quant_min, int64_t weight_quant_max,
+                  int64_t quant_min, int64_t quant_max, Extra... extra) {
+    const Schemes schemes{{symmetric, quant_min, quant_max},
+                          {/*symmetric=*/true, weight_quant_min, weight_quant_max}};
+    return function(input, weight, bias, schemes, extra...);
+  }
+};
 
 }  // namespace baraquant::int8_mm

@@ -210,27 +210,29 @@ void register_kernels(torch::Library& m) {
 
 }  // namespace
 
-QuantizedRows quantize_rows(const at::Tensor& rows, bool symmetric, bool with_mask) {
+QuantizedRows quantize_rows(const at::Tensor& rows, const RowScheme& scheme, bool with_mask) {
   const int64_t count = rows.size(0), length = rows.size(1);
   const auto options = rows.options().dtype(compute_dtype(rows.scalar_type()));
   QuantizedRows q;
   q.values = at::empty({count, length}, options.dtype(at::kChar));
   if (with_mask) q.mask = empty_mask(rows);
-  RangeCall call;
-  call.symmetric = symmetric;
   if (!has_work(rows)) {
-    const Rule<double> rule(call.quant_min, call.quant_max, symmetric);
+    const Rule<double> rule(scheme.quant_min, scheme.quant_max, scheme.symmetric);
     q.scale = filled({count}, 1, options);
-    if (symmetric) return q;
+    if (scheme.symmetric) return q;
     q.zero_point = filled({count}, rule.zero_point_of_zeros(), options.dtype(at::kInt));
     return q;
   }
   q.scale = at::empty({count}, options);
-  if (!symmetric) q.zero_point = at::empty({count}, options.dtype(at::kInt));
+  if (!scheme.symmetric) q.zero_point = at::empty({count}, options.dtype(at::kInt));
+  RangeCall call;
   call.input = rows;
   call.scale = q.scale;
   call.zero_point = q.zero_point;
   call.map = make_per_group_map(count, length, 1, length);
+  call.quant_min = scheme.quant_min;
+  call.quant_max = scheme.quant_max;
+  call.symmetric = scheme.symmetric;
   run_quantize(call, q.values, q.mask);
   return q;
 }

@@ -12,17 +12,18 @@ namespace {
 
 template <typename Op>
 void check_chosen_range(const Op& op, int64_t quant_min, int64_t quant_max, at::ScalarType dtype,
-                        bool symmetric) {
-  check_range(op, quant_min, quant_max, dtype);
+                        bool symmetric, const char* prefix = "") {
+  check_range(op, quant_min, quant_max, dtype, prefix);
   constexpr int64_t kLeast = std::numeric_limits<int32_t>::min();
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  TORCH_CHECK_VALUE(quant_min >= kLeast && quant_max <= kMost, op,
-                    ": expected quant_min and quant_max to fit in 32 bits, as the zero point has "
-                    "to, but got ",
-                    quant_min, " and ", quant_max);
-  TORCH_CHECK_VALUE(!symmetric || quant_max - quant_min >= 2, op,
-                    ": expected quant_max - quant_min to be at least 2 where symmetric is True "
-                    "(with one step there is no room on both sides of zero), but got ",
+  TORCH_CHECK_VALUE(quant_min >= kLeast && quant_max <= kMost, op, ": expected ", prefix,
+                    "quant_min and ", prefix,
+                    "quant_max to fit in 32 bits, as the zero point has to, but got ", quant_min,
+                    " and ", quant_max);
+  TORCH_CHECK_VALUE(!symmetric || quant_max - quant_min >= 2, op, ": expected ", prefix,
+                    "quant_max - ", prefix,
+                    "quant_min to be at least 2 in a symmetric scheme (with one step there is no "
+                    "room on both sides of zero), but got ",
                     quant_min, " and ", quant_max);
 }
 
@@ -100,6 +101,16 @@ void check_choose(const OpName& op, const at::Tensor& input, const RangeArgs& ar
   check_chosen_range(op, args.quant_min, args.quant_max,
                      dtype.value_or(compute_dtype(input.scalar_type())), args.symmetric);
   affine::check_segments(op, input, args.axis, args.group_size);
+}
+
+void check_row_scheme(const char* op, const RowScheme& scheme, const char* prefix) {
+  const int64_t low = scheme.quant_min, high = scheme.quant_max;
+  check_chosen_range(op, low, high, at::kChar, scheme.symmetric, prefix);
+  TORCH_CHECK_VALUE(!scheme.symmetric || low == -high || low == -high - 1, op, ": expected ",
+                    prefix, "quant_min and ", prefix,
+                    "quant_max to have 0 in the middle (-n and n, or -n - 1 and n) in a symmetric "
+                    "scheme, which has no zero point here, but got ",
+                    low, " and ", high);
 }
 
 void check_observe_min_max(const char* op, const at::Tensor& input, const at::Tensor& min_val,

@@ -3,12 +3,15 @@
 #pragma once
 
 #include "qparams/core_ops.h"
+#include "qparams/quantize_rows.h"
 
 namespace baraquant::qparams {
 
 // dtype: of the integers; the compute type where they stay inside.
 void check_choose(const OpName& op, const at::Tensor& input, const RangeArgs& args,
                   std::optional<at::ScalarType> dtype = std::nullopt);
+// prefix: of the names of its arguments, quant_min and quant_max.
+void check_row_scheme(const char* op, const RowScheme& scheme, const char* prefix = "");
 void check_observe_min_max(const char* op, const at::Tensor& input, const at::Tensor& min_val,
                            const at::Tensor& max_val, const ObserveArguments& args);
 void check_observe_qparams(const char* op, const at::Tensor& input, const Observed& observed,
