@@ -20,8 +20,8 @@ class QATLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
     In evaluation it computes what :func:`baraquant.qat.convert_` will make of it, to the last bit.
     In training:
 
-    * Weights symmetric per channel and inputs of 8 bits per token, both dynamic (W8A8): the integer
-      product itself, :func:`baraquant.ops.qat_linear`.
+    * Weights symmetric per channel and inputs per token, both dynamic and of 2 to 8 bits (W8A8,
+      W4A8): the integer product itself, :func:`baraquant.ops.qat_linear`.
     * Else ``linear(input_fake_quant(x), weight_fake_quant(weight), bias)``, with a
       :class:`FakeQuantize` or :class:`LearnedFakeQuantize` each; that an integer product rounds
       otherwise in the last bit is left to evaluation.
@@ -56,11 +56,19 @@ class QATLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         "is_integer",
         "is_whole",
         "symmetric",
+        "quant_min",
+        "quant_max",
+        "weight_quant_min",
+        "weight_quant_max",
     )
     bias: Tensor | None
     is_integer: bool  # deployed as a product of integers
     is_whole: bool  # one op does it all, in training as well
     symmetric: bool  # the input's integers
+    quant_min: int  # of the input; 0 where it stays floating
+    quant_max: int
+    weight_quant_min: int
+    weight_quant_max: int
 
     def __init__(
         self,
@@ -94,6 +102,10 @@ class QATLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         self.is_integer = is_integer_product(qat)
         self.is_whole = is_whole_product(qat)
         self.symmetric = qat.activation is None or qat.activation.symmetric
+        self.quant_min, self.quant_max = 0, 0
+        if qat.activation is not None:
+            self.quant_min, self.quant_max = qat.activation.quant_min, qat.activation.quant_max
+        self.weight_quant_min, self.weight_quant_max = qat.weight.quant_min, qat.weight.quant_max
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]``."""
@@ -105,7 +117,16 @@ class QATLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         return self._float_output(input)
 
     def _whole(self, input: Tensor) -> Tensor:
-        return ops.qat_linear(input, self.weight, self.bias, symmetric=self.symmetric)
+        return ops.qat_linear(
+            input,
+            self.weight,
+            self.bias,
+            symmetric=self.symmetric,
+            weight_quant_min=self.weight_quant_min,
+            weight_quant_max=self.weight_quant_max,
+            quant_min=self.quant_min,
+            quant_max=self.quant_max,
+        )
 
     def _float_output(self, input: Tensor) -> Tensor:
         return F.linear(self._rounded_input(input), self._fake_quantized_weight(), self.bias)
@@ -163,9 +184,8 @@ def is_whole_product(config: QATConfig) -> bool:
     return (
         is_integer_product(config)
         and weight == FakeQuantConfig(weight.bits)
-        and weight.bits == 8
         and activation is not None
-        and activation == FakeQuantConfig(8, "per_token", activation.symmetric)
+        and activation == FakeQuantConfig(activation.bits, "per_token", activation.symmetric)
     )
 
 
