@@ -3,7 +3,7 @@
 
 import itertools
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from quantized_layers import Widths
+from qat_widths import Widths
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -44,7 +44,7 @@ class Run:
         widths: Bits and granularity.
         accuracy: Percent of the test images, for ``float``, ``ptq_max`` (quantized after training,
             scales by the symmetric rule), ``ptq`` (fitted scales) and ``qat``.
-        tensor_bytes: All tensors as stored.
+        tensor_bytes: All tensors as stored, weights packed to their width.
         file_bytes: The file, its header included.
         integers_equal: The stored integers gave the outputs of training's last evaluation.
     """
@@ -59,11 +59,21 @@ class Run:
 
 @dataclass(frozen=True)
 class Summary:
-    """All seeds at one width; accuracies are (mean, sample standard deviation) in percent."""
+    """All seeds at one width; accuracies are (mean, sample standard deviation) in percent.
+
+    Attributes:
+        widths: Bits and granularity.
+        accuracy: By the keys of a ``Run``.
+        gains: Of each seed, the points by which QAT is above PTQ with fitted scales.
+        tensor_bytes: All tensors as stored.
+        header_bytes: The rest of the file.
+    """
 
     widths: Widths
     accuracy: dict[str, tuple[float, float]]
+    gains: tuple[float, ...]
     tensor_bytes: int
+    header_bytes: int
 
     def loss(self, way: str) -> float:
         """Points of accuracy that ``way`` loses against float, in the mean."""
@@ -75,13 +85,33 @@ def summarize(runs: list[Run]) -> list[Summary]:
     summaries = []
     for widths in dict.fromkeys(run.widths for run in runs):
         own = [run for run in runs if run.widths == widths]
-        accuracy = {}
-        for way in own[0].accuracy:
-            values = [run.accuracy[way] for run in own]
-            spread = statistics.stdev(values) if len(values) > 1 else 0.0
-            accuracy[way] = (statistics.mean(values), spread)
-        summaries.append(Summary(widths, accuracy, own[0].tensor_bytes))
+        accuracy = {
+            way: mean_and_deviation([run.accuracy[way] for run in own]) for way in own[0].accuracy
+        }
+        gains = tuple(run.accuracy["qat"] - run.accuracy["ptq"] for run in own)
+        size = own[0].tensor_bytes, own[0].file_bytes - own[0].tensor_bytes
+        summaries.append(Summary(widths, accuracy, gains, *size))
     return summaries
+
+
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
+    """The mean and the sample standard deviation; the latter is 0 for one value."""
+    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def report(
+    main: list[Summary],
+    compared: list[Summary],
+    float_bytes: int,
+    plot_path: Path,
+    console: Console,
+) -> str:
+    """Prints the tables and the conclusion, and draws the plot; returns the conclusion."""
+    print_tables(main, compared, float_bytes, console)
+    plot(main, compared, plot_path)
+    conclusion = " ".join(filter(None, [conclude(main), gained(main), compare(compared)]))
+    console.print(f"\n[bold]{conclusion}[/bold]\n", highlight=False)
+    return conclusion
 
 
 def conclude(summaries: list[Summary]) -> str:
@@ -113,8 +143,26 @@ def conclude(summaries: list[Summary]) -> str:
     return sentence + f"down to {_in_words(ptq.widths)}."
 
 
+def gained(summaries: list[Summary]) -> str:
+    """Says in words what training gains on fitted scales, for each width of the weights."""
+    parts = []
+    for bits in dict.fromkeys(summary.widths.weight_bits for summary in summaries):
+        own = [summary.gains for summary in summaries if summary.widths.weight_bits == bits]
+        of_seeds = [statistics.mean(gains) for gains in zip(*own, strict=True)]
+        mean, spread = mean_and_deviation(of_seeds)
+        above = sum(gain > 0 for gain in of_seeds)
+        parts.append(
+            f"{mean:+.1f} ± {spread:.1f} points with {bits}-bit weights ({above} of "
+            f"{len(of_seeds)} seeds gain)"
+        )
+    return (
+        "Against fitted scales, seed by seed and in the mean over granularities and inputs, "
+        f"training makes {_listed(parts)}."
+    )
+
+
 def compare(summaries: list[Summary]) -> str:
-    """Says in words down to which width of the inputs each scheme of theirs keeps the accuracy."""
+    """Says in words down to which width of the inputs each scheme of theirs keeps accuracy."""
     if not summaries:
         return ""
     parts = []
@@ -125,8 +173,8 @@ def compare(summaries: list[Summary]) -> str:
         width = "at no width" if least is None else f"down to {least.widths.input_bits}-bit inputs"
         figure = "" if least is None else f" ({least.accuracy['qat'][0]:.1f} %)"
         parts.append(f"{width} with {SCHEMES[scheme][1]}{figure}")
-    listed = ", ".join(parts[:-1]) + f" and {parts[-1]}"
-    return f"With {summaries[0].widths.weight_bits}-bit weights, training keeps it {listed}."
+    bits = summaries[0].widths.weight_bits
+    return f"With {bits}-bit weights, training keeps the float accuracy {_listed(parts)}."
 
 
 def print_tables(
@@ -136,11 +184,14 @@ def print_tables(
     title = "Digits: test accuracy in % (mean ± deviation)"
     console.print(_table(title, "scale per", _granularity, main, float_bytes))
     mean, spread = main[0].accuracy["float"]
+    header = max(summary.header_bytes for summary in main)
     console.print(
         f"float32: {mean:.1f} ± {spread:.1f} %, {float_bytes:,} bytes. Green: within {KEPT:g} "
         "point of it; red: beyond. w: weights; x: the input of every layer. PTQ: quantized after "
-        "training, with scales from the maximum or fitted by least squares. Bytes: as stored, "
-        "weights packed to their width, scales and biases in float32.\n",
+        "training, with scales from the maximum or fitted by least squares. Gain: of QAT over PTQ "
+        "with fitted scales, in points, seed by seed; QAT has trained for longer, and what that "
+        "alone is worth shows at 8 bits. Bytes: as stored, weights packed to their width, scales "
+        f"and biases in float32; the header of a file takes {header:,} more.\n",
         highlight=False,
     )
     if not compared:
@@ -148,9 +199,10 @@ def print_tables(
     title = "By the scale of the inputs: accuracy in % (mean ± deviation)"
     console.print(_table(title, "inputs", lambda w: SCHEMES[w.inputs][0], compared, float_bytes))
     console.print(
-        "Inputs: with a scale that is learned, or with one for each image, chosen on the fly from "
-        "the range of its values: symmetric around 0, or asymmetric with a zero point. Pixels and "
-        "ReLU are never negative, so a symmetric grid takes one bit more for the same steps.",
+        "Inputs: with a scale and a zero point that are learned, or with a scale for each image, "
+        "chosen on the fly from the range of its values: symmetric around 0, or asymmetric with a "
+        "zero point. Pixels and ReLU are never negative, so a symmetric grid takes one bit more "
+        "for the same steps.",
         highlight=False,
     )
 
@@ -162,9 +214,8 @@ def _table(
     summaries: list[Summary],
     float_bytes: int,
 ) -> Table:
-    table = Table(title=title, box=box.SIMPLE_HEAD)
-    table.pad_edge = False
-    for name in ("bits w/x", column, "PTQ, max", "PTQ, fitted", "QAT", "bytes", ""):
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in ("w/x", column, "PTQ max", "PTQ fitted", "QAT", "gain", "bytes", ""):
         table.add_column(name, justify="left" if name == column else "right", no_wrap=True)
 
     def cell(summary: Summary, way: str) -> str:
@@ -178,9 +229,10 @@ def _table(
     for _, rows in itertools.groupby(summaries, lambda summary: getattr(summary.widths, width)):
         for row in rows:
             table.add_row(
-                f"{row.widths.weight_bits} / {row.widths.input_bits}",
+                f"{row.widths.weight_bits}/{row.widths.input_bits}",
                 describe(row.widths),
                 *(cell(row, way) for way in ("ptq_max", "ptq", "qat")),
+                "{:+.1f} ± {:.1f}".format(*mean_and_deviation(row.gains)),
                 f"{row.tensor_bytes:,}",
                 f"{float_bytes / row.tensor_bytes:.1f}x",
             )
@@ -246,6 +298,10 @@ def _plot_panel(axis: Axes, lines: list[tuple[str, str, list[Summary], str]], wi
 
 def _granularity(widths: Widths) -> str:
     return f"group {widths.group_size}" if widths.group_size else "channel"
+
+
+def _listed(parts: list[str]) -> str:
+    return ", ".join(parts[:-1]) + f" and {parts[-1]}" if len(parts) > 1 else parts[0]
 
 
 def _in_words(widths: Widths) -> str:
