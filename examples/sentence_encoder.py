@@ -101,10 +101,10 @@ class Tokenizer:
 
 @torch.inference_mode()
 def embed(model: nn.Module, tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
-    """Return the embeddings ``[texts, size]``, on the CPU; texts of like length go together."""
+    """Return the embeddings, float32 ``[texts, size]`` on the CPU; like lengths go together."""
     order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
     batches = tokenizer.batches([texts[index] for index in order])
-    rows = torch.cat([model(**batch).cpu() for batch in batches])
+    rows = torch.cat([model(**batch).float().cpu() for batch in batches])
     result = torch.empty_like(rows)
     result[torch.tensor(order)] = rows
     return result

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The example with a sentence encoder runs to its end, on a tiny model with random weights."""
+"""The example with a sentence encoder: all of it on a tiny model with random weights, and what
+eight bits keep of the real one, where its weights are installed.
+"""
 
+import copy
 import json
 import os
 import string
@@ -8,13 +11,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
+import baraquant
 import docstrings
 import minilm_report
+import minilm_speed
+import sentence_encoder
 from minilm_report import Row
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,7 +65,7 @@ def run(*arguments):
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
 
@@ -66,30 +74,64 @@ def run(*arguments):
 def test_a_small_run(tmp_path):
     tiny_model(tmp_path / "model")
     out = tmp_path / "out"
-    sizes = {"passages": 40, "calibration": 20, "longest": 24, "steps": 3, "repeats": 1}
+    sizes = {"passages": 40, "calibration": 20, "longest": 24, "steps": 3, "repeats": 3}
     options = [text for key, value in sizes.items() for text in (f"--{key}", value)]
     done = run("--quick", "--device", "cpu", "--model", tmp_path / "model", "--out", out, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads((out / "smoothquant_minilm.json").read_text())
     rows = {row["name"]: row for row in figures["rows"]}
-    assert list(rows) == [
-        "float32",
-        "W8A8",
-        "W8A8 static",
-        "SmoothQuant",
-        "SmoothQuant static",
-        "W4A8",
-        "W4A8, trained",
-    ]
+    names = ["float32", "W8A8", "W8A8 static", "SmoothQuant", "SmoothQuant static"]
+    assert list(rows) == [*names, "W4A8", "W4A8, trained"]
     assert rows["float32"]["cosine"] == pytest.approx(1, abs=1e-5)
+    assert rows["float32"]["change"] == 0 and rows["float32"]["interval"] == [0, 0]
+    table = (out / "smoothquant_minilm.md").read_text()
     for name, row in rows.items():
         assert row["cosine"] > (0.9 if name.startswith("W4") else 0.99)
-        assert 0 <= row["retrieval"] <= 100 and row["latency_ms"] > 0 < row["throughput"]
-        assert name in done.stdout
+        assert row["change"] == pytest.approx(row["retrieval"] - rows["float32"]["retrieval"])
+        assert row["interval"][0] <= row["change"] <= row["interval"][1]
+        assert list(row["speeds"]) == ["1 x 64", "32 x 64", "32 x 128"]
+        for speed in row["speeds"].values():
+            assert speed["seconds"] > 0 and 0 < speed["spread"][0] <= speed["spread"][1]
+        assert name in done.stdout and f"| {name} |" in table
     assert rows["W8A8"]["file_bytes"] < rows["float32"]["file_bytes"] / 2
     assert (out / "smoothquant_minilm.png").stat().st_size > 10_000
     assert "20 passages to calibrate with, 40 to measure with" in done.stdout
     assert "Training moves four-bit weights" in done.stdout
+    assert str(tmp_path) not in json.dumps(figures) + table
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    """The real encoder, and batches of two sets of modules."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    try:
+        folder = sentence_encoder.find_model(None)
+    except SystemExit as error:
+        pytest.skip(str(error).removeprefix("error: "))
+    tokenizer = sentence_encoder.Tokenizer(folder, 48, "cpu")
+    known, asked = docstrings.split(docstrings.passages())
+    batches = [
+        [tokenizer([p.sentence + " " + p.rest for p in half[i : i + 16]]) for i in (0, 16)]
+        for half in (known, asked)
+    ]
+    return sentence_encoder.SentenceEncoder(folder).eval().float(), *batches
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "least"), [(baraquant.W8A8(), 0.995), (baraquant.SmoothQuant(0.5), 0.997)]
+)
+def test_what_eight_bits_keep_of_the_real_encoder(minilm, config, least, tmp_path):
+    floats, known, asked = minilm
+    model = copy.deepcopy(floats)
+    report = baraquant.quantize_(model, config, known)
+    assert len(report.changed) == 39 and not report.left_out
+    with torch.inference_mode():
+        cosine = torch.cat([(model(**b) * floats(**b)).sum(1) for b in asked])
+    assert cosine.shape == (32,) and least < float(cosine.mean()) < 0.99999
+    path = tmp_path / "model.safetensors"
+    baraquant.save(model, path)
+    assert path.stat().st_size < sum(p.nbytes for p in floats.parameters()) / 3.9
 
 
 def test_without_a_model(tmp_path):
@@ -137,16 +179,73 @@ def test_the_split_keeps_modules_whole():
     assert 0.2 < len(known) / len(found) < 0.4
 
 
+def row(name, cosine, retrieval, change=0.0, interval=(0.0, 0.0), file_bytes=250):
+    speed = minilm_speed.Speed(0.5, 2.0, (1.5, 2.5))
+    speeds = {"1 x 64": speed, "32 x 64": speed}
+    return Row(name, cosine, 0.9, retrieval, change, interval, file_bytes, speeds)
+
+
+ROWS = [
+    row("float32", 1.0, 60.0, file_bytes=1000),
+    row("W8A8", 0.98, 59.0, -1.0, (-2.0, 0.1)),
+    row("SmoothQuant", 0.999, 59.75, -0.25, (-0.9, 0.4)),
+    row("W4A8", 0.9995, 50.0, -10.0, (-12.0, -8.0), 150),
+    row("W4A8, trained", 0.9996, 58.0, -2.0, (-3.0, -1.0), 150),
+]
+
+
 def test_the_conclusion_says_what_the_rows_say():
-    rows = [
-        Row("float32", 1.0, 1.0, 60.0, 1000, 1.0, 10.0),
-        Row("W8A8", 0.98, 0.9, 59.0, 250, 1.0, 20.0),
-        Row("SmoothQuant", 0.999, 0.99, 59.75, 250, 1.0, 20.0),
-        Row("W4A8", 0.9, 0.8, 50.0, 150, 1.0, 20.0),
-        Row("W4A8, trained", 0.95, 0.9, 58.0, 150, 1.0, 20.0),
-    ]
-    text = " ".join(minilm_report.conclude(rows))
-    assert "SmoothQuant is nearest to the float model: cosine 0.9990, retrieval -0.2 points" in text
-    assert "4.00 times smaller" in text
-    assert "from cosine 0.9000 to 0.9500, and retrieval from 50.0 % to 58.0 %" in text
-    assert len(minilm_report.conclude(rows[:3])) == 1
+    text = " ".join(minilm_report.conclude(ROWS))
+    assert (
+        "SmoothQuant is nearest to the float model: cosine 0.9990, retrieval -0.2 points "
+        "(95 %: -0.9 to +0.4), 4.00 times smaller" in text
+    )
+    assert "from cosine 0.9995 to 0.9996, and retrieval from 50.0 % to 58.0 %" in text
+    assert len(minilm_report.conclude(ROWS[:3])) == 1
+
+
+def test_the_table_says_what_the_rows_say():
+    lines = minilm_report.markdown(ROWS, {"device": "a CPU", "arguments": {}}).splitlines()
+    assert lines[0] == "device a CPU"
+    headings, _, *cells = ([c.strip() for c in line.split("|")[1:-1]] for line in lines[2:9])
+    assert {len(line) for line in cells} == {len(headings)}
+    smooth = dict(zip(headings, cells[2], strict=True))
+    assert smooth[""] == "SmoothQuant"
+    assert smooth["change (95 %)"] == "-0.2 (-0.9 to +0.4)"
+    assert (smooth["1 x 64, ms"], smooth["32 x 64, /s"]) == ("500.00", "64")
+    assert (smooth["smaller"], smooth["32 x 64, faster"]) == ("4.00 x", "2.00 x")
+
+
+def test_the_interval_is_that_of_a_bootstrap():
+    generator = np.random.default_rng(1)
+    floats = generator.random(400) < 0.6
+    got = np.where(generator.random(400) < 0.1, ~floats, floats)
+    low, high = minilm_report.interval(got, floats)
+    drawn = generator.integers(400, size=(4000, 400))
+    changes = 100 * (got[drawn].mean(axis=1) - floats[drawn].mean(axis=1))
+    expected = np.quantile(changes, [0.025, 0.975])
+    assert [low, high] == pytest.approx(list(expected), abs=0.4)
+    assert high - low > 4
+    assert minilm_report.interval(floats, floats) == (0.0, 0.0)
+
+
+def test_speeds_are_compared_within_a_round(monkeypatch):
+    """A machine that becomes slower halfway makes no difference to the ratios."""
+
+    class Clocked(nn.Module):
+        def __init__(self, cost):
+            super().__init__()
+            self.cost, self.calls = cost, 0
+
+        def forward(self, x):
+            clock[0] += self.cost * (1 if self.calls < 5 else 10)
+            self.calls += 1
+
+    clock = [0.0]
+    monkeypatch.setattr(minilm_speed.time, "perf_counter", lambda: clock[0])
+    models = {"slow": Clocked(6.0), "fast": Clocked(2.0)}
+    speeds = minilm_speed.measure(models, {"x": torch.zeros(1)}, 9)
+    assert [model.calls for model in models.values()] == [10, 10]
+    assert speeds["fast"].faster == pytest.approx(3)
+    assert speeds["fast"].spread == pytest.approx((3, 3))
+    assert speeds["slow"].faster == 1 and speeds["fast"].seconds == pytest.approx(20)
