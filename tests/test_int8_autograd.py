@@ -13,6 +13,7 @@ from torch.nn.functional import linear
 
 import cases
 from baraquant import ops, reference
+from baraquant.nn import QATLinear
 from saved_tensors import saved_tensors, storages
 
 TOKENS, OUTPUTS, DEPTH = 6, 8, 32
@@ -142,6 +143,20 @@ def test_memory_held(parameter: bool, symmetric: bool, dtype: torch.dtype, devic
     if device == "cpu":
         assert sum(storages(kept).values()) == expected
     assert y.requires_grad
+
+
+def test_a_compiled_layer_holds_no_copy_of_its_weight(device: str) -> None:
+    """A parameter is no leaf while it is traced, but alive anyway all the same."""
+    torch._dynamo.reset()
+    layer = QATLinear(DEPTH, OUTPUTS).to(device)
+    compiled = torch.compile(layer, backend="aot_eager_decomp_partition", fullgraph=True)
+    x = arguments(device=device)[0]
+    with saved_tensors() as kept:
+        y = compiled(x)
+    of_weight = [t for t in kept if t.shape == layer.weight.shape]
+    assert [t.data_ptr() for t in of_weight] == [layer.weight.data_ptr()]
+    (grad,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(grad, torch.autograd.grad(layer(x).sum(), x)[0])
 
 
 WANTED = {

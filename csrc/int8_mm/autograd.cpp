@@ -120,9 +120,9 @@ class QatLinear : public Function<QatLinear> {
     ctx->save_for_backward({weight_grad ? qinput : none, weight_grad ? input_scale : none,
                             weight_grad && !symmetric ? input_zero_point : none,
                             with_mask ? mask : none,
-                            !input_grad               ? none
-                            : is_alive_anyway(weight) ? weight
-                                                      : qweight,
+                            !input_grad                                         ? none
+                            : is_alive_anyway(weight) || is_graph_input(weight) ? weight
+                                                                                : qweight,
                             input_grad ? weight_scale : none});
     ctx->saved_data["dtype"] = static_cast<int64_t>(input.scalar_type());
     ctx->saved_data["weight_quant_min"] = schemes.weight.quant_min;
