@@ -69,9 +69,13 @@ Tick = Callable[[str], None]  # hears of each epoch
 
 
 def quantize_and_train(
-    floats: nn.Sequential, digits: Digits, widths: Widths, seed: int, args: argparse.Namespace,
+    floats: nn.Sequential,
+    digits: Digits,
+    widths: Widths,
+    seed: int,
+    args: argparse.Namespace,
     tick: Tick,
-) -> Run:  # fmt: skip
+) -> Run:
     """Takes a trained float network, which stays as it is, to integers in a file and back."""
     accuracy = {"float": evaluate(floats, digits)[0]}
     network = copy.deepcopy(floats)
