@@ -75,7 +75,7 @@ def _columns(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
     headings = ["", "cosine", "least", "retrieval", "change (95 %)", "MB", "smaller"]
     headings += [f"{batch}, ms" if batch == "1 x 64" else f"{batch}, /s" for batch in batches]
     headings += [f"{batch}, faster" for batch in batches if batch != "1 x 64"]
-    headings += [f"{batch} compiled" for batch in compiled]
+    headings += [f"{batch}, faster, both compiled" for batch in compiled]
     base, cells = rows[0], []
     for row in rows:
         low, high = row.interval
@@ -87,7 +87,7 @@ def _columns(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
             is_one = batch == "1 x 64"
             line.append(f"{1e3 * speed.seconds:.2f}" if is_one else f"{size / speed.seconds:.0f}")
         line += [f"{s.faster:.2f} x" for b, s in row.speeds.items() if b != "1 x 64"]
-        line += [f"{speed.faster:.2f} x" for speed in row.compiled.values()]
+        line += [f"{row.compiled[b].faster:.2f} x" if b in row.compiled else "" for b in compiled]
         cells.append(line)
     return headings, cells
 
@@ -97,7 +97,7 @@ def print_table(rows: list[Row], console: Console) -> None:
     headings, cells = _columns(rows)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in headings:
-        table.add_column(name, justify="left" if name == "" else "right")
+        table.add_column(name, justify="left" if name == "" else "right", no_wrap=name == "")
     for line in cells:
         table.add_row(*line)
     console.print(table)

@@ -62,7 +62,19 @@ class SentenceEncoder(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return the embeddings ``[batch, size]`` of tokens ``[batch, length]``."""
-        hidden = self.bert(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        output = self.bert(input_ids=input_ids, attention_mask=attention_mask)
+        return self.pool(output.last_hidden_state, attention_mask)
+
+    def layers(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
+        """Return the output of each layer, ``[batch, length, size]``, without the embeddings'."""
+        output = self.bert(
+            input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=True
+        )
+        return tuple(output.hidden_states[1:])
+
+    @staticmethod
+    def pool(hidden: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return the mean over a sentence's tokens, of length one."""
         mask = attention_mask[..., None].to(hidden.dtype)
         return F.normalize((hidden * mask).sum(dim=1) / mask.sum(dim=1), dim=-1)
 
@@ -104,7 +116,7 @@ def embed(model: nn.Module, tokenizer: Tokenizer, texts: Sequence[str]) -> Tenso
     """Return the embeddings, float32 ``[texts, size]`` on the CPU; like lengths go together."""
     order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
     batches = tokenizer.batches([texts[index] for index in order])
-    rows = torch.cat([model(**batch).float().cpu() for batch in batches])
+    rows = F.normalize(torch.cat([model(**batch).float().cpu() for batch in batches]))
     result = torch.empty_like(rows)
     result[torch.tensor(order)] = rows
     return result
