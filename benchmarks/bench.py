@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import gc
 import math
+import random
 import statistics
 import sys
 import time
@@ -99,7 +100,10 @@ class Timer:
     def in_turns(
         self, prepares: dict[str, Callable[[], Callable[[], float]]], rounds: int
     ) -> dict[str, float | str]:
-        """Median seconds of what each preparation returns, round by round; or an error's text."""
+        """Median seconds of what each preparation returns, round by round; or an error's text.
+
+        A round takes them in an order of its own: what came before has warmed or cooled the chip.
+        """
         results: dict[str, float | str] = {}
         measures: dict[str, Callable[[], float]] = {}
         samples: dict[str, list[float]] = {}
@@ -108,12 +112,12 @@ class Timer:
                 measures[name], samples[name] = prepare(), []
             except Exception as error:  # recorded in the row
                 results[name] = describe(error)
-        start = time.perf_counter()
+        start, order = time.perf_counter(), random.Random(0)
         with _no_garbage_collection():
             for done in range(rounds):
                 if done >= FEWEST_ROUNDS and time.perf_counter() - start > self.budget:
                     break
-                for name in list(measures):
+                for name in order.sample(list(measures), len(measures)):
                     try:
                         samples[name].append(measures[name]())
                     except Exception as error:  # recorded in the row

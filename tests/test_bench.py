@@ -169,18 +169,20 @@ def test_timer_measures_sleep_and_records_errors() -> None:
 
 def test_timer_takes_the_median_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    values = {"a": iter([5.0, 1.0, 3.0]), "b": iter([2.0, 9.0, 4.0])}
+    values = {"a": [5.0, 1.0, 3.0, 8.0, 0.0], "b": [2.0, 9.0, 4.0, 1.0, 1.0]}
+    left = {name: iter(numbers) for name, numbers in values.items()}
 
     def prepare(name: str):
         def measure() -> float:
             order.append(name)
-            return next(values[name])
+            return next(left[name])
 
         return lambda: measure
 
-    results = Timer(CPU).in_turns({name: prepare(name) for name in "ab"}, rounds=3)
-    assert results == {"a": statistics.median([5, 1, 3]), "b": statistics.median([2, 9, 4])}
-    assert order == list("ababab")
+    results = Timer(CPU, budget=60).in_turns({name: prepare(name) for name in "ab"}, rounds=5)
+    assert results == {name: statistics.median(numbers) for name, numbers in values.items()}
+    rounds = {"".join(order[at : at + 2]) for at in range(0, 10, 2)}
+    assert rounds == {"ab", "ba"}  # each once in a round, in both orders
 
 
 def test_results_rotate() -> None:
