@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.fsdp
 
 import baraquant
 import documents
@@ -34,6 +35,7 @@ OWN = (
     torch.nn,
     torch.optim,
     torch.nn.parallel,
+    torch.distributed.fsdp,
     torch.utils.data,
     builtins,
 )
