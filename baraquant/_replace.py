@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -14,6 +15,11 @@ FilterFn = Callable[[nn.Module, str], bool]
 
 # The reason for a module that filter_fn refused.
 FILTERED = "filter_fn"
+# The model itself, whose path is empty.
+ROOT = "(the model)"
+
+# What the ops compute on.
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,7 @@ class Report:
     def __str__(self) -> str:
         """Return a table with a line for each module."""
         rows = [(name, what) for name, what in self.changed.items()]
-        rows += [(name, f"left out: {reason}") for name, reason in self.left_out.items()]
+        rows += [(name or ROOT, f"left out: {reason}") for name, reason in self.left_out.items()]
         width = max((len(name) for name, _ in rows), default=0)
         counts = f"{len(self.changed)} changed, {len(self.left_out)} left out"
         return "\n".join([f"{name:<{width}}  {what}" for name, what in rows] + [counts])
@@ -46,7 +52,7 @@ class Swap:
     about: str
 
 
-# What to do with a module: swap it, leave it out for a reason, or look at its children (None).
+# What to do with a module: swap it, leave it out for a reason, or pass it by (None).
 Decision = Swap | str | None
 Decide = Callable[[nn.Module, str], Decision]
 
@@ -67,16 +73,22 @@ def replace_modules(
         model: Changed in place; its root stays.
         caller: The public function, for the messages.
         decide: Called once for each module that is a candidate (and passes ``filter_fn``), and for
-            each that is none; children are looked at where it answers None.
+            each that is none. The children of a module that is not swapped are looked at too.
         filter_fn: Whether to swap this candidate; called for each of its paths.
         is_candidate: Whether ``filter_fn`` has a say.
 
     Raises:
-        TypeError: Something that is no module, or a scripted one.
-        ValueError: The root would be swapped; filter_fn says both of one shared module; a model
-            wrapped for several processes; and what ``decide`` raises.
+        TypeError: Something that is no module, a scripted one, or a filter that is no function.
+        ValueError: The root would be swapped, or a layer that is compiled by itself; filter_fn says
+            both of one shared module; a model wrapped for several processes; and what ``decide``
+            raises.
     """
     check_model(model, caller)
+    if filter_fn is not None and not callable(filter_fn):
+        raise TypeError(
+            f"{caller}: expected filter_fn to be a function of a module and its name, "
+            f"but got {type(filter_fn).__name__}"
+        )
     paths = _paths(model)
     swaps: dict[int, nn.Module] = {}
     changed: dict[str, str] = {}
@@ -88,19 +100,17 @@ def replace_modules(
         seen.add(id(module))
         decision = _decision(module, paths[id(module)], caller, decide, filter_fn, is_candidate)
         if isinstance(decision, Swap):
-            if module is model:
-                raise ValueError(
-                    f"{caller}: expected a model that contains the layers to swap, but got a "
-                    f"{type(module).__name__} itself; wrap it in nn.Sequential"
-                )
+            _check_place(module, model, paths[id(module)], caller)
             swaps[id(module)] = decision.module
             changed[name] = decision.about
-        elif decision is not None:
+            return
+        if decision is not None:
             left_out[name] = decision
-        else:
-            for child_name, child in module._modules.items():
-                if child is not None:
-                    visit(child, f"{name}.{child_name}" if name else child_name)
+            if isinstance(module, nn.MultiheadAttention):
+                return  # it reads the weight of the layer in it, and does not call it
+        for child_name, child in module._modules.items():
+            if child is not None:
+                visit(child, f"{name}.{child_name}" if name else child_name)
 
     seen: set[int] = set()
     visit(model, "")
@@ -140,12 +150,17 @@ def why_not(module: nn.Module, base: type[nn.Module]) -> str | None:
         return "its shape is not known yet: run a batch first"
     if parametrize.is_parametrized(module):
         return "its weight is computed by a parametrization"
-    if type(module).forward is not base.forward:
-        return f"{type(module).__name__} has a forward of its own"
+    for method in ("forward", "_conv_forward", "__call__"):
+        if getattr(type(module), method, None) is not getattr(base, method, None):
+            return f"{type(module).__name__} has a forward of its own"
+    if "forward" in vars(module):
+        return "its forward was replaced by another"
     weight = module._parameters.get("weight")
     if weight is None:
         return "its weight is computed by a hook"
-    if not weight.is_floating_point():
+    if type(weight) is not nn.Parameter:
+        return f"its weight is a {type(weight).__name__}"
+    if weight.dtype not in _DTYPES:
         return f"its weight is {weight.dtype}"
     return None
 
@@ -167,6 +182,23 @@ def _paths(model: nn.Module) -> dict[int, list[str]]:
     for name, module in model.named_modules(remove_duplicate=False):
         paths.setdefault(id(module), []).append(name)
     return paths
+
+
+def _check_place(module: nn.Module, model: nn.Module, names: list[str], caller: str) -> None:
+    """Check that another module can take the place of one."""
+    kind = type(module).__name__
+    if module is model:
+        raise ValueError(
+            f"{caller}: expected a model that contains the layers to swap, but got a {kind} "
+            "itself; wrap it in nn.Sequential"
+        )
+    for name in names:
+        # torch.compile of a layer holds on to what it was given.
+        if name.split(".")[-1] == "_orig_mod":
+            raise ValueError(
+                f"{caller}: {name}: expected a {kind} that is not compiled by itself; compile it "
+                "after it is swapped"
+            )
 
 
 def _decision(
@@ -219,8 +251,6 @@ def _leave_fast_path(module: nn.Module) -> None:
 
 
 def _is_scripted(module: nn.Module) -> bool:
-    import torch
-
     return isinstance(module, torch.jit.ScriptModule)
 
 

@@ -47,7 +47,7 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
         if self.fold > 0:
             shape = [channels, scale.numel() // channels]
             scale, zero_point = scale.reshape(shape), zero_point.reshape(shape)
-        elif scale.numel() == 1:
+        elif scale.dim() < 2 and scale.numel() == 1:
             scale = scale.reshape(1).expand(channels).contiguous()
             zero_point = zero_point.reshape(1).expand(channels).contiguous()
         return integers, scale, zero_point
@@ -145,13 +145,16 @@ def _of_activation(config: FakeQuantConfig | None, observer: str, weight: Tensor
             mode="dynamic",
             symmetric=config.symmetric,
         )
-    return FakeQuantize(
+    observed = FakeQuantize(
         quant_min=low,
         quant_max=high,
         mode="observed",
         symmetric=config.symmetric,
         averaging_constant=AVERAGING_CONSTANT if observer == "moving_average" else None,
-    ).to(weight.device, _compute_dtype(weight))
+    )
+    # Evaluation before the first batch gives NaN, not what looks like numbers.
+    observed.scale.fill_(float("nan"))
+    return observed.to(weight.device, _compute_dtype(weight))
 
 
 def _compute_dtype(weight: Tensor) -> torch.dtype:

@@ -11,6 +11,7 @@ from typing_extensions import Self
 
 from .. import ops
 from . import _arguments
+from ._first_batch import check_unwrapped, is_known
 from ._precision import with_precision
 
 NAN = float("nan")
@@ -119,8 +120,8 @@ class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
 
     def forward(self, input: Tensor) -> Tensor:
         """Return ``input`` rounded to the grid, in its own shape and dtype."""
-        if self.training and not self._initialized:
-            self.initialize(input)
+        if self.training and not self._is_initialized():
+            self._initialize_by_first(input)
         return self.round(input) if self._rounds else input
 
     @torch.jit.export  # type: ignore[untyped-decorator]
@@ -144,10 +145,29 @@ class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
             self.scale.copy_(step.reshape(self.scale.shape))
         self._initialized = True
 
+    def _initialize_by_first(self, input: Tensor) -> None:
+        if not torch.jit.is_scripting():  # noqa: SIM102 - TorchScript skips the block
+            if input.numel() > 0:
+                check_unwrapped(self)
+        self.initialize(input)
+
+    def _is_initialized(self) -> bool:
+        """Whether the scale is known. The parameter says, if others have written into it.
+
+        An average of models (EMA) is a copy from before the first batch, and so is a model whose
+        parameters come by broadcast.
+        """
+        if not torch.jit.is_scripting():  # noqa: SIM102 - TorchScript skips the block
+            if not self._initialized and not torch.compiler.is_compiling():
+                self._initialized = is_known(self.scale)
+        return self._initialized
+
     @torch.jit.export  # type: ignore[untyped-decorator]
     def round(self, input: Tensor) -> Tensor:
         """Return ``input`` rounded to the grid as it is now, whatever the switches say."""
-        if not self._initialized:
+        if not self._is_initialized():
+            if input.numel() == 0:
+                return input
             raise RuntimeError(
                 "LearnedFakeQuantize: expected a batch in training mode, or initialize(), before "
                 "anything is rounded: the scale is not known"
@@ -272,8 +292,7 @@ class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        if self.scale.device.type != "meta":
-            self._initialized = not bool(_local(self.scale.detach()).isnan().any())
+        self._initialized = is_known(self.scale)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         before = {name: p.data for name, p in self._parameters.items() if p is not None}
@@ -285,8 +304,3 @@ class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
                 if parameter.grad is not None:
                     parameter.grad = None
         return self
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """Return this process's part of a sharded tensor; any other as it is."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -173,7 +173,7 @@ def _frozen(quantizer: nn.Module) -> FakeQuantize | None:
     """Return what rounds the input from now on; None where nothing does."""
     if isinstance(quantizer, LearnedFakeQuantize):
         scale, zero_point = quantizer.calculate_qparams()
-        if not quantizer._initialized and not scale.is_meta:
+        if not quantizer._is_initialized() and not scale.is_meta:
             raise ValueError(_UNSEEN)
         _check_scale("the input", scale)
         return FakeQuantize(

@@ -2,14 +2,17 @@
 """``prepare_``: a float model becomes one that trains for its life as integers."""
 
 from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 
-from .._replace import Decision, FilterFn, Report, Swap, replace_modules, take_over, why_not
+from .._replace import ROOT, Decision, FilterFn, Report, Swap, replace_modules, take_over, why_not
 from ..configs import Config, QATConfig, qat_config
 from ..nn import (
     DequantizedLinear,
     FakeQuantizedConv1d,
     FakeQuantizedConv2d,
     FakeQuantizedEmbedding,
+    LearnedFakeQuantize,
     MultiheadAttention,
     QATLinear,
     QuantizedConv1d,
@@ -49,7 +52,11 @@ def prepare_(model: nn.Module, config: Config, filter_fn: FilterFn | None = None
     it was. The fused evaluation of ``TransformerEncoder``, which would go past the new layers, is
     switched off.
 
-    Prepare a model before it is compiled, scripted or wrapped for several processes.
+    Prepare a model before it is compiled, scripted or wrapped for several processes. Scales of
+    inputs that are not dynamic come from the first batch in training: until then evaluation is
+    refused (learned) or gives NaN (static). Learned ones have to be known before the model is
+    wrapped; they are float32, which ``fully_shard`` does not take beside parameters of another
+    dtype: keep those float32 too, with ``MixedPrecisionPolicy(param_dtype=torch.bfloat16)``.
 
     Args:
         model: Holds the layers; its root stays.
@@ -143,12 +150,19 @@ def _about(module: nn.Module) -> str:
 
 def unknown_weights(module: nn.Module) -> str | None:
     """Why a module with weights of its own has no quantized form here; None: it has no weights."""
-    is_leaf = not any(True for _ in module.children())
-    if is_leaf and any(
-        parameter.dim() > 1 for parameter in module._parameters.values() if parameter is not None
-    ):
-        return f"there is no quantized form of {type(module).__name__}"
-    return None
+    if isinstance(module, (LearnedFakeQuantize, parametrize.ParametrizationList)):
+        return None  # parts of a layer that has been looked at
+    if parametrize.is_parametrized(module):
+        return "its weight is computed by a parametrization"
+    weights = [
+        name
+        for name, parameter in module._parameters.items()
+        if is_lazy(parameter) or (parameter is not None and parameter.dim() > 1)
+    ]
+    if not weights:
+        return None
+    what = "" if next(module.children(), None) is None else f" for {', '.join(weights)}"
+    return f"there is no quantized form of {type(module).__name__}{what}"
 
 
 def _nothing(model: nn.Module, report: Report) -> str:
@@ -157,7 +171,7 @@ def _nothing(model: nn.Module, report: Report) -> str:
         return f"expected a float model, but {kind} is prepared already"
     if any(isinstance(module, CONVERTED) for module in model.modules()):
         return f"expected a float model, but {kind} is converted already"
-    some = [f"{name}: {reason}" for name, reason in list(report.left_out.items())[:5]]
+    some = [f"{name or ROOT}: {reason}" for name, reason in list(report.left_out.items())[:5]]
     reasons = f" ({'; '.join(some)})" if some else ""
     return (
         "expected a model with a Linear, Conv1d, Conv2d, Embedding or MultiheadAttention to "
