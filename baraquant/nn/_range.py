@@ -39,8 +39,37 @@ def reduce_range(min_val: Tensor, max_val: Tensor, process_group: Any) -> None:
     max_val.copy_(-negative_high.masked_fill(flag < 0, float("nan")))
 
 
-def is_recomputing() -> bool:
-    """Whether a backward pass is under way: activation checkpointing computes again within it."""
-    if torch.compiler.is_compiling():
-        return False  # compiled code writes the range once, whatever it computes again
-    return bool(torch._C._current_graph_task_id() != -1)
+# Note [What is computed again is not observed again]
+# Activation checkpointing runs a forward pass a second time, within the backward pass. Observed
+# again, a range would be a step further on, and the numbers not those of the first time. So the
+# observer's switch reads as off while a backward pass is under way, and the scale stays that which
+# the forward pass left. Compiled code has to ask when it runs: the same code may serve the forward
+# pass and the recomputation (a compiled module that is checkpointed), or the backward's code may
+# hold a copy of it (checkpointing that is compiled). Hence an op, which the compiler cannot look
+# into.
+_LIBRARY = torch.library.Library("baraquant", "FRAGMENT")
+_LIBRARY.define(
+    "_unless_recomputing(Tensor observer_enabled) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
+)
+
+
+def _unless_recomputing(observer_enabled: Tensor) -> Tensor:
+    return torch.zeros_like(observer_enabled) if _is_recomputing() else observer_enabled.clone()
+
+
+for _key in ("CPU", "CUDA", "Meta"):
+    _LIBRARY.impl("_unless_recomputing", _unless_recomputing, _key)
+
+
+def unless_recomputing(observer_enabled: Tensor) -> Tensor:
+    """Return an observer's switch, or 0 where activation checkpointing computes again."""
+    if not torch.compiler.is_compiling():
+        return torch.zeros_like(observer_enabled) if _is_recomputing() else observer_enabled
+    if torch.compiler.is_exporting():
+        return observer_enabled  # what is exported runs without Python, and without a backward pass
+    switch: Tensor = torch.ops.baraquant._unless_recomputing.default(observer_enabled)
+    return switch
+
+
+def _is_recomputing() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)  # a backward pass is under way

@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from .. import ops
 from . import _arguments
-from ._range import is_recomputing, qparams_of_range, reduce_range
+from ._range import qparams_of_range, reduce_range, unless_recomputing
 
 
 class FakeQuantize(nn.Module):  # type: ignore[misc]
@@ -37,6 +37,10 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
     in captured CUDA graphs, without a recompilation or a wait for the device. In the other modes
     :meth:`enable_fake_quant` sets a plain bool: ``torch.compile`` compiles once for each value, and
     a captured CUDA graph keeps the one it was captured with.
+
+    What activation checkpointing computes again is not observed again: it is rounded by the scale
+    that the module's last forward pass left. Where several passes come before one backward pass, as
+    of a layer that two blocks share, that is the scale of the last of them.
 
     Under ``DistributedDataParallel`` each process sees other data. Call :meth:`sync_qparams` before
     the range is used in common; with ``broadcast_buffers=False``, as otherwise every forward pass
@@ -176,9 +180,8 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
 
     def _observe_and_round(self, input: Tensor) -> Tensor:
         observer_enabled = self.observer_enabled
-        if not torch.jit.is_scripting():  # noqa: SIM102 - TorchScript skips the block
-            if is_recomputing():
-                observer_enabled = torch.zeros_like(observer_enabled)
+        if not torch.jit.is_scripting():
+            observer_enabled = unless_recomputing(observer_enabled)
         return ops.observe_fake_quantize(
             input,
             self.min_val,
