@@ -41,7 +41,10 @@ def plot_training(rows: list[Row], about: dict[str, Any], path: Path) -> None:
         f"{about['device']}, torch {about['torch']}",
         fontsize="medium",
     )
-    figure.tight_layout()
+    if any(row.phases for row in drawn):
+        handles = [plt.Rectangle((0, 0), 1, 1, color=COLORS[phase]) for phase in PHASES]
+        figure.legend(handles, PHASES, loc="lower center", ncols=len(PHASES), fontsize="small")
+    figure.tight_layout(rect=(0, 0.3 / size[1], 1, 1))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130, format="png")
     plt.close(figure)
@@ -65,9 +68,6 @@ def _plot_times(axis: Any, mode: str, rows: list[Row]) -> None:
     _finish(axis, rows, [1e3 * row.seconds for row in rows])
     what = ", ".join(PHASES) if any(row.phases for row in rows) else "whole step"
     axis.set_title(f"{mode}: ms of {what}", fontsize="small")
-    if any(row.phases for row in rows):
-        handles = [plt.Rectangle((0, 0), 1, 1, color=COLORS[phase]) for phase in PHASES]
-        axis.legend(handles, PHASES, fontsize=6, loc="lower right")
 
 
 def _plot_peaks(axis: Any, rows: list[Row]) -> None:

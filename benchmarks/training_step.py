@@ -10,6 +10,7 @@ import contextlib
 import functools
 import gc
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -82,10 +83,7 @@ class Figures:
         if not self.phases:
             return {}
         columns = zip(*self.phases, strict=True)
-        return {
-            name: sorted(column)[len(column) // 2]
-            for name, column in zip(PHASES, columns, strict=True)
-        }
+        return dict(zip(PHASES, map(statistics.median, columns), strict=True))
 
 
 class Stepper:
