@@ -18,7 +18,7 @@ import cases
 from baraquant import FakeQuantConfig, QATConfig, ops
 from baraquant.nn import QATLinear, QuantizedLinear
 from baraquant.nn.qat_linear import is_whole_product
-from baraquant.qat import convert_
+from baraquant.qat import convert_, prepare_
 from oracle import assert_same_bits
 
 WIDTHS = tuple(itertools.product((2, 3, 4, 8), (2, 4, 8)))  # of the weight and of the input
@@ -201,3 +201,34 @@ def test_autocast(device: str) -> None:
     assert_same_bits(y.detach(), low(x.bfloat16()).detach())
     y.sum().backward()
     assert layer.weight.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("grad", (True, False), ids=("grad", "no_grad"))
+@by_mode
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.bfloat16))
+def test_autocast_leaves_evaluation_alone(
+    dtype: torch.dtype, symmetric: bool, grad: bool, device: str
+) -> None:
+    """It is what convert_ makes of the float32 weight, whatever comes in."""
+    model = nn.Sequential(layer_of(4, 8, symmetric, device=device)).eval()
+    x = example(dtype, device)
+    with torch.autocast(device, dtype=torch.bfloat16), torch.set_grad_enabled(grad):
+        evaluated = model(x)
+        assert evaluated.requires_grad == grad
+        convert_(model)
+        assert_same_bits(evaluated.detach(), model(x))
+
+
+def test_evaluation_with_gradients_keeps_the_bits_of_what_overflows(device: str) -> None:
+    """Where the training's formula is infinite or NaN, the integers are not; -0.0 stays."""
+    model = nn.Sequential(nn.Linear(16, 4))
+    prepare_(model, baraquant.W8A8Static())
+    x = example()[..., :16].contiguous()
+    model(x)
+    model.to(device).eval()
+    x[0, 0, 0], x[0, 1, 1] = float("nan"), float("inf")
+    with_gradients = model(x.to(device))
+    assert with_gradients.requires_grad
+    convert_(model)
+    assert_same_bits(with_gradients.detach(), model(x.to(device)))
+    assert with_gradients.isfinite().all()

@@ -109,12 +109,19 @@ class QATLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]``."""
-        if self.is_whole:
-            if not self.training or self._is_on():
+        if self.is_whole:  # noqa: SIM102 - alone: TorchScript leaves out what a constant guards
+            if self._is_on() if self.training else not self._is_autocast(input):
                 return self._whole(input)
-        elif self.is_integer and not self.training:
+        if self.is_integer and not self.training:
             return self._integer_output(input)
         return self._float_output(input)
+
+    def _is_autocast(self, input: Tensor) -> bool:
+        """Whether ``qat_linear`` would cast the weight first, which no deployed layer does."""
+        if torch.jit.is_scripting():
+            return False
+        is_enabled: bool = torch.is_autocast_enabled(input.device.type)
+        return is_enabled
 
     def _whole(self, input: Tensor) -> Tensor:
         return ops.qat_linear(
@@ -145,9 +152,10 @@ class QATLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
             dtype=input.dtype,
         )
         if torch.is_grad_enabled() and (input.requires_grad or self.weight.requires_grad):
-            # Integers have no gradient: add that of the training's formula to a sum of 0.
+            # Integers have no gradient: subtract a 0 that has that of the training's formula. It is
+            # +0.0, which keeps the sign of -0.0, and stays 0 where the formula overflows.
             smooth = self._float_output(input)
-            output = output + (smooth - smooth.detach())
+            output = output - (smooth.detach() - smooth).nan_to_num(0.0).to(output.dtype)
         return output
 
     def _is_on(self) -> bool:
