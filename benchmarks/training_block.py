@@ -110,9 +110,8 @@ def prepare_torch_ao(block: nn.Module) -> None:
     )
 
     def make(linear: nn.Linear) -> nn.Module:
-        of_input, of_weight = (
-            made().to(linear.weight.device, linear.weight.dtype) for made in (activation, weight)
-        )
+        # Scales stay float32: the op on CUDA takes no others.
+        of_input, of_weight = (made().to(linear.weight.device) for made in (activation, weight))
         layer = Through(linear, lambda x, w, bias: F.linear(of_input(x), of_weight(w), bias))
         layer.of_input, layer.of_weight = of_input, of_weight
         return layer

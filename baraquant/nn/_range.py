@@ -65,8 +65,10 @@ def unless_recomputing(observer_enabled: Tensor) -> Tensor:
     """Return an observer's switch, or 0 where activation checkpointing computes again."""
     if not torch.compiler.is_compiling():
         return torch.zeros_like(observer_enabled) if _is_recomputing() else observer_enabled
-    if torch.compiler.is_exporting():
-        return observer_enabled  # what is exported runs without Python, and without a backward pass
+    # What is exported runs without Python, and without a backward pass. The flag itself, since
+    # torch.compiler.is_exporting() is true for torch.compile as well in PyTorch 2.11.
+    if torch.compiler._is_exporting_flag:
+        return observer_enabled
     switch: Tensor = torch.ops.baraquant._unless_recomputing.default(observer_enabled)
     return switch
 
