@@ -307,9 +307,18 @@ def qat_config(config: Config) -> QATConfig:
             "calibration: use baraquant.quantize_, or train with W8A8 or W8A8Static"
         )
     raise TypeError(
-        "expected config to be a QATConfig, W8A8 or W8A8Static, "
-        f"but got {config.__name__ if isinstance(config, type) else type(config).__name__}"
+        f"expected config to be a QATConfig, W8A8 or W8A8Static, but got {what_it_is(config)}"
     )
+
+
+def what_it_is(config: Any) -> str:
+    """Say for a message what was given in the place of a configuration."""
+    if not isinstance(config, type):
+        return type(config).__name__
+    if not issubclass(config, Config):
+        return f"the class {config.__name__}"
+    arguments = "..." if config is QATConfig else ""
+    return f"the class {config.__name__}; write {config.__name__}({arguments})"
 
 
 def _kinds() -> dict[str, type[Config]]:

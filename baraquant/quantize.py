@@ -16,11 +16,12 @@ from .calibration.observers import OBSERVERS
 from .calibration.producers import fold, parameter_owners
 from .calibration.run import Calibration, calibrate
 from .calibration.smoothing import Smoothing, find_smoothings
-from .configs import W8A8, SmoothQuant, W8A8Static
+from .configs import W8A8, QATConfig, SmoothQuant, W8A8Static, what_it_is
 from .nn import MultiheadAttention, QuantizedEmbedding, QuantizedLinear, SmoothQuantLinear
 from .qat.prepare import CONVERTED, PREPARED, unknown_weights
 
 _CALLER = "baraquant.quantize_"
+_EMPTY = "it has no inputs or no outputs: there is nothing to calibrate"
 # A row of a weight may have so many elements that int32 holds every sum (numerics of int8_linear).
 _MOST_FEATURES = {True: 131_071, False: 65_536}
 
@@ -50,8 +51,9 @@ def quantize_(
         calibration: Typical inputs, for :class:`~baraquant.W8A8Static` and
             :class:`~baraquant.SmoothQuant`: batches (a tuple is passed as ``model(*batch)``, a
             mapping as ``model(**batch)``, all else as ``model(batch)``), or a function that is
-            called with the model and runs it. W8A8 does not look at it. The model runs in
-            evaluation mode; what is kept of the data does not grow with it.
+            called with the model and runs it: ``lambda model: [model(x) for x, _ in loader]``
+            where batches hold labels too. W8A8 does not look at it. The model runs in evaluation
+            mode; what is kept of the data does not grow with it.
         filter_fn: ``filter_fn(module, name)`` says whether to quantize a Linear, an Embedding, or
             the projections of a MultiheadAttention; None: all.
         progress: Whether calibration shows a bar: on a terminal, and where rich is installed.
@@ -63,7 +65,8 @@ def quantize_(
         ValueError: No layer can be quantized; a layer does not fit; no calibration data, or NaN in
             it, or a layer that it does not reach. The message has the layer's path, and the model
             is as it was.
-        TypeError: A config or model of another type.
+        TypeError: A config, model or filter of another type, or a first batch that the model does
+            not take.
 
     Example:
         >>> from torch import nn
@@ -80,9 +83,10 @@ def quantize_(
         raise ValueError(
             f"{_CALLER}: expected calibration data for {type(config).__name__}, but got None"
         )
-    chosen = None if filter_fn is None else _Memory(filter_fn)
+    # What is no function is refused where it is used, as prepare_ does.
+    chosen = _Memory(filter_fn) if callable(filter_fn) else filter_fn
     with unpacked_attention(model, _CALLER, chosen) as attentions:
-        if chosen is not None:
+        if isinstance(chosen, _Memory):
             chosen.accept(attentions)
         layers = _layers(model, config, chosen)
         plan = _plan(model, config, calibration, layers, progress)
@@ -91,7 +95,7 @@ def quantize_(
         report = replace_modules(
             model,
             _CALLER,
-            lambda module, name: modules.get(id(module)) or _why_not(module),
+            lambda module, name: modules.get(id(module)) or _why_not(module, config),
             chosen,
             _is_candidate,
         )
@@ -101,9 +105,11 @@ def quantize_(
 
 def _check_config(config: Any) -> None:
     if not isinstance(config, (W8A8, W8A8Static, SmoothQuant)):
-        got = config.__name__ if isinstance(config, type) else type(config).__name__
+        is_qat = isinstance(config, QATConfig)
+        hint = "; baraquant.qat.prepare_ and convert_ take one" if is_qat else ""
         raise TypeError(
-            f"{_CALLER}: expected config to be W8A8, W8A8Static or SmoothQuant, but got {got}"
+            f"{_CALLER}: expected config to be W8A8, W8A8Static or SmoothQuant, "
+            f"but got {what_it_is(config)}{hint}"
         )
 
 
@@ -132,7 +138,7 @@ def _is_candidate(module: nn.Module) -> bool:
     return isinstance(module, (nn.Linear, nn.Embedding, nn.MultiheadAttention))
 
 
-def _why_not(module: nn.Module) -> str | None:
+def _why_not(module: nn.Module, config: Any) -> str | None:
     """Why a module with weights stays as it is; None: it can be quantized, or has none."""
     if isinstance(module, CONVERTED):
         return "it is quantized already"
@@ -141,7 +147,8 @@ def _why_not(module: nn.Module) -> str | None:
     if isinstance(module, nn.MultiheadAttention):
         return MultiheadAttention.why_not(module)
     if isinstance(module, nn.Linear):
-        return why_not(module, nn.Linear)
+        is_empty = not isinstance(config, W8A8) and 0 in (module.in_features, module.out_features)
+        return why_not(module, nn.Linear) or (_EMPTY if is_empty else None)
     if isinstance(module, nn.Embedding):
         reason = why_not(module, nn.Embedding)
         return reason or ("max_norm changes its weight" if module.max_norm is not None else None)
@@ -156,7 +163,7 @@ def _layers(model: nn.Module, config: Any, filter_fn: FilterFn | None) -> dict[s
     symmetric = (config.activation if isinstance(config, SmoothQuant) else config).symmetric
 
     def note(module: nn.Module, name: str) -> str | None:
-        reason = _why_not(module)
+        reason = _why_not(module, config)
         if reason is not None or not isinstance(module, (nn.Linear, nn.Embedding)):
             return reason
         if name == "":
@@ -188,8 +195,8 @@ def _check_layer(module: nn.Module, symmetric: bool) -> None:
     if isinstance(module, nn.Linear) and module.in_features > most:
         zero = "" if symmetric else " with a zero point (symmetric=False)"
         raise ValueError(
-            f"expected in_features of at most {most}{zero}, but got {module.in_features}; leave it "
-            "out with filter_fn"
+            f"expected in_features to be at most {most}{zero}, but got {module.in_features}; leave "
+            "it out with filter_fn"
         )
 
 

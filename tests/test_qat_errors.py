@@ -71,7 +71,13 @@ def test_rows_too_long_for_exact_sums(symmetric: bool, most: int) -> None:
 @pytest.mark.parametrize(
     ("config", "error", "message"),
     [
-        (W8A8, TypeError, "expected config to be a QATConfig, W8A8 or W8A8Static, but got W8A8"),
+        (
+            W8A8,
+            TypeError,
+            r"a QATConfig, W8A8 or W8A8Static, but got the class W8A8; write W8A8\(\)",
+        ),
+        (QATConfig, TypeError, r"but got the class QATConfig; write QATConfig\(\.\.\.\)"),
+        (int, TypeError, "but got the class int$"),
         ("w8a8", TypeError, "expected config to be a QATConfig, .* but got str"),
         (None, TypeError, "expected config to be .* but got NoneType"),
         (FakeQuantConfig(), TypeError, "but got FakeQuantConfig"),

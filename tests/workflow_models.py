@@ -7,6 +7,20 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from baraquant import W8A8, SmoothQuant, W8A8Static
+
+SCHEMES = [
+    W8A8(),
+    W8A8(symmetric=False),
+    W8A8Static(),
+    W8A8Static("moving_average"),
+    W8A8Static("percentile", symmetric=False),
+    W8A8Static("mse"),
+    SmoothQuant(),
+    SmoothQuant(0.6, W8A8Static(symmetric=False)),
+]
+CALIBRATED = [config for config in SCHEMES if not isinstance(config, W8A8)]
+
 
 class OwnRMSNorm(nn.Module):
     """As large language models write it."""
@@ -89,3 +103,15 @@ def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the norm of the difference by that of what was expected."""
     difference = (got.double() - expected.double()).norm()
     return float(difference.detach() / expected.detach().double().norm())
+
+
+def unchanged(model, original):
+    """Whether a model has the modules and the bits of another."""
+    assert [type(m) for m in model.modules()] == [type(m) for m in original.modules()]
+    for (name, value), expected in zip(
+        model.state_dict().items(), original.state_dict().values(), strict=True
+    ):
+        assert torch.equal(value, expected), name
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+    assert [m.training for m in model.modules()] == [m.training for m in original.modules()]
+    return True

@@ -25,6 +25,8 @@ def producers(model: nn.Module) -> dict[str, tuple[nn.Module, int]]:
         weight = module._parameters.get("weight")
         if weight is None or path == "" or module._forward_hooks or module._forward_pre_hooks:
             continue
+        if weight.numel() == 0:
+            continue
         if parametrize.is_parametrized(module) or not weight.is_floating_point():
             continue
         if any(owners[id(p)] > 1 for p in module._parameters.values() if p is not None):

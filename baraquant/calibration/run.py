@@ -52,7 +52,8 @@ def calibrate(
     Raises:
         ValueError: No data, an input with NaN or infinities, or a module that was never run. The
             message has the module's path.
-        TypeError: ``calibration`` is neither iterable nor callable.
+        TypeError: ``calibration`` is neither iterable nor callable, or the model does not take the
+            first batch as its arguments, as where batches hold labels too.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     check = _Check(watchers, where)
@@ -106,12 +107,12 @@ def _run(model: nn.Module, calibration: Calibration, where: str) -> Iterator[str
         )
     if isinstance(calibration, Iterable):
         for index, batch in enumerate(calibration):
-            if isinstance(batch, Mapping):
-                model(**batch)
-            elif isinstance(batch, (tuple, list)):
-                model(*batch)
-            else:
-                model(batch)
+            try:
+                _call(model, batch)
+            except TypeError as error:
+                if index > 0 or not isinstance(batch, (Mapping, tuple, list)):
+                    raise
+                raise TypeError(_not_arguments(model, batch, error, where)) from error
             yield f"batch {index}"
     elif callable(calibration):
         calibration(model)
@@ -121,6 +122,25 @@ def _run(model: nn.Module, calibration: Calibration, where: str) -> Iterator[str
             f"{where}: expected calibration to be an iterable of batches or a function of the "
             f"model, but got {type(calibration).__name__}"
         )
+
+
+def _call(model: nn.Module, batch: Any) -> None:
+    if isinstance(batch, Mapping):
+        model(**batch)
+    elif isinstance(batch, (tuple, list)):
+        model(*batch)
+    else:
+        model(batch)
+
+
+def _not_arguments(model: nn.Module, batch: Any, error: TypeError, where: str) -> str:
+    call = "model(**batch)" if isinstance(batch, Mapping) else "model(*batch)"
+    return (
+        f"{where}: batch 0: expected the batch, a {type(batch).__name__} of {len(batch)}, to be "
+        f"the arguments of {type(model).__name__}, but {call} raised: {error}. Where batches hold "
+        "labels too, pass a function, lambda model: [model(x) for x, _ in loader], or a generator "
+        "of inputs, (x for x, _ in loader)"
+    )
 
 
 def length(calibration: Calibration) -> int | None:
