@@ -17,10 +17,19 @@ from .calibration.producers import fold, parameter_owners
 from .calibration.run import Calibration, calibrate
 from .calibration.smoothing import Smoothing, find_smoothings
 from .configs import W8A8, QATConfig, SmoothQuant, W8A8Static, what_it_is
-from .nn import MultiheadAttention, QuantizedEmbedding, QuantizedLinear, SmoothQuantLinear
+from .nn import (
+    FakeQuantizedConv1d,
+    FakeQuantizedConv2d,
+    MultiheadAttention,
+    QuantizedEmbedding,
+    QuantizedLinear,
+    SmoothQuantLinear,
+)
+from .qat.convert import Converter
 from .qat.prepare import CONVERTED, PREPARED, unknown_weights
 
 _CALLER = "baraquant.quantize_"
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)
 _EMPTY = "it has no inputs or no outputs: there is nothing to calibrate"
 # A row of a weight may have so many elements that int32 holds every sum (numerics of int8_linear).
 _MOST_FEATURES = {True: 131_071, False: 65_536}
@@ -34,11 +43,15 @@ def quantize_(
     *,
     progress: bool = True,
 ) -> Report:
-    """Quantize the linear layers, attentions and embeddings of a trained model in place.
+    """Quantize linear layers, convolutions, attentions and embeddings of a trained model in place.
 
     Weights become int8 with a scale for each output channel, embeddings int8 with a scale for each
     row. Weights that are tied stay tied, a module in several places stays one module. An attention
     of PyTorch becomes a :class:`baraquant.nn.MultiheadAttention` of such layers.
+
+    Of ``Conv1d`` and ``Conv2d`` only the weight is quantized, whatever the scheme: no convolution
+    computes with integers here, so rounding its input would cost accuracy and gain nothing. The
+    layers have the bits of :func:`baraquant.qat.prepare_` and ``convert_`` with W8A8.
 
     Where ``config`` is :class:`~baraquant.SmoothQuant`, the division of an input is folded into the
     LayerNorm, RMSNorm or Linear before it, if nothing else reads that one's output, as found on the
@@ -54,8 +67,8 @@ def quantize_(
             called with the model and runs it: ``lambda model: [model(x) for x, _ in loader]``
             where batches hold labels too. W8A8 does not look at it. The model runs in evaluation
             mode; what is kept of the data does not grow with it.
-        filter_fn: ``filter_fn(module, name)`` says whether to quantize a Linear, an Embedding, or
-            the projections of a MultiheadAttention; None: all.
+        filter_fn: ``filter_fn(module, name)`` says whether to quantize a Linear, a Conv1d or
+            Conv2d, an Embedding, or the projections of a MultiheadAttention; None: all.
         progress: Whether calibration shows a bar: on a terminal, and where rich is installed.
 
     Returns:
@@ -135,7 +148,7 @@ class _Memory:
 
 
 def _is_candidate(module: nn.Module) -> bool:
-    return isinstance(module, (nn.Linear, nn.Embedding, nn.MultiheadAttention))
+    return isinstance(module, (*_LAYERS, nn.MultiheadAttention))
 
 
 def _why_not(module: nn.Module, config: Any) -> str | None:
@@ -152,8 +165,9 @@ def _why_not(module: nn.Module, config: Any) -> str | None:
     if isinstance(module, nn.Embedding):
         reason = why_not(module, nn.Embedding)
         return reason or ("max_norm changes its weight" if module.max_norm is not None else None)
-    if isinstance(module, nn.modules.conv._ConvNd):
-        return "a convolution computes in floating point; baraquant.qat stores it as integers"
+    for kind in (nn.Conv1d, nn.Conv2d):
+        if isinstance(module, kind):
+            return why_not(module, kind)
     return unknown_weights(module)
 
 
@@ -164,7 +178,7 @@ def _layers(model: nn.Module, config: Any, filter_fn: FilterFn | None) -> dict[s
 
     def note(module: nn.Module, name: str) -> str | None:
         reason = _why_not(module, config)
-        if reason is not None or not isinstance(module, (nn.Linear, nn.Embedding)):
+        if reason is not None or not isinstance(module, _LAYERS):
             return reason
         if name == "":
             raise ValueError(
@@ -179,8 +193,8 @@ def _layers(model: nn.Module, config: Any, filter_fn: FilterFn | None) -> dict[s
     if not layers:
         reasons = "; ".join(f"{name}: {why}" for name, why in list(report.left_out.items())[:5])
         raise ValueError(
-            f"{_CALLER}: expected a model with a Linear or Embedding to quantize, but "
-            f"{type(model).__name__} has none" + (f" ({reasons})" if reasons else "")
+            f"{_CALLER}: expected a model with a Linear, Conv1d, Conv2d or Embedding to quantize, "
+            f"but {type(model).__name__} has none" + (f" ({reasons})" if reasons else "")
         )
     return layers
 
@@ -235,6 +249,7 @@ class _Maker:
 
     def __post_init__(self) -> None:
         self._shared: dict[int, tuple[Tensor, Tensor]] = {}
+        self._converter = Converter()
         activation = self.config
         self._symmetric = (
             activation.activation if isinstance(activation, SmoothQuant) else activation
@@ -252,6 +267,9 @@ class _Maker:
                 weight, scale, dtype=layer.weight.dtype, padding_idx=layer.padding_idx
             )
             about = "QuantizedEmbedding"
+        elif isinstance(layer, (nn.Conv1d, nn.Conv2d)):
+            new = self._conv(layer)
+            about = type(new).__name__
         else:
             new = self._linear(path, layer)
             about = type(new).__name__ + _about(self.plan[path])
@@ -285,6 +303,12 @@ class _Maker:
             act_zero_point=None if self._symmetric else zero_point,
             smooth_scale=None if smooth is None else act_scale * smooth,
         )
+
+    def _conv(self, layer: nn.Conv1d | nn.Conv2d) -> nn.Module:
+        kind = FakeQuantizedConv1d if isinstance(layer, nn.Conv1d) else FakeQuantizedConv2d
+        swap = self._converter.decide(kind.from_float(layer, W8A8()))
+        assert isinstance(swap, Swap)
+        return swap.module
 
     def _integers(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         if id(weight) not in self._shared:

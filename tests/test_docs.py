@@ -246,6 +246,7 @@ def groups(features: int) -> None:
 
 
 NAN, W8A8 = torch.full((1, 4), float("nan")), baraquant.W8A8()
+STATIC = baraquant.W8A8Static()
 FAULTS: dict[str, Callable[[Path], Any]] = {
     "expected a model with a Linear ... to quantize, but ... has none": (
         lambda _: baraquant.quantize_(torch.nn.Sequential(torch.nn.ReLU()), W8A8)
@@ -257,9 +258,12 @@ FAULTS: dict[str, Callable[[Path], Any]] = {
     "expected in_features to be at most 131071": (
         lambda _: baraquant.qat.prepare_(linear(131072), W8A8)
     ),
+    "batch 0: expected the batch, a list of 2, to be the arguments": (
+        lambda _: baraquant.quantize_(linear(), STATIC, [[torch.ones(1, 4), torch.ones(1)]])
+    ),
     "expected a finite weight": lambda _: baraquant.quantize_(spoiled(), W8A8),
     "expected finite calibration data": (
-        lambda _: baraquant.quantize_(linear(), baraquant.W8A8Static(), [NAN], progress=False)
+        lambda _: baraquant.quantize_(linear(), STATIC, [NAN], progress=False)
     ),
     "expected the calibration data to reach the module": unreached,
     "expected the range of its input to be known": unseen,

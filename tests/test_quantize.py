@@ -148,7 +148,8 @@ def test_what_cannot_be_quantized_is_reported_with_the_reason():
             own=Own(4, 4),
             normed=nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
             lazy=nn.LazyLinear(3),
-            conv=nn.Conv2d(2, 2, 3),
+            conv=nn.Conv3d(2, 2, 3),
+            up=nn.ConvTranspose2d(2, 2, 3),
             attention=nn.MultiheadAttention(4, 2, add_bias_kv=True),
             done=nn.Sequential(QuantizedLinear(torch.ones(2, 2).to(torch.int8), torch.ones(2))),
             prepared=baraquant.nn.QATLinear(4, 4, config=W8A8()),
@@ -163,7 +164,8 @@ def test_what_cannot_be_quantized_is_reported_with_the_reason():
         "own": "Own has a forward of its own",
         "normed": "its weight is computed by a parametrization",
         "lazy": "its shape is not known yet",
-        "conv": "a convolution computes in floating point; baraquant.qat stores it as integers",
+        "conv": "there is no quantized form of Conv3d",
+        "up": "there is no quantized form of ConvTranspose2d",
         "attention": "there is no quantized form of add_bias_kv and add_zero_attn",
         "done.0": "it is quantized already",
         "prepared": "it is prepared for training; convert it with baraquant.qat.convert_",
@@ -173,7 +175,7 @@ def test_what_cannot_be_quantized_is_reported_with_the_reason():
     }
     table = str(report)
     assert "own        left out: Own has a forward of its own" in table
-    assert table.endswith("1 changed, 10 left out")
+    assert table.endswith("1 changed, 11 left out")
 
 
 @pytest.mark.parametrize("config", [W8A8(), SmoothQuant(0.5, W8A8Static())], ids=str)

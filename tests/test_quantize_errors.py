@@ -14,9 +14,9 @@ from workflow_models import CALIBRATED, SCHEMES, Block, batches, seeded, unchang
 
 
 @pytest.mark.parametrize("config", SCHEMES, ids=str)
-@pytest.mark.parametrize("empty", [nn.ReLU(), nn.Sequential(nn.Conv1d(2, 2, 1), nn.Dropout())])
+@pytest.mark.parametrize("empty", [nn.ReLU(), nn.Sequential(nn.Conv3d(2, 2, 1), nn.Dropout())])
 def test_a_model_without_a_layer_to_quantize(empty, config):
-    with pytest.raises(ValueError, match=r"quantize_: expected a model with a Linear or Embedding"):
+    with pytest.raises(ValueError, match=r"quantize_: expected a model with a Linear, Conv1d"):
         baraquant.quantize_(empty, config, batches())
     model = seeded(Block)
     original = copy.deepcopy(model)
@@ -166,5 +166,7 @@ def test_a_model_on_the_meta_device():
 def test_a_second_time_finds_nothing():
     model = seeded(Block)
     baraquant.quantize_(model, W8A8())
-    with pytest.raises(ValueError, match="expected a model with a Linear or Embedding"):
+    with pytest.raises(
+        ValueError, match="expected a model with a Linear, Conv1d, Conv2d or Embedding"
+    ):
         baraquant.quantize_(model, W8A8())

@@ -126,8 +126,7 @@ def test_left_out(name: str, action: str) -> None:
     model = nn.Sequential(odd, nn.Linear(8, 2))
     report = ACTIONS[action](model)
     assert model[0] is odd
-    if action == "prepare_" or not isinstance(odd, nn.modules.conv._ConvNd):
-        assert reason in report.left_out["0"]
+    assert reason in report.left_out["0"]
     assert list(report.left_out) == ["0"] and list(report.changed) == ["1"]
     if action == "prepare_":
         assert convert_(model).left_out == {"0": "it was not prepared"}

@@ -110,7 +110,7 @@ def test_quantized_after_training(name: str, config: baraquant.configs.Config) -
     assert 0 < error < 0.08
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt", "siamese"])
+@pytest.mark.parametrize("name", ["llama", "gpt", "siamese", "resnet"])
 def test_training_the_same_scheme_for_no_step_is_quantization_after_it(name: str) -> None:
     build, arguments = MODELS[name]
     after, trained = seeded(build, torch.float32), seeded(build, torch.float32)

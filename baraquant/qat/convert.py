@@ -56,7 +56,7 @@ def convert_(model: nn.Module) -> Report:
         0  QuantizedLinear
         1 changed, 0 left out
     """
-    converter = _Converter()
+    converter = Converter()
     report = replace_modules(model, CALLER, lambda module, name: converter.decide(module))
     if not report.changed:
         kind = type(model).__name__
@@ -71,13 +71,17 @@ def convert_(model: nn.Module) -> Report:
     return report
 
 
-class _Converter:
-    """Makes layers of integers; those whose weights are tied share the integers."""
+class Converter:
+    """Makes layers of integers of prepared ones; those whose weights are tied share the integers.
+
+    :func:`baraquant.quantize_` makes its convolutions with it.
+    """
 
     def __init__(self) -> None:
         self._shared: dict[tuple[int, FakeQuantConfig], Integers] = {}
 
     def decide(self, module: nn.Module) -> Decision:
+        """Return the layer that takes the place of a prepared one, or why there is none."""
         if isinstance(module, QATLinear):
             new = self._linear(module)
         elif isinstance(module, FakeQuantizedEmbedding):
