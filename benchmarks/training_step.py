@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from bench import HEAD_START, Timer, free_memory, synchronizes
+from bench import Timer, free_memory, synchronizes
 from training_block import Block, Variant
 
 # isort: split
@@ -26,7 +26,9 @@ from saved_tensors import saved_tensors, storages
 
 PHASES = ("forward", "backward", "optimizer")
 WARM_UP = 3
-QUEUE_AHEAD = 20 * HEAD_START  # about 4 ms: the host launches many kernels in a step
+# Steps in front of each measured one, without a wait between: as in training, the host is ahead and
+# the chip at the power and clocks at which the variant itself holds it.
+LEAD = 8
 
 
 @dataclass
@@ -164,8 +166,8 @@ def phases_measure(step: Step, samples: list[list[float]]) -> Callable[[], float
     def device() -> float:
         events = [torch.cuda.Event(enable_timing=True) for _ in range(len(PHASES) + 1)]
         marks: Iterator[torch.cuda.Event] = iter(events)
-        step.run()  # the chip is as warm from what is measured as it gets
-        getattr(torch.cuda, "_sleep", lambda cycles: None)(QUEUE_AHEAD)
+        for _ in range(LEAD):
+            step.run()
         step.run(lambda: next(marks).record())
         torch.cuda.synchronize()
         return collect([a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(events)])
@@ -195,7 +197,8 @@ def graph_measure(step: Step) -> Callable[[], float]:
 
     def measure() -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        graph.replay()  # as in the other modes
+        for _ in range(LEAD):
+            graph.replay()
         start.record()
         graph.replay()
         end.record()

@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -289,22 +290,27 @@ def test_phases_on_a_gpu_come_from_events(monkeypatch: pytest.MonkeyPatch) -> No
         def elapsed_time(self, other: Event) -> float:
             return other.time - self.time
 
-    slept: list[int] = []
+    waits: list[int] = []  # how many steps had run
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "_sleep", slept.append, raising=False)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(len(runs)))
     step = step_of("float32")
     step.x = step.x.detach().requires_grad_()
     figures = training_step.Figures()
 
+    runs: list[object] = []
+
+    def counted(*marks: Any) -> None:
+        runs.append(marks)
+        step.run(*marks)
+
     class OnDevice:  # what phases_measure asks for the device of
         x = type("X", (), {"device": CUDA})
-        run, clear = step.run, step.clear
+        run, clear = staticmethod(counted), step.clear
 
     measure = training_step.phases_measure(OnDevice(), figures.phases)  # type: ignore[arg-type]
     assert measure() == pytest.approx(6e-3)
     assert figures.medians() == pytest.approx(dict(zip(PHASES, (1e-3, 2e-3, 3e-3), strict=True)))
-    assert slept == [training_step.QUEUE_AHEAD]
+    assert waits == [training_step.LEAD + 1], "no wait between the steps in front"
     assert training_step.Figures().medians() == {}
 
 
