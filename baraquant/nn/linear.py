@@ -101,6 +101,8 @@ class QuantizedLinear(_IntegerLinear):
     granularity: Final[str]
     per_token: Final[bool]
     is_whole: Final[bool]  # one op does it all
+    quant_min: Final[int]
+    quant_max: Final[int]
 
     def __init__(
         self,
@@ -124,7 +126,8 @@ class QuantizedLinear(_IntegerLinear):
         self.bits = bits
         self.granularity = granularity
         self.per_token = granularity == "per_token"
-        self.is_whole = self.per_token and bits == 8 and smooth is None
+        self.is_whole = self.per_token and smooth is None
+        self.quant_min, self.quant_max = _range_of(bits)
         if smooth is not None:
             smooth = _arguments.scale_of_inputs("QuantizedLinear", smooth, self.in_features)
         self.register_buffer("smooth", smooth)
@@ -140,6 +143,8 @@ class QuantizedLinear(_IntegerLinear):
                 self.bias,
                 symmetric=self.symmetric,
                 weight_sum=self.weight_sum,
+                quant_min=self.quant_min,
+                quant_max=self.quant_max,
             )
         else:
             output = dynamic_product(
@@ -149,7 +154,8 @@ class QuantizedLinear(_IntegerLinear):
                 self.bias,
                 self.weight_sum,
                 self.symmetric,
-                self.bits,
+                self.quant_min,
+                self.quant_max,
                 self.per_token,
                 input.dtype,
             )
@@ -203,6 +209,8 @@ class SmoothQuantLinear(_IntegerLinear):
     act_zero_point: Tensor | None
     smooth_scale: Tensor | None
     bits: Final[int]
+    quant_min: Final[int]
+    quant_max: Final[int]
 
     def __init__(
         self,
@@ -221,6 +229,7 @@ class SmoothQuantLinear(_IntegerLinear):
         _arguments.check_bits(name, "bits", bits)
         act_scale, act_zero_point = _arguments.scale_of_tensor(name, act_scale, act_zero_point)
         self.bits = bits
+        self.quant_min, self.quant_max = _range_of(bits)
         self.register_buffer("act_scale", act_scale)
         self.register_buffer("act_zero_point", act_zero_point)
         if smooth_scale is not None:
@@ -238,7 +247,8 @@ class SmoothQuantLinear(_IntegerLinear):
             self.act_scale,
             self.act_zero_point,
             self.smooth_scale,
-            self.bits,
+            self.quant_min,
+            self.quant_max,
         )
 
     def extra_repr(self) -> str:
@@ -248,6 +258,10 @@ class SmoothQuantLinear(_IntegerLinear):
         return f"{super().extra_repr()}, input=int{self.bits} per_tensor {zero} static{smooth}"
 
 
+def _range_of(bits: int) -> tuple[int, int]:
+    return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+
+
 def dynamic_product(
     input: Tensor,
     weight: Tensor,
@@ -255,12 +269,12 @@ def dynamic_product(
     bias: Tensor | None,
     weight_sum: Tensor | None,
     symmetric: bool,
-    bits: int,
+    low: int,
+    high: int,
     per_token: bool,
     dtype: torch.dtype,
 ) -> Tensor:
     """Quantize ``input`` with a scale of its own values, and multiply integers."""
-    low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
     if per_token:
         integers, scale, zero_point = ops.dynamic_range_quantize_per_token(
             input, low, high, symmetric=symmetric
@@ -290,10 +304,10 @@ def static_product(
     act_scale: Tensor,
     act_zero_point: Tensor | None,
     smooth_scale: Tensor | None,
-    bits: int,
+    low: int,
+    high: int,
 ) -> Tensor:
     """Quantize ``input`` with the scale that is given, and multiply integers."""
-    low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
     if smooth_scale is None:
         integers = ops.quantize_per_tensor(input, act_scale, act_zero_point, low, high)
     else:
