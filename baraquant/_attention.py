@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from ._replace import Decision, FilterFn, Swap, check_model, replace_modules, take_over
+from ._replace import Decision, FilterFn, Swap, check_model, put, replace_modules, take_over
 from .nn import MultiheadAttention
 
 # What leaving PyTorch's fused evaluation changes in these modules.
@@ -59,7 +59,7 @@ def unpacked_attention(
     try:
         yield set(report.changed)
     except BaseException:
-        _put_back(model, before)
+        put(model, before)
         for module, name, value in flags:
             setattr(module, name, value)
         raise
@@ -67,13 +67,6 @@ def unpacked_attention(
 
 def _is_packed(module: nn.Module) -> bool:
     return isinstance(module, nn.MultiheadAttention)
-
-
-def _put_back(model: nn.Module, before: dict[int, nn.Module]) -> None:
-    for parent in list(model.modules()):
-        for name, child in parent._modules.items():
-            if child is not None and id(child) in before:
-                parent._modules[name] = before[id(child)]
 
 
 def within(paths: set[str]) -> Callable[[str], bool]:

@@ -226,11 +226,16 @@ def _decision(
         raise type(error)(f"{caller}: {where}{error}") from error
 
 
-def _swap(model: nn.Module, swaps: dict[int, nn.Module]) -> None:
+def put(model: nn.Module, swaps: dict[int, nn.Module]) -> None:
+    """Put other modules in the places of some, which are given by their ids."""
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
             if child is not None and id(child) in swaps:
                 parent._modules[name] = swaps[id(child)]
+
+
+def _swap(model: nn.Module, swaps: dict[int, nn.Module]) -> None:
+    put(model, swaps)
     news = {id(module) for module in swaps.values()}
     for module in model.modules():
         if any(id(child) in news for child in module.modules()):

@@ -25,14 +25,13 @@ from .nn import (
     QuantizedLinear,
     SmoothQuantLinear,
 )
+from .nn.qat_linear import MOST_FEATURES, MOST_SHIFTED_FEATURES
 from .qat.convert import Converter
-from .qat.prepare import CONVERTED, PREPARED, unknown_weights
+from .qat.prepare import CONVERTED, FLOAT, PREPARED, unknown_weights
 
 _CALLER = "baraquant.quantize_"
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)
 _EMPTY = "it has no inputs or no outputs: there is nothing to calibrate"
-# A row of a weight may have so many elements that int32 holds every sum (numerics of int8_linear).
-_MOST_FEATURES = {True: 131_071, False: 65_536}
 
 
 def quantize_(
@@ -126,6 +125,12 @@ def _check_config(config: Any) -> None:
         )
 
 
+def _is_symmetric(config: Any) -> bool:
+    """Whether the activations' integers have zero in the middle."""
+    symmetric: bool = (config.activation if isinstance(config, SmoothQuant) else config).symmetric
+    return symmetric
+
+
 class _Memory:
     """Asks a filter once for each module and name; not for the parts of an attention."""
 
@@ -148,7 +153,7 @@ class _Memory:
 
 
 def _is_candidate(module: nn.Module) -> bool:
-    return isinstance(module, (*_LAYERS, nn.MultiheadAttention))
+    return isinstance(module, FLOAT)
 
 
 def _why_not(module: nn.Module, config: Any) -> str | None:
@@ -174,7 +179,7 @@ def _why_not(module: nn.Module, config: Any) -> str | None:
 def _layers(model: nn.Module, config: Any, filter_fn: FilterFn | None) -> dict[str, nn.Module]:
     """Return the layers to quantize by their first path, checked against the scheme."""
     layers: dict[str, nn.Module] = {}
-    symmetric = (config.activation if isinstance(config, SmoothQuant) else config).symmetric
+    symmetric = _is_symmetric(config)
 
     def note(module: nn.Module, name: str) -> str | None:
         reason = _why_not(module, config)
@@ -205,7 +210,7 @@ def _check_layer(module: nn.Module, symmetric: bool) -> None:
         raise ValueError("expected a weight with data, but it is on the meta device")
     if not bool(torch.isfinite(weight).all()):
         raise ValueError("expected a finite weight, but it holds NaN or infinity")
-    most = _MOST_FEATURES[symmetric]
+    most = MOST_FEATURES if symmetric else MOST_SHIFTED_FEATURES
     if isinstance(module, nn.Linear) and module.in_features > most:
         zero = "" if symmetric else " with a zero point (symmetric=False)"
         raise ValueError(
@@ -250,10 +255,7 @@ class _Maker:
     def __post_init__(self) -> None:
         self._shared: dict[int, tuple[Tensor, Tensor]] = {}
         self._converter = Converter()
-        activation = self.config
-        self._symmetric = (
-            activation.activation if isinstance(activation, SmoothQuant) else activation
-        ).symmetric
+        self._symmetric = _is_symmetric(self.config)
         # What a layer's own output is divided by, for the layers behind it.
         self._divisors = {
             one.producer: one.smooth for one in self.plan.values() if one.producer is not None

@@ -18,8 +18,26 @@ M = TypeVar("M", bound=nn.Module)
 _CONSTANTS = (*QuantizesWeight.__constants__, *nn.Conv2d.__constants__)
 
 
-class _FakeQuantizedConv(QuantizesWeight):
-    """What the convolutions share; mixed into one of PyTorch's."""
+class _FakeQuantized(QuantizesWeight):
+    """What all share: how one is made. Mixed into one of PyTorch's modules."""
+
+    def __init__(self, *args: Any, config: Config | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._set_config(W8A8() if config is None else config)
+
+    @classmethod
+    def from_float(cls, module: nn.Module, config: Config) -> Self:
+        """Return a layer that shares the parameters of ``module``, of the kind it is one of."""
+        layer = _like(cls, module)
+        layer._set_config(config)
+        return layer
+
+    def _set_config(self, config: Config) -> None:
+        raise NotImplementedError
+
+
+class _FakeQuantizedConv(_FakeQuantized):
+    """What the convolutions share."""
 
     def _set_config(self, config: Config) -> None:
         qat = conv_config(qat_config(config))
@@ -28,6 +46,11 @@ class _FakeQuantizedConv(QuantizesWeight):
                 "expected a per_tensor or per_channel weight of a convolution, but got per_group"
             )
         self._set_quantizers(qat, qat.activation)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the convolution of the rounded input."""
+        weight = self._fake_quantized_weight()
+        return self._conv_forward(self._rounded_input(input), weight, self.bias)
 
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""
@@ -54,22 +77,6 @@ class FakeQuantizedConv1d(_FakeQuantizedConv, nn.Conv1d):  # type: ignore[misc]
     __constants__ = _CONSTANTS
     bias: Tensor | None
 
-    def __init__(self, *args: Any, config: Config | None = None, **kwargs: Any) -> None:
-        nn.Conv1d.__init__(self, *args, **kwargs)
-        self._set_config(W8A8() if config is None else config)
-
-    @classmethod
-    def from_float(cls, conv: nn.Conv1d, config: Config) -> Self:
-        """Return a layer that shares the parameters of ``conv``."""
-        layer = _like(cls, conv)
-        layer._set_config(config)
-        return layer
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the convolution of the rounded input."""
-        weight = self._fake_quantized_weight()
-        return self._conv_forward(self._rounded_input(input), weight, self.bias)
-
 
 class FakeQuantizedConv2d(_FakeQuantizedConv, nn.Conv2d):  # type: ignore[misc]
     """A ``Conv2d`` whose weight, and input, are fake-quantized; both stay floating.
@@ -89,24 +96,8 @@ class FakeQuantizedConv2d(_FakeQuantizedConv, nn.Conv2d):  # type: ignore[misc]
     __constants__ = _CONSTANTS
     bias: Tensor | None
 
-    def __init__(self, *args: Any, config: Config | None = None, **kwargs: Any) -> None:
-        nn.Conv2d.__init__(self, *args, **kwargs)
-        self._set_config(W8A8() if config is None else config)
 
-    @classmethod
-    def from_float(cls, conv: nn.Conv2d, config: Config) -> Self:
-        """Return a layer that shares the parameters of ``conv``."""
-        layer = _like(cls, conv)
-        layer._set_config(config)
-        return layer
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the convolution of the rounded input."""
-        weight = self._fake_quantized_weight()
-        return self._conv_forward(self._rounded_input(input), weight, self.bias)
-
-
-class FakeQuantizedEmbedding(QuantizesWeight, nn.Embedding):  # type: ignore[misc]
+class FakeQuantizedEmbedding(_FakeQuantized, nn.Embedding):  # type: ignore[misc]
     """An ``Embedding`` whose rows are fake-quantized; the table stays floating.
 
     With a scale of the moment for each row (``per_channel``) or for groups of it, only the rows
@@ -126,17 +117,6 @@ class FakeQuantizedEmbedding(QuantizesWeight, nn.Embedding):  # type: ignore[mis
     __constants__ = (*QuantizesWeight.__constants__, *nn.Embedding.__constants__, "rounds_rows")
     padding_idx: int | None
     rounds_rows: bool  # those asked for, not the table
-
-    def __init__(self, *args: Any, config: Config | None = None, **kwargs: Any) -> None:
-        nn.Embedding.__init__(self, *args, **kwargs)
-        self._set_config(W8A8() if config is None else config)
-
-    @classmethod
-    def from_float(cls, embedding: nn.Embedding, config: Config) -> Self:
-        """Return a layer that shares the table of ``embedding``."""
-        layer = _like(cls, embedding)
-        layer._set_config(config)
-        return layer
 
     def _set_config(self, config: Config) -> None:
         weight = qat_config(config).weight

@@ -178,7 +178,8 @@ class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
         factor = float(max(values, 1) * self.quant_max) ** -0.5
         scale, zero_point = self._parameters_of(input.dtype)
         # A sum whose second part is 0, and has the gradient: the value's bits do not change.
-        scale = scale.detach() + (scale * factor - (scale * factor).detach())
+        step = scale * factor
+        scale = scale.detach() + (step - step.detach())
         if zero_point is not None:
             step = zero_point * factor
             zero_point = zero_point.detach() + (step - step.detach())
