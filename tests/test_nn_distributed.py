@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 import cases
 from baraquant import ops
 from baraquant.nn import FakeQuantize
+from ranks import results_of, spawn
 
-RANKS = 2
 STEPS = 4
 OBSERVED = ("1", "3")  # the names of the observed modules of `network`
 INF, NAN = math.inf, math.nan
@@ -88,36 +86,19 @@ def join(rank: int) -> dict[str, Any]:
     return {name: module.state_dict() for name, module in modules.items()}
 
 
-def work(rank: int, folder: Path) -> None:
+def compute(rank: int) -> dict[str, Any]:
     """What each process does."""
-    torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # needs neither a network nor a name for this host
-    dist.init_process_group(
-        "gloo",
-        init_method=(folder / "rendezvous").as_uri(),
-        rank=rank,
-        world_size=RANKS,
-        timeout=timedelta(seconds=120),
-    )
-    results = {
+    return {
         "train": train(rank, broadcast_buffers=False),
         "train_broadcast": train(rank, broadcast_buffers=True),
         "join": join(rank),
     }
-    torch.save(results, folder / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="session")
 def results(made_once: Callable[[str, Callable[[Path], None]], Path]) -> list[dict[str, Any]]:
     """What each rank brought home."""
-
-    def make(folder: Path) -> None:
-        torch.multiprocessing.spawn(work, (folder,), nprocs=RANKS)
-
-    folder = made_once("distributed", make)
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
+    return results_of(made_once("distributed", lambda folder: spawn(folder, compute)))
 
 
 def qparams(low: Tensor, high: Tensor, quantizer: FakeQuantize) -> tuple[Tensor, Tensor]:

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +19,9 @@ from baraquant import W8A8Static
 from baraquant import nn as bnn
 from baraquant.configs import Config
 from baraquant.qat import convert_, prepare_
+from ranks import RANKS, results_of, spawn
 
-RANKS, STEPS = 2, 4
+STEPS = 4
 OBSERVED = W8A8Static("min_max")
 CONFIGS: dict[str, Config] = {
     "w8a8": qat_models.SCHEMES["w8a8"],
@@ -104,37 +103,21 @@ def mean_of_learned(rank: int) -> dict[str, Tensor]:
     return module.state_dict()
 
 
-def work(rank: int, folder: Path) -> None:
+def compute(rank: int) -> dict[str, Any]:
     """What each process does."""
-    torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # needs neither a network nor a name for this host
-    dist.init_process_group(
-        "gloo",
-        init_method=(folder / "rendezvous").as_uri(),
-        rank=rank,
-        world_size=RANKS,
-        timeout=timedelta(seconds=120),
-    )
     results: dict[str, Any] = {
         f"{wrapper} {name}": train(config, rank, wrapper)
         for wrapper in WRAPPERS
         for name, config in CONFIGS.items()
     }
     results["mean"] = mean_of_learned(rank)
-    torch.save(results, folder / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    return results
 
 
 @pytest.fixture(scope="session")
 def results(made_once: Callable[[str, Callable[[Path], None]], Path]) -> list[dict[str, Any]]:
     """What each rank brought home."""
-
-    def make(folder: Path) -> None:
-        torch.multiprocessing.spawn(work, (folder,), nprocs=RANKS)
-
-    folder = made_once("qat_distributed", make)
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
+    return results_of(made_once("qat_distributed", lambda folder: spawn(folder, compute)))
 
 
 @pytest.mark.slow
