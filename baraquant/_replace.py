@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from .nn._quantizers import QuantizesWeight
+
 FilterFn = Callable[[nn.Module, str], bool]
 
 # The reason for a module that filter_fn refused.
@@ -63,19 +65,41 @@ def replace_modules(
     decide: Decide,
     filter_fn: FilterFn | None = None,
     is_candidate: Callable[[nn.Module], bool] = lambda module: True,
+    *,
+    keeps_ties: bool = False,
 ) -> Report:
     """Swap the modules of ``model`` that ``decide`` has a new one for.
 
     Every decision is taken before the first swap: where one raises, the model stays as it was. The
-    error then bears the module's path.
+    error then bears the module's path. The arguments and errors are those of :func:`choose_swaps`.
+    """
+    swaps, report = choose_swaps(
+        model, caller, decide, filter_fn, is_candidate, keeps_ties=keeps_ties
+    )
+    _swap(model, swaps)
+    return report
+
+
+def choose_swaps(
+    model: nn.Module,
+    caller: str,
+    decide: Decide,
+    filter_fn: FilterFn | None = None,
+    is_candidate: Callable[[nn.Module], bool] = lambda module: True,
+    *,
+    keeps_ties: bool = False,
+) -> tuple[dict[int, nn.Module], Report]:
+    """Return what :func:`replace_modules` would swap, by the ids of the old modules.
 
     Args:
-        model: Changed in place; its root stays.
+        model: Left as it is.
         caller: The public function, for the messages.
         decide: Called once for each module that is a candidate (and passes ``filter_fn``), and for
             each that is none. The children of a module that is not swapped are looked at too.
         filter_fn: Whether to swap this candidate; called for each of its paths.
         is_candidate: Whether ``filter_fn`` has a say.
+        keeps_ties: Whether a module is left out whose weight is also that of a module that stays
+            floating, other than by ``filter_fn``: the model would hold it twice.
 
     Raises:
         TypeError: Something that is no module, a scripted one, or a filter that is no function.
@@ -114,8 +138,29 @@ def replace_modules(
 
     seen: set[int] = set()
     visit(model, "")
-    _swap(model, swaps)
-    return Report(changed, left_out)
+    if keeps_ties:
+        _leave_out_tied(model, swaps, changed, left_out)
+    return swaps, Report(changed, left_out)
+
+
+def _leave_out_tied(
+    model: nn.Module,
+    swaps: dict[int, nn.Module],
+    changed: dict[str, str],
+    left_out: dict[str, str],
+) -> None:
+    """Take back the swaps of modules whose weight another module keeps floating."""
+    floating: dict[int, str] = {}  # paths of those other modules, by the id of the parameter
+    for name, module in model.named_modules():
+        if id(module) in swaps or isinstance(module, QuantizesWeight):
+            continue
+        if left_out.get(name) != FILTERED:
+            floating |= {id(p): name for p in module._parameters.values() if p is not None}
+    for name, module in model.named_modules():
+        other = floating.get(id(module._parameters.get("weight")))
+        if id(module) in swaps and other is not None:
+            del swaps[id(module)], changed[name]
+            left_out[name] = f"its weight is also that of {other or ROOT}, which stays floating"
 
 
 def check_model(model: Any, caller: str) -> None:

@@ -11,7 +11,15 @@ from torch import Tensor, nn
 
 from . import ops
 from ._attention import unpacked_attention, within
-from ._replace import FilterFn, Report, Swap, replace_modules, take_over, why_not
+from ._replace import (
+    FilterFn,
+    Report,
+    Swap,
+    choose_swaps,
+    replace_modules,
+    take_over,
+    why_not,
+)
 from .calibration.observers import OBSERVERS
 from .calibration.producers import fold, parameter_owners
 from .calibration.run import Calibration, calibrate
@@ -45,7 +53,8 @@ def quantize_(
     """Quantize linear layers, convolutions, attentions and embeddings of a trained model in place.
 
     Weights become int8 with a scale for each output channel, embeddings int8 with a scale for each
-    row. Weights that are tied stay tied, a module in several places stays one module. An attention
+    row. Weights that are tied stay tied, and floating together where one of their layers cannot be
+    quantized; a module in several places stays one module. An attention
     of PyTorch becomes a :class:`baraquant.nn.MultiheadAttention` of such layers.
 
     Of ``Conv1d`` and ``Conv2d`` only the weight is quantized, whatever the scheme: no convolution
@@ -100,14 +109,14 @@ def quantize_(
     with unpacked_attention(model, _CALLER, chosen) as attentions:
         if isinstance(chosen, _Memory):
             chosen.accept(attentions)
-        layers = _layers(model, config, chosen)
+        layers, left_out = _layers(model, config, chosen)
         plan = _plan(model, config, calibration, layers, progress)
         maker = _Maker(config, plan)
         modules = {id(layer): maker.make(path, layer) for path, layer in layers.items()}
         report = replace_modules(
             model,
             _CALLER,
-            lambda module, name: modules.get(id(module)) or _why_not(module, config),
+            lambda module, name: modules.get(id(module)) or left_out.get(name),
             chosen,
             _is_candidate,
         )
@@ -165,8 +174,7 @@ def _why_not(module: nn.Module, config: Any) -> str | None:
     if isinstance(module, nn.MultiheadAttention):
         return MultiheadAttention.why_not(module)
     if isinstance(module, nn.Linear):
-        is_empty = not isinstance(config, W8A8) and 0 in (module.in_features, module.out_features)
-        return why_not(module, nn.Linear) or (_EMPTY if is_empty else None)
+        return why_not(module, nn.Linear) or _why_not_linear(module, config)
     if isinstance(module, nn.Embedding):
         reason = why_not(module, nn.Embedding)
         return reason or ("max_norm changes its weight" if module.max_norm is not None else None)
@@ -176,12 +184,11 @@ def _why_not(module: nn.Module, config: Any) -> str | None:
     return unknown_weights(module)
 
 
-def _layers(model: nn.Module, config: Any, filter_fn: FilterFn | None) -> dict[str, nn.Module]:
-    """Return the layers to quantize by their first path, checked against the scheme."""
-    layers: dict[str, nn.Module] = {}
-    symmetric = _is_symmetric(config)
-
-    def note(module: nn.Module, name: str) -> str | None:
+def _layers(
+    model: nn.Module, config: Any, filter_fn: FilterFn | None
+) -> tuple[dict[str, nn.Module], dict[str, str]]:
+    """Return the layers to quantize by their first path, and why others with weights are none."""
+    def note(module: nn.Module, name: str) -> Swap | str | None:
         reason = _why_not(module, config)
         if reason is not None or not isinstance(module, _LAYERS):
             return reason
@@ -190,33 +197,40 @@ def _layers(model: nn.Module, config: Any, filter_fn: FilterFn | None) -> dict[s
                 f"expected a model that contains the layers to quantize, but got a "
                 f"{type(module).__name__} itself; wrap it in nn.Sequential"
             )
-        _check_layer(module, symmetric)
-        layers[name] = module
-        return ""
+        _check_weight(module.weight)
+        return Swap(module, "")
 
-    report = replace_modules(model, _CALLER, note, filter_fn, _is_candidate)
+    _, report = choose_swaps(
+        model, _CALLER, note, filter_fn, _is_candidate, keeps_ties=True
+    )
+    at = dict(model.named_modules())
+    layers = {name: at[name] for name in report.changed}
     if not layers:
         reasons = "; ".join(f"{name}: {why}" for name, why in list(report.left_out.items())[:5])
         raise ValueError(
             f"{_CALLER}: expected a model with a Linear, Conv1d, Conv2d or Embedding to quantize, "
             f"but {type(model).__name__} has none" + (f" ({reasons})" if reasons else "")
         )
-    return layers
+    return layers, report.left_out
 
 
-def _check_layer(module: nn.Module, symmetric: bool) -> None:
-    weight = module.weight
+def _why_not_linear(module: nn.Linear, config: Any) -> str | None:
+    """Why the scheme does not fit a linear layer."""
+    if not isinstance(config, W8A8) and 0 in (module.in_features, module.out_features):
+        return _EMPTY
+    symmetric = _is_symmetric(config)
+    most = MOST_FEATURES if symmetric else MOST_SHIFTED_FEATURES
+    if module.in_features > most:
+        zero = "" if symmetric else " with a zero point (symmetric=False)"
+        return f"its in_features are more than {most}{zero}: {module.in_features}"
+    return None
+
+
+def _check_weight(weight: Tensor) -> None:
     if weight.is_meta:
         raise ValueError("expected a weight with data, but it is on the meta device")
     if not bool(torch.isfinite(weight).all()):
         raise ValueError("expected a finite weight, but it holds NaN or infinity")
-    most = MOST_FEATURES if symmetric else MOST_SHIFTED_FEATURES
-    if isinstance(module, nn.Linear) and module.in_features > most:
-        zero = "" if symmetric else " with a zero point (symmetric=False)"
-        raise ValueError(
-            f"expected in_features to be at most {most}{zero}, but got {module.in_features}; leave "
-            "it out with filter_fn"
-        )
 
 
 def _plan(
@@ -294,7 +308,14 @@ class _Maker:
             weight, scale = _quantize(product)
         smooth = one.smooth if one.producer is None else None
         if one.qparams is None:
-            return QuantizedLinear(weight, scale, bias, symmetric=self._symmetric, smooth=smooth)
+            return QuantizedLinear(
+                weight,
+                scale,
+                bias,
+                symmetric=self._symmetric,
+                smooth=smooth,
+                dtype=layer.weight.dtype,
+            )
         act_scale, zero_point = (value.to(weight.device) for value in one.qparams)
         act_scale = act_scale.to(scale.dtype)
         return SmoothQuantLinear(
@@ -304,6 +325,7 @@ class _Maker:
             bias,
             act_zero_point=None if self._symmetric else zero_point,
             smooth_scale=None if smooth is None else act_scale * smooth,
+            dtype=layer.weight.dtype,
         )
 
     def _conv(self, layer: nn.Conv1d | nn.Conv2d) -> nn.Module:

@@ -120,54 +120,54 @@ LIES = {
         "narrow: expected packed to hold shapes",
     ),
     "packed elsewhere": (
-        module("narrow", "packed", {"weight": [9, 9]}),
-        "narrow.weight: expected 41 bytes for packed integers of shape",
+        module("narrow", "packed", {"qweight": [9, 9]}),
+        "narrow.qweight: expected 41 bytes for packed integers of shape",
     ),
     "packed of 8 bits": (
-        module("dynamic", "packed", {"weight": [8, 8]}),
-        "dynamic.weight: expected a width of 2 to 7 bits",
+        module("dynamic", "packed", {"qweight": [8, 8]}),
+        "dynamic.qweight: expected a width of 2 to 7 bits",
     ),
     "packed of more bits": (
         option("narrow", "weight_bits", 5),
-        r"narrow.weight: expected 40 bytes for packed integers of shape \[8, 8\], but .* \[32\]",
+        r"narrow.qweight: expected 40 bytes for packed integers of shape \[8, 8\], but .* \[32\]",
     ),
     "packed of fewer bits": (
         option("narrow", "weight_bits", 3),
-        "narrow.weight: expected 24 bytes",
+        "narrow.qweight: expected 24 bytes",
     ),
     "packed of -4 bits": (
         option("narrow", "weight_bits", -4),
-        "narrow.weight: expected a width of 2 to 7 bits",
+        "narrow.qweight: expected a width of 2 to 7 bits",
     ),
     "packed of int8": (
-        reshaped("narrow.weight", dtype="I8"),
-        r"narrow.weight: expected 32 bytes .*, but got torch.int8 \[32\]",
+        reshaped("narrow.qweight", dtype="I8"),
+        r"narrow.qweight: expected 32 bytes .*, but got torch.int8 \[32\]",
     ),
     "packed in a matrix": (
-        reshaped("narrow.weight", shape=[4, 8]),
-        r"narrow.weight: expected 32 bytes .*, but got torch.uint8 \[4, 8\]",
+        reshaped("narrow.qweight", shape=[4, 8]),
+        r"narrow.qweight: expected 32 bytes .*, but got torch.uint8 \[4, 8\]",
     ),
     "packed in another shape": (
-        module("narrow", "packed", {"weight": [4, 16]}),
+        module("narrow", "packed", {"qweight": [4, 16]}),
         "narrow: .*expected weight_scale to have 4 elements",
     ),
     "packed beyond 64 bits": (
-        module("narrow", "packed", {"weight": [2**32, 2**32]}),
-        f"narrow.weight: expected {2**63} bytes for packed integers",
+        module("narrow", "packed", {"qweight": [2**32, 2**32]}),
+        f"narrow.qweight: expected {2**63} bytes for packed integers",
     ),
     "packed of nothing": (
-        module("narrow", "packed", {"weight": [0, 2**62, 2**62]}),
-        "narrow.weight: expected 0 bytes for packed integers",
+        module("narrow", "packed", {"qweight": [0, 2**62, 2**62]}),
+        "narrow.qweight: expected 0 bytes for packed integers",
     ),
     "packed of less than nothing": (
-        module("narrow", "packed", {"weight": [-8, -8]}),
+        module("narrow", "packed", {"qweight": [-8, -8]}),
         "narrow: expected packed to hold shapes",
     ),
     "a scale that is packed": (
-        module("narrow", "packed", {"weight_scale": [8], "weight": [8, 8]}),
+        module("narrow", "packed", {"weight_scale": [8], "qweight": [8, 8]}),
         "narrow.weight_scale: expected 4 bytes for packed integers of shape",
     ),
-    "not packed": (module("narrow", "packed", {}), "narrow: .*expected weight to be int8"),
+    "not packed": (module("narrow", "packed", {}), "narrow: .*expected qweight to be int8"),
     "shared with itself": (
         manifest(lambda c: c["shared_tensors"].update({"a": "a"})),
         "to name the first of all",
@@ -190,11 +190,11 @@ LIES = {
     ),
     "a module elsewhere": (
         manifest(lambda c: c["modules"].update(other=c["modules"]["dynamic"])),
-        "other: expected a tensor weight, but there is none",
+        "other: expected a tensor qweight, but there is none",
     ),
     "a module forgotten": (
         manifest(lambda c: c["modules"].pop("dynamic")),
-        "dynamic.smooth, dynamic.weight_scale are unknown|dynamic.weight",
+        "dynamic.smooth, dynamic.weight_scale are unknown|dynamic.qweight",
     ),
     "another name": (
         renamed("norm.weight", "norm.other"),
@@ -202,14 +202,14 @@ LIES = {
     ),
     "a name outside": (renamed("norm.weight", "../../etc"), "is unknown to the model"),
     "a buffer less": (renamed("dynamic.smooth", "dynamic.rough"), "dynamic: expected the tensors"),
-    "a weight less": (renamed("dynamic.weight", "x"), "dynamic: expected a tensor weight"),
+    "a weight less": (renamed("dynamic.qweight", "x"), "dynamic: expected a tensor qweight"),
     "another shape": (reshaped("norm.weight", shape=[2, 4]), "norm.weight: expected torch.float32"),
-    "a flat weight": (reshaped("dynamic.weight", shape=[64]), "dynamic: .*weight to have 2 dim"),
+    "a flat weight": (reshaped("dynamic.qweight", shape=[64]), "dynamic: .*qweight to have 2 dim"),
     "another weight": (
-        reshaped("dynamic.weight", shape=[4, 16]),
+        reshaped("dynamic.qweight", shape=[4, 16]),
         "dynamic: .*expected bias to have 4 elem",
     ),
-    "unsigned": (reshaped("dynamic.weight", dtype="U8"), "dynamic: .*expected weight to be int8"),
+    "unsigned": (reshaped("dynamic.qweight", dtype="U8"), "dynamic: .*expected qweight to be int8"),
     "an integer scale": (
         reshaped("dynamic.weight_scale", dtype="I32"),
         "dynamic: .*expected weight_scale to be float",

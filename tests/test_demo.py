@@ -79,7 +79,7 @@ def test_demo_prints_and_writes(demo: tuple[str, Path]) -> None:
         stored = safetensors.torch.load_file(path)
         assert sum(tensor.nbytes for tensor in stored.values()) == run["tensor_bytes"]
         bits = run["widths"]["weight_bits"]
-        sizes = [stored[f"{layer}.weight"].numel() for layer in (0, 2, 4)]
+        sizes = [stored[f"{layer}.qweight"].numel() for layer in (0, 2, 4)]
         assert sizes == [64 * 64 * bits // 8, 64 * 64 * bits // 8, 64 * 10 * bits // 8]
     assert len(list((out / "models").glob("w*.safetensors"))) == 13
 
@@ -109,7 +109,7 @@ def test_demo_deploys(demo: tuple[str, Path]) -> None:
         stored = safetensors.torch.load_file(out / "models" / f"int8-{key}-seed0.safetensors")
         dtypes = {name: tensor.dtype for name, tensor in stored.items()}
         assert len(dtypes) == 9
-        assert all(dtypes[f"{layer}.weight"] == torch.int8 for layer in (0, 2, 4))
+        assert all(dtypes[f"{layer}.qweight"] == torch.int8 for layer in (0, 2, 4))
         assert sum(tensor.nbytes for tensor in stored.values()) == size[key]
 
 
@@ -211,7 +211,7 @@ def test_widths_say_what_is_prepared_and_stored(
     assert torch.equal(loaded(x), trained)
     assert {loaded[0].weight_bits, loaded[2].weight_bits} == {3}
     stored = safetensors.torch.load_file(tmp_path / "network.safetensors")
-    assert stored["0.weight"].numel() == 8 * 12 * 3 // 8
+    assert stored["0.qweight"].numel() == 8 * 12 * 3 // 8
     size = sum(tensor.nbytes for tensor in stored.values())
     assert qat_deploy.stored_bytes(tmp_path / "network.safetensors") == size
     group = "channel" if group_size is None else "group4"

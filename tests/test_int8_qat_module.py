@@ -85,7 +85,7 @@ def test_training_is_evaluation_is_deployment(
     )
     convert_(model)
     assert type(model[0]) is QuantizedLinear and model[0].weight_bits == weight
-    assert torch.equal(model[0].weight, qw) and qw.abs().max() == ends(weight)[1]
+    assert torch.equal(model[0].qweight, qw) and qw.abs().max() == ends(weight)[1]
     for y in (trained, evaluated, model(x)):
         assert_same_bits(y.detach(), expected)
 

@@ -50,7 +50,7 @@ def test_rows(zero: bool, groups: bool, dtype: torch.dtype, device: str) -> None
     rows = module(INDICES.to(device))
     assert rows.shape == (2, 3, D) and rows.dtype == dtype
     zero_point = module.weight_zero_point
-    args = module.weight, module.weight_scale, zero_point
+    args = module.qweight, module.weight_scale, zero_point
     if groups:
         whole = ops.dequantize_per_group(*args, 4, 1, dtype=dtype)
     else:
@@ -78,7 +78,7 @@ def test_table_as_a_module(zero: bool, groups: bool) -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.float32):
         module.to(dtype)
         assert module(INDICES).dtype == module.dtype == dtype
-    assert module.weight_scale.dtype == torch.float32 and module.weight.dtype == torch.int8
+    assert module.weight_scale.dtype == torch.float32 and module.qweight.dtype == torch.int8
     assert torch.equal(module(INDICES), rows)
 
 
@@ -160,7 +160,7 @@ def test_convolutions(dimensions: int, options: dict[str, Any], device: str) -> 
         assert torch.equal(torch.jit.script(model)(x), y)
         assert torch.equal(copy.deepcopy(model)(x), y)
         assert torch.equal(torch.export.export(model, (x,)).module()(x), y)
-        assert not list(model.parameters()) and model[0].weight.dtype == torch.int8
+        assert not list(model.parameters()) and model[0].qweight.dtype == torch.int8
         assert model[0].stride == plain.stride and model[0].padding == plain.padding
 
 

@@ -88,7 +88,7 @@ by_layer = pytest.mark.parametrize("name", LAYERS)
 
 def wanted(layer: nn.Module, x: Tensor) -> Tensor:
     """The layer by its definition, in float64: integers apart from scales."""
-    x64, w = x.double(), layer.weight.double()
+    x64, w = x.double(), layer.qweight.double()
     if isinstance(layer, DequantizedLinear):
         zero = 0 if layer.weight_zero_point is None else layer.weight_zero_point
         factor, size = layer.weight_scale.double(), layer.group_size
@@ -138,7 +138,7 @@ def test_value(name: str, dtype: torch.dtype, device: str) -> None:
 @by_layer
 def test_bits_are_those_of_the_ops(name: str) -> None:
     layer, x = LAYERS[name](), example()
-    args = (layer.weight, layer.weight_scale, layer.bias)
+    args = (layer.qweight, layer.weight_scale, layer.bias)
     if name in ("dynamic", "no_bias", "asymmetric"):
         y = ops.quantized_linear(x, *args, symmetric=layer.symmetric)
     elif name in ("static", "static_asymmetric"):

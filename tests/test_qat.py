@@ -133,7 +133,7 @@ def test_what_linear_layers_become() -> None:
         assert [type(layer) for layer in model if hasattr(layer, "weight")] == [kind] * 3
         assert all(not layer.training or model.training for layer in model)
         limit = 2 ** (model[0].weight_bits - 1)
-        assert model[0].weight.int().abs().max() <= limit
+        assert model[0].qweight.int().abs().max() <= limit
 
 
 class Everything(nn.Module):
@@ -227,11 +227,11 @@ def test_tied_weights_and_shared_modules() -> None:
     convert_(model)
     assert torch.equal(model(TOKENS), y)
     for one in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert one.head.weight is one.embedding.weight
+        assert one.head.qweight is one.embedding.qweight
         assert one.head.weight_scale is one.embedding.weight_scale
         assert one.blocks[0][0] is one.blocks[1][0]
     model.to("meta")
-    assert model.head.weight is model.embedding.weight and model.head.weight.is_meta
+    assert model.head.qweight is model.embedding.qweight and model.head.qweight.is_meta
     assert model.head.weight_scale is model.embedding.weight_scale
 
 

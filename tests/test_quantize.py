@@ -36,7 +36,7 @@ def test_a_block_comes_out_close(config):
     for name in report.changed:
         layer = getattr(model, name)
         assert type(layer) is kind and layer.symmetric == static.symmetric
-        assert layer.weight.dtype == torch.int8 and not layer.training
+        assert layer.qweight.dtype == torch.int8 and not layer.training
     assert type(model.norm1) is nn.LayerNorm
 
 
@@ -45,7 +45,7 @@ def test_w8a8_is_the_op_of_the_quantized_weight():
     layer = copy.deepcopy(model.query)
     baraquant.quantize_(model, W8A8())
     weight, scale, _ = ops.dynamic_range_quantize_per_channel(layer.weight.detach(), 0)
-    assert torch.equal(model.query.weight, weight)
+    assert torch.equal(model.query.qweight, weight)
     assert torch.equal(model.query.weight_scale, scale)
     expected = ops.quantized_linear(x, weight, scale, layer.bias.detach())
     assert torch.equal(model.query(x), expected)
@@ -82,7 +82,7 @@ def test_embeddings_tied_weights_and_shared_modules(config):
     assert type(model.embedding) is QuantizedEmbedding and model.embedding.padding_idx == 0
     assert model.first is model.second and type(model.first.query) is not nn.Linear
     assert not any(name.startswith("second") for name in report.changed)
-    assert model.head.weight.data_ptr() == model.embedding.weight.data_ptr()
+    assert model.head.qweight.data_ptr() == model.embedding.qweight.data_ptr()
     assert model.head.weight_scale.data_ptr() == model.embedding.weight_scale.data_ptr()
     assert relative_error(model(data[0]), expected) < 0.1
     assert torch.equal(model.embedding(torch.tensor([0])), torch.zeros(1, 16))

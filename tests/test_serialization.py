@@ -56,10 +56,10 @@ def test_the_file_is_small_and_always_the_same(every):
     baraquant.save(model, str(again))
     assert again.read_bytes() == path.read_bytes()
     header = json.loads(path.read_bytes()[8 : 8 + header_length(path)])
-    assert header["narrow.weight"]["dtype"] == "U8"
-    assert header["narrow.weight"]["shape"] == [packed_size(64, 4)] == [32]
-    assert header["table.weight"]["shape"] == [15]
-    assert header["dynamic.weight"]["dtype"] == "I8"
+    assert header["narrow.qweight"]["dtype"] == "U8"
+    assert header["narrow.qweight"]["shape"] == [packed_size(64, 4)] == [32]
+    assert header["table.qweight"]["shape"] == [15]
+    assert header["dynamic.qweight"]["dtype"] == "I8"
     assert sorted(path.parent.iterdir()) == sorted([path, again])
 
 
@@ -81,7 +81,7 @@ def test_the_same_bits_in_a_fresh_process(tmp_path):
         "    model = baraquant.load(workflow_models.Tied, path).eval()\n"
         "    assert torch.equal(model(x), y), number\n"
         "    assert model.first is model.second\n"
-        "    assert model.head.weight.data_ptr() == model.embedding.weight.data_ptr()\n"
+        "    assert model.head.qweight.data_ptr() == model.embedding.qweight.data_ptr()\n"
         "print(len(expected), 'equal')\n"
     )
     tests = Path(__file__).parent
@@ -226,8 +226,8 @@ def narrow(bits):
         {
             "first": layer,
             "again": layer,
-            "other": QuantizedLinear(layer.weight, scales(3), weight_bits=bits),
-            "wider": QuantizedLinear(layer.weight, scales(3), weight_bits=bits + 1),
+            "other": QuantizedLinear(layer.qweight, scales(3), weight_bits=bits),
+            "wider": QuantizedLinear(layer.qweight, scales(3), weight_bits=bits + 1),
         }
     )
 
@@ -245,10 +245,10 @@ def test_narrow_weights_that_are_shared(bits, tmp_path):
     header, _, _ = parts(tmp_path / "a")
     shapes = {name: e["shape"] for name, e in header.items() if name.endswith("weight")}
     wider = [packed_size(9, bits + 1)] if bits < 7 else [3, 3]
-    assert shapes == {"first.weight": [packed_size(9, bits)], "wider.weight": wider}
+    assert shapes == {"first.qweight": [packed_size(9, bits)], "wider.qweight": wider}
     loaded = baraquant.load(floats, tmp_path / "a")
     assert same(loaded, model) and loaded["first"] is loaded["again"]
-    assert loaded["first"].weight is loaded["other"].weight
+    assert loaded["first"].qweight is loaded["other"].qweight
 
 
 def test_a_narrow_weight_that_is_stored_as_int8(tmp_path):

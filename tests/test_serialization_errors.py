@@ -100,14 +100,14 @@ def narrow(tmp_path):
 def test_bits_behind_the_last_packed_integer(bit, narrow):
     path, model = narrow
     header, config, data = parts(path)
-    last = header["0.weight"]["data_offsets"][1] - 1
+    last = header["0.qweight"]["data_offsets"][1] - 1
     data = data[:last] + bytes([data[last] ^ 1 << bit]) + data[last + 1 :]
     write(path, signed(header, config, data), data)
     if bit >= 3:
-        fails(path, "0.weight: expected the 5 bits behind the last integer to be 0", Narrow)
+        fails(path, "0.qweight: expected the 5 bits behind the last integer to be 0", Narrow)
     else:  # a bit of the last integer
-        loaded = baraquant.load(Narrow, path)[0].weight
-        differs = (loaded != model[0].weight).flatten()
+        loaded = baraquant.load(Narrow, path)[0].qweight
+        differs = (loaded != model[0].qweight).flatten()
         assert int(differs.sum()) == 1 and bool(differs[-1])
 
 
@@ -119,15 +119,15 @@ def test_a_shape_that_no_tensor_has(narrow):
     write(path, signed_as_is(header, config), data)
     fails(path, "0.more: expected a shape that a tensor can have", Narrow)
     del header["0.more"]
-    config["modules"]["0"]["packed"] = {"weight": [0, 2**62, 2**62]}
-    begin = header["0.weight"]["data_offsets"][0]
-    end = header["0.weight"]["data_offsets"][1]
+    config["modules"]["0"]["packed"] = {"qweight": [0, 2**62, 2**62]}
+    begin = header["0.qweight"]["data_offsets"][0]
+    end = header["0.qweight"]["data_offsets"][1]
     for entry in header.values():
         if "data_offsets" in entry and entry["data_offsets"][0] >= end:
             entry["data_offsets"] = [place - (end - begin) for place in entry["data_offsets"]]
-    header["0.weight"] = {"dtype": "U8", "shape": [0], "data_offsets": [begin, begin]}
+    header["0.qweight"] = {"dtype": "U8", "shape": [0], "data_offsets": [begin, begin]}
     write(path, signed_as_is(header, config), data[:begin] + data[end:])
-    fails(path, "0.weight: expected a shape that a tensor can have", Narrow)
+    fails(path, "0.qweight: expected a shape that a tensor can have", Narrow)
 
 
 def signed_as_is(header, config):

@@ -285,7 +285,7 @@ def test_what_is_folded_and_what_is_not():
     assert model.query.smooth is None and model.out.smooth is not None
     factors = original.norm1.weight / model.norm1.weight
     torch.testing.assert_close(original.norm1.bias / factors, model.norm1.bias)
-    weight = model.query.weight * model.query.weight_scale[:, None]
+    weight = model.query.qweight * model.query.weight_scale[:, None]
     scale = model.query.weight_scale.max()
     torch.testing.assert_close(weight, original.query.weight * factors, rtol=0, atol=float(scale))
 
@@ -300,7 +300,7 @@ def test_folding_alone_changes_no_output():
         layer = getattr(model, name)
         plain = nn.Linear(layer.in_features, layer.out_features).double()
         with torch.no_grad():
-            plain.weight.copy_(layer.weight * layer.weight_scale[:, None])
+            plain.weight.copy_(layer.qweight * layer.weight_scale[:, None])
             if layer.smooth is not None:
                 plain.weight /= layer.smooth
             plain.bias.copy_(layer.bias)
@@ -317,7 +317,7 @@ def test_static_smoothing_is_part_of_the_scale():
     x = torch.randn(3, 16)
     integers = ops.quantize_per_channel(x, model.out.smooth_scale, None, -1)
     expected = ops.smoothquant_linear(
-        integers, model.out.weight, model.out.weight_scale, model.out.act_scale, model.out.bias
+        integers, model.out.qweight, model.out.weight_scale, model.out.act_scale, model.out.bias
     )
     assert torch.equal(model.out(x), expected)
 

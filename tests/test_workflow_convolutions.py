@@ -83,13 +83,13 @@ def test_the_bits_are_those_of_prepare_and_convert(
         layer, other = model.get_submodule(name), expected.get_submodule(name)
         assert type(layer) is kind and report.changed[name] == kind.__name__
         assert type(layer.input_fake_quant) is nn.Identity
-        assert layer.weight.dtype == torch.int8 and repr(layer) == repr(other)
+        assert layer.qweight.dtype == torch.int8 and repr(layer) == repr(other)
         same_tensors(layer, other)
         shape = (2, layer.in_channels, *[8] * len(layer.kernel_size))
         x = torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(dtype)
         assert torch.equal(layer(x), other(x))
     assert model.again is model.depth
-    assert model.tied.weight.data_ptr() == model.depth.weight.data_ptr()
+    assert model.tied.qweight.data_ptr() == model.depth.qweight.data_ptr()
 
 
 @pytest.mark.parametrize("symmetric", [True, False])

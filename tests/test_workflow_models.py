@@ -129,12 +129,12 @@ def test_ties_and_shared_modules_survive() -> None:
     prepare_(model, W8A8())
     assert model.lm_head.weight is model.wte.weight
     convert_(model)
-    assert model.lm_head.weight.data_ptr() == model.wte.weight.data_ptr()
+    assert model.lm_head.qweight.data_ptr() == model.wte.qweight.data_ptr()
     siamese = seeded(zoo.Siamese, torch.float32)
     prepare_(siamese, W8A8())
     convert_(siamese)
     assert siamese.left is siamese.right
-    assert siamese.first.weight.data_ptr() == siamese.second.weight.data_ptr()
+    assert siamese.first.qweight.data_ptr() == siamese.second.qweight.data_ptr()
 
 
 def test_one_dtype_for_each_part() -> None:

@@ -27,10 +27,10 @@ LAYOUTS = {
 def check_weight(name: str, weight: Tensor, bias: Tensor | None, dimensions: int = 2) -> None:
     """Check int8 weights, and the bias beside them."""
     if weight.dtype != torch.int8:
-        raise TypeError(f"{name}: expected weight to be int8, but got {weight.dtype}")
+        raise TypeError(f"{name}: expected qweight to be int8, but got {weight.dtype}")
     if weight.dim() != dimensions:
         raise ValueError(
-            f"{name}: expected weight to have {dimensions} dimensions ({LAYOUTS[dimensions]}), "
+            f"{name}: expected qweight to have {dimensions} dimensions ({LAYOUTS[dimensions]}), "
             f"but got {list(weight.shape)}"
         )
     if bias is None:
@@ -39,9 +39,20 @@ def check_weight(name: str, weight: Tensor, bias: Tensor | None, dimensions: int
         raise TypeError(f"{name}: expected bias to be floating, but got {bias.dtype}")
     if bias.shape != weight.shape[:1]:
         raise ValueError(
-            f"{name}: expected bias to have {weight.shape[0]} elements (weight.size(0)), "
+            f"{name}: expected bias to have {weight.shape[0]} elements (qweight.size(0)), "
             f"but got {list(bias.shape)}"
         )
+
+
+def weight_dtype(
+    name: str, dtype: torch.dtype | None, bias: Tensor | None, scale: Tensor
+) -> torch.dtype:
+    """Return the dtype of the weight that is read: the one given, else the bias's or the scale's."""
+    if dtype is None:
+        return scale.dtype if bias is None else bias.dtype
+    if not dtype.is_floating_point:
+        raise TypeError(f"{name}: expected dtype to be floating, but got {dtype}")
+    return dtype
 
 
 def scale_of_channels(name: str, scale: Tensor, channels: int) -> Tensor:
@@ -49,7 +60,7 @@ def scale_of_channels(name: str, scale: Tensor, channels: int) -> Tensor:
     _check_dtype(name, "weight_scale", scale)
     if scale.shape != (channels,):
         raise ValueError(
-            f"{name}: expected weight_scale to have {channels} elements (weight.size(0)), "
+            f"{name}: expected weight_scale to have {channels} elements (qweight.size(0)), "
             f"but got {list(scale.shape)}"
         )
     return plain(scale).contiguous()
@@ -91,7 +102,7 @@ def scale_of_inputs(name: str, smooth: Tensor, features: int) -> Tensor:
     _check_dtype(name, argument, smooth)
     if smooth.shape != (features,):
         raise ValueError(
-            f"{name}: expected {argument} to have {features} elements (weight.size(1)), "
+            f"{name}: expected {argument} to have {features} elements (qweight.size(1)), "
             f"but got {list(smooth.shape)}"
         )
     return plain(smooth).contiguous()

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The fake quantizers of a layer in training, made from its configuration."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from ..configs import FakeQuantConfig, QATConfig
+from ._weight import weight_to_read
 from .fake_quantize import FakeQuantize
 from .learned import LearnedFakeQuantize
 
@@ -13,12 +16,17 @@ AVERAGING_CONSTANT = 0.01
 
 
 class QuantizesWeight(nn.Module):  # type: ignore[misc]
-    """A layer whose ``weight`` passes through ``weight_fake_quant``; one scale per channel is of
-    the weight's first dimension, and groups lie along its last.
-    """  # noqa: D205
+    """A layer whose weight passes through ``weight_fake_quant``.
+
+    A scale per channel belongs to an index of the weight's first dimension, and groups lie along
+    its last. The layer itself takes its parameter from :meth:`float_weight`: what others read as
+    ``layer.weight`` is the parameter in training alone. In evaluation it is the rounded weight, as
+    it is once the layer is converted. (TorchScript knows no such difference: there it is the
+    parameter.)
+    """
 
     __constants__: tuple[str, ...] = ("fold", "rounds_input")
-    weight: Tensor
+    __jit_unused_properties__ = ("weight",)
     config: QATConfig
     weight_fake_quant: nn.Module
     input_fake_quant: nn.Module
@@ -27,19 +35,60 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
 
     def _set_quantizers(self, config: QATConfig, activation: FakeQuantConfig | None) -> None:
         self.config = config
-        self.weight_fake_quant = _of_weight(config.weight, self.weight)
-        self.input_fake_quant = _of_activation(activation, config.observer, self.weight)
+        parameter = self.float_weight()
+        self.weight_fake_quant = _of_weight(config.weight, parameter)
+        self.input_fake_quant = _of_activation(activation, config.observer, parameter)
         self.rounds_input = activation is not None
         weight = config.weight
         is_observed = not weight.dynamic and not weight.learned
         self.fold = weight.group_size if is_observed and weight.group_size is not None else 0
+
+    @property
+    def weight(self) -> Tensor:
+        """The parameter in training, the weight as it is rounded in evaluation."""
+        parameter = self._own_weight()
+        if self.training:
+            return parameter
+        return weight_to_read(
+            self, self._fake_quantized_weight, parameter, parameter.dtype, parameter
+        )
+
+    @weight.setter
+    def weight(self, value: Any) -> None:
+        # A parameter does not come here. What does is a tensor that a hook computes, as
+        # torch.nn.utils.weight_norm has it.
+        self.__dict__["weight"] = value
+
+    @weight.deleter
+    def weight(self) -> None:
+        del self.__dict__["weight"]
+
+    def float_weight(self) -> Tensor:
+        """Return the floating weight that is trained, in evaluation too."""
+        # In TorchScript the attribute is the parameter.
+        if torch.jit.is_scripting():  # noqa: SIM108 - TorchScript compiles one of the branches
+            weight = self.weight
+        else:
+            weight = self._own_weight()
+        return weight
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _own_weight(self) -> Tensor:
+        weight = self._parameters.get("weight")
+        if weight is not None:
+            return weight
+        if type(self).weight is not QuantizesWeight.weight:
+            return self.weight  # a parametrization computes it
+        if "weight" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__} has no weight")
+        return self.__dict__["weight"]
 
     def quantized_weight(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the weight as it will be stored: int8, with its scale and its zero point.
 
         Both are of shape ``[channels]``, or ``[channels, groups]`` for groups.
         """
-        weight = self.weight.detach()
+        weight = self.float_weight().detach()
         rows = weight.reshape(-1, self.fold) if self.fold > 0 else weight
         integers, scale, zero_point = self.weight_fake_quant.quantize(rows)
         integers = integers.reshape(weight.shape).contiguous()
@@ -53,10 +102,11 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
         return integers, scale, zero_point
 
     def _fake_quantized_weight(self) -> Tensor:
-        rows = self.weight.reshape(-1, self.fold) if self.fold > 0 else self.weight
+        weight = self.float_weight()
+        rows = weight.reshape(-1, self.fold) if self.fold > 0 else weight
         quantizer = self.weight_fake_quant
         rows = quantizer(rows) if self.training else quantizer.round(rows)
-        return rows.reshape(self.weight.shape) if self.fold > 0 else rows
+        return rows.reshape(weight.shape) if self.fold > 0 else rows
 
     def _rounded_input(self, input: Tensor) -> Tensor:
         if not self.rounds_input:

@@ -3,15 +3,16 @@
 
 from typing import Any, Final
 
+import torch
 from torch import Tensor, nn
 
 from .. import ops
 from . import _linear_arguments as _arguments
-from ._precision import KeepsScales
+from ._integers import HoldsIntegers
 from .fake_quantize import FakeQuantize
 
 
-class _QuantizedConv(KeepsScales):
+class _QuantizedConv(HoldsIntegers):
     """What the convolutions share. ``_conv_forward`` is PyTorch's, of the class ``_float``."""
 
     __constants__ = (
@@ -26,7 +27,6 @@ class _QuantizedConv(KeepsScales):
     )
     _scales = ("weight_scale",)
     _float: type[nn.Module]
-    weight: Tensor
     weight_scale: Tensor
     weight_zero_point: Tensor | None
     bias: Tensor | None
@@ -35,7 +35,7 @@ class _QuantizedConv(KeepsScales):
 
     def __init__(
         self,
-        weight: Tensor,
+        qweight: Tensor,
         weight_scale: Tensor,
         bias: Tensor | None = None,
         *,
@@ -47,17 +47,18 @@ class _QuantizedConv(KeepsScales):
         padding_mode: str = "zeros",
         input_fake_quant: FakeQuantize | None = None,
         weight_bits: int = 8,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        _arguments.check_weight(name, weight, bias, 3 if self._float is nn.Conv1d else 4)
+        _arguments.check_weight(name, qweight, bias, 3 if self._float is nn.Conv1d else 4)
         _arguments.check_bits(name, "weight_bits", weight_bits)
         self.weight_bits = weight_bits
         # PyTorch's module checks the arguments, and says what they stand for.
         like = self._float(
-            weight.shape[1] * groups,
-            weight.shape[0],
-            tuple(weight.shape[2:]),
+            qweight.shape[1] * groups,
+            qweight.shape[0],
+            tuple(qweight.shape[2:]),
             stride,
             padding,
             dilation,
@@ -68,9 +69,10 @@ class _QuantizedConv(KeepsScales):
         )
         for attribute in (*self.__constants__, "_reversed_padding_repeated_twice"):
             setattr(self, attribute, getattr(like, attribute))
-        scale = _arguments.scale_of_channels(name, weight_scale, weight.shape[0])
+        scale = _arguments.scale_of_channels(name, weight_scale, qweight.shape[0])
         zero_point = _arguments.zero_point_of_weight(name, weight_zero_point, scale)
-        self.register_buffer("weight", _arguments.plain(weight).contiguous())
+        self.dtype = _arguments.weight_dtype(name, dtype, bias, scale)
+        self.register_buffer("qweight", _arguments.plain(qweight).contiguous())
         self.register_buffer("weight_scale", scale)
         self.register_buffer("bias", None if bias is None else _arguments.plain(bias))
         self.register_buffer("weight_zero_point", zero_point)
@@ -78,10 +80,17 @@ class _QuantizedConv(KeepsScales):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the convolution of ``input``, in its dtype."""
-        weight = ops.dequantize_per_channel(
-            self.weight, self.weight_scale, self.weight_zero_point, 0, dtype=input.dtype
-        )
+        weight = self._dequantized(input.dtype)
         return self._conv_forward(self.input_fake_quant(input), weight, self.bias)
+
+    def dequantized_weight(self) -> Tensor:
+        """Return the floating weight that the integers stand for."""
+        return self._dequantized(self.dtype)
+
+    def _dequantized(self, dtype: torch.dtype) -> Tensor:
+        return ops.dequantize_per_channel(
+            self.qweight, self.weight_scale, self.weight_zero_point, 0, dtype=dtype
+        )
 
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""
@@ -96,10 +105,10 @@ class _QuantizedConv(KeepsScales):
 
 
 class QuantizedConv1d(_QuantizedConv):
-    """A ``Conv1d`` that stores integers and computes in floating point. No gradient of the weight.
+    """A ``Conv1d`` that stores integers and computes in floating point. Its gradient is that of the prepared layer.
 
     Args:
-        weight: int8 ``[out_channels, in_channels / groups, kernel]``.
+        qweight: int8 ``[out_channels, in_channels / groups, kernel]``.
         weight_scale: float32 or float64 ``[out_channels]``.
         bias: ``[out_channels]``, of the inputs' dtype.
         weight_zero_point: Integer ``[out_channels]``; None stands for 0.
@@ -107,11 +116,12 @@ class QuantizedConv1d(_QuantizedConv):
             ``padding_mode``.
         input_fake_quant: Rounds the input; None leaves it as it is.
         weight_bits: Width of the integers, 2 to 8; they are stored as int8 all the same.
+        dtype: Of ``weight`` when it is read; None: that of the bias, else of the scale.
 
     Raises:
         ValueError: A shape or width that does not fit.
-        TypeError: A weight that is not int8, a scale that is not float32 or float64, or a zero
-            point that is not integer.
+        TypeError: A weight that is not int8, a scale that is not float32 or float64, a zero point
+            that is not integer, or a dtype that is not floating.
     """
 
     _float = nn.Conv1d
@@ -119,10 +129,10 @@ class QuantizedConv1d(_QuantizedConv):
 
 
 class QuantizedConv2d(_QuantizedConv):
-    """A ``Conv2d`` that stores integers and computes in floating point. No gradient of the weight.
+    """A ``Conv2d`` that stores integers and computes in floating point. Its gradient is that of the prepared layer.
 
     Args:
-        weight: int8 ``[out_channels, in_channels / groups, height, width]``.
+        qweight: int8 ``[out_channels, in_channels / groups, height, width]``.
         weight_scale: float32 or float64 ``[out_channels]``.
         bias: ``[out_channels]``, of the inputs' dtype.
         weight_zero_point: Integer ``[out_channels]``; None stands for 0.
@@ -130,11 +140,12 @@ class QuantizedConv2d(_QuantizedConv):
             ``padding_mode``.
         input_fake_quant: Rounds the input; None leaves it as it is.
         weight_bits: Width of the integers, 2 to 8; they are stored as int8 all the same.
+        dtype: Of ``weight`` when it is read; None: that of the bias, else of the scale.
 
     Raises:
         ValueError: A shape or width that does not fit.
-        TypeError: A weight that is not int8, a scale that is not float32 or float64, or a zero
-            point that is not integer.
+        TypeError: A weight that is not int8, a scale that is not float32 or float64, a zero point
+            that is not integer, or a dtype that is not floating.
     """
 
     _float = nn.Conv2d

@@ -1,32 +1,30 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``QuantizedEmbedding``: a table of int8 rows, of which only those asked for become floating."""
 
-from collections.abc import Callable
 from typing import Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from typing_extensions import Self
 
 from .. import ops
 from . import _linear_arguments as _arguments
-from ._precision import KeepsScales
+from ._integers import HoldsIntegers
 
 
-class QuantizedEmbedding(KeepsScales):
+class QuantizedEmbedding(HoldsIntegers):
     """An embedding whose table is int8, with a scale for each row or for groups within it.
 
-    ``y[...] = (weight[i] - weight_zero_point[i]) * weight_scale[i]`` for each index ``i`` of the
+    ``y[...] = (qweight[i] - weight_zero_point[i]) * weight_scale[i]`` for each index ``i`` of the
     input ``[...]``: ``[..., embedding_dim]``. Only those rows are read. No gradient.
 
     Args:
-        weight: int8 ``[num_embeddings, embedding_dim]``.
+        qweight: int8 ``[num_embeddings, embedding_dim]``.
         weight_scale: float32 or float64: ``[num_embeddings]``, or ``[num_embeddings, groups]`` with
             ``group_size``.
         weight_zero_point: Integer, shaped like ``weight_scale``; None stands for 0.
         group_size: Neighbours in a row that share a scale.
-        dtype: Of the output; follows the module's conversions (``half()``, ``to(dtype)``).
+        dtype: Of the output, and of ``weight`` when it is read; follows the module's conversions (``half()``, ``to(dtype)``).
         padding_idx: Kept for its reader; a row like any other here.
         weight_bits: Width of the integers, 2 to 8; they are stored as int8 all the same.
 
@@ -45,7 +43,6 @@ class QuantizedEmbedding(KeepsScales):
     """
 
     _scales = ("weight_scale",)
-    weight: Tensor
     weight_scale: Tensor
     weight_zero_point: Tensor | None
     num_embeddings: Final[int]
@@ -53,11 +50,10 @@ class QuantizedEmbedding(KeepsScales):
     group_size: Final[int | None]
     padding_idx: Final[int | None]
     weight_bits: Final[int]
-    dtype: torch.dtype
 
     def __init__(
         self,
-        weight: Tensor,
+        qweight: Tensor,
         weight_scale: Tensor,
         *,
         weight_zero_point: Tensor | None = None,
@@ -68,27 +64,32 @@ class QuantizedEmbedding(KeepsScales):
     ) -> None:
         super().__init__()
         name = "QuantizedEmbedding"
-        _arguments.check_weight(name, weight, None)
+        _arguments.check_weight(name, qweight, None)
         _arguments.check_bits(name, "weight_bits", weight_bits)
-        if not dtype.is_floating_point:
-            raise TypeError(f"{name}: expected dtype to be floating, but got {dtype}")
-        self.num_embeddings, self.embedding_dim = weight.shape
+        self.num_embeddings, self.embedding_dim = qweight.shape
         self.group_size = group_size
-        self.dtype = dtype
         self.padding_idx = padding_idx
         self.weight_bits = weight_bits
-        scale = _arguments.scale_of_weight(name, weight_scale, weight, group_size)
+        scale = _arguments.scale_of_weight(name, weight_scale, qweight, group_size)
+        self.dtype = _arguments.weight_dtype(name, dtype, None, scale)
         zero_point = _arguments.zero_point_of_weight(name, weight_zero_point, scale)
-        self.register_buffer("weight", _arguments.plain(weight).contiguous())
+        self.register_buffer("qweight", _arguments.plain(qweight).contiguous())
         self.register_buffer("weight_scale", scale)
         self.register_buffer("weight_zero_point", zero_point)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the rows that the indices ``[...]`` ask for: ``[..., embedding_dim]``."""
-        rows = F.embedding(input, self.weight)  # [..., embedding_dim] int8
-        scale = self.weight_scale[input]  # [...] or [..., groups]
+        rows = F.embedding(input, self.qweight)  # [..., embedding_dim] int8
         zero_points = self.weight_zero_point
         zero_point = None if zero_points is None else zero_points[input]
+        return self._dequantized(rows, self.weight_scale[input], zero_point)
+
+    def dequantized_weight(self) -> Tensor:
+        """Return the floating table that the integers stand for."""
+        return self._dequantized(self.qweight, self.weight_scale, self.weight_zero_point)
+
+    def _dequantized(self, rows: Tensor, scale: Tensor, zero_point: Tensor | None) -> Tensor:
+        """Return rows ``[..., embedding_dim]`` as floats; scales are ``[...]`` or ``[..., groups]``."""
         group_size = self.group_size
         if group_size is None:
             output = ops.dequantize_per_token(rows, scale, zero_point, dtype=self.dtype)
@@ -106,9 +107,3 @@ class QuantizedEmbedding(KeepsScales):
             f"{self.num_embeddings}, {self.embedding_dim}, "
             f"weight=int{self.weight_bits} {how}{zero}, dtype={self.dtype}"
         )
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
-        # No tensor has the output's dtype: ask with one what the conversion makes of it.
-        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.weight.device)).dtype
-        return self

@@ -132,7 +132,7 @@ class FakeQuantizedEmbedding(_FakeQuantized, nn.Embedding):  # type: ignore[misc
     def forward(self, input: Tensor) -> Tensor:
         """Return the rounded rows for the indices ``[...]``: ``[..., embedding_dim]``."""
         if self.rounds_rows:
-            rows = self._rows(input, self.weight)
+            rows = self._rows(input, self.float_weight())
             return self._round_rows(rows) if self._rounds() else rows
         return self._rows(input, self._fake_quantized_weight())
 

@@ -3,7 +3,7 @@
 
 Buffers bear the names of the constructor's arguments, and all are plain tensors. ``weight_sum``
 (the sums of the weight's rows, which a zero point of the input needs) is derived from the weight
-and so no part of the state dict.
+and so no part of the state dict. ``weight`` is what the integers stand for, as floats, to read.
 """
 
 from typing import Any, Final
@@ -13,13 +13,12 @@ from torch import Tensor
 
 from .. import ops
 from . import _linear_arguments as _arguments
-from ._precision import KeepsScales
+from ._integers import HoldsIntegers
 
 
-class _IntegerLinear(KeepsScales):
+class _IntegerLinear(HoldsIntegers):
     """What the layers of integers share: the weight with its scale, and the bias."""
 
-    weight: Tensor
     weight_scale: Tensor
     bias: Tensor | None
     weight_sum: Tensor | None
@@ -30,21 +29,23 @@ class _IntegerLinear(KeepsScales):
 
     def __init__(
         self,
-        weight: Tensor,
+        qweight: Tensor,
         weight_scale: Tensor,
         bias: Tensor | None,
         weight_bits: int,
         symmetric: bool,
+        dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        _arguments.check_weight(name, weight, bias)
+        _arguments.check_weight(name, qweight, bias)
         _arguments.check_bits(name, "weight_bits", weight_bits)
-        self.out_features, self.in_features = weight.shape
+        self.out_features, self.in_features = qweight.shape
         self.weight_bits = weight_bits
         self.symmetric = symmetric
         scale = _arguments.scale_of_channels(name, weight_scale, self.out_features)
-        self.register_buffer("weight", _arguments.plain(weight).contiguous())
+        self.dtype = _arguments.weight_dtype(name, dtype, bias, scale)
+        self.register_buffer("qweight", _arguments.plain(qweight).contiguous())
         self.register_buffer("weight_scale", scale)
         self.register_buffer("bias", None if bias is None else _arguments.plain(bias))
         self.register_buffer("weight_sum", None, persistent=False)
@@ -52,11 +53,14 @@ class _IntegerLinear(KeepsScales):
 
     def _sum_weight(self) -> None:
         if not self.symmetric:
-            self.weight_sum = self.weight.sum(dim=1, dtype=torch.int32)
+            self.weight_sum = self.qweight.sum(dim=1, dtype=torch.int32)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self._sum_weight()
+
+    def _dequantized(self) -> Tensor:
+        return ops.dequantize_per_channel(self.qweight, self.weight_scale, None, 0)
 
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""
@@ -71,10 +75,11 @@ class QuantizedLinear(_IntegerLinear):
 
     ``y = x_int @ weight.T * (x_scale * weight_scale) + bias``, by
     :func:`baraquant.ops.quantized_linear`: the input ``[..., in_features]`` is quantized on the
-    fly, each token with a scale of its own; the output has its dtype. No gradient.
+    fly, each token with a scale of its own; the output has its dtype. The gradient goes straight
+    through the rounding to the input: it is that of the prepared layer.
 
     Args:
-        weight: int8 ``[out_features, in_features]``.
+        qweight: int8 ``[out_features, in_features]``.
         weight_scale: float32 (float64 for float64 inputs) ``[out_features]``.
         bias: ``[out_features]``: of the scale's dtype or of the inputs'.
         symmetric: Whether the input's integers have zero in the middle; else a zero point.
@@ -83,10 +88,12 @@ class QuantizedLinear(_IntegerLinear):
         smooth: ``[in_features]``, of the scale's dtype: the input is divided by it first
             (SmoothQuant, where no layer before could take it).
         weight_bits: Width of the weight's integers, 2 to 8; they are stored as int8 all the same.
+        dtype: Of ``weight`` when it is read; None: that of the bias, else of the scale.
 
     Raises:
         ValueError: A shape, width or granularity that does not fit.
-        TypeError: A weight that is not int8, or a scale that is not float32 or float64.
+        TypeError: A weight that is not int8, a scale that is not float32 or float64, or a dtype
+            that is not floating.
 
     Example:
         >>> weight = torch.tensor([[1, -2], [3, 4]], dtype=torch.int8)
@@ -100,13 +107,12 @@ class QuantizedLinear(_IntegerLinear):
     bits: Final[int]
     granularity: Final[str]
     per_token: Final[bool]
-    is_whole: Final[bool]  # one op does it all
     quant_min: Final[int]
     quant_max: Final[int]
 
     def __init__(
         self,
-        weight: Tensor,
+        qweight: Tensor,
         weight_scale: Tensor,
         bias: Tensor | None = None,
         *,
@@ -115,8 +121,9 @@ class QuantizedLinear(_IntegerLinear):
         granularity: str = "per_token",
         smooth: Tensor | None = None,
         weight_bits: int = 8,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(weight, weight_scale, bias, weight_bits, symmetric)
+        super().__init__(qweight, weight_scale, bias, weight_bits, symmetric, dtype)
         _arguments.check_bits("QuantizedLinear", "bits", bits)
         if granularity not in ("per_token", "per_tensor"):
             raise ValueError(
@@ -126,7 +133,6 @@ class QuantizedLinear(_IntegerLinear):
         self.bits = bits
         self.granularity = granularity
         self.per_token = granularity == "per_token"
-        self.is_whole = self.per_token and smooth is None
         self.quant_min, self.quant_max = _range_of(bits)
         if smooth is not None:
             smooth = _arguments.scale_of_inputs("QuantizedLinear", smooth, self.in_features)
@@ -135,31 +141,42 @@ class QuantizedLinear(_IntegerLinear):
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
         smooth = self.smooth
-        if self.is_whole:
+        rows = input if smooth is None else input / smooth
+        low, high, symmetric = self.quant_min, self.quant_max, self.symmetric
+        if self.per_token:
             output = ops.quantized_linear(
-                input,
-                self.weight,
+                rows,
+                self.qweight,
                 self.weight_scale,
                 self.bias,
-                symmetric=self.symmetric,
+                symmetric=symmetric,
                 weight_sum=self.weight_sum,
-                quant_min=self.quant_min,
-                quant_max=self.quant_max,
+                quant_min=low,
+                quant_max=high,
+                dtype=input.dtype,
             )
         else:
-            output = dynamic_product(
-                input if smooth is None else input / smooth,
-                self.weight,
+            scale, zero_point = ops.choose_qparams_per_tensor(
+                rows.detach(), low, high, symmetric=symmetric
+            )
+            output = ops.static_quantized_linear(
+                rows,
+                self.qweight,
                 self.weight_scale,
+                scale,
                 self.bias,
-                self.weight_sum,
-                self.symmetric,
-                self.quant_min,
-                self.quant_max,
-                self.per_token,
-                input.dtype,
+                act_zero_point=None if symmetric else zero_point,
+                weight_sum=self.weight_sum,
+                quant_min=low,
+                quant_max=high,
+                dtype=input.dtype,
             )
         return output
+
+    def dequantized_weight(self) -> Tensor:
+        """Return the floating weight that the integers stand for, before any smoothing."""
+        weight, smooth = self._dequantized(), self.smooth
+        return (weight if smooth is None else weight / smooth).to(self.dtype)
 
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""
@@ -175,14 +192,15 @@ class SmoothQuantLinear(_IntegerLinear):
     """A linear layer of integers whose input has one scale, known before (W8A8 static).
 
     ``y = x_int @ weight.T * (act_scale * weight_scale) + bias``, by
-    :func:`baraquant.ops.smoothquant_linear`. The input ``[..., in_features]`` is quantized with
-    ``act_scale``; the output has its dtype. No gradient.
+    :func:`baraquant.ops.static_quantized_linear`. The input ``[..., in_features]`` is quantized
+    with ``act_scale``; the output has its dtype. The gradient goes straight through the rounding to
+    the input, and is 0 where the range clamped it: it is that of the prepared layer.
 
     With ``smooth_scale`` each feature k is quantized with ``smooth_scale[k]``, which is
     ``act_scale * smooth[k]``: dividing by ``smooth`` (Xiao et al. 2023) then costs nothing.
 
     Args:
-        weight: int8 ``[out_features, in_features]``.
+        qweight: int8 ``[out_features, in_features]``.
         weight_scale: float32 (float64 for float64 inputs) ``[out_features]``.
         act_scale: ``[]`` or ``[1]``, of the dtype of ``weight_scale``.
         bias: ``[out_features]``: of the scale's dtype or of the inputs'.
@@ -190,11 +208,12 @@ class SmoothQuantLinear(_IntegerLinear):
         smooth_scale: ``[in_features]``, of the dtype of ``weight_scale``; None: no smoothing.
         bits: Width of the input's integers, 2 to 8.
         weight_bits: Width of the weight's integers, 2 to 8; they are stored as int8 all the same.
+        dtype: Of ``weight`` when it is read; None: that of the bias, else of the scale.
 
     Raises:
         ValueError: A shape or width that does not fit.
-        TypeError: A weight that is not int8, a scale that is not float32 or float64, or a zero
-            point that is not integer.
+        TypeError: A weight that is not int8, a scale that is not float32 or float64, a zero point
+            that is not integer, or a dtype that is not floating.
 
     Example:
         >>> weight = torch.tensor([[1, -2], [3, 4]], dtype=torch.int8)
@@ -214,7 +233,7 @@ class SmoothQuantLinear(_IntegerLinear):
 
     def __init__(
         self,
-        weight: Tensor,
+        qweight: Tensor,
         weight_scale: Tensor,
         act_scale: Tensor,
         bias: Tensor | None = None,
@@ -223,8 +242,11 @@ class SmoothQuantLinear(_IntegerLinear):
         smooth_scale: Tensor | None = None,
         bits: int = 8,
         weight_bits: int = 8,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(weight, weight_scale, bias, weight_bits, act_zero_point is None)
+        super().__init__(
+            qweight, weight_scale, bias, weight_bits, act_zero_point is None, dtype
+        )
         name = "SmoothQuantLinear"
         _arguments.check_bits(name, "bits", bits)
         act_scale, act_zero_point = _arguments.scale_of_tensor(name, act_scale, act_zero_point)
@@ -238,18 +260,25 @@ class SmoothQuantLinear(_IntegerLinear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
-        return static_product(
+        return ops.static_quantized_linear(
             input,
-            self.weight,
+            self.qweight,
             self.weight_scale,
-            self.bias,
-            self.weight_sum,
             self.act_scale,
-            self.act_zero_point,
-            self.smooth_scale,
-            self.quant_min,
-            self.quant_max,
+            self.bias,
+            act_zero_point=self.act_zero_point,
+            smooth_scale=self.smooth_scale,
+            weight_sum=self.weight_sum,
+            quant_min=self.quant_min,
+            quant_max=self.quant_max,
         )
+
+    def dequantized_weight(self) -> Tensor:
+        """Return the floating weight that the integers stand for, before any smoothing."""
+        weight, smooth_scale = self._dequantized(), self.smooth_scale
+        if smooth_scale is not None:
+            weight = weight / (smooth_scale / self.act_scale)
+        return weight.to(self.dtype)
 
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""
@@ -260,66 +289,3 @@ class SmoothQuantLinear(_IntegerLinear):
 
 def _range_of(bits: int) -> tuple[int, int]:
     return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
-
-
-def dynamic_product(
-    input: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    bias: Tensor | None,
-    weight_sum: Tensor | None,
-    symmetric: bool,
-    low: int,
-    high: int,
-    per_token: bool,
-    dtype: torch.dtype,
-) -> Tensor:
-    """Quantize ``input`` with a scale of its own values, and multiply integers."""
-    if per_token:
-        integers, scale, zero_point = ops.dynamic_range_quantize_per_token(
-            input, low, high, symmetric=symmetric
-        )
-    else:
-        integers, scale, zero_point = ops.dynamic_range_quantize_per_tensor(
-            input, low, high, symmetric=symmetric
-        )
-    return ops.int8_linear(
-        integers,
-        weight,
-        scale,
-        weight_scale,
-        bias,
-        input_zero_point=None if symmetric else zero_point,
-        weight_sum=weight_sum,
-        dtype=dtype,
-    )
-
-
-def static_product(
-    input: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    bias: Tensor | None,
-    weight_sum: Tensor | None,
-    act_scale: Tensor,
-    act_zero_point: Tensor | None,
-    smooth_scale: Tensor | None,
-    low: int,
-    high: int,
-) -> Tensor:
-    """Quantize ``input`` with the scale that is given, and multiply integers."""
-    if smooth_scale is None:
-        integers = ops.quantize_per_tensor(input, act_scale, act_zero_point, low, high)
-    else:
-        zero_points = None if act_zero_point is None else act_zero_point.expand_as(smooth_scale)
-        integers = ops.quantize_per_channel(input, smooth_scale, zero_points, -1, low, high)
-    return ops.smoothquant_linear(
-        integers,
-        weight,
-        weight_scale,
-        act_scale,
-        bias,
-        act_zero_point=act_zero_point,
-        weight_sum=weight_sum,
-        dtype=input.dtype,
-    )

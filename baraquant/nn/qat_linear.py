@@ -126,7 +126,7 @@ class QATLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
     def _whole(self, input: Tensor) -> Tensor:
         return ops.qat_linear(
             input,
-            self.weight,
+            self.float_weight(),
             self.bias,
             symmetric=self.symmetric,
             weight_quant_min=self.weight_quant_min,
@@ -151,7 +151,8 @@ class QATLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
             input_zero_point=None if self.symmetric else zero_point,
             dtype=input.dtype,
         )
-        if torch.is_grad_enabled() and (input.requires_grad or self.weight.requires_grad):
+        trains = input.requires_grad or self.float_weight().requires_grad
+        if torch.is_grad_enabled() and trains:
             # Integers have no gradient: subtract a 0 that has that of the training's formula. It is
             # +0.0, which keeps the sign of -0.0, and stays 0 where the formula overflows.
             smooth = self._float_output(input)

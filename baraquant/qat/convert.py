@@ -35,8 +35,8 @@ def convert_(model: nn.Module) -> Report:
 
     Each computes what the prepared one did in evaluation: the same bits, where the model is of
     linear layers, embeddings and what lies between; of a convolution too, as long as PyTorch
-    chooses the same algorithm. Weights that are tied and have dynamic scales stay tied. All is
-    decided before the first swap: an error leaves the model as it was.
+    chooses the same algorithm. Weights that are tied stay tied: their integers are stored once. All
+    is decided before the first swap: an error leaves the model as it was.
 
     Args:
         model: Prepared by :func:`prepare_`, and trained.
@@ -78,7 +78,7 @@ class Converter:
     """
 
     def __init__(self) -> None:
-        self._shared: dict[tuple[int, FakeQuantConfig], Integers] = {}
+        self._shared: dict[tuple[int, int | None, FakeQuantConfig], Integers] = {}
 
     def decide(self, module: nn.Module) -> Decision:
         """Return the layer that takes the place of a prepared one, or why there is none."""
@@ -98,6 +98,7 @@ class Converter:
     def _linear(self, module: QATLinear) -> nn.Module:
         weight, scale, zero_point = self._integers(module)
         bias, config, bits = _own(module.bias), module.config, module.config.weight.bits
+        dtype = module.float_weight().dtype
         activation = config.activation
         if not module.is_integer or activation is None:
             return DequantizedLinear(
@@ -108,6 +109,7 @@ class Converter:
                 group_size=config.weight.group_size,
                 input_fake_quant=_frozen(module.input_fake_quant),
                 weight_bits=bits,
+                dtype=dtype,
             )
         if activation.dynamic:
             return QuantizedLinear(
@@ -118,6 +120,7 @@ class Converter:
                 bits=activation.bits,
                 granularity=activation.granularity,
                 weight_bits=bits,
+                dtype=dtype,
             )
         frozen = _frozen(module.input_fake_quant)
         assert frozen is not None
@@ -129,6 +132,7 @@ class Converter:
             act_zero_point=None if activation.symmetric else frozen.zero_point,
             bits=activation.bits,
             weight_bits=bits,
+            dtype=dtype,
         )
 
     def _embedding(self, module: FakeQuantizedEmbedding) -> nn.Module:
@@ -138,7 +142,7 @@ class Converter:
             scale,
             weight_zero_point=zero_point,
             group_size=module.config.weight.group_size,
-            dtype=module.weight.dtype,
+            dtype=module.float_weight().dtype,
             padding_idx=module.padding_idx,
             weight_bits=module.config.weight.bits,
         )
@@ -158,19 +162,18 @@ class Converter:
             padding_mode=module.padding_mode,
             input_fake_quant=_frozen(module.input_fake_quant),
             weight_bits=module.config.weight.bits,
+            dtype=module.float_weight().dtype,
         )
 
     def _integers(self, module: nn.Module) -> Integers:
         config = module.config.weight
-        key = id(module.weight), config
-        if key in self._shared:
-            return self._shared[key]
-        integers, scale, zero_point = module.quantized_weight()
-        _check_scale("the weight", scale)
-        result = integers, scale, None if config.symmetric else zero_point
-        if config.dynamic:
-            self._shared[key] = result
-        return result
+        quantizer = None if config.dynamic else id(module.weight_fake_quant)
+        key = id(module.float_weight()), quantizer, config
+        if key not in self._shared:
+            integers, scale, zero_point = module.quantized_weight()
+            _check_scale("the weight", scale)
+            self._shared[key] = integers, scale, None if config.symmetric else zero_point
+        return self._shared[key]
 
 
 def _frozen(quantizer: nn.Module) -> FakeQuantize | None:

@@ -6,7 +6,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from .._replace import ROOT, Decision, FilterFn, Report, Swap, replace_modules, take_over, why_not
-from ..configs import Config, QATConfig, qat_config
+from ..configs import Config, FakeQuantConfig, QATConfig, qat_config
 from ..nn import (
     DequantizedLinear,
     FakeQuantizedConv1d,
@@ -52,6 +52,10 @@ def prepare_(model: nn.Module, config: Config, filter_fn: FilterFn | None = None
     it was. The fused evaluation of ``TransformerEncoder``, which would go past the new layers, is
     switched off.
 
+    A weight that several layers share stays one, with one scale, learned or not. Where one of these
+    layers stays floating, the others do too: the model would hold the weight twice. A layer that
+    the configuration does not fit (a group size that does not divide its inputs) stays floating.
+
     Prepare a model before it is compiled, scripted or wrapped for several processes. Scales of
     inputs that are not dynamic come from the first batch in training: until then evaluation is
     refused (learned) or gives NaN (static). Learned ones have to be known before the model is
@@ -69,8 +73,8 @@ def prepare_(model: nn.Module, config: Config, filter_fn: FilterFn | None = None
         What was swapped, and what was left out and why.
 
     Raises:
-        ValueError: No layer to swap, a configuration that does not fit a layer (the message has
-            its path), or a model wrapped for several processes.
+        ValueError: No layer to swap, as the configuration fits none or for other reasons (the
+            message has some), or a model wrapped for several processes.
         TypeError: Something that is no module, no configuration, or scripted.
 
     Example:
@@ -85,52 +89,81 @@ dynamic)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{CALLER}: {error}") from None
 
-    def decide(module: nn.Module, name: str) -> Decision:
-        return _decide(module, qat)
-
+    preparer = _Preparer(qat)
+    if isinstance(model, nn.Module):
+        preparer.know(model)
     report = replace_modules(
-        model, CALLER, decide, filter_fn, lambda module: isinstance(module, FLOAT)
+        model,
+        CALLER,
+        lambda module, name: preparer.decide(module),
+        filter_fn,
+        lambda module: isinstance(module, FLOAT),
+        keeps_ties=True,
     )
     if not report.changed:
         raise ValueError(f"{CALLER}: {_nothing(model, report)}")
     return report
 
 
-def _decide(module: nn.Module, config: QATConfig) -> Decision:
-    if isinstance(module, PREPARED):
-        return "it is prepared already"
-    if isinstance(module, CONVERTED):
-        return "it is converted already"
-    if isinstance(module, nn.MultiheadAttention):
-        return _decide_attention(module, config)
-    for base, new in (
-        (nn.Linear, QATLinear),
-        (nn.Conv1d, FakeQuantizedConv1d),
-        (nn.Conv2d, FakeQuantizedConv2d),
-        (nn.Embedding, FakeQuantizedEmbedding),
-    ):
-        if isinstance(module, base):
-            reason = why_not(module, base) or _why_not_with(module, config)
-            if reason is not None:
-                return reason
-            swapped = new.from_float(module, config)
-            take_over(swapped, module)
-            return Swap(swapped, f"{new.__name__}({_about(swapped)})")
-    return unknown_weights(module)
+class _Preparer:
+    """Makes the layers in training; those whose weights are tied share what rounds the weight."""
 
+    def __init__(self, config: QATConfig) -> None:
+        self._config = config
+        self._quantizers: dict[tuple[int, FakeQuantConfig], nn.Module] = {}
 
-def _decide_attention(module: nn.MultiheadAttention, config: QATConfig) -> Decision:
-    reason = MultiheadAttention.why_not(module)
-    if reason is not None:
-        return reason
-    attention = MultiheadAttention.from_float(module)
-    for name, projection in list(attention.named_children()):
-        try:
-            setattr(attention, name, QATLinear.from_float(projection, config))
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-    take_over(attention, module)
-    return Swap(attention, f"MultiheadAttention of QATLinear({_about(attention.out_proj)})")
+    def know(self, model: nn.Module) -> None:
+        """Take notice of the layers that an earlier call has prepared."""
+        for module in model.modules():
+            if isinstance(module, PREPARED):
+                self._share_quantizer(module)
+
+    def decide(self, module: nn.Module) -> Decision:
+        """Return the layer that takes the place of a float one, or why there is none."""
+        if isinstance(module, PREPARED):
+            return "it is prepared already"
+        if isinstance(module, CONVERTED):
+            return "it is converted already"
+        if isinstance(module, nn.MultiheadAttention):
+            return self._decide_attention(module)
+        for base, new in (
+            (nn.Linear, QATLinear),
+            (nn.Conv1d, FakeQuantizedConv1d),
+            (nn.Conv2d, FakeQuantizedConv2d),
+            (nn.Embedding, FakeQuantizedEmbedding),
+        ):
+            if isinstance(module, base):
+                reason = why_not(module, base) or _why_not_with(module, self._config)
+                if reason is not None:
+                    return reason
+                try:
+                    swapped = new.from_float(module, self._config)
+                except ValueError as error:
+                    return f"the configuration does not fit: {error}"
+                self._share_quantizer(swapped)
+                take_over(swapped, module)
+                return Swap(swapped, f"{new.__name__}({_about(swapped)})")
+        return unknown_weights(module)
+
+    def _decide_attention(self, module: nn.MultiheadAttention) -> Decision:
+        reason = MultiheadAttention.why_not(module)
+        if reason is not None:
+            return reason
+        attention = MultiheadAttention.from_float(module)
+        for name, projection in list(attention.named_children()):
+            try:
+                setattr(attention, name, QATLinear.from_float(projection, self._config))
+            except ValueError as error:
+                return f"the configuration does not fit {name}: {error}"
+        take_over(attention, module)
+        return Swap(attention, f"MultiheadAttention of QATLinear({_about(attention.out_proj)})")
+
+    def _share_quantizer(self, layer: nn.Module) -> None:
+        """Let layers with one weight have one scale for it: learned or observed, it is a tensor."""
+        config = layer.config.weight
+        if not config.dynamic:
+            key = id(layer.float_weight()), config
+            layer.weight_fake_quant = self._quantizers.setdefault(key, layer.weight_fake_quant)
 
 
 def _why_not_with(module: nn.Module, config: QATConfig) -> str | None:

@@ -43,6 +43,7 @@ class Kind:
         sizes: The attributes in which both agree.
         options: The constructor's plain arguments.
         tensors: The constructor's tensors by their names in the state dict; True: always there.
+        younger: Those of the options that files of format 1 have not; None there.
     """
 
     module: type[nn.Module]
@@ -50,25 +51,33 @@ class Kind:
     sizes: tuple[str, ...]
     options: Mapping[str, Option]
     tensors: Mapping[str, bool]
+    younger: frozenset[str] = frozenset()
 
     def read(self, module: nn.Module) -> dict[str, Any]:
         """Return the options of a module as plain data."""
         return {name: option.read(module) for name, option in self.options.items()}
 
-    def parse(self, options: Any) -> dict[str, Any]:
+    def parse(self, options: Any, version: int) -> dict[str, Any]:
         """Return the constructor's arguments for options read from a file, checked.
+
+        Args:
+            options: What the file has.
+            version: Its format.
 
         Raises:
             ValueError: An option is missing, unknown, or of another type.
         """
-        if not isinstance(options, dict) or options.keys() != self.options.keys():
+        absent = self.younger if version == 1 else frozenset()
+        known = self.options.keys() - absent
+        if not isinstance(options, dict) or options.keys() != known:
             got = sorted(options) if isinstance(options, dict) else options
-            raise ValueError(f"expected the options {sorted(self.options)}, but got {got!r:.80}")
+            raise ValueError(f"expected the options {sorted(known)}, but got {got!r:.80}")
         for name, value in options.items():
             if not self.options[name].is_valid(value):
                 expected = self.options[name].expected
                 raise ValueError(f"expected {name} to be {expected}, but got {value!r:.80}")
-        return {name: self.options[name].parse(value) for name, value in options.items()}
+        parsed = {name: self.options[name].parse(value) for name, value in options.items()}
+        return parsed | dict.fromkeys(absent)
 
     def build(self, options: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
         """Call the constructor.
@@ -104,7 +113,7 @@ def check_values(module: nn.Module) -> None:
     half = 1 << (module.weight_bits - 1)
     input_half = 1 << (getattr(module, "bits", 8) - 1)
     limits = {
-        "weight": (-half, half - 1),
+        "qweight": (-half, half - 1),
         "weight_zero_point": (-half, half - 1),
         "act_zero_point": (-input_half, input_half - 1),
     }
@@ -219,14 +228,17 @@ def _conv(module: type[nn.Module], replaces: type[nn.Module]) -> Kind:
         "groups": _int("groups"),
         "padding_mode": _name("padding_mode"),
         "weight_bits": _int("weight_bits"),
+        "dtype": _dtype("dtype"),
         _INPUT: _ROUNDER,
         **{name: _tuple(name) for name in ("stride", "padding", "dilation")},
     }
     sizes = ("in_channels", "out_channels", "kernel_size", *_CONV_SIZES)
-    return Kind(module, replaces, sizes, options, {**_LINEAR, "weight_zero_point": False})
+    tensors = {**_LINEAR, "weight_zero_point": False}
+    return Kind(module, replaces, sizes, options, tensors, _YOUNGER)
 
 
-_LINEAR = {"weight": True, "weight_scale": True, "bias": False}
+_YOUNGER = frozenset({"dtype"})
+_LINEAR = {"qweight": True, "weight_scale": True, "bias": False}
 _LINEAR_SIZES = ("in_features", "out_features")
 
 KINDS = {
@@ -241,15 +253,22 @@ KINDS = {
                 "bits": _int("bits"),
                 "granularity": _name("granularity"),
                 "weight_bits": _int("weight_bits"),
+                "dtype": _dtype("dtype"),
             },
             {**_LINEAR, "smooth": False},
+            _YOUNGER,
         ),
         Kind(
             bnn.SmoothQuantLinear,
             nn.Linear,
             _LINEAR_SIZES,
-            {"bits": _int("bits"), "weight_bits": _int("weight_bits")},
+            {
+                "bits": _int("bits"),
+                "weight_bits": _int("weight_bits"),
+                "dtype": _dtype("dtype"),
+            },
             {**_LINEAR, "act_scale": True, "act_zero_point": False, "smooth_scale": False},
+            _YOUNGER,
         ),
         Kind(
             bnn.DequantizedLinear,
@@ -258,9 +277,11 @@ KINDS = {
             {
                 "group_size": _maybe_int("group_size"),
                 "weight_bits": _int("weight_bits"),
+                "dtype": _dtype("dtype"),
                 _INPUT: _ROUNDER,
             },
             {**_LINEAR, "weight_zero_point": False},
+            _YOUNGER,
         ),
         Kind(
             bnn.QuantizedEmbedding,
@@ -276,7 +297,7 @@ KINDS = {
                 ),
                 "dtype": _dtype("dtype"),
             },
-            {"weight": True, "weight_scale": True, "weight_zero_point": False},
+            {"qweight": True, "weight_scale": True, "weight_zero_point": False},
         ),
         _conv(bnn.QuantizedConv1d, nn.Conv1d),
         _conv(bnn.QuantizedConv2d, nn.Conv2d),

@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,21 +23,25 @@ from ..nn import MultiheadAttention
 from .header import Entry, Header, read_header
 from .kinds import check_values
 from .manifest import Manifest, StoredModule, digest, parse_manifest
+from .meta import Built, check_constants, put_aliases, put_constants
 from .packing import check_spare_bits, packed_size, unpack
 from .save import import_safetensors
 
 _CALLER = "baraquant.load"
+_CPU = torch.device("cpu")
 
 
 def load(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[str]) -> nn.Module:
     """Give a float model the quantized modules and all tensors of a file of ``baraquant.save``.
 
-    The values of the model before do not matter: it may be new, or built on the meta device (it
-    then lands on the CPU). The tensors come to the devices of those that they replace.
+    The values of the model before do not matter. The tensors come to the devices of those that they
+    replace. Best is a function that builds the model: no memory is spent on weights that are thrown
+    away, and all that a constructor computes is there. A model on the meta device is filled too (it
+    lands on the CPU), with the buffers of the file; tensors of it that are no buffers are refused.
 
     Args:
         model: A model of the architecture that was quantized, before its quantization; changed in
-            place. Or a function that builds one.
+            place. Or a function that builds one: ``lambda: Model(config)``.
         path: The file.
 
     Returns:
@@ -60,41 +65,42 @@ def load(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[str
     """
     file = Path(path)
     safetensors = import_safetensors(_CALLER)
-    if not isinstance(model, nn.Module):
-        if not callable(model):
-            raise TypeError(
-                f"{_CALLER}: expected model to be a Module or a function that builds one, but got "
-                f"{type(model).__name__}"
-            )
-        model = model()
+    if not isinstance(model, nn.Module) and not callable(model):
+        raise TypeError(
+            f"{_CALLER}: expected model to be a Module or a function that builds one, but got "
+            f"{type(model).__name__}"
+        )
+    built = Built(model)
+    model = built.model
     check_model(model, _CALLER)
     try:
         header = read_header(file)
         manifest = _manifest(header)
-        metas = _Metas(header, manifest)
+        entries = _renamed(header.tensors, manifest.names)
+        metas = _Metas(entries, manifest)
         with unpacked_attention(model, _CALLER, lambda _, name: name in manifest.attentions):
             _check_fits(model, manifest, metas)
             values = _read(file, header, manifest)
-            modules = _build(model, manifest, values)
+            modules = _build(built, manifest, values)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{_CALLER}: {file.name}: {error}") from error
     except safetensors.SafetensorError as error:
         raise ValueError(f"{_CALLER}: {file.name}: expected a whole file, but {error}") from error
-    _put(model, modules, values)
+    _put(model, manifest, modules, values)
     return model
 
 
 class _Metas:
     """The tensors and modules of a file on the meta device: all but the data."""
 
-    def __init__(self, header: Header, manifest: Manifest) -> None:
+    def __init__(self, entries: dict[str, Entry], manifest: Manifest) -> None:
         self.tensors = {
-            name: _meta(name, entry.shape, entry.dtype) for name, entry in header.tensors.items()
+            name: _meta(name, entry.shape, entry.dtype) for name, entry in entries.items()
         }
         for path, stored in manifest.modules.items():
             for name, shape in stored.packed.items():
                 full = f"{path}.{name}"
-                _check_packed(full, header.tensors.get(full), shape, stored)
+                _check_packed(full, entries.get(full), shape, stored)
                 if full in self.tensors:
                     self.tensors[full] = _meta(full, shape, torch.int8)
         for alias, name in manifest.shared_tensors.items():
@@ -108,6 +114,15 @@ class _Metas:
             path: build_module(path, stored, self.tensors)
             for path, stored in manifest.modules.items()
         }
+
+
+def _renamed(tensors: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """Return what a file holds by the names of today."""
+    new = {names.get(name, name): value for name, value in tensors.items()}
+    if len(new) != len(tensors):
+        twice = next(name for old, name in names.items() if old in tensors and name in tensors)
+        raise ValueError(f"{twice}: expected it once, but the file has it under two names")
+    return new
 
 
 def _meta(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -203,8 +218,10 @@ def _check_place(
             f"{path}: expected {'no bias' if bias is None else 'a bias'}, as in the file, but the "
             f"model has {'one' if bias is None else 'none'}"
         )
-    dtype = getattr(quantized, "dtype", None if bias is None else bias.dtype)
-    model_dtype = getattr(module, "dtype", module.weight.dtype)
+    dtype = stored.options["dtype"]
+    if dtype is None and bias is not None:  # format 1
+        dtype = bias.dtype
+    model_dtype = module.weight.dtype
     if dtype is not None and isinstance(module, kind.replaces) and dtype != model_dtype:
         raise ValueError(
             f"{path}: expected a model of {dtype}, as in the file, but it is {model_dtype}; "
@@ -216,7 +233,8 @@ def _check_tensors(model: nn.Module, manifest: Manifest, metas: _Metas) -> None:
     quantized = {*manifest.modules, *manifest.shared_modules}
     is_inside = within(quantized)
     wanted = {n: t for n, t in model.state_dict().items() if not is_inside(n)}
-    given = {n: t for n, t in metas.tensors.items() if not is_inside(n)}
+    constants = set(manifest.constants.values()) - wanted.keys()
+    given = {n: t for n, t in metas.tensors.items() if not is_inside(n) and n not in constants}
     for path, name in manifest.shared_modules.items():
         for key in metas.modules[name].state_dict():
             if manifest.shared_tensors.get(f"{path}.{key}") is None:
@@ -237,12 +255,12 @@ def _check_tensors(model: nn.Module, manifest: Manifest, metas: _Metas) -> None:
                 f"{name}: expected {tensor.dtype} {list(tensor.shape)} as in the model, but the "
                 f"file has {stored.dtype} {list(stored.shape)}"
             )
-    for name, buffer in model.named_buffers():
-        if buffer.is_meta and name not in wanted and not is_inside(name):
-            raise ValueError(
-                f"{name}: expected a buffer with data, but it is on the meta device and in no "
-                "state dict; build the model on a device"
-            )
+    for name, tensor_name in manifest.constants.items():
+        if tensor_name not in metas.tensors:
+            raise ValueError(f"{name}: expected a tensor {tensor_name} in the file, but it has none")
+    check_constants(
+        model, {n: metas.tensors[t] for n, t in manifest.constants.items()}, is_inside
+    )
     _check_ties(model, manifest, quantized)
 
 
@@ -279,6 +297,7 @@ def _read(file: Path, header: Header, manifest: Manifest) -> dict[str, Tensor]:
         stored[name] = tensor.clone()
     if digest(manifest.plain, stored) != manifest.sha256:
         raise ValueError("expected the data that was saved, but its checksum differs: damaged")
+    stored = _renamed(stored, manifest.names)
     for path, module in manifest.modules.items():
         for name, shape in module.packed.items():
             full = f"{path}.{name}"
@@ -296,24 +315,24 @@ def _unpacked(name: str, packed: Tensor, bits: int, shape: tuple[int, ...]) -> T
     return unpack(packed, bits, shape)
 
 
-def _build(model: nn.Module, manifest: Manifest, values: dict[str, Tensor]) -> dict[str, nn.Module]:
+def _build(built: Built, manifest: Manifest, values: dict[str, Tensor]) -> dict[str, nn.Module]:
     """Build the modules with their data on their devices; ``values`` go to their devices."""
-    devices = {name: tensor.device for name, tensor in model.state_dict().items()}
+    devices = built.devices()
+    at = dict(built.model.named_modules(remove_duplicate=False))
     moved: dict[tuple[int, torch.device], Tensor] = {}
     originals = dict(values)
     for name, tensor in originals.items():
         device = devices.get(name)
-        if device is None:  # of a quantized module
-            path = next(
-                p for p in _parents(name) if p in manifest.modules or p in manifest.shared_modules
-            )
-            device = devices.get(f"{path}.weight", torch.device("cpu"))
-        if device.type == "meta":
-            device = torch.device("cpu")
+        if device is None:  # of a quantized module, or of a buffer on the meta device
+            quantized = (*manifest.modules, *manifest.shared_modules)
+            path = next((p for p in _parents(name) if p in quantized), "")
+            device = devices.get(f"{path}.weight", devices.get(f"{path}.qweight", _CPU))
         key = (id(tensor), device)
         values[name] = moved.setdefault(key, tensor.to(device))
     modules = {}
     for path, stored in manifest.modules.items():
+        if stored.options["dtype"] is None:
+            stored.options["dtype"] = at[path].weight.dtype
         modules[path] = build_module(path, stored, values)
         try:
             check_values(modules[path])
@@ -327,8 +346,14 @@ def _parents(name: str) -> list[str]:
     return [".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1)]
 
 
-def _put(model: nn.Module, modules: dict[str, nn.Module], values: dict[str, Tensor]) -> None:
+def _put(
+    model: nn.Module,
+    manifest: Manifest,
+    modules: dict[str, nn.Module],
+    values: dict[str, Tensor],
+) -> None:
     """Change the model: nothing here fails."""
+    before = _registered(model)
 
     def decide(module: nn.Module, name: str) -> Swap | None:
         if name not in modules:
@@ -351,3 +376,15 @@ def _put(model: nn.Module, modules: dict[str, nn.Module], values: dict[str, Tens
             grad = parameters[name].requires_grad
             rest[name] = made.setdefault(id(tensor), nn.Parameter(tensor, requires_grad=grad))
     model.load_state_dict(rest, strict=False, assign=True)
+    is_inside = within({path.removesuffix(".") for path in inside})
+    constants = {name: values[stored] for name, stored in manifest.constants.items()}
+    put_constants(model, constants, is_inside)
+    after = _registered(model)
+    put_aliases(model, {id(old): after[name] for name, old in before.items() if name in after})
+
+
+def _registered(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by all their names."""
+    return dict(model.named_parameters(remove_duplicate=False)) | dict(
+        model.named_buffers(remove_duplicate=False)
+    )

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What ``baraquant.save`` writes beside the tensors: which module is what, as JSON.
 
-``{"format": 1, "writer": ..., "modules": {path: {"class", "options", "packed"}}, "shared_modules":
-{path: path}, "shared_tensors": {name: name}, "attentions": [path], "sha256": ...}``. ``packed`` has
-the shapes of the int8 tensors that the file holds as strings of bits (:mod:`.packing`; their width
-is the ``weight_bits`` of the options); what it does not name is stored as it is. ``attentions`` are
-those of :class:`baraquant.nn.MultiheadAttention`. The checksum is that of all the rest and of the
-tensors: it finds damage, and is no signature.
+``{"format": 2, "writer": ..., "modules": {path: {"class", "options", "packed"}}, "shared_modules":
+{path: path}, "shared_tensors": {name: name}, "constants": {name: name}, "attentions": [path],
+"sha256": ...}``. ``packed`` has the shapes of the int8 tensors that the file holds as strings of
+bits (:mod:`.packing`; their width is the ``weight_bits`` of the options); what it does not name is
+stored as it is. ``constants`` are the buffers that are in no state dict, as rotary frequencies, each
+with the name of a tensor of the file: a model on the meta device has no other way to them.
+``attentions`` are those of :class:`baraquant.nn.MultiheadAttention`. The checksum is that of all the
+rest and of the tensors: it finds damage, and is no signature.
+
+Format 1 had no constants, and its integers were called ``weight``, not ``qweight``.
 """
 
 from __future__ import annotations
@@ -23,9 +27,10 @@ from torch import Tensor
 from .header import is_sizes, parse_json
 from .kinds import KINDS, Kind
 
-FORMAT = 1
+FORMAT = 2
 _KEYS = {
     "attentions",
+    "constants",
     "format",
     "modules",
     "sha256",
@@ -52,14 +57,27 @@ class StoredModule:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a file says of the model, checked as far as it can be without the model."""
+    """What a file says of the model, checked as far as it can be without the model.
+
+    Attributes:
+        modules: The quantized modules by their paths.
+        shared_modules: Other paths of some, and their first.
+        shared_tensors: Other names of some tensors, and their first.
+        constants: The tensors of the file that hold buffers of no state dict, by the buffers.
+        attentions: The paths of attentions that were unpacked.
+        names: What tensors of the file are called today, by their names in it; else the same.
+        sha256: The checksum.
+        plain: All but the checksum, as it stands in the file.
+    """
 
     modules: dict[str, StoredModule]
     shared_modules: dict[str, str]
     shared_tensors: dict[str, str]
+    constants: dict[str, str]
     attentions: set[str]
+    names: dict[str, str]
     sha256: str
-    plain: dict[str, Any]  # all but the checksum
+    plain: dict[str, Any]
 
 
 def parse_manifest(text: str) -> Manifest:
@@ -81,9 +99,10 @@ def parse_manifest(text: str) -> Manifest:
             f"expected format {FORMAT} at most, but got {version}: {writer!r:.40} has written it; "
             "update baraquant"
         )
-    if data.keys() != _KEYS:
+    keys = _KEYS if version > 1 else _KEYS - {"constants"}
+    if data.keys() != keys:
         raise ValueError(
-            f"expected its configuration to have {sorted(_KEYS)}, but got {sorted(data)!r:.200}"
+            f"expected its configuration to have {sorted(keys)}, but got {sorted(data)!r:.200}"
         )
     modules = data["modules"]
     if not isinstance(modules, dict) or not modules:
@@ -93,29 +112,41 @@ def parse_manifest(text: str) -> Manifest:
         raise ValueError(f"expected attentions to hold paths, but got {attentions!r:.80}")
     if not isinstance(data["sha256"], str):
         raise ValueError(f"expected sha256 to be a text, but got {data['sha256']!r:.80}")
+    shared_modules = _names("shared_modules", data["shared_modules"])
+    shared_tensors = _names("shared_tensors", data["shared_tensors"])
+    names: dict[str, str] = {}
+    if version == 1:
+        names = {f"{path}.weight": f"{path}.qweight" for path in (*modules, *shared_modules)}
+        shared_tensors = {
+            names.get(alias, alias): names.get(name, name) for alias, name in shared_tensors.items()
+        }
     return Manifest(
-        {path: _module(path, value) for path, value in modules.items()},
-        _names("shared_modules", data["shared_modules"]),
-        _names("shared_tensors", data["shared_tensors"]),
+        {path: _module(path, value, version) for path, value in modules.items()},
+        shared_modules,
+        shared_tensors,
+        _names("constants", data["constants"]) if version > 1 else {},
         set(attentions),
+        names,
         data["sha256"],
         {name: value for name, value in data.items() if name != "sha256"},
     )
 
 
-def _module(path: str, value: Any) -> StoredModule:
+def _module(path: str, value: Any, version: int) -> StoredModule:
     if not isinstance(value, dict) or value.keys() != {"class", "options", "packed"}:
         raise ValueError(f"{path}: expected class, options and packed, but got {value!r:.80}")
     name, packed = value["class"], value["packed"]
     kind = KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ValueError(f"{path}: expected a class of {', '.join(KINDS)}, but got {name!r:.80}")
+    if version == 1 and isinstance(packed, dict):
+        packed = {"qweight" if name == "weight" else name: s for name, s in packed.items()}
     if not isinstance(packed, dict) or not all(
         name in kind.tensors and is_sizes(shape) for name, shape in packed.items()
     ):
         raise ValueError(f"{path}: expected packed to hold shapes, but got {packed!r:.80}")
     try:
-        options = kind.parse(value["options"])
+        options = kind.parse(value["options"], version)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return StoredModule(kind, options, {key: tuple(shape) for key, shape in packed.items()})

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import itertools
 import os
 import stat
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._attention import within
 from ..nn import MultiheadAttention
 from ..nn._quantizers import QuantizesWeight
 from .header import DTYPES
@@ -28,7 +31,8 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Write a quantized model to one file: safetensors, with its configuration as JSON in there.
 
     Nothing in it is code, and no pickle. Integers of fewer than eight bits take their true width.
-    A tensor that several modules share is written once. The file appears whole or not at all, with
+    A tensor that several modules share is written once. Buffers that the state dict leaves out, as
+    rotary frequencies, are written too: a model on the meta device gets them from there. The file appears whole or not at all, with
     the permissions that ``open(path, "wb")`` would give it.
 
     Args:
@@ -52,18 +56,20 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     modules, shared_modules = _quantized(model)
     entries = {name: _entry(name, module) for name, module in modules.items()}
     at = modules | {alias: modules[name] for alias, name in shared_modules.items()}
-    widths = {f"{name}.weight": m.weight_bits for name, m in at.items() if m.weight_bits < 8}
+    widths = {f"{name}.qweight": m.weight_bits for name, m in at.items() if m.weight_bits < 8}
     tensors, shared_tensors = _tensors(model, widths)
     stored = {
         name: pack(tensor, widths[name]) if name in widths else tensor.cpu().contiguous()
         for name, tensor in tensors.items()
     }
+    constants = _constants(model, stored, within({*at}))
     plain = {
         "format": FORMAT,
         "writer": f"baraquant {_version()}",
         "modules": entries,
         "shared_modules": shared_modules,
         "shared_tensors": shared_tensors,
+        "constants": constants,
         "attentions": [
             name
             for name, module in model.named_modules(remove_duplicate=False)
@@ -81,7 +87,7 @@ def _entry(name: str, module: nn.Module) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{_CALLER}: {name}: {error}") from None
     kind = type(module).__name__
-    packed = {"weight": list(module.weight.shape)} if module.weight_bits < 8 else {}
+    packed = {"qweight": list(module.qweight.shape)} if module.weight_bits < 8 else {}
     return {"class": kind, "options": KINDS[kind].read(module), "packed": packed}
 
 
@@ -177,3 +183,29 @@ def _tensors(model: nn.Module, widths: dict[str, int]) -> tuple[dict[str, Tensor
             first[place] = name
             tensors[name] = tensor.detach()
     return tensors, shared
+
+
+def _constants(
+    model: nn.Module, stored: dict[str, Tensor], is_inside: Callable[[str], bool]
+) -> dict[str, str]:
+    """Add the buffers of no state dict to ``stored``; return the names that they have there.
+
+    Buffers of the same values are stored once: a mask that every layer has, say.
+    """
+    constants: dict[str, str] = {}
+    known: dict[tuple[Any, ...], str] = {}
+    persistent = model.state_dict().keys()
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        is_plain = type(buffer) is Tensor and buffer.layout == torch.strided and not buffer.is_meta
+        if name in persistent or is_inside(name) or not is_plain or buffer.dtype not in _STORABLE:
+            continue
+        values = buffer.detach().cpu().contiguous().clone()
+        content = hashlib.sha256(values.reshape(-1).view(torch.uint8).numpy()).digest()
+        key = (content, values.dtype, values.shape)
+        if key not in known:
+            known[key] = next(
+                free for n in itertools.count() if (free := f"constant:{n}") not in stored
+            )
+            stored[known[key]] = values
+        constants[name] = known[key]
+    return constants

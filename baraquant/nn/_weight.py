@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What ``layer.weight`` is to its reader, where the layer computes with other numbers than it holds.
+
+Many models read a child's weight: its dtype, or its numbers for a product of their own. A layer of
+integers answers with the dequantized weight, a prepared layer in evaluation with the rounded one.
+Both are a :class:`WeightView`: its dtype, shape and device cost nothing, any other use computes the
+numbers, and writing is refused, since it would be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+
+class WeightView(Tensor):  # type: ignore[misc]
+    """A weight to read: a tensor whose numbers are computed whenever they are used.
+
+    Args:
+        compute: Returns the numbers.
+        like: A tensor of their shape and device.
+        dtype: Of the numbers.
+        layer: What the layer is called, for messages.
+        parameter: What ``grad``, ``requires_grad`` and ``is_leaf`` speak of; None: no gradient.
+    """
+
+    _compute: Callable[[], Tensor]
+    _layer: str
+    _of: Tensor | None
+
+    @staticmethod
+    def __new__(
+        cls,
+        compute: Callable[[], Tensor],
+        like: Tensor,
+        dtype: torch.dtype,
+        layer: str,
+        parameter: Tensor | None = None,
+    ) -> WeightView:
+        view: WeightView = Tensor._make_wrapper_subclass(
+            cls, like.shape, dtype=dtype, device=like.device, requires_grad=False
+        )
+        view._compute, view._layer, view._of = compute, layer, parameter
+        return view
+
+    def _constant(self) -> WeightView:
+        compute = self._compute
+        return WeightView(lambda: compute().detach(), self, self.dtype, self._layer)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        view = args[0] if args and isinstance(args[0], cls) else None
+        if func in _OF_PARAMETER and view is not None and view._of is not None:
+            return func(view._of, *args[1:], **kwargs)
+        if func in _METADATA or func in _OF_PARAMETER:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if view is not None:
+            if func in _DETACHING:
+                return view._constant()
+            if func is Tensor.__deepcopy__ or func is Tensor.__reduce_ex__:
+                numbers = view._compute().detach().clone()
+                return numbers if func is Tensor.__deepcopy__ else func(numbers, *args[1:])
+            if _is_write(func):
+                raise _refusal(view, func)
+        written = kwargs.get("out")
+        if isinstance(written, cls):
+            raise _refusal(written, func)
+        args, kwargs = tree_map_only(cls, lambda one: one._compute(), (args, kwargs))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        # Only where __torch_function__ is switched off.
+        args, kwargs = tree_map_only(cls, lambda one: one._compute(), (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def weight_to_read(
+    layer: torch.nn.Module,
+    compute: Callable[[], Tensor],
+    like: Tensor,
+    dtype: torch.dtype,
+    parameter: Tensor | None = None,
+) -> Tensor:
+    """Return what a reader of ``layer.weight`` gets: a view, or the numbers where code is traced."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return compute()
+    return WeightView(compute, like, dtype, type(layer).__name__, parameter)
+
+
+def _refusal(view: WeightView, func: Any) -> RuntimeError:
+    if view._of is None:
+        instead = "it is computed from the integers in qweight"
+    else:
+        instead = (
+            "in evaluation it is the rounded weight; the parameter is in named_parameters(), or "
+            "is the weight itself in training mode"
+        )
+    name = getattr(func, "__name__", str(func))
+    return RuntimeError(
+        f"{view._layer}: expected weight to be read only, but got a call of {name}: {instead}"
+    )
+
+
+def _is_write(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    if name in ("data_ptr", "__set__", "__setitem__") or name in _IN_PLACE:
+        return True
+    name = name.split(".")[0]
+    return name.endswith("_") and not name.endswith("__")
+
+
+_IN_PLACE = {
+    f"__i{name}__"
+    for name in (
+        "add", "sub", "mul", "matmul", "truediv", "floordiv", "div", "mod", "pow", "and", "or",
+        "xor", "lshift", "rshift",
+    )
+}  # fmt: skip
+
+
+def _getters(*names: str) -> set[Any]:
+    return {getattr(Tensor, name).__get__ for name in names if hasattr(Tensor, name)}
+
+
+# What the view itself knows.
+_METADATA = {
+    *_getters(
+        "device", "dtype", "is_cpu", "is_cuda", "is_meta", "is_mkldnn", "is_mps", "is_nested",
+        "is_quantized", "is_sparse", "is_sparse_csr", "is_xpu", "itemsize", "layout", "names",
+        "nbytes", "ndim", "shape",
+    ),
+    Tensor.__hash__, Tensor.__len__, Tensor.dim, Tensor.element_size, Tensor.get_device,
+    Tensor.is_complex, Tensor.is_contiguous, Tensor.is_floating_point, Tensor.is_signed,
+    Tensor.ndimension, Tensor.nelement, Tensor.numel, Tensor.size, Tensor.stride,
+}  # fmt: skip
+_OF_PARAMETER = _getters("grad", "is_leaf", "requires_grad", "grad_fn", "output_nr")
+_DETACHING = {Tensor.data.__get__, Tensor.detach}
