@@ -188,6 +188,7 @@ def _layers(
     model: nn.Module, config: Any, filter_fn: FilterFn | None
 ) -> tuple[dict[str, nn.Module], dict[str, str]]:
     """Return the layers to quantize by their first path, and why others with weights are none."""
+
     def note(module: nn.Module, name: str) -> Swap | str | None:
         reason = _why_not(module, config)
         if reason is not None or not isinstance(module, _LAYERS):
@@ -200,9 +201,7 @@ def _layers(
         _check_weight(module.weight)
         return Swap(module, "")
 
-    _, report = choose_swaps(
-        model, _CALLER, note, filter_fn, _is_candidate, keeps_ties=True
-    )
+    _, report = choose_swaps(model, _CALLER, note, filter_fn, _is_candidate, keeps_ties=True)
     at = dict(model.named_modules())
     layers = {name: at[name] for name in report.changed}
     if not layers:

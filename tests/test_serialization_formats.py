@@ -8,12 +8,13 @@ a ``Tied`` network quantized with W8A8.
 import json
 from pathlib import Path
 
-import baraquant
 import pytest
 import torch
 from safetensors import safe_open
-from stored_models import Every, same
 from torch import nn
+
+import baraquant
+from stored_models import Every, same
 
 DATA = Path(__file__).parent / "data"
 
@@ -40,7 +41,8 @@ def on_meta(build):
 
 def raw(path):
     with safe_open(path, "pt") as file:
-        return json.loads(file.metadata()["baraquant"]), {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
+        names = list(file.keys())
+        return json.loads(file.metadata()["baraquant"]), {n: file.get_tensor(n) for n in names}
 
 
 @pytest.mark.parametrize("how", ["built", "function", "meta"])
@@ -70,7 +72,7 @@ def test_format_1_becomes_format_2(tmp_path):
 
 
 class Rotary(nn.Module):
-    """Buffers that are in no state dict, one of them under two names; a plain tensor that is one."""
+    """Buffers that are in no state dict, one under two names and a plain tensor besides."""
 
     def __init__(self):
         super().__init__()

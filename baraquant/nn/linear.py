@@ -244,9 +244,7 @@ class SmoothQuantLinear(_IntegerLinear):
         weight_bits: int = 8,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(
-            qweight, weight_scale, bias, weight_bits, act_zero_point is None, dtype
-        )
+        super().__init__(qweight, weight_scale, bias, weight_bits, act_zero_point is None, dtype)
         name = "SmoothQuantLinear"
         _arguments.check_bits(name, "bits", bits)
         act_scale, act_zero_point = _arguments.scale_of_tensor(name, act_scale, act_zero_point)

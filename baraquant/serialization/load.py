@@ -257,10 +257,10 @@ def _check_tensors(model: nn.Module, manifest: Manifest, metas: _Metas) -> None:
             )
     for name, tensor_name in manifest.constants.items():
         if tensor_name not in metas.tensors:
-            raise ValueError(f"{name}: expected a tensor {tensor_name} in the file, but it has none")
-    check_constants(
-        model, {n: metas.tensors[t] for n, t in manifest.constants.items()}, is_inside
-    )
+            raise ValueError(
+                f"{name}: expected a tensor {tensor_name} in the file, but it has none"
+            )
+    check_constants(model, {n: metas.tensors[t] for n, t in manifest.constants.items()}, is_inside)
     _check_ties(model, manifest, quantized)
 
 

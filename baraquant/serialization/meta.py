@@ -42,7 +42,7 @@ class Built:
     def _empty_parameters(self) -> Iterator[None]:
         """Put each parameter on the meta device as soon as a module gets it."""
 
-        def empty(module: nn.Module, name: str, parameter: nn.Parameter | None) -> Any:
+        def empty(module: nn.Module, name: str, parameter: Any) -> Any:
             if type(parameter) is not nn.Parameter or parameter.is_meta:
                 return None
             new = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
@@ -105,12 +105,12 @@ def check_constants(
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             full = f"{path}.{name}" if path else name
-            if isinstance(value, Tensor) and value.is_meta and not is_inside(full):
-                if id(value) not in registered:
-                    raise ValueError(
-                        f"{full}: expected a tensor with data, but it is on the meta device, and "
-                        f"is no buffer that a file could hold; {_INSTEAD}"
-                    )
+            is_meta = isinstance(value, Tensor) and value.is_meta
+            if is_meta and id(value) not in registered and not is_inside(full):
+                raise ValueError(
+                    f"{full}: expected a tensor with data, but it is on the meta device, and is no "
+                    f"buffer that a file could hold; {_INSTEAD}"
+                )
 
 
 _INSTEAD = (

@@ -32,8 +32,8 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
     Nothing in it is code, and no pickle. Integers of fewer than eight bits take their true width.
     A tensor that several modules share is written once. Buffers that the state dict leaves out, as
-    rotary frequencies, are written too: a model on the meta device gets them from there. The file appears whole or not at all, with
-    the permissions that ``open(path, "wb")`` would give it.
+    rotary frequencies, are written too: a model on the meta device gets them from there. The file
+    appears whole or not at all, with the permissions that ``open(path, "wb")`` would give it.
 
     Args:
         model: What :func:`baraquant.quantize_` or :func:`baraquant.qat.convert_` made, on any
