@@ -4,8 +4,12 @@
 
 PYTHON ?= python3
 ENVIRONMENT = "$(PYTHON)" scripts/environment.py
+GPU := $(wildcard /dev/nvidia0)
 # pytest's processes: many where a GPU takes the work and there are cores to feed it.
-WORKERS ?= $(shell if [ -e /dev/nvidia0 ] && [ "$$(nproc)" -ge 16 ]; then echo 14; else echo 2; fi)
+WORKERS ?= $(if $(GPU),$(shell if [ "$$(nproc)" -ge 16 ]; then echo 14; else echo 2; fi),2)
+# Minutes of CPU time that each of them may take for the short tests; 0 for any. tests/budget.py
+TEST_BUDGET ?= $(if $(GPU),8,6)
+PART ?= 1/1
 PYTEST_ARGS ?=
 # The families that are measured, and options for each of them, such as --json results/{family}.json
 BENCH ?= affine qparams int8_mm training
@@ -13,11 +17,18 @@ BENCH_ARGS ?=
 DEMO_ARGS ?=
 MINILM_ARGS ?=
 
+# What `test` and `test-all` share.
+CHECK = set -e; py=$$($(ENVIRONMENT) --need test,examples --want lint --bare minilm); \
+	"$$py" scripts/lint.py --optional; \
+	"$$py" scripts/build.py; \
+	"$$py" scripts/check_cuda.py; \
+	"$$py" -m pytest -n $(WORKERS) --dist worksteal --durations 10 --budget $(TEST_BUDGET)
+
 .DEFAULT_GOAL := help
-.PHONY: help demo minilm test bench build lint format clean
+.PHONY: help demo minilm test test-all bench build lint format clean
 
 help: ## show this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
 
 demo: ## train the digits with quantization in the loop: a table, a plot and a JSON
 	@set -e; py=$$($(ENVIRONMENT) --need examples); \
@@ -29,12 +40,11 @@ minilm: ## quantize a sentence encoder, all-MiniLM-L6-v2: a table, a plot and a 
 	"$$py" scripts/build.py; \
 	"$$py" examples/smoothquant_minilm.py $(MINILM_ARGS)
 
-test: ## lint, build, compile check of CUDA, all tests
-	@set -e; py=$$($(ENVIRONMENT) --need test,examples --want lint --bare minilm); \
-	"$$py" scripts/lint.py --optional; \
-	"$$py" scripts/build.py; \
-	"$$py" scripts/check_cuda.py; \
-	"$$py" -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+test: ## lint, build, compile check of CUDA, the short tests: some minutes
+	@$(CHECK) -m "not exhaustive" $(PYTEST_ARGS)
+
+test-all: ## the same with every test; PART=2/4 is the second of four parts
+	@$(CHECK) --part $(PART) $(PYTEST_ARGS)
 
 bench: ## measure the ops against a device copy and PyTorch's own, and a training step
 	@set -e; py=$$($(ENVIRONMENT) --need bench); \

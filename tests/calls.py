@@ -62,6 +62,12 @@ class Call:
         return "-".join([self.verb, str(self.granularity), *flags])
 
     @property
+    def facets(self) -> set[tuple[str, Any]]:
+        """What the short run takes at least once; the public ops of one verb are one core op."""
+        made = {("verb", self.verb), ("granularity", self.granularity), ("dtype", self.dtype)}
+        return made | {(name, True) for name in ("number", "learned") if getattr(self, name)}
+
+    @property
     def ranged(self) -> bool:
         """Whether the arguments end with a range, which may be left out."""
         return "dequantize" not in self.verb

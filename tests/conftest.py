@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Fixtures of all tests: the devices, and where the helpers of this folder are found."""
+"""Fixtures of all tests: the devices, and where the helpers of this folder are found.
+
+Which tests are run, and how long they may take: selection.py and budget.py.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -15,6 +19,9 @@ from filelock import FileLock
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from budget import Budget
+from selection import Selection, parse_part
+
 
 def missing_cuda() -> str | None:
     """Why CUDA cannot be tested here; None where it can."""
@@ -25,6 +32,34 @@ def missing_cuda() -> str | None:
     if not torch._C._dispatch_has_kernel_for_dispatch_key("baraquant::_fake_quantize", "CUDA"):
         return "baraquant built without CUDA"
     return None
+
+
+# In each of several processes: else each would start as many threads as there are cores. Two are
+# enough to split work, and the CPU time of a run means the same on every machine.
+THREADS = 2
+NO_CUDA = missing_cuda()
+CUDA_IF_PRESENT = [] if NO_CUDA else ["cuda"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("baraquant")
+    group.addoption("--part", default="1/1", metavar="K/N", help="run one of N parts of the tests")
+    group.addoption(
+        "--budget",
+        type=float,
+        default=0,
+        metavar="MINUTES",
+        help="fail if the short run takes more CPU time for each process (0: no limit)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    part = parse_part(config.option.part)
+    processes = getattr(config.option, "numprocesses", None) or 1
+    config.pluginmanager.register(Selection(NO_CUDA, part))
+    config.pluginmanager.register(Budget(config.option.budget, processes, part[1]))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        torch.set_num_threads(THREADS)
 
 
 @pytest.fixture(scope="session")
@@ -67,23 +102,20 @@ def one_at_a_time(shared_folder: Path) -> Callable[[str], AbstractContextManager
 
 @pytest.fixture
 def cuda() -> str:
-    """The CUDA device; skips where there is none."""
-    reason = missing_cuda()
-    if reason is not None:
-        pytest.skip(reason)
+    """The CUDA device; where there is none, tests that take it are not collected."""
     return "cuda"
 
 
-@pytest.fixture(params=["cpu", "cuda"])
+@pytest.fixture(params=["cpu", *CUDA_IF_PRESENT])
 def device(request: pytest.FixtureRequest) -> str:
-    """Each device that computes."""
-    return request.getfixturevalue("cuda") if request.param == "cuda" else "cpu"
+    """Each device that computes and is there."""
+    return request.param
 
 
-@pytest.fixture(params=["cpu", "meta", "cuda"])
+@pytest.fixture(params=["cpu", "meta", *CUDA_IF_PRESENT])
 def any_device(request: pytest.FixtureRequest) -> str:
-    """Each device that checks arguments."""
-    return request.getfixturevalue("cuda") if request.param == "cuda" else request.param
+    """Each device that checks arguments and is there."""
+    return request.param
 
 
 @pytest.fixture

@@ -52,6 +52,11 @@ class Int8Call:
         return "-".join([self.verb, cases.name_of(self.input), cases.name_of(self.dtype), *flags])
 
     @property
+    def facets(self) -> set[tuple[str, Any]]:
+        names = ("verb", "input", "bias", "shift", "sums", "number", "range")
+        return {(name, getattr(self, name)) for name in names} | {("dtype of int8", self.dtype)}
+
+    @property
     def static(self) -> bool:
         return self.verb == "smoothquant_linear"
 

@@ -38,6 +38,11 @@ class RangeCall:
         return "-".join([self.verb, str(self.granularity), *flags])
 
     @property
+    def facets(self) -> set[tuple[str, Any]]:
+        names = ("verb", "granularity", "symmetric", "dtype")
+        return {(name, getattr(self, name)) for name in names}
+
+    @property
     def differentiable(self) -> bool:
         return self.verb == "dynamic_fake_quantize"
 

@@ -210,7 +210,7 @@ def test_memory(granularity: Granularity, dtype: torch.dtype, cuda: str) -> None
 # --- more than 2^31 elements ---------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", LARGE_CASES)
 def test_more_than_2_to_the_31_elements(name: str, room: None) -> None:
     shape, granularity = LARGE_CASES[name]
@@ -259,7 +259,7 @@ def test_more_than_2_to_the_31_elements(name: str, room: None) -> None:
         del dx
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", LARGE_CASES)
 def test_sums_of_more_than_2_to_the_31_elements(name: str, room: None) -> None:
     """Each term is -1/4, so that every segment's sum is known exactly."""

@@ -299,7 +299,7 @@ def test_what_fails_hinders_nothing_else(monkeypatch: pytest.MonkeyPatch) -> Non
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.inductor
 def test_peers_compile(weights: Weights) -> None:
     int_mm, x = IntMm(CPU, M, N, K), weights.random(M)
     compiled = torch.compile(int_mm.quantized_linear, fullgraph=True, dynamic=False)

@@ -137,7 +137,7 @@ def test_compiled_peers_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(r.speedups["torch.compile"] > 0 and None not in r.met for r in rows)
 
 
-@pytest.mark.slow
+@pytest.mark.inductor
 def test_chains_compile() -> None:
     chain = Chain(bench_qparams.GRANULARITIES["token"], symmetric=False)
     x = values(torch.bfloat16)

@@ -215,7 +215,7 @@ def test_compiling_ends_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.inductor
 @pytest.mark.parametrize("name", [OWN_W8A8, CHAIN])
 def test_variants_compile(name: str) -> None:
     torch._dynamo.reset()

@@ -272,7 +272,7 @@ def installed(wheel: Path, made_once: Callable[[str, Callable[[Path], None]], Pa
     return made_once("environment", make) / "bin" / "python"
 
 
-@pytest.mark.slow
+@pytest.mark.packaging
 def test_wheel_holds_what_it_should(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     expected = {"libbaraquant.so", "py.typed", "__init__.py", "info.py", "_C.pyi"}
@@ -289,7 +289,7 @@ def test_wheel_holds_what_it_should(wheel: Path) -> None:
     assert left == set()
 
 
-@pytest.mark.slow
+@pytest.mark.packaging
 def test_wheel_works_in_a_fresh_environment(installed: Path, tmp_path: Path) -> None:
     code = """
 import json, torch, baraquant
@@ -306,7 +306,7 @@ print(json.dumps([baraquant.__file__, y.tolist(), x.grad.tolist()]))
     assert gradient == [0.0, 1.0, 1.0, 1.0]
 
 
-@pytest.mark.slow
+@pytest.mark.packaging
 def test_info_of_the_installed_wheel(installed: Path, tmp_path: Path) -> None:
     def info(option: str) -> str:
         result = subprocess.run(

@@ -58,7 +58,7 @@ def demo(made_once: Callable[[str, Callable[[Path], None]], Path]) -> tuple[str,
     return (out / "stdout").read_text(), out
 
 
-@pytest.mark.slow
+@pytest.mark.packaging
 def test_demo_prints_and_writes(demo: tuple[str, Path]) -> None:
     text, out = demo
     assert "13 of 13 give bit for bit" in " ".join(text.split())
@@ -84,7 +84,7 @@ def test_demo_prints_and_writes(demo: tuple[str, Path]) -> None:
     assert len(list((out / "models").glob("w*.safetensors"))) == 13
 
 
-@pytest.mark.slow
+@pytest.mark.packaging
 def test_demo_deploys(demo: tuple[str, Path]) -> None:
     """Float, quantized and trained: as accurate, a quarter of the bytes, training's very logits."""
     text, out = demo
@@ -113,7 +113,7 @@ def test_demo_deploys(demo: tuple[str, Path]) -> None:
         assert sum(tensor.nbytes for tensor in stored.values()) == size[key]
 
 
-@pytest.mark.slow
+@pytest.mark.packaging
 def test_demo_learns(demo: tuple[str, Path]) -> None:
     """Even on this budget: the digits are learned, and QAT repairs what two bits break."""
     report = json.loads((demo[1] / "qat_digits.json").read_text())
@@ -126,7 +126,7 @@ def test_demo_learns(demo: tuple[str, Path]) -> None:
             assert summary["gains"] == [pytest.approx(mean["qat"] - mean["ptq"])]
 
 
-@pytest.mark.slow
+@pytest.mark.packaging
 def test_demo_compares_ranges(demo: tuple[str, Path]) -> None:
     """With two bits the inputs miss the half of a symmetric grid."""
     text, out = demo
@@ -294,7 +294,7 @@ def test_options_choose_what_is_trained() -> None:
             qat_digits.parse_args(wrong)
 
 
-@pytest.mark.slow
+@pytest.mark.packaging
 def test_one_scheme_makes_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     budget = ["--seeds", "1", "--epochs", "1", "--float-epochs", "1"]
     threads = torch.get_num_threads()

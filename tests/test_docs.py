@@ -93,7 +93,7 @@ def run(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, with_torchao:
             torch.distributed.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.packaging
 @pytest.mark.parametrize("path", WITH_PYTHON, ids=name_of)
 def test_runs_from_top_to_bottom(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -108,7 +108,7 @@ def test_runs_from_top_to_bottom(
     assert other == 0 or path == MIGRATION
 
 
-@pytest.mark.slow
+@pytest.mark.packaging
 def test_migration_from_torchao(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the blocks that need torchao."""
     pytest.importorskip("torchao", reason="torchao is not installed")

@@ -313,7 +313,7 @@ LARGE_SIZES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", LARGE_SIZES)
 def test_more_than_2_to_the_31_elements(name: str, room: None) -> None:
     """The last rows, as a call of their own gives them."""

@@ -265,7 +265,7 @@ class Layers(nn.Module):
         return ops.qat_linear(x, self.second.weight, self.second.bias, **four_bits)
 
 
-@pytest.mark.slow
+@pytest.mark.inductor
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("backend", ("inductor", "aot_eager"))
 def test_training_compiles(backend: str, device: str) -> None:
@@ -281,7 +281,7 @@ def test_training_compiles(backend: str, device: str) -> None:
             torch.testing.assert_close(got, right)
 
 
-@pytest.mark.slow
+@pytest.mark.inductor
 @pytest.mark.usefixtures("compiler")
 def test_network_compiles(device: str) -> None:
     eager = network(device, dtypes=True)
@@ -300,7 +300,7 @@ def test_network_exports(device: str) -> None:
     assert_like_eager(exported(eager, device).module(), eager, device)
 
 
-@pytest.mark.slow
+@pytest.mark.inductor
 @pytest.mark.usefixtures("compiler")
 def test_package(tmp_path: Path, device: str) -> None:
     """AOTInductor: compiled once for any number of rows.

@@ -80,7 +80,7 @@ def why_not_cmake(tmp_path: Path) -> str | None:
     return "find_package(Torch) alone fails with this CUDA torch: " + " ".join(errors[at : at + 3])
 
 
-@pytest.mark.slow
+@pytest.mark.packaging
 def test_cmake(tmp_path: Path) -> None:
     reason = why_not_cmake(tmp_path)
     if reason is not None:
@@ -97,7 +97,7 @@ def test_cmake(tmp_path: Path) -> None:
     check_program(build / "fake_quantize")
 
 
-@pytest.mark.slow
+@pytest.mark.packaging
 def test_compiler(tmp_path: Path) -> None:
     program = tmp_path / "fake_quantize"
     folders = (PACKAGE, TORCH / "lib")

@@ -70,7 +70,7 @@ def run(*arguments):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.packaging
 def test_a_small_run(tmp_path):
     tiny_model(tmp_path / "model")
     out = tmp_path / "out"
@@ -117,7 +117,7 @@ def minilm():
     return sentence_encoder.SentenceEncoder(folder).eval().float(), *batches
 
 
-@pytest.mark.slow
+@pytest.mark.packaging
 @pytest.mark.parametrize(
     ("config", "least"), [(baraquant.W8A8(), 0.995), (baraquant.SmoothQuant(0.5), 0.997)]
 )

@@ -108,7 +108,7 @@ def qparams(low: Tensor, high: Tensor, quantizer: FakeQuantize) -> tuple[Tensor,
     return ops.choose_qparams_per_channel(ends, 1, symmetric=quantizer.symmetric)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("scenario", ["train", "train_broadcast"])
 def test_ranges_of_a_parallel_model_agree(scenario: str, results: list[dict[str, Any]]) -> None:
     before = [result[scenario]["before"] for result in results]
@@ -130,7 +130,7 @@ def test_ranges_of_a_parallel_model_agree(scenario: str, results: list[dict[str,
         assert torch.equal(after[0][f"{name}.zero_point"], zero_point)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["module", "double", "scripted"])
 def test_union_of_given_ranges(name: str, results: list[dict[str, Any]]) -> None:
     """Of NaN and infinities, and where one rank or none has seen a channel."""
@@ -148,7 +148,7 @@ def test_union_of_given_ranges(name: str, results: list[dict[str, Any]]) -> None
         assert state["scale"][4] == INF
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_union_over_a_group(results: list[dict[str, Any]]) -> None:
     for rank, result in enumerate(results):
         low, high = (torch.tensor(end) for end in RANGES[rank])

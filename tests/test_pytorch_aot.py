@@ -45,7 +45,7 @@ class Network(nn.Module):
         return nn.functional.linear(x, weight, self.linear.bias), q
 
 
-@pytest.mark.slow
+@pytest.mark.inductor
 @pytest.mark.xfail(
     torch.__version__.startswith("2.11."),
     reason="AOTInductor of torch 2.11 hands a dtype argument to a custom op as another dtype",
@@ -74,7 +74,7 @@ def test_package(tmp_path: Path, device: str) -> None:
         torch.testing.assert_close(y, expected_y)
 
 
-@pytest.mark.slow
+@pytest.mark.inductor
 def test_package_called_with_other_strides(tmp_path: Path, device: str) -> None:
     """Compiled for contiguous images, called with channels_last ones: refused or right."""
     skip_where_it_crashes(device)

@@ -120,7 +120,7 @@ def results(made_once: Callable[[str, Callable[[Path], None]], Path]) -> list[di
     return results_of(made_once("qat_distributed", lambda folder: spawn(folder, compute)))
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_two_processes_train_as_one(name: str, wrapper: str, results: list[dict[str, Any]]) -> None:
@@ -136,7 +136,7 @@ def test_two_processes_train_as_one(name: str, wrapper: str, results: list[dict[
         torch.testing.assert_close(tensor, alone["state"][key], rtol=1e-2, atol=2e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_what_they_trained_is_converted(
@@ -150,7 +150,7 @@ def test_what_they_trained_is_converted(
     assert torch.equal(model(batch(0)), y)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_mean_of_learned_scales(results: list[dict[str, Any]]) -> None:
     states = []
     for rank in range(RANKS):

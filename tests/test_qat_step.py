@@ -178,7 +178,7 @@ def test_checkpointed_under_autocast(scheme: str, use_reentrant: bool, device: s
     assert again.losses != train(prepared(scheme, device)).losses, "autocast did something"
 
 
-@pytest.mark.slow
+@pytest.mark.inductor
 @by_scheme
 def test_compiled_by_inductor(scheme: str, device: str) -> None:
     """Its code for what lies between the layers rounds otherwise in the last bits."""
@@ -294,7 +294,7 @@ def test_a_step_never_waits_for_the_device(scheme: str, cuda: str) -> None:
             step(model, optimizer, x, False)
 
 
-@pytest.mark.slow
+@pytest.mark.inductor
 @by_scheme
 def test_compiled_into_cuda_graphs(scheme: str, cuda: str) -> None:
     """As torch.compile makes them itself."""

@@ -67,7 +67,7 @@ def test_compiled_step(scheme: str) -> None:
         torch.testing.assert_close(twin.state_dict()[name], tensor, rtol=1e-2, atol=2e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.inductor
 def test_compiled_by_inductor() -> None:
     torch._dynamo.reset()
     model = prepared("w8a8")

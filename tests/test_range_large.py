@@ -22,7 +22,7 @@ RANGE = (-100, 90)
 by_name = pytest.mark.parametrize("name", LARGE_CASES)
 by_mode = pytest.mark.parametrize("symmetric", MODES, ids=("symmetric", "asymmetric"))
 
-pytestmark = [pytest.mark.cuda, pytest.mark.slow]
+pytestmark = [pytest.mark.cuda, pytest.mark.exhaustive]
 
 
 def outstanding_input(name: str) -> Tensor:

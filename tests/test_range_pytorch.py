@@ -188,7 +188,7 @@ def assert_like_eager(run: Callable[[Tensor], Any], eager: nn.Module, device: st
         assert all(map(torch.equal, rest, expected_rest))
 
 
-@pytest.mark.slow
+@pytest.mark.inductor
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_network_compiles(backend: str, device: str) -> None:
@@ -212,7 +212,7 @@ def test_network_exports(device: str) -> None:
     assert observed(eager)[0].item() < -37, "it has observed"
 
 
-@pytest.mark.slow
+@pytest.mark.inductor
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.xfail(
     torch.__version__.startswith("2.11."),

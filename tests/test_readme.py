@@ -20,7 +20,7 @@ FOLDERS = ("csrc", "baraquant", "tests", "benchmarks", "examples", "scripts", "c
 by_document = pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 
 
-@pytest.mark.slow
+@pytest.mark.packaging
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
 def test_readme_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each Python block, as a reader would type them, one after the other."""
@@ -84,10 +84,10 @@ def test_named_files_exist(path: Path) -> None:
 
 @by_document
 def test_named_targets_exist(path: Path) -> None:
-    targets = set(re.findall(r"^(\w+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([\w-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
     commands = "\n".join(text for language, text, _ in blocks(path) if language == "bash")
-    named = re.findall(r"^make (\w+)", commands, re.MULTILINE)
-    named += re.findall(r"`make (\w+)", path.read_text())
+    named = re.findall(r"^make ([\w-]+)", commands, re.MULTILINE)
+    named += re.findall(r"`make ([\w-]+)", path.read_text())
     assert set(named) <= targets
 
 
