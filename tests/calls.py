@@ -139,6 +139,7 @@ FORWARD_CALLS: tuple[Call | RangeCall | Int8Call, ...] = (
     *NUMBERS,
     *range_calls.FAKE_CALLS,
     *int8_calls.QAT_CALLS,
+    *int8_calls.SERVED_CALLS,
 )
 BACKWARD_CALLS = tuple(Call(verb, g) for verb in BACKWARD for g in KINDS)
 ALL_CALLS = FORWARD_CALLS + BACKWARD_CALLS + range_calls.OTHER_CALLS + int8_calls.INT8_CALLS

@@ -32,6 +32,8 @@ INTEGER_INPUT = ("int8_linear", "smoothquant_linear")
 VECTORS = ("weight_scale", "bias", "weight_sum")  # one entry for each output channel
 OF_ROWS = ("input_scale", "input_zero_point")
 OF_ALL = ("act_scale", "act_zero_point")
+OF_INPUTS = ("smooth_scale",)  # one entry for each input channel
+STATIC = ("smoothquant_linear", "static_quantized_linear")
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Op:
     """One way to call a schema.
 
     Attributes:
-        output: The output's dtype, which is the floating input's.
+        output: The output's dtype, and the floating input's.
         input: The integer input's dtype.
         full: Whether all optional arguments are given: bias, zero point, weight_sum.
         number: Whether scale and zero point are numbers.
@@ -74,18 +76,22 @@ class Op:
         }
         if self.name != "qat_linear":
             found["weight_scale"] = ones((N,), self.compute)
-        if integers:
-            names = OF_ROWS if self.name == "int8_linear" else OF_ALL
-            shape = (*LEAD, 1) if self.name == "int8_linear" else ()
+        if self.name in (*INTEGER_INPUT, *STATIC):
+            names = OF_ALL if self.name in STATIC else OF_ROWS
+            shape = () if self.name in STATIC else (*LEAD, 1)
             found[names[0]] = 0.5 if self.number else ones(shape, self.compute)
             if self.full:
                 found[names[1]] = 1 if self.number else ones(shape, torch.int32)
-            found["dtype"] = self.output
         else:
             found["symmetric"] = not self.full
+        if not integers:
             found |= dict(zip(INPUT_RANGE, (-8, 7), strict=True))
-            if self.name == "qat_linear":
-                found |= dict(zip(WEIGHT_RANGE, (-2, 1), strict=True))
+        if self.name == "qat_linear":
+            found |= dict(zip(WEIGHT_RANGE, (-2, 1), strict=True))
+        else:
+            found["dtype"] = self.output
+        if self.name == "static_quantized_linear" and self.full:
+            found["smooth_scale"] = ones((K,), self.compute)
         if self.full:
             found["bias"] = ones((N,), self.output)
             if self.name != "qat_linear":
@@ -107,6 +113,9 @@ OPS = (
     Op("quantized_linear"),
     Op("quantized_linear", torch.bfloat16, full=False),
     Op("quantized_linear", torch.float64),
+    Op("static_quantized_linear"),
+    Op("static_quantized_linear", torch.bfloat16, full=False),
+    Op("static_quantized_linear", torch.float64),
     Op("qat_linear"),
     Op("qat_linear", torch.float16, full=False),
     Op("qat_linear", torch.float64),
@@ -146,7 +155,7 @@ def wrong_dtypes() -> Iterator[Bad]:
     for dtype in (*never, torch.int8, torch.uint8):
         yield bad("input", dtype, floating_input)
         yield bad("weight", dtype, lambda op: op.name == "qat_linear")
-    for argument in ("weight_scale", "input_scale", "act_scale"):
+    for argument in ("weight_scale", "input_scale", "act_scale", "smooth_scale"):
         for dtype in (*never, torch.float16, torch.bfloat16):
             yield bad(argument, dtype, takes_tensors if argument == "act_scale" else any_op)
         for right, wrong in (cases.SCALE_DTYPES, cases.SCALE_DTYPES[::-1]):
@@ -165,6 +174,9 @@ def wrong_dtypes() -> Iterator[Bad]:
         yield bad("weight_sum", dtype, any_op, "int32.* ")
     for dtype in (*never, torch.int8, torch.uint8, torch.qint8):
         yield Bad("dtype", cases.name_of(dtype), constant(dtype), TypeError, got(dtype))
+    for dtype in cases.FLOAT_DTYPES:  # the scales are in the compute type of input and output
+        change = constant(dtype)
+        yield Bad("dtype", cases.name_of(dtype), change, TypeError, got(dtype), computed(dtype))
 
 
 def any_op(op: Op) -> bool:
@@ -175,6 +187,10 @@ def other_than(dtype: torch.dtype) -> Callable[[Op], bool]:
     return lambda op: op.name == "qat_linear" and op.output != dtype
 
 
+def computed(dtype: torch.dtype) -> Callable[[Op], bool]:
+    return lambda op: floating_input(op) and op.compute != cases.compute_dtype(dtype)
+
+
 def wrong_together() -> Iterator[Bad]:
     """qat_linear's weight has the dtype of its input."""
     for dtype in cases.FLOAT_DTYPES:
@@ -183,7 +199,7 @@ def wrong_together() -> Iterator[Bad]:
 
 
 def wrong_layouts_and_devices() -> Iterator[Bad]:
-    for name in ("input", "weight", *VECTORS, *OF_ROWS, *OF_ALL):
+    for name in ("input", "weight", *VECTORS, *OF_ROWS, *OF_ALL, *OF_INPUTS):
         when = takes_tensors if name in OF_ALL else any_op
         yield Bad(name, "sparse_coo", sparse_coo(name), TypeError, "got .*[Ss]parse", when)
         if name != "input":
@@ -237,6 +253,9 @@ def wrong_shapes() -> Iterator[Bad]:
             yield bad(name, shape, takes_tensors)
     for shape in (LEAD, (*LEAD, 1)):  # static scales are one for all; zero points need not be
         yield bad("act_scale", shape, takes_tensors)
+        yield bad("act_zero_point", shape, lambda op: op.name == "static_quantized_linear")
+    for shape in ((K - 1,), (K + 1,), (), (1,), (K, 1), (1, K), (N,), (0,)):
+        yield bad("smooth_scale", shape)
 
 
 def wrong_numbers() -> Iterator[Bad]:

@@ -23,7 +23,8 @@ class Int8Call:
         verb: The op's name.
         dtype: That of the output, where the scales are float32 and the op has such an argument.
         input: The dtype of an integer input.
-        bias: Whether there is one; `shift`: a zero point, or asymmetric; `sums`: weight_sum.
+        bias: Whether there is one; `shift`: a zero point, or asymmetric; `sums`: weight_sum;
+            `smooth`: smooth_scale.
         range: Of the integers that the input becomes, where it is not that of int8.
         weight_range: Of those of the weight.
     """
@@ -35,6 +36,7 @@ class Int8Call:
     shift: bool = False
     sums: bool = False
     number: bool = False
+    smooth: bool = False
     range: tuple[int, int] | None = None
     weight_range: tuple[int, int] | None = None
 
@@ -46,7 +48,7 @@ class Int8Call:
     exact_gradients = False
 
     def __str__(self) -> str:
-        flags = [f for f in ("bias", "shift", "sums", "number") if getattr(self, f)]
+        flags = [f for f in ("bias", "shift", "sums", "number", "smooth") if getattr(self, f)]
         ranges = (self.range, self.weight_range)
         flags += [f"{ends[0]}_to_{ends[1]}" for ends in ranges if ends is not None]
         return "-".join([self.verb, cases.name_of(self.input), cases.name_of(self.dtype), *flags])
@@ -58,34 +60,48 @@ class Int8Call:
 
     @property
     def static(self) -> bool:
-        return self.verb == "smoothquant_linear"
+        return self.verb in ("smoothquant_linear", "static_quantized_linear")
 
     @property
     def integer_input(self) -> bool:
-        return self.static or self.verb == "int8_linear"
+        return self.verb in ("smoothquant_linear", "int8_linear")
+
+    @property
+    def trained(self) -> bool:
+        """Whether the weight is floating."""
+        return self.verb == "qat_linear"
 
     @property
     def differentiable(self) -> bool:
-        return self.verb == "qat_linear"
+        return not self.integer_input
 
     @property
     def names(self) -> tuple[str, ...]:
         """Of the tensors: first those that have a position, then those that have none."""
         found = ["input", "weight"]
         found += ["input_scale"] if self.verb == "int8_linear" else []
-        found += [] if self.differentiable else ["weight_scale"]
+        found += [] if self.trained else ["weight_scale"]
         found += ["act_scale"] if self.static and not self.number else []
         found += ["bias"] if self.bias else []
-        if self.integer_input and self.shift and not self.number:
-            found.append("act_zero_point" if self.static else "input_zero_point")
+        if self.static and self.shift and not self.number:
+            found.append("act_zero_point")
+        if self.verb == "int8_linear" and self.shift:
+            found.append("input_zero_point")
+        found += ["smooth_scale"] if self.smooth else []
         return (*found, "weight_sum") if self.sums else tuple(found)
+
+    @property
+    def learned_names(self) -> tuple[str, ...]:
+        """Of the tensors that get a gradient."""
+        names = ("input", "weight", "bias") if self.trained else ("input", "bias")
+        return names if self.differentiable else ()
 
     def tensors(
         self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, device: str = "cpu"
     ) -> tuple[Tensor, ...]:
         """For an input of `shape`; the weight of qat_linear is square."""
         gen, k = cases.generator(sum(shape)), shape[-1]
-        n = k if self.differentiable else shape[0] + 3
+        n = k if self.trained else shape[0] + 3
         compute = cases.compute_dtype(dtype)
 
         def normal(*size: int) -> Tensor:
@@ -99,6 +115,7 @@ class Int8Call:
             "weight": weight,
             "input_scale": cases.scales(of_rows, compute, 3),
             "act_scale": cases.scales(of_rows, compute, 3),
+            "smooth_scale": cases.scales((k,), compute, 5),
             "weight_scale": cases.scales((n,), compute, 4),
             "bias": 100 * normal(n).to(compute),
             "input_zero_point": point,
@@ -107,10 +124,10 @@ class Int8Call:
         }
         if not self.integer_input:
             made["input"] = normal(*shape) + 0.5
-        if self.differentiable:
+        if self.trained:
             made |= {"weight": normal(n, k), "bias": normal(n)}
-        found = (made[name].to(device) for name in self.names)
-        return tuple(t.requires_grad_(self.differentiable) for t in found)
+        learned = self.learned_names
+        return tuple(made[n].to(device).requires_grad_(n in learned) for n in self.names)
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -120,7 +137,7 @@ class Int8Call:
         given = dict(zip(self.names, tensors, strict=True))
         kwargs: dict[str, Any] = {
             name: given.pop(name)
-            for name in ("input_zero_point", "act_zero_point", "weight_sum")
+            for name in ("input_zero_point", "act_zero_point", "smooth_scale", "weight_sum")
             if name in given
         }
         if self.number:
@@ -131,7 +148,8 @@ class Int8Call:
             double = isinstance(scale, Tensor) and scale.dtype == torch.float64
             kwargs["dtype"] = torch.float64 if double else self.dtype
         else:
-            kwargs["symmetric"] = not self.shift
+            if not self.static:
+                kwargs["symmetric"] = not self.shift
             if self.range is not None:
                 kwargs |= dict(zip(INPUT_RANGE, self.range, strict=True))
             if self.weight_range is not None:
@@ -149,6 +167,14 @@ QAT_CALLS = (
     Int8Call("qat_linear", shift=True),
     Int8Call("qat_linear", bias=True, shift=True, range=(-8, 7), weight_range=(-4, 3)),
 )
+SERVED_CALLS = (
+    Int8Call("quantized_linear", bias=True),
+    Int8Call("quantized_linear", shift=True, sums=True),
+    Int8Call("quantized_linear", range=(-8, 7)),
+    Int8Call("static_quantized_linear", bias=True),
+    Int8Call("static_quantized_linear", shift=True, smooth=True, range=(-100, 27)),
+    Int8Call("static_quantized_linear", bias=True, shift=True, sums=True),
+)
 INT8_CALLS = (
     Int8Call("int8_linear", bias=True),
     Int8Call("int8_linear", torch.bfloat16, torch.uint8, shift=True, sums=True),
@@ -156,7 +182,4 @@ INT8_CALLS = (
     Int8Call("smoothquant_linear", torch.float32, torch.uint8, sums=True),
     Int8Call("smoothquant_linear", torch.bfloat16, bias=True, number=True),
     Int8Call("smoothquant_linear", torch.float32, shift=True, sums=True, number=True),
-    Int8Call("quantized_linear", bias=True),
-    Int8Call("quantized_linear", shift=True, sums=True),
-    Int8Call("quantized_linear", range=(-8, 7)),
 )

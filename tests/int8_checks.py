@@ -13,7 +13,13 @@ import int8_oracle
 from int8_cases import Case
 from oracle import assert_same_bits
 
-OPS = ("int8_linear", "smoothquant_linear", "quantized_linear", "qat_linear")
+OPS = (
+    "int8_linear",
+    "smoothquant_linear",
+    "quantized_linear",
+    "static_quantized_linear",
+    "qat_linear",
+)
 
 
 def moved(arguments: dict[str, Any], device: str) -> dict[str, Any]:
@@ -41,7 +47,7 @@ def check(
         given["input"] = layout(given["input"])
     before = given["input"].clone()
     got = getattr(torch.ops.baraquant, name)(**given)
-    dtype = arguments.get("dtype", arguments["input"].dtype)
+    dtype = arguments.get("dtype") or arguments["input"].dtype
     dtype = torch.float32 if dtype in (torch.int8, torch.uint8) else dtype
     assert got.dtype == dtype and got.is_contiguous()
     assert_same_bits(got, expected, f"{name} {note or summary(arguments)}")

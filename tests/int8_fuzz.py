@@ -23,7 +23,7 @@ import cases
 import int8_oracle
 import oracle
 from affine_fuzz import NUMBERS, move, run, tensor
-from int8_bad_arguments import INTEGER_INPUT, OF_ALL, OF_ROWS
+from int8_bad_arguments import INTEGER_INPUT, OF_ALL, OF_ROWS, STATIC
 from int8_cases import (
     DEEPEST,
     DEEPEST_SHIFTED,
@@ -102,26 +102,33 @@ def calls(draw: st.DrawFn) -> Call:
     vector("bias", draw(st.sampled_from((output, compute))))
     if name in ("quantized_linear", "qat_linear"):
         arguments["symmetric"] = draw(st.booleans())
-        ends(INPUT_RANGE, SYMMETRIC_RANGES + (() if arguments["symmetric"] else OTHER_RANGES))
+    if name not in INTEGER_INPUT:
+        symmetric = arguments.get("symmetric", False)
+        ends(INPUT_RANGE, SYMMETRIC_RANGES + (() if symmetric else OTHER_RANGES))
     if name == "qat_linear":
         ends(WEIGHT_RANGE, SYMMETRIC_RANGES)
         return Call(name, arguments)
     vector("weight_scale", compute, always=True)
     vector("weight_sum", torch.int32)
+    if name in INTEGER_INPUT or draw(st.booleans()):
+        arguments["dtype"] = choose(output, DTYPES)
     if name == "quantized_linear":
         return Call(name, arguments)
-    arguments["dtype"] = choose(output, DTYPES)
-    scale, point = OF_ROWS if name == "int8_linear" else OF_ALL
+    scale, point = OF_ALL if name in STATIC else OF_ROWS
+    if name == "static_quantized_linear" and draw(st.booleans()):
+        made = tensor(choose((k,), SHAPES), choose(compute, DTYPES), seed + 9)
+        arguments["smooth_scale"] = made
     if name == "smoothquant_linear" and draw(st.booleans()):
         arguments[scale] = choose(0.1, NUMBERS)
         arguments[point] = draw(st.sampled_from((None, choose(3, POINTS))))
         return Call(name, arguments)
-    shapes = ((), (1,)) if name == "smoothquant_linear" else ((), (1,), lead, (*lead, 1))
-    shape = choose(draw(st.sampled_from(shapes)), SHAPES)
+    all_shapes = ((), (1,), lead, (*lead, 1))
+    shape = choose(draw(st.sampled_from(all_shapes[:2] if name in STATIC else all_shapes)), SHAPES)
     arguments[scale] = tensor(shape, choose(compute, DTYPES), seed + 7)
     if draw(st.booleans()):
         dtype = choose(draw(st.sampled_from(POINT_DTYPES)), (torch.float32, torch.complex64))
-        shape = choose(draw(st.sampled_from(((), (1,), lead, (*lead, 1)))), SHAPES)
+        shapes = all_shapes[:2] if name == "static_quantized_linear" else all_shapes
+        shape = choose(draw(st.sampled_from(shapes)), SHAPES)
         arguments[point] = tensor(shape, dtype, seed + 8)
     return Call(name, arguments)
 
@@ -141,10 +148,13 @@ def broken_rules(call: Call) -> set[type[Exception]]:
         found.add(TypeError)
     found |= wrong_sizes(call)
     compute = cases.compute_dtype(output)
+    if call.name not in INTEGER_INPUT and compute != cases.compute_dtype(x.dtype):
+        found.add(TypeError)
     allowed = {
         "weight_scale": (compute,),
         "input_scale": (compute,),
         "act_scale": (compute,),
+        "smooth_scale": (compute,),
         "bias": (compute, output),
         "weight_sum": (torch.int32,),
         "input_zero_point": POINT_DTYPES,
@@ -169,8 +179,12 @@ def wrong_sizes(call: Call) -> set[type[Exception]]:
     right &= weight.is_contiguous() or call.name == "qat_linear"
     for key in ("weight_scale", "bias", "weight_sum"):
         right &= key not in a or tuple(a[key].shape) == (weight.shape[0],)
+    if "smooth_scale" in a:
+        right &= tuple(a["smooth_scale"].shape) == (weight.shape[1],)
     lead = tuple(x.shape[:-1])
     of_rows = ((), (1,), lead, (*lead, 1))
+    if call.name == "static_quantized_linear":
+        of_rows = ((), (1,))
     for key in ("input_scale", *points):
         if isinstance(a.get(key), Tensor):
             right &= tuple(a[key].shape) in of_rows

@@ -202,14 +202,55 @@ def quantized_linear(
     weight_sum: Tensor | None = None,
     quant_min: int = -128,
     quant_max: int = 127,
+    dtype: torch.dtype | None = None,
 ) -> np.ndarray:
     """Each row quantized with a scale of its own, and multiplied."""
     rule = Dynamic(input, PER_TOKEN, quant_min, quant_max, symmetric)
     assert not symmetric or not rule.zero_point.any()
     q = torch.from_numpy(rule.quantize())
     point = None if symmetric else rule.zero_point
-    options = {"input_zero_point": point, "weight_sum": weight_sum, "dtype": input.dtype}
+    options = {"input_zero_point": point, "weight_sum": weight_sum, "dtype": dtype or input.dtype}
     return int8_linear(q, weight, rule.scale, weight_scale, bias, **options)
+
+
+def static_rule(
+    input: Tensor,
+    act_scale: Tensor,
+    act_zero_point: Tensor | None = None,
+    smooth_scale: Tensor | None = None,
+    quant_min: int = -128,
+    quant_max: int = 127,
+) -> oracle.Affine:
+    """How the input of static_quantized_linear becomes integers."""
+    if smooth_scale is None:
+        args = act_scale.reshape(()), act_zero_point, cases.PER_TENSOR
+    else:
+        point = None if act_zero_point is None else act_zero_point.expand(len(smooth_scale))
+        args = smooth_scale, point, per_channel(-1)
+    return oracle.Affine(input, *args, quant_min, quant_max)
+
+
+def static_quantized_linear(
+    input: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    act_scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    act_zero_point: Tensor | None = None,
+    smooth_scale: Tensor | None = None,
+    weight_sum: Tensor | None = None,
+    quant_min: int = -128,
+    quant_max: int = 127,
+    dtype: torch.dtype | None = None,
+) -> np.ndarray:
+    """The input quantized with a scale that is given, and multiplied."""
+    ends = quant_min, quant_max
+    rule = static_rule(input, act_scale, act_zero_point, smooth_scale, *ends)
+    q = torch.from_numpy(rule.quantize(torch.int8))
+    options = {"act_zero_point": act_zero_point, "weight_sum": weight_sum}
+    options["dtype"] = dtype or input.dtype
+    return smoothquant_linear(q, weight, weight_scale, act_scale, bias, **options)
 
 
 def qat_linear(

@@ -89,6 +89,8 @@ def deep(op: Op, depth: int, device: str) -> dict[str, Any]:
     for name in ("weight_scale", "bias", "weight_sum"):
         if name in arguments:
             arguments[name] = arguments[name][:2].contiguous()
+    if "smooth_scale" in arguments:
+        arguments["smooth_scale"] = arguments["smooth_scale"].new_ones(depth)
     for name in ("input_scale", "input_zero_point"):
         if name in arguments:
             arguments[name] = arguments[name].new_ones(2, 1)
@@ -140,7 +142,8 @@ def test_an_empty_product_is_checked_too(any_device: str) -> None:
 @by_op
 def test_none_and_other_objects(op: Op) -> None:
     """What PyTorch's schema refuses, and None, for which it passes an undefined tensor."""
-    optional = {"bias", "weight_sum", "input_zero_point", "act_zero_point"}
+    optional = {"bias", "weight_sum", "input_zero_point", "act_zero_point", "smooth_scale"}
+    optional |= set() if op.name in INTEGER_INPUT else {"dtype"}
     for name in sorted(set(op.arguments("cpu")) - {"symmetric"}):  # a bool is any object's truth
         for wrong in (None, "three", [1.0, 2.0], object()):
             if wrong is None and name in optional:
@@ -152,14 +155,42 @@ def test_none_and_other_objects(op: Op) -> None:
                 assert re.search(r"Expected a value of type|match any schema", str(raised.value))
 
 
+def refused(op: Op, arguments: dict[str, Any], name: str) -> str:
+    """The message of a tensor that no kernel takes: public op and argument, no private name."""
+    with pytest.raises(TypeError, match=rf"^baraquant::{op.name}: expected {name} to be") as raised:
+        op(arguments)
+    assert "::_" not in str(raised.value) and "Could not run" not in str(raised.value)
+    return str(raised.value)
+
+
+def tensor_names(op: Op) -> list[str]:
+    return [k for k, v in op.arguments("cpu").items() if isinstance(v, Tensor)]
+
+
 @by_op
-def test_nested_tensors_are_refused(op: Op) -> None:
-    for layout in (torch.strided, torch.jagged):
+@pytest.mark.parametrize("requires_grad", (False, True))
+def test_nested_tensors_are_refused(op: Op, requires_grad: bool) -> None:
+    """Of both layouts, as any argument, also where autograd would record the call."""
+    for name in tensor_names(op):
+        for layout in (torch.strided, torch.jagged):
+            arguments = op.arguments("cpu")
+            dtype = arguments[name].dtype
+            parts = [torch.ones(2, 3).to(dtype), torch.ones(4, 3).to(dtype)]
+            nested = torch.nested.nested_tensor(parts, layout=layout)
+            arguments[name] = nested.requires_grad_(requires_grad and dtype.is_floating_point)
+            message = refused(op, arguments, name)
+            assert "nested" in message and "unbind()" in message
+
+
+@by_op
+@pytest.mark.parametrize("requires_grad", (False, True))
+def test_sparse_tensors_are_refused(op: Op, requires_grad: bool) -> None:
+    for name in tensor_names(op):
         arguments = op.arguments("cpu")
-        parts: list[Tensor] = [arguments["input"][0, :2], arguments["input"][0, :3]]
-        arguments["input"] = torch.nested.nested_tensor(parts, layout=layout)
-        with pytest.raises((TypeError, NotImplementedError), match="baraquant"):
-            op(arguments)
+        dtype = arguments[name].dtype
+        sparse = torch.ones(2, 3).to(dtype).to_sparse()
+        arguments[name] = sparse.requires_grad_(requires_grad and dtype.is_floating_point)
+        assert "to_dense()" in refused(op, arguments, name)
 
 
 def test_random_arguments_neither_crash_nor_give_a_wrong_number() -> None:

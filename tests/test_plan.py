@@ -29,6 +29,7 @@ HARMLESS = (
     "aten::reshape",
     "aten::permute",
     "aten::as_strided",
+    "aten::expand",
     "aten::detach",
     "detach",
     "aten::_reshape_alias",

@@ -20,6 +20,7 @@ _OF_INPUT = {
     "smoothquant_linear": ("input", "act_scale", "act_zero_point"),
     "smoothquant_linear.number": ("input",),
     "quantized_linear": ("input",),
+    "static_quantized_linear": ("input",),
     "qat_linear": ("input",),
 }
 
@@ -77,8 +78,8 @@ def _rule(op: torch._ops.OpOverload, of_input: tuple[str, ...]) -> Callable[...,
         for name, dim in dims.items():
             if dim is not None and name not in of_input:
                 raise NotImplementedError(
-                    f"{op._schema.name}: torch.vmap over {name} is not implemented; only the "
-                    "input and its scales can be batched. Call the op in a loop instead"
+                    f"{op._schema.name}: torch.vmap over {name} is not implemented; only "
+                    f"{' and '.join(of_input)} can be batched. Call the op in a loop instead"
                 )
         if sample_shape(given["input"], dims["input"]) == ():
             raise ValueError(

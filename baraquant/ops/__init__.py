@@ -19,7 +19,8 @@ Each calls ``torch.ops.baraquant.<name>`` and nothing else, in eager mode, under
 ``int8_linear``                           a linear layer of integers, summed exactly
 ``smoothquant_linear``                    the same with one static scale of the input
 ``quantized_linear``                      the same with an input that is quantized on the fly
-``qat_linear``                            the same with the weights too, differentiable
+``static_quantized_linear``               the same with one static scale
+``qat_linear``                            the first of these two with the weights too
 ========================================  =====================================================
 
 ``{G}`` is ``tensor``, ``channel``, ``token`` or ``group``: which elements share a scale.
@@ -84,6 +85,7 @@ from .quantize import (
 )
 from .quantized_linear import quantized_linear
 from .smoothquant_linear import smoothquant_linear
+from .static_quantized_linear import static_quantized_linear
 
 __all__ = [
     "choose_qparams_per_channel",
@@ -132,4 +134,5 @@ __all__ = [
     "quantize_per_token_backward",
     "quantized_linear",
     "smoothquant_linear",
+    "static_quantized_linear",
 ]

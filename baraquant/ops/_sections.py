@@ -89,7 +89,27 @@ _OBSERVE_FAKE_QUANTIZE_GRADIENT = (
     f"{_OBSERVED_TWICE}"
 )
 
-_PRODUCT_GRADIENT = "None: integers carry none, and the result does not require grad."
+_PRODUCT_GRADIENT = (
+    "Integers carry none; ``bias`` gets the sum over tokens. A scale that requires grad is an "
+    "error: NotImplementedError."
+)
+_SERVED = (
+    "Straight through the rounding of ``input``, as :func:`qat_linear` does it: ``grad @ w^`` with "
+    "``w^ = dequantize_per_channel(weight, weight_scale, None, 0)`` in the dtype of ``input``"
+)
+_SERVED_BIAS = (
+    "``bias`` gets the sum over tokens. Differentiable twice. A scale that requires grad is an "
+    "error: NotImplementedError."
+)
+_QUANTIZED_LINEAR_GRADIENT = (
+    f"{_SERVED}. A symmetric scale clips nothing, and nothing is kept for it; else 0 where x lay "
+    f"outside the range, for which a bit per element is kept. {_SERVED_BIAS}"
+)
+_STATIC_QUANTIZED_LINEAR_GRADIENT = (
+    f"{_SERVED}, and 0 where x lay outside the range (its ends are inside), for which a bit per "
+    "element is kept; with ``smooth_scale``, times ``act_scale / smooth_scale``. "
+    f"{_SERVED_BIAS}"
+)
 _QAT_LINEAR_GRADIENT = (
     "That of ``linear(dynamic_fake_quantize_per_token(input), "
     "dynamic_fake_quantize_per_channel(weight, 0), bias)``, with the ranges of both: straight "
@@ -192,10 +212,17 @@ _SECTIONS = {
     "int8_linear": Sections(_PRODUCT_GRADIENT, _PRODUCT_ROUNDING, _JACOB, _ONE_WEIGHT),
     "smoothquant_linear": Sections(_PRODUCT_GRADIENT, _PRODUCT_ROUNDING, _SMOOTHQUANT, _ONE_WEIGHT),
     "quantized_linear": Sections(
-        _PRODUCT_GRADIENT,
+        _QUANTIZED_LINEAR_GRADIENT,
         f"{_PRODUCT_ROUNDING} One NaN or infinity makes its token's results NaN.",
         _DYNAMIC,
         _ONE_WEIGHT,
+    ),
+    "static_quantized_linear": Sections(
+        _STATIC_QUANTIZED_LINEAR_GRADIENT,
+        f"{_PRODUCT_ROUNDING} A NaN becomes the zero point, infinities the ends of the range.",
+        _SMOOTHQUANT,
+        "No kernel for the device, a gradient of a scale; :func:`torch.vmap` over anything but the "
+        "input.",
     ),
     "qat_linear": Sections(
         _QAT_LINEAR_GRADIENT,

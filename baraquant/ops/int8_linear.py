@@ -23,6 +23,9 @@ def int8_linear(
 
     ``y[t, n] = (sum_k (q[t, k] - z[t]) * w[n, k]) * sw[n] * s[t] + bias[n]``
 
+    Integers carry no gradient. Where the layers before are trained, :func:`quantized_linear` and
+    :func:`static_quantized_linear` take the floating input and pass it one.
+
     Args:
         input: The integers ``q``, ``[..., K]``, int8 or uint8. Any strides; what is not contiguous
             is copied first. K is at most 131071; 65536 where it is uint8 or has a zero point.

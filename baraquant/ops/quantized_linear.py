@@ -18,6 +18,7 @@ def quantized_linear(
     weight_sum: Tensor | None = None,
     quant_min: int = -128,
     quant_max: int = 127,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Quantize each token to int8 with the scale of its own data, and multiply in integers.
 
@@ -38,10 +39,11 @@ def quantized_linear(
         quant_min: The least integer of the input, at least -128; where ``symmetric`` is True,
             ``-quant_max`` or one less. Four bits are -8 and 7.
         quant_max: The greatest, at most 127.
+        dtype: That of the result: float32, float16 or bfloat16 (float64 for a float64 input); None
+            stands for that of ``input``. The dtype of ``bias`` follows it.
 
     Returns:
-        ``[..., N]``, of the dtype of ``input``, contiguous. It does not require grad, even where
-        an argument does: :func:`qat_linear` is the layer to train.
+        ``[..., N]``, of ``dtype``, contiguous.
 
     Example:
         >>> x = torch.tensor([[1.0, 63.5], [-2.0, 127.0]])
@@ -59,4 +61,5 @@ def quantized_linear(
         weight_sum=weight_sum,
         quant_min=quant_min,
         quant_max=quant_max,
+        dtype=dtype,
     )

@@ -26,6 +26,9 @@ def smoothquant_linear(
     Dividing the activations by a factor for each channel, which the weights take up, costs no step
     of its own: ``quantize_per_channel(x, s * smooth, None, -1)`` gives the smoothed integers.
 
+    Integers carry no gradient. Where the layers before are trained,
+    :func:`static_quantized_linear` does both steps in one and passes a gradient to ``x``.
+
     Args:
         input: The integers ``q``, ``[..., K]``, int8 or uint8. Any strides; what is not contiguous
             is copied first. K is at most 131071; 65536 where it is uint8 or has a zero point.

@@ -65,6 +65,7 @@ from .int8_mm import (
     quantized_linear,
     rescaled,
     smoothquant_linear,
+    static_quantized_linear,
     sums_of_products,
 )
 from .ranges import (
@@ -142,6 +143,7 @@ __all__ = [
     "round_to",
     "segments",
     "smoothquant_linear",
+    "static_quantized_linear",
     "sum_segments",
     "sums_of_products",
 ]

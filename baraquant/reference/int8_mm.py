@@ -98,6 +98,25 @@ def _per_token(qparams: Tensor, input: Tensor) -> Tensor:
     return qparams.reshape(*tokens, 1)
 
 
+# ---- Gradients ----------------------------------------------------------------------------------
+
+
+def _rows(grad: Tensor) -> Tensor:
+    """Return ``[tokens, N]`` of ``[..., N]``."""
+    return grad.reshape(grad.shape[:-1].numel(), grad.shape[-1])
+
+
+def _products_gradient(dy: Tensor, weight: Tensor, sw: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``dy @ w^`` in ``dtype``, where ``w^ = w * sw``."""
+    return dy.to(dtype) @ round_to(weight.to(sw.dtype) * sw.unsqueeze(1), dtype)
+
+
+def _bias_gradient(dy: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the sum over tokens."""
+    assert bias is not None
+    return _rows(dy).sum(0, dtype=bias.dtype)
+
+
 # ---- The ops ------------------------------------------------------------------------------------
 
 
@@ -118,9 +137,15 @@ def int8_linear(
     if input_zero_point is not None:
         z = input_zero_point.to(torch.float64).clamp(INT32_MIN, INT32_MAX).to(torch.int32)
         z = _per_token(z, input)
-    with torch.no_grad():
+
+    def value() -> Tensor:
         acc = sums_of_products(input, z, weight)
         return rescaled(acc, _per_token(input_scale, input), weight_scale, bias, dtype)
+
+    def gradient(dy: Tensor, needed: bool) -> tuple[Tensor]:
+        return (_bias_gradient(dy, bias),)
+
+    return Rule.apply(value, gradient, bias)
 
 
 @like_the_op
@@ -162,12 +187,80 @@ def quantized_linear(
     weight_sum: Tensor | None = None,
     quant_min: int = -128,
     quant_max: int = 127,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Return :func:`int8_linear` of the input, quantized with a scale for each token."""
-    q, s, z = ranges.dynamic_range_quantize_per_token(
-        input.detach(), quant_min, quant_max, symmetric=symmetric
-    )
-    return int8_linear(q, weight, s, weight_scale, bias, input_zero_point=z, dtype=input.dtype)
+    """Return :func:`int8_linear` of the input, quantized with a scale for each token.
+
+    Its gradient is straight through: ``dy @ w^`` where the input lay inside the range.
+    """
+    of_input: dict[str, Any] = {"quant_min": quant_min, "quant_max": quant_max}
+    of_input["symmetric"] = symmetric
+
+    def value() -> Tensor:
+        q, s, z = ranges.dynamic_range_quantize_per_token(input.detach(), **of_input)
+        to = dtype or input.dtype
+        return int8_linear(q, weight, s, weight_scale, bias, input_zero_point=z, dtype=to)
+
+    def gradient(dy: Tensor, *needed: bool) -> tuple[Tensor | None, ...]:
+        dx = None
+        if needed[0]:
+            scale, zero_point = ranges.choose_qparams_per_token(input, **of_input)
+            of_token = segments(input.shape, "per_token", device=input.device)
+            dx = affine.fake_quantize_backward(
+                _products_gradient(dy, weight, weight_scale, input.dtype),
+                *(input, scale, zero_point, of_token, quant_min, quant_max),
+            )
+        return dx, _bias_gradient(dy, bias) if needed[1] else None
+
+    return Rule.apply(value, gradient, input, bias)
+
+
+@like_the_op
+def static_quantized_linear(
+    input: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    act_scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    act_zero_point: Tensor | None = None,
+    smooth_scale: Tensor | None = None,
+    weight_sum: Tensor | None = None,
+    quant_min: int = -128,
+    quant_max: int = 127,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Return :func:`smoothquant_linear` of the input, quantized with the scale that is given.
+
+    Its gradient is straight through: ``dy @ w^`` where the input lay inside the range, and times
+    ``act_scale / smooth_scale``, as the input was divided by ``smooth_scale / act_scale``.
+    """
+    granularity = "per_tensor" if smooth_scale is None else "per_channel"
+    parts = segments(input.shape, granularity, device=input.device)
+    scale, z = act_scale.reshape(()), act_zero_point
+    if z is not None:
+        z = z.reshape(())
+    if smooth_scale is not None:
+        scale, z = smooth_scale, None if z is None else z.expand_as(smooth_scale)
+
+    def value() -> Tensor:
+        x = input.detach()
+        q = affine.quantize(x, scale, z, parts, quant_min, quant_max, torch.int8)
+        to = dtype or input.dtype
+        return smoothquant_linear(
+            q, weight, weight_scale, act_scale, bias, act_zero_point=act_zero_point, dtype=to
+        )
+
+    def gradient(dy: Tensor, *needed: bool) -> tuple[Tensor | None, ...]:
+        dx = None
+        if needed[0]:
+            dx = _products_gradient(dy, weight, weight_scale, input.dtype)
+            if smooth_scale is not None:
+                dx = round_to(dx.to(scale.dtype) * (act_scale / smooth_scale), input.dtype)
+            dx = affine.fake_quantize_backward(dx, input, scale, z, parts, quant_min, quant_max)
+        return dx, _bias_gradient(dy, bias) if needed[1] else None
+
+    return Rule.apply(value, gradient, input, bias)
 
 
 @like_the_op
@@ -194,7 +287,7 @@ def qat_linear(
     def gradient(dy: Tensor, *needed: bool) -> tuple[Tensor | None, ...]:
         rounded_input = ranges.dynamic_fake_quantize_per_token(input, **of_input)
         rounded_weight = ranges.dynamic_fake_quantize_per_channel(weight, *of_weight)
-        rows = dy.reshape(-1, weight.shape[0]) if dy.numel() else dy.new_zeros(0, weight.shape[0])
+        rows = _rows(dy)
         dx = dw = db = None
         if needed[0]:
             scale, zero_point = ranges.choose_qparams_per_token(input, **of_input)
@@ -205,8 +298,7 @@ def qat_linear(
         if needed[1]:
             dw = rows.T @ rounded_input.reshape(rows.shape[0], weight.shape[1])
         if needed[2]:
-            assert bias is not None
-            db = rows.sum(0, dtype=bias.dtype)
+            db = _bias_gradient(dy, bias)
         return dx, dw, db
 
     return Rule.apply(value, gradient, input, weight, bias)

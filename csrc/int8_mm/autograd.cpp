@@ -18,6 +18,7 @@
 #include "affine/core_ops.h"
 #include "alive.h"
 #include "dtypes.h"
+#include "int8_mm/gradients.h"
 #include "int8_mm/ops.h"
 
 namespace baraquant::int8_mm {
@@ -27,13 +28,6 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
-
-at::Tensor clip_gradient(const at::Tensor& grad, const at::Tensor& mask, at::ScalarType dtype) {
-  static const OptionalTensor none;
-  affine::QuantArgs q{none, none};  // for messages: the bits say it all
-  q.granularity = Granularity::kPerToken;
-  return affine::masked_gradient(grad, q, mask, {}, dtype, /*through_quantize=*/false);
-}
 
 // Passes numbers on as they are, and their gradient where they lay inside the range.
 class StraightThrough : public Function<StraightThrough> {
@@ -69,18 +63,6 @@ at::Tensor connected(const at::Tensor& rounded, Argument argument) {
   return rounded;
 }
 
-// Of integers with a scale for each token, or for each index of axis 0.
-at::Tensor dequantized(const at::Tensor& values, const at::Tensor& scale,
-                       const at::Tensor& zero_point, Granularity granularity,
-                       at::ScalarType dtype) {
-  const OptionalTensor s(scale);
-  const OptionalTensor z = zero_point.defined() ? OptionalTensor(zero_point) : std::nullopt;
-  affine::QuantArgs q{s, z};
-  q.granularity = granularity;
-  q.axis = 0;
-  return affine::dequantize(values, q, dtype);
-}
-
 // w^, from what was kept of it: its integers, or itself.
 at::Tensor rounded_weight(const at::Tensor& kept, const at::Tensor& scale, const RowScheme& scheme,
                           at::ScalarType dtype) {
@@ -95,13 +77,6 @@ at::Tensor rounded_weight(const at::Tensor& kept, const at::Tensor& scale, const
   q.quant_min = scheme.quant_min;
   q.quant_max = scheme.quant_max;
   return affine::fake_quantize(kept.detach(), q, std::nullopt);
-}
-
-// [tokens, last] of [..., last].
-at::Tensor as_rows(const at::Tensor& tensor) {
-  c10::SymInt tokens = 1;
-  for (const auto& size : tensor.sym_sizes().slice(0, tensor.dim() - 1)) tokens *= size;
-  return tensor.reshape_symint({tokens, tensor.sym_size(-1)});
 }
 
 class QatLinear : public Function<QatLinear> {
@@ -153,13 +128,11 @@ class QatLinear : public Function<QatLinear> {
     }
     if (ctx->saved_data.count("bias_dtype") && ctx->needs_input_grad(2)) {
       const auto bias_dtype = static_cast<at::ScalarType>(ctx->saved_data["bias_dtype"].toInt());
-      result[2] = as_rows(dy).sum(0, /*keepdim=*/false, bias_dtype);
+      result[2] = bias_gradient(dy, bias_dtype);
     }
     return result;
   }
 };
-
-bool has_tangent(const at::Tensor& tensor) { return tensor._fw_grad(/*level=*/0).defined(); }
 
 at::Tensor qat_linear_autograd(const at::Tensor& input, const at::Tensor& weight,
                                const OptionalTensor& bias, const Schemes& schemes) {

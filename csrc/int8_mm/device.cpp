@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include "affine/core_ops.h"
 #include "copies.h"
 #include "int8_mm/int8_mm_checks.h"
 #include "int8_mm/kernels.h"
@@ -114,21 +115,83 @@ at::Tensor smoothquant_linear_number(const at::Tensor& input, const at::Tensor& 
       {"act_scale", "act_zero_point", false, nullptr, nullptr, act_scale, act_zero_point}, dtype);
 }
 
-at::Tensor quantized_linear(const at::Tensor& input, const at::Tensor& weight,
-                            const at::Tensor& weight_scale, const OptionalTensor& bias,
-                            bool symmetric, const OptionalTensor& weight_sum, int64_t quant_min,
-                            int64_t quant_max) {
+// with_mask: whether the mask is asked for.
+MaskedProduct quantized_linear(bool with_mask, const at::Tensor& input, const at::Tensor& weight,
+                               const at::Tensor& weight_scale, const OptionalTensor& bias,
+                               bool symmetric, const OptionalTensor& weight_sum, int64_t quant_min,
+                               int64_t quant_max, std::optional<at::ScalarType> dtype) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const RowScheme scheme{symmetric, quant_min, quant_max};
+  const at::ScalarType to = dtype.value_or(input.scalar_type());
   check_quantized_linear(
-      {"baraquant::quantized_linear", input, weight, &weight_scale, bias, &weight_sum}, scheme);
-  const at::Tensor output = empty_output(input, weight, input.scalar_type());
+      {"baraquant::quantized_linear", input, weight, &weight_scale, bias, &weight_sum}, scheme, to);
+  const at::Tensor output = empty_output(input, weight, to);
+  if (input.is_meta()) return {output, with_mask ? empty_mask(input) : at::Tensor()};
+  if (!with_mask && !has_work(output)) return {output, {}};
+  const QuantizedRows rows = quantize_rows(as_rows(input), scheme, with_mask);
   if (has_work(output)) {
-    const QuantizedRows rows = quantize_rows(as_rows(input), scheme, /*with_mask=*/false);
     multiply_quantized(rows, weight, weight_scale, bias, weight_sum, output);
   }
-  return output;
+  return {output, rows.mask};
 }
+
+// [tokens, K] of int8, with one scale for all or one for each k. The ops of the affine family do
+// it, whose arguments have been checked.
+MaskedProduct quantize_static(const at::Tensor& rows, const at::Tensor& act_scale,
+                              const OptionalTensor& act_zero_point,
+                              const OptionalTensor& smooth_scale, int64_t quant_min,
+                              int64_t quant_max, bool with_mask) {
+  const OptionalTensor scale(smooth_scale ? *smooth_scale : act_scale);
+  OptionalTensor zero_point = act_zero_point;
+  if (zero_point && smooth_scale) zero_point = zero_point->expand({rows.size(1)});
+  affine::QuantArgs q{scale, zero_point};
+  q.granularity = smooth_scale ? Granularity::kPerChannel : Granularity::kPerTensor;
+  q.axis = 1;
+  q.quant_min = quant_min;
+  q.quant_max = quant_max;
+  if (with_mask) return affine::quantize_with_mask(rows, q, at::kChar, /*order=*/{});
+  return {affine::quantize(rows, q, at::kChar, /*save_mask=*/std::nullopt), {}};
+}
+
+MaskedProduct static_quantized_linear(bool with_mask, const at::Tensor& input,
+                                      const at::Tensor& weight, const at::Tensor& weight_scale,
+                                      const at::Tensor& act_scale, const OptionalTensor& bias,
+                                      const OptionalTensor& act_zero_point,
+                                      const OptionalTensor& smooth_scale,
+                                      const OptionalTensor& weight_sum, int64_t quant_min,
+                                      int64_t quant_max, std::optional<at::ScalarType> dtype) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  const at::ScalarType to = dtype.value_or(input.scalar_type());
+  InputQparams qparams{"act_scale", "act_zero_point", false, &act_scale, &act_zero_point};
+  qparams.zero_point_per_token = false;
+  check_static_quantized_linear(
+      {"baraquant::static_quantized_linear", input, weight, &weight_scale, bias, &weight_sum},
+      qparams, smooth_scale, quant_min, quant_max, to);
+  const at::Tensor output = empty_output(input, weight, to);
+  if (input.is_meta()) return {output, with_mask ? empty_mask(input) : at::Tensor()};
+  if (!with_mask && !has_work(output)) return {output, {}};
+  const auto [rows, mask] = quantize_static(as_rows(input), act_scale, act_zero_point, smooth_scale,
+                                            quant_min, quant_max, with_mask);
+  if (has_work(output)) {
+    ProductCall call = prepare(rows, weight, weight_scale, bias, output);
+    call.input_scale = of_rows(act_scale);
+    if (act_zero_point) call.zero_point = of_rows(cast_to_int32(*act_zero_point));
+    call.has_zero_point = act_zero_point.has_value();
+    launch(call, weight_sum);
+  }
+  return {output, mask};
+}
+
+// Of a function whose first argument says whether the mask is asked for: the kernel of an op, and
+// that of its form that returns the mask too.
+template <auto function>
+struct KernelsOf;
+
+template <typename... Args, MaskedProduct (*function)(bool, Args...)>
+struct KernelsOf<function> {
+  static at::Tensor plain(Args... args) { return std::get<0>(function(false, args...)); }
+  static MaskedProduct with_mask(Args... args) { return function(true, args...); }
+};
 
 void check_qat(const at::Tensor& input, const at::Tensor& weight, const OptionalTensor& bias,
                const Schemes& schemes) {
@@ -185,25 +248,27 @@ void register_kernels(torch::Library& m) {
   m.impl("int8_linear", &int8_linear);
   m.impl("smoothquant_linear", &smoothquant_linear);
   m.impl("smoothquant_linear.number", &smoothquant_linear_number);
-  m.impl("quantized_linear", &quantized_linear);
+  m.impl("quantized_linear", &KernelsOf<&quantized_linear>::plain);
+  m.impl("_quantized_linear_with_mask", &KernelsOf<&quantized_linear>::with_mask);
+  m.impl("static_quantized_linear", &KernelsOf<&static_quantized_linear>::plain);
+  m.impl("_static_quantized_linear_with_mask", &KernelsOf<&static_quantized_linear>::with_mask);
   m.impl("qat_linear", &Flat<&qat_linear_device>::kernel);
-}
-
-void register_all_kernels(torch::Library& m) {
-  register_kernels(m);
   m.impl("_qat_linear_kept", &Flat<&qat_linear_kept_device>::kernel);
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(baraquant, CPU, m) { register_all_kernels(m); }
-TORCH_LIBRARY_IMPL(baraquant, CUDA, m) { register_all_kernels(m); }
-TORCH_LIBRARY_IMPL(baraquant, Meta, m) { register_all_kernels(m); }
+TORCH_LIBRARY_IMPL(baraquant, CPU, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(baraquant, CUDA, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(baraquant, Meta, m) { register_kernels(m); }
 
 // Tensors of these kinds are refused, by the same checks.
 TORCH_LIBRARY_IMPL(baraquant, QuantizedCPU, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(baraquant, QuantizedCUDA, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(baraquant, QuantizedMeta, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(baraquant, NestedTensorCPU, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(baraquant, NestedTensorCUDA, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(baraquant, NestedTensorMeta, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(baraquant, SparseCPU, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(baraquant, SparseCUDA, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(baraquant, SparseMeta, m) { register_kernels(m); }

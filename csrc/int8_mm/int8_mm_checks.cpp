@@ -96,10 +96,11 @@ void check_of_rows(const Operands& args, const char* name, const at::Tensor& ten
                     c10::SymIntArrayRef(tokens), "), but got shape ", tensor.sym_sizes());
 }
 
-void check_input_qparams(const Operands& args, const InputQparams& q, at::ScalarType compute) {
+void check_input_qparams(const Operands& args, const InputQparams& q, at::ScalarType compute,
+                         const char* why) {
   if (q.scale) {
     check_dispatchable(args.op, q.scale_name, *q.scale);
-    check_dtype(args.op, q.scale_name, *q.scale, compute, "the compute type of the output");
+    check_dtype(args.op, q.scale_name, *q.scale, compute, why);
     check_of_rows(args, q.scale_name, *q.scale, q.scale_per_token);
   } else {
     check_scale_number(args.op, q.scale_name, q.scale_number, compute);
@@ -110,7 +111,7 @@ void check_input_qparams(const Operands& args, const InputQparams& q, at::Scalar
     TORCH_CHECK_TYPE(at::isIntegralType(zero_point.scalar_type(), /*includeBool=*/false), args.op,
                      ": expected ", q.zero_point_name, " to have an integer dtype, but got ",
                      dtype_name(zero_point.scalar_type()));
-    check_of_rows(args, q.zero_point_name, zero_point, /*per_token=*/true);
+    check_of_rows(args, q.zero_point_name, zero_point, q.zero_point_per_token);
   }
   if (q.zero_point_number) {
     const auto [lowest, highest] = exact_integers(args.input.scalar_type());
@@ -118,6 +119,28 @@ void check_input_qparams(const Operands& args, const InputQparams& q, at::Scalar
                       ": expected ", q.zero_point_name, " to lie in [", lowest, ", ", highest,
                       "] (the input's integers), but got ", *q.zero_point_number);
   }
+}
+
+// [K], one for each input.
+void check_smooth_scale(const Operands& args, const at::Tensor& smooth_scale,
+                        at::ScalarType compute) {
+  check_dispatchable(args.op, "smooth_scale", smooth_scale);
+  check_dtype(args.op, "smooth_scale", smooth_scale, compute, "the compute type of the input");
+  check_same_device(args.op, "smooth_scale", smooth_scale, args.input);
+  const c10::SymInt inputs = args.weight.sym_size(1);
+  TORCH_CHECK_VALUE(has_sizes(smooth_scale, {inputs}), args.op,
+                    ": expected smooth_scale to have shape [", inputs,
+                    "] (input.size(-1)), but got ", smooth_scale.sym_sizes());
+}
+
+// Of an op whose input is floating: scales and bias are of one compute type.
+void check_output_dtype(const Operands& args, at::ScalarType dtype) {
+  const at::ScalarType compute = compute_dtype(args.input.scalar_type());
+  TORCH_CHECK_TYPE(is_supported_floating(dtype) && compute_dtype(dtype) == compute, args.op,
+                   ": expected dtype to be ",
+                   compute == at::kDouble ? "float64" : "float32, float16 or bfloat16",
+                   " (the input, ", dtype_name(args.input.scalar_type()), ", is computed with in ",
+                   dtype_name(compute), "), but got ", dtype_name(dtype));
 }
 
 }  // namespace
@@ -136,19 +159,36 @@ void check_product(const Operands& args, const InputQparams& qparams, at::Scalar
   check_depth(args, from == at::kByte || qparams.has_zero_point());
   const at::ScalarType compute = compute_dtype(dtype);
   check_weight_qparams(args, compute, "the compute type of the output");
-  check_input_qparams(args, qparams, compute);
+  check_input_qparams(args, qparams, compute, "the compute type of the output");
   check_bias(args, dtype);
 }
 
-void check_quantized_linear(const Operands& args, const RowScheme& scheme) {
+void check_quantized_linear(const Operands& args, const RowScheme& scheme, at::ScalarType dtype) {
   check_all_dispatchable(args);
   check_floating(args.op, "input", args.input);
+  check_output_dtype(args, dtype);
   check_int8_weight(args);
   check_matrices(args);
   check_depth(args, !scheme.symmetric);
   qparams::check_row_scheme(args.op, scheme);
-  const at::ScalarType dtype = args.input.scalar_type();
   check_weight_qparams(args, compute_dtype(dtype), "the compute type of the input");
+  check_bias(args, dtype);
+}
+
+void check_static_quantized_linear(const Operands& args, const InputQparams& qparams,
+                                   const OptionalTensor& smooth_scale, int64_t quant_min,
+                                   int64_t quant_max, at::ScalarType dtype) {
+  check_all_dispatchable(args);
+  check_floating(args.op, "input", args.input);
+  check_output_dtype(args, dtype);
+  check_int8_weight(args);
+  check_matrices(args);
+  check_depth(args, qparams.has_zero_point());
+  check_range(args.op, quant_min, quant_max, at::kChar);
+  const at::ScalarType compute = compute_dtype(dtype);
+  check_weight_qparams(args, compute, "the compute type of the input");
+  check_input_qparams(args, qparams, compute, "the compute type of the input");
+  if (smooth_scale) check_smooth_scale(args, *smooth_scale, compute);
   check_bias(args, dtype);
 }
 

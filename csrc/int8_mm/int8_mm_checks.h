@@ -21,7 +21,7 @@ struct Operands {
   const OptionalTensor* weight_sum;
 };
 
-// The scale and the zero point of an input that is quantized already: tensors, or numbers.
+// The scale and the zero point of an input, where they are given: tensors, or numbers.
 struct InputQparams {
   const char* scale_name;
   const char* zero_point_name;
@@ -30,12 +30,17 @@ struct InputQparams {
   const OptionalTensor* zero_point;
   double scale_number = 1;
   std::optional<int64_t> zero_point_number = std::nullopt;
+  bool zero_point_per_token = true;
 
   bool has_zero_point() const { return zero_point ? zero_point->has_value() : !!zero_point_number; }
 };
 
 void check_product(const Operands& args, const InputQparams& qparams, at::ScalarType dtype);
-void check_quantized_linear(const Operands& args, const RowScheme& scheme);
+// dtype: of the output.
+void check_quantized_linear(const Operands& args, const RowScheme& scheme, at::ScalarType dtype);
+void check_static_quantized_linear(const Operands& args, const InputQparams& qparams,
+                                   const OptionalTensor& smooth_scale, int64_t quant_min,
+                                   int64_t quant_max, at::ScalarType dtype);
 void check_qat_linear(const Operands& args, const Schemes& schemes);
 
 }  // namespace baraquant::int8_mm

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// qat_linear through the dispatcher. What it computes stands with its schema in int8_mm.cpp.
+// The ops of the integer matrix family through the dispatcher. What they compute stands with their
+// schemas in int8_mm.cpp.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 
 #include <optional>
 #include <tuple>
@@ -14,6 +16,14 @@ namespace baraquant::int8_mm {
 using qparams::RowScheme;
 
 using OptionalTensor = std::optional<at::Tensor>;
+
+// The output, and a bit for each element of the input, row by row: whether it lay inside the range.
+using MaskedProduct = std::tuple<at::Tensor, at::Tensor>;
+
+template <typename Signature>
+c10::TypedOperatorHandle<Signature> find_op(const char* name, const char* overload = "") {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload).typed<Signature>();
+}
 
 // (output, input's integers, scales, zero points, mask; weight's integers, scales)
 using KeptByQatLinear =

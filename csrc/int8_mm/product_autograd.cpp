@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Autograd of the products whose weight is integers already: the gradients of
+//   linear(fake_quantize(x), w^, b)
+// where the rounding of x passes gradients straight through (Bengio et al. 2013):
+//   dx = inside ? dy @ w^ : 0,   db = sum of dy over tokens
+// It is the gradient of qat_linear's input: a served layer hands on what the trained one did. A
+// symmetric scale from the data clips nothing. Otherwise one bit is kept for each element of x
+// (`inside`), and no more in any case: the weight lives as long as its layer. With smooth_scale,
+// which is act_scale * smooth, x was divided by smooth, and so is dx.
+// Integers carry no gradient: of int8_linear and smoothquant_linear only the bias has one.
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/div.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/mul.h>
+#include <c10/util/FunctionRef.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "int8_mm/gradients.h"
+#include "int8_mm/ops.h"
+
+namespace baraquant::int8_mm {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+
+// What the gradient of the input is made of. The last two are there where the scale is static.
+struct Layer {
+  const at::Tensor& weight;
+  const at::Tensor& weight_scale;
+  bool clips_input;
+  const at::Tensor& act_scale;
+  const at::Tensor& smooth_scale;
+};
+
+// Computes the output below autograd; given true, the mask too.
+using Product = c10::function_ref<MaskedProduct(bool)>;
+
+at::Tensor input_gradient(const at::Tensor& dy, const variable_list& saved, at::ScalarType dtype) {
+  const at::Tensor &weight = saved[0], &weight_scale = saved[1], &mask = saved[2];
+  const at::Tensor &act_scale = saved[3], &smooth_scale = saved[4];
+  const at::Tensor rounded =
+      dequantized(weight, weight_scale, {}, Granularity::kPerChannel, dtype);
+  at::Tensor dx = at::matmul(dy.to(dtype), rounded);
+  if (smooth_scale.defined()) dx = at::mul(dx, at::div(act_scale, smooth_scale)).to(dtype);
+  return mask.defined() ? clip_gradient(dx, mask, dtype) : dx;
+}
+
+class Linear : public Function<Linear> {
+ public:
+  static constexpr bool is_traceable = true;
+
+  static Variable forward(AutogradContext* ctx, const at::Tensor& input, const OptionalTensor& bias,
+                          const Layer& layer, const Product& product) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const bool input_grad = input.requires_grad();
+    const auto [output, mask] = product(input_grad && layer.clips_input);
+    if (input_grad) {
+      const at::Tensor none;
+      ctx->save_for_backward({layer.weight, layer.weight_scale, mask,
+                              layer.smooth_scale.defined() ? layer.act_scale : none,
+                              layer.smooth_scale});
+    }
+    ctx->saved_data["dtype"] = static_cast<int64_t>(input.scalar_type());
+    if (bias) ctx->saved_data["bias_dtype"] = static_cast<int64_t>(bias->scalar_type());
+    return output;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    // A backward inside of autocast's region computes in the same dtypes as one outside.
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    const auto dtype_of = [ctx](const char* name) {
+      return static_cast<at::ScalarType>(ctx->saved_data[name].toInt());
+    };
+    variable_list result(4);
+    if (ctx->needs_input_grad(0)) {
+      result[0] = input_gradient(grads[0], ctx->get_saved_variables(), dtype_of("dtype"));
+    }
+    if (ctx->saved_data.count("bias_dtype") && ctx->needs_input_grad(1)) {
+      result[1] = bias_gradient(grads[0], dtype_of("bias_dtype"));
+    }
+    return result;
+  }
+};
+
+bool requires_grad(const at::Tensor& tensor) {
+  return at::GradMode::is_enabled() && tensor.requires_grad();
+}
+
+// Forward-mode tangents count, so that the Function refuses them instead of their being dropped.
+bool is_recorded(const at::Tensor& tensor) { return requires_grad(tensor) || has_tangent(tensor); }
+
+at::Tensor differentiable(const at::Tensor& input, const OptionalTensor& bias, const Layer& layer,
+                          const Product& product) {
+  if (is_recorded(input) || (bias && is_recorded(*bias))) {
+    return Linear::apply(input, bias, layer, product);
+  }
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return std::get<0>(product(false));
+}
+
+// A scale without a gradient is an error, not a gradient that is dropped.
+void refuse_gradient(const char* op, const char* name, const at::Tensor& scale) {
+  if (!is_recorded(scale)) return;
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, "baraquant::", op, ": expected ", name, " to be a constant, but got one that ",
+      requires_grad(scale) ? "requires grad" : "has a forward-mode tangent",
+      ", and the op has no gradient of it; detach it (", name,
+      ".detach()), or train with baraquant::qat_linear or baraquant::fake_quantize_per_tensor");
+}
+
+void refuse_gradient(const char* op, const char* name, const OptionalTensor& scale) {
+  if (scale) refuse_gradient(op, name, *scale);
+}
+
+// Of an op whose input is integers.
+Layer bias_alone(const at::Tensor& weight, const at::Tensor& weight_scale) {
+  static const at::Tensor none;
+  return {weight, weight_scale, /*clips_input=*/false, none, none};
+}
+
+using Keys = c10::DispatchKeySet;
+using Dtype = std::optional<at::ScalarType>;
+
+// An op, called below autograd, and its form that returns the mask too, of the same arguments.
+template <typename... Args>
+class Masked {
+ public:
+  explicit Masked(const std::string& name)
+      : plain_(find_op<at::Tensor(Args...)>(("baraquant::" + name).c_str())),
+        with_mask_(find_op<MaskedProduct(Args...)>(("baraquant::_" + name + "_with_mask").c_str())) {}
+
+  MaskedProduct operator()(Keys keys, bool with_mask, Args... args) const {
+    if (with_mask) return with_mask_.call(args...);
+    return {plain_.redispatch(keys & c10::after_autograd_keyset, args...), {}};
+  }
+
+ private:
+  c10::TypedOperatorHandle<at::Tensor(Args...)> plain_;
+  c10::TypedOperatorHandle<MaskedProduct(Args...)> with_mask_;
+};
+
+at::Tensor quantized_linear(Keys keys, const at::Tensor& input, const at::Tensor& weight,
+                            const at::Tensor& weight_scale, const OptionalTensor& bias,
+                            bool symmetric, const OptionalTensor& weight_sum, int64_t quant_min,
+                            int64_t quant_max, Dtype dtype) {
+  static const Masked<const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                      const OptionalTensor&, bool, const OptionalTensor&, int64_t, int64_t, Dtype>
+      op("quantized_linear");
+  static const at::Tensor none;
+  refuse_gradient("quantized_linear", "weight_scale", weight_scale);
+  const Layer layer{weight, weight_scale, /*clips_input=*/!symmetric, none, none};
+  return differentiable(input, bias, layer, [&](bool with_mask) {
+    return op(keys, with_mask, input, weight, weight_scale, bias, symmetric, weight_sum, quant_min,
+              quant_max, dtype);
+  });
+}
+
+at::Tensor static_quantized_linear(Keys keys, const at::Tensor& input, const at::Tensor& weight,
+                                   const at::Tensor& weight_scale, const at::Tensor& act_scale,
+                                   const OptionalTensor& bias, const OptionalTensor& act_zero_point,
+                                   const OptionalTensor& smooth_scale,
+                                   const OptionalTensor& weight_sum, int64_t quant_min,
+                                   int64_t quant_max, Dtype dtype) {
+  static const Masked<const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                      const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
+                      const OptionalTensor&, int64_t, int64_t, Dtype>
+      op("static_quantized_linear");
+  static const at::Tensor none;
+  constexpr const char* kName = "static_quantized_linear";
+  refuse_gradient(kName, "weight_scale", weight_scale);
+  refuse_gradient(kName, "act_scale", act_scale);
+  refuse_gradient(kName, "smooth_scale", smooth_scale);
+  const Layer layer{weight, weight_scale, /*clips_input=*/true, act_scale,
+                    smooth_scale ? *smooth_scale : none};
+  return differentiable(input, bias, layer, [&](bool with_mask) {
+    return op(keys, with_mask, input, weight, weight_scale, act_scale, bias, act_zero_point,
+              smooth_scale, weight_sum, quant_min, quant_max, dtype);
+  });
+}
+
+at::Tensor int8_linear(Keys keys, const at::Tensor& input, const at::Tensor& weight,
+                       const at::Tensor& input_scale, const at::Tensor& weight_scale,
+                       const OptionalTensor& bias, const OptionalTensor& input_zero_point,
+                       const OptionalTensor& weight_sum, at::ScalarType dtype) {
+  static const auto op =
+      find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                         const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
+                         at::ScalarType)>("baraquant::int8_linear");
+  refuse_gradient("int8_linear", "input_scale", input_scale);
+  refuse_gradient("int8_linear", "weight_scale", weight_scale);
+  return differentiable(input, bias, bias_alone(weight, weight_scale), [&](bool) -> MaskedProduct {
+    return {op.redispatch(keys & c10::after_autograd_keyset, input, weight, input_scale,
+                          weight_scale, bias, input_zero_point, weight_sum, dtype),
+            {}};
+  });
+}
+
+// act_scale and act_zero_point are tensors, or numbers.
+template <typename Scale, typename ZeroPoint>
+at::Tensor smoothquant_linear(Keys keys, const at::Tensor& input, const at::Tensor& weight,
+                              const at::Tensor& weight_scale, Scale act_scale,
+                              const OptionalTensor& bias, ZeroPoint act_zero_point,
+                              const OptionalTensor& weight_sum, at::ScalarType dtype) {
+  constexpr bool is_number = std::is_same_v<Scale, double>;
+  static const auto op =
+      find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, Scale,
+                         const OptionalTensor&, ZeroPoint, const OptionalTensor&, at::ScalarType)>(
+          "baraquant::smoothquant_linear", is_number ? "number" : "");
+  refuse_gradient("smoothquant_linear", "weight_scale", weight_scale);
+  if constexpr (!is_number) refuse_gradient("smoothquant_linear", "act_scale", act_scale);
+  return differentiable(input, bias, bias_alone(weight, weight_scale), [&](bool) -> MaskedProduct {
+    return {op.redispatch(keys & c10::after_autograd_keyset, input, weight, weight_scale, act_scale,
+                          bias, act_zero_point, weight_sum, dtype),
+            {}};
+  });
+}
+
+// The forms that return the mask are what Linear calls below autograd.
+void refuse_to_record(const c10::OperatorHandle& op, Keys keys, torch::jit::Stack* stack) {
+  for (const c10::IValue& value : torch::jit::last(*stack, op.schema().arguments().size())) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!value.isTensor() || !is_recorded(value.toTensor()), op.schema().name(),
+                                ": the form that returns the mask is not differentiable; call the "
+                                "op itself");
+  }
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {
+  m.impl("quantized_linear", &quantized_linear);
+  m.impl("static_quantized_linear", &static_quantized_linear);
+  m.impl("int8_linear", &int8_linear);
+  m.impl("smoothquant_linear", &smoothquant_linear<const at::Tensor&, const OptionalTensor&>);
+  m.impl("smoothquant_linear.number", &smoothquant_linear<double, std::optional<int64_t>>);
+  for (const char* op : {"_quantized_linear_with_mask", "_static_quantized_linear_with_mask"}) {
+    m.impl(op, torch::CppFunction::makeFromBoxedFunction<&refuse_to_record>());
+  }
+}
+
+}  // namespace baraquant::int8_mm
