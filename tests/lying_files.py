@@ -66,8 +66,8 @@ def put(place, value):
 
 LIES = {
     "newer": (
-        manifest(lambda c: c.update(format=2, writer="baraquant 9.0")),
-        "expected format 1 at most, but got 2: 'baraquant 9.0' has written it; update baraquant",
+        manifest(lambda c: c.update(format=3, writer="baraquant 9.0")),
+        "expected format 2 at most, but got 3: 'baraquant 9.0' has written it; update baraquant",
     ),
     "format 0": (manifest(lambda c: c.update(format=0)), "expected a format of 1 or more"),
     "format true": (manifest(lambda c: c.update(format=True)), "expected a format of 1 or more"),
@@ -250,6 +250,6 @@ LIES = {
     ),
     "a narrower weight": (
         option("dynamic", "weight_bits", 4),
-        r"dynamic: weight: expected integers in \[-8, 7\]",
+        r"dynamic: qweight: expected integers in \[-8, 7\]",
     ),
 }

@@ -168,7 +168,7 @@ def test_what_convolutions_refuse() -> None:
     with pytest.raises(ValueError, match="per_tensor or per_channel weight of a convolution"):
         config = QATConfig(FakeQuantConfig(4, "per_group", group_size=4))
         bnn.FakeQuantizedConv1d(4, 4, 3, config=config)
-    with pytest.raises(ValueError, match="QuantizedConv2d: expected weight to have 4 dimensions"):
+    with pytest.raises(ValueError, match="QuantizedConv2d: expected qweight to have 4 dimensions"):
         bnn.QuantizedConv2d(torch.zeros(4, 4, 3, dtype=torch.int8), torch.ones(4))
     with pytest.raises(ValueError, match="QuantizedConv1d: expected weight_scale to have 4"):
         bnn.QuantizedConv1d(torch.zeros(4, 4, 3, dtype=torch.int8), torch.ones(3))

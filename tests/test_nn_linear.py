@@ -156,7 +156,7 @@ def test_state_holds_the_arguments_alone(name: str) -> None:
     layer = LAYERS[name]()
     state = layer.state_dict()
     assert "weight_sum" not in state and not list(layer.parameters())
-    assert state["weight"].dtype == torch.int8
+    assert state["qweight"].dtype == torch.int8
     for tensor in state.values():
         assert type(tensor) is Tensor and tensor.is_contiguous()
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..configs import FakeQuantConfig, QATConfig
-from ._weight import weight_to_read
+from ._weight import is_for_torchscript, weight_to_read
 from .fake_quantize import FakeQuantize
 from .learned import LearnedFakeQuantize
 
@@ -47,7 +47,7 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
     def weight(self) -> Tensor:
         """The parameter in training, the weight as it is rounded in evaluation."""
         parameter = self._own_weight()
-        if self.training:
+        if self.training or is_for_torchscript():
             return parameter
         return weight_to_read(
             self, self._fake_quantized_weight, parameter, parameter.dtype, parameter

@@ -9,20 +9,23 @@ numbers, and writing is refused, since it would be lost.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 
 class WeightView(Tensor):  # type: ignore[misc]
     """A weight to read: a tensor whose numbers are computed whenever they are used.
 
+    A view of it (an index, a transpose) is one too.
+
     Args:
         compute: Returns the numbers.
-        like: A tensor of their shape and device.
+        like: A tensor of their shape, strides and device.
         dtype: Of the numbers.
         layer: What the layer is called, for messages.
         parameter: What ``grad``, ``requires_grad`` and ``is_leaf`` speak of; None: no gradient.
@@ -42,7 +45,7 @@ class WeightView(Tensor):  # type: ignore[misc]
         parameter: Tensor | None = None,
     ) -> WeightView:
         view: WeightView = Tensor._make_wrapper_subclass(
-            cls, like.shape, dtype=dtype, device=like.device, requires_grad=False
+            cls, like.shape, like.stride(), dtype=dtype, device=like.device, requires_grad=False
         )
         view._compute, view._layer, view._of = compute, layer, parameter
         return view
@@ -50,6 +53,10 @@ class WeightView(Tensor):  # type: ignore[misc]
     def _constant(self) -> WeightView:
         compute = self._compute
         return WeightView(lambda: compute().detach(), self, self.dtype, self._layer)
+
+    def _part(self, part: Tensor) -> WeightView:
+        of = None if self._of is None else part
+        return WeightView(lambda: part, part, part.dtype, self._layer, of)
 
     @classmethod
     def __torch_function__(
@@ -62,19 +69,22 @@ class WeightView(Tensor):  # type: ignore[misc]
         if func in _METADATA or func in _OF_PARAMETER:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        if view is not None:
-            if func in _DETACHING:
-                return view._constant()
-            if func is Tensor.__deepcopy__ or func is Tensor.__reduce_ex__:
-                numbers = view._compute().detach().clone()
-                return numbers if func is Tensor.__deepcopy__ else func(numbers, *args[1:])
-            if _is_write(func):
-                raise _refusal(view, func)
-        written = kwargs.get("out")
-        if isinstance(written, cls):
-            raise _refusal(written, func)
-        args, kwargs = tree_map_only(cls, lambda one: one._compute(), (args, kwargs))
-        return func(*args, **kwargs)
+        _check_no_write(func, args, kwargs)
+        if view is None:
+            args, kwargs = tree_map_only(cls, lambda one: one._compute(), (args, kwargs))
+            return func(*args, **kwargs)
+        if func in _DETACHING:
+            return view._constant()
+        if func is Tensor.__deepcopy__:
+            return view._compute().detach().clone()
+        numbers = view._compute()
+        if func is Tensor.__reduce_ex__:
+            return func(numbers.detach().clone(), *args[1:])
+        others, kwargs = tree_map_only(cls, lambda one: one._compute(), (args[1:], kwargs))
+        result = func(numbers, *others, **kwargs)
+        return tree_map_only(
+            Tensor, lambda one: view._part(one) if _is_part(one, numbers) else one, result
+        )
 
     @classmethod
     def __torch_dispatch__(
@@ -98,18 +108,46 @@ def weight_to_read(
     return WeightView(compute, like, dtype, type(layer).__name__, parameter)
 
 
-def _refusal(view: WeightView, func: Any) -> RuntimeError:
-    if view._of is None:
-        instead = "it is computed from the integers in qweight"
-    else:
-        instead = (
-            "in evaluation it is the rounded weight; the parameter is in named_parameters(), or "
-            "is the weight itself in training mode"
-        )
-    name = getattr(func, "__name__", str(func))
-    return RuntimeError(
-        f"{view._layer}: expected weight to be read only, but got a call of {name}: {instead}"
+def is_for_torchscript() -> bool:
+    """Whether TorchScript reads the attribute of a module to make it one of its own.
+
+    It takes what it gets for the parameter of that name.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return sys._getframe(2).f_globals.get("__name__") == "torch.jit._recursive"
+
+
+def _is_part(result: Tensor, numbers: Tensor) -> bool:
+    """Whether a result is a view of the numbers, so that writing into it would be lost."""
+    if type(result) is not Tensor or result.layout != torch.strided or result.is_meta:
+        return False
+    return result is numbers or (
+        result.numel() > 0
+        and result.untyped_storage().data_ptr() == numbers.untyped_storage().data_ptr()
     )
+
+
+def _check_no_write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Check that a function writes into no view: the write would be lost."""
+    written = [kwargs.get("out")]
+    if _is_write(func):
+        named = (kwargs.get(name) for name in ("tensor", "input", "self"))
+        written += [args[0] if args else None, *named]
+    for view in tree_leaves(written):
+        if isinstance(view, WeightView):
+            if view._of is None:
+                instead = "it is computed from the integers in qweight"
+            else:
+                instead = (
+                    "in evaluation it is the rounded weight; the parameter is in "
+                    "named_parameters(), and is the weight itself in training mode"
+                )
+            name = getattr(func, "__name__", str(func))
+            raise RuntimeError(
+                f"{view._layer}: expected weight to be read only, but got a call of {name}: "
+                f"{instead}"
+            )
 
 
 def _is_write(func: Any) -> bool:

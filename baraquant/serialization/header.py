@@ -96,12 +96,14 @@ def read_header(path: Path) -> Header:
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
+        length = int.from_bytes(start, "little")
+        # A length of 640 begins as a pickle does. But no other kind of file begins with a length.
+        is_possible = len(start) == 8 and length <= _LONGEST_HEADER
         for magic, kind in _FOREIGN.items():
-            if start.startswith(magic):
+            if start.startswith(magic) and not is_possible:
                 raise ValueError(f"expected a file of baraquant.save, but it is {kind}")
         if len(start) < 8:
             raise ValueError(f"expected at least 8 bytes, but it has {size}: it is cut off")
-        length = int.from_bytes(start, "little")
         if length > _LONGEST_HEADER:
             raise ValueError(
                 f"expected a header of at most {_LONGEST_HEADER} bytes, but its length is given as "

@@ -30,8 +30,6 @@ at::Tensor as_rows(const at::Tensor& tensor);
 at::Tensor bias_gradient(const at::Tensor& grad, at::ScalarType dtype);
 
 // Whether forward-mode autograd has a derivative of the tensor.
-inline bool has_tangent(const at::Tensor& tensor) {
-  return tensor._fw_grad(/*level=*/0).defined();
-}
+inline bool has_tangent(const at::Tensor& tensor) { return tensor._fw_grad(/*level=*/0).defined(); }
 
 }  // namespace baraquant::int8_mm

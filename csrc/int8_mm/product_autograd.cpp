@@ -42,8 +42,7 @@ using Product = c10::function_ref<MaskedProduct(bool)>;
 at::Tensor input_gradient(const at::Tensor& dy, const variable_list& saved, at::ScalarType dtype) {
   const at::Tensor &weight = saved[0], &weight_scale = saved[1], &mask = saved[2];
   const at::Tensor &act_scale = saved[3], &smooth_scale = saved[4];
-  const at::Tensor rounded =
-      dequantized(weight, weight_scale, {}, Granularity::kPerChannel, dtype);
+  const at::Tensor rounded = dequantized(weight, weight_scale, {}, Granularity::kPerChannel, dtype);
   at::Tensor dx = at::matmul(dy.to(dtype), rounded);
   if (smooth_scale.defined()) dx = at::mul(dx, at::div(act_scale, smooth_scale)).to(dtype);
   return mask.defined() ? clip_gradient(dx, mask, dtype) : dx;
@@ -131,7 +130,8 @@ class Masked {
  public:
   explicit Masked(const std::string& name)
       : plain_(find_op<at::Tensor(Args...)>(("baraquant::" + name).c_str())),
-        with_mask_(find_op<MaskedProduct(Args...)>(("baraquant::_" + name + "_with_mask").c_str())) {}
+        with_mask_(
+            find_op<MaskedProduct(Args...)>(("baraquant::_" + name + "_with_mask").c_str())) {}
 
   MaskedProduct operator()(Keys keys, bool with_mask, Args... args) const {
     if (with_mask) return with_mask_.call(args...);
@@ -222,7 +222,8 @@ at::Tensor smoothquant_linear(Keys keys, const at::Tensor& input, const at::Tens
 // The forms that return the mask are what Linear calls below autograd.
 void refuse_to_record(const c10::OperatorHandle& op, Keys keys, torch::jit::Stack* stack) {
   for (const c10::IValue& value : torch::jit::last(*stack, op.schema().arguments().size())) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!value.isTensor() || !is_recorded(value.toTensor()), op.schema().name(),
+    TORCH_CHECK_NOT_IMPLEMENTED(!value.isTensor() || !is_recorded(value.toTensor()),
+                                op.schema().name(),
                                 ": the form that returns the mask is not differentiable; call the "
                                 "op itself");
   }
