@@ -37,6 +37,12 @@ class Report:
     changed: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
+    def reasons(self) -> str:
+        """Return the first reasons in brackets, for a message; those of ``filter_fn`` come last."""
+        items = sorted(self.left_out.items(), key=lambda item: item[1] == FILTERED)
+        some = [f"{name or ROOT}: {reason}" for name, reason in items[:5]]
+        return f" ({'; '.join(some)})" if some else ""
+
     def __str__(self) -> str:
         """Return a table with a line for each module."""
         rows = [(name, what) for name, what in self.changed.items()]

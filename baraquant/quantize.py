@@ -205,10 +205,9 @@ def _layers(
     at = dict(model.named_modules())
     layers = {name: at[name] for name in report.changed}
     if not layers:
-        reasons = "; ".join(f"{name}: {why}" for name, why in list(report.left_out.items())[:5])
         raise ValueError(
             f"{_CALLER}: expected a model with a Linear, Conv1d, Conv2d or Embedding to quantize, "
-            f"but {type(model).__name__} has none" + (f" ({reasons})" if reasons else "")
+            f"but {type(model).__name__} has none{report.reasons()}"
         )
     return layers, report.left_out
 

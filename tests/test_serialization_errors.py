@@ -262,18 +262,22 @@ def test_without_safetensors(every, monkeypatch):
             call()
 
 
+def padded(padding):
+    """A model whose header is longer by about the padding."""
+    model = nn.Sequential(nn.Linear(3, 2, bias=False))
+    model.register_buffer("p" * padding, torch.zeros(1))
+    return model
+
+
 @pytest.mark.parametrize("length", [0x280, 0x480])
 def test_a_header_whose_length_begins_as_a_pickle_does(length, tmp_path):
-    """safetensors begins with the length of the header: 640 and 1152 are b"\x80\x02", b"\x80\x04"."""
-    for padding in range(1200):
-        model = nn.Sequential(nn.Linear(3, 2))
-        model.add_module("p" * (padding + 1), nn.BatchNorm1d(1, affine=False))
+    r"""A file begins with its header's length: 640 is b"\x80\x02", 1152 is b"\x80\x04"."""
+    for padding in range(1, 600):
+        model = padded(padding)
         baraquant.quantize_(model, W8A8())
         baraquant.save(model, tmp_path / "a")
-        if int.from_bytes((tmp_path / "a").read_bytes()[:8], "little") % 0x10000 == length:
+        if int.from_bytes((tmp_path / "a").read_bytes()[:8], "little") == length:
             break
     else:
         pytest.fail("no name gave that length")
-    fresh = nn.Sequential(nn.Linear(3, 2))
-    fresh.add_module("p" * (padding + 1), nn.BatchNorm1d(1, affine=False))
-    assert same(baraquant.load(fresh, tmp_path / "a"), model)
+    assert same(baraquant.load(padded(padding), tmp_path / "a"), model)

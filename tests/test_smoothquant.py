@@ -328,7 +328,7 @@ def test_a_tied_weight_is_not_smoothed_and_stays_tied():
         quantized = copy.deepcopy(model)
         report = baraquant.quantize_(quantized, config, data)
         assert "alpha" not in report.changed["head"]
-        for name in ("weight", "weight_scale"):
+        for name in ("qweight", "weight_scale"):
             pair = getattr(quantized.head, name), getattr(quantized.embedding, name)
             assert pair[0].data_ptr() == pair[1].data_ptr()
         assert quantized.first is quantized.second

@@ -28,7 +28,8 @@ class WeightView(Tensor):  # type: ignore[misc]
         like: A tensor of their shape, strides and device.
         dtype: Of the numbers.
         layer: What the layer is called, for messages.
-        parameter: What ``grad``, ``requires_grad`` and ``is_leaf`` speak of; None: no gradient.
+        parameter: What ``grad``, ``requires_grad`` and ``is_leaf`` speak of, and what setting the
+            first two changes; None: no gradient.
     """
 
     _compute: Callable[[], Tensor]
@@ -66,6 +67,9 @@ class WeightView(Tensor):  # type: ignore[misc]
         view = args[0] if args and isinstance(args[0], cls) else None
         if func in _OF_PARAMETER and view is not None and view._of is not None:
             return func(view._of, *args[1:], **kwargs)
+        if func in _SETTING and view is not None and view._of is not None and view._of.is_leaf:
+            func(view._of, *args[1:], **kwargs)
+            return view
         if func in _METADATA or func in _OF_PARAMETER:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
@@ -183,4 +187,5 @@ _METADATA = {
     Tensor.ndimension, Tensor.nelement, Tensor.numel, Tensor.size, Tensor.stride,
 }  # fmt: skip
 _OF_PARAMETER = _getters("grad", "is_leaf", "requires_grad", "grad_fn", "output_nr")
+_SETTING = {Tensor.requires_grad.__set__, Tensor.grad.__set__, Tensor.requires_grad_}
 _DETACHING = {Tensor.data.__get__, Tensor.detach}

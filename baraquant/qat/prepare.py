@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from .._replace import ROOT, Decision, FilterFn, Report, Swap, replace_modules, take_over, why_not
+from .._replace import Decision, FilterFn, Report, Swap, replace_modules, take_over, why_not
 from ..configs import Config, FakeQuantConfig, QATConfig, qat_config
 from ..nn import (
     DequantizedLinear,
@@ -204,9 +204,7 @@ def _nothing(model: nn.Module, report: Report) -> str:
         return f"expected a float model, but {kind} is prepared already"
     if any(isinstance(module, CONVERTED) for module in model.modules()):
         return f"expected a float model, but {kind} is converted already"
-    some = [f"{name or ROOT}: {reason}" for name, reason in list(report.left_out.items())[:5]]
-    reasons = f" ({'; '.join(some)})" if some else ""
     return (
         "expected a model with a Linear, Conv1d, Conv2d, Embedding or MultiheadAttention to "
-        f"prepare, but {kind} has none{reasons}"
+        f"prepare, but {kind} has none{report.reasons()}"
     )
