@@ -17,6 +17,7 @@ SHAPE = (3, 4, 10)
 RANGE = ("min_val", "max_val")
 QPARAMS = ("scale", "zero_point")
 FLAGS = ("observer_enabled", "fake_quant_enabled")
+COUNTER = "skipped_batches"
 by_granularity = pytest.mark.parametrize("granularity", ["per_tensor", "per_channel"])
 by_symmetry = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
 by_averaging = pytest.mark.parametrize("averaging", [None, 0.25, 1.0])

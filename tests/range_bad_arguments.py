@@ -32,6 +32,7 @@ KINDS = (PER_TENSOR, per_channel(1), cases.PER_TOKEN, cases.per_group(4))
 RANGES_IN_PLACE = ("min_val", "max_val", "scale")
 WRITTEN = (*RANGES_IN_PLACE, "zero_point")
 FLAGS = ("observer_enabled", "fake_quant_enabled")
+COUNTER = "skipped_batches"
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Op:
         if self.verb == "observe_fake_quantize":
             found["zero_point"] = torch.zeros(params, dtype=torch.int32, device=device)
             found |= {f: torch.ones(1, dtype=torch.uint8, device=device) for f in FLAGS}
+        found[COUNTER] = torch.zeros(1, dtype=torch.int64, device=device)
         return found | {"averaging_constant": 0.1}
 
     def __call__(self, arguments: dict[str, Any]) -> Any:
@@ -101,6 +103,9 @@ def wrong_dtypes() -> Iterator[Bad]:
         for dtype in (torch.int8, torch.int32, torch.int64, torch.float32, torch.complex64):
             change, name = to_dtype(argument, dtype), cases.name_of(dtype)
             yield Bad(argument, name, change, TypeError, "uint8.*bool.* " + got(dtype))
+    for dtype in (torch.int32, torch.uint8, torch.float32, torch.bool):
+        change = to_dtype(COUNTER, dtype)
+        yield Bad(COUNTER, cases.name_of(dtype), change, TypeError, "int64.* " + got(dtype))
     floating = (*cases.FLOAT_DTYPES, torch.float8_e5m2)
     for dtype in (*floating, torch.int16, torch.int32, torch.int64, torch.bool, torch.qint8):
         words = "int8 or .*uint8.* " + got(dtype)
@@ -108,7 +113,7 @@ def wrong_dtypes() -> Iterator[Bad]:
 
 
 def wrong_layouts_and_devices() -> Iterator[Bad]:
-    for name in ("input", *WRITTEN, *FLAGS):
+    for name in ("input", *WRITTEN, *FLAGS, COUNTER):
         yield Bad(name, "sparse_coo", sparse_coo(name), TypeError, "got .*[Ss]parse")
         if name != "input":
             yield Bad(name, DEVICE, elsewhere(name), ValueError, "got (cpu|meta)")
@@ -125,7 +130,7 @@ def wrong_shapes() -> Iterator[Bad]:
             words = rf"expected.* got .*({re.escape(str(list(shape)))}|{math.prod(shape)})"
             when = lambda op, kind=kind: op.granularity.kind == kind  # noqa: E731
             yield Bad(name, f"{shape}", of_shape(name, shape), ValueError, words, when)
-    for name in FLAGS:
+    for name in (*FLAGS, COUNTER):
         for shape in ((0,), (2,), (1, 2)):
             words = rf"1 element.* got .*({re.escape(str(list(shape)))}|{math.prod(shape)})"
             yield Bad(name, f"{shape}", of_shape(name, shape), ValueError, words)

@@ -36,7 +36,7 @@ from affine_fuzz import (
     wrong_granularity,
 )
 from cases import PER_TENSOR, Granularity, per_channel
-from range_bad_arguments import DATA, FLAGS, OBSERVERS, WRITTEN
+from range_bad_arguments import COUNTER, DATA, FLAGS, OBSERVERS, WRITTEN
 from range_oracle import Dynamic, Observed
 
 PARAM_DTYPES = (torch.float32, torch.float64, torch.float16, torch.int32, torch.int64)
@@ -60,7 +60,7 @@ class Call:
     def __call__(self, device: str, namespace: object) -> tuple[Any, dict[str, Tensor]]:
         """The result, and the written tensors; they are copies of the call's."""
         moved = {k: move(v, device) for k, v in self.arguments.items()}
-        state = {k: moved[k].clone() for k in WRITTEN if k in moved}
+        state = {k: moved[k].clone() for k in (*WRITTEN, COUNTER) if k in moved}
         return getattr(namespace, self.name)(**(moved | state)), state
 
 
@@ -124,6 +124,9 @@ def observer_arguments(
             flag = choose(draw(st.sampled_from((torch.uint8, torch.bool))), FLAG_DTYPES)
             on = torch.tensor(draw(st.booleans())).to(flag)
             found[name] = on.expand(choose(draw(st.sampled_from(((), (1,)))), SHAPES)).clone()
+    if draw(st.booleans()):
+        counter = torch.tensor([draw(st.integers(-9, 9))]).to(choose(torch.int64, PARAM_DTYPES))
+        found[COUNTER] = counter.expand(choose(draw(st.sampled_from(((), (1,)))), SHAPES)).clone()
     constant = draw(st.sampled_from((None, 0.01, 0.3, 1.0)))
     return found | {"averaging_constant": choose(constant, CONSTANTS)}
 
@@ -154,6 +157,11 @@ def broken_rules(call: Call) -> set[type[Exception]]:
                 found.add(TypeError)
             if a[name].numel() != 1:
                 found.add(ValueError)
+    if COUNTER in a:
+        if a[COUNTER].dtype != torch.int64:
+            found.add(TypeError)
+        if tuple(a[COUNTER].shape) not in ((), (1,)):
+            found.add(ValueError)
     constant = a.get("averaging_constant")
     if constant is not None and not 0 < constant <= 1:
         found.add(ValueError)
@@ -195,10 +203,13 @@ def check_values(call: Call, got: Any, state: dict[str, Tensor]) -> None:
         params = () if axis is None else expected["min_val"].shape
         before = Observed(*(expected[k].reshape(params) for k in WRITTEN[:2]))
         seen = before.after(a["input"], axis, a["averaging_constant"])
-        found = [*seen, *seen.qparams(ends, a["symmetric"])] if "scale" in state else [*seen]
-        shapes = [value.shape for value in expected.values()]
-        pairs = zip(state, found, shapes, strict=True)
-        expected = {k: np.asarray(value).reshape(shape) for k, value, shape in pairs}
+        found = dict(zip(WRITTEN, seen[:2], strict=False))
+        if "scale" in state:
+            chosen = seen.qparams(ends, a["symmetric"], (expected["scale"], expected["zero_point"]))
+            found |= dict(zip(WRITTEN[2:], chosen, strict=True))
+        if COUNTER in state:
+            found[COUNTER] = expected[COUNTER] + seen.skipped
+        expected = {k: np.asarray(found[k]).reshape(v.shape) for k, v in expected.items()}
     for name, value in expected.items():
         oracle.assert_same_bits(state[name], value, f"{name} of {call}")
     if call.verb == "observe_min_max_":

@@ -26,9 +26,17 @@ FLAGS = tuple(itertools.product((1, 0), (1, 0)))  # observer_enabled, fake_quant
 def batches(
     axis: int | None, dtype: torch.dtype, shape: tuple[int, ...] = SHAPE, poison: bool = True
 ) -> list[Tensor]:
-    """Batches of which each channel has another character every time; poison only at the end."""
+    """Batches of which each channel has another character every time.
+
+    With poison: NaN and infinities come first, in the middle and last, in ever other channels.
+    """
     granularity = PER_TENSOR if axis is None else per_channel(axis)
-    names = [CLEAN] * 6 + ([("normal", "nan", "inf", "minus_inf", "nan_and_inf")] * 3) * poison
+    kinds = ("nan", "inf", "minus_inf", "nan_and_inf") * 2
+    first, second, third, last = (
+        [kinds[i : i + 1] if axis is None else ("normal", *kinds[i : i + 4])] * poison
+        for i in range(4)
+    )
+    names = [*first, *[CLEAN] * 3, *second, *third, *[CLEAN] * 3, *last]
     made = [
         characterful(shape, dtype, granularity, RANGE, seed=3 * seed, characters=characters)
         for seed, characters in enumerate(names)
@@ -50,6 +58,7 @@ class Buffers:
         self.high = torch.full(shape, -math.inf, dtype=compute, device=device)
         self.scale = torch.full(shape, 0.25, dtype=compute, device=device)
         self.point = torch.full(shape, 3, dtype=torch.int32, device=device)
+        self.skipped = torch.zeros((), dtype=torch.int64, device=device)
 
     @property
     def all(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -62,9 +71,12 @@ class Buffers:
     def assert_range(self, note: str = "") -> None:
         assert_same_bits(self.low, self.seen.low.reshape(self.low.shape), f"min_val {note}")
         assert_same_bits(self.high, self.seen.high.reshape(self.high.shape), f"max_val {note}")
+        assert self.skipped.item() == self.seen.skipped, f"skipped {note}"
 
     def observe(self, x: Tensor, c: float | None = None) -> None:
-        result = torch.ops.baraquant.observe_min_max_(x, self.low, self.high, self.axis, c)
+        result = torch.ops.baraquant.observe_min_max_(
+            x, self.low, self.high, self.axis, c, skipped_batches=self.skipped
+        )
         assert result is None
         self.seen = self.seen.after(x, self.axis, c)
 
@@ -72,8 +84,9 @@ class Buffers:
         """One call of observe_fake_quantize."""
         ends = options.pop("ends", RANGE)
         return torch.ops.baraquant.observe_fake_quantize(
-            x, *self.all, *flags, self.axis, *ends, symmetric=symmetric, **options
-        )
+            x, *self.all, *flags, self.axis, *ends, symmetric=symmetric,
+            skipped_batches=self.skipped, **options
+        )  # fmt: skip
 
 
 def flag(value: int, device: str, dtype: torch.dtype = torch.uint8, dims: int = 1) -> Tensor:
@@ -88,8 +101,7 @@ def expected_step(
     scale, point = (oracle.to_numpy(t).copy() for t in (buffers.scale, buffers.point))
     if on[0] and x.numel() > 0:
         buffers.seen = buffers.seen.after(x, buffers.axis, c)
-        found = buffers.seen.qparams(ends, symmetric)
-        scale, point = (a.reshape(s.shape) for a, s in zip(found, (scale, point), strict=True))
+        scale, point = buffers.seen.qparams(ends, symmetric, (scale, point))
     if not on[1]:
         return scale, point, None
     params = torch.from_numpy(scale.copy()), torch.from_numpy(point.copy())

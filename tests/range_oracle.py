@@ -101,11 +101,23 @@ class Dynamic(Affine):
         return oracle.to_numpy(grad) if self.symmetric else self.fake_quantize_backward(grad)
 
 
+def known_range(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Whether these are the ends of a range, and not of nothing or of something poisoned."""
+    return np.isfinite(low) & np.isfinite(high) & (low <= high)
+
+
+def average(old: np.ndarray, new: np.ndarray, c: np.floating) -> np.ndarray:
+    """A share of the way, by another sum where the way is too long for a number."""
+    way = new - old
+    return np.where(np.isfinite(way), old + c * way, (old.dtype.type(1) - c) * old + c * new)
+
+
 class Observed(NamedTuple):
-    """A running range, in C."""
+    """A running range, in C, and how many batches some channel of it took no part of."""
 
     low: np.ndarray
     high: np.ndarray
+    skipped: int = 0
 
     @classmethod
     def nothing(cls, channels: int | None, compute: torch.dtype) -> Observed:
@@ -118,20 +130,24 @@ class Observed(NamedTuple):
             return self
         granularity = cases.PER_TENSOR if axis is None else cases.per_channel(axis)
         low, high = signed_extremes(oracle.to_numpy(x).astype(self.low.dtype), granularity)
-        nothing_seen = self.low > self.high
+        taken, known = known_range(low, high), known_range(self.low, self.high)
         with np.errstate(all="ignore"):
             if averaging_constant is None:  # the running one where both are equal
-                keep = ~(low < self.low) & ~np.isnan(low), ~(high > self.high) & ~np.isnan(high)
+                keep = ~(low < self.low), ~(high > self.high)
                 found = np.where(keep[0], self.low, low), np.where(keep[1], self.high, high)
             elif (c := low.dtype.type(averaging_constant)) == 1:  # the last batch, exactly
                 found = low, high
             else:
-                found = self.low + c * (low - self.low), self.high + c * (high - self.high)
-        pairs = zip((low, high), found, strict=True)
-        stays = np.isnan(self.low) | np.isnan(self.high)  # NaN, both, for good
-        chosen = (np.where(stays, np.nan, np.where(nothing_seen, *pair)) for pair in pairs)
-        return Observed(*(array.astype(low.dtype) for array in chosen))
+                found = average(self.low, low, c), average(self.high, high, c)
+        ends = zip((self.low, self.high), (low, high), found, strict=True)
+        chosen = (np.where(taken, np.where(known, to, new), old) for old, new, to in ends)
+        skipped = self.skipped + int(not taken.all())
+        return Observed(*(array.astype(low.dtype) for array in chosen), skipped)
 
-    def qparams(self, ends: tuple[int, int], symmetric: bool) -> Pair:
-        """Those that the data {low, high} would have."""
-        return qparams(self.low, self.high, ends, symmetric)
+    def qparams(self, ends: tuple[int, int], symmetric: bool, before: Pair) -> Pair:
+        """Those that the data {low, high} would have; those from `before` where there is none."""
+        known = known_range(self.low, self.high)
+        chosen = qparams(self.low, self.high, ends, symmetric)
+        pairs = zip(chosen, before, strict=True)
+        scale, point = (np.where(known, new, old.reshape(known.shape)) for new, old in pairs)
+        return scale.reshape(before[0].shape), point.reshape(before[1].shape)

@@ -168,12 +168,26 @@ def test_memory_is_constant(kind):
 @pytest.mark.parametrize("kind", OBSERVERS)
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_poisoned_batch_is_reported(kind, poison, place):
-    batches = [gaussian(seed, 50) for seed in range(3)]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_a_poisoned_batch_is_left_out_and_counted(kind, poison, place, dtype):
+    batches = [gaussian(seed, 50).to(dtype) for seed in range(3)]
+    batches[place] *= 9
     batches[place][7] = poison
     observer = observe(OBSERVERS[kind](), batches)
-    assert bool(observer.unusable())
-    with pytest.raises(ValueError, match="expected finite data, but observed NaN or infinity"):
+    clean = observe(OBSERVERS[kind](), [b for i, b in enumerate(batches) if i != place])
+    assert not bool(observer.unusable())
+    assert observer.skipped_batches == 1 and clean.skipped_batches == 0
+    for symmetric in (True, False):
+        got, wanted = (o.calculate_qparams(symmetric=symmetric) for o in (observer, clean))
+        assert torch.equal(got[0], wanted[0]) and torch.equal(got[1], wanted[1])
+
+
+@pytest.mark.parametrize("kind", OBSERVERS)
+def test_poison_in_every_batch_is_reported(kind):
+    observer = observe(OBSERVERS[kind](), [torch.tensor([1.0, math.nan]), torch.tensor(math.inf)])
+    assert bool(observer.unusable()) and observer.skipped_batches == 2
+    message = "expected finite data, but observed NaN or infinity in every batch"
+    with pytest.raises(ValueError, match=message):
         observer.calculate_qparams()
 
 
@@ -282,13 +296,36 @@ def test_calibrate_names_what_is_never_run():
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_calibrate_names_the_batch_and_the_first_module(poison):
+def test_calibrate_names_what_it_left_out(poison):
     data = batches()
     data[1][2, 3] = poison
-    with pytest.raises(ValueError, match=r": first: expected finite .* batch 1 gives its input"):
+    observers = {"first": MinMaxObserver(), "second": MinMaxObserver()}
+    for given in (data, lambda model: [model(x) for x in data]):
+        observers = {"first": MinMaxObserver(), "second": MinMaxObserver()}
+        message = (
+            r"^baraquant.calibration.calibrate: inputs with a NaN or an infinity were left out of "
+            r"the calibration of first \(1\), second \(1\): each with the number of its inputs"
+        )
+        with pytest.warns(UserWarning, match=message):
+            calibrate(Net(), given, observers, progress=False)
+        expected = ops.choose_qparams_per_tensor(torch.cat([data[0], data[2]]))
+        assert torch.equal(observers["first"].calculate_qparams()[0], expected[0])
+
+
+def test_calibrate_names_eight_of_what_it_left_out():
+    net = nn.Sequential(*[nn.Linear(4, 4) for _ in range(11)])
+    data = [torch.ones(1, 4), torch.full((1, 4), math.nan)]
+    watchers = {str(i): MinMaxObserver() for i in range(11)}
+    with pytest.warns(UserWarning, match=r"of 0 \(1\), .*, 7 \(1\) and 3 more: each"):
+        calibrate(net, data, watchers, progress=False)
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_calibrate_refuses_what_is_never_finite(poison):
+    data = [x.fill_(poison) for x in batches()]
+    message = ": first: expected finite calibration data, but every batch gives its input a NaN"
+    with pytest.raises(ValueError, match=message):
         fails(data, ("first", "second"))
-    with pytest.raises(ValueError, match=r": first: expected finite .* the data gives its input"):
-        fails(lambda model: [model(x) for x in data], ("first", "second"))
 
 
 @pytest.mark.parametrize("given", [torch.randn(3, 4), {"x": torch.randn(3, 4)}, "text", 3, None])

@@ -28,8 +28,9 @@ RANGES = [
     ([-1.0, -3.0, -2.0, INF, -5.0], [2.0, 1.0, 3.0, -INF, INF]),
     ([-4.0, NAN, INF, INF, -INF], [1.0, NAN, -INF, -INF, 7.0]),
 ]
-UNION = ([-4.0, NAN, -2.0, INF, -INF], [2.0, NAN, 3.0, -INF, INF])
-SEEN = [0, 2]  # the channels with a finite range
+UNION = ([-4.0, -3.0, -2.0, INF, INF], [2.0, 1.0, 3.0, -INF, -INF])
+SEEN = [0, 1, 2]  # the channels with a finite range
+SKIPPED = [2, 5]  # batches that each rank has left out
 
 
 def network() -> nn.Sequential:
@@ -67,6 +68,7 @@ def with_range(rank: int) -> FakeQuantize:
     module = FakeQuantize(granularity="per_channel", axis=0, channels=5, mode="observed")
     module.min_val.copy_(torch.tensor(RANGES[rank][0]))
     module.max_val.copy_(torch.tensor(RANGES[rank][1]))
+    module.skipped_batches.fill_(SKIPPED[rank])
     return module
 
 
@@ -80,6 +82,10 @@ def join(rank: int) -> dict[str, Any]:
     }
     for module in modules.values():
         module.sync_qparams()
+    modules["again"] = copy.deepcopy(modules["module"])
+    modules["again"].skipped_batches += 1 + rank
+    for _ in range(2):
+        modules["again"].sync_qparams()
     modules["alone"] = with_range(rank)
     if rank == 0:
         modules["alone"].sync_qparams(alone)
@@ -133,7 +139,7 @@ def test_ranges_of_a_parallel_model_agree(scenario: str, results: list[dict[str,
 @pytest.mark.process
 @pytest.mark.parametrize("name", ["module", "double", "scripted"])
 def test_union_of_given_ranges(name: str, results: list[dict[str, Any]]) -> None:
-    """Of NaN and infinities, and where one rank or none has seen a channel."""
+    """What is not finite adds nothing; and where one rank or none has seen a channel."""
     for result in results:
         state = result["join"][name]
         dtype = torch.float64 if name == "double" else torch.float32
@@ -143,9 +149,15 @@ def test_union_of_given_ranges(name: str, results: list[dict[str, Any]]) -> None
         scale, zero_point = ops.choose_qparams_per_channel(torch.stack([low, high])[:, SEEN], 1)
         assert torch.equal(state["scale"][SEEN], scale)
         assert torch.equal(state["zero_point"][SEEN], zero_point)
-        assert state["scale"][1].isnan()
-        assert state["scale"][3] == 1, "nothing seen"
-        assert state["scale"][4] == INF
+        assert (state["scale"][3:] == 1).all(), "nothing seen"
+        assert state["skipped_batches"] == sum(SKIPPED)
+
+
+@pytest.mark.slow
+def test_skipped_batches_are_summed_once(results: list[dict[str, Any]]) -> None:
+    """Joined again, those of the last time do not count a second time."""
+    for result in results:
+        assert result["join"]["again"]["skipped_batches"] == sum(SKIPPED) + 1 + 2
 
 
 @pytest.mark.process
@@ -153,6 +165,9 @@ def test_union_over_a_group(results: list[dict[str, Any]]) -> None:
     for rank, result in enumerate(results):
         low, high = (torch.tensor(end) for end in RANGES[rank])
         state = result["join"]["alone"]
+        assert state["skipped_batches"] == SKIPPED[rank]
+        if rank == 0:
+            low[4], high[4] = INF, -INF  # -5 to infinity is no range
         torch.testing.assert_close(state["min_val"], low, rtol=0, atol=0, equal_nan=True)
         torch.testing.assert_close(state["max_val"], high, rtol=0, atol=0, equal_nan=True)
 

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.ao.quantization import FusedMovingAvgObsFakeQuantize
 
 import cases
 from baraquant.nn import FakeQuantize
 from observed import (
+    COUNTER,
     FLAGS,
     QPARAMS,
     RANGE,
@@ -28,6 +30,7 @@ from observed import (
     qparams_of,
     rounded,
 )
+from oracle import assert_same_bits
 
 
 @by_granularity
@@ -35,7 +38,7 @@ def test_its_state_at_first(granularity: str) -> None:
     for symmetric, zero_point in ((True, 0), (False, -8)):
         module = module_for(granularity, symmetric)
         shape = (4,) if granularity == "per_channel" else ()
-        assert sorted(module.state_dict()) == sorted((*RANGE, *QPARAMS, *FLAGS))
+        assert sorted(module.state_dict()) == sorted((*RANGE, *QPARAMS, *FLAGS, COUNTER))
         assert not list(module.parameters())
         first = {"min_val": math.inf, "max_val": -math.inf, "scale": 1.0, "zero_point": zero_point}
         for name, value in first.items():
@@ -43,6 +46,7 @@ def test_its_state_at_first(granularity: str) -> None:
             assert torch.equal(getattr(module, name), torch.full(shape, value, dtype=dtype)), name
         for name in FLAGS:
             assert torch.equal(getattr(module, name), torch.ones(1, dtype=torch.uint8))
+        assert_same_bits(module.skipped_batches, torch.tensor(0))
         scale, zero_point_ = module.calculate_qparams()
         assert torch.equal(scale, module.scale) and torch.equal(zero_point_, module.zero_point)
 
@@ -124,21 +128,82 @@ def test_evaluation_observes_too(granularity: str) -> None:
 
 
 @by_averaging
-def test_a_nan_stays_until_the_range_is_reset(averaging: float | None) -> None:
-    module = module_for("per_channel", averaging=averaging)
-    x = example()
-    module(x)
-    poisoned = x.clone()
-    poisoned[0, 2, 3] = math.nan
-    for batch in (poisoned, x):
-        y = module(batch)
-        for name in (*RANGE, "scale"):
-            assert getattr(module, name).isnan().tolist() == [False, False, True, False]
-        assert y[:, 2].isnan().all() and not y[:, [0, 1, 3]].isnan().any()
+@by_granularity
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_batch_that_is_not_finite_takes_no_part(
+    value: float, place: int, granularity: str, averaging: float | None, device: str
+) -> None:
+    """First, in the middle or last: the range is that of the others, channel by channel."""
+    module = module_for(granularity, averaging=averaging).to(device)
+    other = module_for(granularity, averaging=averaging).to(device)
+    data = [example(seed, device=device) for seed in (2, 1, 3)]
+    data[place][0, 2, 3] = value
+    for index, x in enumerate(data):
+        kept = other.min_val.clone(), other.max_val.clone()
+        module(x)
+        if index != place:
+            other(x)
+        elif granularity == "per_channel":  # the others see the batch, this one nothing
+            other(x.nan_to_num(0.0, 0.0, 0.0))
+            other.min_val[2], other.max_val[2] = kept[0][2], kept[1][2]
+        for name in RANGE:
+            assert_same_bits(getattr(module, name), getattr(other, name), f"{name} {index}")
+        assert module.skipped_batches == int(index >= place)
+    assert all(getattr(module, name).isfinite().all() for name in (*RANGE, "scale"))
     module.reset_min_max_vals()
-    fresh = module_for("per_channel", averaging=averaging)
-    assert torch.equal(module(x), fresh(x))
+    fresh = module_for(granularity, averaging=averaging).to(device)
+    clean = data[place - 1]
+    assert torch.equal(module(clean), fresh(clean))
     assert_same_state(module, fresh)
+
+
+def test_a_step_that_a_gradient_scaler_skips(device: str) -> None:
+    """A float16 batch that overflows: training goes on, with the range of the other batches."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), module_for("per_tensor", averaging=0.5)).to(device)
+    scaler = torch.amp.GradScaler(device.split(":")[0], init_scale=4.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = []
+    for factor in (1.0, math.inf, 2.0):
+        before.append(model[0].weight.detach().clone())
+        optimizer.zero_grad()
+        loss = model(torch.ones(3, 4, device=device) * factor).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert model[1].skipped_batches == 1
+    assert model[1].scale.isfinite()
+    assert model(torch.ones(3, 4, device=device)).isfinite().all()
+    assert not torch.equal(before[0], before[1]) and torch.equal(before[1], before[2])
+
+
+def test_a_state_dict_without_a_counter_is_loaded(device: str) -> None:
+    """One of before it was counted; with `assign` too, into a module on the meta device."""
+    seen = module_for("per_channel").to(device)
+    seen(example(device=device))
+    seen.skipped_batches.fill_(3)
+    state = seen.state_dict()
+    for assign in (False, True):
+        loaded = module_for("per_channel").to("meta" if assign else device)
+        loaded.load_state_dict(state, assign=assign)
+        assert loaded.skipped_batches == 3 and loaded._skipped_together == 3
+    old = {name: tensor for name, tensor in state.items() if name != COUNTER}
+    for assign in (False, True):
+        loaded = module_for("per_channel").to("meta" if assign else device)
+        loaded.load_state_dict(old, assign=assign)
+        assert loaded.skipped_batches == 0
+        assert loaded.skipped_batches.device.type == torch.device(device).type
+        assert loaded._skipped_together == 0 and torch.equal(loaded.min_val, seen.min_val)
+    with pytest.raises(RuntimeError, match="max_val"):  # what else is missing is still missed
+        loaded.load_state_dict({name: t for name, t in old.items() if name != "max_val"})
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_the_counter_stays_an_integer(dtype: torch.dtype) -> None:
+    module = module_for("per_tensor").to(dtype)
+    module(torch.full((2,), math.nan, dtype=dtype))
+    assert_same_bits(module.skipped_batches, torch.tensor(1))
 
 
 @by_granularity

@@ -118,11 +118,14 @@ def test_script(granularity: str, averaging: float | None) -> None:
         for call in ("", "disable_observer", "disable_fake_quant", "enable_observer", ""):
             for one in (eager, other) if call else ():
                 getattr(one, call)()
+            for one in (eager, other):
+                one(example(4) * math.inf)  # left out and counted, but for the switched observer
             x = example(2).requires_grad_()
             y, wanted = other(x), eager(x)
             assert torch.equal(y, wanted)
             assert torch.equal(*(torch.autograd.grad(o.sum(), x)[0] for o in (y, wanted)))
             assert_same_state(other, eager)
+        assert eager.skipped_batches == 3
         assert torch.equal(other.calculate_qparams()[0], eager.calculate_qparams()[0])
         other.reset_min_max_vals()
         assert (other.min_val == math.inf).all()
@@ -156,12 +159,15 @@ def test_compile_once_for_all_flags(granularity: str) -> None:
         for one in (eager, module):
             one.enable_observer(bool(observes))
             one.enable_fake_quant(bool(rounds))
+        for one in (compiled, eager):
+            one((example(4) * math.nan).requires_grad_())
         x = example(seed).requires_grad_()
         y, wanted = compiled(x), eager(x)
         assert torch.equal(y, wanted)
         assert torch.equal(*(torch.autograd.grad(o.sum(), x)[0] for o in (y, wanted)))
         assert_same_state(module, eager)
     assert counter.frame_count == 1
+    assert module.skipped_batches == 4
 
 
 def test_flags_switched_inside_compiled_code() -> None:

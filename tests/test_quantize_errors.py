@@ -75,8 +75,7 @@ def test_what_is_no_model():
 def test_bad_calibration_leaves_the_model_alone(config):
     model = seeded(Block).train()
     original = copy.deepcopy(model)
-    poisoned = batches()
-    poisoned[1][0, 0, 0] = math.nan
+    poisoned = [x.fill_(math.nan) for x in batches()]
 
     def fails(given, message, kind=ValueError):
         with pytest.raises(kind, match=message):
@@ -86,10 +85,22 @@ def test_bad_calibration_leaves_the_model_alone(config):
     fails(None, f"expected calibration data for {type(config).__name__}, but got None")
     fails([], "expected calibration data, but got no batch")
     fails(lambda m: None, "query: expected the calibration data to reach the module")
-    fails(poisoned, "quantize_: query: expected finite calibration data, but batch 1 gives")
+    fails(poisoned, "quantize_: query: expected finite calibration data, but every batch gives")
     fails(lambda m: [m(x) for x in poisoned], "query: expected finite calibration data")
     fails(3, "expected calibration to be an iterable", TypeError)
     fails([torch.randn(2, 5, 7)], "normalized_shape", RuntimeError)
+
+
+@pytest.mark.parametrize("config", CALIBRATED, ids=str)
+def test_a_poisoned_batch_is_left_out(config):
+    """The model is that of the other batches, and the warning names the layers."""
+    clean, poisoned = batches(), batches()
+    poisoned.insert(1, torch.full_like(clean[0], math.nan))
+    model, expected = seeded(Block).eval(), seeded(Block).eval()
+    with pytest.warns(UserWarning, match=r"^baraquant.quantize_: inputs with .* query \(1\), "):
+        baraquant.quantize_(model, config, poisoned)
+    baraquant.quantize_(expected, config, clean)
+    assert torch.equal(model(clean[0]), expected(clean[0]))
 
 
 @pytest.mark.parametrize("config", CALIBRATED, ids=str)

@@ -33,14 +33,15 @@ CONSTANTS = (None, 1.0, 0.01, 0.3, 0.999999999, 1e-40, 1e-60)
 @by_axis
 @pytest.mark.parametrize("c", CONSTANTS)
 def test_running_range(c: float | None, axis: int | None, dtype: torch.dtype, device: str) -> None:
-    """Over several batches, empty ones among them; then NaN and infinities, which stay."""
+    """Over several batches, empty ones among them, and ones with NaN and infinities."""
     buffers = Buffers(axis, dtype, device)
     for number, x in enumerate(batches(axis, dtype)):
         if axis is not None and x.shape[axis] != SHAPE[axis]:
             continue  # an empty batch has other channels
         buffers.observe(x.to(device), c)
         buffers.assert_range(f"after batch {number}")
-    assert np.isnan(buffers.seen.low).any()
+    assert np.isfinite(buffers.seen.low).all() and np.isfinite(buffers.seen.high).all()
+    assert buffers.seen.skipped == 4
 
 
 @by_dtype
@@ -103,12 +104,79 @@ def test_by_hand(device: str) -> None:
     assert after([2.0, 3.0], 1.0) == (2, 3)  # the last batch alone
     assert after([1e8], 1.0) == (1e8, 1e8)
     assert after([1.0], 1.0) == (1, 1)  # exactly, however far the range has to go
-    assert after([math.inf, 0.0]) == (0, math.inf)
-    assert after([1.0, 4.0], 1.0) == (1, 4)
-    for c in (None, 0.5, 1.0):
-        low.fill_(math.inf), high.fill_(-math.inf)
-        assert all(math.isnan(v) for v in after([1.0, math.nan, 2.0], c))
-        assert all(math.isnan(v) for v in after([1.0, 2.0], c))
+    for bad in (math.inf, -math.inf, math.nan, -math.nan):
+        for c in (None, 0.5, 1.0):
+            low.fill_(math.inf), high.fill_(-math.inf)
+            assert after([bad, 0.0], c) == (math.inf, -math.inf)
+            assert after([1.0, 2.0], c) == (1, 2)
+            assert after([5.0, bad, -4.0], c) == (1, 2)
+    low.fill_(-3e38), high.fill_(-3e38)
+    low_, high_ = after([3e38], 0.75)  # the way from one to the other is no number
+    assert low_ == high_ == pytest.approx(1.5e38)
+
+
+@pytest.mark.parametrize("c", (None, 0.5, 1.0))
+@pytest.mark.parametrize("ends", ((math.nan, 1.0), (0.0, math.nan), (0.0, math.inf)))
+def test_a_poisoned_range_starts_anew(
+    ends: tuple[float, float], c: float | None, device: str
+) -> None:
+    """As an old checkpoint may hold one: the next finite batch is taken as it is."""
+    buffers, on = Buffers(None, torch.float32, device), flag(1, device)
+    buffers.low.fill_(ends[0]), buffers.high.fill_(ends[1]), buffers.scale.fill_(math.nan)
+    buffers.step(torch.tensor([1.0, math.nan], device=device), (on, on), True, averaging_constant=c)
+    assert_same_bits(buffers.low, torch.tensor(ends[0]))
+    assert buffers.scale.isnan() and buffers.skipped == 1
+    buffers.step(torch.tensor([-2.0, 3.5], device=device), (on, on), True, averaging_constant=c)
+    assert (buffers.low.item(), buffers.high.item(), buffers.scale.item()) == (-2, 3.5, 0.5)
+    assert buffers.skipped == 1
+
+
+BAD = (math.nan, math.inf, -math.inf)
+
+
+@by_dtype
+@pytest.mark.parametrize("shape", ((1, 5), (3, 70_001), (4097, 33), (40, 3), (1, 1 << 20)))
+@pytest.mark.parametrize("axis", (None, 0, 1))
+def test_batches_that_are_skipped_are_counted_once(
+    axis: int | None, shape: tuple[int, int], dtype: torch.dtype, device: str
+) -> None:
+    """However many of the channels are hit, at whatever place; every kernel on a GPU."""
+    buffers = Buffers(axis, dtype, device, None if axis is None else shape[axis])
+    x = torch.randn(shape, generator=cases.generator(0)).to(device, dtype)
+    skipped = 0
+    for places in ((), (0,), (x.numel() // 2, x.numel() - 1), (), tuple(range(x.numel()))[::3]):
+        for value in BAD if places else (0.0,):
+            batch = x.clone()
+            batch.view(-1)[list(places)] = value
+            buffers.observe(batch, 0.5)
+            skipped += bool(places)
+            buffers.assert_range(f"{places[:2]} {value}")
+    assert buffers.skipped == skipped == 9
+
+
+def test_the_counter_is_left_alone_where_nothing_is_observed(device: str) -> None:
+    """By an observer that is switched off, an empty batch, and a call that does not name it."""
+    x = torch.tensor([1.0, math.nan], device=device)
+    for dims in (0, 1):
+        buffers, off, on = Buffers(None, torch.float32, device), flag(0, device), flag(1, device)
+        buffers.skipped = buffers.skipped.reshape((1,) * dims)
+        buffers.step(x, (off, on), True)
+        buffers.step(x[:0], (on, on), True)
+        torch.ops.baraquant.observe_min_max_(x, buffers.low, buffers.high)
+        assert buffers.skipped.shape == (1,) * dims and buffers.skipped == 0
+        buffers.step(x, (on, off), True)
+        assert buffers.skipped == 1
+
+
+def test_what_a_skipped_batch_gives(device: str) -> None:
+    """It is rounded by the scale that stays: before any finite batch the given one."""
+    buffers, on = Buffers(None, torch.float32, device), flag(1, device)
+    bad = torch.tensor([0.6, math.nan, math.inf, -math.inf], device=device)
+    assert_same_bits(buffers.step(bad, (on, on), True), torch.tensor([0.5, math.nan, 1, -2.75]))
+    assert buffers.scale == 0.25 and buffers.point == 3
+    buffers.step(torch.tensor([3.5], device=device), (on, on), True)
+    assert_same_bits(buffers.step(bad, (on, on), True), torch.tensor([0.5, math.nan, 3.5, -4]))
+    assert buffers.scale == 0.5 and buffers.point == 0
 
 
 def test_zeros_of_both_signs(device: str) -> None:
@@ -245,6 +313,8 @@ def test_chosen_as_from_the_running_range(device: str) -> None:
                 continue
             buffers.step(x.to(device), (on, on), symmetric, averaging_constant=0.4)
             pair = torch.stack([buffers.low, buffers.high])
+            if not pair.isfinite().all():
+                continue  # no range yet
             args = (pair, *buffers.granularity.args, *RANGE)
             op = buffers.granularity.op("choose_qparams")
             scale, point = op(*args, symmetric=symmetric) if axis is None else (

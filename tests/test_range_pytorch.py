@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -66,14 +67,18 @@ def test_opcheck_of_core_ops(
 
 
 @pytest.mark.parametrize("call", OBSERVE_CALLS, ids=str)
-def test_opcheck_of_observing_core_ops(call: ObserveCall, device: str) -> None:
+@pytest.mark.parametrize("counted", [False, True])
+def test_opcheck_of_observing_core_ops(call: ObserveCall, counted: bool, device: str) -> None:
     x, *state = call.tensors(SHAPE, device=device)
     x = x.detach()
+    counter = torch.tensor(0, device=device) if counted else None
+    if counted:
+        x[0, 1, 2] = math.nan
     if call.differentiable:
-        args = (x, *state[:5], call.axis, call.average, *RANGE, call.symmetric)
+        args = (x, *state[:5], call.axis, call.average, *RANGE, call.symmetric, counter)
         torch.library.opcheck(torch.ops.baraquant._observe_qparams_.default, args)
     else:
-        args = (x, *state, call.axis, call.average)
+        args = (x, *state, call.axis, call.average, counter)
         torch.library.opcheck(torch.ops.baraquant._observe_min_max_.default, args)
 
 

@@ -86,6 +86,7 @@ class State:
         self.max_val = torch.full(shape, -math.inf, dtype=compute)
         self.scale = torch.ones(shape, dtype=compute)
         self.zero_point = torch.zeros(shape, dtype=torch.int32)
+        self.skipped = torch.tensor(0)
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.min_val, self.max_val, self.scale, self.zero_point))
@@ -114,19 +115,27 @@ def test_observe(
     state = State(axis, dtype, one=poisoned)
     expected = Observed.nothing(None if axis is None else SHAPE[axis], state.scale.dtype)
     for x in batches(axis, dtype, poisoned):
-        reference.observe_min_max_(x, state.min_val, state.max_val, axis, average)
+        reference.observe_min_max_(
+            x, state.min_val, state.max_val, axis, average, skipped_batches=state.skipped
+        )
         expected = expected.after(x, axis, average)
         assert_same_bits(state.min_val.reshape(expected.low.shape), expected.low)
         assert_same_bits(state.max_val.reshape(expected.high.shape), expected.high)
-    assert state.min_val.isnan().any() == poisoned
+    assert state.skipped == expected.skipped and (expected.skipped > 0) == poisoned
+    assert state.min_val.isfinite().all() and state.max_val.isfinite().all()
 
 
-def test_a_nan_of_averaged_infinities_takes_both_ends() -> None:
-    low, high = torch.tensor(-1.0), torch.tensor(math.inf)
-    expected = [(-1.5, math.nan), (math.nan, math.nan), (math.nan, math.nan)]
-    for ends in expected:
-        reference.observe_min_max_(torch.tensor([-2.0, 3.0]), low, high, None, 0.5)
-        assert_same_bits(torch.stack([low, high]), torch.tensor(ends))
+@pytest.mark.parametrize("high", [math.inf, math.nan])
+def test_a_range_that_is_not_finite_starts_anew(high: float) -> None:
+    ends = torch.tensor(-1.0), torch.tensor(high)
+    reference.observe_min_max_(torch.tensor([-2.0, 3.0]), *ends, None, 0.5)
+    assert_same_bits(torch.stack(ends), torch.tensor([-2.0, 3.0]))
+
+
+def test_an_average_does_not_overflow() -> None:
+    ends = torch.tensor(-3e38), torch.tensor(-3e38)
+    reference.observe_min_max_(torch.tensor([3e38]), *ends, None, 0.75)
+    torch.testing.assert_close(torch.stack(ends), torch.tensor([1.5e38, 1.5e38]))
 
 
 @by_dtype
@@ -152,11 +161,14 @@ def test_observe_fake_quantize(
             *ends,
             symmetric=symmetric,
             averaging_constant=average,
+            skipped_batches=state.skipped,
         )
         if observe and x.numel():
             expected = expected.after(x, axis, average)
-            scale, zero_point = map(torch.from_numpy, expected.qparams(ends, symmetric))
-        for actual, wanted in zip(state, (*expected, scale, zero_point), strict=True):
+            before = scale.numpy(), zero_point.numpy()
+            scale, zero_point = map(torch.from_numpy, expected.qparams(ends, symmetric, before))
+        assert state.skipped == expected.skipped
+        for actual, wanted in zip(state, (*expected[:2], scale, zero_point), strict=True):
             wanted = wanted if isinstance(wanted, Tensor) else torch.from_numpy(wanted)
             assert_same_bits(actual, wanted)
         dy = cases.gradients(tuple(x.shape), dtype)

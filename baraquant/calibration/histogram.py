@@ -28,15 +28,15 @@ class Histogram:
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.counts = torch.zeros(_BINS, dtype=torch.int64, device=device)
 
-    def add(self, values: Tensor) -> None:
-        """Count ``values``, floating, of any shape."""
+    def add(self, values: Tensor, where: Tensor | bool = True) -> None:
+        """Count ``values``, floating, of any shape; ``where``, one bool, whether to count them."""
         values = values.detach().reshape(-1)
         if values.dtype == torch.float64:
             limits = torch.finfo(torch.float32)
             values = values.clamp(limits.min, limits.max)
         bits = values.to(torch.float32).view(torch.int32)
         index = (bits >> _SHIFT) & (_BINS - 1)
-        self.counts += torch.bincount(index, minlength=_BINS)
+        self.counts += torch.bincount(index, minlength=_BINS) * where
 
     def bins(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return lower edge, upper edge and count of every bin with a number in it, ascending.

@@ -10,7 +10,7 @@
 ==================  ============================================================================
 
 The first two keep two numbers, the others a histogram of 256 KiB as well. Each waits for the device
-only where it is asked for a result.
+only where it is asked for a result. A batch with a NaN or an infinity is left out and counted.
 """
 
 from __future__ import annotations
@@ -31,14 +31,25 @@ _OCTAVES = 12
 
 
 class Observer(ABC):
-    """What all observers share: the extremes seen, and how a range becomes a scale."""
+    """What all observers share: the extremes seen, and how a range becomes a scale.
+
+    Attributes:
+        min_val: The smallest number, ``[]``; inf before the first finite batch, None before any.
+        max_val: The largest number, likewise; -inf or None.
+        skipped_batches: How many batches were left out, as they held a NaN or an infinity: int64
+            ``[]``; None before any.
+    """
 
     def __init__(self) -> None:
         self.min_val: Tensor | None = None
         self.max_val: Tensor | None = None
+        self.skipped_batches: Tensor | None = None
 
     def observe(self, input: Tensor) -> None:
-        """Take note of ``input``, floating, of any shape; an empty one changes nothing."""
+        """Take note of ``input``, floating, of any shape; an empty one changes nothing.
+
+        One with a NaN or an infinity is counted in ``skipped_batches``, and changes nothing else.
+        """
         if input.numel() == 0:
             return
         input = input.detach()
@@ -46,15 +57,18 @@ class Observer(ABC):
             dtype = torch.float64 if input.dtype == torch.float64 else torch.float32
             self.min_val = torch.full((), math.inf, dtype=dtype, device=input.device)
             self.max_val = torch.full((), -math.inf, dtype=dtype, device=input.device)
+            self.skipped_batches = torch.zeros((), dtype=torch.int64, device=input.device)
         elif (input.dtype == torch.float64) != (self.min_val.dtype == torch.float64):
             input = input.to(self.min_val.dtype)
         self._observe(input.to(self.min_val.device))
 
     def _observe(self, input: Tensor) -> None:
-        ops.observe_min_max_(input, self.min_val, self.max_val)
+        ops.observe_min_max_(
+            input, self.min_val, self.max_val, skipped_batches=self.skipped_batches
+        )
 
     def unusable(self) -> Tensor | None:
-        """Return whether a NaN or an infinity was seen: a bool tensor; None if nothing was."""
+        """Return whether no finite batch was seen: a bool tensor; None if no batch was."""
         if self.min_val is None or self.max_val is None:
             return None
         return ~torch.isfinite(self.min_val + 0 * self.max_val)
@@ -68,14 +82,16 @@ class Observer(ABC):
         that the observer settles on.
 
         Raises:
-            ValueError: Nothing was seen, or a NaN or an infinity was.
+            ValueError: Nothing was seen, or nothing without a NaN or an infinity.
         """
         unusable = self.unusable()
         name = type(self).__name__
         if unusable is None or self.min_val is None:
             raise ValueError(f"{name}: expected data for a scale, but observed none")
         if bool(unusable):
-            raise ValueError(f"{name}: expected finite data, but observed NaN or infinity")
+            raise ValueError(
+                f"{name}: expected finite data, but observed NaN or infinity in every batch"
+            )
         ends = self._ends(quant_min, quant_max, symmetric)
         low, high = (torch.as_tensor(end).to(self.min_val) for end in ends)
         return qparams_of_range(low, high, quant_min, quant_max, symmetric)
@@ -114,7 +130,11 @@ class MovingAverageObserver(MinMaxObserver):
 
     def _observe(self, input: Tensor) -> None:
         ops.observe_min_max_(
-            input, self.min_val, self.max_val, averaging_constant=self.averaging_constant
+            input,
+            self.min_val,
+            self.max_val,
+            averaging_constant=self.averaging_constant,
+            skipped_batches=self.skipped_batches,
         )
 
 
@@ -124,10 +144,12 @@ class _HistogramObserver(Observer):
         self.histogram: Histogram | None = None
 
     def _observe(self, input: Tensor) -> None:
+        assert self.skipped_batches is not None
+        before = self.skipped_batches.clone()
         super()._observe(input)
         if self.histogram is None:
             self.histogram = Histogram(input.device)
-        self.histogram.add(input)
+        self.histogram.add(input, where=self.skipped_batches == before)
 
     def _bins(self) -> tuple[tuple[Tensor, Tensor, Tensor], float, float]:
         """Return the bins, cut at the extremes, and these."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
@@ -16,6 +17,9 @@ from .progress import ProgressBar
 Calibration = Iterable[Any] | Callable[[nn.Module], Any]
 
 
+_NAMED = 8  # modules in a warning
+
+
 class Watcher(Protocol):
     """What takes note of the inputs of one module."""
 
@@ -23,7 +27,11 @@ class Watcher(Protocol):
         """Take note of one input."""
 
     def unusable(self) -> Tensor | None:
-        """Return whether a NaN or an infinity was seen, as a bool; None: nothing was seen."""
+        """Return whether no finite input was seen, as a bool; None: no input was seen."""
+
+    @property
+    def skipped_batches(self) -> Tensor | None:
+        """How many inputs were left out, as they held a NaN or an infinity; None: not counted."""
 
 
 def calibrate(
@@ -50,22 +58,23 @@ def calibrate(
         where: The function that errors name.
 
     Raises:
-        ValueError: No data, an input with NaN or infinities, or a module that was never run. The
-            message has the module's path.
+        ValueError: No data, a module that was never run, or one whose inputs all held a NaN or an
+            infinity. The message has the module's path.
         TypeError: ``calibration`` is neither iterable nor callable, or the model does not take the
             first batch as its arguments, as where batches hold labels too.
+
+    Warns:
+        UserWarning: Inputs with a NaN or an infinity were left out: of which modules, and how many.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
-    check = _Check(watchers, where)
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
         bar = stack.enter_context(ProgressBar(description, length(calibration), progress))
         for path, watcher in watchers.items():
             stack.enter_context(watching(modules[path], watcher))
         is_empty = True
-        for what in _run(model, calibration, where):
+        for _ in _run(model, calibration, where):
             is_empty = False
-            check(what)
             bar.advance()
     if is_empty:
         raise ValueError(f"{where}: expected calibration data, but got no batch")
@@ -75,31 +84,41 @@ def calibrate(
                 f"{where}: {path}: expected the calibration data to reach the module, but it saw "
                 "no input; leave it out with filter_fn, or add data that uses it"
             )
+    _check_finite(watchers, where)
 
 
-class _Check:
-    """Raises where a watcher has seen a NaN or an infinity; waits once for all of them."""
+def _check_finite(watchers: Mapping[str, Watcher], where: str) -> None:
+    """Raise where a watcher has seen nothing finite; warn where it has left inputs out."""
+    unusable = _read({path: watcher.unusable() for path, watcher in watchers.items()})
+    skipped = _read({path: watcher.skipped_batches for path, watcher in watchers.items()})
+    for path, is_unusable in unusable.items():
+        if is_unusable:
+            raise ValueError(
+                f"{where}: {path}: expected finite calibration data, but every batch gives its "
+                "input a NaN or an infinity"
+            )
+    counts = [f"{path} ({count})" for path, count in skipped.items() if count > 0]
+    if counts:
+        more = f" and {len(counts) - _NAMED} more" if len(counts) > _NAMED else ""
+        warnings.warn(
+            f"{where}: inputs with a NaN or an infinity were left out of the calibration of "
+            f"{', '.join(counts[:_NAMED])}{more}: each with the number of its inputs that were",
+            stacklevel=3,
+        )
 
-    def __init__(self, watchers: Mapping[str, Watcher], where: str) -> None:
-        self._watchers, self._where = watchers, where
 
-    def __call__(self, what: str) -> None:
-        flags = {path: watcher.unusable() for path, watcher in self._watchers.items()}
-        seen = {path: flag for path, flag in flags.items() if flag is not None}
-        if not seen:
-            return
-        device = next(iter(seen.values())).device
-        unusable = torch.stack([flag.reshape(()).to(device) for flag in seen.values()]).tolist()
-        for path, is_unusable in zip(seen, unusable, strict=True):
-            if is_unusable:
-                raise ValueError(
-                    f"{self._where}: {path}: expected finite calibration data, but {what} gives "
-                    "its input a NaN or an infinity"
-                )
+def _read(tensors: Mapping[str, Tensor | None]) -> dict[str, int]:
+    """Return the numbers in one-element tensors; waits once for all of them."""
+    given = {path: tensor for path, tensor in tensors.items() if tensor is not None}
+    if not given:
+        return {}
+    device = next(iter(given.values())).device
+    flat = [tensor.reshape(()).to(device, torch.int64) for tensor in given.values()]
+    return dict(zip(given, torch.stack(flat).tolist(), strict=True))
 
 
-def _run(model: nn.Module, calibration: Calibration, where: str) -> Iterator[str]:
-    """Run the model; yield what it was run on."""
+def _run(model: nn.Module, calibration: Calibration, where: str) -> Iterator[None]:
+    """Run the model; yield after each batch."""
     if isinstance(calibration, (Tensor, Mapping, str, bytes)):
         raise TypeError(
             f"{where}: expected calibration to be an iterable of batches, but got one "
@@ -113,10 +132,10 @@ def _run(model: nn.Module, calibration: Calibration, where: str) -> Iterator[str
                 if index > 0 or not isinstance(batch, (Mapping, tuple, list)):
                     raise
                 raise TypeError(_not_arguments(model, batch, error, where)) from error
-            yield f"batch {index}"
+            yield
     elif callable(calibration):
         calibration(model)
-        yield "the data"
+        yield
     else:
         raise TypeError(
             f"{where}: expected calibration to be an iterable of batches or a function of the "

@@ -139,6 +139,10 @@ class _Aside:
     def unusable(self) -> Tensor | None:
         return self.watcher.unusable()
 
+    @property
+    def skipped_batches(self) -> Tensor | None:
+        return self.watcher.skipped_batches
+
 
 def _groups(
     layers: Mapping[str, nn.Module], feeds: Mapping[str, list[str]], fixed: set[str]

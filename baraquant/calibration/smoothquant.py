@@ -31,6 +31,7 @@ class ChannelRange:
     def __init__(self) -> None:
         self.min_val: Tensor | None = None  # [K]
         self.max_val: Tensor | None = None
+        self.skipped_batches: Tensor | None = None  # of which a channel held a NaN or an infinity
 
     def observe(self, input: Tensor) -> None:
         """Take note of ``input``, ``[..., K]``."""
@@ -41,12 +42,19 @@ class ChannelRange:
             channels = input.shape[-1]
             self.min_val = torch.full((channels,), math.inf, dtype=dtype, device=input.device)
             self.max_val = torch.full((channels,), -math.inf, dtype=dtype, device=input.device)
+            self.skipped_batches = torch.zeros((), dtype=torch.int64, device=input.device)
         elif input.dtype != self.min_val.dtype:
             input = input.to(self.min_val.dtype)
-        ops.observe_min_max_(input.detach(), self.min_val, self.max_val, axis=-1)
+        ops.observe_min_max_(
+            input.detach(),
+            self.min_val,
+            self.max_val,
+            axis=-1,
+            skipped_batches=self.skipped_batches,
+        )
 
     def unusable(self) -> Tensor | None:
-        """Return whether a NaN or an infinity was seen; None if nothing was."""
+        """Return whether a channel was finite in no batch; None if nothing was seen."""
         if self.min_val is None or self.max_val is None:
             return None
         return ~torch.isfinite(self.min_val + 0 * self.max_val).all()
@@ -95,8 +103,13 @@ class SmoothedObserver:
         self.observer.observe(input.detach().to(self.smooth.dtype) / self.smooth)
 
     def unusable(self) -> Tensor | None:
-        """Return whether a NaN or an infinity was seen; None if nothing was."""
+        """Return whether no finite batch was seen; None if nothing was."""
         return self.observer.unusable()
+
+    @property
+    def skipped_batches(self) -> Tensor | None:
+        """How many batches were left out; None if nothing was seen."""
+        return self.observer.skipped_batches
 
 
 class AlphaSearch:
@@ -116,13 +129,16 @@ class AlphaSearch:
         self.weight, self.factors, self.channels = weight.detach(), factors, channels
         self.symmetric = symmetric
         self.errors = torch.zeros(len(factors), dtype=torch.float64, device=weight.device)
-        self._seen = False
+        self.skipped_batches = torch.zeros((), dtype=torch.int64, device=weight.device)
+        self._batches = 0
 
     def observe(self, input: Tensor) -> None:
-        """Try each alpha on some rows of ``input``, ``[..., K]``."""
+        """Try each alpha on some rows of ``input``, ``[..., K]``, if all of it is finite."""
         if input.numel() == 0:
             return
-        self._seen = True
+        self._batches += 1
+        is_finite = input.detach().isfinite().all()
+        self.skipped_batches += ~is_finite
         rows = input.detach().reshape(-1, input.shape[-1])
         rows = rows[:: max(1, math.ceil(len(rows) / _ROWS))].to(self.factors.dtype)
         weight = self.weight.to(self.factors.dtype)
@@ -130,7 +146,8 @@ class AlphaSearch:
         for index, smooth in enumerate(self.factors):
             rounded = self._round(rows / smooth, smooth)
             got = F.linear(rounded, ops.dynamic_fake_quantize_per_channel(weight * smooth, 0))
-            self.errors[index] += (got - wanted).square().sum(dtype=torch.float64)
+            error = (got - wanted).square().sum(dtype=torch.float64)
+            self.errors[index] += torch.where(is_finite, error, 0.0)
 
     def _round(self, smoothed: Tensor, smooth: Tensor) -> Tensor:
         if self.channels is None:
@@ -139,8 +156,10 @@ class AlphaSearch:
         return ops.fake_quantize_per_tensor(smoothed, scale, zero_point)
 
     def unusable(self) -> Tensor | None:
-        """Return whether an error is NaN or infinite; None if nothing was seen."""
-        return ~torch.isfinite(self.errors).all() if self._seen else None
+        """Return whether no finite batch was seen, or an error is; None if nothing was seen."""
+        if self._batches == 0:
+            return None
+        return ~torch.isfinite(self.errors).all() | (self.skipped_batches == self._batches)
 
 
 def range_after(channels: ChannelRange, smooth: Tensor, symmetric: bool) -> tuple[Tensor, Tensor]:

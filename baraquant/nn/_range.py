@@ -21,22 +21,34 @@ def qparams_of_range(
     return ops.choose_qparams_per_channel(ends, 1, quant_min, quant_max, symmetric=symmetric)
 
 
+def is_known(min_val: Tensor, max_val: Tensor) -> Tensor:
+    """Return whether these are the ends of a range: finite, and not upside down."""
+    return min_val.isfinite() & max_val.isfinite() & (min_val <= max_val)
+
+
 def reduce_range(min_val: Tensor, max_val: Tensor, process_group: Any) -> None:
-    """Widen the range in place to the union over the processes, in one collective operation."""
+    """Widen the range in place to the union over the processes, in one collective operation.
+
+    A range that is not known adds nothing. Where none is known the result is (inf, -inf).
+    """
     if not (dist.is_available() and dist.is_initialized()):
         raise RuntimeError(
             "FakeQuantize: expected torch.distributed to be initialized for sync_qparams; "
             "call torch.distributed.init_process_group first"
         )
-    # max(x) = -min(-x): all rows can be reduced by one minimum. What a backend's minimum makes of a
-    # NaN is not defined, so a third row says where there was one.
-    ends = torch.stack([min_val, -max_val])
-    is_nan = ends.isnan().any(dim=0, keepdim=True)
-    rows = torch.cat([ends, -is_nan.to(ends.dtype)])
-    dist.all_reduce(rows, dist.ReduceOp.MIN, group=process_group)
-    low, negative_high, flag = rows.unbind()
-    min_val.copy_(low.masked_fill(flag < 0, float("nan")))
-    max_val.copy_(-negative_high.masked_fill(flag < 0, float("nan")))
+    # max(x) = -min(-x): both rows can be reduced by one minimum.
+    unknown = ~is_known(min_val, max_val)
+    ends = torch.stack([min_val, -max_val]).masked_fill(unknown, float("inf"))
+    dist.all_reduce(ends, dist.ReduceOp.MIN, group=process_group)
+    min_val.copy_(ends[0])
+    max_val.copy_(-ends[1])
+
+
+def sum_of_processes(count: Tensor, process_group: Any) -> Tensor:
+    """Return the sum of an integer over the processes."""
+    total = count.clone()
+    dist.all_reduce(total, dist.ReduceOp.SUM, group=process_group)
+    return total
 
 
 # Note [What is computed again is not observed again]

@@ -2,18 +2,19 @@
 """``FakeQuantize``: rounding to a quantization grid, as a module of a network in training."""
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import Self
 
 from .. import ops
 from . import _arguments
-from ._range import qparams_of_range, reduce_range, unless_recomputing
+from ._observed_range import ObservedRange
+from ._range import qparams_of_range, unless_recomputing
 
 
-class FakeQuantize(nn.Module):  # type: ignore[misc]
+class FakeQuantize(ObservedRange):
     """Rounds its input to a quantization grid; the gradient goes straight through.
 
     ``mode`` says where the scale and the zero point come from:
@@ -26,8 +27,11 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
     * ``"observed"``: the module follows the range of what it sees, in training and evaluation
       alike, and takes them from there; held still by :meth:`disable_observer`.
       Computes :func:`baraquant.ops.observe_fake_quantize`. Buffers: ``min_val`` and ``max_val``
-      (inf and -inf before the first input), ``scale``, ``zero_point``, and as uint8 ``[1]`` the
-      flags ``observer_enabled`` and ``fake_quant_enabled``.
+      (inf and -inf before the first input), ``scale``, ``zero_point``, as uint8 ``[1]`` the flags
+      ``observer_enabled`` and ``fake_quant_enabled``, and as int64 ``[]`` ``skipped_batches``.
+
+    An input with a NaN or an infinity, as of a step that a gradient scaler skips, takes no part in
+    an observed range (per channel: in that channel's), and ``skipped_batches`` goes up by one.
 
     Buffers move with the module and are its state dict. Floating ones keep their precision when
     the module changes its dtype: they stay float32 in a float16 or bfloat16 module, as the ops want
@@ -87,12 +91,6 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
         (tensor(0.0100), tensor(-28, dtype=torch.int32))
     """
 
-    min_val: Tensor
-    max_val: Tensor
-    scale: Tensor
-    zero_point: Tensor
-    observer_enabled: Tensor
-    fake_quant_enabled: Tensor
     mode: Final[str]
     is_dynamic: Final[bool]  # bools beside `mode`, since TorchScript leaves out the code behind a
     is_observed: Final[bool]  # constant that is false, but not behind a comparison of strings
@@ -156,16 +154,6 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
             self.register_buffer("scale", scale)
             self.register_buffer("zero_point", zero_point)
 
-    def _register_range(self, shape: tuple[int, ...]) -> None:
-        self.register_buffer("min_val", torch.full(shape, float("inf"), dtype=torch.float32))
-        self.register_buffer("max_val", torch.full(shape, float("-inf"), dtype=torch.float32))
-        scale, zero_point = self.calculate_qparams()
-        self.register_buffer("scale", scale)
-        self.register_buffer("zero_point", zero_point)
-        # uint8: DistributedDataParallel broadcasts buffers, and NCCL knows no bool.
-        self.register_buffer("observer_enabled", torch.ones(1, dtype=torch.uint8))
-        self.register_buffer("fake_quant_enabled", torch.ones(1, dtype=torch.uint8))
-
     def forward(self, input: Tensor) -> Tensor:
         """Return ``input`` rounded to the grid, in its own shape and dtype."""
         if self.is_observed:
@@ -195,6 +183,7 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
             self.quant_max,
             symmetric=self.symmetric,
             averaging_constant=self.averaging_constant,
+            skipped_batches=self.skipped_batches,
         )
 
     def _round_dynamic(self, input: Tensor) -> Tensor:
@@ -298,10 +287,12 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def reset_min_max_vals(self) -> None:
-        """Forget the range; the next input that is observed starts a new one."""
+        """Forget the range and the skipped batches; the next finite input starts a new range."""
         if self.is_observed:
             self.min_val.fill_(float("inf"))
             self.max_val.fill_(float("-inf"))
+            self.skipped_batches.fill_(0)
+            self._skipped_together = 0
         else:
             raise RuntimeError(
                 f"FakeQuantize: expected mode 'observed' for a range, but got '{self.mode}'"
@@ -326,28 +317,6 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
                 "with which each input has its own"
             )
         return qparams
-
-    @torch.jit.unused  # type: ignore[untyped-decorator]
-    def sync_qparams(self, process_group: Any = None) -> None:
-        """Give all processes the union of their ranges, and its scale and zero point.
-
-        A collective operation: every process of the group has to call it. A NaN that one process
-        has seen becomes that of all.
-
-        Args:
-            process_group: The ``torch.distributed`` group; None is the default one.
-
-        Raises:
-            RuntimeError: A mode other than ``observed``, or no process group.
-        """
-        if not self.is_observed:
-            raise RuntimeError(
-                f"FakeQuantize: expected mode 'observed' for sync_qparams, but got '{self.mode}'"
-            )
-        reduce_range(self.min_val, self.max_val, process_group)
-        scale, zero_point = self.calculate_qparams()
-        self.scale.copy_(scale)
-        self.zero_point.copy_(zero_point)
 
     def freeze(self) -> "FakeQuantize":
         """Return a module of mode ``fixed`` with a copy of this one's scale and zero point.

@@ -136,10 +136,7 @@ _RANGE_ROUNDING = (
     "other at least the smallest normal number. One NaN or infinity makes the scale of its segment "
     "NaN or infinite:"
 )
-_RUNNING_ROUNDING = (
-    f"{_COMPUTED}. One NaN makes both ends of its range NaN, for good; infinities are numbers like "
-    "others."
-)
+_RUNNING_ROUNDING = f"{_COMPUTED}. A batch with a NaN or an infinity leaves its range as it was."
 _PRODUCT_ROUNDING = (
     "The sums are exact, which is what K is limited for. Then, in float32 (float64 for a float64 "
     "result): ``fma(sum * sw[n], s[t], bias[n])``, and one rounding to the result's dtype."

@@ -14,22 +14,30 @@ def observe_min_max_(
     max_val: Tensor,
     axis: int | None = None,
     averaging_constant: float | None = None,
+    *,
+    skipped_batches: Tensor | None = None,
 ) -> None:
     """Update a running minimum and maximum with those of ``input``, in place.
 
     ``min_val = min(min_val, min x)`` and ``max_val = max(max_val, max x)``; with an averaging
     constant ``c``: ``min_val += c * (min x - min_val)`` and ``max_val += c * (max x - max_val)``
 
+    A batch with a NaN or an infinity takes no part: the range stays as it was. With an ``axis``
+    that holds for each channel by itself.
+
     Args:
         input: Any shape; float32, float64, float16 or bfloat16. An empty one changes nothing.
         min_val: ``[]`` or ``[1]``, or ``[input.shape[axis]]``; float32 (float64 for a float64
-            input), contiguous. Start with inf: where ``min_val > max_val`` nothing was seen yet,
-            and the range of ``input`` is taken as it is.
+            input), contiguous. Start with inf: where an end is not finite, or
+            ``min_val > max_val``, nothing was seen yet, and the range of ``input`` is taken as it
+            is.
         max_val: Like ``min_val``, another tensor. Start with -inf.
         axis: The dimension along which each index has a range of its own; None: one range for
             the whole tensor.
         averaging_constant: What a new range counts, in (0, 1]: a moving average; 1 is the new range
             itself. None: the extremes of all that was seen.
+        skipped_batches: int64, ``[]`` or ``[1]``: goes up by 1, in place, with each batch of which
+            a range took no part, however many of its ranges did not. None: not counted.
 
     Returns:
         Nothing: ``min_val`` and ``max_val`` have changed.
@@ -41,7 +49,9 @@ def observe_min_max_(
         >>> low, high
         (tensor(-1.), tensor(5.))
     """
-    torch.ops.baraquant.observe_min_max_.default(input, min_val, max_val, axis, averaging_constant)
+    torch.ops.baraquant.observe_min_max_.default(
+        input, min_val, max_val, axis, averaging_constant, skipped_batches=skipped_batches
+    )
 
 
 @operator
@@ -59,6 +69,7 @@ def observe_fake_quantize(
     *,
     symmetric: bool = True,
     averaging_constant: float | None = None,
+    skipped_batches: Tensor | None = None,
 ) -> Tensor:
     """Update a running range, choose scale and zero point from it, and fake-quantize ``input``.
 
@@ -68,15 +79,21 @@ def observe_fake_quantize(
     Either half can be switched off by a tensor on the device, without waiting for it and without
     recompiling: where nothing is observed, ``scale`` and ``zero_point`` are used as they are.
 
+    A batch with a NaN or an infinity takes no part in the range, which stays as it was. The scale
+    is that of the range that stayed, or the given one before the first finite batch. With an
+    ``axis`` that holds for each channel by itself.
+
     Args:
         input: Any shape; float32, float64, float16 or bfloat16. An empty one changes nothing.
         min_val: ``[]`` or ``[1]``, or ``[input.shape[axis]]``; float32 (float64 for a float64
-            input), contiguous. Start with inf: where ``min_val > max_val`` nothing was seen yet,
-            and the range of ``input`` is taken as it is. Changed in place.
+            input), contiguous. Start with inf: where an end is not finite, or
+            ``min_val > max_val``, nothing was seen yet, and the range of ``input`` is taken as it
+            is. Changed in place.
         max_val: Like ``min_val``, another tensor. Start with -inf. Changed in place.
         scale: Like ``min_val``. Start with 1. Changed in place.
         zero_point: Like ``min_val``, but int32. Start with 0. Changed in place.
-        observer_enabled: One element, uint8 or bool; 0: the four tensors before stay.
+        observer_enabled: One element, uint8 or bool; 0: the four tensors before stay, and no batch
+            is counted.
         fake_quant_enabled: One element, uint8 or bool; 0: the result is a copy of ``input``.
         axis: The dimension along which each index has a range and a scale of its own; None: one
             for the whole tensor.
@@ -86,9 +103,12 @@ def observe_fake_quantize(
             of the integers.
         averaging_constant: What a new range counts, in (0, 1]: a moving average; 1 is the new range
             itself. None: the extremes of all that was seen.
+        skipped_batches: int64, ``[]`` or ``[1]``: goes up by 1, in place, with each batch of which
+            a range took no part, however many of its ranges did not. None: not counted.
 
     Returns:
-        The rounded numbers: the shape and dtype of ``input``.
+        The rounded numbers: the shape and dtype of ``input``. A NaN in it stays NaN, an infinity
+        gives an end of the range.
 
     Example:
         >>> x, on = torch.tensor([0.6, 3.5, -1.2]), torch.tensor(True)
@@ -112,4 +132,5 @@ def observe_fake_quantize(
         quant_max,
         symmetric=symmetric,
         averaging_constant=averaging_constant,
+        skipped_batches=skipped_batches,
     )

@@ -37,13 +37,25 @@ def qparams_of_range(
     return scale, torch.where(z.isnan(), quant_min, z).to(torch.int32)
 
 
+def is_known(low: Tensor, high: Tensor) -> Tensor:
+    """Return whether these are the ends of a range: finite, and not upside down."""
+    return low.isfinite() & high.isfinite() & (low <= high)
+
+
+def average(running: Tensor, new: Tensor, c: Tensor) -> Tensor:
+    """Return ``running``, a share ``c`` of the way on to ``new``."""
+    step = new - running
+    return torch.where(step.isfinite(), running + c * step, (1 - c) * running + c * new)
+
+
 def running_range(
     running: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], averaging_constant: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Return minimum and maximum once new ones were seen; all of dtype ``C``."""
+    """Return minimum and maximum once new ones were seen; all of dtype ``C``.
+
+    New ones that are not finite take no part. Running ones that are not known start anew.
+    """
     (running_min, running_max), (new_min, new_max) = running, new
-    poisoned = new_min.isnan() | new_max.isnan()  # by one NaN, which makes both ends NaN
-    new_min, new_max = (torch.where(poisoned, torch.nan, end) for end in new)
     c = None if averaging_constant is None else new_min.new_tensor(averaging_constant)
     if c is None:
         low = torch.where(new_min >= running_min, running_min, new_min)
@@ -51,12 +63,10 @@ def running_range(
     elif c == 1:  # exactly the new range, which the sum below would round
         low, high = new_min, new_max
     else:
-        low = running_min + c * (new_min - running_min)
-        high = running_max + c * (new_max - running_max)
-    unseen = running_min > running_max
-    stays = running_min.isnan() | running_max.isnan()  # NaN, for good
-    low, high = torch.where(unseen, new_min, low), torch.where(unseen, new_max, high)
-    return torch.where(stays, torch.nan, low), torch.where(stays, torch.nan, high)
+        low, high = average(running_min, new_min, c), average(running_max, new_max, c)
+    known, taken = is_known(*running), is_known(*new)
+    low, high = torch.where(known, low, new_min), torch.where(known, high, new_max)
+    return torch.where(taken, low, running_min), torch.where(taken, high, running_max)
 
 
 # ---- The ops, each for given segments -----------------------------------------------------------
@@ -109,6 +119,7 @@ def observe_min_max(
     max_val: Tensor,
     segments: Segments,
     averaging_constant: float | None,
+    skipped_batches: Tensor | None,
 ) -> None:
     """Update the running range in place; an empty input changes nothing."""
     if input.numel() == 0:
@@ -119,6 +130,8 @@ def observe_min_max(
     low, high = running_range(running, new, averaging_constant)
     min_val.copy_(low.reshape(min_val.shape))
     max_val.copy_(high.reshape(max_val.shape))
+    if skipped_batches is not None:
+        skipped_batches.add_((~is_known(*new)).any())
 
 
 def observe_and_fake_quantize(
@@ -134,13 +147,15 @@ def observe_and_fake_quantize(
     quant_max: int,
     symmetric: bool,
     averaging_constant: float | None,
+    skipped_batches: Tensor | None,
 ) -> Tensor:
     """Update range, scale and zero point in place and fake-quantize, each where it is enabled."""
     if observer_enabled and input.numel() > 0:
-        observe_min_max(input, min_val, max_val, segments, averaging_constant)
+        observe_min_max(input, min_val, max_val, segments, averaging_constant, skipped_batches)
         chosen = qparams_of_range(min_val, max_val, quant_min, quant_max, symmetric)
-        scale.copy_(chosen[0])
-        zero_point.copy_(chosen[1])
+        known = is_known(min_val, max_val)
+        scale.copy_(torch.where(known, chosen[0], scale))
+        zero_point.copy_(torch.where(known, chosen[1], zero_point))
     if not fake_quant_enabled:
         return input.clone()
     # Copies: by the time of backward, the next call may have changed them.

@@ -98,29 +98,33 @@ void bump_version(const at::Tensor& tensor) {
 
 void observe_min_max_inplace(const at::Tensor& input, const at::Tensor& min_val,
                              const at::Tensor& max_val, std::optional<int64_t> axis,
-                             std::optional<double> averaging_constant) {
+                             std::optional<double> averaging_constant,
+                             const OptionalTensor& skipped_batches) {
   {
     at::AutoDispatchBelowADInplaceOrView guard;
-    observe_min_max(input, min_val, max_val, {axis, averaging_constant});
+    observe_min_max(input, min_val, max_val, {axis, averaging_constant, skipped_batches});
   }
   bump_version(min_val);
   bump_version(max_val);
+  if (skipped_batches) bump_version(*skipped_batches);
 }
 
 void observe_qparams_inplace(const at::Tensor& input, const at::Tensor& min_val,
                              const at::Tensor& max_val, const at::Tensor& scale,
                              const at::Tensor& zero_point, const at::Tensor& observer_enabled,
                              std::optional<int64_t> axis, std::optional<double> averaging_constant,
-                             int64_t quant_min, int64_t quant_max, bool symmetric) {
+                             int64_t quant_min, int64_t quant_max, bool symmetric,
+                             const OptionalTensor& skipped_batches) {
   {
     at::AutoDispatchBelowADInplaceOrView guard;
     observe_qparams(input, {min_val, max_val, scale, zero_point}, observer_enabled,
-                    {axis, averaging_constant}, quant_min, quant_max, symmetric);
+                    {axis, averaging_constant, skipped_batches}, quant_min, quant_max, symmetric);
   }
   bump_version(min_val);
   bump_version(max_val);
   bump_version(scale);
   bump_version(zero_point);
+  if (skipped_batches) bump_version(*skipped_batches);
 }
 
 void register_inplace(torch::Library& m) {

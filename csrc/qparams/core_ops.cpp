@@ -53,9 +53,9 @@ TensorPair dynamic_fake_quantize_with_mask(const at::Tensor& input, const RangeA
 void observe_min_max(const at::Tensor& input, const at::Tensor& min_val, const at::Tensor& max_val,
                      const ObserveArguments& args) {
   using Signature = void(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                         std::optional<int64_t>, std::optional<double>);
+                         std::optional<int64_t>, std::optional<double>, const OptionalTensor&);
   static const auto op = find<Signature>("baraquant::_observe_min_max_");
-  op.call(input, min_val, max_val, args.axis, args.averaging_constant);
+  op.call(input, min_val, max_val, args.axis, args.averaging_constant, args.skipped_batches);
 }
 
 void observe_qparams(const at::Tensor& input, const Observed& observed,
@@ -63,10 +63,11 @@ void observe_qparams(const at::Tensor& input, const Observed& observed,
                      int64_t quant_min, int64_t quant_max, bool symmetric) {
   using Signature = void(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
                          const at::Tensor&, const at::Tensor&, std::optional<int64_t>,
-                         std::optional<double>, int64_t, int64_t, bool);
+                         std::optional<double>, int64_t, int64_t, bool, const OptionalTensor&);
   static const auto op = find<Signature>("baraquant::_observe_qparams_");
   op.call(input, observed.min_val, observed.max_val, observed.scale, observed.zero_point,
-          observer_enabled, args.axis, args.averaging_constant, quant_min, quant_max, symmetric);
+          observer_enabled, args.axis, args.averaging_constant, quant_min, quant_max, symmetric,
+          args.skipped_batches);
 }
 
 }  // namespace baraquant::qparams

@@ -25,6 +25,7 @@ struct RangeArgs {
 struct ObserveArguments {
   std::optional<int64_t> axis;
   std::optional<double> averaging_constant;
+  const OptionalTensor& skipped_batches;  // goes up by 1 with a batch that is not finite
 };
 
 TensorPair choose_qparams(const at::Tensor& input, const RangeArgs& args);

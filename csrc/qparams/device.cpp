@@ -164,13 +164,15 @@ ObserveCall observe_call(const at::Tensor& x, const at::Tensor& min_val, const a
   call.min = min_val;
   call.max = max_val;
   call.averaging_constant = args.averaging_constant.value_or(-1);
+  if (args.skipped_batches) call.skipped_batches = *args.skipped_batches;
   return call;
 }
 
 void observe_min_max_device(const at::Tensor& input, const at::Tensor& min_val,
                             const at::Tensor& max_val, std::optional<int64_t> axis,
-                            std::optional<double> averaging_constant) {
-  const ObserveArguments args{axis, averaging_constant};
+                            std::optional<double> averaging_constant,
+                            const OptionalTensor& skipped_batches) {
+  const ObserveArguments args{axis, averaging_constant, skipped_batches};
   check_observe_min_max("baraquant::observe_min_max_", input, min_val, max_val, args);
   if (!has_work(input)) return;
   const at::Tensor x = dense(input);
@@ -181,8 +183,9 @@ void observe_qparams_device(const at::Tensor& input, const at::Tensor& min_val,
                             const at::Tensor& max_val, const at::Tensor& scale,
                             const at::Tensor& zero_point, const at::Tensor& observer_enabled,
                             std::optional<int64_t> axis, std::optional<double> averaging_constant,
-                            int64_t quant_min, int64_t quant_max, bool symmetric) {
-  const ObserveArguments args{axis, averaging_constant};
+                            int64_t quant_min, int64_t quant_max, bool symmetric,
+                            const OptionalTensor& skipped_batches) {
+  const ObserveArguments args{axis, averaging_constant, skipped_batches};
   check_observe_qparams("baraquant::observe_fake_quantize", input,
                         {min_val, max_val, scale, zero_point}, observer_enabled, args, quant_min,
                         quant_max, symmetric);

@@ -23,9 +23,10 @@ struct RangeCall {
 
 // All are contiguous and on the input's device. The running range is updated where `enabled` (one
 // byte) is absent or not 0; then scale and zero_point, where they are there, are chosen from it.
+// skipped_batches, where it is there, goes up by 1 if any of the ranges took no part of the batch.
 struct ObserveCall {
   RangeCall range;
-  at::Tensor min, max, enabled;
+  at::Tensor min, max, enabled, skipped_batches;
   double averaging_constant = -1;  // below 0: the extremes of all that was seen
 };
 
@@ -49,6 +50,7 @@ struct ObserveArgs {
   C* max;
   const uint8_t* enabled;  // null: it is
   C averaging_constant;
+  int64_t* skipped_batches;  // null: not counted
 };
 
 template <typename Backend>
@@ -88,7 +90,8 @@ struct Launch {
                                 : nullptr;
       Backend::template observe<T>({args_of<T>(call.range), pointer<C>(call.min),
                                     pointer<C>(call.max), enabled,
-                                    static_cast<C>(call.averaging_constant)});
+                                    static_cast<C>(call.averaging_constant),
+                                    pointer<int64_t>(call.skipped_batches)});
     });
   }
 

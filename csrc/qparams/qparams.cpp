@@ -50,12 +50,14 @@ struct PublicOps {
 
 // The running range is not differentiable, and neither is the scale that is chosen from it.
 void observe_min_max_(const at::Tensor& input, const at::Tensor& min_val, const at::Tensor& max_val,
-                      std::optional<int64_t> axis, std::optional<double> averaging_constant) {
+                      std::optional<int64_t> axis, std::optional<double> averaging_constant,
+                      const OptionalTensor& skipped_batches) {
   const char* op = "baraquant::observe_min_max_";
   check_dispatchable(op, "input", input);
   check_dispatchable(op, "min_val", min_val);
   check_dispatchable(op, "max_val", max_val);
-  observe_min_max(input.detach(), min_val, max_val, {axis, averaging_constant});
+  if (skipped_batches) check_dispatchable(op, "skipped_batches", *skipped_batches);
+  observe_min_max(input.detach(), min_val, max_val, {axis, averaging_constant, skipped_batches});
 }
 
 at::Tensor observe_fake_quantize(const at::Tensor& input, const at::Tensor& min_val,
@@ -63,7 +65,8 @@ at::Tensor observe_fake_quantize(const at::Tensor& input, const at::Tensor& min_
                                  const at::Tensor& zero_point, const at::Tensor& observer_enabled,
                                  const at::Tensor& fake_quant_enabled, std::optional<int64_t> axis,
                                  int64_t quant_min, int64_t quant_max, bool symmetric,
-                                 std::optional<double> averaging_constant) {
+                                 std::optional<double> averaging_constant,
+                                 const OptionalTensor& skipped_batches) {
   const char* op = "baraquant::observe_fake_quantize";
   check_dispatchable(op, "input", input);
   check_dispatchable(op, "min_val", min_val);
@@ -72,9 +75,10 @@ at::Tensor observe_fake_quantize(const at::Tensor& input, const at::Tensor& min_
   check_dispatchable(op, "zero_point", zero_point);
   check_dispatchable(op, "observer_enabled", observer_enabled);
   check_dispatchable(op, "fake_quant_enabled", fake_quant_enabled);
+  if (skipped_batches) check_dispatchable(op, "skipped_batches", *skipped_batches);
   check_switch(op, "fake_quant_enabled", fake_quant_enabled, input);
   observe_qparams(input.detach(), {min_val, max_val, scale, zero_point}, observer_enabled,
-                  {axis, averaging_constant}, quant_min, quant_max, symmetric);
+                  {axis, averaging_constant, skipped_batches}, quant_min, quant_max, symmetric);
   const affine::OptionalTensor chosen_scale(scale), chosen_zero_point(zero_point);
   const affine::QuantArgs q{chosen_scale,
                             chosen_zero_point,
@@ -119,11 +123,12 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
     m.def(torch::schema(schema.c_str()), {at::Tag::pt2_compliant_tag});
   };
   def("observe_min_max_(Tensor input, Tensor(a!) min_val, Tensor(b!) max_val, int? axis=None, "
-      "float? averaging_constant=None) -> ()");
+      "float? averaging_constant=None, *, Tensor(c!)? skipped_batches=None) -> ()");
   def("observe_fake_quantize(Tensor input, Tensor(a!) min_val, Tensor(b!) max_val, "
       "Tensor(c!) scale, Tensor(d!) zero_point, Tensor observer_enabled, "
       "Tensor fake_quant_enabled, int? axis=None, int quant_min=-128, int quant_max=127, *, "
-      "bool symmetric=True, float? averaging_constant=None) -> Tensor");
+      "bool symmetric=True, float? averaging_constant=None, Tensor(e!)? skipped_batches=None) "
+      "-> Tensor");
 
   // The core ops. A mask holds one bit per element, in the output's memory order.
   const std::string args =
@@ -135,10 +140,10 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
   def("_dynamic_fake_quantize" + args + ") -> Tensor");
   def("_dynamic_fake_quantize_with_mask" + args + ") -> (Tensor output, Tensor mask)");
   def("_observe_min_max_(Tensor input, Tensor(a!) min_val, Tensor(b!) max_val, int? axis, "
-      "float? averaging_constant) -> ()");
+      "float? averaging_constant, Tensor(c!)? skipped_batches=None) -> ()");
   def("_observe_qparams_(Tensor input, Tensor(a!) min_val, Tensor(b!) max_val, Tensor(c!) scale, "
       "Tensor(d!) zero_point, Tensor observer_enabled, int? axis, float? averaging_constant, "
-      "int quant_min, int quant_max, bool symmetric) -> ()");
+      "int quant_min, int quant_max, bool symmetric, Tensor(e!)? skipped_batches=None) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(baraquant, CompositeImplicitAutograd, m) {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The CPU kernels of the range family.
+#include <atomic>
+
 #include "affine/transform_cpu.h"
 #include "plan.h"
 #include "qparams/kernels.h"
@@ -93,16 +95,20 @@ struct Cpu {
     if (args.enabled && *args.enabled == 0) return;
     if (only_noted<T>("observe", tile_name(args.choose.segments))) return;
     using C = ComputeType<T>;
+    std::atomic<bool> any_skipped = false;
     reduce_cpu<MinMax<T>>(
         args.choose.input, args.choose.segments, [&](int64_t s, const MinMax<T>& seen) {
-          const RunningRange<C> running =
+          const auto observation =
               qparams::observe<T>({args.min[s], args.max[s]}, seen, args.averaging_constant);
+          const RunningRange<C> running = observation.range;
           args.min[s] = running.min;
           args.max[s] = running.max;
-          if (args.choose.scale) {
+          if (observation.skipped) any_skipped.store(true, std::memory_order_relaxed);
+          if (args.choose.scale && running.is_known()) {
             store(qparams::choose(running, args.choose.rule), args.choose, s);
           }
         });
+    if (args.skipped_batches && any_skipped) ++*args.skipped_batches;
   }
 };
 

@@ -24,7 +24,7 @@ struct Cuda {
   static void observe(const ObserveArgs<T>& args) {
     const ChooseArgs<T>& choose = args.choose;
     reduce<T>(choose, {choose.rule, choose.scale, choose.zero_point, args.min, args.max,
-                       args.enabled, args.averaging_constant});
+                       args.enabled, args.averaging_constant, args.skipped_batches});
   }
 
   template <typename Op>
@@ -48,6 +48,12 @@ struct Cuda {
       const auto bytes = at::TensorOptions().device(at::kCUDA).dtype(at::kByte);
       partial = at::empty({partials * static_cast<int64_t>(sizeof(Extremes<T>))}, bytes);
       plan.partial = static_cast<Extremes<T>*>(partial.mutable_data_ptr());
+    }
+    at::Tensor skipped;
+    if (counts_apart(plan)) {
+      const auto bytes = at::TensorOptions().device(at::kCUDA).dtype(at::kByte);
+      skipped = at::empty({args.segments.count}, bytes);
+      plan.outcome.skipped = static_cast<uint8_t*>(skipped.mutable_data_ptr());
     }
     reduce_cuda<T>(plan, c10::cuda::getCurrentCUDAStream());
     C10_CUDA_KERNEL_LAUNCH_CHECK();

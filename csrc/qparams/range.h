@@ -141,29 +141,50 @@ BARAQUANT_HD Chosen<ComputeType<T>> choose(MinMax<T> m, const Rule<ComputeType<T
 template <typename C>
 struct RunningRange {
   C min, max;
+
+  // Whether it is the range of something: finite, and not upside down. NB: false with a NaN.
+  BARAQUANT_HD bool is_known() const {
+    constexpr C kMost = std::numeric_limits<C>::max();
+    return min >= -kMost && min <= max && max <= kMost;
+  }
 };
 
+// A running range after a batch.
+template <typename C>
+struct Observation {
+  RunningRange<C> range;
+  bool skipped;  // the batch took no part, and the range is what it was
+};
+
+// An end of a running range, a share of the way on to the new one. NB: the difference of two
+// finite numbers can overflow, but then they have opposite signs, and the other form does not.
+template <typename C>
+BARAQUANT_HD C average(C running, C found, C share) {
+  const C step = found - running;
+  const bool is_finite = step - step == C(0);
+  return is_finite ? running + share * step : (C(1) - share) * running + share * found;
+}
+
 // The range of new elements into a running one. averaging_constant: below 0 for the extremes of
-// both, else a step of that share towards the new range, which 1 takes as it is. One NaN makes NaNs
-// of both ends, for good.
+// both, else a step of that share towards the new range, which 1 takes as it is. New elements with
+// a NaN or an infinity take no part. A running range that is not known starts anew.
 template <typename T>
-BARAQUANT_HD RunningRange<ComputeType<T>> observe(RunningRange<ComputeType<T>> running,
-                                                  MinMax<T> seen,
-                                                  ComputeType<T> averaging_constant) {
+BARAQUANT_HD Observation<ComputeType<T>> observe(RunningRange<ComputeType<T>> running,
+                                                 MinMax<T> seen,
+                                                 ComputeType<T> averaging_constant) {
   using C = ComputeType<T>;
-  C low = value_of_ordered<T>(seen.lowest), high = value_of_ordered<T>(seen.highest);
-  if (low != low || high != high) low = high = low + high;
-  if (running.min != running.min || running.max != running.max) {
-    const C poison = running.min + running.max;
-    return {poison, poison};
-  }
-  if (running.min > running.max || averaging_constant == C(1)) return {low, high};
+  const C low = value_of_ordered<T>(seen.lowest), high = value_of_ordered<T>(seen.highest);
+  const RunningRange<C> found{low, high};
+  if (!found.is_known()) return {running, true};
+  if (!running.is_known() || averaging_constant == C(1)) return {found, false};
   if (averaging_constant >= C(0)) {
-    return {running.min + averaging_constant * (low - running.min),
-            running.max + averaging_constant * (high - running.max)};
+    return {{average(running.min, low, averaging_constant),
+             average(running.max, high, averaging_constant)},
+            false};
   }
-  // NB: selects that let a new NaN through.
-  return {low >= running.min ? running.min : low, high <= running.max ? running.max : high};
+  // NB: of equal zeros the running one is kept.
+  return {{low >= running.min ? running.min : low, high <= running.max ? running.max : high},
+          false};
 }
 
 template <typename C>

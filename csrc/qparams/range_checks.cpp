@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "qparams/range_checks.h"
 
+#include <initializer_list>
 #include <limits>
 #include <string>
 
@@ -84,6 +85,19 @@ void check_ranges(const char* op, const at::Tensor& input, const at::Tensor& min
                     averaging_constant.value_or(0));
 }
 
+// The counter, which is one for all ranges. written: what else the op writes, by name.
+void check_skipped_batches(
+    const char* op, const at::Tensor& input, const OptionalTensor& skipped_batches,
+    std::initializer_list<std::pair<const char*, const at::Tensor*>> written) {
+  if (!skipped_batches) return;
+  const char* name = "skipped_batches";
+  check_dtype(op, name, *skipped_batches, at::kLong, "it is written in place");
+  check_written(op, name, *skipped_batches, input, std::nullopt);
+  for (const auto& [other, tensor] : written) {
+    check_distinct(op, name, *skipped_batches, other, *tensor);
+  }
+}
+
 std::optional<int64_t> checked_axis(const char* op, const at::Tensor& input,
                                     std::optional<int64_t> axis) {
   if (!axis) return std::nullopt;
@@ -118,6 +132,8 @@ void check_observe_min_max(const char* op, const at::Tensor& input, const at::Te
   check_floating(op, "input", input);
   check_ranges(op, input, min_val, max_val, checked_axis(op, input, args.axis),
                args.averaging_constant);
+  check_skipped_batches(op, input, args.skipped_batches,
+                        {{"min_val", &min_val}, {"max_val", &max_val}});
 }
 
 void check_observe_qparams(const char* op, const at::Tensor& input, const Observed& observed,
@@ -135,6 +151,8 @@ void check_observe_qparams(const char* op, const at::Tensor& input, const Observ
   check_distinct(op, "zero_point", observed.zero_point, "scale", observed.scale);
   check_distinct(op, "zero_point", observed.zero_point, "min_val", observed.min_val);
   check_distinct(op, "zero_point", observed.zero_point, "max_val", observed.max_val);
+  check_skipped_batches(op, input, args.skipped_batches,
+                        {{"scale", &observed.scale}, {"zero_point", &observed.zero_point}});
   check_switch(op, "observer_enabled", observer_enabled, input);
   check_chosen_range(op, quant_min, quant_max, compute, symmetric);
 }

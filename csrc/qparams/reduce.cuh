@@ -4,6 +4,7 @@
 //   reduce_runs_kernel     a team of threads for a slice of a segment that lies in runs
 //   reduce_columns_kernel  a team for a slice of the rows of a tile of columns
 //   reduce_slices_kernel   merges the slices where there are several
+//   count_skipped_kernel   counts a batch of which some of several running ranges took no part
 #pragma once
 
 #include "pack.cuh"
@@ -23,6 +24,8 @@ struct Outcome {
   C* max = nullptr;
   const uint8_t* enabled = nullptr;  // 0 there: everything stays as it is
   C averaging_constant = 0;
+  int64_t* skipped_batches = nullptr;  // null: not counted
+  uint8_t* skipped = nullptr;  // whether each of several running ranges took no part of the batch
 
   BARAQUANT_HD bool two_sided() const { return min != nullptr || !rule.symmetric; }
   __device__ __forceinline__ bool is_off() const { return enabled && *enabled == 0; }
@@ -30,11 +33,16 @@ struct Outcome {
   __device__ __forceinline__ void write(int64_t segment, Extremes<T> seen) const {
     if (min == nullptr) return write_chosen(segment, choose(seen, rule));
     const MinMax<T> range{static_cast<Key<T>>(seen.lowest), static_cast<Key<T>>(seen.highest)};
-    const RunningRange<C> running =
+    const Observation<C> observation =
         observe<T>({min[segment], max[segment]}, range, averaging_constant);
-    min[segment] = running.min;
-    max[segment] = running.max;
-    if (scale || zero_point) write_chosen(segment, choose(running, rule));
+    min[segment] = observation.range.min;
+    max[segment] = observation.range.max;
+    if (skipped) {
+      skipped[segment] = observation.skipped;
+    } else if (skipped_batches && observation.skipped) {
+      ++*skipped_batches;  // one segment: no other thread comes here
+    }
+    if ((scale || zero_point) && observation.range.is_known()) write_chosen(segment, choose(observation.range, rule));
   }
 
  private:
@@ -245,6 +253,19 @@ __global__ void __launch_bounds__(kSliceThreads)
   outcome.write(segment, mine);
 }
 
+// Several blocks have found the ranges: one of its own sees whether any took no part of the batch.
+constexpr int kCountThreads = 1024;
+
+template <typename T>
+__global__ void __launch_bounds__(kCountThreads)
+    count_skipped_kernel(int64_t segments, const Outcome<T> outcome) {
+  if (outcome.is_off()) return;
+  bool any = false;
+  for (int64_t s = threadIdx.x; s < segments; s += kCountThreads) any |= outcome.skipped[s] != 0;
+  any = __syncthreads_or(any);
+  if (any && threadIdx.x == 0) ++*outcome.skipped_batches;
+}
+
 template <typename T>
 ReduceArgs<T> plan_reduce(const T* input, const affine::Segments& s, const Outcome<T>& outcome,
                           const Chip& chip) {
@@ -270,26 +291,39 @@ int64_t partials_of(const ReduceArgs<T>& args) {
   return slices.value > 1 ? slices.value * args.segments.count : 0;
 }
 
+// Whether skipped batches need a byte for each segment, and a kernel to count them.
+template <typename T>
+bool counts_apart(const ReduceArgs<T>& args) {
+  return args.outcome.skipped_batches && args.segments.count > 1;
+}
+
 template <typename T>
 KernelPlan plan_of(const ReduceArgs<T>& args) {
   const std::string name = args.outcome.min ? "observe" : "choose_qparams";
   const int pack = args.segments.in_columns ? kColumnPack<T> : args.whole_packs ? kRunPack<T> : 1;
+  int64_t scratch = partials_of(args) * static_cast<int64_t>(sizeof(Extremes<T>));
+  if (counts_apart(args)) scratch += args.segments.count;
   return cuda_plan<ComputeType<T>>(name + (args.segments.in_columns ? "_columns" : "_runs"),
                                    std::to_string(kReduceThreads) + "x" + std::to_string(pack),
-                                   partials_of(args) * static_cast<int64_t>(sizeof(Extremes<T>)));
+                                   scratch);
+}
+
+template <typename T>
+bool only_noted(const ReduceArgs<T>& args) {
+  const auto note = [](const char* name, int threads) {
+    only_planned([&] { return cuda_plan<ComputeType<T>>(name, std::to_string(threads)); });
+  };
+  if (!only_planned([&] { return plan_of(args); })) return false;
+  if (partials_of(args) > 0) note("merge_slices", kSliceThreads);
+  if (counts_apart(args)) note("count_skipped", kCountThreads);
+  return true;
 }
 
 template <typename T>
 void reduce_cuda(const ReduceArgs<T>& args, cudaStream_t stream) {
   const int64_t segments = args.segments.count;
+  if (only_noted(args)) return;
   int64_t slices = 0;
-  if (only_planned([&] { return plan_of(args); })) {
-    if (partials_of(args) > 0) {
-      only_planned(
-          [] { return cuda_plan<ComputeType<T>>("merge_slices", std::to_string(kSliceThreads)); });
-    }
-    return;
-  }
   if (args.segments.in_columns) {
     slices = args.columns.slices.value;
     const unsigned grid = static_cast<unsigned>(args.columns.grid());
@@ -301,11 +335,15 @@ void reduce_cuda(const ReduceArgs<T>& args, cudaStream_t stream) {
         args.whole_packs ? &reduce_runs_kernel<T, kRunPack<T>> : &reduce_runs_kernel<T, 1>;
     kernel<<<grid, kReduceThreads, 0, stream>>>(args);
   }
-  if (slices == 1) return;
-  const int lanes_log2 = log2_up(segments, kWarpLog2);
-  const int64_t grid = ceil_divide(segments, int64_t(1) << lanes_log2);
-  reduce_slices_kernel<T><<<static_cast<unsigned>(grid), kSliceThreads, 0, stream>>>(
-      args.partial, segments, slices, lanes_log2, args.outcome);
+  if (slices > 1) {
+    const int lanes_log2 = log2_up(segments, kWarpLog2);
+    const int64_t grid = ceil_divide(segments, int64_t(1) << lanes_log2);
+    reduce_slices_kernel<T><<<static_cast<unsigned>(grid), kSliceThreads, 0, stream>>>(
+        args.partial, segments, slices, lanes_log2, args.outcome);
+  }
+  if (counts_apart(args)) {
+    count_skipped_kernel<T><<<1, kCountThreads, 0, stream>>>(segments, args.outcome);
+  }
 }
 
 }  // namespace baraquant::qparams

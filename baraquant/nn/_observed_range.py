@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The state of a module that observes a range: how it starts, is loaded, and is joined."""
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from ._range import is_known, reduce_range, sum_of_processes
+
+
+class ObservedRange(nn.Module):  # type: ignore[misc]
+    """A module with a running range, the scale from it, two flags and a counter, as buffers.
+
+    Its subclass says with ``is_observed`` whether it has them, and computes the scale.
+    """
+
+    min_val: Tensor
+    max_val: Tensor
+    scale: Tensor
+    zero_point: Tensor
+    observer_enabled: Tensor
+    fake_quant_enabled: Tensor
+    skipped_batches: Tensor
+    _skipped_together: int  # of skipped_batches, those that every process has counted
+    mode: Final[str]
+    is_observed: Final[bool]
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """Return scale and zero point of the range."""
+        raise NotImplementedError
+
+    def _register_range(self, shape: tuple[int, ...]) -> None:
+        self.register_buffer("min_val", torch.full(shape, float("inf"), dtype=torch.float32))
+        self.register_buffer("max_val", torch.full(shape, float("-inf"), dtype=torch.float32))
+        scale, zero_point = self.calculate_qparams()
+        self.register_buffer("scale", scale)
+        self.register_buffer("zero_point", zero_point)
+        # uint8: DistributedDataParallel broadcasts buffers, and NCCL knows no bool.
+        self.register_buffer("observer_enabled", torch.ones(1, dtype=torch.uint8))
+        self.register_buffer("fake_quant_enabled", torch.ones(1, dtype=torch.uint8))
+        self.register_buffer("skipped_batches", torch.zeros((), dtype=torch.int64))
+        self._skipped_together = 0
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def sync_qparams(self, process_group: Any = None) -> None:
+        """Give all processes the union of their ranges, and its scale and zero point.
+
+        ``skipped_batches`` becomes the number of those that any process has left out. A collective
+        operation: every process of the group has to call it.
+
+        Args:
+            process_group: The ``torch.distributed`` group; None is the default one.
+
+        Raises:
+            RuntimeError: A mode other than ``observed``, or no process group.
+        """
+        if not self.is_observed:
+            raise RuntimeError(
+                f"FakeQuantize: expected mode 'observed' for sync_qparams, but got '{self.mode}'"
+            )
+        reduce_range(self.min_val, self.max_val, process_group)
+        # Those of the last time are on every process already.
+        new = sum_of_processes(self.skipped_batches - self._skipped_together, process_group)
+        self.skipped_batches.copy_(new + self._skipped_together)
+        self._skipped_together = int(self.skipped_batches)
+        known = is_known(self.min_val, self.max_val)
+        scale, zero_point = self.calculate_qparams()
+        self.scale.copy_(torch.where(known, scale, self.scale))
+        self.zero_point.copy_(torch.where(known, zero_point, self.zero_point))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        counter, low = prefix + "skipped_batches", state_dict.get(prefix + "min_val")
+        if self.is_observed and low is not None and counter not in state_dict:
+            # It was saved by a version that did not count.
+            state_dict[counter] = torch.zeros((), dtype=torch.int64, device=low.device)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if self.is_observed and counter in state_dict and not self.skipped_batches.is_meta:
+            self._skipped_together = int(self.skipped_batches)
