@@ -18,6 +18,9 @@ namespace baraquant {
 
 // "torch.float32" and the like, as a user writes them.
 inline std::string dtype_name(c10::ScalarType dtype) {
+  // torch.ops takes any integer for a dtype.
+  const auto number = static_cast<int>(dtype);
+  if (number < 0 || dtype >= c10::ScalarType::Undefined) return "a number that is no dtype";
   return "torch." + std::string(c10::getDtypeNames(dtype).first);
 }
 
@@ -45,6 +48,9 @@ void check_strided(const Op& op, const char* name, const at::Tensor& tensor) {
 // Tensors that the dispatcher would send elsewhere are refused before a core op is called.
 template <typename Op>
 void check_dispatchable(const Op& op, const char* name, const at::Tensor& tensor) {
+  TORCH_CHECK_TYPE(!tensor.is_nested(), op, ": expected ", name,
+                   " to be a plain tensor, but got a nested one; pad it "
+                   "(torch.nested.to_padded_tensor), or take its parts (.unbind())");
   check_strided(op, name, tensor);
   TORCH_CHECK_TYPE(!tensor.is_quantized(), op, ": expected ", name,
                    " to be a plain tensor, but got the quantized dtype ",

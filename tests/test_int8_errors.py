@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import baraquant  # noqa: F401  (loads the ops)
+from baraquant import ops
 from bad_arguments import DEVICE, Bad
 from int8_bad_arguments import BAD, INTEGER_INPUT, LEAD, OPS, PAIRS, K, N, Op
 from int8_cases import DEEPEST, DEEPEST_SHIFTED
@@ -163,6 +163,10 @@ def refused(op: Op, arguments: dict[str, Any], name: str) -> str:
     return str(raised.value)
 
 
+def is_learned(name: str, dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and name in ("input", "weight", "bias")
+
+
 def tensor_names(op: Op) -> list[str]:
     return [k for k, v in op.arguments("cpu").items() if isinstance(v, Tensor)]
 
@@ -177,7 +181,7 @@ def test_nested_tensors_are_refused(op: Op, requires_grad: bool) -> None:
             dtype = arguments[name].dtype
             parts = [torch.ones(2, 3).to(dtype), torch.ones(4, 3).to(dtype)]
             nested = torch.nested.nested_tensor(parts, layout=layout)
-            arguments[name] = nested.requires_grad_(requires_grad and dtype.is_floating_point)
+            arguments[name] = nested.requires_grad_(requires_grad and is_learned(name, dtype))
             message = refused(op, arguments, name)
             assert "nested" in message and "unbind()" in message
 
@@ -189,8 +193,23 @@ def test_sparse_tensors_are_refused(op: Op, requires_grad: bool) -> None:
         arguments = op.arguments("cpu")
         dtype = arguments[name].dtype
         sparse = torch.ones(2, 3).to(dtype).to_sparse()
-        arguments[name] = sparse.requires_grad_(requires_grad and dtype.is_floating_point)
+        arguments[name] = sparse.requires_grad_(requires_grad and is_learned(name, dtype))
         assert "to_dense()" in refused(op, arguments, name)
+
+
+@by_op
+def test_numbers_are_no_dtypes(op: Op) -> None:
+    """torch.ops takes them, and reads them as PyTorch's own enumeration."""
+    if op.name == "qat_linear":
+        return
+    arguments = op.arguments("cpu")
+    for number in (1000, -1, 6, 2**40, True, 6.5, "float32"):
+        message = rf"^baraquant::{op.name}: expected dtype to be a torch.dtype, but got '?{number}"
+        with pytest.raises(TypeError, match=message):
+            getattr(ops, op.name)(**arguments | {"dtype": number})
+    for number in (1000, -1, 127):
+        with pytest.raises(TypeError, match=rf"^baraquant::{op.name}: expected dtype to be .*no d"):
+            op(arguments | {"dtype": number})
 
 
 def test_random_arguments_neither_crash_nor_give_a_wrong_number() -> None:

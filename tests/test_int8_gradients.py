@@ -337,15 +337,6 @@ def test_layouts(symmetric: bool, layout: str, device: str) -> None:
         assert torch.equal(got.cpu().double(), right)
 
 
-def test_the_output_of_quantized_linear_carries_no_gradient(device: str) -> None:
-    x = torch.randn(3, 8, device=device, requires_grad=True)
-    w = torch.ones(4, 8, dtype=torch.int8, device=device)
-    scale, bias = (torch.ones(4, device=device, requires_grad=True) for _ in range(2))
-    assert not ops.quantized_linear(x, w, scale, bias).requires_grad
-    assert not ops.int8_linear(w, w, scale[0], scale, bias).requires_grad
-    assert not ops.smoothquant_linear(w, w, scale, scale[0], bias).requires_grad
-
-
 @by_dtype
 @by_ranges
 def test_training_forward_is_inference(

@@ -143,9 +143,10 @@ def test_gradient(kind: str) -> None:
         assert torch.equal(got.double(), expected)
 
 
-def test_nothing_else_carries_a_gradient() -> None:
-    x = torch.randn(3, 8, requires_grad=True)
+def test_integers_carry_no_gradient_but_the_bias_does() -> None:
     w = torch.ones(4, 8, dtype=torch.int8)
-    scale = torch.ones(4, requires_grad=True)
-    assert not reference.quantized_linear(x, w, scale).requires_grad
+    scale, bias = torch.ones(4), torch.ones(4, requires_grad=True)
     assert not reference.int8_linear(w, w, scale[0], scale).requires_grad
+    y = reference.int8_linear(w, w, scale[0], scale, bias)
+    (gradient,) = torch.autograd.grad(y, bias, torch.ones_like(y))
+    assert torch.equal(gradient, torch.full((4,), 4.0))

@@ -52,6 +52,11 @@ def _call_with_others(
     """Call with arguments that are not plain: scalars of NumPy, subclasses, symbols; wrong ones."""
     args = tuple(map(_as_python, args))
     kwargs = {key: _as_python(value) for key, value in kwargs.items()}
+    dtype = kwargs.get("dtype")
+    if isinstance(dtype, (int, float, str)):  # torch.ops takes any integer
+        raise TypeError(
+            f"baraquant::{function.__name__}: expected dtype to be a torch.dtype, but got {dtype!r}"
+        )
     try:
         return function(*args, **kwargs)
     except RuntimeError as error:
@@ -59,6 +64,8 @@ def _call_with_others(
         if mismatch is None:
             raise
         expected, argument, got = mismatch.groups()
+    if argument == "dtype":
+        expected = "torch.dtype"  # which torch writes as int
     message = f"baraquant::{function.__name__}: expected {argument} to "
     if expected == got == "int":
         raise ValueError(f"{message}fit in 64 bits")

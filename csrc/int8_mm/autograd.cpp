@@ -19,6 +19,7 @@
 #include "alive.h"
 #include "dtypes.h"
 #include "int8_mm/gradients.h"
+#include "int8_mm/int8_mm_checks.h"
 #include "int8_mm/ops.h"
 
 namespace baraquant::int8_mm {
@@ -107,6 +108,7 @@ class QatLinear : public Function<QatLinear> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor &dy = grads[0], &qinput = saved[0], &mask = saved[3], &weight = saved[4];
     const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
@@ -136,6 +138,7 @@ class QatLinear : public Function<QatLinear> {
 
 at::Tensor qat_linear_autograd(const at::Tensor& input, const at::Tensor& weight,
                                const OptionalTensor& bias, const Schemes& schemes) {
+  check_all_dispatchable({"baraquant::qat_linear", input, weight, nullptr, bias, nullptr});
   const bool recorded =
       at::GradMode::is_enabled() &&
       (input.requires_grad() || weight.requires_grad() || (bias && bias->requires_grad()));

@@ -10,16 +10,6 @@
 namespace baraquant::int8_mm {
 namespace {
 
-void check_all_dispatchable(const Operands& args) {
-  check_dispatchable(args.op, "input", args.input);
-  check_dispatchable(args.op, "weight", args.weight);
-  if (args.weight_scale) check_dispatchable(args.op, "weight_scale", *args.weight_scale);
-  if (args.bias) check_dispatchable(args.op, "bias", *args.bias);
-  if (args.weight_sum && *args.weight_sum) {
-    check_dispatchable(args.op, "weight_sum", **args.weight_sum);
-  }
-}
-
 // [N], one for each output.
 void check_per_output(const Operands& args, const char* name, const at::Tensor& tensor) {
   check_same_device(args.op, name, tensor, args.input);
@@ -144,6 +134,16 @@ void check_output_dtype(const Operands& args, at::ScalarType dtype) {
 }
 
 }  // namespace
+
+void check_all_dispatchable(const Operands& args) {
+  check_dispatchable(args.op, "input", args.input);
+  check_dispatchable(args.op, "weight", args.weight);
+  if (args.weight_scale) check_dispatchable(args.op, "weight_scale", *args.weight_scale);
+  if (args.bias) check_dispatchable(args.op, "bias", *args.bias);
+  if (args.weight_sum && *args.weight_sum) {
+    check_dispatchable(args.op, "weight_sum", **args.weight_sum);
+  }
+}
 
 void check_product(const Operands& args, const InputQparams& qparams, at::ScalarType dtype) {
   check_all_dispatchable(args);

@@ -35,6 +35,9 @@ struct InputQparams {
   bool has_zero_point() const { return zero_point ? zero_point->has_value() : !!zero_point_number; }
 };
 
+// Of the tensors in args. NB: autograd calls it too, as Python would refuse a nested tensor of
+// jagged layout under the name of whatever op comes next.
+void check_all_dispatchable(const Operands& args);
 void check_product(const Operands& args, const InputQparams& qparams, at::ScalarType dtype);
 // dtype: of the output.
 void check_quantized_linear(const Operands& args, const RowScheme& scheme, at::ScalarType dtype);

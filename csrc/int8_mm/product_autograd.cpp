@@ -16,7 +16,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "checks.h"
 #include "int8_mm/gradients.h"
+#include "int8_mm/int8_mm_checks.h"
 #include "int8_mm/ops.h"
 
 namespace baraquant::int8_mm {
@@ -101,18 +103,18 @@ at::Tensor differentiable(const at::Tensor& input, const OptionalTensor& bias, c
   return std::get<0>(product(false));
 }
 
-// A scale without a gradient is an error, not a gradient that is dropped.
-void refuse_gradient(const char* op, const char* name, const at::Tensor& scale) {
-  if (!is_recorded(scale)) return;
+// A scale that autograd would have to follow is an error, not a gradient that is dropped.
+void check_scale(const char* op, const char* name, const at::Tensor& scale) {
+  check_dispatchable(op, name, scale);
   TORCH_CHECK_NOT_IMPLEMENTED(
-      false, "baraquant::", op, ": expected ", name, " to be a constant, but got one that ",
+      !is_recorded(scale), op, ": expected ", name, " to be a constant, but got one that ",
       requires_grad(scale) ? "requires grad" : "has a forward-mode tangent",
-      ", and the op has no gradient of it; detach it (", name,
+      ", of which the op has no gradient; detach it (", name,
       ".detach()), or train with baraquant::qat_linear or baraquant::fake_quantize_per_tensor");
 }
 
-void refuse_gradient(const char* op, const char* name, const OptionalTensor& scale) {
-  if (scale) refuse_gradient(op, name, *scale);
+void check_zero_point(const char* op, const char* name, const OptionalTensor& zero_point) {
+  if (zero_point) check_dispatchable(op, name, *zero_point);
 }
 
 // Of an op whose input is integers.
@@ -151,7 +153,9 @@ at::Tensor quantized_linear(Keys keys, const at::Tensor& input, const at::Tensor
                       const OptionalTensor&, bool, const OptionalTensor&, int64_t, int64_t, Dtype>
       op("quantized_linear");
   static const at::Tensor none;
-  refuse_gradient("quantized_linear", "weight_scale", weight_scale);
+  constexpr const char* kOp = "baraquant::quantized_linear";
+  check_all_dispatchable({kOp, input, weight, &weight_scale, bias, &weight_sum});
+  check_scale(kOp, "weight_scale", weight_scale);
   const Layer layer{weight, weight_scale, /*clips_input=*/!symmetric, none, none};
   return differentiable(input, bias, layer, [&](bool with_mask) {
     return op(keys, with_mask, input, weight, weight_scale, bias, symmetric, weight_sum, quant_min,
@@ -170,10 +174,12 @@ at::Tensor static_quantized_linear(Keys keys, const at::Tensor& input, const at:
                       const OptionalTensor&, int64_t, int64_t, Dtype>
       op("static_quantized_linear");
   static const at::Tensor none;
-  constexpr const char* kName = "static_quantized_linear";
-  refuse_gradient(kName, "weight_scale", weight_scale);
-  refuse_gradient(kName, "act_scale", act_scale);
-  refuse_gradient(kName, "smooth_scale", smooth_scale);
+  constexpr const char* kOp = "baraquant::static_quantized_linear";
+  check_all_dispatchable({kOp, input, weight, &weight_scale, bias, &weight_sum});
+  check_scale(kOp, "weight_scale", weight_scale);
+  check_scale(kOp, "act_scale", act_scale);
+  check_zero_point(kOp, "act_zero_point", act_zero_point);
+  if (smooth_scale) check_scale(kOp, "smooth_scale", *smooth_scale);
   const Layer layer{weight, weight_scale, /*clips_input=*/true, act_scale,
                     smooth_scale ? *smooth_scale : none};
   return differentiable(input, bias, layer, [&](bool with_mask) {
@@ -190,8 +196,11 @@ at::Tensor int8_linear(Keys keys, const at::Tensor& input, const at::Tensor& wei
       find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
                          const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
                          at::ScalarType)>("baraquant::int8_linear");
-  refuse_gradient("int8_linear", "input_scale", input_scale);
-  refuse_gradient("int8_linear", "weight_scale", weight_scale);
+  constexpr const char* kOp = "baraquant::int8_linear";
+  check_all_dispatchable({kOp, input, weight, &weight_scale, bias, &weight_sum});
+  check_scale(kOp, "input_scale", input_scale);
+  check_scale(kOp, "weight_scale", weight_scale);
+  check_zero_point(kOp, "input_zero_point", input_zero_point);
   return differentiable(input, bias, bias_alone(weight, weight_scale), [&](bool) -> MaskedProduct {
     return {op.redispatch(keys & c10::after_autograd_keyset, input, weight, input_scale,
                           weight_scale, bias, input_zero_point, weight_sum, dtype),
@@ -210,8 +219,13 @@ at::Tensor smoothquant_linear(Keys keys, const at::Tensor& input, const at::Tens
       find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, Scale,
                          const OptionalTensor&, ZeroPoint, const OptionalTensor&, at::ScalarType)>(
           "baraquant::smoothquant_linear", is_number ? "number" : "");
-  refuse_gradient("smoothquant_linear", "weight_scale", weight_scale);
-  if constexpr (!is_number) refuse_gradient("smoothquant_linear", "act_scale", act_scale);
+  constexpr const char* kOp = "baraquant::smoothquant_linear";
+  check_all_dispatchable({kOp, input, weight, &weight_scale, bias, &weight_sum});
+  check_scale(kOp, "weight_scale", weight_scale);
+  if constexpr (!is_number) {
+    check_scale(kOp, "act_scale", act_scale);
+    check_zero_point(kOp, "act_zero_point", act_zero_point);
+  }
   return differentiable(input, bias, bias_alone(weight, weight_scale), [&](bool) -> MaskedProduct {
     return {op.redispatch(keys & c10::after_autograd_keyset, input, weight, weight_scale, act_scale,
                           bias, act_zero_point, weight_sum, dtype),

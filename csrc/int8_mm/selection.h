@@ -42,7 +42,9 @@ inline bool allows(const Situation& s, const Selection& selection) {
 }
 
 inline Selection select(const Situation& s) {
-  if (prefers_vector_kernel(s.m, s.k, s.allows_hopper)) return {Family::kVector, 0};
+  if (prefers_vector_kernel(s.m, s.n, s.k, s.multiprocessors, s.allows_hopper)) {
+    return {Family::kVector, 0};
+  }
   if (s.allows_hopper) {
     return {Family::kHopper,
             static_cast<int>(choose_hopper_tile(s.m, s.n, s.k, s.multiprocessors))};

@@ -180,8 +180,10 @@ BARAQUANT_HD TilePlace place_of_tile(int64_t block, int64_t m, int64_t n, int ti
 constexpr int kMostVectorRows = 4;
 
 // The vector kernel streams the weights once, without tensor cores: each of its threads multiplies
-// what it reads by every row. With a third row and long k those can do better.
-inline bool prefers_vector_kernel(int64_t m, int64_t k, bool allows_hopper) {
+// what it reads by every row. With a third row and long k those can do better. All that
+// benchmarks/vector_sweep.py measures may decide.
+inline bool prefers_vector_kernel(int64_t m, [[maybe_unused]] int64_t n, int64_t k,
+                                  [[maybe_unused]] int multiprocessors, bool allows_hopper) {
   return m <= kMostVectorRows && !(allows_hopper && m > 2 && k > 8192);
 }
 
