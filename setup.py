@@ -7,9 +7,10 @@ Environment variables:
     BARAQUANT_WERROR: 1 turns warnings into errors; later builds in this checkout keep that, so
         that they do not compile everything anew. 0 turns it off.
     TORCH_CUDA_ARCH_LIST: the GPU architectures. Unset: those of the visible GPUs, or a default.
+    BARAQUANT_CUTLASS: 0 leaves out the kernels for Hopper's tensor cores. Unset or 1: they are
+        built where 9.0a is among the architectures, and need CUTLASS's headers.
     CUTLASS_PATH: a folder with CUTLASS's headers, below include/ or in it. Unset: those of the
-        package nvidia-cutlass. Without them, or without 9.0a among the architectures, the kernels
-        for Hopper's tensor cores are left out.
+        package nvidia-cutlass (pip install --no-deps nvidia-cutlass).
     MAX_JOBS: how many compilers run at a time. Unset: one for each core.
 """
 
@@ -21,11 +22,13 @@ import shutil
 import sys
 from pathlib import Path
 
+import setuptools
 from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "scripts"))
+import plain_wheel  # noqa: E402
 import toolchain  # noqa: E402
 
 # ninja, installed into a virtual environment that is not activated
@@ -118,14 +121,16 @@ def extensions() -> list[Extension]:
         device = "cuda"
         sources += toolchain.library_sources(".cu")
         libraries += ["c10_cuda", "torch_cuda", "cudart"]
-        architectures = cuda_architectures()
+        architectures = toolchain.for_hopper(cuda_architectures())
         os.environ["TORCH_CUDA_ARCH_LIST"] = architectures  # BuildExtension makes -gencode of it
         nvcc_flags += ["--threads", str(min(toolchain.cores(), len(architectures.split(";"))))]
-        nvcc_flags += toolchain.hopper_flags(architectures)
+        cutlass = toolchain.hopper_headers(architectures)
+        nvcc_flags += ["-isystem", str(cutlass)] if cutlass else []
         macros[2:] = [
             ("BARAQUANT_NVCC_VERSION", f'"{toolchain.nvcc_version(NVCC)}"'),
             ("BARAQUANT_CUDA_ARCHITECTURES", f'"{architectures}"'),
             ("BARAQUANT_WITH_CUDA", None),
+            *([("BARAQUANT_WITH_CUTLASS", None)] if cutlass else []),
         ]
     # -isystem: the warnings in torch's own headers are not ours.
     paths = cpp_extension.include_paths(device)
@@ -165,6 +170,10 @@ class BuildLibraries(cpp_extension.BuildExtension):  # type: ignore[misc]
     def finalize_options(self) -> None:
         super().finalize_options()
         os.environ.setdefault("MAX_JOBS", str(toolchain.cores()))
+        # A virtual environment's own headers are not ours, and their folder is another in each
+        # environment: nothing is compiled anew for the next one over the same torch.
+        own = os.path.join(sys.exec_prefix, "include")
+        self.include_dirs = [path for path in self.include_dirs if path != own]
 
     def run(self) -> None:
         inplace = self.inplace
@@ -179,7 +188,12 @@ class BuildLibraries(cpp_extension.BuildExtension):  # type: ignore[misc]
         self.build_temp = os.path.join(shared, ext.name)
         if ext.name == "baraquant._C":
             ext.library_dirs.append(os.path.join(self.build_lib, "baraquant"))
+        # Without ninja nothing else notices that a flag has changed.
+        mark = Path(self.build_temp) / "flags.txt"
+        flags = repr((ext.sources, ext.define_macros, ext.extra_compile_args))
+        self.force = bool(self.force) or not mark.exists() or mark.read_text() != flags
         super().build_extension(ext)
+        mark.write_text(flags)
         self.build_temp = shared
 
     def get_ext_filename(self, ext_name: str) -> str:
@@ -218,7 +232,16 @@ class BuildPython(build_py):
         super().run()
 
 
+COMMANDS = {"build_ext": BuildLibraries, "build_py": BuildPython}
+if plain_wheel.is_needed():
+    COMMANDS["bdist_wheel"] = plain_wheel.PlainWheel
+
+# pyproject.toml cannot hold the licence: setuptools before 77 refuses the form that PEP 639 gave
+# it, and later ones warn of the older form.
+KNOWS_PEP_639 = int(setuptools.__version__.split(".")[0]) >= 77
+
 setup(
     ext_modules=extensions(),
-    cmdclass={"build_ext": BuildLibraries, "build_py": BuildPython},
+    cmdclass=COMMANDS,
+    **{"license_expression" if KNOWS_PEP_639 else "license": "BSD-3-Clause"},
 )

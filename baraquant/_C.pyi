@@ -9,6 +9,7 @@ class BuildInfo(TypedDict):
     nvcc_version: str
     cuda_architectures: str
     with_cuda: bool
+    with_cutlass: bool
 
 def build_info() -> BuildInfo: ...
 def cpu_isa() -> str: ...

@@ -13,11 +13,17 @@ LIBRARY = Path(__file__).with_name("libbaraquant.so")
 _RECORD = re.compile(rb"baraquant-build-record:version=([^;\0]*);torch=([^;\0]*);")
 
 
-def _mend() -> str:
+def checkout() -> Path | None:
+    """The checkout that this package is a part of; None where it was installed."""
+    folder = LIBRARY.parent.parent
+    return folder if (folder / "setup.py").exists() and (folder / "csrc").exists() else None
+
+
+def mend() -> str:
     """The command that builds the library anew, for a checkout or for an installed package."""
-    checkout = LIBRARY.parent.parent
-    if (checkout / "setup.py").exists() and (checkout / "csrc").exists():
-        return f"make -C {checkout} build"
+    folder = checkout()
+    if folder is not None:
+        return f"make -C {folder} build"
     return (
         "pip install --no-build-isolation --no-deps --force-reinstall PATH, "
         "where PATH is a checkout of baraquant"
@@ -47,18 +53,18 @@ def load() -> None:
     except ImportError as error:
         raise ImportError(
             f"baraquant needs PyTorch 2.11 to 2.13, but torch cannot be imported ({error}). "
-            f"Install torch, then run: {_mend()}"
+            f"Install torch, then run: {mend()}"
         ) from error
     if not LIBRARY.exists() or LIBRARY.stat().st_size == 0:
         raise ImportError(
-            f"baraquant's compiled library is missing ({LIBRARY}). To build it, run: {_mend()}"
+            f"baraquant's compiled library is missing ({LIBRARY}). To build it, run: {mend()}"
         )
     built = build_torch_version(LIBRARY)
     # Another minor version has another C++ interface: loading could crash instead of failing.
     if built is None or _minor(built) != _minor(torch.__version__):
         raise ImportError(
             f"baraquant was built for torch {built or '(unknown)'}, but torch {torch.__version__} "
-            f"is in use. To build it for this torch, run: {_mend()}"
+            f"is in use. To build it for this torch, run: {mend()}"
         )
     try:
         torch.ops.load_library(str(LIBRARY))
@@ -66,12 +72,12 @@ def load() -> None:
         raise ImportError(
             f"baraquant's library, built for torch {built}, cannot be loaded into torch "
             f"{torch.__version__}: {error.__cause__ or error}. To build it for this torch, run: "
-            f"{_mend()}"
+            f"{mend()}"
         ) from error
     try:
         from baraquant import _C  # noqa: F401
     except ImportError as error:
         raise ImportError(
             f"baraquant._C cannot be imported into this Python ({error}). To build it, run: "
-            f"{_mend()}"
+            f"{mend()}"
         ) from error

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``python -m baraquant.info``: what was built, what runs here, and whether its numbers are right.
 
-Exit code 1 when something is wrong: an op without its kernels, or a self-check that fails.
+Exit code 1 when something is wrong: an op lacks its kernels, a self-check fails, or the library
+lacks the kernels that were made for a visible GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 import baraquant
-from baraquant import _C, _library
+from baraquant import _C, _gpus, _library
 
 # In this order an op's keys are shown.
 KEYS = (
@@ -171,24 +172,13 @@ def checked(device: str) -> list[str]:
         return [f"the self-check on {device} failed: {type(error).__name__}: {error}"]
 
 
-def gpu_notes(build: _C.BuildInfo) -> list[str]:
-    """What a user with a GPU should know about this build."""
-    if torch.cuda.is_available() and not build["with_cuda"]:
-        return [
-            "torch sees a GPU, but baraquant was built without CUDA (nvcc was not found, or "
-            "BARAQUANT_CUDA=0): its ops run on the CPU only"
-        ]
-    return []
-
-
 def gather() -> dict[str, Any]:
     """Everything the command shows, as plain data; ``problems`` is empty when all is well."""
     build = _C.build_info()
-    devices = ["cpu"]
-    if build["with_cuda"] and torch.cuda.is_available():
-        devices.append("cuda")
+    devices = ["cpu", *(_gpus.devices() if build["with_cuda"] else [])]
     ops = registered_ops()
     checks = {device: checked(device) for device in devices}
+    gpus = _gpus.visible()
     return {
         "baraquant": build["version"],
         "library": str(_library.LIBRARY),
@@ -201,17 +191,15 @@ def gather() -> dict[str, Any]:
         "with_cuda": build["with_cuda"],
         "torch_cuda": torch.version.cuda,
         "nvcc": build["nvcc_version"],
-        "cuda_architectures": [a for a in build["cuda_architectures"].split(";") if a],
-        "gpus": [
-            f"{torch.cuda.get_device_name(i)} ({'.'.join(map(str, capability))})"
-            for i in range(torch.cuda.device_count())
-            for capability in (torch.cuda.get_device_capability(i),)
-        ],
+        "cuda_architectures": _gpus.architectures(build),
+        "hopper_kernels": _gpus.has_hopper(build),
+        "hopper_kernels_used": _gpus.uses_hopper(build),
+        "gpus": [f"{name} ({major}.{minor})" for name, (major, minor) in gpus],
         "ops": ops,
         "self_check": {device: not problems for device, problems in checks.items()},
-        "notes": gpu_notes(build),
         "problems": [
             *missing_kernels(ops, build["with_cuda"]),
+            *_gpus.problems(build),
             *(problem for problems in checks.values() for problem in problems),
         ],
     }
@@ -222,6 +210,9 @@ def facts(info: dict[str, Any]) -> list[tuple[str, str]]:
     cuda = "not built"
     if info["with_cuda"]:
         cuda = f"nvcc {info['nvcc']}, for {', '.join(info['cuda_architectures'])}"
+    hopper = "not built"
+    if info["hopper_kernels"]:
+        hopper = "built, " + ("used" if info["hopper_kernels_used"] else "no Hopper GPU is visible")
     return [
         ("baraquant", f"{info['baraquant']} ({info['library']})"),
         ("python", info["python"]),
@@ -229,6 +220,7 @@ def facts(info: dict[str, Any]) -> list[tuple[str, str]]:
         ("compiler", info["compiler"]),
         ("CPU kernels", f"{info['cpu_isa']}, {info['cpu_threads']} threads"),
         ("CUDA kernels", cuda),
+        ("Hopper's kernels", hopper),
         ("torch's CUDA", info["torch_cuda"] or "none (a CPU build)"),
         ("GPUs", ", ".join(info["gpus"]) or "none visible"),
         *(
@@ -263,8 +255,6 @@ def show(info: dict[str, Any]) -> None:
             for name, value in pairs:
                 table.add_row(name, value)
             console.print(table)
-    for note in info["notes"]:
-        print(f"note: {note}")
     for problem in info["problems"]:
         print(f"WRONG: {problem}")
     print("Something is wrong." if info["problems"] else "All is well.")

@@ -23,12 +23,19 @@ constexpr bool kWithCuda = true;
 constexpr bool kWithCuda = false;
 #endif
 
+#if defined(BARAQUANT_WITH_CUTLASS)
+constexpr bool kWithCutlass = true;
+#else
+constexpr bool kWithCutlass = false;
+#endif
+
 }  // namespace
 
 const BuildInfo& build_info() {
   static constexpr BuildInfo kInfo{
       BARAQUANT_VERSION,      BARAQUANT_TORCH_VERSION,      BARAQUANT_COMPILER,
-      BARAQUANT_NVCC_VERSION, BARAQUANT_CUDA_ARCHITECTURES, kWithCuda};
+      BARAQUANT_NVCC_VERSION, BARAQUANT_CUDA_ARCHITECTURES, kWithCuda,
+      kWithCutlass};
   return kInfo;
 }
 

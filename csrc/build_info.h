@@ -14,6 +14,7 @@ struct BuildInfo {
   const char* nvcc_version;        // as in "13.0.88"
   const char* cuda_architectures;  // as in TORCH_CUDA_ARCH_LIST: "8.0;9.0a"
   bool with_cuda;
+  bool with_cutlass;  // the products of integers for Hopper's tensor cores
 };
 
 BARAQUANT_API const BuildInfo& build_info();

@@ -23,7 +23,7 @@ STAMPS = toolchain.ROOT / "build" / "check_cuda"
 # alone: one of each schedule, for one type of the output.
 CUTLASS_FOLDER = toolchain.CSRC / "int8_mm" / "cutlass"
 CUTLASS_CHECKED = ("pingpong_128x128_cuda.cu", "stream_k_16x128_cuda.cu")
-CUTLASS_FLAGS = ["-DBARAQUANT_ONE_OUTPUT_TYPE"]
+CUTLASS_FLAGS = ["-DBARAQUANT_WITH_CUTLASS", "-DBARAQUANT_ONE_OUTPUT_TYPE"]
 ARCHITECTURE = ["-gencode", "arch=compute_90a,code=sm_90a"]
 # torch's CPU build lacks c10/cuda/impl/cuda_cmake_macros.h; this macro does without.
 FLAGS = [
@@ -36,7 +36,7 @@ FLAGS = [
 
 def flags() -> list[str]:
     cutlass = toolchain.find_cutlass()
-    return [*FLAGS, *CUTLASS_FLAGS, *(toolchain.cutlass_flags(cutlass) if cutlass else [])]
+    return [*FLAGS, *([*CUTLASS_FLAGS, "-isystem", str(cutlass)] if cutlass else [])]
 
 
 def sources() -> list[Path]:

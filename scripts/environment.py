@@ -238,8 +238,9 @@ def prepare(need: list[str], want: list[str], bare: list[str] | None = None) -> 
     """
     needed, wanted = [*dependencies(), *requirements(need)], requirements(want)
     python, torch = choose(needed)
-    compiles_cuda = toolchain.find_nvcc() is not None and "CUTLASS_PATH" not in os.environ
-    alone = requirements((["cuda"] if compiles_cuda else []) + (bare or []))
+    needs_cutlass = toolchain.find_nvcc() is not None and toolchain.wants_cutlass()
+    needs_cutlass &= "CUTLASS_PATH" not in os.environ
+    alone = requirements((["cuda"] if needs_cutlass else []) + (bare or []))
     found = probe(python, needed + wanted + alone)
     assert found is not None
     if found["managed"] and found["missing"]:

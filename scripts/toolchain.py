@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -124,20 +125,51 @@ def cutlass_identity() -> str:
     return f"{folder} {(folder / 'cutlass' / 'version.h').read_text()}"
 
 
-def cutlass_flags(folder: Path) -> list[str]:
-    """What nvcc gets where the tensor-core kernels for Hopper are compiled."""
-    return ["-DBARAQUANT_WITH_CUTLASS", "-isystem", str(folder)]
+def wants_cutlass() -> bool:
+    """Whether the kernels for Hopper's tensor cores are built for 9.0a (BARAQUANT_CUTLASS)."""
+    choice = os.environ.get("BARAQUANT_CUTLASS", "")
+    if choice not in ("", "0", "1"):
+        sys.exit(f"baraquant: expected BARAQUANT_CUTLASS to be 0 or 1, but got {choice!r}")
+    return choice != "0"
 
 
-def hopper_flags(architectures: str) -> list[str]:
-    """The flags of nvcc for the kernels that need CUTLASS; none where they are left out."""
-    if "9.0a" not in re.split(r"[;+ ]", architectures):
-        return []
+def split_architectures(text: str) -> list[str]:
+    """The entries of a list as TORCH_CUDA_ARCH_LIST holds it."""
+    return [entry for entry in re.split(r"[;, ]+", text) if entry]
+
+
+def for_hopper(architectures: str) -> str:
+    """The list, with 9.0a in the place of 9.0.
+
+    Every GPU of 9.0 has the instructions of 9.0a, and Hopper's tensor cores are reached by these
+    alone. An entry with PTX cannot be replaced: PTX of 9.0a runs nowhere else.
+    """
+    entries = split_architectures(architectures)
+    if not wants_cutlass():
+        return ";".join(entries)
+    for entry in entries:
+        if entry in ("9.0+PTX", "Hopper") and "9.0a" not in entries:
+            sys.exit(
+                "baraquant: expected TORCH_CUDA_ARCH_LIST to name Hopper as 9.0a, but got "
+                f"{entry}, which leaves out the instructions of Hopper's tensor cores. Name 9.0a "
+                "instead (or set BARAQUANT_CUTLASS=0, which builds for this list; products of "
+                "integers then run at a third of their speed on Hopper)"
+            )
+    return ";".join(dict.fromkeys("9.0a" if entry == "9.0" else entry for entry in entries))
+
+
+def hopper_headers(architectures: str) -> Path | None:
+    """CUTLASS's headers, if the kernels for Hopper's tensor cores are to be built."""
+    named = {entry.removesuffix("+PTX") for entry in split_architectures(architectures)}
+    if "9.0a" not in named or not wants_cutlass():
+        return None
     folder = find_cutlass()
     if folder is None:
-        print(
-            "baraquant: there are no CUTLASS headers (pip install --no-deps nvidia-cutlass, or "
-            "CUTLASS_PATH): int8 products on Hopper take the slower generic kernel"
+        sys.exit(
+            f"baraquant: the kernels for Hopper (9.0a of the GPU architectures {architectures}) "
+            "need CUTLASS's headers, and there are none here. Run: "
+            "pip install --no-deps nvidia-cutlass (or set CUTLASS_PATH to a folder that holds "
+            "them, or BARAQUANT_CUTLASS=0, which builds without these kernels; products of "
+            "integers then run at a third of their speed on Hopper)"
         )
-        return []
-    return cutlass_flags(folder)
+    return folder

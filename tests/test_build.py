@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import email
 import importlib.util
 import json
 import os
@@ -179,58 +180,6 @@ def test_import_without_the_module(copied: Path) -> None:
     assert "pip install --no-build-isolation" in message
 
 
-# --- setup.py
-
-
-def run_setup(before: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    code = f"import sys; {before}; sys.argv = ['setup.py', '--version']; import runpy; "
-    return subprocess.run(
-        [sys.executable, "-c", code + "runpy.run_path('setup.py', run_name='__main__')"],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, **environment},
-    )
-
-
-def test_setup_without_torch_says_so_in_one_line() -> None:
-    result = run_setup("sys.modules['torch'] = None")
-    assert result.returncode == 1
-    (line,) = result.stderr.strip().splitlines()
-    assert "setup.py needs PyTorch" in line
-    assert "pip install --no-build-isolation ." in line
-
-
-def test_setup_with_a_wrong_choice_of_cuda() -> None:
-    result = run_setup("pass", BARAQUANT_CUDA="yes")
-    assert result.returncode == 1
-    assert "expected BARAQUANT_CUDA to be 0 or 1, but got 'yes'" in result.stderr
-
-
-@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is a CUDA build")
-def test_setup_with_cuda_demanded_of_a_cpu_torch() -> None:
-    result = run_setup("pass", BARAQUANT_CUDA="1")
-    assert result.returncode == 1
-    assert "this environment lacks a CUDA build of torch" in result.stderr
-
-
-def test_hopper_kernels_need_cutlass_and_its_architecture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("CUTLASS_PATH", str(tmp_path))
-    assert toolchain.hopper_flags("8.0;9.0a") == []
-    (line,) = capsys.readouterr().out.splitlines()
-    assert "no CUTLASS headers" in line and "nvidia-cutlass" in line
-    (tmp_path / "include" / "cutlass").mkdir(parents=True)
-    (tmp_path / "include" / "cutlass" / "cutlass.h").touch()
-    expected = ["-DBARAQUANT_WITH_CUTLASS", "-isystem", str(tmp_path / "include")]
-    assert toolchain.hopper_flags("8.0;9.0a;12.0+PTX") == expected
-    assert toolchain.hopper_flags("9.0a+PTX") == expected
-    assert toolchain.hopper_flags("8.0;9.0") == []
-    assert capsys.readouterr().out == ""
-
-
 # --- the wheel
 
 
@@ -254,17 +203,22 @@ def wheel(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
     return path
 
 
+def reach_packages(environment: Path) -> None:
+    """Lets a virtual environment see the packages of this one, behind its own."""
+    (packages,) = (environment / "lib").glob("python*/site-packages")
+    user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    (packages / "torch_in_use.pth").write_text(
+        "\n".join(path for path in sys.path if "-packages" in path or path in user) + "\n"
+    )
+
+
 @pytest.fixture(scope="session")
 def installed(wheel: Path, made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
     """The interpreter of a fresh environment with the wheel, which reaches torch by a .pth file."""
 
     def make(folder: Path) -> None:
         venv.create(folder, with_pip=False, symlinks=True)
-        (packages,) = (folder / "lib").glob("python*/site-packages")
-        user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
-        (packages / "torch_in_use.pth").write_text(
-            "\n".join(path for path in sys.path if "-packages" in path or path in user) + "\n"
-        )
+        reach_packages(folder)
         python = str(folder / "bin" / "python")
         install = [sys.executable, "-m", "pip", "--python", python, "install"]
         subprocess.run([*install, "--no-index", "--no-deps", str(wheel)], check=True)
@@ -325,3 +279,59 @@ def test_info_of_the_installed_wheel(installed: Path, tmp_path: Path) -> None:
     assert prefix.is_relative_to(installed.parent.parent)
     assert (prefix / "share/cmake/baraquant/baraquantConfig.cmake").is_file()
     assert (prefix / "include/baraquant/build_info.h").is_file()
+
+
+# --- a fresh environment
+
+
+@pytest.fixture(scope="session")
+def bare(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+    """The interpreter of a fresh environment: its own pip and setuptools, and torch by a .pth file.
+
+    Python 3.11 puts setuptools 65 into it, which knows neither PEP 639 nor bdist_wheel, and no
+    package wheel.
+    """
+
+    def make(folder: Path) -> None:
+        venv.create(folder, with_pip=True, symlinks=True)
+        reach_packages(folder)
+
+    return made_once("bare", make) / "bin" / "python"
+
+
+@pytest.mark.slow
+def test_install_line_works_in_a_fresh_environment(bare: Path, wheel: Path, tmp_path: Path) -> None:
+    """The README's line, as it stands; the objects of the wheel's build are used again."""
+    line = "pip install --no-build-isolation ."
+    assert f"\n{line}\n" in (ROOT / "README.md").read_text()
+    result = subprocess.run(
+        [bare, "-m", *line.split()],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PIP_NO_INDEX": "1"},
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    code = "import baraquant; print(baraquant.__file__)"
+    result = run_python(code, cwd=tmp_path, python=bare)
+    assert Path(result.stdout.strip()).is_relative_to(bare.parent.parent), result.stderr
+    result = run_python("from baraquant.info import main; main([])", cwd=tmp_path, python=bare)
+    assert result.stdout.strip().endswith("All is well."), result.stdout + result.stderr
+    (made,) = bare.parent.parent.glob("lib/python*/site-packages/baraquant-*.dist-info")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
+        expected = archive.read(name).decode()
+    fields = [
+        email.message_from_string(text) for text in ((made / "METADATA").read_text(), expected)
+    ]
+    for field in ("Name", "Version", "Requires-Dist", "Provides-Extra", "License-File"):
+        first, second = (
+            sorted(text.replace(" ", "").replace("'", '"') for text in message.get_all(field, []))
+            for message in fields
+        )
+        assert first == second
+    assert (made / "RECORD").read_text().count("baraquant/libbaraquant.so,sha256=") == 1
+    uninstall = [bare, "-m", "pip", "uninstall", "-y", "baraquant"]
+    subprocess.run(uninstall, check=True, capture_output=True)
+    assert not (made.parent / "baraquant").exists()

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import torch
 import baraquant
 import baraquant.info
 import toolchain
-from baraquant import _C
+from baraquant import _C, _gpus, _library
 
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -44,6 +45,7 @@ def test_json() -> None:
     if info["with_cuda"]:
         assert info["nvcc"]
         assert info["cuda_architectures"]
+        assert not info["hopper_kernels"] or "9.0a" in info["cuda_architectures"]
     else:
         assert info["cuda_architectures"] == []
 
@@ -155,8 +157,121 @@ def test_missing_kernels_are_noticed() -> None:
     assert baraquant.info.missing_kernels({}, with_cuda=False) == ["no op is registered"]
 
 
-def test_gpu_without_cuda_kernels_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    build = _C.build_info()
-    assert baraquant.info.gpu_notes({**build, "with_cuda": True}) == []
-    assert "built without CUDA" in baraquant.info.gpu_notes({**build, "with_cuda": False})[0]
+# --- GPUs without the kernels that were made for them, on a machine that is faked
+
+Gpu = tuple[str, tuple[int, int]]
+H200, A100, A10, B200 = ("H200", (9, 0)), ("A100", (8, 0)), ("A10", (8, 6)), ("B200", (10, 0))
+
+
+def built(architectures: str, cutlass: bool = False, cuda: bool = True) -> _C.BuildInfo:
+    return {
+        **_C.build_info(),
+        "with_cuda": cuda,
+        "cuda_architectures": architectures,
+        "with_cutlass": cutlass,
+    }
+
+
+@pytest.fixture
+def see(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`see(*gpus)`: these are the GPUs that torch sees."""
+
+    def fake(*gpus: Gpu) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(gpus))
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: gpus[index][0])
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: gpus[index][1])
+
+    return fake
+
+
+@pytest.mark.parametrize(
+    ("entries", "gpu", "runs"),
+    [
+        ("8.0", A100, True),
+        ("8.0", A10, True),  # machine code runs on later minor versions
+        ("8.6", A100, False),
+        ("8.0", H200, False),
+        ("8.0+PTX", H200, True),
+        ("9.0a", H200, True),
+        ("9.0a", B200, False),
+        ("9.0a+PTX", B200, False),  # the PTX of 9.0a runs there alone
+        ("10.0f+PTX", ("B300", (10, 3)), True),
+        ("10.0f+PTX", ("RTX", (12, 0)), False),
+        ("8.0;9.0a;10.0+PTX;12.0+PTX", ("later", (13, 0)), True),
+        ("Ampere", H200, True),  # a name says nothing: the self-check finds out
+    ],
+)
+def test_code_runs_where_it_was_made_for(entries: str, gpu: Gpu, runs: bool) -> None:
+    assert _gpus.runs_on(_gpus.architectures(built(entries)), gpu[1]) == runs
+
+
+def test_gpus_with_their_kernels_are_no_problem(see: Callable[..., None]) -> None:
+    see()
+    assert _gpus.problems(built("", cuda=False)) == []
+    see(H200, A100)
+    assert _gpus.problems(built("8.0;9.0a;10.0+PTX;12.0+PTX", cutlass=True)) == []
+    assert _gpus.uses_hopper(built("8.0 9.0a", cutlass=True))
+    see(A100)
+    assert _gpus.problems(built("8.0;9.0a", cutlass=False)) == []  # nobody would use them
+    assert not _gpus.uses_hopper(built("8.0;9.0a", cutlass=True))
+
+
+def test_gpu_without_cuda_kernels_is_a_problem(see: Callable[..., None]) -> None:
+    see(H200)
+    (problem,) = _gpus.problems(built("", cuda=False))
+    assert "torch sees a GPU (H200), but baraquant was built without CUDA" in problem
+    assert "BARAQUANT_CUDA=1 TORCH_CUDA_ARCH_LIST='9.0a' make -C" in problem
+
+
+@pytest.mark.parametrize(("entries", "cutlass"), [("9.0a", False), ("8.0+PTX", True)])
+def test_hopper_without_its_kernels_is_a_problem(
+    entries: str, cutlass: bool, see: Callable[..., None]
+) -> None:
+    see(A100, H200, H200)
+    (problem,) = _gpus.problems(built(f"8.0;{entries}", cutlass))
+    assert "Hopper's tensor cores were not built, but H200 (9.0) is visible" in problem
+    command = "BARAQUANT_CUTLASS=1 BARAQUANT_CUDA=1 TORCH_CUDA_ARCH_LIST='8.0;9.0a' make -C"
+    assert command in problem
+
+
+def test_gpu_that_no_kernel_was_built_for_is_a_problem(see: Callable[..., None]) -> None:
+    see(B200)
+    (problem,) = _gpus.problems(built("8.0;9.0a", cutlass=True))
+    assert "no CUDA kernel was built for B200 (10.0), but for 8.0, 9.0a" in problem
+    assert "Run: BARAQUANT_CUDA=1 TORCH_CUDA_ARCH_LIST='10.0' make -C" in problem
+
+
+def test_an_installed_package_names_the_headers_first(
+    see: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_library, "LIBRARY", Path("site-packages/baraquant/libbaraquant.so"))
+    see(H200)
+    (problem,) = _gpus.problems(built("9.0a", cutlass=False))
+    assert "Run: pip install --no-deps nvidia-cutlass && BARAQUANT_CUTLASS=1" in problem
+    assert "pip install --no-build-isolation --no-deps --force-reinstall" in problem
+
+
+def test_each_kind_of_gpu_is_checked(see: Callable[..., None]) -> None:
+    see(H200, H200, A100)
+    assert _gpus.devices() == ["cuda", "cuda:2"]
+
+
+def test_text_is_not_content_with_such_a_gpu(
+    see: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for cutlass, code, row, end in (
+        (False, 1, "not built", "Something is wrong."),
+        (True, 0, "built, used", "All is well."),
+    ):
+        build = built("9.0a", cutlass)
+        monkeypatch.setattr(_C, "build_info", lambda build=build: build)
+        monkeypatch.setattr(baraquant.info, "checked", lambda device: [])
+        monkeypatch.setattr(baraquant.info, "missing_kernels", lambda ops, with_cuda: [])
+        see(H200)
+        assert baraquant.info.main([]) == code
+        output = capsys.readouterr().out
+        (line,) = [line for line in output.splitlines() if "Hopper's kernels" in line]
+        assert row in line
+        assert ("WRONG: the kernels for Hopper" in output) == (not cutlass)
+        assert output.strip().endswith(end)

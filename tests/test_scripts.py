@@ -41,6 +41,7 @@ class Machine:
         self.nvcc: Path | None = None
         monkeypatch.setattr(toolchain, "find_nvcc", lambda: self.nvcc)
         monkeypatch.delenv("CUTLASS_PATH", raising=False)
+        monkeypatch.delenv("BARAQUANT_CUTLASS", raising=False)
         monkeypatch.setattr(environment, "probe", self.probe)
         monkeypatch.setattr(environment, "torch_version", self.torch_version)
         monkeypatch.setattr(environment, "install", self.install)
@@ -161,7 +162,7 @@ def test_ci_asks_for_optional_packages_each_time(
 def test_cutlass_is_wanted_where_cuda_is_compiled(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its headers alone, and none of the packages that it names; without it the build goes on."""
+    """Its headers alone, and none of the packages that it names; setup.py refuses to go without."""
     cutlass = environment.requirements(["cuda"])
     assert [text.split(">")[0] for text in cutlass] == ["nvidia-cutlass"]
     machine.add(HERE, "2.13.0", *cutlass)
@@ -174,8 +175,10 @@ def test_cutlass_is_wanted_where_cuda_is_compiled(
     assert machine.installed == [(HERE, cutlass, "2.13.0")]
     assert machine.options == [("--no-deps",)]
     monkeypatch.setenv("CI", "true")
-    monkeypatch.setenv("CUTLASS_PATH", "elsewhere")
-    environment.prepare(["build"], [])
+    for variable, value in (("CUTLASS_PATH", "elsewhere"), ("BARAQUANT_CUTLASS", "0")):
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, value)
+            environment.prepare(["build"], [])
     assert len(machine.installed) == 1
 
 

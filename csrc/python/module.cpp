@@ -21,6 +21,7 @@ py::dict build_info() {
   result["nvcc_version"] = info.nvcc_version;
   result["cuda_architectures"] = info.cuda_architectures;
   result["with_cuda"] = info.with_cuda;
+  result["with_cutlass"] = info.with_cutlass;
   return result;
 }
 
