@@ -25,7 +25,7 @@ CHECK = set -e; py=$$($(ENVIRONMENT) --need test,examples --want lint --bare min
 	"$$py" -m pytest -n $(WORKERS) --dist worksteal --durations 10 --budget $(TEST_BUDGET)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo minilm test test-all bench build lint format clean
+.PHONY: help demo minilm test test-all bench figures build lint format clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -50,6 +50,10 @@ bench: ## measure the ops against a device copy and PyTorch's own, and a trainin
 	@set -e; py=$$($(ENVIRONMENT) --need bench); \
 	"$$py" scripts/build.py; \
 	for family in $(BENCH); do "$$py" benchmarks/bench_$$family.py $(BENCH_ARGS); done
+
+figures: ## write the measured figures into README.md and docs, out of benchmarks/results
+	@set -e; py=$$($(ENVIRONMENT)); \
+	"$$py" scripts/figures.py
 
 build: ## build libbaraquant.so and baraquant._C in place
 	@set -e; py=$$($(ENVIRONMENT)); \

@@ -4,8 +4,9 @@
 Everything that is compared is timed in turns within one run: a call, the copy that bounds it, and
 what a user would call instead. On CUDA the times come from device events, over batches that are
 queued behind a short sleep, so that the host is ahead; calls under 50 µs are timed inside a CUDA
-graph. On the CPU they come from the host's clock, with an allocator that keeps freed memory, as
-the first touch of fresh pages would cost more than the op. Reported is the median over the rounds.
+graph. On the CPU they come from the host's clock, in a process that allocates as all do by default:
+large results are fresh pages, whose first touch is a part of the time. Reported is the median over
+the rounds.
 """
 
 import contextlib
@@ -56,8 +57,6 @@ class Timer:
         self.rounds = rounds
         self.batch_seconds = batch_seconds
         self.budget = budget
-        if device.type == "cpu":
-            keep_freed_memory()
 
     def compare(self, calls: dict[str, Call], rotation: int = 1) -> dict[str, float | str]:
         """Times each call on the device.
@@ -251,7 +250,11 @@ def synchronizes(call: Call) -> bool:
 
 
 def keep_freed_memory() -> None:
-    """Tells glibc to keep freed memory for the next allocation; elsewhere does nothing."""
+    """Tells glibc to keep freed memory for the next allocation; elsewhere does nothing.
+
+    By default it gives blocks of 32 MiB and more back to the system at once. A server's allocator
+    may keep them; then no page of a result is touched for the first time.
+    """
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_MAX, 0)

@@ -56,8 +56,10 @@ def default_plans(what: str, device: torch.device, quick: bool) -> list[SegmentP
         return [SegmentPlan(sizes[-1:], dtypes[:2], threads, granularities)]
     if not cuda:
         one_and_all = sorted({1, *threads})
+        smaller = ["8MiB", "16MiB", "32MiB"]  # glibc gives 32 MiB and more back to the system
         return [
             SegmentPlan(sizes, dtypes[:1], one_and_all, granularities),
+            SegmentPlan(smaller, dtypes[:1], threads, granularities),
             SegmentPlan(sizes, dtypes[1:], threads, granularities),
         ]
     return [SegmentPlan(sizes, dtypes, threads, granularities)]

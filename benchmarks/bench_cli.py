@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from rich.console import Console
 
-from bench import Timer
+from bench import Timer, keep_freed_memory
 from bench_plot import Plot
 from bench_report import OPS, Layout, Part, run_sections
 from bench_row import DTYPES, Row
@@ -79,6 +79,11 @@ def parser_of(
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES)
     parser.add_argument("--what", nargs="+", choices=what, help="which sections")
     parser.add_argument("--threads", nargs="+", type=int, help="on the CPU")
+    parser.add_argument(
+        "--keep-memory",
+        action="store_true",
+        help="on the CPU: keep freed memory, not as by default",
+    )
     parser.add_argument("--json", type=path, help="write all rows here")
     parser.add_argument("--markdown", type=path, help="write the table here")
     parser.add_argument("--plot", type=path, help="write a PNG here")
@@ -150,6 +155,8 @@ def run(
 ) -> list[Row]:
     """Measures and reports, from a seed, and leaves the number of threads as it was."""
     torch.manual_seed(0)
+    if options.keep_memory:
+        keep_freed_memory()
     threads = torch.get_num_threads()
     try:
         return run_sections(sections, options, Console(), plot, layout)

@@ -120,6 +120,8 @@ def run_sections(
         console = Console(width=210)  # a log file has no width of its own
     start = time.monotonic()
     about = environment(options.device)
+    if options.device.type == "cpu":
+        about["freed_memory"] = "kept" if options.keep_memory else "given back, by default"
     console.print(", ".join(f"{name} {value}" for name, value in about.items()), highlight=False)
     rows: list[Row] = []
     for title, parts in sections:

@@ -54,10 +54,9 @@ def measure(
 
 
 def keep_memory() -> None:
-    """Let the C library keep what is freed, as the allocators of servers do.
+    """Let the C library keep what is freed, as the allocators of some servers do.
 
-    By default glibc gives large blocks back to the system and fetches them page by page again:
-    depending on what else is allocated, that can take longer than a layer does.
+    By default glibc gives large blocks back to the system and fetches them page by page again.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # glibc

@@ -46,7 +46,9 @@ from torch import nn
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # finds a build in place as well
 
 import baraquant
+from baraquant import _C
 from digits import Digits, evaluate, float_network, load_split, train
+from machine import processor
 from qat_deploy import (
     Deployment,
     Times,
@@ -197,6 +199,8 @@ def write_json(
             "device": str(args.device),
             "jobs": args.jobs,
         },
+        "machine": {"cpu": processor(), "cores": os.cpu_count(), "cpu_isa": _C.cpu_isa()},
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "versions": {
             "baraquant": baraquant.__version__,
             "torch": torch.__version__,

@@ -42,6 +42,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # finds a build in pl
 import baraquant
 from baraquant import W8A8, SmoothQuant, W8A8Static
 from docstrings import passages, split
+from machine import processor
 from minilm_report import Row, conclude, interval, markdown, plot, print_table
 from minilm_speed import Speed, keep_memory, measure
 from minilm_training import W4A8, distil
@@ -215,7 +216,7 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
     scale = torch.ones(64, device=args.device)
     call = scale.expand(64, 64), scale.to(torch.int8).expand(64, 64).contiguous(), scale
     return {
-        "device": _cpu_name() if is_cpu else torch.cuda.get_device_name(args.device),
+        "device": processor() if is_cpu else torch.cuda.get_device_name(args.device),
         "kernel": baraquant.plan("quantized_linear", *call)[-1].name,
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
@@ -223,18 +224,10 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
         "baraquant": baraquant.__version__,
         "transformers": transformers.__version__,
         "python": platform.python_version(),
+        "freed_memory": "kept" if args.keep_memory else "given back, by default",
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "arguments": {k: str(v) for k, v in vars(args).items() if k not in ("model", "out")},
     }
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def parse() -> argparse.Namespace:
@@ -250,6 +243,7 @@ def parse() -> argparse.Namespace:
     add("--steps", type=int, default=200, help="of training; 0: no training")
     add("--repeats", type=int, default=15, help="of a measured time")
     add("--compile", action="store_true", help="measure some compiled models too")
+    add("--keep-memory", action="store_true", help="let the C library keep what is freed")
     add("--quick", action="store_true", help="fewer schemes")
     add("--out", type=Path, default=Path("results"))
     return parser.parse_args()
@@ -260,7 +254,8 @@ def main() -> None:
     args, console = parse(), Console()
     console = console if console.is_terminal else Console(width=190)
     torch.manual_seed(0)
-    keep_memory()
+    if args.keep_memory:
+        keep_memory()
     experiment = Experiment(args, console.print)
     experiment.take_floats()
     for name in track(QUICK if args.quick else SCHEMES, "quantizing", transient=True):
