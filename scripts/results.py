@@ -23,6 +23,10 @@ NAME = re.compile(
 Row = dict[str, Any]
 
 
+class NotMeasuredError(LookupError):
+    """A result leaves out what the figure is made of: the page keeps what it has."""
+
+
 def stem(machine: str, family: str = "", kept: bool = False) -> str:
     """The name, without suffix, of the result that counts; ``machine`` may be its beginning.
 

@@ -263,6 +263,25 @@ def test_plans_are_measured_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert "expected a size such as 64MiB" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "said"), [([], "given back, by default"), (["--keep-memory"], "kept")]
+)
+def test_memory_is_kept_on_demand_alone(
+    options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A benchmark allocates as its user's process does, and its result says so."""
+    asked: list[bool] = []
+    monkeypatch.setattr(bench, "keep_freed_memory", lambda: asked.append(True))
+    monkeypatch.setattr(bench_cli, "keep_freed_memory", lambda: asked.append(True))
+    parser = bench_cli.parser_of("affine", None, ["forward"])
+    path = tmp_path / "{family}.json"
+    parsed = bench_cli.parse(parser, ["--device=cpu", f"--json={path}", *options])
+    Timer(CPU, rounds=1).compare({"nothing": lambda index: None})
+    bench_cli.run([("forward", [])], parsed, lambda rows, about, path: None)
+    about = json.loads((tmp_path / "affine.json").read_text())["environment"]
+    assert (len(asked), about["freed_memory"]) == (len(options), said)
+
+
 def test_an_empty_launch(cuda: str) -> None:
     seconds = Timer(torch.device(cuda), rounds=3).compare({"launch": bench.empty_launch})["launch"]
     assert 0 < seconds < 50e-6

@@ -43,6 +43,16 @@ def test_a_figure_that_differs_fails_the_check_and_is_written(
     assert figures.main(["--check"]) == 0
 
 
+def test_what_was_not_measured_stays(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def figure() -> str:
+        raise results.NotMeasuredError("there are no times")
+
+    figures.FIGURES["a"] = figure
+    assert figures.main([]) == 0
+    assert page.read_text().startswith("Takes <!--=a-->1<!--/--> s.")
+    assert "README.md keeps its a: there are no times" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -83,6 +83,7 @@ def test_a_small_run(tmp_path):
     names = ["float32", "W8A8", "W8A8 static", "SmoothQuant", "SmoothQuant static"]
     assert list(rows) == [*names, "W4A8", "W4A8, trained"]
     assert rows["float32"]["cosine"] == pytest.approx(1, abs=1e-5)
+    assert figures["about"]["freed_memory"] == "given back, by default"
     assert rows["float32"]["change"] == 0 and rows["float32"]["interval"] == [0, 0]
     table = (out / "smoothquant_minilm.md").read_text()
     for name, row in rows.items():
