@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Fixtures of all tests: the devices, and where the helpers of this folder are found.
 
-Which tests are run, and how long they may take: selection.py and budget.py.
+Which tests are run, and how long they may take: short_run.py.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from filelock import FileLock
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from budget import Budget
-from selection import Selection, parse_part
+import short_run
 
 
 def missing_cuda() -> str | None:
@@ -42,22 +41,11 @@ CUDA_IF_PRESENT = [] if NO_CUDA else ["cuda"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("baraquant")
-    group.addoption("--part", default="1/1", metavar="K/N", help="run one of N parts of the tests")
-    group.addoption(
-        "--budget",
-        type=float,
-        default=0,
-        metavar="MINUTES",
-        help="fail if the short run takes more CPU time for each process (0: no limit)",
-    )
+    short_run.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    part = parse_part(config.option.part)
-    processes = getattr(config.option, "numprocesses", None) or 1
-    config.pluginmanager.register(Selection(NO_CUDA, part))
-    config.pluginmanager.register(Budget(config.option.budget, processes, part[1]))
+    short_run.register(config, NO_CUDA)
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(THREADS)
 

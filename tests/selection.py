@@ -112,14 +112,6 @@ def part_of(nodeid: str, parts: int) -> int:
     return zlib.crc32(nodeid.encode()) % parts + 1
 
 
-def parse_part(text: str) -> tuple[int, int]:
-    """`2/4` as (2, 4)."""
-    part, slash, parts = text.partition("/")
-    if not (slash and part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
-        raise pytest.UsageError(f"--part: expected K/N with 1 <= K <= N, but got {text!r}")
-    return int(part), int(parts)
-
-
 class Selection:
     """The hooks that select.
 

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The short run holds every value, the parts hold every test, and the budget is kept."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+
+from budget import Budget
+from cover import cover
+from selection import part_of
+from short_run import parse_part
+
+pytest_plugins = ["pytester"]
+TESTS = Path(__file__).parent
+CONFTEST = f"""
+import sys
+sys.path.insert(0, {str(TESTS)!r})
+import pytest, short_run
+
+@pytest.fixture(params=["cpu"])
+def device(request):
+    return request.param
+
+@pytest.fixture
+def cuda():
+    return "cuda"
+
+def pytest_addoption(parser):
+    short_run.add_options(parser)
+
+def pytest_configure(config):
+    for name in ("cuda", "exhaustive", "inductor", "process", "packaging", "smoke", "cover"):
+        config.addinivalue_line("markers", name)
+    short_run.register(config, "no CUDA device")
+"""
+
+
+def values(rows: list[tuple[int, ...]]) -> list[set[tuple[int, int]]]:
+    return [set(enumerate(row)) for row in rows]
+
+
+# --- the chooser ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(1,), (7,), (2, 3), (4, 9, 12), (2, 2, 2, 2), (5, 1, 5)])
+def test_a_product_takes_as_many_as_its_longest_axis(sizes: tuple[int, ...]) -> None:
+    rows = values(list(itertools.product(*map(range, sizes))))
+    chosen = cover(rows)
+    assert set().union(*(rows[i] for i in chosen)) == set().union(*rows)
+    assert len(chosen) == max(sizes)
+    assert chosen == sorted(set(chosen))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_combinations_are_covered(seed: int) -> None:
+    draw = random.Random(seed)
+    rows = values(
+        [tuple(draw.randrange(6) for _ in range(3)) for _ in range(draw.randrange(1, 60))]
+    )
+    chosen = cover(rows)
+    assert set().union(*(rows[i] for i in chosen)) == set().union(*rows)
+    assert len(chosen) <= 18
+
+
+def test_pairs_differ() -> None:
+    """Of 4 dtypes and 12 layouts each dtype meets three layouts, not one dtype nine of them."""
+    rows = list(itertools.product(range(4), range(12)))
+    chosen = [rows[i] for i in cover(values(rows))]
+    assert [sum(dtype == d for dtype, _ in chosen) for d in range(4)] == [3, 3, 3, 3]
+
+
+# --- the hooks -----------------------------------------------------------------------------------
+
+
+EXAMPLE = """
+import pytest
+
+class Call:
+    def __init__(self, verb, size):
+        self.facets = {verb, size}
+
+CALLS = [Call(verb, size) for verb in "abc" for size in range(3)]
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("layout", range(5))
+def test_plain(dtype, layout, device):
+    pass
+
+@pytest.mark.parametrize(("a", "b"), [(x, y) for x in "xy" for y in "xy"])
+@pytest.mark.parametrize("flag", [False, True])
+def test_rows_stay_together(a, b, flag):
+    pass
+
+@pytest.mark.cover(("dtype", "op"))
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("op", range(3))
+@pytest.mark.parametrize("layout", range(2))
+def test_pairs(dtype, op, layout):
+    pass
+
+@pytest.mark.parametrize("call", CALLS)
+def test_facets(call):
+    pass
+
+@pytest.mark.cover(case=lambda case: case)
+@pytest.mark.parametrize("case", [(x, y) for x in "xyz" for y in "pq"])
+def test_facets_by_mark(case):
+    pass
+
+@pytest.fixture(params=range(4))
+def made(request):
+    return request.param
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_of_a_fixture(made, flag):
+    pass
+
+@pytest.mark.process
+def test_process():
+    pass
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("name", [1, 2, pytest.param(3, marks=pytest.mark.smoke)])
+def test_inductor(name):
+    pass
+
+@pytest.mark.parametrize("name", [1, 2, pytest.param(3, marks=pytest.mark.exhaustive)])
+def test_left_out(name):
+    pass
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_gpu(dtype, cuda):
+    raise AssertionError("there is none")
+
+@pytest.mark.cuda
+def test_marked():
+    raise AssertionError("there is none")
+"""
+SHORT = {
+    "test_plain": 5,
+    "test_rows_stay_together": 4,
+    "test_pairs": 6,
+    "test_facets": 3,
+    "test_facets_by_mark": 3,
+    "test_of_a_fixture": 4,
+    "test_inductor": 1,
+    "test_left_out": 2,
+}
+
+
+@pytest.fixture
+def example(pytester: pytest.Pytester) -> pytest.Pytester:
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(test_example=EXAMPLE)
+    return pytester
+
+
+def names(example: pytest.Pytester, *arguments: str) -> list[str]:
+    """Of the tests that are run."""
+    passed, skipped, failed = example.inline_run(
+        "-p", "no:cacheprovider", *arguments
+    ).listoutcomes()
+    assert not skipped and not failed
+    return [report.nodeid for report in passed]
+
+
+def test_the_short_run(example: pytest.Pytester) -> None:
+    found = [name.split("::")[1].split("[")[0] for name in names(example, "-m", "not exhaustive")]
+    assert {name: found.count(name) for name in found} == SHORT
+
+
+def test_every_test_is_run_without_an_option(example: pytest.Pytester) -> None:
+    assert len(names(example)) == 10 + 8 + 12 + 9 + 6 + 8 + 1 + 3 + 3
+
+
+def test_one_test_is_run_by_its_name(example: pytest.Pytester) -> None:
+    last = "test_example.py::test_plain[cpu-4-f16]"
+    assert names(example, "-m", "not exhaustive", last) == [last]
+
+
+@pytest.mark.parametrize("options", [(), ("-m", "not exhaustive")], ids=["all", "short"])
+def test_the_parts_hold_every_test_once(example: pytest.Pytester, options: tuple[str, ...]) -> None:
+    parts = [names(example, *options, "--part", f"{part}/3") for part in (1, 2, 3)]
+    assert all(parts)
+    assert sorted(itertools.chain(*parts)) == sorted(names(example, *options))
+
+
+def test_parts_are_alike() -> None:
+    found = [part_of(f"tests/test_x.py::test_y[{i}-float32]", 4) for i in range(4000)]
+    assert all(900 < found.count(part) < 1100 for part in (1, 2, 3, 4))
+
+
+@pytest.mark.parametrize("text", ["", "2", "0/2", "3/2", "1/0", "a/b", "1/2/3", "-1/2"])
+def test_what_is_no_part(text: str) -> None:
+    with pytest.raises(pytest.UsageError, match="expected K/N with 1 <= K <= N, but got"):
+        parse_part(text)
+
+
+@pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_what_cuda_alone_runs_is_counted(
+    example: pytest.Pytester, processes: tuple[str, ...]
+) -> None:
+    """Three that take CUDA and the twins of ten that take a device."""
+    done = example.runpytest_subprocess(*processes)
+    done.stdout.fnmatch_lines(["CUDA: no CUDA device, 13 tests were not collected", "*60 passed*"])
+
+
+# --- the budget ----------------------------------------------------------------------------------
+
+
+BURN = """
+import pytest, time
+
+def burn(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+def test_costly():
+    burn(0.4)
+
+def test_waits():
+    time.sleep(0.4)
+
+@pytest.mark.process
+def test_exhaustive():
+    burn(1)
+"""
+
+
+@pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_a_run_beyond_its_budget_fails(
+    pytester: pytest.Pytester, processes: tuple[str, ...]
+) -> None:
+    """Two processes with 0.15 s each; nobody counts waiting, and what is exhaustive."""
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(test_burn=BURN)
+    small = pytester.runpytest_subprocess(*processes, "--budget", str(0.15 / 60))
+    small.stdout.fnmatch_lines(["FAILED: the short run is over its budget.*", "*test_costly"])
+    small.stdout.no_fnmatch_line("* s  *test_exhaustive")
+    assert small.ret == pytest.ExitCode.TESTS_FAILED
+    for enough in ("0.01", "0"):
+        done = pytester.runpytest_subprocess(*processes, "--budget", enough)
+        assert done.ret == pytest.ExitCode.OK
+        done.stdout.no_fnmatch_line("FAILED*")
+
+
+@pytest.mark.parametrize(
+    ("processes", "parts", "limit"), [(1, 1, 720), (2, 1, 720), (14, 1, 5040), (2, 4, 180)]
+)
+def test_the_budget_grows_with_the_processes(processes: int, parts: int, limit: int) -> None:
+    assert Budget(6, processes, parts).limit == limit
