@@ -3,14 +3,16 @@
 
 CPU time of the tests' processes and of those that they wait for, not wall time: a machine that is
 busy with something else makes a run longer, but hardly costlier. `--budget M` says how many minutes
-each of two processes (or of as many as there are) may take for all tests of the short run. A run of
-all tests holds these to the same budget, one of several parts to its share.
+each of two processes (or of as many as there are) may take for its start, which collects the tests,
+and for the tests of the short run. A run of all tests holds these to the same budget, one of several
+parts to its share.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -33,13 +35,23 @@ class Budget:
     """
 
     def __init__(self, minutes: float, processes: int, parts: int) -> None:
-        self.limit = 60 * minutes * max(FEWEST_PROCESSES, processes) / parts
+        self.limit = 60 * minutes * max(FEWEST_PROCESSES, processes)
+        self.parts = parts
+        self.started = 0.0
         self.spent: Counter[str] = Counter()
         self.since = core_seconds()
 
     @property
+    def total(self) -> float:
+        """What a run of all short tests costs, told from this part."""
+        return self.started + self.parts * self.spent.total()
+
+    @property
     def exceeded(self) -> bool:
-        return 0 < self.limit < self.spent.total()
+        return 0 < self.limit < self.total
+
+    def pytest_collection_finish(self) -> None:
+        self.started = core_seconds()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self) -> None:
@@ -56,16 +68,23 @@ class Budget:
         if "exhaustive" not in report.keywords:
             self.spent[report.nodeid] += getattr(report, "core_seconds", 0)
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self.started += getattr(node, "workeroutput", {}).get("started", 0)
+
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self.exceeded and session.exitstatus == pytest.ExitCode.OK:
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["started"] = self.started
+        elif self.exceeded and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if not self.limit:
             return
         write = terminalreporter.write_line
-        write(f"the short run: {self.spent.total():.0f} of {self.limit:.0f} core-seconds")
+        share = f" in {self.parts} parts" if self.parts > 1 else ""
+        write(f"the short run{share}: {self.total:.0f} of {self.limit:.0f} core-seconds")
         if self.exceeded:
             write("FAILED: the short run is over its budget. The costliest of its tests:", red=True)
             for nodeid, seconds in self.spent.most_common(10):

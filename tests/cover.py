@@ -10,7 +10,7 @@ from collections.abc import Collection, Hashable, Sequence
 def cover(combinations: Sequence[Collection[Hashable]]) -> list[int]:
     """Returns positions, in ascending order, of combinations that together hold every value.
 
-    The choice is greedy: next comes the combination with the most values that are still missing;
+    At least one is taken, where there is one. The choice is greedy: next comes the combination with the most values that are still missing;
     among equals the one whose values were taken least, so that pairs differ too; among equals again
     the first. It depends on nothing but the order of the combinations.
     """
@@ -18,8 +18,8 @@ def cover(combinations: Sequence[Collection[Hashable]]) -> list[int]:
     missing = set().union(*rows)
     taken: Counter[Hashable] = Counter()
     left = list(range(len(rows)))
-    chosen = []
-    while missing:
+    chosen: list[int] = []
+    while missing or (rows and not chosen):
         best = min(left, key=lambda i: (-len(rows[i] & missing), sum(taken[v] for v in rows[i])))
         chosen.append(best)
         left.remove(best)

@@ -49,7 +49,8 @@ def facets(item: pytest.Item, name: str) -> Iterable[Hashable] | None:
     value = parameters(item)[name]
     for mark in item.iter_markers("cover"):
         if name in mark.kwargs:
-            return mark.kwargs[name](value)
+            function = mark.kwargs[name]
+            return () if function is None else function(value)
     return getattr(value, "facets", None)
 
 
@@ -88,7 +89,7 @@ def mark_exhaustive(items: Iterable[pytest.Item]) -> None:
     for same in functions.values():
         chosen = set(cover([combination(item) for item in same]))
         for position, item in enumerate(same):
-            if len(same) > 1 and position not in chosen:
+            if position not in chosen:
                 item.add_marker("exhaustive")
 
 

@@ -6,7 +6,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+MadeOnce = Callable[[str, Callable[[Path], None]], Path]  # the fixture of conftest.py
 
 
 def run_script(
@@ -20,3 +23,21 @@ def run_script(
     message = f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"[-6000:]
     assert done.returncode == 0, message
     return done
+
+
+def printed_by(
+    script: Path, made_once: MadeOnce, isa: str | None, threads: int | None = None
+) -> list[str]:
+    """The lines of a script under an instruction set (None: the best one), run once for all."""
+    environment = dict(os.environ)
+    environment.pop("BARAQUANT_CPU_ISA", None)
+    if isa is not None:
+        environment["BARAQUANT_CPU_ISA"] = isa
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = str(threads)
+
+    def make(folder: Path) -> None:
+        (folder / "stdout").write_text(run_script(script, environment).stdout)
+
+    folder = made_once(f"{script.stem}-{isa}-{threads}", make)
+    return (folder / "stdout").read_text().splitlines()

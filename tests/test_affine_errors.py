@@ -121,6 +121,7 @@ def test_nested_tensors_are_refused() -> None:
             torch.ops.baraquant.fake_quantize_per_tensor(nested, torch.tensor(1.0), None)
 
 
+@pytest.mark.process
 def test_random_arguments_neither_crash_nor_give_a_wrong_number() -> None:
     """In a process of its own, whose death would be seen; see `affine_fuzz.py`."""
     done = run_script(Path(__file__).with_name("affine_fuzz.py"))

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -28,6 +28,8 @@ GRANULARITIES = (
 )
 LAYOUTS = ("contiguous", "transposed", "stepped")
 
+pytestmark = pytest.mark.cover(million=enumerate)  # each dtype, each granularity
+
 
 @dataclass
 class Million:
@@ -37,6 +39,7 @@ class Million:
     x: Tensor
     scale: Tensor
     points: dict[torch.dtype, Tensor]
+    rules: dict[torch.dtype, Affine] = field(default_factory=dict)
 
     def on(self, device: str, layout: str, dtype: torch.dtype) -> list:
         """Arguments of an op up to the range of a quantized dtype."""
@@ -45,8 +48,10 @@ class Million:
         return [made, scale, point, *self.granularity.args, *cases.default_range(dtype)]
 
     def expected(self, dtype: torch.dtype) -> Affine:
-        args = self.x, self.scale, self.points[dtype], self.granularity
-        return Affine(*args, *cases.default_range(dtype))
+        if dtype not in self.rules:
+            args = self.x, self.scale, self.points[dtype], self.granularity
+            self.rules[dtype] = Affine(*args, *cases.default_range(dtype))
+        return self.rules[dtype]
 
 
 PAIRS = [(dtype, granularity) for dtype in cases.FLOAT_DTYPES for granularity in GRANULARITIES]

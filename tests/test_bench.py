@@ -297,6 +297,7 @@ def test_timer_inside_a_graph(cuda: str) -> None:
     assert 0 < timer.compare({"add": lambda _: x + 1}, rotation=2)["add"] < 1e-3
 
 
+@pytest.mark.packaging
 @pytest.mark.parametrize("family", ["affine", "qparams", "int8_mm"])
 def test_scripts_start_anywhere(family: str, tmp_path: Path) -> None:
     script = Path(bench.__file__).with_name(f"bench_{family}.py")

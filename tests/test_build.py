@@ -134,6 +134,7 @@ def test_import_without_library(copied: Path) -> None:
     assert "pip install --no-build-isolation" in message
 
 
+@pytest.mark.packaging
 def test_import_without_library_in_a_checkout(copied: Path) -> None:
     (copied / "baraquant" / "libbaraquant.so").unlink()
     (copied / "setup.py").touch()
@@ -141,6 +142,7 @@ def test_import_without_library_in_a_checkout(copied: Path) -> None:
     assert import_error(copied).endswith(f"make -C {copied} build")
 
 
+@pytest.mark.packaging
 def test_import_with_another_torch(copied: Path) -> None:
     library = copied / "baraquant" / "libbaraquant.so"
     record = f"torch={torch.__version__};".encode()
@@ -153,6 +155,7 @@ def test_import_with_another_torch(copied: Path) -> None:
     assert "pip install --no-build-isolation" in message
 
 
+@pytest.mark.packaging
 def test_import_with_an_undefined_symbol(copied: Path) -> None:
     source = copied / "undefined.cpp"
     source.write_text(
@@ -172,6 +175,7 @@ def test_import_with_an_undefined_symbol(copied: Path) -> None:
     assert "pip install --no-build-isolation" in message
 
 
+@pytest.mark.packaging
 def test_import_without_the_module(copied: Path) -> None:
     for module in (copied / "baraquant").glob("_C.*.so"):
         module.unlink()

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,7 @@ import cases
 import oracle
 from cases import Granularity
 from range_cases import MODES, characterful
-from subprocesses import run_script
+from subprocesses import MadeOnce, printed_by
 
 ISAS = ("default", "avx2", "avx512", "avx512_vnni")
 SHAPE = (7, 37, 113)  # every vector loop has a tail
@@ -164,19 +163,18 @@ def main() -> None:
             print(cases.name_of(dtype), name, digest(tensor))
 
 
-@cache
-def lines_of(isa: str | None, threads: int | None = None) -> list[str]:
-    environment = dict(os.environ)
-    environment.pop("BARAQUANT_CPU_ISA", None)
-    if isa is not None:
-        environment["BARAQUANT_CPU_ISA"] = isa
-    if threads is not None:
-        environment["OMP_NUM_THREADS"] = str(threads)
-    return run_script(Path(__file__), environment).stdout.splitlines()
+Lines = Callable[..., list[str]]
 
 
+@pytest.fixture(scope="session")
+def lines_of(made_once: MadeOnce) -> Lines:
+    """What this file prints as a script, for an instruction set and a number of threads."""
+    return partial(printed_by, Path(__file__), made_once)
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("isa", ISAS)
-def test_same_bits(isa: str) -> None:
+def test_same_bits(isa: str, lines_of: Lines) -> None:
     reason = missing(isa)
     if reason is not None:
         pytest.skip(reason)
@@ -187,12 +185,14 @@ def test_same_bits(isa: str) -> None:
     assert lowered[1:] == plain[1:]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("threads", (1, 3))
-def test_same_bits_with_any_number_of_threads(threads: int) -> None:
+def test_same_bits_with_any_number_of_threads(threads: int, lines_of: Lines) -> None:
     assert lines_of(None, threads) == lines_of(None)
 
 
-def test_the_machine_runs_its_best() -> None:
+@pytest.mark.process
+def test_the_machine_runs_its_best(lines_of: Lines) -> None:
     best = [isa for isa in ISAS if missing(isa) is None][-1]
     assert lines_of(None)[0] == best
 

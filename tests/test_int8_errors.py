@@ -212,6 +212,7 @@ def test_numbers_are_no_dtypes(op: Op) -> None:
             op(arguments | {"dtype": number})
 
 
+@pytest.mark.process
 def test_random_arguments_neither_crash_nor_give_a_wrong_number() -> None:
     """In a process of its own, whose death would be seen; see `int8_fuzz.py`."""
     done = run_script(Path(__file__).with_name("int8_fuzz.py"))

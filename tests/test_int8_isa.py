@@ -7,9 +7,8 @@ is right, the tests against the oracle say.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from cases import PER_TOKEN
 from int8_cases import DEEPEST, DEEPEST_SHIFTED, VALUES, Case, integers
 from int8_checks import call
 from range_cases import characterful
-from subprocesses import run_script
+from subprocesses import MadeOnce, printed_by
 from test_cpu_isa import ISAS, digest, missing
 
 
@@ -64,19 +63,18 @@ def main() -> None:
         print(name, digest(tensor))
 
 
-@cache
-def lines_of(isa: str | None, threads: int | None = None) -> list[str]:
-    environment = dict(os.environ)
-    environment.pop("BARAQUANT_CPU_ISA", None)
-    if isa is not None:
-        environment["BARAQUANT_CPU_ISA"] = isa
-    if threads is not None:
-        environment["OMP_NUM_THREADS"] = str(threads)
-    return run_script(Path(__file__), environment).stdout.splitlines()
+Lines = Callable[..., list[str]]
 
 
+@pytest.fixture(scope="session")
+def lines_of(made_once: MadeOnce) -> Lines:
+    """What this file prints as a script, for an instruction set and a number of threads."""
+    return partial(printed_by, Path(__file__), made_once)
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("isa", ISAS)
-def test_same_bits(isa: str) -> None:
+def test_same_bits(isa: str, lines_of: Lines) -> None:
     reason = missing(isa)
     if reason is not None:
         pytest.skip(reason)
@@ -86,8 +84,9 @@ def test_same_bits(isa: str) -> None:
     assert lowered[1:] == plain[1:]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("threads", (1, 3))
-def test_same_bits_with_any_number_of_threads(threads: int) -> None:
+def test_same_bits_with_any_number_of_threads(threads: int, lines_of: Lines) -> None:
     assert lines_of(None, threads) == lines_of(None)
 
 

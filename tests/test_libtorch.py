@@ -98,6 +98,7 @@ def test_cmake(tmp_path: Path) -> None:
 
 
 @pytest.mark.packaging
+@pytest.mark.smoke
 def test_compiler(tmp_path: Path) -> None:
     program = tmp_path / "fake_quantize"
     folders = (PACKAGE, TORCH / "lib")

@@ -135,6 +135,7 @@ COMBINED = [
 ]
 
 
+@pytest.mark.cover(wrap=lambda wrap: [wrap])  # each scheme, wrap and kind
 @pytest.mark.parametrize(
     ("scheme", "wrap", "use_reentrant"),
     COMBINED,
@@ -150,6 +151,7 @@ def test_checkpointed_and_compiled(scheme: str, wrap: Wrap, use_reentrant: bool)
     train(twin, wrap(twin, use_reentrant)).check(train(model))
 
 
+@pytest.mark.cover(scheme=None)
 @by_kind
 @by_scheme
 def test_blocks_checkpointed_one_by_one(scheme: str, use_reentrant: bool) -> None:
@@ -159,6 +161,7 @@ def test_blocks_checkpointed_one_by_one(scheme: str, use_reentrant: bool) -> Non
     train(twin, lambda x: second(first(x))).check(train(model))
 
 
+@pytest.mark.cover(scheme=None)
 @by_scheme
 def test_compiled_under_autocast(scheme: str) -> None:
     """Attention is made of its parts there, whose casts are others in the last bits of bfloat16."""

@@ -45,6 +45,7 @@ def train(
     return losses
 
 
+@pytest.mark.cover(scheme=None)
 @pytest.mark.parametrize("scheme", ["w8a8", "static", "learned", "groups"])
 def test_compiled_step(scheme: str) -> None:
     """One graph for the forward pass and one for the backward pass; the optimizer compiled too."""
@@ -126,6 +127,7 @@ def test_bfloat16_model(scheme: str) -> None:
         assert parameter.dtype == (torch.float32 if kept else torch.bfloat16), name
 
 
+@pytest.mark.cover(scheme=None)
 @by_scheme
 def test_dynamic_shapes(scheme: str) -> None:
     """One compilation for all lengths of the sequence (and one for the first)."""
@@ -151,6 +153,7 @@ def test_w8a8_keeps_int8_for_backward() -> None:
     assert sum(kept) < 0.3 * x.numel() * x.element_size()
 
 
+@pytest.mark.cover(scheme=None)
 @pytest.mark.parametrize("scheme", ["w4a8", "learned", "groups", "weight_only"])
 def test_training_gains_what_rounding_lost(scheme: str) -> None:
     """A teacher's outputs: trained for its life as integers, a student is closer than rounded."""

@@ -163,6 +163,7 @@ def test_nested_tensors_are_refused() -> None:
             torch.ops.baraquant.observe_min_max_(nested, low, high)
 
 
+@pytest.mark.process
 def test_random_arguments_neither_crash_nor_give_a_wrong_number() -> None:
     """In a process of its own, whose death would be seen; see `range_fuzz.py`."""
     done = run_script(Path(__file__).with_name("range_fuzz.py"))

@@ -32,6 +32,8 @@ GRANULARITIES = (
 )
 LAYOUTS = ("contiguous", "transposed", "stepped")
 
+pytestmark = pytest.mark.cover(million=enumerate)  # each dtype, each granularity, each mode
+
 
 @dataclass
 class Million:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from budget import Budget
+from budget import Budget, core_seconds
 from cover import cover
 from selection import part_of
 from short_run import parse_part
@@ -66,6 +66,11 @@ def test_any_combinations_are_covered(seed: int) -> None:
     assert len(chosen) <= 18
 
 
+def test_where_no_value_counts_the_first_is_taken() -> None:
+    assert cover([set(), set()]) == [0]
+    assert cover([]) == []
+
+
 def test_pairs_differ() -> None:
     """Of 4 dtypes and 12 layouts each dtype meets three layouts, not one dtype nine of them."""
     rows = list(itertools.product(range(4), range(12)))
@@ -111,6 +116,12 @@ def test_facets(call):
 def test_facets_by_mark(case):
     pass
 
+@pytest.mark.cover(scheme=None)
+@pytest.mark.parametrize("scheme", range(4))
+@pytest.mark.parametrize("flag", [False, True])
+def test_any_will_do(scheme, flag):
+    pass
+
 @pytest.fixture(params=range(4))
 def made(request):
     return request.param
@@ -146,6 +157,7 @@ SHORT = {
     "test_pairs": 6,
     "test_facets": 3,
     "test_facets_by_mark": 3,
+    "test_any_will_do": 2,
     "test_of_a_fixture": 4,
     "test_inductor": 1,
     "test_left_out": 2,
@@ -174,7 +186,7 @@ def test_the_short_run(example: pytest.Pytester) -> None:
 
 
 def test_every_test_is_run_without_an_option(example: pytest.Pytester) -> None:
-    assert len(names(example)) == 10 + 8 + 12 + 9 + 6 + 8 + 1 + 3 + 3
+    assert len(names(example)) == 10 + 8 + 12 + 9 + 6 + 8 + 8 + 1 + 3 + 3
 
 
 def test_one_test_is_run_by_its_name(example: pytest.Pytester) -> None:
@@ -206,29 +218,24 @@ def test_what_cuda_alone_runs_is_counted(
 ) -> None:
     """Three that take CUDA and the twins of ten that take a device."""
     done = example.runpytest_subprocess(*processes)
-    done.stdout.fnmatch_lines(["CUDA: no CUDA device, 13 tests were not collected", "*60 passed*"])
+    done.stdout.fnmatch_lines(["CUDA: no CUDA device, 13 tests were not collected", "*68 passed*"])
 
 
 # --- the budget ----------------------------------------------------------------------------------
 
 
-BURN = """
-import pytest, time
+COSTS = """
+import budget, pytest
 
-def burn(seconds):
-    end = time.process_time() + seconds
-    while time.process_time() < end:
-        pass
+spent = [10.0]
+budget.core_seconds = lambda: spent[0]
 
 def test_costly():
-    burn(0.4)
-
-def test_waits():
-    time.sleep(0.4)
+    spent[0] += 150
 
 @pytest.mark.process
 def test_exhaustive():
-    burn(1)
+    spent[0] += 1000
 """
 
 
@@ -236,21 +243,37 @@ def test_exhaustive():
 def test_a_run_beyond_its_budget_fails(
     pytester: pytest.Pytester, processes: tuple[str, ...]
 ) -> None:
-    """Two processes with 0.15 s each; nobody counts waiting, and what is exhaustive."""
+    """Two processes with a minute each; what is exhaustive costs nothing."""
     pytester.makeconftest(CONFTEST)
-    pytester.makepyfile(test_burn=BURN)
-    small = pytester.runpytest_subprocess(*processes, "--budget", str(0.15 / 60))
+    pytester.makepyfile(test_costs=COSTS)
+    small = pytester.runpytest_subprocess(*processes, "--budget", "1")
     small.stdout.fnmatch_lines(["FAILED: the short run is over its budget.*", "*test_costly"])
     small.stdout.no_fnmatch_line("* s  *test_exhaustive")
     assert small.ret == pytest.ExitCode.TESTS_FAILED
-    for enough in ("0.01", "0"):
+    for enough in ("2", "0"):
         done = pytester.runpytest_subprocess(*processes, "--budget", enough)
         assert done.ret == pytest.ExitCode.OK
         done.stdout.no_fnmatch_line("FAILED*")
 
 
+def test_work_counts_and_waiting_does_not() -> None:
+    """That of a child that has ended too."""
+    before = core_seconds()
+    time.sleep(0.3)
+    assert core_seconds() - before < 0.2
+    code = "import time\nwhile time.process_time() < 0.4: pass"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert core_seconds() - before > 0.3
+
+
 @pytest.mark.parametrize(
-    ("processes", "parts", "limit"), [(1, 1, 720), (2, 1, 720), (14, 1, 5040), (2, 4, 180)]
+    ("processes", "parts", "limit"), [(1, 1, 680), (2, 1, 680), (14, 1, 5000), (2, 4, 170)]
 )
 def test_the_budget_grows_with_the_processes(processes: int, parts: int, limit: int) -> None:
-    assert Budget(6, processes, parts).limit == limit
+    """What the tests may take beside the start."""
+    budget = Budget(6, processes, parts)
+    budget.started = 40
+    budget.spent["a test"] = limit - 1
+    assert not budget.exceeded
+    budget.spent["another"] = 2
+    assert budget.exceeded
