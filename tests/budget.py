@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Holds the short run to its budget, counted in CPU time.
 
-CPU time of the tests' processes and of those that they wait for, not wall time: a machine that is
-busy with something else makes a run longer, but hardly costlier. `--budget M` says how many minutes
-each of two processes (or of as many as there are) may take for its start, which collects the tests,
-and for the tests of the short run. A run of all tests holds these to the same budget, one of several
-parts to its share.
+It is that of the tests' processes and of those that they wait for, not wall time: a machine that
+is busy with something else makes a run longer, but hardly costlier. `--budget M` says how many
+minutes each of two processes (or of as many as there are) may take for its start, which collects
+the tests, and for the tests of the short run. A run of all tests holds these to the same budget,
+one of several parts to its share.
 """
 
 from __future__ import annotations

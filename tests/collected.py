@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Prints as JSON, in its last line, each test of this folder with its values: a script for `test_selection.py`."""
+"""Prints each test of this folder with its values, as JSON in the last line.
+
+A script for `test_selection.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,13 @@ class Recorder:
 
     def __init__(self) -> None:
         self.tests: list[dict[str, object]] = []
+        self.left_out: set[str] = set()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_itemcollected(self, item: pytest.Item) -> None:
+        """What the file itself marks, before the selection marks more."""
+        if item.get_closest_marker("exhaustive"):
+            self.left_out.add(item.nodeid)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         from selection import COSTLY, axes, facets, is_short, parameters
@@ -22,12 +32,14 @@ class Recorder:
         for item in session.items:
             values = {name: facets(item, name) for axis in axes(item) for name in axis}
             for name, found in values.items():
-                values[name] = sorted(map(str, found or [parameters(item)[name]]))
+                own = [parameters(item)[name]] if found is None else found
+                values[name] = sorted(map(str, own))
             self.tests.append(
                 {
                     "name": item.nodeid.partition("[")[0].removeprefix("tests/"),
                     "short": is_short(item),
-                    "costly": [mark for mark in COSTLY if item.get_closest_marker(mark)],
+                    "costly": any(map(item.get_closest_marker, COSTLY)),
+                    "exhaustive": item.nodeid in self.left_out,
                     "values": values,
                 }
             )

@@ -10,9 +10,10 @@ from collections.abc import Collection, Hashable, Sequence
 def cover(combinations: Sequence[Collection[Hashable]]) -> list[int]:
     """Returns positions, in ascending order, of combinations that together hold every value.
 
-    At least one is taken, where there is one. The choice is greedy: next comes the combination with the most values that are still missing;
-    among equals the one whose values were taken least, so that pairs differ too; among equals again
-    the first. It depends on nothing but the order of the combinations.
+    At least one is taken, where there is one. The choice is greedy: next comes the combination with
+    the most values that are still missing; among equals the one whose values were taken least, so
+    that pairs differ too; among equals again the first. It depends on nothing but the order of the
+    combinations.
     """
     rows = [set(combination) for combination in combinations]
     missing = set().union(*rows)

@@ -4,8 +4,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
+import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +18,7 @@ from budget import Budget, core_seconds
 from cover import cover
 from selection import part_of
 from short_run import parse_part
+from subprocesses import run_script
 
 pytest_plugins = ["pytester"]
 TESTS = Path(__file__).parent
@@ -219,6 +225,56 @@ def test_what_cuda_alone_runs_is_counted(
     """Three that take CUDA and the twins of ten that take a device."""
     done = example.runpytest_subprocess(*processes)
     done.stdout.fnmatch_lines(["CUDA: no CUDA device, 13 tests were not collected", "*68 passed*"])
+
+
+# --- what the short run of this folder holds ------------------------------------------------------
+
+# A test of each tool of PyTorch, and of each kind that is marked; the short run holds some of them.
+TOOLS = {
+    "opcheck": "test_pytorch_fit.py::test_opcheck",
+    "torch.compile, one shape": "test_pytorch_fit.py::test_compile_static",
+    "torch.compile, any shape": "test_pytorch_fit.py::test_compile_five_shapes",
+    "TorchInductor": "test_pytorch_fit.py::test_inductor",
+    "AOTInductor": "test_pytorch_aot.py::test_package_called_with_other_strides",
+    "compiled autograd": "test_pytorch_fit.py::test_compiled_autograd",
+    "torch.export": "test_pytorch_fit.py::test_export",
+    "torch.export, any size": "test_pytorch_fit.py::test_export_with_dynamic_sizes",
+    "torch.jit.script": "test_pytorch_script.py::test_script",
+    "torch.jit.trace": "test_pytorch_script.py::test_trace",
+    "vmap": "test_pytorch_vmap.py::test_like_a_loop",
+    "autocast": "test_pytorch_autograd.py::test_autocast_changes_nothing",
+    "checkpoint": "test_pytorch_autograd.py::test_checkpoint",
+    "processes": "test_nn_distributed.py::test_union_over_a_group",
+    "a program on libtorch": "test_libtorch.py::test_compiler",
+    "a program without torch": "test_cpp.py::test_program",
+    "the example of each op": "test_ops_docs.py::test_example_runs",
+}
+
+
+@pytest.mark.process
+def test_the_short_run_holds_every_value() -> None:
+    """Of each test that is not left out as a whole; and those are the ones that cost much."""
+    tests = json.loads(run_script(TESTS / "collected.py").stdout.splitlines()[-1])
+    assert len(tests) > 10_000
+    functions: dict[str, list[dict[str, Any]]] = {}
+    for test in tests:
+        functions.setdefault(test["name"], []).append(test)
+    for name, all_of_it in functions.items():
+        short = [test for test in all_of_it if test["short"]]
+        if not short:
+            assert all(test["costly"] or test["exhaustive"] for test in all_of_it), name
+        else:
+            plain = [test for test in all_of_it if not (test["costly"] or test["exhaustive"])]
+            assert held(plain) <= held(short), name
+    assert {name for name in TOOLS.values() if any(t["short"] for t in functions[name])} == {
+        *TOOLS.values()
+    }
+    assert sum(test["short"] for test in tests) < len(tests) / 2
+
+
+def held(tests: list[dict[str, Any]]) -> set[tuple[str, str]]:
+    """Each value, by the name of its axis."""
+    return {(name, v) for test in tests for name, values in test["values"].items() for v in values}
 
 
 # --- the budget ----------------------------------------------------------------------------------
