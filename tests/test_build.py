@@ -303,7 +303,7 @@ def bare(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
     return made_once("bare", make) / "bin" / "python"
 
 
-@pytest.mark.slow
+@pytest.mark.packaging
 def test_install_line_works_in_a_fresh_environment(bare: Path, wheel: Path, tmp_path: Path) -> None:
     """The README's line, as it stands; the objects of the wheel's build are used again."""
     line = "pip install --no-build-isolation ."

@@ -153,7 +153,7 @@ def test_union_of_given_ranges(name: str, results: list[dict[str, Any]]) -> None
         assert state["skipped_batches"] == sum(SKIPPED)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_skipped_batches_are_summed_once(results: list[dict[str, Any]]) -> None:
     """Joined again, those of the last time do not count a second time."""
     for result in results:

@@ -30,13 +30,16 @@ class Built:
         self.model = model if isinstance(model, nn.Module) else self._build(model)
 
     def _build(self, function: Callable[[], nn.Module]) -> nn.Module:
-        try:
-            with self._empty_parameters():
+        # The caller's device but for meta, on which a constructor computes nothing.
+        device = torch.get_default_device()
+        with torch.device("cpu" if device.type == "meta" else device):
+            try:
+                with self._empty_parameters():
+                    return function()
+            except (RuntimeError, NotImplementedError):
+                # The function looks into the numbers of a parameter, or moves it: let it have them.
+                self._devices.clear()
                 return function()
-        except (RuntimeError, NotImplementedError):
-            # The function looks into the numbers of a parameter, or moves it: let it have them.
-            self._devices.clear()
-            return function()
 
     @contextmanager
     def _empty_parameters(self) -> Iterator[None]:
