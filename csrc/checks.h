@@ -16,9 +16,8 @@
 
 namespace baraquant {
 
-// "torch.float32" and the like, as a user writes them.
+// "torch.float32" and the like, as a user writes them. NB: torch.ops takes any int for a dtype.
 inline std::string dtype_name(c10::ScalarType dtype) {
-  // torch.ops takes any integer for a dtype.
   const auto number = static_cast<int>(dtype);
   if (number < 0 || dtype >= c10::ScalarType::Undefined) return "a number that is no dtype";
   return "torch." + std::string(c10::getDtypeNames(dtype).first);
@@ -48,9 +47,9 @@ void check_strided(const Op& op, const char* name, const at::Tensor& tensor) {
 // Tensors that the dispatcher would send elsewhere are refused before a core op is called.
 template <typename Op>
 void check_dispatchable(const Op& op, const char* name, const at::Tensor& tensor) {
-  TORCH_CHECK_TYPE(!tensor.is_nested(), op, ": expected ", name,
-                   " to be a plain tensor, but got a nested one; pad it "
-                   "(torch.nested.to_padded_tensor), or take its parts (.unbind())");
+  TORCH_CHECK_TYPE(!tensor.defined() || !tensor.is_nested(), op, ": expected ", name,
+                   " to be a plain tensor, but got a nested one; use .unbind() or "
+                   "torch.nested.to_padded_tensor");
   check_strided(op, name, tensor);
   TORCH_CHECK_TYPE(!tensor.is_quantized(), op, ": expected ", name,
                    " to be a plain tensor, but got the quantized dtype ",
@@ -76,9 +75,9 @@ void check_dtype(const Op& op, const char* name, const at::Tensor& tensor, c10::
 
 template <typename Op>
 void check_same_device(const Op& op, const char* name, const at::Tensor& tensor,
-                       const at::Tensor& input) {
+                       const at::Tensor& input, const char* input_name = "input") {
   TORCH_CHECK_VALUE(tensor.device() == input.device(), op, ": expected ", name, " to be on ",
-                    input.device(), " (the input's device), but got ", tensor.device());
+                    input.device(), " (the ", input_name, "'s device), but got ", tensor.device());
 }
 
 // A range of integers that dtype holds exactly. prefix: of the arguments' names.
@@ -127,12 +126,12 @@ void check_same_sizes(const Op& op, const char* name, const at::Tensor& tensor,
                     " (that of ", input_name, "), but got ", tensor.sym_sizes());
 }
 
-// The axis counted from the front.
+// The axis of `name`, counted from the front.
 template <typename Op>
-int64_t check_axis(const Op& op, int64_t axis, int64_t dim) {
-  TORCH_CHECK_INDEX(dim > 0, op, ": expected input to have at least 1 dimension, but got 0");
+int64_t check_axis(const Op& op, int64_t axis, int64_t dim, const char* name = "input") {
+  TORCH_CHECK_INDEX(dim > 0, op, ": expected ", name, " to have at least 1 dimension, but got 0");
   TORCH_CHECK_INDEX(axis >= -dim && axis < dim, op, ": expected axis to be in [", -dim, ", ",
-                    dim - 1, "] for an input with ", dim, " dimensions, but got ", axis);
+                    dim - 1, "] for ", name, " with ", dim, " dimensions, but got ", axis);
   return axis < 0 ? axis + dim : axis;
 }
 

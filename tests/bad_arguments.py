@@ -70,6 +70,28 @@ OPS = [Op(verb, granularity) for verb in VERBS for granularity in KINDS]
 OPS += [Op(verb, PER_TENSOR, number=True) for verb in ("quantize", "fake_quantize", "dequantize")]
 
 
+def not_plain(tensor: Tensor) -> dict[str, Callable[[], Tensor]]:
+    """Makers of tensors of other kinds, of the dtype and about the shape of `tensor`."""
+    floating = tensor.to(torch.float32)
+    matrix = tensor.reshape(-1, 1)
+
+    def nested(layout: torch.layout) -> Tensor:
+        return torch.nested.nested_tensor(
+            [torch.ones(n, 3, dtype=tensor.dtype) for n in (2, 1)], layout=layout
+        )
+
+    made: dict[str, Callable[[], Tensor]] = {
+        "nested": lambda: nested(torch.strided),
+        "jagged": lambda: nested(torch.jagged),
+        "quantized": lambda: torch.quantize_per_tensor(floating, 1.0, 0, torch.qint8),
+        "coo": lambda: torch.sparse_coo_tensor(size=tensor.shape, dtype=tensor.dtype),
+        "csr": lambda: matrix.to_sparse_csr(),
+    }
+    if tensor.dtype == torch.float32:
+        made["mkldnn"] = lambda: matrix.to_mkldnn()
+    return made
+
+
 def always(op: Op) -> bool:
     return True
 

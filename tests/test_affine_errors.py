@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import baraquant  # noqa: F401  (loads the ops)
-from bad_arguments import BAD, DEVICE, KINDS, OPS, PAIRS, Bad, Op, quantized
+from bad_arguments import BAD, DEVICE, KINDS, OPS, PAIRS, Bad, Op, not_plain, quantized
+from baraquant import ops
 from cases import Granularity
 from subprocesses import run_script
 
@@ -101,7 +101,7 @@ def test_a_scale_that_learns_wants_fake_quantize(
 def test_none_and_other_objects(op: Op) -> None:
     """What PyTorch's schema refuses, and None, for which it passes an undefined tensor."""
     optional = {"dtype"} if op.verb.startswith("dequantize") else set()
-    optional |= set() if op.number else {"zero_point"}
+    optional.add("zero_point")
     for name in op.arguments("cpu"):
         for wrong in (None, "three", [1.0, 2.0], object()):
             if wrong is None and name in optional:
@@ -113,12 +113,51 @@ def test_none_and_other_objects(op: Op) -> None:
                 assert re.search(r"Expected a value of type|match any schema", str(raised.value))
 
 
-def test_nested_tensors_are_refused() -> None:
-    ragged = [torch.ones(2), torch.ones(3)]
-    for layout in (torch.strided, torch.jagged):
-        nested = torch.nested.nested_tensor(ragged, layout=layout)
-        with pytest.raises((TypeError, NotImplementedError), match="baraquant"):
-            torch.ops.baraquant.fake_quantize_per_tensor(nested, torch.tensor(1.0), None)
+@pytest.mark.parametrize("op", OPS, ids=str)
+def test_tensors_that_are_not_plain(op: Op) -> None:
+    """The message names the public op and the argument, through torch.ops and baraquant.ops."""
+    right = op.arguments("cpu")
+    for name in [n for n, value in right.items() if isinstance(value, torch.Tensor)]:
+        for make in not_plain(right[name]).values():
+            for call in (op, lambda a: getattr(ops, op.name)(**a)):
+                with pytest.raises(TypeError, match=f"^baraquant::{op.name}: expected {name} to "):
+                    call(right | {name: make()})
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if "dtype" in op.arguments("meta")], ids=str)
+@pytest.mark.parametrize("wrong", [1000, -1, 255, 2**40])
+def test_a_number_that_is_no_dtype(op: Op, wrong: int) -> None:
+    arguments = op.arguments("cpu") | {"dtype": wrong}
+    message = f"^baraquant::{op.name}: expected dtype to be "
+    with pytest.raises(TypeError, match=f"{message}a torch.dtype, but got {wrong}$"):
+        getattr(ops, op.name)(**arguments)
+    if wrong != 2**40:  # of which torch.ops takes the low byte, 0: uint8
+        with pytest.raises(TypeError, match=f"{message}.* but got a number that stands for no"):
+            op(arguments)
+
+
+@pytest.mark.parametrize("op", [o for o in OPS if o.verb == "dequantize_backward"], ids=str)
+def test_the_backward_of_dequantize_names_itself_and_its_grad(op: Op, any_device: str) -> None:
+    """It is computed by dequantize, whose input is called input."""
+    right = op.arguments(any_device)
+    wrong = [
+        (TypeError, "grad to be float32", {"grad": right["grad"].to(torch.int32)}),
+        (TypeError, "scale to be torch.float32", {"scale": right["scale"].half()}),
+        (TypeError, "dtype to be float32", {"dtype": torch.int8}),
+        (NotImplementedError, "a gradient in scale", {"scale": right["scale"].requires_grad_()}),
+        (ValueError, "scale to (be on|have)", {"scale": right["scale"].new_ones(2, 2, 2, 2)}),
+    ]
+    if op.granularity.kind != "per_tensor":
+        wrong.append((IndexError, "grad to have at least 1", {"grad": right["grad"].new_ones(())}))
+    if "axis" in right:
+        wrong.append((IndexError, r"axis to be in \[-3, 2\] for grad with 3", {"axis": 9}))
+    for error, words, change in wrong:
+        right["scale"] = right["scale"].detach()
+        with pytest.raises(error) as raised:
+            op(right | change)
+        message = str(raised.value).splitlines()[0]
+        assert message.startswith(f"baraquant::{op.name}: ") and re.search(words, message), message
+        assert "input" not in message
 
 
 @pytest.mark.process

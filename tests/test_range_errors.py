@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import baraquant  # noqa: F401  (loads the ops)
-from bad_arguments import DEVICE, Bad, quantized
-from range_bad_arguments import BAD, DATA, OBSERVERS, OPS, PAIRS, WRITTEN, Op
+from bad_arguments import DEVICE, Bad, not_plain, quantized
+from baraquant import ops
+from range_bad_arguments import BAD, OBSERVERS, OPS, PAIRS, WRITTEN, Op
 from subprocesses import run_script
 
 
@@ -151,16 +151,26 @@ def test_none_and_other_objects(op: Op) -> None:
                 assert re.search(r"Expected a value of type|match any schema", str(raised.value))
 
 
-def test_nested_tensors_are_refused() -> None:
-    ragged = [torch.ones(2), torch.ones(3)]
-    for layout in (torch.strided, torch.jagged):
-        nested = torch.nested.nested_tensor(ragged, layout=layout)
-        for verb in DATA:
-            with pytest.raises((TypeError, NotImplementedError), match="baraquant"):
-                getattr(torch.ops.baraquant, f"{verb}_per_tensor")(nested)
-        low, high = torch.tensor(torch.inf), torch.tensor(-torch.inf)
-        with pytest.raises((TypeError, NotImplementedError), match="baraquant"):
-            torch.ops.baraquant.observe_min_max_(nested, low, high)
+@pytest.mark.parametrize("op", OPS, ids=str)
+def test_tensors_that_are_not_plain(op: Op) -> None:
+    """The message names the public op and the argument, through torch.ops and baraquant.ops."""
+    right = op.arguments("cpu")
+    for name in [n for n, value in right.items() if isinstance(value, torch.Tensor)]:
+        for make in not_plain(right[name]).values():
+            for call in (op, lambda a: getattr(ops, op.name)(**a)):
+                with pytest.raises(TypeError, match=f"^baraquant::{op.name}: expected {name} to "):
+                    call(right | {name: make()})
+
+
+@pytest.mark.parametrize("op", [o for o in OPS if o.verb == "dynamic_range_quantize"], ids=str)
+@pytest.mark.parametrize("wrong", [1000, -1, 255])
+def test_a_number_that_is_no_dtype(op: Op, wrong: int) -> None:
+    arguments = op.arguments("cpu") | {"dtype": wrong}
+    message = f"^baraquant::{op.name}: expected dtype to be "
+    with pytest.raises(TypeError, match=f"{message}a torch.dtype, but got {wrong}$"):
+        getattr(ops, op.name)(**arguments)
+    with pytest.raises(TypeError, match=f"{message}int8 or uint8, but got a number that"):
+        op(arguments)
 
 
 @pytest.mark.process

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The state of a module that observes a range: how it starts, is loaded, and is joined."""
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,6 @@ class ObservedRange(nn.Module):  # type: ignore[misc]
     fake_quant_enabled: Tensor
     skipped_batches: Tensor
     _skipped_together: int  # of skipped_batches, those that every process has counted
-    mode: Final[str]
-    is_observed: Final[bool]
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """Return scale and zero point of the range."""

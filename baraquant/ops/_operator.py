@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+import torch
 import torch.jit._builtins
 
 from baraquant._C import eager_call
@@ -50,6 +51,7 @@ def _call_with_others(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Call with arguments that are not plain: scalars of NumPy, subclasses, symbols; wrong ones."""
+    _check_dtypes(function, kwargs)
     args = tuple(map(_as_python, args))
     kwargs = {key: _as_python(value) for key, value in kwargs.items()}
     dtype = kwargs.get("dtype")
@@ -70,6 +72,17 @@ def _call_with_others(
     if expected == got == "int":
         raise ValueError(f"{message}fit in 64 bits")
     raise TypeError(f"{message}be of type {expected}, but got {got}")
+
+
+def _check_dtypes(function: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+    """Refuse what is no dtype: torch.ops takes an int for one, and the low byte of a large int."""
+    for name, value in kwargs.items():
+        is_dtype = function.__annotations__.get(name) in (torch.dtype, torch.dtype | None)
+        if is_dtype and not (value is None or isinstance(value, torch.dtype)):
+            raise TypeError(
+                f"baraquant::{function.__name__}: expected {name} to be a torch.dtype, "
+                f"but got {value!r}"
+            )
 
 
 def _as_python(value: Any) -> Any:

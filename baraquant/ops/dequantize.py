@@ -23,8 +23,8 @@ def dequantize_per_tensor(
         input: Any shape; int8, uint8, or floating (the differentiable form).
         scale: ``[]`` or ``[1]``, float32 or float64, the dtype that is computed in; or a number >
             0.
-        zero_point: Shaped like ``scale``, any integer dtype; None stands for 0; an int goes with a
-            number as scale.
+        zero_point: Shaped like ``scale``, any integer dtype; or an int of 32 bits; None stands for
+            0. Where ``scale`` is a number: an int or None.
         dtype: A floating dtype; None stands for the dtype that is computed in.
 
     Returns:
@@ -38,6 +38,10 @@ def dequantize_per_tensor(
     """
     if isinstance(scale, (int, float)):
         return torch.ops.baraquant.dequantize_per_tensor.number(
+            input, scale, zero_point, dtype=dtype
+        )
+    if isinstance(zero_point, int):
+        return torch.ops.baraquant.dequantize_per_tensor.scale_tensor(
             input, scale, zero_point, dtype=dtype
         )
     return torch.ops.baraquant.dequantize_per_tensor.default(input, scale, zero_point, dtype=dtype)

@@ -24,8 +24,8 @@ def fake_quantize_per_tensor(
     Args:
         input: Any shape; float32, float64, float16 or bfloat16.
         scale: ``[]`` or ``[1]``, float32 (float64 for a float64 input); or a number > 0.
-        zero_point: Shaped like ``scale``, integer or floating; None stands for 0; an int goes with
-            a number as scale.
+        zero_point: Shaped like ``scale``, integer or floating; or an int in the range; None stands
+            for 0. Where ``scale`` is a number: an int or None.
         quant_min: The smallest integer.
         quant_max: The largest integer.
         save_mask: What is kept for backward: True a bit per element, False the input, None the
@@ -42,6 +42,10 @@ def fake_quantize_per_tensor(
     """
     if isinstance(scale, (int, float)):
         return torch.ops.baraquant.fake_quantize_per_tensor.number(
+            input, scale, zero_point, quant_min, quant_max, save_mask=save_mask
+        )
+    if isinstance(zero_point, int):
+        return torch.ops.baraquant.fake_quantize_per_tensor.scale_tensor(
             input, scale, zero_point, quant_min, quant_max, save_mask=save_mask
         )
     return torch.ops.baraquant.fake_quantize_per_tensor.default(

@@ -25,8 +25,8 @@ def quantize_per_tensor(
     Args:
         input: Any shape; float32, float64, float16 or bfloat16.
         scale: ``[]`` or ``[1]``, float32 (float64 for a float64 input); or a number > 0.
-        zero_point: Shaped like ``scale``, any integer dtype; None stands for 0; an int goes with a
-            number as scale.
+        zero_point: Shaped like ``scale``, any integer dtype; or an int in the range; None stands
+            for 0. Where ``scale`` is a number: an int or None.
         quant_min: The smallest integer.
         quant_max: The largest integer.
         dtype: int8, uint8, or a floating dtype (the differentiable form).
@@ -43,6 +43,10 @@ def quantize_per_tensor(
     """
     if isinstance(scale, (int, float)):
         return torch.ops.baraquant.quantize_per_tensor.number(
+            input, scale, zero_point, quant_min, quant_max, dtype=dtype, save_mask=save_mask
+        )
+    if isinstance(zero_point, int):
+        return torch.ops.baraquant.quantize_per_tensor.scale_tensor(
             input, scale, zero_point, quant_min, quant_max, dtype=dtype, save_mask=save_mask
         )
     return torch.ops.baraquant.quantize_per_tensor.default(

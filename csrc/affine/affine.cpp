@@ -4,6 +4,7 @@
 //   quantize      q = clamp(rint(x / s) + z, quant_min, quant_max)
 //   dequantize    y = (q - z) * s
 //   fake_quantize y = (clamp(rint(x / s) + z, quant_min, quant_max) - z) * s
+#include <ATen/core/grad_mode.h>
 #include <torch/library.h>
 
 #include "affine/affine_checks.h"
@@ -39,13 +40,25 @@ auto with_tensors(const OpName& op, const at::Tensor& input, const at::Tensor& s
                      scope.quant_min, scope.quant_max});
 }
 
-// Calls f(QuantArgs) with numbers.
+// Calls f(QuantArgs) with numbers, or with a scale tensor and a number as its zero point.
 template <typename F>
-auto with_numbers(const OpName& op, const at::Tensor& input, double scale, int64_t zero_point,
-                  int64_t quant_min, int64_t quant_max, const F& f) {
+auto with_numbers(const OpName& op, const at::Tensor& input, double scale,
+                  std::optional<int64_t> zero_point, int64_t quant_min, int64_t quant_max,
+                  const F& f) {
   check_dispatchable(op, "input", input);
   static const OptionalTensor none;
-  return f(QuantArgs{none, none, scale, zero_point, Granularity::kPerTensor, -1, 1, quant_min,
+  return f(QuantArgs{none, none, scale, zero_point.value_or(0), Granularity::kPerTensor, -1, 1,
+                     quant_min, quant_max});
+}
+
+template <typename F>
+auto with_numbers(const OpName& op, const at::Tensor& input, const at::Tensor& scale,
+                  int64_t zero_point, int64_t quant_min, int64_t quant_max, const F& f) {
+  check_dispatchable(op, "input", input);
+  check_dispatchable(op, "scale", scale);
+  static const OptionalTensor none;
+  const OptionalTensor given_scale(scale);
+  return f(QuantArgs{given_scale, none, 1, zero_point, Granularity::kPerTensor, -1, 1, quant_min,
                      quant_max});
 }
 
@@ -96,10 +109,14 @@ TensorTriple backward_qparams_in(const at::Tensor& grad, const at::Tensor& input
 at::Tensor dequantize_backward_in(const at::Tensor& grad, const at::Tensor& scale,
                                   const Scope& scope, std::optional<at::ScalarType> dtype) {
   const OpName op{"dequantize", scope.granularity, "_backward"};
+  check_dispatchable(op, "grad", grad);
   check_floating(op, "grad", grad);
   return with_tensors(op, grad, scale, {}, scope, [&](const QuantArgs& q) {
     const at::ScalarType output = dtype.value_or(grad.scalar_type());
-    check_dequantize(op, grad, q, output);
+    check_dequantize(op, grad, q, output, "grad");
+    TORCH_CHECK_NOT_IMPLEMENTED(!(at::GradMode::is_enabled() && scale.requires_grad()), op,
+                                ": a gradient in scale is not implemented; detach it "
+                                "(scale.detach())");
     return dequantize(grad, q, output);
   });
 }
@@ -154,31 +171,52 @@ struct PublicOps {
   }
 };
 
-at::Tensor quantize_per_tensor_number(const at::Tensor& input, double scale, int64_t zero_point,
-                                      int64_t quant_min, int64_t quant_max, at::ScalarType dtype,
-                                      std::optional<bool> save_mask) {
-  return with_numbers({"quantize", Granularity::kPerTensor}, input, scale, zero_point, quant_min,
-                      quant_max,
-                      [&](const QuantArgs& q) { return quantize(input, q, dtype, save_mask); });
-}
+// Per tensor, with at least one number. Scale and ZeroPoint: double and optional<int64_t>, or const
+// Tensor& and int64_t.
+template <typename Scale, typename ZeroPoint>
+struct NumberOps {
+  using Dtype = at::ScalarType;
+  static constexpr Granularity kPerTensor = Granularity::kPerTensor;
 
-at::Tensor fake_quantize_per_tensor_number(const at::Tensor& input, double scale,
-                                           int64_t zero_point, int64_t quant_min, int64_t quant_max,
-                                           std::optional<bool> save_mask) {
-  return with_numbers({"fake_quantize", Granularity::kPerTensor}, input, scale, zero_point,
-                      quant_min, quant_max,
-                      [&](const QuantArgs& q) { return fake_quantize(input, q, save_mask); });
-}
+  static void check_number(const OpName& op, ZeroPoint zero_point, int64_t low, int64_t high) {
+    if constexpr (std::is_same_v<ZeroPoint, int64_t>) {
+      check_zero_point_number(op, zero_point, low, high);
+    }
+  }
 
-at::Tensor dequantize_per_tensor_number(const at::Tensor& input, double scale, int64_t zero_point,
-                                        std::optional<at::ScalarType> dtype) {
-  const bool in_double = input.scalar_type() == at::kDouble;
-  return with_numbers({"dequantize", Granularity::kPerTensor}, input, scale, zero_point, -128, 127,
-                      [&](const QuantArgs& q) {
-                        return dequantize(input, q,
-                                          dtype.value_or(in_double ? at::kDouble : at::kFloat));
-                      });
-}
+  static at::Tensor quantize(const at::Tensor& input, Scale scale, ZeroPoint zero_point,
+                             int64_t quant_min, int64_t quant_max, Dtype dtype,
+                             std::optional<bool> save_mask) {
+    const OpName op{"quantize", kPerTensor};
+    return with_numbers(op, input, scale, zero_point, quant_min, quant_max,
+                        [&](const QuantArgs& q) {
+                          check_number(op, zero_point, quant_min, quant_max);
+                          return affine::quantize(input, q, dtype, save_mask);
+                        });
+  }
+  static at::Tensor fake_quantize(const at::Tensor& input, Scale scale, ZeroPoint zero_point,
+                                  int64_t quant_min, int64_t quant_max,
+                                  std::optional<bool> save_mask) {
+    const OpName op{"fake_quantize", kPerTensor};
+    return with_numbers(op, input, scale, zero_point, quant_min, quant_max,
+                        [&](const QuantArgs& q) {
+                          check_number(op, zero_point, quant_min, quant_max);
+                          return affine::fake_quantize(input, q, save_mask);
+                        });
+  }
+  static at::Tensor dequantize(const at::Tensor& input, Scale scale, ZeroPoint zero_point,
+                               std::optional<Dtype> dtype) {
+    Dtype compute = at::kFloat;  // a number has no dtype
+    if constexpr (std::is_same_v<Scale, double>) {
+      if (input.scalar_type() == at::kDouble) compute = at::kDouble;
+    } else {
+      compute = scale.scalar_type();
+    }
+    return with_numbers(
+        {"dequantize", kPerTensor}, input, scale, zero_point, -128, 127,
+        [&](const QuantArgs& q) { return affine::dequantize(input, q, dtype.value_or(compute)); });
+  }
+};
 
 // "quantize" and "per_channel" and the granularity's arguments make the schemas of the family.
 void define_granularity(torch::Library& m, const std::string& name, const std::string& arguments) {
@@ -215,6 +253,26 @@ void implement_granularity(torch::Library& m, const std::string& name) {
   impl("dequantize_" + name + "_backward", &Ops::dequantize_backward);
 }
 
+// The overloads of per tensor that take numbers.
+void define_numbers(torch::Library& m, const std::string& name, const std::string& qparams) {
+  const auto def = [&](const std::string& verb, const std::string& more) {
+    const std::string schema =
+        verb + "_per_tensor." + name + "(Tensor input, " + qparams + more + ") -> Tensor";
+    m.def(torch::schema(schema.c_str()), {at::Tag::pt2_compliant_tag});
+  };
+  const std::string range = ", int quant_min=-128, int quant_max=127, *, ";
+  def("quantize", range + "ScalarType dtype=int8, bool? save_mask=None");
+  def("dequantize", ", *, ScalarType? dtype=None");
+  def("fake_quantize", range + "bool? save_mask=None");
+}
+
+template <typename Ops>
+void implement_numbers(torch::Library& m, const std::string& name) {
+  m.impl(("quantize_per_tensor." + name).c_str(), &Ops::quantize);
+  m.impl(("dequantize_per_tensor." + name).c_str(), &Ops::dequantize);
+  m.impl(("fake_quantize_per_tensor." + name).c_str(), &Ops::fake_quantize);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(baraquant, m) {
@@ -223,18 +281,8 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
   define_granularity(m, "per_channel", ", int axis");
   define_granularity(m, "per_token", "");
   define_granularity(m, "per_group", ", SymInt group_size, int axis=-1");
-  m.def(
-      "quantize_per_tensor.number(Tensor input, float scale, int zero_point, int quant_min=-128, "
-      "int quant_max=127, *, ScalarType dtype=int8, bool? save_mask=None) -> Tensor",
-      tags);
-  m.def(
-      "dequantize_per_tensor.number(Tensor input, float scale, int zero_point, *, "
-      "ScalarType? dtype=None) -> Tensor",
-      tags);
-  m.def(
-      "fake_quantize_per_tensor.number(Tensor input, float scale, int zero_point, "
-      "int quant_min=-128, int quant_max=127, *, bool? save_mask=None) -> Tensor",
-      tags);
+  define_numbers(m, "number", "float scale, int? zero_point");
+  define_numbers(m, "scale_tensor", "Tensor scale, int zero_point");
 
   // The core ops: see core_ops.h. A mask holds one bit per element, in the given memory order.
   const std::string args =
@@ -265,9 +313,8 @@ TORCH_LIBRARY_IMPL(baraquant, CompositeImplicitAutograd, m) {
   implement_granularity<PublicOps<Granularity::kPerChannel, int64_t>>(m, "per_channel");
   implement_granularity<PublicOps<Granularity::kPerToken>>(m, "per_token");
   implement_granularity<PublicOps<Granularity::kPerGroup, c10::SymInt, int64_t>>(m, "per_group");
-  m.impl("quantize_per_tensor.number", &quantize_per_tensor_number);
-  m.impl("dequantize_per_tensor.number", &dequantize_per_tensor_number);
-  m.impl("fake_quantize_per_tensor.number", &fake_quantize_per_tensor_number);
+  implement_numbers<NumberOps<double, std::optional<int64_t>>>(m, "number");
+  implement_numbers<NumberOps<const at::Tensor&, int64_t>>(m, "scale_tensor");
 }
 
 }  // namespace baraquant::affine

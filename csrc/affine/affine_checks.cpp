@@ -9,13 +9,13 @@
 
 namespace baraquant::affine {
 int64_t check_segments(const OpName& op, const at::Tensor& input, int64_t axis,
-                       const c10::SymInt& group_size) {
+                       const c10::SymInt& group_size, const char* name) {
   if (op.granularity == Granularity::kPerTensor) return 0;
   if (op.granularity == Granularity::kPerGroup) {
     TORCH_CHECK_VALUE(group_size > 0, op, ": expected group_size to be greater than 0, but got ",
                       group_size);
   }
-  return check_axis(op, op.granularity == Granularity::kPerToken ? -1 : axis, input.dim());
+  return check_axis(op, op.granularity == Granularity::kPerToken ? -1 : axis, input.dim(), name);
 }
 
 namespace {
@@ -26,25 +26,28 @@ struct ScaleShape {
   std::string words;
 };
 
-ScaleShape scale_shape(const at::Tensor& input, const QuantArgs& q, int64_t axis) {
-  const std::string size_at_axis = "input.size(" + std::to_string(axis) + ")";
+ScaleShape scale_shape(const at::Tensor& input, const QuantArgs& q, int64_t axis,
+                       const std::string& input_name) {
+  const std::string size_at_axis = input_name + ".size(" + std::to_string(axis) + ")";
   switch (q.granularity) {
     case Granularity::kPerTensor:
       return {{}, "one for the tensor"};
     case Granularity::kPerChannel:
       return {{input.sym_size(axis)}, size_at_axis};
     case Granularity::kPerToken:
-      return {input.sym_sizes().vec(), "the input's without its last dimension, or with 1 there"};
+      return {input.sym_sizes().vec(),
+              "the " + input_name + "'s without its last dimension, or with 1 there"};
     case Granularity::kPerGroup:
-      return {input.sym_sizes().vec(), "the input's with ceil(" + size_at_axis +
+      return {input.sym_sizes().vec(), "the " + input_name + "'s with ceil(" + size_at_axis +
                                            " / group_size) at axis " + std::to_string(axis)};
   }
   return {};
 }
 
 void check_shape(const OpName& op, const char* name, const at::Tensor& tensor,
-                 const at::Tensor& input, const QuantArgs& q, int64_t axis) {
-  const auto [full, words] = scale_shape(input, q, axis);
+                 const at::Tensor& input, const QuantArgs& q, int64_t axis,
+                 const char* input_name = "input") {
+  const auto [full, words] = scale_shape(input, q, axis, input_name);
   std::vector<c10::SymInt> sizes = full;
   switch (q.granularity) {
     case Granularity::kPerTensor:
@@ -86,8 +89,9 @@ void check_zero_point_tensor(const OpName& op, const at::Tensor& zero_point,
 
 // Scale and zero point, tensors or numbers. compute is none where the scale's dtype decides.
 void check_qparams(const OpName& op, const at::Tensor& input, const QuantArgs& q,
-                   std::optional<at::ScalarType> compute, bool may_be_learned) {
-  const int64_t axis = check_segments(op, input, q.axis, q.group_size);
+                   std::optional<at::ScalarType> compute, bool may_be_learned,
+                   const char* input_name = "input") {
+  const int64_t axis = check_segments(op, input, q.axis, q.group_size, input_name);
   if (q.scale) {
     if (compute) {
       check_dtype(op, "scale", *q.scale, *compute, "the compute type of the input");
@@ -98,8 +102,8 @@ void check_qparams(const OpName& op, const at::Tensor& input, const QuantArgs& q
                        ": expected scale to be torch.float32 or torch.float64, but got ",
                        dtype_name(dtype));
     }
-    check_same_device(op, "scale", *q.scale, input);
-    check_shape(op, "scale", *q.scale, input, q, axis);
+    check_same_device(op, "scale", *q.scale, input, input_name);
+    check_shape(op, "scale", *q.scale, input, q, axis, input_name);
   } else {
     TORCH_CHECK_VALUE(q.granularity == Granularity::kPerTensor, op,
                       ": expected scale to be a tensor, but got none");
@@ -114,12 +118,17 @@ void check_qparams(const OpName& op, const at::Tensor& input, const QuantArgs& q
 void check_numbers(const OpName& op, const QuantArgs& q, at::ScalarType compute) {
   if (q.scale) return;
   check_scale_number(op, "scale", q.scale_number, compute);
-  TORCH_CHECK_VALUE(q.zero_point_number >= q.quant_min && q.zero_point_number <= q.quant_max, op,
-                    ": expected zero_point to lie in [", q.quant_min, ", ", q.quant_max,
-                    "] (quant_min and quant_max), but got ", q.zero_point_number);
+  check_zero_point_number(op, q.zero_point_number, q.quant_min, q.quant_max);
 }
 
 }  // namespace
+
+void check_zero_point_number(const OpName& op, int64_t zero_point, int64_t quant_min,
+                             int64_t quant_max) {
+  TORCH_CHECK_VALUE(zero_point >= quant_min && zero_point <= quant_max, op,
+                    ": expected zero_point to lie in [", quant_min, ", ", quant_max,
+                    "] (quant_min and quant_max), but got ", zero_point);
+}
 
 void check_quantize(const OpName& op, const at::Tensor& input, const QuantArgs& q,
                     at::ScalarType dtype) {
@@ -144,20 +153,22 @@ void check_fake_quantize(const OpName& op, const at::Tensor& input, const QuantA
 }
 
 void check_dequantize(const OpName& op, const at::Tensor& input, const QuantArgs& q,
-                      at::ScalarType dtype) {
-  check_strided(op, "input", input);
+                      at::ScalarType dtype, const char* input_name) {
+  check_strided(op, input_name, input);
   const at::ScalarType from = input.scalar_type();
   TORCH_CHECK_TYPE(from == at::kChar || from == at::kByte || is_supported_floating(from), op,
-                   ": expected input to be int8, uint8, float32, float64, float16 or bfloat16, "
+                   ": expected ", input_name,
+                   " to be int8, uint8, float32, float64, float16 or bfloat16, "
                    "but got ",
                    dtype_name(from));
   TORCH_CHECK_TYPE(is_supported_floating(dtype), op,
                    ": expected dtype to be float32, float64, float16 or bfloat16, but got ",
                    dtype_name(dtype));
-  check_qparams(op, input, q, std::nullopt, false);
-  if (q.scale) return;
-  check_scale_number(op, "scale", q.scale_number,
-                     dtype == at::kDouble || from == at::kDouble ? at::kDouble : at::kFloat);
+  check_qparams(op, input, q, std::nullopt, false, input_name);
+  if (!q.scale) {
+    check_scale_number(op, "scale", q.scale_number,
+                       dtype == at::kDouble || from == at::kDouble ? at::kDouble : at::kFloat);
+  }
   TORCH_CHECK_VALUE(q.zero_point_number >= std::numeric_limits<int32_t>::min() &&
                         q.zero_point_number <= std::numeric_limits<int32_t>::max(),
                     op, ": expected zero_point to fit in 32 bits, but got ", q.zero_point_number);

@@ -88,10 +88,9 @@ struct Launch {
       const auto* enabled = call.enabled.defined()
                                 ? static_cast<const uint8_t*>(call.enabled.const_data_ptr())
                                 : nullptr;
-      Backend::template observe<T>({args_of<T>(call.range), pointer<C>(call.min),
-                                    pointer<C>(call.max), enabled,
-                                    static_cast<C>(call.averaging_constant),
-                                    pointer<int64_t>(call.skipped_batches)});
+      Backend::template observe<T>(
+          {args_of<T>(call.range), pointer<C>(call.min), pointer<C>(call.max), enabled,
+           static_cast<C>(call.averaging_constant), pointer<int64_t>(call.skipped_batches)});
     });
   }
 

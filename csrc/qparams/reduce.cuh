@@ -42,7 +42,8 @@ struct Outcome {
     } else if (skipped_batches && observation.skipped) {
       ++*skipped_batches;  // one segment: no other thread comes here
     }
-    if ((scale || zero_point) && observation.range.is_known()) write_chosen(segment, choose(observation.range, rule));
+    if ((scale || zero_point) && observation.range.is_known())
+      write_chosen(segment, choose(observation.range, rule));
   }
 
  private:
