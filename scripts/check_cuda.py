@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Compiles every .cu file as a check, where nvcc is there but torch is a CPU build.
 
-The objects are thrown away. A file is skipped when neither it, nor a header, nor a flag has changed
-since it last passed (build/check_cuda/). With a CUDA build of torch the real build compiles them.
+The objects are thrown away. A file is skipped when neither it, nor a header that it includes, nor a
+flag has changed since it last passed (build/check_cuda/). With a CUDA build of torch the real build
+compiles them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import re
 import subprocess
 import sys
 import tempfile
@@ -65,11 +67,26 @@ def command(nvcc: Path, torch: Path, source: Path, target: Path) -> list[str]:
     ]
 
 
+def included(source: Path) -> list[Path]:
+    """Returns the headers of csrc that a file includes, directly or not, sorted."""
+    found: set[Path] = set()
+    unread = [source]
+    while unread:
+        path = unread.pop()
+        for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(), re.MULTILINE):
+            for folder in (path.parent, toolchain.CSRC):
+                header = (folder / name).resolve()
+                if header.is_file() and header not in found:
+                    found.add(header)
+                    unread.append(header)
+    return sorted(found)
+
+
 def fingerprint(source: Path, nvcc_version: str) -> str:
     digest = hashlib.sha256()
     digest.update(f"{nvcc_version} {importlib.metadata.version('torch')} {flags()}".encode())
     digest.update(toolchain.cutlass_identity().encode())
-    for path in [source, *toolchain.headers()]:
+    for path in [source, *included(source)]:
         digest.update(f"\0{path.name}\0".encode() + path.read_bytes())
     return digest.hexdigest()
 

@@ -283,6 +283,33 @@ def test_cuda_check(
     assert (again[2] == 0) == (not complaint), "only what passed is skipped the next time"
 
 
+def test_cuda_check_knows_what_a_file_includes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A header that a header includes too, beside it or below csrc; each changes the stamp."""
+    monkeypatch.setattr(toolchain, "CSRC", tmp_path)
+    folder = tmp_path / "family"
+    folder.mkdir()
+    texts = {
+        folder / "a.cu": '#include <cmath>\n#include "b.h"\n#include "missing.h"\n',
+        folder / "b.h": '#pragma once\n  #  include "c.cuh"\n',
+        tmp_path / "c.cuh": '#include "family/b.h"\n',
+        tmp_path / "other.h": "",
+    }
+    for path, text in texts.items():
+        path.write_text(text)
+    source = folder / "a.cu"
+    assert check_cuda.included(source) == sorted([folder / "b.h", tmp_path / "c.cuh"])
+    before = check_cuda.fingerprint(source, "13.0")
+    changed = []
+    for path in texts:
+        path.write_text(texts[path] + "// changed\n")
+        changed.append(check_cuda.fingerprint(source, "13.0") != before)
+        path.write_text(texts[path])
+    assert changed == [True, True, True, False]
+    assert check_cuda.fingerprint(source, "13.0") == before
+
+
 def test_own_rules_of_lint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lint, "ROOT", tmp_path)
     (tmp_path / "csrc").mkdir()
