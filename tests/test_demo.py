@@ -269,6 +269,7 @@ def test_deployment_follows_the_numbers(capsys: pytest.CaptureFixture[str]) -> N
     assert "int8, QAT 98.0 ± 0.5 100 50 500 4.0x" in table
 
 
+@pytest.mark.packaging
 def test_a_seed_that_fails_ends_the_run(tmp_path: Path) -> None:
     """What a process raises is raised here; no bar that waits for ever."""
     args = qat_digits.parse_args(["--quick", "--seeds", "2", "--jobs", "1", "--out", str(tmp_path)])

@@ -26,7 +26,8 @@ by_mode = pytest.mark.parametrize("symmetric", (True, False), ids=("symmetric", 
 
 
 @by_input_dtype
-@pytest.mark.parametrize(("a", "w"), list(itertools.product(VALUES, VALUES)))
+@pytest.mark.parametrize("w", VALUES)
+@pytest.mark.parametrize("a", VALUES)
 def test_extremes(a: str, w: str, input_dtype: torch.dtype, device: str) -> None:
     """Where 16-bit halves of a product saturate; float64 scales of 1 show the sums themselves."""
     for rows, n, k in ((3, 5, 4), (2, 3, 130), (17, 33, 1025)):
@@ -45,7 +46,8 @@ def test_extremes(a: str, w: str, input_dtype: torch.dtype, device: str) -> None
 
 
 @pytest.mark.parametrize("rows", (1, 3, 19))
-@pytest.mark.parametrize(("a", "w"), list(itertools.product(VALUES[1:6], VALUES[1:6])))
+@pytest.mark.parametrize("w", VALUES[1:6])
+@pytest.mark.parametrize("a", VALUES[1:6])
 def test_the_deepest_sums(a: str, w: str, rows: int, device: str) -> None:
     """K at its limits, with sums as far out as int32 goes."""
     for depth, dtype, point in (
