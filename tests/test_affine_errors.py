@@ -132,7 +132,7 @@ def test_a_number_that_is_no_dtype(op: Op, wrong: int) -> None:
     with pytest.raises(TypeError, match=f"{message}a torch.dtype, but got {wrong}$"):
         getattr(ops, op.name)(**arguments)
     if wrong != 2**40:  # of which torch.ops takes the low byte, 0: uint8
-        with pytest.raises(TypeError, match=f"{message}.* but got a number that stands for no"):
+        with pytest.raises(TypeError, match=f"{message}.* but got a number that is no dtype"):
             op(arguments)
 
 

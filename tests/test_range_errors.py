@@ -169,7 +169,7 @@ def test_a_number_that_is_no_dtype(op: Op, wrong: int) -> None:
     message = f"^baraquant::{op.name}: expected dtype to be "
     with pytest.raises(TypeError, match=f"{message}a torch.dtype, but got {wrong}$"):
         getattr(ops, op.name)(**arguments)
-    with pytest.raises(TypeError, match=f"{message}int8 or uint8, but got a number that"):
+    with pytest.raises(TypeError, match=f"{message}int8 or uint8, but got a number that is"):
         op(arguments)
 
 

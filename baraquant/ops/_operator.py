@@ -54,11 +54,6 @@ def _call_with_others(
     _check_dtypes(function, kwargs)
     args = tuple(map(_as_python, args))
     kwargs = {key: _as_python(value) for key, value in kwargs.items()}
-    dtype = kwargs.get("dtype")
-    if isinstance(dtype, (int, float, str)):  # torch.ops takes any integer
-        raise TypeError(
-            f"baraquant::{function.__name__}: expected dtype to be a torch.dtype, but got {dtype!r}"
-        )
     try:
         return function(*args, **kwargs)
     except RuntimeError as error:
