@@ -108,6 +108,7 @@ def test_text_without_rich(
     assert "All is well." in output
 
 
+@pytest.mark.packaging
 def test_cmake_prefix_names_both_packages() -> None:
     result = command("--cmake-prefix")
     assert result.returncode == 0
