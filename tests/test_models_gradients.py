@@ -171,7 +171,7 @@ def test_adapters_around_served_layers(scheme: str) -> None:
         loss = (model(X) - DY).square().mean()
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     assert losses[-1] < 0.5 * losses[0]
 
 
@@ -209,21 +209,22 @@ def test_gradient_of_the_gradient(scheme: str) -> None:
 
 
 def test_the_learned_prompt() -> None:
-    """Prompt tuning: a float parameter before a frozen model of integers is trained."""
+    """Prompt tuning: a float parameter before a frozen model of integers learns as before floats."""
     torch.manual_seed(0)
-    model = Network()
+    plain = Network().requires_grad_(False)
+    model = copy.deepcopy(plain)
     baraquant.quantize_(model, W8A8())
-    model.requires_grad_(False)
-    prompt = nn.Parameter(torch.zeros(5, 16))
-    optimizer = torch.optim.Adam([prompt], lr=0.05)
-    losses = []
-    for _ in range(50):
-        optimizer.zero_grad()
-        loss = (model(prompt) - DY).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss))
-    assert losses[-1] < 0.5 * losses[0]
+    results = []
+    for each in (plain, model):
+        prompt = nn.Parameter(torch.zeros(5, 16))
+        optimizer = torch.optim.Adam([prompt], lr=0.05)
+        for _ in range(30):
+            optimizer.zero_grad()
+            loss = (each(prompt) - DY).square().mean()
+            loss.backward()
+            optimizer.step()
+        results.append(loss.item())
+    assert abs(results[1] - results[0]) < 0.02 * results[0]
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

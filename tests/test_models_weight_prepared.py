@@ -222,7 +222,7 @@ def test_optimizers_step_in_evaluation() -> None:
         loss.backward()
         assert all(p.grad is not None and p.grad.any() for p in model.parameters())
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     assert losses[-1] < 0.3 * losses[0]
     evaluated = model(x)
     convert_(model)

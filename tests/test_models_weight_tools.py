@@ -126,7 +126,7 @@ def test_compiled_in_one_graph(name: str, scheme: str, backend: str) -> None:
         torch.testing.assert_close(compiled(X[:3]), wanted[:3], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.inductor
 @pytest.mark.parametrize("name", PARENTS)
 def test_compiled_by_inductor(name: str) -> None:
     torch._dynamo.reset()
