@@ -11,6 +11,8 @@ Environment variables:
         built where 9.0a is among the architectures, and need CUTLASS's headers.
     CUTLASS_PATH: a folder with CUTLASS's headers, below include/ or in it. Unset: those of the
         package nvidia-cutlass (pip install --no-deps nvidia-cutlass).
+    BARAQUANT_SANITIZE: address or thread instruments the code for that sanitizer. `make asan` and
+        `make tsan` set it, for a build in a folder of its own.
     MAX_JOBS: how many compilers run at a time. Unset: one for each core.
 """
 
@@ -50,6 +52,13 @@ except ImportError:
 # Some compilers link libstdc++ statically; a second copy of it in the process crashes at the first
 # message that torch and we write into one stream. Named so, the shared one comes first.
 LINK_FLAGS = ["-Wl,-s", "-l:libstdc++.so.6"]
+NO_UNDEFINED = ["-Wl,-z,defs"]  # a missing symbol is an error of the link
+# A sanitizer's report names functions, so the symbols stay. Its runtime is preloaded by whoever
+# runs the library, so its symbols are undefined here.
+SANITIZER_FLAGS = toolchain.sanitizer_flags()
+if SANITIZER_FLAGS:
+    LINK_FLAGS = ["-l:libstdc++.so.6", *(f for f in SANITIZER_FLAGS if f.startswith("-fsan"))]
+    NO_UNDEFINED = []
 
 VERSION = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M)[1]  # type: ignore[index]
 
@@ -103,7 +112,8 @@ def relative(paths: list[Path]) -> list[str]:
 def extensions() -> list[Extension]:
     """libbaraquant.so, then _C, which links against it."""
     with_cuda = wants_cuda()
-    werror = warnings_are_errors()
+    # GCC warns of values that only its own instrumentation leaves unset.
+    werror = warnings_are_errors() and not SANITIZER_FLAGS
     # Macros on the command line, not in a header: an object is compiled anew when one changes, as
     # it must be for another torch, whose headers (-isystem) the dependency files do not list.
     macros: list[tuple[str, str | None]] = [
@@ -136,6 +146,7 @@ def extensions() -> list[Extension]:
     paths = cpp_extension.include_paths(device)
     system = [part for path in paths for part in ("-isystem", path)]
     cxx_flags = [*toolchain.CXX_FLAGS, *(toolchain.CXX_WERROR if werror else []), *system]
+    cxx_flags += SANITIZER_FLAGS
     headers = [*relative(toolchain.headers()), "setup.py", "scripts/toolchain.py"]
     library = Extension(
         "baraquant.libbaraquant",
@@ -145,7 +156,7 @@ def extensions() -> list[Extension]:
         library_dirs=cpp_extension.library_paths(device),
         libraries=libraries,
         extra_compile_args={"cxx": cxx_flags, "nvcc": [*nvcc_flags, *system]},  # type: ignore[arg-type]
-        extra_link_args=["-Wl,-soname,libbaraquant.so", "-Wl,-z,defs", "-fopenmp", *LINK_FLAGS],
+        extra_link_args=["-Wl,-soname,libbaraquant.so", *NO_UNDEFINED, "-fopenmp", *LINK_FLAGS],
         depends=headers,
         language="c++",
     )

@@ -32,6 +32,16 @@ NVCC_FLAGS = [
     *("-std=c++20", "-O3", "-DNDEBUG", "--fmad=false", "--expt-relaxed-constexpr"),
     *(f"-Xcompiler={flag}" for flag in (*CXX_NUMERICS, "-fvisibility=hidden", "-Wall")),
 ]
+# What BARAQUANT_SANITIZE adds, by its value; scripts/sanitize.py sets it and preloads the runtimes.
+# A cast of a float that the integer cannot hold is undefined too, though `undefined` leaves it out.
+_SANITIZED = ["-O1", "-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all"]
+SANITIZERS = {
+    "address": [
+        *("-fsanitize=address,undefined", "-fsanitize=float-cast-overflow", *_SANITIZED),
+        "-D_GLIBCXX_ASSERTIONS",  # the standard library's containers check their indices
+    ],
+    "thread": ["-fsanitize=thread", *_SANITIZED],
+}
 CXX_WERROR = ["-Werror"]
 NVCC_WERROR = ["-Werror", "all-warnings"]
 
@@ -48,6 +58,17 @@ def library_sources(suffix: str) -> list[Path]:
 def headers() -> list[Path]:
     """Every header below csrc, sorted."""
     return sorted(p for p in CSRC.rglob("*") if p.suffix in (".h", ".cuh"))
+
+
+def sanitizer_flags() -> list[str]:
+    """The flags that BARAQUANT_SANITIZE asks for; none where it is unset."""
+    chosen = os.environ.get("BARAQUANT_SANITIZE", "")
+    if chosen and chosen not in SANITIZERS:
+        raise SystemExit(
+            f"baraquant: expected BARAQUANT_SANITIZE to be {' or '.join(SANITIZERS)}, "
+            f"but got {chosen!r}"
+        )
+    return SANITIZERS.get(chosen, [])
 
 
 def cores() -> int:

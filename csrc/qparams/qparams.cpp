@@ -54,9 +54,9 @@ void observe_min_max_(const at::Tensor& input, const at::Tensor& min_val, const 
                       const OptionalTensor& skipped_batches) {
   const char* op = "baraquant::observe_min_max_";
   check_dispatchable(op, "input", input);
-  check_dispatchable(op, "min_val", min_val);
-  check_dispatchable(op, "max_val", max_val);
-  if (skipped_batches) check_dispatchable(op, "skipped_batches", *skipped_batches);
+  check_written(op, "min_val", min_val);
+  check_written(op, "max_val", max_val);
+  if (skipped_batches) check_written(op, "skipped_batches", *skipped_batches);
   observe_min_max(input.detach(), min_val, max_val, {axis, averaging_constant, skipped_batches});
 }
 
@@ -69,13 +69,13 @@ at::Tensor observe_fake_quantize(const at::Tensor& input, const at::Tensor& min_
                                  const OptionalTensor& skipped_batches) {
   const char* op = "baraquant::observe_fake_quantize";
   check_dispatchable(op, "input", input);
-  check_dispatchable(op, "min_val", min_val);
-  check_dispatchable(op, "max_val", max_val);
-  check_dispatchable(op, "scale", scale);
-  check_dispatchable(op, "zero_point", zero_point);
+  check_written(op, "min_val", min_val);
+  check_written(op, "max_val", max_val);
+  check_written(op, "scale", scale);
+  check_written(op, "zero_point", zero_point);
   check_dispatchable(op, "observer_enabled", observer_enabled);
   check_dispatchable(op, "fake_quant_enabled", fake_quant_enabled);
-  if (skipped_batches) check_dispatchable(op, "skipped_batches", *skipped_batches);
+  if (skipped_batches) check_written(op, "skipped_batches", *skipped_batches);
   check_switch(op, "fake_quant_enabled", fake_quant_enabled, input);
   observe_qparams(input.detach(), {min_val, max_val, scale, zero_point}, observer_enabled,
                   {axis, averaging_constant, skipped_batches}, quant_min, quant_max, symmetric);

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""NVIDIA's compute-sanitizer over small calls of every kernel (tests/gpu_calls.py).
+
+    memcheck    reads and writes beyond an allocation; misaligned ones
+    racecheck   two threads of a block at the same shared memory, without an order
+    synccheck   barriers that not all threads reach
+
+Only kernels whose name has `baraquant` in it are looked at: racecheck has two reports of cuBLAS's
+own. initcheck is not run: it does not see what TMA writes, and takes Hopper's kernels for readers
+of memory that nobody wrote. Without a GPU or the tool this says so, and is no failure.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import toolchain
+
+CALLS = toolchain.ROOT / "tests" / "gpu_calls.py"
+TOOLS = ("memcheck", "racecheck", "synccheck")
+LIMIT = 900  # seconds for one tool
+SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?|hazards?)")
+
+
+class Outcome(NamedTuple):
+    """What a tool found. errors: None where it did not come to an end."""
+
+    tool: str
+    calls: str
+    kernels: str
+    errors: int | None
+    seconds: float
+    output: str
+
+
+def find_tool() -> Path | None:
+    """compute-sanitizer of the PATH, of the CUDA toolkit, or of NVIDIA's Python packages."""
+    found = shutil.which("compute-sanitizer")
+    if found:
+        return Path(found)
+    nvcc = toolchain.find_nvcc()
+    homes = [toolchain.cuda_home(nvcc)] if nvcc is not None else []
+    homes += [Path("/usr/local/cuda")]
+    candidates = [home / folder for home in homes for folder in ("bin", "compute-sanitizer")]
+    packages = [Path(p) / "nvidia" for p in sys.path if (Path(p) / "nvidia").is_dir()]
+    candidates += [folder / "bin" for p in packages for folder in p.iterdir() if folder.is_dir()]
+    programs = (folder / "compute-sanitizer" for folder in candidates)
+    return next((p for p in programs if p.is_file() and os.access(p, os.X_OK)), None)
+
+
+def name_filter(tool: Path) -> str:
+    """The option that chooses kernels by name, which newer versions call otherwise."""
+    shown = subprocess.run([str(tool), "--help"], check=False, capture_output=True, text=True)
+    text = shown.stdout + shown.stderr
+    return next((o for o in ("--kernel-name", "--kernel-regex") if o in text), "--filter")
+
+
+def command(tool: Path, name: str, log: Path) -> list[str]:
+    """Run the calls under one of the tools."""
+    return [
+        *(str(tool), "--tool", name, name_filter(tool), "kns=baraquant"),
+        *("--report-api-errors", "no", "--error-exitcode", "99", "--print-limit", "20"),
+        *("--target-processes", "application-only", "--log-file", str(log)),
+        *(sys.executable, str(CALLS)),
+    ]
+
+
+def environment(name: str) -> dict[str, str]:
+    folder = toolchain.ROOT
+    path = os.pathsep.join((str(folder), str(folder / "tests"), os.environ.get("PYTHONPATH", "")))
+    # One allocation for each tensor: memcheck then sees the end of each.
+    alone = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if name == "memcheck" else {}
+    return os.environ | {"PYTHONPATH": path.rstrip(os.pathsep)} | alone
+
+
+def start(command: list[str], name: str, output: Path) -> subprocess.Popen[bytes]:
+    with output.open("wb") as file:
+        return subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, env=environment(name)
+        )
+
+
+def wait(process: subprocess.Popen[bytes], began: float) -> int:
+    """The exit code; a process that takes too long is ended."""
+    try:
+        return process.wait(max(1, LIMIT - (time.monotonic() - began)))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return 124
+
+
+def read(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def outcome(name: str, code: int, log: str, output: str, seconds: float) -> Outcome:
+    """Of a tool that has ended: no summary, or another exit code than its own, is a failure."""
+    summary, calls = SUMMARY.findall(log), re.search(r"(\d+) calls", output)
+    errors = sum(map(int, summary)) if summary and calls and code in (0, 99) else None
+    if code == 99 and not errors:
+        errors = None
+    return Outcome(name, calls[1] if calls else "-", "", errors, seconds, f"{output}\n{log}")
+
+
+def run(tool: Path) -> int:
+    """All tools side by side, and the calls alone, which say which kernels were launched."""
+    began = time.monotonic()
+    outcomes: list[Outcome] = []
+    with tempfile.TemporaryDirectory() as folder:
+        places = {name: Path(folder) / name for name in ("", *TOOLS)}
+        listing = start([sys.executable, str(CALLS), "--kernels"], "", Path(folder) / "kernels")
+        running = {
+            name: start(command(tool, name, places[name]), name, Path(folder) / f"{name}.out")
+            for name in TOOLS
+        }
+        listed_code = wait(listing, began)
+        listed = read(Path(folder) / "kernels")
+        kernels = re.search(r"(\d+) kernels", listed)
+        # They run side by side: one that has ended is looked at while others go on.
+        seconds: dict[str, float] = {}
+        while len(seconds) < len(TOOLS):
+            for name, process in running.items():
+                over = time.monotonic() - began > LIMIT
+                if name not in seconds and (over or process.poll() is not None):
+                    wait(process, began)
+                    seconds[name] = time.monotonic() - began
+            time.sleep(0.5)
+        for name, process in running.items():
+            output = read(Path(folder) / f"{name}.out")
+            found = outcome(name, process.returncode, read(places[name]), output, seconds[name])
+            outcomes.append(found._replace(kernels=kernels[1] if kernels else "-"))
+    return report(outcomes, listed, listed_code)
+
+
+def report(outcomes: list[Outcome], listed: str, listed_code: int) -> int:
+    """A table, and what the tools that failed had to say."""
+    failed = listed_code != 0
+    print(f"{'tool':<12}{'calls':>8}{'kernels':>10}{'errors':>16}{'seconds':>10}")
+    for o in outcomes:
+        errors = "did not finish" if o.errors is None else str(o.errors)
+        print(f"{o.tool:<12}{o.calls:>8}{o.kernels:>10}{errors:>16}{o.seconds:>10.0f}")
+        failed = failed or o.errors != 0
+    print(listed.strip()[-2000:])
+    for o in outcomes:
+        if o.errors != 0:
+            print(f"--- {o.tool}\n{o.output.strip()[-6000:]}")
+    print(f"gpu-sanitize: {'FAILED' if failed else 'passed'}")
+    return 1 if failed else 0
+
+
+def main() -> int:
+    import torch
+
+    tool = find_tool()
+    if not torch.cuda.is_available():
+        print("gpu-sanitize: skipped, there is no GPU here")
+        return 0
+    if tool is None:
+        print(
+            "gpu-sanitize: skipped, there is no compute-sanitizer here (it comes with the CUDA "
+            "toolkit)"
+        )
+        return 0
+    print(f"gpu-sanitize: {tool} on {torch.cuda.get_device_name()}", flush=True)
+    return run(tool)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
