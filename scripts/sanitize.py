@@ -202,7 +202,7 @@ class Run:
             "the short tests",
             *("-m", "pytest", "-p", "sanitize", "-q", "-n", workers, "--dist", "worksteal"),
             *("-o", f"pythonpath={self.lib} . scripts", "-p", "no:cacheprovider", "--no-header"),
-            *("--capture=sys", "-r", "fE", "-m", "not exhaustive and not cuda", *files),
+            *("--capture=sys", "-r", "fE", "-m", "not exhaustive", *files),
         )
 
     def finish(self) -> int:
