@@ -16,6 +16,8 @@ BENCH ?= affine qparams int8_mm training
 BENCH_ARGS ?=
 DEMO_ARGS ?=
 MINILM_ARGS ?=
+# Hostile calls under the sanitizers; test-all makes fewer of them.
+ASAN_CALLS ?= 20000
 
 # What `test` and `test-all` share.
 CHECK = set -e; py=$$($(ENVIRONMENT) --need test,examples --want lint --bare minilm); \
@@ -25,7 +27,7 @@ CHECK = set -e; py=$$($(ENVIRONMENT) --need test,examples --want lint --bare min
 	"$$py" -m pytest -n $(WORKERS) --dist worksteal --durations 10 --budget $(TEST_BUDGET)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo minilm test test-all bench figures build lint format clean
+.PHONY: help demo minilm test test-all asan tsan gpu-sanitize bench figures build lint format clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -45,6 +47,20 @@ test: ## lint, build, compile check of CUDA, the short tests: some minutes
 
 test-all: ## the same with every test; PART=2/4 is the second of four parts
 	@$(CHECK) --part $(PART) $(PYTEST_ARGS)
+	@case "$(PART)" in 1/*) $(MAKE) --no-print-directory asan gpu-sanitize ASAN_CALLS=4000;; esac
+
+asan: ## short tests and hostile calls under AddressSanitizer and UndefinedBehaviorSanitizer
+	@set -e; py=$$($(ENVIRONMENT) --need test); \
+	"$$py" scripts/sanitize.py address --calls $(ASAN_CALLS)
+
+tsan: ## eight Python threads under ThreadSanitizer
+	@set -e; py=$$($(ENVIRONMENT) --need test); \
+	"$$py" scripts/sanitize.py thread
+
+gpu-sanitize: ## every CUDA kernel under NVIDIA's compute-sanitizer, where there is a GPU
+	@set -e; py=$$($(ENVIRONMENT) --need test); \
+	"$$py" scripts/build.py; \
+	"$$py" scripts/gpu_sanitize.py
 
 bench: ## measure the ops against a device copy and PyTorch's own, and a training step
 	@set -e; py=$$($(ENVIRONMENT) --need bench); \

@@ -145,6 +145,7 @@ class Run:
         return True
 
     def log(self) -> Path:
+        """What the compiler said."""
         return self.folder / "build.log"
 
     def probe(self) -> None:
@@ -175,6 +176,7 @@ class Run:
             say(f"{self.name}: the probe's mistakes are found: {PROBES_OF[self.kind][1:]}")
 
     def clear(self) -> None:
+        """Forget the reports so far."""
         shutil.rmtree(self.reports, ignore_errors=True)
         self.reports.mkdir(parents=True)
 
@@ -197,6 +199,7 @@ class Run:
             self.failures.append(name)
 
     def tests(self, workers: str) -> None:
+        """Of the files in TESTS, what the short run takes."""
         files = [str(ROOT / "tests" / f"test_{name}.py") for name in TESTS]
         self.step(
             "the short tests",
@@ -206,6 +209,7 @@ class Run:
         )
 
     def finish(self) -> int:
+        """Show the reports, and say in a line what came of it all."""
         reports = self.found()
         for path in reports[:5]:
             say(f"--- {path}\n{path.read_text(errors='replace')[:6000]}")

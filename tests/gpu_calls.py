@@ -80,9 +80,7 @@ def integer_calls(shape: tuple[int, ...], dtype: torch.dtype, g: cases.Granulari
         q = torch.ones(shape, dtype=kind, device=DEVICE)
         runs.append(lambda q=q: g.op("dequantize")(q, scale, None, *g.args, dtype=dtype))
         ends = cases.default_range(kind)
-        runs.append(
-            lambda e=ends, k=kind: g.op("quantize")(x, scale, None, *g.args, *e, dtype=k)
-        )
+        runs.append(lambda e=ends, k=kind: g.op("quantize")(x, scale, None, *g.args, *e, dtype=k))
     return runs
 
 
@@ -134,9 +132,7 @@ def product_calls() -> Iterator[Run]:
             continue
         for case in cases_for(kernel):
             arguments = case.arguments()
-            moved = {
-                k: v.to(DEVICE) if isinstance(v, Tensor) else v for k, v in arguments.items()
-            }
+            moved = {k: v.to(DEVICE) if isinstance(v, Tensor) else v for k, v in arguments.items()}
 
             def run(kernel: str = kernel, moved: dict[str, Any] = moved) -> None:
                 ops._force_int8_kernel(kernel)
@@ -180,9 +176,9 @@ def print_kernels() -> int:
         count = run_all()
     ours = {e.key for e in profile.key_averages() if "baraquant" in e.key}
     expected = kernels_of_sources()
-    if any(k.startswith("hopper") for k in torch.ops.baraquant._int8_kernels()):
-        if torch.cuda.get_device_capability() == (9, 0):
-            expected.add("device_kernel")  # CUTLASS's
+    with_hopper = any(k.startswith("hopper") for k in torch.ops.baraquant._int8_kernels())
+    if with_hopper and torch.cuda.get_device_capability() == (9, 0):
+        expected.add("device_kernel")  # CUTLASS's
     missing = {name for name in expected if not any(re.search(rf"\b{name}\b", k) for k in ours)}
     print(f"{count} calls, {len(ours)} kernels, of {len(expected - missing)} names", flush=True)
     if missing:

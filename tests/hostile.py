@@ -53,7 +53,7 @@ MOST_DEATHS = 5
 SUMS = ("backward_qparams",)  # added up in another order by the reference
 
 
-class Broken(AssertionError):
+class BrokenPromiseError(AssertionError):
     """A call that kept no promise."""
 
 
@@ -136,7 +136,7 @@ def pull_gradient(rng: Random, call: Call, results: tuple[Any, ...]) -> None:
 
 
 def judge(number: int) -> str:
-    """Make a call; say in a word what came of it, or raise Broken."""
+    """Make a call; say in a word what came of it, or raise BrokenPromiseError."""
     call = make_call(number)
     usable = all(map(is_plain, call.arguments.values())) and not call.in_place
     given = copied(call) if usable else dict(call.arguments)
@@ -149,12 +149,12 @@ def judge(number: int) -> str:
             pull_gradient(Random(number), call, results)
     except Exception as error:
         if not known(error):
-            raise Broken(f"{type(error).__name__}: {error}") from error
+            raise BrokenPromiseError(f"{type(error).__name__}: {error}") from error
         return f"raised {type(error).__name__}"
     try:
         return check_results(call, results, given)
     except Exception as error:
-        raise Broken(f"returned, then {type(error).__name__}: {error}") from error
+        raise BrokenPromiseError(f"returned, then {type(error).__name__}: {error}") from error
 
 
 def show(number: int) -> int:
@@ -179,7 +179,7 @@ def run_part(options: argparse.Namespace) -> int:
             faulthandler.dump_traceback_later(PATIENCE, exit=True)
             try:
                 counts[judge(number)] += 1
-            except Broken as error:
+            except BrokenPromiseError as error:
                 broken += 1
                 print(f"call {number}: {str(error)[:600]}\n    {str(make_call(number))[:600]}")
             if number // options.processes % 500 == 499:
@@ -240,7 +240,7 @@ def run_all(options: argparse.Namespace) -> int:
     totals: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as folder:
         parts = [Part(options, p, Path(folder)) for p in range(options.processes)]
-        while any([part.go_on() for part in parts]):
+        while sum(part.go_on() for part in parts):  # each of them is asked
             time.sleep(0.2)
             if time.monotonic() - said > 30:
                 said = time.monotonic()

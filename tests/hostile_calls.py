@@ -124,11 +124,9 @@ def right_call(rng: Random) -> tuple[torch._ops.OpOverload, dict[str, Any]]:
     """A public op and arguments that it takes."""
     call: Any = rng.choice((*ALL_CALLS, *OBSERVE_CALLS, *OBSERVE_CALLS))
     shape = rng.choice(SHAPES if rng.random() < 0.97 else LARGE_SHAPES)
-    if dataclasses.is_dataclass(call) and any(
-        field.name == "granularity" for field in dataclasses.fields(call)
-    ):
-        if rng.random() < 0.5 and not getattr(call, "number", False):
-            call = dataclasses.replace(call, granularity=rng.choice(cases.granularities(shape)))
+    chooses = "granularity" in {field.name for field in dataclasses.fields(call)}
+    if chooses and not call.number and rng.random() < 0.5:
+        call = dataclasses.replace(call, granularity=rng.choice(cases.granularities(shape)))
     tensors = call.tensors(shape, rng.choice(cases.FLOAT_DTYPES))
     if isinstance(call, ObserveCall):
         args, kwargs = call.arguments

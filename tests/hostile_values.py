@@ -29,6 +29,7 @@ INTEGERS += (2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**62, 2**63 - 1, -(2**63
 FLOATS = (0.0, -0.0, 1.0, -1.0, 0.1, 1e-45, 1e-320, 1e308, -1e308, 2.0**63)
 FLOATS += (math.nan, math.inf, -math.inf)
 OBJECTS: tuple[Any, ...] = (None, "three", [1.0, 2.0], (), {}, b"1", object(), 1j, torch.float32)
+REFUSALS = (RuntimeError, NotImplementedError, TypeError, ValueError)  # of PyTorch's own
 SIZES = (0, 1, 2, 3, 4, 5, 8, 17, 33)
 
 
@@ -150,7 +151,7 @@ def tensor(rng: Random, right: Any) -> Any:
         return rng.choice((*OBJECTS, *FLOATS[:3], *INTEGERS[:3]))
     made: Any = t
     change = rng.choice((values, layout, layout, shape, shape, dtype, kind))
-    with contextlib.suppress(RuntimeError, NotImplementedError, TypeError, ValueError):  # PyTorch refuses some
+    with contextlib.suppress(*REFUSALS):
         made = change(rng, t)
         if type(made) is Tensor and made.numel() < 2**24 and rng.random() < 0.2:
             made = rng.choice((values, layout))(rng, made)
@@ -207,7 +208,9 @@ BY_TYPE: dict[str, Callable[[Random, Any], Any]] = {
 
 def instead_of(rng: Random, type_name: str, right: Any) -> Any:
     """Some value for an argument whose schema says `type_name`."""
-    name = type_name.removeprefix("Optional[").removesuffix("]") if "Opt" in type_name else type_name
-    if name != type_name and rng.random() < 0.2:
-        return None
+    name = type_name.removeprefix("Optional[")
+    if name != type_name:
+        name = name.removesuffix("]")
+        if rng.random() < 0.2:
+            return None
     return BY_TYPE[name](rng, right)

@@ -16,8 +16,7 @@ namespace {
 constexpr c10::DispatchKeySet kLazy{c10::DispatchKey::Conjugate, c10::DispatchKey::Negative,
                                     c10::DispatchKey::ZeroTensor};
 
-void make_real(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-               torch::jit::Stack* stack) {
+void make_real(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto& arguments = op.schema().arguments();
   const size_t first = stack->size() - arguments.size();
   for (size_t i = 0; i < arguments.size(); ++i) {
