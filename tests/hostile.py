@@ -177,13 +177,13 @@ def run_part(options: argparse.Namespace) -> int:
                 continue
             os.pwrite(notes.fileno(), f"{number:12d}".encode(), 0)
             faulthandler.dump_traceback_later(PATIENCE, exit=True)
+            if number == options.die_in:
+                os.abort()
             try:
                 counts[judge(number)] += 1
             except BrokenPromiseError as error:
                 broken += 1
                 print(f"call {number}: {str(error)[:600]}\n    {str(make_call(number))[:600]}")
-            if number // options.processes % 500 == 499:
-                sys.stdout.flush()
         faulthandler.cancel_dump_traceback_later()
     print("counts", json.dumps(counts), flush=True)
     return 1 if broken else 0
@@ -192,8 +192,9 @@ def run_part(options: argparse.Namespace) -> int:
 def part_command(options: argparse.Namespace, part: int, first: int, notes: Path) -> list[str]:
     left = options.first + options.calls - first
     return [
-        *(sys.executable, "-X", "faulthandler", __file__, str(left), "--first", str(first)),
-        *("--processes", str(options.processes), "--part", str(part), "--notes", str(notes)),
+        *(sys.executable, "-u", "-X", "faulthandler", __file__, str(left)),
+        *("--first", str(first), "--processes", str(options.processes), "--part", str(part)),
+        *("--notes", str(notes), "--die-in", str(options.die_in)),
     ]
 
 
@@ -201,7 +202,8 @@ class Part:
     """A process that makes its share of the calls, and another one where it dies."""
 
     def __init__(self, options: argparse.Namespace, part: int, folder: Path) -> None:
-        self.options, self.part, self.deaths, self.failed = options, part, 0, False
+        self.options, self.part, self.deaths = options, part, 0
+        self.failed = self.ended = False
         self.notes, self.log = folder / f"notes{part}", folder / f"log{part}"
         self.log.touch()
         self.begin(options.first)
@@ -217,18 +219,19 @@ class Part:
 
     def go_on(self) -> bool:
         """Whether it still runs; begins anew behind a call that was its death."""
-        code = self.process.poll()
+        code = None if self.ended else self.process.poll()
         if code is None:
-            return True
-        if code == 0:
+            return not self.ended
+        self.failed = self.failed or code != 0
+        # Its last line is there where it came to its end, be it with broken calls.
+        self.ended = code in (0, 1) and "counts" in self.log.read_text(errors="replace")[-2000:]
+        if self.ended:
             return False
-        self.failed = True
-        if code == 1 and "counts" in self.log.read_text(errors="replace")[-2000:]:
-            return False  # it came to its end, with broken calls
-        self.deaths += 1
+        self.failed, self.deaths = True, self.deaths + 1
         print(f"DIED (exit code {code}) in call {self.at()}: hostile.py --only {self.at()}")
         end = self.options.first + self.options.calls
         if self.deaths == MOST_DEATHS or self.at() + 1 >= end:
+            self.ended = True
             return False
         self.begin(self.at() + 1)
         return True
@@ -268,6 +271,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", type=int, help="this call alone")
+    parser.add_argument("--die-in", type=int, default=-1, help="abort in this call, as a test")
     parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--notes", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
