@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def test_right_calls_and_their_gradients() -> None:
             value_and_gradients(call, tensors)
     sizes.append(resident_bytes())
     # The first rounds fill caches; then one span without growth shows that nothing is kept.
-    growth = [after - before for before, after in zip(sizes[1:], sizes[2:], strict=False)]
+    growth = [after - before for before, after in itertools.pairwise(sizes)]
     assert min(growth) < MOST_GROWTH, sizes
 
 
@@ -53,5 +54,5 @@ def test_wrong_calls() -> None:
                 arguments[bad.argument] = bad.change(arguments)
                 op(arguments)
     sizes.append(resident_bytes())
-    growth = [after - before for before, after in zip(sizes[1:], sizes[2:], strict=False)]
+    growth = [after - before for before, after in itertools.pairwise(sizes)]
     assert min(growth) < MOST_GROWTH, sizes
