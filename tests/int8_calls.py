@@ -99,9 +99,9 @@ class Int8Call:
     def tensors(
         self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, device: str = "cpu"
     ) -> tuple[Tensor, ...]:
-        """For an input of `shape`; the weight of qat_linear is square."""
+        """For an input of `shape`; the weight of a differentiable op is square."""
         gen, k = cases.generator(sum(shape)), shape[-1]
-        n = k if self.trained else shape[0] + 3
+        n = k if self.differentiable else shape[0] + 3
         compute = cases.compute_dtype(dtype)
 
         def normal(*size: int) -> Tensor:

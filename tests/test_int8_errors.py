@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from baraquant import ops
 from bad_arguments import DEVICE, Bad
+from baraquant import ops
 from int8_bad_arguments import BAD, INTEGER_INPUT, LEAD, OPS, PAIRS, K, N, Op
 from int8_cases import DEEPEST, DEEPEST_SHIFTED
 from subprocesses import run_script

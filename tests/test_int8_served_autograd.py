@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Served products and autograd: what is kept, what has a gradient, and what says that it has none.
-"""
+"""Served products and autograd: what is kept, what has a gradient, and what says it has none."""
 
 from __future__ import annotations
 
@@ -109,7 +108,11 @@ def refusals(device: str) -> list[tuple[str, str, Callable[[Tensor], Tensor]]]:
         ("quantized_linear", "weight_scale", lambda t: ops.quantized_linear(x, w, t + sw)),
         ("static_quantized_linear", "weight_scale", lambda t: static(t + sw, s)),
         ("static_quantized_linear", "act_scale", lambda t: static(sw, t + s)),
-        ("static_quantized_linear", "smooth_scale", lambda t: static(sw, s, smooth_scale=t + smooth)),
+        (
+            "static_quantized_linear",
+            "smooth_scale",
+            lambda t: static(sw, s, smooth_scale=t + smooth),
+        ),
         ("int8_linear", "input_scale", lambda t: ops.int8_linear(q, w, t + s, sw)),
         ("int8_linear", "weight_scale", lambda t: ops.int8_linear(q, w, s, t + sw)),
         ("smoothquant_linear", "act_scale", lambda t: ops.smoothquant_linear(q, w, sw, t + s)),
@@ -146,7 +149,7 @@ def test_the_form_that_returns_the_mask_is_refused(device: str) -> None:
     served = Served("asymmetric", torch.float32, device)
     x, _ = example(served)
     own = x, served.weight, served.weight_scale
-    with pytest.raises(NotImplementedError, match="_quantized_linear_with_mask.*call the op itself"):
-        torch.ops.baraquant._quantized_linear_with_mask(
-            *own, None, False, None, -128, 127, None
-        )
+    with pytest.raises(
+        NotImplementedError, match=r"_quantized_linear_with_mask.*call the op itself"
+    ):
+        torch.ops.baraquant._quantized_linear_with_mask(*own, None, False, None, -128, 127, None)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Served products pass on the gradient that the trained layer has: the contract's rule, to the bit.
 
-    dx = inside ? dy @ w^ : 0        w^ = C(w) * sw, rounded to the input's dtype
+dx = inside ? dy @ w^ : 0        w^ = C(w) * sw, rounded to the input's dtype
 """
 
 from __future__ import annotations
@@ -126,9 +126,7 @@ def test_a_layer_before_gets_its_gradient(symmetric: bool, static: bool, device:
 @by_dtype
 @pytest.mark.parametrize("smooth", (False, True), ids=("plain", "smooth"))
 @pytest.mark.parametrize("point", (None, 3), ids=("symmetric", "shifted"))
-def test_mask_at_the_ends(
-    point: int | None, smooth: bool, dtype: torch.dtype, device: str
-) -> None:
+def test_mask_at_the_ends(point: int | None, smooth: bool, dtype: torch.dtype, device: str) -> None:
     """Both ends are inside, ties go to the even integer, NaN and infinities are outside."""
     z = point or 0
     low, high = -8, 7

@@ -14,14 +14,17 @@ from torch.utils.checkpoint import checkpoint
 
 from served import K, N, Served, by_kind, example
 
-
 # --- another dtype, autocast, checkpoints --------------------------------------------------------
 
 
 @by_kind
 @pytest.mark.parametrize(
     ("dtype", "to"),
-    ((torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32), (torch.float16, torch.bfloat16)),
+    (
+        (torch.float32, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.bfloat16),
+    ),
 )
 def test_another_dtype_of_the_output(
     dtype: torch.dtype, to: torch.dtype, kind: str, device: str
@@ -91,9 +94,7 @@ def step(module: nn.Module, run: Callable[..., Tensor], x: Tensor) -> list[Tenso
 
 
 @by_kind
-@pytest.mark.parametrize(
-    "backend", ("aot_eager", pytest.param("inductor", marks=pytest.mark.inductor))
-)
+@pytest.mark.parametrize("backend", ("aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)))
 def test_compiles(backend: str, kind: str, device: str) -> None:
     """Forward and backward, for any number of rows, in one graph."""
     torch._dynamo.reset()
