@@ -39,6 +39,9 @@ inline bool has_sizes(const at::Tensor& tensor, c10::SymIntArrayRef sizes) {
 template <typename Op>
 void check_strided(const Op& op, const char* name, const at::Tensor& tensor) {
   TORCH_CHECK_TYPE(tensor.defined(), op, ": expected ", name, " to be a tensor, but got none");
+  TORCH_CHECK_TYPE(!tensor.is_nested(), op, ": expected ", name,
+                   " to be a plain tensor, but got a nested one; use .unbind() or "
+                   "torch.nested.to_padded_tensor");
   TORCH_CHECK_TYPE(tensor.layout() == c10::kStrided, op, ": expected ", name,
                    " to be a dense (strided) tensor, but got layout ", tensor.layout(),
                    "; convert it with .to_dense()");
@@ -47,13 +50,21 @@ void check_strided(const Op& op, const char* name, const at::Tensor& tensor) {
 // Tensors that the dispatcher would send elsewhere are refused before a core op is called.
 template <typename Op>
 void check_dispatchable(const Op& op, const char* name, const at::Tensor& tensor) {
-  TORCH_CHECK_TYPE(!tensor.defined() || !tensor.is_nested(), op, ": expected ", name,
-                   " to be a plain tensor, but got a nested one; use .unbind() or "
-                   "torch.nested.to_padded_tensor");
   check_strided(op, name, tensor);
   TORCH_CHECK_TYPE(!tensor.is_quantized(), op, ": expected ", name,
                    " to be a plain tensor, but got the quantized dtype ",
                    c10::toString(tensor.scalar_type()), "; use .int_repr() or .dequantize()");
+}
+
+// A tensor that is written must hold its values itself: see qparams/lazy_values.cpp.
+template <typename Op>
+void check_written(const Op& op, const char* name, const at::Tensor& tensor) {
+  check_dispatchable(op, name, tensor);
+  TORCH_CHECK_TYPE(!tensor.is_neg() && !tensor.is_conj() && !tensor._is_zerotensor(), op,
+                   ": expected ", name,
+                   " to hold its values, as it is written, but got a tensor that negates, "
+                   "conjugates or stands for zeros; take .resolve_neg(), .resolve_conj() or "
+                   ".clone() of it");
 }
 
 template <typename Op>
