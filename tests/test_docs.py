@@ -233,8 +233,8 @@ def newer(folder: Path) -> None:
     baraquant.quantize_(model, baraquant.W8A8())
     baraquant.save(model, file)
     data = file.read_bytes()
-    assert data.count(b'"format\\": 1') == data.count(b'\\"format\\": 1') == 1
-    file.write_bytes(data.replace(b'\\"format\\": 1', b'\\"format\\": 9'))
+    assert data.count(b'\\"format\\": 2') == 1
+    file.write_bytes(data.replace(b'\\"format\\": 2', b'\\"format\\": 9'))
     baraquant.load(linear(), file)
 
 
@@ -281,7 +281,7 @@ FAULTS: dict[str, Callable[[Path], Any]] = {
         lambda _: baraquant.qat.convert_(torch.nn.DataParallel(linear()))
     ),
     "expected the data that was saved, but its checksum differs": damaged,
-    "expected format 1 at most": newer,
+    "expected format 2 at most": newer,
 }
 
 

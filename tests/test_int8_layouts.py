@@ -37,8 +37,15 @@ def arguments_of(
     if name == "qat_linear":
         weight = torch.randn(n, shape[-1], generator=gen, dtype=torch.float64).to(dtype)
         return {"input": x, "weight": weight, "bias": found["bias"], "symmetric": False}
-    names = ("weight", "weight_scale", "bias", "weight_sum")
-    return {"input": x, "symmetric": False} | {name: found[name] for name in names}
+    given = {"input": x}
+    given |= {name: found[name] for name in ("weight", "weight_scale", "bias", "weight_sum")}
+    if name == "quantized_linear":
+        return given | {"symmetric": False}
+    scale = torch.tensor(0.02, dtype=found["weight_scale"].dtype)
+    smooth = 0.5 + torch.rand(shape[-1], generator=gen, dtype=torch.float64)
+    smooth_scale = scale * smooth.to(scale.dtype)
+    point = torch.tensor([-7], dtype=torch.int32)
+    return given | {"act_scale": scale, "act_zero_point": point, "smooth_scale": smooth_scale}
 
 
 @by_layout

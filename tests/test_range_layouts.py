@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -181,16 +182,18 @@ def test_observers(axis: int | None, layout: str, device: str) -> None:
     x = cases.LAYOUTS_4D[layout](base).detach().requires_grad_()
     nothing = Observed.nothing(None if axis is None else SHAPE[axis], torch.float32)
     seen = nothing.after(x, axis, None)
-    expected = seen.qparams(RANGE, False)
+    shape = nothing.low.shape
+    before = np.zeros(shape, np.float32), np.zeros(shape, np.int32)
+    expected = seen.qparams(RANGE, False, before)
     low, high, other_low, other_high = (
-        torch.from_numpy(a.copy()).to(device) for a in (*nothing, *nothing)
+        torch.from_numpy(a.copy()).to(device) for a in (nothing.low, nothing.high) * 2
     )
     torch.ops.baraquant.observe_min_max_(x, low, high, axis)
     scale, point = torch.zeros_like(low), torch.zeros_like(low, dtype=torch.int32)
     on = torch.ones(1, dtype=torch.uint8, device=device)
     args = (other_low, other_high, scale, point, on, on, axis, *RANGE)
     y = torch.ops.baraquant.observe_fake_quantize(x, *args, symmetric=False)
-    for got, right in zip((low, high), seen, strict=True):
+    for got, right in zip((low, high), (seen.low, seen.high), strict=True):
         assert oracle.np.array_equal(oracle.to_numpy(got), right)
     assert_same_bits(other_low, low)
     assert_same_bits(other_high, high)

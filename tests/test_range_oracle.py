@@ -131,12 +131,14 @@ def test_observing_by_hand() -> None:
     widest = seen.after(torch.tensor([-1.0, 2]), None, None)
     assert (widest.low, widest.high) == (-1, 6)
     assert widest.after(torch.ones(0), None, None) is widest
-    poisoned = widest.after(torch.tensor([1.0, math.nan]), None, None)
-    for c in (None, 0.5, 1.0):
-        assert np.isnan(poisoned.after(torch.ones(3), None, c)).all()
+    for value in (math.nan, math.inf, -math.inf):  # which takes no part
+        left_out = widest.after(torch.tensor([1.0, value]), None, None)
+        assert (left_out.low, left_out.high, left_out.skipped) == (-1, 6, widest.skipped + 1)
     channels = Observed.nothing(2, torch.float64).after(torch.ones(2, 3).double(), 0, None)
     assert channels.low.shape == (2,) and channels.high.dtype == np.float64
-    scale, point = Observed(np.float32([-1]), np.float32([3])).qparams((0, 4), False)
+    scale, point = Observed(np.float32([-1]), np.float32([3])).qparams(
+        (0, 4), False, (np.float32([7]), np.int32([7]))
+    )
     assert (scale.tolist(), point.tolist()) == ([1.0], [1])
     low, high = np.float32([-1, math.inf]), np.float32([3, -math.inf])
     assert qparams(low, high, (-3, 3), True)[0].tolist() == [1.0, 1.0]

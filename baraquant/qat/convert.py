@@ -93,7 +93,7 @@ class Converter:
         else:
             return None if unknown_weights(module) is None else "it was not prepared"
         take_over(new, module)
-        return Swap(new, type(new).__name__)
+        return Swap(new, type(new).__name__ + _skipped(module.input_fake_quant))
 
     def _linear(self, module: QATLinear) -> nn.Module:
         weight, scale, zero_point = self._integers(module)
@@ -193,9 +193,18 @@ def _frozen(quantizer: nn.Module) -> FakeQuantize | None:
         dynamic.enable_fake_quant()
         return dynamic
     if not quantizer.scale.is_meta and bool(quantizer.min_val > quantizer.max_val):
-        raise ValueError(_UNSEEN)
+        raise ValueError(_UNSEEN + _skipped(quantizer))
     _check_scale("the input", quantizer.scale)
     return quantizer.freeze()
+
+
+def _skipped(quantizer: nn.Module) -> str:
+    """Say how many batches took no part in the range of an input; nothing where none was left out."""
+    if not isinstance(quantizer, FakeQuantize) or not quantizer.is_observed:
+        return ""
+    count = 0 if quantizer.skipped_batches.is_meta else int(quantizer.skipped_batches)
+    batches = "1 batch" if count == 1 else f"{count} batches"
+    return f"; {batches} with a NaN or infinity took no part in its input's range" if count else ""
 
 
 _UNSEEN = (

@@ -281,8 +281,9 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
   define_granularity(m, "per_channel", ", int axis");
   define_granularity(m, "per_token", "");
   define_granularity(m, "per_group", ", SymInt group_size, int axis=-1");
-  define_numbers(m, "number", "float scale, int? zero_point");
+  // In this order: torch.ops takes the first that fits, and would make a float of a scale tensor.
   define_numbers(m, "scale_tensor", "Tensor scale, int zero_point");
+  define_numbers(m, "number", "float scale, int? zero_point");
 
   // The core ops: see core_ops.h. A mask holds one bit per element, in the given memory order.
   const std::string args =
