@@ -22,7 +22,9 @@ SIZES = {
 
 def bert():
     """`BertForSequenceClassification.from_pretrained(...)`, from a configuration."""
-    return transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, num_labels=2))
+    return transformers.BertForSequenceClassification(
+        transformers.BertConfig(**SIZES, num_labels=2)
+    )
 
 
 def sentences():

@@ -209,7 +209,7 @@ def test_gradient_of_the_gradient(scheme: str) -> None:
 
 
 def test_the_learned_prompt() -> None:
-    """Prompt tuning: a float parameter before a frozen model of integers learns as before floats."""
+    """Prompt tuning before a frozen model of integers learns as before one of floats."""
     torch.manual_seed(0)
     plain = Network().requires_grad_(False)
     model = copy.deepcopy(plain)

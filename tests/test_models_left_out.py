@@ -12,9 +12,7 @@ from baraquant import W8A8, FakeQuantConfig, QATConfig
 from baraquant.qat import convert_, prepare_
 
 GROUPS = QATConfig(FakeQuantConfig(4, "per_group", group_size=16))
-INPUT_GROUPS = QATConfig(
-    FakeQuantConfig(4), FakeQuantConfig(8, "per_group", group_size=16)
-)
+INPUT_GROUPS = QATConfig(FakeQuantConfig(4), FakeQuantConfig(8, "per_group", group_size=16))
 
 
 class Mixed(nn.Module):

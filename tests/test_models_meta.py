@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`load` into a model that was built on the meta device: buffers are as the constructor makes them."""
+"""`load` into a model on the meta device: buffers are as the constructor makes them."""
 
 from __future__ import annotations
 
@@ -176,9 +176,11 @@ def test_a_function(part: str, outside: str, tmp_path) -> None:
         loaded = baraquant.load(lambda: Network(PARTS[part]), path)
     complete(loaded)
     assert torch.equal(loaded.eval()(TOKENS), wanted)
-    loaded = baraquant.load(lambda: on_meta(lambda: Network(PARTS[part])), path) if (
-        part != "plain"
-    ) else loaded
+    loaded = (
+        baraquant.load(lambda: on_meta(lambda: Network(PARTS[part])), path)
+        if (part != "plain")
+        else loaded
+    )
     assert torch.equal(loaded.eval()(TOKENS), wanted)
 
 

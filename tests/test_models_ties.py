@@ -113,7 +113,8 @@ def test_trained_converted_saved(kind: str, scheme: str, tmp_path) -> None:
         model.train(mode)
         names = dict(model.named_parameters(remove_duplicate=False))
         assert all(
-            names[f"{n}.weight"] is names["embedding.weight"] for n in ("head", "second")[: len(others)]
+            names[f"{n}.weight"] is names["embedding.weight"]
+            for n in ("head", "second")[: len(others)]
         )
     train(model)
     for other in others:
