@@ -32,10 +32,13 @@ constexpr bool kWithCutlass = false;
 }  // namespace
 
 const BuildInfo& build_info() {
-  static constexpr BuildInfo kInfo{
-      BARAQUANT_VERSION,      BARAQUANT_TORCH_VERSION,      BARAQUANT_COMPILER,
-      BARAQUANT_NVCC_VERSION, BARAQUANT_CUDA_ARCHITECTURES, kWithCuda,
-      kWithCutlass};
+  static constexpr BuildInfo kInfo{BARAQUANT_VERSION,
+                                   BARAQUANT_TORCH_VERSION,
+                                   BARAQUANT_COMPILER,
+                                   BARAQUANT_NVCC_VERSION,
+                                   BARAQUANT_CUDA_ARCHITECTURES,
+                                   kWithCuda,
+                                   kWithCutlass};
   return kInfo;
 }
 

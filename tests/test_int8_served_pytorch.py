@@ -94,7 +94,9 @@ def step(module: nn.Module, run: Callable[..., Tensor], x: Tensor) -> list[Tenso
 
 
 @by_kind
-@pytest.mark.parametrize("backend", ("aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)))
+@pytest.mark.parametrize(
+    "backend", ("aot_eager", pytest.param("inductor", marks=pytest.mark.inductor))
+)
 def test_compiles(backend: str, kind: str, device: str) -> None:
     """Forward and backward, for any number of rows, in one graph."""
     torch._dynamo.reset()

@@ -42,7 +42,7 @@ inline bool allows(const Situation& s, const Selection& selection) {
 }
 
 inline Selection select(const Situation& s) {
-  if (prefers_vector_kernel(s.m, s.n, s.k, s.multiprocessors, s.allows_hopper)) {
+  if (prefers_vector_kernel(s.m, s.n, s.k, s.allows_hopper)) {
     return {Family::kVector, 0};
   }
   if (s.allows_hopper) {
