@@ -53,7 +53,7 @@ def test_group_size_that_does_not_fit(config: QATConfig) -> None:
 
 def test_group_size_of_an_embedding_and_of_attention() -> None:
     config = QATConfig(FakeQuantConfig(4, "per_group", group_size=8))
-    with pytest.raises(ValueError, match="0: .* fit: expected group_size to divide embedding_dim"):
+    with pytest.raises(ValueError, match=r"0: .* fit: expected group_size to divide embedding_dim"):
         prepare_(nn.Sequential(nn.Embedding(5, 12)), config)
     model = nn.Sequential(nn.MultiheadAttention(12, 2))
     message = ".*0: the configuration does not fit q_proj: expected group_size to divide in_feat"
