@@ -171,7 +171,7 @@ def test_a_plan_has_both_steps(device: str) -> None:
 
     given = moved(arguments((4,), 8, 32, torch.float32, point=None), device)
     plans = baraquant.plan("static_quantized_linear", **given)
-    assert [p.name == "quantize" for p in plans] == [True, False]
+    assert [p.name.startswith("quantize") for p in plans] == [True, False]
     recorded = given | {"input": given["input"].requires_grad_()}
     plans = baraquant.plan("static_quantized_linear", **recorded)
     assert len(plans) == 2

@@ -126,10 +126,13 @@ def _is_part(result: Tensor, numbers: Tensor) -> bool:
     """Whether a result is a view of the numbers, so that writing into it would be lost."""
     if type(result) is not Tensor or result.layout != torch.strided or result.is_meta:
         return False
-    return result is numbers or (
-        result.numel() > 0
-        and result.untyped_storage().data_ptr() == numbers.untyped_storage().data_ptr()
-    )
+    if result is numbers:
+        return True
+    try:
+        same: bool = result.untyped_storage().data_ptr() == numbers.untyped_storage().data_ptr()
+        return result.numel() > 0 and same
+    except NotImplementedError:  # within vmap a tensor has no storage of its own
+        return False
 
 
 def _check_no_write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

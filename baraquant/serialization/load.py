@@ -37,7 +37,8 @@ def load(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[str
     The values of the model before do not matter. The tensors come to the devices of those that they
     replace. Best is a function that builds the model: no memory is spent on weights that are thrown
     away, and all that a constructor computes is there. A model on the meta device is filled too (it
-    lands on the CPU), with the buffers of the file; tensors of it that are no buffers are refused.
+    lands on the CPU); tensors of it that are no buffers are refused. Buffers that no state dict has
+    get the values that the file holds, where shape and dtype are the model's.
 
     Args:
         model: A model of the architecture that was quantized, before its quantization; changed in

@@ -67,13 +67,13 @@ class Built:
         return {name: cpu if device.type == "meta" else device for name, device in where.items()}
 
 
-def meta_buffers(model: nn.Module, is_inside: Callable[[str], bool]) -> dict[str, Tensor]:
-    """Return the buffers on the meta device that are in no state dict, but for those within."""
+def other_buffers(model: nn.Module, is_inside: Callable[[str], bool]) -> dict[str, Tensor]:
+    """Return the buffers that are in no state dict, but for those within."""
     persistent = model.state_dict().keys()
     return {
         name: buffer
         for name, buffer in model.named_buffers(remove_duplicate=False)
-        if buffer.is_meta and name not in persistent and not is_inside(name)
+        if name not in persistent and not is_inside(name)
     }
 
 
@@ -92,7 +92,9 @@ def check_constants(
     Raises:
         ValueError: A buffer is not in the file, or another there; or a tensor that is no buffer.
     """
-    for name, buffer in meta_buffers(model, is_inside).items():
+    for name, buffer in other_buffers(model, is_inside).items():
+        if not buffer.is_meta:
+            continue
         stored = constants.get(name)
         if stored is None:
             raise ValueError(
@@ -125,11 +127,19 @@ _INSTEAD = (
 def put_constants(
     model: nn.Module, constants: Mapping[str, Tensor], is_inside: Callable[[str], bool]
 ) -> None:
-    """Fill the buffers of :func:`meta_buffers`; one that several names share stays shared."""
+    """Give the buffers of :func:`other_buffers` their values; one with several names stays one.
+
+    Those that a constructor has made get them too, as they may be random, or were changed after. A
+    buffer that the model has in another shape or dtype stays as it is.
+    """
     made: dict[int, Tensor] = {}
-    for name, buffer in meta_buffers(model, is_inside).items():
+    for name, buffer in other_buffers(model, is_inside).items():
+        stored = constants.get(name)
+        if stored is None or (stored.shape, stored.dtype) != (buffer.shape, buffer.dtype):
+            continue
         path, _, own = name.rpartition(".")
-        new = made.setdefault(id(buffer), constants[name].clone())
+        device = stored.device if buffer.is_meta else buffer.device
+        new = made.setdefault(id(buffer), stored.to(device, copy=True))
         model.get_submodule(path)._buffers[own] = new
 
 
