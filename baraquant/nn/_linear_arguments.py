@@ -47,7 +47,7 @@ def check_weight(name: str, weight: Tensor, bias: Tensor | None, dimensions: int
 def weight_dtype(
     name: str, dtype: torch.dtype | None, bias: Tensor | None, scale: Tensor
 ) -> torch.dtype:
-    """Return the dtype of the weight that is read: the one given, else the bias's or the scale's."""
+    """Return the dtype of the weight that is read: as given, else the bias's or the scale's."""
     if dtype is None:
         return scale.dtype if bias is None else bias.dtype
     if not dtype.is_floating_point:

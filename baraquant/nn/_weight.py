@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What ``layer.weight`` is to its reader, where the layer computes with other numbers than it holds.
+"""What ``layer.weight`` is to its reader, where the layer computes with other numbers.
 
 Many models read a child's weight: its dtype, or its numbers for a product of their own. A layer of
 integers answers with the dequantized weight, a prepared layer in evaluation with the rounded one.
@@ -106,7 +106,7 @@ def weight_to_read(
     dtype: torch.dtype,
     parameter: Tensor | None = None,
 ) -> Tensor:
-    """Return what a reader of ``layer.weight`` gets: a view, or the numbers where code is traced."""
+    """Return what a reader of ``layer.weight`` gets: a view, or the numbers under tracing."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return compute()
     return WeightView(compute, like, dtype, type(layer).__name__, parameter)

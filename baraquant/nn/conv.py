@@ -105,7 +105,9 @@ class _QuantizedConv(HoldsIntegers):
 
 
 class QuantizedConv1d(_QuantizedConv):
-    """A ``Conv1d`` that stores integers and computes in floating point. Its gradient is that of the prepared layer.
+    """A ``Conv1d`` that stores integers and computes in floating point.
+
+    Its gradient is that of the prepared layer.
 
     Args:
         qweight: int8 ``[out_channels, in_channels / groups, kernel]``.
@@ -129,7 +131,9 @@ class QuantizedConv1d(_QuantizedConv):
 
 
 class QuantizedConv2d(_QuantizedConv):
-    """A ``Conv2d`` that stores integers and computes in floating point. Its gradient is that of the prepared layer.
+    """A ``Conv2d`` that stores integers and computes in floating point.
+
+    Its gradient is that of the prepared layer.
 
     Args:
         qweight: int8 ``[out_channels, in_channels / groups, height, width]``.

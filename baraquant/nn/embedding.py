@@ -24,7 +24,8 @@ class QuantizedEmbedding(HoldsIntegers):
             ``group_size``.
         weight_zero_point: Integer, shaped like ``weight_scale``; None stands for 0.
         group_size: Neighbours in a row that share a scale.
-        dtype: Of the output, and of ``weight`` when it is read; follows the module's conversions (``half()``, ``to(dtype)``).
+        dtype: Of the output, and of ``weight`` when it is read; follows the module's conversions
+            (``half()``, ``to(dtype)``).
         padding_idx: Kept for its reader; a row like any other here.
         weight_bits: Width of the integers, 2 to 8; they are stored as int8 all the same.
 
@@ -89,7 +90,7 @@ class QuantizedEmbedding(HoldsIntegers):
         return self._dequantized(self.qweight, self.weight_scale, self.weight_zero_point)
 
     def _dequantized(self, rows: Tensor, scale: Tensor, zero_point: Tensor | None) -> Tensor:
-        """Return rows ``[..., embedding_dim]`` as floats; scales are ``[...]`` or ``[..., groups]``."""
+        """Return rows ``[..., embedding_dim]`` as floats; a scale is ``[...]``, or with groups."""
         group_size = self.group_size
         if group_size is None:
             output = ops.dequantize_per_token(rows, scale, zero_point, dtype=self.dtype)

@@ -199,7 +199,7 @@ def _frozen(quantizer: nn.Module) -> FakeQuantize | None:
 
 
 def _skipped(quantizer: nn.Module) -> str:
-    """Say how many batches took no part in the range of an input; nothing where none was left out."""
+    """Say how many batches took no part in the range of an input; nothing where all did."""
     if not isinstance(quantizer, FakeQuantize) or not quantizer.is_observed:
         return ""
     count = 0 if quantizer.skipped_batches.is_meta else int(quantizer.skipped_batches)

@@ -5,10 +5,10 @@
 {path: path}, "shared_tensors": {name: name}, "constants": {name: name}, "attentions": [path],
 "sha256": ...}``. ``packed`` has the shapes of the int8 tensors that the file holds as strings of
 bits (:mod:`.packing`; their width is the ``weight_bits`` of the options); what it does not name is
-stored as it is. ``constants`` are the buffers that are in no state dict, as rotary frequencies, each
-with the name of a tensor of the file: a model on the meta device has no other way to them.
-``attentions`` are those of :class:`baraquant.nn.MultiheadAttention`. The checksum is that of all the
-rest and of the tensors: it finds damage, and is no signature.
+stored as it is. ``constants`` are the buffers that are in no state dict, as rotary frequencies,
+each with the name of a tensor of the file: a model on the meta device has no other way to them.
+``attentions`` are those of :class:`baraquant.nn.MultiheadAttention`. The checksum is that of all
+the rest and of the tensors: it finds damage, and is no signature.
 
 Format 1 had no constants, and its integers were called ``weight``, not ``qweight``.
 """

@@ -59,7 +59,7 @@ class Built:
             hook.remove()
 
     def devices(self) -> dict[str, torch.device]:
-        """Return where each tensor of the state dict belongs: on the CPU where the model is meta."""
+        """Return where each tensor of the state dict belongs: what is meta, on the CPU."""
         where = {name: tensor.device for name, tensor in self.model.state_dict().items()}
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             where[name] = self._devices.get(id(parameter), parameter.device)
