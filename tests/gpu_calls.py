@@ -184,14 +184,13 @@ def print_kernels() -> int:
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         count = run_all()
-    # The long name of a kernel of CUTLASS may end before it comes to ours.
-    names = (e.key for e in profile.key_averages())
-    ours = {key for key in names if "baraquant" in key or "cutlass::device_kernel" in key}
+    ours = {e.key for e in profile.key_averages() if "baraquant" in e.key}
     expected = kernels_of_sources()
     with_hopper = any(k.startswith("hopper") for k in torch.ops.baraquant._int8_kernels())
     if with_hopper and torch.cuda.get_device_capability() == (9, 0):
         expected.add("device_kernel")  # CUTLASS's
-    missing = {name for name in expected if not any(re.search(rf"\b{name}\b", k) for k in ours)}
+    # The long names of CUTLASS's kernels stay mangled: 13device_kernelI...
+    missing = {n for n in expected if not any(re.search(rf"(\b|\d){n}(\b|I)", k) for k in ours)}
     print(f"{count} calls, {len(ours)} kernels, of {len(expected - missing)} names", flush=True)
     if missing:
         print(f"not launched: {sorted(missing)}")
