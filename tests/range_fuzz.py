@@ -125,7 +125,7 @@ def observer_arguments(
             on = torch.tensor(draw(st.booleans())).to(flag)
             found[name] = on.expand(choose(draw(st.sampled_from(((), (1,)))), SHAPES)).clone()
     if draw(st.booleans()):
-        counter = torch.tensor([draw(st.integers(-9, 9))]).to(choose(torch.int64, PARAM_DTYPES))
+        counter = torch.tensor(draw(st.integers(-9, 9))).to(choose(torch.int64, PARAM_DTYPES))
         found[COUNTER] = counter.expand(choose(draw(st.sampled_from(((), (1,)))), SHAPES)).clone()
     constant = draw(st.sampled_from((None, 0.01, 0.3, 1.0)))
     return found | {"averaging_constant": choose(constant, CONSTANTS)}
