@@ -218,6 +218,7 @@ def test_what_is_no_part(text: str) -> None:
         parse_part(text)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["alone", "xdist"])
 def test_what_cuda_alone_runs_is_counted(
     example: pytest.Pytester, processes: tuple[str, ...]
@@ -295,6 +296,7 @@ def test_exhaustive():
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["alone", "xdist"])
 def test_a_run_beyond_its_budget_fails(
     pytester: pytest.Pytester, processes: tuple[str, ...]
