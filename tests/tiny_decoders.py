@@ -231,7 +231,13 @@ DECODERS: dict[str, Tiny] = {
     "rwkv": Tiny(
         "RwkvForCausalLM",
         "RwkvConfig",
-        {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "context_length": 32},
+        {
+            "vocab_size": VOCABULARY,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "context_length": 32,
+            "rescale_every": 0,
+        },
         ids,
     ),
     "recurrent_gemma": lm_of(
