@@ -32,7 +32,7 @@ TESTS = [
     *("affine_values", "affine_dequantize", "affine_errors", "affine_layouts", "affine_gradients"),
     *("affine_learned", "range_values", "range_errors", "range_layouts", "range_gradients"),
     *("range_observe", "int8_values", "int8_errors", "int8_layouts", "int8_gradients"),
-    *("int8_special", "int8_autograd", "ops_calls", "threads"),
+    *("int8_special", "int8_autograd", "ops_calls", "threads", "lazy_values"),
 ]
 PROBE = r"""
 #include <cstdint>

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import itertools
-import os
-from pathlib import Path
 
+import pytest
 import torch
 
 import bad_arguments
@@ -17,14 +17,28 @@ import range_bad_arguments
 from calls import ALL_CALLS, value_and_gradients
 from range_calls import OBSERVE_CALLS
 
-SHAPE = (128, 256)  # 131 kB in float32: one tensor that is kept each round is seen
-ROUNDS, MOST_GROWTH = 30, 3_000_000
+SHAPE = (128, 256)
+# A mask of one bit for each element is the least that could be kept: 4 KiB in each round.
+ROUNDS, MOST_GROWTH = 30, 30 * 128 * 256 // 8
 
 
-def resident_bytes() -> int:
+class Mallinfo(ctypes.Structure):
+    """What glibc's mallinfo2 returns."""
+
+    names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks")
+    _fields_ = [(name, ctypes.c_size_t) for name in (*names, "fordblks", "keepcost")]
+
+
+def bytes_in_use() -> int:
+    """What has been allocated and not freed, of the heap and by mmap."""
     gc.collect()
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    try:
+        mallinfo = ctypes.CDLL(None).mallinfo2
+    except AttributeError:
+        pytest.skip("the C library has no mallinfo2 (glibc 2.33)")
+    mallinfo.restype = Mallinfo
+    info = mallinfo()
+    return int(info.uordblks + info.hblkhd)
 
 
 def test_right_calls_and_their_gradients() -> None:
@@ -32,10 +46,10 @@ def test_right_calls_and_their_gradients() -> None:
     sizes = []
     for turn in range(3 * ROUNDS):
         if turn % ROUNDS == 0:
-            sizes.append(resident_bytes())
+            sizes.append(bytes_in_use())
         for call, tensors in made:
             value_and_gradients(call, tensors)
-    sizes.append(resident_bytes())
+    sizes.append(bytes_in_use())
     # The first rounds fill caches; then one span without growth shows that nothing is kept.
     growth = [after - before for before, after in itertools.pairwise(sizes)]
     assert min(growth) < MOST_GROWTH, sizes
@@ -47,12 +61,12 @@ def test_wrong_calls() -> None:
     sizes = []
     for turn in range(3 * ROUNDS):
         if turn % ROUNDS == 0:
-            sizes.append(resident_bytes())
+            sizes.append(bytes_in_use())
         for op, bad in pairs:
             arguments = op.arguments("cpu") | {"input": torch.ones(SHAPE)}
             with contextlib.suppress(Exception):
                 arguments[bad.argument] = bad.change(arguments)
                 op(arguments)
-    sizes.append(resident_bytes())
+    sizes.append(bytes_in_use())
     growth = [after - before for before, after in itertools.pairwise(sizes)]
     assert min(growth) < MOST_GROWTH, sizes
