@@ -83,11 +83,14 @@ def quantize_(
         What was quantized, and what was left out and why; ``print`` shows a table.
 
     Raises:
-        ValueError: No layer can be quantized; a layer does not fit; no calibration data, or NaN in
-            it, or a layer that it does not reach. The message has the layer's path, and the model
-            is as it was.
+        ValueError: No layer can be quantized; a weight is not finite; no calibration data, none
+            that is finite for a layer, or a layer that it does not reach. The message has the
+            layer's path, and the model is as it was.
         TypeError: A config, model or filter of another type, or a first batch that the model does
             not take.
+
+    Warns:
+        UserWarning: Inputs with a NaN or an infinity were left out; with the layers and the counts.
 
     Example:
         >>> from torch import nn
