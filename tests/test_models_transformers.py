@@ -117,10 +117,19 @@ def test_save_pretrained_is_an_error(name: str, tmp_path) -> None:
     assert list((tmp_path / "plain").glob("*.safetensors"))
 
 
+# OLMo has no biases, and norms without weights: transformers asks the first parameter for its dtype.
+NONE_LEFT = pytest.mark.xfail(raises=StopIteration, strict=True, reason="no parameter is left")
+
+
+def of_generation(name: str) -> Any:
+    """The name, with the marks of its test."""
+    marks = [] if name in ("t5", "mamba") else [pytest.mark.exhaustive]
+    return pytest.param(name, marks=[*marks, NONE_LEFT] if name == "olmo" else marks)
+
+
 @pytest.mark.parametrize(
-    "name", [n if n in ("t5", "mamba") else pytest.param(n, marks=pytest.mark.exhaustive)
-             for n, entry in tiny.TINY.items() if entry.generates]
-)  # fmt: skip
+    "name", [of_generation(n) for n, entry in tiny.TINY.items() if entry.generates]
+)
 def test_generation(name: str) -> None:
     """Caches and loops of `generate`: the tokens of evaluation are those of service."""
     model, inputs = built(name), tiny.TINY[name].inputs()
