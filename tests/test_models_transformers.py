@@ -117,7 +117,7 @@ def test_save_pretrained_is_an_error(name: str, tmp_path) -> None:
     assert list((tmp_path / "plain").glob("*.safetensors"))
 
 
-# OLMo has no biases, and norms without weights: transformers asks the first parameter for its dtype.
+# OLMo has no biases, and norms without weights: transformers asks a parameter for its dtype.
 NONE_LEFT = pytest.mark.xfail(raises=StopIteration, strict=True, reason="no parameter is left")
 
 
