@@ -19,7 +19,7 @@ from range_calls import OBSERVE_CALLS
 
 SHAPE = (128, 256)
 # A mask of one bit for each element is the least that could be kept: 4 KiB in each round.
-ROUNDS, MOST_GROWTH = 30, 30 * 128 * 256 // 8
+ROUNDS, MOST_GROWTH = 10, 10 * 128 * 256 // 8
 
 
 class Mallinfo(ctypes.Structure):
