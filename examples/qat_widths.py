@@ -64,7 +64,7 @@ def fit_scales(network: nn.Sequential, samples: Tensor, candidates: int = 40) ->
     network.eval()
     for layer in network:
         if isinstance(layer, QATLinear):
-            fit(layer.weight_fake_quant, layer.weight, candidates)
+            fit(layer.weight_fake_quant, layer.float_weight(), candidates)
             if isinstance(layer.input_fake_quant, LearnedFakeQuantize):
                 fit(layer.input_fake_quant, samples, candidates)
         samples = layer(samples)

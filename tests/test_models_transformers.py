@@ -70,11 +70,27 @@ def train(model: nn.Module, inputs: dict[str, Any], steps: int = 2) -> set[str]:
     return reached
 
 
+# A parametrization computes all weights of Encodec; and convolutions have no groups.
+PARAMETRIZED = ("encodec",)
+CONVOLUTIONS = ("efficientnet", "mobilenet_v2", "regnet")
+# Its table of positions grows with the inputs, so that no other model has that of the file.
+GROWING = ("speecht5",)
+
+
+def has_nothing_to_swap(name: str, scheme: str = "w8a8") -> bool:
+    return name in PARAMETRIZED or (name in CONVOLUTIONS and scheme == "w4_group")
+
+
 @pytest.mark.parametrize("name", MANY)
 def test_quantized(name: str) -> None:
     """`quantize_` alone: near the float model, in every output."""
     model, inputs = built(name), tiny.TINY[name].inputs()
     wanted = tiny.outputs(model, inputs)
+    if has_nothing_to_swap(name):
+        with pytest.raises(ValueError, match="has none .*: its weight is computed by a param"):
+            baraquant.quantize_(model, baraquant.W8A8())
+        assert same(tiny.outputs(model, inputs), wanted)
+        return
     report = baraquant.quantize_(model, baraquant.W8A8())
     assert report.changed
     got = tiny.outputs(model, inputs)
@@ -88,16 +104,27 @@ def test_trained_served_and_loaded(name: str, scheme: str, tmp_path) -> None:
     """The same bits evaluated, converted, and loaded into a fresh, an empty and a built model."""
     model, inputs = built(name), tiny.TINY[name].inputs()
     reference = copy.deepcopy(model)
+    if has_nothing_to_swap(name, scheme):
+        with pytest.raises(ValueError, match=r"to prepare, but \w+ has none \("):
+            prepare_(model, TRAINED[scheme])
+        return
     report = prepare_(model, TRAINED[scheme])
     assert report.changed
-    assert train(reference, inputs, 1) <= train(model, inputs)
+    packed = {name for name in train(reference, inputs, 1) if ".in_proj_" not in name}
+    assert packed <= train(model, inputs)  # in_proj becomes three projections
     evaluated = tiny.outputs(model, inputs)
     convert_(model)
     assert same(tiny.outputs(model, inputs), evaluated)
     baraquant.save(model, path := tmp_path / "model.safetensors")
     with torch.device("meta"):
         empty = tiny.build(name, seed=1)
-    for target in (built(name, seed=1), empty, lambda: tiny.build(name, seed=1)):
+    targets = [built(name, seed=1), lambda: tiny.build(name, seed=1)]
+    if name in GROWING:
+        with pytest.raises(ValueError, match=r"expected torch.float32 \[68, 32\] as in the model"):
+            baraquant.load(empty, path)
+    else:
+        targets.append(empty)
+    for target in targets:
         loaded = baraquant.load(target, path).eval()
         assert same(tiny.outputs(loaded, inputs), evaluated)
 

@@ -316,7 +316,8 @@ def test_memory(granularity: Granularity, dtype: torch.dtype, cuda: str) -> None
         for call, expected in expectations:
             torch.cuda.empty_cache()  # a larger block that is free would be taken as a whole
             held, peak = measured(call)
-            assert expected <= held <= expected + params + MIB
+            # A block of the allocator may end up to a MiB behind its tensor, of three or four.
+            assert expected <= held <= expected + params + 3 * MIB
             assert peak <= expected + room
     y = fake(leaf, *g)
     dy = torch.ones_like(y)
