@@ -38,8 +38,9 @@ class Report:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def reasons(self) -> str:
-        """Return the first reasons in brackets, for a message; those of ``filter_fn`` come last."""
-        items = sorted(self.left_out.items(), key=lambda item: item[1] == FILTERED)
+        """Return the first reasons in brackets, for a message; ``filter_fn`` where it is the only."""
+        found = {name: reason for name, reason in self.left_out.items() if reason != FILTERED}
+        items = list((found or self.left_out).items())
         some = [f"{name or ROOT}: {reason}" for name, reason in items[:5]]
         return f" ({'; '.join(some)})" if some else ""
 

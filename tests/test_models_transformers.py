@@ -59,6 +59,7 @@ def loss(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
 
 def train(model: nn.Module, inputs: dict[str, Any], steps: int = 2) -> set[str]:
     """Returns the names of the parameters that got a gradient."""
+    torch.manual_seed(0)  # some models leave out layers at random
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for _ in range(steps):
@@ -87,7 +88,7 @@ def test_quantized(name: str) -> None:
     model, inputs = built(name), tiny.TINY[name].inputs()
     wanted = tiny.outputs(model, inputs)
     if has_nothing_to_swap(name):
-        with pytest.raises(ValueError, match="has none .*: its weight is computed by a param"):
+        with pytest.raises(ValueError, match=r"has none .*: its weight is computed by a param"):
             baraquant.quantize_(model, baraquant.W8A8())
         assert same(tiny.outputs(model, inputs), wanted)
         return
