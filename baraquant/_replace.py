@@ -38,7 +38,7 @@ class Report:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def reasons(self) -> str:
-        """Return the first reasons in brackets, for a message; ``filter_fn`` where it is the only."""
+        """Return the first reasons in brackets; ``filter_fn`` is one where there is no other."""
         found = {name: reason for name, reason in self.left_out.items() if reason != FILTERED}
         items = list((found or self.left_out).items())
         some = [f"{name or ROOT}: {reason}" for name, reason in items[:5]]
