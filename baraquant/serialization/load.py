@@ -320,12 +320,12 @@ def _build(built: Built, manifest: Manifest, values: dict[str, Tensor]) -> dict[
     """Build the modules with their data on their devices; ``values`` go to their devices."""
     devices = built.devices()
     at = dict(built.model.named_modules(remove_duplicate=False))
+    quantized = {*manifest.modules, *manifest.shared_modules}
     moved: dict[tuple[int, torch.device], Tensor] = {}
     originals = dict(values)
     for name, tensor in originals.items():
         device = devices.get(name)
         if device is None:  # of a quantized module, or of a buffer on the meta device
-            quantized = (*manifest.modules, *manifest.shared_modules)
             path = next((p for p in _parents(name) if p in quantized), "")
             device = devices.get(f"{path}.weight", devices.get(f"{path}.qweight", _CPU))
         key = (id(tensor), device)
