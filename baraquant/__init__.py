@@ -4,8 +4,8 @@
 Importing the package registers ``torch.ops.baraquant.*``. ``baraquant.ops`` holds a typed,
 documented function for each of them, ``baraquant.reference`` the same functions in plain PyTorch,
 ``baraquant.nn`` the modules. A model is trained for integers by ``baraquant.qat``, or quantized
-after training by :func:`quantize_`; :func:`save` and :func:`load` keep it. :func:`plan` shows which
-kernels a call would launch, :func:`can_implement` whether an op takes it.
+after training by :func:`quantize_`; :func:`save` and :func:`load_` keep it. :func:`plan` shows
+which kernels a call would launch, :func:`can_implement` whether an op takes it.
 ``python -m baraquant.info`` shows what was built and checks it.
 """
 
@@ -17,14 +17,14 @@ from baraquant import _vmap, configs, nn, ops, planning, qat, reference  # noqa:
 from baraquant._C import build_info as _build_info  # noqa: E402
 from baraquant.configs import (  # noqa: E402
     W8A8,
-    FakeQuantConfig,
-    QATConfig,
+    QuantConfig,
     SmoothQuant,
+    TensorConfig,
     W8A8Static,
 )
 from baraquant.planning import can_implement, plan  # noqa: E402
-from baraquant.quantize import quantize_  # noqa: E402
-from baraquant.serialization import load, save  # noqa: E402
+from baraquant.workflow.quantize import quantize_  # noqa: E402
+from baraquant.workflow.serialization import load_, save  # noqa: E402
 
 _vmap.register()
 
@@ -32,14 +32,14 @@ __version__ = _build_info()["version"]
 
 __all__ = [
     "W8A8",
-    "FakeQuantConfig",
-    "QATConfig",
+    "QuantConfig",
     "SmoothQuant",
+    "TensorConfig",
     "W8A8Static",
     "__version__",
     "can_implement",
     "configs",
-    "load",
+    "load_",
     "nn",
     "ops",
     "plan",

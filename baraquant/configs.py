@@ -3,7 +3,7 @@
 
 :class:`W8A8`, :class:`W8A8Static` and :class:`SmoothQuant` are whole schemes, for
 :func:`baraquant.quantize_` and (but for the last) :func:`baraquant.qat.prepare_`.
-:class:`QATConfig` puts one together from a :class:`FakeQuantConfig` for the weights and one for the
+:class:`QuantConfig` puts one together from a :class:`TensorConfig` for the weights and one for the
 activations, of 2 to 8 bits each. Nothing here needs torch.
 """
 
@@ -69,7 +69,7 @@ class Config:
 
 
 @dataclass(frozen=True)
-class FakeQuantConfig(Config):
+class TensorConfig(Config):
     """How one tensor, a weight or an activation, becomes integers.
 
     Attributes:
@@ -85,7 +85,7 @@ class FakeQuantConfig(Config):
         group_size: Neighbours that share a scale, for ``per_group``.
 
     Example:
-        >>> baraquant.FakeQuantConfig(bits=4, granularity="per_group", group_size=32).quant_max
+        >>> baraquant.TensorConfig(bits=4, granularity="per_group", group_size=32).quant_max
         7
     """
 
@@ -103,32 +103,30 @@ class FakeQuantConfig(Config):
         _check_int(self, "bits")
         _check_bools(self, "symmetric", "learned")
         if not 2 <= self.bits <= 8:
-            raise ValueError(
-                f"FakeQuantConfig: expected bits to lie in [2, 8], but got {self.bits}"
-            )
+            raise ValueError(f"TensorConfig: expected bits to lie in [2, 8], but got {self.bits}")
         _check_choice(self, "granularity", GRANULARITIES)
         if self.dynamic is None:
             object.__setattr__(self, "dynamic", not self.learned)
         _check_bools(self, "dynamic")
         if self.learned and self.dynamic:
             raise ValueError(
-                "FakeQuantConfig: expected dynamic=False (or none given) for a learned scale: "
+                "TensorConfig: expected dynamic=False (or none given) for a learned scale: "
                 "a dynamic one comes from the values"
             )
         if self.granularity == "per_token" and not self.dynamic:
             raise ValueError(
-                "FakeQuantConfig: expected dynamic=True for per_token: the tokens to come are not "
+                "TensorConfig: expected dynamic=True for per_token: the tokens to come are not "
                 "known"
             )
         if self.granularity == "per_group":
             _check_int(self, "group_size")
             if self.group_size is not None and self.group_size <= 0:
                 raise ValueError(
-                    f"FakeQuantConfig: expected group_size > 0, but got {self.group_size}"
+                    f"TensorConfig: expected group_size > 0, but got {self.group_size}"
                 )
         elif self.group_size is not None:
             raise ValueError(
-                f"FakeQuantConfig: expected no group_size for {self.granularity}, "
+                f"TensorConfig: expected no group_size for {self.granularity}, "
                 f"but got {self.group_size}"
             )
 
@@ -151,7 +149,7 @@ class FakeQuantConfig(Config):
 
 
 @dataclass(frozen=True)
-class QATConfig(Config):
+class QuantConfig(Config):
     """Any combination for quantization-aware training.
 
     Attributes:
@@ -161,34 +159,32 @@ class QATConfig(Config):
             each batch) or ``min_max`` (ever seen).
 
     Example:
-        >>> int4 = baraquant.FakeQuantConfig(bits=4)
-        >>> int8 = baraquant.FakeQuantConfig(bits=8, granularity="per_token")
-        >>> config = baraquant.QATConfig(weight=int4, activation=int8)
-        >>> baraquant.QATConfig.from_dict(config.to_dict()) == config
+        >>> int4 = baraquant.TensorConfig(bits=4)
+        >>> int8 = baraquant.TensorConfig(bits=8, granularity="per_token")
+        >>> config = baraquant.QuantConfig(weight=int4, activation=int8)
+        >>> baraquant.QuantConfig.from_dict(config.to_dict()) == config
         True
     """
 
     scheme: ClassVar[str] = "qat"
 
-    weight: FakeQuantConfig
-    activation: FakeQuantConfig | None = None
+    weight: TensorConfig
+    activation: TensorConfig | None = None
     observer: str = "moving_average"
 
     def __post_init__(self) -> None:
         """Check every field."""
         for name in ("weight", "activation"):
             value = getattr(self, name)
-            if not isinstance(value, FakeQuantConfig) and not (
-                name == "activation" and value is None
-            ):
+            if not isinstance(value, TensorConfig) and not (name == "activation" and value is None):
                 raise TypeError(
-                    f"QATConfig: expected {name} to be a FakeQuantConfig, "
+                    f"QuantConfig: expected {name} to be a TensorConfig, "
                     f"but got {type(value).__name__}"
                 )
         _check_choice(self, "observer", TRAINING_OBSERVERS)
         if self.weight.granularity == "per_token":
             raise ValueError(
-                "QATConfig: expected weight.granularity to be per_tensor, per_channel or "
+                "QuantConfig: expected weight.granularity to be per_tensor, per_channel or "
                 "per_group, but got 'per_token'"
             )
         activation = self.activation
@@ -196,12 +192,12 @@ class QATConfig(Config):
             return
         if activation.granularity == "per_channel":
             raise ValueError(
-                "QATConfig: expected activation.granularity to be per_tensor, per_token or "
+                "QuantConfig: expected activation.granularity to be per_tensor, per_token or "
                 "per_group, but got 'per_channel'"
             )
         if activation.granularity == "per_group" and not activation.dynamic:
             raise ValueError(
-                "QATConfig: expected a dynamic activation for per_group: a static one has one "
+                "QuantConfig: expected a dynamic activation for per_group: a static one has one "
                 "scale (per_tensor)"
             )
 
@@ -280,34 +276,34 @@ class SmoothQuant(Config):
             )
 
 
-def qat_config(config: Config) -> QATConfig:
-    """Return the :class:`QATConfig` that trains for a scheme.
+def qat_config(config: Config) -> QuantConfig:
+    """Return the :class:`QuantConfig` that trains for a scheme.
 
     Raises:
         TypeError: Not a configuration.
         ValueError: A scheme that training cannot follow: :class:`SmoothQuant`, or an observer that
             only calibration has.
     """
-    weight = FakeQuantConfig(bits=8, granularity="per_channel")
-    if isinstance(config, QATConfig):
+    weight = TensorConfig(bits=8, granularity="per_channel")
+    if isinstance(config, QuantConfig):
         return config
     if isinstance(config, W8A8):
-        return QATConfig(weight, FakeQuantConfig(8, "per_token", config.symmetric))
+        return QuantConfig(weight, TensorConfig(8, "per_token", config.symmetric))
     if isinstance(config, W8A8Static):
         if config.observer not in TRAINING_OBSERVERS:
             raise ValueError(
                 f"W8A8Static: expected observer to be {' or '.join(TRAINING_OBSERVERS)} for "
                 f"training, but got {config.observer!r}; calibrate with baraquant.quantize_ for it"
             )
-        activation = FakeQuantConfig(8, "per_tensor", config.symmetric, dynamic=False)
-        return QATConfig(weight, activation, config.observer)
+        activation = TensorConfig(8, "per_tensor", config.symmetric, dynamic=False)
+        return QuantConfig(weight, activation, config.observer)
     if isinstance(config, SmoothQuant):
         raise ValueError(
             "SmoothQuant: expected a scheme that training can follow; SmoothQuant needs "
             "calibration: use baraquant.quantize_, or train with W8A8 or W8A8Static"
         )
     raise TypeError(
-        f"expected config to be a QATConfig, W8A8 or W8A8Static, but got {what_it_is(config)}"
+        f"expected config to be a QuantConfig, W8A8 or W8A8Static, but got {what_it_is(config)}"
     )
 
 
@@ -317,12 +313,12 @@ def what_it_is(config: Any) -> str:
         return type(config).__name__
     if not issubclass(config, Config):
         return f"the class {config.__name__}"
-    arguments = "..." if config is QATConfig else ""
+    arguments = "..." if config is QuantConfig else ""
     return f"the class {config.__name__}; write {config.__name__}({arguments})"
 
 
 def _kinds() -> dict[str, type[Config]]:
-    kinds: list[type[Config]] = [FakeQuantConfig, QATConfig, W8A8, W8A8Static, SmoothQuant]
+    kinds: list[type[Config]] = [TensorConfig, QuantConfig, W8A8, W8A8Static, SmoothQuant]
     return {kind.scheme: kind for kind in kinds}
 
 

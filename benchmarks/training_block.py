@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import bench  # noqa: F401 - finds baraquant
 
 # isort: split
-from baraquant import W8A8, FakeQuantConfig, QATConfig, W8A8Static
+from baraquant import W8A8, QuantConfig, TensorConfig, W8A8Static
 from baraquant.qat import prepare_
 from pytorch_chains import QUANT_MAX, QUANT_MIN
 from pytorch_linears import fake_quantized_linear
@@ -25,8 +25,8 @@ from pytorch_linears import fake_quantized_linear
 HEAD_WIDTH = 128
 GROUP_SIZE = 32
 OWN_W8A8, CHAIN = "baraquant W8A8", "PyTorch chain W8A8"
-W4A8 = QATConfig(
-    FakeQuantConfig(4, "per_group", group_size=GROUP_SIZE), FakeQuantConfig(8, "per_token")
+W4A8 = QuantConfig(
+    TensorConfig(4, "per_group", group_size=GROUP_SIZE), TensorConfig(8, "per_token")
 )
 
 
@@ -133,7 +133,7 @@ def torchao_preparation(group_size: int | None) -> Callable[[nn.Module], None]:
             else qat.IntxFakeQuantizeConfig(torch.int4, group_size=group_size)
         )
         activation = qat.IntxFakeQuantizeConfig(torch.int8, "per_token", is_symmetric=False)
-        config = qat.QATConfig(activation_config=activation, weight_config=weight, step="prepare")
+        config = qat.QuantConfig(activation_config=activation, weight_config=weight, step="prepare")
         quantize_(block, config)
 
     return prepare

@@ -8,11 +8,11 @@ from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from baraquant import FakeQuantConfig, QATConfig
+from baraquant import QuantConfig, TensorConfig
 from sentence_encoder import SentenceEncoder, Tokenizer
 
 # Four-bit weights, 32 of them to a scale; eight-bit activations.
-W4A8 = QATConfig(FakeQuantConfig(4, "per_group", group_size=32), FakeQuantConfig(8, "per_token"))
+W4A8 = QuantConfig(TensorConfig(4, "per_group", group_size=32), TensorConfig(8, "per_token"))
 # Chosen by the cosine on modules that neither trained nor were measured.
 BATCH, LEARNING_RATE, WARM_UP = 32, 5e-5, 20
 

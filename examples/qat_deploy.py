@@ -94,7 +94,7 @@ def deploy(
     for name, network in (("ptq", ptq), ("qat", qat)):
         path = folder / f"int8-{name}-seed{seed}.safetensors"
         baraquant.save(network, path)
-        loaded = baraquant.load(float_network(HIDDEN).to(device), path)
+        loaded = baraquant.load_(float_network(HIDDEN).to(device), path)
         accuracy[name], logits = evaluate(loaded, digits)
         size[name] = stored_bytes(path)
     equal = torch.equal(logits, training_logits)
@@ -117,7 +117,7 @@ def measure(folder: Path, images: Tensor) -> Times:
     """
     networks = {name: float_network(HIDDEN).to(images.device).eval() for name in NETWORKS}
     for name in ("ptq", "qat"):
-        baraquant.load(networks[name], folder / f"int8-{name}-seed0.safetensors")
+        baraquant.load_(networks[name], folder / f"int8-{name}-seed0.safetensors")
     return Times(latencies(networks, images[:1]), latencies(networks, images), len(images))
 
 

@@ -93,7 +93,7 @@ def quantize_and_train(
     path = args.out / "models" / f"{widths}-seed{seed}.safetensors"
     baraquant.qat.convert_(network)
     baraquant.save(network, path)
-    loaded = baraquant.load(float_network().to(args.device), path)
+    loaded = baraquant.load_(float_network().to(args.device), path)
     _, loaded_logits = evaluate(loaded, digits)
     if not torch.equal(loaded_logits, logits):
         raise AssertionError(f"{path}: the stored integers give other outputs than training")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from baraquant import FakeQuantConfig, QATConfig, ops
-from baraquant.nn import LearnedFakeQuantize, QATLinear
+from baraquant import QuantConfig, TensorConfig, ops
+from baraquant.nn import FakeQuantizedLinear, LearnedFakeQuantize
 
 # Where the scale of a layer's input comes from: a parameter, or each sample's own values.
 INPUT_SCHEMES = ("learned", "symmetric", "asymmetric")
@@ -32,18 +32,18 @@ class Widths:
     group_size: int | None = None
     inputs: str = "learned"
 
-    def config(self) -> QATConfig:
+    def config(self) -> QuantConfig:
         """What ``baraquant.qat.prepare_`` takes."""
         granularity = "per_channel" if self.group_size is None else "per_group"
-        weight = FakeQuantConfig(
+        weight = TensorConfig(
             self.weight_bits, granularity, learned=True, group_size=self.group_size
         )
         if self.inputs == "learned":
-            inputs = FakeQuantConfig(self.input_bits, "per_tensor", symmetric=False, learned=True)
+            inputs = TensorConfig(self.input_bits, "per_tensor", symmetric=False, learned=True)
         else:
             symmetric = self.inputs == "symmetric"
-            inputs = FakeQuantConfig(self.input_bits, "per_token", symmetric=symmetric)
-        return QATConfig(weight, inputs)
+            inputs = TensorConfig(self.input_bits, "per_token", symmetric=symmetric)
+        return QuantConfig(weight, inputs)
 
     def __str__(self) -> str:
         """A short name, such as ``w3a4-group32-learned``."""
@@ -63,7 +63,7 @@ def fit_scales(network: nn.Sequential, samples: Tensor, candidates: int = 40) ->
     """
     network.eval()
     for layer in network:
-        if isinstance(layer, QATLinear):
+        if isinstance(layer, FakeQuantizedLinear):
             fit(layer.weight_fake_quant, layer.float_weight(), candidates)
             if isinstance(layer.input_fake_quant, LearnedFakeQuantize):
                 fit(layer.input_fake_quant, samples, candidates)

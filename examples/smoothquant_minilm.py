@@ -140,7 +140,7 @@ class Experiment:
         path = self.args.out / "models" / f"{name.replace(', ', '-').replace(' ', '-')}.safetensors"
         baraquant.save(model, path)
         fresh = SentenceEncoder(self.folder, weights=False).eval().to(self.args.device)
-        loaded = baraquant.load(fresh.to(DTYPES[self.args.dtype]), path)
+        loaded = baraquant.load_(fresh.to(DTYPES[self.args.dtype]), path)
         batch = self.tokenizer(self.questions[:4])
         with torch.inference_mode():
             if not torch.equal(loaded(**batch), model(**batch)):

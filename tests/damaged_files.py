@@ -7,7 +7,7 @@ import struct
 
 import torch
 
-from baraquant.serialization.manifest import digest
+from baraquant.workflow.serialization.manifest import digest
 
 
 def header_length(path):

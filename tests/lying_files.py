@@ -66,8 +66,8 @@ def put(place, value):
 
 LIES = {
     "newer": (
-        manifest(lambda c: c.update(format=3, writer="baraquant 9.0")),
-        "expected format 2 at most, but got 3: 'baraquant 9.0' has written it; update baraquant",
+        manifest(lambda c: c.update(format=4, writer="baraquant 9.0")),
+        "expected format 3 at most, but got 4: 'baraquant 9.0' has written it; update baraquant",
     ),
     "format 0": (manifest(lambda c: c.update(format=0)), "expected a format of 1 or more"),
     "format true": (manifest(lambda c: c.update(format=True)), "expected a format of 1 or more"),
@@ -82,7 +82,7 @@ LIES = {
     "a path to code": (module("dynamic", "class", "os.system"), "dynamic: expected a class of"),
     "a class of a list": (module("dynamic", "class", []), "dynamic: expected a class of"),
     "another class": (
-        module("dynamic", "class", "SmoothQuantLinear"),
+        module("dynamic", "class", "StaticQuantizedLinear"),
         "dynamic: expected the options",
     ),
     "no options": (module("dynamic", "options", None), "dynamic: expected the options"),

@@ -11,28 +11,28 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
-from baraquant import W8A8, FakeQuantConfig, QATConfig, SmoothQuant, W8A8Static
+from baraquant import W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
 from baraquant.qat import convert_, prepare_
 
-TOKEN8 = FakeQuantConfig(8, "per_token")
-TENSOR8 = FakeQuantConfig(8, "per_tensor", learned=True)
+TOKEN8 = TensorConfig(8, "per_token")
+TENSOR8 = TensorConfig(8, "per_tensor", learned=True)
 
 # What `prepare_` takes, by what makes each different.
 TRAINED: dict[str, Any] = {
     "w8a8": W8A8(),
     "w8a8_asymmetric": W8A8(symmetric=False),
     "static": W8A8Static("moving_average"),
-    "w4_channel": QATConfig(FakeQuantConfig(4)),
-    "w4a8": QATConfig(FakeQuantConfig(4), TOKEN8),
-    "w8_tensor": QATConfig(FakeQuantConfig(8, "per_tensor"), TOKEN8),
-    "w4_group": QATConfig(FakeQuantConfig(4, "per_group", group_size=4)),
-    "w3_group_asymmetric": QATConfig(
-        FakeQuantConfig(3, "per_group", symmetric=False, group_size=8), TOKEN8
+    "w4_channel": QuantConfig(TensorConfig(4)),
+    "w4a8": QuantConfig(TensorConfig(4), TOKEN8),
+    "w8_tensor": QuantConfig(TensorConfig(8, "per_tensor"), TOKEN8),
+    "w4_group": QuantConfig(TensorConfig(4, "per_group", group_size=4)),
+    "w3_group_asymmetric": QuantConfig(
+        TensorConfig(3, "per_group", symmetric=False, group_size=8), TOKEN8
     ),
-    "w8_asymmetric": QATConfig(FakeQuantConfig(8, symmetric=False)),
-    "learned": QATConfig(FakeQuantConfig(4, learned=True), TENSOR8),
-    "learned_asymmetric": QATConfig(FakeQuantConfig(4, symmetric=False, learned=True)),
-    "observed": QATConfig(FakeQuantConfig(8, dynamic=False), TOKEN8),
+    "w8_asymmetric": QuantConfig(TensorConfig(8, symmetric=False)),
+    "learned": QuantConfig(TensorConfig(4, learned=True), TENSOR8),
+    "learned_asymmetric": QuantConfig(TensorConfig(4, symmetric=False, learned=True)),
+    "observed": QuantConfig(TensorConfig(8, dynamic=False), TOKEN8),
 }
 # What `quantize_` takes.
 AFTERWARDS: dict[str, Any] = {

@@ -9,28 +9,28 @@ import torch
 from torch import Tensor, nn
 
 import cases
-from baraquant import W8A8, FakeQuantConfig, QATConfig, W8A8Static
+from baraquant import W8A8, QuantConfig, TensorConfig, W8A8Static
 from baraquant.configs import Config
 
 HOW: tuple[dict[str, bool], ...] = ({}, {"dynamic": False}, {"learned": True})
 
 
-def weight_configs(bits: tuple[int, ...] = (8,), group_size: int = 4) -> list[FakeQuantConfig]:
+def weight_configs(bits: tuple[int, ...] = (8,), group_size: int = 4) -> list[TensorConfig]:
     """Every kind of weight."""
     kinds = ("per_channel", "per_tensor", "per_group")
     return [
-        FakeQuantConfig(b, kind, symmetric, group_size=size_of(kind, group_size), **how)
+        TensorConfig(b, kind, symmetric, group_size=size_of(kind, group_size), **how)
         for b, kind, symmetric, how in itertools.product(bits, kinds, (True, False), HOW)
     ]
 
 
-def activation_configs(bits: tuple[int, ...] = (8,)) -> list[FakeQuantConfig | None]:
+def activation_configs(bits: tuple[int, ...] = (8,)) -> list[TensorConfig | None]:
     """Every kind of activation, and none."""
-    found: list[FakeQuantConfig | None] = [None]
+    found: list[TensorConfig | None] = [None]
     for b, symmetric in itertools.product(bits, (True, False)):
-        found += [FakeQuantConfig(b, kind, symmetric) for kind in ("per_token", "per_tensor")]
-        found += [FakeQuantConfig(b, "per_group", symmetric, group_size=2)]
-        found += [FakeQuantConfig(b, "per_tensor", symmetric, **how) for how in HOW[1:]]
+        found += [TensorConfig(b, kind, symmetric) for kind in ("per_token", "per_tensor")]
+        found += [TensorConfig(b, "per_group", symmetric, group_size=2)]
+        found += [TensorConfig(b, "per_tensor", symmetric, **how) for how in HOW[1:]]
     return found
 
 
@@ -38,14 +38,14 @@ def size_of(kind: str, group_size: int) -> int | None:
     return group_size if kind == "per_group" else None
 
 
-LEARNED = QATConfig(
-    FakeQuantConfig(4, learned=True), FakeQuantConfig(8, "per_tensor", False, learned=True)
+LEARNED = QuantConfig(
+    TensorConfig(4, learned=True), TensorConfig(8, "per_tensor", False, learned=True)
 )
 STATIC = W8A8Static("moving_average", symmetric=False)
-GROUPS = QATConfig(
-    FakeQuantConfig(4, "per_group", group_size=4), FakeQuantConfig(8, "per_token", False)
+GROUPS = QuantConfig(
+    TensorConfig(4, "per_group", group_size=4), TensorConfig(8, "per_token", False)
 )
-FOUR_BITS = QATConfig(FakeQuantConfig(4), FakeQuantConfig(8, "per_token"))
+FOUR_BITS = QuantConfig(TensorConfig(4), TensorConfig(8, "per_token"))
 # One of each way to compute a layer.
 SCHEMES: dict[str, Config] = {
     "w8a8": W8A8(),
@@ -54,7 +54,7 @@ SCHEMES: dict[str, Config] = {
     "static": STATIC,
     "learned": LEARNED,
     "groups": GROUPS,
-    "weight_only": QATConfig(FakeQuantConfig(3, symmetric=False)),
+    "weight_only": QuantConfig(TensorConfig(3, symmetric=False)),
 }
 
 

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from baraquant.nn import (
-    DequantizedLinear,
     FakeQuantize,
     QuantizedConv1d,
     QuantizedConv2d,
     QuantizedEmbedding,
     QuantizedLinear,
-    SmoothQuantLinear,
+    StaticQuantizedLinear,
+    WeightOnlyLinear,
 )
 
 
@@ -59,7 +59,7 @@ class Every(nn.Module):
             integers(8, 8, bits=4), scales(8), symmetric=False, granularity="per_tensor",
             weight_bits=4,
         )  # fmt: skip
-        self.static = SmoothQuantLinear(
+        self.static = StaticQuantizedLinear(
             integers(8, 8),
             scales(8),
             torch.tensor(0.1),
@@ -68,7 +68,7 @@ class Every(nn.Module):
             smooth_scale=scales(8),
         )
         dynamic = FakeQuantize(mode="dynamic", granularity="per_token", symmetric=False)
-        self.grouped = DequantizedLinear(
+        self.grouped = WeightOnlyLinear(
             integers(8, 8, bits=2),
             scales(8, 2),
             self.grouped.bias,
@@ -78,7 +78,7 @@ class Every(nn.Module):
             weight_bits=2,
         )
         fixed = FakeQuantize(torch.tensor(0.2), 3, quant_min=0, quant_max=15)
-        self.rounded = DequantizedLinear(
+        self.rounded = WeightOnlyLinear(
             integers(8, 8), scales(8), self.rounded.bias, input_fake_quant=fixed
         )
         self.conv1 = QuantizedConv1d(

@@ -18,7 +18,7 @@ from baraquant.calibration import (
     PercentileObserver,
     calibrate,
 )
-from baraquant.calibration.histogram import Histogram, quantile
+from baraquant.workflow.calibration.histogram import Histogram, quantile
 
 RANGES = [(-128, 127), (0, 255), (-8, 7)]
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import qat_models
-from baraquant import W8A8, FakeQuantConfig, QATConfig, SmoothQuant, W8A8Static, configs
+from baraquant import W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static, configs
 from baraquant.configs import Config
 
-PER_TOKEN = FakeQuantConfig(granularity="per_token")
+PER_TOKEN = TensorConfig(granularity="per_token")
 ALL = [
     W8A8(),
     W8A8(symmetric=False),
@@ -25,8 +25,8 @@ ALL = [
     SmoothQuant(1),
     SmoothQuant("search", W8A8Static("percentile")),
     *qat_models.weight_configs(bits=(2, 5, 8)),
-    *(QATConfig(FakeQuantConfig(3), a) for a in qat_models.activation_configs(bits=(4, 8))),
-    QATConfig(FakeQuantConfig(), observer="min_max"),
+    *(QuantConfig(TensorConfig(3), a) for a in qat_models.activation_configs(bits=(4, 8))),
+    QuantConfig(TensorConfig(), observer="min_max"),
 ]
 
 
@@ -50,21 +50,21 @@ def test_equal_only_to_its_own_kind() -> None:
 
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_range_of_integers(bits: int) -> None:
-    config = FakeQuantConfig(bits)
+    config = TensorConfig(bits)
     assert config.quant_min == -(2 ** (bits - 1)) and config.quant_max == 2 ** (bits - 1) - 1
 
 
 def test_dynamic_unless_learned() -> None:
-    assert FakeQuantConfig().dynamic is True
-    assert FakeQuantConfig(learned=True).dynamic is False
-    assert FakeQuantConfig(dynamic=False).learned is False
+    assert TensorConfig().dynamic is True
+    assert TensorConfig(learned=True).dynamic is False
+    assert TensorConfig(dynamic=False).learned is False
 
 
 def test_in_words() -> None:
-    config = FakeQuantConfig(4, "per_group", symmetric=False, group_size=32)
+    config = TensorConfig(4, "per_group", symmetric=False, group_size=32)
     assert str(config) == "int4 per_group(32) asymmetric dynamic"
-    assert str(FakeQuantConfig(learned=True)) == "int8 per_channel symmetric learned"
-    assert str(FakeQuantConfig(granularity="per_tensor", dynamic=False)).endswith("static")
+    assert str(TensorConfig(learned=True)) == "int8 per_channel symmetric learned"
+    assert str(TensorConfig(granularity="per_tensor", dynamic=False)).endswith("static")
 
 
 @pytest.mark.parametrize(
@@ -90,32 +90,32 @@ def test_in_words() -> None:
 def test_what_fake_quant_config_refuses(
     arguments: dict[str, object], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=f"^FakeQuantConfig: expected {message}"):
-        FakeQuantConfig(**arguments)
+    with pytest.raises(error, match=f"^TensorConfig: expected {message}"):
+        TensorConfig(**arguments)
 
 
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [
-        (lambda: QATConfig(W8A8()), TypeError, "QATConfig: expected weight to be a FakeQuantC"),
-        (lambda: QATConfig(None), TypeError, "QATConfig: expected weight .* got NoneType"),
-        (lambda: QATConfig(FakeQuantConfig(), 8), TypeError, "expected activation .* got int"),
-        (lambda: QATConfig(PER_TOKEN), ValueError, r"weight\.granularity .* got 'per_token'"),
+        (lambda: QuantConfig(W8A8()), TypeError, "QuantConfig: expected weight to be a FakeQuantC"),
+        (lambda: QuantConfig(None), TypeError, "QuantConfig: expected weight .* got NoneType"),
+        (lambda: QuantConfig(TensorConfig(), 8), TypeError, "expected activation .* got int"),
+        (lambda: QuantConfig(PER_TOKEN), ValueError, r"weight\.granularity .* got 'per_token'"),
         (
-            lambda: QATConfig(FakeQuantConfig(), FakeQuantConfig()),
+            lambda: QuantConfig(TensorConfig(), TensorConfig()),
             ValueError,
             r"activation\.granularity .* got 'per_channel'",
         ),
         (
-            lambda: QATConfig(
-                FakeQuantConfig(),
-                FakeQuantConfig(8, "per_group", group_size=4, dynamic=False),
+            lambda: QuantConfig(
+                TensorConfig(),
+                TensorConfig(8, "per_group", group_size=4, dynamic=False),
             ),
             ValueError,
             "a dynamic activation for per_group",
         ),
         (
-            lambda: QATConfig(FakeQuantConfig(), observer="mse"),
+            lambda: QuantConfig(TensorConfig(), observer="mse"),
             ValueError,
             "observer to be one of min_max, moving_average, but got 'mse'",
         ),

@@ -207,7 +207,7 @@ def test_widths_say_what_is_prepared_and_stored(
     baraquant.qat.convert_(network)
     baraquant.save(network, tmp_path / "network.safetensors")
     fresh = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 3))
-    loaded = baraquant.load(fresh, tmp_path / "network.safetensors")
+    loaded = baraquant.load_(fresh, tmp_path / "network.safetensors")
     assert torch.equal(loaded(x), trained)
     assert {loaded[0].weight_bits, loaded[2].weight_bits} == {3}
     stored = safetensors.torch.load_file(tmp_path / "network.safetensors")

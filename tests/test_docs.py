@@ -158,7 +158,7 @@ def columns(title: str) -> tuple[list[str], list[str]]:
 
 @pytest.mark.parametrize("path", DOCS, ids=name_of)
 def test_dotted_names_exist(path: Path) -> None:
-    """``baraquant.nn.QATLinear``, ``ops.int8_linear``, ``bnn.enable_observer``."""
+    """``baraquant.nn.FakeQuantizedLinear``, ``ops.int8_linear``, ``bnn.enable_observer``."""
     roots = {"baraquant": baraquant, "ops": baraquant.ops, "bnn": baraquant.nn}
     spans = code_spans(path.read_text())
     for root, rest in re.findall(
@@ -225,7 +225,7 @@ def damaged(folder: Path) -> None:
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    baraquant.load(linear(), file)
+    baraquant.load_(linear(), file)
 
 
 def newer(folder: Path) -> None:
@@ -235,7 +235,7 @@ def newer(folder: Path) -> None:
     data = file.read_bytes()
     assert data.count(b'\\"format\\": 2') == 1
     file.write_bytes(data.replace(b'\\"format\\": 2', b'\\"format\\": 9'))
-    baraquant.load(linear(), file)
+    baraquant.load_(linear(), file)
 
 
 def unseen(folder: Path) -> None:
@@ -251,8 +251,8 @@ def unreached(folder: Path) -> None:
 
 
 def groups(features: int) -> None:
-    config = baraquant.FakeQuantConfig(4, "per_group", group_size=3)
-    baraquant.qat.prepare_(linear(features), baraquant.QATConfig(config))
+    config = baraquant.TensorConfig(4, "per_group", group_size=3)
+    baraquant.qat.prepare_(linear(features), baraquant.QuantConfig(config))
 
 
 NAN, W8A8 = torch.full((1, 4), float("nan")), baraquant.W8A8()

@@ -62,7 +62,7 @@ def test_classification_by_the_readmes_lines(tmp_path, monkeypatch) -> None:
 
         baraquant.save(model, "model.safetensors")
         fresh = bert().eval()
-        assert torch.equal(baraquant.load(fresh, "model.safetensors")(**inputs).logits, prepared)
+        assert torch.equal(baraquant.load_(fresh, "model.safetensors")(**inputs).logits, prepared)
 
     predicted = prepared.argmax(dim=-1)
     assert [model.config.id2label[i.item()] for i in predicted] == [
@@ -85,7 +85,7 @@ def test_masked_words(tmp_path) -> None:
     baraquant.save(model, tmp_path / "model.safetensors")
     with torch.device("meta"):
         empty = transformers.BertForMaskedLM(config)
-    loaded = baraquant.load(empty, tmp_path / "model.safetensors").eval()
+    loaded = baraquant.load_(empty, tmp_path / "model.safetensors").eval()
     with torch.no_grad():
         assert torch.equal(loaded(**inputs).logits, logits)
 
@@ -109,7 +109,9 @@ def test_image_classification(tmp_path) -> None:
         got = vit(x).last_hidden_state
         assert (got - wanted).norm() < 0.05 * wanted.norm()
         baraquant.save(vit, tmp_path / "vit.safetensors")
-        loaded = baraquant.load(lambda: transformers.ViTModel(config), tmp_path / "vit.safetensors")
+        loaded = baraquant.load_(
+            lambda: transformers.ViTModel(config), tmp_path / "vit.safetensors"
+        )
         assert torch.equal(loaded.eval()(x).last_hidden_state, got)
 
 

@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 
 import cases
 from baraquant import ops, reference
-from baraquant.nn import QATLinear
+from baraquant.nn import FakeQuantizedLinear
 from saved_tensors import saved_tensors, storages
 
 TOKENS, OUTPUTS, DEPTH = 6, 8, 32
@@ -148,7 +148,7 @@ def test_memory_held(parameter: bool, symmetric: bool, dtype: torch.dtype, devic
 def test_a_compiled_layer_holds_no_copy_of_its_weight(device: str) -> None:
     """A parameter is no leaf while it is traced, but alive anyway all the same."""
     torch._dynamo.reset()
-    layer = QATLinear(DEPTH, OUTPUTS).to(device)
+    layer = FakeQuantizedLinear(DEPTH, OUTPUTS).to(device)
     compiled = torch.compile(layer, backend="aot_eager_decomp_partition", fullgraph=True)
     x = arguments(device=device)[0]
     with saved_tensors() as kept:

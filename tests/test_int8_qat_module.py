@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`QATLinear` of any width: it trains on the product of integers that it is deployed as."""
+"""`FakeQuantizedLinear` of any width trains on the product of integers that it is deployed as."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch.nn.functional import linear
 
 import baraquant
 import cases
-from baraquant import FakeQuantConfig, QATConfig, ops
-from baraquant.nn import QATLinear, QuantizedLinear
-from baraquant.nn.qat_linear import is_whole_product
+from baraquant import QuantConfig, TensorConfig, ops
+from baraquant.nn import FakeQuantizedLinear, QuantizedLinear
+from baraquant.nn.training.linear import is_whole_product
 from baraquant.qat import convert_, prepare_
 from oracle import assert_same_bits
 
@@ -28,8 +28,8 @@ by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_o
 jit = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
 
 
-def config_of(weight: int, input: int, symmetric: bool = True) -> QATConfig:
-    return QATConfig(FakeQuantConfig(weight), FakeQuantConfig(input, "per_token", symmetric))
+def config_of(weight: int, input: int, symmetric: bool = True) -> QuantConfig:
+    return QuantConfig(TensorConfig(weight), TensorConfig(input, "per_token", symmetric))
 
 
 def layer_of(
@@ -38,9 +38,9 @@ def layer_of(
     symmetric: bool = True,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
-) -> QATLinear:
+) -> FakeQuantizedLinear:
     torch.manual_seed(0)
-    layer = QATLinear(40, 24, config=config_of(weight, input, symmetric))
+    layer = FakeQuantizedLinear(40, 24, config=config_of(weight, input, symmetric))
     return layer.to(device, dtype)
 
 
@@ -53,7 +53,7 @@ def ends(bits: int) -> tuple[int, int]:
     return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
 
 
-def float_output(layer: QATLinear, x: Tensor) -> Tensor:
+def float_output(layer: FakeQuantizedLinear, x: Tensor) -> Tensor:
     """What the gradients are those of."""
     weight, input = layer.config.weight.bits, layer.config.activation.bits
     rounded = ops.dynamic_fake_quantize_per_token(x, *ends(input), symmetric=layer.symmetric)
@@ -120,18 +120,18 @@ def test_one_op_computes_it(device: str) -> None:
     assert (ok, kind) == (False, "ValueError") and "weight_quant_max to have 0" in reason
 
 
-def others() -> Iterator[QATConfig]:
+def others() -> Iterator[QuantConfig]:
     """What one op does not do."""
-    weight, input = FakeQuantConfig(4), FakeQuantConfig(4, "per_token")
-    yield QATConfig(weight)
-    yield QATConfig(weight, FakeQuantConfig(4, "per_tensor"))
-    yield QATConfig(weight, FakeQuantConfig(4, "per_tensor", dynamic=False))
-    yield QATConfig(weight, FakeQuantConfig(4, "per_group", group_size=8))
-    yield QATConfig(FakeQuantConfig(4, symmetric=False), input)
-    yield QATConfig(FakeQuantConfig(4, "per_tensor"), input)
-    yield QATConfig(FakeQuantConfig(4, dynamic=False), input)
-    yield QATConfig(FakeQuantConfig(4, learned=True), input)
-    yield QATConfig(FakeQuantConfig(4, "per_group", group_size=8), input)
+    weight, input = TensorConfig(4), TensorConfig(4, "per_token")
+    yield QuantConfig(weight)
+    yield QuantConfig(weight, TensorConfig(4, "per_tensor"))
+    yield QuantConfig(weight, TensorConfig(4, "per_tensor", dynamic=False))
+    yield QuantConfig(weight, TensorConfig(4, "per_group", group_size=8))
+    yield QuantConfig(TensorConfig(4, symmetric=False), input)
+    yield QuantConfig(TensorConfig(4, "per_tensor"), input)
+    yield QuantConfig(TensorConfig(4, dynamic=False), input)
+    yield QuantConfig(TensorConfig(4, learned=True), input)
+    yield QuantConfig(TensorConfig(4, "per_group", group_size=8), input)
 
 
 def test_which_schemes_are_one_op() -> None:
@@ -142,8 +142,8 @@ def test_which_schemes_are_one_op() -> None:
 
 
 @pytest.mark.parametrize("config", list(others()), ids=str)
-def test_the_others_still_train(config: QATConfig) -> None:
-    layer, x = QATLinear(40, 24, config=config), example()
+def test_the_others_still_train(config: QuantConfig) -> None:
+    layer, x = FakeQuantizedLinear(40, 24, config=config), example()
     y = layer(x)
     y.square().mean().backward()
     assert layer.weight.grad.any() and layer.eval()(x).shape == y.shape

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import baraquant
 import cases
 from baraquant import ops, reference
-from baraquant.nn import QATLinear
+from baraquant.nn import FakeQuantizedLinear
 from served import K, N, Served, by_kind, example
 from test_int8_autograd import clipped
 
@@ -59,15 +59,17 @@ def test_reference_has_the_same(kind: str, dtype: torch.dtype, device: str) -> N
 # --- the trained layer ---------------------------------------------------------------------------
 
 
-def trained_layers(symmetric: bool, static: bool, dtype: torch.dtype, device: str) -> QATLinear:
+def trained_layers(
+    symmetric: bool, static: bool, dtype: torch.dtype, device: str
+) -> FakeQuantizedLinear:
     torch.manual_seed(0)
     config = baraquant.W8A8Static(symmetric=symmetric) if static else baraquant.W8A8(symmetric)
-    layer = QATLinear(K, N, config=config, device=device, dtype=dtype)
+    layer = FakeQuantizedLinear(K, N, config=config, device=device, dtype=dtype)
     layer(clipped().to(device, dtype) / 3)  # the static range: an input of thrice that is clipped
     return layer.eval()
 
 
-def serve(layer: QATLinear, x: Tensor) -> Tensor:
+def serve(layer: FakeQuantizedLinear, x: Tensor) -> Tensor:
     """The layer's product in the ops for a served one."""
     weight, weight_scale, _ = layer.quantized_weight()
     bias = layer.bias.detach()
@@ -105,7 +107,7 @@ def test_a_layer_before_gets_its_gradient(symmetric: bool, static: bool, device:
     torch.manual_seed(1)
     a = nn.Linear(K, K, device=device)
     b = trained_layers(symmetric, static, torch.float32, device)
-    square = QATLinear(K, K, config=b.config, device=device)
+    square = FakeQuantizedLinear(K, K, config=b.config, device=device)
     x = clipped().to(device, torch.float32)
     square(a(x))
     square.eval()

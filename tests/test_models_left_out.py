@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
-from baraquant import W8A8, FakeQuantConfig, QATConfig
+from baraquant import W8A8, QuantConfig, TensorConfig
 from baraquant.qat import convert_, prepare_
 
-GROUPS = QATConfig(FakeQuantConfig(4, "per_group", group_size=16))
-INPUT_GROUPS = QATConfig(FakeQuantConfig(4), FakeQuantConfig(8, "per_group", group_size=16))
+GROUPS = QuantConfig(TensorConfig(4, "per_group", group_size=16))
+INPUT_GROUPS = QuantConfig(TensorConfig(4), TensorConfig(8, "per_group", group_size=16))
 
 
 class Mixed(nn.Module):
@@ -42,7 +42,7 @@ X = torch.randn(3, 20, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("config", [GROUPS, INPUT_GROUPS], ids=["weight", "input"])
-def test_what_does_not_fit_is_left_out(config: QATConfig, tmp_path) -> None:
+def test_what_does_not_fit_is_left_out(config: QuantConfig, tmp_path) -> None:
     model = mixed()
     report = prepare_(model, config)
     assert "body" in report.changed and "narrow" in report.left_out
@@ -56,7 +56,7 @@ def test_what_does_not_fit_is_left_out(config: QATConfig, tmp_path) -> None:
     report = convert_(model)
     assert "body" in report.changed and torch.equal(model(X), evaluated)
     baraquant.save(model, path := tmp_path / "model.safetensors")
-    assert torch.equal(baraquant.load(mixed(), path).eval()(X), evaluated)
+    assert torch.equal(baraquant.load_(mixed(), path).eval()(X), evaluated)
 
 
 def test_nothing_left_is_an_error() -> None:

@@ -157,13 +157,13 @@ def test_a_model_on_meta(part: str, scheme: str, tmp_path) -> None:
     if part == "plain":
         # An attribute is out of reach of a state dict: nobody may get a model that cannot run.
         try:
-            loaded = baraquant.load(empty, path).eval()
+            loaded = baraquant.load_(empty, path).eval()
         except (ValueError, NotImplementedError) as error:
             assert "meta" in str(error) and "part" in str(error)
             return
         assert torch.equal(loaded(TOKENS), wanted)
         return
-    loaded = baraquant.load(empty, path).eval()
+    loaded = baraquant.load_(empty, path).eval()
     complete(loaded)
     assert torch.equal(loaded(TOKENS), wanted)
 
@@ -173,11 +173,11 @@ def test_a_model_on_meta(part: str, scheme: str, tmp_path) -> None:
 def test_a_function(part: str, outside: str, tmp_path) -> None:
     wanted = stored(part, path := tmp_path / "model.safetensors")
     with torch.device(outside):
-        loaded = baraquant.load(lambda: Network(PARTS[part]), path)
+        loaded = baraquant.load_(lambda: Network(PARTS[part]), path)
     complete(loaded)
     assert torch.equal(loaded.eval()(TOKENS), wanted)
     loaded = (
-        baraquant.load(lambda: on_meta(lambda: Network(PARTS[part])), path)
+        baraquant.load_(lambda: on_meta(lambda: Network(PARTS[part])), path)
         if (part != "plain")
         else loaded
     )
@@ -190,7 +190,7 @@ def test_a_class_is_a_function(tmp_path) -> None:
             super().__init__(Rotary)
 
     wanted = stored("rotary", path := tmp_path / "model.safetensors")
-    assert torch.equal(baraquant.load(Rotating, path).eval()(TOKENS), wanted)
+    assert torch.equal(baraquant.load_(Rotating, path).eval()(TOKENS), wanted)
 
 
 def test_random_buffers(tmp_path) -> None:
@@ -203,7 +203,7 @@ def test_random_buffers(tmp_path) -> None:
     torch.manual_seed(1)
     for make in (lambda: on_meta(lambda: Network(Random)), lambda: lambda: Network(Random)):
         try:
-            loaded = baraquant.load(make(), path).eval()
+            loaded = baraquant.load_(make(), path).eval()
         except ValueError as error:
             assert "directions" in str(error)
         else:
@@ -219,7 +219,7 @@ def test_a_changed_buffer_outside_the_state_dict(tmp_path) -> None:
     wanted = model(TOKENS)
     baraquant.save(model, path := tmp_path / "model.safetensors")
     try:
-        loaded = baraquant.load(on_meta(lambda: Network(Rotary)), path).eval()
+        loaded = baraquant.load_(on_meta(lambda: Network(Rotary)), path).eval()
     except ValueError as error:
         assert "inv_freq" in str(error)
     else:
@@ -229,13 +229,13 @@ def test_a_changed_buffer_outside_the_state_dict(tmp_path) -> None:
 def test_a_function_that_does_not_build_a_model(tmp_path) -> None:
     stored("rotary", path := tmp_path / "model.safetensors")
     with pytest.raises(TypeError, match=r"baraquant\.load: .*(nn\.)?Module"):
-        baraquant.load(lambda: None, path)
+        baraquant.load_(lambda: None, path)
     with pytest.raises(TypeError, match="needs a width"):
 
         def broken() -> nn.Module:
             raise TypeError("needs a width")
 
-        baraquant.load(broken, path)
+        baraquant.load_(broken, path)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -251,7 +251,7 @@ def test_dtypes(dtype: torch.dtype, tmp_path) -> None:
         lambda: on_meta(lambda: Network(nn.Identity, dtype)),
         lambda: lambda: Network(nn.Identity, dtype),
     ):
-        loaded = baraquant.load(make(), path).eval()
+        loaded = baraquant.load_(make(), path).eval()
         assert torch.equal(loaded(TOKENS), wanted) and loaded.layer.weight.dtype == dtype
 
 
@@ -262,12 +262,12 @@ def test_the_callers_random_numbers_stay(tmp_path) -> None:
     torch.manual_seed(3)
     wanted = torch.rand(3)
     torch.manual_seed(3)
-    baraquant.load(empty, path)
+    baraquant.load_(empty, path)
     assert torch.equal(torch.rand(3), wanted)
 
 
 def test_gpu_is_left_to_the_caller(tmp_path) -> None:
     stored("positions", path := tmp_path / "model.safetensors")
-    loaded = baraquant.load(on_meta(lambda: Network(Positions)), path)
+    loaded = baraquant.load_(on_meta(lambda: Network(Positions)), path)
     assert {t.device.type for t in [*loaded.buffers(), *loaded.parameters()]} == {"cpu"}
     assert loaded.part.ids.dtype == torch.int64 and loaded.part.mask.dtype == torch.bool

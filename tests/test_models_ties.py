@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import baraquant
-from baraquant import W8A8, FakeQuantConfig, QATConfig, SmoothQuant, W8A8Static
+from baraquant import W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
 from baraquant.qat import convert_, prepare_
 from models_support import TRAINED
 
@@ -57,12 +57,12 @@ class Three(Model):
 TOKENS = torch.randint(0, VOCABULARY, (4, 6), generator=torch.Generator().manual_seed(1))
 SCHEMES = {
     **TRAINED,
-    "learned_weight_only": QATConfig(FakeQuantConfig(4, learned=True)),
-    "learned_tensor": QATConfig(FakeQuantConfig(4, "per_tensor", learned=True)),
-    "learned_group": QATConfig(FakeQuantConfig(4, "per_group", group_size=8, learned=True)),
-    "observed_tensor": QATConfig(
-        FakeQuantConfig(8, "per_tensor", dynamic=False),
-        FakeQuantConfig(8, "per_tensor", dynamic=False),
+    "learned_weight_only": QuantConfig(TensorConfig(4, learned=True)),
+    "learned_tensor": QuantConfig(TensorConfig(4, "per_tensor", learned=True)),
+    "learned_group": QuantConfig(TensorConfig(4, "per_group", group_size=8, learned=True)),
+    "observed_tensor": QuantConfig(
+        TensorConfig(8, "per_tensor", dynamic=False),
+        TensorConfig(8, "per_tensor", dynamic=False),
     ),
 }
 MODELS: dict[str, Any] = {"two": Model, "three": Three}
@@ -126,7 +126,7 @@ def test_trained_converted_saved(kind: str, scheme: str, tmp_path) -> None:
     path = tmp_path / "model.safetensors"
     baraquant.save(model, path)
     for fresh in (built(kind, seed=5), on_meta(kind)):
-        loaded = baraquant.load(fresh, path).eval()
+        loaded = baraquant.load_(fresh, path).eval()
         assert torch.equal(loaded(TOKENS), evaluated)
         one_weight(loaded)
     copied = copy.deepcopy(model)
@@ -178,7 +178,7 @@ def test_quantized(kind: str, config: object, tmp_path) -> None:
         one_weight(model)
         assert sum(sizes.values()) == VOCABULARY * WIDTH + WIDTH * WIDTH
     baraquant.save(model, path := tmp_path / "model.safetensors")
-    loaded = baraquant.load(built(kind, seed=5), path).eval()
+    loaded = baraquant.load_(built(kind, seed=5), path).eval()
     assert torch.equal(loaded(TOKENS), served)
     if isinstance(config, W8A8 | W8A8Static):
         one_weight(loaded)
@@ -216,7 +216,7 @@ def test_an_embedding_that_is_left_out(kind: str, scheme: str, tmp_path) -> None
     check_agree(model, kind)
     baraquant.save(model, path := tmp_path / "model.safetensors")
     for fresh in (built(kind, Scaled, seed=5), on_meta(kind, Scaled)):
-        loaded = baraquant.load(fresh, path).eval()
+        loaded = baraquant.load_(fresh, path).eval()
         assert torch.equal(loaded(TOKENS), evaluated)
         check_agree(loaded, kind)
 
@@ -235,7 +235,7 @@ def test_quantize_leaves_both_out(kind: str, config: object, tmp_path) -> None:
     served = model(TOKENS)
     assert (served - wanted).norm() < 0.05 * wanted.norm()
     baraquant.save(model, path := tmp_path / "model.safetensors")
-    loaded = baraquant.load(built(kind, Scaled, seed=5), path).eval()
+    loaded = baraquant.load_(built(kind, Scaled, seed=5), path).eval()
     assert torch.equal(loaded(TOKENS), served)
     check_agree(loaded, kind)
 
@@ -301,5 +301,5 @@ def test_a_tie_with_a_bare_parameter(tmp_path) -> None:
     served = model(TOKENS)
     assert (served - wanted).norm() < 0.05 * wanted.norm()
     baraquant.save(model, path := tmp_path / "model.safetensors")
-    loaded = baraquant.load(Bare(), path).eval()
+    loaded = baraquant.load_(Bare(), path).eval()
     assert torch.equal(loaded(TOKENS), served) and loaded.head.weight is loaded.table

@@ -122,11 +122,11 @@ def test_trained_served_and_loaded(name: str, scheme: str, tmp_path) -> None:
     targets = [built(name, seed=1), lambda: tiny.build(name, seed=1)]
     if name in GROWING:
         with pytest.raises(ValueError, match=r"expected torch.float32 \[68, 32\] as in the model"):
-            baraquant.load(empty, path)
+            baraquant.load_(empty, path)
     else:
         targets.append(empty)
     for target in targets:
-        loaded = baraquant.load(target, path).eval()
+        loaded = baraquant.load_(target, path).eval()
         assert same(tiny.outputs(loaded, inputs), evaluated)
 
 

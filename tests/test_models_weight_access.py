@@ -350,7 +350,7 @@ def test_a_file_keeps_the_floating_dtype(tmp_path) -> None:
         assert [m.weight.dtype for m in model] == [dtype, dtype]
         baraquant.save(model, tmp_path / "model.safetensors")
         fresh = nn.ModuleList([nn.Linear(16, 8, bias=False), nn.Embedding(12, 16)]).to(dtype)
-        baraquant.load(fresh, tmp_path / "model.safetensors")
+        baraquant.load_(fresh, tmp_path / "model.safetensors")
         for got, wanted in zip(fresh, model, strict=True):
             assert got.weight.dtype == dtype and torch.equal(got.weight, wanted.weight)
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import cases
 import qat_models
-from baraquant import W8A8, FakeQuantConfig, QATConfig, ops
+from baraquant import W8A8, QuantConfig, TensorConfig, ops
 from baraquant import nn as bnn
 from baraquant.qat import convert_, prepare_
 from qat_models import data
@@ -96,11 +96,11 @@ def test_what_a_table_refuses() -> None:
 
 @pytest.mark.parametrize("weight", qat_models.weight_configs((4,)), ids=str)
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
-def test_embedding_in_training(weight: FakeQuantConfig, sparse: bool) -> None:
+def test_embedding_in_training(weight: TensorConfig, sparse: bool) -> None:
     """Values and gradients are those of a whole table that is fake-quantized."""
     torch.manual_seed(0)
     plain = nn.Embedding(V, D, padding_idx=3, sparse=sparse)
-    module = bnn.FakeQuantizedEmbedding.from_float(plain, QATConfig(weight))
+    module = bnn.FakeQuantizedEmbedding.from_float(plain, QuantConfig(weight))
     assert module.weight is plain.weight
     if sparse and not module.rounds_rows:
         pytest.skip("a table that is rounded as a whole has a dense gradient")
@@ -135,11 +135,11 @@ def test_convolutions(dimensions: int, options: dict[str, Any], device: str) -> 
     kind = bnn.FakeQuantizedConv1d if dimensions == 1 else bnn.FakeQuantizedConv2d
     x = data(2, 4, *[9] * dimensions).to(device)
     for weight, activation in itertools.product(
-        (FakeQuantConfig(8), FakeQuantConfig(4, "per_tensor", symmetric=False)),
-        (None, FakeQuantConfig(8, "per_tensor"), FakeQuantConfig(8, "per_token")),
+        (TensorConfig(8), TensorConfig(4, "per_tensor", symmetric=False)),
+        (None, TensorConfig(8, "per_tensor"), TensorConfig(8, "per_token")),
     ):
         plain = plain_kind(4, 6, 3, **options).to(device)
-        module = kind.from_float(plain, QATConfig(weight, activation))
+        module = kind.from_float(plain, QuantConfig(weight, activation))
         fixed = copy.deepcopy(plain)
         with torch.no_grad():
             if weight.bits == 8:
@@ -166,7 +166,7 @@ def test_convolutions(dimensions: int, options: dict[str, Any], device: str) -> 
 
 def test_what_convolutions_refuse() -> None:
     with pytest.raises(ValueError, match="per_tensor or per_channel weight of a convolution"):
-        config = QATConfig(FakeQuantConfig(4, "per_group", group_size=4))
+        config = QuantConfig(TensorConfig(4, "per_group", group_size=4))
         bnn.FakeQuantizedConv1d(4, 4, 3, config=config)
     with pytest.raises(ValueError, match="QuantizedConv2d: expected qweight to have 4 dimensions"):
         bnn.QuantizedConv2d(torch.zeros(4, 4, 3, dtype=torch.int8), torch.ones(4))

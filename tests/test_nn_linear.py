@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import cases
 from baraquant import ops
-from baraquant.nn import DequantizedLinear, FakeQuantize, QuantizedLinear, SmoothQuantLinear
+from baraquant.nn import FakeQuantize, QuantizedLinear, StaticQuantizedLinear, WeightOnlyLinear
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
 N, K = 5, 12
@@ -39,8 +39,8 @@ def dynamic(bias: bool = True, **changes: Any) -> QuantizedLinear:
     return QuantizedLinear(weight(), scale(N), scale(N, seed=3) if bias else None, **changes)
 
 
-def static(zero: int | None = None, smooth: bool = False, **changes: Any) -> SmoothQuantLinear:
-    return SmoothQuantLinear(
+def static(zero: int | None = None, smooth: bool = False, **changes: Any) -> StaticQuantizedLinear:
+    return StaticQuantizedLinear(
         weight(),
         scale(N),
         torch.tensor(0.02),
@@ -51,9 +51,9 @@ def static(zero: int | None = None, smooth: bool = False, **changes: Any) -> Smo
     )
 
 
-def grouped(zero: bool = False, **changes: Any) -> DequantizedLinear:
+def grouped(zero: bool = False, **changes: Any) -> WeightOnlyLinear:
     zeros = torch.arange(3 * N).reshape(N, 3) % 5 - 2 if zero else None
-    return DequantizedLinear(
+    return WeightOnlyLinear(
         weight(4),
         scale(N, 3),
         scale(N, seed=3),
@@ -75,7 +75,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "static_asymmetric": lambda: static(7),
     "static_smooth": lambda: static(-3, smooth=True),
     "static_four_bits": lambda: static(bits=4),
-    "weight_only": lambda: DequantizedLinear(weight(), scale(N)),
+    "weight_only": lambda: WeightOnlyLinear(weight(), scale(N)),
     "grouped": grouped,
     "grouped_asymmetric": lambda: grouped(True),
     "grouped_rounded": lambda: grouped(
@@ -89,7 +89,7 @@ by_layer = pytest.mark.parametrize("name", LAYERS)
 def wanted(layer: nn.Module, x: Tensor) -> Tensor:
     """The layer by its definition, in float64: integers apart from scales."""
     x64, w = x.double(), layer.qweight.double()
-    if isinstance(layer, DequantizedLinear):
+    if isinstance(layer, WeightOnlyLinear):
         zero = 0 if layer.weight_zero_point is None else layer.weight_zero_point
         factor, size = layer.weight_scale.double(), layer.group_size
         if size is not None:
@@ -100,7 +100,7 @@ def wanted(layer: nn.Module, x: Tensor) -> Tensor:
         y = layer.input_fake_quant(x).double() @ ((w - zero) * factor).T
     else:
         low, high = -(2 ** (layer.bits - 1)), 2 ** (layer.bits - 1) - 1
-        if isinstance(layer, SmoothQuantLinear):
+        if isinstance(layer, StaticQuantizedLinear):
             s, z = layer.act_scale.double(), layer.act_zero_point
             z = 0 if z is None else z
             step = s if layer.smooth_scale is None else layer.smooth_scale.double()
@@ -130,7 +130,7 @@ def test_value(name: str, dtype: torch.dtype, device: str) -> None:
     expected = wanted(layer, x)
     assert (y.double() - expected).norm() < close * expected.norm()
     if name != "per_tensor":
-        exact = not isinstance(layer, DequantizedLinear)
+        exact = not isinstance(layer, WeightOnlyLinear)
         tolerance = {"rtol": 0, "atol": 0} if exact else {}
         torch.testing.assert_close(layer(x[0, 0]), y[0, 0], **tolerance)
 
@@ -249,7 +249,7 @@ def test_smoothing_costs_no_accuracy_but_where_it_acts() -> None:
         q, s, _ = ops.dynamic_range_quantize_per_channel(float_weight * factor, 0)
         layers = [QuantizedLinear(q, s, smooth=factor)]
         act_scale = (x / factor).abs().max() / 127
-        layers += [SmoothQuantLinear(q, s, act_scale, smooth_scale=act_scale * factor)]
+        layers += [StaticQuantizedLinear(q, s, act_scale, smooth_scale=act_scale * factor)]
         errors.append([((layer(x) - y).norm() / y.norm()).item() for layer in layers])
     assert all(after < 0.5 * before for before, after in zip(*errors, strict=True)), errors
 
@@ -268,32 +268,32 @@ def test_smoothing_costs_no_accuracy_but_where_it_acts() -> None:
         (lambda: dynamic(granularity="per_group"), ValueError, "per_token or per_tensor"),
         (lambda: dynamic(smooth=scale(N)), ValueError, r"smooth to have 12 elements .* \[5\]"),
         (
-            lambda: SmoothQuantLinear(weight(), scale(N), scale(2)),
+            lambda: StaticQuantizedLinear(weight(), scale(N), scale(2)),
             ValueError,
             "act_scale to have one element",
         ),
         (
-            lambda: SmoothQuantLinear(weight(), scale(N), scale(1), act_zero_point=scale(1)),
+            lambda: StaticQuantizedLinear(weight(), scale(N), scale(1), act_zero_point=scale(1)),
             TypeError,
             "act_zero_point to be integer",
         ),
         (
-            lambda: SmoothQuantLinear(weight(), scale(N), scale(1), smooth_scale=scale(3)),
+            lambda: StaticQuantizedLinear(weight(), scale(N), scale(1), smooth_scale=scale(3)),
             ValueError,
             "smooth_scale to have 12 elements",
         ),
         (
-            lambda: DequantizedLinear(weight(), scale(N, 2), group_size=4),
+            lambda: WeightOnlyLinear(weight(), scale(N, 2), group_size=4),
             ValueError,
             r"shape \[5, 3\] \(groups of 4\), but got \[5, 2\]",
         ),
         (
-            lambda: DequantizedLinear(weight(), scale(N, 2), group_size=0),
+            lambda: WeightOnlyLinear(weight(), scale(N, 2), group_size=0),
             ValueError,
             "group_size > 0",
         ),
         (
-            lambda: DequantizedLinear(weight(), scale(N), weight_zero_point=torch.zeros(2).int()),
+            lambda: WeightOnlyLinear(weight(), scale(N), weight_zero_point=torch.zeros(2).int()),
             ValueError,
             "weight_zero_point to have the shape of weight_scale",
         ),
@@ -311,7 +311,7 @@ def test_repr() -> None:
         "input=int8 per_token symmetric dynamic, smooth)"
     )
     assert repr(static(3, bits=4)) == (
-        "SmoothQuantLinear(in_features=12, out_features=5, bias=True, weight=int8 per_channel, "
+        "StaticQuantizedLinear(in_features=12, out_features=5, bias=True, weight=int8 per_channel, "
         "input=int4 per_tensor asymmetric static)"
     )
     assert "weight=int4 per_group(4) asymmetric" in repr(grouped(True))

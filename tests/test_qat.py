@@ -14,19 +14,19 @@ from torch import Tensor, nn
 import baraquant
 import cases
 import qat_models
-from baraquant import W8A8, FakeQuantConfig, QATConfig
+from baraquant import W8A8, QuantConfig, TensorConfig
 from baraquant.configs import Config
 from baraquant.nn import (
-    DequantizedLinear,
     FakeQuantizedConv1d,
     FakeQuantizedConv2d,
     FakeQuantizedEmbedding,
-    QATLinear,
+    FakeQuantizedLinear,
     QuantizedConv1d,
     QuantizedConv2d,
     QuantizedEmbedding,
     QuantizedLinear,
-    SmoothQuantLinear,
+    StaticQuantizedLinear,
+    WeightOnlyLinear,
 )
 from baraquant.qat import Report, convert_, prepare_
 from qat_models import SCHEMES, data, linear_model
@@ -58,18 +58,18 @@ def assert_converts_to_the_same_bits(model: nn.Module, *inputs: Tensor) -> None:
 
 @pytest.mark.parametrize("activation", qat_models.activation_configs(), ids=str)
 @pytest.mark.parametrize("bits", range(2, 9))
-def test_converted_bits(bits: int, activation: FakeQuantConfig | None, device: str) -> None:
+def test_converted_bits(bits: int, activation: TensorConfig | None, device: str) -> None:
     """Every kind of weight beside every kind of activation, of the same width."""
     torch.manual_seed(0)
     if activation is not None:
         kind, size = activation.granularity, activation.group_size
-        activation = FakeQuantConfig(
+        activation = TensorConfig(
             bits, kind, activation.symmetric, activation.dynamic, activation.learned, size
         )
     x = data(3, 2, 8).to(device)
     for weight in qat_models.weight_configs((bits,)):
         model = nn.Sequential(nn.Linear(8, 4), nn.GELU(), nn.Linear(4, 3, bias=False)).to(device)
-        trained(model, QATConfig(weight, activation), x, lr=0.5)
+        trained(model, QuantConfig(weight, activation), x, lr=0.5)
         assert_converts_to_the_same_bits(model, x, -2 * x[:1])
 
 
@@ -117,16 +117,16 @@ def test_w8a8_trains_with_the_integer_product() -> None:
 
 
 def test_what_linear_layers_become() -> None:
-    int8, static = FakeQuantConfig(8, "per_token"), FakeQuantConfig(8, "per_tensor", dynamic=False)
+    int8, static = TensorConfig(8, "per_token"), TensorConfig(8, "per_tensor", dynamic=False)
     for config, kind in (
         (W8A8(), QuantizedLinear),
-        (QATConfig(FakeQuantConfig(4), int8), QuantizedLinear),
-        (QATConfig(FakeQuantConfig(4), FakeQuantConfig(4, "per_tensor")), QuantizedLinear),
-        (qat_models.STATIC, SmoothQuantLinear),
-        (QATConfig(FakeQuantConfig(8, "per_tensor"), static), SmoothQuantLinear),
-        (QATConfig(FakeQuantConfig(8, "per_group", group_size=4), int8), DequantizedLinear),
-        (QATConfig(FakeQuantConfig(8, symmetric=False), int8), DequantizedLinear),
-        (QATConfig(FakeQuantConfig()), DequantizedLinear),
+        (QuantConfig(TensorConfig(4), int8), QuantizedLinear),
+        (QuantConfig(TensorConfig(4), TensorConfig(4, "per_tensor")), QuantizedLinear),
+        (qat_models.STATIC, StaticQuantizedLinear),
+        (QuantConfig(TensorConfig(8, "per_tensor"), static), StaticQuantizedLinear),
+        (QuantConfig(TensorConfig(8, "per_group", group_size=4), int8), WeightOnlyLinear),
+        (QuantConfig(TensorConfig(8, symmetric=False), int8), WeightOnlyLinear),
+        (QuantConfig(TensorConfig()), WeightOnlyLinear),
     ):
         model = trained(linear_model(), config, data(4, 16))
         convert_(model)
@@ -164,7 +164,7 @@ def test_a_layer_of_each_kind(scheme: str) -> None:
     torch.manual_seed(0)
     model = Everything()
     prepared = prepare_(model, SCHEMES[scheme])
-    kinds = [FakeQuantizedEmbedding, FakeQuantizedConv1d, FakeQuantizedConv2d, QATLinear]
+    kinds = [FakeQuantizedEmbedding, FakeQuantizedConv1d, FakeQuantizedConv2d, FakeQuantizedLinear]
     names = ["embedding", "conv1d", "conv2d", "linear"]
     assert [type(model.get_submodule(name)) for name in names] == kinds
     assert list(prepared.changed) == names
@@ -185,7 +185,7 @@ def test_a_layer_of_each_kind(scheme: str) -> None:
 
 def test_groups_leave_convolutions_out() -> None:
     model = Everything()
-    config = QATConfig(FakeQuantConfig(4, "per_group", group_size=4))
+    config = QuantConfig(TensorConfig(4, "per_group", group_size=4))
     report = prepare_(model, config)
     reason = "a convolution's weight has no groups that share a scale"
     assert report.left_out["conv1d"] == report.left_out["conv2d"] == reason
@@ -284,7 +284,7 @@ def test_report() -> None:
     report = prepare_(linear_model(), W8A8(), lambda module, name: name == "0")
     assert isinstance(report, Report)
     assert str(report).splitlines() == [
-        "0  QATLinear(weight=int8 per_channel symmetric dynamic, "
+        "0  FakeQuantizedLinear(weight=int8 per_channel symmetric dynamic, "
         "input=int8 per_token symmetric dynamic)",
         "2  left out: filter_fn",
         "4  left out: filter_fn",

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.weight_norm import weight_norm
 
 import qat_models
-from baraquant import W8A8, FakeQuantConfig, QATConfig, SmoothQuant, W8A8Static
+from baraquant import W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
 from baraquant.qat import convert_, prepare_
 from qat_models import data, linear_model
 
@@ -33,12 +33,12 @@ class Encoder(nn.Module):
 @pytest.mark.parametrize(
     "config",
     [
-        QATConfig(FakeQuantConfig(4, "per_group", group_size=8)),
-        QATConfig(FakeQuantConfig(4), FakeQuantConfig(8, "per_group", group_size=8)),
+        QuantConfig(TensorConfig(4, "per_group", group_size=8)),
+        QuantConfig(TensorConfig(4), TensorConfig(8, "per_group", group_size=8)),
     ],
     ids=["weight", "activation"],
 )
-def test_group_size_that_does_not_fit(config: QATConfig) -> None:
+def test_group_size_that_does_not_fit(config: QuantConfig) -> None:
     model = Encoder()
     before = kinds(model)
     reason = "expected group_size to divide in_features (12), but got 8"
@@ -52,7 +52,7 @@ def test_group_size_that_does_not_fit(config: QATConfig) -> None:
 
 
 def test_group_size_of_an_embedding_and_of_attention() -> None:
-    config = QATConfig(FakeQuantConfig(4, "per_group", group_size=8))
+    config = QuantConfig(TensorConfig(4, "per_group", group_size=8))
     with pytest.raises(ValueError, match=r"0: .* fit: expected group_size to divide embedding_dim"):
         prepare_(nn.Sequential(nn.Embedding(5, 12)), config)
     model = nn.Sequential(nn.MultiheadAttention(12, 2))
@@ -68,7 +68,7 @@ def test_rows_too_long_for_exact_sums(symmetric: bool, most: int) -> None:
         prepare_(nn.Sequential(nn.Linear(most, 2)), W8A8(symmetric))
     with pytest.raises(ValueError, match=f"0: .* fit: expected in_features to be at most {most} "):
         prepare_(model, W8A8(symmetric))
-    prepare_(model, QATConfig(FakeQuantConfig()))  # computes in floating point
+    prepare_(model, QuantConfig(TensorConfig()))  # computes in floating point
 
 
 @pytest.mark.parametrize(
@@ -77,13 +77,13 @@ def test_rows_too_long_for_exact_sums(symmetric: bool, most: int) -> None:
         (
             W8A8,
             TypeError,
-            r"a QATConfig, W8A8 or W8A8Static, but got the class W8A8; write W8A8\(\)",
+            r"a QuantConfig, W8A8 or W8A8Static, but got the class W8A8; write W8A8\(\)",
         ),
-        (QATConfig, TypeError, r"but got the class QATConfig; write QATConfig\(\.\.\.\)"),
+        (QuantConfig, TypeError, r"but got the class QuantConfig; write QuantConfig\(\.\.\.\)"),
         (int, TypeError, "but got the class int$"),
-        ("w8a8", TypeError, "expected config to be a QATConfig, .* but got str"),
+        ("w8a8", TypeError, "expected config to be a QuantConfig, .* but got str"),
         (None, TypeError, "expected config to be .* but got NoneType"),
-        (FakeQuantConfig(), TypeError, "but got FakeQuantConfig"),
+        (TensorConfig(), TypeError, "but got TensorConfig"),
         (SmoothQuant(), ValueError, "SmoothQuant needs calibration: use baraquant.quantize_"),
         (W8A8Static("mse"), ValueError, "observer to be min_max or moving_average for training"),
     ],
@@ -118,7 +118,7 @@ def test_twice() -> None:
 def test_the_rest_can_be_prepared_later() -> None:
     model = linear_model()
     prepare_(model, W8A8(), lambda module, name: name == "0")
-    report = prepare_(model, QATConfig(FakeQuantConfig(4)))
+    report = prepare_(model, QuantConfig(TensorConfig(4)))
     assert list(report.changed) == ["2", "4"]
     assert report.left_out == {"0": "it is prepared already"}
 
@@ -130,7 +130,7 @@ def test_convert_before_prepare() -> None:
 
 
 @pytest.mark.parametrize("config", [qat_models.STATIC, qat_models.LEARNED])
-def test_convert_before_any_data(config: QATConfig) -> None:
+def test_convert_before_any_data(config: QuantConfig) -> None:
     model = Encoder()
     prepare_(model, config)
     before = kinds(model)
@@ -142,7 +142,7 @@ def test_convert_before_any_data(config: QATConfig) -> None:
 
 @pytest.mark.parametrize("config", [qat_models.STATIC, qat_models.LEARNED])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_convert_after_data_that_is_not_finite(config: QATConfig, value: float) -> None:
+def test_convert_after_data_that_is_not_finite(config: QuantConfig, value: float) -> None:
     model = linear_model()
     prepare_(model, config)
     x = data(4, 16)

@@ -144,7 +144,7 @@ def test_dynamic_shapes(scheme: str) -> None:
 
 def test_w8a8_keeps_int8_for_backward() -> None:
     """Of its input a quarter of what a float32 linear layer keeps; of its parameters no copy."""
-    layer = bnn.QATLinear(64, 32)
+    layer = bnn.FakeQuantizedLinear(64, 32)
     x = data(128, 64).requires_grad_()
     with saved_tensors() as saved:
         layer(x)

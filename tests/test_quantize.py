@@ -10,7 +10,7 @@ from torch import nn
 
 import baraquant
 from baraquant import W8A8, SmoothQuant, W8A8Static, ops
-from baraquant.nn import QuantizedEmbedding, QuantizedLinear, SmoothQuantLinear
+from baraquant.nn import QuantizedEmbedding, QuantizedLinear, StaticQuantizedLinear
 from workflow_models import (
     CALIBRATED,
     SCHEMES,
@@ -32,7 +32,7 @@ def test_a_block_comes_out_close(config):
     assert set(report.changed) == {"query", "key", "out", "up", "down"}
     assert relative_error(model(data[0]), expected) < 0.08
     static = config.activation if isinstance(config, SmoothQuant) else config
-    kind = SmoothQuantLinear if isinstance(static, W8A8Static) else QuantizedLinear
+    kind = StaticQuantizedLinear if isinstance(static, W8A8Static) else QuantizedLinear
     for name in report.changed:
         layer = getattr(model, name)
         assert type(layer) is kind and layer.symmetric == static.symmetric
@@ -152,7 +152,7 @@ def test_what_cannot_be_quantized_is_reported_with_the_reason():
             up=nn.ConvTranspose2d(2, 2, 3),
             attention=nn.MultiheadAttention(4, 2, add_bias_kv=True),
             done=nn.Sequential(QuantizedLinear(torch.ones(2, 2).to(torch.int8), torch.ones(2))),
-            prepared=baraquant.nn.QATLinear(4, 4, config=W8A8()),
+            prepared=baraquant.nn.FakeQuantizedLinear(4, 4, config=W8A8()),
             embedding=nn.Embedding(3, 4, max_norm=1.0),
             bag=nn.EmbeddingBag(3, 4),
             rnn=nn.LSTM(4, 4),
@@ -240,7 +240,7 @@ def test_copies_and_hooks():
     baraquant.quantize_(model, SmoothQuant(0.5, W8A8Static()), batches())
     x = batches()[0]
     assert torch.equal(copy.deepcopy(model)(x), model(x)) and len(calls) > 1
-    assert str(model).count("SmoothQuantLinear(in_features=16, out_features=4") == 1
+    assert str(model).count("StaticQuantizedLinear(in_features=16, out_features=4") == 1
 
 
 @pytest.mark.parametrize("config", CALIBRATED, ids=str)
@@ -266,4 +266,4 @@ def test_the_example_of_the_docstring(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_examples(baraquant.quantize_, "quantize_")
     run_examples(baraquant.save, "save")
-    run_examples(baraquant.load, "load")
+    run_examples(baraquant.load_, "load_")

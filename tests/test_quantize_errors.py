@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import baraquant
-from baraquant import W8A8, FakeQuantConfig, QATConfig, SmoothQuant, W8A8Static
+from baraquant import W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
 from workflow_models import CALIBRATED, SCHEMES, Block, batches, seeded, unchanged
 
 
@@ -40,10 +40,10 @@ def test_a_layer_by_itself():
         (W8A8, r"the class W8A8; write W8A8\(\)"),
         (int, "the class int"),
         ({"scheme": "w8a8"}, "dict"),
-        (FakeQuantConfig(), "FakeQuantConfig"),
+        (TensorConfig(), "TensorConfig"),
         (
-            QATConfig(FakeQuantConfig()),
-            r"QATConfig; baraquant\.qat\.prepare_ and convert_ take one",
+            QuantConfig(TensorConfig()),
+            r"QuantConfig; baraquant\.qat\.prepare_ and convert_ take one",
         ),
     ],
 )

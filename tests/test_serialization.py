@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 import baraquant
-from baraquant import W8A8, FakeQuantConfig, QATConfig, SmoothQuant, W8A8Static
+from baraquant import W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
 from baraquant.nn import QuantizedLinear
-from baraquant.serialization.packing import pack, packed_size, unpack
+from baraquant.workflow.serialization.packing import pack, packed_size, unpack
 from damaged_files import header_length, parts, signed, write
 from stored_models import Every, integers, same, scales
 from workflow_models import Block, Tied, batches, seeded, tokens
@@ -44,9 +44,9 @@ def test_modules_of_every_kind(every):
     x = torch.randint(0, 5, (2, 8))
     expected = model(x)
     for fresh in (Every().eval(), Every().eval().quantize()):
-        assert baraquant.load(fresh, path) is fresh
+        assert baraquant.load_(fresh, path) is fresh
         assert same(fresh, model) and torch.equal(fresh(x), expected)
-    loaded = baraquant.load(Every, path).eval()
+    loaded = baraquant.load_(Every, path).eval()
     assert same(loaded, model) and torch.equal(loaded(x), expected)
 
 
@@ -78,7 +78,7 @@ def test_the_same_bits_in_a_fresh_process(tmp_path):
         "x = expected.pop('x')\n"
         "for number, y in expected.items():\n"
         "    path = f'{sys.argv[2]}/{number}.safetensors'\n"
-        "    model = baraquant.load(workflow_models.Tied, path).eval()\n"
+        "    model = baraquant.load_(workflow_models.Tied, path).eval()\n"
         "    assert torch.equal(model(x), y), number\n"
         "    assert model.first is model.second\n"
         "    assert model.head.qweight.data_ptr() == model.embedding.qweight.data_ptr()\n"
@@ -100,7 +100,7 @@ def test_shared_and_tied_tensors_are_stored_once(tmp_path):
     baraquant.quantize_(float_tied, W8A8(), filter_fn=lambda m, name: "." in name)
     baraquant.save(float_tied, tmp_path / "b")
     for build in (Tied, meta):
-        loaded = baraquant.load(build, tmp_path / "b").eval()
+        loaded = baraquant.load_(build, tmp_path / "b").eval()
         assert loaded.head.weight is loaded.embedding.weight
         assert isinstance(loaded.head.weight, nn.Parameter) and loaded.head.weight.requires_grad
         assert torch.equal(loaded(tokens()[0]), float_tied(tokens()[0]))
@@ -116,10 +116,10 @@ def test_other_dtypes(dtype, tmp_path):
     model = seeded(Tied).to(dtype)
     baraquant.quantize_(model, SmoothQuant(0.5, W8A8Static()), tokens())
     baraquant.save(model, tmp_path / "a")
-    loaded = baraquant.load(Tied().to(dtype), tmp_path / "a").eval()
+    loaded = baraquant.load_(Tied().to(dtype), tmp_path / "a").eval()
     assert same(loaded, model) and torch.equal(loaded(tokens()[0]), model(tokens()[0]))
     with pytest.raises(ValueError, match=r"expected a model of torch.\w+, as in the file"):
-        baraquant.load(Tied, tmp_path / "a")
+        baraquant.load_(Tied, tmp_path / "a")
 
 
 def encoder():
@@ -134,13 +134,13 @@ def test_the_attentions_of_pytorch(some, tmp_path):
     baraquant.quantize_(model, SmoothQuant(0.5), batches(), keep)
     baraquant.save(model, tmp_path / "a")
     for fresh in (encoder(), copy.deepcopy(model)):
-        loaded = baraquant.load(fresh, tmp_path / "a")
+        loaded = baraquant.load_(fresh, tmp_path / "a")
         with torch.no_grad():
             assert same(loaded, model) and torch.equal(loaded(batches()[0]), model(batches()[0]))
     fresh = encoder()
     fresh.layers[0].self_attn = nn.Linear(16, 16)
     with pytest.raises(ValueError, match="self_attn: expected a MultiheadAttention, but the model"):
-        baraquant.load(fresh, tmp_path / "a")
+        baraquant.load_(fresh, tmp_path / "a")
     assert type(fresh.layers[1].self_attn) is nn.MultiheadAttention
 
 
@@ -148,16 +148,16 @@ def test_the_attentions_of_pytorch(some, tmp_path):
 @pytest.mark.parametrize("learned", [False, True])
 def test_models_of_quantization_aware_training(learned, bits, tmp_path):
     how = {"learned": True} if learned else {"granularity": "per_token"}
-    config = QATConfig(
-        FakeQuantConfig(bits, "per_group", group_size=8),
-        FakeQuantConfig(8, symmetric=False, **{"granularity": "per_tensor", **how}),
+    config = QuantConfig(
+        TensorConfig(bits, "per_group", group_size=8),
+        TensorConfig(8, symmetric=False, **{"granularity": "per_tensor", **how}),
     )
     model = seeded(Block)
     baraquant.qat.prepare_(model, config)
     model.train()(batches()[0])
     baraquant.qat.convert_(model.eval())
     baraquant.save(model, tmp_path / "a")
-    loaded = baraquant.load(Block, tmp_path / "a").eval()
+    loaded = baraquant.load_(Block, tmp_path / "a").eval()
     assert same(loaded, model) and torch.equal(loaded(batches()[0]), model(batches()[0]))
 
 
@@ -167,7 +167,7 @@ def test_a_model_of_the_meta_device(tmp_path):
     baraquant.save(model, tmp_path / "a")
     with torch.device("meta"):
         fresh = Block()
-    baraquant.load(fresh.eval(), tmp_path / "a")
+    baraquant.load_(fresh.eval(), tmp_path / "a")
     assert torch.equal(fresh(batches()[0]), model(batches()[0]))
 
 
@@ -177,7 +177,7 @@ def test_the_model_keeps_its_mode_and_its_hooks(tmp_path):
     baraquant.save(model, tmp_path / "a")
     fresh, calls = nn.Sequential(nn.Linear(16, 4)).eval(), []
     fresh[0].register_forward_hook(lambda *_: calls.append(1))
-    baraquant.load(fresh, tmp_path / "a")(batches()[0])
+    baraquant.load_(fresh, tmp_path / "a")(batches()[0])
     assert calls == [1] and not fresh[0].training
 
 
@@ -186,7 +186,7 @@ def test_the_loaded_model_does_not_depend_on_the_file(tmp_path):
     baraquant.quantize_(model, W8A8())
     path = tmp_path / "a"
     baraquant.save(model, path)
-    loaded = baraquant.load(Block, path).eval()
+    loaded = baraquant.load_(Block, path).eval()
     path.write_bytes(bytes(path.stat().st_size))
     assert same(loaded, model)
 
@@ -201,7 +201,7 @@ def test_packed_integers(bits, numel):
 
 
 def test_packed_integers_of_several_chunks(monkeypatch):
-    from baraquant.serialization import packing
+    from baraquant.workflow.serialization import packing
 
     values = integers(100, 33, bits=3)
     whole = pack(values, 3)
@@ -246,7 +246,7 @@ def test_narrow_weights_that_are_shared(bits, tmp_path):
     shapes = {name: e["shape"] for name, e in header.items() if name.endswith("weight")}
     wider = [packed_size(9, bits + 1)] if bits < 7 else [3, 3]
     assert shapes == {"first.qweight": [packed_size(9, bits)], "wider.qweight": wider}
-    loaded = baraquant.load(floats, tmp_path / "a")
+    loaded = baraquant.load_(floats, tmp_path / "a")
     assert same(loaded, model) and loaded["first"] is loaded["again"]
     assert loaded["first"].qweight is loaded["other"].qweight
 
@@ -267,7 +267,7 @@ def test_a_narrow_weight_that_is_stored_as_int8(tmp_path):
     for module in config["modules"].values():
         module["packed"] = {}
     write(tmp_path / "b", signed(whole, config, data), data)
-    assert same(baraquant.load(floats, tmp_path / "b"), model)
+    assert same(baraquant.load_(floats, tmp_path / "b"), model)
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
@@ -323,9 +323,11 @@ def test_models_that_are_not_saved(tmp_path):
 
 
 def test_a_prepared_model_is_not_saved(tmp_path):
-    model = nn.Sequential(baraquant.nn.QATLinear(4, 4, config=W8A8()))
+    model = nn.Sequential(baraquant.nn.FakeQuantizedLinear(4, 4, config=W8A8()))
     refused(
-        model, r"save: 0: expected a converted model, but QATLinear is prepared", tmp_path / "a"
+        model,
+        r"save: 0: expected a converted model, but FakeQuantizedLinear is prepared",
+        tmp_path / "a",
     )
 
 
@@ -350,5 +352,5 @@ def test_cuda(cuda, tmp_path):
     baraquant.quantize_(model, SmoothQuant(0.5, W8A8Static()), [x.to(cuda) for x in tokens()])
     baraquant.save(model, tmp_path / "a")
     expected = model(tokens()[0].to(cuda))
-    loaded = baraquant.load(Tied().to(cuda), tmp_path / "a").eval()
+    loaded = baraquant.load_(Tied().to(cuda), tmp_path / "a").eval()
     assert torch.equal(loaded(tokens()[0].to(cuda)), expected)

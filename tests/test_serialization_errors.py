@@ -31,8 +31,8 @@ def fails(path, message, build=Every):
     model = seeded(build)
     before = copy.deepcopy(model)
     with pytest.raises(ValueError, match=message) as caught:
-        baraquant.load(model, path)
-    assert str(caught.value).startswith(f"baraquant.load: {path.name}: ")
+        baraquant.load_(model, path)
+    assert str(caught.value).startswith(f"baraquant.load_: {path.name}: ")
     assert len(str(caught.value)) < 1000
     assert same(model, before)
 
@@ -52,13 +52,13 @@ def test_cuts_and_flipped_bits_everywhere_are_noticed(every):
     fresh = Every()
     for place in [*range(8), *range(8, whole, 37), *range(whole, len(raw), 29)]:
         path.write_bytes(raw[:place])
-        with pytest.raises(ValueError, match=r"baraquant\.load: every\.safetensors: "):
-            baraquant.load(fresh, path)
+        with pytest.raises(ValueError, match=r"baraquant\.load_: every\.safetensors: "):
+            baraquant.load_(fresh, path)
         path.write_bytes(raw[:place] + bytes([raw[place] ^ 4]) + raw[place + 1 :])
         try:
-            baraquant.load(fresh, path)
+            baraquant.load_(fresh, path)
         except ValueError as error:
-            assert str(error).startswith("baraquant.load: every.safetensors: ")
+            assert str(error).startswith("baraquant.load_: every.safetensors: ")
         else:  # a space that became another, in JSON
             assert same(fresh.eval(), model)
             fresh = Every()
@@ -78,7 +78,7 @@ def test_there_are_enough_corruptions(every):
     path, model = every
     header, config, data = parts(path)
     write(path, signed(header, config, data), data)  # the liar's tools write good files
-    assert same(baraquant.load(Every(), path).eval(), model)
+    assert same(baraquant.load_(Every(), path).eval(), model)
 
 
 class Narrow(nn.Sequential):
@@ -106,7 +106,7 @@ def test_bits_behind_the_last_packed_integer(bit, narrow):
     if bit >= 3:
         fails(path, "0.qweight: expected the 5 bits behind the last integer to be 0", Narrow)
     else:  # a bit of the last integer
-        loaded = baraquant.load(Narrow, path)[0].qweight
+        loaded = baraquant.load_(Narrow, path)[0].qweight
         differs = (loaded != model[0].qweight).flatten()
         assert int(differs.sum()) == 1 and bool(differs[-1])
 
@@ -229,13 +229,13 @@ def test_what_is_no_model_and_no_file(every):
     path, _ = every
     for wrong in (3, "model", None):
         with pytest.raises(TypeError, match="expected model to be a Module or a function that"):
-            baraquant.load(wrong, path)
+            baraquant.load_(wrong, path)
     with pytest.raises(TypeError, match="expected model to be a Module, but got int"):
-        baraquant.load(lambda: 3, path)
+        baraquant.load_(lambda: 3, path)
     with pytest.raises(FileNotFoundError):
-        baraquant.load(Every, path.with_name("none"))
+        baraquant.load_(Every, path.with_name("none"))
     with pytest.raises(IsADirectoryError):
-        baraquant.load(Every, path.parent)
+        baraquant.load_(Every, path.parent)
 
 
 def test_a_buffer_of_no_state_dict(tmp_path):
@@ -248,16 +248,16 @@ def test_a_buffer_of_no_state_dict(tmp_path):
     model = Positions()
     baraquant.quantize_(model, W8A8())
     baraquant.save(model, tmp_path / "a")
-    assert torch.equal(baraquant.load(Positions, tmp_path / "a").positions, torch.arange(3))
+    assert torch.equal(baraquant.load_(Positions, tmp_path / "a").positions, torch.arange(3))
     with torch.device("meta"):
         fresh = Positions()
-    assert torch.equal(baraquant.load(fresh, tmp_path / "a").positions, torch.arange(3))
+    assert torch.equal(baraquant.load_(fresh, tmp_path / "a").positions, torch.arange(3))
 
 
 def test_without_safetensors(every, monkeypatch):
     path, model = every
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    for call in (lambda: baraquant.save(model, path), lambda: baraquant.load(Every, path)):
+    for call in (lambda: baraquant.save(model, path), lambda: baraquant.load_(Every, path)):
         with pytest.raises(ImportError, match="expected safetensors; pip install safetensors"):
             call()
 
@@ -280,4 +280,4 @@ def test_a_header_whose_length_begins_as_a_pickle_does(length, tmp_path):
             break
     else:
         pytest.fail("no name gave that length")
-    assert same(baraquant.load(padded(padding), tmp_path / "a"), model)
+    assert same(baraquant.load_(padded(padding), tmp_path / "a"), model)

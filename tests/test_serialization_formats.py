@@ -52,10 +52,10 @@ def test_format_1_is_read(how):
     assert raw(path)[0]["format"] == 1
     torch.manual_seed(7)
     expected = Every().quantize()
-    assert same(baraquant.load(make(Every), path).eval(), expected)
+    assert same(baraquant.load_(make(Every), path).eval(), expected)
     path = DATA / "format_1_tied.safetensors"
     config, tensors = raw(path)
-    loaded = baraquant.load(make(Tied), path).eval()
+    loaded = baraquant.load_(make(Tied), path).eval()
     assert loaded.head.qweight is loaded.embedding.qweight and loaded.again is loaded.block.linear1
     assert torch.equal(loaded.embedding.qweight, tensors["embedding.weight"])
     assert config["shared_tensors"]["head.weight"] == "embedding.weight"
@@ -63,12 +63,19 @@ def test_format_1_is_read(how):
     assert torch.isfinite(loaded(tokens)).all()
 
 
-def test_format_1_becomes_format_2(tmp_path):
-    loaded = baraquant.load(Tied, DATA / "format_1_tied.safetensors").eval()
+def test_format_2_is_read():
+    path = DATA / "format_2_every.safetensors"
+    assert raw(path)[0]["format"] == 2
+    torch.manual_seed(7)
+    assert same(baraquant.load_(Every, path).eval(), Every().quantize())
+
+
+def test_old_formats_become_the_current_one(tmp_path):
+    loaded = baraquant.load_(Tied, DATA / "format_1_tied.safetensors").eval()
     baraquant.save(loaded, tmp_path / "new")
     config, tensors = raw(tmp_path / "new")
-    assert config["format"] == 2 and "embedding.qweight" in tensors
-    assert same(baraquant.load(Tied, tmp_path / "new").eval(), loaded)
+    assert config["format"] == 3 and "embedding.qweight" in tensors
+    assert same(baraquant.load_(Tied, tmp_path / "new").eval(), loaded)
 
 
 class Rotary(nn.Module):
@@ -118,7 +125,7 @@ def test_buffers_that_are_in_no_state_dict(how, tmp_path):
         "meta": lambda: on_meta(Rotary),
         "function of meta": lambda: lambda: on_meta(Rotary),
     }[how]()
-    loaded = baraquant.load(given, tmp_path / "a")
+    loaded = baraquant.load_(given, tmp_path / "a")
     assert torch.equal(loaded(X), model(X))
     assert loaded.original is loaded.frequencies is loaded.inner.frequencies
     assert list(loaded.state_dict()) == list(model.state_dict())
@@ -137,10 +144,10 @@ def test_a_plain_tensor_on_the_meta_device_is_refused_and_a_function_makes_it(tm
     model = quantized(Plain)
     baraquant.save(model, tmp_path / "a")
     with pytest.raises(
-        ValueError, match=r"factors: .* is no buffer .* baraquant.load\(lambda: Model"
+        ValueError, match=r"factors: .* is no buffer .* baraquant.load_\(lambda: Model"
     ):
-        baraquant.load(on_meta(Plain), tmp_path / "a")
-    assert torch.equal(baraquant.load(Plain, tmp_path / "a")(X), model(X))
+        baraquant.load_(on_meta(Plain), tmp_path / "a")
+    assert torch.equal(baraquant.load_(Plain, tmp_path / "a")(X), model(X))
 
 
 def test_a_function_builds_no_weights(tmp_path):
@@ -154,7 +161,7 @@ def test_a_function_builds_no_weights(tmp_path):
         seen.extend(p.device.type for p in built.parameters())
         return built
 
-    loaded = baraquant.load(build, tmp_path / "a")
+    loaded = baraquant.load_(build, tmp_path / "a")
     assert set(seen) == {"meta"} and torch.equal(loaded(X), model(X))
 
 
@@ -167,7 +174,7 @@ def test_a_function_that_needs_its_parameters_gets_them(tmp_path):
         assert built.layers[0].weight.sum().item() != 0  # needs a number
         return built
 
-    assert torch.equal(baraquant.load(build, tmp_path / "a")(X), model(X))
+    assert torch.equal(baraquant.load_(build, tmp_path / "a")(X), model(X))
 
 
 def test_a_buffer_that_the_file_lacks(tmp_path):
@@ -179,8 +186,8 @@ def test_a_buffer_that_the_file_lacks(tmp_path):
             self.register_buffer("more", torch.ones(3), persistent=False)
 
     with pytest.raises(ValueError, match=r"more: expected a buffer with data"):
-        baraquant.load(on_meta(More), tmp_path / "a")
-    assert baraquant.load(More, tmp_path / "a").more.sum() == 3
+        baraquant.load_(on_meta(More), tmp_path / "a")
+    assert baraquant.load_(More, tmp_path / "a").more.sum() == 3
 
 
 def test_a_buffer_of_another_shape(tmp_path):
@@ -192,4 +199,4 @@ def test_a_buffer_of_another_shape(tmp_path):
             self.register_buffer("positions", torch.arange(9), persistent=False)
 
     with pytest.raises(ValueError, match=r"positions: expected torch.int64 \[9\] as in the model"):
-        baraquant.load(on_meta(Longer), tmp_path / "a")
+        baraquant.load_(on_meta(Longer), tmp_path / "a")

@@ -12,15 +12,15 @@ from torch.nn import functional as F
 
 import baraquant
 from baraquant import W8A8, SmoothQuant, W8A8Static, ops
-from baraquant.calibration.flow import Flow
-from baraquant.calibration.producers import fold, producers
-from baraquant.calibration.smoothquant import (
+from baraquant.workflow.smoothquant.flow import Flow
+from baraquant.workflow.smoothquant.formula import (
     ALPHAS,
     AlphaSearch,
     ChannelRange,
     range_after,
     smoothing,
 )
+from baraquant.workflow.smoothquant.producers import fold, producers
 from workflow_models import (
     Block,
     OffsetRMSNorm,

@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from baraquant.calibration.smoothquant import ALPHAS, AlphaSearch, ChannelRange
+from baraquant.workflow.smoothquant.formula import ALPHAS, AlphaSearch, ChannelRange
 from workflow_models import batches
 
 

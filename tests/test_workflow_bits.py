@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from baraquant import W8A8, FakeQuantConfig, QATConfig, W8A8Static
+from baraquant import W8A8, QuantConfig, TensorConfig, W8A8Static
 from baraquant.configs import Config
 from baraquant.qat import convert_, prepare_
 
@@ -20,16 +20,14 @@ HOW: tuple[dict[str, bool], ...] = ({}, {"dynamic": False}, {"learned": True})
 
 
 @st.composite
-def fake_quant_configs(draw: Any, kinds: tuple[str, ...], group_size: int) -> FakeQuantConfig:
+def fake_quant_configs(draw: Any, kinds: tuple[str, ...], group_size: int) -> TensorConfig:
     """What ``kinds`` of granularity allow; groups of an activation are dynamic."""
     kind = draw(st.sampled_from(kinds))
     is_activation = "per_token" in kinds
     is_free = kind == "per_tensor" or (kind != "per_token" and not is_activation)
     how = draw(st.sampled_from(HOW)) if is_free else {}
     size = group_size if kind == "per_group" else None
-    return FakeQuantConfig(
-        draw(st.integers(2, 8)), kind, draw(st.booleans()), group_size=size, **how
-    )
+    return TensorConfig(draw(st.integers(2, 8)), kind, draw(st.booleans()), group_size=size, **how)
 
 
 @st.composite
@@ -42,7 +40,7 @@ def cases(draw: Any) -> tuple[Config, dict[str, Any]]:
     )
     observer = draw(st.sampled_from(("moving_average", "min_max")))
     scheme = draw(
-        st.just(QATConfig(weight, activation, observer))
+        st.just(QuantConfig(weight, activation, observer))
         | st.builds(W8A8, st.booleans())
         | st.builds(W8A8Static, st.just(observer), st.booleans())
     )

@@ -130,7 +130,7 @@ def test_they_are_saved_and_loaded(config: W8A8 | SmoothQuant, tmp_path: Path) -
     baraquant.save(model, file)
     torch.manual_seed(9)
     loaded = Picture().eval()
-    baraquant.load(loaded, file)
+    baraquant.load_(loaded, file)
     assert torch.equal(loaded(x), expected)
     same_tensors(loaded, model)
 

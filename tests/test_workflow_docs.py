@@ -25,8 +25,8 @@ def test_functions() -> None:
     run_examples(qat, "qat")
     run_examples(qat.prepare_, "prepare_")
     run_examples(qat.convert_, "convert_")
-    run_examples(configs.FakeQuantConfig, "FakeQuantConfig")
-    run_examples(configs.QATConfig, "QATConfig")
+    run_examples(configs.TensorConfig, "TensorConfig")
+    run_examples(configs.QuantConfig, "QuantConfig")
 
 
 @pytest.mark.parametrize("name", nn.__all__)

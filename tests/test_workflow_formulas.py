@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
-from baraquant import FakeQuantConfig, QATConfig, SmoothQuant, W8A8Static
+from baraquant import QuantConfig, SmoothQuant, TensorConfig, W8A8Static
 from baraquant.nn import LearnedFakeQuantize
 from baraquant.qat import prepare_
 
@@ -89,8 +89,8 @@ def test_gradients_of_a_learned_step(kind: str, symmetric: bool, bits: int) -> N
 def test_gradients_of_a_layer_that_learns(bits: int) -> None:
     """The same for a whole linear layer, weights and inputs, through the product."""
     high = 2 ** (bits - 1) - 1
-    config = QATConfig(
-        FakeQuantConfig(bits, learned=True), FakeQuantConfig(bits, "per_tensor", learned=True)
+    config = QuantConfig(
+        TensorConfig(bits, learned=True), TensorConfig(bits, "per_tensor", learned=True)
     )
     linear = nn.Linear(10, 4, dtype=torch.float64)
     model = nn.Sequential(linear)

@@ -15,9 +15,9 @@ from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 import qat_models
 import workflow_zoo as zoo
-from baraquant import W8A8, FakeQuantConfig, QATConfig, quantize_
-from baraquant._replace import Report
+from baraquant import W8A8, QuantConfig, TensorConfig, quantize_
 from baraquant.qat import convert_, prepare_
+from baraquant.workflow.replace import Report
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 one_thread = zoo.one_thread
@@ -179,7 +179,7 @@ def test_a_compiled_block_is_followed() -> None:
     model = nn.Sequential(torch.compile(nn.Sequential(nn.Linear(8, 8)), backend="eager"))
     x = torch.randn(3, 8)
     before = model(x)
-    prepare_(model, QATConfig(FakeQuantConfig(2)))
+    prepare_(model, QuantConfig(TensorConfig(2)))
     prepared = model.eval()(x)
     assert not torch.equal(prepared, before)
     convert_(model)
@@ -207,7 +207,7 @@ def test_filter_that_raises_leaves_the_model_alone() -> None:
 @pytest.mark.parametrize("rows", [1, 2])
 def test_one_group_of_one_row(rows: int) -> None:
     model = nn.Sequential(nn.Linear(4, rows))
-    prepare_(model, QATConfig(FakeQuantConfig(4, "per_group", group_size=4)))
+    prepare_(model, QuantConfig(TensorConfig(4, "per_group", group_size=4)))
     x = torch.randn(3, 4)
     prepared = model.eval()(x)
     convert_(model)

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 import baraquant
 import qat_models
 import workflow_zoo as zoo
-from baraquant import W8A8, FakeQuantConfig, QATConfig, SmoothQuant, W8A8Static
+from baraquant import W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
 from baraquant.qat import convert_, prepare_
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 one_thread = zoo.one_thread
 
-GROUPS = QATConfig(
-    FakeQuantConfig(4, "per_group", False, learned=True, group_size=4),
-    FakeQuantConfig(8, "per_tensor", learned=True),
+GROUPS = QuantConfig(
+    TensorConfig(4, "per_group", False, learned=True, group_size=4),
+    TensorConfig(8, "per_tensor", learned=True),
 )
 SCHEMES = {name: qat_models.SCHEMES[name] for name in ("w8a8", "static", "learned")}
 SCHEMES["groups"] = GROUPS
@@ -93,7 +93,7 @@ def test_trained_converted_stored(
 
     path = tmp_path / "model.safetensors"
     baraquant.save(model, path)
-    fresh = baraquant.load(seeded(build, dtype, seed=1), path).eval()
+    fresh = baraquant.load_(seeded(build, dtype, seed=1), path).eval()
     assert torch.equal(fresh(*x), prepared)
 
 

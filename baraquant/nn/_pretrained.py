@@ -24,5 +24,5 @@ def refuse_save_pretrained() -> None:
             raise RuntimeError(
                 "save_pretrained: expected a floating model, but this one holds integers of "
                 "baraquant, which from_pretrained does not read; call "
-                "baraquant.save(model, path), and baraquant.load(model, path) on a fresh model"
+                "baraquant.save(model, path), and baraquant.load_(model, path) on a fresh model"
             )

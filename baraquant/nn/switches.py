@@ -8,8 +8,8 @@ observed, ``model.apply(baraquant.nn.enable_fake_quant)`` starts to quantize.
 import torch
 from torch import nn
 
-from .fake_quantize import FakeQuantize
-from .learned import LearnedFakeQuantize
+from .training.fake_quantize import FakeQuantize
+from .training.learned import LearnedFakeQuantize
 
 
 def enable_observer(module: nn.Module) -> None:

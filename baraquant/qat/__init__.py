@@ -7,8 +7,8 @@
 >>> report = baraquant.qat.convert_(model.eval())
 """
 
-from .._replace import Report
-from .convert import convert_
-from .prepare import prepare_
+from ..workflow.convert import convert_
+from ..workflow.prepare import prepare_
+from ..workflow.replace import Report
 
 __all__ = ["Report", "convert_", "prepare_"]

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What every layer of integers is: int8 in ``qweight``, and a floating ``weight`` to read."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from .._precision import KeepsScales
+from .._pretrained import refuse_save_pretrained
+from .._weight import weight_to_read
+
+
+class HoldsIntegers(KeepsScales):
+    """A layer that stores its weight as integers.
+
+    ``weight`` is computed from them whenever it is read: a parent module may ask for its dtype, or
+    compute with its numbers. It has the dtype of the float layer, which follows the module's
+    conversions (``half()``, ``to(dtype)``).
+    """
+
+    qweight: Tensor
+    dtype: torch.dtype
+
+    def dequantized_weight(self) -> Tensor:
+        """Return the floating weight that the integers stand for."""
+        raise NotImplementedError
+
+    @property
+    def weight(self) -> Tensor:
+        """The floating weight that the integers stand for, to read only."""
+        if torch.jit.is_scripting():
+            weight = self.dequantized_weight()
+        else:
+            weight = weight_to_read(self, self.dequantized_weight, self.qweight, self.dtype)
+        return weight
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight":
+            raise AttributeError(
+                f"{type(self).__name__}: expected weight to be read only, as it is computed from "
+                "the integers in qweight; to change it, quantize the float model again"
+            )
+        super().__setattr__(name, value)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        refuse_save_pretrained()
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        # No tensor has the weight's dtype: ask with one what the conversion makes of it.
+        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.qweight.device)).dtype
+        return self

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Linear layers of integers, to run a quantized model: weights are int8, inputs become int8.
+
+Buffers bear the names of the constructor's arguments, and all are plain tensors. ``weight_sum``
+(the sums of the weight's rows, which a zero point of the input needs) is derived from the weight
+and so no part of the state dict. ``weight`` is what the integers stand for, as floats, to read.
+"""
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ... import ops
+from . import _arguments
+from ._integers import HoldsIntegers
+
+
+class _IntegerLinear(HoldsIntegers):
+    """What the layers of integers share: the weight with its scale, and the bias."""
+
+    weight_scale: Tensor
+    bias: Tensor | None
+    weight_sum: Tensor | None
+    in_features: Final[int]
+    out_features: Final[int]
+    weight_bits: Final[int]
+    symmetric: Final[bool]
+
+    def __init__(
+        self,
+        qweight: Tensor,
+        weight_scale: Tensor,
+        bias: Tensor | None,
+        weight_bits: int,
+        symmetric: bool,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        _arguments.check_weight(name, qweight, bias)
+        _arguments.check_bits(name, "weight_bits", weight_bits)
+        self.out_features, self.in_features = qweight.shape
+        self.weight_bits = weight_bits
+        self.symmetric = symmetric
+        scale = _arguments.scale_of_channels(name, weight_scale, self.out_features)
+        self.dtype = _arguments.weight_dtype(name, dtype, bias, scale)
+        self.register_buffer("qweight", _arguments.plain(qweight).contiguous())
+        self.register_buffer("weight_scale", scale)
+        self.register_buffer("bias", None if bias is None else _arguments.plain(bias))
+        self.register_buffer("weight_sum", None, persistent=False)
+        self._sum_weight()
+
+    def _sum_weight(self) -> None:
+        if not self.symmetric:
+            self.weight_sum = self.qweight.sum(dim=1, dtype=torch.int32)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._sum_weight()
+
+    def _dequantized(self) -> Tensor:
+        return ops.dequantize_per_channel(self.qweight, self.weight_scale, None, 0)
+
+    def extra_repr(self) -> str:
+        """Return the shapes and the scheme, for ``repr``."""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, weight=int{self.weight_bits} per_channel"
+        )
+
+
+class QuantizedLinear(_IntegerLinear):
+    """A linear layer of integers whose input's scale is taken from the input (W8A8 dynamic).
+
+    ``y = x_int @ weight.T * (x_scale * weight_scale) + bias``, by
+    :func:`baraquant.ops.quantized_linear`: the input ``[..., in_features]`` is quantized on the
+    fly, each token with a scale of its own; the output has its dtype. The gradient goes straight
+    through the rounding to the input: it is that of the prepared layer.
+
+    Args:
+        qweight: int8 ``[out_features, in_features]``.
+        weight_scale: float32 (float64 for float64 inputs) ``[out_features]``.
+        bias: ``[out_features]``: of the scale's dtype or of the inputs'.
+        symmetric: Whether the input's integers have zero in the middle; else a zero point.
+        bits: Width of the input's integers, 2 to 8.
+        granularity: ``per_token``, or ``per_tensor``: one scale for the whole input.
+        smooth: ``[in_features]``, of the scale's dtype: the input is divided by it first
+            (SmoothQuant, where no layer before could take it).
+        weight_bits: Width of the weight's integers, 2 to 8; they are stored as int8 all the same.
+        dtype: Of ``weight`` when it is read; None: that of the bias, else of the scale.
+
+    Raises:
+        ValueError: A shape, width or granularity that does not fit.
+        TypeError: A weight that is not int8, a scale that is not float32 or float64, or a dtype
+            that is not floating.
+
+    Example:
+        >>> weight = torch.tensor([[1, -2], [3, 4]], dtype=torch.int8)
+        >>> layer = baraquant.nn.QuantizedLinear(weight, torch.tensor([0.5, 0.25]))
+        >>> layer(torch.tensor([[127.0, 64.0]]))
+        tensor([[ -0.5000, 159.2500]])
+    """
+
+    _scales = ("weight_scale", "smooth")
+    smooth: Tensor | None
+    bits: Final[int]
+    granularity: Final[str]
+    per_token: Final[bool]
+    quant_min: Final[int]
+    quant_max: Final[int]
+
+    def __init__(
+        self,
+        qweight: Tensor,
+        weight_scale: Tensor,
+        bias: Tensor | None = None,
+        *,
+        symmetric: bool = True,
+        bits: int = 8,
+        granularity: str = "per_token",
+        smooth: Tensor | None = None,
+        weight_bits: int = 8,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(qweight, weight_scale, bias, weight_bits, symmetric, dtype)
+        _arguments.check_bits("QuantizedLinear", "bits", bits)
+        if granularity not in ("per_token", "per_tensor"):
+            raise ValueError(
+                "QuantizedLinear: expected granularity to be per_token or per_tensor, "
+                f"but got {granularity!r}"
+            )
+        self.bits = bits
+        self.granularity = granularity
+        self.per_token = granularity == "per_token"
+        self.quant_min, self.quant_max = _range_of(bits)
+        if smooth is not None:
+            smooth = _arguments.scale_of_inputs("QuantizedLinear", smooth, self.in_features)
+        self.register_buffer("smooth", smooth)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
+        smooth = self.smooth
+        rows = input if smooth is None else input / smooth
+        low, high, symmetric = self.quant_min, self.quant_max, self.symmetric
+        if self.per_token:
+            output = ops.quantized_linear(
+                rows,
+                self.qweight,
+                self.weight_scale,
+                self.bias,
+                symmetric=symmetric,
+                weight_sum=self.weight_sum,
+                quant_min=low,
+                quant_max=high,
+                dtype=input.dtype,
+            )
+        else:
+            scale, zero_point = ops.choose_qparams_per_tensor(
+                rows.detach(), low, high, symmetric=symmetric
+            )
+            output = ops.static_quantized_linear(
+                rows,
+                self.qweight,
+                self.weight_scale,
+                scale,
+                self.bias,
+                act_zero_point=None if symmetric else zero_point,
+                weight_sum=self.weight_sum,
+                quant_min=low,
+                quant_max=high,
+                dtype=input.dtype,
+            )
+        return output
+
+    def dequantized_weight(self) -> Tensor:
+        """Return the floating weight that the integers stand for, before any smoothing."""
+        weight, smooth = self._dequantized(), self.smooth
+        return (weight if smooth is None else weight / smooth).to(self.dtype)
+
+    def extra_repr(self) -> str:
+        """Return the shapes and the scheme, for ``repr``."""
+        zero = "symmetric" if self.symmetric else "asymmetric"
+        smooth = "" if self.smooth is None else ", smooth"
+        return (
+            f"{super().extra_repr()}, input=int{self.bits} {self.granularity} {zero} dynamic"
+            f"{smooth}"
+        )
+
+
+class StaticQuantizedLinear(_IntegerLinear):
+    """A linear layer of integers whose input has one scale, known before (W8A8 static).
+
+    ``y = x_int @ weight.T * (act_scale * weight_scale) + bias``, by
+    :func:`baraquant.ops.static_quantized_linear`. The input ``[..., in_features]`` is quantized
+    with ``act_scale``; the output has its dtype. The gradient goes straight through the rounding to
+    the input, and is 0 where the range clamped it: it is that of the prepared layer.
+
+    With ``smooth_scale`` each feature k is quantized with ``smooth_scale[k]``, which is
+    ``act_scale * smooth[k]``: dividing by ``smooth`` (Xiao et al. 2023) then costs nothing.
+
+    Args:
+        qweight: int8 ``[out_features, in_features]``.
+        weight_scale: float32 (float64 for float64 inputs) ``[out_features]``.
+        act_scale: ``[]`` or ``[1]``, of the dtype of ``weight_scale``.
+        bias: ``[out_features]``: of the scale's dtype or of the inputs'.
+        act_zero_point: Integer ``[]`` or ``[1]``; None stands for 0.
+        smooth_scale: ``[in_features]``, of the dtype of ``weight_scale``; None: no smoothing.
+        bits: Width of the input's integers, 2 to 8.
+        weight_bits: Width of the weight's integers, 2 to 8; they are stored as int8 all the same.
+        dtype: Of ``weight`` when it is read; None: that of the bias, else of the scale.
+
+    Raises:
+        ValueError: A shape or width that does not fit.
+        TypeError: A weight that is not int8, a scale that is not float32 or float64, a zero point
+            that is not integer, or a dtype that is not floating.
+
+    Example:
+        >>> weight = torch.tensor([[1, -2], [3, 4]], dtype=torch.int8)
+        >>> scales = torch.tensor([0.5, 0.25]), torch.tensor(1.0)
+        >>> layer = baraquant.nn.StaticQuantizedLinear(weight, *scales)
+        >>> layer(torch.tensor([[127.0, 64.0]]))
+        tensor([[ -0.5000, 159.2500]])
+    """
+
+    _scales = ("weight_scale", "act_scale", "smooth_scale")
+    act_scale: Tensor
+    act_zero_point: Tensor | None
+    smooth_scale: Tensor | None
+    bits: Final[int]
+    quant_min: Final[int]
+    quant_max: Final[int]
+
+    def __init__(
+        self,
+        qweight: Tensor,
+        weight_scale: Tensor,
+        act_scale: Tensor,
+        bias: Tensor | None = None,
+        *,
+        act_zero_point: Tensor | None = None,
+        smooth_scale: Tensor | None = None,
+        bits: int = 8,
+        weight_bits: int = 8,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(qweight, weight_scale, bias, weight_bits, act_zero_point is None, dtype)
+        name = "StaticQuantizedLinear"
+        _arguments.check_bits(name, "bits", bits)
+        act_scale, act_zero_point = _arguments.scale_of_tensor(name, act_scale, act_zero_point)
+        self.bits = bits
+        self.quant_min, self.quant_max = _range_of(bits)
+        self.register_buffer("act_scale", act_scale)
+        self.register_buffer("act_zero_point", act_zero_point)
+        if smooth_scale is not None:
+            smooth_scale = _arguments.scale_of_inputs(name, smooth_scale, self.in_features)
+        self.register_buffer("smooth_scale", smooth_scale)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
+        return ops.static_quantized_linear(
+            input,
+            self.qweight,
+            self.weight_scale,
+            self.act_scale,
+            self.bias,
+            act_zero_point=self.act_zero_point,
+            smooth_scale=self.smooth_scale,
+            weight_sum=self.weight_sum,
+            quant_min=self.quant_min,
+            quant_max=self.quant_max,
+        )
+
+    def dequantized_weight(self) -> Tensor:
+        """Return the floating weight that the integers stand for, before any smoothing."""
+        weight, smooth_scale = self._dequantized(), self.smooth_scale
+        if smooth_scale is not None:
+            weight = weight / (smooth_scale / self.act_scale)
+        return weight.to(self.dtype)
+
+    def extra_repr(self) -> str:
+        """Return the shapes and the scheme, for ``repr``."""
+        zero = "symmetric" if self.symmetric else "asymmetric"
+        smooth = "" if self.smooth_scale is None else ", smooth"
+        return f"{super().extra_repr()}, input=int{self.bits} per_tensor {zero} static{smooth}"
+
+
+def _range_of(bits: int) -> tuple[int, int]:
+    return -(1 << (bits - 1)), (1 << (bits - 1)) - 1

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``WeightOnlyLinear``: a linear layer that stores integers and computes in floating point."""
+
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ... import ops
+from ..training.fake_quantize import FakeQuantize
+from . import _arguments
+from ._integers import HoldsIntegers
+
+
+class WeightOnlyLinear(HoldsIntegers):
+    """A linear layer that stores integers and computes in floating point.
+
+    For what an integer product cannot do: groups of weights with scales of their own, weights with
+    zero points, and inputs that stay floating. ``y = linear(input_fake_quant(x), w, bias)`` with
+    ``w`` the dequantized weight, in the input's dtype. Its gradient is that of the prepared layer.
+
+    Args:
+        qweight: int8 ``[out_features, in_features]``.
+        weight_scale: float32 (float64 for float64 inputs): ``[out_features]``, or
+            ``[out_features, groups]`` with ``group_size``.
+        bias: ``[out_features]``, of the inputs' dtype.
+        weight_zero_point: Integer, shaped like ``weight_scale``; None stands for 0.
+        group_size: Neighbours in a row of the weight that share a scale.
+        input_fake_quant: Rounds the input; None leaves it as it is.
+        weight_bits: Width of the weight's integers, 2 to 8; they are stored as int8 all the same.
+        dtype: Of ``weight`` when it is read; None: that of the bias, else of the scale.
+
+    Raises:
+        ValueError: A shape or width that does not fit.
+        TypeError: A weight that is not int8, a scale that is not float32 or float64, a zero point
+            that is not integer, or a dtype that is not floating.
+
+    Example:
+        >>> weight = torch.tensor([[1, -2, 3, 4]], dtype=torch.int8)
+        >>> scale = torch.tensor([[0.5, 0.25]])
+        >>> layer = baraquant.nn.WeightOnlyLinear(weight, scale, group_size=2)
+        >>> layer(torch.ones(1, 4))
+        tensor([[1.2500]])
+    """
+
+    _scales = ("weight_scale",)
+    weight_scale: Tensor
+    bias: Tensor | None
+    weight_zero_point: Tensor | None
+    in_features: Final[int]
+    out_features: Final[int]
+    group_size: Final[int | None]
+    weight_bits: Final[int]
+
+    def __init__(
+        self,
+        qweight: Tensor,
+        weight_scale: Tensor,
+        bias: Tensor | None = None,
+        *,
+        weight_zero_point: Tensor | None = None,
+        group_size: int | None = None,
+        input_fake_quant: FakeQuantize | None = None,
+        weight_bits: int = 8,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        name = "WeightOnlyLinear"
+        _arguments.check_weight(name, qweight, bias)
+        _arguments.check_bits(name, "weight_bits", weight_bits)
+        self.out_features, self.in_features = qweight.shape
+        self.group_size = group_size
+        self.weight_bits = weight_bits
+        scale = _arguments.scale_of_weight(name, weight_scale, qweight, group_size)
+        self.dtype = _arguments.weight_dtype(name, dtype, bias, scale)
+        self.register_buffer("qweight", _arguments.plain(qweight).contiguous())
+        self.register_buffer("weight_scale", scale)
+        self.register_buffer("bias", None if bias is None else _arguments.plain(bias))
+        zero_point = _arguments.zero_point_of_weight(name, weight_zero_point, scale)
+        self.register_buffer("weight_zero_point", zero_point)
+        self.input_fake_quant = nn.Identity() if input_fake_quant is None else input_fake_quant
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
+        return F.linear(self.input_fake_quant(input), self._dequantized(input.dtype), self.bias)
+
+    def dequantized_weight(self) -> Tensor:
+        """Return the floating weight that the integers stand for."""
+        return self._dequantized(self.dtype)
+
+    def _dequantized(self, dtype: torch.dtype) -> Tensor:
+        scale, zero_point = self.weight_scale, self.weight_zero_point
+        group_size = self.group_size
+        if group_size is None:
+            weight = ops.dequantize_per_channel(self.qweight, scale, zero_point, 0, dtype=dtype)
+        else:
+            weight = ops.dequantize_per_group(
+                self.qweight, scale, zero_point, group_size, 1, dtype=dtype
+            )
+        return weight
+
+    def extra_repr(self) -> str:
+        """Return the shapes and the scheme, for ``repr``."""
+        how = "per_channel" if self.group_size is None else f"per_group({self.group_size})"
+        zero = "" if self.weight_zero_point is None else " asymmetric"
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, weight=int{self.weight_bits} {how}{zero}"
+        )

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The fake quantizers of a layer in training, made from its configuration."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...configs import QuantConfig, TensorConfig
+from .._weight import is_for_torchscript, weight_to_read
+from .fake_quantize import FakeQuantize
+from .learned import LearnedFakeQuantize
+
+# What a moving average gives to each batch, as torch.ao's observers do.
+AVERAGING_CONSTANT = 0.01
+
+
+class QuantizesWeight(nn.Module):  # type: ignore[misc]
+    """A layer whose weight passes through ``weight_fake_quant``.
+
+    A scale per channel belongs to an index of the weight's first dimension, and groups lie along
+    its last. The layer itself takes its parameter from :meth:`float_weight`: what others read as
+    ``layer.weight`` is the parameter in training alone. In evaluation it is the rounded weight, as
+    it is once the layer is converted. (TorchScript knows no such difference: there it is the
+    parameter.)
+    """
+
+    __constants__: tuple[str, ...] = ("fold", "rounds_input")
+    __jit_unused_properties__ = ("weight",)
+    config: QuantConfig
+    weight_fake_quant: nn.Module
+    input_fake_quant: nn.Module
+    fold: int  # where groups are observed: as rows of this length; else 0
+    rounds_input: bool
+
+    def _set_quantizers(self, config: QuantConfig, activation: TensorConfig | None) -> None:
+        self.config = config
+        parameter = self.float_weight()
+        self.weight_fake_quant = _of_weight(config.weight, parameter)
+        self.input_fake_quant = _of_activation(activation, config.observer, parameter)
+        self.rounds_input = activation is not None
+        weight = config.weight
+        is_observed = not weight.dynamic and not weight.learned
+        self.fold = weight.group_size if is_observed and weight.group_size is not None else 0
+
+    @property
+    def weight(self) -> Tensor:
+        """The parameter in training, the weight as it is rounded in evaluation."""
+        parameter = self._own_weight()
+        if self.training or is_for_torchscript():
+            return parameter
+        return weight_to_read(
+            self, self._fake_quantized_weight, parameter, parameter.dtype, parameter
+        )
+
+    @weight.setter
+    def weight(self, value: Any) -> None:
+        # A parameter does not come here. What does is a tensor that a hook computes, as
+        # torch.nn.utils.weight_norm has it.
+        self.__dict__["weight"] = value
+
+    @weight.deleter
+    def weight(self) -> None:
+        del self.__dict__["weight"]
+
+    def float_weight(self) -> Tensor:
+        """Return the floating weight that is trained, in evaluation too."""
+        # In TorchScript the attribute is the parameter.
+        if torch.jit.is_scripting():  # noqa: SIM108 - TorchScript compiles one of the branches
+            weight = self.weight
+        else:
+            weight = self._own_weight()
+        return weight
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _own_weight(self) -> Tensor:
+        weight = self._parameters.get("weight")
+        if weight is not None:
+            return weight
+        if type(self).weight is not QuantizesWeight.weight:
+            return self.weight  # a parametrization computes it
+        if "weight" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__} has no weight")
+        return self.__dict__["weight"]
+
+    def quantized_weight(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the weight as it will be stored: int8, with its scale and its zero point.
+
+        Both are of shape ``[channels]``, or ``[channels, groups]`` for groups.
+        """
+        weight = self.float_weight().detach()
+        rows = weight.reshape(-1, self.fold) if self.fold > 0 else weight
+        integers, scale, zero_point = self.weight_fake_quant.quantize(rows)
+        integers = integers.reshape(weight.shape).contiguous()
+        channels = weight.shape[0]
+        if self.fold > 0:
+            shape = [channels, scale.numel() // channels]
+            scale, zero_point = scale.reshape(shape), zero_point.reshape(shape)
+        elif scale.dim() < 2 and scale.numel() == 1:
+            scale = scale.reshape(1).expand(channels).contiguous()
+            zero_point = zero_point.reshape(1).expand(channels).contiguous()
+        return integers, scale, zero_point
+
+    def _fake_quantized_weight(self) -> Tensor:
+        weight = self.float_weight()
+        rows = weight.reshape(-1, self.fold) if self.fold > 0 else weight
+        quantizer = self.weight_fake_quant
+        rows = quantizer(rows) if self.training else quantizer.round(rows)
+        return rows.reshape(weight.shape) if self.fold > 0 else rows
+
+    def _rounded_input(self, input: Tensor) -> Tensor:
+        if not self.rounds_input:
+            return input
+        if self.training:
+            return self.input_fake_quant(input)
+        return self.input_fake_quant.round(input)
+
+
+def check_groups(config: TensorConfig, features: int, name: str) -> None:
+    """Check that groups divide a dimension."""
+    size = config.group_size
+    if size is not None and (size > features or features % size != 0):
+        raise ValueError(f"expected group_size to divide {name} ({features}), but got {size}")
+
+
+def _of_weight(config: TensorConfig, weight: Tensor) -> FakeQuantize | LearnedFakeQuantize:
+    granularity, size = config.granularity, config.group_size
+    low, high = config.quant_min, config.quant_max
+    if config.dynamic:
+        axis = 0 if granularity == "per_channel" else None
+        return FakeQuantize(
+            granularity=granularity,
+            axis=axis,
+            group_size=size,
+            quant_min=low,
+            quant_max=high,
+            mode="dynamic",
+            symmetric=config.symmetric,
+        )
+    channels = weight.shape[0]
+    if config.learned:
+        groups = 1 if size is None else weight.shape[-1] // size
+        shapes = {"per_tensor": (1,), "per_channel": (channels,), "per_group": (channels, groups)}
+        learned = LearnedFakeQuantize(
+            granularity,
+            axis=0 if granularity == "per_channel" else None,
+            group_size=size,
+            shape=shapes[granularity],
+            quant_min=low,
+            quant_max=high,
+            symmetric=config.symmetric,
+            device=weight.device,
+            dtype=_compute_dtype(weight),
+        )
+        if not weight.is_meta:
+            learned.initialize(weight)
+        return learned
+    scales = weight.numel() // size if size is not None else channels
+    per_tensor = granularity == "per_tensor"
+    observed = FakeQuantize(
+        granularity="per_tensor" if per_tensor else "per_channel",
+        axis=None if per_tensor else 0,
+        channels=None if per_tensor else scales,
+        quant_min=low,
+        quant_max=high,
+        mode="observed",
+        symmetric=config.symmetric,
+        averaging_constant=1.0,  # the weight of the moment, until the observer is disabled
+    )
+    observed.to(weight.device, _compute_dtype(weight))
+    with torch.no_grad():
+        observed(weight.detach().reshape(-1, size) if size is not None else weight.detach())
+    return observed
+
+
+def _of_activation(config: TensorConfig | None, observer: str, weight: Tensor) -> nn.Module:
+    if config is None:
+        return nn.Identity()
+    low, high = config.quant_min, config.quant_max
+    if config.learned:
+        return LearnedFakeQuantize(
+            quant_min=low,
+            quant_max=high,
+            symmetric=config.symmetric,
+            per_sample=True,
+            device=weight.device,
+            dtype=_compute_dtype(weight),
+        )
+    if config.dynamic:
+        return FakeQuantize(
+            granularity=config.granularity,
+            group_size=config.group_size,
+            quant_min=low,
+            quant_max=high,
+            mode="dynamic",
+            symmetric=config.symmetric,
+        )
+    observed = FakeQuantize(
+        quant_min=low,
+        quant_max=high,
+        mode="observed",
+        symmetric=config.symmetric,
+        averaging_constant=AVERAGING_CONSTANT if observer == "moving_average" else None,
+    )
+    # Evaluation before the first batch gives NaN, not what looks like numbers.
+    observed.scale.fill_(float("nan"))
+    return observed.to(weight.device, _compute_dtype(weight))
+
+
+def _compute_dtype(weight: Tensor) -> torch.dtype:
+    return torch.float64 if weight.dtype == torch.float64 else torch.float32

@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``FakeQuantize``: rounding to a quantization grid, as a module of a network in training."""
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from ... import ops
+from . import _arguments
+from ._observed_range import ObservedRange
+from ._range import qparams_of_range, unless_recomputing
+
+
+class FakeQuantize(ObservedRange):
+    """Rounds its input to a quantization grid; the gradient goes straight through.
+
+    ``mode`` says where the scale and the zero point come from:
+
+    * ``"fixed"``: they are given, and stay.
+      Computes :func:`baraquant.ops.fake_quantize_per_tensor` or its sibling for ``granularity``.
+      Buffers: ``scale`` and ``zero_point``.
+    * ``"dynamic"``: every input gives its own, by the range of its values.
+      Computes :func:`baraquant.ops.dynamic_fake_quantize_per_tensor` or its sibling. No buffers.
+    * ``"observed"``: the module follows the range of what it sees, in training and evaluation
+      alike, and takes them from there; held still by :meth:`disable_observer`.
+      Computes :func:`baraquant.ops.observe_fake_quantize`. Buffers: ``min_val`` and ``max_val``
+      (inf and -inf before the first input), ``scale``, ``zero_point``, as uint8 ``[1]`` the flags
+      ``observer_enabled`` and ``fake_quant_enabled``, and as int64 ``[]`` ``skipped_batches``.
+
+    An input with a NaN or an infinity, as of a step that a gradient scaler skips, takes no part in
+    an observed range (per channel: in that channel's), and ``skipped_batches`` goes up by one.
+
+    Buffers move with the module and are its state dict. Floating ones keep their precision when
+    the module changes its dtype: they stay float32 in a float16 or bfloat16 module, as the ops want
+    them, and are float64 in a float64 one.
+
+    The observed flags are read where the data is: switching one takes effect in compiled code and
+    in captured CUDA graphs, without a recompilation or a wait for the device. In the other modes
+    :meth:`enable_fake_quant` sets a plain bool: ``torch.compile`` compiles once for each value, and
+    a captured CUDA graph keeps the one it was captured with.
+
+    What activation checkpointing computes again is not observed again: it is rounded by the scale
+    that the module's last forward pass left. Where several passes come before one backward pass, as
+    of a layer that two blocks share, that is the scale of the last of them.
+
+    Under ``DistributedDataParallel`` each process sees other data. Call :meth:`sync_qparams` before
+    the range is used in common; with ``broadcast_buffers=False``, as otherwise every forward pass
+    replaces the range of each process by that of the first.
+
+    Args:
+        scale: For ``fixed``: a number > 0 (``per_tensor``), or a float32 or float64 tensor shaped
+            as the op of the granularity wants it.
+        zero_point: For ``fixed``: an integer, or an integer tensor shaped like ``scale``; None
+            stands for 0.
+        granularity: ``per_tensor``, ``per_channel``, ``per_token`` or ``per_group``; the first two
+            for ``observed``.
+        axis: The channels' dimension (``per_channel``, needed there) or the groups' (``per_group``,
+            the last one by default).
+        group_size: Neighbours that share a scale (``per_group``, needed there).
+        quant_min: The smallest integer of the grid.
+        quant_max: The largest integer of the grid.
+        save_mask: For ``fixed``, what is kept for backward: True a bit per element, False the
+            input, None the input where it is a leaf (a parameter) or a view of one, and else the
+            bits.
+        mode: ``fixed``, ``dynamic`` or ``observed``.
+        symmetric: For ``dynamic`` and ``observed``: True puts the zero point in the middle of the
+            grid and lets the scale reach the largest magnitude; False fits the grid to the range of
+            the values, with 0 in it.
+        averaging_constant: For ``observed``: None follows the smallest and largest value ever seen;
+            a number c in (0, 1] moves both by c of the way to those of each input (1: the last
+            input alone).
+        channels: For ``observed`` and ``per_channel``: the input's size along ``axis``.
+
+    Raises:
+        ValueError: A mode, granularity, shape, range or number that does not fit, or an argument
+            that the mode has no use for.
+        TypeError: A scale that is not float32 or float64, or a zero point that is not integer.
+
+    Example:
+        >>> scale = torch.tensor([0.5, 0.25])
+        >>> quantizer = baraquant.nn.FakeQuantize(scale, None, "per_channel", axis=0)
+        >>> quantizer(torch.tensor([[0.6, 1.5], [0.6, 1.5]]))
+        tensor([[0.5000, 1.5000],
+                [0.5000, 1.5000]])
+        >>> observed = baraquant.nn.FakeQuantize(mode="observed", symmetric=False)
+        >>> _ = observed(torch.tensor([-1.0, 0.5])), observed(torch.tensor([1.55]))
+        >>> observed.calculate_qparams()
+        (tensor(0.0100), tensor(-28, dtype=torch.int32))
+    """
+
+    mode: Final[str]
+    is_dynamic: Final[bool]  # bools beside `mode`, since TorchScript leaves out the code behind a
+    is_observed: Final[bool]  # constant that is false, but not behind a comparison of strings
+    granularity: Final[str]
+    axis: Final[int]
+    group_size: Final[int]
+    quant_min: Final[int]
+    quant_max: Final[int]
+    save_mask: Final[bool | None]
+    symmetric: Final[bool]
+    averaging_constant: Final[float | None]
+
+    def __init__(
+        self,
+        scale: Tensor | float | None = None,
+        zero_point: Tensor | int | None = None,
+        granularity: str = "per_tensor",
+        *,
+        axis: int | None = None,
+        group_size: int | None = None,
+        quant_min: int = -128,
+        quant_max: int = 127,
+        save_mask: bool | None = None,
+        mode: str = "fixed",
+        symmetric: bool = True,
+        averaging_constant: float | None = None,
+        channels: int | None = None,
+    ) -> None:
+        super().__init__()
+        _arguments.check_mode(
+            mode,
+            symmetric,
+            scale=scale,
+            zero_point=zero_point,
+            save_mask=save_mask,
+            averaging_constant=averaging_constant,
+            channels=channels,
+        )
+        _arguments.check_granularity(granularity, axis, group_size)
+        _arguments.check_range(mode, symmetric, quant_min, quant_max)
+        self.mode = mode
+        self.is_dynamic = mode == "dynamic"
+        self.is_observed = mode == "observed"
+        self.granularity = granularity
+        self.axis = -1 if axis is None else axis
+        self.group_size = 0 if group_size is None else group_size
+        self.quant_min = quant_min
+        self.quant_max = quant_max
+        self.save_mask = save_mask
+        self.symmetric = symmetric
+        # TorchScript types a constant by its value: 1 would not pass for the float of the op.
+        self.averaging_constant = None if averaging_constant is None else float(averaging_constant)
+        if self.is_observed:
+            _arguments.check_observed(granularity, channels, averaging_constant)
+            self._register_range(() if channels is None else (channels,))
+        else:
+            self._rounds = True
+        if scale is not None:
+            scale = _arguments.scale_tensor(scale, granularity)
+            zero_point = _arguments.zero_point_tensor(zero_point, scale, quant_min, quant_max)
+            self.register_buffer("scale", scale)
+            self.register_buffer("zero_point", zero_point)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return ``input`` rounded to the grid, in its own shape and dtype."""
+        if self.is_observed:
+            output = self._observe_and_round(input)
+        elif not self._rounds:
+            output = input
+        elif self.is_dynamic:
+            output = self._round_dynamic(input)
+        else:
+            output = self._round_fixed(input)
+        return output
+
+    def _observe_and_round(self, input: Tensor) -> Tensor:
+        observer_enabled = self.observer_enabled
+        if not torch.jit.is_scripting():
+            observer_enabled = unless_recomputing(observer_enabled)
+        return ops.observe_fake_quantize(
+            input,
+            self.min_val,
+            self.max_val,
+            self.scale,
+            self.zero_point,
+            observer_enabled,
+            self.fake_quant_enabled,
+            self.axis if self.granularity == "per_channel" else None,
+            self.quant_min,
+            self.quant_max,
+            symmetric=self.symmetric,
+            averaging_constant=self.averaging_constant,
+            skipped_batches=self.skipped_batches,
+        )
+
+    def _round_dynamic(self, input: Tensor) -> Tensor:
+        low, high, symmetric = self.quant_min, self.quant_max, self.symmetric
+        if self.granularity == "per_tensor":
+            return ops.dynamic_fake_quantize_per_tensor(input, low, high, symmetric=symmetric)
+        if self.granularity == "per_channel":
+            return ops.dynamic_fake_quantize_per_channel(
+                input, self.axis, low, high, symmetric=symmetric
+            )
+        if self.granularity == "per_token":
+            return ops.dynamic_fake_quantize_per_token(input, low, high, symmetric=symmetric)
+        return ops.dynamic_fake_quantize_per_group(
+            input, self.group_size, self.axis, low, high, symmetric=symmetric
+        )
+
+    def _round_fixed(self, input: Tensor) -> Tensor:
+        scale, zero_point = self.scale, self.zero_point
+        low, high, save_mask = self.quant_min, self.quant_max, self.save_mask
+        if self.granularity == "per_tensor":
+            return ops.fake_quantize_per_tensor(
+                input, scale, zero_point, low, high, save_mask=save_mask
+            )
+        if self.granularity == "per_channel":
+            return ops.fake_quantize_per_channel(
+                input, scale, zero_point, self.axis, low, high, save_mask=save_mask
+            )
+        if self.granularity == "per_token":
+            return ops.fake_quantize_per_token(
+                input, scale, zero_point, low, high, save_mask=save_mask
+            )
+        return ops.fake_quantize_per_group(
+            input, scale, zero_point, self.group_size, self.axis, low, high, save_mask=save_mask
+        )
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def round(self, input: Tensor) -> Tensor:
+        """Return ``input`` rounded to the grid as it is now; no observing, and no switch."""
+        return self._round_dynamic(input) if self.is_dynamic else self._round_fixed(input)
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def quantize(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return int8 integers of ``input``, their scale and zero point; nothing is observed.
+
+        ``round`` returns these integers dequantized. The range has to fit int8.
+        """
+        low, high, symmetric = self.quant_min, self.quant_max, self.symmetric
+        if not self.is_dynamic:
+            return self._quantize_fixed(input), self.scale, self.zero_point
+        if self.granularity == "per_tensor":
+            return ops.dynamic_range_quantize_per_tensor(input, low, high, symmetric=symmetric)
+        if self.granularity == "per_channel":
+            return ops.dynamic_range_quantize_per_channel(
+                input, self.axis, low, high, symmetric=symmetric
+            )
+        if self.granularity == "per_token":
+            return ops.dynamic_range_quantize_per_token(input, low, high, symmetric=symmetric)
+        return ops.dynamic_range_quantize_per_group(
+            input, self.group_size, self.axis, low, high, symmetric=symmetric
+        )
+
+    def _quantize_fixed(self, input: Tensor) -> Tensor:
+        scale, zero_point, low, high = self.scale, self.zero_point, self.quant_min, self.quant_max
+        if self.granularity == "per_tensor":
+            return ops.quantize_per_tensor(input, scale, zero_point, low, high)
+        if self.granularity == "per_channel":
+            return ops.quantize_per_channel(input, scale, zero_point, self.axis, low, high)
+        if self.granularity == "per_token":
+            return ops.quantize_per_token(input, scale, zero_point, low, high)
+        return ops.quantize_per_group(
+            input, scale, zero_point, self.group_size, self.axis, low, high
+        )
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def enable_observer(self, enabled: bool = True) -> None:
+        """Let the module follow the range of its input, or hold range and scale still."""
+        if self.is_observed:
+            self.observer_enabled.fill_(int(enabled))
+        else:
+            raise RuntimeError(
+                f"FakeQuantize: expected mode 'observed' for an observer, but got '{self.mode}'"
+            )
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def disable_observer(self) -> None:
+        """Hold the range, the scale and the zero point still."""
+        self.enable_observer(False)
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def enable_fake_quant(self, enabled: bool = True) -> None:
+        """Let the module round its input, or pass it on as it is (an observer goes on)."""
+        if self.is_observed:
+            self.fake_quant_enabled.fill_(int(enabled))
+        else:
+            self._rounds = enabled
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def disable_fake_quant(self) -> None:
+        """Pass the input on as it is; an observer goes on observing."""
+        self.enable_fake_quant(False)
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def reset_min_max_vals(self) -> None:
+        """Forget the range and the skipped batches; the next finite input starts a new range."""
+        if self.is_observed:
+            self.min_val.fill_(float("inf"))
+            self.max_val.fill_(float("-inf"))
+            self.skipped_batches.fill_(0)
+            self._skipped_together = 0
+        else:
+            raise RuntimeError(
+                f"FakeQuantize: expected mode 'observed' for a range, but got '{self.mode}'"
+            )
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """Return scale and zero point: the given ones, or those of the range seen so far.
+
+        Where nothing has been seen the scale is 1. With mode ``dynamic`` there are none
+        (RuntimeError): :func:`baraquant.ops.choose_qparams_per_tensor` gives those of one input.
+        """
+        if self.is_observed:
+            qparams = qparams_of_range(
+                self.min_val, self.max_val, self.quant_min, self.quant_max, self.symmetric
+            )
+        elif not self.is_dynamic:
+            qparams = self.scale, self.zero_point
+        else:
+            raise RuntimeError(
+                "FakeQuantize: expected mode 'fixed' or 'observed' for a scale, but got 'dynamic', "
+                "with which each input has its own"
+            )
+        return qparams
+
+    def freeze(self) -> "FakeQuantize":
+        """Return a module of mode ``fixed`` with a copy of this one's scale and zero point.
+
+        It rounds as this one does while its observer is off. Mode ``dynamic`` has no scale to keep
+        (RuntimeError).
+        """
+        if self.is_dynamic:
+            self.calculate_qparams()  # raises
+        frozen = FakeQuantize(
+            self.scale,
+            self.zero_point,
+            self.granularity,
+            axis=self.axis if self.granularity in ("per_channel", "per_group") else None,
+            group_size=self.group_size or None,
+            quant_min=self.quant_min,
+            quant_max=self.quant_max,
+            save_mask=self.save_mask,
+        )
+        frozen.train(self.training)
+        return frozen
+
+    def extra_repr(self) -> str:
+        """Return the arguments that differ between modules, for ``repr``."""
+        parts = [] if self.mode == "fixed" else [self.mode]
+        parts += [self.granularity]
+        if self.granularity == "per_group":
+            parts.append(f"group_size={self.group_size}")
+        if self.granularity in ("per_channel", "per_group"):
+            parts.append(f"axis={self.axis}")
+        parts += [f"quant_min={self.quant_min}", f"quant_max={self.quant_max}"]
+        if self.mode != "fixed":
+            parts.append(f"symmetric={self.symmetric}")
+        if self.is_observed:
+            parts.append(f"averaging_constant={self.averaging_constant}")
+        if not self.is_dynamic:
+            parts.append(f"scale={list(self.scale.shape)}")
+        return ", ".join(parts)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # Every conversion of a module (half(), to(dtype), cuda(), ...) passes through here.
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, buffer in self._buffers.items():
+            if buffer.is_floating_point() and buffer.dtype not in (torch.float32, torch.float64):
+                self._buffers[name] = before[name].to(buffer.device, torch.float32)
+        return self

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``LearnedFakeQuantize``: rounding to a grid whose step, and zero point, are trained."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from ... import ops
+from .._precision import with_precision
+from . import _arguments
+from ._first_batch import check_unwrapped, is_known
+
+NAN = float("nan")
+
+
+class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
+    """Rounds its input to a quantization grid, and learns the grid's step by gradient descent.
+
+    ``y = (clamp(rint(x / s) + z, quant_min, quant_max) - z) * s`` with ``s = abs(scale)``, at least
+    the smallest normal number: positive by construction. Its gradient is that of "Learned Step Size
+    Quantization" (LSQ, Esser et al. 2020) and is multiplied by their factor
+    ``1 / sqrt(n * quant_max)``, with ``n`` the number of values that share the step. With
+    ``symmetric=False`` the zero point is learned too, as the offset of LSQ+ (Bhalgat et al. 2020).
+
+    The first batch in training, or :meth:`initialize`, sets the parameters:
+    ``s = 2 * mean(abs(x)) / sqrt(quant_max)`` as in LSQ, yet no larger than ``max(abs(x)) /
+    quant_max``, which clips nothing; with a zero point, scale and zero point of the range of ``x``.
+    Before that they are NaN. Initialize before the model is wrapped for several processes: each
+    process has another first batch, and FullyShardedDataParallel drops what a forward pass writes
+    into a parameter.
+
+    Parameters: ``scale``, and ``zero_point`` where not symmetric. They keep their precision when
+    the module changes its dtype: they stay float32 in a float16 or bfloat16 module.
+
+    Args:
+        granularity: ``per_tensor``, ``per_channel`` or ``per_group``.
+        axis: The channels' dimension (``per_channel``, needed there) or the groups' (``per_group``,
+            the last one by default).
+        group_size: Neighbours that share a step (``per_group``, needed there).
+        shape: The shape of ``scale``: ``[1]`` for ``per_tensor``, ``[channels]`` for
+            ``per_channel``, and for ``per_group`` that of the input with its groups counted along
+            ``axis``.
+        quant_min: The smallest integer.
+        quant_max: The largest integer, above 0.
+        symmetric: Whether there is no zero point.
+        per_sample: Whether ``n`` leaves out the first dimension: for activations, whose gradient is
+            a mean over the batch.
+
+    Raises:
+        ValueError: A granularity, shape or range that does not fit.
+
+    Example:
+        >>> quantizer = baraquant.nn.LearnedFakeQuantize(quant_min=-8, quant_max=7)
+        >>> quantizer(torch.tensor([0.6, 3.5, -1.2])).detach()
+        tensor([ 0.5000,  3.5000, -1.0000])
+        >>> quantizer.scale
+        Parameter containing:
+        tensor([0.5000], requires_grad=True)
+    """
+
+    is_observed: Final[bool]
+    granularity: Final[str]
+    axis: Final[int]
+    group_size: Final[int]
+    quant_min: Final[int]
+    quant_max: Final[int]
+    symmetric: Final[bool]
+    per_sample: Final[bool]
+
+    def __init__(
+        self,
+        granularity: str = "per_tensor",
+        *,
+        axis: int | None = None,
+        group_size: int | None = None,
+        shape: Sequence[int] = (1,),
+        quant_min: int = -128,
+        quant_max: int = 127,
+        symmetric: bool = True,
+        per_sample: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        _arguments.check_granularity(granularity, axis, group_size)
+        if granularity == "per_token":
+            raise ValueError(
+                "LearnedFakeQuantize: expected granularity to be per_tensor, per_channel or "
+                "per_group, but got 'per_token'"
+            )
+        if not quant_min < quant_max or quant_max <= 0:
+            raise ValueError(
+                "LearnedFakeQuantize: expected quant_min < quant_max and quant_max > 0, "
+                f"but got {quant_min} and {quant_max}"
+            )
+        fits = {"per_tensor": list(shape) == [1], "per_channel": len(shape) == 1}
+        if not fits.get(granularity, True):
+            expected = "[1]" if granularity == "per_tensor" else "one dimension"
+            raise ValueError(
+                f"LearnedFakeQuantize: expected shape to have {expected} for {granularity}, "
+                f"but got {list(shape)}"
+            )
+        self.is_observed = False
+        self.granularity = granularity
+        self.axis = -1 if axis is None else axis
+        self.group_size = 0 if group_size is None else group_size
+        self.quant_min = quant_min
+        self.quant_max = quant_max
+        self.symmetric = symmetric
+        self.per_sample = per_sample
+        self._rounds = True
+        self._initialized = False
+        unknown = torch.full(tuple(shape), NAN, device=device, dtype=dtype)
+        self.scale = nn.Parameter(unknown)
+        self.register_parameter("zero_point", None if symmetric else nn.Parameter(unknown.clone()))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return ``input`` rounded to the grid, in its own shape and dtype."""
+        if self.training and not self._is_initialized():
+            self._initialize_by_first(input)
+        return self.round(input) if self._rounds else input
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def initialize(self, input: Tensor) -> None:
+        """Set scale and zero point by the values of ``input``; an empty one changes nothing."""
+        if input.numel() == 0:
+            return
+        with torch.no_grad():
+            rows = self._segments(input.detach()).to(self.scale.dtype)  # [scales, values]
+            zero_point = self.zero_point
+            if zero_point is None:
+                magnitude = rows.abs()
+                step = 2.0 * magnitude.mean(dim=1) / self.quant_max**0.5
+                step = torch.minimum(step, magnitude.amax(dim=1) / self.quant_max)
+                step = step.masked_fill(step == 0, 1.0)
+            else:
+                step, zeros = ops.choose_qparams_per_channel(
+                    rows, 0, self.quant_min, self.quant_max, symmetric=False
+                )
+                zero_point.copy_(zeros.reshape(zero_point.shape))
+            self.scale.copy_(step.reshape(self.scale.shape))
+        self._initialized = True
+
+    def _initialize_by_first(self, input: Tensor) -> None:
+        if not torch.jit.is_scripting():  # noqa: SIM102 - TorchScript skips the block
+            if input.numel() > 0:
+                check_unwrapped(self)
+        self.initialize(input)
+
+    def _is_initialized(self) -> bool:
+        """Whether the scale is known. The parameter says, if others have written into it.
+
+        An average of models (EMA) is a copy from before the first batch, and so is a model whose
+        parameters come by broadcast.
+        """
+        if not torch.jit.is_scripting():  # noqa: SIM102 - TorchScript skips the block
+            if not self._initialized and not torch.compiler.is_compiling():
+                self._initialized = is_known(self.scale)
+        return self._initialized
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def round(self, input: Tensor) -> Tensor:
+        """Return ``input`` rounded to the grid as it is now, whatever the switches say."""
+        if not self._is_initialized():
+            if input.numel() == 0:
+                return input
+            raise RuntimeError(
+                "LearnedFakeQuantize: expected a batch in training mode, or initialize(), before "
+                "anything is rounded: the scale is not known"
+            )
+        values = input.numel() // self.scale.numel()
+        if self.per_sample and input.dim() > 1:
+            values = values // max(input.shape[0], 1)
+        factor = float(max(values, 1) * self.quant_max) ** -0.5
+        scale, zero_point = self._parameters_of(input.dtype)
+        # A sum whose second part is 0, and has the gradient: the value's bits do not change.
+        step = scale * factor
+        scale = scale.detach() + (step - step.detach())
+        if zero_point is not None:
+            step = zero_point * factor
+            zero_point = zero_point.detach() + (step - step.detach())
+        low, high = self.quant_min, self.quant_max
+        if self.granularity == "per_tensor":
+            return ops.fake_quantize_per_tensor(input, scale, zero_point, low, high)
+        if self.granularity == "per_channel":
+            return ops.fake_quantize_per_channel(input, scale, zero_point, self.axis, low, high)
+        return ops.fake_quantize_per_group(
+            input, scale, zero_point, self.group_size, self.axis, low, high
+        )
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def quantize(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return int8 integers of ``input``, their scale and zero point.
+
+        ``round`` returns these integers dequantized. The range has to fit int8.
+        """
+        scale, zero_point = self.calculate_qparams()
+        scale = scale.to(self._compute_dtype(input.dtype))
+        low, high = self.quant_min, self.quant_max
+        if self.granularity == "per_tensor":
+            integers = ops.quantize_per_tensor(input, scale, zero_point, low, high)
+        elif self.granularity == "per_channel":
+            integers = ops.quantize_per_channel(input, scale, zero_point, self.axis, low, high)
+        else:
+            integers = ops.quantize_per_group(
+                input, scale, zero_point, self.group_size, self.axis, low, high
+            )
+        return integers, scale, zero_point
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """Return the scale (positive) and the int32 zero point of the grid as it is now."""
+        scale, zero_point = self._parameters_of(self.scale.dtype)
+        scale = scale.detach()
+        if zero_point is None:
+            return scale, torch.zeros_like(scale, dtype=torch.int32)
+        zeros = zero_point.detach().round().clamp(self.quant_min, self.quant_max)
+        return scale, zeros.nan_to_num(float(self.quant_min)).to(torch.int32)
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def enable_fake_quant(self, enabled: bool = True) -> None:
+        """Let the module round its input, or pass it on as it is."""
+        self._rounds = enabled
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def disable_fake_quant(self) -> None:
+        """Pass the input on as it is."""
+        self._rounds = False
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def sync_qparams(self, process_group: Any = None) -> None:
+        """Give all processes the mean of their scales and zero points.
+
+        A collective operation: every process of the group has to call it.
+
+        Args:
+            process_group: The ``torch.distributed`` group; None is the default one.
+
+        Raises:
+            RuntimeError: There is no process group.
+        """
+        if not (dist.is_available() and dist.is_initialized()):
+            raise RuntimeError(
+                "LearnedFakeQuantize: expected torch.distributed to be initialized for "
+                "sync_qparams; call torch.distributed.init_process_group first"
+            )
+        with torch.no_grad():
+            self.scale.abs_()
+            for parameter in self.parameters():
+                dist.all_reduce(parameter, group=process_group)
+                parameter.div_(dist.get_world_size(process_group))
+
+    def extra_repr(self) -> str:
+        """Return the arguments that differ between modules, for ``repr``."""
+        parts = [self.granularity]
+        if self.granularity == "per_group":
+            parts.append(f"group_size={self.group_size}")
+        if self.granularity != "per_tensor":
+            parts.append(f"axis={self.axis}")
+        parts += [f"quant_min={self.quant_min}", f"quant_max={self.quant_max}"]
+        parts += [f"symmetric={self.symmetric}", f"scale={list(self.scale.shape)}"]
+        return ", ".join(parts)
+
+    def _segments(self, input: Tensor) -> Tensor:
+        """Return a matrix with a row of values for each scale."""
+        if self.granularity == "per_tensor":
+            return input.reshape(1, -1)
+        rows = input.movedim(self.axis, 0 if self.granularity == "per_channel" else -1)
+        if self.granularity == "per_channel":
+            return rows.reshape(rows.shape[0], -1)
+        if rows.shape[-1] % self.group_size != 0:
+            raise ValueError(
+                f"LearnedFakeQuantize: expected group_size to divide {rows.shape[-1]}, "
+                f"but got {self.group_size}"
+            )
+        if self.axis != -1 and self.axis != input.dim() - 1:
+            raise ValueError("LearnedFakeQuantize: expected groups along the last dimension")
+        return rows.reshape(-1, self.group_size)
+
+    def _parameters_of(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """Return the positive scale and the zero point, for an input of this dtype."""
+        compute = self._compute_dtype(dtype)
+        scale = self.scale.to(compute).abs().clamp_min(2.0**-126)  # the smallest normal float32
+        zero_point = self.zero_point
+        return scale, None if zero_point is None else zero_point.to(compute)
+
+    def _compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return torch.float64 if dtype == torch.float64 else torch.float32
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._initialized = is_known(self.scale)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        before = {name: p.data for name, p in self._parameters.items() if p is not None}
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            parameter = self._parameters[name]
+            if parameter is not None and parameter.dtype not in (torch.float32, torch.float64):
+                parameter.data = with_precision(old, parameter.data)
+                if parameter.grad is not None:
+                    parameter.grad = None
+        return self

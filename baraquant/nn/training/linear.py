@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``FakeQuantizedLinear``: a linear layer in quantization-aware training."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from typing_extensions import Self
+
+from ... import ops
+from ...configs import W8A8, Config, QuantConfig, TensorConfig, qat_config
+from ._quantizers import QuantizesWeight, check_groups
+
+# The longest rows of which int32 holds the exact products, without a zero point and with one.
+MOST_FEATURES, MOST_SHIFTED_FEATURES = 131071, 65536
+
+
+class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
+    """A linear layer that trains for its life as integers; ``weight`` and ``bias`` stay floating.
+
+    In evaluation it computes what :func:`baraquant.qat.convert_` will make of it, to the last bit.
+    In training:
+
+    * Weights symmetric per channel and inputs per token, both dynamic and of 2 to 8 bits (W8A8,
+      W4A8): the integer product itself, :func:`baraquant.ops.qat_linear`.
+    * Else ``linear(input_fake_quant(x), weight_fake_quant(weight), bias)``, with a
+      :class:`FakeQuantize` or :class:`LearnedFakeQuantize` each; that an integer product rounds
+      otherwise in the last bit is left to evaluation.
+
+    The gradient goes straight through the rounding, in evaluation too. The switches of
+    :mod:`baraquant.nn`, such as :func:`disable_fake_quant`, act in training alone.
+
+    Args:
+        in_features: Size of each input.
+        out_features: Size of each output.
+        bias: Whether there is one.
+        config: A :class:`baraquant.QuantConfig`, :class:`baraquant.W8A8` or
+            :class:`baraquant.W8A8Static`.
+        device: Of the parameters.
+        dtype: Of the parameters.
+
+    Raises:
+        ValueError: A configuration that does not fit: a group size that does not divide
+            ``in_features``, or more of them than an int32 sum holds.
+        TypeError: Something that is no configuration.
+
+    Example:
+        >>> layer = baraquant.nn.FakeQuantizedLinear(4, 3, config=baraquant.W8A8())
+        >>> layer(torch.ones(2, 4)).shape
+        torch.Size([2, 3])
+    """
+
+    __constants__ = (
+        *QuantizesWeight.__constants__,
+        "in_features",
+        "out_features",
+        "is_integer",
+        "is_whole",
+        "symmetric",
+        "quant_min",
+        "quant_max",
+        "weight_quant_min",
+        "weight_quant_max",
+    )
+    bias: Tensor | None
+    is_integer: bool  # deployed as a product of integers
+    is_whole: bool  # one op does it all, in training as well
+    symmetric: bool  # the input's integers
+    quant_min: int  # of the input; 0 where it stays floating
+    quant_max: int
+    weight_quant_min: int
+    weight_quant_max: int
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        config: Config | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        nn.Linear.__init__(self, in_features, out_features, bias, device, dtype)
+        self._set_config(W8A8() if config is None else config)
+
+    @classmethod
+    def from_float(cls, linear: nn.Linear, config: Config) -> Self:
+        """Return a layer that shares the parameters of ``linear``."""
+        layer = cls.__new__(cls)
+        nn.Module.__init__(layer)
+        layer.out_features, layer.in_features = linear.weight.shape
+        layer.weight = linear.weight
+        layer.register_parameter("bias", linear.bias)
+        layer._set_config(config)
+        layer.train(linear.training)
+        return layer
+
+    def _set_config(self, config: Config) -> None:
+        qat = qat_config(config)
+        check_config(qat, self.in_features)
+        self._set_quantizers(qat, qat.activation)
+        self.is_integer = is_integer_product(qat)
+        self.is_whole = is_whole_product(qat)
+        self.symmetric = qat.activation is None or qat.activation.symmetric
+        self.quant_min, self.quant_max = 0, 0
+        if qat.activation is not None:
+            self.quant_min, self.quant_max = qat.activation.quant_min, qat.activation.quant_max
+        self.weight_quant_min, self.weight_quant_max = qat.weight.quant_min, qat.weight.quant_max
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the layer's output ``[..., out_features]``."""
+        if self.is_whole:  # noqa: SIM102 - alone: TorchScript leaves out what a constant guards
+            if self._is_on() if self.training else not self._is_autocast(input):
+                return self._whole(input)
+        if self.is_integer and not self.training:
+            return self._integer_output(input)
+        return self._float_output(input)
+
+    def _is_autocast(self, input: Tensor) -> bool:
+        """Whether ``qat_linear`` would cast the weight first, which no deployed layer does."""
+        if torch.jit.is_scripting():
+            return False
+        is_enabled: bool = torch.is_autocast_enabled(input.device.type)
+        return is_enabled
+
+    def _whole(self, input: Tensor) -> Tensor:
+        return ops.qat_linear(
+            input,
+            self.float_weight(),
+            self.bias,
+            symmetric=self.symmetric,
+            weight_quant_min=self.weight_quant_min,
+            weight_quant_max=self.weight_quant_max,
+            quant_min=self.quant_min,
+            quant_max=self.quant_max,
+        )
+
+    def _float_output(self, input: Tensor) -> Tensor:
+        return F.linear(self._rounded_input(input), self._fake_quantized_weight(), self.bias)
+
+    def _integer_output(self, input: Tensor) -> Tensor:
+        integers, scale, zero_point = self.input_fake_quant.quantize(input.detach())
+        weight, weight_scale, _ = self.quantized_weight()
+        bias = self.bias
+        output = ops.int8_linear(
+            integers,
+            weight,
+            scale,
+            weight_scale,
+            None if bias is None else bias.detach(),
+            input_zero_point=None if self.symmetric else zero_point,
+            dtype=input.dtype,
+        )
+        trains = input.requires_grad or self.float_weight().requires_grad
+        if torch.is_grad_enabled() and trains:
+            # Integers have no gradient: subtract a 0 that has that of the training's formula. It is
+            # +0.0, which keeps the sign of -0.0, and stays 0 where the formula overflows.
+            smooth = self._float_output(input)
+            output = output - (smooth.detach() - smooth).nan_to_num(0.0).to(output.dtype)
+        return output
+
+    def _is_on(self) -> bool:
+        is_on: bool = self.weight_fake_quant._rounds and self.input_fake_quant._rounds
+        return is_on
+
+    def extra_repr(self) -> str:
+        """Return the shapes and the scheme, for ``repr``."""
+        activation = self.config.activation
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, weight={self.config.weight}, "
+            f"input={'float' if activation is None else activation}"
+        )
+
+
+def is_integer_product(config: QuantConfig) -> bool:
+    """Whether weights and inputs meet as integers once deployed.
+
+    Not where a sum has terms of several scales (groups), nor with a zero point of the weight.
+    """
+    weight, activation = config.weight, config.activation
+    return (
+        activation is not None
+        and weight.symmetric
+        and weight.granularity in ("per_tensor", "per_channel")
+        and activation.granularity in ("per_tensor", "per_token")
+    )
+
+
+def is_whole_product(config: QuantConfig) -> bool:
+    """Whether :func:`baraquant.ops.qat_linear` computes the layer."""
+    weight, activation = config.weight, config.activation
+    return (
+        is_integer_product(config)
+        and weight == TensorConfig(weight.bits)
+        and activation is not None
+        and activation == TensorConfig(activation.bits, "per_token", activation.symmetric)
+    )
+
+
+def check_config(config: QuantConfig, features: int) -> None:
+    """Check what a configuration asks of a layer's number of inputs."""
+    check_groups(config.weight, features, "in_features")
+    if config.activation is not None:
+        check_groups(config.activation, features, "in_features")
+        most = MOST_FEATURES if config.activation.symmetric else MOST_SHIFTED_FEATURES
+        if is_integer_product(config) and features > most:
+            raise ValueError(
+                f"expected in_features to be at most {most} for an exact int32 product"
+                f"{'' if config.activation.symmetric else ' with a zero point'}, but got {features}"
+            )

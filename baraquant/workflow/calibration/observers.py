@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Observers: what range a tensor takes over the batches of a calibration, in constant memory.
+
+==================  ============================================================================
+``min_max``         the smallest and the largest number: nothing is clipped
+``moving_average``  the ends of each batch, averaged with exponential weights: one odd batch counts
+                    little
+``percentile``      the ends that leave out a given share of the numbers, the most extreme ones
+``mse``             the ends that give the least mean squared error of quantization
+==================  ============================================================================
+
+The first two keep two numbers, the others a histogram of 256 KiB as well. Each waits for the device
+only where it is asked for a result. A batch with a NaN or an infinity is left out and counted.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ... import ops
+from ...nn.training._range import qparams_of_range
+from .histogram import Histogram, magnitudes, quantile, squared_error
+
+# How far the candidates of MSEObserver reach: down to 2^-12 of the widest range.
+_OCTAVES = 12
+
+
+class Observer(ABC):
+    """What all observers share: the extremes seen, and how a range becomes a scale.
+
+    Attributes:
+        min_val: The smallest number, ``[]``; inf before the first finite batch, None before any.
+        max_val: The largest number, likewise; -inf or None.
+        skipped_batches: How many batches were left out, as they held a NaN or an infinity: int64
+            ``[]``; None before any.
+    """
+
+    def __init__(self) -> None:
+        self.min_val: Tensor | None = None
+        self.max_val: Tensor | None = None
+        self.skipped_batches: Tensor | None = None
+
+    def observe(self, input: Tensor) -> None:
+        """Take note of ``input``, floating, of any shape; an empty one changes nothing.
+
+        One with a NaN or an infinity is counted in ``skipped_batches``, and changes nothing else.
+        """
+        if input.numel() == 0:
+            return
+        input = input.detach()
+        if self.min_val is None:
+            dtype = torch.float64 if input.dtype == torch.float64 else torch.float32
+            self.min_val = torch.full((), math.inf, dtype=dtype, device=input.device)
+            self.max_val = torch.full((), -math.inf, dtype=dtype, device=input.device)
+            self.skipped_batches = torch.zeros((), dtype=torch.int64, device=input.device)
+        elif (input.dtype == torch.float64) != (self.min_val.dtype == torch.float64):
+            input = input.to(self.min_val.dtype)
+        self._observe(input.to(self.min_val.device))
+
+    def _observe(self, input: Tensor) -> None:
+        ops.observe_min_max_(
+            input, self.min_val, self.max_val, skipped_batches=self.skipped_batches
+        )
+
+    def unusable(self) -> Tensor | None:
+        """Return whether no finite batch was seen: a bool tensor; None if no batch was."""
+        if self.min_val is None or self.max_val is None:
+            return None
+        return ~torch.isfinite(self.min_val + 0 * self.max_val)
+
+    def calculate_qparams(
+        self, quant_min: int = -128, quant_max: int = 127, symmetric: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Return the scale and the zero point for what was seen, ``[]`` each.
+
+        They are those of :func:`baraquant.ops.choose_qparams_per_tensor` for data with the ends
+        that the observer settles on.
+
+        Raises:
+            ValueError: Nothing was seen, or nothing without a NaN or an infinity.
+        """
+        unusable = self.unusable()
+        name = type(self).__name__
+        if unusable is None or self.min_val is None:
+            raise ValueError(f"{name}: expected data for a scale, but observed none")
+        if bool(unusable):
+            raise ValueError(
+                f"{name}: expected finite data, but observed NaN or infinity in every batch"
+            )
+        ends = self._ends(quant_min, quant_max, symmetric)
+        low, high = (torch.as_tensor(end).to(self.min_val) for end in ends)
+        return qparams_of_range(low, high, quant_min, quant_max, symmetric)
+
+    @abstractmethod
+    def _ends(
+        self, quant_min: int, quant_max: int, symmetric: bool
+    ) -> tuple[Tensor, Tensor] | tuple[float, float]:
+        """Return the range that the scale is to cover; all that was seen is finite."""
+
+
+class MinMaxObserver(Observer):
+    """The smallest and the largest number of all batches."""
+
+    def _ends(self, quant_min: int, quant_max: int, symmetric: bool) -> tuple[Tensor, Tensor]:
+        assert self.min_val is not None and self.max_val is not None
+        return self.min_val, self.max_val
+
+
+class MovingAverageObserver(MinMaxObserver):
+    """The smallest and the largest number of a batch, averaged over the batches.
+
+    Args:
+        averaging_constant: What a new batch counts, in (0, 1].
+    """
+
+    def __init__(self, averaging_constant: float = 0.01) -> None:
+        super().__init__()
+        # NB: written as "not in the range" so that NaN is refused.
+        if not 0.0 < averaging_constant <= 1.0:
+            raise ValueError(
+                "MovingAverageObserver: expected averaging_constant to lie in (0, 1], "
+                f"but got {averaging_constant}"
+            )
+        self.averaging_constant = averaging_constant
+
+    def _observe(self, input: Tensor) -> None:
+        ops.observe_min_max_(
+            input,
+            self.min_val,
+            self.max_val,
+            averaging_constant=self.averaging_constant,
+            skipped_batches=self.skipped_batches,
+        )
+
+
+class _HistogramObserver(Observer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.histogram: Histogram | None = None
+
+    def _observe(self, input: Tensor) -> None:
+        assert self.skipped_batches is not None
+        before = self.skipped_batches.clone()
+        super()._observe(input)
+        if self.histogram is None:
+            self.histogram = Histogram(input.device)
+        self.histogram.add(input, where=self.skipped_batches == before)
+
+    def _bins(self) -> tuple[tuple[Tensor, Tensor, Tensor], float, float]:
+        """Return the bins, cut at the extremes, and these."""
+        assert self.histogram is not None and self.min_val is not None and self.max_val is not None
+        least, most = float(self.min_val), float(self.max_val)
+        low, high, count = self.histogram.bins()
+        # The numbers lie between the extremes: the outermost bins are no wider than that. A bin
+        # of one number keeps a width, as it is divided by.
+        tight_low, tight_high = low.clamp(min=least), high.clamp(max=most)
+        whole = tight_low >= tight_high
+        bins = torch.where(whole, low, tight_low), torch.where(whole, high, tight_high), count
+        return bins, least, most
+
+
+class PercentileObserver(_HistogramObserver):
+    """The range that holds ``percentile`` percent of the numbers.
+
+    Symmetric: the share is that of the absolute values. Asymmetric: each end leaves out half of the
+    rest. The ends are exact to the width of a bin, less than 1/64 of their size.
+
+    Args:
+        percentile: In (50, 100]; 100 is min-max.
+    """
+
+    def __init__(self, percentile: float = 99.99) -> None:
+        super().__init__()
+        if not 50.0 < percentile <= 100.0:
+            raise ValueError(
+                f"PercentileObserver: expected percentile to lie in (50, 100], but got {percentile}"
+            )
+        self.percentile = percentile
+
+    def _ends(self, quant_min: int, quant_max: int, symmetric: bool) -> tuple[float, float]:
+        bins, least, most = self._bins()
+        fraction = self.percentile / 100
+        if fraction == 1.0:
+            return least, most
+        if symmetric:
+            widest = min(quantile(magnitudes(bins), fraction), max(-least, most))
+            return -widest, widest
+        low, high = quantile(bins, (1 - fraction) / 2), quantile(bins, (1 + fraction) / 2)
+        return max(low, least), min(high, most)
+
+
+class MSEObserver(_HistogramObserver):
+    """The range whose quantization gives the least mean squared error.
+
+    Candidates are ranges down to 2^-12 of the widest, first in steps of a quarter of an octave,
+    then finer; where the range is asymmetric, its two ends in turn.
+    """
+
+    def _ends(self, quant_min: int, quant_max: int, symmetric: bool) -> tuple[float, float]:
+        bins, least, most = self._bins()
+        least, most = min(least, 0.0), max(most, 0.0)
+        if symmetric:
+            least, most = -max(-least, most), max(-least, most)
+        ends = torch.tensor([least, most], dtype=torch.float64)
+
+        def errors(candidates: Tensor) -> Tensor:  # [S, 2] to [S]
+            scale, zero_point = qparams_of_range(
+                candidates[:, 0], candidates[:, 1], quant_min, quant_max, symmetric
+            )
+            return squared_error(bins, scale, zero_point, quant_min, quant_max)
+
+        ends = _narrow(ends, torch.tensor([True, True]), errors)
+        if not symmetric:
+            for moved in ([True, False], [False, True]) * 2:
+                ends = _narrow(ends, torch.tensor(moved), errors)
+        return float(ends[0]), float(ends[1])
+
+
+def _narrow(ends: Tensor, moved: Tensor, errors: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return ``ends`` with the ``moved`` ones shrunk by the factor that errs least."""
+    best = torch.ones((), dtype=torch.float64)
+    coarse = torch.linspace(0, -_OCTAVES, 4 * _OCTAVES + 1, dtype=torch.float64)
+    fine = torch.linspace(1 / 4, -1 / 4, 17, dtype=torch.float64)
+    for exponents in (coarse, fine):
+        factors = (best * torch.exp2(exponents)).clamp(max=1.0)
+        candidates = torch.where(moved, ends * factors[:, None], ends)
+        best = factors[errors(candidates).argmin()]
+    return torch.where(moved, ends * best, ends)
+
+
+OBSERVERS: dict[str, type[Observer]] = {
+    "min_max": MinMaxObserver,
+    "moving_average": MovingAverageObserver,
+    "percentile": PercentileObserver,
+    "mse": MSEObserver,
+}

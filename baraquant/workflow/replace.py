@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Swaps modules of a model in place, all or none of them, and tells what was done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from ..nn.training._quantizers import QuantizesWeight
+
+FilterFn = Callable[[nn.Module, str], bool]
+
+# The reason for a module that filter_fn refused.
+FILTERED = "filter_fn"
+# The model itself, whose path is empty.
+ROOT = "(the model)"
+
+# What the ops compute on.
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of a model's modules; ``print`` shows it as a table.
+
+    Attributes:
+        changed: What each swapped module became, by its path. A module with several paths is
+            listed by the first.
+        left_out: Why a module with weights stayed as it was, by its path.
+    """
+
+    changed: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def reasons(self) -> str:
+        """Return the first reasons in brackets; ``filter_fn`` is one where there is no other."""
+        found = {name: reason for name, reason in self.left_out.items() if reason != FILTERED}
+        items = list((found or self.left_out).items())
+        some = [f"{name or ROOT}: {reason}" for name, reason in items[:5]]
+        return f" ({'; '.join(some)})" if some else ""
+
+    def __str__(self) -> str:
+        """Return a table with a line for each module."""
+        rows = [(name, what) for name, what in self.changed.items()]
+        rows += [(name or ROOT, f"left out: {reason}") for name, reason in self.left_out.items()]
+        width = max((len(name) for name, _ in rows), default=0)
+        counts = f"{len(self.changed)} changed, {len(self.left_out)} left out"
+        return "\n".join([f"{name:<{width}}  {what}" for name, what in rows] + [counts])
+
+
+@dataclass(frozen=True)
+class Swap:
+    """What a function that makes modules may answer: the new module, and what it is in words."""
+
+    module: nn.Module
+    about: str
+
+
+# What to do with a module: swap it, leave it out for a reason, or pass it by (None).
+Decision = Swap | str | None
+Decide = Callable[[nn.Module, str], Decision]
+
+
+def replace_modules(
+    model: nn.Module,
+    caller: str,
+    decide: Decide,
+    filter_fn: FilterFn | None = None,
+    is_candidate: Callable[[nn.Module], bool] = lambda module: True,
+    *,
+    keeps_ties: bool = False,
+) -> Report:
+    """Swap the modules of ``model`` that ``decide`` has a new one for.
+
+    Every decision is taken before the first swap: where one raises, the model stays as it was. The
+    error then bears the module's path. The arguments and errors are those of :func:`choose_swaps`.
+    """
+    swaps, report = choose_swaps(
+        model, caller, decide, filter_fn, is_candidate, keeps_ties=keeps_ties
+    )
+    _swap(model, swaps)
+    return report
+
+
+def choose_swaps(
+    model: nn.Module,
+    caller: str,
+    decide: Decide,
+    filter_fn: FilterFn | None = None,
+    is_candidate: Callable[[nn.Module], bool] = lambda module: True,
+    *,
+    keeps_ties: bool = False,
+) -> tuple[dict[int, nn.Module], Report]:
+    """Return what :func:`replace_modules` would swap, by the ids of the old modules.
+
+    Args:
+        model: Left as it is.
+        caller: The public function, for the messages.
+        decide: Called once for each module that is a candidate (and passes ``filter_fn``), and for
+            each that is none. The children of a module that is not swapped are looked at too.
+        filter_fn: Whether to swap this candidate; called for each of its paths.
+        is_candidate: Whether ``filter_fn`` has a say.
+        keeps_ties: Whether a module is left out whose weight is also that of a module that stays
+            floating, other than by ``filter_fn``: the model would hold it twice.
+
+    Raises:
+        TypeError: Something that is no module, a scripted one, or a filter that is no function.
+        ValueError: The root would be swapped, or a layer that is compiled by itself; filter_fn says
+            both of one shared module; a model wrapped for several processes; and what ``decide``
+            raises.
+    """
+    check_model(model, caller)
+    if filter_fn is not None and not callable(filter_fn):
+        raise TypeError(
+            f"{caller}: expected filter_fn to be a function of a module and its name, "
+            f"but got {type(filter_fn).__name__}"
+        )
+    paths = _paths(model)
+    swaps: dict[int, nn.Module] = {}
+    changed: dict[str, str] = {}
+    left_out: dict[str, str] = {}
+
+    def visit(module: nn.Module, name: str) -> None:
+        if id(module) in seen:
+            return
+        seen.add(id(module))
+        decision = _decision(module, paths[id(module)], caller, decide, filter_fn, is_candidate)
+        if isinstance(decision, Swap):
+            _check_place(module, model, paths[id(module)], caller)
+            swaps[id(module)] = decision.module
+            changed[name] = decision.about
+            return
+        if decision is not None:
+            left_out[name] = decision
+            if isinstance(module, nn.MultiheadAttention):
+                return  # it reads the weight of the layer in it, and does not call it
+        for child_name, child in module._modules.items():
+            if child is not None:
+                visit(child, f"{name}.{child_name}" if name else child_name)
+
+    seen: set[int] = set()
+    visit(model, "")
+    if keeps_ties:
+        _leave_out_tied(model, swaps, changed, left_out)
+    return swaps, Report(changed, left_out)
+
+
+def _leave_out_tied(
+    model: nn.Module,
+    swaps: dict[int, nn.Module],
+    changed: dict[str, str],
+    left_out: dict[str, str],
+) -> None:
+    """Take back the swaps of modules whose weight another module keeps floating."""
+    floating: dict[int, str] = {}  # paths of those other modules, by the id of the parameter
+    for name, module in model.named_modules():
+        if id(module) in swaps or isinstance(module, QuantizesWeight):
+            continue
+        if left_out.get(name) != FILTERED:
+            floating |= {id(p): name for p in module._parameters.values() if p is not None}
+    for name, module in model.named_modules():
+        other = floating.get(id(module._parameters.get("weight")))
+        if id(module) in swaps and other is not None:
+            del swaps[id(module)], changed[name]
+            left_out[name] = f"its weight is also that of {other or ROOT}, which stays floating"
+
+
+def check_model(model: Any, caller: str) -> None:
+    """Check that modules can be swapped in it at all."""
+    from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{caller}: expected model to be a Module, but got {type(model).__name__}")
+    for name, module in model.named_modules():
+        where = f"{name}: " if name else ""
+        wrapped = type(module).__name__
+        if isinstance(module, (DataParallel, DistributedDataParallel)) or _is_sharded(module):
+            raise ValueError(
+                f"{caller}: {where}expected a model before it is wrapped for several processes, "
+                f"but got {wrapped}"
+            )
+        if _is_scripted(module):
+            raise TypeError(
+                f"{caller}: {where}expected a model in Python, but got {wrapped}; swap its "
+                "modules first, then script it"
+            )
+
+
+def why_not(module: nn.Module, base: type[nn.Module]) -> str | None:
+    """Why a module of a known kind cannot be swapped; None where it can.
+
+    Args:
+        module: An instance of ``base``.
+        base: The kind, such as ``nn.Linear``.
+    """
+    if isinstance(module, nn.modules.lazy.LazyModuleMixin):
+        return "its shape is not known yet: run a batch first"
+    if parametrize.is_parametrized(module):
+        return "its weight is computed by a parametrization"
+    for method in ("forward", "_conv_forward", "__call__"):
+        if getattr(type(module), method, None) is not getattr(base, method, None):
+            return f"{type(module).__name__} has a forward of its own"
+    if "forward" in vars(module):
+        return "its forward was replaced by another"
+    weight = module._parameters.get("weight")
+    if weight is None:
+        return "its weight is computed by a hook"
+    if type(weight) is not nn.Parameter:
+        return f"its weight is a {type(weight).__name__}"
+    if weight.dtype not in _DTYPES:
+        return f"its weight is {weight.dtype}"
+    return None
+
+
+def take_over(new: nn.Module, old: nn.Module) -> None:
+    """Give a new module the mode and the hooks of the one whose place it takes."""
+    new.train(old.training)
+    for name, hooks in vars(old).items():
+        if name.endswith("_hooks") and isinstance(hooks, dict) and not name.startswith("_state"):
+            getattr(new, name).update(hooks)
+    for name in ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs"):
+        getattr(new, name).update(getattr(old, name))
+    new._forward_hooks_always_called.update(old._forward_hooks_always_called)
+    new._is_full_backward_hook = old._is_full_backward_hook
+
+
+def _paths(model: nn.Module) -> dict[int, list[str]]:
+    paths: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        paths.setdefault(id(module), []).append(name)
+    return paths
+
+
+def _check_place(module: nn.Module, model: nn.Module, names: list[str], caller: str) -> None:
+    """Check that another module can take the place of one."""
+    kind = type(module).__name__
+    if module is model:
+        raise ValueError(
+            f"{caller}: expected a model that contains the layers to swap, but got a {kind} "
+            "itself; wrap it in nn.Sequential"
+        )
+    for name in names:
+        # torch.compile of a layer holds on to what it was given.
+        if name.split(".")[-1] == "_orig_mod":
+            raise ValueError(
+                f"{caller}: {name}: expected a {kind} that is not compiled by itself; compile it "
+                "after it is swapped"
+            )
+
+
+def _decision(
+    module: nn.Module,
+    names: list[str],
+    caller: str,
+    decide: Decide,
+    filter_fn: FilterFn | None,
+    is_candidate: Callable[[nn.Module], bool],
+) -> Decision:
+    if filter_fn is not None and is_candidate(module):
+        answers = [bool(filter_fn(module, name)) for name in names]
+        if any(answers) and not all(answers):
+            yes, no = names[answers.index(True)], names[answers.index(False)]
+            raise ValueError(
+                f"{caller}: {yes}: expected filter_fn to say the same of one shared module, but "
+                f"it took {yes} and refused {no}"
+            )
+        if not all(answers):
+            return FILTERED
+    try:
+        return decide(module, names[0])
+    except (ValueError, TypeError) as error:
+        where = f"{names[0]}: " if names[0] else ""
+        raise type(error)(f"{caller}: {where}{error}") from error
+
+
+def put(model: nn.Module, swaps: dict[int, nn.Module]) -> None:
+    """Put other modules in the places of some, which are given by their ids."""
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child is not None and id(child) in swaps:
+                parent._modules[name] = swaps[id(child)]
+
+
+def _swap(model: nn.Module, swaps: dict[int, nn.Module]) -> None:
+    put(model, swaps)
+    news = {id(module) for module in swaps.values()}
+    for module in model.modules():
+        if any(id(child) in news for child in module.modules()):
+            _leave_fast_path(module)
+
+
+def _leave_fast_path(module: nn.Module) -> None:
+    """Let a Transformer's layers be called.
+
+    In evaluation PyTorch's encoder hands the weights of its layers to one fused kernel, past their
+    forward methods.
+    """
+    if isinstance(module, nn.TransformerEncoderLayer):
+        module.activation_relu_or_gelu = 0
+    elif isinstance(module, nn.TransformerEncoder):
+        module.enable_nested_tensor = False
+        module.use_nested_tensor = False
+
+
+def _is_scripted(module: nn.Module) -> bool:
+    return isinstance(module, torch.jit.ScriptModule)
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    # By name, as importing them would start what torch.distributed needs.
+    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(module).__mro__}
+    return any(
+        name.startswith("torch.distributed.fsdp") and name.endswith(("FSDPModule", "DataParallel"))
+        for name in names
+    )

@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``load_``: a quantized model from a file that nobody has to trust.
+
+Everything is checked before the model changes and before a kernel sees a number: the file against
+itself, its modules by their own constructors (on the meta device), names, shapes and dtypes against
+the model, then the data's checksum and the values.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...nn import MultiheadAttention
+from ..replace import Swap, check_model, replace_modules, take_over
+from ..unpack_attention import unpacked_attention, within
+from .header import Entry, Header, read_header
+from .kinds import check_values
+from .manifest import Manifest, StoredModule, digest, parse_manifest
+from .meta import Built, check_constants, put_aliases, put_constants
+from .packing import check_spare_bits, packed_size, unpack
+from .save import import_safetensors
+
+_CALLER = "baraquant.load_"
+_CPU = torch.device("cpu")
+
+
+def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[str]) -> nn.Module:
+    """Give a float model the quantized modules and all tensors of a file of ``baraquant.save``.
+
+    The values of the model before do not matter. The tensors come to the devices of those that they
+    replace. Best is a function that builds the model: no memory is spent on weights that are thrown
+    away, and all that a constructor computes is there. A model on the meta device is filled too (it
+    lands on the CPU); tensors of it that are no buffers are refused. Buffers that no state dict has
+    get the values that the file holds, where shape and dtype are the model's.
+
+    Args:
+        model: A model of the architecture that was quantized, before its quantization; changed in
+            place. Or a function that builds one: ``lambda: Model(config)``.
+        path: The file.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: The file is damaged, of another kind, of a newer version, or does not fit the
+            model; the message has the path of the module or the tensor. The model is as it was.
+        TypeError: ``model`` is neither a module nor a function that returns one.
+        ImportError: safetensors is not installed.
+        OSError: The file cannot be read.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 2))
+        >>> _ = baraquant.quantize_(model, baraquant.W8A8())
+        >>> baraquant.save(model, "model.safetensors")
+        >>> fresh = torch.nn.Sequential(torch.nn.Linear(4, 2))
+        >>> x = torch.randn(3, 4)
+        >>> torch.equal(baraquant.load_(fresh, "model.safetensors")(x), model(x))
+        True
+    """
+    file = Path(path)
+    safetensors = import_safetensors(_CALLER)
+    if not isinstance(model, nn.Module) and not callable(model):
+        raise TypeError(
+            f"{_CALLER}: expected model to be a Module or a function that builds one, but got "
+            f"{type(model).__name__}"
+        )
+    built = Built(model)
+    model = built.model
+    check_model(model, _CALLER)
+    try:
+        header = read_header(file)
+        manifest = _manifest(header)
+        entries = _renamed(header.tensors, manifest.names)
+        metas = _Metas(entries, manifest)
+        with unpacked_attention(model, _CALLER, lambda _, name: name in manifest.attentions):
+            _check_fits(model, manifest, metas)
+            values = _read(file, header, manifest)
+            modules = _build(built, manifest, values)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{_CALLER}: {file.name}: {error}") from error
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{_CALLER}: {file.name}: expected a whole file, but {error}") from error
+    _put(model, manifest, modules, values)
+    return model
+
+
+class _Metas:
+    """The tensors and modules of a file on the meta device: all but the data."""
+
+    def __init__(self, entries: dict[str, Entry], manifest: Manifest) -> None:
+        self.tensors = {
+            name: _meta(name, entry.shape, entry.dtype) for name, entry in entries.items()
+        }
+        for path, stored in manifest.modules.items():
+            for name, shape in stored.packed.items():
+                full = f"{path}.{name}"
+                _check_packed(full, entries.get(full), shape, stored)
+                if full in self.tensors:
+                    self.tensors[full] = _meta(full, shape, torch.int8)
+        for alias, name in manifest.shared_tensors.items():
+            if name not in self.tensors or alias in self.tensors:
+                raise ValueError(
+                    f"{alias}: expected to be the same tensor as {name}, but the file has "
+                    f"{'both' if alias in self.tensors else 'none'}"
+                )
+        self.tensors |= {a: self.tensors[n] for a, n in manifest.shared_tensors.items()}
+        self.modules = {
+            path: build_module(path, stored, self.tensors)
+            for path, stored in manifest.modules.items()
+        }
+
+
+def _renamed(tensors: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """Return what a file holds by the names of today."""
+    new = {names.get(name, name): value for name, value in tensors.items()}
+    if len(new) != len(tensors):
+        twice = next(name for old, name in names.items() if old in tensors and name in tensors)
+        raise ValueError(f"{twice}: expected it once, but the file has it under two names")
+    return new
+
+
+def _meta(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    try:
+        return torch.empty(shape, dtype=dtype, device="meta")
+    except RuntimeError:  # a dimension of 0 beside others whose product 64 bits do not hold
+        raise ValueError(
+            f"{name}: expected a shape that a tensor can have, but got {shape}"
+        ) from None
+
+
+def build_module(path: str, stored: StoredModule, tensors: dict[str, Tensor]) -> nn.Module:
+    """Build the module of a path from its tensors among all."""
+    prefix = f"{path}."
+    own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    try:
+        return stored.kind.build(stored.options, own)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _manifest(header: Header) -> Manifest:
+    if "baraquant" not in header.metadata:
+        raise ValueError(
+            "expected a file of baraquant.save, but it is a safetensors file without its "
+            "configuration"
+        )
+    return parse_manifest(header.metadata["baraquant"])
+
+
+def _check_packed(
+    name: str, entry: Entry | None, shape: tuple[int, ...], stored: StoredModule
+) -> None:
+    bits = stored.options["weight_bits"]
+    if not 2 <= bits <= 7:
+        raise ValueError(f"{name}: expected a width of 2 to 7 bits for packed integers, not {bits}")
+    if entry is None:
+        return  # another module's tensor, or missing: that is noticed later
+    size = packed_size(math.prod(shape), bits)
+    if entry.dtype != torch.uint8 or entry.shape != (size,):
+        raise ValueError(
+            f"{name}: expected {size} bytes for packed integers of shape {list(shape)}, but got "
+            f"{entry.dtype} {list(entry.shape)}"
+        )
+
+
+def _check_fits(model: nn.Module, manifest: Manifest, metas: _Metas) -> None:
+    """Check the file's modules, and all its tensors, against the model."""
+    paths: dict[int, list[str]] = {}
+    at = dict(model.named_modules(remove_duplicate=False))
+    for path in manifest.attentions:
+        if type(at.get(path)) is not MultiheadAttention:
+            got = type(at[path]).__name__ if path in at else "no such module"
+            raise ValueError(f"{path}: expected a MultiheadAttention, but the model has {got}")
+    for path, module in at.items():
+        paths.setdefault(id(module), []).append(path)
+    for path, stored in manifest.modules.items():
+        _check_place(path, at.get(path), stored, metas.modules[path])
+        also = [alias for alias, name in manifest.shared_modules.items() if name == path]
+        if sorted([path, *also]) != sorted(paths[id(at[path])]):
+            raise ValueError(
+                f"{path}: expected a module shared by {sorted([path, *also])}, but the model's is "
+                f"shared by {sorted(paths[id(at[path])])}"
+            )
+    unknown = set(manifest.shared_modules.values()) - manifest.modules.keys()
+    if unknown:
+        raise ValueError(f"{min(unknown)}: expected a module of the file, but there is none")
+    _check_tensors(model, manifest, metas)
+
+
+def _check_place(
+    path: str, module: nn.Module | None, stored: StoredModule, quantized: nn.Module
+) -> None:
+    kind = stored.kind
+    name = f"{kind.module.__name__} of the file"
+    if module is None:
+        raise ValueError(f"{path}: expected a {kind.replaces.__name__} for the {name}, but the "
+                         "model has no such module")  # fmt: skip
+    if not isinstance(module, (kind.replaces, kind.module)):
+        raise ValueError(
+            f"{path}: expected a {kind.replaces.__name__} for the {name}, but the model has a "
+            f"{type(module).__name__}"
+        )
+    for size in kind.sizes:
+        wanted, got = getattr(quantized, size), getattr(module, size)
+        if wanted != got:
+            raise ValueError(
+                f"{path}: expected {size} to be {wanted}, as in the file, but the model has {got}"
+            )
+    bias, has_bias = getattr(quantized, "bias", None), getattr(module, "bias", None)
+    if (bias is None) != (has_bias is None):
+        raise ValueError(
+            f"{path}: expected {'no bias' if bias is None else 'a bias'}, as in the file, but the "
+            f"model has {'one' if bias is None else 'none'}"
+        )
+    dtype = stored.options["dtype"]
+    if dtype is None and bias is not None:  # format 1
+        dtype = bias.dtype
+    model_dtype = module.weight.dtype
+    if dtype is not None and isinstance(module, kind.replaces) and dtype != model_dtype:
+        raise ValueError(
+            f"{path}: expected a model of {dtype}, as in the file, but it is {model_dtype}; "
+            f"convert it first: model.to({dtype})"
+        )
+
+
+def _check_tensors(model: nn.Module, manifest: Manifest, metas: _Metas) -> None:
+    quantized = {*manifest.modules, *manifest.shared_modules}
+    is_inside = within(quantized)
+    wanted = {n: t for n, t in model.state_dict().items() if not is_inside(n)}
+    constants = set(manifest.constants.values()) - wanted.keys()
+    given = {n: t for n, t in metas.tensors.items() if not is_inside(n) and n not in constants}
+    for path, name in manifest.shared_modules.items():
+        for key in metas.modules[name].state_dict():
+            if manifest.shared_tensors.get(f"{path}.{key}") is None:
+                raise ValueError(f"{path}.{key}: expected to be the tensor of {name}")
+    if wanted.keys() != given.keys():
+        raise ValueError(
+            f"expected the tensors of the model, but {_few(wanted.keys() - given.keys())} missing "
+            f"in the file, and {_few(given.keys() - wanted.keys())} unknown to the model"
+        )
+    for name, tensor in wanted.items():
+        if not isinstance(tensor, Tensor):
+            raise ValueError(
+                f"{name}: expected a model of tensors, but got {type(tensor).__name__}"
+            )
+        stored = given[name]
+        if stored.shape != tensor.shape or stored.dtype != tensor.dtype:
+            raise ValueError(
+                f"{name}: expected {tensor.dtype} {list(tensor.shape)} as in the model, but the "
+                f"file has {stored.dtype} {list(stored.shape)}"
+            )
+    for name, tensor_name in manifest.constants.items():
+        if tensor_name not in metas.tensors:
+            raise ValueError(
+                f"{name}: expected a tensor {tensor_name} in the file, but it has none"
+            )
+    check_constants(model, {n: metas.tensors[t] for n, t in manifest.constants.items()}, is_inside)
+    _check_ties(model, manifest, quantized)
+
+
+def _check_ties(model: nn.Module, manifest: Manifest, quantized: set[str]) -> None:
+    groups: dict[int, list[str]] = {}
+    is_inside = within(quantized)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if not is_inside(name):
+            groups.setdefault(id(parameter), []).append(name)
+    for names in groups.values():
+        firsts = {manifest.shared_tensors.get(name, name) for name in names}
+        if len(firsts) > 1:
+            raise ValueError(
+                f"{names[0]}: expected one tensor for {', '.join(names)}, which the model shares, "
+                f"but the file has {len(firsts)}"
+            )
+
+
+def _few(names: set[str]) -> str:
+    listed = sorted(names)
+    more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
+    verb = "is" if len(listed) == 1 else "are"
+    return f"{', '.join(listed[:3]) or 'none'}{more} {verb}"
+
+
+def _read(file: Path, header: Header, manifest: Manifest) -> dict[str, Tensor]:
+    """Read all tensors, shared ones as the same object, and check their sum."""
+    stored: dict[str, Tensor] = {}
+    for name, tensor in import_safetensors(_CALLER).torch.load_file(file).items():
+        entry = header.tensors.get(name)
+        if entry is None or (entry.dtype, entry.shape) != (tensor.dtype, tuple(tensor.shape)):
+            raise ValueError(f"{name}: expected the header that was read before, but it changed")
+        # A copy: what the file maps to changes with the file, also after it was checked.
+        stored[name] = tensor.clone()
+    if digest(manifest.plain, stored) != manifest.sha256:
+        raise ValueError("expected the data that was saved, but its checksum differs: damaged")
+    stored = _renamed(stored, manifest.names)
+    for path, module in manifest.modules.items():
+        for name, shape in module.packed.items():
+            full = f"{path}.{name}"
+            if full in stored:
+                stored[full] = _unpacked(full, stored[full], module.options["weight_bits"], shape)
+    stored |= {alias: stored[name] for alias, name in manifest.shared_tensors.items()}
+    return dict(stored)
+
+
+def _unpacked(name: str, packed: Tensor, bits: int, shape: tuple[int, ...]) -> Tensor:
+    try:
+        check_spare_bits(packed, bits, math.prod(shape))
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    return unpack(packed, bits, shape)
+
+
+def _build(built: Built, manifest: Manifest, values: dict[str, Tensor]) -> dict[str, nn.Module]:
+    """Build the modules with their data on their devices; ``values`` go to their devices."""
+    devices = built.devices()
+    at = dict(built.model.named_modules(remove_duplicate=False))
+    quantized = {*manifest.modules, *manifest.shared_modules}
+    moved: dict[tuple[int, torch.device], Tensor] = {}
+    originals = dict(values)
+    for name, tensor in originals.items():
+        device = devices.get(name)
+        if device is None:  # of a quantized module, or of a buffer on the meta device
+            path = next((p for p in _parents(name) if p in quantized), "")
+            device = devices.get(f"{path}.weight", devices.get(f"{path}.qweight", _CPU))
+        key = (id(tensor), device)
+        values[name] = moved.setdefault(key, tensor.to(device))
+    modules = {}
+    for path, stored in manifest.modules.items():
+        if stored.options["dtype"] is None:
+            stored.options["dtype"] = at[path].weight.dtype
+        modules[path] = build_module(path, stored, values)
+        try:
+            check_values(modules[path])
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+    return modules
+
+
+def _parents(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1)]
+
+
+def _put(
+    model: nn.Module,
+    manifest: Manifest,
+    modules: dict[str, nn.Module],
+    values: dict[str, Tensor],
+) -> None:
+    """Change the model: nothing here fails."""
+    before = _registered(model)
+
+    def decide(module: nn.Module, name: str) -> Swap | None:
+        if name not in modules:
+            return None
+        take_over(modules[name], module)
+        return Swap(modules[name], "")
+
+    replace_modules(model, _CALLER, decide)
+    quantized = {id(module) for module in modules.values()}
+    inside = {
+        f"{path}."
+        for path, module in model.named_modules(remove_duplicate=False)
+        if id(module) in quantized
+    }
+    rest = {n: t for n, t in values.items() if not any(n.startswith(path) for path in inside)}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    made: dict[int, nn.Parameter] = {}
+    for name, tensor in rest.items():
+        if name in parameters:
+            grad = parameters[name].requires_grad
+            rest[name] = made.setdefault(id(tensor), nn.Parameter(tensor, requires_grad=grad))
+    model.load_state_dict(rest, strict=False, assign=True)
+    is_inside = within({path.removesuffix(".") for path in inside})
+    constants = {name: values[stored] for name, stored in manifest.constants.items()}
+    put_constants(model, constants, is_inside)
+    after = _registered(model)
+    put_aliases(model, {id(old): after[name] for name, old in before.items() if name in after})
+
+
+def _registered(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by all their names."""
+    return dict(model.named_parameters(remove_duplicate=False)) | dict(
+        model.named_buffers(remove_duplicate=False)
+    )

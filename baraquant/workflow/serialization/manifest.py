@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What ``baraquant.save`` writes beside the tensors: which module is what, as JSON.
+
+``{"format": 3, "writer": ..., "modules": {path: {"class", "options", "packed"}}, "shared_modules":
+{path: path}, "shared_tensors": {name: name}, "constants": {name: name}, "attentions": [path],
+"sha256": ...}``. ``packed`` has the shapes of the int8 tensors that the file holds as strings of
+bits (:mod:`.packing`; their width is the ``weight_bits`` of the options); what it does not name is
+stored as it is. ``constants`` are the buffers that are in no state dict, as rotary frequencies,
+each with the name of a tensor of the file: a model on the meta device has no other way to them.
+``attentions`` are those of :class:`baraquant.nn.MultiheadAttention`. The checksum is that of all
+the rest and of the tensors: it finds damage, and is no signature.
+
+Formats 1 and 2 had other names for two classes; format 1 had no constants, and its integers were
+called ``weight``, not ``qweight``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .header import is_sizes, parse_json
+from .kinds import KINDS, Kind
+
+FORMAT = 3
+# What classes of formats 1 and 2 are called today.
+_RENAMED = {
+    "DequantizedLinear": "WeightOnlyLinear",
+    "SmoothQuantLinear": "StaticQuantizedLinear",
+}
+_KEYS = {
+    "attentions",
+    "constants",
+    "format",
+    "modules",
+    "sha256",
+    "shared_modules",
+    "shared_tensors",
+    "writer",
+}
+
+
+@dataclass(frozen=True)
+class StoredModule:
+    """A module of a file.
+
+    Attributes:
+        kind: Its class, and how that is stored.
+        options: The constructor's plain arguments.
+        packed: The shapes of the tensors that are stored as strings of bits.
+    """
+
+    kind: Kind
+    options: dict[str, Any]
+    packed: dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a file says of the model, checked as far as it can be without the model.
+
+    Attributes:
+        modules: The quantized modules by their paths.
+        shared_modules: Other paths of some, and their first.
+        shared_tensors: Other names of some tensors, and their first.
+        constants: The tensors of the file that hold buffers of no state dict, by the buffers.
+        attentions: The paths of attentions that were unpacked.
+        names: What tensors of the file are called today, by their names in it; else the same.
+        sha256: The checksum.
+        plain: All but the checksum, as it stands in the file.
+    """
+
+    modules: dict[str, StoredModule]
+    shared_modules: dict[str, str]
+    shared_tensors: dict[str, str]
+    constants: dict[str, str]
+    attentions: set[str]
+    names: dict[str, str]
+    sha256: str
+    plain: dict[str, Any]
+
+
+def parse_manifest(text: str) -> Manifest:
+    """Parse and check what :mod:`baraquant.serialization.save` has written.
+
+    Raises:
+        ValueError: It is of a newer format, or not as it should be.
+    """
+    try:
+        data = parse_json(text)
+    except ValueError as error:
+        raise ValueError(f"expected its configuration to be JSON, but {error}") from None
+    version = data.get("format") if isinstance(data, dict) else None
+    if type(version) is not int or version < 1:
+        raise ValueError(f"expected a format of 1 or more, but got {version!r:.80}")
+    if version > FORMAT:
+        writer = data.get("writer")
+        raise ValueError(
+            f"expected format {FORMAT} at most, but got {version}: {writer!r:.40} has written it; "
+            "update baraquant"
+        )
+    keys = _KEYS if version > 1 else _KEYS - {"constants"}
+    if data.keys() != keys:
+        raise ValueError(
+            f"expected its configuration to have {sorted(keys)}, but got {sorted(data)!r:.200}"
+        )
+    modules = data["modules"]
+    if not isinstance(modules, dict) or not modules:
+        raise ValueError("expected its configuration to name modules, but it names none")
+    attentions = data["attentions"]
+    if not isinstance(attentions, list) or not all(isinstance(path, str) for path in attentions):
+        raise ValueError(f"expected attentions to hold paths, but got {attentions!r:.80}")
+    if not isinstance(data["sha256"], str):
+        raise ValueError(f"expected sha256 to be a text, but got {data['sha256']!r:.80}")
+    shared_modules = _names("shared_modules", data["shared_modules"])
+    shared_tensors = _names("shared_tensors", data["shared_tensors"])
+    names: dict[str, str] = {}
+    if version == 1:
+        names = {f"{path}.weight": f"{path}.qweight" for path in (*modules, *shared_modules)}
+        shared_tensors = {
+            names.get(alias, alias): names.get(name, name) for alias, name in shared_tensors.items()
+        }
+    return Manifest(
+        {path: _module(path, value, version) for path, value in modules.items()},
+        shared_modules,
+        shared_tensors,
+        _names("constants", data["constants"]) if version > 1 else {},
+        set(attentions),
+        names,
+        data["sha256"],
+        {name: value for name, value in data.items() if name != "sha256"},
+    )
+
+
+def _module(path: str, value: Any, version: int) -> StoredModule:
+    if not isinstance(value, dict) or value.keys() != {"class", "options", "packed"}:
+        raise ValueError(f"{path}: expected class, options and packed, but got {value!r:.80}")
+    name, packed = value["class"], value["packed"]
+    if version < 3 and isinstance(name, str):
+        name = _RENAMED.get(name, name)
+    kind = KINDS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise ValueError(f"{path}: expected a class of {', '.join(KINDS)}, but got {name!r:.80}")
+    if version == 1 and isinstance(packed, dict):
+        packed = {"qweight" if name == "weight" else name: s for name, s in packed.items()}
+    if not isinstance(packed, dict) or not all(
+        name in kind.tensors and is_sizes(shape) for name, shape in packed.items()
+    ):
+        raise ValueError(f"{path}: expected packed to hold shapes, but got {packed!r:.80}")
+    try:
+        options = kind.parse(value["options"], version)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return StoredModule(kind, options, {key: tuple(shape) for key, shape in packed.items()})
+
+
+def _names(what: str, value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value.values()):
+        raise ValueError(f"expected {what} to hold names, but got {value!r:.80}")
+    for alias, name in value.items():
+        if name in value:
+            raise ValueError(f"{alias}: expected {what} to name the first of all, but got {name}")
+    return value
+
+
+def write_manifest(plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """Return the text that :func:`parse_manifest` reads.
+
+    Args:
+        plain: All but the checksum.
+        tensors: All tensors as they are stored, on the CPU.
+    """
+    return json.dumps({**plain, "sha256": digest(plain, tensors)}, sort_keys=True)
+
+
+def digest(plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of the configuration and of all tensors, in the order of their names."""
+    total = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        total.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        if tensor.numel() > 0:
+            total.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return total.hexdigest()

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Models without weights: built so, and what of them a state dict does not fill.
+
+A model that waits for a file needs no numbers. On the meta device it takes no memory, yet what its
+constructor computes is missing too: buffers that no state dict has, as rotary frequencies or
+position ids, and plain tensors. A file holds those buffers; a model that a function builds here
+has both, since only its parameters are on the meta device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+
+class Built:
+    """A model, and the devices that its parameters were made on.
+
+    Args:
+        model: A model, or a function that builds one.
+    """
+
+    def __init__(self, model: nn.Module | Callable[[], nn.Module]) -> None:
+        self._devices: dict[int, torch.device] = {}
+        self.model = model if isinstance(model, nn.Module) else self._build(model)
+
+    def _build(self, function: Callable[[], nn.Module]) -> nn.Module:
+        # The caller's device but for meta, on which a constructor computes nothing.
+        device = torch.get_default_device()
+        with torch.device("cpu" if device.type == "meta" else device):
+            try:
+                with self._empty_parameters():
+                    return function()
+            except (RuntimeError, NotImplementedError):
+                # The function looks into the numbers of a parameter, or moves it: let it have them.
+                self._devices.clear()
+                return function()
+
+    @contextmanager
+    def _empty_parameters(self) -> Iterator[None]:
+        """Put each parameter on the meta device as soon as a module gets it."""
+
+        def empty(module: nn.Module, name: str, parameter: Any) -> Any:
+            if type(parameter) is not nn.Parameter or parameter.is_meta:
+                return None
+            new = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+            self._devices[id(new)] = parameter.device
+            return new
+
+        hook = register_module_parameter_registration_hook(empty)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def devices(self) -> dict[str, torch.device]:
+        """Return where each tensor of the state dict belongs: what is meta, on the CPU."""
+        where = {name: tensor.device for name, tensor in self.model.state_dict().items()}
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            where[name] = self._devices.get(id(parameter), parameter.device)
+        cpu = torch.device("cpu")
+        return {name: cpu if device.type == "meta" else device for name, device in where.items()}
+
+
+def other_buffers(model: nn.Module, is_inside: Callable[[str], bool]) -> dict[str, Tensor]:
+    """Return the buffers that are in no state dict, but for those within."""
+    persistent = model.state_dict().keys()
+    return {
+        name: buffer
+        for name, buffer in model.named_buffers(remove_duplicate=False)
+        if name not in persistent and not is_inside(name)
+    }
+
+
+def check_constants(
+    model: nn.Module,
+    constants: Mapping[str, Tensor],
+    is_inside: Callable[[str], bool],
+) -> None:
+    """Check that what a model has on the meta device, and in no state dict, is in the file.
+
+    Args:
+        model: The float model.
+        constants: The buffers of the file, on the meta device.
+        is_inside: Whether a name lies within a module that will be swapped.
+
+    Raises:
+        ValueError: A buffer is not in the file, or another there; or a tensor that is no buffer.
+    """
+    for name, buffer in other_buffers(model, is_inside).items():
+        if not buffer.is_meta:
+            continue
+        stored = constants.get(name)
+        if stored is None:
+            raise ValueError(
+                f"{name}: expected a buffer with data, but it is on the meta device, and the file "
+                f"has none; {_INSTEAD}"
+            )
+        if stored.shape != buffer.shape or stored.dtype != buffer.dtype:
+            raise ValueError(
+                f"{name}: expected {buffer.dtype} {list(buffer.shape)} as in the model, but the "
+                f"file has {stored.dtype} {list(stored.shape)}"
+            )
+    registered = {id(t) for t in (*model.parameters(), *model.buffers())}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            full = f"{path}.{name}" if path else name
+            is_meta = isinstance(value, Tensor) and value.is_meta
+            if is_meta and id(value) not in registered and not is_inside(full):
+                raise ValueError(
+                    f"{full}: expected a tensor with data, but it is on the meta device, and is no "
+                    f"buffer that a file could hold; {_INSTEAD}"
+                )
+
+
+_INSTEAD = (
+    "give load_ a function that builds the model, and it gets what the constructor computes: "
+    "baraquant.load_(lambda: Model(...), path)"
+)
+
+
+def put_constants(
+    model: nn.Module, constants: Mapping[str, Tensor], is_inside: Callable[[str], bool]
+) -> None:
+    """Give the buffers of :func:`other_buffers` their values; one with several names stays one.
+
+    Those that a constructor has made get them too, as they may be random, or were changed after. A
+    buffer that the model has in another shape or dtype stays as it is.
+    """
+    made: dict[int, Tensor] = {}
+    for name, buffer in other_buffers(model, is_inside).items():
+        stored = constants.get(name)
+        if stored is None or (stored.shape, stored.dtype) != (buffer.shape, buffer.dtype):
+            continue
+        path, _, own = name.rpartition(".")
+        device = stored.device if buffer.is_meta else buffer.device
+        new = made.setdefault(id(buffer), stored.to(device, copy=True))
+        model.get_submodule(path)._buffers[own] = new
+
+
+def put_aliases(model: nn.Module, news: Mapping[int, Tensor]) -> None:
+    """Let plain attributes that were a registered tensor be the one that took its place."""
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, Tensor) and id(value) in news:
+                object.__setattr__(module, name, news[id(value)])

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``save``: a quantized model as one safetensors file."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...nn import MultiheadAttention
+from ...nn.training._quantizers import QuantizesWeight
+from ..unpack_attention import within
+from .header import DTYPES
+from .kinds import KINDS, check_values
+from .manifest import FORMAT, write_manifest
+from .packing import pack
+
+_CALLER = "baraquant.save"
+_STORABLE = set(DTYPES.values())
+
+
+def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write a quantized model to one file: safetensors, with its configuration as JSON in there.
+
+    Nothing in it is code, and no pickle. Integers of fewer than eight bits take their true width.
+    A tensor that several modules share is written once. Buffers that the state dict leaves out, as
+    rotary frequencies, are written too: a model on the meta device gets them from there. The file
+    appears whole or not at all, with the permissions that ``open(path, "wb")`` would give it.
+
+    Args:
+        model: What :func:`baraquant.quantize_` or :func:`baraquant.qat.convert_` made, on any
+            device.
+        path: Where to; an existing file is replaced.
+
+    Raises:
+        ValueError: The model has no quantized module, is still prepared for training, or has a
+            tensor that cannot be stored. The message has its path.
+        ImportError: safetensors is not installed.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 2))
+        >>> _ = baraquant.quantize_(model, baraquant.W8A8())
+        >>> baraquant.save(model, "model.safetensors")
+        >>> fresh = torch.nn.Sequential(torch.nn.Linear(4, 2))
+        >>> fresh = baraquant.load_(fresh, "model.safetensors")
+    """
+    save_file = import_safetensors(_CALLER).torch.save_file
+    modules, shared_modules = _quantized(model)
+    entries = {name: _entry(name, module) for name, module in modules.items()}
+    at = modules | {alias: modules[name] for alias, name in shared_modules.items()}
+    widths = {f"{name}.qweight": m.weight_bits for name, m in at.items() if m.weight_bits < 8}
+    tensors, shared_tensors = _tensors(model, widths)
+    stored = {
+        name: pack(tensor, widths[name]) if name in widths else tensor.cpu().contiguous()
+        for name, tensor in tensors.items()
+    }
+    constants = _constants(model, stored, within({*at}))
+    plain = {
+        "format": FORMAT,
+        "writer": f"baraquant {_version()}",
+        "modules": entries,
+        "shared_modules": shared_modules,
+        "shared_tensors": shared_tensors,
+        "constants": constants,
+        "attentions": [
+            name
+            for name, module in model.named_modules(remove_duplicate=False)
+            if type(module) is MultiheadAttention
+        ],
+    }
+    metadata = {"baraquant": write_manifest(plain, stored)}
+    _replace(Path(path), lambda partial: save_file(stored, partial, metadata))
+
+
+def _entry(name: str, module: nn.Module) -> dict[str, Any]:
+    """Return what the configuration says of a module, whose numbers are checked first."""
+    try:
+        check_values(module)
+    except ValueError as error:
+        raise ValueError(f"{_CALLER}: {name}: {error}") from None
+    kind = type(module).__name__
+    packed = {"qweight": list(module.qweight.shape)} if module.weight_bits < 8 else {}
+    return {"class": kind, "options": KINDS[kind].read(module), "packed": packed}
+
+
+def _replace(path: Path, write: Callable[[Path], None]) -> None:
+    """Let ``write`` make the file under another name, which then takes the place of ``path``."""
+    target = path.resolve()  # behind a link, as open() does
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    try:
+        partial.unlink(missing_ok=True)
+        partial.touch()  # safetensors lets nobody else read what it writes: ask what the umask says
+        mode = (target if target.exists() else partial).stat().st_mode
+        write(partial)
+        partial.chmod(stat.S_IMODE(mode))
+        partial.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def import_safetensors(caller: str) -> Any:
+    """Import ``safetensors`` with its ``torch``, or say how to get it."""
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise ImportError(f"{caller}: expected safetensors; pip install safetensors") from error
+    return safetensors
+
+
+def _version() -> str:
+    from ... import __version__
+
+    return __version__
+
+
+def _quantized(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, str]]:
+    """Return the quantized modules by their first path, and the other paths of shared ones."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{_CALLER}: expected a Module, but got {type(model).__name__}")
+    modules: dict[str, nn.Module] = {}
+    shared: dict[str, str] = {}
+    first: dict[int, str] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        kind = KINDS.get(type(module).__name__)
+        if kind is None or type(module) is not kind.module:
+            if isinstance(module, QuantizesWeight):
+                raise ValueError(
+                    f"{_CALLER}: {name}: expected a converted model, but {type(module).__name__} "
+                    "is prepared for training; call baraquant.qat.convert_ first"
+                )
+            continue
+        if name == "":
+            raise ValueError(
+                f"{_CALLER}: expected a model that contains {type(module).__name__}, but got one "
+                "itself; wrap it in nn.Sequential"
+            )
+        if id(module) in first:
+            shared[name] = first[id(module)]
+        else:
+            first[id(module)] = name
+            modules[name] = module
+    if not modules:
+        raise ValueError(
+            f"{_CALLER}: expected a quantized model, but got a {type(model).__name__} without a "
+            "quantized module"
+        )
+    return modules, shared
+
+
+def _tensors(model: nn.Module, widths: dict[str, int]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors of the state dict, each once, and the names that share one of them.
+
+    A weight whose modules do not agree on its width is there for each width: packed, it differs.
+    """
+    tensors: dict[str, Tensor] = {}
+    shared: dict[str, str] = {}
+    first: dict[tuple[Any, ...], str] = {}
+    for name, tensor in model.state_dict().items():
+        if type(tensor) not in (Tensor, nn.Parameter):
+            raise ValueError(
+                f"{_CALLER}: {name}: expected a plain tensor, but got {type(tensor).__name__}"
+            )
+        if tensor.layout != torch.strided or tensor.dtype not in _STORABLE or tensor.is_meta:
+            raise ValueError(
+                f"{_CALLER}: {name}: expected a dense tensor of a common dtype, with data, but got "
+                f"{tensor.dtype}, {tensor.layout}, on {tensor.device}"
+            )
+        where = (tensor.data_ptr(), tensor.device, tensor.shape, tensor.stride())
+        place = (*where, tensor.dtype, widths.get(name))
+        if tensor.numel() > 0 and place in first:
+            shared[name] = first[place]
+        else:
+            first[place] = name
+            tensors[name] = tensor.detach()
+    return tensors, shared
+
+
+def _constants(
+    model: nn.Module, stored: dict[str, Tensor], is_inside: Callable[[str], bool]
+) -> dict[str, str]:
+    """Add the buffers of no state dict to ``stored``; return the names that they have there.
+
+    Buffers of the same values are stored once: a mask that every layer has, say.
+    """
+    constants: dict[str, str] = {}
+    known: dict[tuple[Any, ...], str] = {}
+    persistent = model.state_dict().keys()
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        is_plain = type(buffer) is Tensor and buffer.layout == torch.strided and not buffer.is_meta
+        if name in persistent or is_inside(name) or not is_plain or buffer.dtype not in _STORABLE:
+            continue
+        values = buffer.detach().cpu().contiguous().clone()
+        content = hashlib.sha256(values.reshape(-1).view(torch.uint8).numpy()).digest()
+        key = (content, values.dtype, values.shape)
+        if key not in known:
+            known[key] = next(
+                free for n in itertools.count() if (free := f"constant:{n}") not in stored
+            )
+            stored[known[key]] = values
+        constants[name] = known[key]
+    return constants

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""SmoothQuant: moves the outliers of a layer's input into its weight (Xiao et al., 2023).
+
+``y = (x / s) (w s)^T`` for any ``s[k] > 0``. With ``s[k] = max|x[:, k]|^alpha / max|w[:, k]|^(1 -
+alpha)`` neither factor has channels that are much larger than its others, and eight bits do for
+both. Kept of the calibration data: the least and the greatest number of each channel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ... import ops
+from ..calibration.observers import Observer
+
+# None: s = 1, the layer as it is, so that a search never does worse than that.
+ALPHAS: tuple[float | None, ...] = (None, *(round(0.05 * step, 2) for step in range(21)))
+
+# Of each batch the search looks at this many rows, evenly spaced.
+_ROWS = 128
+
+
+class ChannelRange:
+    """The running minimum and maximum of each channel, the last dimension."""
+
+    def __init__(self) -> None:
+        self.min_val: Tensor | None = None  # [K]
+        self.max_val: Tensor | None = None
+        self.skipped_batches: Tensor | None = None  # of which a channel held a NaN or an infinity
+
+    def observe(self, input: Tensor) -> None:
+        """Take note of ``input``, ``[..., K]``."""
+        if input.numel() == 0:
+            return
+        if self.min_val is None:
+            dtype = torch.float64 if input.dtype == torch.float64 else torch.float32
+            channels = input.shape[-1]
+            self.min_val = torch.full((channels,), math.inf, dtype=dtype, device=input.device)
+            self.max_val = torch.full((channels,), -math.inf, dtype=dtype, device=input.device)
+            self.skipped_batches = torch.zeros((), dtype=torch.int64, device=input.device)
+        elif input.dtype != self.min_val.dtype:
+            input = input.to(self.min_val.dtype)
+        ops.observe_min_max_(
+            input.detach(),
+            self.min_val,
+            self.max_val,
+            axis=-1,
+            skipped_batches=self.skipped_batches,
+        )
+
+    def unusable(self) -> Tensor | None:
+        """Return whether a channel was finite in no batch; None if nothing was seen."""
+        if self.min_val is None or self.max_val is None:
+            return None
+        return ~torch.isfinite(self.min_val + 0 * self.max_val).all()
+
+    @property
+    def absmax(self) -> Tensor:
+        """The largest absolute value of each channel, ``[K]``."""
+        assert self.min_val is not None and self.max_val is not None
+        return torch.maximum(-self.min_val, self.max_val)
+
+
+def smoothing(absmax: Tensor, weights: Sequence[Tensor], alpha: float | None) -> Tensor:
+    """Return the factors ``s`` that an input is divided by and the weights multiplied.
+
+    Args:
+        absmax: The largest absolute value of each channel of the input, ``[K]``.
+        weights: ``[N, K]``: all that are multiplied with this input.
+        alpha: How much moves into the weights, in [0, 1]; None: nothing, ``s = 1``.
+
+    Returns:
+        ``[K]``, of the dtype of ``absmax``; 1 where the channel, or its weights, are all zero.
+    """
+    if alpha is None:
+        return torch.ones_like(absmax)
+    of_input = absmax.to(torch.float64)
+    of_weight = torch.stack([w.detach().abs().amax(dim=0).to(of_input) for w in weights]).amax(0)
+    factors = of_input.pow(alpha) / of_weight.pow(1 - alpha)
+    is_zero = (of_input == 0) | (of_weight == 0)
+    # Beyond these a float16 or bfloat16 weight could leave its range.
+    return factors.clamp(1e-5, 1e5).masked_fill(is_zero, 1.0).to(absmax.dtype)
+
+
+class SmoothedObserver:
+    """An observer of the input as it is after smoothing.
+
+    Args:
+        observer: What sees the smoothed input.
+        smooth: The factors, ``[K]``.
+    """
+
+    def __init__(self, observer: Observer, smooth: Tensor) -> None:
+        self.observer, self.smooth = observer, smooth
+
+    def observe(self, input: Tensor) -> None:
+        """Take note of ``input / smooth``."""
+        self.observer.observe(input.detach().to(self.smooth.dtype) / self.smooth)
+
+    def unusable(self) -> Tensor | None:
+        """Return whether no finite batch was seen; None if nothing was."""
+        return self.observer.unusable()
+
+    @property
+    def skipped_batches(self) -> Tensor | None:
+        """How many batches were left out; None if nothing was seen."""
+        return self.observer.skipped_batches
+
+
+class AlphaSearch:
+    """Adds up the squared error of one layer's output for each of :data:`ALPHAS`.
+
+    Args:
+        weight: The layer's, ``[N, K]``.
+        factors: The smoothing of each alpha, ``[A, K]``.
+        channels: The range of the input's channels, for static activations; None: dynamic, a scale
+            for each token.
+        symmetric: Whether the activations' integers have zero in the middle.
+    """
+
+    def __init__(
+        self, weight: Tensor, factors: Tensor, channels: ChannelRange | None, symmetric: bool
+    ) -> None:
+        self.weight, self.factors, self.channels = weight.detach(), factors, channels
+        self.symmetric = symmetric
+        self.errors = torch.zeros(len(factors), dtype=torch.float64, device=weight.device)
+        self.skipped_batches = torch.zeros((), dtype=torch.int64, device=weight.device)
+        self._batches = 0
+
+    def observe(self, input: Tensor) -> None:
+        """Try each alpha on some rows of ``input``, ``[..., K]``, if all of it is finite."""
+        if input.numel() == 0:
+            return
+        self._batches += 1
+        is_finite = input.detach().isfinite().all()
+        self.skipped_batches += ~is_finite
+        rows = input.detach().reshape(-1, input.shape[-1])
+        rows = rows[:: max(1, math.ceil(len(rows) / _ROWS))].to(self.factors.dtype)
+        weight = self.weight.to(self.factors.dtype)
+        wanted = F.linear(rows, weight)
+        for index, smooth in enumerate(self.factors):
+            rounded = self._round(rows / smooth, smooth)
+            got = F.linear(rounded, ops.dynamic_fake_quantize_per_channel(weight * smooth, 0))
+            error = (got - wanted).square().sum(dtype=torch.float64)
+            self.errors[index] += torch.where(is_finite, error, 0.0)
+
+    def _round(self, smoothed: Tensor, smooth: Tensor) -> Tensor:
+        if self.channels is None:
+            return ops.dynamic_fake_quantize_per_token(smoothed, symmetric=self.symmetric)
+        scale, zero_point = range_after(self.channels, smooth, self.symmetric)
+        return ops.fake_quantize_per_tensor(smoothed, scale, zero_point)
+
+    def unusable(self) -> Tensor | None:
+        """Return whether no finite batch was seen, or an error is; None if nothing was seen."""
+        if self._batches == 0:
+            return None
+        return ~torch.isfinite(self.errors).all() | (self.skipped_batches == self._batches)
+
+
+def range_after(channels: ChannelRange, smooth: Tensor, symmetric: bool) -> tuple[Tensor, Tensor]:
+    """Return the scale and the zero point of all that was seen, after smoothing: ``[]`` each."""
+    assert channels.min_val is not None and channels.max_val is not None
+    ends = torch.stack([channels.min_val / smooth, channels.max_val / smooth])
+    return ops.choose_qparams_per_tensor(ends, symmetric=symmetric)

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""How each linear layer of a model is smoothed: runs the calibration that SmoothQuant needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...configs import SmoothQuant, W8A8Static
+from ..calibration.observers import OBSERVERS
+from ..calibration.run import Calibration, Watcher, calibrate, runs_once
+from .flow import Flow
+from .formula import (
+    ALPHAS,
+    AlphaSearch,
+    ChannelRange,
+    SmoothedObserver,
+    range_after,
+    smoothing,
+)
+from .producers import producers
+
+
+@dataclass(frozen=True)
+class Smoothing:
+    """What calibration has found for one linear layer.
+
+    Attributes:
+        smooth: What its input is divided by, ``[K]``; None: nothing.
+        alpha: The migration strength; None where nothing is smoothed.
+        producer: The path of the module before that takes the division; None: there is none.
+        qparams: Scale and zero point of the smoothed input, where activations are static.
+    """
+
+    smooth: Tensor | None = None
+    alpha: float | None = None
+    producer: str | None = None
+    qparams: tuple[Tensor, Tensor] | None = None
+
+
+@dataclass
+class _Group:
+    """Layers that share their factors, since one module before them takes the division."""
+
+    producer: str | None
+    layers: list[str]
+    alpha: float | None = None
+    smooth: Tensor | None = None
+
+
+def find_smoothings(
+    model: nn.Module,
+    config: SmoothQuant,
+    calibration: Calibration,
+    layers: Mapping[str, nn.Module],
+    *,
+    fixed: set[str],
+    progress: bool,
+    where: str,
+) -> dict[str, Smoothing]:
+    """Run the calibration, up to three times, and return what to do with each layer.
+
+    Args:
+        model: The float model.
+        config: The scheme.
+        calibration: Batches, or a function that runs the model.
+        layers: The linear layers to quantize, by path.
+        fixed: Those whose weights are not to change (others have them too): they are not smoothed.
+        progress: Whether to show a bar.
+        where: The function that errors name.
+    """
+    activation = config.activation
+    observer = activation.observer if isinstance(activation, W8A8Static) else None
+    runs = 1 + (config.alpha == "search") + (observer not in (None, "min_max"))
+    if runs > 1 and runs_once(calibration):
+        raise ValueError(
+            f"{where}: expected calibration data that can be gone through {runs} times (a list, a "
+            f"DataLoader, a function of the model), but got a {type(calibration).__name__}"
+        )
+
+    def run(watchers: Mapping[str, Watcher], what: str) -> None:
+        calibrate(model, calibration, watchers, description=what, progress=progress, where=where)
+
+    ranges, feeds = _ranges(model, layers, fixed, run)
+    groups = _groups(layers, feeds, fixed)
+    if config.alpha == "search":
+        _search(groups, layers, ranges, activation, run)
+    else:
+        for group in groups:
+            group.alpha = float(config.alpha)
+            group.smooth = _factors(group, layers, ranges, group.alpha)
+    found = {
+        path: Smoothing(
+            group.smooth, group.alpha, group.producer if group.smooth is not None else None
+        )
+        for group in groups
+        for path in group.layers
+    }
+    found |= {path: Smoothing() for path in fixed}
+    if observer is None:
+        return found
+    qparams = _static(found, ranges, observer, activation.symmetric, run)
+    return {
+        path: Smoothing(one.smooth, one.alpha, one.producer, qparams[path])
+        for path, one in found.items()
+    }
+
+
+def _ranges(
+    model: nn.Module, layers: Mapping[str, nn.Module], fixed: set[str], run: Any
+) -> tuple[dict[str, ChannelRange], dict[str, list[str]]]:
+    """Return the range of each channel of each input, and which producer feeds which layers."""
+    able = {
+        path: layer
+        for path, layer in layers.items()
+        if path not in fixed and not layer._forward_hooks and not layer._forward_pre_hooks
+    }
+    flow = Flow(model, producers(model), able)
+    ranges = {path: ChannelRange() for path in layers}
+    with flow:
+        run({path: _Aside(flow, watcher) for path, watcher in ranges.items()}, "input ranges")
+    return ranges, flow.feeds()
+
+
+class _Aside:
+    """A watcher whose own ops are not taken for the model's."""
+
+    def __init__(self, flow: Flow, watcher: ChannelRange) -> None:
+        self.flow, self.watcher = flow, watcher
+
+    def observe(self, input: Tensor) -> None:
+        with self.flow.aside():
+            self.watcher.observe(input)
+
+    def unusable(self) -> Tensor | None:
+        return self.watcher.unusable()
+
+    @property
+    def skipped_batches(self) -> Tensor | None:
+        return self.watcher.skipped_batches
+
+
+def _groups(
+    layers: Mapping[str, nn.Module], feeds: Mapping[str, list[str]], fixed: set[str]
+) -> list[_Group]:
+    groups = [_Group(producer, consumers) for producer, consumers in feeds.items()]
+    fed = {path for group in groups for path in group.layers}
+    return groups + [_Group(None, [p]) for p in layers if p not in fed and p not in fixed]
+
+
+def _factors(
+    group: _Group,
+    layers: Mapping[str, nn.Module],
+    ranges: Mapping[str, ChannelRange],
+    alpha: float | None,
+) -> Tensor:
+    absmax = torch.stack([ranges[path].absmax for path in group.layers]).amax(dim=0)
+    return smoothing(absmax, [layers[path].weight for path in group.layers], alpha)
+
+
+def _search(
+    groups: list[_Group],
+    layers: Mapping[str, nn.Module],
+    ranges: Mapping[str, ChannelRange],
+    activation: Any,
+    run: Any,
+) -> None:
+    """Give each group the alpha with the least error of its layers' outputs."""
+    is_static = isinstance(activation, W8A8Static)
+    searches: dict[str, AlphaSearch] = {}
+    for group in groups:
+        factors = torch.stack([_factors(group, layers, ranges, alpha) for alpha in ALPHAS])
+        for path in group.layers:
+            channels = ranges[path] if is_static else None
+            weight = layers[path].weight
+            searches[path] = AlphaSearch(weight, factors, channels, activation.symmetric)
+    run(searches, "search for alpha")
+    for group in groups:
+        errors = torch.stack([searches[path].errors for path in group.layers]).sum(dim=0)
+        best = int(errors.argmin())
+        group.alpha = ALPHAS[best]
+        group.smooth = None if group.alpha is None else searches[group.layers[0]].factors[best]
+
+
+def _static(
+    found: Mapping[str, Smoothing],
+    ranges: Mapping[str, ChannelRange],
+    observer: str,
+    symmetric: bool,
+    run: Any,
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the scale and the zero point of each smoothed input."""
+    smooths = {
+        path: torch.ones_like(ranges[path].absmax) if one.smooth is None else one.smooth
+        for path, one in found.items()
+    }
+    if observer == "min_max":
+        return {path: range_after(ranges[path], s, symmetric) for path, s in smooths.items()}
+    watchers = {path: SmoothedObserver(OBSERVERS[observer](), s) for path, s in smooths.items()}
+    run(watchers, "smoothed ranges")
+    return {
+        path: watcher.observer.calculate_qparams(symmetric=symmetric)
+        for path, watcher in watchers.items()
+    }
