@@ -13,16 +13,29 @@ from baraquant import _library
 
 _library.load()
 
-from baraquant import _vmap, configs, nn, ops, planning, qat, reference  # noqa: E402
+from baraquant import (  # noqa: E402
+    _vmap,
+    calibration,
+    configs,
+    nn,
+    ops,
+    planning,
+    qat,
+    reference,
+)
 from baraquant._C import build_info as _build_info  # noqa: E402
-from baraquant.configs import (  # noqa: E402
+from baraquant.configs import QuantConfig, TensorConfig  # noqa: E402
+from baraquant.granularity import PerChannel, PerGroup, PerTensor, PerToken  # noqa: E402
+from baraquant.planning import can_implement, plan  # noqa: E402
+from baraquant.schemes import (  # noqa: E402
+    W4A8,
+    W4A16,
     W8A8,
-    QuantConfig,
+    W8A16,
     SmoothQuant,
-    TensorConfig,
     W8A8Static,
 )
-from baraquant.planning import can_implement, plan  # noqa: E402
+from baraquant.workflow.layers import register_layer  # noqa: E402
 from baraquant.workflow.quantize import quantize_  # noqa: E402
 from baraquant.workflow.serialization import load_, save  # noqa: E402
 
@@ -31,12 +44,20 @@ _vmap.register()
 __version__ = _build_info()["version"]
 
 __all__ = [
+    "W4A8",
+    "W4A16",
     "W8A8",
+    "W8A16",
+    "PerChannel",
+    "PerGroup",
+    "PerTensor",
+    "PerToken",
     "QuantConfig",
     "SmoothQuant",
     "TensorConfig",
     "W8A8Static",
     "__version__",
+    "calibration",
     "can_implement",
     "configs",
     "load_",
@@ -47,5 +68,6 @@ __all__ = [
     "qat",
     "quantize_",
     "reference",
+    "register_layer",
     "save",
 ]

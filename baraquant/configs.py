@@ -1,23 +1,25 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Configurations: what is quantized, and how. Frozen, comparable, and plain dictionaries on demand.
 
-:class:`W8A8`, :class:`W8A8Static` and :class:`SmoothQuant` are whole schemes, for
-:func:`baraquant.quantize_` and (but for the last) :func:`baraquant.qat.prepare_`.
-:class:`QuantConfig` puts one together from a :class:`TensorConfig` for the weights and one for the
-activations, of 2 to 8 bits each. Nothing here needs torch.
+A :class:`QuantConfig` puts a scheme together from a :class:`TensorConfig` for the weights and one
+for the activations, of 2 to 8 bits each. :mod:`.schemes` has the common ones by their names.
+Nothing here needs torch.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeVar
+
+from .granularity import NAMES as GRANULARITIES
+from .granularity import Granularity, PerGroup
 
 VERSION = 1  # of the dictionaries
 
-GRANULARITIES = ("per_tensor", "per_channel", "per_token", "per_group")
 OBSERVERS = ("min_max", "moving_average", "percentile", "mse")
+# Those that training can follow batch by batch.
 TRAINING_OBSERVERS = ("min_max", "moving_average")
+SCALE_RULES = ("search", "max")
 
 C = TypeVar("C", bound="Config")
 
@@ -74,37 +76,40 @@ class TensorConfig(Config):
 
     Attributes:
         bits: Width of the integers, 2 to 8. They are signed: 4 bits are [-8, 7].
-        granularity: What shares a scale. Of a weight: ``per_tensor``, ``per_channel`` (an output
-            channel, or an embedding's row) or ``per_group``. Of an activation: ``per_tensor``,
-            ``per_token`` or ``per_group``.
+        granularity: What shares a scale. Of a weight: ``PerTensor()``, ``PerChannel()`` (an output
+            channel, or an embedding's row) or ``PerGroup(size)``. Of an activation:
+            ``PerTensor()``, ``PerToken()`` or ``PerGroup(size)``. Their names are taken too
+            (``"per_tensor"``), and are what the attribute holds.
         symmetric: True puts zero in the middle; False adds a zero point.
         dynamic: True takes the scale from the values of the moment; False keeps one that training
             observes or learns. None: True unless ``learned``.
         learned: Whether the scale (and the zero point, where there is one) is a parameter that is
             trained (LSQ, LSQ+).
-        group_size: Neighbours that share a scale, for ``per_group``.
+        group_size: Neighbours that share a scale, for ``"per_group"``.
 
     Example:
-        >>> baraquant.TensorConfig(bits=4, granularity="per_group", group_size=32).quant_max
-        7
+        >>> config = baraquant.TensorConfig(bits=4, granularity=baraquant.PerGroup(32))
+        >>> config.granularity, config.group_size, config.quant_max
+        ('per_group', 32, 7)
     """
 
-    scheme: ClassVar[str] = "fake_quant"
+    scheme: ClassVar[str] = "tensor"
 
     bits: int = 8
-    granularity: str = "per_channel"
+    granularity: str | Granularity = "per_channel"
     symmetric: bool = True
     dynamic: bool | None = None
     learned: bool = False
     group_size: int | None = None
 
     def __post_init__(self) -> None:
-        """Check every field, and settle ``dynamic``."""
+        """Check every field, and settle ``dynamic`` and the name of the granularity."""
+        self._take_granularity()
         _check_int(self, "bits")
         _check_bools(self, "symmetric", "learned")
         if not 2 <= self.bits <= 8:
             raise ValueError(f"TensorConfig: expected bits to lie in [2, 8], but got {self.bits}")
-        _check_choice(self, "granularity", GRANULARITIES)
+        check_choice(self, "granularity", GRANULARITIES)
         if self.dynamic is None:
             object.__setattr__(self, "dynamic", not self.learned)
         _check_bools(self, "dynamic")
@@ -130,6 +135,23 @@ class TensorConfig(Config):
                 f"but got {self.group_size}"
             )
 
+    def _take_granularity(self) -> None:
+        given = self.granularity
+        if isinstance(given, type) and issubclass(given, Granularity):
+            raise TypeError(
+                f"TensorConfig: expected granularity to be an instance, but got the class "
+                f"{given.__name__}; write {given.__name__}({'32' if given is PerGroup else ''})"
+            )
+        if not isinstance(given, Granularity):
+            return
+        if self.group_size is not None:
+            raise ValueError(
+                f"TensorConfig: expected no group_size beside {given!r}, but got {self.group_size}"
+            )
+        object.__setattr__(self, "granularity", given.name)
+        if isinstance(given, PerGroup):
+            object.__setattr__(self, "group_size", given.group_size)
+
     @property
     def quant_min(self) -> int:
         """The smallest integer."""
@@ -150,27 +172,34 @@ class TensorConfig(Config):
 
 @dataclass(frozen=True)
 class QuantConfig(Config):
-    """Any combination for quantization-aware training.
+    """A whole scheme: how weights become integers, and how the inputs of layers do.
 
     Attributes:
         weight: How weights are quantized.
         activation: How the inputs of layers are quantized; None leaves them floating.
-        observer: What a static ``activation`` follows: ``moving_average`` (by 1 % of the way to
-            each batch) or ``min_max`` (ever seen).
+        observer: What becomes the range of a static ``activation``: ``min_max`` (all that was seen),
+            ``moving_average`` (by 1 % of the way to each batch), ``percentile`` (but for the most
+            extreme 0.01 % of the numbers) or ``mse`` (the range with the least error). Training
+            follows the first two batch by batch; the others take theirs from the calibration data
+            that :func:`baraquant.qat.prepare_` is given, and keep it.
+        scale_rule: How a scale of weights below eight bits is found where nothing trains it:
+            ``search`` tries 26 of them, from the one that reaches the largest number down to half
+            of it, and takes the one with the least squared error; ``max`` takes the first.
 
     Example:
         >>> int4 = baraquant.TensorConfig(bits=4)
-        >>> int8 = baraquant.TensorConfig(bits=8, granularity="per_token")
+        >>> int8 = baraquant.TensorConfig(bits=8, granularity=baraquant.PerToken())
         >>> config = baraquant.QuantConfig(weight=int4, activation=int8)
         >>> baraquant.QuantConfig.from_dict(config.to_dict()) == config
         True
     """
 
-    scheme: ClassVar[str] = "qat"
+    scheme: ClassVar[str] = "quant"
 
     weight: TensorConfig
     activation: TensorConfig | None = None
     observer: str = "moving_average"
+    scale_rule: str = "search"
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -181,7 +210,8 @@ class QuantConfig(Config):
                     f"QuantConfig: expected {name} to be a TensorConfig, "
                     f"but got {type(value).__name__}"
                 )
-        _check_choice(self, "observer", TRAINING_OBSERVERS)
+        check_choice(self, "observer", OBSERVERS)
+        check_choice(self, "scale_rule", SCALE_RULES)
         if self.weight.granularity == "per_token":
             raise ValueError(
                 "QuantConfig: expected weight.granularity to be per_tensor, per_channel or "
@@ -201,124 +231,20 @@ class QuantConfig(Config):
                 "scale (per_tensor)"
             )
 
+    @property
+    def is_static(self) -> bool:
+        """Whether inputs have a range that is known before: observed, calibrated or learned."""
+        return self.activation is not None and not self.activation.dynamic
 
-@dataclass(frozen=True)
-class W8A8(Config):
-    """int8 weights, a scale per channel; int8 activations, a scale per token and of the moment.
-
-    Attributes:
-        symmetric: Whether the activations' integers have zero in the middle; else a zero point.
-    """
-
-    scheme: ClassVar[str] = "w8a8"
-
-    symmetric: bool = True
-
-    def __post_init__(self) -> None:
-        """Check every field."""
-        _check_bools(self, "symmetric")
-
-
-@dataclass(frozen=True)
-class W8A8Static(Config):
-    """int8 weights, a scale per channel; int8 activations, one scale per layer from calibration.
-
-    Attributes:
-        observer: What calibration makes of the values it sees: ``min_max``, ``moving_average``,
-            ``percentile`` or ``mse``. Training follows one of the first two.
-        symmetric: Whether the activations' integers have zero in the middle; else a zero point.
-    """
-
-    scheme: ClassVar[str] = "w8a8_static"
-
-    observer: str = "min_max"
-    symmetric: bool = True
-
-    def __post_init__(self) -> None:
-        """Check every field."""
-        _check_choice(self, "observer", OBSERVERS)
-        _check_bools(self, "symmetric")
-
-
-@dataclass(frozen=True)
-class SmoothQuant(Config):
-    """W8A8 after the activations' outliers have moved into the weights (Xiao et al. 2023).
-
-    Attributes:
-        alpha: How much moves, in [0, 1]; ``"search"`` tries several and takes, for each layer, the
-            one with the least output error.
-        activation: How the smoothed activations are quantized.
-    """
-
-    scheme: ClassVar[str] = "smoothquant"
-
-    alpha: float | str = 0.5
-    activation: W8A8 | W8A8Static = field(default_factory=W8A8)
-
-    def __post_init__(self) -> None:
-        """Check every field."""
-        if isinstance(self.alpha, bool) or not isinstance(self.alpha, (int, float, str)):
-            raise TypeError(
-                "SmoothQuant: expected alpha to be a number or 'search', "
-                f"but got {type(self.alpha).__name__}"
-            )
-        is_search = self.alpha == "search"
-        is_number = not isinstance(self.alpha, str) and math.isfinite(self.alpha)
-        if not is_search and not (is_number and 0.0 <= float(self.alpha) <= 1.0):
-            raise ValueError(
-                "SmoothQuant: expected alpha to lie in [0, 1] or to be 'search', "
-                f"but got {self.alpha!r}"
-            )
-        if not isinstance(self.activation, (W8A8, W8A8Static)):
-            raise TypeError(
-                "SmoothQuant: expected activation to be W8A8 or W8A8Static, "
-                f"but got {type(self.activation).__name__}"
-            )
-
-
-def qat_config(config: Config) -> QuantConfig:
-    """Return the :class:`QuantConfig` that trains for a scheme.
-
-    Raises:
-        TypeError: Not a configuration.
-        ValueError: A scheme that training cannot follow: :class:`SmoothQuant`, or an observer that
-            only calibration has.
-    """
-    weight = TensorConfig(bits=8, granularity="per_channel")
-    if isinstance(config, QuantConfig):
-        return config
-    if isinstance(config, W8A8):
-        return QuantConfig(weight, TensorConfig(8, "per_token", config.symmetric))
-    if isinstance(config, W8A8Static):
-        if config.observer not in TRAINING_OBSERVERS:
-            raise ValueError(
-                f"W8A8Static: expected observer to be {' or '.join(TRAINING_OBSERVERS)} for "
-                f"training, but got {config.observer!r}; calibrate with baraquant.quantize_ for it"
-            )
-        activation = TensorConfig(8, "per_tensor", config.symmetric, dynamic=False)
-        return QuantConfig(weight, activation, config.observer)
-    if isinstance(config, SmoothQuant):
-        raise ValueError(
-            "SmoothQuant: expected a scheme that training can follow; SmoothQuant needs "
-            "calibration: use baraquant.quantize_, or train with W8A8 or W8A8Static"
-        )
-    raise TypeError(
-        f"expected config to be a QuantConfig, W8A8 or W8A8Static, but got {what_it_is(config)}"
-    )
-
-
-def what_it_is(config: Any) -> str:
-    """Say for a message what was given in the place of a configuration."""
-    if not isinstance(config, type):
-        return type(config).__name__
-    if not issubclass(config, Config):
-        return f"the class {config.__name__}"
-    arguments = "..." if config is QuantConfig else ""
-    return f"the class {config.__name__}; write {config.__name__}({arguments})"
+    def __str__(self) -> str:
+        """Say it in a few words: ``weight=int8 per_channel symmetric dynamic, input=float``."""
+        return f"weight={self.weight}, input={self.activation or 'float'}"
 
 
 def _kinds() -> dict[str, type[Config]]:
-    kinds: list[type[Config]] = [TensorConfig, QuantConfig, W8A8, W8A8Static, SmoothQuant]
+    from .schemes import SmoothQuant
+
+    kinds: list[type[Config]] = [TensorConfig, QuantConfig, SmoothQuant]
     return {kind.scheme: kind for kind in kinds}
 
 
@@ -344,7 +270,7 @@ def _check_bools(config: Config, *names: str) -> None:
             )
 
 
-def _check_choice(config: Config, name: str, choices: tuple[str, ...]) -> None:
+def check_choice(config: Config, name: str, choices: tuple[str, ...]) -> None:
     value = getattr(config, name)
     if not isinstance(value, str):
         raise TypeError(

@@ -109,7 +109,7 @@ class Experiment:
     def take_scheme(self, name: str) -> None:
         """Quantize after training, save, load, and measure."""
         model = copy.deepcopy(self.base)
-        baraquant.quantize_(model, SCHEMES[name], self.calibration)
+        baraquant.quantize_(model, SCHEMES[name], calibration=self.calibration)
         self._take_stored(name, model)
 
     def take_pytorch(self) -> None:

@@ -119,10 +119,10 @@ def converted(model: nn.Module) -> nn.Module:
 def quantized(model: nn.Module, scheme: str, *batches: Any, **more: Any) -> nn.Module:
     """The model after `quantize_`."""
     config = AFTERWARDS[scheme]
-    if isinstance(config, W8A8):
+    if config in (W8A8(), W8A8(False)):
         baraquant.quantize_(model, config, **more)
     else:
-        baraquant.quantize_(model, config, list(batches), progress=False, **more)
+        baraquant.quantize_(model, config, calibration=list(batches), progress=False, **more)
     return model
 
 

@@ -125,7 +125,7 @@ def minilm():
 def test_what_eight_bits_keep_of_the_real_encoder(minilm, config, least, tmp_path):
     floats, known, asked = minilm
     model = copy.deepcopy(floats)
-    report = baraquant.quantize_(model, config, known)
+    report = baraquant.quantize_(model, config, calibration=known)
     assert len(report.changed) == 39 and not report.left_out
     with torch.inference_mode():
         cosine = torch.cat([(model(**b) * floats(**b)).sum(1) for b in asked])

@@ -28,11 +28,11 @@ from workflow_models import (
 def test_a_block_comes_out_close(config):
     model, data = seeded(Block), batches()
     expected = model(data[0])
-    report = baraquant.quantize_(model, config, data)
+    report = baraquant.quantize_(model, config, calibration=data)
     assert set(report.changed) == {"query", "key", "out", "up", "down"}
     assert relative_error(model(data[0]), expected) < 0.08
     static = config.activation if isinstance(config, SmoothQuant) else config
-    kind = StaticQuantizedLinear if isinstance(static, W8A8Static) else QuantizedLinear
+    kind = StaticQuantizedLinear if static.is_static else QuantizedLinear
     for name in report.changed:
         layer = getattr(model, name)
         assert type(layer) is kind and layer.symmetric == static.symmetric
@@ -55,7 +55,7 @@ def test_w8a8_is_the_op_of_the_quantized_weight():
 def test_w8a8_static_is_the_op_with_the_scale_of_all_data(symmetric):
     model, data = nn.Sequential(seeded(nn.Linear, 16, 8)), batches()
     linear = model[0]
-    baraquant.quantize_(model, W8A8Static(symmetric=symmetric), data)
+    baraquant.quantize_(model, W8A8Static(symmetric=symmetric), calibration=data)
     scale, zero_point = ops.choose_qparams_per_tensor(torch.cat(data), symmetric=symmetric)
     assert torch.equal(model[0].act_scale, scale)
     if symmetric:
@@ -78,7 +78,7 @@ def test_w8a8_static_is_the_op_with_the_scale_of_all_data(symmetric):
 def test_embeddings_tied_weights_and_shared_modules(config):
     model, data = seeded(Tied), tokens()
     expected = model(data[0])
-    report = baraquant.quantize_(model, config, data)
+    report = baraquant.quantize_(model, config, calibration=data)
     assert type(model.embedding) is QuantizedEmbedding and model.embedding.padding_idx == 0
     assert model.first is model.second and type(model.first.query) is not nn.Linear
     assert not any(name.startswith("second") for name in report.changed)
@@ -93,7 +93,7 @@ def test_embeddings_tied_weights_and_shared_modules(config):
 def test_models_of_other_dtypes(dtype, config):
     model = seeded(Tied).to(dtype)
     expected = model(tokens()[0])
-    baraquant.quantize_(model, config, tokens())
+    baraquant.quantize_(model, config, calibration=tokens())
     got = model(tokens()[0])
     assert got.dtype == dtype and relative_error(got, expected) < 0.1
 
@@ -110,7 +110,7 @@ def test_a_model_on_several_dtypes():
     for config in SCHEMES:
         model = seeded(Mixed)
         expected = model(batches()[0])
-        baraquant.quantize_(model, config, batches())
+        baraquant.quantize_(model, config, calibration=batches())
         got = model(batches()[0])
         assert got.dtype == torch.float32 and relative_error(got, expected) < 0.05
 
@@ -124,7 +124,7 @@ def test_the_filter_is_asked_once_and_obeyed():
 
     model = seeded(Block)
     before = copy.deepcopy(model)
-    report = baraquant.quantize_(model, SmoothQuant(), batches(), keep_out)
+    report = baraquant.quantize_(model, SmoothQuant(), calibration=batches(), filter_fn=keep_out)
     names = ["query", "key", "out", "up", "down"]
     assert asked == [(nn.Linear, name) for name in names]
     assert set(report.changed) == {"query", "key", "down"}
@@ -188,7 +188,7 @@ def test_a_transformer_of_pytorch(norm_first, config):
     mask = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
     with torch.no_grad():
         expected = model(data[0]), model(data[0], src_key_padding_mask=mask)
-        report = baraquant.quantize_(model, config, data)
+        report = baraquant.quantize_(model, config, calibration=data)
         parts = ["linear1", "linear2", *(f"self_attn.{p}_proj" for p in ("q", "k", "v", "out"))]
         assert set(report.changed) == {f"layers.{i}.{part}" for i in (0, 1) for part in parts}
         assert not report.left_out
@@ -209,7 +209,7 @@ def test_an_attention_comes_back_where_quantization_fails():
     attention, flag = model.layers[0].self_attn, model.layers[0].activation_relu_or_gelu
     assert flag == 1 and model.use_nested_tensor
     with pytest.raises(ValueError, match="got no batch"):
-        baraquant.quantize_(model, W8A8Static(), [])
+        baraquant.quantize_(model, W8A8Static(), calibration=[])
     assert model.layers[0].self_attn is attention
     assert model.layers[0].activation_relu_or_gelu == flag and model.use_nested_tensor
     assert unchanged(model, original)
@@ -237,7 +237,7 @@ def test_copies_and_hooks():
     model = nn.Sequential(nn.Linear(16, 4))
     calls = []
     model[0].register_forward_hook(lambda *_: calls.append(1))
-    baraquant.quantize_(model, SmoothQuant(0.5, W8A8Static()), batches())
+    baraquant.quantize_(model, SmoothQuant(0.5, W8A8Static()), calibration=batches())
     x = batches()[0]
     assert torch.equal(copy.deepcopy(model)(x), model(x)) and len(calls) > 1
     assert str(model).count("StaticQuantizedLinear(in_features=16, out_features=4") == 1
@@ -249,15 +249,15 @@ def test_a_linear_without_inputs_or_outputs_is_left_out(config):
         nn.Linear(16, 0), nn.ReLU(), nn.Linear(0, 16), nn.Linear(16, 4), nn.LayerNorm(4)
     )
     expected = model(batches()[0])
-    report = baraquant.quantize_(model, config, batches())
+    report = baraquant.quantize_(model, config, calibration=batches())
     assert set(report.changed) == {"3"} and set(report.left_out) == {"0", "2"}
     assert all("no inputs or no outputs" in reason for reason in report.left_out.values())
     assert relative_error(model(batches()[0]), expected) < 0.08
     last = nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 0))
-    assert set(baraquant.quantize_(last, config, batches()).changed) == {"0"}
+    assert set(baraquant.quantize_(last, config, calibration=batches()).changed) == {"0"}
     assert last(batches()[0]).shape == (*batches()[0].shape[:-1], 0)
     with pytest.raises(ValueError, match=r"has none .*no inputs or no outputs"):
-        baraquant.quantize_(nn.Sequential(nn.Linear(16, 0)), config, batches())
+        baraquant.quantize_(nn.Sequential(nn.Linear(16, 0)), config, calibration=batches())
 
 
 def test_the_example_of_the_docstring(tmp_path, monkeypatch):

@@ -18,11 +18,11 @@ from workflow_models import CALIBRATED, SCHEMES, Block, batches, seeded, unchang
 @pytest.mark.parametrize("empty", [nn.ReLU(), nn.Sequential(nn.Conv3d(2, 2, 1), nn.Dropout())])
 def test_a_model_without_a_layer_to_quantize(empty, config):
     with pytest.raises(ValueError, match=r"quantize_: expected a model with a Linear, Conv1d"):
-        baraquant.quantize_(empty, config, batches())
+        baraquant.quantize_(empty, config, calibration=batches())
     model = seeded(Block)
     original = copy.deepcopy(model)
     with pytest.raises(ValueError, match=r"Block has none \(query: filter_fn; key: filter_fn"):
-        baraquant.quantize_(model, config, batches(), lambda module, name: False)
+        baraquant.quantize_(model, config, calibration=batches(), filter_fn=lambda module, name: False)
     assert unchanged(model, original)
 
 
@@ -50,7 +50,7 @@ def test_a_layer_by_itself():
 def test_what_is_no_scheme(config, got):
     message = f"expected config to be W8A8, W8A8Static or SmoothQuant, but got {got}$"
     with pytest.raises(TypeError, match=message):
-        baraquant.quantize_(seeded(Block), config, batches())
+        baraquant.quantize_(seeded(Block), config, calibration=batches())
 
 
 @pytest.mark.parametrize("config", [W8A8(), SmoothQuant()], ids=str)
@@ -60,7 +60,7 @@ def test_what_is_no_filter(filter_fn, config):
     original = copy.deepcopy(model)
     message = f"quantize_: expected filter_fn to be a function .*{type(filter_fn).__name__}$"
     with pytest.raises(TypeError, match=message):
-        baraquant.quantize_(model, config, batches(), filter_fn)
+        baraquant.quantize_(model, config, calibration=batches(), filter_fn=filter_fn)
     assert unchanged(model, original)
 
 
@@ -79,7 +79,7 @@ def test_bad_calibration_leaves_the_model_alone(config):
 
     def fails(given, message, kind=ValueError):
         with pytest.raises(kind, match=message):
-            baraquant.quantize_(model, config, given)
+            baraquant.quantize_(model, config, calibration=given)
         assert unchanged(model, original)
 
     fails(None, f"expected calibration data for {type(config).__name__}, but got None")
@@ -98,8 +98,8 @@ def test_a_poisoned_batch_is_left_out(config):
     poisoned.insert(1, torch.full_like(clean[0], math.nan))
     model, expected = seeded(Block).eval(), seeded(Block).eval()
     with pytest.warns(UserWarning, match=r"^baraquant.quantize_: inputs with .* query \(1\), "):
-        baraquant.quantize_(model, config, poisoned)
-    baraquant.quantize_(expected, config, clean)
+        baraquant.quantize_(model, config, calibration=poisoned)
+    baraquant.quantize_(expected, config, calibration=clean)
     assert torch.equal(model(clean[0]), expected(clean[0]))
 
 
@@ -114,25 +114,25 @@ def test_batches_with_labels(config):
         r"Block, but model\(\*batch\) raised: .*positional.* pass a function"
     )
     with pytest.raises(TypeError, match=message) as raised:
-        baraquant.quantize_(model, config, loader)
+        baraquant.quantize_(model, config, calibration=loader)
     assert isinstance(raised.value.__cause__, TypeError) and unchanged(model, original)
     named = [{"input": x, "labels": y} for x, y in pairs]
     with pytest.raises(TypeError, match=r"a dict of 2, .* model\(\*\*batch\) raised: .*labels"):
-        baraquant.quantize_(model, config, named)
+        baraquant.quantize_(model, config, calibration=named)
     assert unchanged(model, original)
     # What the message tells to pass.
-    baraquant.quantize_(model, config, lambda model: [model(x) for x, _ in loader])
-    baraquant.quantize_(original, config, batches())
+    baraquant.quantize_(model, config, calibration=lambda model: [model(x) for x, _ in loader])
+    baraquant.quantize_(original, config, calibration=batches())
     assert torch.equal(model(batches()[0]), original(batches()[0]))
 
 
 def test_other_errors_of_the_model_are_its_own():
     model = nn.Sequential(nn.Linear(16, 4))
     with pytest.raises(TypeError) as raised:
-        baraquant.quantize_(model, W8A8Static(), ["text"])
+        baraquant.quantize_(model, W8A8Static(), calibration=["text"])
     assert raised.value.__cause__ is None and "batch 0" not in str(raised.value)
     with pytest.raises(TypeError) as raised:
-        baraquant.quantize_(model, W8A8Static(), [(torch.ones(2, 16),), (1, 2)])
+        baraquant.quantize_(model, W8A8Static(), calibration=[(torch.ones(2, 16),), (1, 2)])
     assert raised.value.__cause__ is None and "batch 0" not in str(raised.value)
 
 
@@ -141,8 +141,8 @@ def test_a_layer_that_no_data_reaches_is_named(config):
     model = nn.ModuleDict({"used": nn.Linear(4, 4), "unused": nn.Linear(4, 4)})
     model.forward = lambda x: model["used"](x)
     with pytest.raises(ValueError, match=r": unused: .* it saw no input; leave it out with filter"):
-        baraquant.quantize_(model, config, [torch.randn(3, 4)])
-    baraquant.quantize_(model, config, [torch.randn(3, 4)], lambda _, name: name == "used")
+        baraquant.quantize_(model, config, calibration=[torch.randn(3, 4)])
+    baraquant.quantize_(model, config, calibration=[torch.randn(3, 4)], filter_fn=lambda _, name: name == "used")
     assert type(model["used"]) is not nn.Linear and type(model["unused"]) is nn.Linear
 
 

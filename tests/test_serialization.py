@@ -67,7 +67,7 @@ def test_the_same_bits_in_a_fresh_process(tmp_path):
     x, outputs = tokens()[0], {}
     for number, config in enumerate(SCHEMES):
         model = seeded(Tied)
-        baraquant.quantize_(model, config, tokens())
+        baraquant.quantize_(model, config, calibration=tokens())
         baraquant.save(model, tmp_path / f"{number}.safetensors")
         outputs[str(number)] = model(x)
     torch.save({"x": x, **outputs}, tmp_path / "expected.pt")
@@ -114,7 +114,7 @@ def meta():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_other_dtypes(dtype, tmp_path):
     model = seeded(Tied).to(dtype)
-    baraquant.quantize_(model, SmoothQuant(0.5, W8A8Static()), tokens())
+    baraquant.quantize_(model, SmoothQuant(0.5, W8A8Static()), calibration=tokens())
     baraquant.save(model, tmp_path / "a")
     loaded = baraquant.load_(Tied().to(dtype), tmp_path / "a").eval()
     assert same(loaded, model) and torch.equal(loaded(tokens()[0]), model(tokens()[0]))
@@ -131,7 +131,7 @@ def encoder():
 def test_the_attentions_of_pytorch(some, tmp_path):
     model = seeded(encoder)
     keep = (lambda module, name: name != "layers.1.self_attn") if some else None
-    baraquant.quantize_(model, SmoothQuant(0.5), batches(), keep)
+    baraquant.quantize_(model, SmoothQuant(0.5), calibration=batches(), filter_fn=keep)
     baraquant.save(model, tmp_path / "a")
     for fresh in (encoder(), copy.deepcopy(model)):
         loaded = baraquant.load_(fresh, tmp_path / "a")
@@ -163,7 +163,7 @@ def test_models_of_quantization_aware_training(learned, bits, tmp_path):
 
 def test_a_model_of_the_meta_device(tmp_path):
     model = seeded(Block)
-    baraquant.quantize_(model, SmoothQuant(0.5), batches())
+    baraquant.quantize_(model, SmoothQuant(0.5), calibration=batches())
     baraquant.save(model, tmp_path / "a")
     with torch.device("meta"):
         fresh = Block()
@@ -349,7 +349,7 @@ def test_a_failed_save_leaves_the_old_file(every, monkeypatch):
 
 def test_cuda(cuda, tmp_path):
     model = seeded(Tied).to(cuda)
-    baraquant.quantize_(model, SmoothQuant(0.5, W8A8Static()), [x.to(cuda) for x in tokens()])
+    baraquant.quantize_(model, SmoothQuant(0.5, W8A8Static()), calibration=[x.to(cuda) for x in tokens()])
     baraquant.save(model, tmp_path / "a")
     expected = model(tokens()[0].to(cuda))
     loaded = baraquant.load_(Tied().to(cuda), tmp_path / "a").eval()

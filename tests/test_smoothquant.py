@@ -263,7 +263,7 @@ def test_smoothing_beats_the_plain_scheme(pre_norm, alpha, activation):
     errors = []
     for config in (activation, SmoothQuant(alpha, activation)):
         quantized = copy.deepcopy(model)
-        report = baraquant.quantize_(quantized, config, data)
+        report = baraquant.quantize_(quantized, config, calibration=data)
         assert len(report.changed) == 5 and not report.left_out
         errors.append(relative_error(quantized(data[0]), expected))
     # A zero point takes the side of a one-sided outlier by itself: less is left to win.
@@ -274,7 +274,7 @@ def test_smoothing_beats_the_plain_scheme(pre_norm, alpha, activation):
 def test_what_is_folded_and_what_is_not():
     model = seeded(Block)
     original = copy.deepcopy(model)
-    report = baraquant.quantize_(model, SmoothQuant(0.5), batches())
+    report = baraquant.quantize_(model, SmoothQuant(0.5), calibration=batches())
     assert report.changed == {
         "query": "QuantizedLinear, alpha 0.5 folded into norm1",
         "key": "QuantizedLinear, alpha 0.5 folded into norm1",
@@ -295,7 +295,7 @@ def test_folding_alone_changes_no_output():
     model = seeded(Block).double()
     data = [batch.double() for batch in batches()]
     expected = model(data[0])
-    baraquant.quantize_(model, SmoothQuant(0.5), data)
+    baraquant.quantize_(model, SmoothQuant(0.5), calibration=data)
     for name in ("query", "key", "out", "up", "down"):
         layer = getattr(model, name)
         plain = nn.Linear(layer.in_features, layer.out_features).double()
@@ -310,7 +310,7 @@ def test_folding_alone_changes_no_output():
 
 def test_static_smoothing_is_part_of_the_scale():
     model = seeded(Block, pre_norm=False)
-    baraquant.quantize_(model, SmoothQuant(0.5, W8A8Static()), batches())
+    baraquant.quantize_(model, SmoothQuant(0.5, W8A8Static()), calibration=batches())
     assert model.out.smooth_scale is not None and model.down.smooth_scale is None
     ratio = model.out.smooth_scale / model.out.act_scale
     assert ratio.max() / ratio.min() > 1.5
@@ -326,7 +326,7 @@ def test_a_tied_weight_is_not_smoothed_and_stays_tied():
     model, data = seeded(Tied), tokens()
     for config in (SmoothQuant(), SmoothQuant("search", W8A8Static("mse"))):
         quantized = copy.deepcopy(model)
-        report = baraquant.quantize_(quantized, config, data)
+        report = baraquant.quantize_(quantized, config, calibration=data)
         assert "alpha" not in report.changed["head"]
         for name in ("qweight", "weight_scale"):
             pair = getattr(quantized.head, name), getattr(quantized.embedding, name)
@@ -342,7 +342,7 @@ def test_other_dtypes(dtype, activation):
     model = seeded(Block).to(dtype)
     data = [batch.to(dtype) for batch in batches()]
     expected = model(data[0])
-    baraquant.quantize_(model, SmoothQuant(0.5, activation), data)
+    baraquant.quantize_(model, SmoothQuant(0.5, activation), calibration=data)
     got = model(data[0])
     assert got.dtype == dtype and relative_error(got, expected) < 0.05
     assert model.norm1.weight.dtype == dtype
@@ -352,8 +352,8 @@ def test_data_that_is_gone_after_one_run():
     def once():
         return iter(batches())
 
-    baraquant.quantize_(seeded(Block), SmoothQuant(0.5), once())
-    baraquant.quantize_(seeded(Block), SmoothQuant(0.5, W8A8Static()), once())
+    baraquant.quantize_(seeded(Block), SmoothQuant(0.5), calibration=once())
+    baraquant.quantize_(seeded(Block), SmoothQuant(0.5, W8A8Static()), calibration=once())
     for config, runs in [
         (SmoothQuant("search"), 2),
         (SmoothQuant(0.5, W8A8Static("mse")), 2),
@@ -361,7 +361,7 @@ def test_data_that_is_gone_after_one_run():
     ]:
         model = seeded(Block)
         with pytest.raises(ValueError, match=f"that can be gone through {runs} times"):
-            baraquant.quantize_(model, config, once())
+            baraquant.quantize_(model, config, calibration=once())
         assert type(model.query) is nn.Linear
 
 
@@ -369,7 +369,7 @@ def test_calibration_by_a_function():
     data = batches()
     models = [seeded(Block) for _ in range(2)]
     for model, given in zip(models, [data, lambda m: [m(x) for x in data]], strict=True):
-        baraquant.quantize_(model, SmoothQuant("search", W8A8Static("mse")), given)
+        baraquant.quantize_(model, SmoothQuant("search", W8A8Static("mse")), calibration=given)
     assert torch.equal(models[0](data[0]), models[1](data[0]))
 
 
@@ -380,7 +380,7 @@ def test_a_compiled_block_is_refused_or_followed():
         data = batches()
         expected = model(data[0])
         try:
-            baraquant.quantize_(model, SmoothQuant(0.5), data)
+            baraquant.quantize_(model, SmoothQuant(0.5), calibration=data)
         except (TypeError, ValueError) as error:
             assert "compile" in str(error)
         else:

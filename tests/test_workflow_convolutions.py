@@ -74,10 +74,10 @@ def same_tensors(got: nn.Module, expected: nn.Module) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("config", SCHEMES, ids=str)
 def test_the_bits_are_those_of_prepare_and_convert(
-    config: W8A8 | W8A8Static | SmoothQuant, dtype: torch.dtype
+    config: QuantConfig | SmoothQuant, dtype: torch.dtype
 ) -> None:
     model, expected = picture(dtype), as_trained(dtype)
-    report = baraquant.quantize_(model, config, pictures(dtype))
+    report = baraquant.quantize_(model, config, calibration=pictures(dtype))
     assert not report.left_out
     for name, kind in CONVOLUTIONS.items():
         layer, other = model.get_submodule(name), expected.get_submodule(name)
@@ -113,7 +113,7 @@ def test_the_filter_keeps_convolutions_floating() -> None:
         asked.append(name)
         return not isinstance(module, (nn.Conv1d, nn.Conv2d))
 
-    report = baraquant.quantize_(model, W8A8Static(), pictures(), keep_out)
+    report = baraquant.quantize_(model, W8A8Static(), calibration=pictures(), filter_fn=keep_out)
     assert asked == ["stem", "depth", "again", "tied", "line", "head"]
     assert set(report.changed) == {"head"}
     assert report.left_out == dict.fromkeys(CONVOLUTIONS, "filter_fn")
@@ -123,9 +123,9 @@ def test_the_filter_keeps_convolutions_floating() -> None:
 
 
 @pytest.mark.parametrize("config", [W8A8(), SmoothQuant(0.5, W8A8Static())], ids=str)
-def test_they_are_saved_and_loaded(config: W8A8 | SmoothQuant, tmp_path: Path) -> None:
+def test_they_are_saved_and_loaded(config: QuantConfig | SmoothQuant, tmp_path: Path) -> None:
     model, x, file = picture(), pictures()[0], tmp_path / "picture.safetensors"
-    baraquant.quantize_(model, config, pictures())
+    baraquant.quantize_(model, config, calibration=pictures())
     expected = model(x)
     baraquant.save(model, file)
     torch.manual_seed(9)
@@ -144,12 +144,12 @@ def test_a_model_of_convolutions_alone() -> None:
         quantized = model()
         calls: list[int] = []
         quantized[0].register_forward_hook(lambda *_, calls=calls: calls.append(1))
-        baraquant.quantize_(quantized, config, pictures())
+        baraquant.quantize_(quantized, config, calibration=pictures())
         assert quantized[0].training and not calls, "nothing of it has to be calibrated"
         quantized(pictures()[0])
         assert calls == [1]
         with pytest.raises(ValueError, match="itself; wrap it in nn"):
-            baraquant.quantize_(nn.Conv2d(3, 4, 3), config, pictures())
+            baraquant.quantize_(nn.Conv2d(3, 4, 3), config, calibration=pictures())
 
 
 def test_what_is_wrong_is_named_and_nothing_changes() -> None:

@@ -133,7 +133,7 @@ def test_smoothing_is_that_of_the_paper(alpha: float) -> None:
         normal(7, 6, seed=s).float() * torch.tensor([1.0, 40, 0.1, 3, 1, 200]) for s in (1, 2)
     ]
     weight, bias = linear.weight.detach().double().numpy(), linear.bias.detach().double().numpy()
-    baraquant.quantize_(model, SmoothQuant(alpha), batches, progress=False)
+    baraquant.quantize_(model, SmoothQuant(alpha), calibration=batches, progress=False)
     x_max = torch.cat(batches).abs().amax(0).double().numpy()
     s = x_max**alpha / np.abs(weight).max(0) ** (1 - alpha)
     layer = model[1]
@@ -152,7 +152,7 @@ def test_smoothing_is_that_of_the_paper(alpha: float) -> None:
 
 def static_scale(observer: str, batches: list[Tensor], symmetric: bool) -> tuple[float, int]:
     model = nn.Sequential(nn.Linear(batches[0].shape[1], 2))
-    baraquant.quantize_(model, W8A8Static(observer, symmetric), batches, progress=False)
+    baraquant.quantize_(model, W8A8Static(observer, symmetric), calibration=batches, progress=False)
     layer = model[0]
     zero = 0 if layer.act_zero_point is None else int(layer.act_zero_point)
     return float(layer.act_scale), zero

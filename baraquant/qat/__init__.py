@@ -9,6 +9,6 @@
 
 from ..workflow.convert import convert_
 from ..workflow.prepare import prepare_
-from ..workflow.replace import Report
+from ..workflow.report import Report
 
 __all__ = ["Report", "convert_", "prepare_"]

@@ -1,91 +1,87 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""``quantize_``: a float model becomes one of integers, without training."""
+"""``quantize_``: a float model becomes one of integers, without training.
+
+Each layer is prepared as for training, gets the scales that calibration and the weights ask for,
+and is converted.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from .. import ops
-from ..configs import W8A8, QuantConfig, SmoothQuant, W8A8Static, what_it_is
-from ..nn import (
-    FakeQuantizedConv1d,
-    FakeQuantizedConv2d,
-    MultiheadAttention,
-    QuantizedEmbedding,
-    QuantizedLinear,
-    StaticQuantizedLinear,
-)
-from ..nn.training.linear import MOST_FEATURES, MOST_SHIFTED_FEATURES
+from ..configs import Config, QuantConfig, TensorConfig
+from ..nn import FakeQuantize, FakeQuantizedLinear
+from ..schemes import SmoothQuant
 from .calibration.observers import OBSERVERS
 from .calibration.run import Calibration, calibrate
 from .convert import Converter
-from .prepare import CONVERTED, FLOAT, PREPARED, unknown_weights
-from .replace import (
-    FilterFn,
-    Report,
-    Swap,
-    choose_swaps,
-    replace_modules,
-    take_over,
-    why_not,
-)
+from .fit import fit_weight
+from .layers import Layer, linear_form, weights_of
+from .replace import FilterFn, swap, take_over
+from .report import Report
+from .rules import Rule, Rules
+from .select import Chosen, Selector, filter_of, nothing_to, scheme_of
 from .smoothquant.producers import fold, parameter_owners
 from .smoothquant.smoothing import Smoothing, find_smoothings
-from .unpack_attention import unpacked_attention, within
+from .unpack import unpacked
 
 _CALLER = "baraquant.quantize_"
-_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)
 _EMPTY = "it has no inputs or no outputs: there is nothing to calibrate"
 
 
 def quantize_(
     model: nn.Module,
-    config: W8A8 | W8A8Static | SmoothQuant,
+    config: Config | Mapping[Rule, Config | None],
+    *,
     calibration: Calibration | None = None,
     filter_fn: FilterFn | None = None,
-    *,
     progress: bool = True,
 ) -> Report:
-    """Quantize linear layers, convolutions, attentions and embeddings of a trained model in place.
+    """Quantize the layers of a trained model in place: the model becomes one of integers.
 
-    Weights become int8 with a scale for each output channel, embeddings int8 with a scale for each
-    row. Weights that are tied stay tied, and floating together where one of their layers cannot be
-    quantized; a module in several places stays one module. An attention
-    of PyTorch becomes a :class:`baraquant.nn.MultiheadAttention` of such layers.
+    It takes every scheme that :func:`baraquant.qat.prepare_` takes, swaps the same kinds of layers
+    (linear layers, convolutions, embeddings, attentions, recurrent layers and your own), and gives
+    the layers that :func:`baraquant.qat.convert_` makes. A scale that training would learn or
+    observe is found here: that of an input on the calibration data, that of a weight of fewer than
+    eight bits by ``scale_rule``. Weights that are tied stay tied, and floating together where one
+    of their layers cannot be quantized; a module in several places stays one module.
 
-    Of ``Conv1d`` and ``Conv2d`` only the weight is quantized, whatever the scheme: no convolution
-    computes with integers here, so rounding its input would cost accuracy and gain nothing. The
-    layers have the bits of :func:`baraquant.qat.prepare_` and ``convert_`` with W8A8.
+    Of a convolution only the weight is quantized, whatever the scheme: no convolution computes with
+    integers here, so rounding its input would cost accuracy and gain nothing.
 
-    Where ``config`` is :class:`~baraquant.SmoothQuant`, the division of an input is folded into the
-    LayerNorm, RMSNorm or Linear before it, if nothing else reads that one's output, as found on the
+    With :class:`~baraquant.SmoothQuant`, the division of an input is folded into the LayerNorm,
+    RMSNorm or Linear before it, if nothing else reads that one's output, as found on the
     calibration data; else it goes into the quantization of the layer's input. A linear layer that
     ``filter_fn`` keeps floating can be that one: it then has other weights.
 
     Args:
         model: The model; its root has to contain the layers.
-        config: The scheme.
-        calibration: Typical inputs, for :class:`~baraquant.W8A8Static` and
+        config: A :class:`baraquant.QuantConfig`, as :func:`baraquant.W8A8`, :func:`baraquant.W4A16`
+            and the like return one, or :class:`baraquant.SmoothQuant`. Or a dictionary from
+            patterns of paths (``"encoder.*"``, by :mod:`fnmatch`) or types (``nn.Embedding``) to
+            these: the first that matches counts, and None leaves a layer floating.
+        calibration: Typical inputs, for schemes with static inputs and
             :class:`~baraquant.SmoothQuant`: batches (a tuple is passed as ``model(*batch)``, a
             mapping as ``model(**batch)``, all else as ``model(batch)``), or a function that is
             called with the model and runs it: ``lambda model: [model(x) for x, _ in loader]``
-            where batches hold labels too. W8A8 does not look at it. The model runs in evaluation
-            mode; what is kept of the data does not grow with it.
-        filter_fn: ``filter_fn(module, name)`` says whether to quantize a Linear, a Conv1d or
-            Conv2d, an Embedding, or the projections of a MultiheadAttention; None: all.
+            where batches hold labels too. Other schemes do not look at it. The model runs in
+            evaluation mode; what is kept of the data does not grow with it.
+        filter_fn: ``filter_fn(module, name)`` says whether to quantize one of these layers; None:
+            all.
         progress: Whether calibration shows a bar: on a terminal, and where rich is installed.
 
     Returns:
-        What was quantized, and what was left out and why; ``print`` shows a table.
+        What was quantized, what was left out and why, and how much that is; ``print`` shows a table.
 
     Raises:
         ValueError: No layer can be quantized; a weight is not finite; no calibration data, none
-            that is finite for a layer, or a layer that it does not reach. The message has the
-            layer's path, and the model is as it was.
+            that is finite for a layer, or a layer that it does not reach; a pattern that matches no
+            layer; two configurations for one weight; or a layer that cannot be quantized though a
+            key is its path. The message has the layer's path, and the model is as it was.
         TypeError: A config, model or filter of another type, or a first batch that the model does
             not take.
 
@@ -96,268 +92,194 @@ def quantize_(
         >>> from torch import nn
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
         >>> batches = [torch.randn(16, 4) for _ in range(4)]
-        >>> report = baraquant.quantize_(model, baraquant.SmoothQuant(alpha=0.5), batches)
-        >>> print(report)
-        0  QuantizedLinear, alpha 0.5 in its input
-        2  QuantizedLinear, alpha 0.5 folded into 0
-        2 changed, 0 left out
+        >>> scheme = baraquant.SmoothQuant(alpha=0.5)
+        >>> report = baraquant.quantize_(model, scheme, calibration=batches)
+        >>> report.changed["2"]
+        'QuantizedLinear, alpha 0.5 folded into 0'
     """
-    _check_config(config)
-    if calibration is None and not isinstance(config, W8A8):
-        raise ValueError(
-            f"{_CALLER}: expected calibration data for {type(config).__name__}, but got None"
-        )
-    # What is no function is refused where it is used, as prepare_ does.
-    chosen = _Memory(filter_fn) if callable(filter_fn) else filter_fn
-    with unpacked_attention(model, _CALLER, chosen) as attentions:
-        if isinstance(chosen, _Memory):
-            chosen.accept(attentions)
-        layers, left_out = _layers(model, config, chosen)
-        plan = _plan(model, config, calibration, layers, progress)
-        maker = _Maker(config, plan)
-        modules = {id(layer): maker.make(path, layer) for path, layer in layers.items()}
-        report = replace_modules(
-            model,
-            _CALLER,
-            lambda module, name: modules.get(id(module)) or left_out.get(name),
-            chosen,
-            _is_candidate,
-        )
-    _fold(model, layers, plan)
+    rules = Rules(config, _CALLER, trains=False)
+    for one in rules.configs():
+        if calibration is None and (isinstance(one, SmoothQuant) or scheme_of(one).is_static):
+            what = "SmoothQuant" if isinstance(one, SmoothQuant) else "a static input"
+            raise ValueError(f"{_CALLER}: expected calibration data for {what}, but got None")
+    selector = Selector(_CALLER, rules, _after_training, _check)
+    chosen_by = filter_of(filter_fn)
+    with unpacked(model, _CALLER, chosen_by) as parts:
+        chosen, report = selector.choose(model, filter_of(chosen_by, parts), parts)
+        if not chosen:
+            raise ValueError(f"{_CALLER}: {nothing_to('quantize', model, report)}")
+        plan = _smoothings(model, chosen, calibration, progress)
+        static = {path: one for path, one in chosen.items() if path not in plan}
+        _calibrate(model, static, calibration, progress)
+        maker = _Maker(plan)
+        made = {path: maker.make(path, one) for path, one in chosen.items()}
+    swaps = {id(chosen[path].module): module for path, module in made.items()}
+    changed = {path: type(new).__name__ + _about(plan.get(path)) for path, new in made.items()}
+    report = swap(model, swaps, replace(report, changed=changed))
+    _fold(model, chosen, plan)
     return report
 
 
-def _check_config(config: Any) -> None:
-    if not isinstance(config, (W8A8, W8A8Static, SmoothQuant)):
-        is_qat = isinstance(config, QuantConfig)
-        hint = "; baraquant.qat.prepare_ and convert_ take one" if is_qat else ""
-        raise TypeError(
-            f"{_CALLER}: expected config to be W8A8, W8A8Static or SmoothQuant, "
-            f"but got {what_it_is(config)}{hint}"
-        )
+def _after_training(config: QuantConfig, layer: Layer) -> QuantConfig:
+    """Return what a configuration is where nothing is trained."""
+    weight = replace(config.weight, learned=False, dynamic=True)
+    activation = config.activation
+    if layer.keeps_input:
+        activation = None
+    elif activation is not None and activation.learned:
+        activation = replace(activation, learned=False, dynamic=False)
+    return replace(config, weight=weight, activation=activation)
 
 
-def _is_symmetric(config: Any) -> bool:
-    """Whether the activations' integers have zero in the middle."""
-    symmetric: bool = (config.activation if isinstance(config, SmoothQuant) else config).symmetric
-    return symmetric
-
-
-class _Memory:
-    """Asks a filter once for each module and name; not for the parts of an attention."""
-
-    def __init__(self, filter_fn: FilterFn) -> None:
-        self._filter_fn = filter_fn
-        self._answers: dict[tuple[int, str], bool] = {}
-        self._is_part = within(set())
-
-    def accept(self, attentions: set[str]) -> None:
-        """Take what is below these paths: the filter has been asked for the whole."""
-        self._is_part = within(attentions)
-
-    def __call__(self, module: nn.Module, name: str) -> bool:
-        if self._is_part(name):
-            return True
-        key = id(module), name
-        if key not in self._answers:
-            self._answers[key] = bool(self._filter_fn(module, name))
-        return self._answers[key]
-
-
-def _is_candidate(module: nn.Module) -> bool:
-    return isinstance(module, FLOAT)
-
-
-def _why_not(module: nn.Module, config: Any) -> str | None:
-    """Why a module with weights stays as it is; None: it can be quantized, or has none."""
-    if isinstance(module, CONVERTED):
-        return "it is quantized already"
-    if isinstance(module, PREPARED):
-        return "it is prepared for training; convert it with baraquant.qat.convert_"
-    if isinstance(module, nn.MultiheadAttention):
-        return MultiheadAttention.why_not(module)
-    if isinstance(module, nn.Linear):
-        return why_not(module, nn.Linear) or _why_not_linear(module, config)
-    if isinstance(module, nn.Embedding):
-        reason = why_not(module, nn.Embedding)
-        return reason or ("max_norm changes its weight" if module.max_norm is not None else None)
-    for kind in (nn.Conv1d, nn.Conv2d):
-        if isinstance(module, kind):
-            return why_not(module, kind)
-    return unknown_weights(module)
-
-
-def _layers(
-    model: nn.Module, config: Any, filter_fn: FilterFn | None
-) -> tuple[dict[str, nn.Module], dict[str, str]]:
-    """Return the layers to quantize by their first path, and why others with weights are none."""
-
-    def note(module: nn.Module, name: str) -> Swap | str | None:
-        reason = _why_not(module, config)
-        if reason is not None or not isinstance(module, _LAYERS):
-            return reason
-        if name == "":
-            raise ValueError(
-                f"expected a model that contains the layers to quantize, but got a "
-                f"{type(module).__name__} itself; wrap it in nn.Sequential"
-            )
-        _check_weight(module.weight)
-        return Swap(module, "")
-
-    _, report = choose_swaps(model, _CALLER, note, filter_fn, _is_candidate, keeps_ties=True)
-    at = dict(model.named_modules())
-    layers = {name: at[name] for name in report.changed}
-    if not layers:
-        raise ValueError(
-            f"{_CALLER}: expected a model with a Linear, Conv1d, Conv2d or Embedding to quantize, "
-            f"but {type(model).__name__} has none{report.reasons()}"
-        )
-    return layers, report.left_out
-
-
-def _why_not_linear(module: nn.Linear, config: Any) -> str | None:
-    """Why the scheme does not fit a linear layer."""
-    if not isinstance(config, W8A8) and 0 in (module.in_features, module.out_features):
-        return _EMPTY
-    symmetric = _is_symmetric(config)
-    most = MOST_FEATURES if symmetric else MOST_SHIFTED_FEATURES
-    if module.in_features > most:
-        zero = "" if symmetric else " with a zero point (symmetric=False)"
-        return f"its in_features are more than {most}{zero}: {module.in_features}"
+def _check(module: nn.Module, config: QuantConfig) -> str | None:
+    for weight in weights_of(module):
+        if weight.is_meta:
+            raise ValueError("expected a weight with data, but it is on the meta device")
+        if not bool(torch.isfinite(weight).all()):
+            raise ValueError("expected a finite weight, but it holds NaN or infinity")
+        if config.is_static and weight.numel() == 0:
+            return _EMPTY
     return None
 
 
-def _check_weight(weight: Tensor) -> None:
-    if weight.is_meta:
-        raise ValueError("expected a weight with data, but it is on the meta device")
-    if not bool(torch.isfinite(weight).all()):
-        raise ValueError("expected a finite weight, but it holds NaN or infinity")
-
-
-def _plan(
+def _smoothings(
     model: nn.Module,
-    config: Any,
+    chosen: Mapping[str, Chosen],
     calibration: Calibration | None,
-    layers: dict[str, nn.Module],
     progress: bool,
 ) -> dict[str, Smoothing]:
-    """Return what calibration says of each linear layer."""
-    linears = {path: layer for path, layer in layers.items() if isinstance(layer, nn.Linear)}
-    if isinstance(config, W8A8) or not linears:
-        return {path: Smoothing() for path in linears}
-    assert calibration is not None
-    if isinstance(config, W8A8Static):
-        observers = {path: OBSERVERS[config.observer]() for path in linears}
-        calibrate(model, calibration, observers, progress=progress, where=_CALLER)
-        return {
-            path: Smoothing(qparams=observer.calculate_qparams(symmetric=config.symmetric))
-            for path, observer in observers.items()
-        }
+    """Return how the linear layers of :class:`SmoothQuant` are smoothed."""
     owners = parameter_owners(model)
-    tied = {path for path, linear in linears.items() if owners[id(linear.weight)] > 1}
-    return find_smoothings(
-        model, config, calibration, linears, fixed=tied, progress=progress, where=_CALLER
-    )
+    plan: dict[str, Smoothing] = {}
+    for config in {one.config: None for one in chosen.values()}:
+        linears = {
+            path: one.module
+            for path, one in chosen.items()
+            if one.config == config and type(one.prepared) is FakeQuantizedLinear
+        }
+        if isinstance(config, SmoothQuant) and linears:
+            assert calibration is not None
+            tied = {path for path, linear in linears.items() if owners[id(linear.weight)] > 1}
+            plan |= find_smoothings(
+                model, config, calibration, linears, fixed=tied, progress=progress, where=_CALLER
+            )
+    return plan
 
 
-@dataclass
+def _calibrate(
+    model: nn.Module,
+    chosen: Mapping[str, Chosen],
+    calibration: Calibration | None,
+    progress: bool,
+) -> None:
+    """Give layers with static inputs the scales that their observers find."""
+    observers = {
+        path: OBSERVERS[one.scheme.observer]()
+        for path, one in chosen.items()
+        if one.prepared.config.is_static and not isinstance(one.module, nn.Embedding)
+    }
+    if not observers:
+        return
+    assert calibration is not None
+    calibrate(model, calibration, observers, progress=progress, where=_CALLER)
+    for path, observer in observers.items():
+        activation = chosen[path].prepared.config.activation
+        low, high = activation.quant_min, activation.quant_max
+        qparams = observer.calculate_qparams(low, high, symmetric=activation.symmetric)
+        chosen[path].prepared.input_fake_quant = _fixed(qparams, activation, chosen[path].module)
+
+
+def _fixed(
+    qparams: tuple[Tensor, Tensor], activation: TensorConfig, module: nn.Module
+) -> FakeQuantize:
+    scale, zero_point = (value.to(weights_of(module)[0].device) for value in qparams)
+    low, high = activation.quant_min, activation.quant_max
+    return FakeQuantize(scale, zero_point, quant_min=low, quant_max=high)
+
+
 class _Maker:
-    """Makes the modules of integers; layers that share a weight share its integers."""
+    """Makes the layers of integers; layers that share a weight share its integers."""
 
-    config: Any
-    plan: dict[str, Smoothing]
-
-    def __post_init__(self) -> None:
-        self._shared: dict[int, tuple[Tensor, Tensor]] = {}
+    def __init__(self, plan: Mapping[str, Smoothing]) -> None:
+        self._plan = plan
         self._converter = Converter()
-        self._symmetric = _is_symmetric(self.config)
+        self._fitted: dict[tuple[int, TensorConfig], FakeQuantize] = {}
         # What a layer's own output is divided by, for the layers behind it.
         self._divisors = {
-            one.producer: one.smooth for one in self.plan.values() if one.producer is not None
+            one.producer: one.smooth for one in plan.values() if one.producer is not None
         }
 
-    def make(self, path: str, layer: nn.Module) -> Swap:
-        """Return the module that takes the place of ``layer``."""
-        if isinstance(layer, nn.Embedding):
-            weight, scale = self._integers(layer.weight)
-            new: nn.Module = QuantizedEmbedding(
-                weight, scale, dtype=layer.weight.dtype, padding_idx=layer.padding_idx
-            )
-            about = "QuantizedEmbedding"
-        elif isinstance(layer, (nn.Conv1d, nn.Conv2d)):
-            new = self._conv(layer)
-            about = type(new).__name__
-        else:
-            new = self._linear(path, layer)
-            about = type(new).__name__ + _about(self.plan[path])
-        take_over(new, layer)
-        return Swap(new, about)
+    def make(self, path: str, one: Chosen) -> nn.Module:
+        """Return the layer that takes the place of a float one."""
+        prepared, weight = one.prepared, one.prepared.config.weight
+        smoothing, divisor = self._plan.get(path), self._divisors.get(path)
+        if smoothing is not None:
+            return self._smoothed(one, smoothing, divisor)
+        if divisor is not None:
+            changed = _scaled(one.module, None, divisor).to(one.module.weight.dtype)
+            divided = FakeQuantizedLinear.from_float(changed, prepared.config)
+            divided.input_fake_quant = prepared.input_fake_quant
+            take_over(divided, prepared)
+            prepared = divided
+        if weight.bits < 8 and one.scheme.scale_rule == "search":
+            key = id(prepared.float_weight()), weight
+            if key not in self._fitted:
+                self._fitted[key] = fit_weight(prepared)
+            prepared.weight_fake_quant = self._fitted[key]
+        return self._converter.convert(prepared)
 
-    def _linear(self, path: str, layer: nn.Module) -> nn.Module:
-        one, divisor = self.plan[path], self._divisors.get(path)
-        bias = None if layer.bias is None else layer.bias.detach()
-        if one.smooth is None and divisor is None:
-            weight, scale = self._integers(layer.weight)
-        else:
-            with torch.no_grad():
-                product = layer.weight.to(one.smooth if divisor is None else divisor)
-                if one.smooth is not None:
-                    product = product * one.smooth
-                if divisor is not None:
-                    product = product / divisor[:, None]
-                    bias = None if bias is None else (bias / divisor).to(bias.dtype)
-            weight, scale = _quantize(product)
-        smooth = one.smooth if one.producer is None else None
-        if one.qparams is None:
-            return QuantizedLinear(
-                weight,
-                scale,
-                bias,
-                symmetric=self._symmetric,
-                smooth=smooth,
-                dtype=layer.weight.dtype,
-            )
-        act_scale, zero_point = (value.to(weight.device) for value in one.qparams)
-        act_scale = act_scale.to(scale.dtype)
-        return StaticQuantizedLinear(
-            weight,
-            scale,
-            act_scale,
-            bias,
-            act_zero_point=None if self._symmetric else zero_point,
-            smooth_scale=None if smooth is None else act_scale * smooth,
-            dtype=layer.weight.dtype,
+    def _smoothed(self, one: Chosen, smoothing: Smoothing, divisor: Tensor | None) -> nn.Module:
+        module, smooth, scheme = one.module, smoothing.smooth, one.scheme
+        changed = module
+        if smooth is not None or divisor is not None:
+            changed = _scaled(module, smooth, divisor)
+        prepared = FakeQuantizedLinear.from_float(changed, scheme)
+        if smoothing.qparams is not None:
+            assert scheme.activation is not None
+            prepared.input_fake_quant = _fixed(smoothing.qparams, scheme.activation, module)
+        new: nn.Module = linear_form(prepared).from_prepared(
+            prepared,
+            self._converter.integers(prepared),
+            smooth=smooth if smoothing.producer is None else None,
+            dtype=module.weight.dtype,
         )
-
-    def _conv(self, layer: nn.Conv1d | nn.Conv2d) -> nn.Module:
-        kind = FakeQuantizedConv1d if isinstance(layer, nn.Conv1d) else FakeQuantizedConv2d
-        swap = self._converter.decide(kind.from_float(layer, W8A8()))
-        assert isinstance(swap, Swap)
-        return swap.module
-
-    def _integers(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        if id(weight) not in self._shared:
-            self._shared[id(weight)] = _quantize(weight)
-        return self._shared[id(weight)]
+        take_over(new, module)
+        return new
 
 
-def _quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return int8 ``[N, K]`` and the scale of each row, ``[N]``."""
-    integers, scale, _ = ops.dynamic_range_quantize_per_channel(weight.detach(), 0)
-    return integers.contiguous(), scale
+@torch.no_grad()
+def _scaled(module: nn.Module, smooth: Tensor | None, divisor: Tensor | None) -> nn.Linear:
+    """Return a linear layer of the precision of the factors.
+
+    Args:
+        module: The linear layer.
+        smooth: What its inputs are multiplied with, ``[in_features]``; None: nothing.
+        divisor: What its outputs are divided by, ``[out_features]``; None: nothing.
+    """
+    weight, bias = module.weight.to(smooth if divisor is None else divisor), module.bias
+    if smooth is not None:
+        weight = weight * smooth
+    if divisor is not None:
+        weight = weight / divisor[:, None]
+        bias = None if bias is None else (bias / divisor).to(bias.dtype)
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias.detach(), requires_grad=False)
+    return linear
 
 
-def _about(one: Smoothing) -> str:
-    if one.alpha is None:
+def _about(one: Smoothing | None) -> str:
+    if one is None or one.alpha is None:
         return ""
     where = "in its input" if one.producer is None else f"folded into {one.producer}"
     return f", alpha {one.alpha:g} {where}"
 
 
-def _fold(model: nn.Module, layers: dict[str, nn.Module], plan: dict[str, Smoothing]) -> None:
+def _fold(model: nn.Module, chosen: Mapping[str, Chosen], plan: Mapping[str, Smoothing]) -> None:
     """Divide in the modules before the smoothed layers; quantized ones have been made so."""
     at = dict(model.named_modules())
     folded = {one.producer: one.smooth for one in plan.values() if one.producer is not None}
     for path, smooth in folded.items():
-        if path not in layers and smooth is not None:
+        if path not in chosen and smooth is not None:
             fold(at[path], smooth)

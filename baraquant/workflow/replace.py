@@ -1,56 +1,32 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Swaps modules of a model in place, all or none of them, and tells what was done."""
+"""Swaps modules of a model in place: all that were chosen, or none of them where one fails."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from ..nn._subclassed import extends_forward
 from ..nn.training._quantizers import QuantizesWeight
+from .report import (
+    CHOSEN,
+    FILTERED,
+    ROOT,
+    Report,
+    float_weights,
+    total_bytes,
+    total_parameters,
+)
 
 FilterFn = Callable[[nn.Module, str], bool]
 
-# The reason for a module that filter_fn refused.
-FILTERED = "filter_fn"
-# The model itself, whose path is empty.
-ROOT = "(the model)"
-
 # What the ops compute on.
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-
-
-@dataclass(frozen=True)
-class Report:
-    """What became of a model's modules; ``print`` shows it as a table.
-
-    Attributes:
-        changed: What each swapped module became, by its path. A module with several paths is
-            listed by the first.
-        left_out: Why a module with weights stayed as it was, by its path.
-    """
-
-    changed: dict[str, str] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
-
-    def reasons(self) -> str:
-        """Return the first reasons in brackets; ``filter_fn`` is one where there is no other."""
-        found = {name: reason for name, reason in self.left_out.items() if reason != FILTERED}
-        items = list((found or self.left_out).items())
-        some = [f"{name or ROOT}: {reason}" for name, reason in items[:5]]
-        return f" ({'; '.join(some)})" if some else ""
-
-    def __str__(self) -> str:
-        """Return a table with a line for each module."""
-        rows = [(name, what) for name, what in self.changed.items()]
-        rows += [(name or ROOT, f"left out: {reason}") for name, reason in self.left_out.items()]
-        width = max((len(name) for name, _ in rows), default=0)
-        counts = f"{len(self.changed)} changed, {len(self.left_out)} left out"
-        return "\n".join([f"{name:<{width}}  {what}" for name, what in rows] + [counts])
 
 
 @dataclass(frozen=True)
@@ -83,8 +59,7 @@ def replace_modules(
     swaps, report = choose_swaps(
         model, caller, decide, filter_fn, is_candidate, keeps_ties=keeps_ties
     )
-    _swap(model, swaps)
-    return report
+    return swap(model, swaps, report)
 
 
 def choose_swaps(
@@ -120,7 +95,7 @@ def choose_swaps(
             f"{caller}: expected filter_fn to be a function of a module and its name, "
             f"but got {type(filter_fn).__name__}"
         )
-    paths = _paths(model)
+    paths = paths_of(model)
     swaps: dict[int, nn.Module] = {}
     changed: dict[str, str] = {}
     left_out: dict[str, str] = {}
@@ -147,7 +122,13 @@ def choose_swaps(
     visit(model, "")
     if keeps_ties:
         _leave_out_tied(model, swaps, changed, left_out)
-    return swaps, Report(changed, left_out)
+    at = dict(model.named_modules())
+    parameters: dict[str, int] = {}
+    counted: set[int] = set()
+    for name in (*changed, *left_out):
+        whole = isinstance(at[name], nn.MultiheadAttention)
+        parameters[name] = float_weights(at[name], counted, whole=whole)
+    return swaps, Report(changed, left_out, parameters, total_parameters(model), total_bytes(model))
 
 
 def _leave_out_tied(
@@ -161,7 +142,7 @@ def _leave_out_tied(
     for name, module in model.named_modules():
         if id(module) in swaps or isinstance(module, QuantizesWeight):
             continue
-        if left_out.get(name) != FILTERED:
+        if left_out.get(name) not in (FILTERED, *CHOSEN):
             floating |= {id(p): name for p in module._parameters.values() if p is not None}
     for name, module in model.named_modules():
         other = floating.get(id(module._parameters.get("weight")))
@@ -203,7 +184,8 @@ def why_not(module: nn.Module, base: type[nn.Module]) -> str | None:
     if parametrize.is_parametrized(module):
         return "its weight is computed by a parametrization"
     for method in ("forward", "_conv_forward", "__call__"):
-        if getattr(type(module), method, None) is not getattr(base, method, None):
+        is_own = getattr(type(module), method, None) is not getattr(base, method, None)
+        if is_own and not (method == "forward" and extends_forward(module, base)):
             return f"{type(module).__name__} has a forward of its own"
     if "forward" in vars(module):
         return "its forward was replaced by another"
@@ -229,7 +211,8 @@ def take_over(new: nn.Module, old: nn.Module) -> None:
     new._is_full_backward_hook = old._is_full_backward_hook
 
 
-def _paths(model: nn.Module) -> dict[int, list[str]]:
+def paths_of(model: nn.Module) -> dict[int, list[str]]:
+    """Return all paths of each module, by its id."""
     paths: dict[int, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         paths.setdefault(id(module), []).append(name)
@@ -286,12 +269,14 @@ def put(model: nn.Module, swaps: dict[int, nn.Module]) -> None:
                 parent._modules[name] = swaps[id(child)]
 
 
-def _swap(model: nn.Module, swaps: dict[int, nn.Module]) -> None:
+def swap(model: nn.Module, swaps: dict[int, nn.Module], report: Report) -> Report:
+    """Put new modules in the places of some, and return the report with the bytes of now."""
     put(model, swaps)
     news = {id(module) for module in swaps.values()}
     for module in model.modules():
         if any(id(child) in news for child in module.modules()):
             _leave_fast_path(module)
+    return replace(report, bytes_after=total_bytes(model))
 
 
 def _leave_fast_path(module: nn.Module) -> None:

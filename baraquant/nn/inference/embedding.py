@@ -6,9 +6,12 @@ from typing import Final
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import Self
 
 from ... import ops
 from . import _arguments
+from ..training._quantizers import Integers
+from ..training.embedding import FakeQuantizedEmbedding
 from ._integers import HoldsIntegers
 
 
@@ -77,6 +80,24 @@ class QuantizedEmbedding(HoldsIntegers):
         self.register_buffer("qweight", _arguments.plain(qweight).contiguous())
         self.register_buffer("weight_scale", scale)
         self.register_buffer("weight_zero_point", zero_point)
+
+    @classmethod
+    def from_prepared(cls, layer: FakeQuantizedEmbedding, integers: Integers) -> Self:
+        """Return what a prepared embedding becomes.
+
+        Args:
+            layer: The prepared layer.
+            integers: Its table, quantized.
+        """
+        return cls(
+            integers.qweight,
+            integers.scale,
+            weight_zero_point=integers.zero_point,
+            group_size=layer.config.weight.group_size,
+            dtype=layer.float_weight().dtype,
+            padding_idx=layer.padding_idx,
+            weight_bits=layer.config.weight.bits,
+        )
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the rows that the indices ``[...]`` ask for: ``[..., embedding_dim]``."""

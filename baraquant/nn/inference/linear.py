@@ -10,9 +10,12 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from ... import ops
 from . import _arguments
+from ..training._quantizers import Integers, own
+from ..training.linear import FakeQuantizedLinear
 from ._integers import HoldsIntegers
 
 
@@ -138,6 +141,37 @@ class QuantizedLinear(_IntegerLinear):
             smooth = _arguments.scale_of_inputs("QuantizedLinear", smooth, self.in_features)
         self.register_buffer("smooth", smooth)
 
+    @classmethod
+    def from_prepared(
+        cls,
+        layer: FakeQuantizedLinear,
+        integers: Integers,
+        *,
+        smooth: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Self:
+        """Return what a layer becomes whose input is dynamic.
+
+        Args:
+            layer: The prepared layer.
+            integers: Its weight, quantized.
+            smooth: As in the constructor.
+            dtype: As in the constructor; None: that of the layer's weight.
+        """
+        activation = layer.config.activation
+        assert activation is not None
+        return cls(
+            integers.qweight,
+            integers.scale,
+            own(layer.bias),
+            symmetric=activation.symmetric,
+            bits=activation.bits,
+            granularity=str(activation.granularity),
+            smooth=smooth,
+            weight_bits=layer.config.weight.bits,
+            dtype=layer.float_weight().dtype if dtype is None else dtype,
+        )
+
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
         smooth = self.smooth
@@ -255,6 +289,41 @@ class StaticQuantizedLinear(_IntegerLinear):
         if smooth_scale is not None:
             smooth_scale = _arguments.scale_of_inputs(name, smooth_scale, self.in_features)
         self.register_buffer("smooth_scale", smooth_scale)
+
+    @classmethod
+    def from_prepared(
+        cls,
+        layer: FakeQuantizedLinear,
+        integers: Integers,
+        *,
+        smooth: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Self:
+        """Return what a layer becomes whose input has one scale, known before.
+
+        Args:
+            layer: The prepared layer.
+            integers: Its weight, quantized.
+            smooth: What each feature of the input is divided by, ``[in_features]``; None: nothing.
+            dtype: As in the constructor; None: that of the layer's weight.
+
+        Raises:
+            ValueError: The range of the input is not known yet.
+        """
+        activation, frozen = layer.config.activation, layer.frozen_input()
+        assert activation is not None and frozen is not None
+        scale = frozen.scale.to(integers.scale.dtype)
+        return cls(
+            integers.qweight,
+            integers.scale,
+            scale,
+            own(layer.bias),
+            act_zero_point=None if activation.symmetric else frozen.zero_point,
+            smooth_scale=None if smooth is None else scale.reshape(()) * smooth,
+            bits=activation.bits,
+            weight_bits=layer.config.weight.bits,
+            dtype=layer.float_weight().dtype if dtype is None else dtype,
+        )
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""

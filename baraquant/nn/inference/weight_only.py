@@ -6,10 +6,13 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import Self
 
 from ... import ops
-from ..training.fake_quantize import FakeQuantize
 from . import _arguments
+from ..training._quantizers import Integers, own
+from ..training.fake_quantize import FakeQuantize
+from ..training.linear import FakeQuantizedLinear
 from ._integers import HoldsIntegers
 
 
@@ -80,6 +83,28 @@ class WeightOnlyLinear(HoldsIntegers):
         zero_point = _arguments.zero_point_of_weight(name, weight_zero_point, scale)
         self.register_buffer("weight_zero_point", zero_point)
         self.input_fake_quant = nn.Identity() if input_fake_quant is None else input_fake_quant
+
+    @classmethod
+    def from_prepared(cls, layer: FakeQuantizedLinear, integers: Integers) -> Self:
+        """Return what a layer becomes whose weight and input do not meet as integers.
+
+        Args:
+            layer: The prepared layer.
+            integers: Its weight, quantized.
+
+        Raises:
+            ValueError: The range of the input is not known yet.
+        """
+        return cls(
+            integers.qweight,
+            integers.scale,
+            own(layer.bias),
+            weight_zero_point=integers.zero_point,
+            group_size=layer.config.weight.group_size,
+            input_fake_quant=layer.frozen_input(),
+            weight_bits=layer.config.weight.bits,
+            dtype=layer.float_weight().dtype,
+        )
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""

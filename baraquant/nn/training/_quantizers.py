@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The fake quantizers of a layer in training, made from its configuration."""
 
-from typing import Any
+import copy
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,21 @@ from .learned import LearnedFakeQuantize
 
 # What a moving average gives to each batch, as torch.ao's observers do.
 AVERAGING_CONSTANT = 0.01
+
+
+# What a layer says whose input has been seen in no batch.
+UNSEEN = (
+    "expected the range of its input to be known, but it has seen no data: run batches in training "
+    "mode first"
+)
+
+
+class Integers(NamedTuple):
+    """A quantized weight: int8, its scale, and its zero point where it has one."""
+
+    qweight: Tensor
+    scale: Tensor
+    zero_point: Tensor | None
 
 
 class QuantizesWeight(nn.Module):  # type: ignore[misc]
@@ -101,6 +117,15 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
             zero_point = zero_point.reshape(1).expand(channels).contiguous()
         return integers, scale, zero_point
 
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def frozen_input(self) -> FakeQuantize | None:
+        """Return what rounds the input once the layer is converted; None where nothing does.
+
+        Raises:
+            ValueError: The range is not known yet, or a scale is NaN or infinite.
+        """
+        return frozen(self.input_fake_quant)
+
     def _fake_quantized_weight(self) -> Tensor:
         weight = self.float_weight()
         rows = weight.reshape(-1, self.fold) if self.fold > 0 else weight
@@ -114,6 +139,51 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
         if self.training:
             return self.input_fake_quant(input)
         return self.input_fake_quant.round(input)
+
+
+def frozen(quantizer: nn.Module) -> FakeQuantize | None:
+    """Return a fake quantizer as it is from now on, with a scale that nothing changes."""
+    if isinstance(quantizer, LearnedFakeQuantize):
+        scale, zero_point = quantizer.calculate_qparams()
+        if not quantizer._is_initialized() and not scale.is_meta:
+            raise ValueError(UNSEEN)
+        check_finite("the input", scale)
+        return FakeQuantize(
+            scale, zero_point, quant_min=quantizer.quant_min, quant_max=quantizer.quant_max
+        )
+    if not isinstance(quantizer, FakeQuantize):
+        return None
+    if quantizer.is_dynamic:
+        dynamic = copy.deepcopy(quantizer)
+        dynamic.enable_fake_quant()
+        return dynamic
+    if quantizer.is_observed and not quantizer.scale.is_meta:
+        if bool(quantizer.min_val > quantizer.max_val):
+            raise ValueError(UNSEEN + skipped(quantizer))
+    check_finite("the input", quantizer.scale)
+    return quantizer.freeze()
+
+
+def skipped(quantizer: nn.Module) -> str:
+    """Say how many batches took no part in the range of an input; nothing where all did."""
+    if not isinstance(quantizer, FakeQuantize) or not quantizer.is_observed:
+        return ""
+    count = 0 if quantizer.skipped_batches.is_meta else int(quantizer.skipped_batches)
+    batches = "1 batch" if count == 1 else f"{count} batches"
+    return f"; {batches} with a NaN or infinity took no part in its input's range" if count else ""
+
+
+def check_finite(what: str, scale: Tensor) -> None:
+    """Check a scale, which a NaN or an infinity among the values has made one too."""
+    if not scale.is_meta and not bool(torch.isfinite(scale).all()):
+        raise ValueError(
+            f"expected the scale of {what} to be finite, but got NaN or infinity, as a value was"
+        )
+
+
+def own(bias: Tensor | None) -> Tensor | None:
+    """Return a copy of a bias that no optimizer changes."""
+    return None if bias is None else bias.detach().clone()
 
 
 def check_groups(config: TensorConfig, features: int, name: str) -> None:

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from typing_extensions import Self
 
 from ... import ops
-from ...configs import W8A8, Config, QuantConfig, qat_config
+from ...configs import Config, QuantConfig
+from ...schemes import W8A8, quant_config
 from ._quantizers import QuantizesWeight, check_groups
 
 M = TypeVar("M", bound=nn.Module)
@@ -40,7 +41,7 @@ class _FakeQuantizedConv(_FakeQuantized):
     """What the convolutions share."""
 
     def _set_config(self, config: Config) -> None:
-        qat = conv_config(qat_config(config))
+        qat = conv_config(quant_config(config))
         if qat.weight.granularity == "per_group":
             raise ValueError(
                 "expected a per_tensor or per_channel weight of a convolution, but got per_group"
@@ -119,7 +120,7 @@ class FakeQuantizedEmbedding(_FakeQuantized, nn.Embedding):  # type: ignore[misc
     rounds_rows: bool  # those asked for, not the table
 
     def _set_config(self, config: Config) -> None:
-        weight = qat_config(config).weight
+        weight = quant_config(config).weight
         if self.max_norm is not None:
             raise ValueError(f"expected no max_norm, but got {self.max_norm}")
         check_groups(weight, self.embedding_dim, "embedding_dim")

@@ -7,7 +7,8 @@ from torch.nn import functional as F
 from typing_extensions import Self
 
 from ... import ops
-from ...configs import W8A8, Config, QuantConfig, TensorConfig, qat_config
+from ...configs import Config, QuantConfig, TensorConfig
+from ...schemes import W8A8, quant_config
 from ._quantizers import QuantizesWeight, check_groups
 
 # The longest rows of which int32 holds the exact products, without a zero point and with one.
@@ -96,7 +97,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         return layer
 
     def _set_config(self, config: Config) -> None:
-        qat = qat_config(config)
+        qat = quant_config(config)
         check_config(qat, self.in_features)
         self._set_quantizers(qat, qat.activation)
         self.is_integer = is_integer_product(qat)

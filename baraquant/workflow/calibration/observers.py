@@ -84,6 +84,17 @@ class Observer(ABC):
         Raises:
             ValueError: Nothing was seen, or nothing without a NaN or an infinity.
         """
+        low, high = self.range(quant_min, quant_max, symmetric)
+        return qparams_of_range(low, high, quant_min, quant_max, symmetric)
+
+    def range(
+        self, quant_min: int = -128, quant_max: int = 127, symmetric: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Return the ends that the observer settles on, ``[]`` each.
+
+        Raises:
+            ValueError: Nothing was seen, or nothing without a NaN or an infinity.
+        """
         unusable = self.unusable()
         name = type(self).__name__
         if unusable is None or self.min_val is None:
@@ -94,7 +105,7 @@ class Observer(ABC):
             )
         ends = self._ends(quant_min, quant_max, symmetric)
         low, high = (torch.as_tensor(end).to(self.min_val) for end in ends)
-        return qparams_of_range(low, high, quant_min, quant_max, symmetric)
+        return low, high
 
     @abstractmethod
     def _ends(

@@ -17,11 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...nn import MultiheadAttention
+from ...nn._subclassed import plain_type, with_forward_of
 from ..replace import Swap, check_model, replace_modules, take_over
-from ..unpack_attention import unpacked_attention, within
+from ..layers import (
+    further_names,
+    inside,
+    is_converted,
+    layer_of,
+    layer_with,
+    parents,
+    weights_of,
+)
+from ..unpack import UNPACKED, unpacked
 from .header import Entry, Header, read_header
-from .kinds import check_values
 from .manifest import Manifest, StoredModule, digest, parse_manifest
 from .meta import Built, check_constants, put_aliases, put_constants
 from .packing import check_spare_bits, packed_size, unpack
@@ -79,7 +87,7 @@ def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[st
         manifest = _manifest(header)
         entries = _renamed(header.tensors, manifest.names)
         metas = _Metas(entries, manifest)
-        with unpacked_attention(model, _CALLER, lambda _, name: name in manifest.attentions):
+        with unpacked(model, _CALLER, lambda _, name: name in manifest.unpacked):
             _check_fits(model, manifest, metas)
             values = _read(file, header, manifest)
             modules = _build(built, manifest, values)
@@ -139,8 +147,9 @@ def build_module(path: str, stored: StoredModule, tensors: dict[str, Tensor]) ->
     """Build the module of a path from its tensors among all."""
     prefix = f"{path}."
     own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    own = {n: t for n, t in own.items() if n.split(".")[0] not in stored.further}
     try:
-        return stored.kind.build(stored.options, own)
+        return stored.form.build(stored.options, own)
     except (ValueError, TypeError, RuntimeError) as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -174,10 +183,11 @@ def _check_fits(model: nn.Module, manifest: Manifest, metas: _Metas) -> None:
     """Check the file's modules, and all its tensors, against the model."""
     paths: dict[int, list[str]] = {}
     at = dict(model.named_modules(remove_duplicate=False))
-    for path in manifest.attentions:
-        if type(at.get(path)) is not MultiheadAttention:
+    for path in manifest.unpacked:
+        if type(at.get(path)) not in UNPACKED.values():
             got = type(at[path]).__name__ if path in at else "no such module"
-            raise ValueError(f"{path}: expected a MultiheadAttention, but the model has {got}")
+            names = ", ".join(sorted({kind.__name__ for kind in UNPACKED}))
+            raise ValueError(f"{path}: expected a module of {names}, but the model has {got}")
     for path, module in at.items():
         paths.setdefault(id(module), []).append(path)
     for path, stored in manifest.modules.items():
@@ -197,22 +207,26 @@ def _check_fits(model: nn.Module, manifest: Manifest, metas: _Metas) -> None:
 def _check_place(
     path: str, module: nn.Module | None, stored: StoredModule, quantized: nn.Module
 ) -> None:
-    kind = stored.kind
-    name = f"{kind.module.__name__} of the file"
+    wanted_layer = layer_with(stored.form)
+    name = f"{stored.form.module.__name__} of the file"
+    expected = f"{path}: expected a {wanted_layer.float_type.__name__} for the {name}"
     if module is None:
-        raise ValueError(f"{path}: expected a {kind.replaces.__name__} for the {name}, but the "
-                         "model has no such module")  # fmt: skip
-    if not isinstance(module, (kind.replaces, kind.module)):
-        raise ValueError(
-            f"{path}: expected a {kind.replaces.__name__} for the {name}, but the model has a "
-            f"{type(module).__name__}"
-        )
-    for size in kind.sizes:
-        wanted, got = getattr(quantized, size), getattr(module, size)
+        raise ValueError(f"{expected}, but the model has no such module")
+    layer = layer_of(module)
+    is_same = is_converted(module) and plain_type(module) is stored.form.module
+    if not is_same and (layer is None or stored.form not in layer.forms):
+        raise ValueError(f"{expected}, but the model has a {type(module).__name__}")
+    for size, own in (wanted_layer if layer is None else layer).sizes.items():
+        wanted, got = getattr(quantized, size), getattr(module, size if is_same else own)
         if wanted != got:
             raise ValueError(
                 f"{path}: expected {size} to be {wanted}, as in the file, but the model has {got}"
             )
+    if further_names(module) != stored.further:
+        raise ValueError(
+            f"{path}: expected a module with {sorted(stored.further)} beside the layer's own "
+            f"tensors, as in the file, but the model's has {sorted(further_names(module))}"
+        )
     bias, has_bias = getattr(quantized, "bias", None), getattr(module, "bias", None)
     if (bias is None) != (has_bias is None):
         raise ValueError(
@@ -222,8 +236,10 @@ def _check_place(
     dtype = stored.options["dtype"]
     if dtype is None and bias is not None:  # format 1
         dtype = bias.dtype
-    model_dtype = module.weight.dtype
-    if dtype is not None and isinstance(module, kind.replaces) and dtype != model_dtype:
+    if dtype is None or is_same:
+        return
+    model_dtype = weights_of(module)[0].dtype
+    if dtype != model_dtype:
         raise ValueError(
             f"{path}: expected a model of {dtype}, as in the file, but it is {model_dtype}; "
             f"convert it first: model.to({dtype})"
@@ -231,8 +247,9 @@ def _check_place(
 
 
 def _check_tensors(model: nn.Module, manifest: Manifest, metas: _Metas) -> None:
-    quantized = {*manifest.modules, *manifest.shared_modules}
-    is_inside = within(quantized)
+    at = dict(model.named_modules(remove_duplicate=False))
+    quantized = {path: at[path] for path in (*manifest.modules, *manifest.shared_modules)}
+    is_inside = inside(quantized)
     wanted = {n: t for n, t in model.state_dict().items() if not is_inside(n)}
     constants = set(manifest.constants.values()) - wanted.keys()
     given = {n: t for n, t in metas.tensors.items() if not is_inside(n) and n not in constants}
@@ -262,12 +279,13 @@ def _check_tensors(model: nn.Module, manifest: Manifest, metas: _Metas) -> None:
                 f"{name}: expected a tensor {tensor_name} in the file, but it has none"
             )
     check_constants(model, {n: metas.tensors[t] for n, t in manifest.constants.items()}, is_inside)
-    _check_ties(model, manifest, quantized)
+    _check_ties(model, manifest, is_inside)
 
 
-def _check_ties(model: nn.Module, manifest: Manifest, quantized: set[str]) -> None:
+def _check_ties(
+    model: nn.Module, manifest: Manifest, is_inside: Callable[[str], bool]
+) -> None:
     groups: dict[int, list[str]] = {}
-    is_inside = within(quantized)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if not is_inside(name):
             groups.setdefault(id(parameter), []).append(name)
@@ -321,30 +339,30 @@ def _build(built: Built, manifest: Manifest, values: dict[str, Tensor]) -> dict[
     devices = built.devices()
     at = dict(built.model.named_modules(remove_duplicate=False))
     quantized = {*manifest.modules, *manifest.shared_modules}
+    device_of: dict[str, torch.device] = {}  # that of the first tensor of a module
+    for name, device in devices.items():
+        for path in parents(name):
+            if path in quantized:
+                device_of.setdefault(path, device)
     moved: dict[tuple[int, torch.device], Tensor] = {}
     originals = dict(values)
     for name, tensor in originals.items():
         device = devices.get(name)
         if device is None:  # of a quantized module, or of a buffer on the meta device
-            path = next((p for p in _parents(name) if p in quantized), "")
-            device = devices.get(f"{path}.weight", devices.get(f"{path}.qweight", _CPU))
+            path = next((p for p in reversed(parents(name)) if p in quantized), None)
+            device = _CPU if path is None else device_of.get(path, _CPU)
         key = (id(tensor), device)
         values[name] = moved.setdefault(key, tensor.to(device))
     modules = {}
     for path, stored in manifest.modules.items():
         if stored.options["dtype"] is None:
-            stored.options["dtype"] = at[path].weight.dtype
+            stored.options["dtype"] = weights_of(at[path])[0].dtype
         modules[path] = build_module(path, stored, values)
         try:
-            check_values(modules[path])
+            stored.form.check_values(modules[path])
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
     return modules
-
-
-def _parents(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1)]
 
 
 def _put(
@@ -359,17 +377,22 @@ def _put(
     def decide(module: nn.Module, name: str) -> Swap | None:
         if name not in modules:
             return None
+        layer = layer_of(module)
+        if layer is not None:
+            modules[name] = with_forward_of(modules[name], module, layer.float_type)
         take_over(modules[name], module)
         return Swap(modules[name], "")
 
     replace_modules(model, _CALLER, decide)
     quantized = {id(module) for module in modules.values()}
-    inside = {
-        f"{path}."
-        for path, module in model.named_modules(remove_duplicate=False)
-        if id(module) in quantized
-    }
-    rest = {n: t for n, t in values.items() if not any(n.startswith(path) for path in inside)}
+    is_inside = inside(
+        {
+            path: module
+            for path, module in model.named_modules(remove_duplicate=False)
+            if id(module) in quantized
+        }
+    )
+    rest = {name: tensor for name, tensor in values.items() if not is_inside(name)}
     parameters = dict(model.named_parameters(remove_duplicate=False))
     made: dict[int, nn.Parameter] = {}
     for name, tensor in rest.items():
@@ -377,7 +400,6 @@ def _put(
             grad = parameters[name].requires_grad
             rest[name] = made.setdefault(id(tensor), nn.Parameter(tensor, requires_grad=grad))
     model.load_state_dict(rest, strict=False, assign=True)
-    is_inside = within({path.removesuffix(".") for path in inside})
     constants = {name: values[stored] for name, stored in manifest.constants.items()}
     put_constants(model, constants, is_inside)
     after = _registered(model)

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What ``baraquant.save`` writes beside the tensors: which module is what, as JSON.
 
-``{"format": 3, "writer": ..., "modules": {path: {"class", "options", "packed"}}, "shared_modules":
-{path: path}, "shared_tensors": {name: name}, "constants": {name: name}, "attentions": [path],
+``{"format": 3, "writer": ..., "modules": {path: {"class", "options", "packed", "further"}}, "shared_modules":
+{path: path}, "shared_tensors": {name: name}, "constants": {name: name}, "unpacked": [path],
 "sha256": ...}``. ``packed`` has the shapes of the int8 tensors that the file holds as strings of
 bits (:mod:`.packing`; their width is the ``weight_bits`` of the options); what it does not name is
-stored as it is. ``constants`` are the buffers that are in no state dict, as rotary frequencies,
+stored as it is. ``further`` names what a subclass has beside the tensors of its layer. ``constants`` are the buffers that are in no state dict, as rotary frequencies,
 each with the name of a tensor of the file: a model on the meta device has no other way to them.
-``attentions`` are those of :class:`baraquant.nn.MultiheadAttention`. The checksum is that of all
+``unpacked`` are the attentions and recurrent modules that were
+unpacked into ones of linear layers. The checksum is that of all
 the rest and of the tensors: it finds damage, and is no signature.
 
-Formats 1 and 2 had other names for two classes; format 1 had no constants, and its integers were
-called ``weight``, not ``qweight``.
+Formats 1 and 2 had other names for two classes, and ``attentions`` for what is unpacked; format 1
+had no constants, and its integers were called ``weight``, not ``qweight``.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..forms import Form
+from ..layers import form_named, form_names
 from .header import is_sizes, parse_json
-from .kinds import KINDS, Kind
 
 FORMAT = 3
 # What classes of formats 1 and 2 are called today.
@@ -35,13 +37,13 @@ _RENAMED = {
     "SmoothQuantLinear": "StaticQuantizedLinear",
 }
 _KEYS = {
-    "attentions",
     "constants",
     "format",
     "modules",
     "sha256",
     "shared_modules",
     "shared_tensors",
+    "unpacked",
     "writer",
 }
 
@@ -51,14 +53,16 @@ class StoredModule:
     """A module of a file.
 
     Attributes:
-        kind: Its class, and how that is stored.
+        form: Its class, and how that is stored.
         options: The constructor's plain arguments.
         packed: The shapes of the tensors that are stored as strings of bits.
+        further: What a subclass registers beside the tensors of its layer.
     """
 
-    kind: Kind
+    form: Form
     options: dict[str, Any]
     packed: dict[str, tuple[int, ...]]
+    further: set[str]
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class Manifest:
         shared_modules: Other paths of some, and their first.
         shared_tensors: Other names of some tensors, and their first.
         constants: The tensors of the file that hold buffers of no state dict, by the buffers.
-        attentions: The paths of attentions that were unpacked.
+        unpacked: The paths of what was unpacked into linear layers.
         names: What tensors of the file are called today, by their names in it; else the same.
         sha256: The checksum.
         plain: All but the checksum, as it stands in the file.
@@ -80,7 +84,7 @@ class Manifest:
     shared_modules: dict[str, str]
     shared_tensors: dict[str, str]
     constants: dict[str, str]
-    attentions: set[str]
+    unpacked: set[str]
     names: dict[str, str]
     sha256: str
     plain: dict[str, Any]
@@ -105,7 +109,9 @@ def parse_manifest(text: str) -> Manifest:
             f"expected format {FORMAT} at most, but got {version}: {writer!r:.40} has written it; "
             "update baraquant"
         )
-    keys = _KEYS if version > 1 else _KEYS - {"constants"}
+    unpacked = "unpacked" if version > 2 else "attentions"
+    keys = _KEYS - {"unpacked"} | {unpacked}
+    keys = keys if version > 1 else keys - {"constants"}
     if data.keys() != keys:
         raise ValueError(
             f"expected its configuration to have {sorted(keys)}, but got {sorted(data)!r:.200}"
@@ -113,9 +119,9 @@ def parse_manifest(text: str) -> Manifest:
     modules = data["modules"]
     if not isinstance(modules, dict) or not modules:
         raise ValueError("expected its configuration to name modules, but it names none")
-    attentions = data["attentions"]
-    if not isinstance(attentions, list) or not all(isinstance(path, str) for path in attentions):
-        raise ValueError(f"expected attentions to hold paths, but got {attentions!r:.80}")
+    paths = data[unpacked]
+    if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+        raise ValueError(f"expected {unpacked} to hold paths, but got {paths!r:.80}")
     if not isinstance(data["sha256"], str):
         raise ValueError(f"expected sha256 to be a text, but got {data['sha256']!r:.80}")
     shared_modules = _names("shared_modules", data["shared_modules"])
@@ -131,7 +137,7 @@ def parse_manifest(text: str) -> Manifest:
         shared_modules,
         shared_tensors,
         _names("constants", data["constants"]) if version > 1 else {},
-        set(attentions),
+        set(paths),
         names,
         data["sha256"],
         {name: value for name, value in data.items() if name != "sha256"},
@@ -139,25 +145,33 @@ def parse_manifest(text: str) -> Manifest:
 
 
 def _module(path: str, value: Any, version: int) -> StoredModule:
-    if not isinstance(value, dict) or value.keys() != {"class", "options", "packed"}:
-        raise ValueError(f"{path}: expected class, options and packed, but got {value!r:.80}")
+    keys = {"class", "options", "packed", "further"} - ({"further"} if version < 3 else set())
+    if not isinstance(value, dict) or value.keys() != keys:
+        raise ValueError(f"{path}: expected {', '.join(sorted(keys))}, but got {value!r:.80}")
+    further = value.get("further", [])
+    if not isinstance(further, list) or not all(isinstance(name, str) for name in further):
+        raise ValueError(f"{path}: expected further to hold names, but got {further!r:.80}")
     name, packed = value["class"], value["packed"]
     if version < 3 and isinstance(name, str):
         name = _RENAMED.get(name, name)
-    kind = KINDS.get(name) if isinstance(name, str) else None
-    if kind is None:
-        raise ValueError(f"{path}: expected a class of {', '.join(KINDS)}, but got {name!r:.80}")
+    form = form_named(name) if isinstance(name, str) else None
+    if form is None:
+        raise ValueError(
+            f"{path}: expected a class of {', '.join(form_names())}, but got {name!r:.80}; one of "
+            "your own has to be registered first, by baraquant.register_layer"
+        )
     if version == 1 and isinstance(packed, dict):
         packed = {"qweight" if name == "weight" else name: s for name, s in packed.items()}
     if not isinstance(packed, dict) or not all(
-        name in kind.tensors and is_sizes(shape) for name, shape in packed.items()
+        name in form.tensors and is_sizes(shape) for name, shape in packed.items()
     ):
         raise ValueError(f"{path}: expected packed to hold shapes, but got {packed!r:.80}")
     try:
-        options = kind.parse(value["options"], version)
+        options = form.parse(value["options"], version)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    return StoredModule(kind, options, {key: tuple(shape) for key, shape in packed.items()})
+    shapes = {key: tuple(shape) for key, shape in packed.items()}
+    return StoredModule(form, options, shapes, set(further))
 
 
 def _names(what: str, value: Any) -> dict[str, str]:

@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...nn import MultiheadAttention
-from ...nn.training._quantizers import QuantizesWeight
-from ..unpack_attention import within
+from ...nn._subclassed import plain_type
+from ..layers import form_of, further_names, inside, is_prepared
+from ..unpack import UNPACKED
 from .header import DTYPES
-from .kinds import KINDS, check_values
 from .manifest import FORMAT, write_manifest
 from .packing import pack
 
@@ -56,13 +55,18 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     modules, shared_modules = _quantized(model)
     entries = {name: _entry(name, module) for name, module in modules.items()}
     at = modules | {alias: modules[name] for alias, name in shared_modules.items()}
-    widths = {f"{name}.qweight": m.weight_bits for name, m in at.items() if m.weight_bits < 8}
+    widths = {
+        f"{name}.{tensor}": module.weight_bits
+        for name, module in at.items()
+        if module.weight_bits < 8
+        for tensor in form_of(module).integers()
+    }
     tensors, shared_tensors = _tensors(model, widths)
     stored = {
         name: pack(tensor, widths[name]) if name in widths else tensor.cpu().contiguous()
         for name, tensor in tensors.items()
     }
-    constants = _constants(model, stored, within({*at}))
+    constants = _constants(model, stored, inside(at))
     plain = {
         "format": FORMAT,
         "writer": f"baraquant {_version()}",
@@ -70,10 +74,10 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         "shared_modules": shared_modules,
         "shared_tensors": shared_tensors,
         "constants": constants,
-        "attentions": [
+        "unpacked": [
             name
             for name, module in model.named_modules(remove_duplicate=False)
-            if type(module) is MultiheadAttention
+            if type(module) in UNPACKED.values()
         ],
     }
     metadata = {"baraquant": write_manifest(plain, stored)}
@@ -82,13 +86,21 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
 def _entry(name: str, module: nn.Module) -> dict[str, Any]:
     """Return what the configuration says of a module, whose numbers are checked first."""
+    form = form_of(module)
+    assert form is not None
     try:
-        check_values(module)
+        form.check_values(module)
     except ValueError as error:
         raise ValueError(f"{_CALLER}: {name}: {error}") from None
-    kind = type(module).__name__
-    packed = {"qweight": list(module.qweight.shape)} if module.weight_bits < 8 else {}
-    return {"class": kind, "options": KINDS[kind].read(module), "packed": packed}
+    packed = {}
+    if module.weight_bits < 8:
+        packed = {tensor: list(getattr(module, tensor).shape) for tensor in form.integers()}
+    return {
+        "class": plain_type(module).__name__,
+        "options": form.read(module),
+        "packed": packed,
+        "further": sorted(further_names(module)),
+    }
 
 
 def _replace(path: Path, write: Callable[[Path], None]) -> None:
@@ -131,9 +143,8 @@ def _quantized(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, str]]:
     shared: dict[str, str] = {}
     first: dict[int, str] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        kind = KINDS.get(type(module).__name__)
-        if kind is None or type(module) is not kind.module:
-            if isinstance(module, QuantizesWeight):
+        if form_of(module) is None:
+            if is_prepared(module):
                 raise ValueError(
                     f"{_CALLER}: {name}: expected a converted model, but {type(module).__name__} "
                     "is prepared for training; call baraquant.qat.convert_ first"

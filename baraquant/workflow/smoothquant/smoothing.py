@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...configs import SmoothQuant, W8A8Static
+from ...schemes import SmoothQuant
 from ..calibration.observers import OBSERVERS
 from ..calibration.run import Calibration, Watcher, calibrate, runs_once
 from .flow import Flow
@@ -73,8 +73,9 @@ def find_smoothings(
         progress: Whether to show a bar.
         where: The function that errors name.
     """
-    activation = config.activation
-    observer = activation.observer if isinstance(activation, W8A8Static) else None
+    scheme, activation = config.activation, config.activation.activation
+    assert activation is not None
+    observer = scheme.observer if scheme.is_static else None
     runs = 1 + (config.alpha == "search") + (observer not in (None, "min_max"))
     if runs > 1 and runs_once(calibration):
         raise ValueError(
@@ -170,7 +171,7 @@ def _search(
     run: Any,
 ) -> None:
     """Give each group the alpha with the least error of its layers' outputs."""
-    is_static = isinstance(activation, W8A8Static)
+    is_static = not activation.dynamic
     searches: dict[str, AlphaSearch] = {}
     for group in groups:
         factors = torch.stack([_factors(group, layers, ranges, alpha) for alpha in ALPHAS])

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Subclasses of PyTorch's layers whose forward is the parent's, and something before or after it.
+
+Gemma multiplies what ``nn.Embedding`` returns, LoRA layers add to what ``nn.Linear`` returns. The
+quantized layer keeps such a forward: its class is made of the subclass and of the quantized class,
+in this order, so that ``super().forward`` finds the quantized one.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_REGISTERED = ("_parameters", "_buffers", "_modules")
+
+
+@functools.cache
+def subclassed(own: type[nn.Module], kind: type[nn.Module], parent: type[nn.Module]) -> type:
+    """Return ``kind`` with the forward of ``own``.
+
+    Args:
+        own: A subclass of ``parent`` with a forward that calls its parent's.
+        kind: The quantized class that takes the parent's place.
+        parent: PyTorch's class.
+    """
+    if not issubclass(kind, parent):  # so that `own` is satisfied with `kind` for its parent
+        kind_of_parent: type = type(kind.__name__, (kind, parent), {})
+    else:
+        kind_of_parent = kind
+
+    def __reduce_ex__(self: nn.Module, protocol: Any) -> Any:  # noqa: N807
+        return _rebuild, (own, kind, parent), dict(vars(self))
+
+    name = f"{kind.__name__}Of{own.__name__}"
+    members = {"__reduce_ex__": __reduce_ex__, "__module__": kind.__module__, "_plain": kind}
+    return type(name, (own, kind_of_parent), members)
+
+
+def _rebuild(own: type, kind: type, parent: type) -> Any:
+    made = subclassed(own, kind, parent)
+    return made.__new__(made)
+
+
+def plain_type(module: nn.Module) -> type[nn.Module]:
+    """Return a module's class, without the subclass whose forward it has."""
+    kind: type[nn.Module] = getattr(type(module), "_plain", type(module))
+    return kind
+
+
+def with_forward_of(new: nn.Module, old: nn.Module, parent: type[nn.Module]) -> nn.Module:
+    """Return ``new`` with the forward of ``old``, and with what that reads.
+
+    Args:
+        new: A quantized layer.
+        old: The layer whose place it takes: of PyTorch's class, or a subclass, or quantized too.
+        parent: PyTorch's class.
+    """
+    own = _own_class(old, parent)
+    if own.forward is parent.forward:
+        return new
+    made = subclassed(own, plain_type(new), parent)
+    result: nn.Module = made.__new__(made)
+    vars(result).update(vars(new))
+    registered = {name for kind in _REGISTERED for name in getattr(new, kind)} | {"weight", "bias"}
+    for kind in _REGISTERED:
+        mine = dict(getattr(new, kind))
+        extra = {k: v for k, v in getattr(old, kind).items() if k not in registered}
+        if _is_quantized(old):
+            extra = {k: v for k, v in extra.items() if k in getattr(old, "_further", ())}
+        vars(result)[kind] = mine | extra
+        registered |= extra.keys()
+    mine = set(new._non_persistent_buffers_set)
+    vars(result)["_non_persistent_buffers_set"] = mine | (
+        old._non_persistent_buffers_set & result._buffers.keys()
+    )
+    further = registered - {"weight", "bias"}
+    for kind in _REGISTERED:
+        further -= getattr(new, kind).keys()
+    vars(result)["_further"] = tuple(sorted(further))
+    for name, value in vars(old).items():
+        if name not in vars(result):
+            vars(result)[name] = value
+    return result
+
+
+def _own_class(module: nn.Module, parent: type[nn.Module]) -> type[nn.Module]:
+    own = type(module)
+    return own.__mro__[1] if "_plain" in vars(own) else own
+
+
+def _is_quantized(module: nn.Module) -> bool:
+    return "_plain" in vars(type(module))
+
+
+def extends_forward(module: nn.Module, parent: type[nn.Module]) -> bool:
+    """Whether the forward of a subclass calls its parent's, and uses the weight nowhere else.
+
+    It is tried on a copy whose weight is NaN and whose parent returns given numbers: the result has
+    to be finite, and to follow these numbers. Linear layers and embeddings alone are tried.
+    """
+    weight = module._parameters.get("weight")
+    if parent not in (nn.Linear, nn.Embedding) or weight is None or weight.is_meta:
+        return False
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            return all(_follows_parent(module, parent, weight, train) for train in (False, True))
+    except Exception:  # whatever another's code may raise: it is no forward as it is known here
+        return False
+
+
+class _Given:
+    """A parent's forward that returns given numbers."""
+
+    _given: Tensor
+    _calls: int
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        self._calls += 1
+        return self._given
+
+
+def _follows_parent(
+    module: nn.Module, parent: type[nn.Module], weight: Tensor, train: bool
+) -> bool:
+    unknown = torch.full((), float("nan"), dtype=weight.dtype, device=weight.device)
+    nan = nn.Parameter(unknown.expand(weight.shape), requires_grad=False)
+    trial = copy.deepcopy(module, {id(weight): nan})
+    stub = type("Given", (_Given, parent), {})
+    trial.__class__ = type("Trial", (type(module), stub), {})
+    trial.train(train)
+    if parent is nn.Embedding:
+        size, input = weight.shape[1], torch.zeros(1, 2, dtype=torch.long, device=weight.device)
+    else:
+        size, input = weight.shape[0], torch.ones(1, 2, weight.shape[1]).to(weight)
+    results = []
+    for number in (1.0, 2.0):
+        rows = torch.linspace(-number, number, 2 * size).reshape(1, 2, size).to(weight)
+        vars(trial).update(_given=rows, _calls=0)
+        results.append(trial.forward(input))
+        if trial._calls != 1:
+            return False
+    first, second = results
+    return (
+        isinstance(first, Tensor)
+        and bool(first.isfinite().all() & second.isfinite().all())
+        and not torch.equal(first, second)
+    )

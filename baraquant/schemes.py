@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The common schemes by their names, and SmoothQuant.
+
+:func:`baraquant.quantize_` takes all of them, and :func:`baraquant.qat.prepare_` all but
+:class:`SmoothQuant`. Both take a dictionary from layers to schemes too. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from .configs import Config, QuantConfig, TensorConfig
+
+
+def W8A8(symmetric: bool = True) -> QuantConfig:  # noqa: N802 - named as a scheme is
+    """Return int8 weights, a scale per channel; int8 inputs, a scale per token from its numbers.
+
+    Args:
+        symmetric: Whether the inputs' integers have zero in the middle; else a zero point.
+    """
+    _check_symmetric("W8A8", symmetric)
+    return QuantConfig(TensorConfig(8), TensorConfig(8, "per_token", symmetric))
+
+
+def W8A8Static(  # noqa: N802
+    observer: str = "min_max", symmetric: bool = True
+) -> QuantConfig:
+    """Return int8 weights, a scale per channel; int8 inputs, one scale for each layer.
+
+    Args:
+        observer: What becomes the range of an input, as in :class:`QuantConfig`.
+        symmetric: Whether the inputs' integers have zero in the middle; else a zero point.
+    """
+    _check_symmetric("W8A8Static", symmetric)
+    activation = TensorConfig(8, "per_tensor", symmetric, dynamic=False)
+    return QuantConfig(TensorConfig(8), activation, observer)
+
+
+def W8A16() -> QuantConfig:  # noqa: N802
+    """Return int8 weights, a scale per channel; inputs stay floating."""
+    return QuantConfig(TensorConfig(8))
+
+
+def W4A16(  # noqa: N802
+    group_size: int | None = 128, symmetric: bool = True, scale_rule: str = "search"
+) -> QuantConfig:
+    """Return 4-bit weights, a scale for each group of inputs; inputs stay floating.
+
+    Args:
+        group_size: Neighbours that share a scale; None: a scale per channel.
+        symmetric: Whether the weights' integers have zero in the middle; else a zero point.
+        scale_rule: As in :class:`QuantConfig`.
+    """
+    return QuantConfig(_int4("W4A16", group_size, symmetric), scale_rule=scale_rule)
+
+
+def W4A8(  # noqa: N802
+    group_size: int | None = 128, symmetric: bool = True, scale_rule: str = "search"
+) -> QuantConfig:
+    """Return 4-bit weights, a scale for each group; int8 inputs, a scale per token.
+
+    With ``group_size=None`` the product is one of integers; with groups it is computed in floats.
+
+    Args:
+        group_size: Neighbours that share a scale; None: a scale per channel.
+        symmetric: Whether the weights' integers have zero in the middle; else a zero point.
+        scale_rule: As in :class:`QuantConfig`.
+    """
+    weight = _int4("W4A8", group_size, symmetric)
+    return QuantConfig(weight, TensorConfig(8, "per_token"), scale_rule=scale_rule)
+
+
+def _int4(name: str, group_size: int | None, symmetric: bool) -> TensorConfig:
+    _check_symmetric(name, symmetric)
+    if group_size is None:
+        return TensorConfig(4, "per_channel", symmetric)
+    return TensorConfig(4, "per_group", symmetric, group_size=group_size)
+
+
+@dataclass(frozen=True)
+class SmoothQuant(Config):
+    """W8A8 after the activations' outliers have moved into the weights (Xiao et al. 2023).
+
+    Attributes:
+        alpha: How much moves, in [0, 1]; ``"search"`` tries several and takes, for each layer, the
+            one with the least output error.
+        activation: How the smoothed layers are quantized: :func:`W8A8` or :func:`W8A8Static`.
+    """
+
+    scheme: ClassVar[str] = "smoothquant"
+
+    alpha: float | str = 0.5
+    activation: QuantConfig = field(default_factory=W8A8)
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        if isinstance(self.alpha, bool) or not isinstance(self.alpha, (int, float, str)):
+            raise TypeError(
+                "SmoothQuant: expected alpha to be a number or 'search', "
+                f"but got {type(self.alpha).__name__}"
+            )
+        is_search = self.alpha == "search"
+        is_number = not isinstance(self.alpha, str) and math.isfinite(self.alpha)
+        if not is_search and not (is_number and 0.0 <= float(self.alpha) <= 1.0):
+            raise ValueError(
+                "SmoothQuant: expected alpha to lie in [0, 1] or to be 'search', "
+                f"but got {self.alpha!r}"
+            )
+        if not isinstance(self.activation, QuantConfig):
+            raise TypeError(
+                "SmoothQuant: expected activation to be W8A8(...) or W8A8Static(...), "
+                f"but got {type(self.activation).__name__}"
+            )
+        symmetric = self.activation.activation is None or self.activation.activation.symmetric
+        observer = self.activation.observer
+        if self.activation not in (W8A8(symmetric), W8A8Static(observer, symmetric)):
+            raise ValueError(
+                "SmoothQuant: expected activation to be W8A8(...) or W8A8Static(...), "
+                f"but got {self.activation}"
+            )
+
+
+def quant_config(config: Any) -> QuantConfig:
+    """Return a configuration that layers can be prepared with, or refuse what is none.
+
+    Raises:
+        TypeError: Not a configuration.
+        ValueError: :class:`SmoothQuant`, which training cannot follow.
+    """
+    if isinstance(config, QuantConfig):
+        return config
+    if isinstance(config, SmoothQuant):
+        raise ValueError(
+            "SmoothQuant: expected a scheme that training can follow; SmoothQuant needs "
+            "calibration: use baraquant.quantize_, or train with W8A8() or W8A8Static()"
+        )
+    raise TypeError(f"expected config to be a QuantConfig, but got {what_it_is(config)}")
+
+
+def what_it_is(config: Any) -> str:
+    """Say for a message what was given in the place of a configuration."""
+    presets = (W8A8, W8A8Static, W8A16, W4A16, W4A8)
+    if config in presets:
+        return f"the function {config.__name__}; write {config.__name__}()"
+    if not isinstance(config, type):
+        return type(config).__name__
+    if not issubclass(config, Config):
+        return f"the class {config.__name__}"
+    arguments = "..." if config is not SmoothQuant else ""
+    return f"the class {config.__name__}; write {config.__name__}({arguments})"
+
+
+def _check_symmetric(name: str, symmetric: bool) -> None:
+    if type(symmetric) is not bool:
+        raise TypeError(
+            f"{name}: expected symmetric to be a bool, but got {type(symmetric).__name__}"
+        )

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The scales of weights of few bits, fitted to the weights: the least squared error of several."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .. import ops
+from ..nn import FakeQuantize
+from ..nn.training._quantizers import QuantizesWeight
+from ..nn.training._range import qparams_of_range
+
+# Of the range of the weights: the whole of it down to half of it, the widest first.
+FACTORS = torch.linspace(1.0, 0.5, 26, dtype=torch.float64).tolist()
+
+# Numbers at a time, so that the temporaries stay small.
+_CHUNK = 1 << 22
+
+
+def fit_weight(layer: QuantizesWeight) -> FakeQuantize:
+    """Return a fake quantizer with the scales that fit a prepared layer's weight best.
+
+    For each scale 26 ranges are tried: that of its numbers, and narrower ones down to half of it.
+    The squared error of what they round to decides; the wider one where two are alike.
+
+    Args:
+        layer: The prepared layer; it is left as it is.
+    """
+    config = layer.config.weight
+    rows = layer.rows_of_weight()
+    counts = {"per_tensor": 1, "per_channel": rows.shape[0]}
+    size = config.group_size
+    scales = counts.get(str(config.granularity)) or rows.numel() // layer.group_numel()
+    segments = rows.reshape(scales, -1)
+    step = max(1, _CHUNK // max(1, segments.shape[1]))
+    parts = [_fit(part, layer) for part in segments.split(step)]
+    scale, zero_point = (torch.cat(part) for part in zip(*parts, strict=True))
+    shape = [rows.shape[0], -1] if size is not None else [] if scales == 1 else [scales]
+    if str(config.granularity) == "per_channel":
+        shape = [scales]
+    return FakeQuantize(
+        scale.reshape(shape),
+        zero_point.reshape(shape),
+        str(config.granularity),
+        axis=0 if config.granularity == "per_channel" else None,
+        group_size=None if size is None else layer.group_numel(),
+        quant_min=config.quant_min,
+        quant_max=config.quant_max,
+    )
+
+
+def _fit(segments: Tensor, layer: QuantizesWeight) -> tuple[Tensor, Tensor]:
+    """Return the scale and the zero point of each row."""
+    config = layer.config.weight
+    low_end, high_end, symmetric = config.quant_min, config.quant_max, config.symmetric
+    values = segments.to(torch.float64 if segments.dtype == torch.float64 else torch.float32)
+    low, high = torch.aminmax(values, dim=1)
+    best = torch.full_like(low, math.inf)
+    scale, zero_point = qparams_of_range(low, high, low_end, high_end, symmetric)
+    for factor in FACTORS:
+        tried, zeros = qparams_of_range(low * factor, high * factor, low_end, high_end, symmetric)
+        rounded = ops.fake_quantize_per_channel(values, tried, zeros, 0, low_end, high_end)
+        error = (rounded - values).square_().sum(dim=1)
+        is_better = error < best
+        best = torch.where(is_better, error, best)
+        scale = torch.where(is_better, tried, scale)
+        zero_point = torch.where(is_better, zeros, zero_point)
+    return scale, zero_point

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""How a module of integers is stored: its options, which are plain values, and its tensors.
+
+All go by the names of the constructor's arguments. So the constructor is what checks that they fit,
+on the meta device, before a byte of data is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..nn import FakeQuantize
+
+_INPUT = "input_fake_quant"
+_FLOATS = {str(dtype).removeprefix("torch."): dtype for dtype in (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16
+)}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Option:
+    """A plain argument: how it is read off a module, what JSON may hold, what becomes of that."""
+
+    read: Callable[[nn.Module], Any]
+    is_valid: Callable[[Any], bool]
+    expected: str
+    parse: Callable[[Any], Any] = lambda value: value
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a class of modules is stored.
+
+    Attributes:
+        module: The class.
+        options: The constructor's plain arguments.
+        tensors: The constructor's tensors by their names in the state dict; True: always there.
+        since: Options that older files have not: the first format that has one, and the value that
+            stands for it before.
+    """
+
+    module: type[nn.Module]
+    options: Mapping[str, Option]
+    tensors: Mapping[str, bool]
+    since: Mapping[str, tuple[int, Any]] = field(default_factory=dict)
+
+    def read(self, module: nn.Module) -> dict[str, Any]:
+        """Return the options of a module as plain data."""
+        return {name: option.read(module) for name, option in self.options.items()}
+
+    def parse(self, options: Any, version: int) -> dict[str, Any]:
+        """Return the constructor's arguments for options read from a file, checked.
+
+        Args:
+            options: What the file has.
+            version: Its format.
+
+        Raises:
+            ValueError: An option is missing, unknown, or of another type.
+        """
+        absent = {name: old for name, (first, old) in self.since.items() if version < first}
+        known = self.options.keys() - absent.keys()
+        if not isinstance(options, dict) or options.keys() != known:
+            got = sorted(options) if isinstance(options, dict) else options
+            raise ValueError(f"expected the options {sorted(known)}, but got {got!r:.80}")
+        for name, value in options.items():
+            if not self.options[name].is_valid(value):
+                expected = self.options[name].expected
+                raise ValueError(f"expected {name} to be {expected}, but got {value!r:.80}")
+        parsed = {name: self.options[name].parse(value) for name, value in options.items()}
+        return parsed | absent
+
+    def build(self, options: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
+        """Call the constructor.
+
+        Args:
+            options: What :meth:`parse` returned.
+            tensors: By their names in the state dict; on the meta device, all is checked and
+                nothing computed.
+
+        Raises:
+            ValueError: A tensor is missing or unknown, or something does not fit.
+            TypeError: A tensor has another dtype.
+        """
+        for name, required in self.tensors.items():
+            if required and name not in tensors:
+                raise ValueError(f"expected a tensor {name}, but there is none")
+        options, own = dict(options), dict(tensors)
+        if options.get(_INPUT) is not None:
+            parts = {name: own.pop(f"{_INPUT}.{name}", None) for name in ("scale", "zero_point")}
+            options[_INPUT] = FakeQuantize(**parts, **options[_INPUT])
+        unknown = own.keys() - self.tensors.keys()
+        if unknown:
+            raise ValueError(f"expected the tensors {sorted(self.tensors)}, but got {min(unknown)}")
+        return self.module(**own, **options)
+
+    def integers(self) -> list[str]:
+        """Return the names of the tensors of weights."""
+        return [name for name in self.tensors if name.endswith("qweight")]
+
+    def check_names(self, module: nn.Module) -> None:
+        """Check that a module has the tensors that it is stored by, and no others.
+
+        Raises:
+            ValueError: One is missing, or unknown.
+        """
+        own = {name for name in module.state_dict() if not name.startswith(f"{_INPUT}.")}
+        missing = [name for name, required in self.tensors.items() if required and name not in own]
+        unknown = sorted(own - self.tensors.keys())
+        if missing or unknown:
+            raise ValueError(
+                f"expected {type(module).__name__} to have the tensors {sorted(self.tensors)}, but "
+                f"{f'{missing[0]} is missing' if missing else f'it has {unknown[0]}'}"
+            )
+
+    def check_values(self, module: nn.Module) -> None:
+        """Check the numbers within a module's tensors.
+
+        Raises:
+            ValueError: A tensor is missing, an integer beyond its width, or a scale that is not
+                finite and > 0.
+        """
+        own = module.state_dict()
+        weight, input = _limits(module.weight_bits), _limits(getattr(module, "bits", 8))
+        for name, required in self.tensors.items():
+            tensor = own.get(name)
+            if tensor is None and required:
+                raise ValueError(
+                    f"expected {type(module).__name__} to have a tensor {name}, but it has "
+                    f"{', '.join(own) or 'none'}"
+                )
+            if tensor is None or name.endswith("bias"):
+                continue
+            if name.endswith("qweight") or name.endswith("weight_zero_point"):
+                _check_within(name, tensor, weight)
+            elif name.endswith("zero_point"):
+                _check_within(name, tensor, input)
+            else:
+                _check_positive(name, tensor)
+        rounder = getattr(module, _INPUT, None)
+        if isinstance(rounder, FakeQuantize) and f"{_INPUT}.scale" in own:
+            limits = rounder.quant_min, rounder.quant_max
+            _check_within(f"{_INPUT}.zero_point", rounder.zero_point, limits)
+            _check_positive(f"{_INPUT}.scale", rounder.scale)
+
+
+def _limits(bits: int) -> tuple[int, int]:
+    return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+
+
+def _check_within(name: str, tensor: Tensor, limits: tuple[int, int]) -> None:
+    if tensor.numel() == 0:
+        return
+    least, most = (int(end) for end in torch.aminmax(tensor))
+    if least < limits[0] or most > limits[1]:
+        raise ValueError(
+            f"{name}: expected integers in [{limits[0]}, {limits[1]}], but got {least} to {most}"
+        )
+
+
+def _check_positive(name: str, tensor: Tensor) -> None:
+    if not bool((torch.isfinite(tensor) & (tensor > 0)).all()):
+        raise ValueError(f"{name}: expected finite numbers > 0, but it holds others")
+
+
+def attribute_option(name: str, is_valid: Callable[[Any], bool], expected: str) -> Option:
+    """Return an option that is the attribute of its name."""
+    return Option(lambda module: getattr(module, name), is_valid, expected)
+
+
+def is_int(value: Any) -> bool:
+    """Return whether a value is a whole number that 64 bits hold, and no bool."""
+    return type(value) is int and -(2**63) <= value < 2**63
+
+
+def bool_option(name: str) -> Option:
+    """Return an option that is true or false."""
+    return attribute_option(name, lambda value: type(value) is bool, "true or false")
+
+
+def int_option(name: str) -> Option:
+    """Return an option that is a whole number."""
+    return attribute_option(name, is_int, "a whole number")
+
+
+def maybe_int_option(name: str) -> Option:
+    """Return an option that is a whole number above 0, or None."""
+    return Option(
+        lambda module: getattr(module, name) or None,
+        lambda value: value is None or is_int(value),
+        "a whole number or null",
+    )
+
+
+def dtype_option(name: str) -> Option:
+    """Return an option that is a floating dtype."""
+    return Option(
+        lambda module: str(getattr(module, name)).removeprefix("torch."),
+        lambda value: isinstance(value, str) and value in _FLOATS,
+        f"one of {', '.join(_FLOATS)}",
+        lambda value: _FLOATS[value],
+    )
+
+
+def _read_rounder(module: nn.Module) -> dict[str, Any] | None:
+    rounder = getattr(module, _INPUT)
+    if not isinstance(rounder, FakeQuantize):
+        return None
+    return {
+        "mode": rounder.mode,
+        "granularity": rounder.granularity,
+        "group_size": rounder.group_size or None,
+        "axis": rounder.axis if rounder.granularity in ("per_channel", "per_group") else None,
+        "quant_min": rounder.quant_min,
+        "quant_max": rounder.quant_max,
+        "symmetric": rounder.symmetric,
+    }
+
+
+def _is_rounder(value: Any) -> bool:
+    if value is None:
+        return True
+    types: dict[str, Callable[[Any], bool]] = {
+        "mode": lambda entry: entry in ("fixed", "dynamic"),
+        "granularity": lambda entry: isinstance(entry, str),
+        "group_size": lambda entry: entry is None or is_int(entry),
+        "axis": lambda entry: entry is None or is_int(entry),
+        "quant_min": is_int,
+        "quant_max": is_int,
+        "symmetric": lambda entry: type(entry) is bool,
+    }
+    return (
+        isinstance(value, dict)
+        and value.keys() == types.keys()
+        and all(is_valid(value[name]) for name, is_valid in types.items())
+    )
+
+
+def _is_tuple(value: Any) -> bool:
+    return isinstance(value, list) and 1 <= len(value) <= 3 and all(is_int(v) for v in value)
+
+
+def sizes_option(name: str) -> Option:
+    """Return an option of whole numbers, such as a stride; a padding may be a word."""
+    return Option(
+        lambda module: v if isinstance(v := getattr(module, name), str) else list(v),
+        lambda value: _is_tuple(value) or (name == "padding" and isinstance(value, str)),
+        "one to three whole numbers",
+        lambda value: value if isinstance(value, str) else tuple(value),
+    )
+
+
+def name_option(name: str) -> Option:
+    """Return an option that is a name."""
+    return attribute_option(name, lambda value: isinstance(value, str), "a name")
+
+
+def plain_option(name: str) -> Option:
+    """Return an option of a user's own kind of layer: any plain value."""
+    return Option(
+        lambda module: _plain(getattr(module, name)),
+        lambda value: value is None
+        or type(value) in (bool, str, float)
+        or is_int(value)
+        or (isinstance(value, list) and all(is_int(entry) for entry in value)),
+        "a plain value",
+        lambda value: tuple(value) if isinstance(value, list) else value,
+    )
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+ROUNDER = Option(_read_rounder, _is_rounder, "how the input is rounded, or null")

@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The table of layers: every kind that can be quantized, and all that is known of it.
+
+:func:`baraquant.qat.prepare_`, :func:`baraquant.qat.convert_`, :func:`baraquant.quantize_`,
+:func:`baraquant.save` and :func:`baraquant.load_` read it. A new kind is a new row here, or a call
+of :func:`register_layer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
+
+from .. import nn as bnn
+from ..configs import QuantConfig
+from ..nn._subclassed import plain_type
+from ..nn.training._quantizers import Integers
+from . import forms
+from .forms import Form
+
+Convert: TypeAlias = Callable[..., nn.Module]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A kind of layer.
+
+    Attributes:
+        float_type: The float module.
+        training: What :func:`baraquant.qat.prepare_` makes of it, by ``from_float(module, config)``.
+        forms: What it may become once converted, and how that is stored.
+        convert: ``convert(prepared, integers)`` returns the converted module. ``integers`` is a
+            function without arguments, of the quantized weight.
+        sizes: The attributes that a converted module and the float one agree in: of the first, and
+            what the second calls it.
+        why_not: Why a float module stays floating with a configuration; None: it need not.
+        keeps_input: Whether :func:`baraquant.quantize_` leaves its input floating.
+    """
+
+    float_type: type[nn.Module]
+    training: type[nn.Module]
+    forms: tuple[Form, ...]
+    convert: Convert
+    sizes: Mapping[str, str]
+    why_not: Callable[[nn.Module, QuantConfig], str | None] = lambda module, config: None
+    keeps_input: bool = False
+
+    def matches(self, module: nn.Module) -> bool:
+        """Whether a module is one of the float kind."""
+        return isinstance(module, self.float_type)
+
+
+def _convert_linear(prepared: Any, integers: Callable[[], Integers]) -> nn.Module:
+    return linear_form(prepared).from_prepared(prepared, integers())
+
+
+def linear_form(prepared: Any) -> type[Any]:
+    """Return the class of integers that a prepared linear layer becomes."""
+    if not prepared.is_integer:
+        return bnn.WeightOnlyLinear
+    is_static = prepared.config.is_static
+    return bnn.StaticQuantizedLinear if is_static else bnn.QuantizedLinear
+
+
+def _converts_to(kind: Any) -> Convert:
+    def convert(prepared: Any, integers: Callable[[], Integers]) -> nn.Module:
+        converted: nn.Module = kind.from_prepared(prepared, integers())
+        return converted
+
+    return convert
+
+
+def _why_not_embedding(module: nn.Module, config: QuantConfig) -> str | None:
+    return None if module.max_norm is None else "its max_norm rewrites the weight"
+
+
+_WEIGHT = {"qweight": True, "weight_scale": True, "bias": False}
+_COMMON = {"weight_bits": forms.int_option("weight_bits"), "dtype": forms.dtype_option("dtype")}
+_SINCE: Mapping[str, tuple[int, Any]] = {"dtype": (2, None)}
+
+_LINEAR_FORMS = (
+    Form(
+        bnn.QuantizedLinear,
+        {
+            "symmetric": forms.bool_option("symmetric"),
+            "bits": forms.int_option("bits"),
+            "granularity": forms.name_option("granularity"),
+            **_COMMON,
+        },
+        {**_WEIGHT, "smooth": False},
+        _SINCE,
+    ),
+    Form(
+        bnn.StaticQuantizedLinear,
+        {"bits": forms.int_option("bits"), **_COMMON},
+        {**_WEIGHT, "act_scale": True, "act_zero_point": False, "smooth_scale": False},
+        _SINCE,
+    ),
+    Form(
+        bnn.WeightOnlyLinear,
+        {
+            "group_size": forms.maybe_int_option("group_size"),
+            "input_fake_quant": forms.ROUNDER,
+            **_COMMON,
+        },
+        {**_WEIGHT, "weight_zero_point": False},
+        _SINCE,
+    ),
+)
+_EMBEDDING_FORM = Form(
+    bnn.QuantizedEmbedding,
+    {
+        "group_size": forms.maybe_int_option("group_size"),
+        "padding_idx": forms.Option(
+            lambda module: module.padding_idx,
+            lambda value: value is None or forms.is_int(value),
+            "a whole number or null",
+        ),
+        **_COMMON,
+    },
+    {"qweight": True, "weight_scale": True, "weight_zero_point": False},
+)
+
+
+def _conv(float_type: type[nn.Module], training: Any, inference: Any) -> Layer:
+    shapes = ["stride", "padding", "dilation"]
+    options = {
+        "groups": forms.int_option("groups"),
+        "padding_mode": forms.name_option("padding_mode"),
+        "input_fake_quant": forms.ROUNDER,
+        **_COMMON,
+        **{name: forms.sizes_option(name) for name in shapes},
+    }
+    names = ("in_channels", "out_channels", "kernel_size", "groups", "padding_mode", *shapes)
+    form = Form(inference, options, {**_WEIGHT, "weight_zero_point": False}, _SINCE)
+    sizes = {name: name for name in names}
+    return Layer(
+        float_type, training, (form,), _converts_to(inference), sizes, keeps_input=True
+    )
+
+
+_FEATURES = {"in_features": "in_features", "out_features": "out_features"}
+
+_LAYERS: list[Layer] = [
+    Layer(nn.Linear, bnn.FakeQuantizedLinear, _LINEAR_FORMS, _convert_linear, _FEATURES),
+    Layer(
+        nn.Embedding,
+        bnn.FakeQuantizedEmbedding,
+        (_EMBEDDING_FORM,),
+        _converts_to(bnn.QuantizedEmbedding),
+        {name: name for name in ("num_embeddings", "embedding_dim", "padding_idx")},
+        _why_not_embedding,
+    ),
+    _conv(nn.Conv1d, bnn.FakeQuantizedConv1d, bnn.QuantizedConv1d),
+    _conv(nn.Conv2d, bnn.FakeQuantizedConv2d, bnn.QuantizedConv2d),
+]
+
+
+def layers() -> list[Layer]:
+    """Return all kinds of layers, a user's own first."""
+    return _LAYERS[::-1]
+
+
+def layer_of(module: nn.Module) -> Layer | None:
+    """Return the kind of a float module; None: it is of no kind that can be quantized."""
+    if is_prepared(module) or is_converted(module):
+        return None
+    return next((layer for layer in layers() if layer.matches(module)), None)
+
+
+def layer_of_prepared(module: nn.Module) -> Layer | None:
+    """Return the kind of a module in training; None: it is none."""
+    kind = plain_type(module)
+    return next((layer for layer in layers() if layer.training is kind), None)
+
+
+def form_of(module: nn.Module) -> Form | None:
+    """Return how a converted module is stored; None: it is none."""
+    kind = plain_type(module)
+    return next((form for layer in layers() for form in layer.forms if form.module is kind), None)
+
+
+def form_named(name: str) -> Form | None:
+    """Return how the modules of a class of this name are stored; None: there is none."""
+    found = (form for layer in layers() for form in layer.forms if form.module.__name__ == name)
+    return next(found, None)
+
+
+def form_names() -> list[str]:
+    """Return the names of all classes of converted modules."""
+    return sorted({form.module.__name__ for layer in layers() for form in layer.forms})
+
+
+def layer_with(form: Form) -> Layer:
+    """Return the first kind of layer that may become modules of a form."""
+    return next(layer for layer in _LAYERS if form in layer.forms)
+
+
+def further_names(module: nn.Module) -> set[str]:
+    """Return what a layer registers beside the tensors of its kind.
+
+    These are the parameters, buffers and modules of a subclass whose forward the layer has.
+    """
+    if is_prepared(module) or is_converted(module):
+        return set(getattr(module, "_further", ()))
+    layer = layer_of(module)
+    if layer is None or type(module).forward is layer.float_type.forward:
+        return set()
+    names = {*module._parameters, *module._buffers, *module._modules}
+    return names - {"weight", "bias"}
+
+
+def inside(modules: Mapping[str, nn.Module]) -> Callable[[str], bool]:
+    """Return a function that says whether a name is that of a tensor of some layers' kinds.
+
+    Args:
+        modules: The layers, float or converted, by their paths.
+    """
+    further = {path: further_names(module) for path, module in modules.items()}
+
+    def is_inside(name: str) -> bool:
+        for parent in parents(name):
+            if parent in further:
+                return name[len(parent) + 1 :].split(".")[0] not in further[parent]
+        return False
+
+    return is_inside
+
+
+def is_prepared(module: nn.Module) -> bool:
+    """Whether a module is one in training."""
+    return layer_of_prepared(module) is not None
+
+
+def is_converted(module: nn.Module) -> bool:
+    """Whether a module is one of integers."""
+    return form_of(module) is not None
+
+
+def unknown_weights(module: nn.Module) -> str | None:
+    """Why a module with weights of its own has no quantized form here; None: it has no weights."""
+    if isinstance(module, (bnn.LearnedFakeQuantize, parametrize.ParametrizationList)):
+        return None  # parts of a layer that has been looked at
+    if parametrize.is_parametrized(module):
+        return "its weight is computed by a parametrization"
+    weights = [
+        name
+        for name, parameter in module._parameters.items()
+        if is_lazy(parameter) or (parameter is not None and parameter.dim() > 1)
+    ]
+    if not weights:
+        return None
+    what = "" if next(module.children(), None) is None else f" for {', '.join(weights)}"
+    return f"there is no quantized form of {type(module).__name__}{what}"
+
+
+def register_layer(
+    float_type: type[nn.Module],
+    training: type[nn.Module],
+    inference: type[nn.Module],
+    *,
+    options: Sequence[str] = (),
+    tensors: Mapping[str, bool] | None = None,
+    sizes: Mapping[str, str] | Sequence[str] = (),
+    why_not: Callable[[nn.Module, QuantConfig], str | None] | None = None,
+) -> None:
+    """Let whole models have a kind of layer of your own.
+
+    From then on :func:`baraquant.qat.prepare_`, :func:`baraquant.qat.convert_`,
+    :func:`baraquant.quantize_`, :func:`baraquant.save` and :func:`baraquant.load_` know it, in this
+    process. A subclass of ``float_type`` with a ``forward`` of its own is not swapped.
+
+    Args:
+        float_type: The float module. Its weight is the parameter ``weight``.
+        training: Its form in training, a subclass of :class:`baraquant.nn.QuantizesWeight` with a
+            class method ``from_float(module, config)`` that shares the module's parameters.
+        inference: Its form of integers, a subclass of :class:`baraquant.nn.HoldsIntegers` with a
+            class method ``from_prepared(prepared, integers)``. ``integers`` has ``qweight``,
+            ``scale`` and ``zero_point`` (None where symmetric). The constructor takes its tensors
+            and its options by their names.
+        options: The constructor's plain arguments: booleans, whole numbers, texts, lists of whole
+            numbers and None. They are attributes of the same names. ``weight_bits`` and ``dtype``
+            are always there, and are not to be listed.
+        tensors: The constructor's tensors as the state dict names them, and whether they are always
+            there; None: ``qweight`` and ``weight_scale`` are, ``bias`` may be.
+        sizes: The attributes in which the float module and the one of integers agree, or pairs
+            where they call them differently: of the second, and what the first calls it.
+        why_not: Called with a float module and a :class:`baraquant.QuantConfig`: why this module
+            stays floating with this configuration, or None.
+
+    Raises:
+        TypeError: A class that has not what is said above.
+        ValueError: The class is registered already.
+
+    Example:
+        ``docs/guide.md`` has one.
+    """
+    where = "baraquant.register_layer"
+    needed = {
+        "training": (training, bnn.QuantizesWeight, "from_float"),
+        "inference": (inference, bnn.HoldsIntegers, "from_prepared"),
+    }
+    if not (isinstance(float_type, type) and issubclass(float_type, nn.Module)):
+        raise TypeError(f"{where}: expected float_type to be a class of modules, but got "
+                        f"{float_type!r}")  # fmt: skip
+    for name, (kind, base, method) in needed.items():
+        if not (isinstance(kind, type) and issubclass(kind, base)):
+            raise TypeError(
+                f"{where}: expected {name} to be a subclass of {base.__name__}, but got {kind!r}"
+            )
+        if not callable(getattr(kind, method, None)):
+            raise TypeError(f"{where}: expected {kind.__name__} to have a class method {method}")
+    for layer in _LAYERS:
+        if layer.float_type is float_type:
+            raise ValueError(f"{where}: {float_type.__name__} is registered already")
+        if layer.training is training or any(f.module is inference for f in layer.forms):
+            raise ValueError(f"{where}: expected classes of its own for {float_type.__name__}, "
+                             "but another kind of layer has one of them")  # fmt: skip
+    if form_named(inference.__name__) is not None:
+        raise ValueError(
+            f"{where}: expected a name of its own for {inference.__name__}: it stands in files"
+        )
+    form = Form(
+        inference,
+        {**_COMMON, **{name: forms.plain_option(name) for name in options}},
+        dict(_WEIGHT if tensors is None else tensors),
+    )
+    pairs = dict(sizes) if isinstance(sizes, Mapping) else {name: name for name in sizes}
+    reason = (lambda module, config: None) if why_not is None else why_not
+    _LAYERS.append(Layer(float_type, training, (form,), _converts_to(inference), pairs, reason))
+
+
+def parents(name: str) -> list[str]:
+    """Return the paths that a name lies below, the shortest first."""
+    parts = name.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts))]
+
+
+def weights_of(module: nn.Module) -> list[Tensor]:
+    """Return the parameters of a float module that would become integers."""
+    return [
+        parameter
+        for name, parameter in module._parameters.items()
+        if parameter is not None and parameter.dim() > 1 and not name.endswith("bias")
+    ]

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What became of a model: which layers were swapped, what stayed floating, and how much that is."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from ..nn import LearnedFakeQuantize
+
+# Reasons that are the caller's own choice: filter_fn, and the dictionary of configurations.
+FILTERED = "filter_fn"
+UNMATCHED = "no pattern of the configurations matches it"
+FLOATING = "its configuration is None"
+CHOSEN = (UNMATCHED, FLOATING)
+# The model itself, whose path is empty.
+ROOT = "(the model)"
+# What is none of a layer's own: norms, biases, and other parameters of few numbers.
+OTHERS = "biases, norms and other parameters"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of a model's modules; ``print`` shows it as a table.
+
+    Attributes:
+        changed: What each swapped module became, by its path. A module with several paths is
+            listed by the first.
+        left_out: Why a module with weights stayed as it was, by its path.
+        parameters: How many numbers the floating weights of these modules had, by the same paths; a
+            weight that several share counts for the first.
+        total_parameters: How many floating numbers the model's parameters had, each counted once.
+        bytes_before: What parameters and buffers took before.
+        bytes_after: What they take now. Of a model that is prepared for training: the same, and
+            what it adds.
+    """
+
+    changed: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    parameters: dict[str, int] = field(default_factory=dict)
+    total_parameters: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+
+    @property
+    def share(self) -> float:
+        """The share of the model's parameters that became integers, in [0, 1]."""
+        if self.total_parameters == 0:
+            return 0.0
+        return sum(self.parameters.get(name, 0) for name in self.changed) / self.total_parameters
+
+    @property
+    def floating(self) -> dict[str, int]:
+        """The numbers that stay floating, by the path of their module, the most first.
+
+        What belongs to no path of ``left_out`` is there as ``biases, norms and other parameters``.
+        """
+        sizes = {name: self.parameters.get(name, 0) for name in self.left_out}
+        known = sum(sizes.values()) + sum(self.parameters.get(name, 0) for name in self.changed)
+        rest = self.total_parameters - known
+        ordered = sorted(sizes.items(), key=lambda item: -item[1])
+        return dict(ordered) | ({OTHERS: rest} if rest > 0 else {})
+
+    def reasons(self) -> str:
+        """Return the first reasons in brackets; ``filter_fn`` is one where there is no other."""
+        found = {name: reason for name, reason in self.left_out.items() if reason != FILTERED}
+        items = list((found or self.left_out).items())
+        some = [f"{name or ROOT}: {reason}" for name, reason in items[:5]]
+        return f" ({'; '.join(some)})" if some else ""
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Return layers, what became of them, and their share of the parameters, as texts.
+
+        Layers whose paths differ in numbers alone, and that fared alike, are one row.
+        """
+        changed = _grouped(self.changed, self.parameters)
+        left_out = _grouped(
+            {name: f"left out: {reason}" for name, reason in self.left_out.items()}, self.parameters
+        )
+        left_out.sort(key=lambda row: -row[2])
+        return [(name, what, self._part(size)) for name, what, size in changed + left_out]
+
+    def summary(self) -> str:
+        """Return counts, shares and bytes in a line."""
+        counts = f"{len(self.changed)} changed, {len(self.left_out)} left out"
+        if self.total_parameters == 0:
+            return counts
+        sizes = f"{_bytes(self.bytes_before)} before, {_bytes(self.bytes_after)} now"
+        return (
+            f"{counts}; {_percent(self.share)} of {self.total_parameters:,} parameters in integers; "
+            f"{sizes}"
+        )
+
+    def _part(self, size: int) -> str:
+        return _percent(size / self.total_parameters) if size and self.total_parameters else ""
+
+    def __str__(self) -> str:
+        """Return a table; on a terminal, and where rich is installed, with its frames."""
+        if sys.stdout is not None and sys.stdout.isatty():
+            try:
+                return _as_rich(self)
+            except ImportError:
+                pass
+        rows = self.rows()
+        width = max((len(name) for name, _, _ in rows), default=0)
+        lines = [f"{n:<{width}}  {what}{f' ({part})' if part else ''}" for n, what, part in rows]
+        return "\n".join([*lines, self.summary()])
+
+    def __rich__(self) -> Any:
+        """Return a table for :mod:`rich`."""
+        from rich.table import Table
+
+        table = Table("layers", "what they are now", caption=self.summary())
+        table.add_column("parameters", justify="right")
+        for row in self.rows():
+            table.add_row(*row)
+        return table
+
+
+def _as_rich(report: Report) -> str:
+    from rich.console import Console
+
+    console = Console()
+    with console.capture() as capture:
+        console.print(report)
+    return capture.get().rstrip("\n")
+
+
+def _grouped(what: dict[str, str], sizes: dict[str, int]) -> list[tuple[str, str, int]]:
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, text in what.items():
+        groups.setdefault((re.sub(r"(?<![^.])\d+(?![^.])", "*", name), text), []).append(name)
+    rows = []
+    for (pattern, text), names in groups.items():
+        title = names[0] or ROOT if len(names) == 1 else f"{pattern} ({len(names)})"
+        rows.append((title, text, sum(sizes.get(name, 0) for name in names)))
+    return rows
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if share < 0.9995 else "100 %"
+
+
+def _bytes(count: int) -> str:
+    size, unit = float(count), "B"
+    for bigger in ("KiB", "MiB", "GiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, bigger
+    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def float_weights(module: nn.Module, counted: set[int], *, whole: bool) -> int:
+    """Return how many floating numbers the weights of a module have.
+
+    Args:
+        module: The module.
+        counted: The ids of parameters that were counted before; those of this module are added.
+        whole: Whether the weights of the modules in it count too.
+    """
+    weights = [
+        parameter
+        for name, parameter in module.named_parameters(recurse=whole)
+        if not is_lazy(parameter) and parameter.dim() > 1 and parameter.is_floating_point()
+        if not name.endswith("bias") and id(parameter) not in counted
+    ]
+    counted.update(id(parameter) for parameter in weights)
+    return sum(parameter.numel() for parameter in weights)
+
+
+def total_parameters(model: nn.Module) -> int:
+    """Return how many floating numbers a model's parameters have, each counted once.
+
+    Learned scales are none of the model's own.
+    """
+    scales = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, LearnedFakeQuantize)
+        for parameter in module.parameters()
+    }
+    return sum(
+        parameter.numel()
+        for parameter in model.parameters()
+        if not is_lazy(parameter) and parameter.is_floating_point() and id(parameter) not in scales
+    )
+
+
+def total_bytes(model: nn.Module) -> int:
+    """Return what a model's parameters and buffers take, memory that is shared counted once."""
+    seen: dict[Any, int] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        if is_lazy(tensor):
+            continue
+        key = (tensor.data_ptr(), tensor.device) if _has_data(tensor) else id(tensor)
+        seen[key] = max(seen.get(key, 0), tensor.numel() * tensor.element_size())
+    return sum(seen.values())
+
+
+def _has_data(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() > 0

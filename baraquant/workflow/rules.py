@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Which layer gets which configuration: one for all, or a dictionary from layers to configurations.
+
+The keys of a dictionary are patterns of paths, as :mod:`fnmatch` has them (``"encoder.*"``), or
+types (``nn.Embedding``). The first that matches counts; its value may be None, which leaves the
+layer floating, as a layer is that none matches.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+
+from ..configs import Config, QuantConfig
+from ..schemes import SmoothQuant, quant_config
+from .report import FLOATING, UNMATCHED
+
+Rule: TypeAlias = "str | type[nn.Module]"
+Configs: TypeAlias = "Config | Mapping[Rule, Config | None]"
+
+
+class Rules:
+    """The configurations of a call.
+
+    Args:
+        config: A configuration, or a dictionary from patterns and types to configurations.
+        caller: The public function, for the messages.
+        trains: Whether training follows, which :class:`SmoothQuant` is no scheme of.
+
+    Raises:
+        TypeError: Something that is no configuration, or a key that is no pattern and no type.
+        ValueError: No configuration at all, or one that cannot be trained.
+    """
+
+    def __init__(self, config: Any, caller: str, *, trains: bool) -> None:
+        self._caller = caller
+        self._is_one = not isinstance(config, Mapping)
+        self._rules: list[tuple[Any, Config | None]] = (
+            [("*", config)] if self._is_one else list(config.items())
+        )
+        self._used: set[int] = set()
+        self._chosen: dict[int, tuple[str, QuantConfig]] = {}  # by the id of a weight
+        if not self._rules:
+            raise ValueError(f"{caller}: expected configurations, but got an empty dictionary")
+        for key, value in self._rules:
+            where = "" if self._is_one else f"{key!r}: " if isinstance(key, str) else f"{key}: "
+            if not isinstance(key, str) and not (
+                isinstance(key, type) and issubclass(key, nn.Module)
+            ):
+                raise TypeError(
+                    f"{caller}: expected a pattern of paths or a type of modules for a key, but "
+                    f"got {key!r}"
+                )
+            if value is None and not self._is_one:
+                continue
+            try:
+                if trains or not isinstance(value, SmoothQuant):
+                    quant_config(value)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"{caller}: {where}{error}") from None
+
+    def configs(self) -> list[Config]:
+        """Return the configurations that a layer could get."""
+        return [config for _, config in self._rules if config is not None]
+
+    def config_of(self, module: nn.Module, names: list[str], whole: list[Any]) -> Config | str:
+        """Return the configuration of a layer, or why it gets none.
+
+        Args:
+            module: The layer.
+            names: Its paths.
+            whole: For each path, the path and the module of the attention, LSTM or the like that
+                the layer is a part of; None where it is part of none.
+
+        Raises:
+            ValueError: Its paths get different configurations.
+        """
+        found = [
+            self._index(module, name, part) for name, part in zip(names, whole, strict=True)
+        ]
+        configs = [None if index is None else self._rules[index][1] for index in found]
+        for name, config in zip(names, configs, strict=True):
+            if config != configs[0]:
+                raise ValueError(
+                    f"expected one configuration for a shared module, but {names[0]} gets "
+                    f"{configs[0]} and {name} gets {config}"
+                )
+        if found[0] is None:
+            return UNMATCHED
+        return FLOATING if configs[0] is None else configs[0]
+
+    def _index(self, module: nn.Module, name: str, whole: Any) -> int | None:
+        places = [(name, module), *([whole] if whole is not None else [])]
+        first = None
+        for index, (key, _) in enumerate(self._rules):
+            if any(_matches(key, path, each) for path, each in places):
+                self._used.add(index)
+                first = index if first is None else first
+        return first
+
+    def is_named(self, names: list[str]) -> bool:
+        """Whether one of a layer's paths is a key itself: then it has to be quantized."""
+        keys = {key for key, value in self._rules if isinstance(key, str) and value is not None}
+        return not self._is_one and any(name in keys for name in names)
+
+    def check_tie(self, weight: Tensor | None, name: str, config: QuantConfig) -> None:
+        """Check that layers with one weight are to quantize it in one way."""
+        if weight is None:
+            return
+        other, chosen = self._chosen.setdefault(id(weight), (name, config))
+        if chosen.weight != config.weight or chosen.scale_rule != config.scale_rule:
+            raise ValueError(
+                f"expected one configuration for a weight that {other} and {name} share, but "
+                f"{other} gets {chosen.weight} and {name} gets {config.weight}"
+            )
+
+    def check_used(self, names: Iterable[str]) -> None:
+        """Check that every pattern and type has matched a layer.
+
+        Args:
+            names: The paths of all layers, for the message.
+
+        Raises:
+            ValueError: One has not. The message has it.
+        """
+        for index, (key, _) in enumerate(self._rules):
+            if index not in self._used and not self._is_one:
+                what = f"the pattern {key!r}" if isinstance(key, str) else key.__name__
+                paths = sorted(names)
+                more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
+                raise ValueError(
+                    f"{self._caller}: expected {what} to match a layer, but it matches none of "
+                    f"{', '.join(paths[:5])}{more}"
+                )
+
+
+def _matches(key: Any, path: str, module: nn.Module) -> bool:
+    if isinstance(key, str):
+        return fnmatch.fnmatchcase(path, key)
+    return isinstance(module, key)
+
+

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Chooses the layers of a float model that become integers, and prepares a layer for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from ..configs import Config, QuantConfig, TensorConfig
+from ..nn._subclassed import with_forward_of
+from ..nn.training._quantizers import QuantizesWeight
+from ..schemes import SmoothQuant
+from .layers import Layer, is_converted, is_prepared, layer_of, unknown_weights, weights_of
+from .replace import Decision, FilterFn, Swap, choose_swaps, paths_of, take_over, why_not
+from .report import Report
+from .rules import Rules
+from .unpack import Unpacked, is_packed, why_not_unpacked
+
+
+@dataclass
+class Chosen:
+    """A layer that becomes integers.
+
+    Attributes:
+        module: The float module.
+        layer: Its kind.
+        config: Its configuration, as the caller gave it.
+        prepared: What takes its place in training. It has the module's parameters.
+    """
+
+    module: nn.Module
+    layer: Layer
+    config: Config
+    prepared: nn.Module
+
+    @property
+    def scheme(self) -> QuantConfig:
+        """How it is quantized, after any smoothing."""
+        return scheme_of(self.config)
+
+
+def scheme_of(config: Config) -> QuantConfig:
+    """Return how layers are quantized, after any smoothing."""
+    scheme = config.activation if isinstance(config, SmoothQuant) else config
+    assert isinstance(scheme, QuantConfig)
+    return scheme
+
+
+def is_candidate(module: nn.Module) -> bool:
+    """Whether a module is one that the caller's filter and patterns have a say in."""
+    return is_packed(module) or layer_of(module) is not None
+
+
+class _Filter:
+    """Asks a filter once for each module and name; not for the parts of what was unpacked."""
+
+    def __init__(self, filter_fn: FilterFn) -> None:
+        self._filter_fn = filter_fn
+        self._answers: dict[tuple[int, str], bool] = {}
+        self.parts = Unpacked()
+
+    def __call__(self, module: nn.Module, name: str) -> bool:
+        if self.parts.whole_of(name) is not None:
+            return True  # the filter has been asked for the whole
+        key = id(module), name
+        if key not in self._answers:
+            self._answers[key] = bool(self._filter_fn(module, name))
+        return self._answers[key]
+
+
+def filter_of(filter_fn: FilterFn | None, parts: Unpacked | None = None) -> FilterFn | None:
+    """Return a filter that is asked once, and takes the parts of what was unpacked.
+
+    What is no function is returned as it is: it is refused where it is used.
+    """
+    if not callable(filter_fn):
+        return filter_fn
+    known = filter_fn if isinstance(filter_fn, _Filter) else _Filter(filter_fn)
+    if parts is not None:
+        known.parts = parts
+    return known
+
+
+class Selector:
+    """Chooses the layers of one call.
+
+    Args:
+        caller: The public function, for the messages.
+        rules: The configurations.
+        adapt: What a configuration is for a kind of layer.
+        check: Called with each module and its configuration: raises where one is an error, and
+            returns why it stays floating, or None.
+    """
+
+    def __init__(
+        self,
+        caller: str,
+        rules: Rules,
+        adapt: Callable[[QuantConfig, Layer], QuantConfig] = lambda config, layer: config,
+        check: Callable[[nn.Module, QuantConfig], str | None] = lambda module, config: None,
+    ) -> None:
+        self._caller, self._rules, self._adapt, self._check = caller, rules, adapt, check
+        self._quantizers: dict[tuple[int, TensorConfig], nn.Module] = {}
+
+    def choose(
+        self, model: nn.Module, filter_fn: FilterFn | None, parts: Unpacked
+    ) -> tuple[dict[str, Chosen], Report]:
+        """Return the layers by their first paths, and a report that says what is left out.
+
+        Raises:
+            ValueError: A configuration that its layer cannot take though a key is the layer's path;
+                two configurations for one weight; a key that matches nothing; and what
+                :func:`.replace.choose_swaps` raises.
+        """
+        paths = paths_of(model)
+        configs = self._configs(model, paths, parts)
+        prepared: dict[int, Chosen] = {}
+        for module in model.modules():
+            if is_prepared(module):
+                self._share_quantizer(module)
+
+        def decide(module: nn.Module, name: str) -> Decision:
+            config = configs.get(id(module))
+            if config is None or isinstance(config, str):
+                return config or _why_unknown(module)
+            layer = layer_of(module)
+            assert layer is not None
+            made = self._prepare(module, layer, config)
+            if isinstance(made, str):
+                if self._rules.is_named(paths[id(module)]):
+                    raise ValueError(f"expected a layer that {scheme_of(config)} fits, but {made}")
+                return made
+            for weight in weights_of(module):
+                self._rules.check_tie(weight, name, scheme_of(config))
+            prepared[id(module)] = Chosen(module, layer, config, made)
+            return Swap(module, _about(made))
+
+        swaps, report = choose_swaps(
+            model, self._caller, decide, filter_fn, is_candidate, keeps_ties=True
+        )
+        self._rules.check_used(name for module in model.modules() if is_candidate(module)
+                               for name in paths[id(module)])  # fmt: skip
+        at = dict(model.named_modules())
+        chosen = {name: prepared[id(at[name])] for name in report.changed}
+        back = parts.repack(model, set(chosen))
+        return chosen, _without_parts(report, back)
+
+    def _configs(
+        self, model: nn.Module, paths: dict[int, list[str]], parts: Unpacked
+    ) -> dict[int, Config | str]:
+        """Return the configuration of each layer, or why it has none, by the layer's id."""
+        configs: dict[int, Config | str] = {}
+        for module in model.modules():
+            if layer_of(module) is not None:
+                names = paths[id(module)]
+                wholes = [parts.whole_of(name) for name in names]
+                try:
+                    configs[id(module)] = self._rules.config_of(module, names, wholes)
+                except ValueError as error:
+                    raise ValueError(f"{self._caller}: {names[0]}: {error}") from None
+        return configs
+
+    def _prepare(self, module: nn.Module, layer: Layer, config: Config) -> nn.Module | str:
+        """Return the layer in training, or why there is none."""
+        scheme = self._adapt(scheme_of(config), layer)
+        reason = (
+            why_not(module, layer.float_type)
+            or layer.why_not(module, scheme)
+            or self._check(module, scheme)
+        )
+        if reason is not None:
+            return reason
+        try:
+            prepared: nn.Module = layer.training.from_float(module, scheme)
+        except ValueError as error:
+            return f"the configuration does not fit: {error}"
+        prepared = with_forward_of(prepared, module, layer.float_type)
+        self._share_quantizer(prepared)
+        take_over(prepared, module)
+        return prepared
+
+    def _share_quantizer(self, prepared: nn.Module) -> None:
+        """Let layers with one weight have one scale for it: learned or observed, it is a tensor."""
+        if not isinstance(prepared, QuantizesWeight):
+            return
+        config = prepared.config.weight
+        if not config.dynamic:
+            key = id(prepared.float_weight()), config
+            prepared.weight_fake_quant = self._quantizers.setdefault(
+                key, prepared.weight_fake_quant
+            )
+
+
+def _why_unknown(module: nn.Module) -> str | None:
+    if is_prepared(module):
+        return "it is prepared already"
+    if is_converted(module):
+        return "it is converted already"
+    if is_packed(module):
+        return why_not_unpacked(module) or "it is the model itself; wrap it in nn.Sequential"
+    return unknown_weights(module)
+
+
+def _about(prepared: nn.Module) -> str:
+    config: QuantConfig = prepared.config
+    what = f"weight={config.weight}" if isinstance(prepared, nn.Embedding) else str(config)
+    return f"{type(prepared).__name__}({what})"
+
+
+def _without_parts(report: Report, wholes: set[str]) -> Report:
+    """Return a report that names the wholes that were put back, not their parts."""
+    left_out: dict[str, str] = {}
+    parameters = dict(report.parameters)
+    for name, reason in report.left_out.items():
+        whole = next((path for path in wholes if name.startswith(f"{path}.")), None)
+        if whole is None:
+            left_out[name] = reason
+        else:
+            left_out.setdefault(whole, reason)
+            parameters[whole] = parameters.get(whole, 0) + parameters.pop(name, 0)
+    return replace(report, left_out=left_out, parameters=parameters)
+
+
+def nothing_to(verb: str, model: nn.Module, report: Report) -> str:
+    """Return the message for a model of which nothing can be prepared or quantized."""
+    kind = type(model).__name__
+    if any(is_prepared(module) for module in model.modules()):
+        return f"expected a float model, but {kind} is prepared already"
+    if any(is_converted(module) for module in model.modules()):
+        return f"expected a float model, but {kind} is converted already"
+    return (
+        "expected a model with a Linear, Conv1d, Conv2d, Embedding or another layer to "
+        f"{verb}, but {kind} has none{report.reasons()}"
+    )

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""PyTorch's attention and recurrent modules swapped for ones of linear layers, and back.
+
+PyTorch's own compute with weights that are packed into parameters of theirs. Those of
+:mod:`baraquant.nn` hold a linear layer for each product, which can then be quantized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from ..nn import MultiheadAttention
+from .layers import parents
+from .replace import Decision, FilterFn, Swap, check_model, paths_of, put, replace_modules, take_over
+
+# What is unpacked into what. Each of these has `why_not(module)` and `from_float(module)`.
+UNPACKED: dict[type[nn.Module], type[nn.Module]] = {nn.MultiheadAttention: MultiheadAttention}
+
+# What leaving PyTorch's fused evaluation changes in these modules.
+_FLAGS = {
+    nn.TransformerEncoderLayer: ("activation_relu_or_gelu",),
+    nn.TransformerEncoder: ("enable_nested_tensor", "use_nested_tensor"),
+}
+
+
+def is_packed(module: nn.Module) -> bool:
+    """Whether a module computes with weights that are packed into its own parameters."""
+    return isinstance(module, tuple(UNPACKED))
+
+
+def why_not_unpacked(module: nn.Module) -> str | None:
+    """Why one of PyTorch's modules cannot be unpacked; None where it can."""
+    reason: str | None = _unpacked_kind(module).why_not(module)
+    return reason
+
+
+def _unpacked_kind(module: nn.Module) -> type[nn.Module]:
+    return next(new for old, new in UNPACKED.items() if isinstance(module, old))
+
+
+@dataclass
+class Unpacked:
+    """The modules that were unpacked.
+
+    Attributes:
+        before: What each was, by all its paths.
+        news: What each is now, by the id of what it was.
+    """
+
+    before: dict[str, nn.Module] = field(default_factory=dict)
+    news: dict[int, nn.Module] = field(default_factory=dict)
+
+    def whole_of(self, name: str) -> tuple[str, nn.Module] | None:
+        """Return the path and the former module of what a path is a part of; None: of nothing."""
+        for parent in parents(name):
+            if parent in self.before:
+                return parent, self.before[parent]
+        return None
+
+    def repack(self, model: nn.Module, swapped: set[str]) -> set[str]:
+        """Put back the modules of which no part will be swapped; return their paths.
+
+        Args:
+            model: Holds them.
+            swapped: The paths of the parts that will be.
+        """
+        used = {whole[0] for name in swapped if (whole := self.whole_of(name)) is not None}
+        used_ids = {id(self.before[path]) for path in used}
+        back = {path for path, module in self.before.items() if id(module) not in used_ids}
+        put(model, {id(self.news[id(self.before[path])]): self.before[path] for path in back})
+        for path in back:
+            del self.before[path]
+        return back
+
+
+@contextmanager
+def unpacked(
+    model: nn.Module,
+    caller: str,
+    filter_fn: FilterFn | None = None,
+) -> Iterator[Unpacked]:
+    """Unpack the modules of a model that can be; back again where the context raises.
+
+    Args:
+        model: Changed in place.
+        caller: The public function, for the messages.
+        filter_fn: Whether to unpack one; None: all that can be.
+    """
+    check_model(model, caller)
+    flags = [
+        (module, name, getattr(module, name))
+        for module in model.modules()
+        for kind, names in _FLAGS.items()
+        if isinstance(module, kind)
+        for name in names
+        if hasattr(module, name)
+    ]
+    paths = paths_of(model)
+    result = Unpacked()
+    old: dict[int, nn.Module] = {}  # by the ids of the new ones
+
+    def decide(module: nn.Module, name: str) -> Decision:
+        if not is_packed(module) or name == "" or why_not_unpacked(module) is not None:
+            return None
+        new = _unpacked_kind(module).from_float(module)
+        take_over(new, module)
+        old[id(new)] = module
+        result.news[id(module)] = new
+        result.before |= dict.fromkeys(paths[id(module)], module)
+        return Swap(new, name)
+
+    replace_modules(model, caller, decide, filter_fn, is_packed)
+    try:
+        yield result
+    except BaseException:
+        put(model, old)
+        for module, name, value in flags:
+            setattr(module, name, value)
+        raise
