@@ -177,9 +177,9 @@ class QuantConfig(Config):
     Attributes:
         weight: How weights are quantized.
         activation: How the inputs of layers are quantized; None leaves them floating.
-        observer: What becomes the range of a static ``activation``: ``min_max`` (all that was seen),
-            ``moving_average`` (by 1 % of the way to each batch), ``percentile`` (but for the most
-            extreme 0.01 % of the numbers) or ``mse`` (the range with the least error). Training
+        observer: What becomes the range of a static ``activation``: ``min_max`` (all that was
+            seen), ``moving_average`` (by 1 % of the way to each batch), ``percentile`` (but for the
+            most extreme 0.01 % of the numbers) or ``mse`` (the range with the least error). Training
             follows the first two batch by batch; the others take theirs from the calibration data
             that :func:`baraquant.qat.prepare_` is given, and keep it.
         scale_rule: How a scale of weights below eight bits is found where nothing trains it:
@@ -271,6 +271,7 @@ def _check_bools(config: Config, *names: str) -> None:
 
 
 def check_choice(config: Config, name: str, choices: tuple[str, ...]) -> None:
+    """Check that a field is one of some texts."""
     value = getattr(config, name)
     if not isinstance(value, str):
         raise TypeError(

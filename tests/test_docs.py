@@ -247,7 +247,9 @@ def unseen(folder: Path) -> None:
 def unreached(folder: Path) -> None:
     model = torch.nn.ModuleDict({"used": linear(), "other": linear()})
     static, data = baraquant.W8A8Static(), [torch.ones(1, 4)]
-    baraquant.quantize_(model, static, calibration=lambda m: [m["used"](x) for x in data], progress=False)
+    baraquant.quantize_(
+        model, static, calibration=lambda m: [m["used"](x) for x in data], progress=False
+    )
 
 
 def groups(features: int) -> None:
@@ -269,7 +271,9 @@ FAULTS: dict[str, Callable[[Path], Any]] = {
         lambda _: baraquant.qat.prepare_(linear(131072), W8A8)
     ),
     "batch 0: expected the batch, a list of 2, to be the arguments": (
-        lambda _: baraquant.quantize_(linear(), STATIC, calibration=[[torch.ones(1, 4), torch.ones(1)]])
+        lambda _: baraquant.quantize_(
+            linear(), STATIC, calibration=[[torch.ones(1, 4), torch.ones(1)]]
+        )
     ),
     "expected a finite weight": lambda _: baraquant.quantize_(spoiled(), W8A8),
     "expected finite calibration data": (

@@ -107,7 +107,7 @@ def test_embedding_in_training(weight: TensorConfig, sparse: bool) -> None:
     grad = data(2, 3, D)
     module(INDICES).backward(grad)
     got = module.weight.grad.to_dense()
-    whole = copy.deepcopy(module._fake_quantized_weight().detach()).requires_grad_()
+    whole = copy.deepcopy(module.fake_quantized_weight().detach()).requires_grad_()
     assert torch.equal(module(INDICES), F.embedding(INDICES, whole, 3))
     F.embedding(INDICES, whole, 3).backward(grad)
     if weight.symmetric and weight.dynamic:

@@ -22,7 +22,9 @@ def test_a_model_without_a_layer_to_quantize(empty, config):
     model = seeded(Block)
     original = copy.deepcopy(model)
     with pytest.raises(ValueError, match=r"Block has none \(query: filter_fn; key: filter_fn"):
-        baraquant.quantize_(model, config, calibration=batches(), filter_fn=lambda module, name: False)
+        baraquant.quantize_(
+            model, config, calibration=batches(), filter_fn=lambda module, name: False
+        )
     assert unchanged(model, original)
 
 
@@ -142,7 +144,9 @@ def test_a_layer_that_no_data_reaches_is_named(config):
     model.forward = lambda x: model["used"](x)
     with pytest.raises(ValueError, match=r": unused: .* it saw no input; leave it out with filter"):
         baraquant.quantize_(model, config, calibration=[torch.randn(3, 4)])
-    baraquant.quantize_(model, config, calibration=[torch.randn(3, 4)], filter_fn=lambda _, name: name == "used")
+    baraquant.quantize_(
+        model, config, calibration=[torch.randn(3, 4)], filter_fn=lambda _, name: name == "used"
+    )
     assert type(model["used"]) is not nn.Linear and type(model["unused"]) is nn.Linear
 
 

@@ -349,7 +349,9 @@ def test_a_failed_save_leaves_the_old_file(every, monkeypatch):
 
 def test_cuda(cuda, tmp_path):
     model = seeded(Tied).to(cuda)
-    baraquant.quantize_(model, SmoothQuant(0.5, W8A8Static()), calibration=[x.to(cuda) for x in tokens()])
+    baraquant.quantize_(
+        model, SmoothQuant(0.5, W8A8Static()), calibration=[x.to(cuda) for x in tokens()]
+    )
     baraquant.save(model, tmp_path / "a")
     expected = model(tokens()[0].to(cuda))
     loaded = baraquant.load_(Tied().to(cuda), tmp_path / "a").eval()

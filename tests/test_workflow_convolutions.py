@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import baraquant
 import workflow_zoo as zoo
-from baraquant import W8A8, SmoothQuant, W8A8Static
+from baraquant import W8A8, QuantConfig, SmoothQuant, W8A8Static
 from baraquant.nn import QuantizedConv1d, QuantizedConv2d, QuantizedLinear
 from baraquant.qat import convert_, prepare_
 from workflow_models import SCHEMES

@@ -105,7 +105,9 @@ def test_quantized_after_training(name: str, config: baraquant.configs.Config) -
     x = arguments(9)
     with torch.no_grad():
         expected = model(*x)
-    baraquant.quantize_(model, config, calibration=[arguments(seed) for seed in range(3)], progress=False)
+    baraquant.quantize_(
+        model, config, calibration=[arguments(seed) for seed in range(3)], progress=False
+    )
     error = (model(*x) - expected).norm() / expected.norm()
     assert 0 < error < 0.08
 

@@ -15,6 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .inference._integers import HoldsIntegers
+from .training._quantizers import QuantizesWeight
+
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
@@ -69,7 +72,7 @@ def with_forward_of(new: nn.Module, old: nn.Module, parent: type[nn.Module]) -> 
     for kind in _REGISTERED:
         mine = dict(getattr(new, kind))
         extra = {k: v for k, v in getattr(old, kind).items() if k not in registered}
-        if _is_quantized(old):
+        if isinstance(old, QuantizesWeight):
             extra = {k: v for k, v in extra.items() if k in getattr(old, "_further", ())}
         vars(result)[kind] = mine | extra
         registered |= extra.keys()
@@ -89,11 +92,9 @@ def with_forward_of(new: nn.Module, old: nn.Module, parent: type[nn.Module]) -> 
 
 def _own_class(module: nn.Module, parent: type[nn.Module]) -> type[nn.Module]:
     own = type(module)
-    return own.__mro__[1] if "_plain" in vars(own) else own
-
-
-def _is_quantized(module: nn.Module) -> bool:
-    return "_plain" in vars(type(module))
+    if "_plain" in vars(own):
+        return own.__mro__[1]
+    return parent if isinstance(module, (QuantizesWeight, HoldsIntegers)) else own
 
 
 def extends_forward(module: nn.Module, parent: type[nn.Module]) -> bool:

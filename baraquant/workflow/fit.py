@@ -31,22 +31,20 @@ def fit_weight(layer: QuantizesWeight) -> FakeQuantize:
     """
     config = layer.config.weight
     rows = layer.rows_of_weight()
-    counts = {"per_tensor": 1, "per_channel": rows.shape[0]}
-    size = config.group_size
-    scales = counts.get(str(config.granularity)) or rows.numel() // layer.group_numel()
-    segments = rows.reshape(scales, -1)
+    channels = rows.shape[0]
+    size = layer.weight_fake_quant.group_size  # with all positions of a kernel; 0 without groups
+    shapes = {"per_tensor": [], "per_channel": [channels]}
+    shape = shapes.get(str(config.granularity), [channels, -1])
+    segments = rows.reshape(-1, size) if size > 0 else rows.reshape(channels if shape else 1, -1)
     step = max(1, _CHUNK // max(1, segments.shape[1]))
     parts = [_fit(part, layer) for part in segments.split(step)]
     scale, zero_point = (torch.cat(part) for part in zip(*parts, strict=True))
-    shape = [rows.shape[0], -1] if size is not None else [] if scales == 1 else [scales]
-    if str(config.granularity) == "per_channel":
-        shape = [scales]
     return FakeQuantize(
         scale.reshape(shape),
         zero_point.reshape(shape),
         str(config.granularity),
         axis=0 if config.granularity == "per_channel" else None,
-        group_size=None if size is None else layer.group_numel(),
+        group_size=size or None,
         quant_min=config.quant_min,
         quant_max=config.quant_max,
     )

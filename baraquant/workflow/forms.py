@@ -136,11 +136,11 @@ class Form:
                 )
             if tensor is None or name.endswith("bias"):
                 continue
-            if name.endswith("qweight") or name.endswith("weight_zero_point"):
+            if name.endswith(("qweight", "weight_zero_point")):
                 _check_within(name, tensor, weight)
             elif name.endswith("zero_point"):
                 _check_within(name, tensor, input)
-            else:
+            elif name.endswith(("scale", "smooth")):
                 _check_positive(name, tensor)
         rounder = getattr(module, _INPUT, None)
         if isinstance(rounder, FakeQuantize) and f"{_INPUT}.scale" in own:
@@ -264,10 +264,12 @@ def plain_option(name: str) -> Option:
     """Return an option of a user's own kind of layer: any plain value."""
     return Option(
         lambda module: _plain(getattr(module, name)),
-        lambda value: value is None
-        or type(value) in (bool, str, float)
-        or is_int(value)
-        or (isinstance(value, list) and all(is_int(entry) for entry in value)),
+        lambda value: (
+            value is None
+            or type(value) in (bool, str, float)
+            or is_int(value)
+            or (isinstance(value, list) and all(is_int(entry) for entry in value))
+        ),
         "a plain value",
         lambda value: tuple(value) if isinstance(value, list) else value,
     )

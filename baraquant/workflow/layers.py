@@ -32,7 +32,8 @@ class Layer:
 
     Attributes:
         float_type: The float module.
-        training: What :func:`baraquant.qat.prepare_` makes of it, by ``from_float(module, config)``.
+        training: What :func:`baraquant.qat.prepare_` makes of it, by ``from_float(module,
+            config)``.
         forms: What it may become once converted, and how that is stored.
         convert: ``convert(prepared, integers)`` returns the converted module. ``integers`` is a
             function without arguments, of the quantized weight.
@@ -128,20 +129,20 @@ _EMBEDDING_FORM = Form(
 
 
 def _conv(float_type: type[nn.Module], training: Any, inference: Any) -> Layer:
-    shapes = ["stride", "padding", "dilation"]
+    shapes = [name for name in inference._options if name not in ("groups", "padding_mode")]
     options = {
         "groups": forms.int_option("groups"),
+        "group_size": forms.maybe_int_option("group_size"),
         "padding_mode": forms.name_option("padding_mode"),
         "input_fake_quant": forms.ROUNDER,
         **_COMMON,
         **{name: forms.sizes_option(name) for name in shapes},
     }
     names = ("in_channels", "out_channels", "kernel_size", "groups", "padding_mode", *shapes)
-    form = Form(inference, options, {**_WEIGHT, "weight_zero_point": False}, _SINCE)
+    since = {**_SINCE, "group_size": (3, None)}
+    form = Form(inference, options, {**_WEIGHT, "weight_zero_point": False}, since)
     sizes = {name: name for name in names}
-    return Layer(
-        float_type, training, (form,), _converts_to(inference), sizes, keeps_input=True
-    )
+    return Layer(float_type, training, (form,), _converts_to(inference), sizes, keeps_input=True)
 
 
 _FEATURES = {"in_features": "in_features", "out_features": "out_features"}
@@ -158,6 +159,10 @@ _LAYERS: list[Layer] = [
     ),
     _conv(nn.Conv1d, bnn.FakeQuantizedConv1d, bnn.QuantizedConv1d),
     _conv(nn.Conv2d, bnn.FakeQuantizedConv2d, bnn.QuantizedConv2d),
+    _conv(nn.Conv3d, bnn.FakeQuantizedConv3d, bnn.QuantizedConv3d),
+    _conv(nn.ConvTranspose1d, bnn.FakeQuantizedConvTranspose1d, bnn.QuantizedConvTranspose1d),
+    _conv(nn.ConvTranspose2d, bnn.FakeQuantizedConvTranspose2d, bnn.QuantizedConvTranspose2d),
+    _conv(nn.ConvTranspose3d, bnn.FakeQuantizedConvTranspose3d, bnn.QuantizedConvTranspose3d),
 ]
 
 
@@ -284,7 +289,8 @@ def register_layer(
             ``scale`` and ``zero_point`` (None where symmetric). The constructor takes its tensors
             and its options by their names.
         options: The constructor's plain arguments: booleans, whole numbers, texts, lists of whole
-            numbers and None. They are attributes of the same names. ``weight_bits`` and ``dtype``
+            numbers and None. They are attributes of the same names. ``input_fake_quant``, a
+            :class:`baraquant.nn.FakeQuantize` or None, is one too. ``weight_bits`` and ``dtype``
             are always there, and are not to be listed.
         tensors: The constructor's tensors as the state dict names them, and whether they are always
             there; None: ``qweight`` and ``weight_scale`` are, ``bias`` may be.
@@ -327,12 +333,16 @@ def register_layer(
         )
     form = Form(
         inference,
-        {**_COMMON, **{name: forms.plain_option(name) for name in options}},
+        {**_COMMON, **{name: _user_option(name) for name in options}},
         dict(_WEIGHT if tensors is None else tensors),
     )
     pairs = dict(sizes) if isinstance(sizes, Mapping) else {name: name for name in sizes}
     reason = (lambda module, config: None) if why_not is None else why_not
     _LAYERS.append(Layer(float_type, training, (form,), _converts_to(inference), pairs, reason))
+
+
+def _user_option(name: str) -> forms.Option:
+    return forms.ROUNDER if name == "input_fake_quant" else forms.plain_option(name)
 
 
 def parents(name: str) -> list[str]:

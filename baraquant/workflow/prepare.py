@@ -35,8 +35,8 @@ def prepare_(
     * convolutions and transposed ones become layers whose weights are fake-quantized, and whose
       inputs are where they have one scale (a scale per token is nothing to a convolution),
     * ``Embedding`` becomes a layer whose rows are fake-quantized,
-    * ``MultiheadAttention``, ``LSTM``, ``GRU`` and ``RNN`` become those of :mod:`baraquant.nn`, with
-      a ``FakeQuantizedLinear`` for each of their products in place of packed weights,
+    * ``MultiheadAttention``, ``LSTM``, ``GRU`` and ``RNN`` become those of :mod:`baraquant.nn`,
+      with a ``FakeQuantizedLinear`` for each of their products in place of packed weights,
     * kinds of your own that :func:`baraquant.register_layer` knows.
 
     A subclass of ``Linear`` or ``Embedding`` whose ``forward`` calls its parent's keeps it. The new
@@ -65,9 +65,9 @@ def prepare_(
             leaves a layer floating.
         filter_fn: ``filter_fn(module, name)`` says whether to swap one of these layers; None swaps
             all.
-        calibration: Typical inputs, as :func:`baraquant.quantize_` takes them, from which the ranges
-            of static inputs start. The observers ``percentile`` and ``mse`` need it, and keep their
-            range from there on.
+        calibration: Typical inputs, as :func:`baraquant.quantize_` takes them, from which the
+            ranges of static inputs start. The observers ``percentile`` and ``mse`` need it, and
+            keep their range from there on.
         progress: Whether calibration shows a bar: on a terminal, and where rich is installed.
 
     Returns:

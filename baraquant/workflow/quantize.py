@@ -75,7 +75,7 @@ def quantize_(
         progress: Whether calibration shows a bar: on a terminal, and where rich is installed.
 
     Returns:
-        What was quantized, what was left out and why, and how much that is; ``print`` shows a table.
+        What was quantized, what was left out and why, and how much that is; ``print`` shows it.
 
     Raises:
         ValueError: No layer can be quantized; a weight is not finite; no calibration data, none

@@ -92,10 +92,8 @@ class Report:
         if self.total_parameters == 0:
             return counts
         sizes = f"{_bytes(self.bytes_before)} before, {_bytes(self.bytes_after)} now"
-        return (
-            f"{counts}; {_percent(self.share)} of {self.total_parameters:,} parameters in integers; "
-            f"{sizes}"
-        )
+        share = f"{_percent(self.share)} of {self.total_parameters:,} parameters in integers"
+        return f"{counts}; {share}; {sizes}"
 
     def _part(self, size: int) -> str:
         return _percent(size / self.total_parameters) if size and self.total_parameters else ""

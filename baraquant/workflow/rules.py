@@ -78,9 +78,7 @@ class Rules:
         Raises:
             ValueError: Its paths get different configurations.
         """
-        found = [
-            self._index(module, name, part) for name, part in zip(names, whole, strict=True)
-        ]
+        found = [self._index(module, name, part) for name, part in zip(names, whole, strict=True)]
         configs = [None if index is None else self._rules[index][1] for index in found]
         for name, config in zip(names, configs, strict=True):
             if config != configs[0]:
@@ -141,5 +139,3 @@ def _matches(key: Any, path: str, module: nn.Module) -> bool:
     if isinstance(key, str):
         return fnmatch.fnmatchcase(path, key)
     return isinstance(module, key)
-
-

@@ -137,7 +137,7 @@ class Selector:
             prepared[id(module)] = Chosen(module, layer, config, made)
             return Swap(module, _about(made))
 
-        swaps, report = choose_swaps(
+        _, report = choose_swaps(
             model, self._caller, decide, filter_fn, is_candidate, keeps_ties=True
         )
         self._rules.check_used(name for module in model.modules() if is_candidate(module)

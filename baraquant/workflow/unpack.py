@@ -13,12 +13,29 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from ..nn import MultiheadAttention
+from .. import nn as bnn
 from .layers import parents
-from .replace import Decision, FilterFn, Swap, check_model, paths_of, put, replace_modules, take_over
+from .replace import (
+    Decision,
+    FilterFn,
+    Swap,
+    check_model,
+    paths_of,
+    put,
+    replace_modules,
+    take_over,
+)
 
 # What is unpacked into what. Each of these has `why_not(module)` and `from_float(module)`.
-UNPACKED: dict[type[nn.Module], type[nn.Module]] = {nn.MultiheadAttention: MultiheadAttention}
+UNPACKED: dict[type[nn.Module], type[nn.Module]] = {
+    nn.MultiheadAttention: bnn.MultiheadAttention,
+    nn.LSTM: bnn.LSTM,
+    nn.GRU: bnn.GRU,
+    nn.RNN: bnn.RNN,
+    nn.LSTMCell: bnn.LSTMCell,
+    nn.GRUCell: bnn.GRUCell,
+    nn.RNNCell: bnn.RNNCell,
+}
 
 # What leaving PyTorch's fused evaluation changes in these modules.
 _FLAGS = {

@@ -9,9 +9,9 @@ from torch.nn import functional as F
 from typing_extensions import Self
 
 from ... import ops
-from . import _arguments
 from ..training._quantizers import Integers
 from ..training.embedding import FakeQuantizedEmbedding
+from . import _arguments
 from ._integers import HoldsIntegers
 
 

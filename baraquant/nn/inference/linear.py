@@ -13,9 +13,9 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ... import ops
-from . import _arguments
 from ..training._quantizers import Integers, own
 from ..training.linear import FakeQuantizedLinear
+from . import _arguments
 from ._integers import HoldsIntegers
 
 

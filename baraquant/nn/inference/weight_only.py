@@ -9,10 +9,10 @@ from torch.nn import functional as F
 from typing_extensions import Self
 
 from ... import ops
-from . import _arguments
 from ..training._quantizers import Integers, own
 from ..training.fake_quantize import FakeQuantize
 from ..training.linear import FakeQuantizedLinear
+from . import _arguments
 from ._integers import HoldsIntegers
 
 

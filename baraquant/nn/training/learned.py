@@ -12,7 +12,7 @@ from typing_extensions import Self
 from ... import ops
 from .._precision import with_precision
 from . import _arguments
-from ._first_batch import check_unwrapped, is_known
+from ._first_batch import check_unwrapped, is_known, is_zero
 
 NAN = float("nan")
 
@@ -26,7 +26,8 @@ class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
     ``1 / sqrt(n * quant_max)``, with ``n`` the number of values that share the step. With
     ``symmetric=False`` the zero point is learned too, as the offset of LSQ+ (Bhalgat et al. 2020).
 
-    The first batch in training, or :meth:`initialize`, sets the parameters:
+    The first batch in training that is not all zeros (such as the first state of a recurrent layer;
+    compiled code looks at none), or :meth:`initialize`, sets the parameters:
     ``s = 2 * mean(abs(x)) / sqrt(quant_max)`` as in LSQ, yet no larger than ``max(abs(x)) /
     quant_max``, which clips nothing; with a zero point, scale and zero point of the range of ``x``.
     Before that they are NaN. Initialize before the model is wrapped for several processes: each
@@ -122,6 +123,8 @@ class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
         """Return ``input`` rounded to the grid, in its own shape and dtype."""
         if self.training and not self._is_initialized():
             self._initialize_by_first(input)
+            if not self._initialized:
+                return input  # of zeros, which lie on every grid
         return self.round(input) if self._rounds else input
 
     @torch.jit.export  # type: ignore[untyped-decorator]
@@ -146,9 +149,10 @@ class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
         self._initialized = True
 
     def _initialize_by_first(self, input: Tensor) -> None:
-        if not torch.jit.is_scripting():  # noqa: SIM102 - TorchScript skips the block
-            if input.numel() > 0:
-                check_unwrapped(self)
+        if not torch.jit.is_scripting():
+            if not torch.compiler.is_compiling() and is_zero(input):
+                return
+            check_unwrapped(self)
         self.initialize(input)
 
     def _is_initialized(self) -> bool:

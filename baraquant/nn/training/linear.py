@@ -99,7 +99,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
     def _set_config(self, config: Config) -> None:
         qat = quant_config(config)
         check_config(qat, self.in_features)
-        self._set_quantizers(qat, qat.activation)
+        self.set_quantizers(qat, qat.activation)
         self.is_integer = is_integer_product(qat)
         self.is_whole = is_whole_product(qat)
         self.symmetric = qat.activation is None or qat.activation.symmetric
@@ -137,7 +137,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         )
 
     def _float_output(self, input: Tensor) -> Tensor:
-        return F.linear(self._rounded_input(input), self._fake_quantized_weight(), self.bias)
+        return F.linear(self.rounded_input(input), self.fake_quantized_weight(), self.bias)
 
     def _integer_output(self, input: Tensor) -> Tensor:
         integers, scale, zero_point = self.input_fake_quant.quantize(input.detach())

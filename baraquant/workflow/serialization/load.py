@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from ...nn._subclassed import plain_type, with_forward_of
-from ..replace import Swap, check_model, replace_modules, take_over
 from ..layers import (
     further_names,
     inside,
@@ -28,6 +27,7 @@ from ..layers import (
     parents,
     weights_of,
 )
+from ..replace import Swap, check_model, replace_modules, take_over
 from ..unpack import UNPACKED, unpacked
 from .header import Entry, Header, read_header
 from .manifest import Manifest, StoredModule, digest, parse_manifest
@@ -282,9 +282,7 @@ def _check_tensors(model: nn.Module, manifest: Manifest, metas: _Metas) -> None:
     _check_ties(model, manifest, is_inside)
 
 
-def _check_ties(
-    model: nn.Module, manifest: Manifest, is_inside: Callable[[str], bool]
-) -> None:
+def _check_ties(model: nn.Module, manifest: Manifest, is_inside: Callable[[str], bool]) -> None:
     groups: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if not is_inside(name):

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What ``baraquant.save`` writes beside the tensors: which module is what, as JSON.
 
-``{"format": 3, "writer": ..., "modules": {path: {"class", "options", "packed", "further"}}, "shared_modules":
-{path: path}, "shared_tensors": {name: name}, "constants": {name: name}, "unpacked": [path],
-"sha256": ...}``. ``packed`` has the shapes of the int8 tensors that the file holds as strings of
-bits (:mod:`.packing`; their width is the ``weight_bits`` of the options); what it does not name is
-stored as it is. ``further`` names what a subclass has beside the tensors of its layer. ``constants`` are the buffers that are in no state dict, as rotary frequencies,
-each with the name of a tensor of the file: a model on the meta device has no other way to them.
-``unpacked`` are the attentions and recurrent modules that were
-unpacked into ones of linear layers. The checksum is that of all
-the rest and of the tensors: it finds damage, and is no signature.
+``{"format": 3, "writer": ..., "modules": {path: {"class", "options", "packed", "further"}},
+"shared_modules": {path: path}, "shared_tensors": {name: name}, "constants": {name: name},
+"unpacked": [path], "sha256": ...}``. ``packed`` has the shapes of the int8 tensors that the file
+holds as strings of bits (:mod:`.packing`; their width is the ``weight_bits`` of the options); what
+it does not name is stored as it is. ``further`` names what a subclass has beside the tensors of its
+layer. ``constants`` are the buffers that are in no state dict, as rotary frequencies, each with the
+name of a tensor of the file: a model on the meta device has no other way to them. ``unpacked`` are
+the attentions and recurrent modules that were unpacked into ones of linear layers. The checksum is
+that of all the rest and of the tensors: it finds damage, and is no signature.
 
 Formats 1 and 2 had other names for two classes, and ``attentions`` for what is unpacked; format 1
 had no constants, and its integers were called ``weight``, not ``qweight``.
