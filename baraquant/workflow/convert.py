@@ -61,6 +61,7 @@ class Converter:
 
     def __init__(self) -> None:
         self._shared: dict[tuple[int, int | None, TensorConfig], Integers] = {}
+        self._kept: list[nn.Module] = []  # whose ids are those keys
 
     def decide(self, module: nn.Module) -> Decision:
         """Return the layer that takes the place of a prepared one, or why there is none."""
@@ -103,6 +104,7 @@ class Converter:
         if key not in self._shared:
             integers, scale, zero_point = module.quantized_weight()
             check_finite("the weight", scale)
+            self._kept.append(module)
             self._shared[key] = Integers(integers, scale, None if config.symmetric else zero_point)
         return self._shared[key]
 

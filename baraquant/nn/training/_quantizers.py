@@ -153,8 +153,10 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
         return frozen(self.input_fake_quant)
 
     def fake_quantized_weight(self) -> Tensor:
+        """Return the rounded weight, in the shape of the parameter, with its gradient."""
         weight = self._channels_first(self.float_weight())
-        rows, quantizer = self._as_rows(weight), self.weight_fake_quant
+        rows = self._as_rows(weight)
+        quantizer = self.weight_fake_quant
         rows = quantizer(rows) if self.training else quantizer.round(rows)
         if self.is_grouped:
             rows = rows.reshape(weight.shape)
@@ -178,6 +180,7 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
         return weight.flatten(1) if self.is_grouped else weight
 
     def rounded_input(self, input: Tensor) -> Tensor:
+        """Return the input as it is rounded, with its gradient."""
         if not self.rounds_input:
             return input
         if self.training:
