@@ -121,6 +121,10 @@ class SmoothQuant(Config):
                 f"but got {self.activation}"
             )
 
+    def __str__(self) -> str:
+        """Say it in a few words."""
+        return f"SmoothQuant(alpha={self.alpha}, {self.activation})"
+
 
 def quant_config(config: Any) -> QuantConfig:
     """Return a configuration that layers can be prepared with, or refuse what is none.

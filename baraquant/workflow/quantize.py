@@ -99,7 +99,7 @@ def quantize_(
     """
     rules = Rules(config, _CALLER, trains=False)
     for one in rules.configs():
-        if calibration is None and (isinstance(one, SmoothQuant) or scheme_of(one).is_static):
+        if calibration is None and _needs_calibration(one):
             what = "SmoothQuant" if isinstance(one, SmoothQuant) else "a static input"
             raise ValueError(f"{_CALLER}: expected calibration data for {what}, but got None")
     selector = Selector(_CALLER, rules, _after_training, _check)
@@ -131,13 +131,17 @@ def _after_training(config: QuantConfig, layer: Layer) -> QuantConfig:
     return replace(config, weight=weight, activation=activation)
 
 
-def _check(module: nn.Module, config: QuantConfig) -> str | None:
+def _needs_calibration(config: Config) -> bool:
+    return isinstance(config, SmoothQuant) or scheme_of(config).is_static
+
+
+def _check(module: nn.Module, config: Config) -> str | None:
     for weight in weights_of(module):
         if weight.is_meta:
             raise ValueError("expected a weight with data, but it is on the meta device")
         if not bool(torch.isfinite(weight).all()):
             raise ValueError("expected a finite weight, but it holds NaN or infinity")
-        if config.is_static and weight.numel() == 0:
+        if _needs_calibration(config) and weight.numel() == 0:
             return _EMPTY
     return None
 

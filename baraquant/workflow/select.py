@@ -99,7 +99,7 @@ class Selector:
         caller: str,
         rules: Rules,
         adapt: Callable[[QuantConfig, Layer], QuantConfig] = lambda config, layer: config,
-        check: Callable[[nn.Module, QuantConfig], str | None] = lambda module, config: None,
+        check: Callable[[nn.Module, Config], str | None] = lambda module, config: None,
     ) -> None:
         self._caller, self._rules, self._adapt, self._check = caller, rules, adapt, check
         self._quantizers: dict[tuple[int, TensorConfig], nn.Module] = {}
@@ -168,7 +168,7 @@ class Selector:
         reason = (
             why_not(module, layer.float_type)
             or layer.why_not(module, scheme)
-            or self._check(module, scheme)
+            or self._check(module, config)
         )
         if reason is not None:
             return reason
