@@ -41,13 +41,14 @@ from .training.conv import (
 from .training.embedding import FakeQuantizedEmbedding
 from .training.fake_quantize import FakeQuantize
 from .training.learned import LearnedFakeQuantize
-from .training.linear import FakeQuantizedLinear
+from .training.linear import FakeQuantizedConv1D, FakeQuantizedLinear
 
 __all__ = [
     "GRU",
     "LSTM",
     "RNN",
     "FakeQuantize",
+    "FakeQuantizedConv1D",
     "FakeQuantizedConv1d",
     "FakeQuantizedConv2d",
     "FakeQuantizedConv3d",

@@ -22,7 +22,7 @@ _REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
 @functools.cache
-def subclassed(own: type[nn.Module], kind: type[nn.Module], parent: type[nn.Module]) -> type:
+def subclassed(own: Any, kind: Any, parent: Any) -> type[Any]:
     """Return ``kind`` with the forward of ``own``.
 
     Args:
@@ -43,8 +43,8 @@ def subclassed(own: type[nn.Module], kind: type[nn.Module], parent: type[nn.Modu
     return type(name, (own, kind_of_parent), members)
 
 
-def _rebuild(own: type, kind: type, parent: type) -> Any:
-    made = subclassed(own, kind, parent)
+def _rebuild(own: type[nn.Module], kind: type[nn.Module], parent: type[nn.Module]) -> Any:
+    made: Any = subclassed(own, kind, parent)
     return made.__new__(made)
 
 
@@ -65,8 +65,7 @@ def with_forward_of(new: nn.Module, old: nn.Module, parent: type[nn.Module]) -> 
     own = _own_class(old, parent)
     if own.forward is parent.forward:
         return new
-    made = subclassed(own, plain_type(new), parent)
-    result: nn.Module = made.__new__(made)
+    result: nn.Module = _rebuild(own, plain_type(new), parent)
     vars(result).update(vars(new))
     registered = {name for kind in _REGISTERED for name in getattr(new, kind)} | {"weight", "bias"}
     for kind in _REGISTERED:
@@ -76,8 +75,8 @@ def with_forward_of(new: nn.Module, old: nn.Module, parent: type[nn.Module]) -> 
             extra = {k: v for k, v in extra.items() if k in getattr(old, "_further", ())}
         vars(result)[kind] = mine | extra
         registered |= extra.keys()
-    mine = set(new._non_persistent_buffers_set)
-    vars(result)["_non_persistent_buffers_set"] = mine | (
+    not_stored = set(new._non_persistent_buffers_set)
+    vars(result)["_non_persistent_buffers_set"] = not_stored | (
         old._non_persistent_buffers_set & result._buffers.keys()
     )
     further = registered - {"weight", "bias"}

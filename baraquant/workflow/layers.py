@@ -55,6 +55,10 @@ class Layer:
         """Whether a module is one of the float kind."""
         return isinstance(module, self.float_type)
 
+    def base_of(self, module: nn.Module) -> type[nn.Module]:
+        """Return the class whose forward the layer computes; a subclass may have one of its own."""
+        return self.float_type
+
 
 def _convert_linear(prepared: Any, integers: Callable[[], Integers]) -> nn.Module:
     return linear_form(prepared).from_prepared(prepared, integers())
@@ -83,6 +87,8 @@ def _why_not_embedding(module: nn.Module, config: QuantConfig) -> str | None:
 _WEIGHT = {"qweight": True, "weight_scale": True, "bias": False}
 _COMMON = {"weight_bits": forms.int_option("weight_bits"), "dtype": forms.dtype_option("dtype")}
 _SINCE: Mapping[str, tuple[int, Any]] = {"dtype": (2, None)}
+_LINEAR_OPTIONS = {**_COMMON, "transposed": forms.bool_option("transposed")}
+_LINEAR_SINCE = {**_SINCE, "transposed": (3, False)}
 
 _LINEAR_FORMS = (
     Form(
@@ -91,26 +97,26 @@ _LINEAR_FORMS = (
             "symmetric": forms.bool_option("symmetric"),
             "bits": forms.int_option("bits"),
             "granularity": forms.name_option("granularity"),
-            **_COMMON,
+            **_LINEAR_OPTIONS,
         },
         {**_WEIGHT, "smooth": False},
-        _SINCE,
+        _LINEAR_SINCE,
     ),
     Form(
         bnn.StaticQuantizedLinear,
-        {"bits": forms.int_option("bits"), **_COMMON},
+        {"bits": forms.int_option("bits"), **_LINEAR_OPTIONS},
         {**_WEIGHT, "act_scale": True, "act_zero_point": False, "smooth_scale": False},
-        _SINCE,
+        _LINEAR_SINCE,
     ),
     Form(
         bnn.WeightOnlyLinear,
         {
             "group_size": forms.maybe_int_option("group_size"),
             "input_fake_quant": forms.ROUNDER,
-            **_COMMON,
+            **_LINEAR_OPTIONS,
         },
         {**_WEIGHT, "weight_zero_point": False},
-        _SINCE,
+        _LINEAR_SINCE,
     ),
 )
 _EMBEDDING_FORM = Form(
@@ -147,8 +153,30 @@ def _conv(float_type: type[nn.Module], training: Any, inference: Any) -> Layer:
 
 _FEATURES = {"in_features": "in_features", "out_features": "out_features"}
 
+
+class TransformersConv1D(Layer):
+    """The kind of transformers' ``Conv1D``, known by its name: transformers is not imported."""
+
+    def matches(self, module: nn.Module) -> bool:
+        """Whether a module is one, of a class with that name and those sizes."""
+        kind = type(module)
+        is_theirs = kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
+        return is_theirs and hasattr(module, "nx")
+
+    def base_of(self, module: nn.Module) -> type[nn.Module]:
+        """Return the class of a float module."""
+        return type(module)
+
+
 _LAYERS: list[Layer] = [
     Layer(nn.Linear, bnn.FakeQuantizedLinear, _LINEAR_FORMS, _convert_linear, _FEATURES),
+    TransformersConv1D(
+        nn.Module,
+        bnn.FakeQuantizedConv1D,
+        _LINEAR_FORMS,
+        _convert_linear,
+        {"in_features": "nx", "out_features": "nf"},
+    ),
     Layer(
         nn.Embedding,
         bnn.FakeQuantizedEmbedding,
@@ -214,7 +242,7 @@ def further_names(module: nn.Module) -> set[str]:
     if is_prepared(module) or is_converted(module):
         return set(getattr(module, "_further", ()))
     layer = layer_of(module)
-    if layer is None or type(module).forward is layer.float_type.forward:
+    if layer is None or type(module).forward is layer.base_of(module).forward:
         return set()
     names = {*module._parameters, *module._buffers, *module._modules}
     return names - {"weight", "bias"}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..configs import Config, QuantConfig, TensorConfig
 from ..nn import FakeQuantize, FakeQuantizedLinear
+from ..nn._subclassed import with_forward_of
 from ..schemes import SmoothQuant
 from .calibration.observers import OBSERVERS
 from .calibration.run import Calibration, calibrate
@@ -159,13 +160,20 @@ def _smoothings(
         linears = {
             path: one.module
             for path, one in chosen.items()
-            if one.config == config and type(one.prepared) is FakeQuantizedLinear
+            if one.config == config and isinstance(one.prepared, FakeQuantizedLinear)
         }
         if isinstance(config, SmoothQuant) and linears:
             assert calibration is not None
             tied = {path for path, linear in linears.items() if owners[id(linear.weight)] > 1}
             plan |= find_smoothings(
-                model, config, calibration, linears, fixed=tied, progress=progress, where=_CALLER
+                model,
+                config,
+                calibration,
+                linears,
+                {path: chosen[path].prepared.rows_of_weight() for path in linears},
+                fixed=tied,
+                progress=progress,
+                where=_CALLER,
             )
     return plan
 
@@ -220,7 +228,7 @@ class _Maker:
         if smoothing is not None:
             return self._smoothed(one, smoothing, divisor)
         if divisor is not None:
-            changed = _scaled(one.module, None, divisor).to(one.module.weight.dtype)
+            changed = _scaled(prepared, None, divisor).to(one.module.weight.dtype)
             divided = FakeQuantizedLinear.from_float(changed, prepared.config)
             divided.input_fake_quant = prepared.input_fake_quant
             take_over(divided, prepared)
@@ -234,10 +242,10 @@ class _Maker:
 
     def _smoothed(self, one: Chosen, smoothing: Smoothing, divisor: Tensor | None) -> nn.Module:
         module, smooth, scheme = one.module, smoothing.smooth, one.scheme
-        changed = module
+        prepared = one.prepared
         if smooth is not None or divisor is not None:
-            changed = _scaled(module, smooth, divisor)
-        prepared = FakeQuantizedLinear.from_float(changed, scheme)
+            scaled = _scaled(prepared, smooth, divisor)
+            prepared = FakeQuantizedLinear.from_float(scaled, scheme)
         if smoothing.qparams is not None:
             assert scheme.activation is not None
             prepared.input_fake_quant = _fixed(smoothing.qparams, scheme.activation, module)
@@ -247,20 +255,22 @@ class _Maker:
             smooth=smooth if smoothing.producer is None else None,
             dtype=module.weight.dtype,
         )
+        new.set_layout(one.prepared.transposed_groups > 0)
+        new = with_forward_of(new, module, one.layer.base_of(module))
         take_over(new, module)
         return new
 
 
-@torch.no_grad()
-def _scaled(module: nn.Module, smooth: Tensor | None, divisor: Tensor | None) -> nn.Linear:
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def _scaled(layer: FakeQuantizedLinear, smooth: Tensor | None, divisor: Tensor | None) -> nn.Linear:
     """Return a linear layer of the precision of the factors.
 
     Args:
-        module: The linear layer.
+        layer: The prepared layer.
         smooth: What its inputs are multiplied with, ``[in_features]``; None: nothing.
         divisor: What its outputs are divided by, ``[out_features]``; None: nothing.
     """
-    weight, bias = module.weight.to(smooth if divisor is None else divisor), module.bias
+    weight, bias = layer.rows_of_weight().to(smooth if divisor is None else divisor), layer.bias
     if smooth is not None:
         weight = weight * smooth
     if divisor is not None:

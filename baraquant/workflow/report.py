@@ -127,7 +127,8 @@ def _as_rich(report: Report) -> str:
     console = Console()
     with console.capture() as capture:
         console.print(report)
-    return capture.get().rstrip("\n")
+    text: str = capture.get()
+    return text.rstrip("\n")
 
 
 def _grouped(what: dict[str, str], sizes: dict[str, int]) -> list[tuple[str, str, int]]:

@@ -166,7 +166,7 @@ class Selector:
         """Return the layer in training, or why there is none."""
         scheme = self._adapt(scheme_of(config), layer)
         reason = (
-            why_not(module, layer.float_type)
+            why_not(module, layer.base_of(module))
             or layer.why_not(module, scheme)
             or self._check(module, config)
         )
@@ -176,7 +176,7 @@ class Selector:
             prepared: nn.Module = layer.training.from_float(module, scheme)
         except ValueError as error:
             return f"the configuration does not fit: {error}"
-        prepared = with_forward_of(prepared, module, layer.float_type)
+        prepared = with_forward_of(prepared, module, layer.base_of(module))
         self._share_quantizer(prepared)
         take_over(prepared, module)
         return prepared

@@ -35,12 +35,16 @@ class HoldsIntegers(KeepsScales):
             weight = self.dequantized_weight()
         else:
             like = self._shaped_as_weight()
-            weight = weight_to_read(self, self.dequantized_weight, like, self.dtype)
+            weight = weight_to_read(self, self._weight_as_laid_out, like, self.dtype)
         return weight
 
     def _shaped_as_weight(self) -> Tensor:
         """Return a tensor of the floating weight's shape, strides and device; it costs nothing."""
         return self.qweight
+
+    def _weight_as_laid_out(self) -> Tensor:
+        """Return the floating weight in the layout of the layer whose place this one has."""
+        return self.dequantized_weight()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight":

@@ -19,7 +19,30 @@ from . import _arguments
 from ._integers import HoldsIntegers
 
 
-class _IntegerLinear(HoldsIntegers):
+class LaysOutWeight(HoldsIntegers):
+    """A linear layer whose ``weight`` is read as ``[in_features, out_features]`` if ``transposed``.
+
+    So transformers' ``Conv1D`` has it, whose sizes are ``nx`` and ``nf`` too. The integers are
+    ``[out_features, in_features]`` all the same.
+    """
+
+    transposed: bool
+
+    def set_layout(self, transposed: bool) -> None:
+        """Say how ``weight`` is read."""
+        self.transposed = transposed
+        if transposed:
+            self.nf, self.nx = self.qweight.shape
+
+    def _shaped_as_weight(self) -> Tensor:
+        return self.qweight.t() if self.transposed else self.qweight
+
+    def _weight_as_laid_out(self) -> Tensor:
+        weight = self.dequantized_weight()
+        return weight.t() if self.transposed else weight
+
+
+class _IntegerLinear(LaysOutWeight):
     """What the layers of integers share: the weight with its scale, and the bias."""
 
     weight_scale: Tensor
@@ -38,6 +61,7 @@ class _IntegerLinear(HoldsIntegers):
         weight_bits: int,
         symmetric: bool,
         dtype: torch.dtype | None,
+        transposed: bool,
     ) -> None:
         super().__init__()
         name = type(self).__name__
@@ -51,6 +75,7 @@ class _IntegerLinear(HoldsIntegers):
         self.register_buffer("qweight", _arguments.plain(qweight).contiguous())
         self.register_buffer("weight_scale", scale)
         self.register_buffer("bias", None if bias is None else _arguments.plain(bias))
+        self.set_layout(transposed)
         self.register_buffer("weight_sum", None, persistent=False)
         self._sum_weight()
 
@@ -92,6 +117,8 @@ class QuantizedLinear(_IntegerLinear):
             (SmoothQuant, where no layer before could take it).
         weight_bits: Width of the weight's integers, 2 to 8; they are stored as int8 all the same.
         dtype: Of ``weight`` when it is read; None: that of the bias, else of the scale.
+        transposed: Whether ``weight`` is read as ``[in_features, out_features]``, as transformers'
+            ``Conv1D`` has it.
 
     Raises:
         ValueError: A shape, width or granularity that does not fit.
@@ -125,8 +152,9 @@ class QuantizedLinear(_IntegerLinear):
         smooth: Tensor | None = None,
         weight_bits: int = 8,
         dtype: torch.dtype | None = None,
+        transposed: bool = False,
     ) -> None:
-        super().__init__(qweight, weight_scale, bias, weight_bits, symmetric, dtype)
+        super().__init__(qweight, weight_scale, bias, weight_bits, symmetric, dtype, transposed)
         _arguments.check_bits("QuantizedLinear", "bits", bits)
         if granularity not in ("per_token", "per_tensor"):
             raise ValueError(
@@ -170,6 +198,7 @@ class QuantizedLinear(_IntegerLinear):
             smooth=smooth,
             weight_bits=layer.config.weight.bits,
             dtype=layer.float_weight().dtype if dtype is None else dtype,
+            transposed=layer.transposed_groups > 0,
         )
 
     def forward(self, input: Tensor) -> Tensor:
@@ -243,6 +272,8 @@ class StaticQuantizedLinear(_IntegerLinear):
         bits: Width of the input's integers, 2 to 8.
         weight_bits: Width of the weight's integers, 2 to 8; they are stored as int8 all the same.
         dtype: Of ``weight`` when it is read; None: that of the bias, else of the scale.
+        transposed: Whether ``weight`` is read as ``[in_features, out_features]``, as transformers'
+            ``Conv1D`` has it.
 
     Raises:
         ValueError: A shape or width that does not fit.
@@ -277,8 +308,10 @@ class StaticQuantizedLinear(_IntegerLinear):
         bits: int = 8,
         weight_bits: int = 8,
         dtype: torch.dtype | None = None,
+        transposed: bool = False,
     ) -> None:
-        super().__init__(qweight, weight_scale, bias, weight_bits, act_zero_point is None, dtype)
+        symmetric = act_zero_point is None
+        super().__init__(qweight, weight_scale, bias, weight_bits, symmetric, dtype, transposed)
         name = "StaticQuantizedLinear"
         _arguments.check_bits(name, "bits", bits)
         act_scale, act_zero_point = _arguments.scale_of_tensor(name, act_scale, act_zero_point)
@@ -323,6 +356,7 @@ class StaticQuantizedLinear(_IntegerLinear):
             bits=activation.bits,
             weight_bits=layer.config.weight.bits,
             dtype=layer.float_weight().dtype if dtype is None else dtype,
+            transposed=layer.transposed_groups > 0,
         )
 
     def forward(self, input: Tensor) -> Tensor:

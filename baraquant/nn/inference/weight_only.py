@@ -13,10 +13,10 @@ from ..training._quantizers import Integers, own
 from ..training.fake_quantize import FakeQuantize
 from ..training.linear import FakeQuantizedLinear
 from . import _arguments
-from ._integers import HoldsIntegers
+from .linear import LaysOutWeight
 
 
-class WeightOnlyLinear(HoldsIntegers):
+class WeightOnlyLinear(LaysOutWeight):
     """A linear layer that stores integers and computes in floating point.
 
     For what an integer product cannot do: groups of weights with scales of their own, weights with
@@ -33,6 +33,8 @@ class WeightOnlyLinear(HoldsIntegers):
         input_fake_quant: Rounds the input; None leaves it as it is.
         weight_bits: Width of the weight's integers, 2 to 8; they are stored as int8 all the same.
         dtype: Of ``weight`` when it is read; None: that of the bias, else of the scale.
+        transposed: Whether ``weight`` is read as ``[in_features, out_features]``, as transformers'
+            ``Conv1D`` has it.
 
     Raises:
         ValueError: A shape or width that does not fit.
@@ -67,6 +69,7 @@ class WeightOnlyLinear(HoldsIntegers):
         input_fake_quant: FakeQuantize | None = None,
         weight_bits: int = 8,
         dtype: torch.dtype | None = None,
+        transposed: bool = False,
     ) -> None:
         super().__init__()
         name = "WeightOnlyLinear"
@@ -82,6 +85,7 @@ class WeightOnlyLinear(HoldsIntegers):
         self.register_buffer("bias", None if bias is None else _arguments.plain(bias))
         zero_point = _arguments.zero_point_of_weight(name, weight_zero_point, scale)
         self.register_buffer("weight_zero_point", zero_point)
+        self.set_layout(transposed)
         self.input_fake_quant = nn.Identity() if input_fake_quant is None else input_fake_quant
 
     @classmethod
@@ -104,6 +108,7 @@ class WeightOnlyLinear(HoldsIntegers):
             input_fake_quant=layer.frozen_input(),
             weight_bits=layer.config.weight.bits,
             dtype=layer.float_weight().dtype,
+            transposed=layer.transposed_groups > 0,
         )
 
     def forward(self, input: Tensor) -> Tensor:

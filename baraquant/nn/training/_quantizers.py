@@ -154,15 +154,19 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
 
     def fake_quantized_weight(self) -> Tensor:
         """Return the rounded weight, in the shape of the parameter, with its gradient."""
+        weight = self._rounded_channels_first()
+        if self.transposed_groups > 0:
+            weight = swap_channels(weight, self.transposed_groups).contiguous()
+        return weight
+
+    def _rounded_channels_first(self) -> Tensor:
         weight = self._channels_first(self.float_weight())
+        if self.transposed_groups > 0:
+            weight = weight.contiguous()
         rows = self._as_rows(weight)
         quantizer = self.weight_fake_quant
         rows = quantizer(rows) if self.training else quantizer.round(rows)
-        if self.is_grouped:
-            rows = rows.reshape(weight.shape)
-        if self.transposed_groups > 0:
-            rows = swap_channels(rows, self.transposed_groups).contiguous()
-        return rows
+        return rows.reshape(weight.shape) if self.is_grouped or self.fold > 0 else rows
 
     def _channels_first(self, weight: Tensor) -> Tensor:
         groups = self.transposed_groups
@@ -244,7 +248,7 @@ def _of_weight(
     config: TensorConfig, weight: Tensor, size: int | None
 ) -> FakeQuantize | LearnedFakeQuantize:
     """Return what rounds a weight, ``[channels, ...]``; with groups of ``size`` it is a matrix."""
-    granularity = config.granularity
+    granularity = str(config.granularity)
     low, high = config.quant_min, config.quant_max
     if config.dynamic:
         axis = 0 if granularity == "per_channel" else None
@@ -308,7 +312,7 @@ def _of_activation(config: TensorConfig | None, observer: str, weight: Tensor) -
         )
     if config.dynamic:
         return FakeQuantize(
-            granularity=config.granularity,
+            granularity=str(config.granularity),
             group_size=config.group_size,
             quant_min=low,
             quant_max=high,

@@ -62,6 +62,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         "weight_quant_min",
         "weight_quant_max",
     )
+    _transposed_groups = 0
     bias: Tensor | None
     is_integer: bool  # deployed as a product of integers
     is_whole: bool  # one op does it all, in training as well
@@ -99,7 +100,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
     def _set_config(self, config: Config) -> None:
         qat = quant_config(config)
         check_config(qat, self.in_features)
-        self.set_quantizers(qat, qat.activation)
+        self.set_quantizers(qat, qat.activation, transposed_groups=self._transposed_groups)
         self.is_integer = is_integer_product(qat)
         self.is_whole = is_whole_product(qat)
         self.symmetric = qat.activation is None or qat.activation.symmetric
@@ -127,7 +128,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
     def _whole(self, input: Tensor) -> Tensor:
         return ops.qat_linear(
             input,
-            self.float_weight(),
+            self._channels_first(self.float_weight()),
             self.bias,
             symmetric=self.symmetric,
             weight_quant_min=self.weight_quant_min,
@@ -137,7 +138,8 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         )
 
     def _float_output(self, input: Tensor) -> Tensor:
-        return F.linear(self.rounded_input(input), self.fake_quantized_weight(), self.bias)
+        weight = self._rounded_channels_first()
+        return F.linear(self.rounded_input(input), weight, self.bias)
 
     def _integer_output(self, input: Tensor) -> Tensor:
         integers, scale, zero_point = self.input_fake_quant.quantize(input.detach())
@@ -172,6 +174,56 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
             f"bias={self.bias is not None}, weight={self.config.weight}, "
             f"input={'float' if activation is None else activation}"
         )
+
+
+class FakeQuantizedConv1D(FakeQuantizedLinear):
+    """A linear layer of transformers' ``Conv1D``, whose weight is ``[in_features, out_features]``.
+
+    All but the layout of the parameter is that of :class:`FakeQuantizedLinear`; ``nx`` and ``nf``
+    are the sizes by transformers' names.
+
+    Args:
+        nf: Size of each output.
+        nx: Size of each input.
+        config: As in :class:`FakeQuantizedLinear`.
+        device: Of the parameters.
+        dtype: Of the parameters.
+
+    Raises:
+        ValueError: A configuration that does not fit, as in :class:`FakeQuantizedLinear`.
+        TypeError: Something that is no configuration.
+    """
+
+    _transposed_groups = 1
+
+    def __init__(
+        self,
+        nf: int,
+        nx: int,
+        *,
+        config: Config | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features, self.nx, self.nf = nx, nf, nx, nf
+        self.weight = nn.Parameter(torch.empty(nx, nf, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(nf, device=device, dtype=dtype))
+        nn.init.normal_(self._parameters["weight"], std=0.02)
+        self._set_config(W8A8() if config is None else config)
+
+    @classmethod
+    def from_float(cls, linear: nn.Module, config: Config) -> Self:
+        """Return a layer that shares the parameters of ``linear``, a ``Conv1D``."""
+        layer = cls.__new__(cls)
+        nn.Module.__init__(layer)
+        layer.in_features, layer.out_features = linear.weight.shape
+        layer.nx, layer.nf = linear.weight.shape
+        layer.weight = linear.weight
+        layer.register_parameter("bias", linear.bias)
+        layer._set_config(config)
+        layer.train(linear.training)
+        return layer
 
 
 def is_integer_product(config: QuantConfig) -> bool:

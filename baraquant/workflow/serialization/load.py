@@ -377,7 +377,7 @@ def _put(
             return None
         layer = layer_of(module)
         if layer is not None:
-            modules[name] = with_forward_of(modules[name], module, layer.float_type)
+            modules[name] = with_forward_of(modules[name], module, layer.base_of(module))
         take_over(modules[name], module)
         return Swap(modules[name], "")
 

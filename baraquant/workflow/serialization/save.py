@@ -59,7 +59,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         f"{name}.{tensor}": module.weight_bits
         for name, module in at.items()
         if module.weight_bits < 8
-        for tensor in form_of(module).integers()
+        for tensor in (form.integers() if (form := form_of(module)) is not None else ())
     }
     tensors, shared_tensors = _tensors(model, widths)
     stored = {

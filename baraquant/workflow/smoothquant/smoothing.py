@@ -57,6 +57,7 @@ def find_smoothings(
     config: SmoothQuant,
     calibration: Calibration,
     layers: Mapping[str, nn.Module],
+    weights: Mapping[str, Tensor],
     *,
     fixed: set[str],
     progress: bool,
@@ -69,6 +70,7 @@ def find_smoothings(
         config: The scheme.
         calibration: Batches, or a function that runs the model.
         layers: The linear layers to quantize, by path.
+        weights: Their weights, ``[out_features, in_features]``.
         fixed: Those whose weights are not to change (others have them too): they are not smoothed.
         progress: Whether to show a bar.
         where: The function that errors name.
@@ -89,11 +91,11 @@ def find_smoothings(
     ranges, feeds = _ranges(model, layers, fixed, run)
     groups = _groups(layers, feeds, fixed)
     if config.alpha == "search":
-        _search(groups, layers, ranges, activation, run)
+        _search(groups, weights, ranges, activation, run)
     else:
         for group in groups:
             group.alpha = float(config.alpha)
-            group.smooth = _factors(group, layers, ranges, group.alpha)
+            group.smooth = _factors(group, weights, ranges, group.alpha)
     found = {
         path: Smoothing(
             group.smooth, group.alpha, group.producer if group.smooth is not None else None
@@ -155,17 +157,17 @@ def _groups(
 
 def _factors(
     group: _Group,
-    layers: Mapping[str, nn.Module],
+    weights: Mapping[str, Tensor],
     ranges: Mapping[str, ChannelRange],
     alpha: float | None,
 ) -> Tensor:
     absmax = torch.stack([ranges[path].absmax for path in group.layers]).amax(dim=0)
-    return smoothing(absmax, [layers[path].weight for path in group.layers], alpha)
+    return smoothing(absmax, [weights[path] for path in group.layers], alpha)
 
 
 def _search(
     groups: list[_Group],
-    layers: Mapping[str, nn.Module],
+    weights: Mapping[str, Tensor],
     ranges: Mapping[str, ChannelRange],
     activation: Any,
     run: Any,
@@ -174,10 +176,10 @@ def _search(
     is_static = not activation.dynamic
     searches: dict[str, AlphaSearch] = {}
     for group in groups:
-        factors = torch.stack([_factors(group, layers, ranges, alpha) for alpha in ALPHAS])
+        factors = torch.stack([_factors(group, weights, ranges, alpha) for alpha in ALPHAS])
         for path in group.layers:
             channels = ranges[path] if is_static else None
-            weight = layers[path].weight
+            weight = weights[path]
             searches[path] = AlphaSearch(weight, factors, channels, activation.symmetric)
     run(searches, "search for alpha")
     for group in groups:
