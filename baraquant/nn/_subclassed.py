@@ -43,7 +43,7 @@ def subclassed(own: Any, kind: Any, parent: Any) -> type[Any]:
     return type(name, (own, kind_of_parent), members)
 
 
-def _rebuild(own: type[nn.Module], kind: type[nn.Module], parent: type[nn.Module]) -> Any:
+def _rebuild(own: Any, kind: Any, parent: Any) -> Any:
     made: Any = subclassed(own, kind, parent)
     return made.__new__(made)
 

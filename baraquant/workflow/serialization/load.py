@@ -347,8 +347,8 @@ def _build(built: Built, manifest: Manifest, values: dict[str, Tensor]) -> dict[
     for name, tensor in originals.items():
         device = devices.get(name)
         if device is None:  # of a quantized module, or of a buffer on the meta device
-            path = next((p for p in reversed(parents(name)) if p in quantized), None)
-            device = _CPU if path is None else device_of.get(path, _CPU)
+            places = [device_of[p] for p in reversed(parents(name)) if p in device_of]
+            device = places[0] if places else _CPU
         key = (id(tensor), device)
         values[name] = moved.setdefault(key, tensor.to(device))
     modules = {}
