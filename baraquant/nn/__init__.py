@@ -2,15 +2,16 @@
 """Modules around the ops of :mod:`baraquant.ops`, and switches for those of a model.
 
 In training: ``FakeQuantize``, ``LearnedFakeQuantize``, ``FakeQuantizedLinear``,
-``FakeQuantizedConv1d``, ``FakeQuantizedConv2d`` and ``FakeQuantizedEmbedding``;
-``MultiheadAttention`` is of linear layers that can be swapped. Of integers, to run:
-``QuantizedLinear``, ``StaticQuantizedLinear``, ``WeightOnlyLinear``, ``QuantizedConv1d``,
-``QuantizedConv2d`` and ``QuantizedEmbedding``.
+``FakeQuantizedConv1d``, ``FakeQuantizedConv2d``, ``FakeQuantizedEmbedding`` and
+``FakeQuantizedExperts``; ``MultiheadAttention`` is of linear layers that can be swapped. Of
+integers, to run: ``QuantizedLinear``, ``StaticQuantizedLinear``, ``WeightOnlyLinear``,
+``QuantizedConv1d``, ``QuantizedConv2d``, ``QuantizedEmbedding`` and ``QuantizedExperts``.
 """
 
 from .attention import MultiheadAttention
 from .inference.conv import QuantizedConv1d, QuantizedConv2d
 from .inference.embedding import QuantizedEmbedding
+from .inference.experts import QuantizedExperts
 from .inference.linear import QuantizedLinear, StaticQuantizedLinear
 from .inference.weight_only import WeightOnlyLinear
 from .switches import (
@@ -21,6 +22,7 @@ from .switches import (
     sync_qparams,
 )
 from .training.conv import FakeQuantizedConv1d, FakeQuantizedConv2d, FakeQuantizedEmbedding
+from .training.experts import FakeQuantizedExperts
 from .training.fake_quantize import FakeQuantize
 from .training.learned import LearnedFakeQuantize
 from .training.linear import FakeQuantizedLinear
@@ -30,12 +32,14 @@ __all__ = [
     "FakeQuantizedConv1d",
     "FakeQuantizedConv2d",
     "FakeQuantizedEmbedding",
+    "FakeQuantizedExperts",
     "FakeQuantizedLinear",
     "LearnedFakeQuantize",
     "MultiheadAttention",
     "QuantizedConv1d",
     "QuantizedConv2d",
     "QuantizedEmbedding",
+    "QuantizedExperts",
     "QuantizedLinear",
     "StaticQuantizedLinear",
     "WeightOnlyLinear",
