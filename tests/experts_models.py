@@ -11,6 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import cases
+from baraquant import W8A8, QuantConfig, TensorConfig, W8A8Static
+from baraquant.configs import Config
+from baraquant.nn import FakeQuantizedExperts
 
 EXPERTS, HIDDEN, INNER, TOP_K, TOKENS = 4, 16, 12, 2, 9
 CONFIG: dict[str, Any] = {
@@ -49,6 +52,8 @@ def experts(kind: str = "mixtral", dtype: torch.dtype = torch.float32, **changes
     generator = cases.generator(0)
     with torch.no_grad():
         for name, parameter in made.named_parameters():
+            if parameter.is_meta:
+                continue
             offset = 1.0 if "norm" in name else 0.0
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5 + offset)
     return made.to(dtype)
@@ -71,3 +76,38 @@ def inputs(kind: str, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
     if kind == "llama4":
         return (torch.cat([tokens(dtype), tokens(dtype, 3)])[: 4 * EXPERTS],)
     return (tokens(dtype), *routing(dtype))
+
+
+T = TensorConfig
+TOKEN = T(8, "per_token")
+STATIC = T(8, "per_tensor", dynamic=False)
+LEARNED = T(8, "per_tensor", learned=True)
+CONFIGS: dict[str, Config] = {
+    "w8a8": W8A8(),
+    "w8a8 asymmetric": W8A8(symmetric=False),
+    "w8a8 static": W8A8Static(),
+    "w8a8 static asymmetric": W8A8Static("moving_average", symmetric=False),
+    "w4a8": QuantConfig(T(4), TOKEN),
+    "per tensor": QuantConfig(T(8, "per_tensor"), T(8, "per_tensor")),
+    "per tensor observed": QuantConfig(T(8, "per_tensor", dynamic=False), TOKEN),
+    "observed": QuantConfig(T(6, dynamic=False), T(8, "per_tensor", False)),
+    "learned": QuantConfig(T(4, learned=True), T(8, "per_tensor", False, learned=True)),
+    "learned tensor": QuantConfig(T(4, "per_tensor", learned=True), LEARNED),
+    "weight only": QuantConfig(T(8)),
+    "asymmetric weight": QuantConfig(T(4, symmetric=False), STATIC),
+    "groups": QuantConfig(T(4, "per_group", group_size=4)),
+    "asymmetric groups": QuantConfig(T(4, "per_group", False, group_size=4), TOKEN),
+    "observed groups": QuantConfig(T(4, "per_group", dynamic=False, group_size=4), LEARNED),
+    "learned groups": QuantConfig(T(4, "per_group", False, learned=True, group_size=4)),
+    "groups of inputs": QuantConfig(T(8), T(8, "per_group", group_size=4)),
+}
+SOME = ("w8a8", "w8a8 static asymmetric", "asymmetric groups")
+
+
+def prepared(
+    kind: str = "mixtral", config: str = "w8a8", dtype: torch.dtype = torch.float32
+) -> FakeQuantizedExperts:
+    """Return experts in evaluation that have seen a batch in training."""
+    module = FakeQuantizedExperts.from_float(experts(kind, dtype), CONFIGS[config])
+    module.train()(*inputs(kind, dtype))
+    return module.eval()

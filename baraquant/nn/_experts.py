@@ -121,10 +121,11 @@ def why_not(module: nn.Module) -> str | None:
             return f"its {name} is {weight.dtype}"
         if form.has_bias and module._parameters.get(f"{name}_bias") is None:
             return f"its {name}_bias is no parameter"
-    return _why_not_shapes(form, *(module._parameters[name] for name in form.weights), module)
+    return _why_not_shapes(form, module)
 
 
-def _why_not_shapes(form: Form, up: Tensor, down: Tensor, module: nn.Module) -> str | None:
+def _why_not_shapes(form: Form, module: nn.Module) -> str | None:
+    up, down = (getattr(module, name) for name in form.weights)
     shapes = f"{form.up} {list(up.shape)} and down_proj {list(down.shape)}"
     if up.dim() != 3 or down.dim() != 3:
         return f"its weights do not have three dimensions: {shapes}"
@@ -161,18 +162,20 @@ class RunsExperts(nn.Module):  # type: ignore[misc]
         form = form_of(old)
         assert form is not None
         like = old._shell if isinstance(old, RunsExperts) else old
-        bare = vars(self).keys()
-        vars(self).update({name: value for name, value in vars(like).items() if name not in bare})
+        bare = self.__dict__.keys()
+        self.__dict__.update(
+            {name: value for name, value in vars(like).items() if name not in bare}
+        )
         own = form.own | set(old._own() if isinstance(old, RunsExperts) else ())
         for kind in ("_parameters", "_buffers", "_modules"):
             kept = {name: value for name, value in vars(like)[kind].items() if name not in own}
-            vars(self)[kind].update(kept)
+            self.__dict__[kind].update(kept)
         self._non_persistent_buffers_set |= like._non_persistent_buffers_set & self._buffers.keys()
         self.training = old.training
         # It sees the tensors and the submodules, whatever becomes of them: the dicts are shared.
         shell = object.__new__(type(like))
-        vars(shell).update(vars(self))
-        vars(self)["_shell"] = shell  # not a submodule
+        shell.__dict__.update(self.__dict__)
+        self.__dict__["_shell"] = shell  # not a submodule
         self.form = form
 
     def _own(self) -> Iterable[str]:
@@ -182,7 +185,8 @@ class RunsExperts(nn.Module):  # type: ignore[misc]
     def train(self, mode: bool = True) -> Self:
         """Set the mode; the floating class's own code sees it too."""
         self._shell.training = mode
-        return super().train(mode)
+        super().train(mode)
+        return self
 
     def _product(self, name: str, input: Tensor, offsets: Tensor, token: Tensor | None) -> Tensor:
         """Return the product of rows with the weight of this name, ``[T, N]``.
@@ -261,7 +265,7 @@ class RunsExperts(nn.Module):  # type: ignore[misc]
         else:
             gate, up = rows.chunk(2, dim=-1)
             activated = up * shell.act_fn(gate)
-        return activated  # type: ignore[no-any-return]
+        return activated
 
     def _check_routing(
         self, tokens: Tensor, top_k_index: Tensor | None, top_k_weights: Tensor | None

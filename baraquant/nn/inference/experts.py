@@ -245,9 +245,9 @@ class QuantizedExperts(RunsExperts, KeepsScales):
         self, name: str, input: Tensor, offsets: Tensor, token: Tensor | None
     ) -> Tensor:
         weight = self._integers(name)
-        input = self._modules[f"{name}_input_fake_quant"](input)  # type: ignore[misc]
+        rounder: Any = self._modules[f"{name}_input_fake_quant"]
         return grouped.float_grouped_linear(
-            taken(input, token),
+            taken(rounder(input), token),
             lambda expert: self._dequantized(name, slice(expert, expert + 1), input.dtype)[0],
             offsets,
             weight.shape[1],

@@ -42,8 +42,17 @@ class FakeQuantizedExperts(RunsExperts):
     The gradient goes straight through the rounding to the input and all parameters, in evaluation
     too.
 
-    Attributes:
-        config: The :class:`baraquant.QuantConfig`.
+    Args:
+        experts: Floating experts for which :meth:`why_not` returns None. The parameters and the
+            submodules are shared with them.
+        config: A :class:`baraquant.QuantConfig`, :class:`baraquant.W8A8` or
+            :class:`baraquant.W8A8Static`.
+
+    Raises:
+        ValueError: Experts that cannot be swapped, or a configuration that does not fit: a group
+            size that does not divide the input features of a product, or more of them than an
+            int32 sum holds.
+        TypeError: Something that is no configuration.
     """
 
     config: QuantConfig
@@ -83,19 +92,7 @@ class FakeQuantizedExperts(RunsExperts):
 
     @classmethod
     def from_float(cls, module: nn.Module, config: Config) -> Self:
-        """Return experts that share the parameters and the submodules of ``module``.
-
-        Args:
-            module: Floating experts for which :meth:`why_not` returns None.
-            config: A :class:`baraquant.QuantConfig`, :class:`baraquant.W8A8` or
-                :class:`baraquant.W8A8Static`.
-
-        Raises:
-            ValueError: Experts that cannot be swapped, or a configuration that does not fit: a
-                group size that does not divide the input features of a product, or more of them
-                than an int32 sum holds.
-            TypeError: Something that is no configuration.
-        """
+        """Return experts that share the parameters and the submodules of ``module``."""
         return cls(module, config)
 
     def float_weight(self, name: str) -> Tensor:
@@ -297,7 +294,7 @@ def _is_per_tensor(config: TensorConfig) -> bool:
 
 def _row_length(config: TensorConfig, weight: Tensor) -> int:
     """Return how long the rows are that a weight ``[E, N, K]`` is cut into for its quantizer."""
-    _, channels, features = weight.shape
+    channels, features = int(weight.shape[1]), int(weight.shape[2])
     if _is_per_tensor(config):
         return channels * features
     is_observed = not config.dynamic and not config.learned
