@@ -22,8 +22,6 @@ from experts_models import CONFIGS, SOME, prepared
 
 FEW = ("bits=4", "bits=6")
 EIGHT_BITS = [k for k, config in CONFIGS.items() if not any(few in str(config) for few in FEW)]
-    name for name, config in CONFIGS.items() if "(bits=8" in str(config) or "W8A8" in str(config)
-]
 
 
 def gradients(module: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
