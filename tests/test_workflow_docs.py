@@ -11,7 +11,7 @@ from baraquant import configs, nn, qat
 from test_ops_docs import run_examples
 
 WITHOUT = {"FakeQuantizedConv1d", "FakeQuantizedConv2d", "FakeQuantizedEmbedding"}
-WITHOUT |= {"QuantizedConv1d", "QuantizedConv2d"}
+WITHOUT |= {"QuantizedConv1d", "QuantizedConv2d", "FakeQuantizedExperts", "QuantizedExperts"}
 CLASSES = [name for name in nn.__all__ if name[0].isupper() and name not in WITHOUT]
 
 

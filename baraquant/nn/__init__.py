@@ -2,11 +2,13 @@
 """Modules around the ops of :mod:`baraquant.ops`, and switches for those of a model.
 
 In training: ``FakeQuantize``, ``LearnedFakeQuantize``, ``FakeQuantizedLinear``,
-``FakeQuantizedConv1d`` to ``3d``, ``FakeQuantizedConvTranspose1d`` to ``3d`` and
-``FakeQuantizedEmbedding``. Of integers, to run: ``QuantizedLinear``, ``StaticQuantizedLinear``,
-``WeightOnlyLinear``, ``QuantizedConv1d`` to ``3d``, ``QuantizedConvTranspose1d`` to ``3d`` and
-``QuantizedEmbedding``. Of linear layers that can be swapped: ``MultiheadAttention``, ``LSTM``,
-``GRU``, ``RNN`` and their cells.
+``FakeQuantizedConv1d`` to ``3d``, ``FakeQuantizedConvTranspose1d`` to ``3d``,
+``FakeQuantizedEmbedding``, ``FakeQuantizedExperts`` and ``FakeQuantizedConv1D``, which is
+transformers' linear layer. Of integers, to run: ``QuantizedLinear``, ``StaticQuantizedLinear``,
+``WeightOnlyLinear``, ``QuantizedConv1d`` to ``3d``, ``QuantizedConvTranspose1d`` to ``3d``,
+``QuantizedEmbedding`` and ``QuantizedExperts``. Of linear layers that can be swapped:
+``MultiheadAttention``, ``LSTM``, ``GRU``, ``RNN`` and their cells. For layers of your own:
+``QuantizesWeight`` and ``HoldsIntegers``.
 """
 
 from .attention import MultiheadAttention
@@ -18,6 +20,7 @@ from .inference.conv_transpose import (
     QuantizedConvTranspose3d,
 )
 from .inference.embedding import QuantizedEmbedding
+from .inference.experts import QuantizedExperts
 from .inference.linear import QuantizedLinear, StaticQuantizedLinear
 from .inference.weight_only import WeightOnlyLinear
 from .recurrent import GRU, LSTM, RNN
@@ -39,6 +42,7 @@ from .training.conv import (
     FakeQuantizedConvTranspose3d,
 )
 from .training.embedding import FakeQuantizedEmbedding
+from .training.experts import FakeQuantizedExperts
 from .training.fake_quantize import FakeQuantize
 from .training.learned import LearnedFakeQuantize
 from .training.linear import FakeQuantizedConv1D, FakeQuantizedLinear
@@ -56,6 +60,7 @@ __all__ = [
     "FakeQuantizedConvTranspose2d",
     "FakeQuantizedConvTranspose3d",
     "FakeQuantizedEmbedding",
+    "FakeQuantizedExperts",
     "FakeQuantizedLinear",
     "GRUCell",
     "HoldsIntegers",
@@ -69,6 +74,7 @@ __all__ = [
     "QuantizedConvTranspose2d",
     "QuantizedConvTranspose3d",
     "QuantizedEmbedding",
+    "QuantizedExperts",
     "QuantizedLinear",
     "QuantizesWeight",
     "RNNCell",

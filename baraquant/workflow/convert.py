@@ -5,7 +5,8 @@ from torch import nn
 
 from ..configs import TensorConfig
 from ..nn._subclassed import with_forward_of
-from ..nn.training._quantizers import Integers, QuantizesWeight, check_finite, skipped
+from ..nn.training._freeze import check_scale, skipped
+from ..nn.training._quantizers import Integers, QuantizesWeight
 from .layers import form_of, is_converted, layer_of, layer_of_prepared, unknown_weights
 from .replace import Decision, Swap, replace_modules, take_over
 from .report import Report
@@ -71,7 +72,7 @@ class Converter:
             return None if _why_floating(module) is None else "it was not prepared"
         return Swap(
             new := self.convert(module),
-            type(new).__name__ + skipped(getattr(module, "input_fake_quant", new)),
+            type(new).__name__ + "".join(map(skipped, _input_quantizers(module))),
         )
 
     def convert(self, prepared: nn.Module) -> nn.Module:
@@ -92,7 +93,7 @@ class Converter:
                 f"{type(new).__name__}"
             )
         form.check_names(new)
-        new = with_forward_of(new, prepared, layer.float_type)
+        new = with_forward_of(new, prepared, layer.base_of(prepared))
         take_over(new, prepared)
         return new
 
@@ -103,10 +104,14 @@ class Converter:
         key = id(module.float_weight()), None if is_own else id(module.weight_fake_quant), config
         if key not in self._shared:
             integers, scale, zero_point = module.quantized_weight()
-            check_finite("the weight", scale)
+            check_scale("the weight", scale)
             self._kept.append(module)
             self._shared[key] = Integers(integers, scale, None if config.symmetric else zero_point)
         return self._shared[key]
+
+
+def _input_quantizers(prepared: nn.Module) -> list[nn.Module]:
+    return list(prepared.input_quantizers().values())
 
 
 def _why_floating(module: nn.Module) -> str | None:

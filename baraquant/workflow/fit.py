@@ -10,7 +10,6 @@ from torch import Tensor
 
 from .. import ops
 from ..nn import FakeQuantize
-from ..nn.training._quantizers import QuantizesWeight
 from ..nn.training._range import qparams_of_range
 
 # Of the range of the weights: the whole of it down to half of it, the widest first.
@@ -20,40 +19,40 @@ FACTORS = torch.linspace(1.0, 0.5, 26, dtype=torch.float64).tolist()
 _CHUNK = 1 << 22
 
 
-def fit_weight(layer: QuantizesWeight) -> FakeQuantize:
-    """Return a fake quantizer with the scales that fit a prepared layer's weight best.
+def fit_scale(rows: Tensor, quantizer: FakeQuantize) -> FakeQuantize:
+    """Return a fake quantizer with the scales that fit the numbers best.
 
     For each scale 26 ranges are tried: that of its numbers, and narrower ones down to half of it.
     The squared error of what they round to decides; the wider one where two are alike.
 
     Args:
-        layer: The prepared layer; it is left as it is.
+        rows: What the quantizer takes, with a dimension of rows first.
+        quantizer: A dynamic one, whose integers and whose granularity the new one has:
+            ``per_tensor``, ``per_channel`` (of rows) or ``per_group`` (along them).
     """
-    config = layer.config.weight
-    rows = layer.rows_of_weight()
-    channels = rows.shape[0]
-    size = layer.weight_fake_quant.group_size  # with all positions of a kernel; 0 without groups
-    shapes = {"per_tensor": [], "per_channel": [channels]}
-    shape = shapes.get(str(config.granularity), [channels, -1])
-    segments = rows.reshape(-1, size) if size > 0 else rows.reshape(channels if shape else 1, -1)
+    size, granularity = quantizer.group_size, quantizer.granularity
+    shapes = {"per_tensor": [], "per_channel": [rows.shape[0]]}
+    shape = shapes.get(granularity, [rows.shape[0], -1])
+    segments = (
+        rows.reshape(-1, size) if size > 0 else rows.reshape(rows.shape[0] if shape else 1, -1)
+    )
     step = max(1, _CHUNK // max(1, segments.shape[1]))
-    parts = [_fit(part, layer) for part in segments.split(step)]
+    parts = [_fit(part, quantizer) for part in segments.split(step)]
     scale, zero_point = (torch.cat(part) for part in zip(*parts, strict=True))
     return FakeQuantize(
         scale.reshape(shape),
         zero_point.reshape(shape),
-        str(config.granularity),
-        axis=0 if config.granularity == "per_channel" else None,
+        granularity,
+        axis=0 if granularity == "per_channel" else None,
         group_size=size or None,
-        quant_min=config.quant_min,
-        quant_max=config.quant_max,
+        quant_min=quantizer.quant_min,
+        quant_max=quantizer.quant_max,
     )
 
 
-def _fit(segments: Tensor, layer: QuantizesWeight) -> tuple[Tensor, Tensor]:
+def _fit(segments: Tensor, quantizer: FakeQuantize) -> tuple[Tensor, Tensor]:
     """Return the scale and the zero point of each row."""
-    config = layer.config.weight
-    low_end, high_end, symmetric = config.quant_min, config.quant_max, config.symmetric
+    low_end, high_end, symmetric = quantizer.quant_min, quantizer.quant_max, quantizer.symmetric
     values = segments.to(torch.float64 if segments.dtype == torch.float64 else torch.float32)
     low, high = torch.aminmax(values, dim=1)
     best = torch.full_like(low, math.inf)

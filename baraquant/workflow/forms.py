@@ -42,12 +42,15 @@ class Form:
         tensors: The constructor's tensors by their names in the state dict; True: always there.
         since: Options that older files have not: the first format that has one, and the value that
             stands for it before.
+        takes_place: Whether the constructor gets all tensors as a mapping, and the float module
+            whose place it takes, as ``like``: it keeps what that has beside its weights.
     """
 
     module: type[nn.Module]
     options: Mapping[str, Option]
     tensors: Mapping[str, bool]
     since: Mapping[str, tuple[int, Any]] = field(default_factory=dict)
+    takes_place: bool = False
 
     def read(self, module: nn.Module) -> dict[str, Any]:
         """Return the options of a module as plain data."""
@@ -75,11 +78,14 @@ class Form:
         parsed = {name: self.options[name].parse(value) for name, value in options.items()}
         return parsed | absent
 
-    def build(self, options: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
+    def build(
+        self, options: dict[str, Any], tensors: dict[str, Tensor], like: nn.Module
+    ) -> nn.Module:
         """Call the constructor.
 
         Args:
             options: What :meth:`parse` returned.
+            like: The module whose place it takes.
             tensors: By their names in the state dict; on the meta device, all is checked and
                 nothing computed.
 
@@ -91,6 +97,8 @@ class Form:
             if required and name not in tensors:
                 raise ValueError(f"expected a tensor {name}, but there is none")
         options, own = dict(options), dict(tensors)
+        if self.takes_place:
+            return self.module(own, like, **options)
         if options.get(_INPUT) is not None:
             parts = {name: own.pop(f"{_INPUT}.{name}", None) for name in ("scale", "zero_point")}
             options[_INPUT] = FakeQuantize(**parts, **options[_INPUT])

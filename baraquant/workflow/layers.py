@@ -18,10 +18,13 @@ from torch.nn.utils import parametrize
 
 from .. import nn as bnn
 from ..configs import QuantConfig
+from ..nn._experts import form_of as experts_form
+from ..nn._experts import is_experts
 from ..nn._subclassed import plain_type
 from ..nn.training._quantizers import Integers
 from . import forms
 from .forms import Form
+from .replace import why_not
 
 Convert: TypeAlias = Callable[..., nn.Module]
 
@@ -51,6 +54,11 @@ class Layer:
     why_not: Callable[[nn.Module, QuantConfig], str | None] = lambda module, config: None
     keeps_input: bool = False
 
+    @property
+    def name(self) -> str:
+        """What the float kind is called."""
+        return self.float_type.__name__
+
     def matches(self, module: nn.Module) -> bool:
         """Whether a module is one of the float kind."""
         return isinstance(module, self.float_type)
@@ -58,6 +66,15 @@ class Layer:
     def base_of(self, module: nn.Module) -> type[nn.Module]:
         """Return the class whose forward the layer computes; a subclass may have one of its own."""
         return self.float_type
+
+    def own_names(self, module: nn.Module) -> set[str] | None:
+        """Return what of a float module's registered names is the layer's own; None: all."""
+        is_plain = type(module).forward is self.base_of(module).forward
+        return None if is_plain else {"weight", "bias"}
+
+    def why_not_itself(self, module: nn.Module) -> str | None:
+        """Why a module cannot be swapped, whatever the configuration; None where it can."""
+        return why_not(module, self.base_of(module))
 
 
 def _convert_linear(prepared: Any, integers: Callable[[], Integers]) -> nn.Module:
@@ -154,8 +171,65 @@ def _conv(float_type: type[nn.Module], training: Any, inference: Any) -> Layer:
 _FEATURES = {"in_features": "in_features", "out_features": "out_features"}
 
 
+_EXPERTS = ("gate_up_proj", "up_proj", "down_proj")
+_EXPERTS_FORM = Form(
+    bnn.QuantizedExperts,
+    {
+        "group_size": forms.maybe_int_option("group_size"),
+        "granularity": forms.Option(
+            lambda module: module.granularity,
+            lambda value: value is None or isinstance(value, str),
+            "a name or null",
+        ),
+        "bits": forms.int_option("bits"),
+        "symmetric": forms.bool_option("symmetric"),
+        "is_static": forms.bool_option("is_static"),
+        "input_group_size": forms.maybe_int_option("input_group_size"),
+        **_COMMON,
+    },
+    {
+        f"{name}_{end}": False
+        for name in _EXPERTS
+        for end in (
+            "qweight",
+            "scale",
+            "zero_point",
+            "bias",
+            "input_fake_quant.scale",
+            "input_fake_quant.zero_point",
+        )
+    },
+    takes_place=True,
+)
+
+
+class Experts(Layer):
+    """The kind of a mixture's experts, whose weights have a dimension for the expert."""
+
+    name = "module of experts"
+
+    def matches(self, module: nn.Module) -> bool:
+        """Whether a module is one, by the attributes that transformers gives them."""
+        return is_experts(module)
+
+    def base_of(self, module: nn.Module) -> type[nn.Module]:
+        """Return the class of a float module."""
+        return type(module)
+
+    def own_names(self, module: nn.Module) -> set[str] | None:
+        """Return the names of a float module's weights and biases."""
+        form = experts_form(module)
+        return None if form is None else form.own
+
+    def why_not_itself(self, module: nn.Module) -> str | None:
+        """Why a module cannot be swapped, whatever the configuration."""
+        return bnn.FakeQuantizedExperts.why_not(module)
+
+
 class TransformersConv1D(Layer):
     """The kind of transformers' ``Conv1D``, known by its name: transformers is not imported."""
+
+    name = "Conv1D"
 
     def matches(self, module: nn.Module) -> bool:
         """Whether a module is one, of a class with that name and those sizes."""
@@ -184,6 +258,13 @@ _LAYERS: list[Layer] = [
         _converts_to(bnn.QuantizedEmbedding),
         {name: name for name in ("num_embeddings", "embedding_dim", "padding_idx")},
         _why_not_embedding,
+    ),
+    Experts(
+        nn.Module,
+        bnn.FakeQuantizedExperts,
+        (_EXPERTS_FORM,),
+        lambda prepared, integers: bnn.QuantizedExperts.from_prepared(prepared),
+        {"num_experts": "num_experts"},
     ),
     _conv(nn.Conv1d, bnn.FakeQuantizedConv1d, bnn.QuantizedConv1d),
     _conv(nn.Conv2d, bnn.FakeQuantizedConv2d, bnn.QuantizedConv2d),
@@ -242,10 +323,10 @@ def further_names(module: nn.Module) -> set[str]:
     if is_prepared(module) or is_converted(module):
         return set(getattr(module, "_further", ()))
     layer = layer_of(module)
-    if layer is None or type(module).forward is layer.base_of(module).forward:
+    own = None if layer is None else layer.own_names(module)
+    if own is None:
         return set()
-    names = {*module._parameters, *module._buffers, *module._modules}
-    return names - {"weight", "bias"}
+    return {*module._parameters, *module._buffers, *module._modules} - own
 
 
 def inside(modules: Mapping[str, nn.Module]) -> Callable[[str], bool]:

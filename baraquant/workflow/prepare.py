@@ -10,8 +10,9 @@ from torch import nn
 
 from ..configs import TRAINING_OBSERVERS, Config
 from ..nn import FakeQuantize
-from .calibration.observers import OBSERVERS, Observer
-from .calibration.run import Calibration, calibrate
+from .calibration.observers import Observer
+from .calibration.run import Calibration
+from .calibration.static import observe_inputs
 from .replace import FilterFn, swap
 from .report import Report
 from .rules import Rule, Rules
@@ -104,25 +105,21 @@ def _calibrate(
     progress: bool,
 ) -> None:
     """Give static inputs the range of calibration data."""
-    static = {
-        path: one
-        for path, one in chosen.items()
-        if isinstance(one.prepared.input_fake_quant, FakeQuantize)
-        and one.prepared.input_fake_quant.is_observed
-    }
-    for path, one in static.items():
-        if calibration is None and one.scheme.observer not in TRAINING_OBSERVERS:
+    for path, one in chosen.items():
+        observer = one.scheme.observer
+        is_static = one.prepared.config.is_static and not one.prepared.config.activation.learned
+        if calibration is None and is_static and observer not in TRAINING_OBSERVERS:
             raise ValueError(
-                f"{CALLER}: {path}: expected calibration data for the observer "
-                f"{one.scheme.observer!r}, but got None; training by itself follows "
-                f"{' and '.join(TRAINING_OBSERVERS)}"
+                f"{CALLER}: {path}: expected calibration data for the observer {observer!r}, but "
+                f"got None; training by itself follows {' and '.join(TRAINING_OBSERVERS)}"
             )
-    if calibration is None or not static:
+    if calibration is None:
         return
-    observers = {path: OBSERVERS[one.scheme.observer]() for path, one in static.items()}
-    calibrate(model, calibration, observers, progress=progress, where=CALLER)
-    for path, one in static.items():
-        _start_range(one.prepared.input_fake_quant, observers[path], one.scheme.observer)
+    observers = observe_inputs(model, chosen, calibration, progress=progress, where=CALLER)
+    for (path, name), observed in observers.items():
+        quantizer = chosen[path].prepared.input_quantizers()[name]
+        if isinstance(quantizer, FakeQuantize):
+            _start_range(quantizer, observed, chosen[path].scheme.observer)
 
 
 def _start_range(quantizer: FakeQuantize, observer: Observer, name: str) -> None:

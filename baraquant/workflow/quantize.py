@@ -17,10 +17,10 @@ from ..configs import Config, QuantConfig, TensorConfig
 from ..nn import FakeQuantize, FakeQuantizedLinear
 from ..nn._subclassed import with_forward_of
 from ..schemes import SmoothQuant
-from .calibration.observers import OBSERVERS
-from .calibration.run import Calibration, calibrate
+from .calibration.run import Calibration
+from .calibration.static import observe_inputs
 from .convert import Converter
-from .fit import fit_weight
+from .fit import fit_scale
 from .layers import Layer, linear_form, weights_of
 from .replace import FilterFn, swap, take_over
 from .report import Report
@@ -185,20 +185,14 @@ def _calibrate(
     progress: bool,
 ) -> None:
     """Give layers with static inputs the scales that their observers find."""
-    observers = {
-        path: OBSERVERS[one.scheme.observer]()
-        for path, one in chosen.items()
-        if one.prepared.config.is_static and not isinstance(one.module, nn.Embedding)
-    }
-    if not observers:
+    if calibration is None:
         return
-    assert calibration is not None
-    calibrate(model, calibration, observers, progress=progress, where=_CALLER)
-    for path, observer in observers.items():
+    observers = observe_inputs(model, chosen, calibration, progress=progress, where=_CALLER)
+    for (path, name), observer in observers.items():
         activation = chosen[path].prepared.config.activation
         low, high = activation.quant_min, activation.quant_max
         qparams = observer.calculate_qparams(low, high, symmetric=activation.symmetric)
-        chosen[path].prepared.input_fake_quant = _fixed(qparams, activation, chosen[path].module)
+        setattr(chosen[path].prepared, name, _fixed(qparams, activation, chosen[path].module))
 
 
 def _fixed(
@@ -215,7 +209,8 @@ class _Maker:
     def __init__(self, plan: Mapping[str, Smoothing]) -> None:
         self._plan = plan
         self._converter = Converter()
-        self._fitted: dict[tuple[int, TensorConfig], FakeQuantize] = {}
+        self._fitted: dict[tuple[int, str, TensorConfig], FakeQuantize] = {}
+        self._kept: list[Tensor] = []  # whose addresses are those keys
         # What a layer's own output is divided by, for the layers behind it.
         self._divisors = {
             one.producer: one.smooth for one in plan.values() if one.producer is not None
@@ -234,10 +229,12 @@ class _Maker:
             take_over(divided, prepared)
             prepared = divided
         if weight.bits < 8 and one.scheme.scale_rule == "search":
-            key = id(prepared.float_weight()), weight
-            if key not in self._fitted:
-                self._fitted[key] = fit_weight(prepared)
-            prepared.weight_fake_quant = self._fitted[key]
+            for name, rows in prepared.weight_rows().items():
+                key = rows.data_ptr(), name, weight  # those of tied weights are the same
+                if key not in self._fitted:
+                    self._fitted[key] = fit_scale(rows, getattr(prepared, name))
+                    self._kept.append(rows)
+                setattr(prepared, name, self._fitted[key])
         return self._converter.convert(prepared)
 
     def _smoothed(self, one: Chosen, smoothing: Smoothing, divisor: Tensor | None) -> nn.Module:

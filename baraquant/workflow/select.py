@@ -13,7 +13,7 @@ from ..nn._subclassed import with_forward_of
 from ..nn.training._quantizers import QuantizesWeight
 from ..schemes import SmoothQuant
 from .layers import Layer, is_converted, is_prepared, layer_of, unknown_weights, weights_of
-from .replace import Decision, FilterFn, Swap, choose_swaps, paths_of, take_over, why_not
+from .replace import Decision, FilterFn, Swap, choose_swaps, paths_of, take_over
 from .report import Report
 from .rules import Rules
 from .unpack import Unpacked, is_packed, why_not_unpacked
@@ -166,7 +166,7 @@ class Selector:
         """Return the layer in training, or why there is none."""
         scheme = self._adapt(scheme_of(config), layer)
         reason = (
-            why_not(module, layer.base_of(module))
+            layer.why_not_itself(module)
             or layer.why_not(module, scheme)
             or self._check(module, config)
         )

@@ -129,6 +129,59 @@ def scale_of_tensor(
     return scale, plain(zero_point).to(torch.int32).reshape(())
 
 
+def check_experts(name: str, which: str, weight: Tensor, bias: Tensor | None) -> None:
+    """Check the int8 weights of experts, and the biases beside them."""
+    if weight.dtype != torch.int8:
+        raise TypeError(f"{name}: expected {which}_qweight to be int8, but got {weight.dtype}")
+    if weight.dim() != 3:
+        raise ValueError(
+            f"{name}: expected {which}_qweight to have 3 dimensions (experts, out_features, "
+            f"in_features), but got {list(weight.shape)}"
+        )
+    if bias is None:
+        return
+    if not bias.is_floating_point():
+        raise TypeError(f"{name}: expected {which}_bias to be floating, but got {bias.dtype}")
+    if bias.shape != weight.shape[:2]:
+        raise ValueError(
+            f"{name}: expected {which}_bias to have the shape {list(weight.shape[:2])} "
+            f"(experts, out_features), but got {list(bias.shape)}"
+        )
+
+
+def scale_of_experts(
+    name: str, which: str, scale: Tensor, weight: Tensor, group_size: int | None
+) -> Tensor:
+    """Return a scale of each output channel of each expert, or of each of its groups."""
+    _check_dtype(name, f"{which}_scale", scale)
+    expected = list(weight.shape[:2])
+    if group_size is not None:
+        if type(group_size) is not int or group_size <= 0:
+            raise ValueError(f"{name}: expected group_size > 0, but got {group_size}")
+        expected.append(-(-weight.shape[2] // group_size))
+    if list(scale.shape) != expected:
+        raise ValueError(
+            f"{name}: expected {which}_scale to have the shape {expected}, "
+            f"but got {list(scale.shape)}"
+        )
+    return plain(scale).contiguous()
+
+
+def zero_point_of_experts(
+    name: str, which: str, zero_point: Tensor | None, scale: Tensor
+) -> Tensor | None:
+    """Return an int32 zero point beside each scale of experts, or None."""
+    if zero_point is None:
+        return None
+    _check_integer(name, f"{which}_zero_point", zero_point)
+    if zero_point.shape != scale.shape:
+        raise ValueError(
+            f"{name}: expected {which}_zero_point to have the shape of {which}_scale "
+            f"({list(scale.shape)}), but got {list(zero_point.shape)}"
+        )
+    return plain(zero_point).to(torch.int32).contiguous()
+
+
 def _check_dtype(name: str, argument: str, scale: Tensor) -> None:
     if scale.dtype not in (torch.float32, torch.float64):
         raise TypeError(

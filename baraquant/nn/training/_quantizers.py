@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The fake quantizers of a layer in training, made from its configuration."""
 
-import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -10,18 +9,12 @@ from torch import Tensor, nn
 from ...configs import QuantConfig, TensorConfig
 from .._convolution import swap_channels
 from .._weight import is_for_torchscript, weight_to_read
+from ._freeze import frozen
 from .fake_quantize import FakeQuantize
 from .learned import LearnedFakeQuantize
 
 # What a moving average gives to each batch, as torch.ao's observers do.
 AVERAGING_CONSTANT = 0.01
-
-
-# What a layer says whose input has been seen in no batch.
-UNSEEN = (
-    "expected the range of its input to be known, but it has seen no data: run batches in training "
-    "mode first"
-)
 
 
 class Integers(NamedTuple):
@@ -177,6 +170,16 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
         weight = self._channels_first(self.float_weight().detach())
         return weight.flatten(1) if self.is_grouped else weight
 
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def weight_rows(self) -> dict[str, Tensor]:
+        """Return what the fake quantizers of weights take, by the names of these attributes."""
+        return {"weight_fake_quant": self.rows_of_weight()}
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def input_quantizers(self) -> dict[str, nn.Module]:
+        """Return the fake quantizers of inputs by the names of these attributes."""
+        return {"input_fake_quant": self.input_fake_quant} if self.rounds_input else {}
+
     def _as_rows(self, weight: Tensor) -> Tensor:
         """Return a weight with its channels first in the shape that its quantizer takes."""
         if self.fold > 0:
@@ -190,46 +193,6 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
         if self.training:
             return self.input_fake_quant(input)
         return self.input_fake_quant.round(input)
-
-
-def frozen(quantizer: nn.Module) -> FakeQuantize | None:
-    """Return a fake quantizer as it is from now on, with a scale that nothing changes."""
-    if isinstance(quantizer, LearnedFakeQuantize):
-        scale, zero_point = quantizer.calculate_qparams()
-        if not quantizer._is_initialized() and not scale.is_meta:
-            raise ValueError(UNSEEN)
-        check_finite("the input", scale)
-        return FakeQuantize(
-            scale, zero_point, quant_min=quantizer.quant_min, quant_max=quantizer.quant_max
-        )
-    if not isinstance(quantizer, FakeQuantize):
-        return None
-    if quantizer.is_dynamic:
-        dynamic = copy.deepcopy(quantizer)
-        dynamic.enable_fake_quant()
-        return dynamic
-    has_range = quantizer.is_observed and not quantizer.scale.is_meta
-    if has_range and bool(quantizer.min_val > quantizer.max_val):
-        raise ValueError(UNSEEN + skipped(quantizer))
-    check_finite("the input", quantizer.scale)
-    return quantizer.freeze()
-
-
-def skipped(quantizer: nn.Module) -> str:
-    """Say how many batches took no part in the range of an input; nothing where all did."""
-    if not isinstance(quantizer, FakeQuantize) or not quantizer.is_observed:
-        return ""
-    count = 0 if quantizer.skipped_batches.is_meta else int(quantizer.skipped_batches)
-    batches = "1 batch" if count == 1 else f"{count} batches"
-    return f"; {batches} with a NaN or infinity took no part in its input's range" if count else ""
-
-
-def check_finite(what: str, scale: Tensor) -> None:
-    """Check a scale, which a NaN or an infinity among the values has made one too."""
-    if not scale.is_meta and not bool(torch.isfinite(scale).all()):
-        raise ValueError(
-            f"expected the scale of {what} to be finite, but got NaN or infinity, as a value was"
-        )
 
 
 def own(bias: Tensor | None) -> Tensor | None:

@@ -9,6 +9,7 @@ from typing_extensions import Self
 from ... import ops
 from ...configs import Config, QuantConfig, TensorConfig
 from ...schemes import W8A8, quant_config
+from .._straight_through import straight_through
 from ._quantizers import QuantizesWeight, check_groups
 
 # The longest rows of which int32 holds the exact products, without a zero point and with one.
@@ -156,10 +157,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         )
         trains = input.requires_grad or self.float_weight().requires_grad
         if torch.is_grad_enabled() and trains:
-            # Integers have no gradient: subtract a 0 that has that of the training's formula. It is
-            # +0.0, which keeps the sign of -0.0, and stays 0 where the formula overflows.
-            smooth = self._float_output(input)
-            output = output - (smooth.detach() - smooth).nan_to_num(0.0).to(output.dtype)
+            output = straight_through(output, self._float_output(input))
         return output
 
     def _is_on(self) -> bool:

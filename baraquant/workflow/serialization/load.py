@@ -119,10 +119,7 @@ class _Metas:
                     f"{'both' if alias in self.tensors else 'none'}"
                 )
         self.tensors |= {a: self.tensors[n] for a, n in manifest.shared_tensors.items()}
-        self.modules = {
-            path: build_module(path, stored, self.tensors)
-            for path, stored in manifest.modules.items()
-        }
+        self.modules: dict[str, nn.Module] = {}  # built when their places are known
 
 
 def _renamed(tensors: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
@@ -143,13 +140,15 @@ def _meta(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         ) from None
 
 
-def build_module(path: str, stored: StoredModule, tensors: dict[str, Tensor]) -> nn.Module:
-    """Build the module of a path from its tensors among all."""
+def build_module(
+    path: str, stored: StoredModule, tensors: dict[str, Tensor], like: nn.Module
+) -> nn.Module:
+    """Build the module of a path from its tensors among all, for the place of another."""
     prefix = f"{path}."
     own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
     own = {n: t for n, t in own.items() if n.split(".")[0] not in stored.further}
     try:
-        return stored.form.build(stored.options, own)
+        return stored.form.build(stored.options, own, like)
     except (ValueError, TypeError, RuntimeError) as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -191,7 +190,9 @@ def _check_fits(model: nn.Module, manifest: Manifest, metas: _Metas) -> None:
     for path, module in at.items():
         paths.setdefault(id(module), []).append(path)
     for path, stored in manifest.modules.items():
-        _check_place(path, at.get(path), stored, metas.modules[path])
+        _check_kind(path, at.get(path), stored)
+        metas.modules[path] = build_module(path, stored, metas.tensors, at[path])
+        _check_place(path, at[path], stored, metas.modules[path])
         also = [alias for alias, name in manifest.shared_modules.items() if name == path]
         if sorted([path, *also]) != sorted(paths[id(at[path])]):
             raise ValueError(
@@ -204,19 +205,25 @@ def _check_fits(model: nn.Module, manifest: Manifest, metas: _Metas) -> None:
     _check_tensors(model, manifest, metas)
 
 
-def _check_place(
-    path: str, module: nn.Module | None, stored: StoredModule, quantized: nn.Module
-) -> None:
-    wanted_layer = layer_with(stored.form)
+def _check_kind(path: str, module: nn.Module | None, stored: StoredModule) -> None:
+    """Check that the module of a path is of a kind that may become the stored one."""
     name = f"{stored.form.module.__name__} of the file"
-    expected = f"{path}: expected a {wanted_layer.float_type.__name__} for the {name}"
+    expected = f"{path}: expected a {layer_with(stored.form).name} for the {name}"
     if module is None:
         raise ValueError(f"{expected}, but the model has no such module")
     layer = layer_of(module)
-    is_same = is_converted(module) and plain_type(module) is stored.form.module
-    if not is_same and (layer is None or stored.form not in layer.forms):
+    if not _is_stored_kind(module, stored) and (layer is None or stored.form not in layer.forms):
         raise ValueError(f"{expected}, but the model has a {type(module).__name__}")
-    for size, own in (wanted_layer if layer is None else layer).sizes.items():
+
+
+def _is_stored_kind(module: nn.Module, stored: StoredModule) -> bool:
+    return is_converted(module) and plain_type(module) is stored.form.module
+
+
+def _check_place(path: str, module: nn.Module, stored: StoredModule, quantized: nn.Module) -> None:
+    is_same = _is_stored_kind(module, stored)
+    layer = layer_of(module) or layer_with(stored.form)
+    for size, own in layer.sizes.items():
         wanted, got = getattr(quantized, size), getattr(module, size if is_same else own)
         if wanted != got:
             raise ValueError(
@@ -355,7 +362,7 @@ def _build(built: Built, manifest: Manifest, values: dict[str, Tensor]) -> dict[
     for path, stored in manifest.modules.items():
         if stored.options["dtype"] is None:
             stored.options["dtype"] = weights_of(at[path])[0].dtype
-        modules[path] = build_module(path, stored, values)
+        modules[path] = build_module(path, stored, values, at[path])
         try:
             stored.form.check_values(modules[path])
         except ValueError as error:

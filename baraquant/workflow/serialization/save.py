@@ -59,7 +59,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         f"{name}.{tensor}": module.weight_bits
         for name, module in at.items()
         if module.weight_bits < 8
-        for tensor in (form.integers() if (form := form_of(module)) is not None else ())
+        for tensor in _packed(module)
     }
     tensors, shared_tensors = _tensors(model, widths)
     stored = {
@@ -92,15 +92,22 @@ def _entry(name: str, module: nn.Module) -> dict[str, Any]:
         form.check_values(module)
     except ValueError as error:
         raise ValueError(f"{_CALLER}: {name}: {error}") from None
-    packed = {}
+    own, packed = module.state_dict(), {}
     if module.weight_bits < 8:
-        packed = {tensor: list(getattr(module, tensor).shape) for tensor in form.integers()}
+        packed = {tensor: list(own[tensor].shape) for tensor in _packed(module)}
     return {
         "class": plain_type(module).__name__,
         "options": form.read(module),
         "packed": packed,
         "further": sorted(further_names(module)),
     }
+
+
+def _packed(module: nn.Module) -> list[str]:
+    """Return the names of a module's tensors of integers, which can be narrower than a byte."""
+    form = form_of(module)
+    own = module.state_dict().keys()
+    return [] if form is None else [name for name in form.integers() if name in own]
 
 
 def _replace(path: Path, write: Callable[[Path], None]) -> None:

@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``QuantizedExperts``: a mixture's experts of integers, to run a quantized model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from ... import ops
+from .. import _grouped as grouped
+from .._experts import Form, RunsExperts, form_of, of_dtype, taken
+from .._precision import KeepsScales
+from .._pretrained import refuse_save_pretrained
+from .._straight_through import straight_through
+from .._weight import weight_to_read
+from ..training._freeze import check_scale, frozen
+from ..training.experts import FakeQuantizedExperts, integer_output
+from ..training.fake_quantize import FakeQuantize
+from . import _arguments
+
+_NAME = "QuantizedExperts"
+
+
+class QuantizedExperts(RunsExperts, KeepsScales):
+    """Experts whose weights are int8, with a scale for each channel or group of each expert.
+
+    It takes the place of floating experts, of which it keeps what lies between the products (the
+    gate, a norm), or of :class:`baraquant.nn.FakeQuantizedExperts`, whose evaluation it computes to
+    the last bit. Where inputs have one scale for each token or one for all, and weights neither
+    groups nor zero points, both products are of integers. Else the weights of those experts that
+    have tokens are dequantized, and the products are floating. The gradient goes straight through
+    the rounding to the input and to ``top_k_weights``.
+
+    The floating weights are computed from the integers whenever they are read, by their names and
+    in their layout, as ``weight`` of :class:`baraquant.nn.WeightOnlyLinear` is.
+
+    Args:
+        tensors: By their names, of which ``<w>`` is ``gate_up_proj`` (``up_proj`` for experts
+            without a gate), or ``down_proj``. The names are those of the state dict.
+
+            * ``<w>_qweight``: int8 ``[experts, out_features, in_features]``, whatever the layout of
+              the floating weight.
+            * ``<w>_scale``: float32 (float64 for float64 inputs) ``[experts, out_features]``, or
+              ``[experts, out_features, groups]`` with ``group_size``.
+            * ``<w>_zero_point``: integer, shaped like the scale; where there is none, 0.
+            * ``<w>_bias``: floating ``[experts, out_features]``, as the floating experts have it.
+            * ``<w>_input_fake_quant.scale`` and ``<w>_input_fake_quant.zero_point``: of the input,
+              ``[]`` or ``[1]``, where ``is_static``.
+        like: The experts whose place it takes, on any device, the meta device too. Their submodules
+            (an activation, a norm) are shared.
+        group_size: Neighbours along the input features that share a scale.
+        weight_bits: Width of the weights' integers, 2 to 8; they are stored as int8 all the same.
+        granularity: Of the inputs: ``per_token``, ``per_tensor`` or ``per_group``; None: the inputs
+            stay floating.
+        bits: Width of the inputs' integers, 2 to 8.
+        symmetric: Whether the inputs' integers have zero in the middle; else a zero point.
+        is_static: Whether the inputs' scale is given; else it is computed from the input.
+        input_group_size: Neighbours in an input that share a scale, for ``per_group``.
+        dtype: Of the floating weights; None: that of the bias, else of the scale.
+
+    Raises:
+        ValueError: A tensor that is missing or unknown, or a shape, width or option that does not
+            fit.
+        TypeError: Weights that are not int8, scales that are not float32 or float64, zero points
+            that are not integer, or something else in the place of a tensor.
+    """
+
+    dtype: torch.dtype
+    is_integer: bool  # products of integers
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        like: nn.Module,
+        *,
+        group_size: int | None = None,
+        weight_bits: int = 8,
+        granularity: str | None = None,
+        bits: int = 8,
+        symmetric: bool = True,
+        is_static: bool = False,
+        input_group_size: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        form = form_of(like)
+        if form is None:
+            raise ValueError(f"{_NAME}: expected like to be experts, but got {type(like).__name__}")
+        _check_options(granularity, is_static, weight_bits, bits)
+        _check_names(form, tensors, is_static)
+        self._take_place_of(like)
+        self.group_size = group_size
+        self.weight_bits = weight_bits
+        self.granularity = granularity
+        self.bits = bits
+        self.symmetric = symmetric
+        self.is_static = is_static
+        self.input_group_size = input_group_size
+        scales = []
+        for name in form.weights:
+            self._set_weight(name, tensors)
+            self.add_module(f"{name}_input_fake_quant", self._rounder(name, tensors))
+            scales.append(f"{name}_scale")
+        self._scales = tuple(scales)
+        self._check_shapes(like)
+        first = (self._buffers.get(f"{form.up}_bias"), self._buffers[f"{form.up}_scale"])
+        assert first[1] is not None
+        self.dtype = _arguments.weight_dtype(_NAME, dtype, *first)
+        self.is_integer = (
+            granularity in ("per_token", "per_tensor")
+            and group_size is None
+            and all(self._buffers[f"{name}_zero_point"] is None for name in form.weights)
+        )
+        self._sum_weights()
+
+    @classmethod
+    def from_prepared(cls, prepared: FakeQuantizedExperts) -> Self:
+        """Return experts of the integers that ``prepared`` rounds its weights to.
+
+        Args:
+            prepared: In training or evaluation.
+
+        Raises:
+            ValueError: A scale that is not known yet, as no batch was seen in training, or that is
+                not finite.
+        """
+        config, tensors = prepared.config, dict[str, Tensor]()
+        for name in prepared.form.weights:
+            weight, scale, zero_point = prepared.quantized_weight(name)
+            check_scale(name, scale)
+            tensors[f"{name}_qweight"] = weight
+            tensors[f"{name}_scale"] = scale
+            if not config.weight.symmetric:
+                tensors[f"{name}_zero_point"] = zero_point
+            if prepared.form.has_bias:
+                tensors[f"{name}_bias"] = prepared.float_weight(f"{name}_bias").detach().clone()
+            rounder = f"{name}_input_fake_quant"
+            fixed = frozen(prepared._modules[rounder])
+            if fixed is not None and not fixed.is_dynamic:
+                tensors[f"{rounder}.scale"] = fixed.scale
+                tensors[f"{rounder}.zero_point"] = fixed.zero_point
+        activation = config.activation
+        return cls(
+            tensors,
+            prepared,
+            group_size=config.weight.group_size,
+            weight_bits=config.weight.bits,
+            granularity=None if activation is None else activation.granularity,
+            bits=8 if activation is None else activation.bits,
+            symmetric=activation is None or activation.symmetric,
+            is_static=activation is not None and not activation.dynamic,
+            input_group_size=None if activation is None else activation.group_size,
+            dtype=prepared.float_weight(prepared.form.up).dtype,
+        )
+
+    def _set_weight(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        weight, bias = tensors[f"{name}_qweight"], tensors.get(f"{name}_bias")
+        _arguments.check_experts(_NAME, name, weight, bias)
+        scale = _arguments.scale_of_experts(
+            _NAME, name, tensors[f"{name}_scale"], weight, self.group_size
+        )
+        zero_point = _arguments.zero_point_of_experts(
+            _NAME, name, tensors.get(f"{name}_zero_point"), scale
+        )
+        self.register_buffer(f"{name}_qweight", _arguments.plain(weight).contiguous())
+        self.register_buffer(f"{name}_scale", scale)
+        self.register_buffer(f"{name}_zero_point", zero_point)
+        if bias is not None:
+            self.register_buffer(f"{name}_bias", _arguments.plain(bias).contiguous())
+        self.register_buffer(f"{name}_sum", None, persistent=False)
+
+    def _rounder(self, name: str, tensors: Mapping[str, Tensor]) -> nn.Module:
+        if self.granularity is None:
+            return nn.Identity()
+        half, prefix = 1 << (self.bits - 1), f"{name}_input_fake_quant"
+        options: dict[str, Any] = {"mode": "dynamic", "symmetric": self.symmetric}
+        if self.is_static:
+            options = {"scale": tensors[f"{prefix}.scale"]}
+            options["zero_point"] = tensors[f"{prefix}.zero_point"]
+        return FakeQuantize(
+            granularity=self.granularity,
+            group_size=self.input_group_size,
+            quant_min=-half,
+            quant_max=half - 1,
+            **options,
+        )
+
+    def _check_shapes(self, like: nn.Module) -> None:
+        for name in self.form.weights:
+            shape = list(self._integers(name).shape)
+            own = like._parameters.get(name)
+            if isinstance(like, QuantizedExperts):
+                own = like._integers(name)
+            elif own is not None:
+                own = self.form.canonical(own)
+            if shape[0] != self.num_experts or (own is not None and list(own.shape) != shape):
+                expected = f"{self.num_experts} experts" if own is None else list(own.shape)
+                raise ValueError(
+                    f"{_NAME}: expected {name}_qweight to have the shape of the experts whose "
+                    f"place it takes ({expected}), but got {shape}"
+                )
+
+    def _product(self, name: str, input: Tensor, offsets: Tensor, token: Tensor | None) -> Tensor:
+        input = of_dtype(input, self.dtype)
+        if not self.is_integer:
+            return self._float_output(name, input, offsets, token)
+        weight, scale = self._integers(name), self._buffers[f"{name}_scale"]
+        bias, weight_sum = self._bias(name), self._buffers[f"{name}_sum"]
+        assert scale is not None
+        rounder: Any = self._modules[f"{name}_input_fake_quant"]
+        trains = torch.is_grad_enabled() and input.requires_grad
+        if trains and self.granularity == "per_token":
+            return grouped.quantized_grouped_linear(
+                taken(input, token),
+                weight,
+                offsets,
+                scale,
+                bias,
+                symmetric=self.symmetric,
+                weight_sum=weight_sum,
+                quant_min=rounder.quant_min,
+                quant_max=rounder.quant_max,
+                dtype=input.dtype,
+            )
+        output = integer_output(
+            rounder,
+            input,
+            weight,
+            offsets,
+            scale,
+            bias,
+            token=token,
+            symmetric=self.symmetric,
+            weight_sum=weight_sum,
+        )
+        if trains:
+            output = straight_through(output, self._float_output(name, input, offsets, token))
+        return output
+
+    def _float_output(
+        self, name: str, input: Tensor, offsets: Tensor, token: Tensor | None
+    ) -> Tensor:
+        weight = self._integers(name)
+        rounder: Any = self._modules[f"{name}_input_fake_quant"]
+        return grouped.float_grouped_linear(
+            taken(rounder(input), token),
+            lambda expert: self._dequantized(name, slice(expert, expert + 1), input.dtype)[0],
+            offsets,
+            weight.shape[1],
+            self._bias(name),
+        )
+
+    def dequantized_weight(self, name: str) -> Tensor:
+        """Return the floating weight of this name that the integers stand for, in its layout."""
+        return self.form.canonical(self._dequantized(name, slice(None), self.dtype))
+
+    def _dequantized(self, name: str, experts: slice, dtype: torch.dtype) -> Tensor:
+        """Return the weights of these experts, ``[experts, N, K]``."""
+        weight, zero_point = self._integers(name)[experts], self._buffers[f"{name}_zero_point"]
+        scale = self._buffers[f"{name}_scale"]
+        assert scale is not None
+        scale = scale[experts].flatten(0, 1)
+        zero_point = None if zero_point is None else zero_point[experts].flatten(0, 1)
+        rows = weight.flatten(0, 1)
+        if self.group_size is None:
+            rows = ops.dequantize_per_channel(rows, scale, zero_point, 0, dtype=dtype)
+        else:
+            rows = ops.dequantize_per_group(
+                rows, scale, zero_point, self.group_size, 1, dtype=dtype
+            )
+        return rows.reshape(weight.shape)
+
+    def _integers(self, name: str) -> Tensor:
+        weight = self._buffers[f"{name}_qweight"]
+        assert weight is not None
+        return weight
+
+    def _bias(self, name: str) -> Tensor | None:
+        return self._buffers.get(f"{name}_bias")
+
+    def _sum_weights(self) -> None:
+        if self.is_integer and not self.symmetric:
+            for name in self.form.weights:
+                total = self._integers(name).sum(dim=2, dtype=torch.int32)
+                self._buffers[f"{name}_sum"] = total
+
+    def _own(self) -> Iterable[str]:
+        return [
+            f"{name}_{end}"
+            for name in self.form.weights
+            for end in ("qweight", "scale", "zero_point", "bias", "sum", "input_fake_quant")
+        ]
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._sum_weights()
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        refuse_save_pretrained()
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        # No tensor has the weights' dtype: ask with one what the conversion makes of it.
+        device = self._integers(self.form.up).device
+        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=device)).dtype
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a weight as the integers stand for it, to read only; or what a module holds."""
+        form = vars(self).get("form")
+        if form is None or name not in form.weights:
+            return super().__getattr__(name)
+        like = form.canonical(self._integers(name))
+        return weight_to_read(self, lambda: self.dequantized_weight(name), like, self.dtype)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        form = vars(self).get("form")
+        if form is not None and name in form.weights:
+            raise AttributeError(
+                f"{_NAME}: expected {name} to be read only, as it is computed from the integers in "
+                f"{name}_qweight; to change it, quantize the float model again"
+            )
+        super().__setattr__(name, value)
+
+    def extra_repr(self) -> str:
+        """Return the shapes and the scheme, for ``repr``."""
+        shapes = ", ".join(f"{n}={list(self._integers(n).shape)}" for n in self.form.weights)
+        how = "per_channel" if self.group_size is None else f"per_group({self.group_size})"
+        has_zero = self._buffers["down_proj_zero_point"] is not None
+        of_input = "float"
+        if self.granularity is not None:
+            zero = "symmetric" if self.symmetric else "asymmetric"
+            when = "static" if self.is_static else "dynamic"
+            of_input = f"int{self.bits} {self.granularity} {zero} {when}"
+        return (
+            f"{shapes}, bias={self.form.has_bias}, weight=int{self.weight_bits} {how}"
+            f"{' asymmetric' if has_zero else ''}, input={of_input}"
+        )
+
+
+def _check_options(granularity: str | None, is_static: bool, weight_bits: int, bits: int) -> None:
+    _arguments.check_bits(_NAME, "weight_bits", weight_bits)
+    _arguments.check_bits(_NAME, "bits", bits)
+    if granularity not in (None, "per_token", "per_tensor", "per_group"):
+        raise ValueError(
+            f"{_NAME}: expected granularity to be per_token, per_tensor, per_group or None, "
+            f"but got {granularity!r}"
+        )
+    if is_static and granularity != "per_tensor":
+        raise ValueError(
+            f"{_NAME}: expected granularity to be per_tensor for a static scale, "
+            f"but got {granularity!r}"
+        )
+
+
+def _check_names(form: Form, tensors: Mapping[str, Tensor], is_static: bool) -> None:
+    """Check that all tensors are there and no other, and that both weights have the same ones."""
+    needed = ["qweight", "scale"] + (["bias"] if form.has_bias else [])
+    if is_static:
+        needed += ["input_fake_quant.scale", "input_fake_quant.zero_point"]
+    if any(f"{name}_zero_point" in tensors for name in form.weights):
+        needed.append("zero_point")
+    names = {f"{name}_{end}" for name in form.weights for end in needed}
+    for name in sorted(names):
+        if name not in tensors:
+            raise ValueError(f"{_NAME}: expected a tensor {name}, but there is none")
+        if not isinstance(tensors[name], Tensor):
+            got = type(tensors[name]).__name__
+            raise TypeError(f"{_NAME}: expected {name} to be a Tensor, but got {got}")
+    unknown = tensors.keys() - names
+    if unknown:
+        raise ValueError(
+            f"{_NAME}: expected the tensors {', '.join(sorted(names))}, but got {min(unknown)}"
+        )

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What rounds an input once training is over."""
+
+import copy
+
+from torch import Tensor, nn
+
+from .fake_quantize import FakeQuantize
+from .learned import LearnedFakeQuantize
+
+UNSEEN = (
+    "expected the range of its input to be known, but it has seen no data: run batches in training "
+    "mode first"
+)
+
+
+def frozen(quantizer: nn.Module) -> FakeQuantize | None:
+    """Return what rounds the input from now on; None where nothing does.
+
+    Raises:
+        ValueError: The scale is not known, as no batch was seen in training, or is not finite.
+    """
+    if isinstance(quantizer, LearnedFakeQuantize):
+        scale, zero_point = quantizer.calculate_qparams()
+        if not quantizer._is_initialized() and not scale.is_meta:
+            raise ValueError(UNSEEN)
+        check_scale("the input", scale)
+        return FakeQuantize(
+            scale, zero_point, quant_min=quantizer.quant_min, quant_max=quantizer.quant_max
+        )
+    if not isinstance(quantizer, FakeQuantize):
+        return None
+    if quantizer.is_dynamic:
+        dynamic = copy.deepcopy(quantizer)
+        dynamic.enable_fake_quant()
+        return dynamic
+    has_range = quantizer.is_observed and not quantizer.scale.is_meta
+    if has_range and bool(quantizer.min_val > quantizer.max_val):
+        raise ValueError(UNSEEN + skipped(quantizer))
+    check_scale("the input", quantizer.scale)
+    return quantizer.freeze()
+
+
+def skipped(quantizer: nn.Module) -> str:
+    """Say how many batches took no part in the range of an input; nothing where all did."""
+    if not isinstance(quantizer, FakeQuantize) or not quantizer.is_observed:
+        return ""
+    count = 0 if quantizer.skipped_batches.is_meta else int(quantizer.skipped_batches)
+    batches = "1 batch" if count == 1 else f"{count} batches"
+    return f"; {batches} with a NaN or infinity took no part in its input's range" if count else ""
+
+
+def check_scale(what: str, scale: Tensor) -> None:
+    """Check that a scale is finite.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if not scale.is_meta and not bool(scale.isfinite().all()):
+        raise ValueError(
+            f"expected the scale of {what} to be finite, but got NaN or infinity, as a value was"
+        )

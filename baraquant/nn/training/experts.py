@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``FakeQuantizedExperts``: a mixture's experts in quantization-aware training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from ...configs import Config, QuantConfig, TensorConfig
+from ...schemes import quant_config
+from .. import _grouped as grouped
+from .._experts import RunsExperts, of_dtype, taken, why_not
+from .._straight_through import straight_through
+from .._weight import weight_to_read
+from ._quantizers import _of_activation, _of_weight
+from .linear import check_config, is_integer_product, is_whole_product
+
+
+class FakeQuantizedExperts(RunsExperts):
+    """Experts that train for their life as integers; all parameters stay floating.
+
+    It takes the place of the experts of transformers whose weights are parameters of three
+    dimensions (Mixtral, Qwen3-MoE, GPT-OSS, DeepSeek, ...): ``gate_up_proj`` or ``up_proj``, and
+    ``down_proj``, with their names, layouts and biases. What the class does between the products
+    (its gate, a norm) stays its own. Both products are those of
+    :class:`baraquant.nn.FakeQuantizedLinear`, an expert's rows with an expert's weight:
+
+    * In evaluation they are, to the last bit, those of
+      :class:`baraquant.nn.QuantizedExperts`.
+    * In training, with weights symmetric per channel and inputs per token, both dynamic, the
+      integer product itself; else the floating product of what the fake quantizers return.
+
+    A scale belongs to an expert: of the weight config, ``per_tensor`` is one for each expert,
+    ``per_channel`` one for each of its output channels, ``per_group`` one for each group along the
+    input features. Of an input, ``per_tensor`` is one scale for the tokens of all experts; each of
+    the two products has its own input quantizer.
+
+    The gradient goes straight through the rounding to the input and all parameters, in evaluation
+    too.
+
+    Args:
+        experts: Floating experts for which :meth:`why_not` returns None. The parameters and the
+            submodules are shared with them.
+        config: A :class:`baraquant.QuantConfig`, :class:`baraquant.W8A8` or
+            :class:`baraquant.W8A8Static`.
+
+    Raises:
+        ValueError: Experts that cannot be swapped, or a configuration that does not fit: a group
+            size that does not divide the input features of a product, or more of them than an
+            int32 sum holds.
+        TypeError: Something that is no configuration.
+    """
+
+    config: QuantConfig
+    is_integer: bool  # deployed as products of integers
+    is_whole: bool  # one op does it all, in training as well
+    is_observing = False  # calibration runs: nothing is rounded
+
+    def __init__(self, experts: nn.Module, config: Config) -> None:
+        super().__init__()
+        reason = why_not(experts)
+        if reason is not None:
+            raise ValueError(f"FakeQuantizedExperts: expected experts to swap, but {reason}")
+        qat = quant_config(config)
+        self._take_place_of(experts)
+        for name in self.form.weights:
+            self.register_parameter(name, experts._parameters[name])
+            if self.form.has_bias:
+                bias = f"{name}_bias"
+                self.register_parameter(bias, experts._parameters[bias])
+        self.config = qat
+        self.is_integer = is_integer_product(qat)
+        self.is_whole = is_whole_product(qat)
+        for name in self.form.weights:
+            weight = self._canonical(name).detach()
+            try:
+                check_config(qat, weight.shape[-1])
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+            rows = weight.reshape(-1, _row_length(qat.weight, weight))
+            self.add_module(
+                f"{name}_weight_fake_quant",
+                _of_weight(_of_rows(qat.weight), rows, qat.weight.group_size),
+            )
+            rounder = _of_activation(qat.activation, qat.observer, weight)
+            self.add_module(f"{name}_input_fake_quant", rounder)
+
+    @staticmethod
+    def why_not(module: nn.Module) -> str | None:
+        """Why a module cannot be swapped for this class; None where it can."""
+        return why_not(module)
+
+    @classmethod
+    def from_float(cls, module: nn.Module, config: Config) -> Self:
+        """Return experts that share the parameters and the submodules of ``module``."""
+        return cls(module, config)
+
+    def float_weight(self, name: str) -> Tensor:
+        """Return the floating weight of this name that is trained, in evaluation too."""
+        own = self._parameters.get(name)
+        return getattr(self, name) if own is None else own  # a parametrization computes it
+
+    def quantized_weight(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the weight of this name as it will be stored.
+
+        Returns:
+            int8 ``[E, N, K]``, whatever the layout of the parameter; its scale and its int32 zero
+            point, ``[E, N]``, or ``[E, N, groups]`` for groups.
+        """
+        weight = self._canonical(name).detach()
+        rows = weight.reshape(-1, _row_length(self.config.weight, weight))
+        integers, scale, zero_point = self._weight_quantizer(name).quantize(rows)
+        experts, channels, _ = weight.shape
+        shape: tuple[int, ...] = (experts, channels)
+        if self.config.weight.granularity == "per_tensor":
+            scale = scale.reshape(-1, 1).expand(shape)
+            zero_point = zero_point.reshape(-1, 1).expand(shape)
+        elif self.config.weight.group_size is not None:
+            shape = (experts, channels, weight.shape[-1] // self.config.weight.group_size)
+        return (
+            integers.reshape(weight.shape).contiguous(),
+            scale.reshape(shape).contiguous(),
+            zero_point.reshape(shape).contiguous(),
+        )
+
+    def weight_rows(self) -> dict[str, Tensor]:
+        """Return what the fake quantizers of weights take, by the names of these modules."""
+        rows = {}
+        for name in self.form.weights:
+            weight = self._canonical(name).detach()
+            length = _row_length(self.config.weight, weight)
+            rows[f"{name}_weight_fake_quant"] = weight.reshape(-1, length)
+        return rows
+
+    def input_quantizers(self) -> dict[str, nn.Module]:
+        """Return the fake quantizers of inputs by the names of these modules."""
+        if self.config.activation is None:
+            return {}
+        names = [f"{name}_input_fake_quant" for name in self.form.weights]
+        return {name: self._modules[name] for name in names}
+
+    def _observed_product(
+        self, name: str, input: Tensor, offsets: Tensor, token: Tensor | None
+    ) -> Tensor:
+        """Return the product of floating numbers; the input's quantizer sees the input."""
+        weights = self._canonical(name).unbind(0)
+        self._input_quantizer(name)(input)
+        return grouped.float_grouped_linear(
+            taken(input, token),
+            lambda expert: weights[expert],
+            offsets,
+            weights[0].shape[0],
+            self._bias(name),
+        )
+
+    def _product(self, name: str, input: Tensor, offsets: Tensor, token: Tensor | None) -> Tensor:
+        input = of_dtype(input, self.float_weight(name).dtype)
+        if self.is_observing:
+            return self._observed_product(name, input, offsets, token)
+        is_autocast = torch.is_autocast_enabled(input.device.type)  # casts a weight first
+        if self.is_whole and (self._is_on(name) if self.training else not is_autocast):
+            return self._whole(name, taken(input, token), offsets)
+        if self.is_integer and not self.training:
+            return self._integer_output(name, input, offsets, token)
+        return self._float_output(name, input, offsets, token)
+
+    def _whole(self, name: str, rows: Tensor, offsets: Tensor) -> Tensor:
+        weight, activation = self.config.weight, self.config.activation
+        assert activation is not None
+        return grouped.qat_grouped_linear(
+            rows,
+            self._canonical(name).contiguous(),
+            offsets,
+            self._bias(name),
+            symmetric=activation.symmetric,
+            weight_quant_min=weight.quant_min,
+            weight_quant_max=weight.quant_max,
+            quant_min=activation.quant_min,
+            quant_max=activation.quant_max,
+        )
+
+    def _float_output(
+        self, name: str, input: Tensor, offsets: Tensor, token: Tensor | None
+    ) -> Tensor:
+        weights = self._rounded(name).unbind(0)
+
+        def weight_of(expert: int) -> Tensor:
+            # In evaluation a tensor of its own, as once converted: a product's last bit may depend
+            # on where the numbers lie.
+            return weights[expert] if self.training else weights[expert].clone()
+
+        rounder: Any = self._input_quantizer(name)
+        if self.config.activation is not None:
+            input = rounder(input) if self.training else rounder.round(input)
+        return grouped.float_grouped_linear(
+            taken(input, token), weight_of, offsets, weights[0].shape[0], self._bias(name)
+        )
+
+    def _integer_output(
+        self, name: str, input: Tensor, offsets: Tensor, token: Tensor | None
+    ) -> Tensor:
+        activation, bias = self.config.activation, self._bias(name)
+        assert activation is not None
+        weight, weight_scale, _ = self.quantized_weight(name)
+        output = integer_output(
+            self._input_quantizer(name),
+            input,
+            weight,
+            offsets,
+            weight_scale,
+            None if bias is None else bias.detach(),
+            token=token,
+            symmetric=activation.symmetric,
+        )
+        parameters = [self.float_weight(name), *([] if bias is None else [bias])]
+        trains = any(tensor.requires_grad for tensor in (input, *parameters))
+        if torch.is_grad_enabled() and trains:
+            output = straight_through(output, self._float_output(name, input, offsets, token))
+        return output
+
+    def _canonical(self, name: str) -> Tensor:
+        return self.form.canonical(self.float_weight(name))
+
+    def _rounded(self, name: str) -> Tensor:
+        """Return the weight ``[E, N, K]`` as the quantizer rounds it."""
+        weight = self._canonical(name)
+        rows = weight.reshape(-1, _row_length(self.config.weight, weight))
+        quantizer = self._weight_quantizer(name)
+        rows = quantizer(rows) if self.training else quantizer.round(rows)
+        return rows.reshape(weight.shape)
+
+    def _bias(self, name: str) -> Tensor | None:
+        return self.float_weight(f"{name}_bias") if self.form.has_bias else None
+
+    def _weight_quantizer(self, name: str) -> Any:
+        return self._modules[f"{name}_weight_fake_quant"]
+
+    def _input_quantizer(self, name: str) -> Any:
+        return self._modules[f"{name}_input_fake_quant"]
+
+    def _is_on(self, name: str) -> bool:
+        return bool(self._weight_quantizer(name)._rounds and self._input_quantizer(name)._rounds)
+
+    def _own(self) -> Iterable[str]:
+        return [name for name in self._modules if name.endswith("_fake_quant")]
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the parameter; of a weight in evaluation, what it is rounded to."""
+        value = super().__getattr__(name)
+        if self.training or name not in self.form.weights:
+            return value
+        canonical = self.form.canonical
+
+        def rounded() -> Tensor:
+            return canonical(self._rounded(name)).contiguous()
+
+        return weight_to_read(self, rounded, value, value.dtype, value)
+
+    def extra_repr(self) -> str:
+        """Return the shapes and the scheme, for ``repr``."""
+        shapes = ", ".join(
+            f"{name}={list(self._canonical(name).shape)}" for name in self.form.weights
+        )
+        return (
+            f"{shapes}, bias={self.form.has_bias}, weight={self.config.weight}, "
+            f"input={self.config.activation or 'float'}"
+        )
+
+
+def integer_output(
+    quantizer: Any,
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    *,
+    token: Tensor | None,
+    symmetric: bool,
+    weight_sum: Tensor | None = None,
+) -> Tensor:
+    """Return the product of integers; nothing of it has a gradient.
+
+    Each token is quantized once, however many experts it goes to.
+
+    Args:
+        quantizer: Of the input.
+        input: ``[tokens, K]``.
+        weight: int8 ``[E, N, K]``.
+        offsets: int32 ``[E]``.
+        weight_scale: ``[E, N]``.
+        bias: ``[E, N]``.
+        token: ``[T]``: the row of the input that each row is; None: they are in order.
+        symmetric: Whether the input has no zero point.
+        weight_sum: int32 ``[E, N]``.
+
+    Returns:
+        ``[T, N]``, of the input's dtype.
+    """
+    integers, scale, zero_point = quantizer.quantize(input.detach())
+    if quantizer.granularity == "per_token":
+        scale, zero_point = taken(scale, token), taken(zero_point, token)
+    else:
+        scale, zero_point = scale.reshape(()), zero_point.reshape(())
+    return grouped.int8_grouped_linear(
+        taken(integers, token),
+        weight,
+        offsets,
+        scale,
+        weight_scale,
+        bias,
+        input_zero_point=None if symmetric else zero_point,
+        weight_sum=weight_sum,
+        dtype=input.dtype,
+    )
+
+
+def _of_rows(config: TensorConfig) -> TensorConfig:
+    """Return what the rows of a weight are quantized by: a scale for each, or for its groups."""
+    return replace(config, granularity="per_channel") if _is_per_tensor(config) else config
+
+
+def _is_per_tensor(config: TensorConfig) -> bool:
+    return config.granularity == "per_tensor"
+
+
+def _row_length(config: TensorConfig, weight: Tensor) -> int:
+    """Return how long the rows are that a weight ``[E, N, K]`` is cut into for its quantizer."""
+    channels, features = int(weight.shape[1]), int(weight.shape[2])
+    if _is_per_tensor(config):
+        return channels * features
+    is_observed = not config.dynamic and not config.learned
+    size = config.group_size
+    return size if is_observed and size is not None else features

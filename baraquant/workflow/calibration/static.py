@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The ranges of static inputs: an observer for each input of the layers that have one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from torch import nn
+
+from ...nn import FakeQuantize, FakeQuantizedExperts
+from ..replace import put
+from ..select import Chosen
+from .observers import OBSERVERS, Observer
+from .run import Calibration, calibrate
+
+
+def observe_inputs(
+    model: nn.Module,
+    chosen: Mapping[str, Chosen],
+    calibration: Calibration,
+    *,
+    progress: bool,
+    where: str,
+) -> dict[tuple[str, str], Observer]:
+    """Run the calibration; return an observer of each static input.
+
+    Args:
+        model: The float model; it is as before afterwards.
+        chosen: The layers by their paths.
+        calibration: Batches, or a function that runs the model.
+        progress: Whether to show a bar.
+        where: The function that errors name.
+
+    Returns:
+        The observers by the path of the layer and the attribute of its prepared form.
+    """
+    observers = {
+        (path, name): OBSERVERS[one.scheme.observer]()
+        for path, one in chosen.items()
+        if one.prepared.config.is_static
+        for name in one.prepared.input_quantizers()
+    }
+    if not observers:
+        return {}
+    inner = {path: one for path, one in chosen.items() if _has_inner_inputs(one)}
+    watchers = {
+        f"{path}.{name}" if path in inner else path: observer
+        for (path, name), observer in observers.items()
+    }
+    with _observing(model, inner):
+        calibrate(model, calibration, watchers, progress=progress, where=where)
+    return observers
+
+
+def _has_inner_inputs(one: Chosen) -> bool:
+    """Whether inputs are known within the layer alone: those of an expert's second product are."""
+    return isinstance(one.prepared, FakeQuantizedExperts) and one.prepared.config.is_static
+
+
+@contextmanager
+def _observing(model: nn.Module, inner: Mapping[str, Chosen]) -> Iterator[None]:
+    """Put prepared layers in their places, which round nothing and call their quantizers."""
+    quantizers = [
+        quantizer
+        for one in inner.values()
+        for quantizer in one.prepared.input_quantizers().values()
+        if isinstance(quantizer, FakeQuantize)
+    ]
+    put(model, {id(one.module): one.prepared for one in inner.values()})
+    for one in inner.values():
+        one.prepared.is_observing = True
+    for quantizer in quantizers:
+        quantizer.disable_fake_quant()
+    try:
+        yield
+    finally:
+        for quantizer in quantizers:
+            quantizer.enable_fake_quant()
+            quantizer.reset_min_max_vals()
+        for one in inner.values():
+            one.prepared.is_observing = False
+        put(model, {id(one.prepared): one.module for one in inner.values()})
