@@ -39,11 +39,13 @@ def observe_inputs(
         (path, name): OBSERVERS[one.scheme.observer]()
         for path, one in chosen.items()
         if one.prepared.config.is_static
-        for name in one.prepared.input_quantizers()
+        for name, quantizer in one.prepared.input_quantizers().items()
+        if isinstance(quantizer, FakeQuantize)  # a learned scale finds its own start
     }
     if not observers:
         return {}
-    inner = {path: one for path, one in chosen.items() if _has_inner_inputs(one)}
+    observed = {path for path, _ in observers}
+    inner = {path: chosen[path] for path in observed if _has_inner_inputs(chosen[path])}
     watchers = {
         f"{path}.{name}" if path in inner else path: observer
         for (path, name), observer in observers.items()
@@ -55,7 +57,7 @@ def observe_inputs(
 
 def _has_inner_inputs(one: Chosen) -> bool:
     """Whether inputs are known within the layer alone: those of an expert's second product are."""
-    return isinstance(one.prepared, FakeQuantizedExperts) and one.prepared.config.is_static
+    return isinstance(one.prepared, FakeQuantizedExperts)
 
 
 @contextmanager
