@@ -2,14 +2,19 @@
 """Modules around the ops of :mod:`baraquant.ops`, and switches for those of a model.
 
 In training: ``FakeQuantize``, ``LearnedFakeQuantize``, ``FakeQuantizedLinear``,
-``FakeQuantizedConv1d``, ``FakeQuantizedConv2d`` and ``FakeQuantizedEmbedding``;
-``MultiheadAttention`` is of linear layers that can be swapped. Of integers, to run:
-``QuantizedLinear``, ``StaticQuantizedLinear``, ``WeightOnlyLinear``, ``QuantizedConv1d``,
-``QuantizedConv2d`` and ``QuantizedEmbedding``.
+``FakeQuantizedConv1d`` to ``3d``, ``FakeQuantizedConvTranspose1d`` to ``3d`` and
+``FakeQuantizedEmbedding``. Of integers, to run: ``QuantizedLinear``, ``StaticQuantizedLinear``,
+``WeightOnlyLinear``, ``QuantizedConv1d`` to ``3d``, ``QuantizedConvTranspose1d`` to ``3d`` and
+``QuantizedEmbedding``. ``MultiheadAttention`` is of linear layers that can be swapped.
 """
 
 from .attention import MultiheadAttention
-from .inference.conv import QuantizedConv1d, QuantizedConv2d
+from .inference.conv import QuantizedConv1d, QuantizedConv2d, QuantizedConv3d
+from .inference.conv_transpose import (
+    QuantizedConvTranspose1d,
+    QuantizedConvTranspose2d,
+    QuantizedConvTranspose3d,
+)
 from .inference.embedding import QuantizedEmbedding
 from .inference.linear import QuantizedLinear, StaticQuantizedLinear
 from .inference.weight_only import WeightOnlyLinear
@@ -20,7 +25,15 @@ from .switches import (
     enable_observer,
     sync_qparams,
 )
-from .training.conv import FakeQuantizedConv1d, FakeQuantizedConv2d, FakeQuantizedEmbedding
+from .training.conv import (
+    FakeQuantizedConv1d,
+    FakeQuantizedConv2d,
+    FakeQuantizedConv3d,
+    FakeQuantizedConvTranspose1d,
+    FakeQuantizedConvTranspose2d,
+    FakeQuantizedConvTranspose3d,
+)
+from .training.embedding import FakeQuantizedEmbedding
 from .training.fake_quantize import FakeQuantize
 from .training.learned import LearnedFakeQuantize
 from .training.linear import FakeQuantizedLinear
@@ -29,12 +42,20 @@ __all__ = [
     "FakeQuantize",
     "FakeQuantizedConv1d",
     "FakeQuantizedConv2d",
+    "FakeQuantizedConv3d",
+    "FakeQuantizedConvTranspose1d",
+    "FakeQuantizedConvTranspose2d",
+    "FakeQuantizedConvTranspose3d",
     "FakeQuantizedEmbedding",
     "FakeQuantizedLinear",
     "LearnedFakeQuantize",
     "MultiheadAttention",
     "QuantizedConv1d",
     "QuantizedConv2d",
+    "QuantizedConv3d",
+    "QuantizedConvTranspose1d",
+    "QuantizedConvTranspose2d",
+    "QuantizedConvTranspose3d",
     "QuantizedEmbedding",
     "QuantizedLinear",
     "StaticQuantizedLinear",

@@ -16,11 +16,12 @@ def check_bits(name: str, argument: str, bits: int) -> None:
         raise ValueError(f"{name}: expected {argument} to be an int in [2, 8], but got {bits!r}")
 
 
-# How torch lays out the weight of a layer, by the number of its dimensions.
+# How the integers of a layer's weight are laid out, by the number of their dimensions.
 LAYOUTS = {
     2: "out_features, in_features",
     3: "out_channels, in_channels / groups, kernel",
     4: "out_channels, in_channels / groups, height, width",
+    5: "out_channels, in_channels / groups, depth, height, width",
 }
 
 
@@ -67,8 +68,8 @@ def scale_of_channels(name: str, scale: Tensor, channels: int) -> Tensor:
 
 
 def scale_of_weight(name: str, scale: Tensor, weight: Tensor, group_size: int | None) -> Tensor:
-    """Return a scale of each output channel, or of each of its groups."""
-    channels, features = weight.shape
+    """Return a scale of each output channel, or of each of its groups of inputs."""
+    channels, features = weight.shape[:2]
     if group_size is None:
         return scale_of_channels(name, scale, channels)
     if group_size <= 0:

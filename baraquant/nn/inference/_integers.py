@@ -34,8 +34,13 @@ class HoldsIntegers(KeepsScales):
         if torch.jit.is_scripting():
             weight = self.dequantized_weight()
         else:
-            weight = weight_to_read(self, self.dequantized_weight, self.qweight, self.dtype)
+            like = self._shaped_as_weight()
+            weight = weight_to_read(self, self.dequantized_weight, like, self.dtype)
         return weight
+
+    def _shaped_as_weight(self) -> Tensor:
+        """Return a tensor of the floating weight's shape, strides and device; it costs nothing."""
+        return self.qweight
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight":

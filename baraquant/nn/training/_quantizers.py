@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ...configs import QuantConfig, TensorConfig
+from .._convolution import swap_channels
 from .._weight import is_for_torchscript, weight_to_read
 from .fake_quantize import FakeQuantize
 from .learned import LearnedFakeQuantize
@@ -18,30 +19,54 @@ AVERAGING_CONSTANT = 0.01
 class QuantizesWeight(nn.Module):  # type: ignore[misc]
     """A layer whose weight passes through ``weight_fake_quant``.
 
-    A scale per channel belongs to an index of the weight's first dimension, and groups lie along
-    its last. The layer itself takes its parameter from :meth:`float_weight`: what others read as
+    Scales, and what is stored, are for the weight with its output channels first. A channel's
+    numbers stand one after the other, and groups are neighbours among them.
+
+    The layer itself takes its parameter from :meth:`float_weight`: what others read as
     ``layer.weight`` is the parameter in training alone. In evaluation it is the rounded weight, as
     it is once the layer is converted. (TorchScript knows no such difference: there it is the
     parameter.)
     """
 
-    __constants__: tuple[str, ...] = ("fold", "rounds_input")
+    __constants__: tuple[str, ...] = ("fold", "is_grouped", "transposed_groups", "rounds_input")
     __jit_unused_properties__ = ("weight",)
     config: QuantConfig
     weight_fake_quant: nn.Module
     input_fake_quant: nn.Module
     fold: int  # where groups are observed: as rows of this length; else 0
+    is_grouped: bool
+    transposed_groups: int  # the groups of a transposed convolution; 0 for other layers
     rounds_input: bool
 
-    def _set_quantizers(self, config: QuantConfig, activation: TensorConfig | None) -> None:
+    def _set_quantizers(
+        self,
+        config: QuantConfig,
+        activation: TensorConfig | None,
+        *,
+        positions: int = 1,
+        transposed_groups: int = 0,
+    ) -> None:
+        """Make the fake quantizers.
+
+        Args:
+            config: How the weight is quantized, and what a static input follows.
+            activation: How the input is; None leaves it floating.
+            positions: How many numbers an output channel has for each of its inputs: those of a
+                kernel. A group has all of them.
+            transposed_groups: The groups of a transposed convolution, whose parameter has the input
+                channels first; 0 where it has the output channels first.
+        """
+        weight, parameter = config.weight, self.float_weight()
         self.config = config
-        parameter = self.float_weight()
-        self.weight_fake_quant = _of_weight(config.weight, parameter)
+        self.transposed_groups = transposed_groups
+        self.is_grouped = weight.group_size is not None
+        size = None if weight.group_size is None else weight.group_size * positions
+        self.fold = 0 if size is None or weight.dynamic or weight.learned else size
+        channels = self._channels_first(parameter.detach())
+        rows = channels.flatten(1) if self.is_grouped else channels
+        self.weight_fake_quant = _of_weight(weight, rows, size)
         self.input_fake_quant = _of_activation(activation, config.observer, parameter)
         self.rounds_input = activation is not None
-        weight = config.weight
-        is_observed = not weight.dynamic and not weight.learned
-        self.fold = weight.group_size if is_observed and weight.group_size is not None else 0
 
     @property
     def weight(self) -> Tensor:
@@ -86,11 +111,12 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
     def quantized_weight(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the weight as it will be stored: int8, with its scale and its zero point.
 
-        Both are of shape ``[channels]``, or ``[channels, groups]`` for groups.
+        The integers have the output channels first, as those of a transposed convolution's
+        parameter are not. Scale and zero point are of shape ``[channels]``, or ``[channels,
+        groups]`` for groups.
         """
-        weight = self.float_weight().detach()
-        rows = weight.reshape(-1, self.fold) if self.fold > 0 else weight
-        integers, scale, zero_point = self.weight_fake_quant.quantize(rows)
+        weight = self._channels_first(self.float_weight().detach())
+        integers, scale, zero_point = self.weight_fake_quant.quantize(self._as_rows(weight))
         integers = integers.reshape(weight.shape).contiguous()
         channels = weight.shape[0]
         if self.fold > 0:
@@ -102,11 +128,25 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
         return integers, scale, zero_point
 
     def _fake_quantized_weight(self) -> Tensor:
-        weight = self.float_weight()
-        rows = weight.reshape(-1, self.fold) if self.fold > 0 else weight
+        weight = self._channels_first(self.float_weight())
+        rows = self._as_rows(weight)
         quantizer = self.weight_fake_quant
         rows = quantizer(rows) if self.training else quantizer.round(rows)
-        return rows.reshape(weight.shape) if self.fold > 0 else rows
+        if self.is_grouped:
+            rows = rows.reshape(weight.shape)
+        if self.transposed_groups > 0:
+            rows = swap_channels(rows, self.transposed_groups).contiguous()
+        return rows
+
+    def _channels_first(self, weight: Tensor) -> Tensor:
+        groups = self.transposed_groups
+        return swap_channels(weight, groups) if groups > 0 else weight
+
+    def _as_rows(self, weight: Tensor) -> Tensor:
+        """Return a weight with its channels first in the shape that its quantizer takes."""
+        if self.fold > 0:
+            return weight.reshape(-1, self.fold)
+        return weight.flatten(1) if self.is_grouped else weight
 
     def _rounded_input(self, input: Tensor) -> Tensor:
         if not self.rounds_input:
@@ -123,8 +163,11 @@ def check_groups(config: TensorConfig, features: int, name: str) -> None:
         raise ValueError(f"expected group_size to divide {name} ({features}), but got {size}")
 
 
-def _of_weight(config: TensorConfig, weight: Tensor) -> FakeQuantize | LearnedFakeQuantize:
-    granularity, size = config.granularity, config.group_size
+def _of_weight(
+    config: TensorConfig, weight: Tensor, size: int | None
+) -> FakeQuantize | LearnedFakeQuantize:
+    """Return what rounds a weight, ``[channels, ...]``; with groups of ``size`` it is a matrix."""
+    granularity = config.granularity
     low, high = config.quant_min, config.quant_max
     if config.dynamic:
         axis = 0 if granularity == "per_channel" else None
@@ -169,7 +212,7 @@ def _of_weight(config: TensorConfig, weight: Tensor) -> FakeQuantize | LearnedFa
     )
     observed.to(weight.device, _compute_dtype(weight))
     with torch.no_grad():
-        observed(weight.detach().reshape(-1, size) if size is not None else weight.detach())
+        observed(weight if size is None else weight.reshape(-1, size))
     return observed
 
 

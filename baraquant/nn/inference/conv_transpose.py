@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Transposed convolutions that store integers and compute in floating point.
+
+Their integers are ``[out_channels, in_channels / groups, ...]``, as those of other convolutions.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._convolution import Transposes
+from ..training.fake_quantize import FakeQuantize
+from .conv import OPTIONS, Convolution
+
+
+class _QuantizedConvTranspose(Transposes, Convolution):
+    """What the transposed convolutions share."""
+
+    _options = (*OPTIONS, "output_padding")
+
+    def __init__(
+        self,
+        qweight: Tensor,
+        weight_scale: Tensor,
+        bias: Tensor | None = None,
+        *,
+        weight_zero_point: Tensor | None = None,
+        group_size: int | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+        padding_mode: str = "zeros",
+        input_fake_quant: FakeQuantize | None = None,
+        weight_bits: int = 8,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            qweight,
+            weight_scale,
+            bias,
+            weight_zero_point,
+            group_size,
+            input_fake_quant,
+            weight_bits,
+            dtype,
+            stride=stride,
+            padding=padding,
+            output_padding=output_padding,
+            dilation=dilation,
+            groups=groups,
+            padding_mode=padding_mode,
+        )
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        """Return the transposed convolution of ``input``, in its dtype.
+
+        Args:
+            input: ``[batch, in_channels, ...]``, or without a batch.
+            output_size: Of the output's dimensions after the channels; chooses among those that the
+                stride allows. None: by ``output_padding``.
+        """
+        weight = self._dequantized(input.dtype)
+        return self._conv_transpose(self.input_fake_quant(input), weight, self.bias, output_size)
+
+
+class QuantizedConvTranspose1d(_QuantizedConvTranspose):
+    """A ``ConvTranspose1d`` that stores integers and computes in floating point.
+
+    Its gradient is that of the prepared layer. The integers have the output
+    channels first, other than PyTorch's weight: ``weight``, which is computed when it is read, has
+    PyTorch's layout.
+
+    Args:
+        qweight: int8 ``[out_channels, in_channels / groups, kernel]``.
+        weight_scale: float32 or float64 ``[out_channels]``, or ``[out_channels, in_channels /
+            groups / group_size]``, rounded up.
+        bias: ``[out_channels]``, of the inputs' dtype.
+        weight_zero_point: Integer, shaped like ``weight_scale``; None stands for 0.
+        group_size: Inputs of an output channel that share a scale, with all of their kernel.
+        stride: As in ``torch.nn.ConvTranspose1d``, like ``padding``, ``output_padding``,
+            ``dilation``, ``groups`` and ``padding_mode``.
+        input_fake_quant: Rounds the input; None leaves it as it is.
+        weight_bits: Width of the integers, 2 to 8; they are stored as int8 all the same.
+        dtype: Of ``weight`` when it is read; None: that of the bias, else of the scale.
+
+    Raises:
+        ValueError: A shape or width that does not fit.
+        TypeError: A weight that is not int8, a scale that is not float32 or float64, a zero point
+            that is not integer, or a dtype that is not floating.
+
+    Example:
+        >>> weight = torch.ones(6, 4, 3, dtype=torch.int8)
+        >>> layer = baraquant.nn.QuantizedConvTranspose1d(weight, torch.full((6,), 0.5))
+        >>> layer(torch.ones(2, 4, 5)).shape
+        torch.Size([2, 6, 7])
+    """
+
+    _float = nn.ConvTranspose1d
+
+
+class QuantizedConvTranspose2d(_QuantizedConvTranspose):
+    """A ``ConvTranspose2d`` that stores integers and computes in floating point.
+
+    Its gradient is that of the prepared layer. The integers have the output
+    channels first, other than PyTorch's weight: ``weight``, which is computed when it is read, has
+    PyTorch's layout.
+
+    Args:
+        qweight: int8 ``[out_channels, in_channels / groups, height, width]``.
+        weight_scale: float32 or float64 ``[out_channels]``, or ``[out_channels, in_channels /
+            groups / group_size]``, rounded up.
+        bias: ``[out_channels]``, of the inputs' dtype.
+        weight_zero_point: Integer, shaped like ``weight_scale``; None stands for 0.
+        group_size: Inputs of an output channel that share a scale, with all of their kernel.
+        stride: As in ``torch.nn.ConvTranspose2d``, like ``padding``, ``output_padding``,
+            ``dilation``, ``groups`` and ``padding_mode``.
+        input_fake_quant: Rounds the input; None leaves it as it is.
+        weight_bits: Width of the integers, 2 to 8; they are stored as int8 all the same.
+        dtype: Of ``weight`` when it is read; None: that of the bias, else of the scale.
+
+    Raises:
+        ValueError: A shape or width that does not fit.
+        TypeError: A weight that is not int8, a scale that is not float32 or float64, a zero point
+            that is not integer, or a dtype that is not floating.
+
+    Example:
+        >>> weight = torch.ones(6, 4, 3, 3, dtype=torch.int8)
+        >>> layer = baraquant.nn.QuantizedConvTranspose2d(weight, torch.full((6,), 0.5))
+        >>> layer(torch.ones(2, 4, 5, 5)).shape
+        torch.Size([2, 6, 7, 7])
+    """
+
+    _float = nn.ConvTranspose2d
+
+
+class QuantizedConvTranspose3d(_QuantizedConvTranspose):
+    """A ``ConvTranspose3d`` that stores integers and computes in floating point.
+
+    Its gradient is that of the prepared layer. The integers have the output
+    channels first, other than PyTorch's weight: ``weight``, which is computed when it is read, has
+    PyTorch's layout.
+
+    Args:
+        qweight: int8 ``[out_channels, in_channels / groups, depth, height, width]``.
+        weight_scale: float32 or float64 ``[out_channels]``, or ``[out_channels, in_channels /
+            groups / group_size]``, rounded up.
+        bias: ``[out_channels]``, of the inputs' dtype.
+        weight_zero_point: Integer, shaped like ``weight_scale``; None stands for 0.
+        group_size: Inputs of an output channel that share a scale, with all of their kernel.
+        stride: As in ``torch.nn.ConvTranspose3d``, like ``padding``, ``output_padding``,
+            ``dilation``, ``groups`` and ``padding_mode``.
+        input_fake_quant: Rounds the input; None leaves it as it is.
+        weight_bits: Width of the integers, 2 to 8; they are stored as int8 all the same.
+        dtype: Of ``weight`` when it is read; None: that of the bias, else of the scale.
+
+    Raises:
+        ValueError: A shape or width that does not fit.
+        TypeError: A weight that is not int8, a scale that is not float32 or float64, a zero point
+            that is not integer, or a dtype that is not floating.
+
+    Example:
+        >>> weight = torch.ones(6, 4, 3, 3, 3, dtype=torch.int8)
+        >>> layer = baraquant.nn.QuantizedConvTranspose3d(weight, torch.full((6,), 0.5))
+        >>> layer(torch.ones(2, 4, 5, 5, 5)).shape
+        torch.Size([2, 6, 7, 7, 7])
+    """
+
+    _float = nn.ConvTranspose3d

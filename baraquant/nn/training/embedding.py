@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``FakeQuantizedEmbedding``: an embedding in quantization-aware training."""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ... import ops
+from ...configs import Config, QuantConfig, qat_config
+from ._drop_in import DropIn
+from ._quantizers import QuantizesWeight, check_groups
+
+
+class FakeQuantizedEmbedding(DropIn, nn.Embedding):  # type: ignore[misc]
+    """An ``Embedding`` whose rows are fake-quantized; the table stays floating.
+
+    With a scale of the moment for each row (``per_channel``) or for groups of it, only the rows
+    that are asked for are looked at.
+
+    Args:
+        config: A :class:`baraquant.QuantConfig`, :class:`baraquant.W8A8` or
+            :class:`baraquant.W8A8Static`, of which the weight's part counts. All other arguments
+            are those of ``torch.nn.Embedding``.
+
+    Raises:
+        ValueError: A group size that does not divide ``embedding_dim``, or a ``max_norm``, which
+            rewrites the table.
+        TypeError: Something that is no configuration.
+    """
+
+    __constants__ = (*QuantizesWeight.__constants__, *nn.Embedding.__constants__, "rounds_rows")
+    padding_idx: int | None
+    rounds_rows: bool  # those asked for, not the table
+
+    def _set_config(self, config: Config) -> None:
+        weight = qat_config(config).weight
+        if self.max_norm is not None:
+            raise ValueError(f"expected no max_norm, but got {self.max_norm}")
+        check_groups(weight, self.embedding_dim, "embedding_dim")
+        self._set_quantizers(QuantConfig(weight), None)
+        self.rounds_rows = bool(weight.dynamic) and weight.granularity != "per_tensor"
+        self.group_size = 0 if weight.group_size is None else weight.group_size
+        self.quant_min, self.quant_max = weight.quant_min, weight.quant_max
+        self.symmetric = weight.symmetric
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the rounded rows for the indices ``[...]``: ``[..., embedding_dim]``."""
+        if self.rounds_rows:
+            rows = self._rows(input, self.float_weight())
+            return self._round_rows(rows) if self._rounds() else rows
+        return self._rows(input, self._fake_quantized_weight())
+
+    def _rows(self, input: Tensor, weight: Tensor) -> Tensor:
+        return F.embedding(
+            input,
+            weight,
+            self.padding_idx,
+            None,
+            self.norm_type,
+            self.scale_grad_by_freq,
+            self.sparse,
+        )
+
+    def _rounds(self) -> bool:
+        is_on: bool = self.weight_fake_quant._rounds
+        return is_on or not self.training
+
+    def _round_rows(self, rows: Tensor) -> Tensor:
+        low, high, symmetric = self.quant_min, self.quant_max, self.symmetric
+        if self.group_size > 0:
+            return ops.dynamic_fake_quantize_per_group(
+                rows, self.group_size, -1, low, high, symmetric=symmetric
+            )
+        return ops.dynamic_fake_quantize_per_token(rows, low, high, symmetric=symmetric)
+
+    def extra_repr(self) -> str:
+        """Return the shapes and the scheme, for ``repr``."""
+        return f"{nn.Embedding.extra_repr(self)}, weight={self.config.weight}"
