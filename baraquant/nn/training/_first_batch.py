@@ -13,6 +13,14 @@ def is_known(scale: Tensor) -> bool:
     return not values.is_meta and not bool(values.isnan().any())
 
 
+def is_zero(input: Tensor) -> bool:
+    """Return whether a batch is of zeros alone; False on the meta device. Reads it."""
+    if input.is_meta or input.numel() == 0:
+        return False
+    found = input.detach().any()
+    return not bool(found.full_tensor() if hasattr(found, "full_tensor") else found)
+
+
 def check_unwrapped(quantizer: nn.Module) -> None:
     """Check that no wrapper for several processes is around a module that sets its parameters.
 
