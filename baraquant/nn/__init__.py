@@ -5,7 +5,8 @@ In training: ``FakeQuantize``, ``LearnedFakeQuantize``, ``FakeQuantizedLinear``,
 ``FakeQuantizedConv1d`` to ``3d``, ``FakeQuantizedConvTranspose1d`` to ``3d`` and
 ``FakeQuantizedEmbedding``. Of integers, to run: ``QuantizedLinear``, ``StaticQuantizedLinear``,
 ``WeightOnlyLinear``, ``QuantizedConv1d`` to ``3d``, ``QuantizedConvTranspose1d`` to ``3d`` and
-``QuantizedEmbedding``. ``MultiheadAttention`` is of linear layers that can be swapped.
+``QuantizedEmbedding``. Of linear layers that can be swapped: ``MultiheadAttention``, ``LSTM``,
+``GRU``, ``RNN`` and their cells.
 """
 
 from .attention import MultiheadAttention
@@ -18,6 +19,8 @@ from .inference.conv_transpose import (
 from .inference.embedding import QuantizedEmbedding
 from .inference.linear import QuantizedLinear, StaticQuantizedLinear
 from .inference.weight_only import WeightOnlyLinear
+from .recurrent import GRU, LSTM, RNN
+from .recurrent_cells import GRUCell, LSTMCell, RNNCell
 from .switches import (
     disable_fake_quant,
     disable_observer,
@@ -39,6 +42,9 @@ from .training.learned import LearnedFakeQuantize
 from .training.linear import FakeQuantizedLinear
 
 __all__ = [
+    "GRU",
+    "LSTM",
+    "RNN",
     "FakeQuantize",
     "FakeQuantizedConv1d",
     "FakeQuantizedConv2d",
@@ -48,6 +54,8 @@ __all__ = [
     "FakeQuantizedConvTranspose3d",
     "FakeQuantizedEmbedding",
     "FakeQuantizedLinear",
+    "GRUCell",
+    "LSTMCell",
     "LearnedFakeQuantize",
     "MultiheadAttention",
     "QuantizedConv1d",
@@ -58,6 +66,7 @@ __all__ = [
     "QuantizedConvTranspose3d",
     "QuantizedEmbedding",
     "QuantizedLinear",
+    "RNNCell",
     "StaticQuantizedLinear",
     "WeightOnlyLinear",
     "disable_fake_quant",
