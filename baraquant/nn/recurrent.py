@@ -117,7 +117,18 @@ class _OneState(Recurrent):
 class GRU(_OneState):
     """``torch.nn.GRU`` with linear layers for its products, so that they can be quantized.
 
-    All else is as in :class:`LSTM`, whose arguments it has but for ``proj_size``.
+    Arguments, shapes, states and results are PyTorch's; how it computes is as in :class:`LSTM`.
+
+    Args:
+        input_size: Features of the input.
+        hidden_size: Features of the hidden state.
+        num_layers: How many are stacked.
+        bias: Whether the layers ``ih`` and ``hh`` have one.
+        batch_first: Whether the batch is the first dimension of input and output, else the second.
+        dropout: Probability to drop an output of a layer but the last, in training.
+        bidirectional: Whether a second direction reads each sequence from its end.
+        device: Of the parameters.
+        dtype: Of the parameters.
 
     Raises:
         ValueError: An argument, or the shape of a tensor, that does not fit.
@@ -161,10 +172,19 @@ class GRU(_OneState):
 class RNN(_OneState):
     """``torch.nn.RNN`` with linear layers for its products, so that they can be quantized.
 
-    All else is as in :class:`LSTM`, whose arguments it has but for ``proj_size``.
+    Arguments, shapes, states and results are PyTorch's; how it computes is as in :class:`LSTM`.
 
     Args:
-        nonlinearity: ``tanh`` or ``relu``; the fourth argument, as in PyTorch.
+        input_size: Features of the input.
+        hidden_size: Features of the hidden state.
+        num_layers: How many are stacked.
+        nonlinearity: ``tanh`` or ``relu``.
+        bias: Whether the layers ``ih`` and ``hh`` have one.
+        batch_first: Whether the batch is the first dimension of input and output, else the second.
+        dropout: Probability to drop an output of a layer but the last, in training.
+        bidirectional: Whether a second direction reads each sequence from its end.
+        device: Of the parameters.
+        dtype: Of the parameters.
 
     Raises:
         ValueError: An argument, or the shape of a tensor, that does not fit.
