@@ -93,6 +93,26 @@ def test_zeros_start_with_a_step_of_one() -> None:
     assert torch.equal(module(x), x)
 
 
+@by_symmetry
+def test_a_start_of_zeros_alone_is_given_up(symmetric: bool) -> None:
+    module, x = build("per_tensor", symmetric), example()
+    for _ in range(2):
+        zeros = torch.zeros(SHAPE)
+        assert torch.equal(module(zeros), zeros) and module.scale.item() == 1
+    assert torch.equal(copy.deepcopy(module).eval()(2 * x), module.eval()(2 * x)), "it is known"
+    twin = build("per_tensor", symmetric)
+    assert torch.equal(module.train()(x), twin(x)) and torch.equal(module.scale, twin.scale)
+    kept = module.scale.detach().clone()
+    module(torch.zeros(SHAPE)), module(100 * x)
+    assert torch.equal(module.scale, kept)
+    other = build("per_tensor", symmetric)
+    other(torch.zeros(SHAPE))
+    other.initialize(torch.ones(SHAPE))
+    kept = other.scale.detach().clone()
+    other(x)
+    assert torch.equal(other.scale, kept), "what was asked for stays"
+
+
 @by_kind
 @by_symmetry
 def test_gradient_is_scaled_as_in_the_paper(kind: str, symmetric: bool) -> None:

@@ -10,8 +10,8 @@ import baraquant
 from baraquant import configs, nn, qat
 from test_ops_docs import run_examples
 
-WITHOUT = {"FakeQuantizedConv1d", "FakeQuantizedConv2d", "FakeQuantizedEmbedding"}
-WITHOUT |= {"QuantizedConv1d", "QuantizedConv2d", "FakeQuantizedExperts", "QuantizedExperts"}
+WITHOUT = {"FakeQuantizedEmbedding", "FakeQuantizedExperts", "QuantizedExperts"}
+WITHOUT |= {"FakeQuantizedConv1D", "QuantizesWeight", "HoldsIntegers"}
 CLASSES = [name for name in nn.__all__ if name[0].isupper() and name not in WITHOUT]
 
 

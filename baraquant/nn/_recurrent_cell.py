@@ -27,7 +27,7 @@ class Cell(nn.Module):  # type: ignore[misc]
     hidden_size: Final[int]
     bias: Final[bool]
 
-    def _make(
+    def __init__(
         self,
         input_size: int,
         hidden_size: int,
@@ -36,7 +36,7 @@ class Cell(nn.Module):  # type: ignore[misc]
         dtype: torch.dtype | None,
         proj_size: int = 0,
     ) -> None:
-        """Set the attributes and make the layers."""
+        super().__init__()
         self.name = type(self).__name__
         check_sizes(self.name, input_size=input_size, hidden_size=hidden_size)
         self.input_size = input_size
@@ -80,7 +80,7 @@ class Cell(nn.Module):  # type: ignore[misc]
     def why_not(cls, cell: nn.Module) -> str | None:
         """Why one of PyTorch's cells cannot be taken over; None where it can."""
         names = ["weight_ih", "weight_hh"]
-        if getattr(cell, "bias", False):
+        if getattr(cell, "bias", None) is True:
             names += ["bias_ih", "bias_hh"]
         return why_not(cell, cls._float, names)
 

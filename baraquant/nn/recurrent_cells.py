@@ -52,8 +52,7 @@ class LSTMCell(Cell):
         *,
         proj_size: int = 0,
     ) -> None:
-        super().__init__()
-        self._make(input_size, hidden_size, bias, device, dtype, proj_size)
+        super().__init__(input_size, hidden_size, bias, device, dtype, proj_size)
 
     def forward(
         self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None
@@ -113,8 +112,7 @@ class GRUCell(Cell):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self._make(input_size, hidden_size, bias, device, dtype)
+        super().__init__(input_size, hidden_size, bias, device, dtype)
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         """Return the next hidden state, ``[batch, hidden_size]``.
@@ -171,13 +169,12 @@ class RNNCell(Cell):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
         if nonlinearity not in ("tanh", "relu"):
             raise ValueError(
                 f"RNNCell: expected nonlinearity to be tanh or relu, but got {nonlinearity!r}"
             )
+        super().__init__(input_size, hidden_size, bias, device, dtype)
         self.nonlinearity = nonlinearity
-        self._make(input_size, hidden_size, bias, device, dtype)
 
     @classmethod
     def _options_of(cls, cell: nn.Module) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Convolution(HoldsIntegers):
         """Return this constructor's arguments that PyTorch's module, or a prepared one, has too."""
         return {name: getattr(convolution, name) for name in cls._options}
 
-    def _set(
+    def __init__(
         self,
         qweight: Tensor,
         weight_scale: Tensor,
@@ -49,9 +49,9 @@ class Convolution(HoldsIntegers):
         input_fake_quant: FakeQuantize | None,
         weight_bits: int,
         dtype: torch.dtype | None,
-        **options: Any,
+        **options: Any,  # PyTorch's
     ) -> None:
-        """Check the arguments and set the attributes; ``options`` are PyTorch's."""
+        super().__init__()
         name, kind = type(self).__name__, self._float
         _arguments.check_weight(name, qweight, bias, 2 + int(kind.__name__[-2]))
         _arguments.check_bits(name, "weight_bits", weight_bits)
@@ -160,8 +160,7 @@ class _QuantizedConv(Convolution):
         weight_bits: int = 8,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self._set(
+        super().__init__(
             qweight,
             weight_scale,
             bias,

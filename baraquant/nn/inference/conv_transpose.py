@@ -37,8 +37,7 @@ class _QuantizedConvTranspose(Transposes, Convolution):
         weight_bits: int = 8,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self._set(
+        super().__init__(
             qweight,
             weight_scale,
             bias,

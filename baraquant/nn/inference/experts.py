@@ -149,7 +149,7 @@ class QuantizedExperts(RunsExperts, KeepsScales):
             prepared,
             group_size=config.weight.group_size,
             weight_bits=config.weight.bits,
-            granularity=None if activation is None else activation.granularity,
+            granularity=None if activation is None else str(activation.granularity),
             bits=8 if activation is None else activation.bits,
             symmetric=activation is None or activation.symmetric,
             is_static=activation is not None and not activation.dynamic,

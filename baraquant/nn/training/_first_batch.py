@@ -14,8 +14,8 @@ def is_known(scale: Tensor) -> bool:
 
 
 def is_zero(input: Tensor) -> bool:
-    """Return whether a batch has no range to start from; False on the meta device. Reads it."""
-    if input.is_meta:
+    """Return whether a batch is of zeros alone; False on the meta device. Reads it."""
+    if input.is_meta or input.numel() == 0:
         return False
     found = input.detach().any()
     return not bool(found.full_tensor() if hasattr(found, "full_tensor") else found)

@@ -26,13 +26,13 @@ class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
     ``1 / sqrt(n * quant_max)``, with ``n`` the number of values that share the step. With
     ``symmetric=False`` the zero point is learned too, as the offset of LSQ+ (Bhalgat et al. 2020).
 
-    The first batch in training that is not all zeros (such as the first state of a recurrent layer;
-    compiled code looks at none), or :meth:`initialize`, sets the parameters:
+    The first batch in training, or :meth:`initialize`, sets the parameters:
     ``s = 2 * mean(abs(x)) / sqrt(quant_max)`` as in LSQ, yet no larger than ``max(abs(x)) /
     quant_max``, which clips nothing; with a zero point, scale and zero point of the range of ``x``.
-    Before that they are NaN. Initialize before the model is wrapped for several processes: each
-    process has another first batch, and FullyShardedDataParallel drops what a forward pass writes
-    into a parameter.
+    Before that they are NaN. A first batch of zeros alone, such as a recurrent layer starts from,
+    gives a step of 1 until another batch comes (compiled code does not look, and keeps it).
+    Initialize before the model is wrapped for several processes: each process has another first
+    batch, and FullyShardedDataParallel drops what a forward pass writes into a parameter.
 
     Parameters: ``scale``, and ``zero_point`` where not symmetric. They keep their precision when
     the module changes its dtype: they stay float32 in a float16 or bfloat16 module.
@@ -115,16 +115,17 @@ class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
         self.per_sample = per_sample
         self._rounds = True
         self._initialized = False
+        self._saw_zeros = False  # and nothing else
         unknown = torch.full(tuple(shape), NAN, device=device, dtype=dtype)
         self.scale = nn.Parameter(unknown)
         self.register_parameter("zero_point", None if symmetric else nn.Parameter(unknown.clone()))
 
     def forward(self, input: Tensor) -> Tensor:
         """Return ``input`` rounded to the grid, in its own shape and dtype."""
-        if self.training and not self._is_initialized():
+        if self.training and (self._saw_zeros or not self._is_initialized()):
             self._initialize_by_first(input)
-            if not self._initialized:
-                return input  # of zeros, which lie on every grid
+            if self._saw_zeros:
+                return input + self._nothing().to(input.dtype)
         return self.round(input) if self._rounds else input
 
     @torch.jit.export  # type: ignore[untyped-decorator]
@@ -147,13 +148,25 @@ class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
                 zero_point.copy_(zeros.reshape(zero_point.shape))
             self.scale.copy_(step.reshape(self.scale.shape))
         self._initialized = True
+        self._saw_zeros = False
 
     def _initialize_by_first(self, input: Tensor) -> None:
+        only_zeros = False
         if not torch.jit.is_scripting():
-            if not torch.compiler.is_compiling() and is_zero(input):
+            only_zeros = not torch.compiler.is_compiling() and is_zero(input)
+            if only_zeros and self._saw_zeros:
                 return
-            check_unwrapped(self)
+            if input.numel() > 0:
+                check_unwrapped(self)
         self.initialize(input)
+        self._saw_zeros = only_zeros
+
+    def _nothing(self) -> Tensor:
+        """Return a 0 that depends on the parameters, which may still be written before backward."""
+        total, zero_point = self.scale.sum(), self.zero_point
+        if zero_point is not None:
+            total = total + zero_point.sum()
+        return 0.0 * total
 
     def _is_initialized(self) -> bool:
         """Whether the scale is known. The parameter says, if others have written into it.
@@ -297,7 +310,7 @@ class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._initialized = is_known(self.scale)
+        self._initialized, self._saw_zeros = is_known(self.scale), False
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         before = {name: p.data for name, p in self._parameters.items() if p is not None}
