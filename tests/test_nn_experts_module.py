@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -182,6 +183,28 @@ def test_what_experts_are() -> None:
     for other in (nn.Linear(2, 2), module, QuantizedExperts.from_prepared(module)):
         assert not is_experts(other)
         assert FakeQuantizedExperts.why_not(other) is not None
+
+
+class Added(nn.Module):
+    def __init__(self, like: Tensor) -> None:
+        super().__init__()
+        self.delta = nn.Parameter(torch.zeros_like(like))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.delta
+
+
+def test_a_parametrization_may_compute_a_weight() -> None:
+    # As adapters of three-dimensional parameters do.
+    module, inputs = prepared().train(), models.inputs("mixtral")
+    expected = module(*inputs)
+    parametrize.register_parametrization(module, "gate_up_proj", Added(module.gate_up_proj))
+    output = module(*inputs)
+    assert torch.equal(output, expected)
+    output.sum().backward()
+    assert module.parametrizations.gate_up_proj[0].delta.grad.abs().sum() > 0
+    parametrize.remove_parametrizations(module, "gate_up_proj")
+    assert torch.equal(module(*inputs), expected)
 
 
 def changed(**attributes: Any) -> nn.Module:
