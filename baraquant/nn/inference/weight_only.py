@@ -5,10 +5,10 @@ from typing import Final
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from typing_extensions import Self
 
 from ... import ops
+from .._product import linear
 from ..training._quantizers import Integers, own
 from ..training.fake_quantize import FakeQuantize
 from ..training.linear import FakeQuantizedLinear
@@ -113,7 +113,7 @@ class WeightOnlyLinear(LaysOutWeight):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
-        return F.linear(self.input_fake_quant(input), self._dequantized(input.dtype), self.bias)
+        return linear(self.input_fake_quant(input), self._dequantized(input.dtype), self.bias)
 
     def dequantized_weight(self) -> Tensor:
         """Return the floating weight that the integers stand for."""

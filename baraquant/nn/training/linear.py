@@ -3,12 +3,12 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from typing_extensions import Self
 
 from ... import ops
 from ...configs import Config, QuantConfig, TensorConfig
 from ...schemes import W8A8, quant_config
+from .._product import linear
 from .._straight_through import straight_through
 from ._quantizers import QuantizesWeight, check_groups
 
@@ -140,7 +140,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
 
     def _float_output(self, input: Tensor) -> Tensor:
         weight = self._rounded_channels_first()
-        return F.linear(self.rounded_input(input), weight, self.bias)
+        return linear(self.rounded_input(input), weight, self.bias)
 
     def _integer_output(self, input: Tensor) -> Tensor:
         integers, scale, zero_point = self.input_fake_quant.quantize(input.detach())
