@@ -65,7 +65,6 @@ struct GroupedGemm {
 
   static Arguments arguments(const Call& call, const GroupTable& table) {
     const Factors& f = call.factors;
-    const int m = static_cast<int>(f.m), n = static_cast<int>(f.n);
     const auto** inputs = reinterpret_cast<const int8_t**>(table.inputs);
     const auto** weights = reinterpret_cast<const int8_t**>(table.weights);
     Arguments a{};
@@ -76,7 +75,8 @@ struct GroupedGemm {
     a.mainloop.ptr_B = swapped ? inputs : weights;
     a.mainloop.dA = reinterpret_cast<typename Kernel::StrideA>(table.input_strides);
     a.mainloop.dB = reinterpret_cast<typename Kernel::StrideB>(table.input_strides);
-    a.epilogue.thread = {call.rescaling, m, n, a.problem_shape.num_groups, table.begins};
+    a.epilogue.thread = {call.rescaling, static_cast<int>(f.m), static_cast<int>(f.n),
+                         a.problem_shape.num_groups, table.begins};
     a.epilogue.ptr_D = reinterpret_cast<Output**>(table.outputs);
     a.epilogue.dD = reinterpret_cast<typename Kernel::StrideD>(table.output_strides);
     a.scheduler.max_swizzle_size = call.swizzle;
