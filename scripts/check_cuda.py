@@ -24,7 +24,11 @@ STAMPS = toolchain.ROOT / "build" / "check_cuda"
 # A kernel of CUTLASS takes a core most of a minute, and the others differ from these in numbers
 # alone: one of each schedule, for one type of the output.
 CUTLASS_FOLDER = toolchain.CSRC / "int8_mm" / "cutlass"
-CUTLASS_CHECKED = ("pingpong_128x128_cuda.cu", "stream_k_16x128_cuda.cu")
+CUTLASS_CHECKED = (
+    "pingpong_128x128_cuda.cu",
+    "stream_k_16x128_cuda.cu",
+    "grouped_128x128_cuda.cu",
+)
 CUTLASS_FLAGS = ["-DBARAQUANT_WITH_CUTLASS", "-DBARAQUANT_ONE_OUTPUT_TYPE"]
 ARCHITECTURE = ["-gencode", "arch=compute_90a,code=sm_90a"]
 # torch's CPU build lacks c10/cuda/impl/cuda_cmake_macros.h; this macro does without.

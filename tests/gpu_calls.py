@@ -22,6 +22,7 @@ from torch import Tensor
 import cases
 import int8_calls
 from calls import BACKWARD, Call, value_and_gradients
+from grouped_cases import Grouped
 from int8_cases import Case
 from range_calls import OBSERVE_CALLS, RangeCall
 
@@ -132,21 +133,33 @@ def cases_for(kernel: str) -> Iterator[Case]:
     yield Case((few,), 2184, 2048, scale="token")  # stream-K shares a tile along k
 
 
+def grouped_cases_for(kernel: str) -> Iterator[Grouped]:
+    """Aligned rows and others, groups without rows, rows behind the last."""
+    dtypes = [d for d in cases.FLOAT_DTYPES if d != torch.float64 or kernel.startswith("generic")]
+    for dtype in dtypes:
+        yield Grouped("empty_at_the_ends", 264, 272, dtype=dtype, zero_point="token")
+        yield Grouped("one_of_many_rows", 83, 139, dtype=dtype, scale="one", bias="output")
+
+
 def product_calls() -> Iterator[Run]:
     """Each kernel that this GPU takes, forced; then the ops, which choose for themselves."""
     ops = torch.ops.baraquant
     is_hopper = torch.cuda.get_device_capability() == (9, 0)
     for kernel in ops._int8_kernels():
-        if kernel.startswith("hopper") and not is_hopper:
+        if kernel.startswith(("hopper", "grouped")) and not is_hopper:
             continue
-        for case in cases_for(kernel):
-            arguments = case.arguments()
+        found: list[tuple[Any, dict[str, Any]]] = []
+        if not kernel.startswith("grouped"):
+            found += [(ops.int8_linear, case.arguments()) for case in cases_for(kernel)]
+        if kernel.startswith(("grouped", "generic")):
+            found += [(ops.int8_grouped_linear, c.arguments()) for c in grouped_cases_for(kernel)]
+        for op, arguments in found:
             moved = {k: v.to(DEVICE) if isinstance(v, Tensor) else v for k, v in arguments.items()}
 
-            def run(kernel: str = kernel, moved: dict[str, Any] = moved) -> None:
+            def run(op: Any = op, kernel: str = kernel, moved: dict[str, Any] = moved) -> None:
                 ops._force_int8_kernel(kernel)
                 try:
-                    ops.int8_linear(**moved)
+                    op(**moved)
                 finally:
                     ops._force_int8_kernel("")
 

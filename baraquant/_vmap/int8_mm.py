@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Batching rules of the integer matrix family: a batch of inputs is one more leading dimension.
 
-The scales and zero points of the input may be batched with it. A batch of weights has no rule.
+The scales and zero points of the input may be batched with it. A batch of weights has no rule, nor
+have the grouped ops, whose groups are rows of one matrix.
 """
 
 from collections.abc import Callable
@@ -22,6 +23,9 @@ _OF_INPUT = {
     "quantized_linear": ("input",),
     "static_quantized_linear": ("input",),
     "qat_linear": ("input",),
+    "int8_grouped_linear": (),
+    "quantized_grouped_linear": (),
+    "qat_grouped_linear": (),
 }
 
 
@@ -77,9 +81,10 @@ def _rule(op: torch._ops.OpOverload, of_input: tuple[str, ...]) -> Callable[...,
         dims = dict(zip(names, in_dims, strict=True))
         for name, dim in dims.items():
             if dim is not None and name not in of_input:
+                others = f"; only {' and '.join(of_input)} can be batched" if of_input else ""
                 raise NotImplementedError(
-                    f"{op._schema.name}: torch.vmap over {name} is not implemented; only "
-                    f"{' and '.join(of_input)} can be batched. Call the op in a loop instead"
+                    f"{op._schema.name}: torch.vmap over {name} is not implemented{others}. Call "
+                    "the op in a loop instead"
                 )
         if sample_shape(given["input"], dims["input"]) == ():
             raise ValueError(

@@ -21,6 +21,9 @@ Each calls ``torch.ops.baraquant.<name>`` and nothing else, in eager mode, under
 ``quantized_linear``                      the same with an input that is quantized on the fly
 ``static_quantized_linear``               the same with one static scale
 ``qat_linear``                            the first of these two with the weights too
+``int8_grouped_linear``                   ``int8_linear`` with a weight for each group of tokens
+``quantized_grouped_linear``              ``quantized_linear`` in the same way
+``qat_grouped_linear``                    ``qat_linear`` in the same way
 ========================================  =====================================================
 
 ``{G}`` is ``tensor``, ``channel``, ``token`` or ``group``: which elements share a scale.
@@ -70,8 +73,10 @@ from .fake_quantize_backward import (
     fake_quantize_per_token_backward,
     fake_quantize_per_token_backward_qparams,
 )
+from .int8_grouped_linear import int8_grouped_linear
 from .int8_linear import int8_linear
 from .observe import observe_fake_quantize, observe_min_max_
+from .qat_grouped_linear import qat_grouped_linear
 from .qat_linear import qat_linear
 from .quantize import (
     quantize_per_channel,
@@ -83,6 +88,7 @@ from .quantize import (
     quantize_per_token,
     quantize_per_token_backward,
 )
+from .quantized_grouped_linear import quantized_grouped_linear
 from .quantized_linear import quantized_linear
 from .smoothquant_linear import smoothquant_linear
 from .static_quantized_linear import static_quantized_linear
@@ -120,9 +126,11 @@ __all__ = [
     "fake_quantize_per_token",
     "fake_quantize_per_token_backward",
     "fake_quantize_per_token_backward_qparams",
+    "int8_grouped_linear",
     "int8_linear",
     "observe_fake_quantize",
     "observe_min_max_",
+    "qat_grouped_linear",
     "qat_linear",
     "quantize_per_channel",
     "quantize_per_channel_backward",
@@ -132,6 +140,7 @@ __all__ = [
     "quantize_per_tensor_backward",
     "quantize_per_token",
     "quantize_per_token_backward",
+    "quantized_grouped_linear",
     "quantized_linear",
     "smoothquant_linear",
     "static_quantized_linear",

@@ -46,6 +46,7 @@ _RAISES = (
 _ONE_WEIGHT = (
     "No kernel for the device; :func:`torch.vmap` over anything but the input and its scales."
 )
+_NO_BATCH = "No kernel for the device; :func:`torch.vmap`."
 _NO_VMAP = (
     "No kernel for the device; :func:`torch.vmap`, whose samples cannot share what is changed in "
     "place."
@@ -120,6 +121,12 @@ _QAT_LINEAR_GRADIENT = (
     "for need."
 )
 
+_GROUPED_GRADIENT = (
+    "All this for each group with its weight; a token behind the last group gets 0. On a GPU the "
+    "float products of the backward go to PyTorch's grouped product where the dtype is bfloat16 "
+    "and N and K are multiples of 8; else the host reads ``offsets`` there, and waits for them."
+)
+
 # ---- Rounding -----------------------------------------------------------------------------------
 
 _COMPUTED = "Computed in float32, or float64 where the input is float64"
@@ -169,6 +176,11 @@ _DYNAMIC = (
 _SMOOTHQUANT = (
     f'{_JACOB} Xiao et al. 2023, "SmoothQuant: Accurate and Efficient Post-Training Quantization '
     'for Large Language Models".'
+)
+
+_EXPERTS = (
+    f'{_JACOB} Groups of tokens with a weight each: Shazeer et al. 2017, "Outrageously Large '
+    'Neural Networks: The Sparsely-Gated Mixture-of-Experts Layer".'
 )
 
 # ---- The ops, without their granularity ---------------------------------------------------------
@@ -227,6 +239,20 @@ _SECTIONS = {
         "of the weight, NaN.",
         f"{_STRAIGHT_THROUGH} {_JACOB}",
         _ONE_WEIGHT,
+    ),
+    "int8_grouped_linear": Sections(_PRODUCT_GRADIENT, _PRODUCT_ROUNDING, _EXPERTS, _NO_BATCH),
+    "quantized_grouped_linear": Sections(
+        f"{_QUANTIZED_LINEAR_GRADIENT} {_GROUPED_GRADIENT}",
+        f"{_PRODUCT_ROUNDING} One NaN or infinity makes its token's results NaN.",
+        f"{_DYNAMIC} {_EXPERTS}",
+        _NO_BATCH,
+    ),
+    "qat_grouped_linear": Sections(
+        f"{_QAT_LINEAR_GRADIENT} {_GROUPED_GRADIENT}",
+        f"{_PRODUCT_ROUNDING} One NaN or infinity makes the results of its token, or of its row "
+        "of the weight, NaN.",
+        f"{_STRAIGHT_THROUGH} {_EXPERTS}",
+        _NO_BATCH,
     ),
     "observe_min_max_": Sections(_OBSERVE_GRADIENT, _RUNNING_ROUNDING, _JACOB, _NO_VMAP),
     "observe_fake_quantize": Sections(

@@ -58,6 +58,7 @@ from .affine import (
     quantize_per_token_backward,
 )
 from .granularity import Segments, expand_qparams, segments, sum_segments
+from .grouped import int8_grouped_linear, qat_grouped_linear, quantized_grouped_linear
 from .int8_mm import (
     fused_multiply_add,
     int8_linear,
@@ -125,10 +126,12 @@ __all__ = [
     "fake_quantize_per_token_backward_qparams",
     "fused_multiply_add",
     "grid_position",
+    "int8_grouped_linear",
     "int8_linear",
     "is_inside",
     "observe_fake_quantize",
     "observe_min_max_",
+    "qat_grouped_linear",
     "qat_linear",
     "quantize_per_channel",
     "quantize_per_channel_backward",
@@ -138,6 +141,7 @@ __all__ = [
     "quantize_per_tensor_backward",
     "quantize_per_token",
     "quantize_per_token_backward",
+    "quantized_grouped_linear",
     "quantized_linear",
     "rescaled",
     "round_to",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// qat_linear under autocast: tensors are cast to its dtype first, as torch.nn.functional.linear's
+// qat_linear and qat_grouped_linear under autocast: tensors are cast to its dtype first, as torch.nn.functional.linear's
 // are. The other ops of the library compute in what they are given.
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
@@ -29,13 +29,27 @@ at::Tensor qat_linear_autocast(const at::Tensor& input, const at::Tensor& weight
   return qat_linear(lowered<device>(input), lowered<device>(weight), lowered_bias, schemes);
 }
 
+template <at::DeviceType device>
+at::Tensor qat_grouped_linear_autocast(const at::Tensor& input, const at::Tensor& weight,
+                                       const at::Tensor& offsets, const OptionalTensor& bias,
+                                       const Schemes& schemes) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      at::autocast::get_autocast_dispatch_key_from_device_type(device));
+  const OptionalTensor lowered_bias =
+      bias ? OptionalTensor(lowered<device>(*bias)) : OptionalTensor();
+  return qat_grouped_linear(lowered<device>(input), lowered<device>(weight), offsets, lowered_bias,
+                            schemes);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(baraquant, AutocastCPU, m) {
   m.impl("qat_linear", &Flat<&qat_linear_autocast<at::kCPU>>::kernel);
+  m.impl("qat_grouped_linear", &Flat<&qat_grouped_linear_autocast<at::kCPU>>::kernel);
 }
 TORCH_LIBRARY_IMPL(baraquant, AutocastCUDA, m) {
   m.impl("qat_linear", &Flat<&qat_linear_autocast<at::kCUDA>>::kernel);
+  m.impl("qat_grouped_linear", &Flat<&qat_grouped_linear_autocast<at::kCUDA>>::kernel);
 }
 
 }  // namespace baraquant::int8_mm

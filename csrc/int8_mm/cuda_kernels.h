@@ -37,4 +37,37 @@ void launch_make_signed(const Factors& factors, const OfRows<int32_t>& rows, voi
 void launch_make_dense(const void* rows, int64_t stride, int64_t m, int64_t n, int size,
                        void* result, cudaStream_t stream);
 
+// What CUTLASS reads of each group, in memory of the device.
+struct GroupTable {
+  struct Shape {
+    int32_t first, second, k;  // the tile's sides: m and n, or n and m where the product is swapped
+  };
+
+  const void** inputs;
+  const void** weights;
+  void** outputs;
+  int64_t* input_strides;  // elements from one row to the next, of the weight too
+  int64_t* output_strides;
+  Shape* shapes;
+  int32_t* begins;  // the first row of each group
+
+  static constexpr int64_t kBytesOfGroup =
+      3 * sizeof(void*) + 2 * sizeof(int64_t) + sizeof(Shape) + sizeof(int32_t);
+
+  // In kBytesOfGroup * groups bytes of memory, which begin at 8 bytes.
+  GroupTable(void* memory, int64_t groups)
+      : inputs(static_cast<const void**>(memory)),
+        weights(inputs + groups),
+        outputs(const_cast<void**>(weights + groups)),
+        input_strides(reinterpret_cast<int64_t*>(outputs + groups)),
+        output_strides(input_strides + groups),
+        shapes(reinterpret_cast<Shape*>(output_strides + groups)),
+        begins(reinterpret_cast<int32_t*>(shapes + groups)) {}
+};
+
+// Fills the table, and writes zeros into the rows of the output behind the last group. A row of the
+// output has `stride` elements of `size` bytes, all in all a multiple of 16 bytes.
+void launch_prepare_groups(const Factors& factors, void* output, int64_t stride, int64_t size,
+                           bool swapped, const GroupTable& table, cudaStream_t stream);
+
 }  // namespace baraquant::int8_mm

@@ -8,6 +8,7 @@
 #include "int8_mm/cuda_kernels.h"
 #include "int8_mm/factors.cuh"
 #include "int8_mm/fragments.cuh"
+#include "int8_mm/groups.cuh"
 #include "int8_mm/words.cuh"
 
 namespace baraquant::int8_mm {
@@ -235,10 +236,8 @@ __device__ __forceinline__ void write_sums(const Sums<G>& sums, const GenericArg
 }
 
 template <typename G, typename T, bool is_unsigned, bool aligned>
-__global__ void __launch_bounds__(G::threads, aligned ? 2 : 1)
-    generic_kernel(const GenericArgs<T> args) {
+__device__ __forceinline__ void compute_tile(const GenericArgs<T>& args, const TilePlace& place) {
   __shared__ __align__(128) uint8_t shared[G::stages * G::stage_bytes];
-  const TilePlace place = place_of_tile(blockIdx.x, args.factors.m, args.factors.n, G::m, G::n);
   const WarpPlace<G> warp(static_cast<int>(threadIdx.x) / 32);
   const Copier<G> copier{args.factors, place, shared};
   Sums<G> sums{};
@@ -254,6 +253,61 @@ __global__ void __launch_bounds__(G::threads, aligned ? 2 : 1)
   write_sums(sums, args, place, warp);
 }
 
+template <typename G, typename T, bool is_unsigned, bool aligned>
+__global__ void __launch_bounds__(G::threads, aligned ? 2 : 1)
+    generic_kernel(const GenericArgs<T> args) {
+  compute_tile<G, T, is_unsigned, aligned>(
+      args, place_of_tile(blockIdx.x, args.factors.m, args.factors.n, G::m, G::n));
+}
+
+// As many rows of tiles as the groups can have at most: each group that has rows, and the rows
+// behind the last group, end with a tile that may hold a single row.
+template <typename G>
+int64_t most_group_tiles(const Factors& f) {
+  return (f.m + (f.m < f.groups + 1 ? f.m : f.groups + 1) * (G::m - 1)) / G::m;
+}
+
+// Writes zeros into a tile of the output.
+template <typename G, typename T>
+__device__ __forceinline__ void clear_tile(const GenericArgs<T>& args, const TilePlace& place) {
+  const Factors& f = args.factors;
+  for (int i = static_cast<int>(threadIdx.x); i < G::m * G::n; i += G::threads) {
+    const int64_t m = place.m + i / G::n, n = place.n + i % G::n;
+    if (m < f.m && n < f.n) args.output[m * f.n + n] = T{};
+  }
+}
+
+// Each group's tiles are computed as those of a product whose input ends with the group. `rows` is
+// the number of rows of tiles of the grid.
+template <typename G, typename T, bool is_unsigned, bool aligned>
+__global__ void __launch_bounds__(G::threads, aligned ? 2 : 1)
+    grouped_generic_kernel(GenericArgs<T> args, int64_t rows) {
+  Factors& f = args.factors;
+  TilePlace place = place_of_tile(blockIdx.x, rows * G::m, f.n, G::m, G::n);
+  const GroupTile tile = find_group_tile(f, G::m, place.m / G::m);
+  if (tile.group < 0) return;
+  place.m = tile.begin;
+  if (tile.group == f.groups) return clear_tile<G>(args, place);
+  f.m = tile.end;
+  f.choose_group(tile.group);
+  args.rescaling.choose_group(tile.group, f.n);
+  compute_tile<G, T, is_unsigned, aligned>(args, place);
+}
+
+template <typename G, typename T, bool is_unsigned, bool aligned>
+void launch_generic_kernel(const GenericArgs<T>& args, cudaStream_t stream) {
+  const Factors& f = args.factors;
+  const int64_t columns = divide_up(f.n, G::n);
+  if (f.is_grouped()) {
+    const int64_t rows = most_group_tiles<G>(f);
+    grouped_generic_kernel<G, T, is_unsigned, aligned>
+        <<<static_cast<unsigned>(rows * columns), G::threads, 0, stream>>>(args, rows);
+  } else {
+    generic_kernel<G, T, is_unsigned, aligned>
+        <<<static_cast<unsigned>(divide_up(f.m, G::m) * columns), G::threads, 0, stream>>>(args);
+  }
+}
+
 template <GenericTile tile, typename T>
 void launch_generic_tile(const GenericArgs<T>& args, cudaStream_t stream) {
   using G = typename GeometryOf<tile>::type;
@@ -262,12 +316,13 @@ void launch_generic_tile(const GenericArgs<T>& args, cudaStream_t stream) {
   const Factors& f = args.factors;
   const bool aligned =
       f.k % kChunk == 0 && is_aligned(f.input, kChunk) && is_aligned(f.weight, kChunk);
-  auto kernel = aligned ? &generic_kernel<G, T, false, true> : &generic_kernel<G, T, false, false>;
+  auto launch = aligned ? &launch_generic_kernel<G, T, false, true>
+                        : &launch_generic_kernel<G, T, false, false>;
   if (f.is_unsigned) {
-    kernel = aligned ? &generic_kernel<G, T, true, true> : &generic_kernel<G, T, true, false>;
+    launch = aligned ? &launch_generic_kernel<G, T, true, true>
+                     : &launch_generic_kernel<G, T, true, false>;
   }
-  const int64_t blocks = count_tiles(info_of(tile), f.m, f.n);
-  kernel<<<static_cast<unsigned>(blocks), G::threads, 0, stream>>>(args);
+  launch(args, stream);
 }
 
 template <typename T>

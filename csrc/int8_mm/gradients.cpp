@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "int8_mm/gradients.h"
 
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/mm.h>
+
 #include "affine/core_ops.h"
+#include "int8_mm/grouped_products.h"
 
 namespace baraquant::int8_mm {
 
@@ -10,12 +14,14 @@ using affine::OptionalTensor;
 at::Tensor dequantized(const at::Tensor& values, const at::Tensor& scale,
                        const at::Tensor& zero_point, Granularity granularity,
                        at::ScalarType dtype) {
-  const OptionalTensor s(scale);
+  const bool per_row = granularity == Granularity::kPerChannel;
+  const OptionalTensor s(per_row ? scale.flatten() : scale);
   const OptionalTensor z = zero_point.defined() ? OptionalTensor(zero_point) : std::nullopt;
   affine::QuantArgs q{s, z};
   q.granularity = granularity;
   q.axis = 0;
-  return affine::dequantize(values, q, dtype);
+  if (!per_row) return affine::dequantize(values, q, dtype);
+  return by_rows(values, [&](const at::Tensor& rows) { return affine::dequantize(rows, q, dtype); });
 }
 
 at::Tensor clip_gradient(const at::Tensor& grad, const at::Tensor& mask, at::ScalarType dtype) {
@@ -31,7 +37,19 @@ at::Tensor as_rows(const at::Tensor& tensor) {
   return tensor.reshape_symint({tokens, tensor.sym_size(-1)});
 }
 
-at::Tensor bias_gradient(const at::Tensor& grad, at::ScalarType dtype) {
+at::Tensor input_gradient(const at::Tensor& grad, const at::Tensor& weight,
+                          const at::Tensor& offsets) {
+  return offsets.defined() ? grouped_matmul(grad, weight, offsets) : at::matmul(grad, weight);
+}
+
+at::Tensor weight_gradient(const at::Tensor& grad, const at::Tensor& input,
+                           const at::Tensor& offsets) {
+  if (offsets.defined()) return grouped_outer(grad, input, offsets);
+  return at::mm(as_rows(grad).t(), as_rows(input));
+}
+
+at::Tensor bias_gradient(const at::Tensor& grad, at::ScalarType dtype, const at::Tensor& offsets) {
+  if (offsets.defined()) return grouped_sum(grad, offsets, dtype);
   return as_rows(grad).sum(0, /*keepdim=*/false, dtype);
 }
 

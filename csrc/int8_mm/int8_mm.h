@@ -19,6 +19,9 @@ namespace baraquant::int8_mm {
 // |a - za| < 2^8, so |(a - za) * w| < 2^15.
 constexpr int64_t kMostDepth = 131071, kMostShiftedDepth = 65536;
 
+// The most rows of a grouped product, whose ends are int32.
+constexpr int64_t kMostGroupedRows = INT32_MAX;
+
 BARAQUANT_HD float fused_multiply_add(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)
   return fmaf(a, b, c);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "int8_mm/int8_mm_checks.h"
 
+#include <string>
 #include <vector>
 
 #include "checks.h"
@@ -10,38 +11,63 @@
 namespace baraquant::int8_mm {
 namespace {
 
-// [N], one for each output.
+// [N], one for each output; of a grouped op [E, N].
 void check_per_output(const Operands& args, const char* name, const at::Tensor& tensor) {
   check_same_device(args.op, name, tensor, args.input);
-  const c10::SymInt outputs = args.weight.sym_size(0);
-  TORCH_CHECK_VALUE(has_sizes(tensor, {outputs}), args.op, ": expected ", name, " to have shape [",
-                    outputs, "] (weight.size(0)), but got ", tensor.sym_sizes());
+  const auto outputs = args.weight.sym_sizes().slice(0, args.is_grouped() ? 2 : 1);
+  TORCH_CHECK_VALUE(has_sizes(tensor, outputs), args.op, ": expected ", name, " to have shape ",
+                    outputs, args.is_grouped() ? " (weight.shape[:2])" : " (weight.size(0))",
+                    ", but got ", tensor.sym_sizes());
+}
+
+// One for each group. That the rows can be counted in int32 is asked for here too.
+void check_offsets(const Operands& args) {
+  const at::Tensor& offsets = *args.offsets;
+  check_dtype(args.op, "offsets", offsets, at::kInt, "the end of each group's rows");
+  check_same_device(args.op, "offsets", offsets, args.input);
+  const c10::SymInt groups = args.weight.sym_size(0);
+  TORCH_CHECK_VALUE(has_sizes(offsets, {groups}), args.op, ": expected offsets to have shape [",
+                    groups, "] (weight.size(0)), but got ", offsets.sym_sizes());
+  const c10::SymInt rows = args.input.sym_size(0);
+  TORCH_CHECK_VALUE(rows.sym_le(kMostGroupedRows).expect_true(__FILE__, __LINE__), args.op,
+                    ": expected input.size(0) to be at most ", kMostGroupedRows,
+                    ", the most that int32 offsets can reach, but got ", rows);
 }
 
 void check_matrices(const Operands& args) {
   const at::Tensor &input = args.input, &weight = args.weight;
   check_same_device(args.op, "weight", weight, input);
-  TORCH_CHECK_VALUE(weight.dim() == 2, args.op,
-                    ": expected weight to have 2 dimensions [N, K], but got shape ",
-                    weight.sym_sizes());
+  TORCH_CHECK_VALUE(weight.dim() == (args.is_grouped() ? 3 : 2), args.op,
+                    ": expected weight to have ",
+                    args.is_grouped() ? "3 dimensions [E, N, K]" : "2 dimensions [N, K]",
+                    ", but got shape ", weight.sym_sizes());
+  if (args.is_grouped()) {
+    TORCH_CHECK_VALUE(input.dim() == 2, args.op,
+                      ": expected input to have 2 dimensions [T, K], but got shape ",
+                      input.sym_sizes());
+    check_offsets(args);
+  }
   TORCH_CHECK_VALUE(input.dim() >= 1, args.op,
                     ": expected input to have at least 1 dimension, but got 0");
-  TORCH_CHECK_VALUE(same_size(input.sym_size(-1), weight.sym_size(1)), args.op,
-                    ": expected input to have shape [..., ", weight.sym_size(1),
-                    "] (weight.size(1) last), but got ", input.sym_sizes());
+  const c10::SymInt depth = weight.sym_size(-1);
+  TORCH_CHECK_VALUE(same_size(input.sym_size(-1), depth), args.op,
+                    ": expected input to have shape [", args.is_grouped() ? "T" : "...", ", ",
+                    depth, "] (weight.size(", args.is_grouped() ? 2 : 1, ") last), but got ",
+                    input.sym_sizes());
 }
 
 void check_int8_weight(const Operands& args) {
   check_dtype(args.op, "weight", args.weight, at::kChar, "quantized weights");
-  TORCH_CHECK_VALUE(args.weight.dim() != 2 || args.weight.is_contiguous(), args.op,
-                    ": expected weight to be contiguous ([N, K], row by row), but got strides ",
-                    args.weight.sym_strides(),
+  const int64_t dim = args.is_grouped() ? 3 : 2;
+  TORCH_CHECK_VALUE(args.weight.dim() != dim || args.weight.is_contiguous(), args.op,
+                    ": expected weight to be contiguous ([", args.is_grouped() ? "E, " : "",
+                    "N, K], row by row), but got strides ", args.weight.sym_strides(),
                     "; call .contiguous() once, where the weight is stored");
 }
 
 void check_depth(const Operands& args, bool shifted) {
   const int64_t most = shifted ? kMostShiftedDepth : kMostDepth;
-  const c10::SymInt depth = args.weight.sym_size(1);
+  const c10::SymInt depth = args.weight.sym_size(-1);
   TORCH_CHECK_VALUE(depth.sym_le(most).expect_true(__FILE__, __LINE__), args.op,
                     ": expected input.size(-1) to be at most ", most,
                     shifted ? " (of uint8, or with a zero point)" : "",
@@ -143,6 +169,7 @@ void check_all_dispatchable(const Operands& args) {
   if (args.weight_sum && *args.weight_sum) {
     check_dispatchable(args.op, "weight_sum", **args.weight_sum);
   }
+  if (args.offsets) check_dispatchable(args.op, "offsets", *args.offsets);
 }
 
 void check_product(const Operands& args, const InputQparams& qparams, at::ScalarType dtype) {
@@ -201,6 +228,18 @@ void check_qat_linear(const Operands& args, const Schemes& schemes) {
   qparams::check_row_scheme(args.op, schemes.weight, "weight_");
   qparams::check_row_scheme(args.op, schemes.input);
   check_bias(args, args.input.scalar_type());
+}
+
+void check_offset_values(const Operands& args) {
+  if (!args.offsets || !args.offsets->is_cpu()) return;
+  const at::Tensor offsets = args.offsets->contiguous();
+  const auto* ends = static_cast<const int32_t*>(offsets.const_data_ptr());
+  for (int64_t g = 0, least = 0; g < offsets.numel(); least = ends[g++]) {
+    TORCH_CHECK_VALUE(ends[g] >= least && ends[g] <= args.input.size(0), args.op,
+                      ": expected offsets to ascend from 0 to input.size(0) (", args.input.size(0),
+                      ") at most, but got ", ends[g], " at index ", g,
+                      g == 0 ? "" : " behind " + std::to_string(least));
+  }
 }
 
 }  // namespace baraquant::int8_mm

@@ -11,7 +11,8 @@
 
 namespace baraquant::int8_mm {
 
-// What every op of the family takes; an op without weight_scale or weight_sum leaves it null.
+// What every op of the family takes; an op without weight_scale, weight_sum or offsets leaves it
+// null.
 struct Operands {
   const char* op;
   const at::Tensor& input;
@@ -19,6 +20,9 @@ struct Operands {
   const at::Tensor* weight_scale;
   const OptionalTensor& bias;
   const OptionalTensor* weight_sum;
+  const at::Tensor* offsets = nullptr;  // of a grouped op, whose weight has three dimensions
+
+  bool is_grouped() const { return offsets != nullptr; }
 };
 
 // The scale and the zero point of an input, where they are given: tensors, or numbers.
@@ -45,5 +49,7 @@ void check_static_quantized_linear(const Operands& args, const InputQparams& qpa
                                    const OptionalTensor& smooth_scale, int64_t quant_min,
                                    int64_t quant_max, at::ScalarType dtype);
 void check_qat_linear(const Operands& args, const Schemes& schemes);
+// Reads the offsets of a grouped op, where they are on the CPU.
+void check_offset_values(const Operands& args);
 
 }  // namespace baraquant::int8_mm

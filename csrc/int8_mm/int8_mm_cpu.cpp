@@ -2,6 +2,8 @@
 // The CPU kernels of the integer matrix family.
 #include <ATen/Parallel.h>
 
+#include <algorithm>
+
 #include "int8_mm/blocked_cpu.h"
 #include "int8_mm/kernels.h"
 #include "int8_mm/kernels_of_cpu.h"
@@ -17,13 +19,24 @@ constexpr auto kParallel = [](int64_t count, int64_t grain, const auto& task) {
 template <typename C>
 const char* const kDtypeName = sizeof(C) == 8 ? "float64" : "float32";
 
+// Calls of(group, rows) for each group that has rows; returns the first row behind the last group.
+template <typename Of>
+int64_t for_each_group(const Factors& f, const Of& of) {
+  GroupRows rows;
+  for (int64_t g = 0; g < f.groups; ++g) {
+    rows = rows.next(f.ends[g], f.m);
+    if (rows.begin < rows.end) of(g, rows);
+  }
+  return rows.end;
+}
+
 struct Cpu {
   template <typename T>
   static void product(const Factors& f, const Rescaling<ComputeType<T>>& r, T* output) {
     const CpuIsa isa = cpu_isa();
     const CpuKernel& kernel = kernel_of(isa);
     const int threads = at::get_num_threads();
-    const Blocks blocks(f, kernel, threads);
+    const Blocks blocks(f, kernel, threads);  // of a grouped product: as one group had all rows
     if (only_planned([&] {
           return KernelPlan{kernel.name,
                             "cpu",
@@ -35,7 +48,22 @@ struct Cpu {
         })) {
       return;
     }
-    int8_mm::product<T>(f, r, output, isa, kernel, blocks, kParallel);
+    if (!f.is_grouped()) {
+      int8_mm::product<T>(f, r, output, isa, kernel, blocks, kParallel);
+      return;
+    }
+    const int64_t end = for_each_group(f, [&](int64_t g, const GroupRows& rows) {
+      Factors own = f;
+      Rescaling<ComputeType<T>> own_r = r;
+      own.choose_group(g);
+      own_r.choose_group(g, f.n);
+      own.input = static_cast<const uint8_t*>(f.input) + rows.begin * f.k;
+      own_r.begin_at(rows.begin);
+      own.m = rows.end - rows.begin;
+      int8_mm::product<T>(own, own_r, output + rows.begin * f.n, isa, kernel,
+                          Blocks(own, kernel, threads), kParallel);
+    });
+    std::fill(output + end * f.n, output + f.m * f.n, T{});
   }
 
   static void weight_sums(const at::Tensor& weight, const at::Tensor& sums) {
@@ -45,7 +73,7 @@ struct Cpu {
         })) {
       return;
     }
-    sum_rows(static_cast<const int8_t*>(weight.const_data_ptr()), weight.size(0), weight.size(1),
+    sum_rows(static_cast<const int8_t*>(weight.const_data_ptr()), sums.numel(), weight.size(-1),
              static_cast<int32_t*>(sums.mutable_data_ptr()), isa, kParallel);
   }
 };

@@ -32,11 +32,16 @@ constexpr const hopper::Kernels* kHopperKernels[] = {
     &hopper::kStreamK64x128,      &hopper::kStreamK16x128,
     &hopper::kPingpong128x128,    &hopper::kPingpong128x128,
     &hopper::kCooperative256x128, &hopper::kCooperative256x128};  // as kHopperTiles
+constexpr const hopper::Kernels* kGroupedKernels[] = {
+    &hopper::kGrouped128x128, &hopper::kGrouped128x256, &hopper::kGrouped64x256,
+    &hopper::kGrouped32x128};  // as kGroupedTiles
 #else
 constexpr bool kWithHopper = false;
 constexpr const hopper::Kernels* kHopperKernels[std::size(kHopperTiles)] = {};
+constexpr const hopper::Kernels* kGroupedKernels[std::size(kGroupedTiles)] = {};
 #endif
 static_assert(std::size(kHopperKernels) == std::size(kHopperTiles));
+static_assert(std::size(kGroupedKernels) == std::size(kGroupedTiles));
 
 // For tests and benchmarks: the index of the kernel that every product has to take, or -1.
 std::atomic<int> forced{-1};
@@ -95,7 +100,8 @@ template <typename T>
 class HopperProduct {
  public:
   HopperProduct(const Factors& f, const Rescaling<float>& r, T* output, const Chip& chip, int tile)
-      : kernel_(kHopperKernels[tile]->of[hopper::OutputIndex<T>::value]),
+      : kernel_((f.is_grouped() ? kGroupedKernels : kHopperKernels)[tile]
+                    ->of[hopper::OutputIndex<T>::value]),
         given_(f),
         makes_signed_(f.is_unsigned),
         makes_sums_(f.is_unsigned && r.weight_sum == nullptr) {
@@ -106,17 +112,17 @@ class HopperProduct {
     call_.output_stride = divide_up(f.n, kAligned) * kAligned;
     call_.device = chip.device;
     call_.multiprocessors = chip.multiprocessors;
-    call_.raster = kHopperTiles[tile].raster;
-    call_.swizzle = kHopperTiles[tile].swizzle;
+    call_.raster = f.is_grouped() ? Raster::kAlongM : kHopperTiles[tile].raster;
+    call_.swizzle = f.is_grouped() ? 1 : kHopperTiles[tile].swizzle;
     call_.stream = c10::cuda::getCurrentCUDAStream();
     pads_input_ = !has_aligned_rows(f.input, f.k);
     pads_weight_ = !has_aligned_rows(f.weight, f.k);
     makes_dense_ = call_.output_stride != f.n || !is_aligned(output, 16);
     const int64_t depth = call_.factors.k, width = call_.output_stride;
     offsets_.input = offsets_.add(f.m * depth, pads_input_ || makes_signed_);
-    offsets_.weight = offsets_.add(f.n * depth, pads_weight_);
+    offsets_.weight = offsets_.add(f.weight_rows() * depth, pads_weight_);
     offsets_.zero_point = offsets_.add(f.m * int64_t(sizeof(int32_t)), makes_signed_);
-    offsets_.weight_sum = offsets_.add(f.n * int64_t(sizeof(int32_t)), makes_sums_);
+    offsets_.weight_sum = offsets_.add(f.weight_rows() * int64_t(sizeof(int32_t)), makes_sums_);
     offsets_.output = offsets_.add(f.m * width * int64_t(sizeof(T)), makes_dense_);
     offsets_.workspace = offsets_.add(kernel_.workspace_bytes(call_), true);
   }
@@ -135,7 +141,8 @@ class HopperProduct {
     if (pads_input_) call_.factors.input = padded(given_.input, given_.m, base + offsets_.input);
     if (pads_weight_) {
       call_.factors.weight =
-          static_cast<const int8_t*>(padded(given_.weight, given_.n, base + offsets_.weight));
+          static_cast<const int8_t*>(
+              padded(given_.weight, given_.weight_rows(), base + offsets_.weight));
     }
     if (makes_signed_) make_signed(base);
     void* const output = call_.output;
@@ -166,7 +173,7 @@ class HopperProduct {
     launch_make_signed(f, r.zero_point, base + offsets_.input, zero_point, call_.stream);
     if (makes_sums_) {
       auto* sums = reinterpret_cast<int32_t*>(base + offsets_.weight_sum);
-      launch_weight_sums(f.weight, f.n, f.k, sums, call_.stream);
+      launch_weight_sums(f.weight, f.weight_rows(), f.k, sums, call_.stream);
       r.weight_sum = sums;
     }
     C10_CUDA_KERNEL_LAUNCH_CHECK();
@@ -186,18 +193,24 @@ template <typename T>
 bool allows_hopper(const Factors& f, const Rescaling<ComputeType<T>>& r, const Chip& chip) {
   if (!kWithHopper || chip.major != 9 || chip.minor != 0 || sizeof(T) == 8) return false;
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  const bool fits = f.m <= kMost && f.n <= kMost && f.k > 0;
+  const bool fits = f.m <= kMost && f.weight_rows() <= kMost && f.k > 0;
+  const int64_t rows = divide_up(f.m, f.groups);  // that share a weight
   const bool aligned = HopperProduct<float>::has_aligned_rows(f.input, f.k) &&
                        HopperProduct<float>::has_aligned_rows(f.weight, f.k);
-  const bool repays_copies = f.m >= kFewestCopiedInputs && f.n >= kFewestCopiedWeights;
+  const bool repays_copies = rows >= kFewestCopiedInputs && f.n >= kFewestCopiedWeights;
   // The sums of the weight would have to be found first: for few rows that takes as long as all.
-  const bool finds_sums = f.is_unsigned && r.weight_sum == nullptr && f.m < 128;
+  const bool finds_sums = f.is_unsigned && r.weight_sum == nullptr && rows < 128;
   return fits && (aligned || repays_copies) && !finds_sums;
 }
 
 template <typename T>
 Selection select(const Factors& f, const Rescaling<ComputeType<T>>& r, const Chip& chip) {
-  const Situation situation{f.m, f.n, f.k, chip.multiprocessors, allows_hopper<T>(f, r, chip)};
+  const Situation situation{f.m,
+                            f.n,
+                            f.k,
+                            chip.multiprocessors,
+                            allows_hopper<T>(f, r, chip),
+                            f.is_grouped() ? f.groups : 0};
   const int index = forced.load(std::memory_order_relaxed);
   if (index < 0) return select(situation);
   const Selection selection = all_selections(kWithHopper)[static_cast<size_t>(index)];
@@ -214,7 +227,7 @@ struct MakePlan {
   int64_t scratch_bytes = 0;
 
   KernelPlan operator()() const {
-    const bool is_hopper = selection.family == Family::kHopper;
+    const bool is_hopper = selection.is_hopper();
     KernelPlan plan;
     plan.name = "int8_product_" + selection.family_name();
     plan.backend = "cuda";
@@ -232,7 +245,7 @@ struct Cuda {
   static void product(const Factors& f, const Rescaling<ComputeType<T>>& r, T* output) {
     const Chip chip = current_chip();
     const Selection selection = select<T>(f, r, chip);
-    if (selection.family == Family::kHopper) {
+    if (selection.is_hopper()) {
       on_hopper(f, r, output, chip, selection);
     } else if (!only_planned(MakePlan<T>{selection, chip})) {
       anywhere(f, r, output, chip, selection);
@@ -275,8 +288,8 @@ void weight_sums_cuda(const at::Tensor& weight, const at::Tensor& sums) {
       })) {
     return;
   }
-  launch_weight_sums(static_cast<const int8_t*>(weight.const_data_ptr()), weight.size(0),
-                     weight.size(1), static_cast<int32_t*>(sums.mutable_data_ptr()),
+  launch_weight_sums(static_cast<const int8_t*>(weight.const_data_ptr()), sums.numel(),
+                     weight.size(-1), static_cast<int32_t*>(sums.mutable_data_ptr()),
                      c10::cuda::getCurrentCUDAStream());
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }

@@ -13,9 +13,12 @@ namespace baraquant::int8_mm {
 // Contiguous and on one device: input [m, k], weight [n, k], output [m, n] (none of m and n is 0);
 // input_scale and zero_point of one element or of m, undefined where a number stands for them;
 // weight_scale, bias and weight_sum [n]. weight_sum is defined wherever has_zero_point; bias is
-// undefined where there is none. Scales and bias are of the output's compute type.
+// undefined where there is none. Scales and bias are of the output's compute type. Where offsets
+// are defined (int32 [groups]), the product is grouped: what is of the weight has a dimension of
+// groups in front.
 struct ProductCall {
   at::Tensor input, weight, input_scale, weight_scale, bias, zero_point, weight_sum, output;
+  at::Tensor offsets;
   double input_scale_number = 1;
   int32_t zero_point_number = 0;
   bool has_zero_point = false;
@@ -42,12 +45,17 @@ struct Launch {
   }
 
   static Factors factors_of(const ProductCall& call) {
-    return {call.input.size(0),
-            call.weight.size(0),
-            call.input.size(1),
-            call.input.const_data_ptr(),
-            call.input.scalar_type() == at::kByte,
-            pointer<int8_t>(call.weight)};
+    Factors f{call.input.size(0),
+              call.weight.size(-2),
+              call.input.size(1),
+              call.input.const_data_ptr(),
+              call.input.scalar_type() == at::kByte,
+              pointer<int8_t>(call.weight)};
+    if (call.offsets.defined()) {
+      f.groups = call.offsets.size(0);
+      f.ends = pointer<int32_t>(call.offsets);
+    }
+    return f;
   }
 
   template <typename C>

@@ -10,7 +10,6 @@
 // Integers carry no gradient: of int8_linear and smoothquant_linear only the bias has one.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/div.h>
-#include <ATen/ops/matmul.h>
 #include <ATen/ops/mul.h>
 #include <c10/util/FunctionRef.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -29,13 +28,15 @@ using torch::autograd::Function;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-// What the gradient of the input is made of. The last two are there where the scale is static.
+// What the gradient of the input is made of. The two scales at the end are there where the scale is
+// static.
 struct Layer {
   const at::Tensor& weight;
   const at::Tensor& weight_scale;
   bool clips_input;
   const at::Tensor& act_scale;
   const at::Tensor& smooth_scale;
+  const at::Tensor& offsets;  // of a grouped op
 };
 
 // Computes the output below autograd; given true, the mask too.
@@ -45,7 +46,7 @@ at::Tensor input_gradient(const at::Tensor& dy, const variable_list& saved, at::
   const at::Tensor &weight = saved[0], &weight_scale = saved[1], &mask = saved[2];
   const at::Tensor &act_scale = saved[3], &smooth_scale = saved[4];
   const at::Tensor rounded = dequantized(weight, weight_scale, {}, Granularity::kPerChannel, dtype);
-  at::Tensor dx = at::matmul(dy.to(dtype), rounded);
+  at::Tensor dx = int8_mm::input_gradient(dy.to(dtype), rounded, saved[5]);
   if (smooth_scale.defined()) dx = at::mul(dx, at::div(act_scale, smooth_scale)).to(dtype);
   return mask.defined() ? clip_gradient(dx, mask, dtype) : dx;
 }
@@ -59,12 +60,14 @@ class Linear : public Function<Linear> {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const bool input_grad = input.requires_grad();
     const auto [output, mask] = product(input_grad && layer.clips_input);
+    variable_list saved(6);
     if (input_grad) {
       const at::Tensor none;
-      ctx->save_for_backward({layer.weight, layer.weight_scale, mask,
-                              layer.smooth_scale.defined() ? layer.act_scale : none,
-                              layer.smooth_scale});
+      saved = {layer.weight, layer.weight_scale, mask,
+               layer.smooth_scale.defined() ? layer.act_scale : none, layer.smooth_scale, none};
     }
+    saved[5] = layer.offsets;
+    ctx->save_for_backward(std::move(saved));
     ctx->saved_data["dtype"] = static_cast<int64_t>(input.scalar_type());
     if (bias) ctx->saved_data["bias_dtype"] = static_cast<int64_t>(bias->scalar_type());
     return output;
@@ -76,12 +79,13 @@ class Linear : public Function<Linear> {
     const auto dtype_of = [ctx](const char* name) {
       return static_cast<at::ScalarType>(ctx->saved_data[name].toInt());
     };
+    const variable_list saved = ctx->get_saved_variables();
     variable_list result(4);
     if (ctx->needs_input_grad(0)) {
-      result[0] = input_gradient(grads[0], ctx->get_saved_variables(), dtype_of("dtype"));
+      result[0] = input_gradient(grads[0], saved, dtype_of("dtype"));
     }
     if (ctx->saved_data.count("bias_dtype") && ctx->needs_input_grad(1)) {
-      result[1] = bias_gradient(grads[0], dtype_of("bias_dtype"));
+      result[1] = bias_gradient(grads[0], dtype_of("bias_dtype"), saved[5]);
     }
     return result;
   }
@@ -117,10 +121,12 @@ void check_zero_point(const char* op, const char* name, const OptionalTensor& ze
   if (zero_point) check_dispatchable(op, name, *zero_point);
 }
 
+const at::Tensor kNone;
+
 // Of an op whose input is integers.
-Layer bias_alone(const at::Tensor& weight, const at::Tensor& weight_scale) {
-  static const at::Tensor none;
-  return {weight, weight_scale, /*clips_input=*/false, none, none};
+Layer bias_alone(const at::Tensor& weight, const at::Tensor& weight_scale,
+                 const at::Tensor& offsets = kNone) {
+  return {weight, weight_scale, /*clips_input=*/false, kNone, kNone, offsets};
 }
 
 using Keys = c10::DispatchKeySet;
@@ -152,14 +158,31 @@ at::Tensor quantized_linear(Keys keys, const at::Tensor& input, const at::Tensor
   static const Masked<const at::Tensor&, const at::Tensor&, const at::Tensor&,
                       const OptionalTensor&, bool, const OptionalTensor&, int64_t, int64_t, Dtype>
       op("quantized_linear");
-  static const at::Tensor none;
   constexpr const char* kOp = "baraquant::quantized_linear";
   check_all_dispatchable({kOp, input, weight, &weight_scale, bias, &weight_sum});
   check_scale(kOp, "weight_scale", weight_scale);
-  const Layer layer{weight, weight_scale, /*clips_input=*/!symmetric, none, none};
+  const Layer layer{weight, weight_scale, /*clips_input=*/!symmetric, kNone, kNone, kNone};
   return differentiable(input, bias, layer, [&](bool with_mask) {
     return op(keys, with_mask, input, weight, weight_scale, bias, symmetric, weight_sum, quant_min,
               quant_max, dtype);
+  });
+}
+
+at::Tensor quantized_grouped_linear(Keys keys, const at::Tensor& input, const at::Tensor& weight,
+                                    const at::Tensor& offsets, const at::Tensor& weight_scale,
+                                    const OptionalTensor& bias, bool symmetric,
+                                    const OptionalTensor& weight_sum, int64_t quant_min,
+                                    int64_t quant_max, Dtype dtype) {
+  static const Masked<const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                      const OptionalTensor&, bool, const OptionalTensor&, int64_t, int64_t, Dtype>
+      op("quantized_grouped_linear");
+  constexpr const char* kOp = "baraquant::quantized_grouped_linear";
+  check_all_dispatchable({kOp, input, weight, &weight_scale, bias, &weight_sum, &offsets});
+  check_scale(kOp, "weight_scale", weight_scale);
+  const Layer layer{weight, weight_scale, /*clips_input=*/!symmetric, kNone, kNone, offsets};
+  return differentiable(input, bias, layer, [&](bool with_mask) {
+    return op(keys, with_mask, input, weight, offsets, weight_scale, bias, symmetric, weight_sum,
+              quant_min, quant_max, dtype);
   });
 }
 
@@ -173,7 +196,6 @@ at::Tensor static_quantized_linear(Keys keys, const at::Tensor& input, const at:
                       const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
                       const OptionalTensor&, int64_t, int64_t, Dtype>
       op("static_quantized_linear");
-  static const at::Tensor none;
   constexpr const char* kOp = "baraquant::static_quantized_linear";
   check_all_dispatchable({kOp, input, weight, &weight_scale, bias, &weight_sum});
   check_scale(kOp, "weight_scale", weight_scale);
@@ -181,7 +203,7 @@ at::Tensor static_quantized_linear(Keys keys, const at::Tensor& input, const at:
   check_zero_point(kOp, "act_zero_point", act_zero_point);
   if (smooth_scale) check_scale(kOp, "smooth_scale", *smooth_scale);
   const Layer layer{weight, weight_scale, /*clips_input=*/true, act_scale,
-                    smooth_scale ? *smooth_scale : none};
+                    smooth_scale ? *smooth_scale : kNone, kNone};
   return differentiable(input, bias, layer, [&](bool with_mask) {
     return op(keys, with_mask, input, weight, weight_scale, act_scale, bias, act_zero_point,
               smooth_scale, weight_sum, quant_min, quant_max, dtype);
@@ -203,6 +225,28 @@ at::Tensor int8_linear(Keys keys, const at::Tensor& input, const at::Tensor& wei
   check_zero_point(kOp, "input_zero_point", input_zero_point);
   return differentiable(input, bias, bias_alone(weight, weight_scale), [&](bool) -> MaskedProduct {
     return {op.redispatch(keys & c10::after_autograd_keyset, input, weight, input_scale,
+                          weight_scale, bias, input_zero_point, weight_sum, dtype),
+            {}};
+  });
+}
+
+at::Tensor int8_grouped_linear(Keys keys, const at::Tensor& input, const at::Tensor& weight,
+                               const at::Tensor& offsets, const at::Tensor& input_scale,
+                               const at::Tensor& weight_scale, const OptionalTensor& bias,
+                               const OptionalTensor& input_zero_point,
+                               const OptionalTensor& weight_sum, at::ScalarType dtype) {
+  static const auto op =
+      find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                         const at::Tensor&, const OptionalTensor&, const OptionalTensor&,
+                         const OptionalTensor&, at::ScalarType)>("baraquant::int8_grouped_linear");
+  constexpr const char* kOp = "baraquant::int8_grouped_linear";
+  check_all_dispatchable({kOp, input, weight, &weight_scale, bias, &weight_sum, &offsets});
+  check_scale(kOp, "input_scale", input_scale);
+  check_scale(kOp, "weight_scale", weight_scale);
+  check_zero_point(kOp, "input_zero_point", input_zero_point);
+  const Layer layer = bias_alone(weight, weight_scale, offsets);
+  return differentiable(input, bias, layer, [&](bool) -> MaskedProduct {
+    return {op.redispatch(keys & c10::after_autograd_keyset, input, weight, offsets, input_scale,
                           weight_scale, bias, input_zero_point, weight_sum, dtype),
             {}};
   });
@@ -251,9 +295,12 @@ TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {
   m.impl("quantized_linear", &quantized_linear);
   m.impl("static_quantized_linear", &static_quantized_linear);
   m.impl("int8_linear", &int8_linear);
+  m.impl("quantized_grouped_linear", &quantized_grouped_linear);
+  m.impl("int8_grouped_linear", &int8_grouped_linear);
   m.impl("smoothquant_linear", &smoothquant_linear<const at::Tensor&, const OptionalTensor&>);
   m.impl("smoothquant_linear.number", &smoothquant_linear<double, std::optional<int64_t>>);
-  for (const char* op : {"_quantized_linear_with_mask", "_static_quantized_linear_with_mask"}) {
+  for (const char* op : {"_quantized_linear_with_mask", "_static_quantized_linear_with_mask",
+                         "_quantized_grouped_linear_with_mask"}) {
     m.impl(op, torch::CppFunction::makeFromBoxedFunction<&refuse_to_record>());
   }
 }

@@ -124,6 +124,39 @@ inline HopperTile choose_hopper_tile(int64_t m, int64_t n, int64_t k, int multip
   return small ? HopperTile::kPingpong64x128 : HopperTile::kPingpong128x128;
 }
 
+// --- grouped products on Hopper's tensor cores ---------------------------------------------------
+
+enum class GroupedTile { k128x128, k128x256, k64x256, k32x128 };
+
+struct GroupedTileInfo {
+  GroupedTile tile;
+  const char* name;  // m x n x k of a tile, as CUTLASS schedules it
+  const char* reason;
+};
+
+constexpr GroupedTileInfo kGroupedTiles[] = {
+    {GroupedTile::k128x128, "128x128x128_pingpong_cluster1x2",
+     "one warp group multiplies while the other stores"},
+    {GroupedTile::k128x256, "128x256x128_cooperative_cluster1x2",
+     "the least traffic per product: many rows in each group"},
+    {GroupedTile::k64x256, "64x256x128_pingpong_cluster1x2",
+     "groups that end anywhere lose less of a tile of 64 rows"},
+    {GroupedTile::k32x128, "32x128x256_swapped_pingpong",
+     "few rows: the weights take the 64 rows that the instruction needs, m its free side"},
+};
+
+inline const GroupedTileInfo& info_of(GroupedTile tile) {
+  return kGroupedTiles[static_cast<int>(tile)];
+}
+
+// From the rows of the input and the number of groups: how they share them is known to the device
+// alone.
+inline GroupedTile choose_grouped_tile(int64_t m, int64_t groups) {
+  const int64_t rows = divide_up(m, groups);
+  if (rows <= 32) return GroupedTile::k32x128;
+  return rows <= 64 ? GroupedTile::k64x256 : GroupedTile::k128x128;
+}
+
 // --- every architecture from sm_80 on ------------------------------------------------------------
 
 enum class GenericTile { k128x128, k64x64, k16x32 };

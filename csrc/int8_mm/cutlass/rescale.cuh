@@ -17,7 +17,14 @@ namespace baraquant::int8_mm::hopper {
 
 namespace fusion = cutlass::epilogue::fusion;
 
-template <class Output, class TileShape, bool swapped>
+// The arguments of the node. begins: of a grouped product, the first row of each group.
+struct RescaleArguments {
+  Rescaling<float> factors;
+  int m = 0, n = 0, groups = 1;
+  const int32_t* begins = nullptr;
+};
+
+template <class Output, class TileShape, bool swapped, bool grouped = false>
 class Rescale : public fusion::Sm90VisitorImpl<> {
   using First = cute::conditional_t<swapped, ColumnFactors<float>, RowFactors<float>>;
   using Second = cute::conditional_t<swapped, RowFactors<float>, ColumnFactors<float>>;
@@ -61,17 +68,12 @@ class Rescale : public fusion::Sm90VisitorImpl<> {
   struct SharedStorage {
     alignas(16) Words second;
   };
-  using Arguments = Rescaling<float>;
-  struct Params {
-    Rescaling<float> factors;
-    int m = 0, n = 0;
-  };
+  using Arguments = RescaleArguments;
+  using Params = RescaleArguments;
 
   template <class Problem>
-  static constexpr Params to_underlying_arguments(const Problem& problem, const Arguments& a,
-                                                  void*) {
-    const int first = cute::get<0>(problem), second = cute::get<1>(problem);
-    return {a, swapped ? second : first, swapped ? first : second};
+  static constexpr Params to_underlying_arguments(const Problem&, const Arguments& a, void*) {
+    return a;
   }
   template <class Problem>
   static bool can_implement(const Problem&, const Arguments&) {
@@ -93,9 +95,9 @@ class Rescale : public fusion::Sm90VisitorImpl<> {
       : params_(&params), second_(const_cast<Words*>(&storage.second)) {
 #if defined(__CUDA_ARCH__)
     const Rescaling<float>& f = params.factors;
-    prefetch(f.weight_scale, params.n);
-    prefetch(f.bias, params.n);
-    prefetch(f.weight_sum, params.n);
+    prefetch(f.weight_scale, params.groups * params.n);
+    prefetch(f.bias, params.groups * params.n);
+    prefetch(f.weight_sum, params.groups * params.n);
     prefetch(f.input_scale.data, f.input_scale.stride == 0 ? 1 : params.m);
     prefetch(f.zero_point.data, f.zero_point.stride == 0 ? 1 : params.m);
 #endif
@@ -110,7 +112,8 @@ class Rescale : public fusion::Sm90VisitorImpl<> {
     using Subtile =
         decltype(cute::make_tensor_like<uint32_t>(cute::take<0, 3>(std::declval<const Shared&>())));
 
-    const Rescaling<float>& factors_;
+    // Of the tile's group; else those of the kernel.
+    cute::conditional_t<grouped, Rescaling<float>, const Rescaling<float>&> factors_;
     Words& words_;
     Rows rows_;
     Shared shared_;
@@ -216,9 +219,19 @@ class Rescale : public fusion::Sm90VisitorImpl<> {
     const auto shared = fusion::sm90_partition_for_epilogue<of_source>(
         words, args.epi_tile, args.tiled_copy, args.thread_idx);
     constexpr int threads = decltype(size(args.tiled_copy))::value;
+    const auto factors = [&]() -> decltype(auto) {
+      if constexpr (grouped) {
+        Rescaling<float> own = params_->factors;
+        own.choose_group(l, params_->n);
+        own.begin_at(params_->begins[l]);
+        return own;
+      } else {
+        return (params_->factors);
+      }
+    };
     return ConsumerStoreCallbacks<threads, remove_cvref_t<decltype(rows)>,
                                   remove_cvref_t<decltype(shared)>>(
-        params_->factors, *second_, rows, shared, args.thread_idx,
+        factors(), *second_, rows, shared, args.thread_idx,
         static_cast<int>(get<0>(problem)), static_cast<int>(n) * kSecond,
         static_cast<int>(get<1>(problem)));
   }

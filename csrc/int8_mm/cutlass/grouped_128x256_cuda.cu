@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#ifdef BARAQUANT_WITH_CUTLASS
+#include "int8_mm/cutlass/grouped_gemm.cuh"
+
+namespace baraquant::int8_mm::hopper {
+
+const Kernels kGrouped128x256 =
+    grouped_kernels_of<GroupedTile<128, 256, 128, 1, 2, /*swapped_=*/false, /*pingpong=*/false>>();
+
+}  // namespace baraquant::int8_mm::hopper
+#endif

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Floating products of groups of rows, of which the gradients of the grouped ops are made. Group e
+// has the rows offsets[e - 1] to offsets[e] (from 0 for the first). Each is an op of the dispatcher,
+// whose derivative is made of the others: so it can be traced, and differentiated again and again.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace baraquant::int8_mm {
+
+// rows [T, A], matrices [E, A, B] -> [T, B]: each row times the matrix of its group; 0 behind the
+// last group.
+at::Tensor grouped_matmul(const at::Tensor& rows, const at::Tensor& matrices,
+                          const at::Tensor& offsets);
+
+// left [T, A], right [T, B] -> [E, A, B]: left^T @ right over the rows of each group.
+at::Tensor grouped_outer(const at::Tensor& left, const at::Tensor& right,
+                         const at::Tensor& offsets);
+
+// rows [T, A] -> [E, A] of dtype: the sum over the rows of each group.
+at::Tensor grouped_sum(const at::Tensor& rows, const at::Tensor& offsets, at::ScalarType dtype);
+
+}  // namespace baraquant::int8_mm
