@@ -61,7 +61,7 @@ class Converter:
     """
 
     def __init__(self) -> None:
-        self._shared: dict[tuple[int, int | None, TensorConfig], Integers] = {}
+        self._shared: dict[tuple[int, int, int | None, TensorConfig], Integers] = {}
         self._kept: list[nn.Module] = []  # whose ids are those keys
 
     def decide(self, module: nn.Module) -> Decision:
@@ -101,7 +101,8 @@ class Converter:
         """Return a prepared layer's weight as integers, those of tied weights once."""
         config = module.config.weight
         is_own = config.dynamic and module.weight_fake_quant.is_dynamic
-        key = id(module.float_weight()), None if is_own else id(module.weight_fake_quant), config
+        quantizer = None if is_own else id(module.weight_fake_quant)
+        key = id(module.float_weight()), module.transposed_groups, quantizer, config
         if key not in self._shared:
             integers, scale, zero_point = module.quantized_weight()
             check_scale("the weight", scale)

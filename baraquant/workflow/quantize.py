@@ -209,7 +209,7 @@ class _Maker:
     def __init__(self, plan: Mapping[str, Smoothing]) -> None:
         self._plan = plan
         self._converter = Converter()
-        self._fitted: dict[tuple[int, str, TensorConfig], FakeQuantize] = {}
+        self._fitted: dict[tuple[int, torch.Size, str, TensorConfig], FakeQuantize] = {}
         self._kept: list[Tensor] = []  # whose addresses are those keys
         # What a layer's own output is divided by, for the layers behind it.
         self._divisors = {
@@ -230,7 +230,8 @@ class _Maker:
             prepared = divided
         if weight.bits < 8 and one.scheme.scale_rule == "search":
             for name, rows in prepared.weight_rows().items():
-                key = rows.data_ptr(), name, weight  # those of tied weights are the same
+                # That of tied weights is the same.
+                key = rows.data_ptr(), rows.shape, name, weight
                 if key not in self._fitted:
                     self._fitted[key] = fit_scale(rows, getattr(prepared, name))
                     self._kept.append(rows)

@@ -102,7 +102,7 @@ class Selector:
         check: Callable[[nn.Module, Config], str | None] = lambda module, config: None,
     ) -> None:
         self._caller, self._rules, self._adapt, self._check = caller, rules, adapt, check
-        self._quantizers: dict[tuple[int, TensorConfig], nn.Module] = {}
+        self._quantizers: dict[tuple[int, int, TensorConfig], nn.Module] = {}
 
     def choose(
         self, model: nn.Module, filter_fn: FilterFn | None, parts: Unpacked
@@ -187,7 +187,7 @@ class Selector:
             return
         config = prepared.config.weight
         if not config.dynamic:
-            key = id(prepared.float_weight()), config
+            key = id(prepared.float_weight()), prepared.transposed_groups, config
             prepared.weight_fake_quant = self._quantizers.setdefault(
                 key, prepared.weight_fake_quant
             )

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from ... import ops
-from .. import _grouped as grouped
 from .._experts import Form, RunsExperts, form_of, of_dtype, taken
+from .._grouped import float_grouped_linear
 from .._precision import KeepsScales
 from .._pretrained import refuse_save_pretrained
 from .._straight_through import straight_through
@@ -214,7 +214,7 @@ class QuantizedExperts(RunsExperts, KeepsScales):
         rounder: Any = self._modules[f"{name}_input_fake_quant"]
         trains = torch.is_grad_enabled() and input.requires_grad
         if trains and self.granularity == "per_token":
-            return grouped.quantized_grouped_linear(
+            return ops.quantized_grouped_linear(
                 taken(input, token),
                 weight,
                 offsets,
@@ -246,7 +246,7 @@ class QuantizedExperts(RunsExperts, KeepsScales):
     ) -> Tensor:
         weight = self._integers(name)
         rounder: Any = self._modules[f"{name}_input_fake_quant"]
-        return grouped.float_grouped_linear(
+        return float_grouped_linear(
             taken(rounder(input), token),
             lambda expert: self._dequantized(name, slice(expert, expert + 1), input.dtype)[0],
             offsets,

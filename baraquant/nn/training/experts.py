@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from ... import ops
 from ...configs import Config, QuantConfig, TensorConfig
 from ...schemes import quant_config
-from .. import _grouped as grouped
 from .._experts import RunsExperts, of_dtype, taken, why_not
+from .._grouped import float_grouped_linear
 from .._straight_through import straight_through
 from .._weight import weight_to_read
 from ._quantizers import _of_activation, _of_weight
@@ -150,7 +151,7 @@ class FakeQuantizedExperts(RunsExperts):
         """Return the product of floating numbers; the input's quantizer sees the input."""
         weights = self._canonical(name).unbind(0)
         self._input_quantizer(name)(input)
-        return grouped.float_grouped_linear(
+        return float_grouped_linear(
             taken(input, token),
             lambda expert: weights[expert],
             offsets,
@@ -172,7 +173,7 @@ class FakeQuantizedExperts(RunsExperts):
     def _whole(self, name: str, rows: Tensor, offsets: Tensor) -> Tensor:
         weight, activation = self.config.weight, self.config.activation
         assert activation is not None
-        return grouped.qat_grouped_linear(
+        return ops.qat_grouped_linear(
             rows,
             self._canonical(name).contiguous(),
             offsets,
@@ -197,7 +198,7 @@ class FakeQuantizedExperts(RunsExperts):
         rounder: Any = self._input_quantizer(name)
         if self.config.activation is not None:
             input = rounder(input) if self.training else rounder.round(input)
-        return grouped.float_grouped_linear(
+        return float_grouped_linear(
             taken(input, token), weight_of, offsets, weights[0].shape[0], self._bias(name)
         )
 
@@ -307,7 +308,7 @@ def integer_output(
         scale, zero_point = taken(scale, token), taken(zero_point, token)
     else:
         scale, zero_point = scale.reshape(()), zero_point.reshape(())
-    return grouped.int8_grouped_linear(
+    return ops.int8_grouped_linear(
         taken(integers, token),
         weight,
         offsets,
