@@ -20,7 +20,7 @@ from baraquant.nn import (
 )
 from experts_models import CONFIGS, SOME, prepared
 
-FEW = ("bits=4", "bits=6")
+FEW = ("int4", "int6")
 EIGHT_BITS = [k for k, config in CONFIGS.items() if not any(few in str(config) for few in FEW)]
 
 
