@@ -107,7 +107,10 @@ LIES = {
         "embedding: expected padding_idx to be 3, as in",
     ),
     "other stride": (option("conv1", "stride", [3]), "conv1: expected stride to be .*, as in"),
-    "a stride of text": (option("conv1", "stride", "3"), "conv1: expected stride to be one or two"),
+    "a stride of text": (
+        option("conv1", "stride", "3"),
+        "conv1: expected stride to be one to three",
+    ),
     "padding of text": (option("conv2", "padding", "odd"), "conv2: .*[Ii]nvalid padding"),
     "groups of 0": (option("conv2", "groups", 0), "conv2: "),
     "rounding observed": (
