@@ -77,7 +77,7 @@ LIES = {
     "modules a list": (manifest(lambda c: c.update(modules=[1])), "configuration to name modules"),
     "a class of PyTorch": (
         module("dynamic", "class", "Linear"),
-        "dynamic: expected a class of QuantizedLinear",
+        r"dynamic: expected a class of .*QuantizedLinear, .*, but got .Linear.; one of your own",
     ),
     "a path to code": (module("dynamic", "class", "os.system"), "dynamic: expected a class of"),
     "a class of a list": (module("dynamic", "class", []), "dynamic: expected a class of"),
