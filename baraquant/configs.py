@@ -179,9 +179,9 @@ class QuantConfig(Config):
         activation: How the inputs of layers are quantized; None leaves them floating.
         observer: What becomes the range of a static ``activation``: ``min_max`` (all that was
             seen), ``moving_average`` (by 1 % of the way to each batch), ``percentile`` (but for the
-            most extreme 0.01 % of the numbers) or ``mse`` (the range with the least error). Training
-            follows the first two batch by batch; the others take theirs from the calibration data
-            that :func:`baraquant.qat.prepare_` is given, and keep it.
+            most extreme 0.01 % of the numbers) or ``mse`` (the range with the least error).
+            Training follows the first two batch by batch; the others take theirs from the
+            calibration data that :func:`baraquant.qat.prepare_` is given, and keep it.
         scale_rule: How a scale of weights below eight bits is found where nothing trains it:
             ``search`` tries 26 of them, from the one that reaches the largest number down to half
             of it, and takes the one with the least squared error; ``max`` takes the first.
