@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..configs import TRAINING_OBSERVERS, Config
-from ..nn import FakeQuantize
+from ..nn import FakeQuantize, LearnedFakeQuantize
 from .calibration.observers import OBSERVERS, Observer
 from .calibration.run import Calibration, calibrate
 from .replace import FilterFn, swap
@@ -66,8 +66,9 @@ def prepare_(
         filter_fn: ``filter_fn(module, name)`` says whether to swap one of these layers; None swaps
             all.
         calibration: Typical inputs, as :func:`baraquant.quantize_` takes them, from which the
-            ranges of static inputs start. The observers ``percentile`` and ``mse`` need it, and
-            keep their range from there on.
+            ranges of static inputs start, and the scales of learned ones. The observers
+            ``percentile`` and ``mse`` need it for static inputs, and keep their range from there
+            on.
         progress: Whether calibration shows a bar: on a terminal, and where rich is installed.
 
     Returns:
@@ -107,11 +108,13 @@ def _calibrate(
     static = {
         path: one
         for path, one in chosen.items()
-        if isinstance(one.prepared.input_fake_quant, FakeQuantize)
-        and one.prepared.input_fake_quant.is_observed
+        if isinstance(one.prepared.input_fake_quant, LearnedFakeQuantize)
+        or getattr(one.prepared.input_fake_quant, "is_observed", False)
     }
     for path, one in static.items():
-        if calibration is None and one.scheme.observer not in TRAINING_OBSERVERS:
+        is_learned = isinstance(one.prepared.input_fake_quant, LearnedFakeQuantize)
+        trains = is_learned or one.scheme.observer in TRAINING_OBSERVERS
+        if calibration is None and not trains:
             raise ValueError(
                 f"{CALLER}: {path}: expected calibration data for the observer "
                 f"{one.scheme.observer!r}, but got None; training by itself follows "
@@ -125,7 +128,13 @@ def _calibrate(
         _start_range(one.prepared.input_fake_quant, observers[path], one.scheme.observer)
 
 
-def _start_range(quantizer: FakeQuantize, observer: Observer, name: str) -> None:
+def _start_range(
+    quantizer: FakeQuantize | LearnedFakeQuantize, observer: Observer, name: str
+) -> None:
+    if isinstance(quantizer, LearnedFakeQuantize):
+        ends = quantizer.quant_min, quantizer.quant_max
+        quantizer.start(*observer.calculate_qparams(*ends, symmetric=quantizer.symmetric))
+        return
     low, high = observer.range(quantizer.quant_min, quantizer.quant_max, quantizer.symmetric)
     with torch.no_grad():
         quantizer.min_val.copy_(low)

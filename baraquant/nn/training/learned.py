@@ -148,6 +148,15 @@ class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
             self.scale.copy_(step.reshape(self.scale.shape))
         self._initialized = True
 
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def start(self, scale: Tensor, zero_point: Tensor) -> None:
+        """Set scale and zero point to those that were found before."""
+        with torch.no_grad():
+            self.scale.copy_(scale.reshape(-1))
+            if self.zero_point is not None:
+                self.zero_point.copy_(zero_point.reshape(-1))
+        self._initialized = True
+
     def _initialize_by_first(self, input: Tensor) -> None:
         if not torch.jit.is_scripting():
             if not torch.compiler.is_compiling() and is_zero(input):
