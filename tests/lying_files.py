@@ -77,7 +77,7 @@ LIES = {
     "modules a list": (manifest(lambda c: c.update(modules=[1])), "configuration to name modules"),
     "a class of PyTorch": (
         module("dynamic", "class", "Linear"),
-        "dynamic: expected a class of QuantizedLinear",
+        r"dynamic: expected a class of .*QuantizedLinear, .*, but got .Linear.; one of your own",
     ),
     "a path to code": (module("dynamic", "class", "os.system"), "dynamic: expected a class of"),
     "a class of a list": (module("dynamic", "class", []), "dynamic: expected a class of"),
@@ -107,7 +107,10 @@ LIES = {
         "embedding: expected padding_idx to be 3, as in",
     ),
     "other stride": (option("conv1", "stride", [3]), "conv1: expected stride to be .*, as in"),
-    "a stride of text": (option("conv1", "stride", "3"), "conv1: expected stride to be one or two"),
+    "a stride of text": (
+        option("conv1", "stride", "3"),
+        "conv1: expected stride to be one to three",
+    ),
     "padding of text": (option("conv2", "padding", "odd"), "conv2: .*[Ii]nvalid padding"),
     "groups of 0": (option("conv2", "groups", 0), "conv2: "),
     "rounding observed": (

@@ -59,7 +59,7 @@ OTHERS = {
     ),
     "From bitsandbytes": ("bitsandbytes", "bitsandbytes.nn", "bitsandbytes.optim"),
 }
-ARGUMENTS = {"filter_fn"}  # called in the documents as what a reader hands over
+ARGUMENTS = {"filter_fn", "scale_rule"}  # in the documents as what a reader hands over
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning"),
@@ -233,8 +233,8 @@ def newer(folder: Path) -> None:
     baraquant.quantize_(model, baraquant.W8A8())
     baraquant.save(model, file)
     data = file.read_bytes()
-    assert data.count(b'\\"format\\": 2') == 1
-    file.write_bytes(data.replace(b'\\"format\\": 2', b'\\"format\\": 9'))
+    assert data.count(b'\\"format\\": 3') == 1
+    file.write_bytes(data.replace(b'\\"format\\": 3', b'\\"format\\": 9'))
     baraquant.load_(linear(), file)
 
 
@@ -285,7 +285,7 @@ FAULTS: dict[str, Callable[[Path], Any]] = {
         lambda _: baraquant.qat.convert_(torch.nn.DataParallel(linear()))
     ),
     "expected the data that was saved, but its checksum differs": damaged,
-    "expected format 2 at most": newer,
+    "expected format 3 at most": newer,
 }
 
 

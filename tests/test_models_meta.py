@@ -228,7 +228,7 @@ def test_a_changed_buffer_outside_the_state_dict(tmp_path) -> None:
 
 def test_a_function_that_does_not_build_a_model(tmp_path) -> None:
     stored("rotary", path := tmp_path / "model.safetensors")
-    with pytest.raises(TypeError, match=r"baraquant\.load: .*(nn\.)?Module"):
+    with pytest.raises(TypeError, match=r"baraquant\.load_: expected model to be a Module"):
         baraquant.load_(lambda: None, path)
     with pytest.raises(TypeError, match="needs a width"):
 

@@ -165,9 +165,12 @@ def test_convolutions(dimensions: int, options: dict[str, Any], device: str) -> 
 
 
 def test_what_convolutions_refuse() -> None:
-    with pytest.raises(ValueError, match=r"divide in_channels / groups \(4\), but got 3"):
-        config = QuantConfig(TensorConfig(4, "per_group", group_size=3))
-        bnn.FakeQuantizedConv1d(4, 4, 3, config=config)
+    config = QuantConfig(TensorConfig(4, "per_group", group_size=4))
+    with pytest.raises(ValueError, match=r"expected group_size to divide .* \(6\), but got 4"):
+        bnn.FakeQuantizedConv1d(6, 4, 3, config=config)
+    with pytest.raises(ValueError, match=r"expected group_size to divide .* \(2\), but got 4"):
+        bnn.FakeQuantizedConv1d(4, 4, 3, groups=2, config=config)
+    assert bnn.FakeQuantizedConv1d(8, 4, 3, config=config).quantized_weight()[1].shape == (4, 2)
     with pytest.raises(ValueError, match="QuantizedConv2d: expected qweight to have 4 dimensions"):
         bnn.QuantizedConv2d(torch.zeros(4, 4, 3, dtype=torch.int8), torch.ones(4))
     with pytest.raises(ValueError, match="QuantizedConv1d: expected weight_scale to have 4"):

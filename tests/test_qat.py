@@ -165,10 +165,11 @@ def test_a_layer_of_each_kind(scheme: str) -> None:
     model = Everything()
     prepared = prepare_(model, SCHEMES[scheme])
     kinds = [FakeQuantizedEmbedding, FakeQuantizedConv1d, FakeQuantizedConv2d, FakeQuantizedLinear]
-    names = ["embedding", "conv1d", "conv2d", "linear"]
+    kinds += [FakeQuantizedLinear] * 2
+    parts = ["recurrent.cells.l0.ih", "recurrent.cells.l0.hh"]
+    names = ["embedding", "conv1d", "conv2d", *parts, "linear"]
     assert [type(model.get_submodule(name)) for name in names] == kinds
-    assert list(prepared.changed) == names
-    assert prepared.left_out == {"recurrent": "there is no quantized form of GRU"}
+    assert list(prepared.changed) == names and not prepared.left_out
     for _ in range(2):
         model(TOKENS).square().mean().backward()
     assert all(p.grad is not None for p in model.parameters())
@@ -178,20 +179,22 @@ def test_a_layer_of_each_kind(scheme: str) -> None:
     kinds = [QuantizedEmbedding, QuantizedConv1d, QuantizedConv2d]
     assert [type(model.get_submodule(name)) for name in names[:3]] == kinds
     assert list(converted.changed) == names
-    assert converted.left_out == {"recurrent": "it was not prepared"}
+    assert not converted.left_out and type(model.recurrent) is baraquant.nn.GRU
     assert torch.equal(model(TOKENS), y)
     assert model.embedding.padding_idx == 2 and model.conv2d.stride == (2, 2)
 
 
-def test_groups_leave_convolutions_out() -> None:
+def test_groups_of_a_convolution_are_of_its_inputs() -> None:
     model = Everything()
     config = QuantConfig(TensorConfig(4, "per_group", group_size=4))
     report = prepare_(model, config)
-    reason = "a convolution's weight has no groups that share a scale"
-    assert report.left_out["conv1d"] == report.left_out["conv2d"] == reason
+    reason = "the configuration does not fit: expected group_size to divide"
+    assert list(report.left_out) == ["conv2d"], "it has one input"
+    assert report.left_out["conv2d"].startswith(reason)
     y = model.eval()(TOKENS)
     convert_(model)
     assert torch.equal(model(TOKENS), y) and model.embedding.group_size == 4
+    assert model.conv1d.group_size == 4 and model.conv1d.weight_scale.shape == (8, 2)
 
 
 class Tied(nn.Module):
@@ -284,11 +287,10 @@ def test_report() -> None:
     report = prepare_(linear_model(), W8A8(), lambda module, name: name == "0")
     assert isinstance(report, Report)
     assert str(report).splitlines() == [
-        "0  FakeQuantizedLinear(weight=int8 per_channel symmetric dynamic, "
-        "input=int8 per_token symmetric dynamic)",
-        "2  left out: filter_fn",
-        "4  left out: filter_fn",
-        "1 changed, 2 left out",
+        "0      FakeQuantizedLinear(weight=int8 per_channel symmetric dynamic, "
+        "input=int8 per_token symmetric dynamic) (57.1 %)",
+        "* (2)  left out: filter_fn (38.1 %)",
+        "1 changed, 2 left out; 57.1 % of 336 parameters in integers; 1.3 KiB before, 1.3 KiB now",
     ]
 
 

@@ -56,7 +56,7 @@ def test_group_size_of_an_embedding_and_of_attention() -> None:
     with pytest.raises(ValueError, match=r"0: .* fit: expected group_size to divide embedding_dim"):
         prepare_(nn.Sequential(nn.Embedding(5, 12)), config)
     model = nn.Sequential(nn.MultiheadAttention(12, 2))
-    message = ".*0: the configuration does not fit q_proj: expected group_size to divide in_feat"
+    message = ".*0: the configuration does not fit: expected group_size to divide in_feat"
     with pytest.raises(ValueError, match=PREPARE + message):
         prepare_(model, config)
 
@@ -74,18 +74,22 @@ def test_rows_too_long_for_exact_sums(symmetric: bool, most: int) -> None:
 @pytest.mark.parametrize(
     ("config", "error", "message"),
     [
-        (
-            W8A8,
-            TypeError,
-            r"a QuantConfig, W8A8 or W8A8Static, but got the class W8A8; write W8A8\(\)",
-        ),
+        (W8A8, TypeError, r"a QuantConfig, but got the function W8A8; write W8A8\(\)"),
+        (SmoothQuant, TypeError, r"but got the class SmoothQuant; write SmoothQuant\(\)"),
         (QuantConfig, TypeError, r"but got the class QuantConfig; write QuantConfig\(\.\.\.\)"),
         (int, TypeError, "but got the class int$"),
-        ("w8a8", TypeError, "expected config to be a QuantConfig, .* but got str"),
-        (None, TypeError, "expected config to be .* but got NoneType"),
+        ("w8a8", TypeError, "expected config to be a QuantConfig, but got str"),
+        (None, TypeError, "expected config to be .*, but got NoneType"),
         (TensorConfig(), TypeError, "but got TensorConfig"),
         (SmoothQuant(), ValueError, "SmoothQuant needs calibration: use baraquant.quantize_"),
-        (W8A8Static("mse"), ValueError, "observer to be min_max or moving_average for training"),
+        ({"*": SmoothQuant()}, ValueError, r"'\*': .* SmoothQuant needs calibration: use"),
+        (
+            W8A8Static("mse"),
+            ValueError,
+            "0: expected calibration data for the observer 'mse', but got None; training by itself "
+            "follows min_max and moving_average",
+        ),
+        (W8A8Static("percentile"), ValueError, "0: expected .* for the observer 'percentile'"),
     ],
 )
 def test_other_configurations(config: object, error: type[Exception], message: str) -> None:
@@ -97,8 +101,9 @@ def test_nothing_to_prepare() -> None:
     message = f"^{PREPARE}expected a model with a Linear, .* but Sequential has none"
     with pytest.raises(ValueError, match=message + "$"):
         prepare_(nn.Sequential(nn.ReLU(), nn.LayerNorm(4)), W8A8())
-    with pytest.raises(ValueError, match=message + r" \(0: there is no quantized form of LSTM\)"):
-        prepare_(nn.Sequential(nn.LSTM(4, 4)), W8A8())
+    reason = r" \(0: there is no quantized form of Bilinear\)"
+    with pytest.raises(ValueError, match=message + reason):
+        prepare_(nn.Sequential(nn.Bilinear(4, 4, 4)), W8A8())
     with pytest.raises(ValueError, match=message + r" \(0: filter_fn; 2: filter_fn; 4: filter_fn"):
         prepare_(linear_model(), W8A8(), lambda module, name: False)
 
@@ -202,7 +207,17 @@ def test_filter_of_two_minds() -> None:
 
 class OwnLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight * 2, self.bias)
+
+
+class OwnTransposed(nn.ConvTranspose2d):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(x) * 2
+
+
+class OwnLSTM(nn.LSTM):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x)[0]
 
 
 class SameLinear(nn.Linear):
@@ -221,10 +236,8 @@ LEFT_OUT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "complex": (lambda: nn.Linear(4, 4, dtype=torch.complex64), "its weight is torch.complex64"),
     "bilinear": (lambda: nn.Bilinear(4, 4, 4), "there is no quantized form of Bilinear"),
     "bag": (lambda: nn.EmbeddingBag(4, 4), "there is no quantized form of EmbeddingBag"),
-    "transposed": (
-        lambda: nn.ConvTranspose2d(4, 4, 3),
-        "there is no quantized form of ConvTranspose2d",
-    ),
+    "transposed": (lambda: OwnTransposed(4, 4, 3), "OwnTransposed has a forward of its own"),
+    "lstm": (lambda: OwnLSTM(4, 4), "OwnLSTM has a forward of its own"),
     "bias_kv": (
         lambda: nn.MultiheadAttention(4, 2, add_bias_kv=True),
         "there is no quantized form of add_bias_kv and add_zero_attn",

@@ -7,6 +7,7 @@ from collections import OrderedDict
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import baraquant
 from baraquant import W8A8, SmoothQuant, W8A8Static, ops
@@ -31,11 +32,11 @@ def test_a_block_comes_out_close(config):
     report = baraquant.quantize_(model, config, calibration=data)
     assert set(report.changed) == {"query", "key", "out", "up", "down"}
     assert relative_error(model(data[0]), expected) < 0.08
-    static = config.activation if isinstance(config, SmoothQuant) else config
-    kind = StaticQuantizedLinear if static.is_static else QuantizedLinear
+    scheme = config.activation if isinstance(config, SmoothQuant) else config
+    kind = StaticQuantizedLinear if scheme.is_static else QuantizedLinear
     for name in report.changed:
         layer = getattr(model, name)
-        assert type(layer) is kind and layer.symmetric == static.symmetric
+        assert type(layer) is kind and layer.symmetric == scheme.activation.symmetric
         assert layer.qweight.dtype == torch.int8 and not layer.training
     assert type(model.norm1) is nn.LayerNorm
 
@@ -138,6 +139,11 @@ def test_the_filter_is_asked_once_and_obeyed():
 
 class Own(nn.Linear):
     def forward(self, x):
+        return F.linear(x, self.weight * 2, self.bias)
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
         return super().forward(x) * 2
 
 
@@ -146,10 +152,12 @@ def test_what_cannot_be_quantized_is_reported_with_the_reason():
         OrderedDict(
             plain=nn.Linear(4, 4),
             own=Own(4, 4),
+            doubled=Doubled(4, 4),
             normed=nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
             lazy=nn.LazyLinear(3),
             conv=nn.Conv3d(2, 2, 3),
             up=nn.ConvTranspose2d(2, 2, 3),
+            bilinear=nn.Bilinear(2, 2, 3),
             attention=nn.MultiheadAttention(4, 2, add_bias_kv=True),
             done=nn.Sequential(QuantizedLinear(torch.ones(2, 2).to(torch.int8), torch.ones(2))),
             prepared=baraquant.nn.FakeQuantizedLinear(4, 4, config=W8A8()),
@@ -159,23 +167,28 @@ def test_what_cannot_be_quantized_is_reported_with_the_reason():
         )
     )
     report = baraquant.quantize_(model, W8A8())
-    assert set(report.changed) == {"plain"}
+    assert report.changed == {
+        "plain": "QuantizedLinear",
+        "doubled": "QuantizedLinearOfDoubled",
+        "conv": "QuantizedConv3d",
+        "up": "QuantizedConvTranspose2d",
+        "rnn.cells.l0.ih": "QuantizedLinear",
+        "rnn.cells.l0.hh": "QuantizedLinear",
+    }
     assert {name: reason.split(":")[0] for name, reason in report.left_out.items()} == {
         "own": "Own has a forward of its own",
         "normed": "its weight is computed by a parametrization",
         "lazy": "its shape is not known yet",
-        "conv": "there is no quantized form of Conv3d",
-        "up": "there is no quantized form of ConvTranspose2d",
+        "bilinear": "there is no quantized form of Bilinear",
         "attention": "there is no quantized form of add_bias_kv and add_zero_attn",
-        "done.0": "it is quantized already",
-        "prepared": "it is prepared for training; convert it with baraquant.qat.convert_",
-        "embedding": "max_norm changes its weight",
+        "done.0": "it is converted already",
+        "prepared": "it is prepared already",
+        "embedding": "its max_norm rewrites the weight",
         "bag": "there is no quantized form of EmbeddingBag",
-        "rnn": "there is no quantized form of LSTM",
     }
     table = str(report)
-    assert "own        left out: Own has a forward of its own" in table
-    assert table.endswith("1 changed, 11 left out")
+    assert "own              left out: Own has a forward of its own" in table
+    assert "\n6 changed, 9 left out; " in table
 
 
 @pytest.mark.parametrize("config", [W8A8(), SmoothQuant(0.5, W8A8Static())], ids=str)

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 import baraquant
-from baraquant import W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
+from baraquant import W4A16, W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
 from workflow_models import CALIBRATED, SCHEMES, Block, batches, seeded, unchanged
 
 
 @pytest.mark.parametrize("config", SCHEMES, ids=str)
-@pytest.mark.parametrize("empty", [nn.ReLU(), nn.Sequential(nn.Conv3d(2, 2, 1), nn.Dropout())])
+@pytest.mark.parametrize("empty", [nn.ReLU(), nn.Sequential(nn.Bilinear(2, 2, 1), nn.Dropout())])
 def test_a_model_without_a_layer_to_quantize(empty, config):
     with pytest.raises(ValueError, match=r"quantize_: expected a model with a Linear, Conv1d"):
         baraquant.quantize_(empty, config, calibration=batches())
@@ -39,20 +39,26 @@ def test_a_layer_by_itself():
     [
         (None, "NoneType"),
         ("w8a8", "str"),
-        (W8A8, r"the class W8A8; write W8A8\(\)"),
+        (W8A8, r"the function W8A8; write W8A8\(\)"),
+        (W4A16, r"the function W4A16; write W4A16\(\)"),
+        (SmoothQuant, r"the class SmoothQuant; write SmoothQuant\(\)"),
+        (QuantConfig, r"the class QuantConfig; write QuantConfig\(\.\.\.\)"),
         (int, "the class int"),
-        ({"scheme": "w8a8"}, "dict"),
+        (["w8a8"], "list"),
         (TensorConfig(), "TensorConfig"),
-        (
-            QuantConfig(TensorConfig()),
-            r"QuantConfig; baraquant\.qat\.prepare_ and convert_ take one",
-        ),
     ],
 )
 def test_what_is_no_scheme(config, got):
-    message = f"expected config to be W8A8, W8A8Static or SmoothQuant, but got {got}$"
+    model = seeded(Block)
+    original = copy.deepcopy(model)
+    message = f"^baraquant.quantize_: expected config to be a QuantConfig, but got {got}$"
     with pytest.raises(TypeError, match=message):
-        baraquant.quantize_(seeded(Block), config, calibration=batches())
+        baraquant.quantize_(model, config, calibration=batches())
+    if config is not None:  # in a dictionary None leaves layers floating
+        rules = {"query": W8A8(), "*": config}
+        with pytest.raises(TypeError, match=rf"quantize_: '\*': expected config .* got {got}$"):
+            baraquant.quantize_(model, rules, calibration=batches())
+    assert unchanged(model, original)
 
 
 @pytest.mark.parametrize("config", [W8A8(), SmoothQuant()], ids=str)
@@ -84,7 +90,8 @@ def test_bad_calibration_leaves_the_model_alone(config):
             baraquant.quantize_(model, config, calibration=given)
         assert unchanged(model, original)
 
-    fails(None, f"expected calibration data for {type(config).__name__}, but got None")
+    what = "SmoothQuant" if isinstance(config, SmoothQuant) else "a static input"
+    fails(None, f"expected calibration data for {what}, but got None")
     fails([], "expected calibration data, but got no batch")
     fails(lambda m: None, "query: expected the calibration data to reach the module")
     fails(poisoned, "quantize_: query: expected finite calibration data, but every batch gives")
@@ -164,7 +171,10 @@ def test_a_weight_that_is_not_finite_is_named(value):
 @pytest.mark.parametrize("features, symmetric", [(131_072, True), (65_537, False)])
 def test_a_layer_too_wide_for_the_sums_is_named(features, symmetric):
     model = nn.Sequential(nn.Linear(features, 1), nn.Linear(1, 1))
-    reason = rf"its in_features are more than {features - 1}.*: {features}"
+    reason = (
+        f"the configuration does not fit: expected in_features to be at most {features - 1} "
+        f"for an exact int32 product.*, but got {features}"
+    )
     with pytest.raises(ValueError, match=f"has none .0: {reason}"):
         baraquant.quantize_(model, W8A8(symmetric), filter_fn=lambda m, name: name == "0")
     report = baraquant.quantize_(model, W8A8(symmetric))
@@ -181,7 +191,11 @@ def test_a_model_on_the_meta_device():
 def test_a_second_time_finds_nothing():
     model = seeded(Block)
     baraquant.quantize_(model, W8A8())
-    with pytest.raises(
-        ValueError, match="expected a model with a Linear, Conv1d, Conv2d or Embedding"
-    ):
+    message = "quantize_: expected a float model, but Block is converted already"
+    with pytest.raises(ValueError, match=message):
+        baraquant.quantize_(model, W8A8())
+    model = seeded(Block)
+    baraquant.qat.prepare_(model, W8A8())
+    message = "quantize_: expected a float model, but Block is prepared already"
+    with pytest.raises(ValueError, match=message):
         baraquant.quantize_(model, W8A8())

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..configs import TRAINING_OBSERVERS, Config
-from ..nn import FakeQuantize
+from ..nn import FakeQuantize, LearnedFakeQuantize
 from .calibration.observers import Observer
 from .calibration.run import Calibration
 from .calibration.static import observe_inputs
@@ -67,8 +67,9 @@ def prepare_(
         filter_fn: ``filter_fn(module, name)`` says whether to swap one of these layers; None swaps
             all.
         calibration: Typical inputs, as :func:`baraquant.quantize_` takes them, from which the
-            ranges of static inputs start. The observers ``percentile`` and ``mse`` need it, and
-            keep their range from there on.
+            ranges of static inputs start, and the scales of learned ones. The observers
+            ``percentile`` and ``mse`` need it for static inputs, and keep their range from there
+            on.
         progress: Whether calibration shows a bar: on a terminal, and where rich is installed.
 
     Returns:
@@ -118,11 +119,17 @@ def _calibrate(
     observers = observe_inputs(model, chosen, calibration, progress=progress, where=CALLER)
     for (path, name), observed in observers.items():
         quantizer = chosen[path].prepared.input_quantizers()[name]
-        if isinstance(quantizer, FakeQuantize):
+        if isinstance(quantizer, (FakeQuantize, LearnedFakeQuantize)):
             _start_range(quantizer, observed, chosen[path].scheme.observer)
 
 
-def _start_range(quantizer: FakeQuantize, observer: Observer, name: str) -> None:
+def _start_range(
+    quantizer: FakeQuantize | LearnedFakeQuantize, observer: Observer, name: str
+) -> None:
+    if isinstance(quantizer, LearnedFakeQuantize):
+        ends = quantizer.quant_min, quantizer.quant_max
+        quantizer.start(*observer.calculate_qparams(*ends, symmetric=quantizer.symmetric))
+        return
     low, high = observer.range(quantizer.quant_min, quantizer.quant_max, quantizer.symmetric)
     with torch.no_grad():
         quantizer.min_val.copy_(low)

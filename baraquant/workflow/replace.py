@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 
 from ..nn._subclassed import extends_forward
 from ..nn.training._quantizers import QuantizesWeight
+from .layers import further_names, weights_of
 from .report import (
     CHOSEN,
     FILTERED,
@@ -109,6 +110,8 @@ def choose_swaps(
             _check_place(module, model, paths[id(module)], caller)
             swaps[id(module)] = decision.module
             changed[name] = decision.about
+            for child_name in further_names(module) & module._modules.keys():
+                leave_out_parts(module._modules[child_name], f"{name}.{child_name}", name)
             return
         if decision is not None:
             left_out[name] = decision
@@ -117,6 +120,12 @@ def choose_swaps(
         for child_name, child in module._modules.items():
             if child is not None:
                 visit(child, f"{name}.{child_name}" if name else child_name)
+
+    def leave_out_parts(part: nn.Module | None, path: str, whole: str) -> None:
+        for name, module in () if part is None else part.named_modules(prefix=path):
+            if id(module) not in seen and weights_of(module):
+                seen.add(id(module))
+                left_out[name] = f"it is a part of {whole}, whose class has a forward of its own"
 
     seen: set[int] = set()
     visit(model, "")

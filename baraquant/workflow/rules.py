@@ -99,8 +99,8 @@ class Rules:
                 first = index if first is None else first
         return first
 
-    def is_named(self, names: list[str]) -> bool:
-        """Whether one of a layer's paths is a key itself: then it has to be quantized."""
+    def is_named(self, names: Iterable[str]) -> bool:
+        """Whether one of some paths is a key itself: then its layer has to be quantized."""
         keys = {key for key, value in self._rules if isinstance(key, str) and value is not None}
         return not self._is_one and any(name in keys for name in names)
 
@@ -112,7 +112,8 @@ class Rules:
         if chosen.weight != config.weight or chosen.scale_rule != config.scale_rule:
             raise ValueError(
                 f"expected one configuration for a weight that {other} and {name} share, but "
-                f"{other} gets {chosen.weight} and {name} gets {config.weight}"
+                f"{other} gets {chosen.weight}, scale_rule {chosen.scale_rule}, and "
+                f"{name} gets {config.weight}, scale_rule {config.scale_rule}"
             )
 
     def check_used(self, names: Iterable[str]) -> None:

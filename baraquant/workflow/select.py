@@ -14,7 +14,7 @@ from ..nn.training._quantizers import QuantizesWeight
 from ..schemes import SmoothQuant
 from .layers import Layer, is_converted, is_prepared, layer_of, unknown_weights, weights_of
 from .replace import Decision, FilterFn, Swap, choose_swaps, paths_of, take_over
-from .report import Report
+from .report import FILTERED, Report
 from .rules import Rules
 from .unpack import Unpacked, is_packed, why_not_unpacked
 
@@ -122,15 +122,13 @@ class Selector:
                 self._share_quantizer(module)
 
         def decide(module: nn.Module, name: str) -> Decision:
-            config = configs.get(id(module))
-            if config is None or isinstance(config, str):
-                return config or _why_unknown(module)
-            layer = layer_of(module)
-            assert layer is not None
+            config, layer = configs.get(id(module)), layer_of(module)
+            if isinstance(config, str):
+                return config
+            if config is None or layer is None:
+                return _why_unknown(module)
             made = self._prepare(module, layer, config)
             if isinstance(made, str):
-                if self._rules.is_named(paths[id(module)]):
-                    raise ValueError(f"expected a layer that {scheme_of(config)} fits, but {made}")
                 return made
             for weight in weights_of(module):
                 self._rules.check_tie(weight, name, scheme_of(config))
@@ -143,17 +141,39 @@ class Selector:
         self._rules.check_used(name for module in model.modules() if is_candidate(module)
                                for name in paths[id(module)])  # fmt: skip
         at = dict(model.named_modules())
+        self._check_named(report, paths, configs, at, parts)
         chosen = {name: prepared[id(at[name])] for name in report.changed}
         back = parts.repack(model, set(chosen))
         return chosen, _without_parts(report, back)
 
+    def _check_named(
+        self,
+        report: Report,
+        paths: dict[int, list[str]],
+        configs: dict[int, Config | str],
+        at: dict[str, nn.Module],
+        parts: Unpacked,
+    ) -> None:
+        """Check that no layer stays floating whose path, or that of its whole, is a key."""
+        for name, reason in report.left_out.items():
+            config = configs.get(id(at[name]))
+            if reason == FILTERED or config is None or isinstance(config, str):
+                continue
+            names = paths[id(at[name])]
+            wholes = [whole[0] for path in names if (whole := parts.whole_of(path)) is not None]
+            if self._rules.is_named([*names, *wholes]):
+                raise ValueError(
+                    f"{self._caller}: {name}: expected a layer that {scheme_of(config)} fits, but "
+                    f"{reason}"
+                )
+
     def _configs(
         self, model: nn.Module, paths: dict[int, list[str]], parts: Unpacked
     ) -> dict[int, Config | str]:
-        """Return the configuration of each layer, or why it has none, by the layer's id."""
+        """Return the configuration of each candidate, or why it has none, by its id."""
         configs: dict[int, Config | str] = {}
         for module in model.modules():
-            if layer_of(module) is not None:
+            if is_candidate(module):
                 names = paths[id(module)]
                 wholes = [parts.whole_of(name) for name in names]
                 try:

@@ -150,6 +150,15 @@ class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
         self._initialized = True
         self._saw_zeros = False
 
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def start(self, scale: Tensor, zero_point: Tensor) -> None:
+        """Set scale and zero point to those that were found before."""
+        with torch.no_grad():
+            self.scale.copy_(scale.reshape(-1))
+            if self.zero_point is not None:
+                self.zero_point.copy_(zero_point.reshape(-1))
+        self._initialized = True
+
     def _initialize_by_first(self, input: Tensor) -> None:
         only_zeros = False
         if not torch.jit.is_scripting():

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from ...nn import FakeQuantize, FakeQuantizedExperts
+from ...nn import FakeQuantize, FakeQuantizedExperts, LearnedFakeQuantize
 from ..replace import put
 from ..select import Chosen
 from .observers import OBSERVERS, Observer
@@ -40,7 +40,7 @@ def observe_inputs(
         for path, one in chosen.items()
         if one.prepared.config.is_static
         for name, quantizer in one.prepared.input_quantizers().items()
-        if isinstance(quantizer, FakeQuantize)  # a learned scale finds its own start
+        if isinstance(quantizer, (FakeQuantize, LearnedFakeQuantize))
     }
     if not observers:
         return {}
@@ -67,7 +67,7 @@ def _observing(model: nn.Module, inner: Mapping[str, Chosen]) -> Iterator[None]:
         quantizer
         for one in inner.values()
         for quantizer in one.prepared.input_quantizers().values()
-        if isinstance(quantizer, FakeQuantize)
+        if isinstance(quantizer, (FakeQuantize, LearnedFakeQuantize))
     ]
     put(model, {id(one.module): one.prepared for one in inner.values()})
     for one in inner.values():
@@ -79,7 +79,8 @@ def _observing(model: nn.Module, inner: Mapping[str, Chosen]) -> Iterator[None]:
     finally:
         for quantizer in quantizers:
             quantizer.enable_fake_quant()
-            quantizer.reset_min_max_vals()
+            if isinstance(quantizer, FakeQuantize):
+                quantizer.reset_min_max_vals()
         for one in inner.values():
             one.prepared.is_observing = False
         put(model, {id(one.prepared): one.module for one in inner.values()})
