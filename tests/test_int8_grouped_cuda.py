@@ -22,7 +22,6 @@ pytestmark = pytest.mark.cuda
 GENERIC = ("generic_128x128x64", "generic_64x64x128", "generic_16x32x256")
 ON_HOPPER = (
     "grouped_128x128x128_pingpong_cluster1x2",
-    "grouped_128x256x128_cooperative_cluster1x2",
     "grouped_64x256x128_pingpong_cluster1x2",
     "grouped_32x128x256_swapped_pingpong",
 )

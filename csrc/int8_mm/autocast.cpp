@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// qat_linear and qat_grouped_linear under autocast: tensors are cast to its dtype first, as torch.nn.functional.linear's
-// are. The other ops of the library compute in what they are given.
+// qat_linear and qat_grouped_linear under autocast: tensors are cast to its dtype first, as
+// torch.nn.functional.linear's are. The other ops of the library compute in what they are given.
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 

@@ -186,8 +186,8 @@ KeptByQatLinear qat_linear_kept_autograd(const at::Tensor& input, const at::Tens
 
 KeptByQatLinear qat_grouped_linear_kept_autograd(const at::Tensor& input, const at::Tensor& weight,
                                                  const at::Tensor& offsets,
-                                                 const OptionalTensor& bias,
-                                                 const Schemes& schemes, bool with_mask) {
+                                                 const OptionalTensor& bias, const Schemes& schemes,
+                                                 bool with_mask) {
   refuse_to_record("baraquant::qat_grouped_linear", input, weight);
   const at::AutoDispatchBelowADInplaceOrView guard;
   return qat_grouped_linear_kept(input, weight, offsets, bias, schemes, with_mask);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The ops of the integer matrix family below autograd, one function each for CPU, CUDA and Meta:
 // check, allocate, quantize what is floating, launch the product. Meta stops before the launches,
-// so shapes and errors are the same everywhere. Outputs are contiguous. A grouped op differs from its
-// namesake by the offsets among its Operands.
+// so shapes and errors are the same everywhere. Outputs are contiguous. A grouped op differs from
+// its namesake by the offsets among its Operands.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -75,9 +75,8 @@ void launch(ProductCall& call, const OptionalTensor& weight_sum) {
     if (weight_sum) {
       call.weight_sum = contiguous(*weight_sum);
     } else {
-      call.weight_sum =
-          at::empty(call.weight.sizes().slice(0, call.weight.dim() - 1),
-                    call.weight.options().dtype(at::kInt));
+      call.weight_sum = at::empty(call.weight.sizes().slice(0, call.weight.dim() - 1),
+                                  call.weight.options().dtype(at::kInt));
       kernels(call.weight).weight_sums(call.weight, call.weight_sum);
     }
   }
@@ -104,8 +103,7 @@ at::Tensor product(const Operands& args, const InputQparams& q, at::ScalarType d
   check_values(args);
   const at::Tensor output = empty_output(args, dtype);
   if (!is_left_to_do(args, output)) return output;
-  ProductCall call =
-      prepare(args, as_rows(args.input), {args.weight, *args.weight_scale}, output);
+  ProductCall call = prepare(args, as_rows(args.input), {args.weight, *args.weight_scale}, output);
   if (q.scale) call.input_scale = of_rows(*q.scale);
   call.input_scale_number = q.scale_number;
   if (q.zero_point && *q.zero_point) call.zero_point = of_rows(cast_to_int32(**q.zero_point));
@@ -128,9 +126,9 @@ at::Tensor int8_grouped_linear(const at::Tensor& input, const at::Tensor& weight
                                const at::Tensor& weight_scale, const OptionalTensor& bias,
                                const OptionalTensor& input_zero_point,
                                const OptionalTensor& weight_sum, at::ScalarType dtype) {
-  return product({"baraquant::int8_grouped_linear", input, weight, &weight_scale, bias, &weight_sum,
-                  &offsets},
-                 {"input_scale", "input_zero_point", true, &input_scale, &input_zero_point}, dtype);
+  return product(
+      {"baraquant::int8_grouped_linear", input, weight, &weight_scale, bias, &weight_sum, &offsets},
+      {"input_scale", "input_zero_point", true, &input_scale, &input_zero_point}, dtype);
 }
 
 at::Tensor smoothquant_linear(const at::Tensor& input, const at::Tensor& weight,
@@ -312,8 +310,8 @@ at::Tensor qat_linear_device(const at::Tensor& input, const at::Tensor& weight,
 KeptByQatLinear qat_linear_kept_device(const at::Tensor& input, const at::Tensor& weight,
                                        const OptionalTensor& bias, const Schemes& schemes,
                                        bool with_mask) {
-  return qat_product_kept({"baraquant::qat_linear", input, weight, nullptr, bias, nullptr},
-                          schemes, with_mask);
+  return qat_product_kept({"baraquant::qat_linear", input, weight, nullptr, bias, nullptr}, schemes,
+                          with_mask);
 }
 
 at::Tensor qat_grouped_linear_device(const at::Tensor& input, const at::Tensor& weight,

@@ -21,7 +21,8 @@ at::Tensor dequantized(const at::Tensor& values, const at::Tensor& scale,
   q.granularity = granularity;
   q.axis = 0;
   if (!per_row) return affine::dequantize(values, q, dtype);
-  return by_rows(values, [&](const at::Tensor& rows) { return affine::dequantize(rows, q, dtype); });
+  return by_rows(values,
+                 [&](const at::Tensor& rows) { return affine::dequantize(rows, q, dtype); });
 }
 
 at::Tensor clip_gradient(const at::Tensor& grad, const at::Tensor& mask, at::ScalarType dtype) {

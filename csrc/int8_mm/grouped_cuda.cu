@@ -16,8 +16,8 @@ struct OutputBytes {
   bool swapped;
 };
 
-// The first warp writes the table. Every warp finds the last row of the last group, behind which all
-// threads write zeros.
+// The first warp writes the table. Every warp finds the last row of the last group, behind which
+// all threads write zeros.
 __global__ void __launch_bounds__(kThreads)
     prepare_groups_kernel(const Factors f, const OutputBytes output, const GroupTable table) {
   const int lane = static_cast<int>(threadIdx.x) % 32;

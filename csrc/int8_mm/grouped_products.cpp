@@ -93,8 +93,7 @@ at::Tensor sum_device(const at::Tensor& rows, const at::Tensor& offsets, at::Sca
     const at::Tensor wide = rows.to(compute_dtype(dtype)).contiguous();
     return at::segment_reduce(wide, "sum", sizes, {}, {}, /*axis=*/0, /*unsafe=*/true).to(dtype);
   }
-  const at::Tensor result =
-      at::empty({offsets.numel(), rows.size(1)}, rows.options().dtype(dtype));
+  const at::Tensor result = at::empty({offsets.numel(), rows.size(1)}, rows.options().dtype(dtype));
   for_each_group(offsets, rows.size(0), [&](int64_t g, int64_t begin, int64_t size) {
     result.select(0, g).copy_(rows.narrow(0, begin, size).sum(0, /*keepdim=*/false, dtype));
   });

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Floating products of groups of rows, of which the gradients of the grouped ops are made. Group e
-// has the rows offsets[e - 1] to offsets[e] (from 0 for the first). Each is an op of the dispatcher,
-// whose derivative is made of the others: so it can be traced, and differentiated again and again.
+// has the rows offsets[e - 1] to offsets[e] (from 0 for the first). Each is an op of the
+// dispatcher, whose derivative is made of the others: so it can be traced, and differentiated again
+// and again.
 #pragma once
 
 #include <ATen/core/Tensor.h>

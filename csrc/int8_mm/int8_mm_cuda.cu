@@ -32,9 +32,9 @@ constexpr const hopper::Kernels* kHopperKernels[] = {
     &hopper::kStreamK64x128,      &hopper::kStreamK16x128,
     &hopper::kPingpong128x128,    &hopper::kPingpong128x128,
     &hopper::kCooperative256x128, &hopper::kCooperative256x128};  // as kHopperTiles
-constexpr const hopper::Kernels* kGroupedKernels[] = {
-    &hopper::kGrouped128x128, &hopper::kGrouped128x256, &hopper::kGrouped64x256,
-    &hopper::kGrouped32x128};  // as kGroupedTiles
+constexpr const hopper::Kernels* kGroupedKernels[] = {&hopper::kGrouped128x128,
+                                                      &hopper::kGrouped64x256,
+                                                      &hopper::kGrouped32x128};  // as kGroupedTiles
 #else
 constexpr bool kWithHopper = false;
 constexpr const hopper::Kernels* kHopperKernels[std::size(kHopperTiles)] = {};
@@ -140,9 +140,8 @@ class HopperProduct {
     call_.workspace = base + offsets_.workspace;
     if (pads_input_) call_.factors.input = padded(given_.input, given_.m, base + offsets_.input);
     if (pads_weight_) {
-      call_.factors.weight =
-          static_cast<const int8_t*>(
-              padded(given_.weight, given_.weight_rows(), base + offsets_.weight));
+      call_.factors.weight = static_cast<const int8_t*>(
+          padded(given_.weight, given_.weight_rows(), base + offsets_.weight));
     }
     if (makes_signed_) make_signed(base);
     void* const output = call_.output;

@@ -65,9 +65,9 @@ struct Flat<function> {
   static R kernel(const at::Tensor& input, const at::Tensor& weight, const OptionalTensor& bias,
                   bool symmetric, int64_t weight_quant_min, int64_t weight_quant_max,
                   int64_t quant_min, int64_t quant_max, Extra... extra) {
-    return function(
-        input, weight, bias,
-        schemes_of(symmetric, weight_quant_min, weight_quant_max, quant_min, quant_max), extra...);
+    return function(input, weight, bias,
+                    schemes_of(symmetric, weight_quant_min, weight_quant_max, quant_min, quant_max),
+                    extra...);
   }
 };
 
@@ -78,9 +78,9 @@ struct Flat<function> {
   static R kernel(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& offsets,
                   const OptionalTensor& bias, bool symmetric, int64_t weight_quant_min,
                   int64_t weight_quant_max, int64_t quant_min, int64_t quant_max, Extra... extra) {
-    return function(
-        input, weight, offsets, bias,
-        schemes_of(symmetric, weight_quant_min, weight_quant_max, quant_min, quant_max), extra...);
+    return function(input, weight, offsets, bias,
+                    schemes_of(symmetric, weight_quant_min, weight_quant_max, quant_min, quant_max),
+                    extra...);
   }
 };
 

@@ -63,8 +63,12 @@ class Linear : public Function<Linear> {
     variable_list saved(6);
     if (input_grad) {
       const at::Tensor none;
-      saved = {layer.weight, layer.weight_scale, mask,
-               layer.smooth_scale.defined() ? layer.act_scale : none, layer.smooth_scale, none};
+      saved = {layer.weight,
+               layer.weight_scale,
+               mask,
+               layer.smooth_scale.defined() ? layer.act_scale : none,
+               layer.smooth_scale,
+               none};
     }
     saved[5] = layer.offsets;
     ctx->save_for_backward(std::move(saved));
@@ -202,8 +206,9 @@ at::Tensor static_quantized_linear(Keys keys, const at::Tensor& input, const at:
   check_scale(kOp, "act_scale", act_scale);
   check_zero_point(kOp, "act_zero_point", act_zero_point);
   if (smooth_scale) check_scale(kOp, "smooth_scale", *smooth_scale);
-  const Layer layer{weight, weight_scale, /*clips_input=*/true, act_scale,
-                    smooth_scale ? *smooth_scale : kNone, kNone};
+  const Layer layer{
+      weight, weight_scale, /*clips_input=*/true, act_scale, smooth_scale ? *smooth_scale : kNone,
+      kNone};
   return differentiable(input, bias, layer, [&](bool with_mask) {
     return op(keys, with_mask, input, weight, weight_scale, act_scale, bias, act_zero_point,
               smooth_scale, weight_sum, quant_min, quant_max, dtype);

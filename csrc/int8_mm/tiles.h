@@ -126,7 +126,7 @@ inline HopperTile choose_hopper_tile(int64_t m, int64_t n, int64_t k, int multip
 
 // --- grouped products on Hopper's tensor cores ---------------------------------------------------
 
-enum class GroupedTile { k128x128, k128x256, k64x256, k32x128 };
+enum class GroupedTile { k128x128, k64x256, k32x128 };
 
 struct GroupedTileInfo {
   GroupedTile tile;
@@ -136,13 +136,11 @@ struct GroupedTileInfo {
 
 constexpr GroupedTileInfo kGroupedTiles[] = {
     {GroupedTile::k128x128, "128x128x128_pingpong_cluster1x2",
-     "one warp group multiplies while the other stores"},
-    {GroupedTile::k128x256, "128x256x128_cooperative_cluster1x2",
-     "the least traffic per product: many rows in each group"},
+     "the fastest where a group has more than 64 rows; clusters along n fit groups of any rows"},
     {GroupedTile::k64x256, "64x256x128_pingpong_cluster1x2",
-     "groups that end anywhere lose less of a tile of 64 rows"},
+     "33 to 64 rows in a group: half as much of a tile lies behind its end"},
     {GroupedTile::k32x128, "32x128x256_swapped_pingpong",
-     "few rows: the weights take the 64 rows that the instruction needs, m its free side"},
+     "up to 32 rows: the weights take the 64 rows that the instruction needs, m its free side"},
 };
 
 inline const GroupedTileInfo& info_of(GroupedTile tile) {
@@ -150,7 +148,8 @@ inline const GroupedTileInfo& info_of(GroupedTile tile) {
 }
 
 // From the rows of the input and the number of groups: how they share them is known to the device
-// alone.
+// alone. On an H200, with 8 and 64 groups, even and uneven, a tile chosen so took up to 12 % longer
+// than the best of nine, and 1 % in the median.
 inline GroupedTile choose_grouped_tile(int64_t m, int64_t groups) {
   const int64_t rows = divide_up(m, groups);
   if (rows <= 32) return GroupedTile::k32x128;

@@ -53,6 +53,6 @@ struct Kernels {
 extern const Kernels kPingpong128x128, kCooperative256x128, kPingpong64x128, kWarps64x64,
     kSwapped32x64, kSwapped16x64, kStreamK64x128, kStreamK16x128;
 // Of grouped products.
-extern const Kernels kGrouped128x128, kGrouped128x256, kGrouped64x256, kGrouped32x128;
+extern const Kernels kGrouped128x128, kGrouped64x256, kGrouped32x128;
 
 }  // namespace baraquant::int8_mm::hopper

@@ -231,9 +231,8 @@ class Rescale : public fusion::Sm90VisitorImpl<> {
     };
     return ConsumerStoreCallbacks<threads, remove_cvref_t<decltype(rows)>,
                                   remove_cvref_t<decltype(shared)>>(
-        factors(), *second_, rows, shared, args.thread_idx,
-        static_cast<int>(get<0>(problem)), static_cast<int>(n) * kSecond,
-        static_cast<int>(get<1>(problem)));
+        factors(), *second_, rows, shared, args.thread_idx, static_cast<int>(get<0>(problem)),
+        static_cast<int>(n) * kSecond, static_cast<int>(get<1>(problem)));
   }
 
  private:
