@@ -108,7 +108,7 @@ class Examination:
             raise AssertionError(f"cosine {self.result.figures['cosine']:.4f} < {least}")
 
     def _trained(self) -> nn.Module:
-        """`prepare_` and some steps; finite gradients for all that is trained in the float model."""
+        """`prepare_` and some steps; finite gradients wherever the float model has one."""
         model, plain = copy.deepcopy(self.model), copy.deepcopy(self.model)
         reported(lambda: prepare_(model, self.config))
         inputs = self._cast((self.row.train_inputs or self.row.inputs)())
@@ -184,7 +184,7 @@ def examine(cell: Cell, folder: Path, device: str) -> Result:
 
 
 def quantized(model: nn.Module, config: Any, calibration: Any) -> Any:
-    """`quantize_`; with a baraquant whose `quantize_` takes no QuantConfig, prepared and converted."""
+    """`quantize_`; where that takes no QuantConfig yet, the model is prepared and converted."""
     if not isinstance(config, baraquant.QuantConfig) or hasattr(baraquant, "W4A16"):
         return baraquant.quantize_(model, config, calibration, progress=False)
     report = prepare_(model, config)

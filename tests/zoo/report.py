@@ -127,7 +127,8 @@ def _foot(results: list[Result]) -> Iterable[str]:
 
 
 def _version(name: str) -> str:
-    torchvision_support.missing()  # lets its folder be found
+    if name == "torchvision":
+        return torchvision_support.version() or "not installed"
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -86,14 +85,11 @@ def test_the_runner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Processes of its own, the results and the page; torchvision where it is installed."""
     results, page = tmp_path / "results.json", tmp_path / "page.md"
     cells = ["--only", "unet:w8a8:float32", "--only", "torchvision_vit:w8a8:float32"]
-    path = list(sys.path)
     code = run.main([*cells, "--jobs", "1", "--json", str(results), "--markdown", str(page)])
-    sys.path[:] = path
     unet, vit = json.loads(results.read_text())
     assert code == 0, capsys.readouterr().out
     assert {"quantized", "trained", "converted", "gradients", "loaded"} <= set(unet["passed"])
     assert vit["status"] == ("passed" if torchvision_support.missing() is None else NOT_RUN)
-    sys.path[:] = path
     assert "| unet | segmentation, ConvTranspose2d |" in page.read_text()
 
 
@@ -110,9 +106,7 @@ def test_a_failure_says_how_to_see_it_again(
         return [result]
 
     monkeypatch.setattr(work, "run", fails)
-    path = list(sys.path)
     assert run.main(["--only", "bert:w8a8:float32"]) == 1
-    sys.path[:] = path
     told = capsys.readouterr().out
     assert "converted: output 0: 3 of 64 values differ" in told
     assert "python tests/zoo/run.py --only bert:w8a8:float32" in told

@@ -2,8 +2,8 @@
 """Imports torchvision, also beside a torch that its C++ library was not built for.
 
 PyPI's torchvision is built for PyPI's torch, with CUDA. Beside a torch for CPUs its library cannot
-be loaded; then even `import torchvision` fails, as the op `torchvision::nms` is not there. Where the
-library has not brought it, the op is defined here in plain PyTorch.
+be loaded; then even `import torchvision` fails, as the op `torchvision::nms` is not there. Here the
+op is defined in plain PyTorch, where the library has not brought it.
 
 `make zoo` installs torchvision into a folder of its own, build/aside: transformers looks for
 torchvision too, and would fail in all other tests, where nothing has defined the op.
@@ -11,6 +11,7 @@ torchvision too, and would fail in all other tests, where nothing has defined th
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -24,31 +25,34 @@ ASIDE = Path(__file__).resolve().parents[2] / "build" / "aside"
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
+def version() -> str | None:
+    """The version that is installed, aside or in the environment; None: none."""
+    places = [*sys.path, str(ASIDE)]
+    found = importlib.metadata.distributions(name="torchvision", path=places)
+    return next((str(one.version) for one in found), None)
+
+
 def missing() -> str | None:
     """Why torchvision cannot be used here; None where it can."""
-    _look_aside()
-    if importlib.util.find_spec("torchvision") is None:
+    found, torch_minor = version(), torch.__version__.split(".")[1]
+    if found is None:
         return "torchvision is not installed"
-    version, torch_minor = (
-        importlib.metadata.version("torchvision"),
-        torch.__version__.split(".")[1],
-    )
-    if int(version.split(".")[1]) != int(torch_minor) + 15:
-        return f"torchvision {version} is not the one of torch {torch.__version__}"
+    if int(found.split(".")[1]) != int(torch_minor) + 15:
+        return f"torchvision {found} is not the one of torch {torch.__version__}"
     return None
 
 
 def install() -> None:
-    """Makes `import torchvision` work; does nothing where it is not installed."""
+    """Makes `import torchvision` work in this process; does nothing where it is not installed."""
     if missing() is not None or "torchvision" in sys.modules:
         return
+    if importlib.util.find_spec("torchvision") is None:
+        sys.path.append(str(ASIDE))
     spec = importlib.util.find_spec("torchvision")
     assert spec is not None and spec.origin is not None
     for library in Path(spec.origin).parent.glob("_C*.so"):
-        try:
+        with contextlib.suppress(OSError):
             torch.ops.load_library(str(library))
-        except OSError:
-            continue
     if hasattr(torch.ops.torchvision, "nms"):
         return
     torch.library.define("torchvision::nms", _SCHEMA)
@@ -83,8 +87,3 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
 
 def _area(corners: Tensor) -> Tensor:
     return (corners[:, 2:] - corners[:, :2]).prod(-1)
-
-
-def _look_aside() -> None:
-    if ASIDE.is_dir() and str(ASIDE) not in sys.path:
-        sys.path.append(str(ASIDE))
