@@ -104,7 +104,7 @@ def matching(patterns: Iterable[str]) -> list[Cell]:
     """
     found: dict[Cell, None] = {}
     for pattern in patterns:
-        parts = (pattern.split(":") + ["*", "*"])[:3]
+        parts = [*pattern.split(":"), "*", "*"][:3]
         cells = [
             cell
             for cell in planned(full=True)

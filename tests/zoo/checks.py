@@ -72,7 +72,7 @@ class Examination:
         except Exception as error:
             self.result.fail(name, described(error))
             return None
-        if name not in self.result.failed:
+        if name not in self.result.failed and name not in self.result.passed:
             self.result.passed.append(name)
         return value
 

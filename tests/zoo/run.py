@@ -71,6 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
 
         def told(result: Result) -> None:
             progress.update(task, advance=1, description=f"{result.cell:<45}")
+            if not console.is_terminal:
+                console.print(f"{result.status:<8} {result.cell}", markup=False, soft_wrap=True)
             if result.status == FAILED:
                 report.show_failure(progress.console, result)
 

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 
 ASIDE = Path(__file__).resolve().parents[2] / "build" / "aside"
+# The ops that `import torchvision` asks for; it calls `nms` alone.
+_OPS = ("nms", "qnms")
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
@@ -55,8 +57,9 @@ def install() -> None:
             torch.ops.load_library(str(library))
     if hasattr(torch.ops.torchvision, "nms"):
         return
-    torch.library.define("torchvision::nms", _SCHEMA)
-    torch.library.impl("torchvision::nms", "default")(nms)
+    for op in _OPS:
+        torch.library.define(f"torchvision::{op}", _SCHEMA)
+        torch.library.impl(f"torchvision::{op}", "default")(nms)
     boxes = importlib.import_module("torchvision.ops.boxes")
     boxes._assert_has_ops = lambda: None  # it asks for the library, of which nms is all it needs
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import os
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
@@ -24,6 +26,8 @@ Told = Callable[[Result], None]
 
 def run(cells: list[Cell], folder: Path, device: str, jobs: int, told: Told) -> list[Result]:
     """The results of all cells; `told` is called with each when it is complete."""
+    # The server looks for what it imports with the path of a new interpreter.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     CONTEXT.set_forkserver_preload(["zoo.preload"])
     groups = [list(g) for _, g in itertools.groupby(cells, lambda cell: cell.architecture)]
     with ThreadPoolExecutor(jobs) as pool:
