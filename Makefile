@@ -16,6 +16,8 @@ BENCH ?= affine qparams int8_mm grouped training
 BENCH_ARGS ?=
 DEMO_ARGS ?=
 MINILM_ARGS ?=
+# --full: every cell in both dtypes; --only llama: one architecture; --device cuda
+ZOO_ARGS ?=
 # Hostile calls under the sanitizers; test-all makes fewer of them.
 ASAN_CALLS ?= 20000
 
@@ -27,7 +29,7 @@ CHECK = set -e; py=$$($(ENVIRONMENT) --need test,examples --want lint --bare min
 	"$$py" -m pytest -n $(WORKERS) --dist worksteal --durations 10 --budget $(TEST_BUDGET)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo minilm test test-all asan tsan gpu-sanitize bench figures build lint format clean
+.PHONY: help demo minilm test test-all zoo asan tsan gpu-sanitize bench figures build lint format clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -48,6 +50,11 @@ test: ## lint, build, compile check of CUDA, the short tests: some minutes
 test-all: ## the same with every test; PART=2/4 is the second of four parts
 	@$(CHECK) --part $(PART) $(PYTEST_ARGS)
 	@case "$(PART)" in 1/*) $(MAKE) --no-print-directory asan gpu-sanitize ASAN_CALLS=4000;; esac
+
+zoo: ## whole models of transformers and torchvision under every scheme; writes docs/models.md
+	@set -e; py=$$($(ENVIRONMENT) --need test,examples --aside zoo); \
+	"$$py" scripts/build.py; \
+	"$$py" tests/zoo/run.py $(ZOO_ARGS)
 
 asan: ## short tests and hostile calls under AddressSanitizer and UndefinedBehaviorSanitizer
 	@set -e; py=$$($(ENVIRONMENT) --need test); \

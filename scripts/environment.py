@@ -31,6 +31,8 @@ STATE = ROOT / "build" / "environment.json"
 TORCH = "torch==2.13.0"
 SUPPORTED = ("2.11.", "2.12.", "2.13.")
 RETRY_OPTIONAL_AFTER = 24 * 3600  # seconds
+# Packages that no other code of the environment should find. tests/zoo/torchvision_support.py
+ASIDE = ROOT / "build" / "aside"
 
 # Run by the interpreter in question; argv[1] is a list of requirements. Importing torch takes
 # seconds: `version_file` is the proof that an earlier import was of this very torch.
@@ -231,10 +233,32 @@ def install_optional(python: Path, packages: list[str], torch: str, *options: st
         write_state(key, time.time())
 
 
-def prepare(need: list[str], want: list[str], bare: list[str] | None = None) -> Path:
+def paired(text: str, torch: str) -> str:
+    """The requirement of torchvision that a torch has: 0.26 belongs to torch 2.11, and so on."""
+    minor = int(torch.split(".")[1])
+    return f"torchvision==0.{minor + 15}.*" if text.startswith("torchvision") else text
+
+
+def install_aside(python: Path, texts: list[str], torch: str) -> None:
+    """Installs packages alone into a folder that only those who know of it look into."""
+    found = probe(python, texts)
+    for text in texts if found is None else found["missing"]:
+        name, _, version = text.partition("==")
+        if not any(ASIDE.glob(f"{name}-{version}.dist-info")):
+            options = ("--no-deps", "--upgrade", "--target", str(ASIDE))
+            install_optional(python, [text], torch, *options)
+
+
+def prepare(
+    need: list[str],
+    want: list[str],
+    bare: list[str] | None = None,
+    aside: list[str] | None = None,
+) -> Path:
     """The interpreter, with every package of `need` and, where they can be had, of the others.
 
-    Those of `bare` are installed without the packages that they name.
+    Those of `bare` are installed without the packages that they name, and those of `aside` into a
+    folder of their own.
     """
     needed, wanted = [*dependencies(), *requirements(need)], requirements(want)
     python, torch = choose(needed)
@@ -257,6 +281,8 @@ def prepare(need: list[str], want: list[str], bare: list[str] | None = None) -> 
     for text in alone:
         if text in found["missing"]:
             install_optional(python, [text], torch, "--no-deps")
+    if aside:
+        install_aside(python, [paired(text, torch) for text in requirements(aside)], torch)
     return python
 
 
@@ -265,11 +291,13 @@ def main() -> None:
     parser.add_argument("--need", default="", help="groups that must be there, with commas")
     parser.add_argument("--want", default="", help="groups to go on without, if need be")
     parser.add_argument("--bare", default="", help="as --want, without what they depend on")
+    parser.add_argument("--aside", default="", help="as --bare, into a folder of their own")
     options = parser.parse_args()
-    need, want, bare = (
-        list(filter(None, names.split(","))) for names in (options.need, options.want, options.bare)
+    need, want, bare, aside = (
+        list(filter(None, names.split(",")))
+        for names in (options.need, options.want, options.bare, options.aside)
     )
-    print(prepare(["build", *need], want, bare))
+    print(prepare(["build", *need], want, bare, aside))
 
 
 if __name__ == "__main__":

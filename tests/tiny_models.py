@@ -14,16 +14,29 @@ from tiny_images import IMAGES
 from tiny_kinds import VOCABULARY, Inputs, Tiny
 from tiny_sounds import SOUNDS
 
-__all__ = ["TINY", "VOCABULARY", "build", "liven", "outputs", "relative_error", "tensors"]
+__all__ = [
+    "TINY",
+    "VOCABULARY",
+    "build",
+    "construct",
+    "liven",
+    "outputs",
+    "relative_error",
+    "tensors",
+]
 
 TINY: dict[str, Tiny] = {**ENCODERS, **DECODERS, **IMAGES, **SOUNDS}
 
 
 def build(name: str, seed: int = 0) -> nn.Module:
     """The model in evaluation. On the meta device, under `torch.device("meta")`."""
+    return construct(TINY[name], seed)
+
+
+def construct(tiny: Tiny, seed: int = 0) -> nn.Module:
+    """The model of a configuration, in evaluation."""
     import transformers
 
-    tiny = TINY[name]
     nested = {
         key: getattr(transformers, config)(**sizes) for key, (config, sizes) in tiny.nested.items()
     }

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Whole models that nobody here wrote, under every scheme: `make zoo`; run.py says how."""

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the tables of architectures are written with."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import tiny_models as tiny
+from tiny_kinds import Inputs, Tiny
+from zoo import torchvision_support
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One architecture, tiny and with random weights.
+
+    Attributes:
+        name: What `--only` and the page call it.
+        family: What kind of model it is.
+        make: Builds the float model from a seed; also under `torch.device("meta")`.
+        inputs: Makes keyword arguments of the model.
+        package: What has to be installed for it: `transformers`, `torchvision` or `torch`.
+        generates: Whether `generate` is called.
+        is_discrete: Whether it chooses experts, clusters or boxes: then a small error of an input
+            can be a large one of the output, and nearness to the float model is not asked for.
+        train_inputs: What training calls it with; None: the same.
+        outputs: What is compared with the float model; None: all outputs.
+        meta_error: Part of the message that `load_` has for it on the meta device; None: it loads.
+    """
+
+    name: str
+    family: str
+    make: Callable[[int], nn.Module]
+    inputs: Callable[[], Inputs]
+    package: str
+    generates: bool = False
+    is_discrete: bool = False
+    train_inputs: Callable[[], Inputs] | None = None
+    outputs: Callable[[nn.Module, Inputs], Any] | None = None
+    meta_error: str | None = None
+
+    def missing(self) -> str | None:
+        """Why it cannot be run here; None where it can."""
+        if self.package == "torchvision":
+            return torchvision_support.missing()
+        if importlib.util.find_spec(self.package) is None:
+            return f"{self.package} is not installed"
+        return None
+
+    def empty(self, seed: int, dtype: torch.dtype) -> nn.Module:
+        """A model as a user builds it to load into: random weights, evaluation."""
+        torch.manual_seed(seed)
+        return self.make(seed).eval().to(dtype)
+
+    def model(self, dtype: torch.dtype, device: str) -> nn.Module:
+        """The float model, with weights as large as trained ones."""
+        return tiny.liven(self.empty(0, torch.float32)).to(device, dtype)
+
+
+def cast(value: Any, dtype: torch.dtype, device: str) -> Any:
+    """The inputs on a device, their floating tensors in a dtype."""
+    if isinstance(value, Tensor):
+        return value.to(device, dtype) if value.is_floating_point() else value.to(device)
+    if isinstance(value, dict):
+        return {key: cast(entry, dtype, device) for key, entry in value.items()}
+    return [cast(entry, dtype, device) for entry in value] if isinstance(value, list) else value
+
+
+def known(name: str, family: str, **more: Any) -> Architecture:
+    """An architecture of transformers that the other tests use too."""
+    return of_tiny(name, family, tiny.TINY[name], **more)
+
+
+def of_tiny(name: str, family: str, entry: Tiny, **more: Any) -> Architecture:
+    """An architecture of transformers from its configuration."""
+    options: dict[str, Any] = {"generates": entry.generates, **more}
+    return Architecture(
+        name,
+        family,
+        lambda seed: tiny.construct(entry, seed),
+        entry.inputs,
+        "transformers",
+        **options,
+    )
+
+
+def table(*rows: Architecture) -> dict[str, Architecture]:
+    """The rows by their names."""
+    found = {row.name: row for row in rows}
+    assert len(found) == len(rows), "two architectures have one name"
+    return found

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Models of images, and of images with text, from the configurations of transformers."""
+
+from __future__ import annotations
+
+import torch
+
+from tiny_kinds import ENDS, LLAMA, VIT, Inputs, Tiny, image, numbers, text, tokens
+from zoo.architecture import Architecture, known, of_tiny, table
+
+IMAGE_TOKEN = 4
+
+
+def idefics_inputs() -> Inputs:
+    return {
+        **text(),
+        "pixel_values": numbers(2, 1, 3, 32, 32),
+        "image_attention_mask": torch.ones(2, 12, 1, dtype=torch.int64),
+    }
+
+
+def qwen2_vl_inputs() -> Inputs:
+    """An image of 4 x 4 patches, of which four make a token, before the text."""
+    ids = torch.cat([torch.full((2, 4), IMAGE_TOKEN), tokens(8)], dim=1)
+    return {
+        "input_ids": ids,
+        "pixel_values": numbers(2 * 16, 3 * 2 * 8 * 8),
+        "image_grid_thw": torch.tensor([[1, 4, 4]] * 2),
+        "mm_token_type_ids": (ids == IMAGE_TOKEN).int(),
+    }
+
+
+IMAGES: dict[str, Architecture] = table(
+    # Classification and features.
+    known("vit", "image, transformer"),
+    known("deit", "image, transformer"),
+    known("beit", "image, transformer"),
+    known("swin", "image, windows"),
+    known("swinv2", "image, windows"),
+    known("dinov2", "image, transformer"),
+    known("convnext", "image, convolutions"),
+    known("resnet", "image, convolutions"),
+    known("regnet", "image, convolutions"),
+    known("efficientnet", "image, convolutions"),
+    known("mobilenet_v2", "image, convolutions"),
+    known("mobilevit", "image, convolutions and attention"),
+    of_tiny(
+        "videomae",
+        "video, transformer with Conv3d",
+        Tiny(
+            "VideoMAEModel",
+            "VideoMAEConfig",
+            {**VIT, "num_frames": 4},
+            lambda: {"pixel_values": numbers(2, 4, 3, 32, 32)},
+        ),
+    ),
+    # Detection, depth and segmentation.
+    known("detr", "detection"),
+    known("yolos", "detection"),
+    known("segformer", "segmentation"),
+    known("dpt", "depth, ConvTranspose2d"),
+    known("sam", "segmentation, ConvTranspose2d"),
+    of_tiny(
+        "mask2former",
+        "segmentation",
+        Tiny(
+            "Mask2FormerForUniversalSegmentation",
+            "Mask2FormerConfig",
+            {
+                "feature_size": 16,
+                "mask_feature_size": 16,
+                "hidden_dim": 16,
+                "encoder_feedforward_dim": 32,
+                "dim_feedforward": 32,
+                "encoder_layers": 1,
+                "decoder_layers": 2,
+                "num_attention_heads": 2,
+                "num_queries": 5,
+            },
+            image(64),
+            nested={
+                "backbone_config": (
+                    "SwinConfig",
+                    {
+                        "image_size": 64,
+                        "patch_size": 4,
+                        "embed_dim": 8,
+                        "depths": [1, 1, 1, 1],
+                        "num_heads": [1, 2, 2, 2],
+                        "window_size": 4,
+                        "out_features": ["stage1", "stage2", "stage3", "stage4"],
+                    },
+                )
+            },
+        ),
+        is_discrete=True,  # attention is masked where a mask is less than a half
+    ),
+    # Images and text.
+    known("clip", "image and text"),
+    known("siglip", "image and text"),
+    known("blip", "image and text"),
+    known("llava", "image and text, decoder"),
+    of_tiny(
+        "idefics",
+        "image and text, decoder",
+        Tiny(
+            "IdeficsForVisionText2Text",
+            "IdeficsConfig",
+            {
+                **{k: v for k, v in LLAMA.items() if k != "num_key_value_heads"},
+                **ENDS,
+                "alpha_initializer": "ones",
+                "freeze_text_layers": False,
+                "freeze_vision_layers": False,
+            },
+            idefics_inputs,
+            nested={
+                "vision_config": (
+                    "IdeficsVisionConfig",
+                    {"embed_dim": 32, **{k: v for k, v in VIT.items() if k != "hidden_size"}},
+                )
+            },
+        ),
+    ),
+    of_tiny(
+        "qwen2_vl",
+        "image and text, decoder, Conv3d",
+        Tiny(
+            "Qwen2VLForConditionalGeneration",
+            "Qwen2VLConfig",
+            {
+                "image_token_id": IMAGE_TOKEN,
+                "video_token_id": 3,
+                "vision_start_token_id": 1,
+                "vision_end_token_id": 2,
+            },
+            qwen2_vl_inputs,
+            nested={
+                "text_config": (
+                    "Qwen2VLTextConfig",
+                    {
+                        **LLAMA,
+                        **ENDS,
+                        "rope_parameters": {
+                            "rope_type": "default",
+                            "rope_theta": 10000.0,
+                            "mrope_section": [2, 3, 3],
+                        },
+                    },
+                ),
+                "vision_config": (
+                    "Qwen2VLVisionConfig",
+                    {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 2}
+                    | {"patch_size": 8},
+                ),
+            },
+            generates=True,
+        ),
+    ),
+)

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Models of language and of sound, from the configurations of transformers."""
+
+from __future__ import annotations
+
+from tiny_kinds import ENDS, LLAMA, Tiny, ids, lm_of, numbers
+from zoo.architecture import Architecture, known, of_tiny, table
+
+EXPERTS = {"is_discrete": True}
+
+TEXT: dict[str, Architecture] = table(
+    # Decoders.
+    known("llama", "decoder"),
+    known("llama_tied", "decoder"),
+    known("qwen3", "decoder"),
+    known("gemma3", "decoder, scaled embedding"),
+    known("phi3", "decoder, packed projections"),
+    known("falcon", "decoder"),
+    known("bloom", "decoder"),
+    known("opt", "decoder"),
+    known("olmo", "decoder without biases"),
+    known("gpt_neox", "decoder"),
+    known("gptj", "decoder"),
+    known("gpt2", "decoder of Conv1D"),
+    known("ctrl", "decoder"),
+    of_tiny(
+        "gpt_bigcode",
+        "decoder, one key for all heads",
+        Tiny(
+            "GPTBigCodeForCausalLM",
+            "GPTBigCodeConfig",
+            {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64} | ENDS,
+            ids,
+            generates=True,
+        ),
+    ),
+    of_tiny(
+        "openai_gpt",
+        "decoder of Conv1D",
+        Tiny(
+            "OpenAIGPTLMHeadModel",
+            "OpenAIGPTConfig",
+            {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64},
+            ids,
+        ),
+    ),
+    # Mixtures of experts.
+    known("mixtral", "experts", **EXPERTS),
+    known("qwen3_moe", "experts", **EXPERTS),
+    known("gpt_oss", "experts with biases", **EXPERTS),
+    known("deepseek_v3", "experts, latent attention", **EXPERTS),
+    known("switch", "experts, encoder and decoder", **EXPERTS),
+    of_tiny(
+        "olmoe",
+        "experts",
+        lm_of("Olmoe", num_experts=4, num_experts_per_tok=2),
+        **EXPERTS,
+    ),
+    of_tiny(
+        "granite_moe",
+        "experts",
+        Tiny(
+            "GraniteMoeForCausalLM",
+            "GraniteMoeConfig",
+            {**LLAMA, **ENDS, "num_local_experts": 4, "num_experts_per_tok": 2},
+            ids,
+            generates=True,
+        ),
+        **EXPERTS,
+    ),
+    # State spaces and other recurrences.
+    known("mamba", "state space"),
+    known("mamba2", "state space"),
+    known("falcon_mamba", "state space"),
+    known("rwkv", "recurrence"),
+    known("recurrent_gemma", "recurrence and attention"),
+    known("lfm2", "convolutions and attention"),
+    known("jamba", "state space, attention, experts", **EXPERTS),
+    of_tiny(
+        "bamba",
+        "state space and attention",
+        Tiny(
+            "BambaForCausalLM",
+            "BambaConfig",
+            {
+                **LLAMA,
+                **ENDS,
+                "attn_layer_indices": [1],
+                "mamba_n_heads": 4,
+                "mamba_d_state": 8,
+                "mamba_chunk_size": 8,
+            },
+            ids,
+            generates=True,
+        ),
+    ),
+    # Encoders.
+    known("bert", "encoder"),
+    known("bert_classifier", "encoder, classifier"),
+    known("roberta", "encoder, classifier"),
+    known("albert", "encoder, one layer many times"),
+    known("deberta_v2", "encoder, relative positions"),
+    known("electra", "encoder"),
+    known("distilbert", "encoder, classifier"),
+    known("modernbert", "encoder, rotary positions"),
+    known("mobilebert", "encoder with bottlenecks"),
+    known("squeezebert", "encoder of convolutions"),
+    # Encoders with a decoder.
+    known("t5", "encoder and decoder"),
+    known("bart", "encoder and decoder"),
+    known("marian", "encoder and decoder"),
+    known("pegasus", "encoder and decoder"),
+    # Sound.
+    known("wav2vec2", "sound, encoder"),
+    known("wavlm", "sound, encoder"),
+    known("whisper", "sound, encoder and decoder"),
+    known(
+        "speecht5",
+        "sound, encoder and decoder",
+        # Its table of positions grows with the inputs.
+        meta_error="as in the model",
+    ),
+    known("encodec", "sound, codec of ConvTranspose1d and LSTM", is_discrete=True),
+    of_tiny(
+        "speecht5_hifigan",
+        "sound, vocoder of ConvTranspose1d",
+        Tiny(
+            "SpeechT5HifiGan",
+            "SpeechT5HifiGanConfig",
+            {
+                "model_in_dim": 8,
+                "upsample_initial_channel": 16,
+                "upsample_rates": [4, 4],
+                "upsample_kernel_sizes": [8, 8],
+                "resblock_kernel_sizes": [3],
+                "resblock_dilation_sizes": [[1, 3]],
+            },
+            lambda: {"spectrogram": numbers(2, 12, 8)},
+        ),
+    ),
+    # Series of numbers.
+    known("patchtst", "series of numbers"),
+)

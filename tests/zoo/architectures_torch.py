@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Models of torch.nn alone, as tutorials have them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tiny_kinds import VOCABULARY, numbers, tokens
+from zoo.architecture import Architecture, table
+
+
+class Tagger(nn.Module):
+    """A label for each word: an embedding, a recurrence in both directions, a linear layer."""
+
+    def __init__(self, kind: type[nn.LSTM] | type[nn.GRU]) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, 32)
+        self.recurrence = kind(32, 24, num_layers=2, batch_first=True, bidirectional=True)
+        self.labels = nn.Linear(48, 5)
+
+    def forward(self, words: Tensor) -> Tensor:
+        y: Tensor = self.labels(self.recurrence(self.words(words))[0])
+        return y
+
+
+class UNet(nn.Module):
+    """Down to a half of the size and up again, by ConvTranspose2d, with a bridge."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.down = self._two(3, 16), self._two(16, 32)
+        self.up = nn.ConvTranspose2d(32, 16, 2, stride=2)
+        self.last = nn.Sequential(self._two(32, 16), nn.Conv2d(16, 3, 1))
+
+    @staticmethod
+    def _two(inputs: int, outputs: int) -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, padding=1),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, padding=1),
+            nn.ReLU(),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.first(x)
+        up = self.up(self.down(nn.functional.max_pool2d(first, 2)))
+        y: Tensor = self.last(torch.cat([first, up], dim=1))
+        return y
+
+
+class Translator(nn.Module):
+    """PyTorch's own Transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, 32)
+        self.transformer = nn.Transformer(32, 2, 1, 1, 64, batch_first=True)
+        self.head = nn.Linear(32, VOCABULARY)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        y: Tensor = self.head(self.transformer(self.words(source), self.words(target)))
+        return y
+
+
+TORCH: dict[str, Architecture] = table(
+    Architecture(
+        "lstm_tagger",
+        "recurrence, LSTM",
+        lambda _: Tagger(nn.LSTM),
+        lambda: {"words": tokens()},
+        "torch",
+    ),
+    Architecture(
+        "gru_tagger",
+        "recurrence, GRU",
+        lambda _: Tagger(nn.GRU),
+        lambda: {"words": tokens()},
+        "torch",
+    ),
+    Architecture(
+        "unet",
+        "segmentation, ConvTranspose2d",
+        lambda _: UNet(),
+        lambda: {"x": numbers(2, 3, 16, 16)},
+        "torch",
+    ),
+    Architecture(
+        "transformer",
+        "encoder and decoder, attention of torch.nn",
+        lambda _: Translator(),
+        lambda: {"source": tokens(), "target": tokens(7)},
+        "torch",
+    ),
+)

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`generate` of transformers, with a cache and without one."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from tiny_kinds import Inputs
+
+OPTIONS = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
+CACHES = {"with a cache": True, "without a cache": False}
+
+
+def tokens(model: nn.Module, inputs: Inputs, kinds: list[str]) -> dict[str, Tensor]:
+    """The tokens of each kind of generation."""
+    given = {k: v for k, v in inputs.items() if not k.startswith("decoder_")}
+    return {
+        kind: model.generate(**given, **OPTIONS, use_cache=CACHES[kind], pad_token_id=0)
+        for kind in kinds
+    }
+
+
+def kinds(model: nn.Module, inputs: Inputs) -> list[str]:
+    """The kinds that a float model knows; one without a cache is refused by some."""
+    found = ["with a cache"]
+    try:
+        tokens(model, inputs, ["without a cache"])
+    except (ValueError, TypeError, AttributeError, RuntimeError):
+        return found
+    return [*found, "without a cache"]
+
+
+def expect_same(got: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    """Token by token, for each kind."""
+    for kind, expected in wanted.items():
+        if got[kind].tolist() != expected.tolist():
+            raise AssertionError(
+                f"{kind}: {got[kind].tolist()} after conversion, {expected.tolist()} before it"
+            )

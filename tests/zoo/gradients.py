@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Gradients of whole models: of floating inputs, of what embeddings give, of parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import tiny_models as tiny
+from tiny_kinds import Inputs
+
+
+def loss(model: nn.Module, inputs: Inputs) -> Tensor:
+    """The mean squares of all outputs that depend on something, summed."""
+    found = [t for t in tiny.tensors(model(**inputs)) if t.requires_grad]
+    squares = [t.float().square().masked_fill(~t.isfinite(), 0.0).mean() for t in found]
+    return torch.stack(squares).sum() if squares else torch.zeros(())
+
+
+def of(model: nn.Module, inputs: Inputs, plain: nn.Module) -> dict[str, Tensor]:
+    """The gradients in evaluation, by name; embeddings are looked for in the float model."""
+    leaves: dict[str, Tensor] = {}
+    paths = {name for name, m in plain.named_modules() if isinstance(m, nn.Embedding)}
+    hooks = [
+        module.register_forward_hook(_adds_a_leaf(name, leaves))
+        for name, module in model.named_modules()
+        if name in paths
+    ]
+    try:
+        torch.manual_seed(1)
+        model.eval()
+        model.zero_grad()
+        value = loss(model, _leaf(inputs, "input", leaves))
+        if not value.requires_grad:
+            return {}
+        value.backward()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    found = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+    found |= {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return found
+
+
+def expect_near(got: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float) -> None:
+    """Each gradient that both models have, relative to its norm."""
+    names = [name for name in wanted if name in got]
+    largest = max((float(wanted[name].double().norm()) for name in names), default=0.0)
+    worst = (0.0, "")
+    for name in names:
+        a, b = got[name].double(), wanted[name].double()
+        # What is nothing but rounding, as the gradient of a key's bias, has no digits to compare.
+        floor = 1e-3 * largest
+        worst = max(worst, (float((a - b).norm()) / max(float(b.norm()), floor, 1e-30), name))
+    if not worst[0] <= tolerance:
+        raise AssertionError(f"the gradient of {worst[1]} is {worst[0]:.3g} away, relatively")
+
+
+def _adds_a_leaf(name: str, leaves: dict[str, Tensor]) -> Any:
+    def hook(module: nn.Module, args: Any, output: Any) -> Any:
+        if not isinstance(output, Tensor) or not output.is_floating_point():
+            return output
+        # A module that is called several times has a leaf for each call.
+        key = f"{name} (output {sum(k.startswith(f'{name} (') for k in leaves)})"
+        leaves[key] = torch.zeros_like(output, requires_grad=True)
+        return output + leaves[key]
+
+    return hook
+
+
+def _leaf(value: Any, name: str, leaves: dict[str, Tensor]) -> Any:
+    """The inputs with leaves for their floating tensors."""
+    if isinstance(value, Tensor) and value.is_floating_point():
+        leaves[name] = value.detach().clone().requires_grad_()
+        return leaves[name]
+    if isinstance(value, dict):
+        return {key: _leaf(entry, f"{name}.{key}", leaves) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_leaf(entry, f"{name}.{i}", leaves) for i, entry in enumerate(value)]
+    return value

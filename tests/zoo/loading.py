@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a process that has not made the models loads from their files."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import baraquant
+import tiny_models as tiny
+from zoo.architecture import cast
+from zoo.cells import Cell
+from zoo.checks import described, expect_same
+
+KINDS = ("quantized", "converted")
+
+
+def load_back(cell: Cell, folder: Path, device: str) -> dict[str, str]:
+    """Loads the files of a cell; returns the message of each way that failed."""
+    failed: dict[str, str] = {}
+    for kind in KINDS:
+        file = folder / f"{cell}.{kind}.safetensors"
+        if not file.exists():
+            continue
+        expected = torch.load(file.with_suffix(".expected"))
+        for way in ("function", "meta"):
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    _load(cell, file, way, expected, device)
+            except Exception as error:
+                failed[f"loaded, {way}, {kind}"] = described(error)
+        file.unlink()
+        file.with_suffix(".expected").unlink()
+    return failed
+
+
+def was_saved(cell: Cell, folder: Path) -> bool:
+    """Whether there is something to load."""
+    return any((folder / f"{cell}.{kind}.safetensors").exists() for kind in KINDS)
+
+
+def _load(cell: Cell, file: Path, way: str, expected: list[torch.Tensor], device: str) -> None:
+    row, dtype = cell.row, cell.torch_dtype
+
+    def build() -> nn.Module:
+        return row.empty(1, dtype)
+
+    if way == "meta":
+        with torch.device("meta"):
+            empty = build()
+        if row.meta_error is not None:
+            try:
+                baraquant.load_(empty, file)
+            except ValueError as error:
+                if row.meta_error in str(error):
+                    return
+                raise
+            raise AssertionError(f"expected the error {row.meta_error!r}, but it was loaded")
+        model = baraquant.load_(empty, file)
+    else:
+        model = baraquant.load_(build, file)
+    model = model.eval().to(device)
+    got = tiny.outputs(model, cast(row.inputs(), dtype, device))
+    expect_same([t.cpu() for t in got], expected)

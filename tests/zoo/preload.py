@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What every process of the zoo has imported: packages. No model has been built."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import warnings
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+warnings.simplefilter("ignore")
+
+from zoo import torchvision_support  # noqa: E402
+
+# Each costs seconds; a decoder imports most of what the models of transformers share.
+MODULES = ("transformers.generation.utils", "transformers.models.llama.modeling_llama")
+
+torchvision_support.install()
+for module in MODULES:
+    with contextlib.suppress(ImportError):
+        importlib.import_module(module)
+for module in ("zoo.checks", "zoo.loading"):
+    importlib.import_module(module)
+
+logging.getLogger("transformers").setLevel(logging.ERROR)

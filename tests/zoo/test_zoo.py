@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A part of the zoo; `make zoo` runs all of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+from zoo import run, torchvision_support
+from zoo.cells import ARCHITECTURES, FAILED, NOT_RUN, Cell, matching, planned
+from zoo.checks import examine
+from zoo.loading import load_back
+from zoo.schemes import SCHEMES
+
+# The short run takes these: each scheme, both dtypes, and a kind of model that the others lack.
+SHORT = [
+    Cell("llama", "w8a8", "bfloat16"),
+    Cell("gpt2", "w4a16", "float32"),
+    Cell("olmoe", "w8a8_asymmetric", "float32"),
+    Cell("gemma3", "learned", "float32"),
+    Cell("bamba", "w4a8", "float32"),
+    Cell("unet", "static", "float32"),
+    Cell("clip", "smoothquant", "float32"),
+    Cell("lstm_tagger", "mixed", "float32"),
+]
+
+
+def once_each() -> list[Any]:
+    """Each architecture of transformers and torch once; torchvision has a process of its own."""
+    few = {cell.architecture for cell in SHORT}
+    schemes = list(SCHEMES)
+    more = [
+        Cell(name, schemes[position % len(schemes)], "float32")
+        for position, (name, row) in enumerate(ARCHITECTURES.items())
+        if name not in few and row.package != "torchvision"
+    ]
+    return [*SHORT, *(pytest.param(cell, marks=pytest.mark.exhaustive) for cell in more)]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("cell", once_each(), ids=str)
+def test_cell(cell: Cell, tmp_path: Path) -> None:
+    """All checks of a cell; what is saved is loaded in this process."""
+    result = examine(cell, tmp_path, "cpu")
+    if result.status == NOT_RUN:
+        pytest.skip(result.reason)
+    assert result.failed == {}
+    assert load_back(cell, tmp_path, "cpu") == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_pair_is_planned() -> None:
+    cells = planned(full=False)
+    for a, b in (("architecture", "scheme"), ("scheme", "dtype"), ("architecture", "dtype")):
+        pairs = {(getattr(c, a), getattr(c, b)) for c in planned(full=True)}
+        assert {(getattr(c, a), getattr(c, b)) for c in cells} == pairs
+    assert len({row.package for row in ARCHITECTURES.values()}) == 3
+
+
+def test_cells_are_chosen_by_pattern() -> None:
+    assert [str(cell) for cell in matching(["gpt2:w8a8*:float32"])] == [
+        "gpt2:w8a8:float32",
+        "gpt2:w8a8_asymmetric:float32",
+    ]
+    with pytest.raises(ValueError, match="expected architecture:scheme:dtype, but got 'llema'"):
+        matching(["llema"])
+
+
+@pytest.mark.process
+@pytest.mark.smoke
+def test_the_runner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Processes of its own, the results and the page; torchvision where it is installed."""
+    results, page = tmp_path / "results.json", tmp_path / "page.md"
+    cells = ["--only", "unet:w8a8:float32", "--only", "torchvision_vit:w8a8:float32"]
+    code = run.main([*cells, "--jobs", "1", "--json", str(results), "--markdown", str(page)])
+    unet, vit = json.loads(results.read_text())
+    assert code == 0, capsys.readouterr().out
+    assert {"quantized", "trained", "converted", "gradients", "loaded"} <= set(unet["passed"])
+    assert vit["status"] == ("passed" if torchvision_support.missing() is None else NOT_RUN)
+    assert "| unet | segmentation, ConvTranspose2d |" in page.read_text()
+
+
+def test_a_failure_says_how_to_see_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from zoo import work
+    from zoo.cells import Result
+
+    def fails(cells: Any, folder: Path, device: str, jobs: int, told: Any) -> list[Result]:
+        result = Result(str(cells[0]))
+        result.fail("converted", "output 0: 3 of 64 values differ")
+        told(result)
+        return [result]
+
+    monkeypatch.setattr(work, "run", fails)
+    assert run.main(["--only", "bert:w8a8:float32"]) == 1
+    told = capsys.readouterr().out
+    assert "converted: output 0: 3 of 64 values differ" in told
+    assert "python tests/zoo/run.py --only bert:w8a8:float32" in told
+    assert FAILED in told

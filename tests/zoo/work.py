@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The processes of the zoo: for each architecture one that makes, and one that loads.
+
+They are forked from a server that has imported the packages and nothing more, so the process that
+loads has never seen the model. A crash or a hang is the failure of one cell.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from zoo.cells import NOT_RUN, NOTHING, Cell, Result
+
+CONTEXT = multiprocessing.get_context("forkserver")
+PATIENCE = 300.0  # seconds for one cell
+Told = Callable[[Result], None]
+
+
+def run(cells: list[Cell], folder: Path, device: str, jobs: int, told: Told) -> list[Result]:
+    """The results of all cells; `told` is called with each when it is complete."""
+    # The server looks for what it imports with the path of a new interpreter.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    CONTEXT.set_forkserver_preload(["zoo.preload"])
+    groups = [list(g) for _, g in itertools.groupby(cells, lambda cell: cell.architecture)]
+    with ThreadPoolExecutor(jobs) as pool:
+        done = pool.map(lambda group: run_architecture(group, folder, device, told), groups)
+        return [result for group in done for result in group]
+
+
+def run_architecture(cells: list[Cell], folder: Path, device: str, told: Told) -> list[Result]:
+    """The results of one architecture's cells."""
+    results: list[Result] = []
+    for cell, answer in zip(cells, _answers(_make, cells, folder, device), strict=True):
+        result = Result(str(cell))
+        if isinstance(answer, str):
+            result.fail("made", answer)
+        else:
+            result = Result(**answer)
+        results.append(result)
+    for result, answer in zip(results, _answers(_load, cells, folder, device), strict=True):
+        if result.status not in (NOT_RUN, NOTHING) and "saved" in result.passed:
+            failed = {"loaded": answer} if isinstance(answer, str) else answer
+            for check, message in failed.items():
+                result.fail(check, message)
+            if not failed:
+                result.passed.append("loaded")
+        told(result)
+    return results
+
+
+def _answers(work: Any, cells: list[Cell], folder: Path, device: str) -> Iterator[Any]:
+    """What a process of its own says of each cell; a string where it died or hung.
+
+    Another process goes on with the cells after that one.
+    """
+    if not cells:
+        return
+    receiver, sender = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=work, args=(cells, folder, device, sender), daemon=True)
+    process.start()
+    sender.close()
+    for position in range(len(cells)):
+        try:
+            yield _wait(receiver)
+        except (EOFError, TimeoutError) as error:
+            process.kill()
+            process.join()
+            yield str(error) or f"the process died with exit code {process.exitcode}"
+            yield from _answers(work, cells[position + 1 :], folder, device)
+            return
+    process.join()
+
+
+def _wait(receiver: Connection) -> Any:
+    """What comes next; EOFError where the process died."""
+    if not receiver.poll(PATIENCE):
+        raise TimeoutError(f"no result within {PATIENCE:.0f} seconds")
+    return receiver.recv()
+
+
+def _prepare() -> None:
+    import torch
+
+    torch.set_num_threads(1)  # tiny tensors: a second thread only waits
+
+
+def _make(cells: list[Cell], folder: Path, device: str, sender: Connection) -> None:
+    _prepare()
+    from zoo.checks import examine
+
+    for cell in cells:
+        sender.send(examine(cell, folder, device).to_dict())
+
+
+def _load(cells: list[Cell], folder: Path, device: str, sender: Connection) -> None:
+    _prepare()
+    from zoo.loading import load_back
+
+    for cell in cells:
+        sender.send(load_back(cell, folder, device))
