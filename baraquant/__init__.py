@@ -35,8 +35,8 @@ from baraquant.schemes import (  # noqa: E402
     SmoothQuant,
     W8A8Static,
 )
-from baraquant.workflow.layers import register_layer  # noqa: E402
 from baraquant.workflow.quantize import quantize_  # noqa: E402
+from baraquant.workflow.register import register_layer  # noqa: E402
 from baraquant.workflow.serialization import load_, save  # noqa: E402
 
 _vmap.register()

@@ -306,7 +306,9 @@ def test_swapped_layers_have_the_bits_of_their_evaluation(name: str, scheme: str
 
 def test_quantize_takes_their_products() -> None:
     model = Reader("lstm")
-    report = baraquant.quantize_(model, W8A8Static(), calibration=[example(model.layer, torch.float32)])
+    report = baraquant.quantize_(
+        model, W8A8Static(), calibration=[example(model.layer, torch.float32)]
+    )
     assert {"layer.cells.l0.ih", "layer.cells.l0.hh", "cell.ih", "cell.hh"} <= set(report.changed)
     assert model(example(model.layer, torch.float32)).isfinite().all()
 

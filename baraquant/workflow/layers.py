@@ -3,12 +3,12 @@
 
 :func:`baraquant.qat.prepare_`, :func:`baraquant.qat.convert_`, :func:`baraquant.quantize_`,
 :func:`baraquant.save` and :func:`baraquant.load_` read it. A new kind is a new row here, or a call
-of :func:`register_layer`.
+of :func:`baraquant.register_layer`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -24,7 +24,7 @@ from ..nn._subclassed import plain_type
 from ..nn.training._quantizers import Integers
 from . import forms
 from .forms import Form
-from .replace import why_not
+from .swappable import why_not
 
 Convert: TypeAlias = Callable[..., nn.Module]
 
@@ -89,7 +89,9 @@ def linear_form(prepared: Any) -> type[Any]:
     return bnn.StaticQuantizedLinear if is_static else bnn.QuantizedLinear
 
 
-def _converts_to(kind: Any) -> Convert:
+def converts_to(kind: Any) -> Convert:
+    """Return what converts a prepared layer to a class with ``from_prepared``."""
+
     def convert(prepared: Any, integers: Callable[[], Integers]) -> nn.Module:
         converted: nn.Module = kind.from_prepared(prepared, integers())
         return converted
@@ -101,10 +103,13 @@ def _why_not_embedding(module: nn.Module, config: QuantConfig) -> str | None:
     return None if module.max_norm is None else "its max_norm rewrites the weight"
 
 
-_WEIGHT = {"qweight": True, "weight_scale": True, "bias": False}
-_COMMON = {"weight_bits": forms.int_option("weight_bits"), "dtype": forms.dtype_option("dtype")}
+WEIGHT_TENSORS = {"qweight": True, "weight_scale": True, "bias": False}
+COMMON_OPTIONS = {
+    "weight_bits": forms.int_option("weight_bits"),
+    "dtype": forms.dtype_option("dtype"),
+}
 _SINCE: Mapping[str, tuple[int, Any]] = {"dtype": (2, None)}
-_LINEAR_OPTIONS = {**_COMMON, "transposed": forms.bool_option("transposed")}
+_LINEAR_OPTIONS = {**COMMON_OPTIONS, "transposed": forms.bool_option("transposed")}
 _LINEAR_SINCE = {**_SINCE, "transposed": (3, False)}
 
 _LINEAR_FORMS = (
@@ -116,13 +121,13 @@ _LINEAR_FORMS = (
             "granularity": forms.name_option("granularity"),
             **_LINEAR_OPTIONS,
         },
-        {**_WEIGHT, "smooth": False},
+        {**WEIGHT_TENSORS, "smooth": False},
         _LINEAR_SINCE,
     ),
     Form(
         bnn.StaticQuantizedLinear,
         {"bits": forms.int_option("bits"), **_LINEAR_OPTIONS},
-        {**_WEIGHT, "act_scale": True, "act_zero_point": False, "smooth_scale": False},
+        {**WEIGHT_TENSORS, "act_scale": True, "act_zero_point": False, "smooth_scale": False},
         _LINEAR_SINCE,
     ),
     Form(
@@ -132,7 +137,7 @@ _LINEAR_FORMS = (
             "input_fake_quant": forms.ROUNDER,
             **_LINEAR_OPTIONS,
         },
-        {**_WEIGHT, "weight_zero_point": False},
+        {**WEIGHT_TENSORS, "weight_zero_point": False},
         _LINEAR_SINCE,
     ),
 )
@@ -145,7 +150,7 @@ _EMBEDDING_FORM = Form(
             lambda value: value is None or forms.is_int(value),
             "a whole number or null",
         ),
-        **_COMMON,
+        **COMMON_OPTIONS,
     },
     {"qweight": True, "weight_scale": True, "weight_zero_point": False},
 )
@@ -158,14 +163,14 @@ def _conv(float_type: type[nn.Module], training: Any, inference: Any) -> Layer:
         "group_size": forms.maybe_int_option("group_size"),
         "padding_mode": forms.name_option("padding_mode"),
         "input_fake_quant": forms.ROUNDER,
-        **_COMMON,
+        **COMMON_OPTIONS,
         **{name: forms.sizes_option(name) for name in shapes},
     }
     names = ("in_channels", "out_channels", "kernel_size", "groups", "padding_mode", *shapes)
     since = {**_SINCE, "group_size": (3, None)}
-    form = Form(inference, options, {**_WEIGHT, "weight_zero_point": False}, since)
+    form = Form(inference, options, {**WEIGHT_TENSORS, "weight_zero_point": False}, since)
     sizes = {name: name for name in names}
-    return Layer(float_type, training, (form,), _converts_to(inference), sizes, keeps_input=True)
+    return Layer(float_type, training, (form,), converts_to(inference), sizes, keeps_input=True)
 
 
 _FEATURES = {"in_features": "in_features", "out_features": "out_features"}
@@ -185,7 +190,7 @@ _EXPERTS_FORM = Form(
         "symmetric": forms.bool_option("symmetric"),
         "is_static": forms.bool_option("is_static"),
         "input_group_size": forms.maybe_int_option("input_group_size"),
-        **_COMMON,
+        **COMMON_OPTIONS,
     },
     {
         f"{name}_{end}": False
@@ -242,7 +247,7 @@ class TransformersConv1D(Layer):
         return type(module)
 
 
-_LAYERS: list[Layer] = [
+LAYERS: list[Layer] = [
     Layer(nn.Linear, bnn.FakeQuantizedLinear, _LINEAR_FORMS, _convert_linear, _FEATURES),
     TransformersConv1D(
         nn.Module,
@@ -255,7 +260,7 @@ _LAYERS: list[Layer] = [
         nn.Embedding,
         bnn.FakeQuantizedEmbedding,
         (_EMBEDDING_FORM,),
-        _converts_to(bnn.QuantizedEmbedding),
+        converts_to(bnn.QuantizedEmbedding),
         {name: name for name in ("num_embeddings", "embedding_dim", "padding_idx")},
         _why_not_embedding,
     ),
@@ -277,7 +282,7 @@ _LAYERS: list[Layer] = [
 
 def layers() -> list[Layer]:
     """Return all kinds of layers, a user's own first."""
-    return _LAYERS[::-1]
+    return LAYERS[::-1]
 
 
 def layer_of(module: nn.Module) -> Layer | None:
@@ -312,7 +317,7 @@ def form_names() -> list[str]:
 
 def layer_with(form: Form) -> Layer:
     """Return the first kind of layer that may become modules of a form."""
-    return next(layer for layer in _LAYERS if form in layer.forms)
+    return next(layer for layer in LAYERS if form in layer.forms)
 
 
 def further_names(module: nn.Module) -> set[str]:
@@ -371,87 +376,6 @@ def unknown_weights(module: nn.Module) -> str | None:
         return None
     what = "" if next(module.children(), None) is None else f" for {', '.join(weights)}"
     return f"there is no quantized form of {type(module).__name__}{what}"
-
-
-def register_layer(
-    float_type: type[nn.Module],
-    training: type[nn.Module],
-    inference: type[nn.Module],
-    *,
-    options: Sequence[str] = (),
-    tensors: Mapping[str, bool] | None = None,
-    sizes: Mapping[str, str] | Sequence[str] = (),
-    why_not: Callable[[nn.Module, QuantConfig], str | None] | None = None,
-) -> None:
-    """Let whole models have a kind of layer of your own.
-
-    From then on :func:`baraquant.qat.prepare_`, :func:`baraquant.qat.convert_`,
-    :func:`baraquant.quantize_`, :func:`baraquant.save` and :func:`baraquant.load_` know it, in this
-    process. A subclass of ``float_type`` with a ``forward`` of its own is not swapped.
-
-    Args:
-        float_type: The float module. Its weight is the parameter ``weight``.
-        training: Its form in training, a subclass of :class:`baraquant.nn.QuantizesWeight` with a
-            class method ``from_float(module, config)`` that shares the module's parameters.
-        inference: Its form of integers, a subclass of :class:`baraquant.nn.HoldsIntegers` with a
-            class method ``from_prepared(prepared, integers)``. ``integers`` has ``qweight``,
-            ``scale`` and ``zero_point`` (None where symmetric). The constructor takes its tensors
-            and its options by their names.
-        options: The constructor's plain arguments: booleans, whole numbers, texts, lists of whole
-            numbers and None. They are attributes of the same names. ``input_fake_quant``, a
-            :class:`baraquant.nn.FakeQuantize` or None, is one too. ``weight_bits`` and ``dtype``
-            are always there, and are not to be listed.
-        tensors: The constructor's tensors as the state dict names them, and whether they are always
-            there; None: ``qweight`` and ``weight_scale`` are, ``bias`` may be.
-        sizes: The attributes in which the float module and the one of integers agree, or pairs
-            where they call them differently: of the second, and what the first calls it.
-        why_not: Called with a float module and a :class:`baraquant.QuantConfig`: why this module
-            stays floating with this configuration, or None.
-
-    Raises:
-        TypeError: A class that has not what is said above.
-        ValueError: The class is registered already.
-
-    Example:
-        ``docs/guide.md`` has one.
-    """
-    where = "baraquant.register_layer"
-    needed = {
-        "training": (training, bnn.QuantizesWeight, "from_float"),
-        "inference": (inference, bnn.HoldsIntegers, "from_prepared"),
-    }
-    if not (isinstance(float_type, type) and issubclass(float_type, nn.Module)):
-        raise TypeError(f"{where}: expected float_type to be a class of modules, but got "
-                        f"{float_type!r}")  # fmt: skip
-    for name, (kind, base, method) in needed.items():
-        if not (isinstance(kind, type) and issubclass(kind, base)):
-            raise TypeError(
-                f"{where}: expected {name} to be a subclass of {base.__name__}, but got {kind!r}"
-            )
-        if not callable(getattr(kind, method, None)):
-            raise TypeError(f"{where}: expected {kind.__name__} to have a class method {method}")
-    for layer in _LAYERS:
-        if layer.float_type is float_type:
-            raise ValueError(f"{where}: {float_type.__name__} is registered already")
-        if layer.training is training or any(f.module is inference for f in layer.forms):
-            raise ValueError(f"{where}: expected classes of its own for {float_type.__name__}, "
-                             "but another kind of layer has one of them")  # fmt: skip
-    if form_named(inference.__name__) is not None:
-        raise ValueError(
-            f"{where}: expected a name of its own for {inference.__name__}: it stands in files"
-        )
-    form = Form(
-        inference,
-        {**_COMMON, **{name: _user_option(name) for name in options}},
-        dict(_WEIGHT if tensors is None else tensors),
-    )
-    pairs = dict(sizes) if isinstance(sizes, Mapping) else {name: name for name in sizes}
-    reason = (lambda module, config: None) if why_not is None else why_not
-    _LAYERS.append(Layer(float_type, training, (form,), _converts_to(inference), pairs, reason))
-
-
-def _user_option(name: str) -> forms.Option:
-    return forms.ROUNDER if name == "input_fake_quant" else forms.plain_option(name)
 
 
 def parents(name: str) -> list[str]:

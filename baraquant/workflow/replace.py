@@ -9,9 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 
-from ..nn._subclassed import extends_forward
 from ..nn.training._quantizers import QuantizesWeight
 from .layers import further_names, weights_of
 from .report import (
@@ -25,9 +23,6 @@ from .report import (
 )
 
 FilterFn = Callable[[nn.Module, str], bool]
-
-# What the ops compute on.
-_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -179,33 +174,6 @@ def check_model(model: Any, caller: str) -> None:
                 f"{caller}: {where}expected a model in Python, but got {wrapped}; swap its "
                 "modules first, then script it"
             )
-
-
-def why_not(module: nn.Module, base: type[nn.Module]) -> str | None:
-    """Why a module of a known kind cannot be swapped; None where it can.
-
-    Args:
-        module: An instance of ``base``.
-        base: The kind, such as ``nn.Linear``.
-    """
-    if isinstance(module, nn.modules.lazy.LazyModuleMixin):
-        return "its shape is not known yet: run a batch first"
-    if parametrize.is_parametrized(module):
-        return "its weight is computed by a parametrization"
-    for method in ("forward", "_conv_forward", "__call__"):
-        is_own = getattr(type(module), method, None) is not getattr(base, method, None)
-        if is_own and not (method == "forward" and extends_forward(module, base)):
-            return f"{type(module).__name__} has a forward of its own"
-    if "forward" in vars(module):
-        return "its forward was replaced by another"
-    weight = module._parameters.get("weight")
-    if weight is None:
-        return "its weight is computed by a hook"
-    if type(weight) is not nn.Parameter:
-        return f"its weight is a {type(weight).__name__}"
-    if weight.dtype not in _DTYPES:
-        return f"its weight is {weight.dtype}"
-    return None
 
 
 def take_over(new: nn.Module, old: nn.Module) -> None:

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``register_layer``: a user's own kind of layer in the table of :mod:`.layers`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import nn
+
+from .. import nn as bnn
+from ..configs import QuantConfig
+from . import forms
+from .forms import Form
+from .layers import COMMON_OPTIONS, LAYERS, WEIGHT_TENSORS, Layer, converts_to, form_named
+
+
+def register_layer(
+    float_type: type[nn.Module],
+    training: type[nn.Module],
+    inference: type[nn.Module],
+    *,
+    options: Sequence[str] = (),
+    tensors: Mapping[str, bool] | None = None,
+    sizes: Mapping[str, str] | Sequence[str] = (),
+    why_not: Callable[[nn.Module, QuantConfig], str | None] | None = None,
+) -> None:
+    """Let whole models have a kind of layer of your own.
+
+    From then on :func:`baraquant.qat.prepare_`, :func:`baraquant.qat.convert_`,
+    :func:`baraquant.quantize_`, :func:`baraquant.save` and :func:`baraquant.load_` know it, in this
+    process. A subclass of ``float_type`` with a ``forward`` of its own is not swapped.
+
+    Args:
+        float_type: The float module. Its weight is the parameter ``weight``.
+        training: Its form in training, a subclass of :class:`baraquant.nn.QuantizesWeight` with a
+            class method ``from_float(module, config)`` that shares the module's parameters.
+        inference: Its form of integers, a subclass of :class:`baraquant.nn.HoldsIntegers` with a
+            class method ``from_prepared(prepared, integers)``. ``integers`` has ``qweight``,
+            ``scale`` and ``zero_point`` (None where symmetric). The constructor takes its tensors
+            and its options by their names.
+        options: The constructor's plain arguments: booleans, whole numbers, texts, lists of whole
+            numbers and None. They are attributes of the same names. ``input_fake_quant``, a
+            :class:`baraquant.nn.FakeQuantize` or None, is one too. ``weight_bits`` and ``dtype``
+            are always there, and are not to be listed.
+        tensors: The constructor's tensors as the state dict names them, and whether they are always
+            there; None: ``qweight`` and ``weight_scale`` are, ``bias`` may be.
+        sizes: The attributes in which the float module and the one of integers agree, or pairs
+            where they call them differently: of the second, and what the first calls it.
+        why_not: Called with a float module and a :class:`baraquant.QuantConfig`: why this module
+            stays floating with this configuration, or None.
+
+    Raises:
+        TypeError: A class that has not what is said above.
+        ValueError: The class is registered already.
+
+    Example:
+        ``docs/guide.md`` has one.
+    """
+    where = "baraquant.register_layer"
+    needed = {
+        "training": (training, bnn.QuantizesWeight, "from_float"),
+        "inference": (inference, bnn.HoldsIntegers, "from_prepared"),
+    }
+    if not (isinstance(float_type, type) and issubclass(float_type, nn.Module)):
+        raise TypeError(f"{where}: expected float_type to be a class of modules, but got "
+                        f"{float_type!r}")  # fmt: skip
+    for name, (kind, base, method) in needed.items():
+        if not (isinstance(kind, type) and issubclass(kind, base)):
+            raise TypeError(
+                f"{where}: expected {name} to be a subclass of {base.__name__}, but got {kind!r}"
+            )
+        if not callable(getattr(kind, method, None)):
+            raise TypeError(f"{where}: expected {kind.__name__} to have a class method {method}")
+    for layer in LAYERS:
+        if layer.float_type is float_type:
+            raise ValueError(f"{where}: {float_type.__name__} is registered already")
+        if layer.training is training or any(f.module is inference for f in layer.forms):
+            raise ValueError(f"{where}: expected classes of its own for {float_type.__name__}, "
+                             "but another kind of layer has one of them")  # fmt: skip
+    if form_named(inference.__name__) is not None:
+        raise ValueError(
+            f"{where}: expected a name of its own for {inference.__name__}: it stands in files"
+        )
+    form = Form(
+        inference,
+        {**COMMON_OPTIONS, **{name: _user_option(name) for name in options}},
+        dict(WEIGHT_TENSORS if tensors is None else tensors),
+    )
+    pairs = dict(sizes) if isinstance(sizes, Mapping) else {name: name for name in sizes}
+    reason = (lambda module, config: None) if why_not is None else why_not
+    LAYERS.append(Layer(float_type, training, (form,), converts_to(inference), pairs, reason))
+
+
+def _user_option(name: str) -> forms.Option:
+    return forms.ROUNDER if name == "input_fake_quant" else forms.plain_option(name)
