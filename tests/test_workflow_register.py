@@ -15,7 +15,7 @@ import baraquant
 import gained
 from baraquant import W4A8, W4A16, W8A8, W8A16, QuantConfig, TensorConfig, W8A8Static
 from baraquant.qat import convert_, prepare_
-from baraquant.workflow.layers import _LAYERS
+from baraquant.workflow.layers import LAYERS
 from gained import Gained, model_of, register
 from workflow_models import relative_error, unchanged
 
@@ -147,7 +147,7 @@ def test_a_file_of_a_layer_that_is_not_registered(tmp_path: Path) -> None:
     model = model_of()
     baraquant.quantize_(model, W8A8())
     baraquant.save(model, tmp_path / "a")
-    del _LAYERS[-1]
+    del LAYERS[-1]
     message = "expected a class of .*, but got 'QuantizedGained'; one of your own has to be regist"
     with pytest.raises(ValueError, match=message):
         baraquant.load_(model_of(), tmp_path / "a")

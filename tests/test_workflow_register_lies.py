@@ -16,7 +16,7 @@ import baraquant
 import gained
 from baraquant import W8A8, QuantConfig
 from baraquant.qat import convert_, prepare_
-from baraquant.workflow.layers import _LAYERS
+from baraquant.workflow.layers import LAYERS
 from gained import TENSORS, FakeQuantizedGained, Gained, QuantizedGained, model_of, register
 from workflow_models import unchanged
 
@@ -196,7 +196,7 @@ def test_what_cannot_be_registered(
     arguments: tuple[Any, ...], error: type[Exception], message: str
 ) -> None:
     register()
-    known = list(_LAYERS)
+    known = list(LAYERS)
     with pytest.raises(error, match=f"^baraquant.register_layer: expected .*{message}|{message}"):
         baraquant.register_layer(*arguments)
-    assert known == _LAYERS
+    assert known == LAYERS
