@@ -375,9 +375,8 @@ def _put(
     def decide(module: nn.Module, name: str) -> Swap | None:
         if name not in modules:
             return None
-        layer = layer_of(module)
-        if layer is not None:
-            modules[name] = with_forward_of(modules[name], module, layer.float_type)
+        layer = layer_of(module) or layer_with(manifest.modules[name].form)
+        modules[name] = with_forward_of(modules[name], module, layer.float_type)
         take_over(modules[name], module)
         return Swap(modules[name], "")
 
