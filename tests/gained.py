@@ -13,15 +13,15 @@ from torch.nn import functional as F
 
 import baraquant
 from baraquant import QuantConfig
-from baraquant.workflow.layers import _LAYERS
+from baraquant.workflow.layers import LAYERS
 
 
 @pytest.fixture
 def forgotten() -> Iterator[None]:
     """What a test registers is known to that test alone."""
-    known = list(_LAYERS)
+    known = list(LAYERS)
     yield
-    _LAYERS[:] = known
+    LAYERS[:] = known
 
 
 class Gained(nn.Module):
