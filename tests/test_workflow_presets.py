@@ -153,12 +153,13 @@ def test_ranges_of_calibration_are_those_of_quantize_(
         assert int(rounder.zero_point) == (0 if zero_point is None else int(zero_point))
     assert torch.equal(prepared(data[0]), quantized(data[0]))
     before = copy.deepcopy(prepared.state_dict())
-    prepared.train()(5 * data[1])
+    prepared.train()(100 * data[1])  # beyond all ranges
     follows = [
-        not torch.equal(before[f"{name}.input_fake_quant.max_val"],
-                        prepared.get_submodule(name).input_fake_quant.max_val)
+        not torch.equal(before[f"{name}.input_fake_quant.{end}"], getattr(rounder, end))
         for name in layers
-    ]  # fmt: skip
+        for end in ("min_val", "max_val")
+        for rounder in [prepared.get_submodule(name).input_fake_quant]
+    ]
     assert any(follows) == (observer in TRAINING_OBSERVERS)
     evaluated = prepared.eval()(data[0])
     convert_(prepared)
