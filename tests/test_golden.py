@@ -27,12 +27,9 @@ from golden.hashes import EVERYWHERE, FAMILIES
 
 # Groups that the short run computes, with the dtype: by the beginnings of their titles.
 SHORT = {
-    "affine": (
-        torch.float16,
-        ("fake_quantize per_token", "learned per_channel(1)", "quantize per_g"),
-    ),
+    "affine": (torch.float16, ("fake_quantize per_token", "learned per_channel(1)")),
     "ranges": (torch.bfloat16, ("from_data per_group(3,0)", "observe per_channel(0) asymmetric")),
-    "products": (torch.float32, ("",)),
+    "products": (torch.float32, ("gradients", "grouped", "int8_linear uint8")),
     "modules": (torch.float32, ("linear", "file of every module")),
 }
 
@@ -65,7 +62,7 @@ def test_every_private_op_is_in_the_file() -> None:
     schemas = {s.name for s in torch._C._jit_get_all_schemas()}
     private = {name.split("::")[1] for name in schemas if name.startswith("baraquant::_")}
     named = {title.split(" in ")[0] for title in hashes.stored()["cpu"] if title.startswith("_")}
-    assert named == private
+    assert named == private - {"_unless_recomputing"}  # that one computes nothing
 
 
 def test_the_file_holds_nothing_else() -> None:

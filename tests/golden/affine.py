@@ -68,11 +68,14 @@ def quantize(
     given, found = Inputs(g, shape, layout, dtype, device), []
     for output in cases.QUANTIZED_DTYPES:
         ends = (0, 100) if output == torch.uint8 else RANGE
-        leaf = given.x.detach().requires_grad_(output.is_floating_point)
-        y = g.op("quantize")(leaf, given.scale, given.point, *g.args, *ends, dtype=output)
-        found.append(y)
-        if output.is_floating_point:
-            found.append(gradient(y, leaf, given.grad(output)))
+        args = (given.scale, given.point, *g.args, *ends)
+        if not output.is_floating_point:
+            found.append(g.op("quantize")(given.x, *args, dtype=output))
+            continue
+        for save_mask in (True, False):
+            leaf = given.x.detach().requires_grad_()
+            y = g.op("quantize")(leaf, *args, dtype=output, save_mask=save_mask)
+            found += [y, gradient(y, leaf, given.grad(output))]
     return tuple(found)
 
 

@@ -232,6 +232,10 @@ def all_cases(dtype: torch.dtype) -> Iterator[Case]:
             reason = CUDNN if kind == "convolution" else ""
             yield Case(f"{kind} {name_of(dtype)}", name, partial(call, name, dtype), reason, False)
     for name in AFTER_TRAINING:
+        # The factors that a search tries come from torch.linspace, whose last bit depends on the
+        # instruction set: float32 and shorter scales round that away.
+        if "searched" in name and dtype == torch.float64:
+            continue
         run = partial(after_training, name, dtype)
         yield Case(f"quantize_ {name_of(dtype)}", name, run, has_private=False)
     if dtype == cases.FLOAT_DTYPES[0]:
