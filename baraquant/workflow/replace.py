@@ -244,6 +244,10 @@ def put(model: nn.Module, swaps: dict[int, nn.Module]) -> None:
         for name, child in parent._modules.items():
             if child is not None and id(child) in swaps:
                 parent._modules[name] = swaps[id(child)]
+        # Some models call what a plain list holds, and register it beside that.
+        for value in vars(parent).values():
+            if isinstance(value, list) and any(id(entry) in swaps for entry in value):
+                value[:] = [swaps.get(id(entry), entry) for entry in value]
 
 
 def swap(model: nn.Module, swaps: dict[int, nn.Module], report: Report) -> Report:
