@@ -249,7 +249,6 @@ def put(model: nn.Module, swaps: dict[int, nn.Module]) -> None:
         for name, child in parent._modules.items():
             if child is not None and id(child) in swaps:
                 parent._modules[name] = swaps[id(child)]
-<<<<<<< HEAD
         for name, value in list(vars(parent).items()):
             holds_modules = type(value) in (list, tuple, dict) or isinstance(value, nn.Module)
             if holds_modules and name not in ("_modules", "_parameters", "_buffers"):
@@ -271,12 +270,6 @@ def _with_swaps(value: Any, swaps: dict[int, nn.Module], depth: int = 0) -> Any:
         is_same = all(one is other for one, other in zip(new, value, strict=True))
         return value if is_same else new
     return value
-=======
-        # Some models call what a plain list holds, and register it beside that.
-        for value in vars(parent).values():
-            if isinstance(value, list) and any(id(entry) in swaps for entry in value):
-                value[:] = [swaps.get(id(entry), entry) for entry in value]
->>>>>>> h4
 
 
 def swap(model: nn.Module, swaps: dict[int, nn.Module], report: Report) -> Report:
