@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..configs import Config, QuantConfig, TensorConfig
-from ..nn import FakeQuantize, FakeQuantizedLinear
+from ..nn import FakeQuantize, FakeQuantizedLinear, QuantizesWeight
 from ..nn._subclassed import with_forward_of
 from ..schemes import SmoothQuant
 from .calibration.run import Calibration
@@ -59,6 +59,10 @@ def quantize_(
     calibration data; else it goes into the quantization of the layer's input. A linear layer that
     ``filter_fn`` keeps floating can be that one: it then has other weights.
 
+    Some models read a layer's weight and never call it, or call it in some uses alone. A layer that
+    the calibration data does not reach keeps a floating input, or is not smoothed; the report says
+    so.
+
     Args:
         model: The model; its root has to contain the layers.
         config: A :class:`baraquant.QuantConfig`, as :func:`baraquant.W8A8`, :func:`baraquant.W4A16`
@@ -80,7 +84,7 @@ def quantize_(
 
     Raises:
         ValueError: No layer can be quantized; a weight is not finite; no calibration data, none
-            that is finite for a layer, or a layer that it does not reach; a pattern that matches no
+            that is finite for a layer, or none that reaches one; a pattern that matches no
             layer; two configurations for one weight; or a layer that cannot be quantized though a
             key is its path. The message has the layer's path, and the model is as it was.
         TypeError: A config, model or filter of another type, or a first batch that the model does
@@ -115,7 +119,10 @@ def quantize_(
         maker = _Maker(plan)
         made = {path: _make(maker, path, one) for path, one in chosen.items()}
     swaps = {id(chosen[path].module): module for path, module in made.items()}
-    changed = {path: type(new).__name__ + _about(plan.get(path)) for path, new in made.items()}
+    changed = {
+        path: type(new).__name__ + _about(plan.get(path)) + chosen[path].remark
+        for path, new in made.items()
+    }
     report = swap(model, swaps, replace(report, changed=changed))
     _fold(model, chosen, plan)
     return report
@@ -165,7 +172,7 @@ def _smoothings(
         if isinstance(config, SmoothQuant) and linears:
             assert calibration is not None
             tied = {path for path, linear in linears.items() if owners[id(linear.weight)] > 1}
-            plan |= find_smoothings(
+            found = find_smoothings(
                 model,
                 config,
                 calibration,
@@ -175,6 +182,14 @@ def _smoothings(
                 progress=progress,
                 where=_CALLER,
             )
+            for path in linears.keys() - found.keys():
+                if scheme_of(config).is_static:
+                    _leave_input(path, chosen[path])
+                else:
+                    chosen[
+                        path
+                    ].remark = "; not smoothed, as the calibration data does not reach it"
+            plan |= found
     return plan
 
 
@@ -188,11 +203,26 @@ def _calibrate(
     if calibration is None:
         return
     observers = observe_inputs(model, chosen, calibration, progress=progress, where=_CALLER)
+    reached = {path for path, _ in observers}
+    for path, one in chosen.items():
+        if one.prepared.config.is_static and path not in reached:
+            _leave_input(path, one)
     for (path, name), observer in observers.items():
         activation = chosen[path].prepared.config.activation
         low, high = activation.quant_min, activation.quant_max
         qparams = observer.calculate_qparams(low, high, symmetric=activation.symmetric)
         setattr(chosen[path].prepared, name, _fixed(qparams, activation, chosen[path].module))
+
+
+def _leave_input(path: str, one: Chosen) -> None:
+    """Let a layer that no calibration data reaches keep a floating input."""
+    if not isinstance(one.prepared, QuantizesWeight):
+        raise ValueError(
+            f"{_CALLER}: {path}: expected the calibration data to reach the module, but it saw no "
+            "input; leave it out with filter_fn, or add data that uses it"
+        )
+    one.prepared = one.prepared.with_floating_input()
+    one.remark = "; its input stays floating, as the calibration data does not reach it"
 
 
 def _fixed(

@@ -28,12 +28,14 @@ class Chosen:
         layer: Its kind.
         config: Its configuration, as the caller gave it.
         prepared: What takes its place in training. It has the module's parameters.
+        remark: What a report adds to the name of what the layer becomes.
     """
 
     module: nn.Module
     layer: Layer
     config: Config
     prepared: nn.Module
+    remark: str = ""
 
     @property
     def scheme(self) -> QuantConfig:

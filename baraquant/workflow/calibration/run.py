@@ -42,7 +42,8 @@ def calibrate(
     description: str = "calibration",
     progress: bool = True,
     where: str = "baraquant.calibration.calibrate",
-) -> None:
+    allows_unreached: bool = False,
+) -> set[str]:
     """Run ``model`` over the data; each watcher sees all inputs of the module at its path.
 
     The model runs in evaluation mode and without gradients, each module in its own mode again
@@ -56,6 +57,10 @@ def calibrate(
         description: What the progress bar says.
         progress: Whether to show a bar: on a terminal, and where rich is installed.
         where: The function that errors name.
+        allows_unreached: Whether modules may see no input, as long as one does.
+
+    Returns:
+        The paths of the modules that saw no input.
 
     Raises:
         ValueError: No data, a module that was never run, or one whose inputs all held a NaN or an
@@ -78,13 +83,14 @@ def calibrate(
             bar.advance()
     if is_empty:
         raise ValueError(f"{where}: expected calibration data, but got no batch")
-    for path, watcher in watchers.items():
-        if watcher.unusable() is None:
-            raise ValueError(
-                f"{where}: {path}: expected the calibration data to reach the module, but it saw "
-                "no input; leave it out with filter_fn, or add data that uses it"
-            )
+    unreached = [path for path, watcher in watchers.items() if watcher.unusable() is None]
+    if unreached and (not allows_unreached or len(unreached) == len(watchers)):
+        raise ValueError(
+            f"{where}: {unreached[0]}: expected the calibration data to reach the module, but it "
+            "saw no input; leave it out with filter_fn, or add data that uses it"
+        )
     _check_finite(watchers, where)
+    return set(unreached)
 
 
 def _check_finite(watchers: Mapping[str, Watcher], where: str) -> None:

@@ -23,7 +23,7 @@ def observe_inputs(
     progress: bool,
     where: str,
 ) -> dict[tuple[str, str], Observer]:
-    """Run the calibration; return an observer of each static input.
+    """Run the calibration; return an observer of each static input that it reaches.
 
     Args:
         model: The float model; it is as before afterwards.
@@ -33,7 +33,8 @@ def observe_inputs(
         where: The function that errors name.
 
     Returns:
-        The observers by the path of the layer and the attribute of its prepared form.
+        The observers by the path of the layer and the attribute of its prepared form. A layer that
+        the data does not reach has none; where it reaches no layer, that is an error.
     """
     observers = {
         (path, name): OBSERVERS[one.scheme.observer]()
@@ -46,13 +47,13 @@ def observe_inputs(
         return {}
     observed = {path for path, _ in observers}
     inner = {path: chosen[path] for path in observed if _has_inner_inputs(chosen[path])}
-    watchers = {
-        f"{path}.{name}" if path in inner else path: observer
-        for (path, name), observer in observers.items()
-    }
+    places = {(path, name): f"{path}.{name}" if path in inner else path for path, name in observers}
+    watchers = {places[key]: observer for key, observer in observers.items()}
     with _observing(model, inner):
-        calibrate(model, calibration, watchers, progress=progress, where=where)
-    return observers
+        unreached = calibrate(
+            model, calibration, watchers, progress=progress, where=where, allows_unreached=True
+        )
+    return {key: one for key, one in observers.items() if places[key] not in unreached}
 
 
 def _has_inner_inputs(one: Chosen) -> bool:
