@@ -24,7 +24,7 @@ def dynamic_fake_quantize_per_tensor(
             that of the integers.
 
     Returns:
-        The rounded numbers: the shape and dtype of ``input``.
+        The rounded numbers, with the shape and the dtype of ``input``.
 
     Example:
         >>> x = torch.tensor([0.6, 3.5, -1.2])
@@ -59,7 +59,7 @@ def dynamic_fake_quantize_per_channel(
             that of the integers.
 
     Returns:
-        The rounded numbers: the shape and dtype of ``input``.
+        The rounded numbers, with the shape and the dtype of ``input``.
 
     Example:
         >>> x = torch.tensor([[0.6, 3.5], [0.6, 7.0]])
@@ -89,7 +89,7 @@ def dynamic_fake_quantize_per_token(
             that of the integers.
 
     Returns:
-        The rounded numbers: the shape and dtype of ``input``.
+        The rounded numbers, with the shape and the dtype of ``input``.
 
     Example:
         >>> x = torch.tensor([[0.6, 7.5], [0.6, 15.0]])
@@ -127,7 +127,7 @@ def dynamic_fake_quantize_per_group(
             that of the integers.
 
     Returns:
-        The rounded numbers: the shape and dtype of ``input``.
+        The rounded numbers, with the shape and the dtype of ``input``.
 
     Example:
         >>> x = torch.tensor([[0.6, 3.5, 0.6, 7.0]])

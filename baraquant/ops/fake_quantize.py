@@ -33,7 +33,7 @@ def fake_quantize_per_tensor(
             scale or zero point keeps the input in any case.
 
     Returns:
-        The rounded numbers: the shape and dtype of ``input``.
+        The rounded numbers, with the shape and the dtype of ``input``.
 
     Example:
         >>> x, scale = torch.tensor([0.6, 1.5, -9.0]), torch.tensor(0.5)
@@ -80,7 +80,7 @@ def fake_quantize_per_channel(
             scale or zero point keeps the input in any case.
 
     Returns:
-        The rounded numbers: the shape and dtype of ``input``.
+        The rounded numbers, with the shape and the dtype of ``input``.
 
     Example:
         >>> x, scale = torch.tensor([[0.6, 1.5], [0.6, 1.5]]), torch.tensor([0.5, 0.25])
@@ -119,7 +119,7 @@ def fake_quantize_per_token(
             scale or zero point keeps the input in any case.
 
     Returns:
-        The rounded numbers: the shape and dtype of ``input``.
+        The rounded numbers, with the shape and the dtype of ``input``.
 
     Example:
         >>> x, scale = torch.tensor([[0.6, 1.5], [0.6, 1.5]]), torch.tensor([[0.5], [0.25]])
@@ -162,7 +162,7 @@ def fake_quantize_per_group(
             scale or zero point keeps the input in any case.
 
     Returns:
-        The rounded numbers: the shape and dtype of ``input``.
+        The rounded numbers, with the shape and the dtype of ``input``.
 
     Example:
         >>> x, scale = torch.tensor([[0.6, 1.5, 0.6, 1.5]]), torch.tensor([[0.5, 0.25]])

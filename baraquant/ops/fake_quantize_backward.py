@@ -29,7 +29,7 @@ def fake_quantize_per_tensor_backward(
         quant_max: The largest integer.
 
     Returns:
-        The gradient: the shape and dtype of ``input``.
+        The gradient, with the shape and the dtype of ``input``.
 
     Example:
         >>> x, scale = torch.tensor([0.5, 1.5, -9.0]), torch.tensor(0.5)
@@ -66,7 +66,7 @@ def fake_quantize_per_channel_backward(
         quant_max: The largest integer.
 
     Returns:
-        The gradient: the shape and dtype of ``input``.
+        The gradient, with the shape and the dtype of ``input``.
 
     Example:
         >>> x, scale = torch.tensor([[0.5, 1.5], [0.5, 1.5]]), torch.tensor([0.5, 0.25])
@@ -103,7 +103,7 @@ def fake_quantize_per_token_backward(
         quant_max: The largest integer.
 
     Returns:
-        The gradient: the shape and dtype of ``input``.
+        The gradient, with the shape and the dtype of ``input``.
 
     Example:
         >>> x, scale = torch.tensor([[0.5, 1.5], [0.5, 1.5]]), torch.tensor([[0.5], [0.25]])
@@ -144,7 +144,7 @@ def fake_quantize_per_group_backward(
         quant_max: The largest integer.
 
     Returns:
-        The gradient: the shape and dtype of ``input``.
+        The gradient, with the shape and the dtype of ``input``.
 
     Example:
         >>> x, scale = torch.tensor([[0.5, 1.5, 0.5, 1.5]]), torch.tensor([[0.5, 0.25]])

@@ -40,7 +40,7 @@ def observe_min_max_(
             a range took no part, however many of its ranges did not. None: not counted.
 
     Returns:
-        Nothing: ``min_val`` and ``max_val`` have changed.
+        Nothing; ``min_val`` and ``max_val`` are changed in place.
 
     Example:
         >>> low, high = torch.tensor(float("inf")), torch.tensor(float("-inf"))
@@ -107,8 +107,8 @@ def observe_fake_quantize(
             a range took no part, however many of its ranges did not. None: not counted.
 
     Returns:
-        The rounded numbers: the shape and dtype of ``input``. A NaN in it stays NaN, an infinity
-        gives an end of the range.
+        The rounded numbers, with the shape and the dtype of ``input``. A NaN in it stays NaN, an
+        infinity gives an end of the range.
 
     Example:
         >>> x, on = torch.tensor([0.6, 3.5, -1.2]), torch.tensor(True)

@@ -34,7 +34,7 @@ def quantize_per_tensor(
             input where it is a leaf (a parameter) or a view of one, and else the bits.
 
     Returns:
-        The integers: the shape of ``input``, of ``dtype``.
+        The integers, with the shape of ``input`` and of ``dtype``.
 
     Example:
         >>> x, scale = torch.tensor([0.5, 1.5, -9.0]), torch.tensor(0.5)
@@ -82,7 +82,7 @@ def quantize_per_channel(
             input where it is a leaf (a parameter) or a view of one, and else the bits.
 
     Returns:
-        The integers: the shape of ``input``, of ``dtype``.
+        The integers, with the shape of ``input`` and of ``dtype``.
 
     Example:
         >>> x, scale = torch.tensor([[0.5, 1.5], [0.5, 1.5]]), torch.tensor([0.5, 0.25])
@@ -122,7 +122,7 @@ def quantize_per_token(
             input where it is a leaf (a parameter) or a view of one, and else the bits.
 
     Returns:
-        The integers: the shape of ``input``, of ``dtype``.
+        The integers, with the shape of ``input`` and of ``dtype``.
 
     Example:
         >>> x, scale = torch.tensor([[0.5, 1.5], [0.5, 1.5]]), torch.tensor([[0.5], [0.25]])
@@ -166,7 +166,7 @@ def quantize_per_group(
             input where it is a leaf (a parameter) or a view of one, and else the bits.
 
     Returns:
-        The integers: the shape of ``input``, of ``dtype``.
+        The integers, with the shape of ``input`` and of ``dtype``.
 
     Example:
         >>> x, scale = torch.tensor([[0.5, 1.5, 0.5, 1.5]]), torch.tensor([[0.5, 0.25]])
@@ -208,7 +208,7 @@ def quantize_per_tensor_backward(
         quant_max: The largest integer.
 
     Returns:
-        The gradient: the shape and dtype of ``input``.
+        The gradient, with the shape and the dtype of ``input``.
 
     Example:
         >>> x, scale = torch.tensor([0.5, 1.5, -9.0]), torch.tensor(0.5)
@@ -245,7 +245,7 @@ def quantize_per_channel_backward(
         quant_max: The largest integer.
 
     Returns:
-        The gradient: the shape and dtype of ``input``.
+        The gradient, with the shape and the dtype of ``input``.
 
     Example:
         >>> x, scale = torch.tensor([[0.5, 1.5], [0.5, 1.5]]), torch.tensor([0.5, 0.25])
@@ -282,7 +282,7 @@ def quantize_per_token_backward(
         quant_max: The largest integer.
 
     Returns:
-        The gradient: the shape and dtype of ``input``.
+        The gradient, with the shape and the dtype of ``input``.
 
     Example:
         >>> x, scale = torch.tensor([[0.5, 1.5], [0.5, 1.5]]), torch.tensor([[0.5], [0.25]])
@@ -323,7 +323,7 @@ def quantize_per_group_backward(
         quant_max: The largest integer.
 
     Returns:
-        The gradient: the shape and dtype of ``input``.
+        The gradient, with the shape and the dtype of ``input``.
 
     Example:
         >>> x, scale = torch.tensor([[0.5, 1.5, 0.5, 1.5]]), torch.tensor([[0.5, 0.25]])
