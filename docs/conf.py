@@ -78,7 +78,7 @@ API = ["baraquant", "qat", "nn", "ops", "ops_backward", "reference", "calibratio
 
 
 def prepare(app: Sphinx, name: str, source: list[str]) -> None:
-    """Removes the marks of scripts/figures.py, fits links, and gives the first page its contents."""
+    """Removes the marks of scripts/figures.py, fits links, gives the first page its contents."""
     folder = Path(app.env.doc2path(name)).parent
 
     def built(link: re.Match[str]) -> str:
