@@ -66,6 +66,13 @@ def whole(**wanted: Any) -> list[float]:
     return peers(rows(H200, "int8_mm", what="whole", **wanted), "bfloat16 linear")
 
 
+def grouped(what: str, **wanted: Any) -> Figure:
+    """How a grouped op with 8 groups on the H200 compares with PyTorch's grouped product."""
+    return lambda: span(
+        peers(rows(H200, "grouped", what=what, n=8, **wanted), "torch._grouped_mm"), ".1f"
+    )
+
+
 def tokens(machine: str, **wanted: Any) -> list[results.Row]:
     """The rows of dynamic quantization for each token, of long rows and many of them."""
     least = {H200: {"m": at_least(16384), "n": at_least(4096)}, CPU: {}}[machine]
@@ -181,6 +188,10 @@ FIGURES: dict[str, Figure] = {
     "int8.whole.others": lambda: span(whole(m=4096, n=lambda n: n != 28672)),
     "int8.qat.16384": lambda: span(qat_linear(16384)),
     "int8.qat.4096": lambda: span(qat_linear(4096)),
+    "grouped.4096": grouped("linear", m=4096),
+    "grouped.few": grouped("linear", m=among(64, 512)),
+    "grouped.whole": grouped("whole", m=4096),
+    "grouped.met": lambda: figure_tables.targets_met(H200, "grouped"),
     # Scales from the data on an H200: 2^28 elements and more, rows of 4096 and more
     "token.copy": lambda: percent(fields(tokens(H200), "of_copy")),
     "token.eager.bfloat16": lambda: span(peers(tokens(H200, dtype="bfloat16"), "PyTorch"), ".1f"),

@@ -193,7 +193,7 @@ LIES = {
     ),
     "a module elsewhere": (
         manifest(lambda c: c["modules"].update(other=c["modules"]["dynamic"])),
-        "other: expected a tensor qweight, but there is none",
+        "other: expected a Linear for the QuantizedLinear of the file, but the model has no such",
     ),
     "a module forgotten": (
         manifest(lambda c: c["modules"].pop("dynamic")),

@@ -12,7 +12,10 @@ from torch import Tensor
 
 import baraquant
 import cases
+import grouped_bad_arguments
+from bad_arguments import DEVICE
 from baraquant import ops, reference
+from grouped_bad_arguments import BAD, Op
 from grouped_cases import CASES, SIZES, Grouped, ends, floating, integer_weight, one_weight
 from int8_checks import call, moved
 from oracle import assert_same_bits
@@ -320,30 +323,23 @@ def test_offsets_that_do_not_ascend(name: str) -> None:
             op(**given)
 
 
-def wrong(name: str) -> list[tuple[str, Any, type[Exception], str]]:
-    found: list[tuple[str, Any, type[Exception], str]] = [
-        ("offsets", torch.zeros(6, dtype=torch.int64), TypeError, "torch.int32 .* got torch.int64"),
-        ("offsets", torch.zeros(5, dtype=torch.int32), ValueError, r"shape \[6\] .* got \[5\]"),
-        ("offsets", torch.zeros(6, 1, dtype=torch.int32), ValueError, r"\[6\] .* got \[6, 1\]"),
-        ("offsets", torch.zeros(6).int().to_sparse(), TypeError, "to_dense"),
-        ("weight", None, ValueError, r"3 dimensions \[E, N, K\], but got shape \["),
-        ("input", None, ValueError, r"2 dimensions \[T, K\], but got shape \["),
-        ("bias", torch.zeros(24), ValueError, r"shape \[6, 24\] \(weight.shape\[:2\]\), but got"),
-    ]
-    if name != OPS[2]:
-        scale = torch.ones(24, 6)
-        found += [("weight_scale", scale, ValueError, r"shape \[6, 24\] .* got \[24, 6\]")]
-        sums = torch.ones(6, dtype=torch.int32)
-        found += [("weight_sum", sums, ValueError, r"shape \[6, 24\] .* got \[6\]")]
-    return found
+by_op = pytest.mark.parametrize("op", grouped_bad_arguments.OPS, ids=str)
 
 
-@pytest.mark.parametrize("name", OPS)
-def test_wrong_arguments(name: str, any_device: str) -> None:
-    op, arguments = call_of(name)
-    for argument, value, error, words in wrong(name):
-        given = arguments | {argument: arguments[argument][None] if value is None else value}
-        pattern = rf"^baraquant::{name}: expected {argument} to .*{words}"
-        with pytest.raises(error, match=pattern) as raised:
-            op(**moved(given, any_device))
-        assert re.search("but got", str(raised.value))
+@by_op
+def test_right_arguments_are_taken(op: Op, any_device: str) -> None:
+    """So that each wrong call below is wrong in one way only."""
+    y = op(op.arguments(any_device))
+    assert y.shape == (7, 5) and y.dtype == op.output and y.device.type == any_device
+
+
+@by_op
+def test_wrong_arguments(op: Op, any_device: str) -> None:
+    """The exception's type; op, argument, expectation and what came; on Meta the same."""
+    for bad in BAD:
+        if not bad.applies(op):
+            continue
+        message, pattern = bad.call(op, any_device)
+        assert re.match(pattern, message, re.DOTALL), f"{bad}: {message!r}, not {pattern!r}"
+        if bad.label != DEVICE:
+            assert bad.call(op, "meta") == (message, pattern)

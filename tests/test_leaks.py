@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import bad_arguments
+import grouped_bad_arguments
 import int8_bad_arguments
 import range_bad_arguments
 from calls import ALL_CALLS, value_and_gradients
@@ -56,7 +57,7 @@ def test_right_calls_and_their_gradients() -> None:
 
 
 def test_wrong_calls() -> None:
-    modules = (bad_arguments, range_bad_arguments, int8_bad_arguments)
+    modules = (bad_arguments, range_bad_arguments, int8_bad_arguments, grouped_bad_arguments)
     pairs = [pair for module in modules for pair in module.PAIRS[::40]]
     sizes = []
     for turn in range(3 * ROUNDS):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import bad_arguments
 import baraquant
+import grouped_bad_arguments
 import int8_bad_arguments
 import range_bad_arguments
 from baraquant import _C, ops
@@ -20,6 +21,7 @@ from baraquant.planning import KernelPlan
 from test_ops_docs import run_examples
 
 OPS: list[Any] = [*bad_arguments.OPS, *range_bad_arguments.OPS, *int8_bad_arguments.OPS]
+OPS += grouped_bad_arguments.OPS
 by_op = pytest.mark.parametrize("op", OPS, ids=str)
 # What torch may do meanwhile: take memory, and look at tensors differently.
 HARMLESS = (
@@ -108,7 +110,8 @@ def test_nothing_to_do_has_no_plan(op: Any) -> None:
 def wrong_calls() -> list[Any]:
     """Each way to be wrong, with the first op that it applies to."""
     found = []
-    for module in (bad_arguments, range_bad_arguments, int8_bad_arguments):
+    families = (bad_arguments, range_bad_arguments, int8_bad_arguments, grouped_bad_arguments)
+    for module in families:
         seen: set[str] = set()
         for op, bad in module.PAIRS:
             key = f"{bad}"

@@ -67,26 +67,25 @@ def with_forward_of(new: nn.Module, old: nn.Module, parent: type[nn.Module]) -> 
         return new
     result: nn.Module = _rebuild(own, plain_type(new), parent)
     vars(result).update(vars(new))
-    registered = {name for kind in _REGISTERED for name in getattr(new, kind)} | {"weight", "bias"}
+    further = _further(old)
     for kind in _REGISTERED:
-        mine = dict(getattr(new, kind))
-        extra = {k: v for k, v in getattr(old, kind).items() if k not in registered}
-        if isinstance(old, QuantizesWeight):
-            extra = {k: v for k, v in extra.items() if k in getattr(old, "_further", ())}
-        vars(result)[kind] = mine | extra
-        registered |= extra.keys()
-    not_stored = set(new._non_persistent_buffers_set)
-    vars(result)["_non_persistent_buffers_set"] = not_stored | (
-        old._non_persistent_buffers_set & result._buffers.keys()
+        extra = {name: value for name, value in getattr(old, kind).items() if name in further}
+        vars(result)[kind] = dict(getattr(new, kind)) | extra
+    vars(result)["_non_persistent_buffers_set"] = set(new._non_persistent_buffers_set) | (
+        old._non_persistent_buffers_set & further
     )
-    further = registered - {"weight", "bias"}
-    for kind in _REGISTERED:
-        further -= getattr(new, kind).keys()
     vars(result)["_further"] = tuple(sorted(further))
     for name, value in vars(old).items():
         if name not in vars(result):
             vars(result)[name] = value
     return result
+
+
+def _further(module: nn.Module) -> set[str]:
+    """Return what a subclass registers beside the tensors of its layer."""
+    if isinstance(module, (QuantizesWeight, HoldsIntegers)):
+        return set(getattr(module, "_further", ()))
+    return {name for kind in _REGISTERED for name in getattr(module, kind)} - {"weight", "bias"}
 
 
 def _own_class(module: nn.Module, parent: type[nn.Module]) -> type[nn.Module]:
@@ -106,7 +105,8 @@ def extends_forward(module: nn.Module, parent: type[nn.Module]) -> bool:
     if parent not in (nn.Linear, nn.Embedding) or weight is None or weight.is_meta:
         return False
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        devices = [weight.device] if weight.is_cuda else []
+        with torch.random.fork_rng(devices), torch.no_grad():
             return all(_follows_parent(module, parent, weight, train) for train in (False, True))
     except Exception:  # whatever another's code may raise: it is no forward as it is known here
         return False

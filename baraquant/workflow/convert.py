@@ -92,7 +92,7 @@ class Converter:
                 f"expected from_prepared to return a {names}, but it returned a "
                 f"{type(new).__name__}"
             )
-        form.check_names(new)
+        form.check_names(new, layer.sizes)
         new = with_forward_of(new, prepared, layer.base_of(prepared))
         take_over(new, prepared)
         return new

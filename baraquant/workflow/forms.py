@@ -7,7 +7,7 @@ on the meta device, before a byte of data is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,8 +53,17 @@ class Form:
     takes_place: bool = False
 
     def read(self, module: nn.Module) -> dict[str, Any]:
-        """Return the options of a module as plain data."""
-        return {name: option.read(module) for name, option in self.options.items()}
+        """Return the options of a module as plain data.
+
+        Raises:
+            ValueError: One is something that a file cannot hold.
+        """
+        values = {name: option.read(module) for name, option in self.options.items()}
+        for name, value in values.items():
+            if not self.options[name].is_valid(value):
+                expected = self.options[name].expected
+                raise ValueError(f"expected {name} to be {expected}, but got {value!r:.80}")
+        return values
 
     def parse(self, options: Any, version: int) -> dict[str, Any]:
         """Return the constructor's arguments for options read from a file, checked.
@@ -111,12 +120,21 @@ class Form:
         """Return the names of the tensors of weights."""
         return [name for name in self.tensors if name.endswith("qweight")]
 
-    def check_names(self, module: nn.Module) -> None:
-        """Check that a module has the tensors that it is stored by, and no others.
+    def check_names(self, module: nn.Module, sizes: Iterable[str] = ()) -> None:
+        """Check that a module has the tensors that it is stored by, and no others; and its options.
+
+        Args:
+            module: Of the form's class.
+            sizes: Other attributes that it is to have.
 
         Raises:
             ValueError: One is missing, or unknown.
         """
+        for name in (*self.options, *sizes):
+            if not hasattr(module, name):
+                raise ValueError(
+                    f"expected {type(module).__name__} to have an attribute {name}, but it has none"
+                )
         own = {name for name in module.state_dict() if not name.startswith(f"{_INPUT}.")}
         missing = [name for name, required in self.tensors.items() if required and name not in own]
         unknown = sorted(own - self.tensors.keys())

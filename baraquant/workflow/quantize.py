@@ -113,7 +113,7 @@ def quantize_(
         static = {path: one for path, one in chosen.items() if path not in plan}
         _calibrate(model, static, calibration, progress)
         maker = _Maker(plan)
-        made = {path: maker.make(path, one) for path, one in chosen.items()}
+        made = {path: _make(maker, path, one) for path, one in chosen.items()}
     swaps = {id(chosen[path].module): module for path, module in made.items()}
     changed = {path: type(new).__name__ + _about(plan.get(path)) for path, new in made.items()}
     report = swap(model, swaps, replace(report, changed=changed))
@@ -201,6 +201,14 @@ def _fixed(
     scale, zero_point = (value.to(weights_of(module)[0].device) for value in qparams)
     low, high = activation.quant_min, activation.quant_max
     return FakeQuantize(scale, zero_point, quant_min=low, quant_max=high)
+
+
+def _make(maker: _Maker, path: str, one: Chosen) -> nn.Module:
+    """Make a layer of integers, or say in which one that failed: a user's own may do anything."""
+    try:
+        return maker.make(path, one)
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"{_CALLER}: {path}: {error}") from error
 
 
 class _Maker:

@@ -113,11 +113,12 @@ class Report:
     def __rich__(self) -> Any:
         """Return a table for :mod:`rich`."""
         from rich.table import Table
+        from rich.text import Text  # in which brackets are no markup
 
         table = Table("layers", "what they are now", caption=self.summary())
         table.add_column("parameters", justify="right")
         for row in self.rows():
-            table.add_row(*row)
+            table.add_row(*map(Text, row))
         return table
 
 

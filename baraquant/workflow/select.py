@@ -196,6 +196,11 @@ class Selector:
             prepared: nn.Module = layer.training.from_float(module, scheme)
         except ValueError as error:
             return f"the configuration does not fit: {error}"
+        if type(prepared) is not layer.training:
+            raise ValueError(
+                f"expected from_float to return a {layer.training.__name__}, but it returned a "
+                f"{type(prepared).__name__}"
+            )
         prepared = with_forward_of(prepared, module, layer.base_of(module))
         self._share_quantizer(prepared)
         take_over(prepared, module)

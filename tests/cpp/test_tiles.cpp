@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "int8_mm/product.h"
 #include "int8_mm/selection.h"
 
 namespace {
@@ -69,12 +70,19 @@ void check_tables() {
     expect("reason", std::string(info.reason).size() > 20, i);
     names.insert(std::string("generic_") + info.name);
   }
+  i = 0;
+  for (const GroupedTileInfo& info : kGroupedTiles) {
+    expect("order of the grouped tiles", static_cast<int>(info.tile) == i, i);
+    ++i;
+    expect("reason", std::string(info.reason).size() > 20, i);
+    names.insert(std::string("grouped_") + info.name);
+  }
   names.insert("vector");
   const std::vector<Selection> all = all_selections(true);
   expect("names", names.size() == all.size(), static_cast<int64_t>(names.size()));
   for (const Selection& s : all) expect(s.name().c_str(), names.count(s.name()) == 1);
   for (const Selection& s : all_selections(false)) {
-    expect(s.name().c_str(), s.family != Family::kHopper);
+    expect(s.name().c_str(), !s.is_hopper());
   }
 }
 
@@ -88,6 +96,7 @@ void check_random_sizes() {
     const int chips[] = {1, 16, 78, 108, 114, 132, 148};
     s.multiprocessors = chips[random_bits() % std::size(chips)];
     s.allows_hopper = random_bits() % 2 == 0;
+    if (random_bits() % 4 == 0) s.groups = random_size(8);
     const Selection selection = select(s);
     expect("allowed", allows(s, selection), s.m, s.n, s.k);
     expect("the same again", select(s) == selection, s.m, s.n, s.k);
@@ -96,6 +105,18 @@ void check_random_sizes() {
   for (const Selection& s : all_selections(true)) {
     const bool ordered = s.family == Family::kHopper && kHopperTiles[s.tile].raster != Raster::kAny;
     if (!ordered) expect(s.name().c_str(), chosen.count(s.name()) == 1);
+  }
+}
+
+// Ends that do not ascend or lie outside are taken as the nearest that do: no row twice.
+void check_group_rows() {
+  const int64_t ends[] = {3, 1, 9, -4, 2000, 7}, right[] = {3, 3, 9, 9, 12, 12};
+  GroupRows rows;
+  int64_t begin = 0;
+  for (size_t g = 0; g < std::size(ends); ++g) {
+    rows = rows.next(ends[g], 12);
+    expect("rows of a group", rows.begin == begin && rows.end == right[g], rows.begin, rows.end);
+    begin = rows.end;
   }
 }
 
@@ -137,6 +158,7 @@ void check_measured_shapes() {
 int main() {
   check_tables();
   check_random_sizes();
+  check_group_rows();
   check_measured_shapes();
   for (const GenericTileInfo& tile : kGenericTiles) {
     for (const int64_t m : {1, 15, 16, 17, 63, 128, 129, 1000, 1100, 2049}) {

@@ -31,7 +31,8 @@ class Architecture:
             can be a large one of the output, and nearness to the float model is not asked for.
         train_inputs: What training calls it with; None: the same.
         outputs: What is compared with the float model; None: all outputs.
-        meta_error: Part of the message that `load_` has for it on the meta device; None: it loads.
+        refused: What `load_` has to refuse: the way (`function`, `meta` or `*`), the dtype (or `*`)
+            and a part of the message.
     """
 
     name: str
@@ -43,7 +44,7 @@ class Architecture:
     is_discrete: bool = False
     train_inputs: Callable[[], Inputs] | None = None
     outputs: Callable[[nn.Module, Inputs], Any] | None = None
-    meta_error: str | None = None
+    refused: tuple[tuple[str, str, str], ...] = ()
 
     def missing(self) -> str | None:
         """Why it cannot be run here; None where it can."""
@@ -60,7 +61,24 @@ class Architecture:
 
     def model(self, dtype: torch.dtype, device: str) -> nn.Module:
         """The float model, with weights as large as trained ones."""
-        return tiny.liven(self.empty(0, torch.float32)).to(device, dtype)
+        model = tiny.liven(self.empty(0, torch.float32))
+        self._settle(model)
+        return model.to(device, dtype)
+
+    def _settle(self, model: nn.Module) -> None:
+        """Gives batch norms the statistics of the inputs: with others, deep models are all zeros."""
+        norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        momenta = [norm.momentum for norm in norms]
+        if not norms:
+            return
+        for norm in norms:
+            norm.momentum = 1.0
+        model.train()
+        with torch.no_grad():
+            model(**(self.train_inputs or self.inputs)())
+        model.eval()
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
 
 
 def cast(value: Any, dtype: torch.dtype, device: str) -> Any:

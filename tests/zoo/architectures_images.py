@@ -67,9 +67,9 @@ IMAGES: dict[str, Architecture] = table(
             "Mask2FormerForUniversalSegmentation",
             "Mask2FormerConfig",
             {
-                "feature_size": 16,
-                "mask_feature_size": 16,
-                "hidden_dim": 16,
+                "feature_size": 32,
+                "mask_feature_size": 32,
+                "hidden_dim": 32,
                 "encoder_feedforward_dim": 32,
                 "dim_feedforward": 32,
                 "encoder_layers": 1,

@@ -49,7 +49,13 @@ TEXT: dict[str, Architecture] = table(
     known("qwen3_moe", "experts", **EXPERTS),
     known("gpt_oss", "experts with biases", **EXPERTS),
     known("deepseek_v3", "experts, latent attention", **EXPERTS),
-    known("switch", "experts, encoder and decoder", **EXPERTS),
+    known(
+        "switch",
+        "experts, encoder and decoder",
+        # Its router becomes float32 when it is first called, and is written so.
+        refused=(("*", "bfloat16", "expected a model of torch.float32, as in the file"),),
+        **EXPERTS,
+    ),
     of_tiny(
         "olmoe",
         "experts",
@@ -118,7 +124,7 @@ TEXT: dict[str, Architecture] = table(
         "speecht5",
         "sound, encoder and decoder",
         # Its table of positions grows with the inputs.
-        meta_error="as in the model",
+        refused=(("meta", "*", "as in the model"),),
     ),
     known("encodec", "sound, codec of ConvTranspose1d and LSTM", is_discrete=True),
     of_tiny(

@@ -85,7 +85,6 @@ def faster_rcnn(seed: int) -> nn.Module:
     tv = vision()
     return tv.models.detection.FasterRCNN(
         pyramid(),
-        num_classes=5,
         min_size=32,
         max_size=32,
         rpn_anchor_generator=anchors(),

@@ -382,9 +382,8 @@ def _put(
     def decide(module: nn.Module, name: str) -> Swap | None:
         if name not in modules:
             return None
-        layer = layer_of(module)
-        if layer is not None:
-            modules[name] = with_forward_of(modules[name], module, layer.base_of(module))
+        layer = layer_of(module) or layer_with(manifest.modules[name].form)
+        modules[name] = with_forward_of(modules[name], module, layer.base_of(module))
         take_over(modules[name], module)
         return Swap(modules[name], "")
 

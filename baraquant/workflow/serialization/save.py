@@ -90,6 +90,7 @@ def _entry(name: str, module: nn.Module) -> dict[str, Any]:
     assert form is not None
     try:
         form.check_values(module)
+        options = form.read(module)
     except ValueError as error:
         raise ValueError(f"{_CALLER}: {name}: {error}") from None
     own, packed = module.state_dict(), {}
@@ -97,7 +98,7 @@ def _entry(name: str, module: nn.Module) -> dict[str, Any]:
         packed = {tensor: list(own[tensor].shape) for tensor in _packed(module)}
     return {
         "class": plain_type(module).__name__,
-        "options": form.read(module),
+        "options": options,
         "packed": packed,
         "further": sorted(further_names(module)),
     }
