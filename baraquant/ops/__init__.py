@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The ops of baraquant as typed, documented functions.
 
-Each calls ``torch.ops.baraquant.<name>`` and nothing else, in eager mode, under
-:func:`torch.compile` and in TorchScript alike. What they compute is said in plain PyTorch by
-:mod:`baraquant.reference`.
+Each function only calls ``torch.ops.baraquant.<name>``: in eager mode, under :func:`torch.compile`
+and in TorchScript. :mod:`baraquant.reference` computes the same in plain PyTorch.
 
 ==========================================  =====================================================
 ``quantize_per_{G}``                        ``q = clamp(rint(x / s) + z, quant_min, quant_max)``

@@ -20,8 +20,8 @@ def dynamic_fake_quantize_per_tensor(
         input: Any shape; float32, float64, float16 or bfloat16.
         quant_min: The smallest integer.
         quant_max: The largest integer.
-        symmetric: Whether 0 is the middle of the range; else the range of the data, with 0, fills
-            that of the integers.
+        symmetric: True maps 0 to the middle of the integers' range. False maps
+            ``[min(0, min x), max(0, max x)]`` to ``[quant_min, quant_max]``.
 
     Returns:
         The rounded numbers, with the shape and the dtype of ``input``.
@@ -55,8 +55,8 @@ def dynamic_fake_quantize_per_channel(
         axis: The dimension that the channels are counted along; negative counts from the end.
         quant_min: The smallest integer.
         quant_max: The largest integer.
-        symmetric: Whether 0 is the middle of the range; else the range of the data, with 0, fills
-            that of the integers.
+        symmetric: True maps 0 to the middle of the integers' range. False maps
+            ``[min(0, min x), max(0, max x)]`` to ``[quant_min, quant_max]``.
 
     Returns:
         The rounded numbers, with the shape and the dtype of ``input``.
@@ -85,8 +85,8 @@ def dynamic_fake_quantize_per_token(
         input: ``[..., D]``; float32, float64, float16 or bfloat16.
         quant_min: The smallest integer.
         quant_max: The largest integer.
-        symmetric: Whether 0 is the middle of the range; else the range of the data, with 0, fills
-            that of the integers.
+        symmetric: True maps 0 to the middle of the integers' range. False maps
+            ``[min(0, min x), max(0, max x)]`` to ``[quant_min, quant_max]``.
 
     Returns:
         The rounded numbers, with the shape and the dtype of ``input``.
@@ -123,8 +123,8 @@ def dynamic_fake_quantize_per_group(
         axis: The dimension that the groups lie along.
         quant_min: The smallest integer.
         quant_max: The largest integer.
-        symmetric: Whether 0 is the middle of the range; else the range of the data, with 0, fills
-            that of the integers.
+        symmetric: True maps 0 to the middle of the integers' range. False maps
+            ``[min(0, min x), max(0, max x)]`` to ``[quant_min, quant_max]``.
 
     Returns:
         The rounded numbers, with the shape and the dtype of ``input``.

@@ -30,8 +30,8 @@ def quantize_per_tensor(
         quant_min: The smallest integer.
         quant_max: The largest integer.
         dtype: int8, uint8, or a floating dtype (the differentiable form).
-        save_mask: What is kept for backward: True a bit per element, False the input, None the
-            input where it is a leaf (a parameter) or a view of one, and else the bits.
+        save_mask: What is kept for the backward pass. True: one bit per element. False: the input.
+            None: the input if it is a leaf (a parameter) or a view of one, else the bits.
 
     Returns:
         The integers, with the shape of ``input`` and of ``dtype``.
@@ -78,8 +78,8 @@ def quantize_per_channel(
         quant_min: The smallest integer.
         quant_max: The largest integer.
         dtype: int8, uint8, or a floating dtype (the differentiable form).
-        save_mask: What is kept for backward: True a bit per element, False the input, None the
-            input where it is a leaf (a parameter) or a view of one, and else the bits.
+        save_mask: What is kept for the backward pass. True: one bit per element. False: the input.
+            None: the input if it is a leaf (a parameter) or a view of one, else the bits.
 
     Returns:
         The integers, with the shape of ``input`` and of ``dtype``.
@@ -118,8 +118,8 @@ def quantize_per_token(
         quant_min: The smallest integer.
         quant_max: The largest integer.
         dtype: int8, uint8, or a floating dtype (the differentiable form).
-        save_mask: What is kept for backward: True a bit per element, False the input, None the
-            input where it is a leaf (a parameter) or a view of one, and else the bits.
+        save_mask: What is kept for the backward pass. True: one bit per element. False: the input.
+            None: the input if it is a leaf (a parameter) or a view of one, else the bits.
 
     Returns:
         The integers, with the shape of ``input`` and of ``dtype``.
@@ -162,8 +162,8 @@ def quantize_per_group(
         quant_min: The smallest integer.
         quant_max: The largest integer.
         dtype: int8, uint8, or a floating dtype (the differentiable form).
-        save_mask: What is kept for backward: True a bit per element, False the input, None the
-            input where it is a leaf (a parameter) or a view of one, and else the bits.
+        save_mask: What is kept for the backward pass. True: one bit per element. False: the input.
+            None: the input if it is a leaf (a parameter) or a view of one, else the bits.
 
     Returns:
         The integers, with the shape of ``input`` and of ``dtype``.

@@ -62,9 +62,9 @@ class FakeQuantize(ObservedRange):
         group_size: Neighbours that share a scale (``per_group``, needed there).
         quant_min: The smallest integer of the grid.
         quant_max: The largest integer of the grid.
-        save_mask: For ``fixed``, what is kept for backward: True a bit per element, False the
-            input, None the input where it is a leaf (a parameter) or a view of one, and else the
-            bits.
+        save_mask: For ``fixed``, what is kept for the backward pass. True: one bit per element.
+            False: the input. None: the input if it is a leaf (a parameter) or a view of one, else
+            the bits.
         mode: ``fixed``, ``dynamic`` or ``observed``.
         symmetric: For ``dynamic`` and ``observed``: True puts the zero point in the middle of the
             grid and lets the scale reach the largest magnitude; False fits the grid to the range of
