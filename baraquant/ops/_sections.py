@@ -55,8 +55,8 @@ _NO_VMAP = (
 # ---- Gradient -----------------------------------------------------------------------------------
 
 _QUANTIZE_GRADIENT = (
-    "If ``dtype`` is floating: ``grad / s`` where x lay inside the range (its ends included), and 0 "
-    "elsewhere; differentiable twice. Integers have no gradient."
+    "If ``dtype`` is floating: ``grad / s`` where x lay inside the range (its ends included), and "
+    "0 elsewhere; differentiable twice. Integers have no gradient."
 )
 _DEQUANTIZE_GRADIENT = (
     "If ``input`` is floating: ``grad * s``; differentiable twice. Integers have no gradient."
@@ -82,9 +82,9 @@ _DYNAMIC_GRADIENT = (
     "``grad`` where x lay inside the range and 0 elsewhere; one bit per element is kept."
 )
 _OBSERVED_TWICE = (
-    ":mod:`torch.utils.checkpoint` runs the op again in the backward pass. A minimum and a maximum, "
-    "and the scale from them, do not change then if nothing else was observed in between. A moving "
-    "average counts the batch twice: switch it off, or leave it out of the checkpoint."
+    ":mod:`torch.utils.checkpoint` runs the op again in the backward pass. A minimum and a "
+    "maximum, and the scale from them, do not change then if nothing else was observed in between. "
+    "A moving average counts the batch twice: switch it off, or leave it out of the checkpoint."
 )
 _OBSERVE_GRADIENT = f"None. {_OBSERVED_TWICE}"
 _OBSERVE_FAKE_QUANTIZE_GRADIENT = (
@@ -128,8 +128,8 @@ _QAT_LINEAR_GRADIENT = (
 _GROUPED_GRADIENT = (
     "All this holds for each group with its weight; a token after the last group gets 0. On a GPU, "
     "PyTorch's grouped product computes the floating products of the backward pass if the dtype is "
-    "bfloat16 and N and K are multiples of 8. Otherwise the host reads ``offsets`` there, and waits "
-    "for them."
+    "bfloat16 and N and K are multiples of 8. Otherwise the host reads ``offsets`` there, and "
+    "waits for them."
 )
 
 # ---- Rounding -----------------------------------------------------------------------------------
@@ -145,8 +145,8 @@ _DEQUANTIZE_ROUNDING = (
 )
 _RANGE_ROUNDING = (
     f"{_COMPUTED}; ties go to the even integer. A segment of zeros, or an empty one, has scale 1; "
-    "any other scale is at least the smallest normal number. One NaN or infinity makes the scale of "
-    "its segment NaN or infinite:"
+    "any other scale is at least the smallest normal number. One NaN or infinity makes the scale "
+    "of its segment NaN or infinite:"
 )
 _RUNNING_ROUNDING = f"{_COMPUTED}. A batch with a NaN or an infinity leaves its range as it was."
 _PRODUCT_ROUNDING = (
