@@ -111,7 +111,7 @@ class QuantizedEmbedding(HoldsIntegers):
         return self._dequantized(self.qweight, self.weight_scale, self.weight_zero_point)
 
     def _dequantized(self, rows: Tensor, scale: Tensor, zero_point: Tensor | None) -> Tensor:
-        """Return floating rows ``[..., embedding_dim]``; a scale is ``[...]`` or ``[..., groups]``."""
+        """Return floating rows ``[..., embedding_dim]``; scales are ``[...]`` or with groups."""
         group_size = self.group_size
         if group_size is None:
             output = ops.dequantize_per_token(rows, scale, zero_point, dtype=self.dtype)
