@@ -118,6 +118,32 @@ LIES = {
         "rounded: expected input_fake_quant to be how the input is rounded",
     ),
     "no rounding": (option("rounded", "input_fake_quant", None), "rounded: expected the tensors"),
+    "further code": (module("dynamic", "further", {"x": 1}), "dynamic: expected further to hold"),
+    "further numbers": (module("dynamic", "further", [1]), "dynamic: expected further to hold nam"),
+    "further modules": (
+        module("dynamic", "further", ["adapter"]),
+        r"dynamic: expected a module with \['adapter'\] beside the layer's own .* has \[\]",
+    ),
+    "further of its own": (
+        module("dynamic", "further", ["qweight"]),
+        "dynamic: expected a tensor qweight, but there is none",
+    ),
+    "no further": (
+        manifest(lambda c: c["modules"]["dynamic"].pop("further")),
+        "dynamic: expected class, further, options, packed, but got",
+    ),
+    "unpacked a number": (
+        manifest(lambda c: c.update(unpacked=3)),
+        "expected unpacked to hold paths, but got 3",
+    ),
+    "unpacked a layer": (
+        manifest(lambda c: c.update(unpacked=["dynamic"])),
+        "dynamic: expected a module of GRU, .*, RNNCell, but the model has Linear",
+    ),
+    "unpacked nothing": (
+        manifest(lambda c: c.update(unpacked=["nowhere"])),
+        "nowhere: expected a module of GRU, .*, but the model has no such module",
+    ),
     "packed code": (
         module("narrow", "packed", {"x": [1]}),
         "narrow: expected packed to hold shapes",

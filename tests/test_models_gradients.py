@@ -88,7 +88,7 @@ def test_residual_after_quantize(config: object) -> None:
 @pytest.mark.parametrize("layer", ["linear", "conv1d", "conv2d"])
 def test_the_input_of_one_layer(layer: str, scheme: str) -> None:
     if layer != "linear" and scheme not in CONVOLUTIONS:
-        pytest.skip("a convolution has no groups of weights")
+        pytest.skip("the groups do not divide the inputs of these convolutions")
     model = trained(layer, scheme)
     results = []
     for each in (model, converted(model)):

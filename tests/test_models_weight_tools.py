@@ -91,8 +91,6 @@ X = inputs("linear", seed=9)
 @pytest.mark.parametrize("name", PARENTS)
 def test_evaluated_is_served(name: str, scheme: str) -> None:
     """Bit for bit, where the parent computes with the weight of a child too."""
-    if "group" in scheme and name in ("kernel", "convolved"):
-        pytest.skip("a convolution has no groups of weights")
     model = prepared(parent(name), scheme, X)
     if name in ONLY_READ and scheme in ("static", "learned"):
         # Nothing calls this layer: its input has no range. The message names it.

@@ -13,7 +13,7 @@ from ..nn import FakeQuantize
 from ..nn.training._range import qparams_of_range
 
 # The candidates, as shares of the weights' range: from all of it down to half, the widest first.
-FACTORS = torch.linspace(1.0, 0.5, 26, dtype=torch.float64).tolist()
+FACTORS = [1.0 - step / 50 for step in range(26)]
 
 # The number of elements at a time, so that the temporaries stay small.
 _CHUNK = 1 << 22

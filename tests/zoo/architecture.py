@@ -66,7 +66,7 @@ class Architecture:
         return model.to(device, dtype)
 
     def _settle(self, model: nn.Module) -> None:
-        """Gives batch norms the statistics of the inputs: with others, deep models are all zeros."""
+        """Gives batch norms the statistics of the inputs: else deep models give zeros."""
         norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         momenta = [norm.momentum for norm in norms]
         if not norms:

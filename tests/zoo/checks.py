@@ -8,6 +8,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,12 @@ class Examination:
 
     def __init__(self, cell: Cell, folder: Path, device: str) -> None:
         self.cell, self.folder, self.device = cell, folder, device
-        self.row, self.config = cell.row, cell.column.config()
+        self.row = cell.row
         self.result = Result(str(cell))
         self.inputs = self._cast(self.row.inputs())
         self.model = self.row.model(cell.torch_dtype, device)
+        self.config = cell.column.config(self.model)
+        self.filter_fn: Any = None
 
     def run(self) -> Result:
         """All checks; an error is the failure of the check that it happened in."""
@@ -53,11 +56,13 @@ class Examination:
             reason = f"the float model fails in {self.cell.dtype}: {one_line(error)}"
             return Result(str(self.cell), NOT_RUN, reason)
         try:
+            self._leave_out_what_is_not_called()
             self._check("quantized", self._quantized)
+            prepared = None
             if self.cell.column.is_trained:
                 prepared = self._check("trained", self._trained)
-                if prepared is not None:
-                    self._convert(prepared)
+            if prepared is not None:
+                self._convert(prepared)
         except NothingToQuantizeError as error:
             return Result(str(self.cell), NOTHING, one_line(error))
         self.result.figures["seconds"] = time.perf_counter() - started
@@ -87,19 +92,37 @@ class Examination:
         with torch.no_grad():
             return tiny.tensors(self.row.outputs(model, self.inputs))
 
+    def _leave_out_what_is_not_called(self) -> None:
+        """As the message says, where calibration does not reach a layer that its parent reads."""
+        try:
+            self._quantize(copy.deepcopy(self.model))
+        except ValueError as error:
+            if "to reach the module" not in str(error):
+                return  # what it is, the check of this call says
+            called = called_modules(self.model, self.inputs)
+            self.filter_fn = lambda module, name: name in called
+            self.result.notes.append("layers that are not called were left out by filter_fn")
+
+    def _quantize(self, model: nn.Module) -> Any:
+        return baraquant.quantize_(
+            model,
+            self.config,
+            calibration=[self.inputs, self.inputs],
+            filter_fn=self.filter_fn,
+            progress=False,
+        )
+
     def _quantized(self) -> None:
         """`quantize_` alone: near the float model."""
         model = copy.deepcopy(self.model)
-        calibration = [self.inputs, self.inputs]
-        report = reported(lambda: quantized(model, self.config, calibration))
+        report = reported(lambda: self._quantize(model))
         self.result.figures["share"] = floating.share(self.model, model)
-        self.result.floating = floating.listed(self.model, model, report)
+        self.result.floating = floating.listed(self.model, report)
         got = self._outputs(model)
         self._save("quantized", model)
-        told = getattr(report, "share", None)
-        if told is not None and abs(told - self.result.figures["share"]) > 1e-6:
+        if abs(report.share - self.result.figures["share"]) > 1e-6:
             raise AssertionError(
-                f"the report says that a share of {told:.6f} is quantized, but it is "
+                f"the report says that a share of {report.share:.6f} is quantized, but it is "
                 f"{self.result.figures['share']:.6f}"
             )
         self.result.figures["cosine"] = cosine(got, self.near)
@@ -110,7 +133,7 @@ class Examination:
     def _trained(self) -> nn.Module:
         """`prepare_` and some steps; finite gradients wherever the float model has one."""
         model, plain = copy.deepcopy(self.model), copy.deepcopy(self.model)
-        reported(lambda: prepare_(model, self.config))
+        reported(lambda: prepare_(model, self.config, self.filter_fn))
         inputs = self._cast((self.row.train_inputs or self.row.inputs)())
         wanted = train(plain, inputs, 1)
         reached = train(model, inputs, STEPS)
@@ -123,7 +146,10 @@ class Examination:
     def _convert(self, prepared: nn.Module) -> None:
         """The bits of evaluation, gradients and tokens, before `convert_` and after it."""
         evaluated = tiny.outputs(prepared, self.inputs)
-        before = self._check("gradients", lambda: gradients.of(prepared, self.inputs, self.model))
+        before = None
+        if self._has_gradient():
+            of = partial(gradients.of, prepared, self.inputs, self.model)
+            before = self._check("gradients", of)
         told = self._tokens(prepared) if self.row.generates else None
         converted = self._check("converted", lambda: self._converted(prepared, evaluated))
         if converted is None:
@@ -134,6 +160,15 @@ class Examination:
         if told is not None:
             self._check("generates", lambda: self._same_tokens(converted, told))
         self._save("converted", converted)
+
+    def _has_gradient(self) -> bool:
+        """Whether the float model has a gradient in evaluation; RWKV writes into its own state."""
+        try:
+            gradients.of(copy.deepcopy(self.model), self.inputs, self.model)
+        except RuntimeError as error:
+            self.result.notes.append(f"the float model has no gradient: {one_line(error)[:80]}")
+            return False
+        return True
 
     def _converted(self, model: nn.Module, evaluated: list[Tensor]) -> nn.Module:
         reported(lambda: convert_(model))
@@ -170,7 +205,7 @@ class Examination:
 
 def examine(cell: Cell, folder: Path, device: str) -> Result:
     """The result of a cell; what there is to load is left in the folder."""
-    why_not = cell.row.missing() or cell.column.missing()
+    why_not = cell.row.missing()
     if why_not is not None:
         return Result(str(cell), NOT_RUN, why_not)
     try:
@@ -183,16 +218,17 @@ def examine(cell: Cell, folder: Path, device: str) -> Result:
         return result
 
 
-def quantized(model: nn.Module, config: Any, calibration: Any) -> Any:
-    """`quantize_`; where that takes no QuantConfig yet, the model is prepared and converted."""
-    if not isinstance(config, baraquant.QuantConfig) or hasattr(baraquant, "W4A16"):
-        return baraquant.quantize_(model, config, calibration, progress=False)
-    report = prepare_(model, config)
-    model.train()
-    with torch.no_grad():
-        model(**calibration[0])
-    convert_(model.eval())
-    return report
+def called_modules(model: nn.Module, inputs: Inputs) -> set[str]:
+    """The paths of the modules that the model calls, not of those whose weights it reads."""
+    called: set[str] = set()
+    hooks = [
+        module.register_forward_pre_hook(lambda *_, name=name: called.add(name))
+        for name, module in model.named_modules(remove_duplicate=False)
+    ]
+    tiny.outputs(model, inputs)
+    for hook in hooks:
+        hook.remove()
+    return called
 
 
 def reported(step: Callable[[], Any]) -> Any:

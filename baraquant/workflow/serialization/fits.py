@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Whether a file fits a model: its modules and tensors on the meta device, without the data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...nn._subclassed import plain_type
+from ..layers import further_names, inside, is_converted, layer_of, layer_with, weights_of
+from ..unpack import UNPACKED
+from .header import Entry
+from .manifest import Manifest, StoredModule
+from .meta import check_constants
+from .packing import packed_size
+
+
+class Metas:
+    """The tensors and modules of a file on the meta device, which is everything except the data."""
+
+    def __init__(self, entries: dict[str, Entry], manifest: Manifest) -> None:
+        self.tensors = {
+            name: _meta(name, entry.shape, entry.dtype) for name, entry in entries.items()
+        }
+        for path, stored in manifest.modules.items():
+            for name, shape in stored.packed.items():
+                full = f"{path}.{name}"
+                _check_packed(full, entries.get(full), shape, stored)
+                if full in self.tensors:
+                    self.tensors[full] = _meta(full, shape, torch.int8)
+        for alias, name in manifest.shared_tensors.items():
+            if name not in self.tensors or alias in self.tensors:
+                raise ValueError(
+                    f"{alias}: expected to be the same tensor as {name}, but the file has "
+                    f"{'both' if alias in self.tensors else 'none'}"
+                )
+        self.tensors |= {a: self.tensors[n] for a, n in manifest.shared_tensors.items()}
+        self.modules: dict[str, nn.Module] = {}  # built when their places are known
+
+
+def renamed(tensors: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """Return the content of a file under the current names."""
+    new = {names.get(name, name): value for name, value in tensors.items()}
+    if len(new) != len(tensors):
+        twice = next(name for old, name in names.items() if old in tensors and name in tensors)
+        raise ValueError(f"{twice}: expected it once, but the file has it under two names")
+    return new
+
+
+def _meta(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    try:
+        return torch.empty(shape, dtype=dtype, device="meta")
+    except RuntimeError:  # a dimension of 0 beside others whose product 64 bits do not hold
+        raise ValueError(
+            f"{name}: expected a shape that a tensor can have, but got {shape}"
+        ) from None
+
+
+def build_module(
+    path: str, stored: StoredModule, tensors: dict[str, Tensor], like: nn.Module
+) -> nn.Module:
+    """Build the module of a path from its tensors; it replaces a module of the model."""
+    prefix = f"{path}."
+    own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    own = {n: t for n, t in own.items() if n.split(".")[0] not in stored.further}
+    try:
+        return stored.form.build(stored.options, own, like)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _check_packed(
+    name: str, entry: Entry | None, shape: tuple[int, ...], stored: StoredModule
+) -> None:
+    bits = stored.options["weight_bits"]
+    if not 2 <= bits <= 7:
+        raise ValueError(f"{name}: expected a width of 2 to 7 bits for packed integers, not {bits}")
+    if entry is None:
+        return  # another module's tensor, or missing: that is noticed later
+    size = packed_size(math.prod(shape), bits)
+    if entry.dtype != torch.uint8 or entry.shape != (size,):
+        raise ValueError(
+            f"{name}: expected {size} bytes for packed integers of shape {list(shape)}, but got "
+            f"{entry.dtype} {list(entry.shape)}"
+        )
+
+
+def check_fits(model: nn.Module, manifest: Manifest, metas: Metas) -> None:
+    """Check the file's modules, and all its tensors, against the model."""
+    paths: dict[int, list[str]] = {}
+    at = dict(model.named_modules(remove_duplicate=False))
+    for path in manifest.unpacked:
+        if type(at.get(path)) not in UNPACKED.values():
+            got = type(at[path]).__name__ if path in at else "no such module"
+            names = ", ".join(sorted({kind.__name__ for kind in UNPACKED}))
+            raise ValueError(f"{path}: expected a module of {names}, but the model has {got}")
+    for path, module in at.items():
+        paths.setdefault(id(module), []).append(path)
+    for path, stored in manifest.modules.items():
+        _check_kind(path, at.get(path), stored)
+        metas.modules[path] = build_module(path, stored, metas.tensors, at[path])
+        _check_place(path, at[path], stored, metas.modules[path])
+        also = [alias for alias, name in manifest.shared_modules.items() if name == path]
+        if sorted([path, *also]) != sorted(paths[id(at[path])]):
+            raise ValueError(
+                f"{path}: expected a module shared by {sorted([path, *also])}, but the model's is "
+                f"shared by {sorted(paths[id(at[path])])}"
+            )
+    unknown = set(manifest.shared_modules.values()) - manifest.modules.keys()
+    if unknown:
+        raise ValueError(f"{min(unknown)}: expected a module of the file, but there is none")
+    _check_tensors(model, manifest, metas)
+
+
+def _check_kind(path: str, module: nn.Module | None, stored: StoredModule) -> None:
+    """Check that the module of a path is of a kind that can become the stored one."""
+    name = f"{stored.form.module.__name__} of the file"
+    expected = f"{path}: expected a {layer_with(stored.form).name} for the {name}"
+    if module is None:
+        raise ValueError(f"{expected}, but the model has no such module")
+    layer = layer_of(module)
+    if not _is_stored_kind(module, stored) and (layer is None or stored.form not in layer.forms):
+        raise ValueError(f"{expected}, but the model has a {type(module).__name__}")
+
+
+def _is_stored_kind(module: nn.Module, stored: StoredModule) -> bool:
+    return is_converted(module) and plain_type(module) is stored.form.module
+
+
+def _check_place(path: str, module: nn.Module, stored: StoredModule, quantized: nn.Module) -> None:
+    is_same = _is_stored_kind(module, stored)
+    layer = layer_of(module) or layer_with(stored.form)
+    for size, own in layer.sizes.items():
+        wanted, got = getattr(quantized, size), getattr(module, size if is_same else own)
+        if wanted != got:
+            raise ValueError(
+                f"{path}: expected {size} to be {wanted}, as in the file, but the model has {got}"
+            )
+    if further_names(module) != stored.further:
+        raise ValueError(
+            f"{path}: expected a module with {sorted(stored.further)} beside the layer's own "
+            f"tensors, as in the file, but the model's has {sorted(further_names(module))}"
+        )
+    bias, has_bias = getattr(quantized, "bias", None), getattr(module, "bias", None)
+    if (bias is None) != (has_bias is None):
+        raise ValueError(
+            f"{path}: expected {'no bias' if bias is None else 'a bias'}, as in the file, but the "
+            f"model has {'one' if bias is None else 'none'}"
+        )
+    dtype = stored.options["dtype"]
+    if dtype is None and bias is not None:  # format 1
+        dtype = bias.dtype
+    if dtype is None or is_same:
+        return
+    model_dtype = weights_of(module)[0].dtype
+    if dtype != model_dtype:
+        raise ValueError(
+            f"{path}: expected a model of {dtype}, as in the file, but it is {model_dtype}; "
+            f"convert it first: model.to({dtype})"
+        )
+
+
+def _check_tensors(model: nn.Module, manifest: Manifest, metas: Metas) -> None:
+    at = dict(model.named_modules(remove_duplicate=False))
+    quantized = {path: at[path] for path in (*manifest.modules, *manifest.shared_modules)}
+    is_inside = inside(quantized)
+    wanted = {n: t for n, t in model.state_dict().items() if not is_inside(n)}
+    constants = set(manifest.constants.values()) - wanted.keys()
+    given = {n: t for n, t in metas.tensors.items() if not is_inside(n) and n not in constants}
+    for path, name in manifest.shared_modules.items():
+        for key in metas.modules[name].state_dict():
+            if manifest.shared_tensors.get(f"{path}.{key}") is None:
+                raise ValueError(f"{path}.{key}: expected to be the tensor of {name}")
+    if wanted.keys() != given.keys():
+        raise ValueError(
+            f"expected the tensors of the model, but {_few(wanted.keys() - given.keys())} missing "
+            f"in the file, and {_few(given.keys() - wanted.keys())} unknown to the model"
+        )
+    for name, tensor in wanted.items():
+        if not isinstance(tensor, Tensor):
+            raise ValueError(
+                f"{name}: expected a model of tensors, but got {type(tensor).__name__}"
+            )
+        stored = given[name]
+        if stored.shape != tensor.shape or stored.dtype != tensor.dtype:
+            raise ValueError(
+                f"{name}: expected {tensor.dtype} {list(tensor.shape)} as in the model, but the "
+                f"file has {stored.dtype} {list(stored.shape)}"
+            )
+    for name, tensor_name in manifest.constants.items():
+        if tensor_name not in metas.tensors:
+            raise ValueError(
+                f"{name}: expected a tensor {tensor_name} in the file, but it has none"
+            )
+    check_constants(model, {n: metas.tensors[t] for n, t in manifest.constants.items()}, is_inside)
+    _check_ties(model, manifest, is_inside)
+
+
+def _check_ties(model: nn.Module, manifest: Manifest, is_inside: Callable[[str], bool]) -> None:
+    groups: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if not is_inside(name):
+            groups.setdefault(id(parameter), []).append(name)
+    for names in groups.values():
+        firsts = {manifest.shared_tensors.get(name, name) for name in names}
+        if len(firsts) > 1:
+            raise ValueError(
+                f"{names[0]}: expected one tensor for {', '.join(names)}, which the model shares, "
+                f"but the file has {len(firsts)}"
+            )
+
+
+def _few(names: set[str]) -> str:
+    listed = sorted(names)
+    more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
+    verb = "is" if len(listed) == 1 else "are"
+    return f"{', '.join(listed[:3]) or 'none'}{more} {verb}"
