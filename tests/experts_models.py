@@ -30,7 +30,7 @@ CONFIG: dict[str, Any] = {
     "_experts_implementation": "eager",
 }
 # The package of each, and its class: what is special about it.
-KINDS = {
+_KINDS = {
     "mixtral": "MixtralExperts",
     "qwen3_moe": "Qwen3MoeExperts",
     "deepseek_v3": "DeepseekV3Experts",
@@ -43,6 +43,28 @@ KINDS = {
     "step3p7": "Step3p7Experts",  # does not declare the interface
     "llama4": "Llama4TextExperts",  # tokens come sorted
 }
+
+
+# Those that declare the interface, and those known by their names.
+_KNOWN_BY_NAME = ("step3p7", "llama4")
+
+
+def _exists(kind: str) -> bool:
+    """Whether the transformers that is installed has the kind; older ones lack some."""
+    try:
+        module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+    except ImportError:
+        return False
+    found = getattr(module, _KINDS[kind], None)
+    return found is not None and (kind in _KNOWN_BY_NAME or hasattr(found.forward, "__wrapped__"))
+
+
+KINDS = {kind: name for kind, name in _KINDS.items() if _exists(kind)}
+
+
+def existing(*kinds: str) -> list[str]:
+    """Return those kinds that the transformers that is installed has."""
+    return [kind for kind in kinds if kind in KINDS]
 
 
 def experts(kind: str = "mixtral", dtype: torch.dtype = torch.float32, **changes: Any) -> nn.Module:

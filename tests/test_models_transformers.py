@@ -145,14 +145,10 @@ def test_save_pretrained_is_an_error(name: str, tmp_path) -> None:
     assert list((tmp_path / "plain").glob("*.safetensors"))
 
 
-# OLMo has no biases, and norms without weights: transformers asks a parameter for its dtype.
-NONE_LEFT = pytest.mark.xfail(raises=StopIteration, strict=True, reason="no parameter is left")
-
-
 def of_generation(name: str) -> Any:
     """The name, with the marks of its test."""
     marks = [] if name in ("t5", "mamba") else [pytest.mark.exhaustive]
-    return pytest.param(name, marks=[*marks, NONE_LEFT] if name == "olmo" else marks)
+    return pytest.param(name, marks=marks)
 
 
 @pytest.mark.parametrize(

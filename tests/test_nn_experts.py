@@ -66,7 +66,7 @@ def test_converted_they_are_what_evaluation_was(kind: str, config: str, dtype: t
     assert torch.equal(served(*leaves), output)
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss", "nemotron_h", "muse_spark"])
+@pytest.mark.parametrize("kind", models.existing("mixtral", "gpt_oss", "nemotron_h", "muse_spark"))
 @pytest.mark.parametrize("config", EIGHT_BITS)
 def test_near_the_float_experts(kind: str, config: str) -> None:
     inputs = models.inputs(kind)

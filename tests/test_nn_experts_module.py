@@ -24,7 +24,7 @@ from experts_models import CONFIGS, SOME, prepared
 
 
 @pytest.mark.parametrize("config", ["w8a8 asymmetric", "w8a8 static", "groups"])
-@pytest.mark.parametrize("kind", ["gpt_oss", "deepseek_v4", "muse_spark"])
+@pytest.mark.parametrize("kind", models.existing("gpt_oss", "deepseek_v4", "muse_spark"))
 def test_copies_and_pickles_compute_the_same(kind: str, config: str) -> None:
     inputs = models.inputs(kind)
     module = prepared(kind, config)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import qat_models
 import workflow_zoo as zoo
+from baraquant import W8A8, load_, save
 from baraquant.qat import convert_, prepare_
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -95,3 +96,33 @@ def test_inputs_of_every_shape(scheme: str) -> None:
         if x.numel() == 0:
             assert not any(gradient.any() for gradient in gradients), name
             assert trained.eval()(zoo.floats(3, 16)).isfinite().all(), name
+
+
+class Listed(nn.Module):
+    """Its layers are registered one by one, and called out of a plain list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = [nn.Linear(8, 8), nn.Linear(8, 4)]
+        for position, layer in enumerate(self.layers):
+            self.add_module(str(position), layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_layers_in_a_plain_list(tmp_path: Path) -> None:
+    """What the list holds is what is called: quantized, prepared, converted and loaded."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Listed()), torch.randn(3, 8)
+    before = model(x)
+    prepare_(model, W8A8())
+    prepared = model.eval()(x)
+    assert not torch.equal(prepared, before)
+    convert_(model)
+    assert torch.equal(model(x), prepared)
+    save(model, path := tmp_path / "model.safetensors")
+    for target in (nn.Sequential(Listed()), lambda: nn.Sequential(Listed())):
+        assert torch.equal(load_(target, path)(x), prepared)

@@ -17,9 +17,18 @@ CALLER = "baraquant.qat.convert_"
 def convert_(model: nn.Module) -> Report:
     """Swap the layers of a prepared model, in place, for quantized layers.
 
+<<<<<<< HEAD
     Each new layer gives the same bits as the prepared layer in evaluation. For a convolution this
     holds as long as PyTorch chooses the same algorithm. Tied weights stay tied: their integers are
     stored once. Every decision comes before the first swap: an error leaves the model unchanged.
+=======
+    A layer whose input has a static range but that no batch has reached, while others were reached,
+    keeps a floating input; the report says so.
+
+    Each new layer gives the same bits as the prepared layer in evaluation. For a convolution this
+    holds as long as PyTorch chooses the same algorithm. Tied weights stay tied: their integers are
+    stored once. Every decision comes before the first swap: an error leaves the model unchanged.
+    >>>>>>> main
 
     Args:
         model: A model that was prepared by :func:`prepare_` and trained.
@@ -39,7 +48,7 @@ def convert_(model: nn.Module) -> Report:
         >>> baraquant.qat.convert_(model).changed
         {'0': 'QuantizedLinear'}
     """
-    converter = Converter()
+    converter = Converter(_unseen(model))
     report = replace_modules(model, CALLER, lambda module, name: converter.decide(module))
     if not report.changed:
         kind = type(model).__name__
@@ -57,10 +66,14 @@ def convert_(model: nn.Module) -> Report:
 class Converter:
     """Converts prepared layers; layers with tied weights share the integers.
 
+    Args:
+        unseen: The ids of layers whose inputs are to stay floating.
+
     :func:`baraquant.quantize_` makes its layers with it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, unseen: set[int] | None = None) -> None:
+        self._unseen = unseen or set()
         self._shared: dict[tuple[int, int, int | None, TensorConfig], Integers] = {}
         self._kept: list[nn.Module] = []  # whose ids are those keys
 
@@ -70,10 +83,12 @@ class Converter:
             if is_converted(module):
                 return "it is converted already"
             return None if _why_floating(module) is None else "it was not prepared"
-        return Swap(
-            new := self.convert(module),
-            type(new).__name__ + "".join(map(skipped, _input_quantizers(module))),
-        )
+        about = "".join(map(skipped, _input_quantizers(module)))
+        if id(module) in self._unseen:
+            module = module.with_floating_input()
+            about = "; its input stays floating, as training never called it"
+        new = self.convert(module)
+        return Swap(new, type(new).__name__ + about)
 
     def convert(self, prepared: nn.Module) -> nn.Module:
         """Return the quantized layer for a prepared one.
@@ -109,6 +124,23 @@ class Converter:
             self._kept.append(module)
             self._shared[key] = Integers(integers, scale, None if config.symmetric else zero_point)
         return self._shared[key]
+
+
+def _unseen(model: nn.Module) -> set[int]:
+    """Return the ids of layers that no batch has reached, where others have been reached.
+
+    Some models read the weight of a layer and never call it, or call it in some uses alone. Where
+    no layer has been reached, training was forgotten: then the first of them is an error.
+    """
+    if not isinstance(model, nn.Module):
+        return set()
+    static = [
+        module
+        for module in model.modules()
+        if isinstance(module, QuantizesWeight) and module.config.is_static
+    ]
+    unseen = {id(module) for module in static if module.has_unseen_input()}
+    return unseen if len(unseen) < len(static) else set()
 
 
 def _input_quantizers(prepared: nn.Module) -> list[nn.Module]:

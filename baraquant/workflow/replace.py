@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..nn.inference._integers import HoldsIntegers
 from ..nn.training._quantizers import QuantizesWeight
 from .layers import further_names, weights_of
 from .report import (
@@ -239,21 +240,60 @@ def _decision(
 
 
 def put(model: nn.Module, swaps: dict[int, nn.Module]) -> None:
-    """Replace modules, which are given by their ids."""
+    """Replace modules, which are given by their ids.
+
+    Some models keep a layer in a plain list or attribute beside the registered one, and call that:
+    they get the other module too.
+    """
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
             if child is not None and id(child) in swaps:
                 parent._modules[name] = swaps[id(child)]
+        for name, value in list(vars(parent).items()):
+            holds_modules = type(value) in (list, tuple, dict) or isinstance(value, nn.Module)
+            if holds_modules and name not in ("_modules", "_parameters", "_buffers"):
+                vars(parent)[name] = _with_swaps(value, swaps)
+
+
+def _with_swaps(value: Any, swaps: dict[int, nn.Module], depth: int = 0) -> Any:
+    """Return a value with the modules in it swapped; lists and dictionaries change in place."""
+    if isinstance(value, nn.Module):
+        return swaps.get(id(value), value)
+    if depth > 3:
+        return value
+    if type(value) is list:
+        value[:] = [_with_swaps(entry, swaps, depth + 1) for entry in value]
+    elif type(value) is dict:
+        value.update({key: _with_swaps(v, swaps, depth + 1) for key, v in value.items()})
+    elif type(value) is tuple:
+        new = tuple(_with_swaps(entry, swaps, depth + 1) for entry in value)
+        is_same = all(one is other for one, other in zip(new, value, strict=True))
+        return value if is_same else new
+    return value
 
 
 def swap(model: nn.Module, swaps: dict[int, nn.Module], report: Report) -> Report:
     """Replace modules, and return the report with the current size."""
     put(model, swaps)
+    _keep_a_parameter(model)
     news = {id(module) for module in swaps.values()}
     for module in model.modules():
         if any(id(child) in news for child in module.modules()):
             _leave_fast_path(module)
     return replace(report, bytes_after=total_bytes(model))
+
+
+def _keep_a_parameter(model: nn.Module) -> None:
+    """Let a model of integers have one parameter, an empty one.
+
+    One without biases and norms would have none left, and much code asks the first parameter of a
+    model for its device and dtype. It is frozen, in no state dict, and of the layer's dtype.
+    """
+    if next(model.parameters(), None) is None:
+        for module in model.modules():
+            if isinstance(module, HoldsIntegers):
+                module.register_placeholder()
+                return
 
 
 def _leave_fast_path(module: nn.Module) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import tiny_models as tiny
-from tiny_kinds import Inputs, Tiny
+from tiny_kinds import Inputs, Tiny, numbers
 from zoo import torchvision_support
 
 
@@ -31,6 +31,7 @@ class Architecture:
             can be a large one of the output, and nearness to the float model is not asked for.
         train_inputs: What training calls it with; None: the same.
         outputs: What is compared with the float model; None: all outputs.
+        is_lively: Whether its weights are made as large as trained ones.
         refused: What `load_` has to refuse: the way (`function`, `meta` or `*`), the dtype (or `*`)
             and a part of the message.
     """
@@ -44,6 +45,7 @@ class Architecture:
     is_discrete: bool = False
     train_inputs: Callable[[], Inputs] | None = None
     outputs: Callable[[nn.Module, Inputs], Any] | None = None
+    is_lively: bool = True
     refused: tuple[tuple[str, str, str], ...] = ()
 
     def missing(self) -> str | None:
@@ -61,7 +63,9 @@ class Architecture:
 
     def model(self, dtype: torch.dtype, device: str) -> nn.Module:
         """The float model, with weights as large as trained ones."""
-        model = tiny.liven(self.empty(0, torch.float32))
+        model = self.empty(0, torch.float32)
+        if self.is_lively:
+            tiny.liven(model)
         self._settle(model)
         return model.to(device, dtype)
 
@@ -75,10 +79,20 @@ class Architecture:
             norm.momentum = 1.0
         model.train()
         with torch.no_grad():
-            model(**(self.train_inputs or self.inputs)())
+            model(**more((self.train_inputs or self.inputs)()))
         model.eval()
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
+
+
+def more(inputs: Inputs) -> Inputs:
+    """The inputs with 14 images of noise behind them; lists of images stay as they are."""
+    return {
+        key: torch.cat([value, numbers(14, *value.shape[1:])])
+        if isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 4
+        else value
+        for key, value in inputs.items()
+    }
 
 
 def cast(value: Any, dtype: torch.dtype, device: str) -> Any:
@@ -97,14 +111,9 @@ def known(name: str, family: str, **more: Any) -> Architecture:
 
 def of_tiny(name: str, family: str, entry: Tiny, **more: Any) -> Architecture:
     """An architecture of transformers from its configuration."""
-    options: dict[str, Any] = {"generates": entry.generates, **more}
+    options: dict[str, Any] = {"generates": entry.generates, "inputs": entry.inputs, **more}
     return Architecture(
-        name,
-        family,
-        lambda seed: tiny.construct(entry, seed),
-        entry.inputs,
-        "transformers",
-        **options,
+        name, family, lambda seed: tiny.construct(entry, seed), package="transformers", **options
     )
 
 

@@ -41,8 +41,8 @@ IMAGES: dict[str, Architecture] = table(
     known("convnext", "image, convolutions"),
     known("resnet", "image, convolutions"),
     known("regnet", "image, convolutions"),
-    known("efficientnet", "image, convolutions"),
-    known("mobilenet_v2", "image, convolutions"),
+    known("efficientnet", "image, convolutions", inputs=image(64)),
+    known("mobilenet_v2", "image, convolutions", inputs=image(64)),
     known("mobilevit", "image, convolutions and attention"),
     of_tiny(
         "videomae",

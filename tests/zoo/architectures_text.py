@@ -126,7 +126,12 @@ TEXT: dict[str, Architecture] = table(
         # Its table of positions grows with the inputs.
         refused=(("meta", "*", "as in the model"),),
     ),
-    known("encodec", "sound, codec of ConvTranspose1d and LSTM", is_discrete=True),
+    known(
+        "encodec",
+        "sound, codec of ConvTranspose1d and LSTM",
+        is_discrete=True,
+        is_lively=False,  # its weights are computed from directions and lengths
+    ),
     of_tiny(
         "speecht5_hifigan",
         "sound, vocoder of ConvTranspose1d",

@@ -50,6 +50,7 @@ class Examination:
         try:
             self.wanted = tiny.outputs(self.model, self.inputs)
             self.near = self._outputs(self.model)
+            train(copy.deepcopy(self.model), self._train_inputs(), 1)
         except Exception as error:
             if self.cell.dtype == "float32":
                 raise
@@ -85,6 +86,9 @@ class Examination:
         value: Inputs = cast(inputs, self.cell.torch_dtype, self.device)
         return value
 
+    def _train_inputs(self) -> Inputs:
+        return self._cast((self.row.train_inputs or self.row.inputs)())
+
     def _outputs(self, model: nn.Module) -> list[Tensor]:
         """What is compared with the float model."""
         if self.row.outputs is None:
@@ -93,15 +97,30 @@ class Examination:
             return tiny.tensors(self.row.outputs(model, self.inputs))
 
     def _leave_out_what_is_not_called(self) -> None:
-        """As the message says, where calibration does not reach a layer that its parent reads."""
+        """As the message says, where no data reaches a layer whose weight its parent reads."""
+        called = called_modules(self.model, self.inputs)
         try:
             self._quantize(copy.deepcopy(self.model))
+            if self.cell.column.is_trained and self._has_weights_outside(called):
+                self._once_around()
         except ValueError as error:
-            if "to reach the module" not in str(error):
+            if "to reach the module" not in str(error) and "has seen no data" not in str(error):
                 return  # what it is, the check of this call says
-            called = called_modules(self.model, self.inputs)
             self.filter_fn = lambda module, name: name in called
             self.result.notes.append("layers that are not called were left out by filter_fn")
+
+    def _has_weights_outside(self, called: set[str]) -> bool:
+        return any(
+            name not in called and isinstance(module._parameters.get("weight"), nn.Parameter)
+            for name, module in self.model.named_modules()
+        )
+
+    def _once_around(self) -> None:
+        """Prepared, trained with one batch and converted; nothing is checked."""
+        model = copy.deepcopy(self.model)
+        prepare_(model, self.config)
+        train(model, self._train_inputs(), 1)
+        convert_(model)
 
     def _quantize(self, model: nn.Module) -> Any:
         return baraquant.quantize_(
@@ -134,7 +153,7 @@ class Examination:
         """`prepare_` and some steps; finite gradients wherever the float model has one."""
         model, plain = copy.deepcopy(self.model), copy.deepcopy(self.model)
         reported(lambda: prepare_(model, self.config, self.filter_fn))
-        inputs = self._cast((self.row.train_inputs or self.row.inputs)())
+        inputs = self._train_inputs()
         wanted = train(plain, inputs, 1)
         reached = train(model, inputs, STEPS)
         # The packed projections of torch.nn's attention become projections of their own.

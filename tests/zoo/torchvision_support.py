@@ -62,6 +62,7 @@ def install() -> None:
         torch.library.impl(f"torchvision::{op}", "default")(nms)
     boxes = importlib.import_module("torchvision.ops.boxes")
     boxes._assert_has_ops = lambda: None  # it asks for the library, of which nms is all it needs
+    importlib.import_module("torchvision.ops.poolers").roi_align = roi_align
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
@@ -86,6 +87,45 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
         if not any(row[earlier] for earlier in kept):
             kept.append(position)
     return order[kept]
+
+
+def roi_align(
+    input: Tensor,
+    boxes: Tensor,
+    output_size: tuple[int, int],
+    spatial_scale: float,
+    sampling_ratio: int,
+) -> Tensor:
+    """The means of bilinear samples within boxes.
+
+    torchvision's own form in Python adds in an order that depends on what ran before it in the
+    process. Beyond the border this one repeats it, where the library's has zeros.
+
+    Args:
+        input: `[n, channels, height, width]`.
+        boxes: `[k, 5]`: the position of the image, left, top, right, bottom.
+        output_size: Rows and columns of the result.
+        spatial_scale: What the corners are multiplied by.
+        sampling_ratio: Samples for each element of the result, along each side; more than 0.
+
+    Returns:
+        `[k, channels, *output_size]`.
+    """
+    low, high = (boxes[:, 1:].float() * spatial_scale).split(2, dim=1)
+    size = (high - low).clamp(min=1.0)
+    positions = []
+    for side in (0, 1):  # x, y
+        count = output_size[1 - side] * sampling_ratio
+        steps = (torch.arange(count, device=boxes.device) + 0.5) / count
+        place = low[:, side, None] + size[:, side, None] * steps
+        positions.append(2 * place / (input.shape[3 - side] - 1) - 1)
+    x, y = positions
+    shape = (len(boxes), y.shape[1], x.shape[1])
+    grid = torch.stack([x[:, None, :].expand(shape), y[:, :, None].expand(shape)], dim=-1)
+    samples = torch.nn.functional.grid_sample(
+        input[boxes[:, 0].long()], grid.to(input.dtype), padding_mode="border", align_corners=True
+    )
+    return torch.nn.functional.avg_pool2d(samples, sampling_ratio)
 
 
 def _area(corners: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import Self
 
 from .._precision import KeepsScales
@@ -54,9 +54,25 @@ class HoldsIntegers(KeepsScales):
             )
         super().__setattr__(name, value)
 
+    def register_placeholder(self) -> None:
+        """Register an empty, frozen parameter of the weight's dtype and device.
+
+        It is in no state dict.
+        """
+        empty = torch.empty(0, dtype=self.dtype, device=self.qweight.device)
+        self.register_parameter("placeholder", nn.Parameter(empty, requires_grad=False))
+
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         refuse_save_pretrained()
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.pop(f"{prefix}placeholder", None)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        own = self._parameters.get("placeholder")
+        if own is None:
+            super()._load_from_state_dict(state_dict, prefix, *args)
+            return
+        super()._load_from_state_dict({**state_dict, f"{prefix}placeholder": own}, prefix, *args)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)

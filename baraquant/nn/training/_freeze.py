@@ -14,6 +14,17 @@ UNSEEN = (
 )
 
 
+def is_unseen(quantizer: nn.Module) -> bool:
+    """Whether a fake quantizer has a range that no batch has set; none was skipped either."""
+    if isinstance(quantizer, LearnedFakeQuantize):
+        return not quantizer.scale.is_meta and not quantizer._is_initialized()
+    if not isinstance(quantizer, FakeQuantize) or not quantizer.is_observed:
+        return False
+    if quantizer.scale.is_meta or int(quantizer.skipped_batches) > 0:
+        return False
+    return bool(quantizer.min_val > quantizer.max_val)
+
+
 def frozen(quantizer: nn.Module) -> FakeQuantize | None:
     """Return the module that rounds the input from now on; None if there is none.
 

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The fake quantizers of a layer in training, made from its configuration."""
 
+import copy
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from ...configs import QuantConfig, TensorConfig
 from .._convolution import swap_channels
 from .._weight import is_for_torchscript, weight_to_read
-from ._freeze import frozen
+from ._freeze import frozen, is_unseen
 from .fake_quantize import FakeQuantize
 from .learned import LearnedFakeQuantize
 
@@ -144,6 +147,21 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
             ValueError: The range is not known yet, or a scale is NaN or infinite.
         """
         return frozen(self.input_fake_quant)
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def has_unseen_input(self) -> bool:
+        """Whether the input has a range that no batch has set yet."""
+        return self.rounds_input and is_unseen(self.input_fake_quant)
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def with_floating_input(self) -> Self:
+        """Return a layer that shares all with this one, but leaves its input floating."""
+        layer = copy.copy(self)
+        layer.__dict__["_modules"] = dict(self._modules)
+        layer.config = replace(self.config, activation=None)
+        layer.input_fake_quant = nn.Identity()
+        layer.rounds_input = False
+        return layer
 
     def fake_quantized_weight(self) -> Tensor:
         """Return the rounded weight, in the shape of the parameter, with its gradient."""

@@ -110,6 +110,13 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
             self.quant_min, self.quant_max = qat.activation.quant_min, qat.activation.quant_max
         self.weight_quant_min, self.weight_quant_max = qat.weight.quant_min, qat.weight.quant_max
 
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def with_floating_input(self) -> Self:
+        """Return a layer that shares all with this one, but leaves its input floating."""
+        layer: Self = super().with_floating_input()
+        layer.is_integer = layer.is_whole = False
+        return layer
+
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]``."""
         if self.is_whole:  # noqa: SIM102 - alone: TorchScript leaves out what a constant guards
