@@ -149,12 +149,21 @@ def test_other_errors_of_the_model_are_its_own():
 def test_a_layer_that_no_data_reaches_is_named(config):
     model = nn.ModuleDict({"used": nn.Linear(4, 4), "unused": nn.Linear(4, 4)})
     model.forward = lambda x: model["used"](x)
+    before = copy.deepcopy(model["used"])
     with pytest.raises(ValueError, match=r": unused: .* it saw no input; leave it out with filter"):
-        baraquant.quantize_(model, config, calibration=[torch.randn(3, 4)])
-    baraquant.quantize_(
-        model, config, calibration=[torch.randn(3, 4)], filter_fn=lambda _, name: name == "used"
-    )
-    assert type(model["used"]) is not nn.Linear and type(model["unused"]) is nn.Linear
+        baraquant.quantize_(
+            model,
+            config,
+            calibration=[torch.randn(3, 4)],
+            filter_fn=lambda _, name: name == "unused",
+        )
+    assert torch.equal(model["used"].weight, before.weight) and type(model["unused"]) is nn.Linear
+    report = baraquant.quantize_(model, config, calibration=[torch.randn(3, 4)])
+    assert report.changed["unused"].endswith("as the calibration data does not reach it")
+    assert type(model["used"]) is not nn.Linear
+    x = torch.randn(3, 4)
+    wanted = torch.nn.functional.linear(x, model["unused"].weight, model["unused"].bias)
+    assert (model["unused"](x) - wanted).norm() < 0.03 * wanted.norm()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""``quantize_``: quantizes a float model without training.
+"""``quantize_``: a float model becomes one of integers, without training.
 
-Each layer is prepared as for training, gets its scales from calibration and from its weights, and
-is converted.
+Each layer is prepared as for training, gets the scales that calibration and the weights ask for,
+and is converted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..configs import Config, QuantConfig, TensorConfig
-from ..nn import FakeQuantize, FakeQuantizedLinear
+from ..nn import FakeQuantize, FakeQuantizedLinear, QuantizesWeight
 from ..nn._subclassed import with_forward_of
 from ..schemes import SmoothQuant
 from .calibration.run import Calibration
@@ -42,53 +42,56 @@ def quantize_(
     filter_fn: FilterFn | None = None,
     progress: bool = True,
 ) -> Report:
-    """Quantize the layers of a trained model in place.
+    """Quantize the layers of a trained model in place: the model becomes one of integers.
 
     It takes every scheme that :func:`baraquant.qat.prepare_` takes, swaps the same kinds of layers
-    (linear layers, convolutions, embeddings, attentions, recurrent layers and your own), and makes
-    the same layers as :func:`baraquant.qat.convert_`. It finds the scales that training would learn
-    or observe: the scale of an input from the calibration data, and the scale of a weight of fewer
-    than eight bits by ``scale_rule``. Tied weights stay tied; if one of their layers cannot be
-    quantized, all of them stay floating. A module in several places stays one module.
+    (linear layers, convolutions, embeddings, attentions, recurrent layers and your own), and gives
+    the layers that :func:`baraquant.qat.convert_` makes. A scale that training would learn or
+    observe is found here: that of an input on the calibration data, that of a weight of fewer than
+    eight bits by ``scale_rule``. Weights that are tied stay tied, and floating together where one
+    of their layers cannot be quantized; a module in several places stays one module.
 
-    A convolution quantizes only its weight, whatever the scheme: convolutions compute in floating
-    point, so rounding the input would cost accuracy and gain nothing.
+    Of a convolution only the weight is quantized, whatever the scheme: no convolution computes with
+    integers here, so rounding its input would cost accuracy and gain nothing.
 
-    With :class:`~baraquant.SmoothQuant`, the division of an input is folded into the preceding
-    LayerNorm, RMSNorm or Linear if nothing else reads its output. A run on the calibration data
-    shows this. Otherwise the division becomes part of the quantization of the input. The preceding
-    layer may also be one that ``filter_fn`` keeps floating: its weights then change.
+    With :class:`~baraquant.SmoothQuant`, the division of an input is folded into the LayerNorm,
+    RMSNorm or Linear before it, if nothing else reads that one's output, as found on the
+    calibration data; else it goes into the quantization of the layer's input. A linear layer that
+    ``filter_fn`` keeps floating can be that one: it then has other weights.
+
+    Some models read a layer's weight and never call it, or call it in some uses alone. A layer that
+    the calibration data does not reach keeps a floating input, or is not smoothed; the report says
+    so.
 
     Args:
         model: The model; its root has to contain the layers.
-        config: A :class:`baraquant.QuantConfig`, for example :func:`baraquant.W8A8` or
-            :func:`baraquant.W4A16`, or :class:`baraquant.SmoothQuant`. Or a dictionary from path
-            patterns (``"encoder.*"``, by :mod:`fnmatch`) or types (``nn.Embedding``) to
-            configurations: the first match counts, and None leaves a layer floating.
-        calibration: Typical inputs, for schemes with static inputs and for
-            :class:`~baraquant.SmoothQuant`; other schemes ignore it. Either an iterable of batches
-            (a tuple is passed as ``model(*batch)``, a mapping as ``model(**batch)``, anything else
-            as ``model(batch)``), or a function that is called with the model and runs it, for
-            example ``lambda model: [model(x) for x, _ in loader]`` if batches also hold labels. The
-            model runs in evaluation mode. The memory does not grow with the data.
-        filter_fn: ``filter_fn(module, name)`` says whether to quantize a layer; None quantizes all.
-        progress: Whether calibration shows a progress bar, on a terminal and if rich is installed.
+        config: A :class:`baraquant.QuantConfig`, as :func:`baraquant.W8A8`, :func:`baraquant.W4A16`
+            and the like return one, or :class:`baraquant.SmoothQuant`. Or a dictionary from
+            patterns of paths (``"encoder.*"``, by :mod:`fnmatch`) or types (``nn.Embedding``) to
+            these: the first that matches counts, and None leaves a layer floating.
+        calibration: Typical inputs, for schemes with static inputs and
+            :class:`~baraquant.SmoothQuant`: batches (a tuple is passed as ``model(*batch)``, a
+            mapping as ``model(**batch)``, all else as ``model(batch)``), or a function that is
+            called with the model and runs it: ``lambda model: [model(x) for x, _ in loader]``
+            where batches hold labels too. Other schemes do not look at it. The model runs in
+            evaluation mode; what is kept of the data does not grow with it.
+        filter_fn: ``filter_fn(module, name)`` says whether to quantize one of these layers; None:
+            all.
+        progress: Whether calibration shows a bar: on a terminal, and where rich is installed.
 
     Returns:
-        A report of what was quantized, what was left out and why, and their sizes; ``print`` shows
-        it.
+        What was quantized, what was left out and why, and how much that is; ``print`` shows it.
 
     Raises:
-        ValueError: No layer can be quantized; a weight is not finite; calibration data is missing,
-            not finite for a layer, or does not reach a layer; a pattern matches no layer; one
-            weight gets two configurations; or a layer cannot be quantized although a key is its
-            path. The message has the layer's path, and the model is unchanged.
-        TypeError: ``config``, ``model`` or ``filter_fn`` has another type, or the model does not
-            take the first batch.
+        ValueError: No layer can be quantized; a weight is not finite; no calibration data, none
+            that is finite for a layer, or none that reaches one; a pattern that matches no
+            layer; two configurations for one weight; or a layer that cannot be quantized though a
+            key is its path. The message has the layer's path, and the model is as it was.
+        TypeError: A config, model or filter of another type, or a first batch that the model does
+            not take.
 
     Warns:
-        UserWarning: Inputs with a NaN or an infinity were ignored; the warning has the layers and
-            the counts.
+        UserWarning: Inputs with a NaN or an infinity were left out; with the layers and the counts.
 
     Example:
         >>> from torch import nn
@@ -116,14 +119,17 @@ def quantize_(
         maker = _Maker(plan)
         made = {path: _make(maker, path, one) for path, one in chosen.items()}
     swaps = {id(chosen[path].module): module for path, module in made.items()}
-    changed = {path: type(new).__name__ + _about(plan.get(path)) for path, new in made.items()}
+    changed = {
+        path: type(new).__name__ + _about(plan.get(path)) + chosen[path].remark
+        for path, new in made.items()
+    }
     report = swap(model, swaps, replace(report, changed=changed))
     _fold(model, chosen, plan)
     return report
 
 
 def _after_training(config: QuantConfig, layer: Layer) -> QuantConfig:
-    """Return a configuration as it is without training."""
+    """Return what a configuration is where nothing is trained."""
     weight = replace(config.weight, learned=False, dynamic=True)
     activation = config.activation
     if layer.keeps_input:
@@ -166,7 +172,7 @@ def _smoothings(
         if isinstance(config, SmoothQuant) and linears:
             assert calibration is not None
             tied = {path for path, linear in linears.items() if owners[id(linear.weight)] > 1}
-            plan |= find_smoothings(
+            found = find_smoothings(
                 model,
                 config,
                 calibration,
@@ -176,6 +182,14 @@ def _smoothings(
                 progress=progress,
                 where=_CALLER,
             )
+            for path in linears.keys() - found.keys():
+                if scheme_of(config).is_static:
+                    _leave_input(path, chosen[path])
+                else:
+                    chosen[
+                        path
+                    ].remark = "; not smoothed, as the calibration data does not reach it"
+            plan |= found
     return plan
 
 
@@ -185,15 +199,30 @@ def _calibrate(
     calibration: Calibration | None,
     progress: bool,
 ) -> None:
-    """Give layers with static inputs the scales of their observers."""
+    """Give layers with static inputs the scales that their observers find."""
     if calibration is None:
         return
     observers = observe_inputs(model, chosen, calibration, progress=progress, where=_CALLER)
+    reached = {path for path, _ in observers}
+    for path, one in chosen.items():
+        if one.prepared.config.is_static and path not in reached:
+            _leave_input(path, one)
     for (path, name), observer in observers.items():
         activation = chosen[path].prepared.config.activation
         low, high = activation.quant_min, activation.quant_max
         qparams = observer.calculate_qparams(low, high, symmetric=activation.symmetric)
         setattr(chosen[path].prepared, name, _fixed(qparams, activation, chosen[path].module))
+
+
+def _leave_input(path: str, one: Chosen) -> None:
+    """Let a layer that no calibration data reaches keep a floating input."""
+    if not isinstance(one.prepared, QuantizesWeight):
+        raise ValueError(
+            f"{_CALLER}: {path}: expected the calibration data to reach the module, but it saw no "
+            "input; leave it out with filter_fn, or add data that uses it"
+        )
+    one.prepared = one.prepared.with_floating_input()
+    one.remark = "; its input stays floating, as the calibration data does not reach it"
 
 
 def _fixed(
@@ -205,7 +234,7 @@ def _fixed(
 
 
 def _make(maker: _Maker, path: str, one: Chosen) -> nn.Module:
-    """Convert a layer; if that fails, name the layer: a registered one may raise anything."""
+    """Make a layer of integers, or say in which one that failed: a user's own may do anything."""
     try:
         return maker.make(path, one)
     except (ValueError, TypeError) as error:
@@ -213,20 +242,20 @@ def _make(maker: _Maker, path: str, one: Chosen) -> nn.Module:
 
 
 class _Maker:
-    """Makes the converted layers; layers that share a weight share its integers."""
+    """Makes the layers of integers; layers that share a weight share its integers."""
 
     def __init__(self, plan: Mapping[str, Smoothing]) -> None:
         self._plan = plan
         self._converter = Converter()
         self._fitted: dict[tuple[int, torch.Size, str, TensorConfig], FakeQuantize] = {}
         self._kept: list[Tensor] = []  # whose addresses are those keys
-        # The divisor of a layer's own output, for the layers after it.
+        # What a layer's own output is divided by, for the layers behind it.
         self._divisors = {
             one.producer: one.smooth for one in plan.values() if one.producer is not None
         }
 
     def make(self, path: str, one: Chosen) -> nn.Module:
-        """Return the layer that replaces a float one."""
+        """Return the layer that takes the place of a float one."""
         prepared, weight = one.prepared, one.prepared.config.weight
         smoothing, divisor = self._plan.get(path), self._divisors.get(path)
         if smoothing is not None:
@@ -239,7 +268,7 @@ class _Maker:
             prepared = divided
         if weight.bits < 8 and one.scheme.scale_rule == "search":
             for name, rows in prepared.weight_rows().items():
-                # Tied weights have the same one.
+                # That of tied weights is the same.
                 key = rows.data_ptr(), rows.shape, name, weight
                 if key not in self._fitted:
                     self._fitted[key] = fit_scale(rows, getattr(prepared, name))
@@ -270,12 +299,12 @@ class _Maker:
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def _scaled(layer: FakeQuantizedLinear, smooth: Tensor | None, divisor: Tensor | None) -> nn.Linear:
-    """Return a linear layer in the precision of the factors.
+    """Return a linear layer of the precision of the factors.
 
     Args:
         layer: The prepared layer.
-        smooth: The factors of its input features, ``[in_features]``; None: none.
-        divisor: The divisors of its outputs, ``[out_features]``; None: none.
+        smooth: What its inputs are multiplied with, ``[in_features]``; None: nothing.
+        divisor: What its outputs are divided by, ``[out_features]``; None: nothing.
     """
     weight, bias = layer.rows_of_weight().to(smooth if divisor is None else divisor), layer.bias
     if smooth is not None:
@@ -298,7 +327,7 @@ def _about(one: Smoothing | None) -> str:
 
 
 def _fold(model: nn.Module, chosen: Mapping[str, Chosen], plan: Mapping[str, Smoothing]) -> None:
-    """Fold the divisions into the preceding modules; quantized ones have them already."""
+    """Divide in the modules before the smoothed layers; quantized ones have been made so."""
     at = dict(model.named_modules())
     folded = {one.producer: one.smooth for one in plan.values() if one.producer is not None}
     for path, smooth in folded.items():

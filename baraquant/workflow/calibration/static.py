@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Finds the ranges of static inputs, with an observer for each input."""
+"""The ranges of static inputs: an observer for each input of the layers that have one."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ def observe_inputs(
     progress: bool,
     where: str,
 ) -> dict[tuple[str, str], Observer]:
-    """Run the calibration; return an observer of each static input.
+    """Run the calibration; return an observer of each static input that it reaches.
 
     Args:
-        model: The float model; it is unchanged afterwards.
+        model: The float model; it is as before afterwards.
         chosen: The layers by their paths.
         calibration: Batches, or a function that runs the model.
         progress: Whether to show a bar.
-        where: The function name for error messages.
+        where: The function that errors name.
 
     Returns:
-        The observers, by the layer's path and the attribute of the prepared layer.
+        The observers by the path of the layer and the attribute of its prepared form. A layer that
+        the data does not reach has none; where it reaches no layer, that is an error.
     """
     observers = {
         (path, name): OBSERVERS[one.scheme.observer]()
@@ -46,23 +47,23 @@ def observe_inputs(
         return {}
     observed = {path for path, _ in observers}
     inner = {path: chosen[path] for path in observed if _has_inner_inputs(chosen[path])}
-    watchers = {
-        f"{path}.{name}" if path in inner else path: observer
-        for (path, name), observer in observers.items()
-    }
+    places = {(path, name): f"{path}.{name}" if path in inner else path for path, name in observers}
+    watchers = {places[key]: observer for key, observer in observers.items()}
     with _observing(model, inner):
-        calibrate(model, calibration, watchers, progress=progress, where=where)
-    return observers
+        unreached = calibrate(
+            model, calibration, watchers, progress=progress, where=where, allows_unreached=True
+        )
+    return {key: one for key, one in observers.items() if places[key] not in unreached}
 
 
 def _has_inner_inputs(one: Chosen) -> bool:
-    """Whether only the layer itself sees some inputs, as that of an expert's second product."""
+    """Whether inputs are known within the layer alone: those of an expert's second product are."""
     return isinstance(one.prepared, FakeQuantizedExperts)
 
 
 @contextmanager
 def _observing(model: nn.Module, inner: Mapping[str, Chosen]) -> Iterator[None]:
-    """Swap in prepared layers that call their quantizers but do not round."""
+    """Put prepared layers in their places, which round nothing and call their quantizers."""
     quantizers = [
         quantizer
         for one in inner.values()

@@ -63,7 +63,7 @@ def find_smoothings(
     progress: bool,
     where: str,
 ) -> dict[str, Smoothing]:
-    """Run the calibration, up to three times, and return what to do with each layer.
+    """Run the calibration, up to three times, and return what to do with each layer it reaches.
 
     Args:
         model: The float model.
@@ -86,10 +86,20 @@ def find_smoothings(
             f"DataLoader, a function of the model), but got a {type(calibration).__name__}"
         )
 
-    def run(watchers: Mapping[str, Watcher], what: str) -> None:
-        calibrate(model, calibration, watchers, description=what, progress=progress, where=where)
+    def run(watchers: Mapping[str, Watcher], what: str) -> set[str]:
+        return calibrate(
+            model,
+            calibration,
+            watchers,
+            description=what,
+            progress=progress,
+            where=where,
+            allows_unreached=True,
+        )
 
-    ranges, feeds = _ranges(model, layers, fixed, run)
+    ranges, feeds, unreached = _ranges(model, layers, fixed, run)
+    layers = {path: layer for path, layer in layers.items() if path not in unreached}
+    fixed = fixed - unreached
     groups = _groups(layers, feeds, fixed)
     if config.alpha == "search":
         _search(groups, weights, ranges, activation, run)
@@ -116,8 +126,8 @@ def find_smoothings(
 
 def _ranges(
     model: nn.Module, layers: Mapping[str, nn.Module], fixed: set[str], run: Any
-) -> tuple[dict[str, ChannelRange], dict[str, list[str]]]:
-    """Return the range of each channel of each input, and which producer feeds which layers."""
+) -> tuple[dict[str, ChannelRange], dict[str, list[str]], set[str]]:
+    """Return the ranges of inputs' channels, which producer feeds what, and what saw nothing."""
     able = {
         path: layer
         for path, layer in layers.items()
@@ -126,8 +136,10 @@ def _ranges(
     flow = Flow(model, producers(model), able)
     ranges = {path: ChannelRange() for path in layers}
     with flow:
-        run({path: _Aside(flow, watcher) for path, watcher in ranges.items()}, "input ranges")
-    return ranges, flow.feeds()
+        watchers = {path: _Aside(flow, watcher) for path, watcher in ranges.items()}
+        unreached = run(watchers, "input ranges")
+    reached = {path: range for path, range in ranges.items() if path not in unreached}
+    return reached, flow.feeds(), unreached
 
 
 class _Aside:
