@@ -29,7 +29,8 @@ CHECK = set -e; py=$$($(ENVIRONMENT) --need test,examples --want lint --bare min
 	"$$py" -m pytest -n $(WORKERS) --dist worksteal --durations 10 --budget $(TEST_BUDGET)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo minilm test test-all zoo asan tsan gpu-sanitize bench figures build lint format clean
+.PHONY: help demo minilm test test-all zoo asan tsan gpu-sanitize bench figures docs build lint format \
+	clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -47,9 +48,10 @@ minilm: ## quantize a sentence encoder, all-MiniLM-L6-v2: a table, a plot and a 
 test: ## lint, build, compile check of CUDA, the short tests: some minutes
 	@$(CHECK) -m "not exhaustive" $(PYTEST_ARGS)
 
-test-all: ## the same with every test; PART=2/4 is the second of four parts
+test-all: ## the same with every test, and the docs; PART=2/4 is the second of four parts
 	@$(CHECK) --part $(PART) $(PYTEST_ARGS)
-	@case "$(PART)" in 1/*) $(MAKE) --no-print-directory asan gpu-sanitize ASAN_CALLS=4000;; esac
+	@case "$(PART)" in 1/*) $(MAKE) --no-print-directory asan gpu-sanitize ASAN_CALLS=4000; \
+	"$$($(ENVIRONMENT) --want docs)" scripts/docs.py --optional;; esac
 
 zoo: ## whole models of transformers and torchvision under every scheme; writes docs/models.md
 	@set -e; py=$$($(ENVIRONMENT) --need test,examples --aside zoo); \
@@ -77,6 +79,11 @@ bench: ## measure the ops against a device copy and PyTorch's own, and a trainin
 figures: ## write the measured figures into README.md and docs, out of benchmarks/results
 	@set -e; py=$$($(ENVIRONMENT)); \
 	"$$py" scripts/figures.py
+
+docs: ## the pages and the reference of the API as HTML: build/docs/index.html
+	@set -e; py=$$($(ENVIRONMENT) --need docs); \
+	"$$py" scripts/build.py; \
+	"$$py" scripts/docs.py
 
 build: ## build libbaraquant.so and baraquant._C in place
 	@set -e; py=$$($(ENVIRONMENT)); \

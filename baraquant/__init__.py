@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Integer quantization for PyTorch: C++ and CUDA ops that give the same bits on every device.
 
-Importing the package registers ``torch.ops.baraquant.*``. ``baraquant.ops`` holds a typed,
-documented function for each of them, ``baraquant.reference`` the same functions in plain PyTorch,
-``baraquant.nn`` the modules. A model is trained for integers by ``baraquant.qat``, or quantized
-after training by :func:`quantize_`; :func:`save` and :func:`load_` keep it. :func:`plan` shows
-which kernels a call would launch, :func:`can_implement` whether an op takes it.
-``python -m baraquant.info`` shows what was built and checks it.
+Importing the package registers ``torch.ops.baraquant.*``. :mod:`baraquant.ops` has a typed,
+documented function for each of them, :mod:`baraquant.reference` has the same functions in plain
+PyTorch, and :mod:`baraquant.nn` has the modules. :mod:`baraquant.qat` trains a model for integers,
+and :func:`quantize_` quantizes it after training. :func:`save` and :func:`load_` store it.
+:func:`plan` shows which kernels a call would launch, and :func:`can_implement` whether an op takes
+the call. ``python -m baraquant.info`` shows what was built, and checks it.
 """
 
 from baraquant import _library

@@ -30,8 +30,9 @@ def architectures(build: _C.BuildInfo) -> list[str]:
 def runs_on(built: list[str], capability: tuple[int, int]) -> bool:
     """Whether code for one of these entries of TORCH_CUDA_ARCH_LIST runs on such a GPU.
 
-    Machine code runs on later minor versions, PTX on everything later, and ``a`` where it was made
-    for. Of an entry that is a name (as "Ampere") nothing is known, so that it counts as code.
+    Machine code runs on later minor versions, PTX on everything later, and code for an architecture
+    with ``a`` only on that one. An entry that is a name (such as "Ampere") counts as code, because
+    nothing is known about it.
     """
     for entry in built:
         match = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", entry)
@@ -52,7 +53,7 @@ def has_hopper(build: _C.BuildInfo) -> bool:
 
 
 def uses_hopper(build: _C.BuildInfo) -> bool:
-    """Whether a visible GPU takes these products."""
+    """Whether a visible GPU can run these products."""
     return has_hopper(build) and any(capability == HOPPER for _, capability in visible())
 
 
@@ -72,7 +73,7 @@ def rebuild(capabilities: list[tuple[int, int]]) -> str:
 
 
 def problems(build: _C.BuildInfo) -> list[str]:
-    """What the visible GPUs lack in this library, each with the command that mends it."""
+    """What this library lacks for the visible GPUs, each with the command that fixes it."""
     gpus = visible()
     if not gpus:
         return []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Loads libbaraquant.so and explains itself where it cannot."""
+"""Loads libbaraquant.so, and explains how to fix it if that fails."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _RECORD = re.compile(rb"baraquant-build-record:version=([^;\0]*);torch=([^;\0]*)
 
 
 def checkout() -> Path | None:
-    """The checkout that this package is a part of; None where it was installed."""
+    """The checkout that contains this package; None if the package is installed."""
     folder = LIBRARY.parent.parent
     return folder if (folder / "setup.py").exists() and (folder / "csrc").exists() else None
 
 
 def mend() -> str:
-    """The command that builds the library anew, for a checkout or for an installed package."""
+    """The command that rebuilds the library, for a checkout or for an installed package."""
     folder = checkout()
     if folder is not None:
         return f"make -C {folder} build"
@@ -46,7 +46,7 @@ def load() -> None:
 
     Raises:
         ImportError: torch or the library is missing, or the library was built for another torch.
-            The message names the command that mends it.
+            The message names the command that fixes it.
     """
     try:
         import torch
@@ -60,7 +60,8 @@ def load() -> None:
             f"baraquant's compiled library is missing ({LIBRARY}). To build it, run: {mend()}"
         )
     built = build_torch_version(LIBRARY)
-    # Another minor version has another C++ interface: loading could crash instead of failing.
+    # Another minor version has another C++ interface, so loading could crash instead of raising an
+    # error.
     if built is None or _minor(built) != _minor(torch.__version__):
         raise ImportError(
             f"baraquant was built for torch {built or '(unknown)'}, but torch {torch.__version__} "

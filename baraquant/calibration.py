@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Calibration: what a model's layers see of real data, in constant memory.
+"""Calibration: observes the inputs of a model's layers on real data, in constant memory.
 
-:func:`baraquant.quantize_` does it all. The parts serve by themselves too: an observer follows one
-tensor, and :func:`calibrate` runs a model with an observer at each of some modules.
+:func:`baraquant.quantize_` does the whole calibration. The parts can also be used separately: an
+observer follows one tensor, and :func:`calibrate` runs a model with an observer for each of some
+modules.
 """
 
 from .workflow.calibration.observers import (

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Configurations: what is quantized, and how. Frozen, comparable, and plain dictionaries on demand.
+"""Configurations: what is quantized, and how. They are immutable, comparable and serializable.
 
-A :class:`QuantConfig` puts a scheme together from a :class:`TensorConfig` for the weights and one
-for the activations, of 2 to 8 bits each. :mod:`.schemes` has the common ones by their names.
-Nothing here needs torch.
+A :class:`QuantConfig` consists of a :class:`TensorConfig` for the weights and one for the
+activations, each with 2 to 8 bits. ``schemes.py`` defines the common schemes. Nothing here needs
+torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .granularity import Granularity, PerGroup
 VERSION = 1  # of the dictionaries
 
 OBSERVERS = ("min_max", "moving_average", "percentile", "mse")
-# Those that training can follow batch by batch.
+# The observers that training can update with each batch.
 TRAINING_OBSERVERS = ("min_max", "moving_average")
 SCALE_RULES = ("search", "max")
 
@@ -26,7 +26,7 @@ C = TypeVar("C", bound="Config")
 
 @dataclass(frozen=True)
 class Config:
-    """What all configurations share: a name, and the way to a dictionary and back."""
+    """The base of all configurations: a name, and the conversion to a dictionary and back."""
 
     scheme: ClassVar[str] = ""
 
@@ -38,12 +38,12 @@ class Config:
 
     @classmethod
     def from_dict(cls: type[C], data: dict[str, Any]) -> C:
-        """Return the configuration that :meth:`to_dict` wrote; on ``Config`` itself, of any scheme.
+        """Return the configuration that :meth:`to_dict` wrote; ``Config`` itself takes any.
 
         Raises:
-            ValueError: Another scheme, a newer version, a missing or unknown field, or a value that
-                the configuration refuses.
-            TypeError: Something of another type, such as a list for the dictionary.
+            ValueError: The scheme is another one, the version is newer, a field is missing or
+                unknown, or a value is invalid.
+            TypeError: A value has another type, for example a list instead of the dictionary.
         """
         if not isinstance(data, dict):
             raise TypeError(f"{cls.__name__}: expected a dict, but got {type(data).__name__}")
@@ -75,17 +75,18 @@ class TensorConfig(Config):
     """How one tensor, a weight or an activation, becomes integers.
 
     Attributes:
-        bits: Width of the integers, 2 to 8. They are signed: 4 bits are [-8, 7].
-        granularity: What shares a scale. Of a weight: ``PerTensor()``, ``PerChannel()`` (an output
-            channel, or an embedding's row) or ``PerGroup(size)``. Of an activation:
-            ``PerTensor()``, ``PerToken()`` or ``PerGroup(size)``. Their names are taken too
-            (``"per_tensor"``), and are what the attribute holds.
-        symmetric: True puts zero in the middle; False adds a zero point.
-        dynamic: True takes the scale from the values of the moment; False keeps one that training
-            observes or learns. None: True unless ``learned``.
-        learned: Whether the scale (and the zero point, where there is one) is a parameter that is
-            trained (LSQ, LSQ+).
-        group_size: Neighbours that share a scale, for ``"per_group"``.
+        bits: The width of the integers, 2 to 8. They are signed: 4 bits are [-8, 7].
+        granularity: Which values share a scale. For a weight: ``PerTensor()``, ``PerChannel()`` (an
+            output channel, or a row of an embedding) or ``PerGroup(size)``. For an activation:
+            ``PerTensor()``, ``PerToken()`` or ``PerGroup(size)``. Their names (``"per_tensor"``)
+            are accepted too, and the attribute holds the name.
+        symmetric: True for no zero point: 0 is in the middle of the range. False adds a zero point.
+        dynamic: True computes the scale from the values in each call. False keeps a scale that
+            training or calibration observes, or that training learns. None: True unless
+            ``learned``.
+        learned: Whether the scale, and the zero point if there is one, is a trained parameter (LSQ,
+            LSQ+).
+        group_size: The number of adjacent values that share a scale, for ``"per_group"``.
 
     Example:
         >>> config = baraquant.TensorConfig(bits=4, granularity=baraquant.PerGroup(32))
@@ -163,7 +164,7 @@ class TensorConfig(Config):
         return (1 << (self.bits - 1)) - 1
 
     def __str__(self) -> str:
-        """Say it in a few words: ``int4 per_group(32) symmetric dynamic``."""
+        """Return a short description: ``int4 per_group(32) symmetric dynamic``."""
         group = "" if self.group_size is None else f"({self.group_size})"
         how = "learned" if self.learned else "dynamic" if self.dynamic else "static"
         zero = "symmetric" if self.symmetric else "asymmetric"
@@ -172,19 +173,20 @@ class TensorConfig(Config):
 
 @dataclass(frozen=True)
 class QuantConfig(Config):
-    """A whole scheme: how weights become integers, and how the inputs of layers do.
+    """A scheme: how the weights and the inputs of layers become integers.
 
     Attributes:
         weight: How weights are quantized.
         activation: How the inputs of layers are quantized; None leaves them floating.
-        observer: What becomes the range of a static ``activation``: ``min_max`` (all that was
-            seen), ``moving_average`` (by 1 % of the way to each batch), ``percentile`` (but for the
-            most extreme 0.01 % of the numbers) or ``mse`` (the range with the least error).
-            Training follows the first two batch by batch; the others take theirs from the
-            calibration data that :func:`baraquant.qat.prepare_` is given, and keep it.
-        scale_rule: How a scale of weights below eight bits is found where nothing trains it:
-            ``search`` tries 26 of them, from the one that reaches the largest number down to half
-            of it, and takes the one with the least squared error; ``max`` takes the first.
+        observer: How to find the range of a static ``activation``: ``min_max`` (the minimum and the
+            maximum of all data), ``moving_average`` (in which each batch counts 1 %),
+            ``percentile`` (without the most extreme 0.01 % of the values) or ``mse`` (the range
+            with the minimum squared error). Training updates the first two with each batch. The
+            other two come from the calibration data of :func:`baraquant.qat.prepare_`, and do not
+            change.
+        scale_rule: How to find a scale of weights below eight bits that is not trained. ``search``
+            tries 26 scales, from the one for the largest absolute value down to half of it, and
+            takes the one with the minimum squared error. ``max`` takes the first of these.
 
     Example:
         >>> int4 = baraquant.TensorConfig(bits=4)
@@ -233,11 +235,11 @@ class QuantConfig(Config):
 
     @property
     def is_static(self) -> bool:
-        """Whether inputs have a range that is known before: observed, calibrated or learned."""
+        """Whether the range of the inputs is fixed in advance: observed, calibrated or learned."""
         return self.activation is not None and not self.activation.dynamic
 
     def __str__(self) -> str:
-        """Say it in a few words: ``weight=int8 per_channel symmetric dynamic, input=float``."""
+        """Return a short form: ``weight=int8 per_channel symmetric dynamic, input=float``."""
         return f"weight={self.weight}, input={self.activation or 'float'}"
 
 
@@ -271,7 +273,7 @@ def _check_bools(config: Config, *names: str) -> None:
 
 
 def check_choice(config: Config, name: str, choices: tuple[str, ...]) -> None:
-    """Check that a field is one of some texts."""
+    """Check that a field is one of some strings."""
     value = getattr(config, name)
     if not isinstance(value, str):
         raise TypeError(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Granularities: which numbers of a tensor share a scale.
+"""Granularities: which values of a tensor share a scale.
 
-Each has a name (``per_tensor``, ...) that is accepted in its place. Nothing here needs torch.
+The name of each (``per_tensor``, ...) is accepted in its place. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True)
 class Granularity:
-    """What all granularities share: a name."""
+    """The base of all granularities: a name."""
 
     name: ClassVar[str] = ""
 
@@ -44,10 +44,11 @@ class PerToken(Granularity):
 
 @dataclass(frozen=True)
 class PerGroup(Granularity):
-    """A scale for each group of neighbours along the inputs of a layer.
+    """A scale for each group of adjacent inputs of a layer.
 
     Attributes:
-        group_size: How many neighbours share a scale; it has to divide their dimension.
+        group_size: The number of adjacent values that share a scale; it must divide the size of
+            their dimension.
     """
 
     name: ClassVar[str] = "per_group"

@@ -19,7 +19,7 @@ import torch
 import baraquant
 from baraquant import _C, _gpus, _library
 
-# In this order an op's keys are shown.
+# The order in which an op's keys are shown.
 KEYS = (
     "CompositeImplicitAutograd",
     "Autograd",
@@ -31,13 +31,14 @@ KEYS = (
     "FuncTorchBatched",
 )
 
-# Two ties, both clamps and a zero point, exactly representable in every floating dtype.
+# The input has two ties, both clamps and a zero point. All values are exact in every floating
+# dtype.
 _SCALE, _ZERO_POINT, _RANGE = 0.5, 1, (-8, 7)
 _INPUT = (-9.0, -0.75, 0.25, 1.25, 1.5, 2.0, 64.0)
 _INTEGERS = (-8, -1, 1, 3, 4, 5, 7)
 _FAKE = (-4.5, -1.0, 0.0, 1.0, 1.5, 2.0, 3.0)
 _GRADIENT = (0.0, 2.0, 3.0, 4.0, 5.0, 6.0, 0.0)
-# A scale from the data: the range from -2.5 to 5 in 15 steps of 0.5, with two ties.
+# For a scale from the data: the range from -2.5 to 5 has 15 steps of 0.5, with two ties.
 _DATA = (-2.5, -0.75, 0.25, 1.25, 5.0)
 _DATA_INTEGERS, _DATA_SCALE, _DATA_ZERO_POINT = (-8, -5, -3, -1, 7), 0.5, -3
 _DATA_ENDS = (-2.5, 5.0)
@@ -52,9 +53,9 @@ _PRODUCTS, _ASYMMETRIC_PRODUCTS = (
 
 
 def registered_ops() -> dict[str, list[str]]:
-    """The keys for which each op of the library has a kernel of its own.
+    """The dispatch keys for which each op of the library has a kernel.
 
-    In a build without CUDA the key CUDA holds an error message, and so does not count.
+    In a build without CUDA the kernel of the key CUDA only raises an error, so it does not count.
     """
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     keys = [key for key in KEYS if key != "CUDA" or _C.build_info()["with_cuda"]]
@@ -76,7 +77,7 @@ def missing_kernels(ops: dict[str, list[str]], with_cuda: bool) -> list[str]:
 
 
 def self_check(device: str) -> list[str]:
-    """Quantizes a few numbers on a device; returns what came out wrong.
+    """Quantizes a few values on a device, and returns the wrong results.
 
     Args:
         device: ``"cpu"`` or ``"cuda"``.
@@ -106,7 +107,7 @@ def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _affine_results(device: str, dtype: torch.dtype) -> Results:
-    """What was computed, the result, and what it should be."""
+    """What was computed, the result, and the expected result."""
     ops = torch.ops.baraquant
     x = torch.tensor(_INPUT, dtype=dtype, device=device)
     scale = torch.tensor(_SCALE, dtype=_compute_dtype(dtype), device=device)
@@ -127,7 +128,7 @@ def _affine_results(device: str, dtype: torch.dtype) -> Results:
 
 
 def _range_results(device: str, dtype: torch.dtype) -> Results:
-    """The same, of ops whose scale comes from the data."""
+    """The same for ops whose scale comes from the data."""
     ops = torch.ops.baraquant
     x = torch.tensor(_DATA, dtype=dtype, device=device)
     low, high = torch.tensor(
@@ -145,7 +146,7 @@ def _range_results(device: str, dtype: torch.dtype) -> Results:
 
 
 def _product_results(device: str, dtype: torch.dtype) -> Results:
-    """The same, of the matrix products."""
+    """The same for the matrix products."""
     ops = torch.ops.baraquant
 
     def tensor(values: tuple[Any, ...]) -> torch.Tensor:
@@ -231,7 +232,7 @@ def facts(info: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def show(info: dict[str, Any]) -> None:
-    """Prints tables: with rich where it is installed, else as plain text."""
+    """Prints tables, with rich if it is installed, else as plain text."""
     rows = facts(info)
     ops = [
         (name.removeprefix("baraquant::"), ", ".join(keys)) for name, keys in info["ops"].items()

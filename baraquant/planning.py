@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Which kernels a call of an op would launch, and whether the op takes the call at all.
+"""Says which kernels a call of an op would launch, and whether the op takes the call.
 
-Both are answered by the code that checks and selects when the op runs: it is run up to the point
-where a kernel would be launched. Nothing is launched, and no argument is written.
+The answers come from the code that checks arguments and selects kernels when the op runs. It runs
+up to the launch of a kernel. No kernel is launched, and no argument is written.
 """
 
 from collections.abc import Callable
@@ -22,16 +22,17 @@ class KernelPlan:
     """A kernel that a call would launch.
 
     Attributes:
-        name: What it does and how, ``"int8_mm_vnni"`` say. A copy that torch would make first, of
-            strides that no kernel takes or to another dtype, is named as torch's method is.
+        name: What the kernel does and how, for example ``"int8_mm_vnni"``. A copy that torch would
+            make first, because of strides or a dtype that no kernel takes, has the name of torch's
+            method.
         backend: ``"cpu"`` or ``"cuda"``.
-        architecture: What its code is made for: an instruction set of the CPU (``"avx512"``), or an
-            architecture of GPUs (``"sm_90"``); ``"torch"`` where the kernel is torch's.
-        tile: How much of the result, or of the input, it takes at a time; "" where that has no
+        architecture: The target of the code: an instruction set of the CPU (``"avx512"``) or a GPU
+            architecture (``"sm_90"``); ``"torch"`` for a kernel of torch.
+        tile: The part of the result or of the input that it processes at a time; "" if that has no
             meaning.
-        workspace_bytes: Scratch memory that it takes for the call and gives back.
-        compute_dtype: The dtype that it computes in, as ``"float32"``.
-        accumulator_dtype: The dtype that it sums in; "" where nothing is summed.
+        workspace_bytes: The temporary memory of the call, in bytes.
+        compute_dtype: The dtype of the computation, for example ``"float32"``.
+        accumulator_dtype: The dtype of sums; "" if nothing is summed.
         deterministic: Whether every run on this device gives the same bits.
         bit_stable: Whether every device gives the same bits.
     """
@@ -52,7 +53,7 @@ class Implementable(NamedTuple):
 
     Attributes:
         ok: Whether it does.
-        kind: The name of the exception that the call raises, ``"ValueError"`` say; or "".
+        kind: The name of the exception that the call raises, for example ``"ValueError"``; or "".
         reason: The exception's message; or "".
     """
 
@@ -71,14 +72,14 @@ def plan(op: Op, /, *args: Any, **kwargs: Any) -> list[KernelPlan]:
         op: The name of an op (``"quantized_linear"``, or with its overload
             ``"smoothquant_linear.number"``), the op itself
             (``torch.ops.baraquant.quantized_linear``), or the function of :mod:`baraquant.ops`.
-        *args: The arguments of the call, whose values are not read: tensors of the right shapes,
-            dtypes, strides, alignment and device do.
+        *args: The arguments of the call. Their values are not read: tensors with the right shapes,
+            dtypes, strides, alignment and device suffice.
         **kwargs: The keyword arguments of the call.
 
     Returns:
-        The kernels; an empty list where there is nothing to do (an empty tensor, or tensors on the
-        meta device). Those of a backward are found by planning the op that computes it. Where
-        autograd would record the call, the kernels are those of a call that is recorded.
+        The kernels; an empty list if there is nothing to do (an empty tensor, or tensors on the
+        meta device). For the kernels of a backward pass, plan the op that computes it. If autograd
+        would record the call, the kernels are those of a recorded call.
 
     Raises:
         ValueError: There is no op of that name.
@@ -94,7 +95,7 @@ def plan(op: Op, /, *args: Any, **kwargs: Any) -> list[KernelPlan]:
 
 
 def can_implement(op: Op, /, *args: Any, **kwargs: Any) -> Implementable:
-    """Return whether an op takes a call, with the error that it would raise, without running it.
+    """Return whether an op takes a call, and otherwise its error, without running it.
 
     Args:
         op: As :func:`plan` takes it.

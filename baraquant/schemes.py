@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The common schemes by their names, and SmoothQuant.
+"""The common schemes, and SmoothQuant.
 
 :func:`baraquant.quantize_` takes all of them, and :func:`baraquant.qat.prepare_` all but
 :class:`SmoothQuant`. Both take a dictionary from layers to schemes too. Nothing here needs torch.
@@ -15,10 +15,10 @@ from .configs import Config, QuantConfig, TensorConfig
 
 
 def W8A8(symmetric: bool = True) -> QuantConfig:  # noqa: N802 - named as a scheme is
-    """Return int8 weights, a scale per channel; int8 inputs, a scale per token from its numbers.
+    """Return int8 weights with a scale per channel, and int8 inputs with a dynamic scale per token.
 
     Args:
-        symmetric: Whether the inputs' integers have zero in the middle; else a zero point.
+        symmetric: True for inputs without a zero point; False adds one.
     """
     _check_symmetric("W8A8", symmetric)
     return QuantConfig(TensorConfig(8), TensorConfig(8, "per_token", symmetric))
@@ -27,11 +27,11 @@ def W8A8(symmetric: bool = True) -> QuantConfig:  # noqa: N802 - named as a sche
 def W8A8Static(  # noqa: N802
     observer: str = "min_max", symmetric: bool = True
 ) -> QuantConfig:
-    """Return int8 weights, a scale per channel; int8 inputs, one scale for each layer.
+    """Return int8 weights with a scale per channel, and int8 inputs with one scale for each layer.
 
     Args:
-        observer: What becomes the range of an input, as in :class:`QuantConfig`.
-        symmetric: Whether the inputs' integers have zero in the middle; else a zero point.
+        observer: How to find the range of an input, as in :class:`QuantConfig`.
+        symmetric: True for inputs without a zero point; False adds one.
     """
     _check_symmetric("W8A8Static", symmetric)
     activation = TensorConfig(8, "per_tensor", symmetric, dynamic=False)
@@ -39,18 +39,18 @@ def W8A8Static(  # noqa: N802
 
 
 def W8A16() -> QuantConfig:  # noqa: N802
-    """Return int8 weights, a scale per channel; inputs stay floating."""
+    """Return int8 weights with a scale per channel, and floating inputs."""
     return QuantConfig(TensorConfig(8))
 
 
 def W4A16(  # noqa: N802
     group_size: int | None = 128, symmetric: bool = True, scale_rule: str = "search"
 ) -> QuantConfig:
-    """Return 4-bit weights, a scale for each group of inputs; inputs stay floating.
+    """Return 4-bit weights with a scale for each group of inputs, and floating inputs.
 
     Args:
-        group_size: Neighbours that share a scale; None: a scale per channel.
-        symmetric: Whether the weights' integers have zero in the middle; else a zero point.
+        group_size: The number of adjacent inputs that share a scale. None: one scale per channel.
+        symmetric: True for weights without a zero point; False adds one.
         scale_rule: As in :class:`QuantConfig`.
     """
     return QuantConfig(_int4("W4A16", group_size, symmetric), scale_rule=scale_rule)
@@ -59,13 +59,14 @@ def W4A16(  # noqa: N802
 def W4A8(  # noqa: N802
     group_size: int | None = 128, symmetric: bool = True, scale_rule: str = "search"
 ) -> QuantConfig:
-    """Return 4-bit weights, a scale for each group; int8 inputs, a scale per token.
+    """Return 4-bit weights with a scale for each group, and int8 inputs with a scale per token.
 
-    With ``group_size=None`` the product is one of integers; with groups it is computed in floats.
+    With ``group_size=None`` the layers compute integer products. With groups they compute in
+    floating point.
 
     Args:
-        group_size: Neighbours that share a scale; None: a scale per channel.
-        symmetric: Whether the weights' integers have zero in the middle; else a zero point.
+        group_size: The number of adjacent inputs that share a scale. None: one scale per channel.
+        symmetric: True for weights without a zero point; False adds one.
         scale_rule: As in :class:`QuantConfig`.
     """
     weight = _int4("W4A8", group_size, symmetric)
@@ -84,8 +85,8 @@ class SmoothQuant(Config):
     """W8A8 after the activations' outliers have moved into the weights (Xiao et al. 2023).
 
     Attributes:
-        alpha: How much moves, in [0, 1]; ``"search"`` tries several and takes, for each layer, the
-            one with the least output error.
+        alpha: The share of the outliers that moves, in [0, 1]. ``"search"`` tries several values
+            and takes, for each layer, the one with the minimum output error.
         activation: How the smoothed layers are quantized: :func:`W8A8` or :func:`W8A8Static`.
     """
 
@@ -122,15 +123,15 @@ class SmoothQuant(Config):
             )
 
     def __str__(self) -> str:
-        """Say it in a few words."""
+        """Return a short description."""
         return f"SmoothQuant(alpha={self.alpha}, {self.activation})"
 
 
 def quant_config(config: Any) -> QuantConfig:
-    """Return a configuration that layers can be prepared with, or refuse what is none.
+    """Return a configuration that layers can be prepared with; raise an error for other values.
 
     Raises:
-        TypeError: Not a configuration.
+        TypeError: The value is not a configuration.
         ValueError: :class:`SmoothQuant`, which training cannot follow.
     """
     if isinstance(config, QuantConfig):
@@ -144,7 +145,7 @@ def quant_config(config: Any) -> QuantConfig:
 
 
 def what_it_is(config: Any) -> str:
-    """Say for a message what was given in the place of a configuration."""
+    """Return words for an error message about a value that is not a configuration."""
     presets = (W8A8, W8A8Static, W8A16, W4A16, W4A8)
     if config in presets:
         return f"the function {config.__name__}; write {config.__name__}()"

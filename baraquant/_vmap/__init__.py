@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Batching rules of the core ops for :func:`torch.vmap`.
 
-A batch is one more dimension in front. Where all samples share their scales, that only shifts the
-axis; where each sample has its own, the batch becomes part of the granularity. A scale from the
-data is always the sample's own:
+A batch is one more leading dimension. If all samples share their scales, this only shifts the axis.
+If each sample has its own scales, the batch becomes part of the granularity. A scale from the data
+always belongs to the sample:
 
 =============  ====================================  ==========================================
 granularity    shared scale                          a scale per sample

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Batching rules of the affine family, whose scales are given: shared, or one per sample."""
+"""Batching rules of the affine family, whose given scales are shared or differ by sample."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from .batch import (
 
 
 class Arguments(NamedTuple):
-    """What every core op takes first, in its order."""
+    """The first arguments of every core op, in their order."""
 
     first: Tensor
     scale: Tensor | None
@@ -38,7 +38,7 @@ class Arguments(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Arguments for all samples at once, and the ways in and out of their layout.
+    """Arguments for all samples at once, and functions into their layout and back.
 
     ``fold`` brings a tensor ``[batch, *sample]`` into the layout of ``arguments.first``; ``unfold``
     undoes that.
@@ -79,7 +79,7 @@ def _batch(size: int, in_dims: InDims, a: Arguments, *, per_sample: bool = False
         size: How many samples there are.
         in_dims: The batch dimension of each argument, None where it has none.
         a: The arguments as the op got them.
-        per_sample: Whether each sample needs scales of its own (its gradient, say).
+        per_sample: Whether each sample needs its own scales, for example for its gradient.
     """
     a = a._replace(first=to_front(a.first, in_dims[0], size))
     check_axis(a.first, a.granularity, a.axis)
@@ -92,7 +92,7 @@ def _batch(size: int, in_dims: InDims, a: Arguments, *, per_sample: bool = False
 
 
 def _check_qparams(a: Arguments) -> None:
-    # The op checks the batch. What would be legal there but not in a sample is refused here.
+    # The op checks the batch. This refuses what is valid for the batch but not for a sample.
     for name, tensor in (("scale", a.scale), ("zero_point", a.zero_point)):
         shape = None if tensor is None else list(tensor.shape[1:])
         if shape is None or a.granularity in (PER_TOKEN, PER_GROUP):

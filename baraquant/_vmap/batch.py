@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the batching rules share: ways into the layout of a batch, and out of it again."""
+"""Functions of the batching rules: into the layout of a batch, and back."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -12,10 +12,10 @@ InDims = Sequence[int | None]
 
 
 class Layout(NamedTuple):
-    """How a granularity with a scale per sample is one of the batch.
+    """How a granularity with a scale per sample becomes one of the batch.
 
     Attributes:
-        granularity: That of the batch.
+        granularity: The granularity of the batch.
         axis: The axis of the batch.
         fold: Brings ``[batch, *sample]`` into the layout.
         unfold: Undoes that.
@@ -28,12 +28,12 @@ class Layout(NamedTuple):
 
 
 def unchanged(tensor: Tensor) -> Tensor:
-    """Return ``tensor``: what is to be done where batch and sample are laid out alike."""
+    """Return ``tensor``: used if batch and sample have the same layout."""
     return tensor
 
 
 def to_front(tensor: Tensor, dim: int | None, size: int) -> Tensor:
-    """Return ``[size, *sample]``, repeated where the tensor is not batched."""
+    """Return ``[size, *sample]``, repeated if the tensor is not batched."""
     return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
 
 
@@ -43,7 +43,7 @@ def sample_shape(tensor: Tensor, dim: int | None) -> torch.Size:
 
 
 def shifted(axis: int) -> int:
-    """Return the axis behind one more leading dimension; a negative one counts from the end."""
+    """Return the axis after one more leading dimension; a negative axis counts from the end."""
     return axis if axis < 0 else axis + 1
 
 
@@ -65,7 +65,7 @@ def scale_per_sample(granularity: int, axis: int, size: int) -> Layout:
 
 
 def check_axis(batch: Tensor, granularity: int, axis: int) -> None:
-    """Refuse an axis that is wrong for a sample: the op, which checks the batch, might take it."""
+    """Refuse an axis that is invalid for a sample: the op checks only the batch."""
     dim = batch.dim() - 1
     if granularity != PER_TENSOR and not -dim <= axis < dim:
         raise IndexError(

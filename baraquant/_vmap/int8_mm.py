@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Batching rules of the integer matrix family: a batch of inputs is one more leading dimension.
 
-The scales and zero points of the input may be batched with it. A batch of weights has no rule, nor
-have the grouped ops, whose groups are rows of one matrix.
+The scales and zero points of the input may be batched with it. There is no rule for a batch of
+weights, and none for the grouped ops, whose groups are rows of one matrix.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
 from .batch import InDims, sample_shape, to_front
 
-# The arguments that may be batched, by op. All but the first are scales or zero points of it.
+# The arguments that may be batched, by op. All except the first are its scales or zero points.
 _OF_INPUT = {
     "int8_linear": ("input", "input_scale", "input_zero_point"),
     "smoothquant_linear": ("input", "act_scale", "act_zero_point"),
@@ -30,7 +30,7 @@ _OF_INPUT = {
 
 
 def _of_batch(qparams: Tensor, dim: int | None, tokens: torch.Size, size: int) -> Tensor:
-    """Return ``[size, *tokens, 1]`` from what a sample has: one for all, or one for each token."""
+    """Return ``[size, *tokens, 1]`` from one value for all tokens of a sample, or one for each."""
     shape = sample_shape(qparams, dim)
     qparams = to_front(qparams, dim, size)
     if shape == tokens:
@@ -114,7 +114,7 @@ def _call(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> Tensor:
 
 
 def _implementation(op: torch._ops.OpOverload, of_input: tuple[str, ...]) -> Callable[..., Any]:
-    # As torch.library.register_vmap, which does not take tensors that are keyword-only.
+    # This does what torch.library.register_vmap does, which does not take keyword-only tensors.
     rule = _rule(op, of_input)
 
     def implementation(keys: Any, *args: Any, **kwargs: Any) -> Any:

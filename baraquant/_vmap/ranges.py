@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Batching rules of the range family: each sample has scales of its own, from its own data."""
+"""Batching rules of the range family: the scales of each sample come from its own data."""
 
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -15,7 +15,7 @@ Results = tuple[Tensor, ...]
 def _batched(
     op: Callable[..., Any], info: Any, in_dims: InDims, args: tuple[Any, ...]
 ) -> tuple[Any, Layout]:
-    """Call the op once for all samples: what it returned, and in which layout."""
+    """Call the op once for all samples; return its results and their layout."""
     input, granularity, axis, *rest = args
     input = to_front(input, in_dims[0], info.batch_size)
     check_axis(input, granularity, axis)

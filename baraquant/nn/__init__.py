@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Modules around the ops of :mod:`baraquant.ops`, and switches for those of a model.
+"""Modules built on :mod:`baraquant.ops`, and functions that switch those of a model.
 
-In training: ``FakeQuantize``, ``LearnedFakeQuantize``, ``FakeQuantizedLinear``,
+For training: ``FakeQuantize``, ``LearnedFakeQuantize``, ``FakeQuantizedLinear``,
 ``FakeQuantizedConv1d`` to ``3d``, ``FakeQuantizedConvTranspose1d`` to ``3d``,
-``FakeQuantizedEmbedding``, ``FakeQuantizedExperts`` and ``FakeQuantizedConv1D``, which is
-transformers' linear layer. Of integers, to run: ``QuantizedLinear``, ``StaticQuantizedLinear``,
-``WeightOnlyLinear``, ``QuantizedConv1d`` to ``3d``, ``QuantizedConvTranspose1d`` to ``3d``,
-``QuantizedEmbedding`` and ``QuantizedExperts``. Of linear layers that can be swapped:
-``MultiheadAttention``, ``LSTM``, ``GRU``, ``RNN`` and their cells. For layers of your own:
-``QuantizesWeight`` and ``HoldsIntegers``.
+``FakeQuantizedEmbedding``, ``FakeQuantizedExperts`` and ``FakeQuantizedConv1D``, which stands for
+transformers' ``Conv1D``. For inference with integers: ``QuantizedLinear``,
+``StaticQuantizedLinear``, ``WeightOnlyLinear``, ``QuantizedConv1d`` to ``3d``,
+``QuantizedConvTranspose1d`` to ``3d``, ``QuantizedEmbedding`` and ``QuantizedExperts``. Modules
+made of linear layers, each of which can be quantized: ``MultiheadAttention``, ``LSTM``, ``GRU``,
+``RNN`` and their cells. Base classes for layers of your own: ``QuantizesWeight`` and
+``HoldsIntegers``.
 """
 
 from .attention import MultiheadAttention

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What prepared and converted convolutions share: the weight's layout, and the transposed ones.
+"""The layout of convolution weights, for prepared and converted layers.
 
 Integers and scales have the output channels first: ``[out_channels, in_channels / groups, ...]``.
-So is the weight of PyTorch's convolutions, but for the transposed ones, where it is
-``[in_channels, out_channels / groups, ...]``.
+PyTorch's convolutions lay out their weights in the same way. Transposed convolutions do not: their
+weight is ``[in_channels, out_channels / groups, ...]``.
 """
 
 from torch import Tensor, nn
@@ -13,8 +13,8 @@ from torch.nn import functional as F
 def swap_channels(weight: Tensor, groups: int) -> Tensor:
     """Return the weight of a transposed convolution with its output channels first, or back again.
 
-    ``[groups * a, b, ...]`` becomes ``[groups * b, a, ...]``: done twice, it is what it was. It is
-    a view where the strides allow that.
+    ``[groups * a, b, ...]`` becomes ``[groups * b, a, ...]``. Applied twice, it returns the
+    original. The result is a view if the strides allow it.
     """
     return weight.unflatten(0, [groups, -1]).transpose(1, 2).flatten(0, 1)
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Experts whose weights are parameters of three dimensions: what they are, and how they run.
+"""Experts whose weights are parameters of three dimensions: their layout, and how they run.
 
-transformers declares such classes with ``use_experts_implementation``, whose attributes say how the
-weights lie (:class:`Form`). They are known by these attributes: transformers is not imported. What
-a class does between its two products (``_apply_gate``, ``act_fn``) is code of its own, and so is
-run as it is, on an instance of that class that has no weights.
+transformers declares such classes with ``use_experts_implementation``, which sets attributes that
+say how the weights are laid out (:class:`Form`). The classes are recognized by these attributes;
+transformers is not imported. Between its two products a class runs its own code (``_apply_gate``,
+``act_fn``). This code runs unchanged, on an instance of the class that has no weights.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from typing_extensions import Self
 
-# What the ops compute on.
+# The dtypes that the ops compute with.
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
 class Form:
-    """How a class of experts lays out what it has.
+    """How a class of experts lays out its weights.
 
     Attributes:
         is_transposed: Whether weights are ``[E, K, N]``, else ``[E, N, K]``.
@@ -57,16 +57,16 @@ class Form:
         return {name + end for name in self.weights for end in ("", "_bias")}
 
     def canonical(self, weight: Tensor) -> Tensor:
-        """Return a weight as ``[E, N, K]``, or one of that layout as the class has it."""
+        """Convert a weight from the layout of the class to ``[E, N, K]``, or back."""
         return weight.transpose(1, 2) if self.is_transposed else weight
 
 
-# Classes of transformers that do not declare their form.
+# Classes of transformers that do not declare their layout.
 _FORMS = {
     "Step3p7Experts": Form(),
     "Llama4TextExperts": Form(is_transposed=True, is_routed=False),
 }
-# Those of another kind, and why they stay floating.
+# Classes of another kind, and the reason why each stays floating.
 _OTHERS = {
     "DbrxExpertGLU": "its weights have two dimensions, and its forward is given slices of them",
     "DbrxExperts": "the weights are those of its mlp",
@@ -77,7 +77,7 @@ _OTHERS = {
 
 
 def form_of(module: nn.Module) -> Form | None:
-    """Return the form of a module of experts, float or not; None where it is none."""
+    """Return the form of a module of experts, floating or quantized; None for any other module."""
     if isinstance(module, RunsExperts):
         return module.form
     own = vars(module)
@@ -92,12 +92,12 @@ def form_of(module: nn.Module) -> Form | None:
 
 
 def is_experts(module: nn.Module) -> bool:
-    """Whether a module is floating experts of a form that is known here."""
+    """Whether a module holds floating experts of a known form."""
     return not isinstance(module, RunsExperts) and form_of(module) is not None
 
 
 def why_not(module: nn.Module) -> str | None:
-    """Why a module cannot be swapped for experts of :mod:`baraquant.nn`; None where it can."""
+    """Return why a module cannot become experts of :mod:`baraquant.nn`; None if it can."""
     form, kind = form_of(module), type(module).__name__
     if isinstance(module, RunsExperts):
         return f"it is a {kind} already"
@@ -144,10 +144,10 @@ def _gate(module: nn.Module) -> Any:
 
 
 class RunsExperts(nn.Module):  # type: ignore[misc]
-    """Experts that take the place of floating ones: all but the two products, and their weights.
+    """Experts that replace floating ones: everything except the weights and the two products.
 
     Attributes:
-        form: That of the floating class.
+        form: The form of the floating class.
     """
 
     form: Form
@@ -155,7 +155,7 @@ class RunsExperts(nn.Module):  # type: ignore[misc]
     _shell: nn.Module  # of the floating class, with all it had but weights
 
     def _take_place_of(self, old: nn.Module) -> None:
-        """Take over all that ``old`` has, but its weights and biases, its mode and its hooks.
+        """Take over everything of ``old`` except its weights and biases, its mode and its hooks.
 
         Submodules (an activation, a norm), other tensors and plain attributes are shared.
         """
@@ -172,7 +172,7 @@ class RunsExperts(nn.Module):  # type: ignore[misc]
             self.__dict__[kind].update(kept)
         self._non_persistent_buffers_set |= like._non_persistent_buffers_set & self._buffers.keys()
         self.training = old.training
-        # It sees the tensors and the submodules, whatever becomes of them: the dicts are shared.
+        # The shell shares the dicts of tensors and submodules, so it sees every later change.
         shell = object.__new__(type(like))
         shell.__dict__.update(self.__dict__)
         self.__dict__["_shell"] = shell  # not a submodule
@@ -180,16 +180,16 @@ class RunsExperts(nn.Module):  # type: ignore[misc]
 
     @property
     def _further(self) -> tuple[str, ...]:
-        """What the floating class registers beside weights and biases."""
+        """What the floating class registers in addition to weights and biases."""
         names = (*self._parameters, *self._buffers, *self._modules)
         return tuple(name for name in names if not name.startswith(self.form.weights))
 
     def _own(self) -> Iterable[str]:
-        """Return the names of the tensors and submodules that are none of the floating class."""
+        """Return the names of the tensors and submodules that the floating class does not have."""
         return ()
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode; the floating class's own code sees it too."""
+        """Set the mode, also for the code of the floating class."""
         self._shell.training = mode
         super().train(mode)
         return self
@@ -198,10 +198,12 @@ class RunsExperts(nn.Module):  # type: ignore[misc]
         """Return the product of rows with the weight of this name, ``[T, N]``.
 
         Args:
-            name: Of the weight.
+            name: The name of the weight.
             input: ``[T, K]``, sorted by expert; or any number of rows where ``token`` is given.
-            offsets: int32 ``[E]``, where the rows of each expert end. Rows behind give 0.
-            token: ``[T]``: the row of the input that each row is; None: they are in order.
+            offsets: int32 ``[E]``, where the rows of each expert end. Rows after the last end give
+                0.
+            token: ``[T]``: for each row, the row of the input to take. None takes the rows in
+                order.
         """
         raise NotImplementedError
 
@@ -211,17 +213,17 @@ class RunsExperts(nn.Module):  # type: ignore[misc]
         top_k_index: Tensor | None = None,
         top_k_weights: Tensor | None = None,
     ) -> Tensor:
-        """Return the sum of what each token's experts return, by their weights.
+        """Return for each token the weighted sum of its experts' outputs.
 
         Args:
             hidden_states: ``[..., hidden]``, floating.
-            top_k_index: Integers ``[..., top_k]``: the experts of each token. One below 0, or of
-                ``num_experts`` and above, adds nothing.
+            top_k_index: Integers ``[..., top_k]``: the experts of each token. An index below 0, or
+                of ``num_experts`` or more, adds nothing.
             top_k_weights: ``[..., top_k]``, floating.
 
         Returns:
             The shape and dtype of ``hidden_states``. Experts whose tokens come sorted (Llama 4)
-            take ``hidden_states`` alone, and return what each token's expert does.
+            take only ``hidden_states``, and return the output of each token's expert.
 
         Raises:
             ValueError: Indices or weights for another number of tokens.
@@ -245,7 +247,7 @@ class RunsExperts(nn.Module):  # type: ignore[misc]
         weights = top_k_weights.reshape(-1)[order].masked_fill(expert == self.num_experts, 0.0)
         rows = rows * weights.unsqueeze(-1)
 
-        # Back in the order of the tokens, and summed up in a fixed one.
+        # Restore the order of the tokens, and sum in a fixed order.
         place = torch.empty_like(order)
         place[order] = torch.arange(order.numel(), device=order.device)
         output = rows[place].reshape(tokens.shape[0], top_k, rows.shape[-1]).sum(dim=1)
@@ -293,12 +295,12 @@ class RunsExperts(nn.Module):  # type: ignore[misc]
 
 
 def of_dtype(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return rows in the dtype of the weights; as they are under autocast, which casts both."""
+    """Return rows in the dtype of the weights; unchanged under autocast, which casts both."""
     if rows.dtype == dtype or torch.is_autocast_enabled(rows.device.type):
         return rows
     return rows.to(dtype)
 
 
 def taken(rows: Tensor, token: Tensor | None) -> Tensor:
-    """Return the rows of these indices; all, where there are none."""
+    """Return the rows with these indices; all rows if the indices are None."""
     return rows if token is None else rows[token]

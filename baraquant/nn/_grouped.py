@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The floating product of rows that are sorted by expert, as a loop over the experts.
 
-``offsets`` is int32 ``[E]``: the rows of expert ``e`` end before ``offsets[e]``. Rows behind the
+``offsets`` is int32 ``[E]``: the rows of expert ``e`` end before ``offsets[e]``. Rows after the
 last offset belong to no expert and give 0.
 """
 
@@ -23,7 +23,8 @@ def float_grouped_linear(
 
     Args:
         input: Floating ``[T, K]``.
-        weight_of: Gives an expert's weight, floating ``[N, K]``; asked for those that have rows.
+        weight_of: Returns the weight of an expert, floating ``[N, K]``. It is called only for
+            experts that have rows.
         offsets: int32 ``[E]``.
         out_features: N.
         bias: ``[E, N]``.
@@ -43,7 +44,7 @@ def _of_experts(
     offsets: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Return the products of all experts, one below the other, ``[rows, features]``."""
+    """Return the concatenated products of all experts, ``[rows, features]``."""
     if offsets.is_meta:
         return torch.empty(rows, features, dtype=dtype, device="meta")
     parts = []

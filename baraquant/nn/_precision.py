@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a conversion of a module (``half()``, ``to(device)``, ...) leaves as it was.
+"""Buffers that keep their precision when a module is converted (``half()``, ``to(dtype)``, ...).
 
-Scales keep their precision: float32 in a float16 or bfloat16 module, as the ops want them. Buffers
-that two modules share, as tied weights do, stay shared; PyTorch does that for parameters alone.
+Scales keep their precision: they stay float32 in a float16 or bfloat16 module, as the ops require.
+Buffers that two modules share, as tied weights are, stay shared. PyTorch does this only for
+parameters.
 """
 
 import weakref
@@ -13,12 +14,12 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 from typing_extensions import Self
 
-# What the last conversion made of a buffer, for as long as another module has it.
+# The result of the last conversion of a buffer, kept while another module holds it.
 _converted = WeakIdKeyDictionary()
 
 
 class KeepsScales(nn.Module):  # type: ignore[misc]
-    """A module whose buffers stay shared, and those in ``_scales`` float32 or float64."""
+    """A module whose buffers stay shared. The buffers in ``_scales`` stay float32 or float64."""
 
     _scales: Iterable[str] = ()
 
@@ -35,9 +36,9 @@ class KeepsScales(nn.Module):  # type: ignore[misc]
 
 
 def with_precision(old: Tensor, new: Tensor) -> Tensor:
-    """Return ``new``, what a conversion made of ``old``; ``old`` moved where that lost precision.
+    """Return ``new``, the converted ``old``; only moved if the conversion lost precision.
 
-    A tensor that is float64 before and float16 after comes back as float32.
+    If a conversion takes a tensor from float64 to float16, the result is float32.
     """
     if not new.is_floating_point() or new.dtype in (torch.float32, torch.float64):
         return new
@@ -45,7 +46,7 @@ def with_precision(old: Tensor, new: Tensor) -> Tensor:
 
 
 def _as_converted(old: Tensor, new: Tensor) -> Tensor:
-    """Return ``new``, or what another module's conversion has made of the same tensor."""
+    """Return ``new``, or the result that another module got for the same tensor."""
     if new is old:
         return new
     known = _converted.get(old)

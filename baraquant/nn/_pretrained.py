@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""``save_pretrained`` of other packages, which writes integers that nothing reads back."""
+"""Refuses ``save_pretrained`` of other packages: nothing could read the file back."""
 
 import sys
 
 
 def refuse_save_pretrained() -> None:
-    """Raise where ``save_pretrained`` of a model asks a layer of integers for its tensors.
+    """Raise an error if ``save_pretrained`` asks a quantized layer for its tensors.
 
-    ``from_pretrained`` would build the float model, find neither its weights nor a use for the
-    integers, and go on with random weights. The model may be a parent of what was quantized, so
-    nothing but the call itself tells. Adapters of peft are saved alone, and pass.
+    ``from_pretrained`` would build the float model, not find its weights, ignore the integers, and
+    continue with random weights. The model may be a parent of the quantized part, so only the call
+    stack shows that ``save_pretrained`` is running. Adapters of peft are saved separately and are
+    not refused.
 
     Raises:
         RuntimeError: A ``save_pretrained`` of a ``modeling_utils`` module is being executed.

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The floating product of layers that do not multiply integers."""
+"""The floating product of the layers that store integers but do not multiply them."""
 
 from torch import Tensor
 from torch.nn import functional as F
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return ``F.linear``, by one algorithm whether or not the weight asks for a gradient.
+    """Return ``F.linear``, by the same algorithm whether or not the weight requires grad.
 
-    PyTorch folds the first dimensions of a strided input into one where the weight asks for one,
-    and multiplies in batches where it does not; the last bits differ. Folded by hand, a prepared
-    layer and the converted one take the same way.
+    PyTorch folds the leading dimensions of a strided input into one if the weight requires grad,
+    and otherwise computes a batched product; the last bits differ. This function always folds, so
+    that a prepared and a converted layer give the same bits.
     """
     if input.dim() <= 2:
         return F.linear(input, weight, bias)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What ``LSTM``, ``GRU`` and ``RNN`` share: their cells, and the way through all layers."""
+"""The base of ``LSTM``, ``GRU`` and ``RNN``: their cells, and the loop over layers."""
 
 import re
 from typing import Any, Final
@@ -16,10 +16,10 @@ _PARAMETER = re.compile(r"(weight|bias)_(ih|hh|hr)_(l\d+(?:_reverse)?)")
 
 
 class Recurrent(nn.Module):  # type: ignore[misc]
-    """What the three share. A state is a list: the hidden state, and an LSTM's cell state.
+    """The base of the three. A state is a list: the hidden state, and for an LSTM the cell state.
 
-    Sequences of one length and packed ones go the same way: the rows of all first steps, then those
-    of all second ones, and so on.
+    Sequences of one length and packed ones are processed alike: first the rows of all first steps,
+    then the rows of all second steps, and so on.
     """
 
     __jit_unused_properties__ = ("all_weights",)
@@ -83,12 +83,12 @@ class Recurrent(nn.Module):  # type: ignore[misc]
                 self.cells[f"l{layer}{direction}"] = cell
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew, as PyTorch's modules do."""
+        """Initialize all parameters again, as PyTorch's modules do."""
         for cell in self.cells.values():
             cell.reset_parameters()
 
     def flatten_parameters(self) -> None:
-        """Do nothing: there is no fused kernel that would need the weights side by side."""
+        """Do nothing: there is no fused kernel that needs contiguous weights."""
 
     @property
     def all_weights(self) -> list[list[Tensor]]:
@@ -103,15 +103,15 @@ class Recurrent(nn.Module):  # type: ignore[misc]
 
     @classmethod
     def why_not(cls, module: nn.Module) -> str | None:
-        """Why one of PyTorch's modules cannot be taken over; None where it can."""
+        """Return why one of PyTorch's modules cannot be replaced; None if it can."""
         return why_not(module, cls._float, getattr(module, "_flat_weights_names", ()))
 
     @classmethod
     def from_float(cls, module: nn.Module) -> Self:
-        """Return one that shares the parameters of PyTorch's module.
+        """Return a module that shares the parameters of PyTorch's module.
 
         Raises:
-            ValueError: It has what this one has not (:meth:`why_not`).
+            ValueError: The module cannot be replaced (:meth:`why_not`).
         """
         reason = cls.why_not(module)
         if reason is not None:
@@ -125,7 +125,7 @@ class Recurrent(nn.Module):  # type: ignore[misc]
         return new
 
     def _run(self, input: Tensor, given: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Return the output and the last states; no given states stand for zeros."""
+        """Return the output and the last states; missing states are zeros."""
         if not torch.jit.is_scripting():  # noqa: SIM102 - TorchScript skips the block
             if isinstance(input, PackedSequence):
                 return self._run_packed(input, given)
@@ -158,7 +158,7 @@ class Recurrent(nn.Module):  # type: ignore[misc]
     ) -> tuple[PackedSequence, list[Tensor]]:
         data, batch_sizes, order, back = packed
         sizes = batch_sizes.tolist()
-        # The states are in the order in which the user has the sequences.
+        # The states are in the order of the user's sequences.
         if order is not None:
             given = [one.index_select(1, order) for one in given]
         rows, last = self._run_cells(data, sizes, self._start(given, sizes[0], data))
@@ -190,7 +190,7 @@ class Recurrent(nn.Module):  # type: ignore[misc]
     def _run_cells(
         self, rows: Tensor, sizes: list[int], start: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Take rows of steps (:meth:`Cell.run`) through all layers."""
+        """Run rows of steps (:meth:`Cell.run`) through all layers."""
         outputs: list[Tensor] = []
         lasts: list[list[Tensor]] = []
         for index, cell in enumerate(self.cells.values()):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the recurrent cells share: their layers, and the way through a sequence."""
+"""The base of the recurrent cells: their layers, and the loop over a sequence."""
 
 import math
 import re
@@ -14,10 +14,10 @@ _PARAMETER = re.compile(r"(weight|bias)_(ih|hh|hr)")
 
 
 class Cell(nn.Module):  # type: ignore[misc]
-    """What the cells share.
+    """The base of the cells.
 
     A state is a list of tensors ``[batch, size]``, of which the first is also the cell's output. A
-    subclass has :meth:`step`; :meth:`run` takes whole sequences through it.
+    subclass defines :meth:`step`; :meth:`run` applies it to whole sequences.
     """
 
     _float: type[nn.Module]  # PyTorch's
@@ -50,7 +50,7 @@ class Cell(nn.Module):  # type: ignore[misc]
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew, as PyTorch's modules do."""
+        """Initialize all parameters again, as PyTorch's modules do."""
         bound = 1.0 / math.sqrt(self.hidden_size)
         for parameter in self.own_weights():
             nn.init.uniform_(parameter, -bound, bound)
@@ -62,7 +62,7 @@ class Cell(nn.Module):  # type: ignore[misc]
         return weights if self.hr is None else [*weights, self.hr.weight]
 
     def share(self, module: nn.Module, suffix: str = "") -> None:
-        """Take the parameters of one of PyTorch's modules whose names end in ``suffix``."""
+        """Share the parameters of a PyTorch module whose names end in ``suffix``."""
         for part in ("ih", "hh", "hr"):
             layer = getattr(self, part)
             if layer is not None:
@@ -78,7 +78,7 @@ class Cell(nn.Module):  # type: ignore[misc]
 
     @classmethod
     def why_not(cls, cell: nn.Module) -> str | None:
-        """Why one of PyTorch's cells cannot be taken over; None where it can."""
+        """Return why one of PyTorch's cells cannot be replaced; None if it can."""
         names = ["weight_ih", "weight_hh"]
         if getattr(cell, "bias", None) is True:
             names += ["bias_ih", "bias_hh"]
@@ -86,10 +86,10 @@ class Cell(nn.Module):  # type: ignore[misc]
 
     @classmethod
     def from_float(cls, cell: nn.Module) -> Self:
-        """Return one that shares the parameters of PyTorch's cell.
+        """Return a cell that shares the parameters of PyTorch's cell.
 
         Raises:
-            ValueError: It has what this one has not (:meth:`why_not`).
+            ValueError: The module cannot be replaced (:meth:`why_not`).
         """
         reason = cls.why_not(cell)
         if reason is not None:
@@ -104,7 +104,7 @@ class Cell(nn.Module):  # type: ignore[misc]
         return {"bias": cell.bias}
 
     def step(self, product: Tensor, state: list[Tensor]) -> list[Tensor]:
-        """Return the next state, from ``ih`` of the input and the state before."""
+        """Return the next state, given ``ih`` of the input and the state before."""
         raise NotImplementedError
 
     def run(
@@ -115,13 +115,13 @@ class Cell(nn.Module):  # type: ignore[misc]
         Args:
             rows: The inputs of the first step, then those of the second, and so on: ``[rows,
                 features]``.
-            sizes: How many sequences have each step. The longest come first: no size is larger
-                than the one before.
+            sizes: How many sequences have each step. The longest sequences come first, so no size
+                exceeds the one before.
             start: The state of all sequences before their first step.
-            is_reverse: Whether the sequences are read from their ends.
+            is_reverse: Whether the sequences are read backwards.
         """
         products = self.ih(rows)  # of all steps at once
-        # Autocast may have chosen another dtype than that of the inputs.
+        # Autocast may have chosen a dtype that differs from the inputs' dtype.
         state = [one.to(products.dtype) for one in start]
         steps = products.split(sizes)
         return self._run_back(steps, state) if is_reverse else self._run_on(steps, state)
@@ -158,7 +158,7 @@ class Cell(nn.Module):  # type: ignore[misc]
         return torch.cat(outputs), state
 
     def _advance(self, input: Tensor, state: list[Tensor]) -> list[Tensor]:
-        """Return the next state of a batch or of one sequence; no state at all stands for zeros."""
+        """Return the next state of a batch or of one sequence; without a state, of zeros."""
         size = self.input_size
         if input.dim() not in (1, 2) or input.shape[-1] != size:
             raise ValueError(
@@ -190,12 +190,12 @@ class Cell(nn.Module):  # type: ignore[misc]
 
 
 def why_not(module: nn.Module, base: type[nn.Module], names: Iterable[str]) -> str | None:
-    """Why one of PyTorch's modules cannot be taken over; None where it can.
+    """Return why one of PyTorch's modules cannot be replaced; None if it can.
 
     Args:
         module: The module.
-        base: PyTorch's class, whose ``forward`` it has to have.
-        names: Those of its parameters.
+        base: PyTorch's class. The module must have its ``forward``.
+        names: The names of its parameters.
     """
     if getattr(type(module), "forward", None) is not base.forward:
         return f"{type(module).__name__} has a forward of its own"

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The gradient of a product of integers, which have none themselves."""
+"""The gradient of an integer product: integers themselves have no gradient."""
 
 from torch import Tensor
 
 
 def straight_through(output: Tensor, smooth: Tensor) -> Tensor:
-    """Return ``output`` with the gradient of ``smooth``, a floating formula of the same numbers.
+    """Return ``output`` with the gradient of ``smooth``, the same formula in floating point.
 
-    What is subtracted is a 0 that has the gradient. It is +0.0, which keeps the sign of -0.0, and
-    stays 0 where the formula overflows.
+    The function subtracts a 0 that carries the gradient. This 0 is +0.0, which keeps the sign of
+    -0.0, and it stays 0 if the formula overflows.
     """
     return output - (smooth.detach() - smooth).nan_to_num(0.0).to(output.dtype)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Subclasses of PyTorch's layers whose forward is the parent's, and something before or after it.
+"""Subclasses of PyTorch's layers whose forward calls the parent's and adds to it.
 
-Gemma multiplies what ``nn.Embedding`` returns, LoRA layers add to what ``nn.Linear`` returns. The
-quantized layer keeps such a forward: its class is made of the subclass and of the quantized class,
-in this order, so that ``super().forward`` finds the quantized one.
+Gemma multiplies the result of ``nn.Embedding``; LoRA layers add to the result of ``nn.Linear``. The
+quantized layer keeps such a forward: its class inherits from the subclass and from the quantized
+class, in this order, so that ``super().forward`` is the quantized one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def subclassed(own: Any, kind: Any, parent: Any) -> type[Any]:
 
     Args:
         own: A subclass of ``parent`` with a forward that calls its parent's.
-        kind: The quantized class that takes the parent's place.
+        kind: The quantized class that replaces the parent.
         parent: PyTorch's class.
     """
     if not issubclass(kind, parent):  # so that `own` is satisfied with `kind` for its parent
@@ -49,17 +49,17 @@ def _rebuild(own: Any, kind: Any, parent: Any) -> Any:
 
 
 def plain_type(module: nn.Module) -> type[nn.Module]:
-    """Return a module's class, without the subclass whose forward it has."""
+    """Return a module's class without the subclass that gave it its forward."""
     kind: type[nn.Module] = getattr(type(module), "_plain", type(module))
     return kind
 
 
 def with_forward_of(new: nn.Module, old: nn.Module, parent: type[nn.Module]) -> nn.Module:
-    """Return ``new`` with the forward of ``old``, and with what that reads.
+    """Return ``new`` with the forward of ``old``, and with the attributes that this reads.
 
     Args:
         new: A quantized layer.
-        old: The layer whose place it takes: of PyTorch's class, or a subclass, or quantized too.
+        old: The layer that it replaces: of PyTorch's class, of a subclass, or quantized.
         parent: PyTorch's class.
     """
     own = _own_class(old, parent)
@@ -82,7 +82,7 @@ def with_forward_of(new: nn.Module, old: nn.Module, parent: type[nn.Module]) -> 
 
 
 def _further(module: nn.Module) -> set[str]:
-    """Return what a subclass registers beside the tensors of its layer."""
+    """Return what a subclass registers in addition to the tensors of its layer."""
     if isinstance(module, (QuantizesWeight, HoldsIntegers)):
         return set(getattr(module, "_further", ()))
     return {name for kind in _REGISTERED for name in getattr(module, kind)} - {"weight", "bias"}
@@ -98,8 +98,9 @@ def _own_class(module: nn.Module, parent: type[nn.Module]) -> type[nn.Module]:
 def extends_forward(module: nn.Module, parent: type[nn.Module]) -> bool:
     """Whether the forward of a subclass calls its parent's, and uses the weight nowhere else.
 
-    It is tried on a copy whose weight is NaN and whose parent returns given numbers: the result has
-    to be finite, and to follow these numbers. Linear layers and embeddings alone are tried.
+    The forward is tried on a copy whose weight is NaN and whose parent returns given numbers. The
+    result must be finite and must depend on these numbers. Only linear layers and embeddings are
+    tried.
     """
     weight = module._parameters.get("weight")
     if parent not in (nn.Linear, nn.Embedding) or weight is None or weight.is_meta:

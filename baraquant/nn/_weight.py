@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What ``layer.weight`` is to its reader, where the layer computes with other numbers.
+"""What ``layer.weight`` returns if the layer computes with other numbers.
 
-Many models read a child's weight: its dtype, or its numbers for a product of their own. A layer of
-integers answers with the dequantized weight, a prepared layer in evaluation with the rounded one.
-Both are a :class:`WeightView`: its dtype, shape and device cost nothing, any other use computes the
-numbers, and writing is refused, since it would be lost.
+Many models read the weight of a child: its dtype, or its values for a product of their own. A
+quantized layer returns the dequantized weight, and a prepared layer in evaluation the rounded one.
+Both return a :class:`WeightView`: its dtype, shape and device cost nothing, and any other use
+computes the values. Writing raises an error, because the write would be lost.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 
 class WeightView(Tensor):  # type: ignore[misc]
-    """A weight to read: a tensor whose numbers are computed whenever they are used.
+    """A weight to read: a tensor whose values are computed at each use.
 
-    A view of it (an index, a transpose) is one too.
+    A view of it (an index, a transpose) is a WeightView too.
 
     Args:
-        compute: Returns the numbers.
-        like: A tensor of their shape, strides and device.
-        dtype: Of the numbers.
-        layer: What the layer is called, for messages.
-        parameter: What ``grad``, ``requires_grad`` and ``is_leaf`` speak of, and what setting the
-            first two changes; None: no gradient.
+        compute: Returns the values.
+        like: A tensor with their shape, strides and device.
+        dtype: The dtype of the values.
+        layer: The name of the layer, for messages.
+        parameter: The parameter behind ``grad``, ``requires_grad`` and ``is_leaf``: reading them
+            reads it, and setting the first two changes it. None: no gradient.
     """
 
     _compute: Callable[[], Tensor]
@@ -94,7 +94,7 @@ class WeightView(Tensor):  # type: ignore[misc]
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        # Only where __torch_function__ is switched off.
+        # This runs only if __torch_function__ is switched off.
         args, kwargs = tree_map_only(cls, lambda one: one._compute(), (args, kwargs or {}))
         return func(*args, **kwargs)
 
@@ -106,16 +106,16 @@ def weight_to_read(
     dtype: torch.dtype,
     parameter: Tensor | None = None,
 ) -> Tensor:
-    """Return what a reader of ``layer.weight`` gets: a view, or the numbers under tracing."""
+    """Return the value of ``layer.weight``: a view, or the numbers during tracing."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return compute()
     return WeightView(compute, like, dtype, type(layer).__name__, parameter)
 
 
 def is_for_torchscript() -> bool:
-    """Whether TorchScript reads the attribute of a module to make it one of its own.
+    """Whether TorchScript reads the attribute of a module in order to script it.
 
-    It takes what it gets for the parameter of that name.
+    TorchScript takes the value that it reads for the parameter of that name.
     """
     if torch.compiler.is_compiling():
         return False
@@ -178,7 +178,7 @@ def _getters(*names: str) -> set[Any]:
     return {getattr(Tensor, name).__get__ for name in names if hasattr(Tensor, name)}
 
 
-# What the view itself knows.
+# The attributes that the view answers without computing the values.
 _METADATA = {
     *_getters(
         "device", "dtype", "is_cpu", "is_cuda", "is_meta", "is_mkldnn", "is_mps", "is_nested",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""``MultiheadAttention`` whose projections are linear layers that can be swapped."""
+"""``MultiheadAttention`` whose projections are linear layers, so that they can be quantized."""
 
 import math
 from typing import Any, Final
@@ -13,21 +13,21 @@ from typing_extensions import Self
 class MultiheadAttention(nn.Module):  # type: ignore[misc]
     """``torch.nn.MultiheadAttention`` with a linear layer for each projection.
 
-    PyTorch's own packs three weights into one parameter, and reads that of its output projection
-    past the layer that holds it. Here ``q_proj``, ``k_proj``, ``v_proj`` and ``out_proj`` are
-    layers that are called, so that they can be quantized. The arguments of ``forward``, shapes and
-    results are PyTorch's; there is no fused evaluation and no nested tensor.
+    PyTorch's module packs three weights into one parameter, and reads the weight of its output
+    projection without calling that layer. Here ``q_proj``, ``k_proj``, ``v_proj`` and ``out_proj``
+    are layers that are called, so they can be quantized. Arguments, shapes and results are those of
+    PyTorch; there is no fused evaluation, and nested tensors are not taken.
 
     Args:
         embed_dim: Size of the query and of the output.
-        num_heads: Heads, a divisor of ``embed_dim``.
+        num_heads: The number of heads, a divisor of ``embed_dim``.
         dropout: Probability to drop an attention weight in training.
-        bias: Whether the projections have one.
+        bias: Whether the projections have a bias.
         kdim: Size of the key; None: ``embed_dim``.
         vdim: Size of the value; None: ``embed_dim``.
         batch_first: Whether the batch is the first dimension, else the second.
-        device: Of the parameters.
-        dtype: Of the parameters.
+        device: The device of the parameters.
+        dtype: The dtype of the parameters.
 
     Raises:
         ValueError: ``num_heads`` does not divide ``embed_dim``.
@@ -71,7 +71,8 @@ class MultiheadAttention(nn.Module):  # type: ignore[misc]
         self.batch_first = batch_first
         self.kdim = embed_dim if kdim is None else kdim
         self.vdim = embed_dim if vdim is None else vdim
-        # What PyTorch's encoder layer asks before it goes past the modules: these say no.
+        # PyTorch's encoder layer reads these attributes before it bypasses the modules; these
+        # values prevent that.
         self.in_proj_bias = None
         self._qkv_same_embed_dim = False
         options: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
@@ -82,7 +83,7 @@ class MultiheadAttention(nn.Module):  # type: ignore[misc]
 
     @staticmethod
     def why_not(attention: nn.MultiheadAttention) -> str | None:
-        """Why one of PyTorch's cannot be taken over; None where it can."""
+        """Return why one of PyTorch's modules cannot be replaced; None if it can."""
         if type(attention).forward is not nn.MultiheadAttention.forward:
             return f"{type(attention).__name__} has a forward of its own"
         if attention.bias_k is not None or attention.add_zero_attn:
@@ -91,10 +92,10 @@ class MultiheadAttention(nn.Module):  # type: ignore[misc]
 
     @classmethod
     def from_float(cls, attention: nn.MultiheadAttention) -> Self:
-        """Return one with copies of the packed weights of PyTorch's; other parameters are shared.
+        """Return a module with copies of the packed weights; it shares the other parameters.
 
         Raises:
-            ValueError: It has what this one has not (:meth:`why_not`).
+            ValueError: The module cannot be replaced (:meth:`why_not`).
         """
         reason = cls.why_not(attention)
         if reason is not None:
@@ -135,7 +136,7 @@ class MultiheadAttention(nn.Module):  # type: ignore[misc]
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the attention's output, and its weights if asked for; as PyTorch's does."""
+        """Return the output, and the attention weights if requested, as PyTorch's module does."""
         if is_causal and attn_mask is None:
             raise RuntimeError(
                 "MultiheadAttention: expected an attn_mask beside is_causal, but got None"
@@ -150,7 +151,7 @@ class MultiheadAttention(nn.Module):  # type: ignore[misc]
         q = self._heads(self.q_proj(query))  # [batch, heads, length, head_dim]
         k = self._heads(self.k_proj(key))
         v = self._heads(self.v_proj(value))
-        # The hint alone lets a fused kernel do without the mask.
+        # The hint is enough: a fused kernel then needs no mask.
         is_hint = is_causal and key_padding_mask is None and not need_weights
         mask: Tensor | None = None
         if not is_hint:
@@ -202,7 +203,7 @@ class MultiheadAttention(nn.Module):  # type: ignore[misc]
 
 
 def _parts(packed: nn.Parameter) -> list[nn.Parameter]:
-    """Return thirds of a packed parameter as parameters of their own."""
+    """Return the thirds of a packed parameter as separate parameters."""
     return [
         nn.Parameter(part.detach().clone(), requires_grad=packed.requires_grad)
         for part in packed.chunk(3)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""``LSTM``, ``GRU`` and ``RNN`` whose products are linear layers that can be swapped.
+"""``LSTM``, ``GRU`` and ``RNN`` whose products are linear layers, so that they can be quantized.
 
 Each layer and direction is a cell (recurrent_cells.py) in ``cells``: ``l0``, ``l0_reverse``,
-``l1``, ... What PyTorch calls ``weight_ih_l0`` is ``cells.l0.ih.weight`` here, and so on; its names
-can be read too.
+``l1``, ... What PyTorch calls ``weight_ih_l0`` is ``cells.l0.ih.weight`` here, and so on; PyTorch's
+names can be read too.
 """
 
 from typing import Final
@@ -18,24 +18,24 @@ from .recurrent_cells import GRUCell, LSTMCell, RNNCell
 class LSTM(Recurrent):
     """``torch.nn.LSTM`` with linear layers for its products, so that they can be quantized.
 
-    Arguments, shapes, states and results are PyTorch's. The product of the input is one for the
-    whole sequence, that of the hidden state one for each step. There is no fused kernel, and
-    ``torch.compile`` unrolls the steps; TorchScript has no packed sequences.
+    Arguments, shapes, states and results are PyTorch's. The product with the input is computed once
+    for the whole sequence, the product with the hidden state once for each step. There is no fused
+    kernel, and ``torch.compile`` unrolls the steps. TorchScript does not take packed sequences.
 
     Args:
         input_size: Features of the input.
         hidden_size: Features of the hidden state and of the cell state.
-        num_layers: How many are stacked.
-        bias: Whether the layers ``ih`` and ``hh`` have one.
+        num_layers: The number of stacked layers.
+        bias: Whether the layers ``ih`` and ``hh`` have a bias.
         batch_first: Whether the batch is the first dimension of input and output, else the second.
-        dropout: Probability to drop an output of a layer but the last, in training.
-        bidirectional: Whether a second direction reads each sequence from its end.
+        dropout: Probability to drop an output of any layer except the last, in training.
+        bidirectional: Whether a second direction reads each sequence backwards.
         proj_size: If > 0, a linear layer ``hr`` makes this many features of the hidden state.
-        device: Of the parameters.
-        dtype: Of the parameters.
+        device: The device of the parameters.
+        dtype: The dtype of the parameters.
 
     Raises:
-        ValueError: An argument, or the shape of a tensor, that does not fit.
+        ValueError: An argument or the shape of a tensor does not fit.
 
     Example:
         >>> lstm = baraquant.nn.LSTM(3, 4, num_layers=2, batch_first=True)
@@ -95,7 +95,7 @@ class LSTM(Recurrent):
 
 
 class _OneState(Recurrent):
-    """What ``GRU`` and ``RNN`` share: the hidden state is the only one."""
+    """The base of ``GRU`` and ``RNN``, whose only state is the hidden state."""
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the outputs of the last layer, and the last hidden states of all layers.
@@ -117,21 +117,21 @@ class _OneState(Recurrent):
 class GRU(_OneState):
     """``torch.nn.GRU`` with linear layers for its products, so that they can be quantized.
 
-    Arguments, shapes, states and results are PyTorch's; how it computes is as in :class:`LSTM`.
+    Arguments, shapes, states and results are PyTorch's; the computation is that of :class:`LSTM`.
 
     Args:
         input_size: Features of the input.
         hidden_size: Features of the hidden state.
-        num_layers: How many are stacked.
-        bias: Whether the layers ``ih`` and ``hh`` have one.
+        num_layers: The number of stacked layers.
+        bias: Whether the layers ``ih`` and ``hh`` have a bias.
         batch_first: Whether the batch is the first dimension of input and output, else the second.
-        dropout: Probability to drop an output of a layer but the last, in training.
-        bidirectional: Whether a second direction reads each sequence from its end.
-        device: Of the parameters.
-        dtype: Of the parameters.
+        dropout: Probability to drop an output of any layer except the last, in training.
+        bidirectional: Whether a second direction reads each sequence backwards.
+        device: The device of the parameters.
+        dtype: The dtype of the parameters.
 
     Raises:
-        ValueError: An argument, or the shape of a tensor, that does not fit.
+        ValueError: An argument or the shape of a tensor does not fit.
 
     Example:
         >>> gru = baraquant.nn.GRU(3, 4, bidirectional=True)
@@ -172,22 +172,22 @@ class GRU(_OneState):
 class RNN(_OneState):
     """``torch.nn.RNN`` with linear layers for its products, so that they can be quantized.
 
-    Arguments, shapes, states and results are PyTorch's; how it computes is as in :class:`LSTM`.
+    Arguments, shapes, states and results are PyTorch's; the computation is that of :class:`LSTM`.
 
     Args:
         input_size: Features of the input.
         hidden_size: Features of the hidden state.
-        num_layers: How many are stacked.
+        num_layers: The number of stacked layers.
         nonlinearity: ``tanh`` or ``relu``.
-        bias: Whether the layers ``ih`` and ``hh`` have one.
+        bias: Whether the layers ``ih`` and ``hh`` have a bias.
         batch_first: Whether the batch is the first dimension of input and output, else the second.
-        dropout: Probability to drop an output of a layer but the last, in training.
-        bidirectional: Whether a second direction reads each sequence from its end.
-        device: Of the parameters.
-        dtype: Of the parameters.
+        dropout: Probability to drop an output of any layer except the last, in training.
+        bidirectional: Whether a second direction reads each sequence backwards.
+        device: The device of the parameters.
+        dtype: The dtype of the parameters.
 
     Raises:
-        ValueError: An argument, or the shape of a tensor, that does not fit.
+        ValueError: An argument or the shape of a tensor does not fit.
 
     Example:
         >>> rnn = baraquant.nn.RNN(3, 4, nonlinearity="relu")

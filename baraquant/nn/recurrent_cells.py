@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""``LSTMCell``, ``GRUCell`` and ``RNNCell`` whose products are linear layers that can be swapped.
+"""``LSTMCell``, ``GRUCell`` and ``RNNCell`` made of linear layers, so that they can be quantized.
 
 A cell has the layers ``ih``, for the input, and ``hh``, for the hidden state; in an ``LSTM`` with
 ``proj_size`` also ``hr``, for the projection. PyTorch's ``weight_ih`` is ``ih.weight`` here, and so
-on; its names can be read too.
+on; PyTorch's names can be read too.
 """
 
 from typing import Any, Final
@@ -23,11 +23,12 @@ class LSTMCell(Cell):
     Args:
         input_size: Features of the input.
         hidden_size: Features of the hidden state and of the cell state.
-        bias: Whether both layers have one.
-        device: Of the parameters.
-        dtype: Of the parameters.
-        proj_size: If > 0, a linear layer ``hr`` makes this many features of the hidden state. For
-            :class:`LSTM`, as PyTorch's cell has none; ``forward`` takes no state of that size.
+        bias: Whether both layers have a bias.
+        device: The device of the parameters.
+        dtype: The dtype of the parameters.
+        proj_size: If > 0, a linear layer ``hr`` makes this many features of the hidden state. Used
+            by :class:`LSTM`; PyTorch's cell has no projection, and ``forward`` takes no state of
+            that size.
 
     Raises:
         ValueError: A size that is not > 0, or a tensor that does not fit.
@@ -88,9 +89,9 @@ class GRUCell(Cell):
     Args:
         input_size: Features of the input.
         hidden_size: Features of the hidden state.
-        bias: Whether both layers have one.
-        device: Of the parameters.
-        dtype: Of the parameters.
+        bias: Whether both layers have a bias.
+        device: The device of the parameters.
+        dtype: The dtype of the parameters.
 
     Raises:
         ValueError: A size that is not > 0, or a tensor that does not fit.
@@ -143,10 +144,10 @@ class RNNCell(Cell):
     Args:
         input_size: Features of the input.
         hidden_size: Features of the hidden state.
-        bias: Whether both layers have one.
+        bias: Whether both layers have a bias.
         nonlinearity: ``tanh`` or ``relu``.
-        device: Of the parameters.
-        dtype: Of the parameters.
+        device: The device of the parameters.
+        dtype: The dtype of the parameters.
 
     Raises:
         ValueError: A size that is not > 0, another nonlinearity, or a tensor that does not fit.

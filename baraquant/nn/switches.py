@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Functions for ``model.apply``: switch every fake quantizer of a model, scripted ones too.
+"""Functions for ``model.apply`` that switch every fake quantizer of a model, also scripted ones.
 
-Each takes any module and leaves those alone that it does not concern. After a warm-up that only
+Each takes any module and does nothing to modules of other kinds. After a warm-up that only
 observed, ``model.apply(baraquant.nn.enable_fake_quant)`` starts to quantize.
 """
 
@@ -13,31 +13,31 @@ from .training.learned import LearnedFakeQuantize
 
 
 def enable_observer(module: nn.Module) -> None:
-    """Let ``module`` follow the range of its input, where it is an observed ``FakeQuantize``."""
+    """If ``module`` is an observed ``FakeQuantize``, let it follow the range of its input."""
     if _is_fake_quantize(module) and module.is_observed:
         module.enable_observer()
 
 
 def disable_observer(module: nn.Module) -> None:
-    """Hold range and scale of ``module`` still, where it is an observed ``FakeQuantize``."""
+    """If ``module`` is an observed ``FakeQuantize``, freeze its range and scale."""
     if _is_fake_quantize(module) and module.is_observed:
         module.disable_observer()
 
 
 def enable_fake_quant(module: nn.Module) -> None:
-    """Let ``module`` round its input, where it is a fake quantizer."""
+    """If ``module`` is a fake quantizer, let it round its input."""
     if _is_fake_quantize(module):
         module.enable_fake_quant()
 
 
 def disable_fake_quant(module: nn.Module) -> None:
-    """Let ``module`` pass its input on as it is, where it is a fake quantizer."""
+    """If ``module`` is a fake quantizer, let it pass its input through unchanged."""
     if _is_fake_quantize(module):
         module.disable_fake_quant()
 
 
 def sync_qparams(module: nn.Module) -> None:
-    """Give all processes one range, where ``module`` is observed, or one mean of what is learned.
+    """Give all processes the union of an observed range, or the mean of a learned scale.
 
     A collective operation over the default group of ``torch.distributed``: every process has to
     apply it to the same model.
@@ -51,7 +51,7 @@ def sync_qparams(module: nn.Module) -> None:
 def _is_fake_quantize(module: nn.Module) -> bool:
     if not isinstance(module, torch.jit.ScriptModule):
         return isinstance(module, (FakeQuantize, LearnedFakeQuantize))
-    # A scripted module knows its class by a name only, such as
+    # A scripted module knows its class only by a name, such as
     # __torch__.baraquant.nn.fake_quantize.___torch_mangle_3.FakeQuantize.
     path = module._c._type().qualified_name().split(".")
     return any(

@@ -1,30 +1,29 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The ops of baraquant as typed, documented functions.
 
-Each calls ``torch.ops.baraquant.<name>`` and nothing else, in eager mode, under
-:func:`torch.compile` and in TorchScript alike. What they compute is said in plain PyTorch by
-:mod:`baraquant.reference`.
+Each function only calls ``torch.ops.baraquant.<name>``: in eager mode, under :func:`torch.compile`
+and in TorchScript. :mod:`baraquant.reference` computes the same in plain PyTorch.
 
-========================================  =====================================================
-``quantize_per_{G}``                      ``q = clamp(rint(x / s) + z, quant_min, quant_max)``
-``dequantize_per_{G}``                    ``y = (q - z) * s``
-``fake_quantize_per_{G}``                 both at once, differentiable
-``..._backward``                          their gradients in the input
+==========================================  =====================================================
+``quantize_per_{G}``                        ``q = clamp(rint(x / s) + z, quant_min, quant_max)``
+``dequantize_per_{G}``                      ``y = (q - z) * s``
+``fake_quantize_per_{G}``                   both at once, differentiable
+``..._backward``                            their gradients in the input
 ``fake_quantize_per_{G}_backward_qparams``  and in the scale and the zero point
-``choose_qparams_per_{G}``                ``s`` and ``z`` from the range of the data
-``dynamic_range_quantize_per_{G}``        quantized with those, in one pass over the data
-``dynamic_fake_quantize_per_{G}``         the same, back in numbers, differentiable
-``observe_min_max_``                      a running range of the data, in place
-``observe_fake_quantize``                 fake-quantized with the scale of a running range
-``int8_linear``                           a linear layer of integers, summed exactly
-``smoothquant_linear``                    the same with one static scale of the input
-``quantized_linear``                      the same with an input that is quantized on the fly
-``static_quantized_linear``               the same with one static scale
-``qat_linear``                            the first of these two with the weights too
-``int8_grouped_linear``                   ``int8_linear`` with a weight for each group of tokens
-``quantized_grouped_linear``              ``quantized_linear`` in the same way
-``qat_grouped_linear``                    ``qat_linear`` in the same way
-========================================  =====================================================
+``choose_qparams_per_{G}``                  ``s`` and ``z`` from the range of the data
+``dynamic_range_quantize_per_{G}``          quantized with those, in one pass over the data
+``dynamic_fake_quantize_per_{G}``           the same, back in numbers, differentiable
+``observe_min_max_``                        a running range of the data, in place
+``observe_fake_quantize``                   fake-quantized with the scale of a running range
+``int8_linear``                             a linear layer of integers, summed exactly
+``smoothquant_linear``                      the same with one static scale of the input
+``quantized_linear``                        the same with an input that is quantized on the fly
+``static_quantized_linear``                 the same with one static scale
+``qat_linear``                              the first of these two with the weights too
+``int8_grouped_linear``                     ``int8_linear`` with a weight for each group of tokens
+``quantized_grouped_linear``                ``quantized_linear`` in the same way
+``qat_grouped_linear``                      ``qat_linear`` in the same way
+==========================================  =====================================================
 
 ``{G}`` is ``tensor``, ``channel``, ``token`` or ``group``: which elements share a scale.
 """

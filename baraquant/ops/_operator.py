@@ -16,7 +16,7 @@ from ._sections import shared_sections
 
 F = TypeVar("F", bound=Callable[..., object])
 
-# How torch says that an argument has another type than the schema.
+# Torch's message if the type of an argument differs from the schema.
 _MISMATCH = re.compile(
     r"Expected a value of type '(.+?)' for argument '(\w+)' but instead found type '(.+?)'"
 )
@@ -25,9 +25,9 @@ _MISMATCH = re.compile(
 def operator(function: F) -> F:
     """Declare a function to be the op ``baraquant::<its name>``.
 
-    Its docstring gets the sections that it shares with its siblings. What it does stays what its
-    body says, yet two others do it faster: TorchScript calls the op instead of compiling the body,
-    and eager mode goes past ``torch.ops`` where all arguments are plain.
+    Its docstring gets the sections that it shares with its siblings. The body defines what the
+    function does. Two shortcuts do the same faster: TorchScript calls the op instead of compiling
+    the body, and eager mode bypasses ``torch.ops`` if all arguments are plain.
     """
     name = function.__name__
     function.__doc__ = (function.__doc__ or "").rstrip() + "\n" + shared_sections(name)
@@ -50,7 +50,7 @@ def operator(function: F) -> F:
 def _call_with_others(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Call with arguments that are not plain: scalars of NumPy, subclasses, symbols; wrong ones."""
+    """Call with arguments that are not plain (NumPy scalars, subclasses, symbols) or wrong."""
     _check_dtypes(function, kwargs)
     args = tuple(map(_as_python, args))
     kwargs = {key: _as_python(value) for key, value in kwargs.items()}

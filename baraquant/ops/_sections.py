@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The sections that end the docstrings of the ops: one text for all granularities of an op."""
+"""The last sections of the ops' docstrings: all granularities of an op share one text."""
 
 import re
 import textwrap
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Sections(NamedTuple):
-    """What an op says of itself."""
+    """The texts of one op."""
 
     gradient: str
     rounding: str
@@ -48,105 +48,110 @@ _ONE_WEIGHT = (
 )
 _NO_BATCH = "No kernel for the device; :func:`torch.vmap`."
 _NO_VMAP = (
-    "No kernel for the device; :func:`torch.vmap`, whose samples cannot share what is changed in "
-    "place."
+    "No kernel for the device; :func:`torch.vmap`, whose samples cannot share a tensor that "
+    "changes in place."
 )
 
 # ---- Gradient -----------------------------------------------------------------------------------
 
 _QUANTIZE_GRADIENT = (
-    "Where ``dtype`` is floating: ``grad / s`` where x lay inside the range (its ends included) "
-    "and 0 elsewhere; differentiable twice. Integers carry none."
+    "If ``dtype`` is floating: ``grad / s`` where x lay inside the range (its ends included), and "
+    "0 elsewhere; differentiable twice. Integers have no gradient."
 )
 _DEQUANTIZE_GRADIENT = (
-    "``grad * s`` where ``input`` is floating; differentiable twice. Integers carry none."
+    "If ``input`` is floating: ``grad * s``; differentiable twice. Integers have no gradient."
 )
 _FAKE_QUANTIZE_GRADIENT = (
     "Straight through: ``grad`` where x lay inside the range (its ends included) and 0 elsewhere; "
     "differentiable twice. A scale that requires grad gets the sum over its segment of "
-    "``grad * (rint(x / s) - x / s)`` inside the range and ``grad * (q - z)`` outside; a floating "
-    "zero point, of which the forward uses ``rint(z)`` clamped to the range, that of ``-s * grad`` "
-    "outside. The sums are float64 and give the same bits in every run."
+    "``grad * (rint(x / s) - x / s)`` inside the range and ``grad * (q - z)`` outside. A floating "
+    "zero point that requires grad gets the sum of ``-s * grad`` outside the range; the forward "
+    "pass uses ``rint(z)``, clamped to the range. The sums are float64 and give the same bits in "
+    "every run."
 )
 _BACKWARD_GRADIENT = "Linear in ``grad``, and differentiable in it."
 _BACKWARD_QPARAMS_GRADIENT = (
     "None: the gradients of scale and zero point cannot be differentiated again."
 )
-_RANGE_GRADIENT = "None: to autograd, the range of the data is a constant, and integers carry none."
+_RANGE_GRADIENT = (
+    "None: autograd takes the range of the data as a constant, and integers have no gradient."
+)
 _DYNAMIC_GRADIENT = (
     "Straight through, with the scale as a constant; differentiable twice. A symmetric scale clips "
-    "nothing: ``grad`` itself, for which nothing is kept. Asymmetric: ``grad`` where x lay inside "
-    "the range and 0 elsewhere, for which a bit per element is kept."
+    "nothing: the gradient is ``grad`` itself, and nothing is kept for it. An asymmetric scale: "
+    "``grad`` where x lay inside the range and 0 elsewhere; one bit per element is kept."
 )
 _OBSERVED_TWICE = (
-    ":mod:`torch.utils.checkpoint` runs the op again in the backward pass. Extremes, and what "
-    "follows from them, stay as they are if nothing else was observed in between, while a moving "
-    "average counts the batch twice: switch it off, or leave it out of the checkpoint."
+    ":mod:`torch.utils.checkpoint` runs the op again in the backward pass. A minimum and a "
+    "maximum, and the scale from them, do not change then if nothing else was observed in between. "
+    "A moving average counts the batch twice: switch it off, or leave it out of the checkpoint."
 )
 _OBSERVE_GRADIENT = f"None. {_OBSERVED_TWICE}"
 _OBSERVE_FAKE_QUANTIZE_GRADIENT = (
     "Straight through, with the scale as a constant: ``grad`` where x lay inside the range or "
-    "nothing was quantized, and 0 elsewhere; differentiable twice. A bit per element is kept. "
+    "nothing was quantized, and 0 elsewhere; differentiable twice. One bit per element is kept. "
     f"{_OBSERVED_TWICE}"
 )
 
 _PRODUCT_GRADIENT = (
-    "Integers carry none; ``bias`` gets the sum over tokens. A scale that requires grad is an "
-    "error: NotImplementedError."
+    "Integers have no gradient; ``bias`` gets the sum over tokens. A scale that requires grad "
+    "raises NotImplementedError."
 )
 _SERVED = (
     "Straight through the rounding of ``input``, as :func:`qat_linear` does it: ``grad @ w^`` with "
     "``w^ = dequantize_per_channel(weight, weight_scale, None, 0)`` in the dtype of ``input``"
 )
 _SERVED_BIAS = (
-    "``bias`` gets the sum over tokens. Differentiable twice. A scale that requires grad is an "
-    "error: NotImplementedError."
+    "``bias`` gets the sum over tokens. Differentiable twice. A scale that requires grad raises "
+    "NotImplementedError."
 )
 _QUANTIZED_LINEAR_GRADIENT = (
-    f"{_SERVED}. A symmetric scale clips nothing, and nothing is kept for it; else 0 where x lay "
-    f"outside the range, for which a bit per element is kept. {_SERVED_BIAS}"
+    f"{_SERVED}. A symmetric scale clips nothing, and nothing is kept for it. With an asymmetric "
+    "scale the gradient is 0 where x lay outside the range, and one bit per element is kept. "
+    f"{_SERVED_BIAS}"
 )
 _STATIC_QUANTIZED_LINEAR_GRADIENT = (
-    f"{_SERVED}, and 0 where x lay outside the range (its ends are inside), for which a bit per "
-    "element is kept; with ``smooth_scale``, times ``act_scale / smooth_scale``. "
+    f"{_SERVED}, and 0 where x lay outside the range (its ends are inside); one bit per element is "
+    "kept. With ``smooth_scale`` it is multiplied by ``act_scale / smooth_scale``. "
     f"{_SERVED_BIAS}"
 )
 _QAT_LINEAR_GRADIENT = (
-    "That of ``linear(dynamic_fake_quantize_per_token(input), "
+    "The gradient of ``linear(dynamic_fake_quantize_per_token(input), "
     "dynamic_fake_quantize_per_channel(weight, 0), bias)``, with the ranges of both: straight "
-    "through the roundings, with the scales as constants; differentiable twice. Kept for backward: "
-    "the integers, a byte per element, and their scales; where ``symmetric`` is False also a bit "
-    "per element of ``input``. A weight that is a leaf (a parameter), or a view of one, is kept "
-    "itself instead of its integers, at no cost. Of these only what the gradients that are asked "
-    "for need."
+    "through the roundings, with the scales as constants; differentiable twice. The op keeps for "
+    "the backward pass: the integers, one byte per element, and their scales; if ``symmetric`` is "
+    "False, also one bit per element of ``input``. If the weight is a leaf (a parameter) or a view "
+    "of one, it is kept itself instead of its integers, at no cost. Only what the requested "
+    "gradients need is kept."
 )
 
 _GROUPED_GRADIENT = (
-    "All this for each group with its weight; a token behind the last group gets 0. On a GPU the "
-    "float products of the backward go to PyTorch's grouped product where the dtype is bfloat16 "
-    "and N and K are multiples of 8; else the host reads ``offsets`` there, and waits for them."
+    "All this holds for each group with its weight; a token after the last group gets 0. On a GPU, "
+    "PyTorch's grouped product computes the floating products of the backward pass if the dtype is "
+    "bfloat16 and N and K are multiples of 8. Otherwise the host reads ``offsets`` there, and "
+    "waits for them."
 )
 
 # ---- Rounding -----------------------------------------------------------------------------------
 
-_COMPUTED = "Computed in float32, or float64 where the input is float64"
+_COMPUTED = "Computed in float32, or in float64 for a float64 input"
 _AFFINE_ROUNDING = (
     "Ties go to the even integer; ``x / s`` is a true division; the zero point is added after "
     f"rounding. {_COMPUTED}, with one rounding to the result's dtype."
 )
 _DEQUANTIZE_ROUNDING = (
-    "Computed in the dtype of ``scale`` (for a number: float64 where ``input`` or ``dtype`` is, "
-    "else float32), with one rounding to the result's dtype, ties to even. NaN stays NaN."
+    "Computed in the dtype of ``scale`` (for a number: float64 if ``input`` or ``dtype`` is "
+    "float64, else float32), with one rounding to the result's dtype, ties to even. NaN stays NaN."
 )
 _RANGE_ROUNDING = (
-    f"{_COMPUTED}; ties go to the even integer. A segment of zeros or of nothing has scale 1, any "
-    "other at least the smallest normal number. One NaN or infinity makes the scale of its segment "
-    "NaN or infinite:"
+    f"{_COMPUTED}; ties go to the even integer. A segment of zeros, or an empty one, has scale 1; "
+    "any other scale is at least the smallest normal number. One NaN or infinity makes the scale "
+    "of its segment NaN or infinite:"
 )
 _RUNNING_ROUNDING = f"{_COMPUTED}. A batch with a NaN or an infinity leaves its range as it was."
 _PRODUCT_ROUNDING = (
-    "The sums are exact, which is what K is limited for. Then, in float32 (float64 for a float64 "
-    "result): ``fma(sum * sw[n], s[t], bias[n])``, and one rounding to the result's dtype."
+    "The sums are exact: this is why K is limited. Then ``fma(sum * sw[n], s[t], bias[n])`` in "
+    "float32 (float64 for a float64 result), with one rounding to the result's dtype."
 )
 _OUTSIDE = "A NaN x lies outside the range."
 
@@ -188,7 +193,7 @@ _EXPERTS = (
 _SECTIONS = {
     "quantize": Sections(
         _QUANTIZE_GRADIENT,
-        f"{_AFFINE_ROUNDING} NaN gives the zero point, infinities the ends of the range.",
+        f"{_AFFINE_ROUNDING} NaN gives the zero point, an infinity an end of the range.",
         _JACOB,
     ),
     "quantize_backward": Sections(_BACKWARD_GRADIENT, f"{_AFFINE_ROUNDING} {_OUTSIDE}", _JACOB),
@@ -196,7 +201,7 @@ _SECTIONS = {
     "dequantize_backward": Sections(_BACKWARD_GRADIENT, _DEQUANTIZE_ROUNDING, _JACOB),
     "fake_quantize": Sections(
         _FAKE_QUANTIZE_GRADIENT,
-        f"{_AFFINE_ROUNDING} NaN stays NaN, infinities give the ends of the range.",
+        f"{_AFFINE_ROUNDING} NaN stays NaN, an infinity gives an end of the range.",
         _LEARNED,
     ),
     "fake_quantize_backward": Sections(
@@ -204,7 +209,7 @@ _SECTIONS = {
     ),
     "fake_quantize_backward_qparams": Sections(
         _BACKWARD_QPARAMS_GRADIENT,
-        f"{_AFFINE_ROUNDING} Sums are float64; a NaN x adds nothing to the scale's.",
+        f"{_AFFINE_ROUNDING} Sums are float64; a NaN x adds nothing to the scale's sum.",
         _LEARNED,
     ),
     "choose_qparams": Sections(
@@ -228,7 +233,7 @@ _SECTIONS = {
     ),
     "static_quantized_linear": Sections(
         _STATIC_QUANTIZED_LINEAR_GRADIENT,
-        f"{_PRODUCT_ROUNDING} A NaN becomes the zero point, infinities the ends of the range.",
+        f"{_PRODUCT_ROUNDING} A NaN becomes the zero point, an infinity an end of the range.",
         _SMOOTHQUANT,
         "No kernel for the device, a gradient of a scale; :func:`torch.vmap` over anything but the "
         "input.",
@@ -257,7 +262,7 @@ _SECTIONS = {
     "observe_min_max_": Sections(_OBSERVE_GRADIENT, _RUNNING_ROUNDING, _JACOB, _NO_VMAP),
     "observe_fake_quantize": Sections(
         _OBSERVE_FAKE_QUANTIZE_GRADIENT,
-        f"{_RUNNING_ROUNDING} What is chosen from it, and rounded with that, follows the rules of "
+        f"{_RUNNING_ROUNDING} The scale, the zero point and the rounding follow the rules of "
         ":func:`choose_qparams_per_tensor` and :func:`fake_quantize_per_tensor`.",
         _JACOB,
         _NO_VMAP,

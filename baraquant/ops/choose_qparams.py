@@ -21,8 +21,8 @@ def choose_qparams_per_tensor(
         input: Any shape; float32, float64, float16 or bfloat16.
         quant_min: The smallest integer.
         quant_max: The largest integer.
-        symmetric: Whether 0 is the middle of the range; else the range of the data, with 0, fills
-            that of the integers.
+        symmetric: True maps 0 to the middle of the integers' range. False maps
+            ``[min(0, min x), max(0, max x)]`` to ``[quant_min, quant_max]``.
 
     Returns:
         The scale ``[]``, float32 (float64 for a float64 input), and the zero point ``[]``, int32.
@@ -58,8 +58,8 @@ def choose_qparams_per_channel(
         axis: The dimension that the channels are counted along; negative counts from the end.
         quant_min: The smallest integer.
         quant_max: The largest integer.
-        symmetric: Whether 0 is the middle of the range; else the range of the data, with 0, fills
-            that of the integers.
+        symmetric: True maps 0 to the middle of the integers' range. False maps
+            ``[min(0, min x), max(0, max x)]`` to ``[quant_min, quant_max]``.
 
     Returns:
         The scale ``[input.shape[axis]]``, float32 (float64 for a float64 input), and the zero
@@ -90,8 +90,8 @@ def choose_qparams_per_token(
         input: ``[..., D]``; float32, float64, float16 or bfloat16.
         quant_min: The smallest integer.
         quant_max: The largest integer.
-        symmetric: Whether 0 is the middle of the range; else the range of the data, with 0, fills
-            that of the integers.
+        symmetric: True maps 0 to the middle of the integers' range. False maps
+            ``[min(0, min x), max(0, max x)]`` to ``[quant_min, quant_max]``.
 
     Returns:
         The scale ``[..., 1]``, float32 (float64 for a float64 input), and the zero point of that
@@ -132,8 +132,8 @@ def choose_qparams_per_group(
         axis: The dimension that the groups lie along.
         quant_min: The smallest integer.
         quant_max: The largest integer.
-        symmetric: Whether 0 is the middle of the range; else the range of the data, with 0, fills
-            that of the integers.
+        symmetric: True maps 0 to the middle of the integers' range. False maps
+            ``[min(0, min x), max(0, max x)]`` to ``[quant_min, quant_max]``.
 
     Returns:
         The scale, ``input.shape`` with ``ceil(n / group_size)`` for its ``n`` along ``axis``,

@@ -28,7 +28,7 @@ def dequantize_per_tensor(
         dtype: A floating dtype; None stands for the dtype that is computed in.
 
     Returns:
-        The numbers: the shape of ``input``, of ``dtype``.
+        The numbers, with the shape of ``input`` and of ``dtype``.
 
     Example:
         >>> q = torch.tensor([1, 3, -18], dtype=torch.int8)
@@ -68,7 +68,7 @@ def dequantize_per_channel(
         dtype: A floating dtype; None stands for the dtype that is computed in.
 
     Returns:
-        The numbers: the shape of ``input``, of ``dtype``.
+        The numbers, with the shape of ``input`` and of ``dtype``.
 
     Example:
         >>> q = torch.tensor([[1, 3], [2, 6]], dtype=torch.int8)
@@ -98,7 +98,7 @@ def dequantize_per_token(
         dtype: A floating dtype; None stands for the dtype that is computed in.
 
     Returns:
-        The numbers: the shape of ``input``, of ``dtype``.
+        The numbers, with the shape of ``input`` and of ``dtype``.
 
     Example:
         >>> q = torch.tensor([[1, 3], [2, 6]], dtype=torch.int8)
@@ -134,7 +134,7 @@ def dequantize_per_group(
         dtype: A floating dtype; None stands for the dtype that is computed in.
 
     Returns:
-        The numbers: the shape of ``input``, of ``dtype``.
+        The numbers, with the shape of ``input`` and of ``dtype``.
 
     Example:
         >>> q = torch.tensor([[1, 3, 2, 6]], dtype=torch.int8)
@@ -161,7 +161,7 @@ def dequantize_per_tensor_backward(
         dtype: The dtype of the gradient; None stands for that of ``grad``.
 
     Returns:
-        The gradient: the shape of ``grad``, of ``dtype``.
+        The gradient, with the shape of ``grad`` and of ``dtype``.
 
     Example:
         >>> grad, scale = torch.tensor([0.5, 1.5, -9.0]), torch.tensor(0.5)
@@ -186,7 +186,7 @@ def dequantize_per_channel_backward(
         dtype: The dtype of the gradient; None stands for that of ``grad``.
 
     Returns:
-        The gradient: the shape of ``grad``, of ``dtype``.
+        The gradient, with the shape of ``grad`` and of ``dtype``.
 
     Example:
         >>> grad, scale = torch.tensor([[0.5, 1.5], [0.5, 1.5]]), torch.tensor([0.5, 0.25])
@@ -214,7 +214,7 @@ def dequantize_per_token_backward(
         dtype: The dtype of the gradient; None stands for that of ``grad``.
 
     Returns:
-        The gradient: the shape of ``grad``, of ``dtype``.
+        The gradient, with the shape of ``grad`` and of ``dtype``.
 
     Example:
         >>> grad, scale = torch.tensor([[0.5, 1.5], [0.5, 1.5]]), torch.tensor([[0.5], [0.25]])
@@ -247,7 +247,7 @@ def dequantize_per_group_backward(
         dtype: The dtype of the gradient; None stands for that of ``grad``.
 
     Returns:
-        The gradient: the shape of ``grad``, of ``dtype``.
+        The gradient, with the shape of ``grad`` and of ``dtype``.
 
     Example:
         >>> grad, scale = torch.tensor([[0.5, 1.5, 0.5, 1.5]]), torch.tensor([[0.5, 0.25]])

@@ -20,11 +20,11 @@ def dynamic_fake_quantize_per_tensor(
         input: Any shape; float32, float64, float16 or bfloat16.
         quant_min: The smallest integer.
         quant_max: The largest integer.
-        symmetric: Whether 0 is the middle of the range; else the range of the data, with 0, fills
-            that of the integers.
+        symmetric: True maps 0 to the middle of the integers' range. False maps
+            ``[min(0, min x), max(0, max x)]`` to ``[quant_min, quant_max]``.
 
     Returns:
-        The rounded numbers: the shape and dtype of ``input``.
+        The rounded numbers, with the shape and the dtype of ``input``.
 
     Example:
         >>> x = torch.tensor([0.6, 3.5, -1.2])
@@ -55,11 +55,11 @@ def dynamic_fake_quantize_per_channel(
         axis: The dimension that the channels are counted along; negative counts from the end.
         quant_min: The smallest integer.
         quant_max: The largest integer.
-        symmetric: Whether 0 is the middle of the range; else the range of the data, with 0, fills
-            that of the integers.
+        symmetric: True maps 0 to the middle of the integers' range. False maps
+            ``[min(0, min x), max(0, max x)]`` to ``[quant_min, quant_max]``.
 
     Returns:
-        The rounded numbers: the shape and dtype of ``input``.
+        The rounded numbers, with the shape and the dtype of ``input``.
 
     Example:
         >>> x = torch.tensor([[0.6, 3.5], [0.6, 7.0]])
@@ -85,11 +85,11 @@ def dynamic_fake_quantize_per_token(
         input: ``[..., D]``; float32, float64, float16 or bfloat16.
         quant_min: The smallest integer.
         quant_max: The largest integer.
-        symmetric: Whether 0 is the middle of the range; else the range of the data, with 0, fills
-            that of the integers.
+        symmetric: True maps 0 to the middle of the integers' range. False maps
+            ``[min(0, min x), max(0, max x)]`` to ``[quant_min, quant_max]``.
 
     Returns:
-        The rounded numbers: the shape and dtype of ``input``.
+        The rounded numbers, with the shape and the dtype of ``input``.
 
     Example:
         >>> x = torch.tensor([[0.6, 7.5], [0.6, 15.0]])
@@ -123,11 +123,11 @@ def dynamic_fake_quantize_per_group(
         axis: The dimension that the groups lie along.
         quant_min: The smallest integer.
         quant_max: The largest integer.
-        symmetric: Whether 0 is the middle of the range; else the range of the data, with 0, fills
-            that of the integers.
+        symmetric: True maps 0 to the middle of the integers' range. False maps
+            ``[min(0, min x), max(0, max x)]`` to ``[quant_min, quant_max]``.
 
     Returns:
-        The rounded numbers: the shape and dtype of ``input``.
+        The rounded numbers, with the shape and the dtype of ``input``.
 
     Example:
         >>> x = torch.tensor([[0.6, 3.5, 0.6, 7.0]])

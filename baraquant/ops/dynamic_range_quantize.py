@@ -25,8 +25,8 @@ def dynamic_range_quantize_per_tensor(
         input: Any shape; float32, float64, float16 or bfloat16.
         quant_min: The smallest integer.
         quant_max: The largest integer.
-        symmetric: Whether 0 is the middle of the range; else the range of the data, with 0, fills
-            that of the integers.
+        symmetric: True maps 0 to the middle of the integers' range. False maps
+            ``[min(0, min x), max(0, max x)]`` to ``[quant_min, quant_max]``.
         dtype: int8 or uint8, which the range has to fit.
 
     Returns:
@@ -68,8 +68,8 @@ def dynamic_range_quantize_per_channel(
         axis: The dimension that the channels are counted along; negative counts from the end.
         quant_min: The smallest integer.
         quant_max: The largest integer.
-        symmetric: Whether 0 is the middle of the range; else the range of the data, with 0, fills
-            that of the integers.
+        symmetric: True maps 0 to the middle of the integers' range. False maps
+            ``[min(0, min x), max(0, max x)]`` to ``[quant_min, quant_max]``.
         dtype: int8 or uint8, which the range has to fit.
 
     Returns:
@@ -111,8 +111,8 @@ def dynamic_range_quantize_per_token(
         input: ``[..., D]``; float32, float64, float16 or bfloat16.
         quant_min: The smallest integer.
         quant_max: The largest integer.
-        symmetric: Whether 0 is the middle of the range; else the range of the data, with 0, fills
-            that of the integers.
+        symmetric: True maps 0 to the middle of the integers' range. False maps
+            ``[min(0, min x), max(0, max x)]`` to ``[quant_min, quant_max]``.
         dtype: int8 or uint8, which the range has to fit.
 
     Returns:
@@ -161,8 +161,8 @@ def dynamic_range_quantize_per_group(
         axis: The dimension that the groups lie along.
         quant_min: The smallest integer.
         quant_max: The largest integer.
-        symmetric: Whether 0 is the middle of the range; else the range of the data, with 0, fills
-            that of the integers.
+        symmetric: True maps 0 to the middle of the integers' range. False maps
+            ``[min(0, min x), max(0, max x)]`` to ``[quant_min, quant_max]``.
         dtype: int8 or uint8, which the range has to fit.
 
     Returns:

@@ -28,12 +28,12 @@ def fake_quantize_per_tensor(
             for 0. Where ``scale`` is a number: an int or None.
         quant_min: The smallest integer.
         quant_max: The largest integer.
-        save_mask: What is kept for backward: True a bit per element, False the input, None the
-            input where it is a leaf (a parameter) or a view of one, and else the bits. A learned
-            scale or zero point keeps the input in any case.
+        save_mask: What is kept for the backward pass. True: one bit per element. False: the input.
+            None: the input if it is a leaf (a parameter) or a view of one, else the bits. If the
+            scale or the zero point is learned, the input is always kept.
 
     Returns:
-        The rounded numbers: the shape and dtype of ``input``.
+        The rounded numbers, with the shape and the dtype of ``input``.
 
     Example:
         >>> x, scale = torch.tensor([0.6, 1.5, -9.0]), torch.tensor(0.5)
@@ -75,12 +75,12 @@ def fake_quantize_per_channel(
         axis: The dimension that the channels are counted along; negative counts from the end.
         quant_min: The smallest integer.
         quant_max: The largest integer.
-        save_mask: What is kept for backward: True a bit per element, False the input, None the
-            input where it is a leaf (a parameter) or a view of one, and else the bits. A learned
-            scale or zero point keeps the input in any case.
+        save_mask: What is kept for the backward pass. True: one bit per element. False: the input.
+            None: the input if it is a leaf (a parameter) or a view of one, else the bits. If the
+            scale or the zero point is learned, the input is always kept.
 
     Returns:
-        The rounded numbers: the shape and dtype of ``input``.
+        The rounded numbers, with the shape and the dtype of ``input``.
 
     Example:
         >>> x, scale = torch.tensor([[0.6, 1.5], [0.6, 1.5]]), torch.tensor([0.5, 0.25])
@@ -114,12 +114,12 @@ def fake_quantize_per_token(
         zero_point: Shaped like ``scale``, integer or floating; None stands for 0.
         quant_min: The smallest integer.
         quant_max: The largest integer.
-        save_mask: What is kept for backward: True a bit per element, False the input, None the
-            input where it is a leaf (a parameter) or a view of one, and else the bits. A learned
-            scale or zero point keeps the input in any case.
+        save_mask: What is kept for the backward pass. True: one bit per element. False: the input.
+            None: the input if it is a leaf (a parameter) or a view of one, else the bits. If the
+            scale or the zero point is learned, the input is always kept.
 
     Returns:
-        The rounded numbers: the shape and dtype of ``input``.
+        The rounded numbers, with the shape and the dtype of ``input``.
 
     Example:
         >>> x, scale = torch.tensor([[0.6, 1.5], [0.6, 1.5]]), torch.tensor([[0.5], [0.25]])
@@ -157,12 +157,12 @@ def fake_quantize_per_group(
         axis: The dimension that the groups lie along.
         quant_min: The smallest integer.
         quant_max: The largest integer.
-        save_mask: What is kept for backward: True a bit per element, False the input, None the
-            input where it is a leaf (a parameter) or a view of one, and else the bits. A learned
-            scale or zero point keeps the input in any case.
+        save_mask: What is kept for the backward pass. True: one bit per element. False: the input.
+            None: the input if it is a leaf (a parameter) or a view of one, else the bits. If the
+            scale or the zero point is learned, the input is always kept.
 
     Returns:
-        The rounded numbers: the shape and dtype of ``input``.
+        The rounded numbers, with the shape and the dtype of ``input``.
 
     Example:
         >>> x, scale = torch.tensor([[0.6, 1.5, 0.6, 1.5]]), torch.tensor([[0.5, 0.25]])

@@ -22,14 +22,14 @@ def fake_quantize_per_tensor_backward(
 
     Args:
         grad: Shaped like ``input``, of its dtype.
-        input: What was rounded.
+        input: The tensor that was rounded, floating, of any shape.
         scale: ``[]`` or ``[1]``, float32 (float64 for a float64 input).
         zero_point: Shaped like ``scale``, integer or floating; None stands for 0.
         quant_min: The smallest integer.
         quant_max: The largest integer.
 
     Returns:
-        The gradient: the shape and dtype of ``input``.
+        The gradient, with the shape and the dtype of ``input``.
 
     Example:
         >>> x, scale = torch.tensor([0.5, 1.5, -9.0]), torch.tensor(0.5)
@@ -58,7 +58,7 @@ def fake_quantize_per_channel_backward(
 
     Args:
         grad: Shaped like ``input``, of its dtype.
-        input: What was rounded.
+        input: The tensor that was rounded, floating, of any shape.
         scale: ``[input.shape[axis]]``, float32 (float64 for a float64 input).
         zero_point: Shaped like ``scale``, integer or floating; None stands for 0.
         axis: The dimension that the channels are counted along; negative counts from the end.
@@ -66,7 +66,7 @@ def fake_quantize_per_channel_backward(
         quant_max: The largest integer.
 
     Returns:
-        The gradient: the shape and dtype of ``input``.
+        The gradient, with the shape and the dtype of ``input``.
 
     Example:
         >>> x, scale = torch.tensor([[0.5, 1.5], [0.5, 1.5]]), torch.tensor([0.5, 0.25])
@@ -95,7 +95,7 @@ def fake_quantize_per_token_backward(
 
     Args:
         grad: Shaped like ``input``, of its dtype.
-        input: What was rounded.
+        input: The tensor that was rounded, floating, of any shape.
         scale: ``[..., 1]`` (or ``[...]``) for an input ``[..., D]``, float32 (float64 for a float64
             input).
         zero_point: Shaped like ``scale``, integer or floating; None stands for 0.
@@ -103,7 +103,7 @@ def fake_quantize_per_token_backward(
         quant_max: The largest integer.
 
     Returns:
-        The gradient: the shape and dtype of ``input``.
+        The gradient, with the shape and the dtype of ``input``.
 
     Example:
         >>> x, scale = torch.tensor([[0.5, 1.5], [0.5, 1.5]]), torch.tensor([[0.5], [0.25]])
@@ -134,7 +134,7 @@ def fake_quantize_per_group_backward(
 
     Args:
         grad: Shaped like ``input``, of its dtype.
-        input: What was rounded.
+        input: The tensor that was rounded, floating, of any shape.
         scale: ``input.shape`` with ``ceil(n / group_size)`` for its ``n`` along ``axis``, float32
             (float64 for a float64 input).
         zero_point: Shaped like ``scale``, integer or floating; None stands for 0.
@@ -144,7 +144,7 @@ def fake_quantize_per_group_backward(
         quant_max: The largest integer.
 
     Returns:
-        The gradient: the shape and dtype of ``input``.
+        The gradient, with the shape and the dtype of ``input``.
 
     Example:
         >>> x, scale = torch.tensor([[0.5, 1.5, 0.5, 1.5]]), torch.tensor([[0.5, 0.25]])
@@ -173,7 +173,7 @@ def fake_quantize_per_tensor_backward_qparams(
 
     Args:
         grad: Shaped like ``input``, of its dtype.
-        input: What was rounded.
+        input: The tensor that was rounded, floating, of any shape.
         scale: ``[]`` or ``[1]``, float32 (float64 for a float64 input).
         zero_point: Shaped like ``scale``, integer or floating; None stands for 0.
         quant_min: The smallest integer.
@@ -216,7 +216,7 @@ def fake_quantize_per_channel_backward_qparams(
 
     Args:
         grad: Shaped like ``input``, of its dtype.
-        input: What was rounded.
+        input: The tensor that was rounded, floating, of any shape.
         scale: ``[input.shape[axis]]``, float32 (float64 for a float64 input).
         zero_point: Shaped like ``scale``, integer or floating; None stands for 0.
         axis: The dimension that the channels are counted along; negative counts from the end.
@@ -259,7 +259,7 @@ def fake_quantize_per_token_backward_qparams(
 
     Args:
         grad: Shaped like ``input``, of its dtype.
-        input: What was rounded.
+        input: The tensor that was rounded, floating, of any shape.
         scale: ``[..., 1]`` (or ``[...]``) for an input ``[..., D]``, float32 (float64 for a float64
             input).
         zero_point: Shaped like ``scale``, integer or floating; None stands for 0.
@@ -305,7 +305,7 @@ def fake_quantize_per_group_backward_qparams(
 
     Args:
         grad: Shaped like ``input``, of its dtype.
-        input: What was rounded.
+        input: The tensor that was rounded, floating, of any shape.
         scale: ``input.shape`` with ``ceil(n / group_size)`` for its ``n`` along ``axis``, float32
             (float64 for a float64 input).
         zero_point: Shaped like ``scale``, integer or floating; None stands for 0.

@@ -29,23 +29,23 @@ def int8_grouped_linear(
     have no token at all. Tokens behind the last group give 0.
 
     Args:
-        input: The integers ``q``, ``[T, K]``, int8 or uint8, the tokens of a group side by side.
-            Any strides; what is not contiguous is copied first. K is at most 131071; 65536 where it
-            is uint8 or has a zero point.
+        input: The integers ``q``, ``[T, K]``, int8 or uint8, the tokens of each group in adjacent
+            rows. Any strides; what is not contiguous is copied first. K is at most 131071; 65536
+            where it is uint8 or has a zero point.
         weight: The integers ``w``, ``[E, N, K]``, int8, contiguous.
         offsets: Where the rows of each group end, ``[E]``, int32: group e has the rows from
-            ``offsets[e - 1]`` (0 for the first) to ``offsets[e]``. They ascend, up to T at most.
-            On a GPU they are read by the device alone: what does not ascend, or lies beyond T,
-            counts as the nearest that does not.
+            ``offsets[e - 1]`` (0 for the first) to ``offsets[e]``. They ascend, and none exceeds T.
+            On a GPU only the device reads them: an offset that does not ascend, or exceeds T, is
+            replaced by the nearest valid one.
         input_scale: ``s``: one for all, ``[]`` or ``[1]``, or one for each token, ``[T]`` or
             ``[T, 1]``; float32 (float64 for a float64 result).
         weight_scale: ``sw``, ``[E, N]``, of the dtype of ``input_scale``.
-        bias: ``[E, N]``, of that dtype or of the result's; None stands for none.
+        bias: ``[E, N]``, of that dtype or of the result's; None adds no bias.
         input_zero_point: ``z``, shaped as ``input_scale`` may be, of any integer dtype; None stands
             for 0.
-        weight_sum: ``weight.sum(2, dtype=torch.int32)``, ``[E, N]``, which a zero point needs;
-            None: summed up in each call.
-        dtype: That of the result: float32, float64, float16 or bfloat16.
+        weight_sum: ``weight.sum(2, dtype=torch.int32)``, ``[E, N]``; needed with a zero point. If
+            it is None, each call computes it.
+        dtype: The dtype of the result: float32, float64, float16 or bfloat16.
 
     Returns:
         ``[T, N]``, of ``dtype``, contiguous.

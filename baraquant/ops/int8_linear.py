@@ -23,8 +23,8 @@ def int8_linear(
 
     ``y[t, n] = (sum_k (q[t, k] - z[t]) * w[n, k]) * sw[n] * s[t] + bias[n]``
 
-    Integers carry no gradient. Where the layers before are trained, :func:`quantized_linear` and
-    :func:`static_quantized_linear` take the floating input and pass it one.
+    Integers carry no gradient. If the layers before are trained, use :func:`quantized_linear` or
+    :func:`static_quantized_linear`: they take the floating input and return a gradient for it.
 
     Args:
         input: The integers ``q``, ``[..., K]``, int8 or uint8. Any strides; what is not contiguous
@@ -33,12 +33,12 @@ def int8_linear(
         input_scale: ``s``: one for all, ``[]`` or ``[1]``, or one for each token, ``[...]`` or
             ``[..., 1]``; float32 (float64 for a float64 result).
         weight_scale: ``sw``, ``[N]``, of the dtype of ``input_scale``.
-        bias: ``[N]``, of that dtype or of the result's; None stands for none.
+        bias: ``[N]``, of that dtype or of the result's; None adds no bias.
         input_zero_point: ``z``, shaped as ``input_scale`` may be, of any integer dtype; None stands
             for 0.
-        weight_sum: ``weight.sum(1, dtype=torch.int32)``, ``[N]``, which a zero point needs; None:
-            summed up in each call.
-        dtype: That of the result: float32, float64, float16 or bfloat16.
+        weight_sum: ``weight.sum(1, dtype=torch.int32)``, ``[N]``; needed with a zero point. If it
+            is None, each call computes it.
+        dtype: The dtype of the result: float32, float64, float16 or bfloat16.
 
     Returns:
         ``[..., N]``, of ``dtype``, contiguous.

@@ -22,25 +22,24 @@ def observe_min_max_(
     ``min_val = min(min_val, min x)`` and ``max_val = max(max_val, max x)``; with an averaging
     constant ``c``: ``min_val += c * (min x - min_val)`` and ``max_val += c * (max x - max_val)``
 
-    A batch with a NaN or an infinity takes no part: the range stays as it was. With an ``axis``
-    that holds for each channel by itself.
+    A batch with a NaN or an infinity is ignored: the range stays as it was. With an ``axis`` this
+    is decided for each channel separately.
 
     Args:
         input: Any shape; float32, float64, float16 or bfloat16. An empty one changes nothing.
         min_val: ``[]`` or ``[1]``, or ``[input.shape[axis]]``; float32 (float64 for a float64
-            input), contiguous. Start with inf: where an end is not finite, or
-            ``min_val > max_val``, nothing was seen yet, and the range of ``input`` is taken as it
-            is.
+            input), contiguous. Start with inf. If an end is not finite, or ``min_val > max_val``,
+            no data was seen yet, and the range becomes that of ``input``.
         max_val: Like ``min_val``, another tensor. Start with -inf.
-        axis: The dimension along which each index has a range of its own; None: one range for
+        axis: The dimension of the channels, each of which has its own range. None: one range for
             the whole tensor.
-        averaging_constant: What a new range counts, in (0, 1]: a moving average; 1 is the new range
-            itself. None: the extremes of all that was seen.
-        skipped_batches: int64, ``[]`` or ``[1]``: goes up by 1, in place, with each batch of which
-            a range took no part, however many of its ranges did not. None: not counted.
+        averaging_constant: The weight of a new range in a moving average, in (0, 1]; 1 keeps the
+            new range alone. None keeps the minimum and the maximum of all data.
+        skipped_batches: int64, ``[]`` or ``[1]``: it is incremented in place, by 1 for each batch
+            that at least one range ignored. None does not count.
 
     Returns:
-        Nothing: ``min_val`` and ``max_val`` have changed.
+        Nothing; ``min_val`` and ``max_val`` are changed in place.
 
     Example:
         >>> low, high = torch.tensor(float("inf")), torch.tensor(float("-inf"))
@@ -76,39 +75,39 @@ def observe_fake_quantize(
     ``y = (clamp(rint(x / s) + z, quant_min, quant_max) - z) * s`` with the ``s`` and ``z`` that
     :func:`choose_qparams_per_tensor` gives for the data ``{min_val, max_val}``
 
-    Either half can be switched off by a tensor on the device, without waiting for it and without
-    recompiling: where nothing is observed, ``scale`` and ``zero_point`` are used as they are.
+    A tensor on the device switches each half off, without a wait for the device and without
+    recompilation. If nothing is observed, ``scale`` and ``zero_point`` are used as they are.
 
-    A batch with a NaN or an infinity takes no part in the range, which stays as it was. The scale
-    is that of the range that stayed, or the given one before the first finite batch. With an
-    ``axis`` that holds for each channel by itself.
+    A batch with a NaN or an infinity is ignored: the range stays as it was. The scale is then that
+    of this range, or the given one before the first finite batch. With an ``axis`` this is decided
+    for each channel separately.
 
     Args:
         input: Any shape; float32, float64, float16 or bfloat16. An empty one changes nothing.
         min_val: ``[]`` or ``[1]``, or ``[input.shape[axis]]``; float32 (float64 for a float64
-            input), contiguous. Start with inf: where an end is not finite, or
-            ``min_val > max_val``, nothing was seen yet, and the range of ``input`` is taken as it
-            is. Changed in place.
+            input), contiguous. Start with inf. If an end is not finite, or ``min_val > max_val``,
+            no data was seen yet, and the range becomes that of ``input``. Changed in place.
         max_val: Like ``min_val``, another tensor. Start with -inf. Changed in place.
         scale: Like ``min_val``. Start with 1. Changed in place.
         zero_point: Like ``min_val``, but int32. Start with 0. Changed in place.
-        observer_enabled: One element, uint8 or bool; 0: the four tensors before stay, and no batch
-            is counted.
-        fake_quant_enabled: One element, uint8 or bool; 0: the result is a copy of ``input``.
-        axis: The dimension along which each index has a range and a scale of its own; None: one
-            for the whole tensor.
+        observer_enabled: One element, uint8 or bool. If it is 0, the four tensors above are not
+            changed, and no batch is counted.
+        fake_quant_enabled: One element, uint8 or bool. If it is 0, the result is a copy of
+            ``input``.
+        axis: The dimension of the channels, each of which has its own range and scale. None: one
+            range and one scale for the whole tensor.
         quant_min: The smallest integer.
         quant_max: The largest integer.
-        symmetric: Whether 0 is the middle of the range; else the running range, with 0, fills that
-            of the integers.
-        averaging_constant: What a new range counts, in (0, 1]: a moving average; 1 is the new range
-            itself. None: the extremes of all that was seen.
-        skipped_batches: int64, ``[]`` or ``[1]``: goes up by 1, in place, with each batch of which
-            a range took no part, however many of its ranges did not. None: not counted.
+        symmetric: True maps 0 to the middle of the integers' range. False maps the running range,
+            extended to include 0, to ``[quant_min, quant_max]``.
+        averaging_constant: The weight of a new range in a moving average, in (0, 1]; 1 keeps the
+            new range alone. None keeps the minimum and the maximum of all data.
+        skipped_batches: int64, ``[]`` or ``[1]``: it is incremented in place, by 1 for each batch
+            that at least one range ignored. None does not count.
 
     Returns:
-        The rounded numbers: the shape and dtype of ``input``. A NaN in it stays NaN, an infinity
-        gives an end of the range.
+        The rounded numbers, with the shape and the dtype of ``input``. A NaN in it stays NaN, an
+        infinity gives an end of the range.
 
     Example:
         >>> x, on = torch.tensor([0.6, 3.5, -1.2]), torch.tensor(True)

@@ -31,24 +31,25 @@ def qat_grouped_linear(
     :func:`torch.nn.functional.linear` are.
 
     Args:
-        input: ``[T, K]``, the tokens of a group side by side; float32, float64, float16 or
+        input: ``[T, K]``, the tokens of each group in adjacent rows; float32, float64, float16 or
             bfloat16. Any strides; what is not contiguous is copied first. K is at most 131071, or
             65536 where ``symmetric`` is False.
         weight: ``[E, N, K]``, of the dtype of ``input``.
         offsets: Where the rows of each group end, ``[E]``, int32: group e has the rows from
-            ``offsets[e - 1]`` (0 for the first) to ``offsets[e]``. They ascend, up to T at most.
-            On a GPU they are read by the device alone: what does not ascend, or lies beyond T,
-            counts as the nearest that does not.
-        bias: ``[E, N]``, of that dtype, or float32 (float64 for a float64 input); None stands for
-            none.
-        symmetric: Whether 0 is the middle of the input's range; else the range of each token, with
-            0, fills ``quant_min`` to ``quant_max``. The weight's is symmetric in any case.
-        weight_quant_min: The least integer of the weight, at least -128: ``-weight_quant_max``, or
-            one less. Four bits are -8 and 7.
-        weight_quant_max: The greatest, 1 to 127.
-        quant_min: The least integer of the input, at least -128; where ``symmetric`` is True,
+            ``offsets[e - 1]`` (0 for the first) to ``offsets[e]``. They ascend, and none exceeds T.
+            On a GPU only the device reads them: an offset that does not ascend, or exceeds T, is
+            replaced by the nearest valid one.
+        bias: ``[E, N]``, of that dtype, or float32 (float64 for a float64 input); None adds no
+            bias.
+        symmetric: True maps 0 to the middle of the integers' range. False maps
+            ``[min(0, min x), max(0, max x)]`` of each token to ``[quant_min, quant_max]``. The
+            weight is always symmetric.
+        weight_quant_min: The smallest integer of the weight: ``-weight_quant_max`` or one less, and
+            at least -128. Four bits take -8 and 7.
+        weight_quant_max: The largest integer of the weight, 1 to 127.
+        quant_min: The smallest integer of the input, at least -128. If ``symmetric`` is True, it is
             ``-quant_max`` or one less.
-        quant_max: The greatest, at most 127.
+        quant_max: The largest integer of the input, at most 127.
 
     Returns:
         ``[T, N]``, of the dtype of ``input``, contiguous.

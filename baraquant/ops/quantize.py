@@ -30,11 +30,11 @@ def quantize_per_tensor(
         quant_min: The smallest integer.
         quant_max: The largest integer.
         dtype: int8, uint8, or a floating dtype (the differentiable form).
-        save_mask: What is kept for backward: True a bit per element, False the input, None the
-            input where it is a leaf (a parameter) or a view of one, and else the bits.
+        save_mask: What is kept for the backward pass. True: one bit per element. False: the input.
+            None: the input if it is a leaf (a parameter) or a view of one, else the bits.
 
     Returns:
-        The integers: the shape of ``input``, of ``dtype``.
+        The integers, with the shape of ``input`` and of ``dtype``.
 
     Example:
         >>> x, scale = torch.tensor([0.5, 1.5, -9.0]), torch.tensor(0.5)
@@ -78,11 +78,11 @@ def quantize_per_channel(
         quant_min: The smallest integer.
         quant_max: The largest integer.
         dtype: int8, uint8, or a floating dtype (the differentiable form).
-        save_mask: What is kept for backward: True a bit per element, False the input, None the
-            input where it is a leaf (a parameter) or a view of one, and else the bits.
+        save_mask: What is kept for the backward pass. True: one bit per element. False: the input.
+            None: the input if it is a leaf (a parameter) or a view of one, else the bits.
 
     Returns:
-        The integers: the shape of ``input``, of ``dtype``.
+        The integers, with the shape of ``input`` and of ``dtype``.
 
     Example:
         >>> x, scale = torch.tensor([[0.5, 1.5], [0.5, 1.5]]), torch.tensor([0.5, 0.25])
@@ -118,11 +118,11 @@ def quantize_per_token(
         quant_min: The smallest integer.
         quant_max: The largest integer.
         dtype: int8, uint8, or a floating dtype (the differentiable form).
-        save_mask: What is kept for backward: True a bit per element, False the input, None the
-            input where it is a leaf (a parameter) or a view of one, and else the bits.
+        save_mask: What is kept for the backward pass. True: one bit per element. False: the input.
+            None: the input if it is a leaf (a parameter) or a view of one, else the bits.
 
     Returns:
-        The integers: the shape of ``input``, of ``dtype``.
+        The integers, with the shape of ``input`` and of ``dtype``.
 
     Example:
         >>> x, scale = torch.tensor([[0.5, 1.5], [0.5, 1.5]]), torch.tensor([[0.5], [0.25]])
@@ -162,11 +162,11 @@ def quantize_per_group(
         quant_min: The smallest integer.
         quant_max: The largest integer.
         dtype: int8, uint8, or a floating dtype (the differentiable form).
-        save_mask: What is kept for backward: True a bit per element, False the input, None the
-            input where it is a leaf (a parameter) or a view of one, and else the bits.
+        save_mask: What is kept for the backward pass. True: one bit per element. False: the input.
+            None: the input if it is a leaf (a parameter) or a view of one, else the bits.
 
     Returns:
-        The integers: the shape of ``input``, of ``dtype``.
+        The integers, with the shape of ``input`` and of ``dtype``.
 
     Example:
         >>> x, scale = torch.tensor([[0.5, 1.5, 0.5, 1.5]]), torch.tensor([[0.5, 0.25]])
@@ -208,7 +208,7 @@ def quantize_per_tensor_backward(
         quant_max: The largest integer.
 
     Returns:
-        The gradient: the shape and dtype of ``input``.
+        The gradient, with the shape and the dtype of ``input``.
 
     Example:
         >>> x, scale = torch.tensor([0.5, 1.5, -9.0]), torch.tensor(0.5)
@@ -245,7 +245,7 @@ def quantize_per_channel_backward(
         quant_max: The largest integer.
 
     Returns:
-        The gradient: the shape and dtype of ``input``.
+        The gradient, with the shape and the dtype of ``input``.
 
     Example:
         >>> x, scale = torch.tensor([[0.5, 1.5], [0.5, 1.5]]), torch.tensor([0.5, 0.25])
@@ -282,7 +282,7 @@ def quantize_per_token_backward(
         quant_max: The largest integer.
 
     Returns:
-        The gradient: the shape and dtype of ``input``.
+        The gradient, with the shape and the dtype of ``input``.
 
     Example:
         >>> x, scale = torch.tensor([[0.5, 1.5], [0.5, 1.5]]), torch.tensor([[0.5], [0.25]])
@@ -323,7 +323,7 @@ def quantize_per_group_backward(
         quant_max: The largest integer.
 
     Returns:
-        The gradient: the shape and dtype of ``input``.
+        The gradient, with the shape and the dtype of ``input``.
 
     Example:
         >>> x, scale = torch.tensor([[0.5, 1.5, 0.5, 1.5]]), torch.tensor([[0.5, 0.25]])

@@ -30,25 +30,25 @@ def quantized_grouped_linear(
     may have no token at all. Tokens behind the last group give 0.
 
     Args:
-        input: ``[T, K]``, the tokens of a group side by side; float32, float64, float16 or
+        input: ``[T, K]``, the tokens of each group in adjacent rows; float32, float64, float16 or
             bfloat16. Any strides; what is not contiguous is copied first. K is at most 131071, or
             65536 where ``symmetric`` is False.
         weight: The integers, ``[E, N, K]``, int8, contiguous.
         offsets: Where the rows of each group end, ``[E]``, int32: group e has the rows from
-            ``offsets[e - 1]`` (0 for the first) to ``offsets[e]``. They ascend, up to T at most.
-            On a GPU they are read by the device alone: what does not ascend, or lies beyond T,
-            counts as the nearest that does not.
+            ``offsets[e - 1]`` (0 for the first) to ``offsets[e]``. They ascend, and none exceeds T.
+            On a GPU only the device reads them: an offset that does not ascend, or exceeds T, is
+            replaced by the nearest valid one.
         weight_scale: ``[E, N]``, float32 (float64 for a float64 input).
-        bias: ``[E, N]``, of the dtype of ``weight_scale`` or of ``input``; None stands for none.
-        symmetric: Whether 0 is the middle of the input's range; else the range of each token, with
-            0, fills ``quant_min`` to ``quant_max``.
-        weight_sum: ``weight.sum(2, dtype=torch.int32)``, ``[E, N]``, which an input that is not
-            symmetric needs; None: summed up in each call.
-        quant_min: The least integer of the input, at least -128; where ``symmetric`` is True,
+        bias: ``[E, N]``, of the dtype of ``weight_scale`` or of ``input``; None adds no bias.
+        symmetric: True maps 0 to the middle of the integers' range. False maps
+            ``[min(0, min x), max(0, max x)]`` of each token to ``[quant_min, quant_max]``.
+        weight_sum: ``weight.sum(2, dtype=torch.int32)``, ``[E, N]``, needed if ``symmetric`` is
+            False. If it is None, each call computes it.
+        quant_min: The smallest integer of the input, at least -128. If ``symmetric`` is True, it is
             ``-quant_max`` or one less. Four bits are -8 and 7.
-        quant_max: The greatest, at most 127.
-        dtype: That of the result: float32, float16 or bfloat16 (float64 for a float64 input); None
-            stands for that of ``input``. The dtype of ``bias`` follows it.
+        quant_max: The largest integer of the input, at most 127.
+        dtype: The dtype of the result: float32, float16 or bfloat16 (float64 for a float64 input);
+            None takes the dtype of ``input``. The dtype of ``bias`` follows it.
 
     Returns:
         ``[T, N]``, of ``dtype``, contiguous.

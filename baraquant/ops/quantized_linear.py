@@ -31,16 +31,16 @@ def quantized_linear(
         weight: The integers ``w``, ``[N, K]``, int8, contiguous; as
             ``dynamic_range_quantize_per_channel(w, 0)`` gives them.
         weight_scale: ``sw``, ``[N]``, float32 (float64 for a float64 input).
-        bias: ``[N]``, of the dtype of ``weight_scale`` or of ``input``; None stands for none.
-        symmetric: Whether 0 is the middle of the input's range; else the range of each token, with
-            0, fills ``quant_min`` to ``quant_max``.
-        weight_sum: ``weight.sum(1, dtype=torch.int32)``, ``[N]``, which an input that is not
-            symmetric needs; None: summed up in each call.
-        quant_min: The least integer of the input, at least -128; where ``symmetric`` is True,
+        bias: ``[N]``, of the dtype of ``weight_scale`` or of ``input``; None adds no bias.
+        symmetric: True maps 0 to the middle of the integers' range. False maps
+            ``[min(0, min x), max(0, max x)]`` of each token to ``[quant_min, quant_max]``.
+        weight_sum: ``weight.sum(1, dtype=torch.int32)``, ``[N]``, needed if ``symmetric`` is False.
+            If it is None, each call computes it.
+        quant_min: The smallest integer of the input, at least -128. If ``symmetric`` is True, it is
             ``-quant_max`` or one less. Four bits are -8 and 7.
-        quant_max: The greatest, at most 127.
-        dtype: That of the result: float32, float16 or bfloat16 (float64 for a float64 input); None
-            stands for that of ``input``. The dtype of ``bias`` follows it.
+        quant_max: The largest integer of the input, at most 127.
+        dtype: The dtype of the result: float32, float16 or bfloat16 (float64 for a float64 input);
+            None takes the dtype of ``input``. The dtype of ``bias`` follows it.
 
     Returns:
         ``[..., N]``, of ``dtype``, contiguous.

@@ -23,11 +23,12 @@ def smoothquant_linear(
 
     ``y[t, n] = (sum_k (q[t, k] - z) * w[n, k]) * sw[n] * s + bias[n]``
 
-    Dividing the activations by a factor for each channel, which the weights take up, costs no step
-    of its own: ``quantize_per_channel(x, s * smooth, None, -1)`` gives the smoothed integers.
+    SmoothQuant divides each channel of the activations by a factor and multiplies the weights by
+    it. The division costs no extra step: ``quantize_per_channel(x, s * smooth, None, -1)`` gives
+    the smoothed integers.
 
-    Integers carry no gradient. Where the layers before are trained,
-    :func:`static_quantized_linear` does both steps in one and passes a gradient to ``x``.
+    Integers carry no gradient. If the layers before are trained, use
+    :func:`static_quantized_linear`: it does both steps in one and returns a gradient for ``x``.
 
     Args:
         input: The integers ``q``, ``[..., K]``, int8 or uint8. Any strides; what is not contiguous
@@ -35,12 +36,12 @@ def smoothquant_linear(
         weight: The integers ``w``, ``[N, K]``, int8, contiguous.
         weight_scale: ``sw``, ``[N]``, float32 (float64 for a float64 result).
         act_scale: ``s``, ``[]`` or ``[1]``, of the dtype of ``weight_scale``; or a number > 0.
-        bias: ``[N]``, of that dtype or of the result's; None stands for none.
+        bias: ``[N]``, of that dtype or of the result's; None adds no bias.
         act_zero_point: ``z``: ``[]``, ``[1]`` or one for each token, of any integer dtype; an int
-            goes with a number as scale; None stands for 0.
-        weight_sum: ``weight.sum(1, dtype=torch.int32)``, ``[N]``, which a zero point needs; None:
-            summed up in each call.
-        dtype: That of the result: float32, float64, float16 or bfloat16.
+            is allowed only with a number as the scale; None stands for 0.
+        weight_sum: ``weight.sum(1, dtype=torch.int32)``, ``[N]``; needed with a zero point. If it
+            is None, each call computes it.
+        dtype: The dtype of the result: float32, float64, float16 or bfloat16.
 
     Returns:
         ``[..., N]``, of ``dtype``, contiguous.

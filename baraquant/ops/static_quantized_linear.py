@@ -28,7 +28,7 @@ def static_quantized_linear(
     ``q = quantize_per_tensor(input, s, z, quant_min, quant_max)``; where ``smooth_scale`` is given,
     with ``q = quantize_per_channel(input, smooth_scale, z, -1, quant_min, quant_max)``
 
-    Both steps of :func:`smoothquant_linear` in one, so that the input gets a gradient.
+    This combines both steps of :func:`smoothquant_linear`, so that the input gets a gradient.
 
     Args:
         input: ``[..., K]``; float32, float64, float16 or bfloat16. Any strides; what is not
@@ -37,16 +37,16 @@ def static_quantized_linear(
             ``dynamic_range_quantize_per_channel(w, 0)`` gives them.
         weight_scale: ``sw``, ``[N]``, float32 (float64 for a float64 input).
         act_scale: ``s``, ``[]`` or ``[1]``, of the dtype of ``weight_scale``.
-        bias: ``[N]``, of that dtype or of the result's; None stands for none.
+        bias: ``[N]``, of that dtype or of the result's; None adds no bias.
         act_zero_point: ``z``, ``[]`` or ``[1]``, of any integer dtype; None stands for 0.
         smooth_scale: ``s * smooth``, ``[K]``, of the dtype of ``weight_scale``: the input is
-            divided by ``smooth``, which the weight has taken up; None: it is not.
-        weight_sum: ``weight.sum(1, dtype=torch.int32)``, ``[N]``, which a zero point needs; None:
-            summed up in each call.
-        quant_min: The least integer of the input, at least -128. Four bits are -8 and 7.
-        quant_max: The greatest, at most 127.
-        dtype: That of the result: float32, float16 or bfloat16 (float64 for a float64 input); None
-            stands for that of ``input``.
+            divided by ``smooth``, and the weight was multiplied by it. None: no smoothing.
+        weight_sum: ``weight.sum(1, dtype=torch.int32)``, ``[N]``; needed with a zero point. If it
+            is None, each call computes it.
+        quant_min: The smallest integer of the input, at least -128. Four bits take -8 and 7.
+        quant_max: The largest integer of the input, at most 127.
+        dtype: The dtype of the result: float32, float16 or bfloat16 (float64 for a float64 input);
+            None takes the dtype of ``input``.
 
     Returns:
         ``[..., N]``, of ``dtype``, contiguous.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""From a rule, written for any segments, to functions called like the ops."""
+"""Makes functions with the signatures of the ops from rules for any segments."""
 
 import functools
 import inspect
@@ -32,13 +32,13 @@ class Rule(torch.autograd.Function):  # type: ignore[misc]
 
 
 def granularities(name: str, rule: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """Yield ``rule`` for tensor, channel, token and group, called like the op of that ``name``."""
+    """Yield ``rule`` for all four granularities, with the signature of the op ``name``."""
     for granularity in ("per_tensor", "per_channel", "per_token", "per_group"):
         yield function(name.format(granularity), granularity, rule)
 
 
 def function(name: str, granularity: str, rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``rule``, called like the op of that ``name``: its geometry becomes the segments."""
+    """Return ``rule`` with the signature of the op ``name``, whose geometry gives the segments."""
     op = getattr(ops, name)
     signature = inspect.signature(op)
 
@@ -58,7 +58,7 @@ def function(name: str, granularity: str, rule: Callable[..., Any]) -> Callable[
 
 
 def like_the_op(rule: F) -> F:
-    """Declare a function to be called like the op of its name, of which it gets the docstring."""
+    """Give a function the signature and the docstring of the op of the same name."""
     op = getattr(ops, rule.__name__)
 
     @functools.wraps(op)

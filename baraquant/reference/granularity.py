@@ -13,8 +13,8 @@ class Segments(NamedTuple):
     """How a tensor is divided.
 
     Attributes:
-        index: Shaped like the tensor: the number of each element's segment.
-        shape: That of a tensor with one entry for each segment, in the order of their numbers.
+        index: The number of each element's segment, in the shape of the tensor.
+        shape: The shape of a tensor with one entry for each segment, in the order of their numbers.
     """
 
     index: Tensor
@@ -28,7 +28,7 @@ def segments(
     group_size: int = 1,
     device: Any = None,
 ) -> Segments:
-    """Return the segments of a tensor of ``shape``; no ``axis`` stands for one segment."""
+    """Return the segments of a tensor of ``shape``; one segment if ``axis`` is None."""
     if granularity == "per_tensor" or axis is None:
         return Segments(torch.zeros(shape, dtype=torch.int64, device=device), torch.Size([]))
     axis %= len(shape)
@@ -55,7 +55,7 @@ def expand_qparams(
 ) -> tuple[Tensor, Tensor]:
     """Return the scale and the zero point of each element in ``dtype``.
 
-    An integer zero point saturates to int32; a floating one (a learned one) stands for the nearest
+    An integer zero point saturates to int32; a floating (learned) one is rounded to the nearest
     integer of ``quant_range``.
     """
     if not isinstance(scale, Tensor):
@@ -70,7 +70,7 @@ def expand_qparams(
 
 
 def sum_segments(terms: Tensor, segments: Segments, shape: torch.Size) -> Tensor:
-    """Sum ``terms`` over each segment in float64, rounded to their dtype; of ``shape``."""
+    """Sum ``terms`` over each segment in float64; round to their dtype, in ``shape``."""
     total = torch.zeros(shape.numel(), dtype=torch.float64, device=terms.device)
     total.index_add_(0, segments.index.reshape(-1), terms.to(torch.float64).reshape(-1))
     return total.to(terms.dtype).reshape(shape)

@@ -14,9 +14,9 @@ from ._functions import like_the_op
 def _for_each_group(
     input: Tensor, weight: Tensor, offsets: Tensor, of: Callable[[int, slice], Tensor]
 ) -> Tensor:
-    """Return the rows that ``of(group, its rows)`` gives, one behind the other, and zeros behind.
+    """Return the concatenated results of ``of(group, its rows)``, followed by zeros.
 
-    Ends that do not ascend, or lie beyond the input, are taken as the nearest that do.
+    Ends that do not ascend, or exceed the input, are replaced by the nearest valid ones.
     """
     results, begin = [], 0
     for group, end in enumerate(offsets.tolist()):
@@ -33,7 +33,7 @@ def _of(tensor: Tensor | None, group: int) -> Tensor | None:
 
 
 def _rows(tensor: Tensor | None, rows: slice) -> Tensor | None:
-    """Return those rows of what has one number for each token; one number for all stays."""
+    """Return some rows of a tensor with one value per token; a single value stays as it is."""
     return tensor if tensor is None or tensor.shape in ((), (1,)) else tensor[rows]
 
 

@@ -17,8 +17,8 @@ from .rules import round_to
 def sums_of_products(q: Tensor, z: Tensor | None, w: Tensor) -> Tensor:
     """Return ``sum_k (q[t, k] - z[t]) * w[n, k]``, int32 ``[..., N]``; ``z`` is ``[..., 1]``.
 
-    Exact: float64 holds every sum of products. (A zero point from outside the integers' range may
-    take a sum beyond int32, which wraps.)
+    The sum is exact: float64 holds every sum of products. (A zero point outside the range of the
+    integers may make a sum exceed int32, which wraps.)
     """
     products = (q.to(torch.float64) @ w.to(torch.float64).T).to(torch.int64)
     if z is not None:
@@ -27,7 +27,7 @@ def sums_of_products(q: Tensor, z: Tensor | None, w: Tensor) -> Tensor:
 
 
 def add_rounding_to_odd(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``a + b``, float64; where it is not exact, the neighbour whose last bit is 1."""
+    """Return ``a + b`` in float64; if it is inexact, the neighbour whose last bit is 1."""
     total = a + b
     part = total - a
     rest = (a - (total - part)) + (b - part)  # Knuth: the exact error of the sum
@@ -37,7 +37,7 @@ def add_rounding_to_odd(a: Tensor, b: Tensor) -> Tensor:
 
 
 def balanced(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two float64 of about one size with the same product, so that neither is extreme."""
+    """Return two float64 of similar magnitude with the same product."""
     (a_part, a_power), (b_part, b_power) = torch.frexp(a), torch.frexp(b)
     power = (a_power + b_power).to(torch.float64)  # NB: ldexp computes 2^power in this dtype
     half = torch.floor(power / 2)
@@ -82,7 +82,7 @@ def fused_multiply_add(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
 
 def rescaled(acc: Tensor, s: Tensor, sw: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return ``fma(C(acc) * sw, s, bias)``, rounded once; all but ``acc`` are ``C``."""
+    """Return ``fma(C(acc) * sw, s, bias)``, rounded once; all but ``acc`` have dtype ``C``."""
     scaled = acc.to(sw.dtype) * sw
     if bias is None:
         return round_to(scaled * s, dtype)
@@ -91,7 +91,7 @@ def rescaled(acc: Tensor, s: Tensor, sw: Tensor, bias: Tensor | None, dtype: tor
 
 
 def _per_token(qparams: Tensor, input: Tensor) -> Tensor:
-    """Return ``[..., 1]``, one for each token, from one for all or one for each."""
+    """Return ``[..., 1]``, one value for each token, from one for all or one for each."""
     tokens = input.shape[:-1]
     if qparams.shape in ((), (1,)):
         return qparams.reshape(()).expand(*tokens, 1)
@@ -132,7 +132,7 @@ def int8_linear(
     weight_sum: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Return the product of integers, rescaled; ``weight_sum`` only saves a sum."""
+    """Return the rescaled integer product; ``weight_sum`` only saves a sum."""
     z = None
     if input_zero_point is not None:
         z = input_zero_point.to(torch.float64).clamp(INT32_MIN, INT32_MAX).to(torch.int32)
@@ -230,10 +230,10 @@ def static_quantized_linear(
     quant_max: int = 127,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Return :func:`smoothquant_linear` of the input, quantized with the scale that is given.
+    """Return :func:`smoothquant_linear` of the input, quantized with the given scale.
 
-    Its gradient is straight through: ``dy @ w^`` where the input lay inside the range, and times
-    ``act_scale / smooth_scale``, as the input was divided by ``smooth_scale / act_scale``.
+    Its gradient is straight through: ``dy @ w^`` where the input lay inside the range, multiplied
+    by ``act_scale / smooth_scale``, because the input was divided by ``smooth_scale / act_scale``.
     """
     granularity = "per_tensor" if smooth_scale is None else "per_channel"
     parts = segments(input.shape, granularity, device=input.device)

@@ -13,7 +13,7 @@ from .rules import compute_dtype
 
 
 def usable_scale(scale: Tensor, only_zeros: Tensor) -> Tensor:
-    """Return 1 for a segment of zeros, and else at least the smallest normal number."""
+    """Return 1 for a segment of zeros, otherwise at least the smallest normal number."""
     scale = scale.clamp(min=torch.finfo(scale.dtype).smallest_normal)  # a NaN stays
     return torch.where(only_zeros, 1.0, scale)
 
@@ -24,13 +24,14 @@ def qparams_of_range(
     """Return scale and zero point for data from ``lowest`` to ``highest``, of dtype ``C``."""
     xmin, xmax = lowest.clamp(max=0), highest.clamp(min=0)
     only_zeros = (xmin == 0) & (xmax == 0)
-    # Divisors are tensors: a GPU takes the reciprocal of a number, which gives other bits.
+    # The divisors are tensors: with a number, a GPU multiplies by the reciprocal, which gives other
+    # bits.
     if symmetric:
         middle = (quant_min + quant_max + 1) // 2
         steps = xmax.new_tensor(quant_max - middle)
         scale = usable_scale(torch.maximum(-xmin, xmax) / steps, only_zeros)
         return scale, torch.full_like(scale, middle, dtype=torch.int32)
-    # The halves keep the difference from overflowing, and change no other bit.
+    # The halves prevent an overflow of the difference, and change no other bit.
     half_steps = xmax.new_tensor(0.5 * (quant_max - quant_min))
     scale = usable_scale((0.5 * xmax - 0.5 * xmin) / half_steps, only_zeros)
     z = (quant_min - torch.round(xmin / scale)).clamp(quant_min, quant_max)
@@ -43,7 +44,7 @@ def is_known(low: Tensor, high: Tensor) -> Tensor:
 
 
 def average(running: Tensor, new: Tensor, c: Tensor) -> Tensor:
-    """Return ``running``, a share ``c`` of the way on to ``new``."""
+    """Return ``running``, moved by the share ``c`` towards ``new``."""
     step = new - running
     return torch.where(step.isfinite(), running + c * step, (1 - c) * running + c * new)
 
@@ -51,9 +52,9 @@ def average(running: Tensor, new: Tensor, c: Tensor) -> Tensor:
 def running_range(
     running: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], averaging_constant: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Return minimum and maximum once new ones were seen; all of dtype ``C``.
+    """Return the minimum and the maximum after new ones, all of dtype ``C``.
 
-    New ones that are not finite take no part. Running ones that are not known start anew.
+    New ones that are not finite are ignored. Running ones that are not known are replaced.
     """
     (running_min, running_max), (new_min, new_max) = running, new
     c = None if averaging_constant is None else new_min.new_tensor(averaging_constant)
@@ -158,7 +159,7 @@ def observe_and_fake_quantize(
         zero_point.copy_(torch.where(known, chosen[1], zero_point))
     if not fake_quant_enabled:
         return input.clone()
-    # Copies: by the time of backward, the next call may have changed them.
+    # These are copies: the next call may change the originals before the backward pass.
     return affine.fake_quantize(
         input, scale.clone(), zero_point.clone(), segments, quant_min, quant_max
     )
@@ -184,6 +185,6 @@ def observe_and_fake_quantize(
     dynamic_fake_quantize_per_token,
     dynamic_fake_quantize_per_group,
 ) = granularities("dynamic_fake_quantize_{}", dynamic_fake_quantize)
-# Per channel, or per tensor where axis is None.
+# These are per channel, or per tensor if axis is None.
 observe_min_max_ = function("observe_min_max_", "per_channel", observe_min_max)
 observe_fake_quantize = function("observe_fake_quantize", "per_channel", observe_and_fake_quantize)

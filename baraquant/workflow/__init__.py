@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What turns a whole model into one of integers: prepare, convert, quantize, save and load."""
+"""Quantizes whole models: prepare, convert, quantize, save and load."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""``convert_``: a prepared and trained model becomes one of integers."""
+"""``convert_``: converts a prepared and trained model to integers."""
 
 from torch import nn
 
@@ -15,26 +15,26 @@ CALLER = "baraquant.qat.convert_"
 
 
 def convert_(model: nn.Module) -> Report:
-    """Swap the layers of a prepared model, in place, for layers of integers.
+    """Swap the layers of a prepared model, in place, for quantized layers.
 
     A layer whose input has a static range but that no batch has reached, while others were reached,
     keeps a floating input; the report says so.
 
-    Each computes what the prepared one did in evaluation: the same bits, where the model is of
-    linear layers, embeddings and what lies between; of a convolution too, as long as PyTorch
-    chooses the same algorithm. Weights that are tied stay tied: their integers are stored once. All
-    is decided before the first swap: an error leaves the model as it was.
+    Each new layer gives the same bits as the prepared layer in evaluation. For a convolution this
+    holds as long as PyTorch chooses the same algorithm. Tied weights stay tied: their integers are
+    stored once. Every decision comes before the first swap: an error leaves the model unchanged.
 
     Args:
-        model: Prepared by :func:`prepare_`, and trained.
+        model: A model that was prepared by :func:`prepare_` and trained.
 
     Returns:
-        What was swapped, what stayed floating, and how much that is; ``print`` shows a table.
+        A report of what was swapped, what stayed floating, and their sizes; ``print`` shows a
+        table.
 
     Raises:
-        ValueError: No layer is prepared; a scale is not known yet, as no batch was seen in
-            training, or it is NaN or infinite. The message has the layer's path.
-        TypeError: Something that is no module, or scripted.
+        ValueError: No layer is prepared, or a scale is unknown (training has seen no batch), NaN or
+            infinite. The message has the layer's path.
+        TypeError: ``model`` is not a module, or is scripted.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
@@ -58,7 +58,7 @@ def convert_(model: nn.Module) -> Report:
 
 
 class Converter:
-    """Makes layers of integers of prepared ones; those whose weights are tied share the integers.
+    """Converts prepared layers; layers with tied weights share the integers.
 
     Args:
         unseen: The ids of layers whose inputs are to stay floating.
@@ -72,7 +72,7 @@ class Converter:
         self._kept: list[nn.Module] = []  # whose ids are those keys
 
     def decide(self, module: nn.Module) -> Decision:
-        """Return the layer that takes the place of a prepared one, or why there is none."""
+        """Return the layer that replaces a prepared one, or why there is none."""
         if layer_of_prepared(module) is None:
             if is_converted(module):
                 return "it is converted already"
@@ -85,11 +85,11 @@ class Converter:
         return Swap(new, type(new).__name__ + about)
 
     def convert(self, prepared: nn.Module) -> nn.Module:
-        """Return the layer of integers for a prepared one.
+        """Return the quantized layer for a prepared one.
 
         Raises:
-            ValueError: A scale is not known or not finite, or a kind of layer that was registered
-                makes something else than it said.
+            ValueError: A scale is unknown or not finite, or a registered kind of layer returns
+                another class than it declared.
         """
         layer = layer_of_prepared(prepared)
         assert layer is not None
@@ -107,7 +107,7 @@ class Converter:
         return new
 
     def integers(self, module: QuantizesWeight) -> Integers:
-        """Return a prepared layer's weight as integers, those of tied weights once."""
+        """Return a prepared layer's weight as integers, once for tied weights."""
         config = module.config.weight
         is_own = config.dynamic and module.weight_fake_quant.is_dynamic
         quantizer = None if is_own else id(module.weight_fake_quant)

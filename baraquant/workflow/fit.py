@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The scales of weights of few bits, fitted to the weights: the least squared error of several."""
+"""Fits the scales of weights of few bits: tries several, and takes the minimum squared error."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from .. import ops
 from ..nn import FakeQuantize
 from ..nn.training._range import qparams_of_range
 
-# Of the range of the weights: the whole of it down to half of it, the widest first.
+# The candidates, as shares of the weights' range: from all of it down to half, the widest first.
 FACTORS = [1.0 - step / 50 for step in range(26)]
 
-# Numbers at a time, so that the temporaries stay small.
+# The number of elements at a time, so that the temporaries stay small.
 _CHUNK = 1 << 22
 
 
 def fit_scale(rows: Tensor, quantizer: FakeQuantize) -> FakeQuantize:
-    """Return a fake quantizer with the scales that fit the numbers best.
+    """Return a fake quantizer with the scales that fit the values best.
 
-    For each scale 26 ranges are tried: that of its numbers, and narrower ones down to half of it.
-    The squared error of what they round to decides; the wider one where two are alike.
+    For each scale 26 ranges are tried: the full range of its values, and narrower ones down to half
+    of it. The range with the minimum squared error is taken, and of two equal ones the wider.
 
     Args:
-        rows: What the quantizer takes, with a dimension of rows first.
-        quantizer: A dynamic one, whose integers and whose granularity the new one has:
-            ``per_tensor``, ``per_channel`` (of rows) or ``per_group`` (along them).
+        rows: The input of the quantizer; its first dimension counts rows.
+        quantizer: A dynamic quantizer. The new one has its integers and its granularity:
+            ``per_tensor``, ``per_channel`` (one scale per row) or ``per_group`` (along rows).
     """
     size, granularity = quantizer.group_size, quantizer.granularity
     shapes = {"per_tensor": [], "per_channel": [rows.shape[0]]}

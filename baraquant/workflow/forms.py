@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How a module of integers is stored: its options, which are plain values, and its tensors.
+"""How a converted module is stored: its options, which are plain values, and its tensors.
 
-All go by the names of the constructor's arguments. So the constructor is what checks that they fit,
-on the meta device, before a byte of data is read.
+All have the names of the constructor's arguments. So the constructor checks that they fit, on the
+meta device, before any data is read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FLOATS = {str(dtype).removeprefix("torch."): dtype for dtype in (
 
 @dataclass(frozen=True)
 class Option:
-    """A plain argument: how it is read off a module, what JSON may hold, what becomes of that."""
+    """A plain argument: how to read it from a module, what JSON may hold, and how to parse that."""
 
     read: Callable[[nn.Module], Any]
     is_valid: Callable[[Any], bool]
@@ -39,11 +39,11 @@ class Form:
     Attributes:
         module: The class.
         options: The constructor's plain arguments.
-        tensors: The constructor's tensors by their names in the state dict; True: always there.
-        since: Options that older files have not: the first format that has one, and the value that
-            stands for it before.
-        takes_place: Whether the constructor gets all tensors as a mapping, and the float module
-            whose place it takes, as ``like``: it keeps what that has beside its weights.
+        tensors: The constructor's tensors by their names in the state dict; True if required.
+        since: Options that older files lack: the first format that has the option, and its value
+            for older formats.
+        takes_place: Whether the constructor takes all tensors as a mapping, and the float module
+            that it replaces as ``like``, of which it keeps everything except the weights.
     """
 
     module: type[nn.Module]
@@ -56,7 +56,7 @@ class Form:
         """Return the options of a module as plain data.
 
         Raises:
-            ValueError: One is something that a file cannot hold.
+            ValueError: A file cannot hold the value of an option.
         """
         values = {name: option.read(module) for name, option in self.options.items()}
         for name, value in values.items():
@@ -69,8 +69,8 @@ class Form:
         """Return the constructor's arguments for options read from a file, checked.
 
         Args:
-            options: What the file has.
-            version: Its format.
+            options: The options in the file.
+            version: The format of the file.
 
         Raises:
             ValueError: An option is missing, unknown, or of another type.
@@ -93,13 +93,13 @@ class Form:
         """Call the constructor.
 
         Args:
-            options: What :meth:`parse` returned.
-            like: The module whose place it takes.
-            tensors: By their names in the state dict; on the meta device, all is checked and
-                nothing computed.
+            options: The result of :meth:`parse`.
+            like: The module that it replaces.
+            tensors: The tensors by their names in the state dict. On the meta device everything is
+                checked and nothing is computed.
 
         Raises:
-            ValueError: A tensor is missing or unknown, or something does not fit.
+            ValueError: A tensor is missing or unknown, or does not fit.
             TypeError: A tensor has another dtype.
         """
         for name, required in self.tensors.items():
@@ -121,11 +121,11 @@ class Form:
         return [name for name in self.tensors if name.endswith("qweight")]
 
     def check_names(self, module: nn.Module, sizes: Iterable[str] = ()) -> None:
-        """Check that a module has the tensors that it is stored by, and no others; and its options.
+        """Check that a module has the tensors and options of its form, and no other tensors.
 
         Args:
-            module: Of the form's class.
-            sizes: Other attributes that it is to have.
+            module: A module of the form's class.
+            sizes: Other attributes that it must have.
 
         Raises:
             ValueError: One is missing, or unknown.
@@ -145,10 +145,10 @@ class Form:
             )
 
     def check_values(self, module: nn.Module) -> None:
-        """Check the numbers within a module's tensors.
+        """Check the values in a module's tensors.
 
         Raises:
-            ValueError: A tensor is missing, an integer beyond its width, or a scale that is not
+            ValueError: A tensor is missing, an integer does not fit its width, or a scale is not
                 finite and > 0.
         """
         own = module.state_dict()
@@ -195,27 +195,27 @@ def _check_positive(name: str, tensor: Tensor) -> None:
 
 
 def attribute_option(name: str, is_valid: Callable[[Any], bool], expected: str) -> Option:
-    """Return an option that is the attribute of its name."""
+    """Return an option that is the attribute of the same name."""
     return Option(lambda module: getattr(module, name), is_valid, expected)
 
 
 def is_int(value: Any) -> bool:
-    """Return whether a value is a whole number that 64 bits hold, and no bool."""
+    """Return whether a value is an integer of 64 bits, and not a bool."""
     return type(value) is int and -(2**63) <= value < 2**63
 
 
 def bool_option(name: str) -> Option:
-    """Return an option that is true or false."""
+    """Return an option that is a bool."""
     return attribute_option(name, lambda value: type(value) is bool, "true or false")
 
 
 def int_option(name: str) -> Option:
-    """Return an option that is a whole number."""
+    """Return an option that is an integer."""
     return attribute_option(name, is_int, "a whole number")
 
 
 def maybe_int_option(name: str) -> Option:
-    """Return an option that is a whole number above 0, or None."""
+    """Return an option that is an integer above 0, or None."""
     return Option(
         lambda module: getattr(module, name) or None,
         lambda value: value is None or is_int(value),
@@ -272,7 +272,7 @@ def _is_tuple(value: Any) -> bool:
 
 
 def sizes_option(name: str) -> Option:
-    """Return an option of whole numbers, such as a stride; a padding may be a word."""
+    """Return an option of integers, such as a stride; a padding may be a string."""
     return Option(
         lambda module: v if isinstance(v := getattr(module, name), str) else list(v),
         lambda value: _is_tuple(value) or (name == "padding" and isinstance(value, str)),
@@ -287,7 +287,7 @@ def name_option(name: str) -> Option:
 
 
 def plain_option(name: str) -> Option:
-    """Return an option of a user's own kind of layer: any plain value."""
+    """Return an option of a registered kind of layer: any plain value."""
     return Option(
         lambda module: _plain(getattr(module, name)),
         lambda value: (

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The table of layers: every kind that can be quantized, and all that is known of it.
+"""The table of layers: every kind that can be quantized, and how.
 
 :func:`baraquant.qat.prepare_`, :func:`baraquant.qat.convert_`, :func:`baraquant.quantize_`,
-:func:`baraquant.save` and :func:`baraquant.load_` read it. A new kind is a new row here, or a call
-of :func:`baraquant.register_layer`.
+:func:`baraquant.save` and :func:`baraquant.load_` read this table. A new kind of layer needs a new
+row here, or a call of :func:`baraquant.register_layer`.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class Layer:
 
     Attributes:
         float_type: The float module.
-        training: What :func:`baraquant.qat.prepare_` makes of it, by ``from_float(module,
-            config)``.
-        forms: What it may become once converted, and how that is stored.
+        training: The class for training, which :func:`baraquant.qat.prepare_` makes with
+            ``from_float(module, config)``.
+        forms: The classes that conversion may give, and how each is stored.
         convert: ``convert(prepared, integers)`` returns the converted module. ``integers`` is a
-            function without arguments, of the quantized weight.
-        sizes: The attributes that a converted module and the float one agree in: of the first, and
-            what the second calls it.
-        why_not: Why a float module stays floating with a configuration; None: it need not.
-        keeps_input: Whether :func:`baraquant.quantize_` leaves its input floating.
+            function without arguments that returns the quantized weight.
+        sizes: The attributes that must be equal in a converted module and the float one: the name
+            in the converted one, and the name in the float one.
+        why_not: Returns why a float module stays floating with a configuration, or None.
+        keeps_input: Whether :func:`baraquant.quantize_` leaves the input floating.
     """
 
     float_type: type[nn.Module]
@@ -56,24 +56,24 @@ class Layer:
 
     @property
     def name(self) -> str:
-        """What the float kind is called."""
+        """The name of the float class."""
         return self.float_type.__name__
 
     def matches(self, module: nn.Module) -> bool:
-        """Whether a module is one of the float kind."""
+        """Whether a module is of the float class."""
         return isinstance(module, self.float_type)
 
     def base_of(self, module: nn.Module) -> type[nn.Module]:
-        """Return the class whose forward the layer computes; a subclass may have one of its own."""
+        """Return the class whose forward the layer computes; a subclass may define another one."""
         return self.float_type
 
     def own_names(self, module: nn.Module) -> set[str] | None:
-        """Return what of a float module's registered names is the layer's own; None: all."""
+        """Return those registered names of a float module that belong to the layer; None: all."""
         is_plain = type(module).forward is self.base_of(module).forward
         return None if is_plain else {"weight", "bias"}
 
     def why_not_itself(self, module: nn.Module) -> str | None:
-        """Why a module cannot be swapped, whatever the configuration; None where it can."""
+        """Return why no configuration can swap a module; None if one can."""
         return why_not(module, self.base_of(module))
 
 
@@ -82,7 +82,7 @@ def _convert_linear(prepared: Any, integers: Callable[[], Integers]) -> nn.Modul
 
 
 def linear_form(prepared: Any) -> type[Any]:
-    """Return the class of integers that a prepared linear layer becomes."""
+    """Return the class that a prepared linear layer is converted to."""
     if not prepared.is_integer:
         return bnn.WeightOnlyLinear
     is_static = prepared.config.is_static
@@ -90,7 +90,7 @@ def linear_form(prepared: Any) -> type[Any]:
 
 
 def converts_to(kind: Any) -> Convert:
-    """Return what converts a prepared layer to a class with ``from_prepared``."""
+    """Return a function that converts a prepared layer with ``from_prepared``."""
 
     def convert(prepared: Any, integers: Callable[[], Integers]) -> nn.Module:
         converted: nn.Module = kind.from_prepared(prepared, integers())
@@ -209,12 +209,12 @@ _EXPERTS_FORM = Form(
 
 
 class Experts(Layer):
-    """The kind of a mixture's experts, whose weights have a dimension for the expert."""
+    """The kind for mixtures of experts, whose weights have a dimension for the expert."""
 
     name = "module of experts"
 
     def matches(self, module: nn.Module) -> bool:
-        """Whether a module is one, by the attributes that transformers gives them."""
+        """Whether a module holds experts, by the attributes that transformers gives them."""
         return is_experts(module)
 
     def base_of(self, module: nn.Module) -> type[nn.Module]:
@@ -227,17 +227,17 @@ class Experts(Layer):
         return None if form is None else form.own
 
     def why_not_itself(self, module: nn.Module) -> str | None:
-        """Why a module cannot be swapped, whatever the configuration."""
+        """Return why no configuration can swap a module."""
         return bnn.FakeQuantizedExperts.why_not(module)
 
 
 class TransformersConv1D(Layer):
-    """The kind of transformers' ``Conv1D``, known by its name: transformers is not imported."""
+    """The kind for transformers' ``Conv1D``, found by its name: transformers is not imported."""
 
     name = "Conv1D"
 
     def matches(self, module: nn.Module) -> bool:
-        """Whether a module is one, of a class with that name and those sizes."""
+        """Whether a module is a ``Conv1D``: its class has that name and those sizes."""
         kind = type(module)
         is_theirs = kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
         return is_theirs and hasattr(module, "nx")
@@ -281,31 +281,31 @@ LAYERS: list[Layer] = [
 
 
 def layers() -> list[Layer]:
-    """Return all kinds of layers, a user's own first."""
+    """Return all kinds of layers, registered ones first."""
     return LAYERS[::-1]
 
 
 def layer_of(module: nn.Module) -> Layer | None:
-    """Return the kind of a float module; None: it is of no kind that can be quantized."""
+    """Return the kind of a float module; None if it cannot be quantized."""
     if is_prepared(module) or is_converted(module):
         return None
     return next((layer for layer in layers() if layer.matches(module)), None)
 
 
 def layer_of_prepared(module: nn.Module) -> Layer | None:
-    """Return the kind of a module in training; None: it is none."""
+    """Return the kind of a prepared module; None if it is not one."""
     kind = plain_type(module)
     return next((layer for layer in layers() if layer.training is kind), None)
 
 
 def form_of(module: nn.Module) -> Form | None:
-    """Return how a converted module is stored; None: it is none."""
+    """Return how a converted module is stored; None if it is not one."""
     kind = plain_type(module)
     return next((form for layer in layers() for form in layer.forms if form.module is kind), None)
 
 
 def form_named(name: str) -> Form | None:
-    """Return how the modules of a class of this name are stored; None: there is none."""
+    """Return how modules of a class of this name are stored; None if there is no such class."""
     found = (form for layer in layers() for form in layer.forms if form.module.__name__ == name)
     return next(found, None)
 
@@ -321,9 +321,9 @@ def layer_with(form: Form) -> Layer:
 
 
 def further_names(module: nn.Module) -> set[str]:
-    """Return what a layer registers beside the tensors of its kind.
+    """Return what a layer registers in addition to the tensors of its kind.
 
-    These are the parameters, buffers and modules of a subclass whose forward the layer has.
+    These are the parameters, buffers and modules of the subclass that gave the layer its forward.
     """
     if is_prepared(module) or is_converted(module):
         return set(getattr(module, "_further", ()))
@@ -335,7 +335,7 @@ def further_names(module: nn.Module) -> set[str]:
 
 
 def inside(modules: Mapping[str, nn.Module]) -> Callable[[str], bool]:
-    """Return a function that says whether a name is that of a tensor of some layers' kinds.
+    """Return a function that says whether a name is a tensor of one of some layers.
 
     Args:
         modules: The layers, float or converted, by their paths.
@@ -352,17 +352,17 @@ def inside(modules: Mapping[str, nn.Module]) -> Callable[[str], bool]:
 
 
 def is_prepared(module: nn.Module) -> bool:
-    """Whether a module is one in training."""
+    """Whether a module is a prepared layer."""
     return layer_of_prepared(module) is not None
 
 
 def is_converted(module: nn.Module) -> bool:
-    """Whether a module is one of integers."""
+    """Whether a module is a converted layer."""
     return form_of(module) is not None
 
 
 def unknown_weights(module: nn.Module) -> str | None:
-    """Why a module with weights of its own has no quantized form here; None: it has no weights."""
+    """Return why a module with weights has no quantized form; None if it has no weights."""
     if isinstance(module, (bnn.LearnedFakeQuantize, parametrize.ParametrizationList)):
         return None  # parts of a layer that has been looked at
     if parametrize.is_parametrized(module):
@@ -379,13 +379,13 @@ def unknown_weights(module: nn.Module) -> str | None:
 
 
 def parents(name: str) -> list[str]:
-    """Return the paths that a name lies below, the shortest first."""
+    """Return the paths that contain a name, the shortest first."""
     parts = name.split(".")
     return [".".join(parts[:end]) for end in range(1, len(parts))]
 
 
 def weights_of(module: nn.Module) -> list[Tensor]:
-    """Return the parameters of a float module that would become integers."""
+    """Return the parameters of a float module that quantization turns into integers."""
     return [
         parameter
         for name, parameter in module._parameters.items()

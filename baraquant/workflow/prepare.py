@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""``prepare_``: a float model becomes one that trains for its life as integers."""
+"""``prepare_``: prepares a float model for quantization-aware training."""
 
 from __future__ import annotations
 
@@ -33,54 +33,54 @@ def prepare_(
     """Swap the layers of ``model``, in place, for layers of quantization-aware training.
 
     * ``Linear`` becomes :class:`baraquant.nn.FakeQuantizedLinear`,
-    * convolutions and transposed ones become layers whose weights are fake-quantized, and whose
-      inputs are where they have one scale (a scale per token is nothing to a convolution),
+    * convolutions and transposed convolutions become layers with fake-quantized weights, and with
+      fake-quantized inputs if the inputs have one scale (not one per token),
     * ``Embedding`` becomes a layer whose rows are fake-quantized,
-    * ``MultiheadAttention``, ``LSTM``, ``GRU`` and ``RNN`` become those of :mod:`baraquant.nn`,
-      with a ``FakeQuantizedLinear`` for each of their products in place of packed weights,
-    * kinds of your own that :func:`baraquant.register_layer` knows.
+    * ``MultiheadAttention``, ``LSTM``, ``GRU`` and ``RNN`` become the modules of
+      :mod:`baraquant.nn`, which have a ``FakeQuantizedLinear`` for each product instead of packed
+      weights,
+    * layers that you registered with :func:`baraquant.register_layer` become your classes.
 
-    A subclass of ``Linear`` or ``Embedding`` whose ``forward`` calls its parent's keeps it. The new
-    layers share their parameters with the old ones: what was tied stays tied, and an optimizer that
-    was made before goes on, but for learned scales and for what was packed, which are new
-    parameters. Layers that occur several times are swapped once. Hooks are taken over. All is
-    decided before the first swap: an error leaves the model as it was. The fused evaluation of
-    ``TransformerEncoder``, which would go past the new layers, is switched off.
+    A subclass of ``Linear`` or ``Embedding`` keeps its ``forward`` if this calls the parent's. The
+    new layers share their parameters with the old ones: tied weights stay tied, and an optimizer
+    that was made before stays valid. Exceptions are learned scales and unpacked weights, which are
+    new parameters. A layer that occurs several times is swapped once. Hooks are kept. Every
+    decision comes before the first swap: an error leaves the model unchanged. The fused evaluation
+    of ``TransformerEncoder`` is switched off, because it would bypass the new layers.
 
-    A weight that several layers share stays one, with one scale, learned or not. Where one of these
-    layers stays floating, the others do too: the model would hold the weight twice. A layer that
-    the configuration does not fit (a group size that does not divide its inputs) stays floating.
+    A weight that several layers share stays one weight with one scale, learned or not. If one of
+    these layers stays floating, the others do too: otherwise the model would hold the weight twice.
+    A layer stays floating if the configuration does not fit it, for example if the group size does
+    not divide its inputs.
 
     Prepare a model before it is compiled, scripted or wrapped for several processes. Scales of
-    inputs that are not dynamic come from ``calibration``, or from the first batch in training:
-    until then evaluation is refused (learned) or gives NaN (static). Learned ones have to be known
-    before the model is wrapped; they are float32, which ``fully_shard`` does not take beside
-    parameters of another dtype: keep those float32 too, with
+    inputs that are not dynamic come from ``calibration`` or from the first batch in training.
+    Before that, evaluation raises an error (learned scales) or gives NaN (static scales). Learned
+    scales must be known before the model is wrapped. They are float32, and ``fully_shard`` does not
+    accept parameters of different dtypes: keep the other parameters float32 too, with
     ``MixedPrecisionPolicy(param_dtype=torch.bfloat16)``.
 
     Args:
-        model: Holds the layers; its root stays.
-        config: A :class:`baraquant.QuantConfig`, as :func:`baraquant.W8A8` and the like return one.
-            Or a dictionary from patterns of paths (``"encoder.*"``, by :mod:`fnmatch`) or types
-            (``nn.Embedding``) to such configurations: the first that matches counts, and None
-            leaves a layer floating.
-        filter_fn: ``filter_fn(module, name)`` says whether to swap one of these layers; None swaps
-            all.
-        calibration: Typical inputs, as :func:`baraquant.quantize_` takes them, from which the
-            ranges of static inputs start, and the scales of learned ones. The observers
-            ``percentile`` and ``mse`` need it for static inputs, and keep their range from there
-            on.
-        progress: Whether calibration shows a bar: on a terminal, and where rich is installed.
+        model: The model that contains the layers; the root itself is not swapped.
+        config: A :class:`baraquant.QuantConfig`, for example :func:`baraquant.W8A8`. Or a
+            dictionary from path patterns (``"encoder.*"``, by :mod:`fnmatch`) or types
+            (``nn.Embedding``) to configurations: the first match counts, and None leaves a layer
+            floating.
+        filter_fn: ``filter_fn(module, name)`` says whether to swap a layer; None swaps all.
+        calibration: Typical inputs, as for :func:`baraquant.quantize_`. They give the initial
+            ranges of static inputs and the initial learned scales. The observers ``percentile`` and
+            ``mse`` need them for static inputs, and keep the range from then on.
+        progress: Whether calibration shows a progress bar, on a terminal and if rich is installed.
 
     Returns:
-        What was swapped, what was left out and why, and how much that is; ``print`` shows a table.
+        A report of what was swapped, what was left out and why, and their sizes; ``print`` shows a
+        table.
 
     Raises:
-        ValueError: No layer to swap, as the configuration fits none or for other reasons (the
-            message has some); a pattern that matches no layer; two configurations for one weight; a
-            layer that cannot be swapped though a key is its path; or a model wrapped for several
-            processes.
-        TypeError: Something that is no module, no configuration, or scripted.
+        ValueError: There is no layer to swap (the message has reasons); a pattern matches no layer;
+            one weight gets two configurations; a layer cannot be swapped although a key is its
+            path; or the model is wrapped for several processes.
+        TypeError: ``model`` is not a module or is scripted, or ``config`` is not a configuration.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
@@ -105,7 +105,7 @@ def _calibrate(
     calibration: Calibration | None,
     progress: bool,
 ) -> None:
-    """Give static inputs the range of calibration data."""
+    """Give static inputs the ranges of the calibration data."""
     for path, one in chosen.items():
         observer = one.scheme.observer
         is_static = one.prepared.config.is_static and not one.prepared.config.activation.learned

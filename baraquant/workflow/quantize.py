@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""``quantize_``: a float model becomes one of integers, without training.
+"""``quantize_``: quantizes a float model without training.
 
-Each layer is prepared as for training, gets the scales that calibration and the weights ask for,
-and is converted.
+Each layer is prepared as for training, gets its scales from calibration and from its weights, and
+is converted.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ def quantize_(
     filter_fn: FilterFn | None = None,
     progress: bool = True,
 ) -> Report:
-    """Quantize the layers of a trained model in place: the model becomes one of integers.
+    """Quantize the layers of a trained model in place.
 
     It takes every scheme that :func:`baraquant.qat.prepare_` takes, swaps the same kinds of layers
-    (linear layers, convolutions, embeddings, attentions, recurrent layers and your own), and gives
-    the layers that :func:`baraquant.qat.convert_` makes. A scale that training would learn or
-    observe is found here: that of an input on the calibration data, that of a weight of fewer than
-    eight bits by ``scale_rule``. Weights that are tied stay tied, and floating together where one
-    of their layers cannot be quantized; a module in several places stays one module.
+    (linear layers, convolutions, embeddings, attentions, recurrent layers and your own), and makes
+    the same layers as :func:`baraquant.qat.convert_`. It finds the scales that training would learn
+    or observe: the scale of an input from the calibration data, and the scale of a weight of fewer
+    than eight bits by ``scale_rule``. Tied weights stay tied; if one of their layers cannot be
+    quantized, all of them stay floating. A module in several places stays one module.
 
-    Of a convolution only the weight is quantized, whatever the scheme: no convolution computes with
-    integers here, so rounding its input would cost accuracy and gain nothing.
+    A convolution quantizes only its weight, whatever the scheme: convolutions compute in floating
+    point, so rounding the input would cost accuracy and gain nothing.
 
-    With :class:`~baraquant.SmoothQuant`, the division of an input is folded into the LayerNorm,
-    RMSNorm or Linear before it, if nothing else reads that one's output, as found on the
-    calibration data; else it goes into the quantization of the layer's input. A linear layer that
-    ``filter_fn`` keeps floating can be that one: it then has other weights.
+    With :class:`~baraquant.SmoothQuant`, the division of an input is folded into the preceding
+    LayerNorm, RMSNorm or Linear if nothing else reads its output. A run on the calibration data
+    shows this. Otherwise the division becomes part of the quantization of the input. The preceding
+    layer may also be one that ``filter_fn`` keeps floating: its weights then change.
 
     Some models read a layer's weight and never call it, or call it in some uses alone. A layer that
     the calibration data does not reach keeps a floating input, or is not smoothed; the report says
@@ -65,33 +65,34 @@ def quantize_(
 
     Args:
         model: The model; its root has to contain the layers.
-        config: A :class:`baraquant.QuantConfig`, as :func:`baraquant.W8A8`, :func:`baraquant.W4A16`
-            and the like return one, or :class:`baraquant.SmoothQuant`. Or a dictionary from
-            patterns of paths (``"encoder.*"``, by :mod:`fnmatch`) or types (``nn.Embedding``) to
-            these: the first that matches counts, and None leaves a layer floating.
-        calibration: Typical inputs, for schemes with static inputs and
-            :class:`~baraquant.SmoothQuant`: batches (a tuple is passed as ``model(*batch)``, a
-            mapping as ``model(**batch)``, all else as ``model(batch)``), or a function that is
-            called with the model and runs it: ``lambda model: [model(x) for x, _ in loader]``
-            where batches hold labels too. Other schemes do not look at it. The model runs in
-            evaluation mode; what is kept of the data does not grow with it.
-        filter_fn: ``filter_fn(module, name)`` says whether to quantize one of these layers; None:
-            all.
-        progress: Whether calibration shows a bar: on a terminal, and where rich is installed.
+        config: A :class:`baraquant.QuantConfig`, for example :func:`baraquant.W8A8` or
+            :func:`baraquant.W4A16`, or :class:`baraquant.SmoothQuant`. Or a dictionary from path
+            patterns (``"encoder.*"``, by :mod:`fnmatch`) or types (``nn.Embedding``) to
+            configurations: the first match counts, and None leaves a layer floating.
+        calibration: Typical inputs, for schemes with static inputs and for
+            :class:`~baraquant.SmoothQuant`; other schemes ignore it. Either an iterable of batches
+            (a tuple is passed as ``model(*batch)``, a mapping as ``model(**batch)``, anything else
+            as ``model(batch)``), or a function that is called with the model and runs it, for
+            example ``lambda model: [model(x) for x, _ in loader]`` if batches also hold labels. The
+            model runs in evaluation mode. The memory does not grow with the data.
+        filter_fn: ``filter_fn(module, name)`` says whether to quantize a layer; None quantizes all.
+        progress: Whether calibration shows a progress bar, on a terminal and if rich is installed.
 
     Returns:
-        What was quantized, what was left out and why, and how much that is; ``print`` shows it.
+        A report of what was quantized, what was left out and why, and their sizes; ``print`` shows
+        it.
 
     Raises:
         ValueError: No layer can be quantized; a weight is not finite; no calibration data, none
             that is finite for a layer, or none that reaches one; a pattern that matches no
             layer; two configurations for one weight; or a layer that cannot be quantized though a
             key is its path. The message has the layer's path, and the model is as it was.
-        TypeError: A config, model or filter of another type, or a first batch that the model does
-            not take.
+        TypeError: ``config``, ``model`` or ``filter_fn`` has another type, or the model does not
+            take the first batch.
 
     Warns:
-        UserWarning: Inputs with a NaN or an infinity were left out; with the layers and the counts.
+        UserWarning: Inputs with a NaN or an infinity were ignored; the warning has the layers and
+            the counts.
 
     Example:
         >>> from torch import nn
@@ -129,7 +130,7 @@ def quantize_(
 
 
 def _after_training(config: QuantConfig, layer: Layer) -> QuantConfig:
-    """Return what a configuration is where nothing is trained."""
+    """Return a configuration as it is without training."""
     weight = replace(config.weight, learned=False, dynamic=True)
     activation = config.activation
     if layer.keeps_input:
@@ -199,7 +200,7 @@ def _calibrate(
     calibration: Calibration | None,
     progress: bool,
 ) -> None:
-    """Give layers with static inputs the scales that their observers find."""
+    """Give layers with static inputs the scales of their observers."""
     if calibration is None:
         return
     observers = observe_inputs(model, chosen, calibration, progress=progress, where=_CALLER)
@@ -234,7 +235,7 @@ def _fixed(
 
 
 def _make(maker: _Maker, path: str, one: Chosen) -> nn.Module:
-    """Make a layer of integers, or say in which one that failed: a user's own may do anything."""
+    """Convert a layer; if that fails, name the layer: a registered one may raise anything."""
     try:
         return maker.make(path, one)
     except (ValueError, TypeError) as error:
@@ -242,20 +243,20 @@ def _make(maker: _Maker, path: str, one: Chosen) -> nn.Module:
 
 
 class _Maker:
-    """Makes the layers of integers; layers that share a weight share its integers."""
+    """Makes the converted layers; layers that share a weight share its integers."""
 
     def __init__(self, plan: Mapping[str, Smoothing]) -> None:
         self._plan = plan
         self._converter = Converter()
         self._fitted: dict[tuple[int, torch.Size, str, TensorConfig], FakeQuantize] = {}
         self._kept: list[Tensor] = []  # whose addresses are those keys
-        # What a layer's own output is divided by, for the layers behind it.
+        # The divisor of a layer's own output, for the layers after it.
         self._divisors = {
             one.producer: one.smooth for one in plan.values() if one.producer is not None
         }
 
     def make(self, path: str, one: Chosen) -> nn.Module:
-        """Return the layer that takes the place of a float one."""
+        """Return the layer that replaces a float one."""
         prepared, weight = one.prepared, one.prepared.config.weight
         smoothing, divisor = self._plan.get(path), self._divisors.get(path)
         if smoothing is not None:
@@ -268,7 +269,7 @@ class _Maker:
             prepared = divided
         if weight.bits < 8 and one.scheme.scale_rule == "search":
             for name, rows in prepared.weight_rows().items():
-                # That of tied weights is the same.
+                # Tied weights have the same one.
                 key = rows.data_ptr(), rows.shape, name, weight
                 if key not in self._fitted:
                     self._fitted[key] = fit_scale(rows, getattr(prepared, name))
@@ -299,12 +300,12 @@ class _Maker:
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def _scaled(layer: FakeQuantizedLinear, smooth: Tensor | None, divisor: Tensor | None) -> nn.Linear:
-    """Return a linear layer of the precision of the factors.
+    """Return a linear layer in the precision of the factors.
 
     Args:
         layer: The prepared layer.
-        smooth: What its inputs are multiplied with, ``[in_features]``; None: nothing.
-        divisor: What its outputs are divided by, ``[out_features]``; None: nothing.
+        smooth: The factors of its input features, ``[in_features]``; None: none.
+        divisor: The divisors of its outputs, ``[out_features]``; None: none.
     """
     weight, bias = layer.rows_of_weight().to(smooth if divisor is None else divisor), layer.bias
     if smooth is not None:
@@ -327,7 +328,7 @@ def _about(one: Smoothing | None) -> str:
 
 
 def _fold(model: nn.Module, chosen: Mapping[str, Chosen], plan: Mapping[str, Smoothing]) -> None:
-    """Divide in the modules before the smoothed layers; quantized ones have been made so."""
+    """Fold the divisions into the preceding modules; quantized ones have them already."""
     at = dict(model.named_modules())
     folded = {one.producer: one.smooth for one in plan.values() if one.producer is not None}
     for path, smooth in folded.items():

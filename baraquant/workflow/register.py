@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""``register_layer``: a user's own kind of layer in the table of :mod:`.layers`."""
+"""``register_layer`` adds a user's own kind of layer to the table of :mod:`.layers`."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ def register_layer(
     sizes: Mapping[str, str] | Sequence[str] = (),
     why_not: Callable[[nn.Module, QuantConfig], str | None] | None = None,
 ) -> None:
-    """Let whole models have a kind of layer of your own.
+    """Register a kind of layer of your own.
 
     From then on :func:`baraquant.qat.prepare_`, :func:`baraquant.qat.convert_`,
-    :func:`baraquant.quantize_`, :func:`baraquant.save` and :func:`baraquant.load_` know it, in this
-    process. A subclass of ``float_type`` with a ``forward`` of its own is not swapped.
+    :func:`baraquant.quantize_`, :func:`baraquant.save` and :func:`baraquant.load_` handle it, in
+    this process. A subclass of ``float_type`` that defines its own ``forward`` is not swapped.
 
     Args:
         float_type: The float module. Its weight is the parameter ``weight``.
-        training: Its form in training, a subclass of :class:`baraquant.nn.QuantizesWeight` with a
+        training: The class for training, a subclass of :class:`baraquant.nn.QuantizesWeight` with a
             class method ``from_float(module, config)`` that shares the module's parameters.
-        inference: Its form of integers, a subclass of :class:`baraquant.nn.HoldsIntegers` with a
+        inference: The class for inference, a subclass of :class:`baraquant.nn.HoldsIntegers` with a
             class method ``from_prepared(prepared, integers)``. ``integers`` has ``qweight``,
-            ``scale`` and ``zero_point`` (None where symmetric). The constructor takes its tensors
-            and its options by their names.
-        options: The constructor's plain arguments: booleans, whole numbers, texts, lists of whole
-            numbers and None. They are attributes of the same names. ``input_fake_quant``, a
-            :class:`baraquant.nn.FakeQuantize` or None, is one too. ``weight_bits`` and ``dtype``
-            are always there, and are not to be listed.
-        tensors: The constructor's tensors as the state dict names them, and whether they are always
-            there; None: ``qweight`` and ``weight_scale`` are, ``bias`` may be.
-        sizes: The attributes in which the float module and the one of integers agree, or pairs
-            where they call them differently: of the second, and what the first calls it.
-        why_not: Called with a float module and a :class:`baraquant.QuantConfig`: why this module
-            stays floating with this configuration, or None.
+            ``scale`` and ``zero_point`` (None if symmetric). The constructor takes its tensors and
+            its options as keyword arguments.
+        options: The names of the constructor's plain arguments: booleans, integers, strings, lists
+            of integers, or None. The module has them as attributes of the same names.
+            ``input_fake_quant``, a :class:`baraquant.nn.FakeQuantize` or None, may be listed too.
+            ``weight_bits`` and ``dtype`` are always options; do not list them.
+        tensors: The names of the constructor's tensors in the state dict, and whether each is
+            required. None: ``qweight`` and ``weight_scale`` are required, and ``bias`` is optional.
+        sizes: The attributes that must be equal in the float module and the quantized one. If their
+            names differ: a mapping from the quantized module's name to the float module's.
+        why_not: A function of a float module and a :class:`baraquant.QuantConfig`. It returns the
+            reason why the module stays floating with this configuration, or None.
 
     Raises:
-        TypeError: A class that has not what is said above.
+        TypeError: A class does not meet the requirements above.
         ValueError: The class is registered already.
 
     Example:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Swaps modules of a model in place: all that were chosen, or none of them where one fails."""
+"""Swaps modules of a model in place: all chosen ones, or none if one of them fails."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ FilterFn = Callable[[nn.Module, str], bool]
 
 @dataclass(frozen=True)
 class Swap:
-    """What a function that makes modules may answer: the new module, and what it is in words."""
+    """A new module and its description, which a function that makes modules may return."""
 
     module: nn.Module
     about: str
 
 
-# What to do with a module: swap it, leave it out for a reason, or pass it by (None).
+# The decision on a module: a new module, a reason to leave it out, or None to ignore it.
 Decision = Swap | str | None
 Decide = Callable[[nn.Module, str], Decision]
 
@@ -48,10 +48,10 @@ def replace_modules(
     *,
     keeps_ties: bool = False,
 ) -> Report:
-    """Swap the modules of ``model`` that ``decide`` has a new one for.
+    """Swap the modules of ``model`` for which ``decide`` returns a new one.
 
-    Every decision is taken before the first swap: where one raises, the model stays as it was. The
-    error then bears the module's path. The arguments and errors are those of :func:`choose_swaps`.
+    Every decision comes before the first swap: if one raises an error, the model is unchanged, and
+    the error has the module's path. The arguments and errors are those of :func:`choose_swaps`.
     """
     swaps, report = choose_swaps(
         model, caller, decide, filter_fn, is_candidate, keeps_ties=keeps_ties
@@ -73,18 +73,18 @@ def choose_swaps(
     Args:
         model: Left as it is.
         caller: The public function, for the messages.
-        decide: Called once for each module that is a candidate (and passes ``filter_fn``), and for
-            each that is none. The children of a module that is not swapped are looked at too.
-        filter_fn: Whether to swap this candidate; called for each of its paths.
-        is_candidate: Whether ``filter_fn`` has a say.
-        keeps_ties: Whether a module is left out whose weight is also that of a module that stays
-            floating, other than by ``filter_fn``: the model would hold it twice.
+        decide: Called once for each candidate that passes ``filter_fn``, and once for each module
+            that is not a candidate. The children of a module that is not swapped are visited too.
+        filter_fn: Says whether to swap a candidate; called for each of its paths.
+        is_candidate: Says whether ``filter_fn`` applies to a module.
+        keeps_ties: Whether to leave out a module whose weight is shared with a module that stays
+            floating for a reason other than ``filter_fn``: the model would hold the weight twice.
 
     Raises:
-        TypeError: Something that is no module, a scripted one, or a filter that is no function.
-        ValueError: The root would be swapped, or a layer that is compiled by itself; filter_fn says
-            both of one shared module; a model wrapped for several processes; and what ``decide``
-            raises.
+        TypeError: ``model`` is not a module, or is scripted, or the filter is not a function.
+        ValueError: The root or a layer that is compiled separately would be swapped; ``filter_fn``
+            gives both answers for one shared module; the model is wrapped for several processes; or
+            ``decide`` raises it.
     """
     check_model(model, caller)
     if filter_fn is not None and not callable(filter_fn):
@@ -142,7 +142,7 @@ def _leave_out_tied(
     changed: dict[str, str],
     left_out: dict[str, str],
 ) -> None:
-    """Take back the swaps of modules whose weight another module keeps floating."""
+    """Cancel the swaps of modules whose weight stays floating in another module."""
     floating: dict[int, str] = {}  # paths of those other modules, by the id of the parameter
     for name, module in model.named_modules():
         if id(module) in swaps or isinstance(module, QuantizesWeight):
@@ -157,7 +157,7 @@ def _leave_out_tied(
 
 
 def check_model(model: Any, caller: str) -> None:
-    """Check that modules can be swapped in it at all."""
+    """Check that modules can be swapped in a model at all."""
     from torch.nn.parallel import DataParallel, DistributedDataParallel
 
     if not isinstance(model, nn.Module):
@@ -178,7 +178,7 @@ def check_model(model: Any, caller: str) -> None:
 
 
 def take_over(new: nn.Module, old: nn.Module) -> None:
-    """Give a new module the mode and the hooks of the one whose place it takes."""
+    """Give a new module the mode and the hooks of the one that it replaces."""
     new.train(old.training)
     for name, hooks in vars(old).items():
         if name.endswith("_hooks") and isinstance(hooks, dict) and not name.startswith("_state"):
@@ -198,7 +198,7 @@ def paths_of(model: nn.Module) -> dict[int, list[str]]:
 
 
 def _check_place(module: nn.Module, model: nn.Module, names: list[str], caller: str) -> None:
-    """Check that another module can take the place of one."""
+    """Check that a module can be replaced."""
     kind = type(module).__name__
     if module is model:
         raise ValueError(
@@ -206,7 +206,7 @@ def _check_place(module: nn.Module, model: nn.Module, names: list[str], caller: 
             "itself; wrap it in nn.Sequential"
         )
     for name in names:
-        # torch.compile of a layer holds on to what it was given.
+        # torch.compile of a layer keeps a reference to the old layer.
         if name.split(".")[-1] == "_orig_mod":
             raise ValueError(
                 f"{caller}: {name}: expected a {kind} that is not compiled by itself; compile it "
@@ -240,7 +240,7 @@ def _decision(
 
 
 def put(model: nn.Module, swaps: dict[int, nn.Module]) -> None:
-    """Put other modules in the places of some, which are given by their ids.
+    """Replace modules, which are given by their ids.
 
     Some models keep a layer in a plain list or attribute beside the registered one, and call that:
     they get the other module too.
@@ -273,7 +273,7 @@ def _with_swaps(value: Any, swaps: dict[int, nn.Module], depth: int = 0) -> Any:
 
 
 def swap(model: nn.Module, swaps: dict[int, nn.Module], report: Report) -> Report:
-    """Put new modules in the places of some, and return the report with the bytes of now."""
+    """Replace modules, and return the report with the current size."""
     put(model, swaps)
     _keep_a_parameter(model)
     news = {id(module) for module in swaps.values()}
@@ -297,10 +297,10 @@ def _keep_a_parameter(model: nn.Module) -> None:
 
 
 def _leave_fast_path(module: nn.Module) -> None:
-    """Let a Transformer's layers be called.
+    """Make a Transformer call its layers.
 
-    In evaluation PyTorch's encoder hands the weights of its layers to one fused kernel, past their
-    forward methods.
+    In evaluation PyTorch's encoder gives the weights of its layers to one fused kernel and bypasses
+    their forward methods.
     """
     if isinstance(module, nn.TransformerEncoderLayer):
         module.activation_relu_or_gelu = 0
@@ -314,7 +314,7 @@ def _is_scripted(module: nn.Module) -> bool:
 
 
 def _is_sharded(module: nn.Module) -> bool:
-    # By name, as importing them would start what torch.distributed needs.
+    # The classes are found by name: importing them would initialize torch.distributed.
     names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(module).__mro__}
     return any(
         name.startswith("torch.distributed.fsdp") and name.endswith(("FSDPModule", "DataParallel"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What became of a model: which layers were swapped, what stayed floating, and how much that is."""
+"""Reports: which layers of a model were swapped, what stayed floating, and their shares."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from torch.nn.parameter import is_lazy
 
 from ..nn import LearnedFakeQuantize
 
-# Reasons that are the caller's own choice: filter_fn, and the dictionary of configurations.
+# Reasons that the caller chose: filter_fn, and the dictionary of configurations.
 FILTERED = "filter_fn"
 UNMATCHED = "no pattern of the configurations matches it"
 FLOATING = "its configuration is None"
 CHOSEN = (UNMATCHED, FLOATING)
-# The model itself, whose path is empty.
+# The name of the model itself, whose path is empty.
 ROOT = "(the model)"
-# What is none of a layer's own: norms, biases, and other parameters of few numbers.
+# The name for norms, biases and other small parameters.
 OTHERS = "biases, norms and other parameters"
 
 
 @dataclass(frozen=True)
 class Report:
-    """What became of a model's modules; ``print`` shows it as a table.
+    """What became of a model's modules; ``print`` shows a table.
 
     Attributes:
-        changed: What each swapped module became, by its path. A module with several paths is
-            listed by the first.
-        left_out: Why a module with weights stayed as it was, by its path.
-        parameters: How many numbers the floating weights of these modules had, by the same paths; a
-            weight that several share counts for the first.
-        total_parameters: How many floating numbers the model's parameters had, each counted once.
-        bytes_before: What parameters and buffers took before.
-        bytes_after: What they take now. Of a model that is prepared for training: the same, and
-            what it adds.
+        changed: What each swapped module became, by its path. A module with several paths is listed
+            under the first.
+        left_out: Why a module with weights was not changed, by its path.
+        parameters: The number of elements of the floating weights of these modules, by the same
+            paths. A shared weight counts for its first module.
+        total_parameters: The number of elements of the model's floating parameters, each counted
+            once.
+        bytes_before: The size of parameters and buffers before.
+        bytes_after: Their size now. A model that is prepared for training has the same size, plus
+            what preparation adds.
     """
 
     changed: dict[str, str] = field(default_factory=dict)
@@ -57,9 +58,10 @@ class Report:
 
     @property
     def floating(self) -> dict[str, int]:
-        """The numbers that stay floating, by the path of their module, the most first.
+        """The number of elements that stay floating, by the path of their module, largest first.
 
-        What belongs to no path of ``left_out`` is there as ``biases, norms and other parameters``.
+        All that belongs to no path of ``left_out`` is listed as
+        ``biases, norms and other parameters``.
         """
         sizes = {name: self.parameters.get(name, 0) for name in self.left_out}
         known = sum(sizes.values()) + sum(self.parameters.get(name, 0) for name in self.changed)
@@ -68,16 +70,16 @@ class Report:
         return dict(ordered) | ({OTHERS: rest} if rest > 0 else {})
 
     def reasons(self) -> str:
-        """Return the first reasons in brackets; ``filter_fn`` is one where there is no other."""
+        """Return the first reasons in brackets; ``filter_fn`` only if there is no other reason."""
         found = {name: reason for name, reason in self.left_out.items() if reason != FILTERED}
         items = list((found or self.left_out).items())
         some = [f"{name or ROOT}: {reason}" for name, reason in items[:5]]
         return f" ({'; '.join(some)})" if some else ""
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Return layers, what became of them, and their share of the parameters, as texts.
+        """Return the layers, what became of them, and their shares of the parameters, as strings.
 
-        Layers whose paths differ in numbers alone, and that fared alike, are one row.
+        Layers with the same result whose paths only differ in numbers share a row.
         """
         changed = _grouped(self.changed, self.parameters)
         left_out = _grouped(
@@ -87,7 +89,7 @@ class Report:
         return [(name, what, self._part(size)) for name, what, size in changed + left_out]
 
     def summary(self) -> str:
-        """Return counts, shares and bytes in a line."""
+        """Return counts, shares and bytes in one line."""
         counts = f"{len(self.changed)} changed, {len(self.left_out)} left out"
         if self.total_parameters == 0:
             return counts
@@ -99,7 +101,7 @@ class Report:
         return _percent(size / self.total_parameters) if size and self.total_parameters else ""
 
     def __str__(self) -> str:
-        """Return a table; on a terminal, and where rich is installed, with its frames."""
+        """Return a table; if rich is installed, on a terminal with frames."""
         if sys.stdout is not None and sys.stdout.isatty():
             try:
                 return _as_rich(self)
@@ -157,12 +159,12 @@ def _bytes(count: int) -> str:
 
 
 def float_weights(module: nn.Module, counted: set[int], *, whole: bool) -> int:
-    """Return how many floating numbers the weights of a module have.
+    """Return the number of floating elements in the weights of a module.
 
     Args:
         module: The module.
-        counted: The ids of parameters that were counted before; those of this module are added.
-        whole: Whether the weights of the modules in it count too.
+        counted: The ids of the parameters that were counted before; this module's are added.
+        whole: Whether to count the weights of its submodules too.
     """
     weights = [
         parameter
@@ -175,9 +177,9 @@ def float_weights(module: nn.Module, counted: set[int], *, whole: bool) -> int:
 
 
 def total_parameters(model: nn.Module) -> int:
-    """Return how many floating numbers a model's parameters have, each counted once.
+    """Return the number of floating elements in a model's parameters, each counted once.
 
-    Learned scales are none of the model's own.
+    Learned scales do not count as the model's.
     """
     scales = {
         id(parameter)
@@ -193,7 +195,7 @@ def total_parameters(model: nn.Module) -> int:
 
 
 def total_bytes(model: nn.Module) -> int:
-    """Return what a model's parameters and buffers take, memory that is shared counted once."""
+    """Return the bytes of a model's parameters and buffers, shared memory counted once."""
     seen: dict[Any, int] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         if is_lazy(tensor):

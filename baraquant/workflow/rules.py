@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Which layer gets which configuration: one for all, or a dictionary from layers to configurations.
+"""Decides which configuration a layer gets: one for all, or by a dictionary.
 
-The keys of a dictionary are patterns of paths, as :mod:`fnmatch` has them (``"encoder.*"``), or
-types (``nn.Embedding``). The first that matches counts; its value may be None, which leaves the
-layer floating, as a layer is that none matches.
+The keys of the dictionary are path patterns of :mod:`fnmatch` (``"encoder.*"``) or types
+(``nn.Embedding``). The first match counts. The value None leaves the layer floating, and so does a
+layer without a match.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Rules:
     Args:
         config: A configuration, or a dictionary from patterns and types to configurations.
         caller: The public function, for the messages.
-        trains: Whether training follows, which :class:`SmoothQuant` is no scheme of.
+        trains: Whether training follows, which :class:`SmoothQuant` does not support.
 
     Raises:
-        TypeError: Something that is no configuration, or a key that is no pattern and no type.
-        ValueError: No configuration at all, or one that cannot be trained.
+        TypeError: A value is not a configuration, or a key is neither a pattern nor a type.
+        ValueError: There is no configuration, or one that cannot be trained.
     """
 
     def __init__(self, config: Any, caller: str, *, trains: bool) -> None:
@@ -67,16 +67,16 @@ class Rules:
         return [config for _, config in self._rules if config is not None]
 
     def config_of(self, module: nn.Module, names: list[str], whole: list[Any]) -> Config | str:
-        """Return the configuration of a layer, or why it gets none.
+        """Return the configuration of a layer, or the reason why it has none.
 
         Args:
             module: The layer.
             names: Its paths.
-            whole: For each path, the path and the module of the attention, LSTM or the like that
-                the layer is a part of; None where it is part of none.
+            whole: For each path, the path and the module of the attention, LSTM or similar that
+                contains the layer; None if there is none.
 
         Raises:
-            ValueError: Its paths get different configurations.
+            ValueError: The layer's paths get different configurations.
         """
         found = [self._index(module, name, part) for name, part in zip(names, whole, strict=True)]
         configs = [None if index is None else self._rules[index][1] for index in found]
@@ -100,12 +100,12 @@ class Rules:
         return first
 
     def is_named(self, names: Iterable[str]) -> bool:
-        """Whether one of some paths is a key itself: then its layer has to be quantized."""
+        """Whether one of the paths is itself a key: then the layer must be quantized."""
         keys = {key for key, value in self._rules if isinstance(key, str) and value is not None}
         return not self._is_one and any(name in keys for name in names)
 
     def check_tie(self, weight: Tensor | None, name: str, config: QuantConfig) -> None:
-        """Check that layers with one weight are to quantize it in one way."""
+        """Check that layers that share a weight quantize it in the same way."""
         if weight is None:
             return
         other, chosen = self._chosen.setdefault(id(weight), (name, config))
@@ -123,7 +123,7 @@ class Rules:
             names: The paths of all layers, for the message.
 
         Raises:
-            ValueError: One has not. The message has it.
+            ValueError: One has not; the message names it.
         """
         for index, (key, _) in enumerate(self._rules):
             if index not in self._used and not self._is_one:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Chooses the layers of a float model that become integers, and prepares a layer for each."""
+"""Chooses the layers of a float model to quantize, and prepares a layer for each."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .unpack import Unpacked, is_packed, why_not_unpacked
 
 @dataclass
 class Chosen:
-    """A layer that becomes integers.
+    """A layer to quantize.
 
     Attributes:
         module: The float module.
         layer: Its kind.
         config: Its configuration, as the caller gave it.
-        prepared: What takes its place in training. It has the module's parameters.
+        prepared: The layer that replaces it in training. It has the module's parameters.
         remark: What a report adds to the name of what the layer becomes.
     """
 
@@ -51,12 +51,12 @@ def scheme_of(config: Config) -> QuantConfig:
 
 
 def is_candidate(module: nn.Module) -> bool:
-    """Whether a module is one that the caller's filter and patterns have a say in."""
+    """Whether the caller's filter and patterns apply to a module."""
     return is_packed(module) or layer_of(module) is not None
 
 
 class _Filter:
-    """Asks a filter once for each module and name; not for the parts of what was unpacked."""
+    """Calls a filter once for each module and name, and not for parts of unpacked modules."""
 
     def __init__(self, filter_fn: FilterFn) -> None:
         self._filter_fn = filter_fn
@@ -73,9 +73,9 @@ class _Filter:
 
 
 def filter_of(filter_fn: FilterFn | None, parts: Unpacked | None = None) -> FilterFn | None:
-    """Return a filter that is asked once, and takes the parts of what was unpacked.
+    """Return a filter that is called once, and accepts the parts of unpacked modules.
 
-    What is no function is returned as it is: it is refused where it is used.
+    A value that is not a function is returned unchanged; its use raises an error.
     """
     if not callable(filter_fn):
         return filter_fn
@@ -91,9 +91,9 @@ class Selector:
     Args:
         caller: The public function, for the messages.
         rules: The configurations.
-        adapt: What a configuration is for a kind of layer.
-        check: Called with each module and its configuration: raises where one is an error, and
-            returns why it stays floating, or None.
+        adapt: Adapts a configuration to a kind of layer.
+        check: Called with each module and its configuration. It raises an error, or returns why the
+            module stays floating, or None.
     """
 
     def __init__(
@@ -109,12 +109,12 @@ class Selector:
     def choose(
         self, model: nn.Module, filter_fn: FilterFn | None, parts: Unpacked
     ) -> tuple[dict[str, Chosen], Report]:
-        """Return the layers by their first paths, and a report that says what is left out.
+        """Return the layers by their first paths, and a report of what is left out.
 
         Raises:
-            ValueError: A configuration that its layer cannot take though a key is the layer's path;
-                two configurations for one weight; a key that matches nothing; and what
-                :func:`.replace.choose_swaps` raises.
+            ValueError: A layer cannot take its configuration although a key is the layer's path;
+                one weight gets two configurations; a key matches nothing; or
+                :func:`.replace.choose_swaps` raises it.
         """
         paths = paths_of(model)
         configs = self._configs(model, paths, parts)
@@ -156,7 +156,7 @@ class Selector:
         at: dict[str, nn.Module],
         parts: Unpacked,
     ) -> None:
-        """Check that no layer stays floating whose path, or that of its whole, is a key."""
+        """Check that no layer stays floating if a key is its path or the path of its parent."""
         for name, reason in report.left_out.items():
             config = configs.get(id(at[name]))
             if reason == FILTERED or config is None or isinstance(config, str):
@@ -172,7 +172,7 @@ class Selector:
     def _configs(
         self, model: nn.Module, paths: dict[int, list[str]], parts: Unpacked
     ) -> dict[int, Config | str]:
-        """Return the configuration of each candidate, or why it has none, by its id."""
+        """Return the configuration of each candidate, or why it has none, by the candidate's id."""
         configs: dict[int, Config | str] = {}
         for module in model.modules():
             if is_candidate(module):
@@ -185,7 +185,7 @@ class Selector:
         return configs
 
     def _prepare(self, module: nn.Module, layer: Layer, config: Config) -> nn.Module | str:
-        """Return the layer in training, or why there is none."""
+        """Return the prepared layer, or why there is none."""
         scheme = self._adapt(scheme_of(config), layer)
         reason = (
             layer.why_not_itself(module)
@@ -209,7 +209,7 @@ class Selector:
         return prepared
 
     def _share_quantizer(self, prepared: nn.Module) -> None:
-        """Let layers with one weight have one scale for it: learned or observed, it is a tensor."""
+        """Let layers that share a weight share its learned or observed scale, which is a tensor."""
         if not isinstance(prepared, QuantizesWeight):
             return
         config = prepared.config.weight
@@ -237,7 +237,7 @@ def _about(prepared: nn.Module) -> str:
 
 
 def _without_parts(report: Report, wholes: set[str]) -> Report:
-    """Return a report that names the wholes that were put back, not their parts."""
+    """Return a report that names the restored modules, not their parts."""
     left_out: dict[str, str] = {}
     parameters = dict(report.parameters)
     for name, reason in report.left_out.items():
@@ -251,7 +251,7 @@ def _without_parts(report: Report, wholes: set[str]) -> Report:
 
 
 def nothing_to(verb: str, model: nn.Module, report: Report) -> str:
-    """Return the message for a model of which nothing can be prepared or quantized."""
+    """Return the message for a model in which nothing can be prepared or quantized."""
     kind = type(model).__name__
     if any(is_prepared(module) for module in model.modules()):
         return f"expected a float model, but {kind} is prepared already"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whether a module of a known kind can be swapped: its weight is its own, and so is its forward."""
+"""Whether a module of a known kind can be swapped: nothing has changed its weight or forward."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def why_not(module: nn.Module, base: type[nn.Module]) -> str | None:
-    """Why a module of a known kind cannot be swapped; None where it can.
+    """Return why a module of a known kind cannot be swapped; None if it can.
 
     Args:
         module: An instance of ``base``.
-        base: The kind, such as ``nn.Linear``.
+        base: The float class, such as ``nn.Linear``.
     """
     if isinstance(module, nn.modules.lazy.LazyModuleMixin):
         return "its shape is not known yet: run a batch first"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""PyTorch's attention and recurrent modules swapped for ones of linear layers, and back.
+"""Swaps PyTorch's attention and recurrent modules for modules of linear layers, and back.
 
-PyTorch's own compute with weights that are packed into parameters of theirs. Those of
-:mod:`baraquant.nn` hold a linear layer for each product, which can then be quantized.
+PyTorch's modules pack their weights into parameters of their own. The modules of
+:mod:`baraquant.nn` hold a linear layer for each product, which can be quantized.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from .replace import (
     take_over,
 )
 
-# What is unpacked into what. Each of these has `why_not(module)` and `from_float(module)`.
+# PyTorch's classes, and the classes they become, which have `why_not(module)` and
+# `from_float(module)`.
 UNPACKED: dict[type[nn.Module], type[nn.Module]] = {
     nn.MultiheadAttention: bnn.MultiheadAttention,
     nn.LSTM: bnn.LSTM,
@@ -37,7 +38,7 @@ UNPACKED: dict[type[nn.Module], type[nn.Module]] = {
     nn.RNNCell: bnn.RNNCell,
 }
 
-# What leaving PyTorch's fused evaluation changes in these modules.
+# The attributes of these modules that switch off PyTorch's fused evaluation.
 _FLAGS = {
     nn.TransformerEncoderLayer: ("activation_relu_or_gelu",),
     nn.TransformerEncoder: ("enable_nested_tensor", "use_nested_tensor"),
@@ -45,12 +46,12 @@ _FLAGS = {
 
 
 def is_packed(module: nn.Module) -> bool:
-    """Whether a module computes with weights that are packed into its own parameters."""
+    """Whether a module packs the weights of its products into its own parameters."""
     return isinstance(module, tuple(UNPACKED))
 
 
 def why_not_unpacked(module: nn.Module) -> str | None:
-    """Why one of PyTorch's modules cannot be unpacked; None where it can."""
+    """Return why one of PyTorch's modules cannot be unpacked; None if it can."""
     reason: str | None = _unpacked_kind(module).why_not(module)
     return reason
 
@@ -64,26 +65,26 @@ class Unpacked:
     """The modules that were unpacked.
 
     Attributes:
-        before: What each was, by all its paths.
-        news: What each is now, by the id of what it was.
+        before: The original modules, by all their paths.
+        news: The new modules, by the ids of the original ones.
     """
 
     before: dict[str, nn.Module] = field(default_factory=dict)
     news: dict[int, nn.Module] = field(default_factory=dict)
 
     def whole_of(self, name: str) -> tuple[str, nn.Module] | None:
-        """Return the path and the former module of what a path is a part of; None: of nothing."""
+        """Return the path and the original module that contains a path; None if there is none."""
         for parent in parents(name):
             if parent in self.before:
                 return parent, self.before[parent]
         return None
 
     def repack(self, model: nn.Module, swapped: set[str]) -> set[str]:
-        """Put back the modules of which no part will be swapped; return their paths.
+        """Restore the modules of which no part will be swapped; return their paths.
 
         Args:
-            model: Holds them.
-            swapped: The paths of the parts that will be.
+            model: The model.
+            swapped: The paths of the parts that will be swapped.
         """
         used = {whole[0] for name in swapped if (whole := self.whole_of(name)) is not None}
         used_ids = {id(self.before[path]) for path in used}
@@ -100,12 +101,12 @@ def unpacked(
     caller: str,
     filter_fn: FilterFn | None = None,
 ) -> Iterator[Unpacked]:
-    """Unpack the modules of a model that can be; back again where the context raises.
+    """Unpack all modules of a model that can be unpacked; undo it if the context raises.
 
     Args:
         model: Changed in place.
         caller: The public function, for the messages.
-        filter_fn: Whether to unpack one; None: all that can be.
+        filter_fn: Says whether to unpack a module; None: all that can be.
     """
     check_model(model, caller)
     flags = [

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Modules of integers, to serve; public as :mod:`baraquant.nn`."""
+"""Quantized modules for inference; public as :mod:`baraquant.nn`."""

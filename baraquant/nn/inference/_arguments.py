@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the arguments of the layers of integers have to satisfy, and the tensors they become."""
+"""Checks the arguments of the quantized layers, and makes tensors of them."""
 
 import torch
 from torch import Tensor
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """Return the tensor itself where it can be a buffer, so that modules can share it."""
+    """Return the tensor itself if it can be a buffer, so that modules can share it."""
     return tensor if type(tensor) is Tensor and not tensor.requires_grad else tensor.detach()
 
 
@@ -16,7 +16,7 @@ def check_bits(name: str, argument: str, bits: int) -> None:
         raise ValueError(f"{name}: expected {argument} to be an int in [2, 8], but got {bits!r}")
 
 
-# How the integers of a layer's weight are laid out, by the number of their dimensions.
+# The layout of a layer's integers, by their number of dimensions.
 LAYOUTS = {
     2: "out_features, in_features",
     3: "out_channels, in_channels / groups, kernel",
@@ -26,7 +26,7 @@ LAYOUTS = {
 
 
 def check_weight(name: str, weight: Tensor, bias: Tensor | None, dimensions: int = 2) -> None:
-    """Check int8 weights, and the bias beside them."""
+    """Check int8 weights and their bias."""
     if weight.dtype != torch.int8:
         raise TypeError(f"{name}: expected qweight to be int8, but got {weight.dtype}")
     if weight.dim() != dimensions:
@@ -48,7 +48,7 @@ def check_weight(name: str, weight: Tensor, bias: Tensor | None, dimensions: int
 def weight_dtype(
     name: str, dtype: torch.dtype | None, bias: Tensor | None, scale: Tensor
 ) -> torch.dtype:
-    """Return the dtype of the weight that is read: as given, else the bias's or the scale's."""
+    """Return the dtype of ``weight``: as given, else of the bias, else of the scale."""
     if dtype is None:
         return scale.dtype if bias is None else bias.dtype
     if not dtype.is_floating_point:
@@ -57,7 +57,7 @@ def weight_dtype(
 
 
 def scale_of_channels(name: str, scale: Tensor, channels: int) -> Tensor:
-    """Return a scale of each output channel."""
+    """Return a scale for each output channel."""
     _check_dtype(name, "weight_scale", scale)
     if scale.shape != (channels,):
         raise ValueError(
@@ -68,7 +68,7 @@ def scale_of_channels(name: str, scale: Tensor, channels: int) -> Tensor:
 
 
 def scale_of_weight(name: str, scale: Tensor, weight: Tensor, group_size: int | None) -> Tensor:
-    """Return a scale of each output channel, or of each of its groups of inputs."""
+    """Return a scale for each output channel, or for each of its groups of inputs."""
     channels, features = weight.shape[:2]
     if group_size is None:
         return scale_of_channels(name, scale, channels)
@@ -85,7 +85,7 @@ def scale_of_weight(name: str, scale: Tensor, weight: Tensor, group_size: int | 
 
 
 def zero_point_of_weight(name: str, zero_point: Tensor | None, scale: Tensor) -> Tensor | None:
-    """Return an int32 zero point beside each scale, or None."""
+    """Return an int32 zero point for each scale, or None."""
     if zero_point is None:
         return None
     _check_integer(name, "weight_zero_point", zero_point)
@@ -98,7 +98,7 @@ def zero_point_of_weight(name: str, zero_point: Tensor | None, scale: Tensor) ->
 
 
 def scale_of_inputs(name: str, smooth: Tensor, features: int) -> Tensor:
-    """Return a factor of each input feature."""
+    """Return a factor for each input feature."""
     argument = "smooth" if name == "QuantizedLinear" else "smooth_scale"
     _check_dtype(name, argument, smooth)
     if smooth.shape != (features,):
@@ -130,7 +130,7 @@ def scale_of_tensor(
 
 
 def check_experts(name: str, which: str, weight: Tensor, bias: Tensor | None) -> None:
-    """Check the int8 weights of experts, and the biases beside them."""
+    """Check the int8 weights of experts and their biases."""
     if weight.dtype != torch.int8:
         raise TypeError(f"{name}: expected {which}_qweight to be int8, but got {weight.dtype}")
     if weight.dim() != 3:
@@ -152,7 +152,7 @@ def check_experts(name: str, which: str, weight: Tensor, bias: Tensor | None) ->
 def scale_of_experts(
     name: str, which: str, scale: Tensor, weight: Tensor, group_size: int | None
 ) -> Tensor:
-    """Return a scale of each output channel of each expert, or of each of its groups."""
+    """Return a scale for each output channel of each expert, or for each of its groups."""
     _check_dtype(name, f"{which}_scale", scale)
     expected = list(weight.shape[:2])
     if group_size is not None:
@@ -170,7 +170,7 @@ def scale_of_experts(
 def zero_point_of_experts(
     name: str, which: str, zero_point: Tensor | None, scale: Tensor
 ) -> Tensor | None:
-    """Return an int32 zero point beside each scale of experts, or None."""
+    """Return an int32 zero point for each scale of experts, or None."""
     if zero_point is None:
         return None
     _check_integer(name, f"{which}_zero_point", zero_point)

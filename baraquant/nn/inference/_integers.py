@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What every layer of integers is: int8 in ``qweight``, and a floating ``weight`` to read."""
+"""The base of all quantized layers: int8 in ``qweight``, and a floating ``weight`` to read."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,21 +16,21 @@ from .._weight import weight_to_read
 class HoldsIntegers(KeepsScales):
     """A layer that stores its weight as integers.
 
-    ``weight`` is computed from them whenever it is read: a parent module may ask for its dtype, or
-    compute with its numbers. It has the dtype of the float layer, which follows the module's
-    conversions (``half()``, ``to(dtype)``).
+    Each read of ``weight`` computes it from the integers: a parent module may read its dtype, or
+    compute with its values. Its dtype is that of the floating layer, and follows the conversions of
+    the module (``half()``, ``to(dtype)``).
     """
 
     qweight: Tensor
     dtype: torch.dtype
 
     def dequantized_weight(self) -> Tensor:
-        """Return the floating weight that the integers stand for."""
+        """Return the dequantized weight."""
         raise NotImplementedError
 
     @property
     def weight(self) -> Tensor:
-        """The floating weight that the integers stand for, to read only."""
+        """The dequantized weight, to read only."""
         if torch.jit.is_scripting():
             weight = self.dequantized_weight()
         else:
@@ -39,11 +39,11 @@ class HoldsIntegers(KeepsScales):
         return weight
 
     def _shaped_as_weight(self) -> Tensor:
-        """Return a tensor of the floating weight's shape, strides and device; it costs nothing."""
+        """Return a tensor with the weight's shape, strides and device that takes no memory."""
         return self.qweight
 
     def _weight_as_laid_out(self) -> Tensor:
-        """Return the floating weight in the layout of the layer whose place this one has."""
+        """Return the floating weight in the layout of the layer that this one replaces."""
         return self.dequantized_weight()
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -76,6 +76,6 @@ class HoldsIntegers(KeepsScales):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
-        # No tensor has the weight's dtype: ask with one what the conversion makes of it.
+        # No buffer has the weight's dtype: convert a tensor of this dtype to learn the new one.
         self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.qweight.device)).dtype
         return self

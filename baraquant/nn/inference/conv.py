@@ -19,7 +19,7 @@ OPTIONS = ("stride", "padding", "dilation", "groups", "padding_mode")
 
 
 class Convolution(HoldsIntegers):
-    """What all convolutions share, the transposed ones too; ``_float`` is PyTorch's class."""
+    """The base of all convolutions, also the transposed ones; ``_float`` is PyTorch's class."""
 
     __constants__ = (*OPTIONS, "output_padding", "in_channels", "out_channels", "kernel_size")
     _scales = ("weight_scale",)
@@ -36,7 +36,7 @@ class Convolution(HoldsIntegers):
 
     @classmethod
     def options_of(cls, convolution: nn.Module) -> dict[str, Any]:
-        """Return this constructor's arguments that PyTorch's module, or a prepared one, has too."""
+        """Return the constructor's arguments that a float or prepared module has as attributes."""
         return {name: getattr(convolution, name) for name in cls._options}
 
     def __init__(
@@ -57,7 +57,7 @@ class Convolution(HoldsIntegers):
         _arguments.check_bits(name, "weight_bits", weight_bits)
         self.weight_bits = weight_bits
         self.group_size = group_size
-        # PyTorch's module checks the options, and says what they stand for.
+        # PyTorch's module checks the options and expands them.
         like = kind(
             in_channels=qweight.shape[1] * options["groups"],
             out_channels=qweight.shape[0],
@@ -81,7 +81,7 @@ class Convolution(HoldsIntegers):
 
     @classmethod
     def from_prepared(cls, layer: Any, integers: Integers) -> Self:
-        """Return what a prepared convolution becomes.
+        """Return the converted form of a prepared convolution.
 
         Args:
             layer: The prepared convolution.
@@ -103,7 +103,7 @@ class Convolution(HoldsIntegers):
         )
 
     def dequantized_weight(self) -> Tensor:
-        """Return the floating weight that the integers stand for, in PyTorch's layout."""
+        """Return the dequantized weight, in PyTorch's layout."""
         return self._dequantized(self.dtype)
 
     def _dequantized(self, dtype: torch.dtype) -> Tensor:
@@ -122,7 +122,7 @@ class Convolution(HoldsIntegers):
     def _shaped_as_weight(self) -> Tensor:
         if self.transposed_groups == 0:
             return self.qweight
-        # Another order of the numbers, which are not read.
+        # The values are in another order, but nothing reads them.
         outputs = self.out_channels // self.groups
         return self.qweight.view(self.in_channels, outputs, *self.kernel_size)
 
@@ -141,7 +141,7 @@ class Convolution(HoldsIntegers):
 
 
 class _QuantizedConv(Convolution):
-    """What the convolutions share; ``_conv_forward`` is PyTorch's."""
+    """The base of the convolutions; ``_conv_forward`` is PyTorch's."""
 
     def __init__(
         self,
@@ -185,25 +185,27 @@ class _QuantizedConv(Convolution):
 class QuantizedConv1d(_QuantizedConv):
     """A ``Conv1d`` that stores integers and computes in floating point.
 
-    Its gradient is that of the prepared layer.
+    The gradient is that of the prepared layer.
 
     Args:
         qweight: int8 ``[out_channels, in_channels / groups, kernel]``.
         weight_scale: float32 or float64 ``[out_channels]``, or ``[out_channels, in_channels /
             groups / group_size]``, rounded up.
-        bias: ``[out_channels]``, of the inputs' dtype.
+        bias: ``[out_channels]``, of the dtype of the inputs.
         weight_zero_point: Integer, shaped like ``weight_scale``; None stands for 0.
-        group_size: Inputs of an output channel that share a scale, with all of their kernel.
+        group_size: The number of inputs of an output channel that share a scale, with all positions
+            of their kernels.
         stride: As in ``torch.nn.Conv1d``, like ``padding``, ``dilation``, ``groups`` and
             ``padding_mode``.
         input_fake_quant: Rounds the input; None leaves it as it is.
-        weight_bits: Width of the integers, 2 to 8; they are stored as int8 all the same.
-        dtype: Of ``weight`` when it is read; None: that of the bias, else of the scale.
+        weight_bits: The width of the integers, 2 to 8. They are always stored as int8.
+        dtype: The dtype of ``weight`` when it is read. None: the dtype of the bias, else of the
+            scale.
 
     Raises:
-        ValueError: A shape or width that does not fit.
-        TypeError: A weight that is not int8, a scale that is not float32 or float64, a zero point
-            that is not integer, or a dtype that is not floating.
+        ValueError: A shape or width does not fit.
+        TypeError: The weight is not int8, the scale is not float32 or float64, the zero point is
+            not an integer tensor, or the dtype is not floating.
 
     Example:
         >>> weight = torch.ones(6, 4, 3, dtype=torch.int8)
@@ -219,25 +221,27 @@ class QuantizedConv1d(_QuantizedConv):
 class QuantizedConv2d(_QuantizedConv):
     """A ``Conv2d`` that stores integers and computes in floating point.
 
-    Its gradient is that of the prepared layer.
+    The gradient is that of the prepared layer.
 
     Args:
         qweight: int8 ``[out_channels, in_channels / groups, height, width]``.
         weight_scale: float32 or float64 ``[out_channels]``, or ``[out_channels, in_channels /
             groups / group_size]``, rounded up.
-        bias: ``[out_channels]``, of the inputs' dtype.
+        bias: ``[out_channels]``, of the dtype of the inputs.
         weight_zero_point: Integer, shaped like ``weight_scale``; None stands for 0.
-        group_size: Inputs of an output channel that share a scale, with all of their kernel.
+        group_size: The number of inputs of an output channel that share a scale, with all positions
+            of their kernels.
         stride: As in ``torch.nn.Conv2d``, like ``padding``, ``dilation``, ``groups`` and
             ``padding_mode``.
         input_fake_quant: Rounds the input; None leaves it as it is.
-        weight_bits: Width of the integers, 2 to 8; they are stored as int8 all the same.
-        dtype: Of ``weight`` when it is read; None: that of the bias, else of the scale.
+        weight_bits: The width of the integers, 2 to 8. They are always stored as int8.
+        dtype: The dtype of ``weight`` when it is read. None: the dtype of the bias, else of the
+            scale.
 
     Raises:
-        ValueError: A shape or width that does not fit.
-        TypeError: A weight that is not int8, a scale that is not float32 or float64, a zero point
-            that is not integer, or a dtype that is not floating.
+        ValueError: A shape or width does not fit.
+        TypeError: The weight is not int8, the scale is not float32 or float64, the zero point is
+            not an integer tensor, or the dtype is not floating.
 
     Example:
         >>> weight = torch.ones(6, 4, 3, 3, dtype=torch.int8)
@@ -253,25 +257,27 @@ class QuantizedConv2d(_QuantizedConv):
 class QuantizedConv3d(_QuantizedConv):
     """A ``Conv3d`` that stores integers and computes in floating point.
 
-    Its gradient is that of the prepared layer.
+    The gradient is that of the prepared layer.
 
     Args:
         qweight: int8 ``[out_channels, in_channels / groups, depth, height, width]``.
         weight_scale: float32 or float64 ``[out_channels]``, or ``[out_channels, in_channels /
             groups / group_size]``, rounded up.
-        bias: ``[out_channels]``, of the inputs' dtype.
+        bias: ``[out_channels]``, of the dtype of the inputs.
         weight_zero_point: Integer, shaped like ``weight_scale``; None stands for 0.
-        group_size: Inputs of an output channel that share a scale, with all of their kernel.
+        group_size: The number of inputs of an output channel that share a scale, with all positions
+            of their kernels.
         stride: As in ``torch.nn.Conv3d``, like ``padding``, ``dilation``, ``groups`` and
             ``padding_mode``.
         input_fake_quant: Rounds the input; None leaves it as it is.
-        weight_bits: Width of the integers, 2 to 8; they are stored as int8 all the same.
-        dtype: Of ``weight`` when it is read; None: that of the bias, else of the scale.
+        weight_bits: The width of the integers, 2 to 8. They are always stored as int8.
+        dtype: The dtype of ``weight`` when it is read. None: the dtype of the bias, else of the
+            scale.
 
     Raises:
-        ValueError: A shape or width that does not fit.
-        TypeError: A weight that is not int8, a scale that is not float32 or float64, a zero point
-            that is not integer, or a dtype that is not floating.
+        ValueError: A shape or width does not fit.
+        TypeError: The weight is not int8, the scale is not float32 or float64, the zero point is
+            not an integer tensor, or the dtype is not floating.
 
     Example:
         >>> weight = torch.ones(6, 4, 3, 3, 3, dtype=torch.int8)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Transposed convolutions that store integers and compute in floating point.
 
-Their integers are ``[out_channels, in_channels / groups, ...]``, as those of other convolutions.
+Their integers are ``[out_channels, in_channels / groups, ...]``, as in other convolutions.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from .conv import OPTIONS, Convolution
 
 
 class _QuantizedConvTranspose(Transposes, Convolution):
-    """What the transposed convolutions share."""
+    """The base of the transposed convolutions."""
 
     _options = (*OPTIONS, "output_padding")
 
@@ -59,8 +59,8 @@ class _QuantizedConvTranspose(Transposes, Convolution):
 
         Args:
             input: ``[batch, in_channels, ...]``, or without a batch.
-            output_size: Of the output's dimensions after the channels; chooses among those that the
-                stride allows. None: by ``output_padding``.
+            output_size: The sizes of the output's dimensions after the channels, among those that
+                the stride allows. None: ``output_padding`` decides.
         """
         weight = self._dequantized(input.dtype)
         return self._conv_transpose(self.input_fake_quant(input), weight, self.bias, output_size)
@@ -69,27 +69,28 @@ class _QuantizedConvTranspose(Transposes, Convolution):
 class QuantizedConvTranspose1d(_QuantizedConvTranspose):
     """A ``ConvTranspose1d`` that stores integers and computes in floating point.
 
-    Its gradient is that of the prepared layer. The integers have the output
-    channels first, other than PyTorch's weight: ``weight``, which is computed when it is read, has
-    PyTorch's layout.
+    The gradient is that of the prepared layer. The integers have the output channels first, unlike
+    PyTorch's weight. ``weight``, which is computed when it is read, has PyTorch's layout.
 
     Args:
         qweight: int8 ``[out_channels, in_channels / groups, kernel]``.
         weight_scale: float32 or float64 ``[out_channels]``, or ``[out_channels, in_channels /
             groups / group_size]``, rounded up.
-        bias: ``[out_channels]``, of the inputs' dtype.
+        bias: ``[out_channels]``, of the dtype of the inputs.
         weight_zero_point: Integer, shaped like ``weight_scale``; None stands for 0.
-        group_size: Inputs of an output channel that share a scale, with all of their kernel.
+        group_size: The number of inputs of an output channel that share a scale, with all positions
+            of their kernels.
         stride: As in ``torch.nn.ConvTranspose1d``, like ``padding``, ``output_padding``,
             ``dilation``, ``groups`` and ``padding_mode``.
         input_fake_quant: Rounds the input; None leaves it as it is.
-        weight_bits: Width of the integers, 2 to 8; they are stored as int8 all the same.
-        dtype: Of ``weight`` when it is read; None: that of the bias, else of the scale.
+        weight_bits: The width of the integers, 2 to 8. They are always stored as int8.
+        dtype: The dtype of ``weight`` when it is read. None: the dtype of the bias, else of the
+            scale.
 
     Raises:
-        ValueError: A shape or width that does not fit.
-        TypeError: A weight that is not int8, a scale that is not float32 or float64, a zero point
-            that is not integer, or a dtype that is not floating.
+        ValueError: A shape or width does not fit.
+        TypeError: The weight is not int8, the scale is not float32 or float64, the zero point is
+            not an integer tensor, or the dtype is not floating.
 
     Example:
         >>> weight = torch.ones(6, 4, 3, dtype=torch.int8)
@@ -104,27 +105,28 @@ class QuantizedConvTranspose1d(_QuantizedConvTranspose):
 class QuantizedConvTranspose2d(_QuantizedConvTranspose):
     """A ``ConvTranspose2d`` that stores integers and computes in floating point.
 
-    Its gradient is that of the prepared layer. The integers have the output
-    channels first, other than PyTorch's weight: ``weight``, which is computed when it is read, has
-    PyTorch's layout.
+    The gradient is that of the prepared layer. The integers have the output channels first, unlike
+    PyTorch's weight. ``weight``, which is computed when it is read, has PyTorch's layout.
 
     Args:
         qweight: int8 ``[out_channels, in_channels / groups, height, width]``.
         weight_scale: float32 or float64 ``[out_channels]``, or ``[out_channels, in_channels /
             groups / group_size]``, rounded up.
-        bias: ``[out_channels]``, of the inputs' dtype.
+        bias: ``[out_channels]``, of the dtype of the inputs.
         weight_zero_point: Integer, shaped like ``weight_scale``; None stands for 0.
-        group_size: Inputs of an output channel that share a scale, with all of their kernel.
+        group_size: The number of inputs of an output channel that share a scale, with all positions
+            of their kernels.
         stride: As in ``torch.nn.ConvTranspose2d``, like ``padding``, ``output_padding``,
             ``dilation``, ``groups`` and ``padding_mode``.
         input_fake_quant: Rounds the input; None leaves it as it is.
-        weight_bits: Width of the integers, 2 to 8; they are stored as int8 all the same.
-        dtype: Of ``weight`` when it is read; None: that of the bias, else of the scale.
+        weight_bits: The width of the integers, 2 to 8. They are always stored as int8.
+        dtype: The dtype of ``weight`` when it is read. None: the dtype of the bias, else of the
+            scale.
 
     Raises:
-        ValueError: A shape or width that does not fit.
-        TypeError: A weight that is not int8, a scale that is not float32 or float64, a zero point
-            that is not integer, or a dtype that is not floating.
+        ValueError: A shape or width does not fit.
+        TypeError: The weight is not int8, the scale is not float32 or float64, the zero point is
+            not an integer tensor, or the dtype is not floating.
 
     Example:
         >>> weight = torch.ones(6, 4, 3, 3, dtype=torch.int8)
@@ -139,27 +141,28 @@ class QuantizedConvTranspose2d(_QuantizedConvTranspose):
 class QuantizedConvTranspose3d(_QuantizedConvTranspose):
     """A ``ConvTranspose3d`` that stores integers and computes in floating point.
 
-    Its gradient is that of the prepared layer. The integers have the output
-    channels first, other than PyTorch's weight: ``weight``, which is computed when it is read, has
-    PyTorch's layout.
+    The gradient is that of the prepared layer. The integers have the output channels first, unlike
+    PyTorch's weight. ``weight``, which is computed when it is read, has PyTorch's layout.
 
     Args:
         qweight: int8 ``[out_channels, in_channels / groups, depth, height, width]``.
         weight_scale: float32 or float64 ``[out_channels]``, or ``[out_channels, in_channels /
             groups / group_size]``, rounded up.
-        bias: ``[out_channels]``, of the inputs' dtype.
+        bias: ``[out_channels]``, of the dtype of the inputs.
         weight_zero_point: Integer, shaped like ``weight_scale``; None stands for 0.
-        group_size: Inputs of an output channel that share a scale, with all of their kernel.
+        group_size: The number of inputs of an output channel that share a scale, with all positions
+            of their kernels.
         stride: As in ``torch.nn.ConvTranspose3d``, like ``padding``, ``output_padding``,
             ``dilation``, ``groups`` and ``padding_mode``.
         input_fake_quant: Rounds the input; None leaves it as it is.
-        weight_bits: Width of the integers, 2 to 8; they are stored as int8 all the same.
-        dtype: Of ``weight`` when it is read; None: that of the bias, else of the scale.
+        weight_bits: The width of the integers, 2 to 8. They are always stored as int8.
+        dtype: The dtype of ``weight`` when it is read. None: the dtype of the bias, else of the
+            scale.
 
     Raises:
-        ValueError: A shape or width that does not fit.
-        TypeError: A weight that is not int8, a scale that is not float32 or float64, a zero point
-            that is not integer, or a dtype that is not floating.
+        ValueError: A shape or width does not fit.
+        TypeError: The weight is not int8, the scale is not float32 or float64, the zero point is
+            not an integer tensor, or the dtype is not floating.
 
     Example:
         >>> weight = torch.ones(6, 4, 3, 3, 3, dtype=torch.int8)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""``QuantizedEmbedding``: a table of int8 rows, of which only those asked for become floating."""
+"""``QuantizedEmbedding``: a table of int8 rows, which are dequantized when they are looked up."""
 
 from typing import Final
 
@@ -16,26 +16,26 @@ from ._integers import HoldsIntegers
 
 
 class QuantizedEmbedding(HoldsIntegers):
-    """An embedding whose table is int8, with a scale for each row or for groups within it.
+    """An embedding whose table is int8, with a scale for each row or for each group within it.
 
     ``y[...] = (qweight[i] - weight_zero_point[i]) * weight_scale[i]`` for each index ``i`` of the
-    input ``[...]``: ``[..., embedding_dim]``. Only those rows are read. No gradient.
+    input ``[...]``: ``[..., embedding_dim]``. Only these rows are read. There is no gradient.
 
     Args:
         qweight: int8 ``[num_embeddings, embedding_dim]``.
         weight_scale: float32 or float64: ``[num_embeddings]``, or ``[num_embeddings, groups]`` with
             ``group_size``.
         weight_zero_point: Integer, shaped like ``weight_scale``; None stands for 0.
-        group_size: Neighbours in a row that share a scale.
-        dtype: Of the output, and of ``weight`` when it is read; follows the module's conversions
-            (``half()``, ``to(dtype)``).
-        padding_idx: Kept for its reader; a row like any other here.
-        weight_bits: Width of the integers, 2 to 8; they are stored as int8 all the same.
+        group_size: The number of adjacent values of a row that share a scale.
+        dtype: The dtype of the output, and of ``weight`` when it is read. It follows the
+            conversions of the module (``half()``, ``to(dtype)``).
+        padding_idx: Kept for other code that reads it; here it is an ordinary row.
+        weight_bits: The width of the integers, 2 to 8. They are always stored as int8.
 
     Raises:
-        ValueError: A shape or width that does not fit.
-        TypeError: A weight that is not int8, a scale that is not float32 or float64, a zero point
-            that is not integer, or a dtype that is not floating.
+        ValueError: A shape or width does not fit.
+        TypeError: The weight is not int8, the scale is not float32 or float64, the zero point is
+            not an integer tensor, or the dtype is not floating.
 
     Example:
         >>> table = torch.tensor([[1, -2], [3, 4]], dtype=torch.int8)
@@ -83,7 +83,7 @@ class QuantizedEmbedding(HoldsIntegers):
 
     @classmethod
     def from_prepared(cls, layer: FakeQuantizedEmbedding, integers: Integers) -> Self:
-        """Return what a prepared embedding becomes.
+        """Return the converted form of a prepared embedding.
 
         Args:
             layer: The prepared layer.
@@ -100,18 +100,18 @@ class QuantizedEmbedding(HoldsIntegers):
         )
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the rows that the indices ``[...]`` ask for: ``[..., embedding_dim]``."""
+        """Return the rows for the indices ``[...]``: ``[..., embedding_dim]``."""
         rows = F.embedding(input, self.qweight)  # [..., embedding_dim] int8
         zero_points = self.weight_zero_point
         zero_point = None if zero_points is None else zero_points[input]
         return self._dequantized(rows, self.weight_scale[input], zero_point)
 
     def dequantized_weight(self) -> Tensor:
-        """Return the floating table that the integers stand for."""
+        """Return the dequantized table."""
         return self._dequantized(self.qweight, self.weight_scale, self.weight_zero_point)
 
     def _dequantized(self, rows: Tensor, scale: Tensor, zero_point: Tensor | None) -> Tensor:
-        """Return rows ``[..., embedding_dim]`` as floats; a scale is ``[...]``, or with groups."""
+        """Return floating rows ``[..., embedding_dim]``; scales are ``[...]`` or with groups."""
         group_size = self.group_size
         if group_size is None:
             output = ops.dequantize_per_token(rows, scale, zero_point, dtype=self.dtype)

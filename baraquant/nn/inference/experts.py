@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""``QuantizedExperts``: a mixture's experts of integers, to run a quantized model."""
+"""``QuantizedExperts``: the int8 experts of a mixture of experts, for inference."""
 
 from __future__ import annotations
 
@@ -26,47 +26,45 @@ _NAME = "QuantizedExperts"
 
 
 class QuantizedExperts(RunsExperts, KeepsScales):
-    """Experts whose weights are int8, with a scale for each channel or group of each expert.
+    """Experts with int8 weights, and a scale for each channel or group of each expert.
 
-    It takes the place of floating experts, of which it keeps what lies between the products (the
-    gate, a norm), or of :class:`baraquant.nn.FakeQuantizedExperts`, whose evaluation it computes to
-    the last bit. Where inputs have one scale for each token or one for all, and weights neither
-    groups nor zero points, both products are of integers. Else the weights of those experts that
-    have tokens are dequantized, and the products are floating. The gradient goes straight through
-    the rounding to the input and to ``top_k_weights``.
+    It replaces floating experts, and keeps their code between the products (the gate, a norm). It
+    also replaces :class:`baraquant.nn.FakeQuantizedExperts`, with the same bits as their
+    evaluation. If inputs have one scale for each token or one for all, and weights have neither
+    groups nor zero points, both products are integer products. Otherwise the weights of those
+    experts that have tokens are dequantized, and the products are floating. The gradient goes
+    straight through the rounding to the input and to ``top_k_weights``.
 
-    The floating weights are computed from the integers whenever they are read, by their names and
-    in their layout, as ``weight`` of :class:`baraquant.nn.WeightOnlyLinear` is.
+    The floating weights can be read by their names and in their layout. Each read computes them
+    from the integers, as ``weight`` of :class:`baraquant.nn.WeightOnlyLinear`.
 
     Args:
-        tensors: By their names, of which ``<w>`` is ``gate_up_proj`` (``up_proj`` for experts
-            without a gate), or ``down_proj``. The names are those of the state dict.
+        tensors: The tensors by their names in the state dict. ``<w>`` is ``gate_up_proj``
+            (``up_proj`` for experts without a gate) or ``down_proj``.
 
             * ``<w>_qweight``: int8 ``[experts, out_features, in_features]``, whatever the layout of
               the floating weight.
             * ``<w>_scale``: float32 (float64 for float64 inputs) ``[experts, out_features]``, or
               ``[experts, out_features, groups]`` with ``group_size``.
-            * ``<w>_zero_point``: integer, shaped like the scale; where there is none, 0.
-            * ``<w>_bias``: floating ``[experts, out_features]``, as the floating experts have it.
-            * ``<w>_input_fake_quant.scale`` and ``<w>_input_fake_quant.zero_point``: of the input,
-              ``[]`` or ``[1]``, where ``is_static``.
-        like: The experts whose place it takes, on any device, the meta device too. Their submodules
-            (an activation, a norm) are shared.
-        group_size: Neighbours along the input features that share a scale.
-        weight_bits: Width of the weights' integers, 2 to 8; they are stored as int8 all the same.
-        granularity: Of the inputs: ``per_token``, ``per_tensor`` or ``per_group``; None: the inputs
-            stay floating.
-        bits: Width of the inputs' integers, 2 to 8.
-        symmetric: Whether the inputs' integers have zero in the middle; else a zero point.
-        is_static: Whether the inputs' scale is given; else it is computed from the input.
-        input_group_size: Neighbours in an input that share a scale, for ``per_group``.
-        dtype: Of the floating weights; None: that of the bias, else of the scale.
+            * ``<w>_zero_point``: integer, shaped like the scale; 0 if it is missing.
+            * ``<w>_bias``: floating ``[experts, out_features]``, as in the floating experts.
+            * ``<w>_input_fake_quant.scale`` and ``<w>_input_fake_quant.zero_point``: for the input,
+              ``[]`` or ``[1]``, if ``is_static``. like: The experts that it replaces, on any
+              device, including the meta device. It shares their submodules (an activation, a norm).
+              group_size: The number of adjacent input features that share a scale. weight_bits: The
+              width of the weights' integers, 2 to 8. They are always stored as int8. granularity:
+              The granularity of the inputs: ``per_token``, ``per_tensor`` or ``per_group``; None:
+              the inputs stay floating. bits: The width of the inputs' integers, 2 to 8. symmetric:
+              True for no zero point: 0 is in the middle of the inputs' integers. False adds a zero
+              point. is_static: Whether the inputs' scale is given; else it is computed from the
+              input. input_group_size: The number of adjacent values of an input that share a scale,
+              for ``per_group``. dtype: The dtype of the floating weights. None: the dtype of the
+              bias, else of the scale.
 
     Raises:
-        ValueError: A tensor that is missing or unknown, or a shape, width or option that does not
-            fit.
-        TypeError: Weights that are not int8, scales that are not float32 or float64, zero points
-            that are not integer, or something else in the place of a tensor.
+        ValueError: A tensor is missing or unknown, or a shape, width or option does not fit.
+        TypeError: The weights are not int8, the scales are not float32 or float64, the zero points
+            are not integer tensors, or a value is not a tensor.
     """
 
     dtype: torch.dtype
@@ -119,14 +117,13 @@ class QuantizedExperts(RunsExperts, KeepsScales):
 
     @classmethod
     def from_prepared(cls, prepared: FakeQuantizedExperts) -> Self:
-        """Return experts of the integers that ``prepared`` rounds its weights to.
+        """Return experts with the integers that ``prepared`` rounds its weights to.
 
         Args:
-            prepared: In training or evaluation.
+            prepared: The experts, in training or evaluation mode.
 
         Raises:
-            ValueError: A scale that is not known yet, as no batch was seen in training, or that is
-                not finite.
+            ValueError: A scale is unknown, because training has seen no batch, or it is not finite.
         """
         config, tensors = prepared.config, dict[str, Tensor]()
         for name in prepared.form.weights:
@@ -255,7 +252,7 @@ class QuantizedExperts(RunsExperts, KeepsScales):
         )
 
     def dequantized_weight(self, name: str) -> Tensor:
-        """Return the floating weight of this name that the integers stand for, in its layout."""
+        """Return the floating weight of this name, dequantized, in its layout."""
         return self.form.canonical(self._dequantized(name, slice(None), self.dtype))
 
     def _dequantized(self, name: str, experts: slice, dtype: torch.dtype) -> Tensor:
@@ -305,13 +302,13 @@ class QuantizedExperts(RunsExperts, KeepsScales):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
-        # No tensor has the weights' dtype: ask with one what the conversion makes of it.
+        # No buffer has the weights' dtype: convert a tensor of this dtype to learn the new one.
         device = self._integers(self.form.up).device
         self.dtype = fn(torch.empty(0, dtype=self.dtype, device=device)).dtype
         return self
 
     def __getattr__(self, name: str) -> Any:
-        """Return a weight as the integers stand for it, to read only; or what a module holds."""
+        """Return a dequantized weight, to read only, or any other attribute."""
         form = vars(self).get("form")
         if form is None or name not in form.weights:
             return super().__getattr__(name)
@@ -359,7 +356,7 @@ def _check_options(granularity: str | None, is_static: bool, weight_bits: int, b
 
 
 def _check_names(form: Form, tensors: Mapping[str, Tensor], is_static: bool) -> None:
-    """Check that all tensors are there and no other, and that both weights have the same ones."""
+    """Check that there are all tensors and no others, and that both weights have the same ones."""
     needed = ["qweight", "scale"] + (["bias"] if form.has_bias else [])
     if is_static:
         needed += ["input_fake_quant.scale", "input_fake_quant.zero_point"]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Linear layers of integers, to run a quantized model: weights are int8, inputs become int8.
+"""Quantized linear layers for inference: weights are int8, and inputs are quantized to int8.
 
-Buffers bear the names of the constructor's arguments, and all are plain tensors. ``weight_sum``
-(the sums of the weight's rows, which a zero point of the input needs) is derived from the weight
-and so no part of the state dict. ``weight`` is what the integers stand for, as floats, to read.
+The buffers have the names of the constructor's arguments and are plain tensors. ``weight_sum``
+holds the sums of the weight's rows, which a zero point of the input needs. It is computed from the
+weight, so it is not in the state dict. ``weight`` is the dequantized weight, to read.
 """
 
 from typing import Any, Final
@@ -20,16 +20,16 @@ from ._integers import HoldsIntegers
 
 
 class LaysOutWeight(HoldsIntegers):
-    """A linear layer whose ``weight`` is read as ``[in_features, out_features]`` if ``transposed``.
+    """A linear layer whose ``weight`` reads as ``[in_features, out_features]`` if ``transposed``.
 
-    So transformers' ``Conv1D`` has it, whose sizes are ``nx`` and ``nf`` too. The integers are
-    ``[out_features, in_features]`` all the same.
+    This is the layout of transformers' ``Conv1D``, whose sizes ``nx`` and ``nf`` it has too. The
+    integers are always ``[out_features, in_features]``.
     """
 
     transposed: bool
 
     def set_layout(self, transposed: bool) -> None:
-        """Say how ``weight`` is read."""
+        """Set the layout in which ``weight`` is read."""
         self.transposed = transposed
         if transposed:
             self.nf, self.nx = self.qweight.shape
@@ -43,7 +43,7 @@ class LaysOutWeight(HoldsIntegers):
 
 
 class _IntegerLinear(LaysOutWeight):
-    """What the layers of integers share: the weight with its scale, and the bias."""
+    """The base of the quantized linear layers: the weight with its scale, and the bias."""
 
     weight_scale: Tensor
     bias: Tensor | None
@@ -99,31 +99,33 @@ class _IntegerLinear(LaysOutWeight):
 
 
 class QuantizedLinear(_IntegerLinear):
-    """A linear layer of integers whose input's scale is taken from the input (W8A8 dynamic).
+    """An integer linear layer that computes the scale of its input from the input (W8A8 dynamic).
 
     ``y = x_int @ weight.T * (x_scale * weight_scale) + bias``, by
     :func:`baraquant.ops.quantized_linear`: the input ``[..., in_features]`` is quantized on the
-    fly, each token with a scale of its own; the output has its dtype. The gradient goes straight
-    through the rounding to the input: it is that of the prepared layer.
+    fly, with one scale for each token, and the output has the dtype of the input. The gradient goes
+    straight through the rounding to the input; it is the gradient of the prepared layer.
 
     Args:
         qweight: int8 ``[out_features, in_features]``.
         weight_scale: float32 (float64 for float64 inputs) ``[out_features]``.
-        bias: ``[out_features]``: of the scale's dtype or of the inputs'.
-        symmetric: Whether the input's integers have zero in the middle; else a zero point.
-        bits: Width of the input's integers, 2 to 8.
+        bias: ``[out_features]``, of the dtype of the scale or of the inputs.
+        symmetric: True for no zero point: 0 is in the middle of the input's integers. False adds a
+            zero point.
+        bits: The width of the input's integers, 2 to 8.
         granularity: ``per_token``, or ``per_tensor``: one scale for the whole input.
-        smooth: ``[in_features]``, of the scale's dtype: the input is divided by it first
-            (SmoothQuant, where no layer before could take it).
-        weight_bits: Width of the weight's integers, 2 to 8; they are stored as int8 all the same.
-        dtype: Of ``weight`` when it is read; None: that of the bias, else of the scale.
-        transposed: Whether ``weight`` is read as ``[in_features, out_features]``, as transformers'
-            ``Conv1D`` has it.
+        smooth: ``[in_features]``, of the dtype of the scale: the input is first divided by it.
+            SmoothQuant uses it where no preceding layer can absorb the division.
+        weight_bits: The width of the weight's integers, 2 to 8. They are always stored as int8.
+        dtype: The dtype of ``weight`` when it is read. None: the dtype of the bias, else of the
+            scale.
+        transposed: Whether ``weight`` reads as ``[in_features, out_features]``, the layout of
+            transformers' ``Conv1D``.
 
     Raises:
-        ValueError: A shape, width or granularity that does not fit.
-        TypeError: A weight that is not int8, a scale that is not float32 or float64, or a dtype
-            that is not floating.
+        ValueError: A shape, width or granularity does not fit.
+        TypeError: The weight is not int8, the scale is not float32 or float64, or the dtype is not
+            floating.
 
     Example:
         >>> weight = torch.tensor([[1, -2], [3, 4]], dtype=torch.int8)
@@ -178,13 +180,13 @@ class QuantizedLinear(_IntegerLinear):
         smooth: Tensor | None = None,
         dtype: torch.dtype | None = None,
     ) -> Self:
-        """Return what a layer becomes whose input is dynamic.
+        """Return the converted form of a layer with a dynamic input.
 
         Args:
             layer: The prepared layer.
             integers: Its weight, quantized.
             smooth: As in the constructor.
-            dtype: As in the constructor; None: that of the layer's weight.
+            dtype: As in the constructor. None: the dtype of the layer's weight.
         """
         activation = layer.config.activation
         assert activation is not None
@@ -237,7 +239,7 @@ class QuantizedLinear(_IntegerLinear):
         return output
 
     def dequantized_weight(self) -> Tensor:
-        """Return the floating weight that the integers stand for, before any smoothing."""
+        """Return the dequantized weight, before any smoothing."""
         weight, smooth = self._dequantized(), self.smooth
         return (weight if smooth is None else weight / smooth).to(self.dtype)
 
@@ -252,12 +254,13 @@ class QuantizedLinear(_IntegerLinear):
 
 
 class StaticQuantizedLinear(_IntegerLinear):
-    """A linear layer of integers whose input has one scale, known before (W8A8 static).
+    """An integer linear layer whose input has one scale, fixed in advance (W8A8 static).
 
     ``y = x_int @ weight.T * (act_scale * weight_scale) + bias``, by
     :func:`baraquant.ops.static_quantized_linear`. The input ``[..., in_features]`` is quantized
-    with ``act_scale``; the output has its dtype. The gradient goes straight through the rounding to
-    the input, and is 0 where the range clamped it: it is that of the prepared layer.
+    with ``act_scale``, and the output has the dtype of the input. The gradient goes straight
+    through the rounding to the input, and is 0 where the input was clamped; it is the gradient of
+    the prepared layer.
 
     With ``smooth_scale`` each feature k is quantized with ``smooth_scale[k]``, which is
     ``act_scale * smooth[k]``: dividing by ``smooth`` (Xiao et al. 2023) then costs nothing.
@@ -266,19 +269,20 @@ class StaticQuantizedLinear(_IntegerLinear):
         qweight: int8 ``[out_features, in_features]``.
         weight_scale: float32 (float64 for float64 inputs) ``[out_features]``.
         act_scale: ``[]`` or ``[1]``, of the dtype of ``weight_scale``.
-        bias: ``[out_features]``: of the scale's dtype or of the inputs'.
+        bias: ``[out_features]``, of the dtype of the scale or of the inputs.
         act_zero_point: Integer ``[]`` or ``[1]``; None stands for 0.
         smooth_scale: ``[in_features]``, of the dtype of ``weight_scale``; None: no smoothing.
-        bits: Width of the input's integers, 2 to 8.
-        weight_bits: Width of the weight's integers, 2 to 8; they are stored as int8 all the same.
-        dtype: Of ``weight`` when it is read; None: that of the bias, else of the scale.
-        transposed: Whether ``weight`` is read as ``[in_features, out_features]``, as transformers'
-            ``Conv1D`` has it.
+        bits: The width of the input's integers, 2 to 8.
+        weight_bits: The width of the weight's integers, 2 to 8. They are always stored as int8.
+        dtype: The dtype of ``weight`` when it is read. None: the dtype of the bias, else of the
+            scale.
+        transposed: Whether ``weight`` reads as ``[in_features, out_features]``, the layout of
+            transformers' ``Conv1D``.
 
     Raises:
-        ValueError: A shape or width that does not fit.
-        TypeError: A weight that is not int8, a scale that is not float32 or float64, a zero point
-            that is not integer, or a dtype that is not floating.
+        ValueError: A shape or width does not fit.
+        TypeError: The weight is not int8, the scale is not float32 or float64, the zero point is
+            not an integer tensor, or the dtype is not floating.
 
     Example:
         >>> weight = torch.tensor([[1, -2], [3, 4]], dtype=torch.int8)
@@ -332,13 +336,13 @@ class StaticQuantizedLinear(_IntegerLinear):
         smooth: Tensor | None = None,
         dtype: torch.dtype | None = None,
     ) -> Self:
-        """Return what a layer becomes whose input has one scale, known before.
+        """Return the converted form of a layer with a static input.
 
         Args:
             layer: The prepared layer.
             integers: Its weight, quantized.
-            smooth: What each feature of the input is divided by, ``[in_features]``; None: nothing.
-            dtype: As in the constructor; None: that of the layer's weight.
+            smooth: The divisor of each feature of the input, ``[in_features]``; None: no division.
+            dtype: As in the constructor. None: the dtype of the layer's weight.
 
         Raises:
             ValueError: The range of the input is not known yet.
@@ -375,7 +379,7 @@ class StaticQuantizedLinear(_IntegerLinear):
         )
 
     def dequantized_weight(self) -> Tensor:
-        """Return the floating weight that the integers stand for, before any smoothing."""
+        """Return the dequantized weight, before any smoothing."""
         weight, smooth_scale = self._dequantized(), self.smooth_scale
         if smooth_scale is not None:
             weight = weight / (smooth_scale / self.act_scale)

@@ -19,27 +19,29 @@ from .linear import LaysOutWeight
 class WeightOnlyLinear(LaysOutWeight):
     """A linear layer that stores integers and computes in floating point.
 
-    For what an integer product cannot do: groups of weights with scales of their own, weights with
-    zero points, and inputs that stay floating. ``y = linear(input_fake_quant(x), w, bias)`` with
-    ``w`` the dequantized weight, in the input's dtype. Its gradient is that of the prepared layer.
+    It serves the cases that an integer product cannot compute: weights with a scale for each group,
+    weights with zero points, and inputs that stay floating.
+    ``y = linear(input_fake_quant(x), w, bias)`` where ``w`` is the dequantized weight in the dtype
+    of the input. The gradient is that of the prepared layer.
 
     Args:
         qweight: int8 ``[out_features, in_features]``.
         weight_scale: float32 (float64 for float64 inputs): ``[out_features]``, or
             ``[out_features, groups]`` with ``group_size``.
-        bias: ``[out_features]``, of the inputs' dtype.
+        bias: ``[out_features]``, of the dtype of the inputs.
         weight_zero_point: Integer, shaped like ``weight_scale``; None stands for 0.
-        group_size: Neighbours in a row of the weight that share a scale.
+        group_size: The number of adjacent values of a row of the weight that share a scale.
         input_fake_quant: Rounds the input; None leaves it as it is.
-        weight_bits: Width of the weight's integers, 2 to 8; they are stored as int8 all the same.
-        dtype: Of ``weight`` when it is read; None: that of the bias, else of the scale.
-        transposed: Whether ``weight`` is read as ``[in_features, out_features]``, as transformers'
-            ``Conv1D`` has it.
+        weight_bits: The width of the weight's integers, 2 to 8. They are always stored as int8.
+        dtype: The dtype of ``weight`` when it is read. None: the dtype of the bias, else of the
+            scale.
+        transposed: Whether ``weight`` reads as ``[in_features, out_features]``, the layout of
+            transformers' ``Conv1D``.
 
     Raises:
-        ValueError: A shape or width that does not fit.
-        TypeError: A weight that is not int8, a scale that is not float32 or float64, a zero point
-            that is not integer, or a dtype that is not floating.
+        ValueError: A shape or width does not fit.
+        TypeError: The weight is not int8, the scale is not float32 or float64, the zero point is
+            not an integer tensor, or the dtype is not floating.
 
     Example:
         >>> weight = torch.tensor([[1, -2, 3, 4]], dtype=torch.int8)
@@ -90,7 +92,7 @@ class WeightOnlyLinear(LaysOutWeight):
 
     @classmethod
     def from_prepared(cls, layer: FakeQuantizedLinear, integers: Integers) -> Self:
-        """Return what a layer becomes whose weight and input do not meet as integers.
+        """Return the converted form of a layer that computes in floating point.
 
         Args:
             layer: The prepared layer.
@@ -116,7 +118,7 @@ class WeightOnlyLinear(LaysOutWeight):
         return linear(self.input_fake_quant(input), self._dequantized(input.dtype), self.bias)
 
     def dequantized_weight(self) -> Tensor:
-        """Return the floating weight that the integers stand for."""
+        """Return the dequantized weight."""
         return self._dequantized(self.dtype)
 
     def _dequantized(self, dtype: torch.dtype) -> Tensor:

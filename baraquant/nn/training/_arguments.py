@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the arguments of ``FakeQuantize`` have to satisfy, and the tensors they become."""
+"""Checks the arguments of ``FakeQuantize``, and makes tensors of them."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 MODES = ("fixed", "dynamic", "observed")
 GRANULARITIES = ("per_tensor", "per_channel", "per_token", "per_group")
-# The arguments that only some modes have a use for.
+# The arguments that only some modes use.
 MODES_OF = {
     "scale": ("fixed",),
     "zero_point": ("fixed",),
@@ -19,7 +19,7 @@ MODES_OF = {
 
 
 def check_mode(mode: str, symmetric: bool, **arguments: Any) -> None:
-    """Check that the mode exists, and that nothing is given which it has no use for."""
+    """Check that the mode exists, and that no argument is given that it does not use."""
     if mode not in MODES:
         raise ValueError(
             f"FakeQuantize: expected mode to be one of {', '.join(MODES)}, but got {mode!r}"
@@ -62,7 +62,7 @@ def check_granularity(granularity: str, axis: int | None, group_size: int | None
 
 
 def check_range(mode: str, symmetric: bool, quant_min: int, quant_max: int) -> None:
-    """Check that the range of integers is one, and that a symmetric scale exists for it."""
+    """Check that the range of integers is valid, and that a symmetric scale exists for it."""
     if quant_min >= quant_max:
         raise ValueError(
             f"FakeQuantize: expected quant_min < quant_max, but got {quant_min} and {quant_max}"
@@ -77,7 +77,7 @@ def check_range(mode: str, symmetric: bool, quant_min: int, quant_max: int) -> N
 def check_observed(
     granularity: str, channels: int | None, averaging_constant: float | None
 ) -> None:
-    """Check what mode ``observed`` asks for beyond the other modes."""
+    """Check the further requirements of the mode ``observed``."""
     if granularity not in ("per_tensor", "per_channel"):
         raise ValueError(
             "FakeQuantize: expected granularity to be per_tensor or per_channel for mode "
@@ -99,7 +99,7 @@ def check_observed(
 
 
 def scale_tensor(scale: Tensor | float, granularity: str) -> Tensor:
-    """Return a given scale as a tensor of its own."""
+    """Return a given scale as a new tensor."""
     if not isinstance(scale, Tensor):
         if granularity != "per_tensor":
             raise ValueError(f"FakeQuantize: expected scale to be a tensor for {granularity}")

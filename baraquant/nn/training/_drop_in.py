@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How a layer in training is made of one of PyTorch's modules, which it is a subclass of."""
+"""How a training layer is made from the PyTorch module that it is a subclass of."""
 
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class DropIn(QuantizesWeight):
-    """A layer with PyTorch's arguments and ``config``. Mixed into one of PyTorch's modules."""
+    """A mixin for a PyTorch module: its constructor takes PyTorch's arguments and ``config``."""
 
     def __init__(self, *args: Any, config: Config | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -22,7 +22,7 @@ class DropIn(QuantizesWeight):
 
     @classmethod
     def from_float(cls, module: nn.Module, config: Config) -> Self:
-        """Return a layer that shares the parameters of ``module``, of the kind it is one of."""
+        """Return a layer of the same kind as ``module`` that shares its parameters."""
         layer = _like(cls, module)
         layer._set_config(config)
         return layer
@@ -32,7 +32,7 @@ class DropIn(QuantizesWeight):
 
 
 def _like(cls: type[M], module: nn.Module) -> M:
-    """Return a module of a subclass that shares everything with ``module`` but its hooks."""
+    """Return a module of a subclass that shares everything with ``module`` except its hooks."""
     new: M = object.__new__(cls)
     nn.Module.__init__(new)
     own = vars(new).keys()

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whether the first batch has been, and whether it may come: not inside of a wrapped model."""
+"""Whether the first batch was seen, and whether it may come: not within a wrapped model."""
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
 
 def is_known(scale: Tensor) -> bool:
-    """Return whether a scale that was NaN has been set; False on the meta device. Reads it."""
+    """Read whether a scale that starts as NaN has been set; False on the meta device."""
     values = scale.detach()
-    # This process's part, where the tensor is sharded.
+    # If the tensor is sharded, look at the part of this process.
     values = values.to_local() if hasattr(values, "to_local") else values
     return not values.is_meta and not bool(values.isnan().any())
 
 
 def is_zero(input: Tensor) -> bool:
-    """Return whether a batch is of zeros alone; False on the meta device. Reads it."""
+    """Read whether a batch holds only zeros; False on the meta device."""
     if input.is_meta or input.numel() == 0:
         return False
     found = input.detach().any()
@@ -22,13 +22,14 @@ def is_zero(input: Tensor) -> bool:
 
 
 def check_unwrapped(quantizer: nn.Module) -> None:
-    """Check that no wrapper for several processes is around a module that sets its parameters.
+    """Check that a module that sets its parameters is not within a wrapper for several processes.
 
-    Each process would set them from data of its own (DistributedDataParallel, which sends
-    parameters once, when it is made), or into a copy that is thrown away (``fully_shard``).
+    With DistributedDataParallel, which broadcasts parameters only when it is constructed, each
+    process would set them from its own data. With ``fully_shard`` they would be set in a copy that
+    is discarded.
 
     Raises:
-        RuntimeError: There is one. The message has the module's path within it.
+        RuntimeError: There is such a wrapper. The message has the module's path within it.
     """
     for wrapper, model in _wrapped():
         for name, module in model.named_modules():
@@ -42,7 +43,7 @@ def check_unwrapped(quantizer: nn.Module) -> None:
 
 
 def _wrapped() -> list[tuple[str, nn.Module]]:
-    """Return wrappers and what is in them: DDP while it runs, and all of ``fully_shard``."""
+    """Return the wrappers and their modules: DDP while it runs, and all of ``fully_shard``."""
     if not (dist.is_available() and dist.is_initialized()):
         return []
     from torch.distributed._composable_state import _module_state_mapping

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What rounds an input once training is over."""
+"""The module that rounds an input after training."""
 
 import copy
 
@@ -26,10 +26,10 @@ def is_unseen(quantizer: nn.Module) -> bool:
 
 
 def frozen(quantizer: nn.Module) -> FakeQuantize | None:
-    """Return what rounds the input from now on; None where nothing does.
+    """Return the module that rounds the input from now on; None if there is none.
 
     Raises:
-        ValueError: The scale is not known, as no batch was seen in training, or is not finite.
+        ValueError: The scale is unknown, because training has seen no batch, or it is not finite.
     """
     if isinstance(quantizer, LearnedFakeQuantize):
         scale, zero_point = quantizer.calculate_qparams()
@@ -53,7 +53,7 @@ def frozen(quantizer: nn.Module) -> FakeQuantize | None:
 
 
 def skipped(quantizer: nn.Module) -> str:
-    """Say how many batches took no part in the range of an input; nothing where all did."""
+    """Return a note of how many batches the range of an input ignored; empty if none."""
     if not isinstance(quantizer, FakeQuantize) or not quantizer.is_observed:
         return ""
     count = 0 if quantizer.skipped_batches.is_meta else int(quantizer.skipped_batches)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The state of a module that observes a range: how it starts, is loaded, and is joined."""
+"""The state of a module that observes a range: start, loading, and union over processes."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from ._range import is_known, reduce_range, sum_of_processes
 
 
 class ObservedRange(nn.Module):  # type: ignore[misc]
-    """A module with a running range, the scale from it, two flags and a counter, as buffers.
+    """A module with buffers for a running range, its scale, two flags and a counter.
 
-    Its subclass says with ``is_observed`` whether it has them, and computes the scale.
+    The subclass says with ``is_observed`` whether it has these buffers, and computes the scale.
     """
 
     min_val: Tensor
@@ -34,7 +34,7 @@ class ObservedRange(nn.Module):  # type: ignore[misc]
         scale, zero_point = self.calculate_qparams()
         self.register_buffer("scale", scale)
         self.register_buffer("zero_point", zero_point)
-        # uint8: DistributedDataParallel broadcasts buffers, and NCCL knows no bool.
+        # The flags are uint8: DistributedDataParallel broadcasts buffers, and NCCL has no bool.
         self.register_buffer("observer_enabled", torch.ones(1, dtype=torch.uint8))
         self.register_buffer("fake_quant_enabled", torch.ones(1, dtype=torch.uint8))
         self.register_buffer("skipped_batches", torch.zeros((), dtype=torch.int64))
@@ -44,8 +44,8 @@ class ObservedRange(nn.Module):  # type: ignore[misc]
     def sync_qparams(self, process_group: Any = None) -> None:
         """Give all processes the union of their ranges, and its scale and zero point.
 
-        ``skipped_batches`` becomes the number of those that any process has left out. A collective
-        operation: every process of the group has to call it.
+        ``skipped_batches`` becomes the sum over all processes. This is a collective operation:
+        every process of the group must call it.
 
         Args:
             process_group: The ``torch.distributed`` group; None is the default one.
@@ -58,7 +58,7 @@ class ObservedRange(nn.Module):  # type: ignore[misc]
                 f"FakeQuantize: expected mode 'observed' for sync_qparams, but got '{self.mode}'"
             )
         reduce_range(self.min_val, self.max_val, process_group)
-        # Those of the last time are on every process already.
+        # Every process has the batches of the last synchronization already.
         new = sum_of_processes(self.skipped_batches - self._skipped_together, process_group)
         self.skipped_batches.copy_(new + self._skipped_together)
         self._skipped_together = int(self.skipped_batches)
@@ -70,7 +70,7 @@ class ObservedRange(nn.Module):  # type: ignore[misc]
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         counter, low = prefix + "skipped_batches", state_dict.get(prefix + "min_val")
         if self.is_observed and low is not None and counter not in state_dict:
-            # It was saved by a version that did not count.
+            # The state was saved by a version that did not count.
             state_dict[counter] = torch.zeros((), dtype=torch.int64, device=low.device)
         super()._load_from_state_dict(state_dict, prefix, *args)
         if self.is_observed and counter in state_dict and not self.skipped_batches.is_meta:

@@ -16,7 +16,7 @@ from ._freeze import frozen, is_unseen
 from .fake_quantize import FakeQuantize
 from .learned import LearnedFakeQuantize
 
-# What a moving average gives to each batch, as torch.ao's observers do.
+# The weight of each batch in a moving average, the same as in torch.ao's observers.
 AVERAGING_CONSTANT = 0.01
 
 
@@ -31,12 +31,12 @@ class Integers(NamedTuple):
 class QuantizesWeight(nn.Module):  # type: ignore[misc]
     """A layer whose weight passes through ``weight_fake_quant``.
 
-    Scales, and what is stored, are for the weight with its output channels first. A channel's
-    numbers stand one after the other, and groups are neighbours among them.
+    The scales and the stored integers belong to the weight with its output channels first. The
+    values of a channel are contiguous, and a group is a run of adjacent values.
 
-    The layer itself takes its parameter from :meth:`float_weight`: what others read as
-    ``layer.weight`` is the parameter in training alone. In evaluation it is the rounded weight, as
-    it is once the layer is converted. (TorchScript knows no such difference: there it is the
+    The layer itself reads its parameter with :meth:`float_weight`. Other code that reads
+    ``layer.weight`` gets the parameter in training, and the rounded weight in evaluation, which is
+    also what the converted layer returns. (In TorchScript ``layer.weight`` is always the
     parameter.)
     """
 
@@ -61,10 +61,10 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
         """Make the fake quantizers.
 
         Args:
-            config: How the weight is quantized, and what a static input follows.
-            activation: How the input is; None leaves it floating.
-            positions: How many numbers an output channel has for each of its inputs: those of a
-                kernel. A group has all of them.
+            config: How the weight is quantized, and how a static input is observed.
+            activation: How the input is quantized; None leaves it floating.
+            positions: The number of values that an output channel has for each of its inputs, which
+                is the size of a kernel. A group contains all of them.
             transposed_groups: The groups of a transposed convolution, whose parameter has the input
                 channels first; 0 where it has the output channels first.
         """
@@ -82,7 +82,7 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
 
     @property
     def weight(self) -> Tensor:
-        """The parameter in training, the weight as it is rounded in evaluation."""
+        """The parameter in training; the rounded weight in evaluation."""
         parameter = self._own_weight()
         if self.training or is_for_torchscript():
             return parameter
@@ -92,8 +92,8 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
 
     @weight.setter
     def weight(self, value: Any) -> None:
-        # A parameter does not come here. What does is a tensor that a hook computes, as
-        # torch.nn.utils.weight_norm has it.
+        # A parameter does not reach this line. A tensor that a hook computes does, as with
+        # torch.nn.utils.weight_norm.
         self.__dict__["weight"] = value
 
     @weight.deleter
@@ -102,7 +102,7 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
 
     def float_weight(self) -> Tensor:
         """Return the floating weight that is trained, in evaluation too."""
-        # In TorchScript the attribute is the parameter.
+        # In TorchScript the attribute is the parameter itself.
         if torch.jit.is_scripting():  # noqa: SIM108 - TorchScript compiles one of the branches
             weight = self.weight
         else:
@@ -123,9 +123,9 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
     def quantized_weight(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the weight as it will be stored: int8, with its scale and its zero point.
 
-        The integers have the output channels first, as those of a transposed convolution's
-        parameter are not. Scale and zero point are of shape ``[channels]``, or ``[channels,
-        groups]`` for groups.
+        The integers have the output channels first, unlike the parameter of a transposed
+        convolution. Scale and zero point are of shape ``[channels]``, or ``[channels, groups]`` for
+        groups.
         """
         weight = self._channels_first(self.float_weight().detach())
         integers, scale, zero_point = self.weight_fake_quant.quantize(self._as_rows(weight))
@@ -141,7 +141,7 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def frozen_input(self) -> FakeQuantize | None:
-        """Return what rounds the input once the layer is converted; None where nothing does.
+        """Return the module that rounds the input of the converted layer; None if there is none.
 
         Raises:
             ValueError: The range is not known yet, or a scale is NaN or infinite.
@@ -184,13 +184,13 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
         return swap_channels(weight, groups) if groups > 0 else weight
 
     def rows_of_weight(self) -> Tensor:
-        """Return the weight as a matrix or as it is: channels first, and groups neighbours."""
+        """Return the weight with its channels first, and as a matrix if groups need one."""
         weight = self._channels_first(self.float_weight().detach())
         return weight.flatten(1) if self.is_grouped else weight
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def weight_rows(self) -> dict[str, Tensor]:
-        """Return what the fake quantizers of weights take, by the names of these attributes."""
+        """Return the inputs of the weights' fake quantizers, by the names of these attributes."""
         return {"weight_fake_quant": self.rows_of_weight()}
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
@@ -199,13 +199,13 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
         return {"input_fake_quant": self.input_fake_quant} if self.rounds_input else {}
 
     def _as_rows(self, weight: Tensor) -> Tensor:
-        """Return a weight with its channels first in the shape that its quantizer takes."""
+        """Return a weight that has its channels first in the shape that its quantizer takes."""
         if self.fold > 0:
             return weight.reshape(-1, self.fold)
         return weight.flatten(1) if self.is_grouped else weight
 
     def rounded_input(self, input: Tensor) -> Tensor:
-        """Return the input as it is rounded, with its gradient."""
+        """Return the rounded input, with its gradient."""
         if not self.rounds_input:
             return input
         if self.training:
@@ -228,7 +228,7 @@ def check_groups(config: TensorConfig, features: int, name: str) -> None:
 def _of_weight(
     config: TensorConfig, weight: Tensor, size: int | None
 ) -> FakeQuantize | LearnedFakeQuantize:
-    """Return what rounds a weight, ``[channels, ...]``; with groups of ``size`` it is a matrix."""
+    """Return the quantizer of a weight ``[channels, ...]``; of a matrix for groups of ``size``."""
     granularity = str(config.granularity)
     low, high = config.quant_min, config.quant_max
     if config.dynamic:
@@ -307,7 +307,7 @@ def _of_activation(config: TensorConfig | None, observer: str, weight: Tensor) -
         symmetric=config.symmetric,
         averaging_constant=AVERAGING_CONSTANT if observer == "moving_average" else None,
     )
-    # Evaluation before the first batch gives NaN, not what looks like numbers.
+    # Evaluation before the first batch gives NaN, not values that look valid.
     observed.scale.fill_(float("nan"))
     return observed.to(weight.device, _compute_dtype(weight))
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Convolutions in quantization-aware training: their weights are fake-quantized.
+"""Convolutions for quantization-aware training, with fake-quantized weights.
 
-In evaluation each computes what :func:`baraquant.qat.convert_` makes of it, to the last bit. Groups
-of the weight that share a scale are within an output channel: ``group_size`` of its inputs, with
-all positions of their kernels, so that a scale is ``[out_channels, in_channels / groups /
-group_size]``.
+In evaluation each gives the same bits as the layer that :func:`baraquant.qat.convert_` makes of it.
+A group of the weight that shares a scale lies within an output channel: it holds ``group_size`` of
+its inputs, with all positions of their kernels. So the scale is
+``[out_channels, in_channels / groups / group_size]``.
 """
 
 import math
@@ -21,7 +21,7 @@ _CONSTANTS = (*QuantizesWeight.__constants__, *nn.Conv2d.__constants__)
 
 
 class _FakeQuantizedConv(DropIn):
-    """What the convolutions share."""
+    """The base of the convolutions."""
 
     def _set_config(self, config: Config) -> None:
         qat = conv_config(quant_config(config))
@@ -46,10 +46,10 @@ class _FakeQuantizedConv(DropIn):
 
 
 class _FakeQuantizedConvTranspose(Transposes, _FakeQuantizedConv):
-    """What the transposed convolutions share."""
+    """The base of the transposed convolutions."""
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        """Return the transposed convolution of the rounded input, of the size asked for."""
+        """Return the transposed convolution of the rounded input, in the requested size."""
         weight = self.fake_quantized_weight()
         return self._conv_transpose(self.rounded_input(input), weight, self.bias, output_size)
 
@@ -57,19 +57,19 @@ class _FakeQuantizedConvTranspose(Transposes, _FakeQuantizedConv):
 class FakeQuantizedConv1d(_FakeQuantizedConv, nn.Conv1d):  # type: ignore[misc]
     """A ``Conv1d`` whose weight, and input, are fake-quantized; both stay floating.
 
-    A scale per token, or per group, is not for a convolution's input (a vector along the last
-    dimension is a stretch of space): with such a configuration the input stays floating.
+    The input of a convolution takes no scale per token or per group, because a vector along its
+    last dimension is a row of space. With such a configuration the input stays floating.
 
     Args:
         config: A :class:`baraquant.QuantConfig`, :class:`baraquant.W8A8` or
-            :class:`baraquant.W8A8Static`. A group of its weight is ``group_size`` of an output
-            channel's inputs, with all positions of their kernels. All other arguments are those of
+            :class:`baraquant.W8A8Static`. A group of the weight holds ``group_size`` inputs of an
+            output channel, with all positions of their kernels. All other arguments are those of
             ``torch.nn.Conv1d``.
 
     Raises:
-        ValueError: A group size that does not divide ``in_channels / groups``, or a configuration
-            that training cannot follow.
-        TypeError: Something that is no configuration.
+        ValueError: The group size does not divide ``in_channels / groups``, or training cannot
+            follow the configuration.
+        TypeError: ``config`` is not a configuration.
 
     Example:
         >>> layer = baraquant.nn.FakeQuantizedConv1d(4, 6, 3, config=baraquant.W8A8())
@@ -84,19 +84,19 @@ class FakeQuantizedConv1d(_FakeQuantizedConv, nn.Conv1d):  # type: ignore[misc]
 class FakeQuantizedConv2d(_FakeQuantizedConv, nn.Conv2d):  # type: ignore[misc]
     """A ``Conv2d`` whose weight, and input, are fake-quantized; both stay floating.
 
-    A scale per token, or per group, is not for a convolution's input (a vector along the last
-    dimension is a stretch of space): with such a configuration the input stays floating.
+    The input of a convolution takes no scale per token or per group, because a vector along its
+    last dimension is a row of space. With such a configuration the input stays floating.
 
     Args:
         config: A :class:`baraquant.QuantConfig`, :class:`baraquant.W8A8` or
-            :class:`baraquant.W8A8Static`. A group of its weight is ``group_size`` of an output
-            channel's inputs, with all positions of their kernels. All other arguments are those of
+            :class:`baraquant.W8A8Static`. A group of the weight holds ``group_size`` inputs of an
+            output channel, with all positions of their kernels. All other arguments are those of
             ``torch.nn.Conv2d``.
 
     Raises:
-        ValueError: A group size that does not divide ``in_channels / groups``, or a configuration
-            that training cannot follow.
-        TypeError: Something that is no configuration.
+        ValueError: The group size does not divide ``in_channels / groups``, or training cannot
+            follow the configuration.
+        TypeError: ``config`` is not a configuration.
 
     Example:
         >>> layer = baraquant.nn.FakeQuantizedConv2d(4, 6, 3, config=baraquant.W8A8())
@@ -111,19 +111,19 @@ class FakeQuantizedConv2d(_FakeQuantizedConv, nn.Conv2d):  # type: ignore[misc]
 class FakeQuantizedConv3d(_FakeQuantizedConv, nn.Conv3d):  # type: ignore[misc]
     """A ``Conv3d`` whose weight, and input, are fake-quantized; both stay floating.
 
-    A scale per token, or per group, is not for a convolution's input (a vector along the last
-    dimension is a stretch of space): with such a configuration the input stays floating.
+    The input of a convolution takes no scale per token or per group, because a vector along its
+    last dimension is a row of space. With such a configuration the input stays floating.
 
     Args:
         config: A :class:`baraquant.QuantConfig`, :class:`baraquant.W8A8` or
-            :class:`baraquant.W8A8Static`. A group of its weight is ``group_size`` of an output
-            channel's inputs, with all positions of their kernels. All other arguments are those of
+            :class:`baraquant.W8A8Static`. A group of the weight holds ``group_size`` inputs of an
+            output channel, with all positions of their kernels. All other arguments are those of
             ``torch.nn.Conv3d``.
 
     Raises:
-        ValueError: A group size that does not divide ``in_channels / groups``, or a configuration
-            that training cannot follow.
-        TypeError: Something that is no configuration.
+        ValueError: The group size does not divide ``in_channels / groups``, or training cannot
+            follow the configuration.
+        TypeError: ``config`` is not a configuration.
 
     Example:
         >>> layer = baraquant.nn.FakeQuantizedConv3d(4, 6, 3, config=baraquant.W8A8())
@@ -138,19 +138,20 @@ class FakeQuantizedConv3d(_FakeQuantizedConv, nn.Conv3d):  # type: ignore[misc]
 class FakeQuantizedConvTranspose1d(_FakeQuantizedConvTranspose, nn.ConvTranspose1d):  # type: ignore[misc]
     """A ``ConvTranspose1d`` whose weight, and input, are fake-quantized; both stay floating.
 
-    Its scales are of output channels, though PyTorch keeps the weight as ``[in_channels,
-    out_channels / groups, ...]``. An input with a scale per token or per group stays floating.
+    Its scales belong to output channels, although PyTorch lays out the weight as
+    ``[in_channels, out_channels / groups, ...]``. An input with a scale per token or per group
+    stays floating.
 
     Args:
         config: A :class:`baraquant.QuantConfig`, :class:`baraquant.W8A8` or
-            :class:`baraquant.W8A8Static`. A group of its weight is ``group_size`` of an output
-            channel's inputs, with all positions of their kernels. All other arguments are those of
+            :class:`baraquant.W8A8Static`. A group of the weight holds ``group_size`` inputs of an
+            output channel, with all positions of their kernels. All other arguments are those of
             ``torch.nn.ConvTranspose1d``.
 
     Raises:
-        ValueError: A group size that does not divide ``in_channels / groups``, or a configuration
-            that training cannot follow.
-        TypeError: Something that is no configuration.
+        ValueError: The group size does not divide ``in_channels / groups``, or training cannot
+            follow the configuration.
+        TypeError: ``config`` is not a configuration.
 
     Example:
         >>> layer = baraquant.nn.FakeQuantizedConvTranspose1d(4, 6, 3, config=baraquant.W8A8())
@@ -165,19 +166,20 @@ class FakeQuantizedConvTranspose1d(_FakeQuantizedConvTranspose, nn.ConvTranspose
 class FakeQuantizedConvTranspose2d(_FakeQuantizedConvTranspose, nn.ConvTranspose2d):  # type: ignore[misc]
     """A ``ConvTranspose2d`` whose weight, and input, are fake-quantized; both stay floating.
 
-    Its scales are of output channels, though PyTorch keeps the weight as ``[in_channels,
-    out_channels / groups, ...]``. An input with a scale per token or per group stays floating.
+    Its scales belong to output channels, although PyTorch lays out the weight as
+    ``[in_channels, out_channels / groups, ...]``. An input with a scale per token or per group
+    stays floating.
 
     Args:
         config: A :class:`baraquant.QuantConfig`, :class:`baraquant.W8A8` or
-            :class:`baraquant.W8A8Static`. A group of its weight is ``group_size`` of an output
-            channel's inputs, with all positions of their kernels. All other arguments are those of
+            :class:`baraquant.W8A8Static`. A group of the weight holds ``group_size`` inputs of an
+            output channel, with all positions of their kernels. All other arguments are those of
             ``torch.nn.ConvTranspose2d``.
 
     Raises:
-        ValueError: A group size that does not divide ``in_channels / groups``, or a configuration
-            that training cannot follow.
-        TypeError: Something that is no configuration.
+        ValueError: The group size does not divide ``in_channels / groups``, or training cannot
+            follow the configuration.
+        TypeError: ``config`` is not a configuration.
 
     Example:
         >>> layer = baraquant.nn.FakeQuantizedConvTranspose2d(4, 6, 3, config=baraquant.W8A8())
@@ -192,19 +194,20 @@ class FakeQuantizedConvTranspose2d(_FakeQuantizedConvTranspose, nn.ConvTranspose
 class FakeQuantizedConvTranspose3d(_FakeQuantizedConvTranspose, nn.ConvTranspose3d):  # type: ignore[misc]
     """A ``ConvTranspose3d`` whose weight, and input, are fake-quantized; both stay floating.
 
-    Its scales are of output channels, though PyTorch keeps the weight as ``[in_channels,
-    out_channels / groups, ...]``. An input with a scale per token or per group stays floating.
+    Its scales belong to output channels, although PyTorch lays out the weight as
+    ``[in_channels, out_channels / groups, ...]``. An input with a scale per token or per group
+    stays floating.
 
     Args:
         config: A :class:`baraquant.QuantConfig`, :class:`baraquant.W8A8` or
-            :class:`baraquant.W8A8Static`. A group of its weight is ``group_size`` of an output
-            channel's inputs, with all positions of their kernels. All other arguments are those of
+            :class:`baraquant.W8A8Static`. A group of the weight holds ``group_size`` inputs of an
+            output channel, with all positions of their kernels. All other arguments are those of
             ``torch.nn.ConvTranspose3d``.
 
     Raises:
-        ValueError: A group size that does not divide ``in_channels / groups``, or a configuration
-            that training cannot follow.
-        TypeError: Something that is no configuration.
+        ValueError: The group size does not divide ``in_channels / groups``, or training cannot
+            follow the configuration.
+        TypeError: ``config`` is not a configuration.
 
     Example:
         >>> layer = baraquant.nn.FakeQuantizedConvTranspose3d(4, 6, 3, config=baraquant.W8A8())
@@ -217,7 +220,7 @@ class FakeQuantizedConvTranspose3d(_FakeQuantizedConvTranspose, nn.ConvTranspose
 
 
 def conv_config(config: QuantConfig) -> QuantConfig:
-    """Return what a convolution makes of a configuration: per tensor inputs, or floating ones."""
+    """Return the configuration for a convolution: its input is per tensor, or floating."""
     if config.activation is None or config.activation.granularity == "per_tensor":
         return config
     return QuantConfig(config.weight, None, config.observer)

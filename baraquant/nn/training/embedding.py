@@ -14,18 +14,18 @@ from ._quantizers import QuantizesWeight, check_groups
 class FakeQuantizedEmbedding(DropIn, nn.Embedding):  # type: ignore[misc]
     """An ``Embedding`` whose rows are fake-quantized; the table stays floating.
 
-    With a scale of the moment for each row (``per_channel``) or for groups of it, only the rows
-    that are asked for are looked at.
+    With a dynamic scale for each row (``per_channel``) or for groups within it, only the requested
+    rows are read.
 
     Args:
         config: A :class:`baraquant.QuantConfig`, :class:`baraquant.W8A8` or
-            :class:`baraquant.W8A8Static`, of which the weight's part counts. All other arguments
-            are those of ``torch.nn.Embedding``.
+            :class:`baraquant.W8A8Static`, of which only the weight's part is used. All other
+            arguments are those of ``torch.nn.Embedding``.
 
     Raises:
-        ValueError: A group size that does not divide ``embedding_dim``, or a ``max_norm``, which
-            rewrites the table.
-        TypeError: Something that is no configuration.
+        ValueError: The group size does not divide ``embedding_dim``, or ``max_norm`` is given,
+            which rewrites the table.
+        TypeError: ``config`` is not a configuration.
     """
 
     __constants__ = (*QuantizesWeight.__constants__, *nn.Embedding.__constants__, "rounds_rows")

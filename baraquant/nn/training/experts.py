@@ -23,23 +23,23 @@ from .linear import check_config, is_integer_product, is_whole_product
 
 
 class FakeQuantizedExperts(RunsExperts):
-    """Experts that train for their life as integers; all parameters stay floating.
+    """Experts for quantization-aware training; all parameters stay floating.
 
-    It takes the place of the experts of transformers whose weights are parameters of three
-    dimensions (Mixtral, Qwen3-MoE, GPT-OSS, DeepSeek, ...): ``gate_up_proj`` or ``up_proj``, and
-    ``down_proj``, with their names, layouts and biases. What the class does between the products
-    (its gate, a norm) stays its own. Both products are those of
-    :class:`baraquant.nn.FakeQuantizedLinear`, an expert's rows with an expert's weight:
+    It replaces the experts of transformers whose weights are parameters of three dimensions
+    (Mixtral, Qwen3-MoE, GPT-OSS, DeepSeek, ...): ``gate_up_proj`` or ``up_proj``, and
+    ``down_proj``, with their names, layouts and biases. Between the products the class runs its own
+    code (its gate, a norm). Both products are computed as in
+    :class:`baraquant.nn.FakeQuantizedLinear`, the rows of an expert with the weight of this expert:
 
-    * In evaluation they are, to the last bit, those of
-      :class:`baraquant.nn.QuantizedExperts`.
-    * In training, with weights symmetric per channel and inputs per token, both dynamic, the
-      integer product itself; else the floating product of what the fake quantizers return.
+    * In evaluation they have the bits of :class:`baraquant.nn.QuantizedExperts`.
+    * In training it is the integer product itself if weights are symmetric per channel, inputs are
+      per token, and both are dynamic. Otherwise it is the floating product of the results of the
+      fake quantizers.
 
-    A scale belongs to an expert: of the weight config, ``per_tensor`` is one for each expert,
-    ``per_channel`` one for each of its output channels, ``per_group`` one for each group along the
-    input features. Of an input, ``per_tensor`` is one scale for the tokens of all experts; each of
-    the two products has its own input quantizer.
+    A scale of a weight belongs to one expert: ``per_tensor`` is one scale for each expert,
+    ``per_channel`` one for each of its output channels, and ``per_group`` one for each group along
+    the input features. For an input, ``per_tensor`` is one scale for the tokens of all experts.
+    Each of the two products has its own input quantizer.
 
     The gradient goes straight through the rounding to the input and all parameters, in evaluation
     too.
@@ -51,10 +51,10 @@ class FakeQuantizedExperts(RunsExperts):
             :class:`baraquant.W8A8Static`.
 
     Raises:
-        ValueError: Experts that cannot be swapped, or a configuration that does not fit: a group
-            size that does not divide the input features of a product, or more of them than an
-            int32 sum holds.
-        TypeError: Something that is no configuration.
+        ValueError: The experts cannot be swapped, or the configuration does not fit: the group size
+            does not divide the input features of a product, or there are more of them than an int32
+            sum holds.
+        TypeError: ``config`` is not a configuration.
     """
 
     config: QuantConfig
@@ -93,7 +93,7 @@ class FakeQuantizedExperts(RunsExperts):
 
     @staticmethod
     def why_not(module: nn.Module) -> str | None:
-        """Why a module cannot be swapped for this class; None where it can."""
+        """Return why this class cannot replace a module; None if it can."""
         return why_not(module)
 
     @classmethod
@@ -130,7 +130,7 @@ class FakeQuantizedExperts(RunsExperts):
         )
 
     def weight_rows(self) -> dict[str, Tensor]:
-        """Return what the fake quantizers of weights take, by the names of these modules."""
+        """Return the inputs of the weights' fake quantizers, by the names of these modules."""
         rows = {}
         for name in self.form.weights:
             weight = self._canonical(name).detach()
@@ -148,7 +148,7 @@ class FakeQuantizedExperts(RunsExperts):
     def _observed_product(
         self, name: str, input: Tensor, offsets: Tensor, token: Tensor | None
     ) -> Tensor:
-        """Return the product of floating numbers; the input's quantizer sees the input."""
+        """Return the floating product; the input's quantizer observes the input."""
         weights = self._canonical(name).unbind(0)
         self._input_quantizer(name)(input)
         return float_grouped_linear(
@@ -191,8 +191,8 @@ class FakeQuantizedExperts(RunsExperts):
         weights = self._rounded(name).unbind(0)
 
         def weight_of(expert: int) -> Tensor:
-            # In evaluation a tensor of its own, as once converted: a product's last bit may depend
-            # on where the numbers lie.
+            # In evaluation this is a separate tensor, as in the converted layer: the last bit of a
+            # product may depend on its alignment.
             return weights[expert] if self.training else weights[expert].clone()
 
         rounder: Any = self._input_quantizer(name)
@@ -251,7 +251,7 @@ class FakeQuantizedExperts(RunsExperts):
         return [name for name in self._modules if name.endswith("_fake_quant")]
 
     def __getattr__(self, name: str) -> Any:
-        """Return the parameter; of a weight in evaluation, what it is rounded to."""
+        """Return the parameter; for a weight in evaluation, the rounded weight."""
         value = super().__getattr__(name)
         if self.training or name not in self.form.weights:
             return value
@@ -285,19 +285,19 @@ def integer_output(
     symmetric: bool,
     weight_sum: Tensor | None = None,
 ) -> Tensor:
-    """Return the product of integers; nothing of it has a gradient.
+    """Return the integer product, without a gradient.
 
     Each token is quantized once, however many experts it goes to.
 
     Args:
-        quantizer: Of the input.
+        quantizer: The fake quantizer of the input.
         input: ``[tokens, K]``.
         weight: int8 ``[E, N, K]``.
         offsets: int32 ``[E]``.
         weight_scale: ``[E, N]``.
         bias: ``[E, N]``.
         token: ``[T]``: the row of the input that each row is; None: they are in order.
-        symmetric: Whether the input has no zero point.
+        symmetric: Whether the zero point of the input is 0.
         weight_sum: int32 ``[E, N]``.
 
     Returns:
@@ -322,7 +322,7 @@ def integer_output(
 
 
 def _of_rows(config: TensorConfig) -> TensorConfig:
-    """Return what the rows of a weight are quantized by: a scale for each, or for its groups."""
+    """Return how the rows of a weight are quantized: a scale for each row, or for its groups."""
     return replace(config, granularity="per_channel") if _is_per_tensor(config) else config
 
 
@@ -331,7 +331,7 @@ def _is_per_tensor(config: TensorConfig) -> bool:
 
 
 def _row_length(config: TensorConfig, weight: Tensor) -> int:
-    """Return how long the rows are that a weight ``[E, N, K]`` is cut into for its quantizer."""
+    """Return the length of the rows that a weight ``[E, N, K]`` is cut into for its quantizer."""
     channels, features = int(weight.shape[1]), int(weight.shape[2])
     if _is_per_tensor(config):
         return channels * features

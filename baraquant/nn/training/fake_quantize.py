@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""``FakeQuantize``: rounding to a quantization grid, as a module of a network in training."""
+"""``FakeQuantize``: rounds to a quantization grid, as a module of a network in training."""
 
 from collections.abc import Callable
 from typing import Final
@@ -19,65 +19,66 @@ class FakeQuantize(ObservedRange):
 
     ``mode`` says where the scale and the zero point come from:
 
-    * ``"fixed"``: they are given, and stay.
-      Computes :func:`baraquant.ops.fake_quantize_per_tensor` or its sibling for ``granularity``.
-      Buffers: ``scale`` and ``zero_point``.
-    * ``"dynamic"``: every input gives its own, by the range of its values.
-      Computes :func:`baraquant.ops.dynamic_fake_quantize_per_tensor` or its sibling. No buffers.
-    * ``"observed"``: the module follows the range of what it sees, in training and evaluation
-      alike, and takes them from there; held still by :meth:`disable_observer`.
-      Computes :func:`baraquant.ops.observe_fake_quantize`. Buffers: ``min_val`` and ``max_val``
-      (inf and -inf before the first input), ``scale``, ``zero_point``, as uint8 ``[1]`` the flags
+    * ``"fixed"``: they are given and do not change. Computes
+      :func:`baraquant.ops.fake_quantize_per_tensor` or its sibling for ``granularity``. Buffers:
+      ``scale`` and ``zero_point``.
+    * ``"dynamic"``: they are computed from the range of each input. Computes
+      :func:`baraquant.ops.dynamic_fake_quantize_per_tensor` or its sibling. No buffers.
+    * ``"observed"``: they come from a running range of the inputs, which the module updates in
+      training and in evaluation. :meth:`disable_observer` freezes it. Computes
+      :func:`baraquant.ops.observe_fake_quantize`. Buffers: ``min_val`` and ``max_val`` (inf and
+      -inf before the first input), ``scale``, ``zero_point``, as uint8 ``[1]`` the flags
       ``observer_enabled`` and ``fake_quant_enabled``, and as int64 ``[]`` ``skipped_batches``.
 
-    An input with a NaN or an infinity, as of a step that a gradient scaler skips, takes no part in
-    an observed range (per channel: in that channel's), and ``skipped_batches`` goes up by one.
+    An observed range ignores an input with a NaN or an infinity, as in a step that a gradient
+    scaler skips (per channel: only that channel ignores it). ``skipped_batches`` then goes up by
+    one.
 
-    Buffers move with the module and are its state dict. Floating ones keep their precision when
-    the module changes its dtype: they stay float32 in a float16 or bfloat16 module, as the ops want
-    them, and are float64 in a float64 one.
+    Buffers move with the module and are in its state dict. Floating buffers keep their precision
+    when the module changes its dtype: they stay float32 in a float16 or bfloat16 module, as the ops
+    require, and are float64 in a float64 module.
 
-    The observed flags are read where the data is: switching one takes effect in compiled code and
-    in captured CUDA graphs, without a recompilation or a wait for the device. In the other modes
-    :meth:`enable_fake_quant` sets a plain bool: ``torch.compile`` compiles once for each value, and
-    a captured CUDA graph keeps the one it was captured with.
+    The flags of an observed range are read on the device: a switch takes effect in compiled code
+    and in captured CUDA graphs, without recompilation and without a wait for the device. In the
+    other modes :meth:`enable_fake_quant` sets a plain bool: ``torch.compile`` compiles once for
+    each value, and a captured CUDA graph keeps the value of its capture.
 
-    What activation checkpointing computes again is not observed again: it is rounded by the scale
-    that the module's last forward pass left. Where several passes come before one backward pass, as
-    of a layer that two blocks share, that is the scale of the last of them.
+    Activation checkpointing computes a forward pass again, but the module does not observe it
+    again: it rounds with the scale of its last forward pass. If several forward passes come before
+    one backward pass, as in a layer that two blocks share, this is the scale of the last one.
 
-    Under ``DistributedDataParallel`` each process sees other data. Call :meth:`sync_qparams` before
-    the range is used in common; with ``broadcast_buffers=False``, as otherwise every forward pass
-    replaces the range of each process by that of the first.
+    Under ``DistributedDataParallel`` each process sees different data. Call :meth:`sync_qparams`
+    before the processes need one common range. Set ``broadcast_buffers=False``: otherwise every
+    forward pass replaces the range of each process by the range of the first.
 
     Args:
-        scale: For ``fixed``: a number > 0 (``per_tensor``), or a float32 or float64 tensor shaped
-            as the op of the granularity wants it.
+        scale: For ``fixed``: a number > 0 (``per_tensor``), or a float32 or float64 tensor in the
+            shape that the op of this granularity takes.
         zero_point: For ``fixed``: an integer, or an integer tensor shaped like ``scale``; None
             stands for 0.
-        granularity: ``per_tensor``, ``per_channel``, ``per_token`` or ``per_group``; the first two
-            for ``observed``.
-        axis: The channels' dimension (``per_channel``, needed there) or the groups' (``per_group``,
-            the last one by default).
-        group_size: Neighbours that share a scale (``per_group``, needed there).
+        granularity: ``per_tensor``, ``per_channel``, ``per_token`` or ``per_group``; ``observed``
+            takes the first two.
+        axis: The dimension of the channels (required for ``per_channel``) or of the groups
+            (``per_group``; by default the last).
+        group_size: The number of adjacent values that share a scale (required for ``per_group``).
         quant_min: The smallest integer of the grid.
         quant_max: The largest integer of the grid.
-        save_mask: For ``fixed``, what is kept for backward: True a bit per element, False the
-            input, None the input where it is a leaf (a parameter) or a view of one, and else the
-            bits.
+        save_mask: For ``fixed``, what is kept for the backward pass. True: one bit per element.
+            False: the input. None: the input if it is a leaf (a parameter) or a view of one, else
+            the bits.
         mode: ``fixed``, ``dynamic`` or ``observed``.
         symmetric: For ``dynamic`` and ``observed``: True puts the zero point in the middle of the
-            grid and lets the scale reach the largest magnitude; False fits the grid to the range of
-            the values, with 0 in it.
-        averaging_constant: For ``observed``: None follows the smallest and largest value ever seen;
-            a number c in (0, 1] moves both by c of the way to those of each input (1: the last
-            input alone).
+            grid, and the scale covers the largest absolute value. False fits the grid to the range
+            of the values, extended to include 0.
+        averaging_constant: For ``observed``: None keeps the minimum and the maximum of all inputs.
+            A number c in (0, 1] gives a moving average, in which each input has the weight c (1:
+            only the last input counts).
         channels: For ``observed`` and ``per_channel``: the input's size along ``axis``.
 
     Raises:
-        ValueError: A mode, granularity, shape, range or number that does not fit, or an argument
-            that the mode has no use for.
-        TypeError: A scale that is not float32 or float64, or a zero point that is not integer.
+        ValueError: A mode, granularity, shape, range or number does not fit, or an argument is
+            given that the mode does not use.
+        TypeError: The scale is not float32 or float64, or the zero point is not an integer tensor.
 
     Example:
         >>> scale = torch.tensor([0.5, 0.25])
@@ -141,7 +142,8 @@ class FakeQuantize(ObservedRange):
         self.quant_max = quant_max
         self.save_mask = save_mask
         self.symmetric = symmetric
-        # TorchScript types a constant by its value: 1 would not pass for the float of the op.
+        # TorchScript takes the type of a constant from its value: 1 would not be accepted as a
+        # float.
         self.averaging_constant = None if averaging_constant is None else float(averaging_constant)
         if self.is_observed:
             _arguments.check_observed(granularity, channels, averaging_constant)
@@ -221,14 +223,14 @@ class FakeQuantize(ObservedRange):
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def round(self, input: Tensor) -> Tensor:
-        """Return ``input`` rounded to the grid as it is now; no observing, and no switch."""
+        """Return ``input`` rounded to the current grid; without observing, and without switches."""
         return self._round_dynamic(input) if self.is_dynamic else self._round_fixed(input)
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def quantize(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return int8 integers of ``input``, their scale and zero point; nothing is observed.
+        """Return ``input`` as int8 integers, with their scale and zero point; nothing is observed.
 
-        ``round`` returns these integers dequantized. The range has to fit int8.
+        ``round`` returns these integers dequantized. The range must fit int8.
         """
         low, high, symmetric = self.quant_min, self.quant_max, self.symmetric
         if not self.is_dynamic:
@@ -259,7 +261,7 @@ class FakeQuantize(ObservedRange):
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def enable_observer(self, enabled: bool = True) -> None:
-        """Let the module follow the range of its input, or hold range and scale still."""
+        """Let the module follow the range of its input, or freeze range and scale."""
         if self.is_observed:
             self.observer_enabled.fill_(int(enabled))
         else:
@@ -269,12 +271,12 @@ class FakeQuantize(ObservedRange):
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def disable_observer(self) -> None:
-        """Hold the range, the scale and the zero point still."""
+        """Freeze the range, the scale and the zero point."""
         self.enable_observer(False)
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def enable_fake_quant(self, enabled: bool = True) -> None:
-        """Let the module round its input, or pass it on as it is (an observer goes on)."""
+        """Let the module round its input, or pass it through unchanged (an observer continues)."""
         if self.is_observed:
             self.fake_quant_enabled.fill_(int(enabled))
         else:
@@ -282,7 +284,7 @@ class FakeQuantize(ObservedRange):
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def disable_fake_quant(self) -> None:
-        """Pass the input on as it is; an observer goes on observing."""
+        """Pass the input through unchanged; an observer continues."""
         self.enable_fake_quant(False)
 
     @torch.jit.export  # type: ignore[untyped-decorator]
@@ -300,10 +302,10 @@ class FakeQuantize(ObservedRange):
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
-        """Return scale and zero point: the given ones, or those of the range seen so far.
+        """Return the scale and zero point: the given ones, or those of the range so far.
 
-        Where nothing has been seen the scale is 1. With mode ``dynamic`` there are none
-        (RuntimeError): :func:`baraquant.ops.choose_qparams_per_tensor` gives those of one input.
+        Before the first input the scale is 1. The mode ``dynamic`` raises RuntimeError, because it
+        keeps no scale: :func:`baraquant.ops.choose_qparams_per_tensor` gives those of one input.
         """
         if self.is_observed:
             qparams = qparams_of_range(
@@ -319,10 +321,10 @@ class FakeQuantize(ObservedRange):
         return qparams
 
     def freeze(self) -> "FakeQuantize":
-        """Return a module of mode ``fixed`` with a copy of this one's scale and zero point.
+        """Return a module of mode ``fixed`` with copies of this module's scale and zero point.
 
-        It rounds as this one does while its observer is off. Mode ``dynamic`` has no scale to keep
-        (RuntimeError).
+        It rounds as this module does while its observer is off. The mode ``dynamic`` raises
+        RuntimeError, because it keeps no scale.
         """
         if self.is_dynamic:
             self.calculate_qparams()  # raises
@@ -357,7 +359,7 @@ class FakeQuantize(ObservedRange):
         return ", ".join(parts)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # Every conversion of a module (half(), to(dtype), cuda(), ...) passes through here.
+        # Every conversion of a module (half(), to(dtype), cuda(), ...) calls this.
         before = dict(self._buffers)
         super()._apply(fn, recurse)
         for name, buffer in self._buffers.items():

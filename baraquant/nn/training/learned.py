@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""``LearnedFakeQuantize``: rounding to a grid whose step, and zero point, are trained."""
+"""``LearnedFakeQuantize``: rounds to a grid whose step and zero point are trained."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -21,38 +21,40 @@ class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
     """Rounds its input to a quantization grid, and learns the grid's step by gradient descent.
 
     ``y = (clamp(rint(x / s) + z, quant_min, quant_max) - z) * s`` with ``s = abs(scale)``, at least
-    the smallest normal number: positive by construction. Its gradient is that of "Learned Step Size
-    Quantization" (LSQ, Esser et al. 2020) and is multiplied by their factor
-    ``1 / sqrt(n * quant_max)``, with ``n`` the number of values that share the step. With
-    ``symmetric=False`` the zero point is learned too, as the offset of LSQ+ (Bhalgat et al. 2020).
+    the smallest normal number, so that it is always positive. Its gradient is that of "Learned Step
+    Size Quantization" (LSQ, Esser et al. 2020) multiplied by their factor
+    ``1 / sqrt(n * quant_max)``, where ``n`` is the number of values that share the step. With
+    ``symmetric=False`` the zero point is learned too, like the offset of LSQ+ (Bhalgat et al.
+    2020).
 
     The first batch in training, or :meth:`initialize`, sets the parameters:
-    ``s = 2 * mean(abs(x)) / sqrt(quant_max)`` as in LSQ, yet no larger than ``max(abs(x)) /
-    quant_max``, which clips nothing; with a zero point, scale and zero point of the range of ``x``.
-    Before that they are NaN. A first batch of zeros alone, such as a recurrent layer starts from,
-    gives a step of 1 until another batch comes (compiled code does not look, and keeps it).
-    Initialize before the model is wrapped for several processes: each process has another first
-    batch, and FullyShardedDataParallel drops what a forward pass writes into a parameter.
+    ``s = 2 * mean(abs(x)) / sqrt(quant_max)`` as in LSQ, but at most ``max(abs(x)) / quant_max``,
+    which clips nothing. With a zero point they are the scale and the zero point of the range of
+    ``x``. Before that they are NaN. If the first batch holds only zeros, such as the initial state
+    of a recurrent layer, the step is 1 until the next batch (compiled code does not check, and
+    keeps it). Initialize before the model is wrapped for several processes: each process has a
+    different first batch, and FullyShardedDataParallel discards what a forward pass writes into a
+    parameter.
 
-    Parameters: ``scale``, and ``zero_point`` where not symmetric. They keep their precision when
-    the module changes its dtype: they stay float32 in a float16 or bfloat16 module.
+    The parameters are ``scale`` and, if not symmetric, ``zero_point``. They keep their precision
+    when the module changes its dtype: they stay float32 in a float16 or bfloat16 module.
 
     Args:
         granularity: ``per_tensor``, ``per_channel`` or ``per_group``.
-        axis: The channels' dimension (``per_channel``, needed there) or the groups' (``per_group``,
-            the last one by default).
-        group_size: Neighbours that share a step (``per_group``, needed there).
+        axis: The dimension of the channels (required for ``per_channel``) or of the groups
+            (``per_group``; by default the last).
+        group_size: The number of adjacent values that share a step (required for ``per_group``).
         shape: The shape of ``scale``: ``[1]`` for ``per_tensor``, ``[channels]`` for
-            ``per_channel``, and for ``per_group`` that of the input with its groups counted along
-            ``axis``.
+            ``per_channel``, and for ``per_group`` the shape of the input with the number of groups
+            along ``axis``.
         quant_min: The smallest integer.
         quant_max: The largest integer, above 0.
-        symmetric: Whether there is no zero point.
-        per_sample: Whether ``n`` leaves out the first dimension: for activations, whose gradient is
-            a mean over the batch.
+        symmetric: True for no zero point.
+        per_sample: Whether ``n`` excludes the first dimension. Use it for activations, whose
+            gradient is a mean over the batch.
 
     Raises:
-        ValueError: A granularity, shape or range that does not fit.
+        ValueError: A granularity, shape or range does not fit.
 
     Example:
         >>> quantizer = baraquant.nn.LearnedFakeQuantize(quant_min=-8, quant_max=7)
@@ -130,7 +132,7 @@ class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def initialize(self, input: Tensor) -> None:
-        """Set scale and zero point by the values of ``input``; an empty one changes nothing."""
+        """Set scale and zero point from the values of ``input``; an empty input changes nothing."""
         if input.numel() == 0:
             return
         with torch.no_grad():
@@ -152,7 +154,7 @@ class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def start(self, scale: Tensor, zero_point: Tensor) -> None:
-        """Set scale and zero point to those that were found before."""
+        """Set scale and zero point to given values."""
         with torch.no_grad():
             self.scale.copy_(scale.reshape(-1))
             if self.zero_point is not None:
@@ -178,10 +180,10 @@ class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
         return 0.0 * total
 
     def _is_initialized(self) -> bool:
-        """Whether the scale is known. The parameter says, if others have written into it.
+        """Whether the scale is known. If other code wrote into the parameter, its value decides.
 
-        An average of models (EMA) is a copy from before the first batch, and so is a model whose
-        parameters come by broadcast.
+        An average of models (EMA) is a copy that was made before the first batch, and so is a model
+        that receives its parameters by broadcast.
         """
         if not torch.jit.is_scripting():  # noqa: SIM102 - TorchScript skips the block
             if not self._initialized and not torch.compiler.is_compiling():
@@ -190,7 +192,7 @@ class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def round(self, input: Tensor) -> Tensor:
-        """Return ``input`` rounded to the grid as it is now, whatever the switches say."""
+        """Return ``input`` rounded to the current grid, whatever the switches say."""
         if not self._is_initialized():
             if input.numel() == 0:
                 return input
@@ -203,7 +205,8 @@ class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
             values = values // max(input.shape[0], 1)
         factor = float(max(values, 1) * self.quant_max) ** -0.5
         scale, zero_point = self._parameters_of(input.dtype)
-        # A sum whose second part is 0, and has the gradient: the value's bits do not change.
+        # The second term of this sum is 0 and carries the gradient, so the bits of the value do not
+        # change.
         step = scale * factor
         scale = scale.detach() + (step - step.detach())
         if zero_point is not None:
@@ -220,9 +223,9 @@ class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def quantize(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return int8 integers of ``input``, their scale and zero point.
+        """Return ``input`` as int8 integers, with their scale and zero point.
 
-        ``round`` returns these integers dequantized. The range has to fit int8.
+        ``round`` returns these integers dequantized. The range must fit int8.
         """
         scale, zero_point = self.calculate_qparams()
         scale = scale.to(self._compute_dtype(input.dtype))
@@ -239,7 +242,7 @@ class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
-        """Return the scale (positive) and the int32 zero point of the grid as it is now."""
+        """Return the positive scale and the int32 zero point of the current grid."""
         scale, zero_point = self._parameters_of(self.scale.dtype)
         scale = scale.detach()
         if zero_point is None:
@@ -249,19 +252,19 @@ class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def enable_fake_quant(self, enabled: bool = True) -> None:
-        """Let the module round its input, or pass it on as it is."""
+        """Let the module round its input, or pass it through unchanged."""
         self._rounds = enabled
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def disable_fake_quant(self) -> None:
-        """Pass the input on as it is."""
+        """Pass the input through unchanged."""
         self._rounds = False
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def sync_qparams(self, process_group: Any = None) -> None:
         """Give all processes the mean of their scales and zero points.
 
-        A collective operation: every process of the group has to call it.
+        This is a collective operation: every process of the group must call it.
 
         Args:
             process_group: The ``torch.distributed`` group; None is the default one.

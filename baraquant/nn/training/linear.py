@@ -12,38 +12,38 @@ from .._product import linear
 from .._straight_through import straight_through
 from ._quantizers import QuantizesWeight, check_groups
 
-# The longest rows of which int32 holds the exact products, without a zero point and with one.
+# The maximum row lengths for exact int32 sums, without and with a zero point.
 MOST_FEATURES, MOST_SHIFTED_FEATURES = 131071, 65536
 
 
 class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
-    """A linear layer that trains for its life as integers; ``weight`` and ``bias`` stay floating.
+    """A linear layer for quantization-aware training; ``weight`` and ``bias`` stay floating.
 
-    In evaluation it computes what :func:`baraquant.qat.convert_` will make of it, to the last bit.
-    In training:
+    In evaluation it gives the same bits as the layer that :func:`baraquant.qat.convert_` makes of
+    it. In training:
 
-    * Weights symmetric per channel and inputs per token, both dynamic and of 2 to 8 bits (W8A8,
-      W4A8): the integer product itself, :func:`baraquant.ops.qat_linear`.
-    * Else ``linear(input_fake_quant(x), weight_fake_quant(weight), bias)``, with a
-      :class:`FakeQuantize` or :class:`LearnedFakeQuantize` each; that an integer product rounds
-      otherwise in the last bit is left to evaluation.
+    * If weights are symmetric per channel, inputs are per token, and both are dynamic with 2 to 8
+      bits (W8A8, W4A8), it computes the integer product itself: :func:`baraquant.ops.qat_linear`.
+    * Otherwise it computes ``linear(input_fake_quant(x), weight_fake_quant(weight), bias)``, where
+      both are a :class:`FakeQuantize` or a :class:`LearnedFakeQuantize`. An integer product may
+      differ in the last bit; only evaluation computes it.
 
     The gradient goes straight through the rounding, in evaluation too. The switches of
-    :mod:`baraquant.nn`, such as :func:`disable_fake_quant`, act in training alone.
+    :mod:`baraquant.nn`, such as :func:`disable_fake_quant`, act only in training.
 
     Args:
         in_features: Size of each input.
         out_features: Size of each output.
-        bias: Whether there is one.
+        bias: Whether the layer has a bias.
         config: A :class:`baraquant.QuantConfig`, :class:`baraquant.W8A8` or
             :class:`baraquant.W8A8Static`.
         device: Of the parameters.
         dtype: Of the parameters.
 
     Raises:
-        ValueError: A configuration that does not fit: a group size that does not divide
-            ``in_features``, or more of them than an int32 sum holds.
-        TypeError: Something that is no configuration.
+        ValueError: The configuration does not fit: the group size does not divide ``in_features``,
+            or ``in_features`` is larger than an int32 sum allows.
+        TypeError: ``config`` is not a configuration.
 
     Example:
         >>> layer = baraquant.nn.FakeQuantizedLinear(4, 3, config=baraquant.W8A8())
@@ -127,7 +127,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         return self._float_output(input)
 
     def _is_autocast(self, input: Tensor) -> bool:
-        """Whether ``qat_linear`` would cast the weight first, which no deployed layer does."""
+        """Whether ``qat_linear`` would cast the weight for autocast; no converted layer does."""
         if torch.jit.is_scripting():
             return False
         is_enabled: bool = torch.is_autocast_enabled(input.device.type)
@@ -182,10 +182,10 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
 
 
 class FakeQuantizedConv1D(FakeQuantizedLinear):
-    """A linear layer of transformers' ``Conv1D``, whose weight is ``[in_features, out_features]``.
+    """Transformers' ``Conv1D``: a linear layer whose weight is ``[in_features, out_features]``.
 
-    All but the layout of the parameter is that of :class:`FakeQuantizedLinear`; ``nx`` and ``nf``
-    are the sizes by transformers' names.
+    Except for the layout of the parameter it is like :class:`FakeQuantizedLinear`. ``nx`` and
+    ``nf`` are transformers' names of the sizes.
 
     Args:
         nf: Size of each output.
@@ -195,8 +195,8 @@ class FakeQuantizedConv1D(FakeQuantizedLinear):
         dtype: Of the parameters.
 
     Raises:
-        ValueError: A configuration that does not fit, as in :class:`FakeQuantizedLinear`.
-        TypeError: Something that is no configuration.
+        ValueError: The configuration does not fit, as in :class:`FakeQuantizedLinear`.
+        TypeError: ``config`` is not a configuration.
     """
 
     _transposed_groups = 1
@@ -232,9 +232,10 @@ class FakeQuantizedConv1D(FakeQuantizedLinear):
 
 
 def is_integer_product(config: QuantConfig) -> bool:
-    """Whether weights and inputs meet as integers once deployed.
+    """Whether the converted layer multiplies integers by integers.
 
-    Not where a sum has terms of several scales (groups), nor with a zero point of the weight.
+    It does not if the terms of a sum have several scales (groups), or if the weight has a zero
+    point.
     """
     weight, activation = config.weight, config.activation
     return (
@@ -246,7 +247,7 @@ def is_integer_product(config: QuantConfig) -> bool:
 
 
 def is_whole_product(config: QuantConfig) -> bool:
-    """Whether :func:`baraquant.ops.qat_linear` computes the layer."""
+    """Whether :func:`baraquant.ops.qat_linear` computes the whole layer."""
     weight, activation = config.weight, config.activation
     return (
         is_integer_product(config)
@@ -257,7 +258,7 @@ def is_whole_product(config: QuantConfig) -> bool:
 
 
 def check_config(config: QuantConfig, features: int) -> None:
-    """Check what a configuration asks of a layer's number of inputs."""
+    """Check that a configuration fits the number of a layer's inputs."""
     check_groups(config.weight, features, "in_features")
     if config.activation is not None:
         check_groups(config.activation, features, "in_features")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A histogram of floats whose bins are made by their own bits, and what can be read from it.
+"""A histogram of floats whose bins are defined by the bits of the values.
 
-A bin holds the numbers that share sign, exponent and the first six bits of the mantissa: it is
-between 1/64 and 1/128 of its numbers wide, wherever they lie. So no range has to be guessed from
-the first batch, nothing is ever resampled, and the counts do not depend on the order of the data.
-The size is constant: 2^15 counts, 256 KiB.
+A bin holds the values that share their sign, their exponent and the first six bits of their
+mantissa. Its width is between 1/128 and 1/64 of its values, whatever their size. So no range has to
+be guessed from the first batch, nothing is resampled, and the counts do not depend on the order of
+the data. The size is constant: 2^15 counts, 256 KiB.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class Histogram:
     """Counts of numbers by sign and magnitude.
 
     Args:
-        device: Where the counts live.
+        device: The device of the counts.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.counts = torch.zeros(_BINS, dtype=torch.int64, device=device)
 
     def add(self, values: Tensor, where: Tensor | bool = True) -> None:
-        """Count ``values``, floating, of any shape; ``where``, one bool, whether to count them."""
+        """Count ``values``, floating, of any shape, if ``where`` (one bool) is true."""
         values = values.detach().reshape(-1)
         if values.dtype == torch.float64:
             limits = torch.finfo(torch.float32)
@@ -39,9 +39,9 @@ class Histogram:
         self.counts += torch.bincount(index, minlength=_BINS) * where
 
     def bins(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return lower edge, upper edge and count of every bin with a number in it, ascending.
+        """Return the lower edge, upper edge and count of every nonempty bin, ascending.
 
-        All float64, on the CPU; infinities and NaN are left out.
+        All are float64, on the CPU; infinities and NaN are left out.
         """
         counts = self.counts.cpu()
         edges = torch.arange(_FINITE + 1, dtype=torch.int32) << _SHIFT
@@ -56,7 +56,7 @@ class Histogram:
 
 
 def quantile(bins: tuple[Tensor, Tensor, Tensor], fraction: float) -> float:
-    """Return the number below which ``fraction`` of all lie, evenly spread within a bin."""
+    """Return the value below which ``fraction`` of all lie, if a bin's values are spread evenly."""
     low, high, count = bins
     total = count.cumsum(0)
     wanted = fraction * total[-1]
@@ -82,16 +82,16 @@ def squared_error(
     quant_min: int,
     quant_max: int,
 ) -> Tensor:
-    """Return the sum of the squared errors of quantizing the numbers, for each candidate.
+    """Return the sum of the squared quantization errors, for each candidate.
 
-    Exact for numbers that are evenly spread within their bin. With ``n(t)``, the grid point next to
-    ``t``, the squared error ``(t - s n(t))^2`` has the antiderivative
+    The sum is exact if values are spread evenly within their bin. With ``n(t)``, the grid point
+    next to ``t``, the squared error ``(t - s n(t))^2`` has the antiderivative
     ``F(t) = n s^3 / 12 + (t - s n)^3 / 3``, continuous where ``n`` steps, and beyond the clamps.
 
     Args:
         bins: What :meth:`Histogram.bins` returns, ``[B]`` each.
-        scale: Candidates, ``[S]``, float64.
-        zero_point: Theirs, ``[S]``.
+        scale: The candidates' scales, ``[S]``, float64.
+        zero_point: The candidates' zero points, ``[S]``.
         quant_min: The smallest integer.
         quant_max: The largest integer.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Observers: what range a tensor takes over the batches of a calibration, in constant memory.
+"""Observers: find the range of a tensor over the batches of a calibration, in constant memory.
 
 ==================  ============================================================================
 ``min_max``         the smallest and the largest number: nothing is clipped
@@ -10,7 +10,7 @@
 ==================  ============================================================================
 
 The first two keep two numbers, the others a histogram of 256 KiB as well. Each waits for the device
-only where it is asked for a result. A batch with a NaN or an infinity is left out and counted.
+only when its result is read. A batch with a NaN or an infinity is ignored and counted.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from ... import ops
 from ...nn.training._range import qparams_of_range
 from .histogram import Histogram, magnitudes, quantile, squared_error
 
-# How far the candidates of MSEObserver reach: down to 2^-12 of the widest range.
+# The candidates of MSEObserver go down to 2^-12 of the widest range.
 _OCTAVES = 12
 
 
 class Observer(ABC):
-    """What all observers share: the extremes seen, and how a range becomes a scale.
+    """The base of all observers: the minimum and maximum, and the scale of a range.
 
     Attributes:
-        min_val: The smallest number, ``[]``; inf before the first finite batch, None before any.
-        max_val: The largest number, likewise; -inf or None.
-        skipped_batches: How many batches were left out, as they held a NaN or an infinity: int64
-            ``[]``; None before any.
+        min_val: The minimum, ``[]``; inf before the first finite batch, None before any batch.
+        max_val: The maximum, ``[]``; -inf before the first finite batch, None before any batch.
+        skipped_batches: The number of batches ignored for a NaN or an infinity, int64 ``[]``; None
+            before any batch.
     """
 
     def __init__(self) -> None:
@@ -46,9 +46,10 @@ class Observer(ABC):
         self.skipped_batches: Tensor | None = None
 
     def observe(self, input: Tensor) -> None:
-        """Take note of ``input``, floating, of any shape; an empty one changes nothing.
+        """Observe ``input``, floating, of any shape; an empty input changes nothing.
 
-        One with a NaN or an infinity is counted in ``skipped_batches``, and changes nothing else.
+        An input with a NaN or an infinity is counted in ``skipped_batches``, and changes nothing
+        else.
         """
         if input.numel() == 0:
             return
@@ -68,7 +69,7 @@ class Observer(ABC):
         )
 
     def unusable(self) -> Tensor | None:
-        """Return whether no finite batch was seen: a bool tensor; None if no batch was."""
+        """Return whether no finite batch was seen, as a bool tensor; None if no batch was seen."""
         if self.min_val is None or self.max_val is None:
             return None
         return ~torch.isfinite(self.min_val + 0 * self.max_val)
@@ -76,13 +77,13 @@ class Observer(ABC):
     def calculate_qparams(
         self, quant_min: int = -128, quant_max: int = 127, symmetric: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """Return the scale and the zero point for what was seen, ``[]`` each.
+        """Return the scale and the zero point of the observed range, ``[]`` each.
 
-        They are those of :func:`baraquant.ops.choose_qparams_per_tensor` for data with the ends
-        that the observer settles on.
+        They are those of :func:`baraquant.ops.choose_qparams_per_tensor` for data with the range
+        that the observer chooses.
 
         Raises:
-            ValueError: Nothing was seen, or nothing without a NaN or an infinity.
+            ValueError: No batch was seen, or every batch held a NaN or an infinity.
         """
         low, high = self.range(quant_min, quant_max, symmetric)
         return qparams_of_range(low, high, quant_min, quant_max, symmetric)
@@ -90,10 +91,10 @@ class Observer(ABC):
     def range(
         self, quant_min: int = -128, quant_max: int = 127, symmetric: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """Return the ends that the observer settles on, ``[]`` each.
+        """Return the ends of the range that the observer chooses, ``[]`` each.
 
         Raises:
-            ValueError: Nothing was seen, or nothing without a NaN or an infinity.
+            ValueError: No batch was seen, or every batch held a NaN or an infinity.
         """
         unusable = self.unusable()
         name = type(self).__name__
@@ -111,11 +112,11 @@ class Observer(ABC):
     def _ends(
         self, quant_min: int, quant_max: int, symmetric: bool
     ) -> tuple[Tensor, Tensor] | tuple[float, float]:
-        """Return the range that the scale is to cover; all that was seen is finite."""
+        """Return the range that the scale must cover; all observed data is finite."""
 
 
 class MinMaxObserver(Observer):
-    """The smallest and the largest number of all batches."""
+    """The minimum and the maximum of all batches."""
 
     def _ends(self, quant_min: int, quant_max: int, symmetric: bool) -> tuple[Tensor, Tensor]:
         assert self.min_val is not None and self.max_val is not None
@@ -123,10 +124,10 @@ class MinMaxObserver(Observer):
 
 
 class MovingAverageObserver(MinMaxObserver):
-    """The smallest and the largest number of a batch, averaged over the batches.
+    """The minimum and the maximum of each batch, in a moving average over the batches.
 
     Args:
-        averaging_constant: What a new batch counts, in (0, 1].
+        averaging_constant: The weight of a new batch, in (0, 1].
     """
 
     def __init__(self, averaging_constant: float = 0.01) -> None:
@@ -163,12 +164,12 @@ class _HistogramObserver(Observer):
         self.histogram.add(input, where=self.skipped_batches == before)
 
     def _bins(self) -> tuple[tuple[Tensor, Tensor, Tensor], float, float]:
-        """Return the bins, cut at the extremes, and these."""
+        """Return the bins, cut at the minimum and the maximum, and these two."""
         assert self.histogram is not None and self.min_val is not None and self.max_val is not None
         least, most = float(self.min_val), float(self.max_val)
         low, high, count = self.histogram.bins()
-        # The numbers lie between the extremes: the outermost bins are no wider than that. A bin
-        # of one number keeps a width, as it is divided by.
+        # All values lie between the minimum and the maximum, so the outermost bins end there. A bin
+        # with a single value keeps a width, because a formula divides by it.
         tight_low, tight_high = low.clamp(min=least), high.clamp(max=most)
         whole = tight_low >= tight_high
         bins = torch.where(whole, low, tight_low), torch.where(whole, high, tight_high), count
@@ -178,11 +179,12 @@ class _HistogramObserver(Observer):
 class PercentileObserver(_HistogramObserver):
     """The range that holds ``percentile`` percent of the numbers.
 
-    Symmetric: the share is that of the absolute values. Asymmetric: each end leaves out half of the
-    rest. The ends are exact to the width of a bin, less than 1/64 of their size.
+    A symmetric range holds this share of the absolute values. In an asymmetric range each end
+    leaves out half of the rest. The ends are exact to the width of a bin, which is less than 1/64
+    of their size.
 
     Args:
-        percentile: In (50, 100]; 100 is min-max.
+        percentile: The share, in (50, 100]; 100 is the minimum and the maximum.
     """
 
     def __init__(self, percentile: float = 99.99) -> None:
@@ -206,10 +208,10 @@ class PercentileObserver(_HistogramObserver):
 
 
 class MSEObserver(_HistogramObserver):
-    """The range whose quantization gives the least mean squared error.
+    """The range whose quantization has the minimum mean squared error.
 
-    Candidates are ranges down to 2^-12 of the widest, first in steps of a quarter of an octave,
-    then finer; where the range is asymmetric, its two ends in turn.
+    The candidates are ranges down to 2^-12 of the widest, first in steps of a quarter of an octave,
+    then in finer steps. The two ends of an asymmetric range are searched in turn.
     """
 
     def _ends(self, quant_min: int, quant_max: int, symmetric: bool) -> tuple[float, float]:
@@ -233,7 +235,7 @@ class MSEObserver(_HistogramObserver):
 
 
 def _narrow(ends: Tensor, moved: Tensor, errors: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return ``ends`` with the ``moved`` ones shrunk by the factor that errs least."""
+    """Return ``ends``, with the ``moved`` ones scaled by the factor of minimum error."""
     best = torch.ones((), dtype=torch.float64)
     coarse = torch.linspace(0, -_OCTAVES, 4 * _OCTAVES + 1, dtype=torch.float64)
     fine = torch.linspace(1 / 4, -1 / 4, 17, dtype=torch.float64)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A progress bar on the terminal, by rich where that is installed."""
+"""A progress bar on the terminal, with rich if it is installed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing_extensions import Self
 
 
 class ProgressBar:
-    """Counts steps on standard error, and says nothing where that is no terminal.
+    """Counts steps on standard error, and prints nothing if that is not a terminal.
 
     Args:
         description: What is being done.
-        total: How many steps there are; None where nobody knows.
-        shown: False shows nothing.
+        total: The number of steps; None if it is unknown.
+        shown: Whether to show the bar.
     """
 
     def __init__(self, description: str, total: int | None, shown: bool = True) -> None:

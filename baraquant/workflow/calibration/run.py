@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Running a model over calibration data while something watches what its modules are given."""
+"""Runs a model on calibration data while watchers see the inputs of its modules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .progress import ProgressBar
 
-# Batches, or a function that runs the model it is given.
+# Batches, or a function that is called with the model and runs it.
 Calibration = Iterable[Any] | Callable[[nn.Module], Any]
 
 
@@ -21,17 +21,17 @@ _NAMED = 8  # modules in a warning
 
 
 class Watcher(Protocol):
-    """What takes note of the inputs of one module."""
+    """Observes the inputs of one module."""
 
     def observe(self, input: Tensor) -> None:
-        """Take note of one input."""
+        """Observe one input."""
 
     def unusable(self) -> Tensor | None:
-        """Return whether no finite input was seen, as a bool; None: no input was seen."""
+        """Return whether no finite input was seen, as a bool tensor; None if no input was seen."""
 
     @property
     def skipped_batches(self) -> Tensor | None:
-        """How many inputs were left out, as they held a NaN or an infinity; None: not counted."""
+        """The number of inputs ignored for a NaN or an infinity; None: not counted."""
 
 
 def calibrate(
@@ -44,32 +44,33 @@ def calibrate(
     where: str = "baraquant.calibration.calibrate",
     allows_unreached: bool = False,
 ) -> set[str]:
-    """Run ``model`` over the data; each watcher sees all inputs of the module at its path.
+    """Run ``model`` on the data; each watcher sees all inputs of the module at its path.
 
-    The model runs in evaluation mode and without gradients, each module in its own mode again
-    afterwards. A batch is passed as ``model(*batch)`` if it is a tuple or a list, as
-    ``model(**batch)`` if it is a mapping, else as ``model(batch)``.
+    The model runs in evaluation mode and without gradients; afterwards each module has its former
+    mode. A batch is passed as ``model(*batch)`` if it is a tuple or a list, as ``model(**batch)``
+    if it is a mapping, else as ``model(batch)``.
 
     Args:
         model: The model.
         calibration: Batches, or a function that is called with the model and runs it.
-        watchers: For the path of a module (as in ``model.named_modules()``) its watcher.
-        description: What the progress bar says.
-        progress: Whether to show a bar: on a terminal, and where rich is installed.
-        where: The function that errors name.
+        watchers: A watcher for each path of a module (as in ``model.named_modules()``).
+        description: The label of the progress bar.
+        progress: Whether to show a progress bar, on a terminal and if rich is installed.
+        where: The function name for error messages.
         allows_unreached: Whether modules may see no input, as long as one does.
 
     Returns:
         The paths of the modules that saw no input.
 
     Raises:
-        ValueError: No data, a module that was never run, or one whose inputs all held a NaN or an
+        ValueError: There is no data, a module never ran, or all of its inputs held a NaN or an
             infinity. The message has the module's path.
         TypeError: ``calibration`` is neither iterable nor callable, or the model does not take the
-            first batch as its arguments, as where batches hold labels too.
+            first batch as its arguments, for example because batches also hold labels.
 
     Warns:
-        UserWarning: Inputs with a NaN or an infinity were left out: of which modules, and how many.
+        UserWarning: Inputs with a NaN or an infinity were ignored; the warning has the modules and
+            the counts.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     with ExitStack() as stack:
@@ -94,7 +95,7 @@ def calibrate(
 
 
 def _check_finite(watchers: Mapping[str, Watcher], where: str) -> None:
-    """Raise where a watcher has seen nothing finite; warn where it has left inputs out."""
+    """Raise if a watcher saw no finite input; warn if it ignored inputs."""
     unusable = _read({path: watcher.unusable() for path, watcher in watchers.items()})
     skipped = _read({path: watcher.skipped_batches for path, watcher in watchers.items()})
     for path, is_unusable in unusable.items():
@@ -114,7 +115,7 @@ def _check_finite(watchers: Mapping[str, Watcher], where: str) -> None:
 
 
 def _read(tensors: Mapping[str, Tensor | None]) -> dict[str, int]:
-    """Return the numbers in one-element tensors; waits once for all of them."""
+    """Return the numbers in one-element tensors, with one wait for all of them."""
     given = {path: tensor for path, tensor in tensors.items() if tensor is not None}
     if not given:
         return {}
@@ -169,7 +170,7 @@ def _not_arguments(model: nn.Module, batch: Any, error: TypeError, where: str) -
 
 
 def length(calibration: Calibration) -> int | None:
-    """Return how many batches there are, where that can be known."""
+    """Return the number of batches, or None if it is unknown."""
     try:
         return len(calibration)  # type: ignore[arg-type]
     except TypeError:
@@ -177,7 +178,7 @@ def length(calibration: Calibration) -> int | None:
 
 
 def runs_once(calibration: Calibration) -> bool:
-    """Return whether the data is gone after one pass, as that of a generator is."""
+    """Return whether the data can only be read once, like a generator."""
     return isinstance(calibration, Iterator)
 
 
@@ -199,9 +200,9 @@ def watching(module: nn.Module, watcher: Watcher) -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Let the model run as in evaluation, without gradients, every module by its own forward."""
+    """Let the model run in evaluation mode, without gradients, calling every module's forward."""
     modes = {module: module.training for module in model.modules()}
-    # nn.TransformerEncoderLayer's fused path would run past the hooks of its children.
+    # The fused path of nn.TransformerEncoderLayer would bypass the hooks of its children.
     fused = torch.backends.mha.get_fastpath_enabled()
     model.eval()
     torch.backends.mha.set_fastpath_enabled(False)

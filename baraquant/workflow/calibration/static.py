@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The ranges of static inputs: an observer for each input of the layers that have one."""
+"""Finds the ranges of static inputs, with an observer for each input."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def observe_inputs(
     """Run the calibration; return an observer of each static input that it reaches.
 
     Args:
-        model: The float model; it is as before afterwards.
+        model: The float model; it is unchanged afterwards.
         chosen: The layers by their paths.
         calibration: Batches, or a function that runs the model.
         progress: Whether to show a bar.
-        where: The function that errors name.
+        where: The function name for error messages.
 
     Returns:
-        The observers by the path of the layer and the attribute of its prepared form. A layer that
-        the data does not reach has none; where it reaches no layer, that is an error.
+        The observers, by the layer's path and the attribute of the prepared layer. A layer that the
+        data does not reach has none; where it reaches no layer, that is an error.
     """
     observers = {
         (path, name): OBSERVERS[one.scheme.observer]()
@@ -57,13 +57,13 @@ def observe_inputs(
 
 
 def _has_inner_inputs(one: Chosen) -> bool:
-    """Whether inputs are known within the layer alone: those of an expert's second product are."""
+    """Whether only the layer itself sees some inputs, as that of an expert's second product."""
     return isinstance(one.prepared, FakeQuantizedExperts)
 
 
 @contextmanager
 def _observing(model: nn.Module, inner: Mapping[str, Chosen]) -> Iterator[None]:
-    """Put prepared layers in their places, which round nothing and call their quantizers."""
+    """Swap in prepared layers that call their quantizers but do not round."""
     quantizers = [
         quantizer
         for one in inner.values()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Quantized models as files: safetensors with a JSON of the configuration; no pickle anywhere."""
+"""Quantized models as files: safetensors, with the configuration as JSON, and no pickle."""
 
 from .load import load_
 from .save import save

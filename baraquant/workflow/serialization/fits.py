@@ -20,7 +20,7 @@ from .packing import packed_size
 
 
 class Metas:
-    """The tensors and modules of a file on the meta device: all but the data."""
+    """The tensors and modules of a file on the meta device, which is everything except the data."""
 
     def __init__(self, entries: dict[str, Entry], manifest: Manifest) -> None:
         self.tensors = {
@@ -43,7 +43,7 @@ class Metas:
 
 
 def renamed(tensors: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    """Return what a file holds by the names of today."""
+    """Return the content of a file under the current names."""
     new = {names.get(name, name): value for name, value in tensors.items()}
     if len(new) != len(tensors):
         twice = next(name for old, name in names.items() if old in tensors and name in tensors)
@@ -63,7 +63,7 @@ def _meta(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 def build_module(
     path: str, stored: StoredModule, tensors: dict[str, Tensor], like: nn.Module
 ) -> nn.Module:
-    """Build the module of a path from its tensors among all, for the place of another."""
+    """Build the module of a path from its tensors; it replaces a module of the model."""
     prefix = f"{path}."
     own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
     own = {n: t for n, t in own.items() if n.split(".")[0] not in stored.further}
@@ -117,7 +117,7 @@ def check_fits(model: nn.Module, manifest: Manifest, metas: Metas) -> None:
 
 
 def _check_kind(path: str, module: nn.Module | None, stored: StoredModule) -> None:
-    """Check that the module of a path is of a kind that may become the stored one."""
+    """Check that the module of a path is of a kind that can become the stored one."""
     name = f"{stored.form.module.__name__} of the file"
     expected = f"{path}: expected a {layer_with(stored.form).name} for the {name}"
     if module is None:

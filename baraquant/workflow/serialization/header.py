@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The header of a safetensors file, read and checked without trusting a word of it.
+"""Reads the header of a safetensors file, and checks all of it.
 
 Layout: eight bytes, little-endian, the length of the header; the header, a JSON object
-``{name: {"dtype", "shape", "data_offsets"}, "__metadata__": {text: text}}``; the data. All is
-checked here before a tensor is made: a file that passes is whole, and every tensor has its place.
+``{name: {"dtype", "shape", "data_offsets"}, "__metadata__": {text: text}}``; the data. Everything
+is checked before a tensor is created: a file that passes is complete, and every tensor has its
+place.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _FOREIGN = {
 
 @dataclass(frozen=True)
 class Entry:
-    """What a header says of one tensor; the bytes are counted from the start of the data."""
+    """The entry of one tensor in the header; bytes count from the start of the data."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -54,7 +55,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Header:
-    """A header that has been checked: the tensors fill the data without gap or overlap."""
+    """A checked header: the tensors fill the data without gap or overlap."""
 
     tensors: dict[str, Entry]
     metadata: dict[str, str]
@@ -64,7 +65,7 @@ def parse_json(text: str | bytes) -> Any:
     """Parse JSON, refusing repeated keys, NaN and infinity.
 
     Raises:
-        ValueError: It is no JSON, or holds one of those.
+        ValueError: The text is not JSON, or contains one of those.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -90,14 +91,15 @@ def read_header(path: Path) -> Header:
     """Read and check the header of the file at ``path``.
 
     Raises:
-        ValueError: The file is cut off, is of another kind, or its header contradicts itself.
-        OSError: It cannot be read.
+        ValueError: The file is truncated, is of another kind, or its header is inconsistent.
+        OSError: The file cannot be read.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
         length = int.from_bytes(start, "little")
-        # A length of 640 begins as a pickle does. But no other kind of file begins with a length.
+        # The bytes of the length 640 are also the start of a pickle, but no other kind of file
+        # starts with a length.
         is_possible = len(start) == 8 and length <= _LONGEST_HEADER
         for magic, kind in _FOREIGN.items():
             if start.startswith(magic) and not is_possible:
@@ -154,14 +156,14 @@ def _entry(name: str, value: Any) -> Entry:
 
 
 def is_sizes(value: Any) -> bool:
-    """Return whether ``value`` is a list of whole numbers that 64 bits hold, none negative."""
+    """Return whether ``value`` is a list of nonnegative integers of 64 bits."""
     return isinstance(value, list) and all(
         type(size) is int and 0 <= size < 2**63 for size in value
     )
 
 
 def _check_places(tensors: dict[str, Entry], size: int) -> None:
-    """Check that the tensors fill the data: in order, without a gap, an overlap or a rest."""
+    """Check that the tensors fill the data in order, without gap, overlap or remainder."""
     end = 0
     for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if entry.begin != end:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""``load_``: a quantized model from a file that nobody has to trust.
+"""``load_``: loads a quantized model from a file that need not be trusted.
 
-Everything is checked before the model changes and before a kernel sees a number: the file against
-itself, its modules by their own constructors (on the meta device), names, shapes and dtypes against
-the model, then the data's checksum and the values.
+Everything is checked before the model changes and before a kernel reads a value: the consistency of
+the file, its modules by their constructors (on the meta device), names, shapes and dtypes against
+the model, then the checksum of the data and the values.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ _CPU = torch.device("cpu")
 
 
 def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[str]) -> nn.Module:
-    """Give a float model the quantized modules and all tensors of a file of ``baraquant.save``.
+    """Load a file of :func:`baraquant.save` into a float model, which becomes a quantized one.
 
-    The values of the model before do not matter. The tensors come to the devices of those that they
-    replace. Best is a function that builds the model: no memory is spent on weights that are thrown
-    away, and all that a constructor computes is there. A model on the meta device is filled too (it
-    lands on the CPU); tensors of it that are no buffers are refused. Buffers that no state dict has
-    get the values that the file holds, where shape and dtype are the model's.
+    The previous values of the model do not matter. Each tensor goes to the device of the one that
+    it replaces. It is best to give a function that builds the model: this takes no memory for
+    weights that are discarded, and has everything that a constructor computes. A model on the meta
+    device is filled too, on the CPU; plain tensors on the meta device, which are not buffers, are
+    an error. Buffers that are in no state dict get the values in the file if shape and dtype are
+    the model's.
 
     Args:
-        model: A model of the architecture that was quantized, before its quantization; changed in
-            place. Or a function that builds one: ``lambda: Model(config)``.
+        model: A float model of the same architecture as the quantized one; it is changed in place.
+            Or a function that builds one: ``lambda: Model(config)``.
         path: The file.
 
     Returns:
@@ -50,7 +51,7 @@ def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[st
 
     Raises:
         ValueError: The file is damaged, of another kind, of a newer version, or does not fit the
-            model; the message has the path of the module or the tensor. The model is as it was.
+            model. The message has the path of the module or the tensor. The model is unchanged.
         TypeError: ``model`` is neither a module nor a function that returns one.
         ImportError: safetensors is not installed.
         OSError: The file cannot be read.
@@ -101,13 +102,13 @@ def _manifest(header: Header) -> Manifest:
 
 
 def _read(file: Path, header: Header, manifest: Manifest) -> dict[str, Tensor]:
-    """Read all tensors, shared ones as the same object, and check their sum."""
+    """Read all tensors, shared ones as the same object, and check the checksum."""
     stored: dict[str, Tensor] = {}
     for name, tensor in import_safetensors(_CALLER).torch.load_file(file).items():
         entry = header.tensors.get(name)
         if entry is None or (entry.dtype, entry.shape) != (tensor.dtype, tuple(tensor.shape)):
             raise ValueError(f"{name}: expected the header that was read before, but it changed")
-        # A copy: what the file maps to changes with the file, also after it was checked.
+        # This copies: a mapped file could still change after the check.
         stored[name] = tensor.clone()
     if digest(manifest.plain, stored) != manifest.sha256:
         raise ValueError("expected the data that was saved, but its checksum differs: damaged")
@@ -130,7 +131,7 @@ def _unpacked(name: str, packed: Tensor, bits: int, shape: tuple[int, ...]) -> T
 
 
 def _build(built: Built, manifest: Manifest, values: dict[str, Tensor]) -> dict[str, nn.Module]:
-    """Build the modules with their data on their devices; ``values`` go to their devices."""
+    """Build the modules with their data on their devices, and move ``values`` to their devices."""
     devices = built.devices()
     at = dict(built.model.named_modules(remove_duplicate=False))
     quantized = {*manifest.modules, *manifest.shared_modules}
@@ -166,7 +167,7 @@ def _put(
     modules: dict[str, nn.Module],
     values: dict[str, Tensor],
 ) -> None:
-    """Change the model: nothing here fails."""
+    """Change the model. No step here can fail."""
     before = _registered(model)
 
     def decide(module: nn.Module, name: str) -> Swap | None:
@@ -201,7 +202,7 @@ def _put(
 
 
 def _registered(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers by all their names."""
+    """Return the parameters and buffers by all of their names."""
     return dict(model.named_parameters(remove_duplicate=False)) | dict(
         model.named_buffers(remove_duplicate=False)
     )

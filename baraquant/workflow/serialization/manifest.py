@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What ``baraquant.save`` writes beside the tensors: which module is what, as JSON.
+"""The JSON that ``baraquant.save`` writes in addition to the tensors: the classes of the modules.
 
 ``{"format": 3, "writer": ..., "modules": {path: {"class", "options", "packed", "further"}},
 "shared_modules": {path: path}, "shared_tensors": {name: name}, "constants": {name: name},
-"unpacked": [path], "sha256": ...}``. ``packed`` has the shapes of the int8 tensors that the file
-holds as strings of bits (:mod:`.packing`; their width is the ``weight_bits`` of the options); what
-it does not name is stored as it is. ``further`` names what a subclass has beside the tensors of its
-layer. ``constants`` are the buffers that are in no state dict, as rotary frequencies, each with the
-name of a tensor of the file: a model on the meta device has no other way to them. ``unpacked`` are
-the attentions and recurrent modules that were unpacked into ones of linear layers. The checksum is
-that of all the rest and of the tensors: it finds damage, and is no signature.
+"unpacked": [path], "sha256": ...}``.
 
-Formats 1 and 2 had other names for two classes, and ``attentions`` for what is unpacked; format 1
-had no constants, and its integers were called ``weight``, not ``qweight``.
+``packed`` has the shapes of the int8 tensors that the file holds as strings of bits
+(:mod:`.packing`; their width is the ``weight_bits`` of the options); all other tensors are stored
+unchanged. ``further`` names what a subclass has in addition to the tensors of its layer.
+``constants`` are the buffers that are in no state dict, such as rotary frequencies, each with the
+name of a tensor in the file: a model on the meta device has no other source for them. ``unpacked``
+are the attentions and recurrent modules that were unpacked into modules of linear layers. The
+checksum covers everything else and the tensors. It finds damage; it is not a signature.
+
+Formats 1 and 2 had other names for two classes, and ``attentions`` instead of ``unpacked``. Format
+1 had no constants, and called the integers ``weight`` instead of ``qweight``.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from ..layers import form_named, form_names
 from .header import is_sizes, parse_json
 
 FORMAT = 3
-# What classes of formats 1 and 2 are called today.
+# The current names of classes in formats 1 and 2.
 _RENAMED = {
     "DequantizedLinear": "WeightOnlyLinear",
     "SmoothQuantLinear": "StaticQuantizedLinear",
@@ -53,7 +55,7 @@ class StoredModule:
     """A module of a file.
 
     Attributes:
-        form: Its class, and how that is stored.
+        form: Its class, and how this is stored.
         options: The constructor's plain arguments.
         packed: The shapes of the tensors that are stored as strings of bits.
         further: What a subclass registers beside the tensors of its layer.
@@ -67,17 +69,18 @@ class StoredModule:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a file says of the model, checked as far as it can be without the model.
+    """The configuration in a file, checked as far as possible without the model.
 
     Attributes:
         modules: The quantized modules by their paths.
-        shared_modules: Other paths of some, and their first.
-        shared_tensors: Other names of some tensors, and their first.
-        constants: The tensors of the file that hold buffers of no state dict, by the buffers.
-        unpacked: The paths of what was unpacked into linear layers.
-        names: What tensors of the file are called today, by their names in it; else the same.
+        shared_modules: Further paths of shared modules, and their first path.
+        shared_tensors: Further names of shared tensors, and their first name.
+        constants: The tensors of the file that hold buffers of no state dict, by the names of the
+            buffers.
+        unpacked: The paths of the modules that were unpacked into linear layers.
+        names: The current names of tensors that have another name in the file.
         sha256: The checksum.
-        plain: All but the checksum, as it stands in the file.
+        plain: Everything except the checksum, as in the file.
     """
 
     modules: dict[str, StoredModule]
@@ -91,10 +94,10 @@ class Manifest:
 
 
 def parse_manifest(text: str) -> Manifest:
-    """Parse and check what :mod:`baraquant.serialization.save` has written.
+    """Parse and check the JSON that :mod:`.save` has written.
 
     Raises:
-        ValueError: It is of a newer format, or not as it should be.
+        ValueError: The format is newer, or the JSON is invalid.
     """
     try:
         data = parse_json(text)
@@ -184,11 +187,11 @@ def _names(what: str, value: Any) -> dict[str, str]:
 
 
 def write_manifest(plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """Return the text that :func:`parse_manifest` reads.
+    """Return the JSON that :func:`parse_manifest` reads.
 
     Args:
-        plain: All but the checksum.
-        tensors: All tensors as they are stored, on the CPU.
+        plain: Everything except the checksum.
+        tensors: All stored tensors, on the CPU.
     """
     return json.dumps({**plain, "sha256": digest(plain, tensors)}, sort_keys=True)
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Models without weights: built so, and what of them a state dict does not fill.
+"""Builds models without weights, and fills what no state dict holds.
 
-A model that waits for a file needs no numbers. On the meta device it takes no memory, yet what its
-constructor computes is missing too: buffers that no state dict has, as rotary frequencies or
-position ids, and plain tensors. A file holds those buffers; a model that a function builds here
-has both, since only its parameters are on the meta device.
+A model that will be loaded from a file needs no values. On the meta device it takes no memory, but
+it also lacks what its constructor computes: buffers that are in no state dict, such as rotary
+frequencies or position ids, and plain tensors. A file holds these buffers. A model that a function
+builds here has both, because only its parameters are on the meta device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 
 class Built:
-    """A model, and the devices that its parameters were made on.
+    """A model, and the devices on which its parameters were created.
 
     Args:
         model: A model, or a function that builds one.
@@ -30,14 +30,14 @@ class Built:
         self.model = model if isinstance(model, nn.Module) else self._build(model)
 
     def _build(self, function: Callable[[], nn.Module]) -> nn.Module:
-        # The caller's device but for meta, on which a constructor computes nothing.
+        # The caller's device, except meta, on which a constructor computes nothing.
         device = torch.get_default_device()
         with torch.device("cpu" if device.type == "meta" else device):
             try:
                 with self._empty_parameters():
                     return function()
             except (RuntimeError, NotImplementedError):
-                # The function looks into the numbers of a parameter, or moves it: let it have them.
+                # The function reads the values of a parameter, or moves it: create them.
                 self._devices.clear()
                 return function()
 
@@ -59,7 +59,7 @@ class Built:
             hook.remove()
 
     def devices(self) -> dict[str, torch.device]:
-        """Return where each tensor of the state dict belongs: what is meta, on the CPU."""
+        """Return the device of each tensor of the state dict; the CPU for the meta device."""
         where = {name: tensor.device for name, tensor in self.model.state_dict().items()}
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             where[name] = self._devices.get(id(parameter), parameter.device)
@@ -68,7 +68,7 @@ class Built:
 
 
 def other_buffers(model: nn.Module, is_inside: Callable[[str], bool]) -> dict[str, Tensor]:
-    """Return the buffers that are in no state dict, but for those within."""
+    """Return the buffers that are in no state dict, except those within given modules."""
     persistent = model.state_dict().keys()
     return {
         name: buffer
@@ -82,7 +82,7 @@ def check_constants(
     constants: Mapping[str, Tensor],
     is_inside: Callable[[str], bool],
 ) -> None:
-    """Check that what a model has on the meta device, and in no state dict, is in the file.
+    """Check that the file holds what is on the meta device and in no state dict.
 
     Args:
         model: The float model.
@@ -90,7 +90,7 @@ def check_constants(
         is_inside: Whether a name lies within a module that will be swapped.
 
     Raises:
-        ValueError: A buffer is not in the file, or another there; or a tensor that is no buffer.
+        ValueError: The file lacks a buffer or holds a different one, or a tensor is not a buffer.
     """
     for name, buffer in other_buffers(model, is_inside).items():
         if not buffer.is_meta:
@@ -127,10 +127,10 @@ _INSTEAD = (
 def put_constants(
     model: nn.Module, constants: Mapping[str, Tensor], is_inside: Callable[[str], bool]
 ) -> None:
-    """Give the buffers of :func:`other_buffers` their values; one with several names stays one.
+    """Set the buffers of :func:`other_buffers`; a buffer with several names stays one.
 
-    Those that a constructor has made get them too, as they may be random, or were changed after. A
-    buffer that the model has in another shape or dtype stays as it is.
+    Buffers that a constructor has computed are set too, because they may be random or were changed
+    later. A buffer whose shape or dtype differs in the model is not changed.
     """
     made: dict[int, Tensor] = {}
     for name, buffer in other_buffers(model, is_inside).items():
@@ -144,7 +144,7 @@ def put_constants(
 
 
 def put_aliases(model: nn.Module, news: Mapping[int, Tensor]) -> None:
-    """Let plain attributes that were a registered tensor be the one that took its place."""
+    """Update plain attributes that refer to a replaced tensor."""
     for module in model.modules():
         for name, value in list(vars(module).items()):
             if isinstance(value, Tensor) and id(value) in news:

@@ -3,8 +3,8 @@
 
 A tensor is one stream, in the order of its elements: integer ``i`` takes the bits ``i * bits`` to
 ``(i + 1) * bits - 1``, its low bit first, and bit ``j`` of the stream is bit ``j % 8`` of byte
-``j // 8``. What the last byte has to spare is 0. It is one stream for the whole tensor, as kernels
-read int8: no row is looked up in a file, and rows that end on a byte would cost up to 7 bits each.
+``j // 8``. The unused bits of the last byte are 0. The whole tensor is one stream: kernels read
+int8, no row is looked up in a file, and rows padded to bytes would cost up to 7 bits each.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# Integers at a time, so that the temporaries stay small. Eight of any width end on a byte.
+# The number of integers at a time, so that the temporaries stay small. Eight integers of any width
+# end on a byte.
 _CHUNK = 1 << 20
 
 
 def packed_size(numel: int, bits: int) -> int:
-    """Return how many bytes ``numel`` integers of ``bits`` bits take."""
+    """Return the number of bytes that ``numel`` integers of ``bits`` bits take."""
     return (numel * bits + 7) // 8
 
 
@@ -46,15 +47,15 @@ def pack(integers: Tensor, bits: int) -> Tensor:
 
 
 def check_spare_bits(packed: Tensor, bits: int, numel: int) -> None:
-    """Check that the bits behind the last integer are 0, so that each tensor has one form.
+    """Check that the bits after the last integer are 0, so that each tensor has one encoding.
 
     Args:
         packed: uint8 ``[packed_size(numel, bits)]``, on the CPU.
         bits: 2 to 8.
-        numel: How many integers it holds.
+        numel: The number of integers.
 
     Raises:
-        ValueError: One is 1.
+        ValueError: One of these bits is 1.
     """
     used = numel * bits % 8
     if used > 0 and int(packed[-1]) >> used != 0:
@@ -91,7 +92,7 @@ def _columns(values: Tensor, count: int) -> Tensor:
 
 
 def _overlaps(bits: int) -> list[tuple[int, int, int]]:
-    """Return where eight integers meet their ``bits`` bytes: (integer, byte, shift to the left)."""
+    """Return how eight integers overlap their ``bits`` bytes: (integer, byte, left shift)."""
     return [
         (integer, byte, bits * integer - 8 * byte)
         for integer in range(8)
@@ -101,5 +102,5 @@ def _overlaps(bits: int) -> list[tuple[int, int, int]]:
 
 
 def _shifted(values: Tensor, left: int) -> Tensor:
-    """Return uint8 values shifted; what leaves the byte is lost."""
+    """Return shifted uint8 values; bits shifted out of the byte are lost."""
     return values << left if left >= 0 else values >> -left

@@ -27,21 +27,22 @@ _STORABLE = set(DTYPES.values())
 
 
 def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Write a quantized model to one file: safetensors, with its configuration as JSON in there.
+    """Write a quantized model to one safetensors file that also holds its configuration as JSON.
 
-    Nothing in it is code, and no pickle. Integers of fewer than eight bits take their true width.
-    A tensor that several modules share is written once. Buffers that the state dict leaves out, as
-    rotary frequencies, are written too: a model on the meta device gets them from there. The file
-    appears whole or not at all, with the permissions that ``open(path, "wb")`` would give it.
+    The file contains no code and no pickle. Integers of fewer than eight bits take their true
+    width. A tensor that several modules share is written once. Buffers that the state dict leaves
+    out, such as rotary frequencies, are written too: a model on the meta device gets them from the
+    file. The file appears whole or not at all, with the permissions that ``open(path, "wb")`` would
+    give it.
 
     Args:
-        model: What :func:`baraquant.quantize_` or :func:`baraquant.qat.convert_` made, on any
+        model: A model from :func:`baraquant.quantize_` or :func:`baraquant.qat.convert_`, on any
             device.
-        path: Where to; an existing file is replaced.
+        path: The file to write; an existing file is replaced.
 
     Raises:
-        ValueError: The model has no quantized module, is still prepared for training, or has a
-            tensor that cannot be stored. The message has its path.
+        ValueError: The model has no quantized module, has prepared modules, or has a tensor that
+            cannot be stored. The message has its path.
         ImportError: safetensors is not installed.
 
     Example:
@@ -85,7 +86,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
 
 def _entry(name: str, module: nn.Module) -> dict[str, Any]:
-    """Return what the configuration says of a module, whose numbers are checked first."""
+    """Return the configuration's entry for a module, whose values are checked first."""
     form = form_of(module)
     assert form is not None
     try:
@@ -105,14 +106,14 @@ def _entry(name: str, module: nn.Module) -> dict[str, Any]:
 
 
 def _packed(module: nn.Module) -> list[str]:
-    """Return the names of a module's tensors of integers, which can be narrower than a byte."""
+    """Return the names of a module's integer tensors, which may be narrower than a byte."""
     form = form_of(module)
     own = module.state_dict().keys()
     return [] if form is None else [name for name in form.integers() if name in own]
 
 
 def _replace(path: Path, write: Callable[[Path], None]) -> None:
-    """Let ``write`` make the file under another name, which then takes the place of ``path``."""
+    """Let ``write`` write a temporary file, which then replaces ``path``."""
     target = path.resolve()  # behind a link, as open() does
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
@@ -129,7 +130,7 @@ def _replace(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def import_safetensors(caller: str) -> Any:
-    """Import ``safetensors`` with its ``torch``, or say how to get it."""
+    """Import ``safetensors.torch``, or say how to install it."""
     try:
         import safetensors.torch
     except ImportError as error:
@@ -144,7 +145,7 @@ def _version() -> str:
 
 
 def _quantized(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, str]]:
-    """Return the quantized modules by their first path, and the other paths of shared ones."""
+    """Return the quantized modules by their first paths, and the other paths of shared ones."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"{_CALLER}: expected a Module, but got {type(model).__name__}")
     modules: dict[str, nn.Module] = {}
@@ -177,9 +178,10 @@ def _quantized(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, str]]:
 
 
 def _tensors(model: nn.Module, widths: dict[str, int]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors of the state dict, each once, and the names that share one of them.
+    """Return the tensors of the state dict, each once, and the names that share a tensor.
 
-    A weight whose modules do not agree on its width is there for each width: packed, it differs.
+    If modules share a weight but not its width, each width has its own copy, because packing
+    differs.
     """
     tensors: dict[str, Tensor] = {}
     shared: dict[str, str] = {}
@@ -207,9 +209,9 @@ def _tensors(model: nn.Module, widths: dict[str, int]) -> tuple[dict[str, Tensor
 def _constants(
     model: nn.Module, stored: dict[str, Tensor], is_inside: Callable[[str], bool]
 ) -> dict[str, str]:
-    """Add the buffers of no state dict to ``stored``; return the names that they have there.
+    """Add the buffers that are in no state dict to ``stored``; return their names there.
 
-    Buffers of the same values are stored once: a mask that every layer has, say.
+    Buffers with the same values are stored once, for example a mask that every layer has.
     """
     constants: dict[str, str] = {}
     known: dict[tuple[Any, ...], str] = {}

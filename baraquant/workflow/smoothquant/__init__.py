@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""SmoothQuant: which outliers of which inputs move into which weights."""
+"""SmoothQuant moves outliers of activations into the weights."""

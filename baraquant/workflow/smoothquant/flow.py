@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Finds the norms and linear layers whose output goes into given linear layers and nowhere else.
+"""Finds the norms and linear layers whose output only goes into given linear layers.
 
-What SmoothQuant divides the input of a linear layer by can be folded into the module before it, if
-nothing else reads that module's output: no residual connection, no attention, not the caller. The
-names and the code of a model do not tell; so its tensors are followed while it runs on calibration
-data. ``TorchDispatchMode`` sees every op, of compiled extensions and of TorchScript too. A tensor
-is known by its storage, so that a view of it is no disguise; and an output whose storage is still
-alive when the model returns has gone somewhere.
+SmoothQuant divides the input of a linear layer. The division can be folded into the preceding
+module if nothing else reads that module's output: no residual connection, no attention, not the
+caller. The names and the code of a model do not show this, so the tensors are followed while the
+model runs on calibration data. ``TorchDispatchMode`` sees every op, also those of compiled
+extensions and of TorchScript. A tensor is identified by its storage, which its views share. If the
+storage of an output still exists when the model returns, something else holds it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing_extensions import Self
 
 aten = torch.ops.aten
 
-# f(x / s) = f(x) / s for every s > 0: what is folded in before them comes out behind them.
+# f(x / s) = f(x) / s for every s > 0, so a division before them is a division after them.
 _HOMOGENEOUS = {
     aten.relu.default,
     aten.relu_.default,
@@ -33,13 +33,13 @@ _HOMOGENEOUS = {
 
 
 class Flow(TorchDispatchMode):  # type: ignore[misc]
-    """Follows the outputs of ``producers`` while the model runs within this context.
+    """A context that follows the outputs of ``producers`` while the model runs.
 
     Args:
-        model: The model, which has to be run by its own ``forward``.
-        producers: Modules that could take a factor for each channel of their output, by path, with
-            the number of channels.
-        consumers: The linear layers in question, by path. Their forward is ``nn.Linear``'s own.
+        model: The model, which must be run by its own ``forward``.
+        producers: Modules that can absorb a factor for each output channel, by path, with the
+            number of channels.
+        consumers: The linear layers, by path. Their forward is that of ``nn.Linear``.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Flow(TorchDispatchMode):  # type: ignore[misc]
         self.refused: dict[str, str] = {}
 
     def feeds(self) -> dict[str, list[str]]:
-        """Return for each producer that feeds consumers alone the paths of these."""
+        """Return the consumers' paths for each producer that only feeds consumers."""
         for fed in self._fed.values():
             if len(fed) > 1:
                 for path in fed:
@@ -73,7 +73,7 @@ class Flow(TorchDispatchMode):  # type: ignore[misc]
         return result
 
     def aside(self) -> _Aside:
-        """Return a context in which ops are none of the model's own."""
+        """Return a context in which ops do not count as the model's."""
         return _Aside(self)
 
     def __enter__(self) -> Self:
@@ -117,7 +117,7 @@ class Flow(TorchDispatchMode):  # type: ignore[misc]
         return None if known is None else known[0]
 
     def _follow(self, output: Tensor, producer: str) -> None:
-        # The weak reference keeps the address from being given to another storage.
+        # While the weak reference lives, no other storage gets this address.
         storage = output.untyped_storage()
         self._outputs[storage._cdata] = (producer, StorageWeakRef(storage))
 
@@ -152,7 +152,7 @@ class Flow(TorchDispatchMode):  # type: ignore[misc]
 
 
 class _Produced:
-    """The hook of a producer: its output is followed from here on."""
+    """The hook of a producer: start to follow its output."""
 
     def __init__(self, flow: Flow, path: str, channels: int) -> None:
         self.flow, self.path, self.channels = flow, path, channels
@@ -168,7 +168,7 @@ class _Produced:
 
 
 class _Consumes:
-    """The hook of a consumer: who has produced its input?"""
+    """The hook of a consumer: find the producer of its input."""
 
     def __init__(self, flow: Flow, path: str) -> None:
         self.flow, self.path = flow, path

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """SmoothQuant: moves the outliers of a layer's input into its weight (Xiao et al., 2023).
 
-``y = (x / s) (w s)^T`` for any ``s[k] > 0``. With ``s[k] = max|x[:, k]|^alpha / max|w[:, k]|^(1 -
-alpha)`` neither factor has channels that are much larger than its others, and eight bits do for
-both. Kept of the calibration data: the least and the greatest number of each channel.
+``y = (x / s) (w s)^T`` for any ``s[k] > 0``. With
+``s[k] = max|x[:, k]|^alpha / max|w[:, k]|^(1 - alpha)`` neither factor has channels that are much
+larger than the others, and eight bits suffice for both. Of the calibration data only the minimum
+and the maximum of each channel are kept.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from torch.nn import functional as F
 from ... import ops
 from ..calibration.observers import Observer
 
-# None: s = 1, the layer as it is, so that a search never does worse than that.
+# None means s = 1, the unchanged layer: a search is never worse than that.
 ALPHAS: tuple[float | None, ...] = (None, *(round(0.05 * step, 2) for step in range(21)))
 
-# Of each batch the search looks at this many rows, evenly spaced.
+# The number of rows of each batch that the search uses, evenly spaced.
 _ROWS = 128
 
 
 class ChannelRange:
-    """The running minimum and maximum of each channel, the last dimension."""
+    """The running minimum and maximum of each channel (the last dimension)."""
 
     def __init__(self) -> None:
         self.min_val: Tensor | None = None  # [K]
@@ -34,7 +35,7 @@ class ChannelRange:
         self.skipped_batches: Tensor | None = None  # of which a channel held a NaN or an infinity
 
     def observe(self, input: Tensor) -> None:
-        """Take note of ``input``, ``[..., K]``."""
+        """Observe ``input``, ``[..., K]``."""
         if input.numel() == 0:
             return
         if self.min_val is None:
@@ -54,7 +55,7 @@ class ChannelRange:
         )
 
     def unusable(self) -> Tensor | None:
-        """Return whether a channel was finite in no batch; None if nothing was seen."""
+        """Return whether some channel had no finite batch; None if no batch was seen."""
         if self.min_val is None or self.max_val is None:
             return None
         return ~torch.isfinite(self.min_val + 0 * self.max_val).all()
@@ -67,15 +68,16 @@ class ChannelRange:
 
 
 def smoothing(absmax: Tensor, weights: Sequence[Tensor], alpha: float | None) -> Tensor:
-    """Return the factors ``s`` that an input is divided by and the weights multiplied.
+    """Return the factors ``s`` that divide the input and multiply the weights.
 
     Args:
         absmax: The largest absolute value of each channel of the input, ``[K]``.
-        weights: ``[N, K]``: all that are multiplied with this input.
-        alpha: How much moves into the weights, in [0, 1]; None: nothing, ``s = 1``.
+        weights: ``[N, K]`` each: all weights that are multiplied with this input.
+        alpha: The share of the outliers that moves into the weights, in [0, 1]; None: none, so
+            ``s = 1``.
 
     Returns:
-        ``[K]``, of the dtype of ``absmax``; 1 where the channel, or its weights, are all zero.
+        ``[K]``, of the dtype of ``absmax``; 1 if the channel or its weights are all zero.
     """
     if alpha is None:
         return torch.ones_like(absmax)
@@ -83,15 +85,15 @@ def smoothing(absmax: Tensor, weights: Sequence[Tensor], alpha: float | None) ->
     of_weight = torch.stack([w.detach().abs().amax(dim=0).to(of_input) for w in weights]).amax(0)
     factors = of_input.pow(alpha) / of_weight.pow(1 - alpha)
     is_zero = (of_input == 0) | (of_weight == 0)
-    # Beyond these a float16 or bfloat16 weight could leave its range.
+    # Larger factors could take a float16 or bfloat16 weight out of its range.
     return factors.clamp(1e-5, 1e5).masked_fill(is_zero, 1.0).to(absmax.dtype)
 
 
 class SmoothedObserver:
-    """An observer of the input as it is after smoothing.
+    """An observer of the smoothed input.
 
     Args:
-        observer: What sees the smoothed input.
+        observer: The observer that sees the smoothed input.
         smooth: The factors, ``[K]``.
     """
 
@@ -99,16 +101,16 @@ class SmoothedObserver:
         self.observer, self.smooth = observer, smooth
 
     def observe(self, input: Tensor) -> None:
-        """Take note of ``input / smooth``."""
+        """Observe ``input / smooth``."""
         self.observer.observe(input.detach().to(self.smooth.dtype) / self.smooth)
 
     def unusable(self) -> Tensor | None:
-        """Return whether no finite batch was seen; None if nothing was."""
+        """Return whether no finite batch was seen; None if no batch was seen."""
         return self.observer.unusable()
 
     @property
     def skipped_batches(self) -> Tensor | None:
-        """How many batches were left out; None if nothing was seen."""
+        """The number of ignored batches; None if no batch was seen."""
         return self.observer.skipped_batches
 
 
@@ -116,11 +118,11 @@ class AlphaSearch:
     """Adds up the squared error of one layer's output for each of :data:`ALPHAS`.
 
     Args:
-        weight: The layer's, ``[N, K]``.
-        factors: The smoothing of each alpha, ``[A, K]``.
-        channels: The range of the input's channels, for static activations; None: dynamic, a scale
-            for each token.
-        symmetric: Whether the activations' integers have zero in the middle.
+        weight: The weight of the layer, ``[N, K]``.
+        factors: The smoothing factors of each alpha, ``[A, K]``.
+        channels: The range of the input's channels, for static activations. None: dynamic
+            activations, with a scale for each token.
+        symmetric: Whether the activations have no zero point.
     """
 
     def __init__(
@@ -133,7 +135,7 @@ class AlphaSearch:
         self._batches = 0
 
     def observe(self, input: Tensor) -> None:
-        """Try each alpha on some rows of ``input``, ``[..., K]``, if all of it is finite."""
+        """Try each alpha on some rows of ``input``, ``[..., K]``, if the input is finite."""
         if input.numel() == 0:
             return
         self._batches += 1
@@ -163,7 +165,7 @@ class AlphaSearch:
 
 
 def range_after(channels: ChannelRange, smooth: Tensor, symmetric: bool) -> tuple[Tensor, Tensor]:
-    """Return the scale and the zero point of all that was seen, after smoothing: ``[]`` each."""
+    """Return the scale and the zero point of all data after smoothing, ``[]`` each."""
     assert channels.min_val is not None and channels.max_val is not None
     ends = torch.stack([channels.min_val / smooth, channels.max_val / smooth])
     return ops.choose_qparams_per_tensor(ends, symmetric=symmetric)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The modules that could take a factor for each channel of their output into their parameters."""
+"""The modules that can absorb a factor for each output channel into their parameters."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _NORMS = ("LayerNorm", "RMSNorm")
 
 
 def producers(model: nn.Module) -> dict[str, tuple[nn.Module, int]]:
-    """Return norms and linear layers by path, with their channels.
+    """Return norms and linear layers by path, with their numbers of channels.
 
-    Left out are those whose parameters others have too, or whose output hooks may change. A norm of
-    a class that PyTorch does not have is one if its output follows its weight in a trial.
+    Modules that share their parameters, and modules whose hooks may change their output, are left
+    out. A norm that is not a PyTorch class counts if its output is proportional to its weight in a
+    trial.
     """
     owners = parameter_owners(model)
     found: dict[str, tuple[nn.Module, int]] = {}
@@ -39,7 +40,7 @@ def producers(model: nn.Module) -> dict[str, tuple[nn.Module, int]]:
 
 
 def parameter_owners(model: nn.Module) -> Counter[int]:
-    """Return for the id of each parameter how many modules have it."""
+    """Return how many modules have each parameter, by the parameter's id."""
     return Counter(
         id(parameter)
         for module in model.modules()
@@ -59,7 +60,7 @@ def fold(producer: nn.Module, smooth: Tensor) -> None:
 
 
 def _follows_weight(norm: nn.Module, channels: int) -> bool:
-    """Return whether dividing the norm's parameters divides its output: 1 + weight would not."""
+    """Return whether dividing the norm's parameters divides its output (not ``1 + weight``)."""
     if set(norm._parameters) - {"weight", "bias"} or norm._modules:
         return False
     weight = norm._parameters["weight"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How each linear layer of a model is smoothed: runs the calibration that SmoothQuant needs."""
+"""Runs the calibration of SmoothQuant, and finds how to smooth each linear layer."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from .producers import producers
 
 @dataclass(frozen=True)
 class Smoothing:
-    """What calibration has found for one linear layer.
+    """The result of calibration for one linear layer.
 
     Attributes:
-        smooth: What its input is divided by, ``[K]``; None: nothing.
-        alpha: The migration strength; None where nothing is smoothed.
-        producer: The path of the module before that takes the division; None: there is none.
-        qparams: Scale and zero point of the smoothed input, where activations are static.
+        smooth: The divisor of its input, ``[K]``; None: no division.
+        alpha: The migration strength; None if nothing is smoothed.
+        producer: The path of the preceding module that absorbs the division; None if there is none.
+        qparams: The scale and the zero point of the smoothed input if activations are static.
     """
 
     smooth: Tensor | None = None
@@ -44,7 +44,7 @@ class Smoothing:
 
 @dataclass
 class _Group:
-    """Layers that share their factors, since one module before them takes the division."""
+    """Layers that share their factors, because one preceding module absorbs the division."""
 
     producer: str | None
     layers: list[str]
@@ -71,9 +71,10 @@ def find_smoothings(
         calibration: Batches, or a function that runs the model.
         layers: The linear layers to quantize, by path.
         weights: Their weights, ``[out_features, in_features]``.
-        fixed: Those whose weights are not to change (others have them too): they are not smoothed.
+        fixed: Layers whose weights must not change, because other modules share them. They are not
+            smoothed.
         progress: Whether to show a bar.
-        where: The function that errors name.
+        where: The function name for error messages.
     """
     scheme, activation = config.activation, config.activation.activation
     assert activation is not None
@@ -142,7 +143,7 @@ def _ranges(
 
 
 class _Aside:
-    """A watcher whose own ops are not taken for the model's."""
+    """A watcher whose ops do not count as the model's."""
 
     def __init__(self, flow: Flow, watcher: ChannelRange) -> None:
         self.flow, self.watcher = flow, watcher
@@ -184,7 +185,7 @@ def _search(
     activation: Any,
     run: Any,
 ) -> None:
-    """Give each group the alpha with the least error of its layers' outputs."""
+    """Give each group the alpha with the minimum error of its layers' outputs."""
     is_static = not activation.dynamic
     searches: dict[str, AlphaSearch] = {}
     for group in groups:

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Builds the pages and the reference of the API into build/docs, with Sphinx.
+
+Usage: docs.py [--optional]. A warning is an error. --optional goes on without Sphinx where it is
+not installed, unless CI=true. docs/conf.py holds the settings.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+OUTPUT = ROOT / "build" / "docs"
+PACKAGES = ("sphinx", "myst_parser", "furo")
+
+
+def main(arguments: list[str]) -> int:
+    """Runs sphinx-build; its exit code."""
+    if arguments not in ([], ["--optional"]):
+        sys.exit("usage: docs.py [--optional]")
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"docs: not built, {', '.join(missing)} is not installed")
+        return 0 if arguments and os.environ.get("CI") != "true" else 1
+    command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--quiet"]
+    command += ["--conf-dir", str(ROOT / "docs"), "--doctree-dir", str(ROOT / "build" / "doctrees")]
+    run = subprocess.run([*command, str(ROOT), str(OUTPUT)], check=False, cwd=ROOT)
+    if run.returncode == 0:
+        print(f"docs: {(OUTPUT / 'index.html').relative_to(ROOT)}")
+    return run.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
