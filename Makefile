@@ -51,7 +51,7 @@ test-all: ## the same with every test; PART=2/4 is the second of four parts
 	@$(CHECK) --part $(PART) $(PYTEST_ARGS)
 	@case "$(PART)" in 1/*) $(MAKE) --no-print-directory asan gpu-sanitize ASAN_CALLS=4000;; esac
 
-zoo: ## whole models of transformers and torchvision under every scheme; writes docs/models.md
+zoo: ## whole models under every scheme, some ten minutes; writes docs/models.md
 	@set -e; py=$$($(ENVIRONMENT) --need test,examples --aside zoo); \
 	"$$py" scripts/build.py; \
 	"$$py" tests/zoo/run.py $(ZOO_ARGS)
