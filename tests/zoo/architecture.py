@@ -31,6 +31,8 @@ class Architecture:
             can be a large one of the output, and nearness to the float model is not asked for.
         train_inputs: What training calls it with; None: the same.
         outputs: What is compared with the float model; None: all outputs.
+        least_cosine: What is asked for where a scheme asks for more: long chains of convolutions
+            with random weights make a small error large.
         is_lively: Whether its weights are made as large as trained ones.
         refused: What `load_` has to refuse: the way (`function`, `meta` or `*`), the dtype (or `*`)
             and a part of the message.
@@ -45,6 +47,7 @@ class Architecture:
     is_discrete: bool = False
     train_inputs: Callable[[], Inputs] | None = None
     outputs: Callable[[nn.Module, Inputs], Any] | None = None
+    least_cosine: float = 1.0
     is_lively: bool = True
     refused: tuple[tuple[str, str, str], ...] = ()
 

@@ -42,8 +42,8 @@ IMAGES: dict[str, Architecture] = table(
     known("resnet", "image, convolutions"),
     known("regnet", "image, convolutions"),
     known("efficientnet", "image, convolutions", inputs=image(64)),
-    known("mobilenet_v2", "image, convolutions", inputs=image(64)),
-    known("mobilevit", "image, convolutions and attention"),
+    known("mobilenet_v2", "image, convolutions", inputs=image(64), least_cosine=0.5),
+    known("mobilevit", "image, convolutions and attention", least_cosine=0.6),
     of_tiny(
         "videomae",
         "video, transformer with Conv3d",

@@ -145,7 +145,8 @@ class Examination:
                 f"{self.result.figures['share']:.6f}"
             )
         self.result.figures["cosine"] = cosine(got, self.near)
-        least = -1.0 if self.row.is_discrete else self.cell.column.least_cosine
+        least = min(self.cell.column.least_cosine, self.row.least_cosine)
+        least = -1.0 if self.row.is_discrete else least
         if not self.result.figures["cosine"] >= least:
             raise AssertionError(f"cosine {self.result.figures['cosine']:.4f} < {least}")
 
