@@ -53,7 +53,7 @@ test-all: ## the same with every test, and the docs; PART=2/4 is the second of f
 	@case "$(PART)" in 1/*) $(MAKE) --no-print-directory asan gpu-sanitize ASAN_CALLS=4000; \
 	"$$($(ENVIRONMENT) --want docs)" scripts/docs.py --optional;; esac
 
-zoo: ## whole models of transformers and torchvision under every scheme; writes docs/models.md
+zoo: ## whole models under every scheme, some ten minutes; writes docs/models.md
 	@set -e; py=$$($(ENVIRONMENT) --need test,examples --aside zoo); \
 	"$$py" scripts/build.py; \
 	"$$py" tests/zoo/run.py $(ZOO_ARGS)

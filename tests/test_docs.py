@@ -248,7 +248,11 @@ def unreached(folder: Path) -> None:
     model = torch.nn.ModuleDict({"used": linear(), "other": linear()})
     static, data = baraquant.W8A8Static(), [torch.ones(1, 4)]
     baraquant.quantize_(
-        model, static, calibration=lambda m: [m["used"](x) for x in data], progress=False
+        model,
+        static,
+        calibration=lambda m: [m["used"](x) for x in data],
+        filter_fn=lambda module, name: name.startswith("other"),
+        progress=False,
     )
 
 
