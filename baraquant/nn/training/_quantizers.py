@@ -270,7 +270,7 @@ def _of_weight(
         quant_max=high,
         mode="observed",
         symmetric=config.symmetric,
-        averaging_constant=1.0,  # the weight of the moment, until the observer is disabled
+        averaging_constant=1.0,  # the current weight, until the observer is disabled
     )
     observed.to(weight.device, _compute_dtype(weight))
     with torch.no_grad():
