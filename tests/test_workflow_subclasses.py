@@ -298,7 +298,7 @@ class Never(nn.Linear):
 class ReadsInTraining(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         y = super().forward(input)
-        return y + 0 * self.weight.square().sum() if self.training else y
+        return y + 0.1 * self.weight.square().sum() if self.training else y
 
 
 class Tuple(nn.Linear):
@@ -360,3 +360,41 @@ def test_the_trial_leaves_no_trace() -> None:
     assert model[0].calls == 0 and torch.equal(torch.get_rng_state(), state)
     model(torch.ones(2, 4))
     assert model[0].calls == 1
+
+
+class WrittenOut(nn.Linear):
+    """Falcon's linear layer: the parent's formula, written out."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        hidden = input @ self.weight.T
+        return hidden if self.bias is None else hidden + self.bias
+
+
+class Halved(nn.Linear):
+    """Another formula with the weight."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input @ self.weight.T * 0.5 + self.bias
+
+
+def test_the_parents_formula_written_out_is_the_parents(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(WrittenOut(8, 8), nn.ReLU(), WrittenOut(8, 4, bias=False))
+    float_model, x = copy.deepcopy(model), torch.randn(3, 8)
+    wanted = model(x)
+    prepare_(model, baraquant.W8A8())
+    model(x).sum().backward()
+    evaluated = model.eval()(x)
+    report = convert_(model)
+    assert set(report.changed.values()) == {"QuantizedLinear"}
+    assert torch.equal(model(x), evaluated)
+    assert (evaluated - wanted).norm() < 0.03 * wanted.norm()
+    baraquant.save(model, tmp_path / "a")
+    for into in (float_model, lambda: copy.deepcopy(float_model)):
+        assert torch.equal(baraquant.load_(into, tmp_path / "a")(x), evaluated)
+
+
+def test_another_formula_with_the_weight_stays_out() -> None:
+    model = nn.Sequential(Halved(8, 8), nn.Linear(8, 8))
+    report = baraquant.quantize_(model, baraquant.W8A8())
+    assert report.left_out == {"0": "Halved has a forward of its own"}

@@ -63,7 +63,7 @@ def with_forward_of(new: nn.Module, old: nn.Module, parent: type[nn.Module]) -> 
         parent: PyTorch's class.
     """
     own = _own_class(old, parent)
-    if own.forward is parent.forward:
+    if own.forward is parent.forward or computes_parent(old, parent):
         return new
     result: nn.Module = _rebuild(own, plain_type(new), parent)
     vars(result).update(vars(new))
@@ -93,6 +93,43 @@ def _own_class(module: nn.Module, parent: type[nn.Module]) -> type[nn.Module]:
     if "_plain" in vars(own):
         return own.__mro__[1]
     return parent if isinstance(module, (QuantizesWeight, HoldsIntegers)) else own
+
+
+# Whether a subclass computes what its parent does, by the subclass.
+_SAME: dict[type[nn.Module], bool] = {}
+
+
+def computes_parent(module: nn.Module, parent: type[nn.Module]) -> bool:
+    """Whether the forward of a subclass is its parent's formula, written out once more.
+
+    Falcon's linear layer is one: ``input @ weight.T + bias``. It is tried on random numbers, once
+    for each subclass.
+    """
+    kind = type(module)
+    weight = module._parameters.get("weight")
+    if parent is not nn.Linear or weight is None or isinstance(module, QuantizesWeight):
+        return False
+    if kind not in _SAME:
+        if extends_forward(module, parent):
+            _SAME[kind] = False  # its own forward is kept, with all that it does besides
+            return False
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                _SAME[kind] = all(_is_same(module, weight, train) for train in (False, True))
+        except Exception:  # whatever another's code may raise: it is no forward as it is known here
+            _SAME[kind] = False
+    return _SAME[kind]
+
+
+def _is_same(module: nn.Module, weight: Tensor, train: bool) -> bool:
+    bias = module._parameters.get("bias")
+    given = [weight] if bias is None else [weight, bias]
+    random = [nn.Parameter(torch.randn(p.shape, dtype=torch.float64), False) for p in given]
+    trial = copy.deepcopy(module, {id(p): r for p, r in zip(given, random, strict=True)})
+    trial.train(train)
+    input = torch.randn(2, 3, weight.shape[1], dtype=torch.float64)
+    got, wanted = trial.forward(input), nn.functional.linear(input, *random)
+    return got.shape == wanted.shape and bool(torch.allclose(got, wanted, rtol=1e-9, atol=1e-9))
 
 
 def extends_forward(module: nn.Module, parent: type[nn.Module]) -> bool:

@@ -20,7 +20,7 @@ from .. import nn as bnn
 from ..configs import QuantConfig
 from ..nn._experts import form_of as experts_form
 from ..nn._experts import is_experts
-from ..nn._subclassed import plain_type
+from ..nn._subclassed import computes_parent, plain_type
 from ..nn.training._quantizers import Integers
 from . import forms
 from .forms import Form
@@ -69,7 +69,8 @@ class Layer:
 
     def own_names(self, module: nn.Module) -> set[str] | None:
         """Return those registered names of a float module that belong to the layer; None: all."""
-        is_plain = type(module).forward is self.base_of(module).forward
+        base = self.base_of(module)
+        is_plain = type(module).forward is base.forward or computes_parent(module, base)
         return None if is_plain else {"weight", "bias"}
 
     def why_not_itself(self, module: nn.Module) -> str | None:

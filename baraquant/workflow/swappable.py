@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from ..nn._subclassed import extends_forward
+from ..nn._subclassed import computes_parent, extends_forward
 
 # What the ops compute on.
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -26,7 +26,7 @@ def why_not(module: nn.Module, base: type[nn.Module]) -> str | None:
         return "its weight is computed by a parametrization"
     for method in ("forward", "_conv_forward", "__call__"):
         is_own = getattr(type(module), method, None) is not getattr(base, method, None)
-        if is_own and not (method == "forward" and extends_forward(module, base)):
+        if is_own and not (method == "forward" and _is_known(module, base)):
             return f"{type(module).__name__} has a forward of its own"
     if "forward" in vars(module):
         return "its forward was replaced by another"
@@ -38,3 +38,8 @@ def why_not(module: nn.Module, base: type[nn.Module]) -> str | None:
     if weight.dtype not in _DTYPES:
         return f"its weight is {weight.dtype}"
     return None
+
+
+def _is_known(module: nn.Module, base: type[nn.Module]) -> bool:
+    """Whether a subclass's forward computes its parent's, or calls it."""
+    return computes_parent(module, base) or extends_forward(module, base)
