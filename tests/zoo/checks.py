@@ -42,7 +42,6 @@ class Examination:
         self.inputs = self._cast(self.row.inputs())
         self.model = self.row.model(cell.torch_dtype, device)
         self.config = cell.column.config(self.model)
-        self.filter_fn: Any = None
 
     def run(self) -> Result:
         """All checks; an error is the failure of the check that it happened in."""
@@ -57,7 +56,6 @@ class Examination:
             reason = f"the float model fails in {self.cell.dtype}: {one_line(error)}"
             return Result(str(self.cell), NOT_RUN, reason)
         try:
-            self._leave_out_what_is_not_called()
             self._check("quantized", self._quantized)
             prepared = None
             if self.cell.column.is_trained:
@@ -96,38 +94,11 @@ class Examination:
         with torch.no_grad():
             return tiny.tensors(self.row.outputs(model, self.inputs))
 
-    def _leave_out_what_is_not_called(self) -> None:
-        """As the message says, where no data reaches a layer whose weight its parent reads."""
-        called = called_modules(self.model, self.inputs)
-        try:
-            self._quantize(copy.deepcopy(self.model))
-            if self.cell.column.is_trained and self._has_weights_outside(called):
-                self._once_around()
-        except ValueError as error:
-            if "to reach the module" not in str(error) and "has seen no data" not in str(error):
-                return  # what it is, the check of this call says
-            self.filter_fn = lambda module, name: name in called
-            self.result.notes.append("layers that are not called were left out by filter_fn")
-
-    def _has_weights_outside(self, called: set[str]) -> bool:
-        return any(
-            name not in called and isinstance(module._parameters.get("weight"), nn.Parameter)
-            for name, module in self.model.named_modules()
-        )
-
-    def _once_around(self) -> None:
-        """Prepared, trained with one batch and converted; nothing is checked."""
-        model = copy.deepcopy(self.model)
-        prepare_(model, self.config)
-        train(model, self._train_inputs(), 1)
-        convert_(model)
-
     def _quantize(self, model: nn.Module) -> Any:
         return baraquant.quantize_(
             model,
             self.config,
             calibration=[self.inputs, self.inputs],
-            filter_fn=self.filter_fn,
             progress=False,
         )
 
@@ -153,7 +124,7 @@ class Examination:
     def _trained(self) -> nn.Module:
         """`prepare_` and some steps; finite gradients wherever the float model has one."""
         model, plain = copy.deepcopy(self.model), copy.deepcopy(self.model)
-        reported(lambda: prepare_(model, self.config, self.filter_fn))
+        reported(lambda: prepare_(model, self.config))
         inputs = self._train_inputs()
         wanted = train(plain, inputs, 1)
         reached = train(model, inputs, STEPS)
@@ -236,19 +207,6 @@ def examine(cell: Cell, folder: Path, device: str) -> Result:
         result = Result(str(cell))
         result.fail("built", described(error))
         return result
-
-
-def called_modules(model: nn.Module, inputs: Inputs) -> set[str]:
-    """The paths of the modules that the model calls, not of those whose weights it reads."""
-    called: set[str] = set()
-    hooks = [
-        module.register_forward_pre_hook(lambda *_, name=name: called.add(name))
-        for name, module in model.named_modules(remove_duplicate=False)
-    ]
-    tiny.outputs(model, inputs)
-    for hook in hooks:
-        hook.remove()
-    return called
 
 
 def reported(step: Callable[[], Any]) -> Any:
