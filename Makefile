@@ -50,8 +50,8 @@ test: ## lint, build, compile check of CUDA, the short tests: some minutes
 
 test-all: ## the same with every test, and the docs; PART=2/4 is the second of four parts
 	@$(CHECK) --part $(PART) $(PYTEST_ARGS)
-	@case "$(PART)" in 1/*) $(MAKE) --no-print-directory asan gpu-sanitize ASAN_CALLS=4000; \
-	"$$($(ENVIRONMENT) --want docs)" scripts/docs.py --optional;; esac
+	@case "$(PART)" in 1/*) $(MAKE) --no-print-directory asan gpu-sanitize ASAN_CALLS=4000 \
+	&& "$$($(ENVIRONMENT) --want docs)" scripts/docs.py --optional;; esac
 
 zoo: ## whole models under every scheme, some ten minutes; writes docs/models.md
 	@set -e; py=$$($(ENVIRONMENT) --need test,examples --aside zoo); \
