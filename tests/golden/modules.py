@@ -220,7 +220,7 @@ def all_cases(dtype: torch.dtype) -> Iterator[Case]:
     for name, config in CONFIGS.items():
         weight, activation = config.weight, config.activation  # type: ignore[attr-defined]
         is_whole = name in ("W8A8", "W8A8 asymmetric", "W4A8 per channel")
-        found = kinds | {"linear" if is_whole else "linear in floats": linear}
+        found = kinds | {"linear" if is_whole else "float_linear": linear}
         if activation is None:
             found["embedding"] = embedding
         if weight.dynamic and (activation is None or activation.dynamic):
@@ -231,7 +231,7 @@ def all_cases(dtype: torch.dtype) -> Iterator[Case]:
         if is_single and activation is None and weight.granularity != "per_group":
             found["convolution"] = convolution
         for kind, call in found.items():
-            reason = {"convolution": CUDNN, "linear in floats": FLOATS}.get(kind, "")
+            reason = {"convolution": CUDNN, "float_linear": FLOATS}.get(kind, "")
             yield Case(f"{kind} {name_of(dtype)}", name, partial(call, name, dtype), reason, False)
     for name in AFTER_TRAINING:
         # A search compares sums of squares, which PyTorch adds in an order of the instruction set:
