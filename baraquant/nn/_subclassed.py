@@ -95,30 +95,49 @@ def _own_class(module: nn.Module, parent: type[nn.Module]) -> type[nn.Module]:
     return parent if isinstance(module, (QuantizesWeight, HoldsIntegers)) else own
 
 
-# Whether a subclass computes what its parent does, by the subclass.
-_SAME: dict[type[nn.Module], bool] = {}
+# Whether modules compute what their parent does, by their classes and their attributes.
+_SAME: dict[tuple[Any, ...], bool] = {}
+_SIMPLE = (bool, int, float, str, type(None))
+_COMMON = {*vars(nn.Module()), "training"}  # the attributes of every module
 
 
 def computes_parent(module: nn.Module, parent: type[nn.Module]) -> bool:
     """Whether the forward of a subclass is its parent's formula, written out once more.
 
     Falcon's linear layer is one: ``input @ weight.T + bias``. It is tried on random numbers, once
-    for each subclass.
+    for each set of attributes that a forward could read.
     """
-    kind = type(module)
     weight = module._parameters.get("weight")
     if parent is not nn.Linear or weight is None or isinstance(module, QuantizesWeight):
         return False
-    if kind not in _SAME:
-        if extends_forward(module, parent):
-            _SAME[kind] = False  # its own forward is kept, with all that it does besides
-            return False
-        try:
-            with torch.random.fork_rng(devices=[]), torch.no_grad():
-                _SAME[kind] = all(_is_same(module, weight, train) for train in (False, True))
-        except Exception:  # whatever another's code may raise: it is no forward as it is known here
-            _SAME[kind] = False
-    return _SAME[kind]
+    key = _what_forward_reads(module)
+    if key is not None and key in _SAME:
+        return _SAME[key]
+    result = _try_as_parent(module, parent, weight)
+    if key is not None:
+        _SAME[key] = result
+    return result
+
+
+def _what_forward_reads(module: nn.Module) -> tuple[Any, ...] | None:
+    """Return a module's class and simple attributes; None if it has tensors or objects as well."""
+    own = {name: value for name, value in vars(module).items() if name not in _COMMON}
+    if module._buffers or module._modules or not {*module._parameters} <= {"weight", "bias"}:
+        return None
+    if not all(type(value) in _SIMPLE for value in own.values()):
+        return None
+    has_bias = module._parameters.get("bias") is not None
+    return (type(module), has_bias, *((n, type(v), v) for n, v in sorted(own.items())))
+
+
+def _try_as_parent(module: nn.Module, parent: type[nn.Module], weight: Tensor) -> bool:
+    if extends_forward(module, parent):
+        return False  # its own forward is kept, with all that it does besides
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            return all(_is_same(module, weight, train) for train in (False, True))
+    except Exception:  # whatever another's code may raise: it is no forward as it is known here
+        return False
 
 
 def _is_same(module: nn.Module, weight: Tensor, train: bool) -> bool:

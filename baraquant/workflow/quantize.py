@@ -17,7 +17,7 @@ from ..configs import Config, QuantConfig, TensorConfig
 from ..nn import FakeQuantize, FakeQuantizedLinear, QuantizesWeight
 from ..nn._subclassed import with_forward_of
 from ..schemes import SmoothQuant
-from .calibration.run import Calibration
+from .calibration.run import UNREACHED, Calibration
 from .calibration.static import observe_inputs
 from .convert import Converter
 from .fit import fit_scale
@@ -184,12 +184,11 @@ def _smoothings(
                 where=_CALLER,
             )
             for path in linears.keys() - found.keys():
+                one = chosen[path]
                 if scheme_of(config).is_static:
-                    _leave_input(path, chosen[path])
+                    _leave_input(path, one)
                 else:
-                    chosen[
-                        path
-                    ].remark = "; not smoothed, as the calibration data does not reach it"
+                    one.remark = "; not smoothed, as the calibration data does not reach it"
             plan |= found
     return plan
 
@@ -218,10 +217,7 @@ def _calibrate(
 def _leave_input(path: str, one: Chosen) -> None:
     """Let a layer that no calibration data reaches keep a floating input."""
     if not isinstance(one.prepared, QuantizesWeight):
-        raise ValueError(
-            f"{_CALLER}: {path}: expected the calibration data to reach the module, but it saw no "
-            "input; leave it out with filter_fn, or add data that uses it"
-        )
+        raise ValueError(f"{_CALLER}: {path}: {UNREACHED}")
     one.prepared = one.prepared.with_floating_input()
     one.remark = "; its input stays floating, as the calibration data does not reach it"
 

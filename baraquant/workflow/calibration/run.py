@@ -16,8 +16,12 @@ from .progress import ProgressBar
 # Batches, or a function that is called with the model and runs it.
 Calibration = Iterable[Any] | Callable[[nn.Module], Any]
 
-
 _NAMED = 8  # modules in a warning
+
+UNREACHED = (
+    "expected the calibration data to reach the module, but it saw no input; leave it out with "
+    "filter_fn, or add data that uses it"
+)
 
 
 class Watcher(Protocol):
@@ -86,10 +90,7 @@ def calibrate(
         raise ValueError(f"{where}: expected calibration data, but got no batch")
     unreached = [path for path, watcher in watchers.items() if watcher.unusable() is None]
     if unreached and (not allows_unreached or len(unreached) == len(watchers)):
-        raise ValueError(
-            f"{where}: {unreached[0]}: expected the calibration data to reach the module, but it "
-            "saw no input; leave it out with filter_fn, or add data that uses it"
-        )
+        raise ValueError(f"{where}: {unreached[0]}: {UNREACHED}")
     _check_finite(watchers, where)
     return set(unreached)
 
