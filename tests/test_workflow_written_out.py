@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
+from baraquant.nn._subclassed import computes_parent
 from baraquant.qat import convert_, prepare_
 
 
@@ -71,3 +72,31 @@ def test_the_formula_is_a_matter_of_the_module(wrap: Callable[[float], object]) 
     report = baraquant.quantize_(model, baraquant.W8A8())
     assert report.left_out == {"1": "Scaled has a forward of its own"}
     assert set(report.changed) == {"0", "2"}
+
+
+class Adapted(nn.Linear):
+    """Not the parent's formula: an adapter adds to it."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.adapter = nn.Linear(8, 8, bias=False)
+        self.register_buffer("mask", torch.ones(8))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + self.adapter(input) * self.mask
+
+
+class Unused(WrittenOut):
+    """The parent's formula, with a buffer that nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.register_buffer("calls", torch.zeros(()))
+
+
+@pytest.mark.parametrize("kind", [Adapted, Unused])
+def test_a_module_on_the_meta_device_is_told_as_one_with_data(kind: type[nn.Linear]) -> None:
+    with torch.device("meta"):
+        without = kind()
+    for module in (kind(), without, kind().to("meta")):
+        assert computes_parent(module, nn.Linear) == (kind is Unused)

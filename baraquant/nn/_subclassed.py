@@ -144,11 +144,26 @@ def _is_same(module: nn.Module, weight: Tensor, train: bool) -> bool:
     bias = module._parameters.get("bias")
     given = [weight] if bias is None else [weight, bias]
     random = [nn.Parameter(torch.randn(p.shape, dtype=torch.float64), False) for p in given]
-    trial = copy.deepcopy(module, {id(p): r for p, r in zip(given, random, strict=True)})
+    numbers = {id(p): r for p, r in zip(given, random, strict=True)}
+    # PyTorch multiplies a tensor on the CPU by one on the meta device, and gives what memory holds.
+    if any(isinstance(value, Tensor) and value.is_meta for value in vars(module).values()):
+        return False
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.is_meta and id(tensor) not in numbers:
+            numbers[id(tensor)] = _random_like(tensor)
+    trial = copy.deepcopy(module, numbers)
     trial.train(train)
     input = torch.randn(2, 3, weight.shape[1], dtype=torch.float64)
     got, wanted = trial.forward(input), nn.functional.linear(input, *random)
     return got.shape == wanted.shape and bool(torch.allclose(got, wanted, rtol=1e-9, atol=1e-9))
+
+
+def _random_like(tensor: Tensor) -> Tensor:
+    """Return random numbers on the CPU, as a parameter where ``tensor`` is one."""
+    if not tensor.is_floating_point():
+        return torch.ones(tensor.shape, dtype=tensor.dtype)
+    numbers = torch.randn(tensor.shape, dtype=torch.float64)
+    return nn.Parameter(numbers, False) if isinstance(tensor, nn.Parameter) else numbers
 
 
 def extends_forward(module: nn.Module, parent: type[nn.Module]) -> bool:
