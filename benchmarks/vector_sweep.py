@@ -7,7 +7,8 @@
 For each product `[m, k] @ [n, k].T` of int8 to bfloat16 it times the vector kernel, the tiles for
 few rows of Hopper's tensor cores, and the generic kernel: medians of device events inside CUDA
 graphs, with weights that are rotated so that none lies in the L2 cache. Then it says what the rule
-(``prefers_vector_kernel`` in ``csrc/int8_mm/tiles.h``) chose and what that loses against the best,
+(``prefers_vector_kernel`` in ``csrc/int8_mm/cuda/tiles.h``) chose and what that loses against the
+best,
 and, for each m, how well a rule of one threshold could do: what to write into that function.
 """
 

@@ -23,11 +23,11 @@ import toolchain
 STAMPS = toolchain.ROOT / "build" / "check_cuda"
 # A kernel of CUTLASS takes a core most of a minute, and the others differ from these in numbers
 # alone: one of each schedule, for one type of the output.
-CUTLASS_FOLDER = toolchain.CSRC / "int8_mm" / "cutlass"
+CUTLASS_FOLDER = toolchain.CSRC / "int8_mm" / "cuda" / "hopper" / "instances"
 CUTLASS_CHECKED = (
-    "pingpong_128x128_cuda.cu",
-    "stream_k_16x128_cuda.cu",
-    "grouped_128x128_cuda.cu",
+    "pingpong_128x128.cu",
+    "stream_k_16x128.cu",
+    "grouped_128x128.cu",
 )
 CUTLASS_FLAGS = ["-DBARAQUANT_WITH_CUTLASS", "-DBARAQUANT_ONE_OUTPUT_TYPE"]
 ARCHITECTURE = ["-gencode", "arch=compute_90a,code=sm_90a"]

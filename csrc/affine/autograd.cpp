@@ -10,9 +10,9 @@
 #include <torch/library.h>
 
 #include "affine/core_ops.h"
-#include "affine/memory_order.h"
-#include "alive.h"
-#include "float_types.h"
+#include "frame/saved_tensors.h"
+#include "granularity/memory_order.h"
+#include "machine/float_types.h"
 
 namespace baraquant::affine {
 namespace {

@@ -11,7 +11,7 @@
 
 #include <tuple>
 
-#include "affine/arguments.h"
+#include "granularity/arguments.h"
 
 namespace baraquant::affine {
 
@@ -54,7 +54,7 @@ struct Flat<function> {
 using TensorPair = std::tuple<at::Tensor, at::Tensor>;
 using TensorTriple = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-// Through the dispatcher. What each computes stands with its schema in affine.cpp.
+// Through the dispatcher. What each computes stands with its schema in schema.cpp.
 at::Tensor quantize(const at::Tensor& input, const QuantArgs& q, at::ScalarType dtype,
                     std::optional<bool> save_mask);
 at::Tensor fake_quantize(const at::Tensor& input, const QuantArgs& q, std::optional<bool> save_mask,

@@ -2,7 +2,7 @@
 // What the fused backward of a learned scale reads and writes, free of torch.
 #pragma once
 
-#include "float_types.h"
+#include "machine/float_types.h"
 
 namespace baraquant::affine {
 

@@ -5,10 +5,10 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "affine/directions.h"
+#include "affine/elementwise_ops.h"
 #include "affine/gradient_args.h"
 #include "affine/qparams.h"
-#include "dtypes.h"
+#include "frame/dtypes.h"
 
 namespace baraquant::affine {
 

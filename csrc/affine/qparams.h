@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "affine/affine.h"
-#include "scale_map.h"
+#include "affine/math.h"
+#include "granularity/scale_map.h"
 
 namespace baraquant::affine {
 

@@ -4,9 +4,9 @@
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
-#include "copies.h"
-#include "int8_mm/ops.h"
-#include "plan.h"
+#include "frame/copies.h"
+#include "frame/plan.h"
+#include "int8_mm/core_ops.h"
 
 namespace baraquant::int8_mm {
 namespace {

@@ -11,7 +11,7 @@
 
 #include <optional>
 
-#include "scale_map.h"
+#include "granularity/scale_map.h"
 
 namespace baraquant::int8_mm {
 

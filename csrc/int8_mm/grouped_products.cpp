@@ -18,9 +18,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include "dtypes.h"
-#include "int8_mm/ops.h"
-#include "int8_mm/product.h"
+#include "frame/dtypes.h"
+#include "int8_mm/core_ops.h"
+#include "int8_mm/operands.h"
 
 namespace baraquant::int8_mm {
 namespace {

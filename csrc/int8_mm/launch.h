@@ -5,8 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "dtypes.h"
-#include "int8_mm/product.h"
+#include "frame/dtypes.h"
+#include "int8_mm/operands.h"
 
 namespace baraquant::int8_mm {
 

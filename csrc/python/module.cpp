@@ -3,9 +3,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "build_info.h"
-#include "cpu_isa.h"
-#include "plan.h"
+#include "frame/build_info.h"
+#include "frame/plan.h"
+#include "machine/cpu_isa.h"
 #include "python/eager.h"
 
 namespace py = pybind11;

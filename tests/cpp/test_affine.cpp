@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// csrc/affine/affine.h and csrc/float_types.h without torch and without Python: the mathematics
+// csrc/affine/math.h and csrc/machine/float_types.h without torch and without Python: the mathematics
 // against hand-made cases and against arithmetic done another way. Exit code 1 if a check fails.
-#include "affine/affine.h"
-#include "affine/directions.h"
+#include "affine/elementwise_ops.h"
+#include "affine/math.h"
 
 #include <cmath>
 #include <cstdint>
@@ -12,7 +12,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "float_types.h"
+#include "machine/float_types.h"
 
 namespace {
 

@@ -7,8 +7,8 @@
 #include <cstdio>
 #include <limits>
 
-#include "affine/grid.h"
-#include "qparams/range.h"
+#include "affine/fast_math.h"
+#include "range/math.h"
 
 namespace {
 
@@ -90,7 +90,7 @@ void check_value(float x, float scale, float zero_point, QuantRange<float> range
 // Segments whose ends are random, with ties of their own scale and its neighbours between them.
 template <bool symmetric, typename Own = OwnGrid<symmetric>>
 void check_own(int64_t quant_min, int64_t quant_max) {
-  using namespace baraquant::qparams;
+  using namespace baraquant::range;
   const Rule<float> rule(quant_min, quant_max, symmetric);
   if (!FastGrid::accepts_range(rule.range)) return;
   float low = random_value(0, 1, 0, rule.range), high = random_value(0, 1, 0, rule.range);

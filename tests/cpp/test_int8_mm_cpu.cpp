@@ -12,8 +12,8 @@
 #include <limits>
 #include <vector>
 
-#include "int8_mm/blocked_cpu.h"
-#include "int8_mm/kernels_of_cpu.h"
+#include "int8_mm/cpu/blocked.h"
+#include "int8_mm/cpu/select.h"
 
 namespace {
 

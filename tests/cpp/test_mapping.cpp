@@ -6,14 +6,14 @@
 #include <cstdio>
 #include <vector>
 
-#include "affine/segments.h"
-#include "qparams/mapping.h"
-#include "qparams/words.h"
+#include "granularity/segments.h"
+#include "range/mapping.h"
+#include "range/order_keys.h"
 
 namespace {
 
 using namespace baraquant;
-using namespace baraquant::qparams;
+using namespace baraquant::range;
 using affine::Segments;
 
 long long checks = 0, failures = 0;

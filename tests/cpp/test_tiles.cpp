@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "int8_mm/product.h"
-#include "int8_mm/selection.h"
+#include "int8_mm/cuda/select.h"
+#include "int8_mm/operands.h"
 
 namespace {
 

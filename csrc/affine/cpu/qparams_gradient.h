@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The fused backward of a learned scale on the CPU: one pass over dy and x gives dx and the sums
+// for each scale (and zero point), in the order of segments.h.
+#pragma once
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "affine/elementwise_ops.h"
+#include "affine/gradient_args.h"
+#include "affine/qparams.h"
+#include "elementwise/cpu.h"
+#include "granularity/segments.h"
+#include "machine/cpu_isa.h"
+
+namespace baraquant::affine {
+
+constexpr int64_t kColumnTile = 256;
+
+// A task's running sums, one for each lane (times column, where segments lie in columns).
+struct LaneSums {
+  alignas(64) double scale[kLanesMost];
+  alignas(64) double zero_point[kLanesMost];
+};
+static_assert(kLanesMost >= kRowLanes * kColumnTile);
+
+// sums[k] += the shares of elements k = 0 .. count - 1, which are neighbours in memory.
+template <typename T, typename GridAt>
+BARAQUANT_HD void add_shares(const QparamsGradientArgs<T>& args, int64_t at, int64_t count,
+                             const GridAt& grid_at, double* scale_sums, double* zero_point_sums) {
+  const T* __restrict const dy = args.dy + at;
+  const T* __restrict const x = args.x + at;
+  T* __restrict const dx = args.dx + at;
+  const GridAt grids = grid_at;
+  for (int64_t k = 0; k < count; ++k) {
+    const auto share = QparamsGradient<T>::apply(dy[k], x[k], dx[k], grids(k));
+    scale_sums[k] += static_cast<double>(share.scale);
+    zero_point_sums[k] += static_cast<double>(share.zero_point);
+  }
+}
+
+inline double sum_slices(const double* partial, int64_t slices, std::vector<double>& lanes) {
+  lanes.assign(kPackLanes * team_size(slices), 0.0);
+  for (int64_t i = 0; i < slices; ++i) lanes[i % lanes.size()] += partial[i];
+  return sum_pairs(lanes.data(), static_cast<int>(lanes.size()));
+}
+
+template <typename T>
+class QparamsGradientCpu {
+ public:
+  using C = ComputeType<T>;
+  QparamsGradientCpu(const QparamsGradientArgs<T>& args, const Qparams<C>& q)
+      : args_(args), q_(q), segments_(make_segments(q.map)), isa_(cpu_isa()) {}
+
+  void run() {
+    partial_scale_.resize(segments_.count * segments_.slices);
+    partial_zero_point_.resize(args_.zero_point_gradient ? partial_scale_.size() : 0);
+    segments_.in_columns ? run_columns() : run_runs();
+    at::parallel_for(0, segments_.count, 1024, [&](int64_t from, int64_t to) {
+      std::vector<double> lanes;
+      for (int64_t s = from; s < to; ++s) {
+        const int64_t at = s * segments_.slices;
+        args_.scale_gradient[s] =
+            static_cast<C>(sum_slices(&partial_scale_[at], segments_.slices, lanes));
+        if (args_.zero_point_gradient) {
+          args_.zero_point_gradient[s] =
+              static_cast<C>(sum_slices(&partial_zero_point_[at], segments_.slices, lanes));
+        }
+      }
+    });
+  }
+
+ private:
+  void run_runs() {
+    const int64_t tasks = segments_.count * segments_.slices;
+    const int64_t length = std::max<int64_t>(1, std::min(segments_.length, kRunSlice));
+    at::parallel_for(0, tasks, std::max<int64_t>(1, 32768 / length), [&](int64_t from, int64_t to) {
+      LaneSums sums;
+      for (int64_t t = from; t < to; ++t) sum_run_slice(t, sums);
+    });
+  }
+
+  // One slice of one segment that lies in runs.
+  void sum_run_slice(int64_t task, LaneSums& sums) {
+    const int64_t s = task / segments_.slices;
+    const int64_t begin = task % segments_.slices * kRunSlice;
+    const int64_t end = std::min(begin + kRunSlice, segments_.length_of(s));
+    const int lanes = kPackLanes * team_size(segments_.length);
+    const int64_t run = segments_.run_length.value;
+    const OneGrid<C> one{Grid<C>(q_.scale_at(s), q_.zero_point_at(s), q_.range)};
+    std::fill_n(sums.scale, lanes, 0.0);
+    std::fill_n(sums.zero_point, lanes, 0.0);
+    for (int64_t j = begin; j < end;) {
+      const int64_t lane = (j - begin) % lanes;
+      const int64_t i = j % run;
+      const int64_t count = std::min({end - j, lanes - lane, run - i});
+      const int64_t at = segments_.start(s) + j / run * segments_.count * run + i;
+      run_on_isa(isa_, [&]() __attribute__((always_inline)) {
+        add_shares(args_, at, count, one, sums.scale + lane, sums.zero_point + lane);
+      });
+      j += count;
+    }
+    partial_scale_[task] = sum_pairs(sums.scale, lanes);
+    if (args_.zero_point_gradient) partial_zero_point_[task] = sum_pairs(sums.zero_point, lanes);
+  }
+
+  void run_columns() {
+    const int64_t tiles = (segments_.columns + kColumnTile - 1) / kColumnTile;
+    const int64_t blocks = segments_.count / segments_.columns;
+    at::parallel_for(0, blocks * segments_.slices * tiles, 1, [&](int64_t from, int64_t to) {
+      LaneSums sums;
+      for (int64_t t = from; t < to; ++t) {
+        sum_column_tile(t / tiles / segments_.slices, t / tiles % segments_.slices,
+                        t % tiles * kColumnTile, sums);
+      }
+    });
+  }
+
+  // One slice of the rows of a block, for a tile of its columns.
+  void sum_column_tile(int64_t block, int64_t slice, int64_t column, LaneSums& sums) {
+    const int64_t width = std::min(kColumnTile, segments_.columns - column);
+    const int64_t end = std::min((slice + 1) * kRowSlice, segments_.length_of(block));
+    const int64_t segment = block * segments_.columns + column;
+    C scales[kColumnTile], zero_points[kColumnTile];
+    gather_scales(q_, segment, width, scales, zero_points);
+    const GridEach<C> each{scales, zero_points, q_.range};
+    std::fill_n(sums.scale, kRowLanes * kColumnTile, 0.0);
+    std::fill_n(sums.zero_point, kRowLanes * kColumnTile, 0.0);
+    for (int64_t row = slice * kRowSlice; row < end; ++row) {
+      const int64_t at = (segments_.start(block) + row) * segments_.columns + column;
+      const int64_t lane = row % kRowLanes * kColumnTile;
+      run_on_isa(isa_, [&]() __attribute__((always_inline)) {
+        add_shares(args_, at, width, each, sums.scale + lane, sums.zero_point + lane);
+      });
+    }
+    for (int64_t i = 0; i < width; ++i) {
+      const int64_t to = (segment + i) * segments_.slices + slice;
+      partial_scale_[to] = sum_lanes(sums.scale + i);
+      if (args_.zero_point_gradient) partial_zero_point_[to] = sum_lanes(sums.zero_point + i);
+    }
+  }
+
+  static double sum_lanes(const double* column) {
+    double lanes[kRowLanes];
+    for (int k = 0; k < kRowLanes; ++k) lanes[k] = column[k * kColumnTile];
+    return sum_pairs(lanes, kRowLanes);
+  }
+
+  const QparamsGradientArgs<T> args_;
+  const Qparams<C> q_;
+  const Segments segments_;
+  const CpuIsa isa_;
+  std::vector<double> partial_scale_, partial_zero_point_;
+};
+
+}  // namespace baraquant::affine

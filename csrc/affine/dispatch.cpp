@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The core ops below autograd, one function each for CPU, CUDA and Meta: check, allocate, launch.
+// Meta stops before the launch, so shapes, strides and errors are the same everywhere.
+// A non-overlapping dense input keeps its strides; anything else is made contiguous first.
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include "affine/checks.h"
+#include "affine/core_ops.h"
+#include "affine/kernels.h"
+#include "frame/checks.h"
+#include "frame/copies.h"
+#include "frame/outputs.h"
+#include "frame/plan.h"
+#include "granularity/memory_order.h"
+
+namespace baraquant::affine {
+namespace {
+
+// The 8-bit integer types, the input's own and its compute type are written by the kernels; any
+// other floating type takes the integers from the compute type (exact, then one rounding).
+bool kernel_writes(at::ScalarType input, at::ScalarType output) {
+  return at::isIntegralType(output, false) || output == input || output == compute_dtype(input);
+}
+
+// Whether the host may look at the switch, and finds it off.
+bool is_seen_off(const OptionalTensor& enabled, const at::Tensor& input) {
+  return enabled && input.is_cpu() && *static_cast<const uint8_t*>(enabled->const_data_ptr()) == 0;
+}
+
+// What a fake_quantize that is switched off does: the input as it is, every bit set.
+void pass_through(const at::Tensor& input, const at::Tensor& output, const at::Tensor& mask) {
+  copy_into(output, input);
+  if (!mask.defined() || is_planning()) return;
+  mask.fill_(255);
+  const int64_t rest = input.numel() % 8;
+  if (rest > 0) mask.select(0, -1).fill_((1 << rest) - 1);
+}
+
+TensorPair run_forward(const OpName& op, at::Tensor input, const QuantArgs& q, at::ScalarType dtype,
+                       bool fake, bool with_mask, const OptionalTensor& enabled = {}) {
+  const bool direct = kernel_writes(input.scalar_type(), dtype);
+  const at::ScalarType written = direct ? dtype : compute_dtype(input.scalar_type());
+  at::Tensor output = empty_as(input, written);
+  at::Tensor mask = with_mask ? empty_mask(input) : at::Tensor();
+  if (has_work(input) && is_seen_off(enabled, input)) {
+    pass_through(input, output, mask);
+  } else if (has_work(input)) {
+    Call call = prepare_call(input, q);
+    call.first = input;
+    call.result = output;
+    call.mask = mask;
+    if (enabled) call.enabled = *enabled;
+    fake ? kernels(input).fake_quantize(call) : kernels(input).quantize(call);
+  }
+  return {cast(output, dtype), mask};
+}
+
+at::Tensor quantize_device(const at::Tensor& input, const QuantArgs& q, at::ScalarType dtype,
+                           std::optional<bool> save_mask) {
+  const OpName op{"quantize", q.granularity};
+  check_quantize(op, input, q, dtype);
+  return std::get<0>(run_forward(op, dense(input), q, dtype, false, false));
+}
+
+at::Tensor fake_quantize_device(const at::Tensor& input, const QuantArgs& q,
+                                std::optional<bool> save_mask, const OptionalTensor& enabled) {
+  const OpName op{"fake_quantize", q.granularity};
+  check_fake_quantize(op, input, q);
+  if (enabled) check_switch(op, "enabled", *enabled, input);
+  return std::get<0>(run_forward(op, dense(input), q, input.scalar_type(), true, false, enabled));
+}
+
+TensorPair quantize_with_mask_device(const at::Tensor& input, const QuantArgs& q,
+                                     at::ScalarType dtype, at::IntArrayRef order) {
+  const OpName op{"quantize", q.granularity};
+  check_quantize(op, input, q, dtype);
+  return run_forward(op, in_order(op, "input", input, order), q, dtype, false, true);
+}
+
+TensorPair fake_quantize_with_mask_device(const at::Tensor& input, const QuantArgs& q,
+                                          at::IntArrayRef order, const OptionalTensor& enabled) {
+  const OpName op{"fake_quantize", q.granularity};
+  check_fake_quantize(op, input, q);
+  if (enabled) check_switch(op, "enabled", *enabled, input);
+  return run_forward(op, in_order(op, "input", input, order), q, input.scalar_type(), true, true,
+                     enabled);
+}
+
+at::Tensor dequantize_device(const at::Tensor& input, const QuantArgs& q, at::ScalarType dtype) {
+  const OpName op{"dequantize", q.granularity};
+  check_dequantize(op, input, q, dtype);
+  // A number has no dtype: it is computed with in double where a double goes in or comes out.
+  const bool in_double = q.scale ? q.scale->scalar_type() == at::kDouble
+                                 : dtype == at::kDouble || input.scalar_type() == at::kDouble;
+  const at::ScalarType compute = in_double ? at::kDouble : at::kFloat;
+  const bool is_integer = at::isIntegralType(input.scalar_type(), false);
+  const at::Tensor x = is_integer ? dense(input) : cast(dense(input), compute);
+  const at::ScalarType written = dtype == at::kDouble ? compute : dtype;
+  at::Tensor output = empty_as(x, written);
+  if (has_work(x)) {
+    Call call = prepare_call(x, q);
+    call.first = x;
+    call.result = output;
+    kernels(x).dequantize(call, compute);
+  }
+  return cast(output, dtype);
+}
+
+// dy in x's dtype or in the compute type, whichever it has; from another dtype, in the compute
+// type.
+at::Tensor gradient_input(const at::Tensor& grad, at::ScalarType dtype) {
+  return grad.scalar_type() == dtype ? grad : cast(grad, compute_dtype(dtype));
+}
+
+at::Tensor input_gradient_device(const at::Tensor& input, const QuantArgs& q,
+                                 const at::Tensor& grad, bool through_quantize) {
+  const OpName op{through_quantize ? "quantize" : "fake_quantize", q.granularity, "_backward"};
+  check_gradient(op, input, q, grad, through_quantize);
+  const at::Tensor x = dense(input);
+  at::Tensor result = empty_as(x, x.scalar_type());
+  if (has_work(x)) {
+    Call call = prepare_call(x, q);
+    call.first = in_order(op, "grad", gradient_input(grad, x.scalar_type()), memory_order(x));
+    call.second = x;
+    call.result = result;
+    kernels(x).input_gradient(call, through_quantize);
+  }
+  return result;
+}
+
+at::Tensor masked_gradient_device(const at::Tensor& grad, const QuantArgs& q,
+                                  const at::Tensor& mask, at::IntArrayRef order,
+                                  at::ScalarType dtype, bool through_quantize) {
+  const OpName op{through_quantize ? "quantize" : "fake_quantize", q.granularity,
+                  "_backward (from the mask)"};
+  check_masked_gradient(op, grad, q, mask, dtype, through_quantize);
+  const at::Tensor dy = in_order(op, "grad", gradient_input(grad, dtype), order);
+  at::Tensor result = empty_as(dy, dtype);
+  if (has_work(dy)) {
+    // Through fake_quantize the gradient does not depend on the scale.
+    Call call;
+    if (through_quantize) {
+      call = prepare_call(dy, q);
+    } else {
+      call.map = make_per_tensor_map(dy.numel());
+    }
+    call.first = dy;
+    call.mask = contiguous(mask);
+    call.result = result;
+    kernels(dy).masked_gradient(call, through_quantize);
+  }
+  return result;
+}
+
+TensorTriple qparams_gradient_device(const at::Tensor& input, const QuantArgs& q,
+                                     const at::Tensor& grad, bool zero_point_gradient) {
+  const OpName op{"fake_quantize", q.granularity, "_backward_qparams"};
+  check_gradient(op, input, q, grad, false);
+  TORCH_CHECK_VALUE(q.scale, op, ": expected scale to be a tensor, but got a number");
+  const at::Tensor x = dense(input);
+  const at::ScalarType compute = compute_dtype(x.scalar_type());
+  const bool is_learned = q.zero_point && q.zero_point->is_floating_point();
+  at::Tensor result = empty_as(x, x.scalar_type());
+  const auto sums = [&](const at::Tensor& like) {
+    const auto options = x.options().dtype(compute);
+    return x.sym_numel() == 0 ? filled(like.sym_sizes(), 0, options)
+                              : at::empty_symint(like.sym_sizes(), options);
+  };
+  at::Tensor dscale = sums(*q.scale);
+  at::Tensor dzero = zero_point_gradient ? sums(q.zero_point ? *q.zero_point : *q.scale)
+                                         : at::empty({0}, x.options().dtype(compute));
+  if (has_work(x)) {
+    Call call = prepare_call(x, q);
+    call.first = in_order(op, "grad", grad, memory_order(x));
+    call.second = x;
+    call.result = result;
+    const ScaleOrder scale_order(x, q);
+    const at::Tensor scale_sums = scale_order.buffer_for(dscale);
+    const at::Tensor zero_sums = zero_point_gradient ? scale_order.buffer_for(dzero) : at::Tensor();
+    kernels(x).qparams_gradient(call, scale_sums, zero_sums);
+    scale_order.restore(scale_sums, dscale);
+    if (zero_point_gradient) scale_order.restore(zero_sums, dzero);
+  }
+  return {result, dscale, is_learned ? cast(dzero, q.zero_point->scalar_type()) : dzero};
+}
+
+void register_kernels(torch::Library& m) {
+  m.impl("_quantize", &Flat<&quantize_device>::kernel);
+  m.impl("_fake_quantize", &Flat<&fake_quantize_device>::kernel);
+  m.impl("_dequantize", &Flat<&dequantize_device>::kernel);
+  m.impl("_quantize_with_mask", &Flat<&quantize_with_mask_device>::kernel);
+  m.impl("_fake_quantize_with_mask", &Flat<&fake_quantize_with_mask_device>::kernel);
+  m.impl("_input_gradient", &Flat<&input_gradient_device>::kernel);
+  m.impl("_masked_gradient", &Flat<&masked_gradient_device>::kernel);
+  m.impl("_qparams_gradient", &Flat<&qparams_gradient_device>::kernel);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(baraquant, CPU, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(baraquant, CUDA, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(baraquant, Meta, m) { register_kernels(m); }
+
+}  // namespace baraquant::affine

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// One scale's grid, as a kernel uses it for many elements. Grid says what the contract (affine/math.h)
+// says; FastGrid gives the same bits in float with fewer instructions, for the scales and zero
+// points that it accepts. A kernel asks FastGrid::accepts once for a scale.
+//
+// Note [Why FastGrid gives the same bits]
+// Let lo = quant_min - z and hi = quant_max - z, integers of at most 2^21 in magnitude, and s in
+// [2^-64, 2^64]. Every v in the range is r + z with r = rint(x / s) in [lo, hi], all exact.
+// 1. x is first limited to [s * lo, s * hi], rounded. A limit's quotient is within 2^-3 of lo or
+// hi,
+//    so it rounds to lo or hi, as every x beyond it does after the clamp. Where the kernel must
+//    know whether x was inside, the limits are s * (lo - 1) and s * (hi + 1), which round to just
+//    outside.
+// 2. x / s: y = RN(1 / s); q = RN(x * y); twice q = fma(fma(-s, q, x), y, q). The first step brings
+// q
+//    within 1 ulp of the quotient; then the residual is exact, and by Markstein's theorem (1990;
+//    also Muller et al., Handbook of Floating-Point Arithmetic, 4.7) the second rounds correctly.
+//    No step over- or underflows while |x| >= 2^-66; below that |x / s| < 1/4, q is too, and rint
+//    gives 0.
+// 3. rint(t) for |t| <= 2^22 is (t + 1.5 * 2^23) - 1.5 * 2^23: the sum has a unit of 1. It gives +0
+//    for -0, as adding a zero point does. The sum's low bits are the integer.
+//
+// Note [Numbers that gave the scale]
+// OwnGrid is for a scale and a zero point that come from a range of the data (range/math.h) in
+// which x lies, and that FastGrid accepts. Then no x is a NaN or infinite, since the scale is not.
+// Let u = 2^-24; n <= 2^21 steps.
+// 4. Symmetric: s = RN(amax / n) and |x| <= amax, so |x / s| <= n / (1 - u) < n + 1/4. Its rounding
+//    is monotonic, so |r| <= n, and v lies in [z - n, z + n]. As n = quant_max - z and
+//    z = floor((quant_min + quant_max + 1) / 2), that lies in the range.
+// 5. Asymmetric: r >= rint(xmin / s), and z = quant_min - rint(xmin / s): nothing limits z, since
+//    s >= RN(|xmin| / n) (1 - u) and so |xmin / s| < n + 1/2. So v >= quant_min. It can pass
+//    quant_max, by one, where both ends are rounded away from 0. |r| <= n + 1, and 3. holds.
+// 6. OwnGrid<false> serves symmetric scales too: by 4. its limit changes nothing.
+#pragma once
+
+#include <type_traits>
+
+#include "affine/math.h"
+#include "machine/float_types.h"
+
+namespace baraquant::affine {
+
+// One element's part in the gradients, apart from the factor dy of `scale`.
+template <typename C>
+struct Slope {
+  bool inside;
+  C scale;  // of y with respect to s; without meaning where v is a NaN
+  bool valid;
+};
+
+template <typename C>
+class Grid {
+ public:
+  Grid() = default;  // to be assigned
+  BARAQUANT_HD Grid(C scale, C zero_point, QuantRange<C> range)
+      : scale_(scale), zero_point_(zero_point), range_(range) {}
+
+  BARAQUANT_HD static bool accepts(C, C) { return true; }
+  BARAQUANT_HD static bool is_tiny(C) { return false; }
+  BARAQUANT_HD C scale() const { return scale_; }
+  BARAQUANT_HD C zero_point() const { return zero_point_; }
+
+  BARAQUANT_HD bool is_inside(C x) const { return affine::is_inside(position(x), range_); }
+  BARAQUANT_HD C fake_quantize(C x) const {
+    return affine::fake_quantize(position(x), scale_, zero_point_, range_);
+  }
+  BARAQUANT_HD C quantize(C x) const { return quantized_value(position(x), zero_point_, range_); }
+  // The low 8 bits of q, which serve int8 and uint8.
+  BARAQUANT_HD uint8_t quantize_byte(C x) const {
+    return static_cast<uint8_t>(static_cast<int32_t>(quantize(x)));
+  }
+  // The same, which also say whether x was inside.
+  BARAQUANT_HD C fake_quantize(C x, bool& inside) const {
+    inside = is_inside(x);
+    return fake_quantize(x);
+  }
+  BARAQUANT_HD C quantize(C x, bool& inside) const {
+    inside = is_inside(x);
+    return quantize(x);
+  }
+  BARAQUANT_HD C dequantize(C q) const { return affine::dequantize(q, scale_, zero_point_); }
+  BARAQUANT_HD Slope<C> slope(C x) const {
+    const C ratio = x / scale_;
+    const C v = round_half_even(ratio) + zero_point_;
+    return {affine::is_inside(v, range_), scale_slope(ratio, zero_point_, range_), v == v};
+  }
+
+ private:
+  BARAQUANT_HD C position(C x) const { return grid_position(x, scale_, zero_point_); }
+
+  C scale_, zero_point_;
+  QuantRange<C> range_;
+};
+
+// Maximum and minimum that let a NaN through.
+BARAQUANT_HD float limit(float x, float lowest, float highest) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(lowest));
+  asm("min.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(highest));
+  return x;
+#else
+  return clamp(x, QuantRange<float>{lowest, highest});
+#endif
+}
+
+class FastGrid {
+ public:
+  FastGrid() = default;  // to be assigned
+  // accepts_range is asked once for a launch, accepts once for a scale.
+  BARAQUANT_HD static bool accepts_range(QuantRange<float> range) {
+    return range.min >= -kMost && range.max <= kMost;
+  }
+  BARAQUANT_HD static bool accepts(float scale, float zero_point) {
+    return scale >= 0x1p-64f && scale <= 0x1p64f && fabsf(zero_point) <= kMost;
+  }
+
+  BARAQUANT_HD FastGrid(float scale, float zero_point, QuantRange<float> range)
+      : scale_(scale),
+        reciprocal_(reciprocal(scale)),
+        zero_point_(zero_point),
+        lowest_(range.min - zero_point),
+        highest_(range.max - zero_point) {}
+
+  // 0 < |x| < 2^-60: the quotient is exact in the first few bits only.
+  BARAQUANT_HD static bool is_tiny(float x) {
+    return bit_cast<uint32_t>(fabsf(x)) - 1u < bit_cast<uint32_t>(0x1p-60f) - 1u;
+  }
+
+  BARAQUANT_HD float scale() const { return scale_; }
+  BARAQUANT_HD float zero_point() const { return zero_point_; }
+
+  BARAQUANT_HD bool is_inside(float x) const { return is_inside_rounded(rounded(widely(x))); }
+  BARAQUANT_HD float fake_quantize(float x) const { return rounded(tightly(x)) * scale_; }
+  BARAQUANT_HD float quantize(float x) const { return rounded(tightly(number(x))) + zero_point_; }
+  BARAQUANT_HD uint8_t quantize_byte(float x) const {
+    const float sum = quotient(tightly(number(x))) + kRounder;
+    return static_cast<uint8_t>(bit_cast<uint32_t>(sum) +
+                                static_cast<uint32_t>(static_cast<int32_t>(zero_point_)));
+  }
+  BARAQUANT_HD float fake_quantize(float x, bool& inside) const {
+    const float r = rounded(widely(x));
+    inside = is_inside_rounded(r);
+    return limit(r, lowest_, highest_) * scale_;
+  }
+  BARAQUANT_HD float quantize(float x, bool& inside) const {
+    const float r = rounded(widely(x));
+    inside = is_inside_rounded(r);
+    return limit(number(r), lowest_, highest_) + zero_point_;
+  }
+  BARAQUANT_HD float dequantize(float q) const {
+    return affine::dequantize(q, scale_, zero_point_);
+  }
+  // NB: not for an x that is_tiny(): here the quotient itself matters.
+  BARAQUANT_HD Slope<float> slope(float x) const {
+    const float ratio = quotient(widely(x));
+    const float r = round_quotient(ratio);
+    const float q = limit(r, lowest_, highest_);
+    const bool inside = q == r;  // NB: not for a NaN
+    return {inside, q - (inside ? ratio : 0.0f), x == x};
+  }
+
+ protected:
+  static constexpr float kMost = 1 << 20;
+  static constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23
+
+  BARAQUANT_HD static float reciprocal(float scale) {
+#if defined(__CUDA_ARCH__)
+    return __frcp_rn(scale);
+#else
+    return 1.0f / scale;
+#endif
+  }
+  // A NaN gives the zero point clamped to the range, as 0 does.
+  BARAQUANT_HD static float number(float x) { return x == x ? x : 0.0f; }
+  BARAQUANT_HD float tightly(float x) const {
+    return limit(x, scale_ * lowest_, scale_ * highest_);
+  }
+  BARAQUANT_HD float widely(float x) const {
+    return limit(x, scale_ * (lowest_ - 1.0f), scale_ * (highest_ + 1.0f));
+  }
+  BARAQUANT_HD float quotient(float x) const {
+    float q = x * reciprocal_;
+    q = fmaf(fmaf(-scale_, q, x), reciprocal_, q);
+    return fmaf(fmaf(-scale_, q, x), reciprocal_, q);
+  }
+  BARAQUANT_HD static float round_quotient(float quotient) {
+    return (quotient + kRounder) - kRounder;
+  }
+  BARAQUANT_HD float rounded(float x) const { return round_quotient(quotient(x)); }
+  // NB: a NaN is outside.
+  BARAQUANT_HD bool is_inside_rounded(float r) const { return r >= lowest_ && r <= highest_; }
+
+  float scale_, reciprocal_, zero_point_, lowest_, highest_;
+};
+
+// Of the numbers that gave the scale: see the note above. The same bits with fewer instructions.
+template <bool symmetric>
+class OwnGrid : public FastGrid {
+ public:
+  using FastGrid::FastGrid;
+
+  BARAQUANT_HD float fake_quantize(float x) const { return at_most(rounded(x), highest_) * scale_; }
+  BARAQUANT_HD float quantize(float x) const { return at_most(rounded(x), highest_) + zero_point_; }
+  // NB: a floating addition of the zero point, which a GPU does at twice the rate of an integer's.
+  BARAQUANT_HD uint8_t quantize_byte(float x) const {
+    const float sum = at_most(quotient(x) + kRounder, kRounder + highest_) + zero_point_;
+    return static_cast<uint8_t>(bit_cast<uint32_t>(sum));
+  }
+  BARAQUANT_HD float fake_quantize(float x, bool& inside) const {
+    const float r = rounded(x);
+    inside = symmetric || r <= highest_;
+    return at_most(r, highest_) * scale_;
+  }
+  BARAQUANT_HD float quantize(float x, bool& inside) const {
+    const float r = rounded(x);
+    inside = symmetric || r <= highest_;
+    return at_most(r, highest_) + zero_point_;
+  }
+
+ private:
+  BARAQUANT_HD static float at_most(float x, float most) {
+    if constexpr (symmetric) return x;
+    return fminf(x, most);
+  }
+};
+
+// The fastest kind of grid for a compute type, and whether it may be used for a range at all.
+template <typename C>
+using FastestGrid = std::conditional_t<std::is_same_v<C, float>, FastGrid, Grid<C>>;
+// And for the numbers that gave the scale.
+template <typename C, bool symmetric>
+using FastestOwnGrid = std::conditional_t<std::is_same_v<C, float>, OwnGrid<symmetric>, Grid<C>>;
+
+template <typename C>
+BARAQUANT_HD bool fastest_accepts_range(QuantRange<C> range) {
+  if constexpr (std::is_same_v<C, float>) {
+    return FastGrid::accepts_range(range);
+  } else {
+    return true;
+  }
+}
+
+}  // namespace baraquant::affine

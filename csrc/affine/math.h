@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Affine quantization of one number: every kernel, mask and gradient of the library calls these.
+//   v = rint(x / s) + z,   q = clamp(v, quant_min, quant_max),   y = (q - z) * s
+// Scheme: Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
+// Integer-Arithmetic-Only Inference"; straight-through gradient: Bengio et al. 2013; gradient of
+// the scale: Esser et al. 2020, "Learned Step Size Quantization"; of the zero point: Bhalgat et al.
+// 2020. C is float or double. Build without fast-math and without contraction to fused
+// multiply-adds.
+#pragma once
+
+#include <cmath>
+
+#include "machine/host_device.h"
+
+namespace baraquant::affine {
+
+template <typename C>
+struct QuantRange {
+  C min, max;
+};
+
+BARAQUANT_HD float round_half_even(float x) {
+#if defined(__CUDA_ARCH__)
+  return rintf(x);
+#else
+  return __builtin_rintf(x);
+#endif
+}
+
+BARAQUANT_HD double round_half_even(double x) {
+#if defined(__CUDA_ARCH__)
+  return rint(x);
+#else
+  return __builtin_rint(x);
+#endif
+}
+
+// The unclamped position on the integer grid. The zero point is added after rounding, in floating
+// point: an integer addition could wrap. Adding it also turns -0 into +0.
+template <typename C>
+BARAQUANT_HD C grid_position(C x, C scale, C zero_point) {
+  return round_half_even(x / scale) + zero_point;
+}
+
+// NB: written as selects so that a NaN passes through.
+template <typename C>
+BARAQUANT_HD C clamp(C v, QuantRange<C> range) {
+  v = v < range.min ? range.min : v;
+  return v > range.max ? range.max : v;
+}
+
+// NB: a NaN is outside.
+template <typename C>
+BARAQUANT_HD bool is_inside(C v, QuantRange<C> range) {
+  return v >= range.min && v <= range.max;
+}
+
+// The integer q, still in C. A NaN position gives the zero point clamped to the range.
+template <typename C>
+BARAQUANT_HD C quantized_value(C v, C zero_point, QuantRange<C> range) {
+  const C q = clamp(v, range);
+  return q == q ? q : clamp(zero_point, range);
+}
+
+template <typename C>
+BARAQUANT_HD C dequantize(C q, C scale, C zero_point) {
+  return (q - zero_point) * scale;
+}
+
+// A NaN position gives NaN.
+template <typename C>
+BARAQUANT_HD C fake_quantize(C v, C scale, C zero_point, QuantRange<C> range) {
+  return dequantize(clamp(v, range), scale, zero_point);
+}
+
+// A floating zero point is learned: the forward uses the integer that it stands for.
+template <typename C>
+BARAQUANT_HD C learned_zero_point(C zero_point, QuantRange<C> range) {
+  return clamp(round_half_even(zero_point), range);
+}
+
+// d y / d s, from the quotient x / s. A NaN position contributes nothing to the gradient: its slope
+// is left to the caller.
+template <typename C>
+BARAQUANT_HD C scale_slope(C ratio, C zero_point, QuantRange<C> range) {
+  const C rounded = round_half_even(ratio);
+  const C v = rounded + zero_point;
+  return is_inside(v, range) ? rounded - ratio : clamp(v, range) - zero_point;
+}
+
+}  // namespace baraquant::affine

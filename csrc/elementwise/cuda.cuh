@@ -1,0 +1,389 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Runs a direction (elementwise_ops.h) over a dense tensor on the GPU: index, load, compute, store.
+// Bound by memory, if only just: on an H100 a 16-bit input leaves about 30 instructions for an
+// element, and half as many of those that compare, select or shift. So a thread takes 32 bytes of
+// neighbours, which share the preparation of their scale's grid (fast_math.h); where neighbours have
+// scales of their own, it takes a column of narrow packs instead.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "affine/elementwise_ops.h"
+#include "affine/qparams.h"
+#include "frame/plan.cuh"
+#include "granularity/segments.h"
+#include "machine/pack.cuh"
+
+namespace baraquant::affine {
+
+constexpr int kThreads = 256;
+
+// How packs find their scales.
+enum class ScaleAccess {
+  kOne,      // one scale for a whole pack
+  kColumns,  // each element of a pack has a scale, which the packs below it share
+  kMixed,    // any: looked up for each element, unless the pack's ends agree
+};
+
+// A direction over numbers that gave the scales (fast_math.h).
+template <typename Op>
+struct OverOwnRange : Op {};
+template <typename Op>
+constexpr bool kIsOverOwnRange = false;
+template <typename Op>
+constexpr bool kIsOverOwnRange<OverOwnRange<Op>> = true;
+// Whether that is compiled: what memory bounds gains nothing.
+template <typename Op>
+constexpr bool kGainsFromOwnRange = false;
+template <typename T>
+constexpr bool kGainsFromOwnRange<Quantize<T, uint8_t, Mask::kNone>> = sizeof(T) == 2;
+template <typename T>
+constexpr bool kGainsFromOwnRange<FakeQuantize<T, Mask::kNone>> = sizeof(T) == 2;
+
+// NB: OwnGrid of two sides serves symmetric scales as well.
+template <typename Op>
+using GridOf = std::conditional_t<
+    kIsOverOwnRange<Op>, FastestOwnGrid<typename Op::C, false>,
+    std::conditional_t<Op::kRounds, FastestGrid<typename Op::C>, Grid<typename Op::C>>>;
+
+template <typename Op, ScaleAccess access>
+struct Geometry {
+  static constexpr int kSecondSize =
+      std::is_same_v<typename Op::Second, Nothing> ? 1 : sizeof(typename Op::Second);
+  static constexpr int kWidest =
+      std::max({static_cast<int>(sizeof(typename Op::First)), kSecondSize,
+                static_cast<int>(sizeof(typename Op::Result))});
+  // 32 bytes on the widest side; or 4 rows of a few columns, whose grids stay in registers.
+  static constexpr int kPack =
+      access == ScaleAccess::kColumns ? std::min(4, 16 / kWidest) : 32 / kWidest;
+  static constexpr int kRows = access == ScaleAccess::kColumns ? 4 : 1;
+  static_assert(kPack == 2 || kPack == 4 || kPack == 8 || kPack == 16);
+};
+
+template <typename Op>
+struct TransformArgs {
+  const typename Op::First* first;
+  const typename Op::Second* second;
+  typename Op::Result* result;
+  uint8_t* mask;
+  int64_t numel;
+  Qparams<typename Op::C> q;
+  bool aligned;     // first, second and result, for whole packs
+  bool fast_range;  // FastestGrid takes the range
+  // Of kColumns: a thread takes `slabs` times kRows rows of a block, which share their scales.
+  Segments segments;
+  Divisor packs_in_row, parts_of_block;
+  int64_t blocks;
+  int slabs;
+};
+
+// A thread's packs in columns: at begin, begin + next, ...; the last before end.
+struct ColumnPlace {
+  int64_t begin, next, end, first_scale;
+};
+
+template <typename Op>
+__device__ __forceinline__ ColumnPlace find_columns(const TransformArgs<Op>& args) {
+  using G = Geometry<Op, ScaleAccess::kColumns>;
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t part = args.packs_in_row.divide(thread);
+  const int64_t column = (thread - part * args.packs_in_row.value) * G::kPack;
+  const int64_t block = args.parts_of_block.divide(part);
+  if (block >= args.blocks) return {0, 0, 0, 0};
+  const int64_t rows_of_part = args.slabs * G::kRows;
+  const int64_t row = (part - block * args.parts_of_block.value) * rows_of_part;
+  const int64_t columns = args.segments.columns;
+  const int64_t start = args.segments.start(block);
+  const int64_t rows = min(args.segments.length_of(block), row + rows_of_part);
+  return {(start + row) * columns + column, columns, (start + rows) * columns,
+          block * columns + column};
+}
+
+// The bits of a pack's elements, in the lowest bits.
+template <int pack>
+__device__ __forceinline__ unsigned read_bits(const uint8_t* mask, int64_t at, int count) {
+  unsigned bits = mask[at / 8];
+  if (pack < 8) return bits >> (at % 8);
+  if (pack > 8 && count > 8) bits |= static_cast<unsigned>(mask[at / 8 + 1]) << 8;
+  return bits;
+}
+
+// NB: all threads of the warp must come here; those past the end with count 0. Where a byte takes
+// several packs, they belong to neighbours in a warp.
+template <int pack>
+__device__ __forceinline__ void write_bits(unsigned bits, uint8_t* mask, int64_t at, int count) {
+  bits &= (1u << count) - 1u;
+#pragma unroll
+  for (int width = pack; width < 8; width *= 2) {
+    bits |= __shfl_down_sync(0xffffffffu, bits, width / pack) << width;
+  }
+  if (count > 0 && at % 8 == 0) mask[at / 8] = static_cast<uint8_t>(bits);
+  if (count > 8) mask[at / 8 + 1] = static_cast<uint8_t>(bits >> 8);
+}
+
+template <typename Op, int pack>
+struct Packs {
+  Loaded<typename Op::First, pack> first;
+  Loaded<typename Op::Second, pack> second;
+  unsigned bits;
+
+  __device__ __forceinline__ void load_from(const TransformArgs<Op>& args, int64_t at, int count,
+                                            bool aligned) {
+    bits = 0;
+    if (count == 0) return;
+    load(first, args.first, at, count, aligned);
+    if constexpr (!std::is_same_v<typename Op::Second, Nothing>) {
+      load(second, args.second, at, count, aligned);
+    }
+    if constexpr (Op::kMask == Mask::kRead) bits = read_bits<pack>(args.mask, at, count);
+  }
+
+  // As where the direction is switched off.
+  __device__ __forceinline__ void pass_through(Pack<typename Op::Result, pack>& result) {
+#pragma unroll
+    for (int i = 0; i < pack; ++i) result.at[i] = first.get(i);
+    bits = ~0u;
+  }
+
+  // Element i; a mask's bit is read and written in place.
+  template <typename G>
+  __device__ __forceinline__ typename Op::Result apply(int i, const G& grid) {
+    typename Op::Second other{};
+    if constexpr (!std::is_same_v<typename Op::Second, Nothing>) other = second.get(i);
+    bool bit = (bits >> i) & 1u;
+    const typename Op::Result result = Op::apply(first.get(i), other, bit, grid);
+    if constexpr (Op::kMask == Mask::kWrite) bits |= static_cast<unsigned>(bit) << i;
+    return result;
+  }
+};
+
+// Calls f with the grid of a scale: the fast one where it takes the scale.
+template <typename Op, typename F>
+__device__ __forceinline__ void with_grid(const TransformArgs<Op>& args, typename Op::C scale,
+                                          typename Op::C zero_point, const F& f) {
+  using C = typename Op::C;
+  using Fastest = GridOf<Op>;
+  if constexpr (!std::is_same_v<Fastest, Grid<C>>) {
+    if (args.fast_range && Fastest::accepts(scale, zero_point)) {
+      return f(Fastest(scale, zero_point, args.q.range));
+    }
+  }
+  f(Grid<C>(scale, zero_point, args.q.range));
+}
+
+// A pack of one scale, or of several.
+template <typename Op, ScaleAccess access, int pack>
+__device__ __forceinline__ void compute(const TransformArgs<Op>& args, int64_t begin, int count,
+                                        Packs<Op, pack>& packs,
+                                        Pack<typename Op::Result, pack>& result) {
+  if constexpr (kIsSwitchable<Op>) {
+    if (args.q.is_off()) return packs.pass_through(result);
+  }
+  const ScaleMap& map = args.q.map;
+  const int64_t index = map.index(begin);
+  if constexpr (access == ScaleAccess::kMixed) {
+    // Runs no shorter than a pack: where the ends agree, so does all between.
+    const bool one = map.run() >= pack && map.step() == 0 && index == map.index(begin + count - 1);
+    if (!one) {
+#pragma unroll
+      for (int i = 0; i < pack; ++i) {
+        if (i >= count) continue;
+        const int64_t own = map.index(begin + i);
+        result.at[i] = packs.apply(
+            i, Grid<typename Op::C>(args.q.scale_at(own), args.q.zero_point_at(own), args.q.range));
+      }
+      return;
+    }
+  }
+  with_grid(args, args.q.scale_at(index), args.q.zero_point_at(index), [&](const auto& grid) {
+#pragma unroll
+    for (int i = 0; i < pack; ++i) result.at[i] = packs.apply(i, grid);
+  });
+}
+
+template <typename Op, ScaleAccess access>
+__global__ void __launch_bounds__(kThreads) transform_kernel(const TransformArgs<Op> args) {
+  constexpr int kPack = Geometry<Op, access>::kPack;
+  const int64_t begin = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kPack;
+  const int64_t left = args.numel - begin;
+  const int count = left >= kPack ? kPack : static_cast<int>(max(left, int64_t(0)));
+  Packs<Op, kPack> packs;
+  packs.load_from(args, begin, count, args.aligned);
+  if (count > 0) {
+    Pack<typename Op::Result, kPack> result;
+    compute<Op, access>(args, begin, count, packs, result);
+    store(result, args.result, begin, count, args.aligned);
+  }
+  if constexpr (Op::kMask == Mask::kWrite) write_bits<kPack>(packs.bits, args.mask, begin, count);
+}
+
+// The grids of a pack's columns, for all the rows that a thread takes.
+template <typename Op>
+struct ColumnGrids {
+  using G = GridOf<Op>;
+  static constexpr int kPack = Geometry<Op, ScaleAccess::kColumns>::kPack;
+  G grids[kPack];
+  bool fast = true;
+
+  __device__ __forceinline__ ColumnGrids(const TransformArgs<Op>& args, int64_t first_scale) {
+    typename Op::C scales[kPack], zero_points[kPack];
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+      scales[i] = args.q.scale_at(first_scale + i);
+      zero_points[i] = args.q.zero_point_at(first_scale + i);
+    }
+    fast = args.fast_range;
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+      grids[i] = G(scales[i], zero_points[i], args.q.range);
+      fast = fast && G::accepts(scales[i], zero_points[i]);
+    }
+  }
+};
+
+// The same for kRows packs, one below the other.
+template <typename Op, int pack, int rows>
+__device__ __forceinline__ void compute_columns(const TransformArgs<Op>& args,
+                                                const ColumnGrids<Op>& columns,
+                                                Packs<Op, pack> (&packs)[rows],
+                                                Pack<typename Op::Result, pack> (&results)[rows]) {
+  if constexpr (kIsSwitchable<Op>) {
+    if (args.q.is_off()) {
+#pragma unroll
+      for (int r = 0; r < rows; ++r) packs[r].pass_through(results[r]);
+      return;
+    }
+  }
+  const auto apply_to_columns = [&](const auto& grid_of) {
+#pragma unroll
+    for (int i = 0; i < pack; ++i) {
+      const auto grid = grid_of(columns.grids[i]);
+#pragma unroll
+      for (int r = 0; r < rows; ++r) results[r].at[i] = packs[r].apply(i, grid);
+    }
+  };
+  using C = typename Op::C;
+  if (columns.fast) {
+    apply_to_columns([](const auto& grid) { return grid; });
+  } else {
+    apply_to_columns(
+        [&](const auto& grid) { return Grid<C>(grid.scale(), grid.zero_point(), args.q.range); });
+  }
+}
+
+template <typename Op>
+__global__ void __launch_bounds__(kThreads) transform_columns_kernel(const TransformArgs<Op> args) {
+  using G = Geometry<Op, ScaleAccess::kColumns>;
+  constexpr int kPack = G::kPack, kRows = G::kRows;
+  const ColumnPlace place = find_columns<Op>(args);
+  const ColumnGrids<Op> columns(args, place.first_scale);
+  for (int slab = 0; slab < args.slabs; ++slab) {
+    const int64_t begin = place.begin + slab * kRows * place.next;
+    Packs<Op, kPack> packs[kRows];
+    Pack<typename Op::Result, kPack> results[kRows];
+    const auto count_of = [&](int r) { return begin + r * place.next < place.end ? kPack : 0; };
+    const auto load_rows = [&](bool whole) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        packs[r].load_from(args, begin + r * place.next, whole ? kPack : count_of(r),
+                           whole || args.aligned);
+      }
+    };
+    const auto store_rows = [&](bool whole) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const int count = whole ? kPack : count_of(r);
+        if (count == 0) continue;
+        store(results[r], args.result, begin + r * place.next, count, whole || args.aligned);
+      }
+    };
+    // NB: a branch around all the rows, as one in between would wait for the load before it.
+    const bool whole = args.aligned && count_of(kRows - 1) > 0;
+    whole ? load_rows(true) : load_rows(false);
+    compute_columns(args, columns, packs, results);
+    whole ? store_rows(true) : store_rows(false);
+    if constexpr (Op::kMask == Mask::kWrite) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        write_bits<kPack>(packs[r].bits, args.mask, begin + r * place.next, count_of(r));
+      }
+    }
+  }
+}
+
+template <typename Op, ScaleAccess access>
+void launch_transform(const TransformArgs<Op>& args, int64_t threads, cudaStream_t stream) {
+  if (only_planned([&] {
+        const bool one = access == ScaleAccess::kOne;
+        return cuda_plan<typename Op::C>(
+            std::string(Op::kName) + (one ? "_one_scale" : "_mixed_scales"),
+            std::to_string(kThreads) + "x" + std::to_string(Geometry<Op, access>::kPack));
+      })) {
+    return;
+  }
+  const int64_t blocks = (threads + kThreads - 1) / kThreads;
+  transform_kernel<Op, access><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(args);
+}
+
+template <typename Op>
+void launch_columns(TransformArgs<Op>& args, cudaStream_t stream) {
+  using G = Geometry<Op, ScaleAccess::kColumns>;
+  args.segments = make_segments(args.q.map);
+  const Segments& s = args.segments;
+  args.blocks = s.count / s.columns;
+  args.packs_in_row = Divisor(s.columns / G::kPack);
+  // As many rows for a thread as leave a few hundred thousand threads, enough for any chip.
+  const int64_t packs = args.numel / G::kPack;
+  const int64_t slabs = std::clamp<int64_t>(packs / (G::kRows * (int64_t(1) << 18)), 1, 8);
+  args.slabs = static_cast<int>(std::min(slabs, (s.length + G::kRows - 1) / G::kRows));
+  const int64_t rows_of_part = args.slabs * G::kRows;
+  args.parts_of_block = Divisor((s.length + rows_of_part - 1) / rows_of_part);
+  if (only_planned([&] {
+        return cuda_plan<typename Op::C>(
+            std::string(Op::kName) + "_columns",
+            std::to_string(rows_of_part) + "x" + std::to_string(G::kPack));
+      })) {
+    return;
+  }
+  const int64_t threads = args.blocks * args.parts_of_block.value * args.packs_in_row.value;
+  transform_columns_kernel<Op>
+      <<<static_cast<unsigned>((threads + kThreads - 1) / kThreads), kThreads, 0, stream>>>(args);
+}
+
+// As the scales lie. A byte of a mask is written by neighbours in a warp: rows are whole bytes.
+template <typename Op>
+ScaleAccess access_to(const ScaleMap& map) {
+  const int whole = Op::kMask == Mask::kNone ? Geometry<Op, ScaleAccess::kColumns>::kPack : 8;
+  if (map.step() == 1 && map.inner.value % whole == 0) return ScaleAccess::kColumns;
+  const bool one = map.step() == 0 && map.fits_packs(Geometry<Op, ScaleAccess::kOne>::kPack);
+  return one ? ScaleAccess::kOne : ScaleAccess::kMixed;
+}
+
+template <typename Op>
+void transform_cuda(const typename Op::First* first, const typename Op::Second* second,
+                    typename Op::Result* result, uint8_t* mask, int64_t numel,
+                    const Qparams<typename Op::C>& q, cudaStream_t stream) {
+  using G = Geometry<Op, ScaleAccess::kOne>;
+  const ScaleAccess access = access_to<Op>(q.map);
+  if constexpr (kGainsFromOwnRange<Op>) {
+    if (q.own_range && access != ScaleAccess::kMixed) {
+      return transform_cuda<OverOwnRange<Op>>(first, second, result, mask, numel, q, stream);
+    }
+  }
+  TransformArgs<Op> args{first, second, result, mask, numel, q, false, false, {}, {}, {}, 0, 0};
+  args.fast_range = fastest_accepts_range(q.range);
+  args.aligned = is_aligned(first, G::kPack * sizeof(typename Op::First)) &&
+                 is_aligned(result, G::kPack * sizeof(typename Op::Result)) &&
+                 (second == nullptr || is_aligned(second, G::kPack * G::kSecondSize));
+  if (access == ScaleAccess::kColumns) return launch_columns(args, stream);
+  const int64_t threads = (numel + G::kPack - 1) / G::kPack;
+  if constexpr (!kIsOverOwnRange<Op>) {
+    if (access == ScaleAccess::kMixed) {
+      return launch_transform<Op, ScaleAccess::kMixed>(args, threads, stream);
+    }
+  }
+  launch_transform<Op, ScaleAccess::kOne>(args, threads, stream);
+}
+
+}  // namespace baraquant::affine

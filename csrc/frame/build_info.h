@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// With what libbaraquant.so was built. Free of torch.
+#pragma once
+
+#include "frame/export.h"
+
+namespace baraquant {
+
+// Static strings; empty where CUDA was not compiled in.
+struct BuildInfo {
+  const char* version;             // of baraquant
+  const char* torch_version;       // with its local part, as in "2.13.0+cpu"
+  const char* compiler;            // of the host code
+  const char* nvcc_version;        // as in "13.0.88"
+  const char* cuda_architectures;  // as in TORCH_CUDA_ARCH_LIST: "8.0;9.0a"
+  bool with_cuda;
+  bool with_cutlass;  // the products of integers for Hopper's tensor cores
+};
+
+BARAQUANT_API const BuildInfo& build_info();
+
+}  // namespace baraquant

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What the plans of CUDA kernels (plan.h) have in common. Free of torch.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "frame/plan.h"
+
+namespace baraquant {
+
+// "sm_90", of the current device.
+inline std::string current_architecture() {
+  int device = 0, major = 0, minor = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  return "sm_" + std::to_string(major * 10 + minor);
+}
+
+// The plan of a kernel that computes in C.
+template <typename C>
+KernelPlan cuda_plan(std::string name, std::string tile, int64_t workspace_bytes = 0,
+                     const char* accumulator = "") {
+  return {std::move(name),   "cuda",      current_architecture(), std::move(tile),
+          compute_name<C>(), accumulator, workspace_bytes};
+}
+
+}  // namespace baraquant

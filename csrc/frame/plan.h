@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What baraquant.plan() shows: the kernels that a call would launch, in order. The code that
+// selects a kernel answers: having selected, it asks only_planned(), and returns without a launch
+// where that is true. So there is no second table that could disagree. Free of torch.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "frame/export.h"
+
+namespace baraquant {
+
+struct KernelPlan {
+  std::string name, backend, architecture, tile, compute_dtype, accumulator_dtype;
+  int64_t workspace_bytes = 0;  // of scratch memory, taken for the call and given back
+  bool deterministic = true;    // the same bits in every run on this device
+  bool bit_stable = true;       // the same bits on every device
+};
+
+template <typename C>
+const char* compute_name() {
+  return sizeof(C) == 8 ? "float64" : "float32";
+}
+
+// Where this thread notes its plans; null: calls are run, not planned.
+BARAQUANT_API std::vector<KernelPlan>* plans_of_thread();
+
+// While it lives, this thread's calls are planned, not run.
+class BARAQUANT_API Planning {
+ public:
+  Planning();
+  ~Planning();
+  Planning(const Planning&) = delete;
+  Planning& operator=(const Planning&) = delete;
+
+  const std::vector<KernelPlan>& plans() const { return plans_; }
+
+ private:
+  std::vector<KernelPlan> plans_;
+  std::vector<KernelPlan>* outer_;
+};
+
+inline bool is_planning() { return plans_of_thread() != nullptr; }
+
+// True while baraquant.plan() runs: notes make_plan(), and the caller must return without
+// launching.
+template <typename F>
+bool only_planned(const F& make_plan) {
+  std::vector<KernelPlan>* plans = plans_of_thread();
+  if (plans == nullptr) return false;
+  plans->push_back(make_plan());
+  return true;
+}
+
+}  // namespace baraquant

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Sums over the elements of each scale (a segment), free of torch. Note [Order of the sums]:
+// Every product is computed in C, widened to double and added in an order that depends on the
+// shape alone, so that every run and every device gives the same bits. The elements of a segment,
+// numbered j = 0, 1, ... in memory order, are cut into slices; within a slice, lane l of `lanes`
+// adds j = l, l + lanes, l + 2 lanes, ... in turn; then neighbouring lanes are added in pairs until
+// one is left. The sums of several slices are added up in the same way.
+#pragma once
+
+#include <cstdint>
+
+#include "granularity/scale_map.h"
+#include "machine/host_device.h"
+
+namespace baraquant::affine {
+
+constexpr int kPackLanes = 8;   // lanes that one CUDA thread keeps
+constexpr int kTeamMost = 256;  // CUDA threads that share a long segment
+constexpr int kLanesMost = kPackLanes * kTeamMost;
+constexpr int64_t kRunSlice = 16384;  // elements in a slice where a segment lies in runs
+constexpr int64_t kRowSlice = 256;    // rows in a slice where neighbours belong to other segments
+constexpr int kRowLanes = 8;
+
+// Threads for a segment of that length: up to a warp, each with up to 32 elements at first and 128
+// at most (a thread's start costs as much as some ten elements), else a whole block.
+BARAQUANT_HD int team_size(int64_t length) {
+  if (length > 32 * 128) return kTeamMost;
+  int team = length > 16 ? 2 : 1;
+  while (team < 32 && team * 32 < length) team *= 2;
+  return team;
+}
+
+// Adds neighbours in pairs; lanes is a power of two. The result is in sums[0].
+inline double sum_pairs(double* sums, int lanes) {
+  for (int left = lanes / 2; left >= 1; left /= 2) {
+    for (int i = 0; i < left; ++i) sums[i] = sums[2 * i] + sums[2 * i + 1];
+  }
+  return sums[0];
+}
+
+// Where the elements of each segment lie. Either in runs of neighbours:
+//   element j of segment s: run r = j / run_length of `runs`, at (r * segments + s) * run_length,
+//   or, where groups > 0 (a shorter last group): at (s / groups) * axis + (s % groups) * block + j
+// or in columns: row j of column i of block b, at (b / groups * axis + b % groups * block + j)
+//   * columns + i, the segment being b * columns + i.
+struct Segments {
+  bool in_columns = false;
+  int64_t count = 1;    // segments
+  int64_t length = 0;   // elements in one (in all but the last of an axis)
+  int64_t slices = 1;   // of one segment
+  int64_t columns = 1;  // neighbours in memory that belong to different segments
+  int64_t axis = 0, block = 0;
+  Divisor run_length, groups;
+  bool last_is_shorter = false;
+
+  // First element of segment s, and how many it has; for columns: of block b, in rows.
+  BARAQUANT_HD int64_t start(int64_t s) const {
+    if (in_columns || last_is_shorter) {
+      const int64_t o = groups.divide(s);
+      return o * axis + (s - o * groups.value) * block;
+    }
+    return s * run_length.value;
+  }
+  BARAQUANT_HD int64_t length_of(int64_t s) const {
+    if (!last_is_shorter) return length;
+    const int64_t left = axis - (s - groups.divide(s) * groups.value) * block;
+    return left < block ? left : block;
+  }
+  // Both, with one division.
+  BARAQUANT_HD void span(int64_t s, int64_t& start, int64_t& length_of_s) const {
+    start = s * run_length.value;
+    length_of_s = length;
+    if (!in_columns && !last_is_shorter) return;
+    const int64_t o = groups.divide(s), left = axis - (s - o * groups.value) * block;
+    start = (o + 1) * axis - left;
+    length_of_s = left < block ? left : block;
+  }
+  // The run of a segment in which its element j lies.
+  BARAQUANT_HD int64_t run_of(int64_t j) const {
+    return j < run_length.value ? 0 : run_length.divide(j);
+  }
+  // Where element j of segment s lies; not for columns.
+  BARAQUANT_HD int64_t at(int64_t s, int64_t j) const {
+    return start(s) + j + run_of(j) * (count - 1) * run_length.value;
+  }
+};
+
+inline Segments make_segments(const ScaleMap& map) {
+  Segments s;
+  const int64_t outer = map.outer, axis = map.axis.value, inner = map.inner.value;
+  s.groups = Divisor(map.groups());
+  s.block = map.block.value;
+  s.axis = axis;
+  if (map.is_single()) {
+    s.length = map.numel();
+    s.run_length = map.inner;
+  } else if (map.step() == 1) {
+    s.in_columns = true;
+    s.columns = inner;
+    if (map.stride_outer == 0) {  // per channel: the rows are one block
+      s.axis = s.block = outer * axis;
+      s.groups = Divisor(1);
+    }
+    s.last_is_shorter = s.axis % s.block != 0;
+    s.length = s.block;
+    s.count = outer * axis / s.axis * s.groups.value * inner;
+  } else if (inner > 1 || axis == 1) {  // runs along inner
+    const bool repeats = map.stride_outer == 0;
+    s.count = repeats ? axis : outer;
+    s.run_length = map.inner;
+    s.length = repeats ? outer * inner : inner;
+  } else {  // blocks along the axis, the last one shorter
+    s.last_is_shorter = true;
+    s.count = outer * s.groups.value;
+    s.run_length = map.block;
+    s.length = s.block;
+  }
+  const int64_t slice = s.in_columns ? kRowSlice : kRunSlice;
+  s.slices = (s.length + slice - 1) / slice;
+  return s;
+}
+
+// Whether every segment is one run of neighbours in memory.
+inline bool are_rows(const Segments& s) {
+  return !s.in_columns && (s.last_is_shorter || s.run_length.value == s.length);
+}
+
+// Whether every segment starts at a multiple of `step` elements.
+inline bool start_at_multiples(const Segments& s, int64_t step) {
+  if (s.last_is_shorter) return s.axis % step == 0 && s.block % step == 0;
+  return s.count == 1 || s.length % step == 0;
+}
+
+}  // namespace baraquant::affine

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "int8_mm/checks.h"
+
+#include <string>
+#include <vector>
+
+#include "frame/checks.h"
+#include "int8_mm/math.h"
+#include "range/checks.h"
+
+namespace baraquant::int8_mm {
+namespace {
+
+// [N], one for each output; of a grouped op [E, N].
+void check_per_output(const Operands& args, const char* name, const at::Tensor& tensor) {
+  check_same_device(args.op, name, tensor, args.input);
+  const auto outputs = args.weight.sym_sizes().slice(0, args.is_grouped() ? 2 : 1);
+  TORCH_CHECK_VALUE(has_sizes(tensor, outputs), args.op, ": expected ", name, " to have shape ",
+                    outputs, args.is_grouped() ? " (weight.shape[:2])" : " (weight.size(0))",
+                    ", but got ", tensor.sym_sizes());
+}
+
+// One for each group. That the rows can be counted in int32 is asked for here too.
+void check_offsets(const Operands& args) {
+  const at::Tensor& offsets = *args.offsets;
+  check_dtype(args.op, "offsets", offsets, at::kInt, "the end of each group's rows");
+  check_same_device(args.op, "offsets", offsets, args.input);
+  const c10::SymInt groups = args.weight.sym_size(0);
+  TORCH_CHECK_VALUE(has_sizes(offsets, {groups}), args.op, ": expected offsets to have shape [",
+                    groups, "] (weight.size(0)), but got ", offsets.sym_sizes());
+  const c10::SymInt rows = args.input.sym_size(0);
+  TORCH_CHECK_VALUE(rows.sym_le(kMostGroupedRows).expect_true(__FILE__, __LINE__), args.op,
+                    ": expected input.size(0) to be at most ", kMostGroupedRows,
+                    ", the most that int32 offsets can reach, but got ", rows);
+}
+
+void check_matrices(const Operands& args) {
+  const at::Tensor &input = args.input, &weight = args.weight;
+  check_same_device(args.op, "weight", weight, input);
+  TORCH_CHECK_VALUE(weight.dim() == (args.is_grouped() ? 3 : 2), args.op,
+                    ": expected weight to have ",
+                    args.is_grouped() ? "3 dimensions [E, N, K]" : "2 dimensions [N, K]",
+                    ", but got shape ", weight.sym_sizes());
+  if (args.is_grouped()) {
+    TORCH_CHECK_VALUE(input.dim() == 2, args.op,
+                      ": expected input to have 2 dimensions [T, K], but got shape ",
+                      input.sym_sizes());
+    check_offsets(args);
+  }
+  TORCH_CHECK_VALUE(input.dim() >= 1, args.op,
+                    ": expected input to have at least 1 dimension, but got 0");
+  const c10::SymInt depth = weight.sym_size(-1);
+  TORCH_CHECK_VALUE(same_size(input.sym_size(-1), depth), args.op,
+                    ": expected input to have shape [", args.is_grouped() ? "T" : "...", ", ",
+                    depth, "] (weight.size(", args.is_grouped() ? 2 : 1, ") last), but got ",
+                    input.sym_sizes());
+}
+
+void check_int8_weight(const Operands& args) {
+  check_dtype(args.op, "weight", args.weight, at::kChar, "quantized weights");
+  const int64_t dim = args.is_grouped() ? 3 : 2;
+  TORCH_CHECK_VALUE(args.weight.dim() != dim || args.weight.is_contiguous(), args.op,
+                    ": expected weight to be contiguous ([", args.is_grouped() ? "E, " : "",
+                    "N, K], row by row), but got strides ", args.weight.sym_strides(),
+                    "; call .contiguous() once, where the weight is stored");
+}
+
+void check_depth(const Operands& args, bool shifted) {
+  const int64_t most = shifted ? kMostShiftedDepth : kMostDepth;
+  const c10::SymInt depth = args.weight.sym_size(-1);
+  TORCH_CHECK_VALUE(depth.sym_le(most).expect_true(__FILE__, __LINE__), args.op,
+                    ": expected input.size(-1) to be at most ", most,
+                    shifted ? " (of uint8, or with a zero point)" : "",
+                    ", so that int32 holds every sum exactly, but got ", depth);
+}
+
+// In the compute type, or in the output's.
+void check_bias(const Operands& args, at::ScalarType dtype) {
+  if (!args.bias) return;
+  const at::ScalarType compute = compute_dtype(dtype), got = args.bias->scalar_type();
+  TORCH_CHECK_TYPE(got == compute || got == dtype, args.op, ": expected bias to be ",
+                   dtype_name(compute), dtype == compute ? "" : " or " + dtype_name(dtype),
+                   " (the output is ", dtype_name(dtype), "), but got ", dtype_name(got));
+  check_per_output(args, "bias", *args.bias);
+}
+
+void check_weight_qparams(const Operands& args, at::ScalarType compute, const char* why) {
+  check_dtype(args.op, "weight_scale", *args.weight_scale, compute, why);
+  check_per_output(args, "weight_scale", *args.weight_scale);
+  if (!*args.weight_sum) return;
+  check_dtype(args.op, "weight_sum", **args.weight_sum, at::kInt, "weight.sum(1)");
+  check_per_output(args, "weight_sum", **args.weight_sum);
+}
+
+// One number for all; of a size that is traced, unknown yet: not that.
+bool is_single(const at::Tensor& tensor) {
+  if (tensor.dim() == 0) return true;
+  return tensor.dim() == 1 && tensor.sym_size(0).sym_eq(1).guard_or_false(__FILE__, __LINE__);
+}
+
+void check_of_rows(const Operands& args, const char* name, const at::Tensor& tensor,
+                   bool per_token) {
+  check_same_device(args.op, name, tensor, args.input);
+  if (is_single(tensor)) return;
+  TORCH_CHECK_VALUE(per_token, args.op, ": expected ", name,
+                    " to have 1 element (shape [] or [1]), but got shape ", tensor.sym_sizes());
+  std::vector<c10::SymInt> tokens = args.input.sym_sizes().vec();
+  tokens.back() = 1;
+  if (tensor.dim() == args.input.dim() - 1) tokens.pop_back();
+  TORCH_CHECK_VALUE(has_sizes(tensor, tokens), args.op, ": expected ", name,
+                    " to have 1 element (shape [] or [1]) or one for each token (shape ",
+                    c10::SymIntArrayRef(tokens), "), but got shape ", tensor.sym_sizes());
+}
+
+void check_input_qparams(const Operands& args, const InputQparams& q, at::ScalarType compute,
+                         const char* why) {
+  if (q.scale) {
+    check_dispatchable(args.op, q.scale_name, *q.scale);
+    check_dtype(args.op, q.scale_name, *q.scale, compute, why);
+    check_of_rows(args, q.scale_name, *q.scale, q.scale_per_token);
+  } else {
+    check_scale_number(args.op, q.scale_name, q.scale_number, compute);
+  }
+  if (q.zero_point && *q.zero_point) {
+    const at::Tensor& zero_point = **q.zero_point;
+    check_dispatchable(args.op, q.zero_point_name, zero_point);
+    TORCH_CHECK_TYPE(at::isIntegralType(zero_point.scalar_type(), /*includeBool=*/false), args.op,
+                     ": expected ", q.zero_point_name, " to have an integer dtype, but got ",
+                     dtype_name(zero_point.scalar_type()));
+    check_of_rows(args, q.zero_point_name, zero_point, q.zero_point_per_token);
+  }
+  if (q.zero_point_number) {
+    const auto [lowest, highest] = exact_integers(args.input.scalar_type());
+    TORCH_CHECK_VALUE(*q.zero_point_number >= lowest && *q.zero_point_number <= highest, args.op,
+                      ": expected ", q.zero_point_name, " to lie in [", lowest, ", ", highest,
+                      "] (the input's integers), but got ", *q.zero_point_number);
+  }
+}
+
+// [K], one for each input.
+void check_smooth_scale(const Operands& args, const at::Tensor& smooth_scale,
+                        at::ScalarType compute) {
+  check_dispatchable(args.op, "smooth_scale", smooth_scale);
+  check_dtype(args.op, "smooth_scale", smooth_scale, compute, "the compute type of the input");
+  check_same_device(args.op, "smooth_scale", smooth_scale, args.input);
+  const c10::SymInt inputs = args.weight.sym_size(1);
+  TORCH_CHECK_VALUE(has_sizes(smooth_scale, {inputs}), args.op,
+                    ": expected smooth_scale to have shape [", inputs,
+                    "] (input.size(-1)), but got ", smooth_scale.sym_sizes());
+}
+
+// Of an op whose input is floating: scales and bias are of one compute type.
+void check_output_dtype(const Operands& args, at::ScalarType dtype) {
+  const at::ScalarType compute = compute_dtype(args.input.scalar_type());
+  TORCH_CHECK_TYPE(is_supported_floating(dtype) && compute_dtype(dtype) == compute, args.op,
+                   ": expected dtype to be ",
+                   compute == at::kDouble ? "float64" : "float32, float16 or bfloat16",
+                   " (the input, ", dtype_name(args.input.scalar_type()), ", is computed with in ",
+                   dtype_name(compute), "), but got ", dtype_name(dtype));
+}
+
+}  // namespace
+
+void check_all_dispatchable(const Operands& args) {
+  check_dispatchable(args.op, "input", args.input);
+  check_dispatchable(args.op, "weight", args.weight);
+  if (args.weight_scale) check_dispatchable(args.op, "weight_scale", *args.weight_scale);
+  if (args.bias) check_dispatchable(args.op, "bias", *args.bias);
+  if (args.weight_sum && *args.weight_sum) {
+    check_dispatchable(args.op, "weight_sum", **args.weight_sum);
+  }
+  if (args.offsets) check_dispatchable(args.op, "offsets", *args.offsets);
+}
+
+void check_product(const Operands& args, const InputQparams& qparams, at::ScalarType dtype) {
+  check_all_dispatchable(args);
+  const at::ScalarType from = args.input.scalar_type();
+  TORCH_CHECK_TYPE(from == at::kChar || from == at::kByte, args.op,
+                   ": expected input to be torch.int8 or torch.uint8 (quantized already), but got ",
+                   dtype_name(from));
+  TORCH_CHECK_TYPE(is_supported_floating(dtype), args.op,
+                   ": expected dtype to be float32, float64, float16 or bfloat16, but got ",
+                   dtype_name(dtype));
+  check_int8_weight(args);
+  check_matrices(args);
+  check_depth(args, from == at::kByte || qparams.has_zero_point());
+  const at::ScalarType compute = compute_dtype(dtype);
+  check_weight_qparams(args, compute, "the compute type of the output");
+  check_input_qparams(args, qparams, compute, "the compute type of the output");
+  check_bias(args, dtype);
+}
+
+void check_quantized_linear(const Operands& args, const RowScheme& scheme, at::ScalarType dtype) {
+  check_all_dispatchable(args);
+  check_floating(args.op, "input", args.input);
+  check_output_dtype(args, dtype);
+  check_int8_weight(args);
+  check_matrices(args);
+  check_depth(args, !scheme.symmetric);
+  range::check_row_scheme(args.op, scheme);
+  check_weight_qparams(args, compute_dtype(dtype), "the compute type of the input");
+  check_bias(args, dtype);
+}
+
+void check_static_quantized_linear(const Operands& args, const InputQparams& qparams,
+                                   const OptionalTensor& smooth_scale, int64_t quant_min,
+                                   int64_t quant_max, at::ScalarType dtype) {
+  check_all_dispatchable(args);
+  check_floating(args.op, "input", args.input);
+  check_output_dtype(args, dtype);
+  check_int8_weight(args);
+  check_matrices(args);
+  check_depth(args, qparams.has_zero_point());
+  check_range(args.op, quant_min, quant_max, at::kChar);
+  const at::ScalarType compute = compute_dtype(dtype);
+  check_weight_qparams(args, compute, "the compute type of the input");
+  check_input_qparams(args, qparams, compute, "the compute type of the input");
+  if (smooth_scale) check_smooth_scale(args, *smooth_scale, compute);
+  check_bias(args, dtype);
+}
+
+void check_qat_linear(const Operands& args, const Schemes& schemes) {
+  check_all_dispatchable(args);
+  check_floating(args.op, "input", args.input);
+  check_dtype(args.op, "weight", args.weight, args.input.scalar_type(), "the input's dtype");
+  check_matrices(args);
+  check_depth(args, !schemes.input.symmetric);
+  range::check_row_scheme(args.op, schemes.weight, "weight_");
+  range::check_row_scheme(args.op, schemes.input);
+  check_bias(args, args.input.scalar_type());
+}
+
+void check_offset_values(const Operands& args) {
+  if (!args.offsets || !args.offsets->is_cpu()) return;
+  const at::Tensor offsets = args.offsets->contiguous();
+  const auto* ends = static_cast<const int32_t*>(offsets.const_data_ptr());
+  for (int64_t g = 0, least = 0; g < offsets.numel(); least = ends[g++]) {
+    TORCH_CHECK_VALUE(ends[g] >= least && ends[g] <= args.input.size(0), args.op,
+                      ": expected offsets to ascend from 0 to input.size(0) (", args.input.size(0),
+                      ") at most, but got ", ends[g], " at index ", g,
+                      g == 0 ? "" : " behind " + std::to_string(least));
+  }
+}
+
+}  // namespace baraquant::int8_mm

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The argument checks of the integer matrix family, run before any kernel on every device and under
+// tracing.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+#include "int8_mm/core_ops.h"
+
+namespace baraquant::int8_mm {
+
+// What every op of the family takes; an op without weight_scale, weight_sum or offsets leaves it
+// null.
+struct Operands {
+  const char* op;
+  const at::Tensor& input;
+  const at::Tensor& weight;
+  const at::Tensor* weight_scale;
+  const OptionalTensor& bias;
+  const OptionalTensor* weight_sum;
+  const at::Tensor* offsets = nullptr;  // of a grouped op, whose weight has three dimensions
+
+  bool is_grouped() const { return offsets != nullptr; }
+};
+
+// The scale and the zero point of an input, where they are given: tensors, or numbers.
+struct InputQparams {
+  const char* scale_name;
+  const char* zero_point_name;
+  bool scale_per_token;     // may there be one for each token?
+  const at::Tensor* scale;  // null: scale_number
+  const OptionalTensor* zero_point;
+  double scale_number = 1;
+  std::optional<int64_t> zero_point_number = std::nullopt;
+  bool zero_point_per_token = true;
+
+  bool has_zero_point() const { return zero_point ? zero_point->has_value() : !!zero_point_number; }
+};
+
+// Of the tensors in args. NB: autograd calls it too, as Python would refuse a nested tensor of
+// jagged layout under the name of whatever op comes next.
+void check_all_dispatchable(const Operands& args);
+void check_product(const Operands& args, const InputQparams& qparams, at::ScalarType dtype);
+// dtype: of the output.
+void check_quantized_linear(const Operands& args, const RowScheme& scheme, at::ScalarType dtype);
+void check_static_quantized_linear(const Operands& args, const InputQparams& qparams,
+                                   const OptionalTensor& smooth_scale, int64_t quant_min,
+                                   int64_t quant_max, at::ScalarType dtype);
+void check_qat_linear(const Operands& args, const Schemes& schemes);
+// Reads the offsets of a grouped op, where they are on the CPU.
+void check_offset_values(const Operands& args);
+
+}  // namespace baraquant::int8_mm

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// AVX2: numbers of 16 bits, whose products vpmaddwd adds in pairs to int32. The 8-bit multiply-add
+// of these machines (vpmaddubsw) saturates, so it is not used.
+#pragma once
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "int8_mm/cpu/tile.h"
+#include "machine/cpu_isa.h"
+
+namespace baraquant::int8_mm::avx2 {
+
+// 12 sums, 2 words of the weight, one of the input and a product: all 16 registers.
+constexpr int kRows = 6, kVectors = 2, kLanes = 8, kColumns = kVectors * kLanes;
+
+template <int kCount>
+BARAQUANT_AVX2 void tile(const PackedRows& input, const uint8_t* panel, int64_t words,
+                         const Sums& out, bool add) {
+  __m256i sums[kCount][kVectors];
+#pragma GCC unroll 6
+  for (int i = 0; i < kCount; ++i) {
+    for (int v = 0; v < kVectors; ++v) {
+      const int32_t* const from = out.data + i * out.stride + v * kLanes;
+      sums[i][v] =
+          add ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)) : _mm256_setzero_si256();
+    }
+  }
+  const int64_t stride = input.stride;
+  const uint8_t* rows[2] = {input.data, input.data + 3 * stride};
+  const __m256i* w = reinterpret_cast<const __m256i*>(panel);
+#pragma GCC unroll 2
+  for (int64_t g = 0; g < words; ++g) {
+    const __m256i w0 = _mm256_load_si256(w), w1 = _mm256_load_si256(w + 1);
+    w += kVectors;
+#pragma GCC unroll 6
+    for (int i = 0; i < kCount; ++i) {
+      int32_t word;
+      std::memcpy(&word, rows[i / 3] + i % 3 * stride, 4);
+      const __m256i a = _mm256_set1_epi32(word);
+      sums[i][0] = _mm256_add_epi32(sums[i][0], _mm256_madd_epi16(a, w0));
+      sums[i][1] = _mm256_add_epi32(sums[i][1], _mm256_madd_epi16(a, w1));
+    }
+    for (const uint8_t*& row : rows) row += 4;
+  }
+#pragma GCC unroll 6
+  for (int i = 0; i < kCount; ++i) {
+    for (int v = 0; v < kVectors; ++v) {
+      int32_t* const to = out.data + i * out.stride + v * kLanes;
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), sums[i][v]);
+    }
+  }
+}
+
+// Bytes k .. k + 15 of eight rows -> words of two 16-bit numbers, word g at to + g * step.
+BARAQUANT_AVX2 inline void transpose(const int8_t* const (&rows)[8], int64_t k, uint8_t* to,
+                                     int64_t step) {
+  // Vector j: the 16 bytes of row j, then those of row j + 4.
+  __m256i r[4];
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[j] + k));
+    const __m128i high = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[j + 4] + k));
+    r[j] = _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+  }
+  const __m256i a = _mm256_unpacklo_epi32(r[0], r[1]), b = _mm256_unpackhi_epi32(r[0], r[1]);
+  const __m256i c = _mm256_unpacklo_epi32(r[2], r[3]), d = _mm256_unpackhi_epi32(r[2], r[3]);
+  const __m256i quads[4] = {_mm256_unpacklo_epi64(a, c), _mm256_unpackhi_epi64(a, c),
+                            _mm256_unpacklo_epi64(b, d), _mm256_unpackhi_epi64(b, d)};
+  // The two low bytes of each quad go to the upper halves of two 16-bit numbers, then the two high
+  // ones; an arithmetic shift extends them. (The other bytes do not matter.)
+  const __m256i first = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, 0, 0, 1, 4, 4, 4, 5, 8, 8, 8, 9, 12, 12, 12, 13));
+  const __m256i second = _mm256_add_epi8(first, _mm256_set1_epi8(2));
+#pragma GCC unroll 4
+  for (int g = 0; g < 4; ++g) {
+    const __m256i first_pair = _mm256_srai_epi16(_mm256_shuffle_epi8(quads[g], first), 8);
+    const __m256i second_pair = _mm256_srai_epi16(_mm256_shuffle_epi8(quads[g], second), 8);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(to + 2 * g * step), first_pair);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(to + (2 * g + 1) * step), second_pair);
+  }
+}
+
+// A panel of kWide columns.
+template <int kWide>
+BARAQUANT_AVX2 void pack_weight(const int8_t* weight, int64_t stride, int64_t count, int64_t depth,
+                                uint8_t* panel, int32_t*) {
+  constexpr int64_t kStep = kWide * 4;  // bytes of one word of every column
+  for (int64_t n = 0; n < kWide; n += 8) {
+    const int8_t* rows[8];
+    for (int i = 0; i < 8; ++i) {
+      rows[i] = weight + std::min<int64_t>(n + i, count - 1) * stride;
+    }
+    int64_t k = 0;
+    for (; k + 16 <= depth; k += 16) transpose(rows, k, panel + k / 2 * kStep + n * 4, kStep);
+    if (k < depth) {
+      int8_t last[8][16] = {};
+      for (int i = 0; i < 8; ++i) {
+        std::memcpy(last[i], rows[i] + k, static_cast<size_t>(depth - k));
+        rows[i] = last[i];
+      }
+      transpose(rows, 0, panel + k / 2 * kStep + n * 4, kStep);
+    }
+  }
+}
+
+BARAQUANT_AVX2 inline int32_t sum_of(__m256i x) {
+  __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
+}
+
+// Elements at .. at + 15 of kCount input rows and of kWide weight rows, `stride` bytes apart.
+template <int kCount, int kWide>
+BARAQUANT_AVX2 inline __attribute__((always_inline)) void add_products(
+    __m256i (&sums)[kCount][kWide], const PackedRows& input, int64_t at, const int8_t* weight,
+    int64_t stride) {
+#pragma GCC unroll 4
+  for (int j = 0; j < kWide; ++j) {
+    const __m256i w = _mm256_cvtepi8_epi16(
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(weight + j * stride)));
+#pragma GCC unroll 4
+    for (int i = 0; i < kCount; ++i) {
+      const __m256i a = _mm256_load_si256(
+          reinterpret_cast<const __m256i*>(input.data + i * input.stride + 2 * at));
+      sums[i][j] = _mm256_add_epi32(sums[i][j], _mm256_madd_epi16(a, w));
+    }
+  }
+}
+
+// kCount input rows times kWide weight rows. The rows that come next are fetched ahead.
+template <int kCount, int kWide>
+BARAQUANT_AVX2 void dots(const PackedRows& input, const int8_t* weight, int64_t k,
+                         const Sums& out) {
+  __m256i sums[kCount][kWide] = {};
+  int64_t at = 0;
+  for (; at + 64 <= k; at += 64) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kWide; ++j) _mm_prefetch(weight + (j + kWide) * k + at, _MM_HINT_T0);
+#pragma GCC unroll 4
+    for (int step = 0; step < 64; step += 16) {
+      add_products(sums, input, at + step, weight + at + step, k);
+    }
+  }
+  for (; at + 16 <= k; at += 16) add_products(sums, input, at, weight + at, k);
+  if (at < k) {
+    int8_t last[kWide][16] = {};
+    for (int j = 0; j < kWide; ++j) {
+      std::memcpy(last[j], weight + j * k + at, static_cast<size_t>(k - at));
+    }
+    add_products(sums, input, at, last[0], 16);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < kCount; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kWide; ++j) out.data[i * out.stride + j] = sum_of(sums[i][j]);
+  }
+}
+
+template <int kCount>
+void stream(const PackedRows& input, const int8_t* weight, int64_t count, int64_t k,
+            const Sums& sums, int32_t*) {
+  constexpr int kWide = kCount == 1 ? 4 : 2;
+  int64_t n = 0;
+  for (; n + kWide <= count; n += kWide) {
+    dots<kCount, kWide>(input, weight + n * k, k, {sums.data + n, sums.stride});
+  }
+  for (; n < count; ++n) dots<kCount, 1>(input, weight + n * k, k, {sums.data + n, sums.stride});
+}
+
+inline constexpr auto kTiles =
+    for_each_count<CpuKernel::Tile, kRows>([]<int kCount> { return &tile<kCount>; });
+inline constexpr auto kStreams =
+    for_each_count<CpuKernel::Stream, 4>([]<int kCount> { return &stream<kCount>; });
+inline constexpr CpuKernel kKernel{"int8_mm_avx2",         kColumns, 2,       0, &pack_wide,
+                                   &pack_weight<kColumns>, kTiles,   kStreams};
+
+}  // namespace baraquant::int8_mm::avx2
+#endif

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The product on the CPU, free of torch: blocks for the caches and the threads, around a kernel
+// of the machine's instruction set (kernel_cpu.h). Sums are exact, so the blocks do not show in the
+// bits.
+//   for each block of kRowBlock input rows: pack it
+//     for each block of columns (in parallel)
+//       for each block of the depth: pack the weight; tiles of rows times columns into int32 sums
+//       the sums to the output (rescale() in int8_mm/math.h)
+// Few rows need no packed weight: it is streamed through once.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "int8_mm/cpu/tile.h"
+#include "int8_mm/math.h"
+#include "int8_mm/operands.h"
+#include "machine/cpu_isa.h"
+#include "machine/float_types.h"
+
+namespace baraquant::int8_mm {
+
+constexpr int64_t kColumnBlock = 128;        // columns of one task, at most
+constexpr int64_t kDepthBlock = 2048;        // bytes of a packed row in one block of the depth
+constexpr int64_t kRowBlock = 512;           // input rows that are packed together
+constexpr int64_t kUnit = int64_t(1) << 20;  // products that one task takes at least
+
+constexpr int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
+constexpr int64_t divide_up(int64_t x, int64_t y) { return (x + y - 1) / y; }
+
+// Uninitialised memory on a cache line's boundary.
+template <typename T>
+class Scratch {
+ public:
+  explicit Scratch(int64_t count)
+      : data_(static_cast<T*>(::operator new(sizeof(T) * static_cast<size_t>(count), kAlignment))) {
+  }
+  T* data() const { return data_.get(); }
+
+ private:
+  static constexpr std::align_val_t kAlignment{64};
+  struct Delete {
+    void operator()(T* p) const { ::operator delete(p, kAlignment); }
+  };
+  std::unique_ptr<T, Delete> data_;
+};
+
+// The sums of one task's block of columns, on their way to the output.
+template <typename T>
+class Finish {
+ public:
+  using C = ComputeType<T>;
+
+  Finish(const Factors& f, const Rescaling<C>& r, T* output, int32_t input_offset)
+      : n_(f.n), r_(r), output_(output), offset_(f.is_unsigned ? 0 : input_offset) {}
+
+  // Rows m .. m + rows - 1, columns n .. n + columns - 1. weight_sums: of these columns.
+  void operator()(CpuIsa isa, int64_t m, int64_t rows, int64_t n, int64_t columns, const Sums& sums,
+                  const int32_t* weight_sums) const {
+    C no_bias[kColumnBlock];
+    if (!r_.bias) std::fill_n(no_bias, columns, kNoBias<C>);
+    const C* const bias = r_.bias ? r_.bias + n : no_bias;
+    run_on_isa(isa, [&]() __attribute__((always_inline)) {
+      for (int64_t i = 0; i < rows; ++i) {
+        row(m + i, n, columns, sums.data + i * sums.stride, weight_sums, bias);
+      }
+    });
+  }
+
+ private:
+  BARAQUANT_HD void row(int64_t m, int64_t n, int64_t columns, const int32_t* __restrict sums,
+                        const int32_t* __restrict own_sums, const C* __restrict bias) const {
+    const C input_scale = r_.input_scale.at(m);
+    const int32_t offset = offset_, zero_point = r_.weight_sum ? r_.zero_point.at(m) : 0;
+    const int32_t* __restrict const weight_sum = r_.weight_sum ? r_.weight_sum + n : own_sums;
+    const C* __restrict const weight_scale = r_.weight_scale + n;
+    T* __restrict const output = output_ + m * n_ + n;
+    for (int64_t j = 0; j < columns; ++j) {
+      const int32_t products = shift(sums[j], offset, own_sums[j]);
+      const int32_t acc = shift(products, zero_point, weight_sum[j]);
+      output[j] = from_compute<T>(rescale(acc, weight_scale[j], input_scale, bias[j]));
+    }
+  }
+
+  int64_t n_;
+  Rescaling<C> r_;
+  T* output_;
+  int32_t offset_;
+};
+
+// How the product is cut up: a function of the sizes, the kernel and the number of threads.
+struct Blocks {
+  int64_t padded, stride;  // of a packed row, in elements and bytes
+  int64_t rows;            // that are packed together
+  int64_t row_parts;       // into which these are cut for the threads, where there are few columns
+  int64_t columns;         // of a task
+  int64_t depth;           // of a panel, in elements; 0: the weight is streamed
+  int64_t panel_bytes, sums;  // of a task
+
+  Blocks(const Factors& f, const CpuKernel& kernel, int threads) {
+    const int64_t bytes = 4 / kernel.word;
+    padded = round_up(f.k, kDepthUnit);
+    // An odd number of cache lines, so that the rows of a tile do not meet in one set.
+    stride = (padded * bytes / 64 | 1) * 64;
+    rows = std::min(f.m, kRowBlock);
+    columns = kColumnBlock;
+    while (columns > kernel.columns && divide_up(f.n, columns) < 4 * threads) columns /= 2;
+    const bool streamed = f.m <= static_cast<int64_t>(kernel.streams.size());
+    depth = streamed ? 0 : std::min(kDepthBlock / bytes, std::max(padded, kDepthUnit));
+    const int64_t tiles = divide_up(rows, static_cast<int64_t>(kernel.tiles.size()));
+    row_parts = streamed ? 1 : std::clamp<int64_t>(threads / divide_up(f.n, columns), 1, tiles);
+    panel_bytes = depth * kernel.columns * bytes;
+    sums = divide_up(rows, row_parts) * columns;
+  }
+
+  bool is_streamed() const { return depth == 0; }
+  int64_t column_blocks(int64_t n) const { return divide_up(n, columns); }
+
+  // Rows x columns, as plan() shows it.
+  std::string tile(const CpuKernel& kernel) const {
+    return is_streamed()
+               ? std::to_string(rows) + "x4"
+               : std::to_string(kernel.tiles.size()) + "x" + std::to_string(kernel.columns);
+  }
+  // Of the packed input, and of the tasks of `threads` threads.
+  int64_t scratch_bytes(int threads) const {
+    return rows * stride + threads * (panel_bytes + sums * static_cast<int64_t>(sizeof(int32_t)));
+  }
+};
+
+// Rows of packed input times columns n .. n + count - 1, by panels of the packed weight.
+inline void multiply_panels(const Factors& f, const CpuKernel& kernel, const Blocks& blocks,
+                            const PackedRows& input, int64_t n, int64_t count, uint8_t* panel,
+                            const Sums& sums, int32_t* weight_sums) {
+  const int64_t most = static_cast<int64_t>(kernel.tiles.size());
+  const int64_t tiles = divide_up(input.count, most);
+  const int64_t bytes = 4 / kernel.word;
+  for (int64_t k = 0; k == 0 || k < f.k; k += blocks.depth) {
+    const int64_t depth = std::min(blocks.depth, f.k - k), words = divide_up(depth, kernel.word);
+    for (int64_t j = 0; j < count; j += kernel.columns) {
+      kernel.pack_weight(f.weight + (n + j) * f.k + k, f.k, std::min(kernel.columns, count - j),
+                         depth, panel, weight_sums + j);
+      for (int64_t t = 0; t < tiles; ++t) {  // of nearly equal heights
+        const int64_t from = t * input.count / tiles, to = (t + 1) * input.count / tiles;
+        const PackedRows rows{input.data + from * input.stride + k * bytes, input.stride,
+                              to - from};
+        kernel.tiles[to - from - 1](rows, panel, words,
+                                    {sums.data + from * sums.stride + j, sums.stride}, k > 0);
+      }
+    }
+  }
+}
+
+// The tasks begin .. end - 1 of one block of rows, which starts at row m: parts of its rows times
+// blocks of columns.
+template <typename T>
+void run_tasks(const Factors& f, const CpuKernel& kernel, CpuIsa isa, const Blocks& blocks,
+               const PackedRows& block, int64_t m, int64_t begin, int64_t end,
+               const Finish<T>& finish) {
+  const Scratch<int32_t> memory(blocks.sums);
+  const Scratch<uint8_t> panel(blocks.panel_bytes);
+  const Sums sums{memory.data(), blocks.columns};
+  int32_t weight_sums[kColumnBlock];
+  for (int64_t task = begin; task < end; ++task) {
+    const int64_t part = task % blocks.row_parts, n = task / blocks.row_parts * blocks.columns;
+    const int64_t from = part * block.count / blocks.row_parts;
+    const int64_t to = (part + 1) * block.count / blocks.row_parts;
+    const int64_t count = std::min(blocks.columns, f.n - n);
+    const PackedRows input{block.data + from * block.stride, block.stride, to - from};
+    std::fill_n(weight_sums, blocks.columns, 0);
+    if (blocks.is_streamed()) {
+      kernel.streams[input.count - 1](input, f.weight + n * f.k, count, f.k, sums, weight_sums);
+    } else {
+      multiply_panels(f, kernel, blocks, input, n, count, panel.data(), sums, weight_sums);
+    }
+    finish(isa, m + from, input.count, n, count, sums, weight_sums);
+  }
+}
+
+// parallel(count, grain, task): task(begin, end) on threads, over 0 .. count - 1, `grain` or more
+// of them at a time.
+template <typename T, typename Parallel>
+void product(const Factors& f, const Rescaling<ComputeType<T>>& r, T* output, CpuIsa isa,
+             const CpuKernel& kernel, const Blocks& blocks, const Parallel& parallel) {
+  const Finish<T> finish(f, r, output, kernel.input_offset);
+  const Scratch<uint8_t> packed(blocks.rows * blocks.stride);
+  for (int64_t m = 0; m < f.m; m += blocks.rows) {
+    const PackedRows block{packed.data(), blocks.stride, std::min(blocks.rows, f.m - m)};
+    parallel(block.count, kUnit / (16 * (f.k + 1)) + 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        kernel.pack_input(static_cast<const uint8_t*>(f.input) + (m + i) * f.k, f.is_unsigned, f.k,
+                          blocks.padded, packed.data() + i * blocks.stride);
+      }
+    });
+    // To pack a number of the weight costs as much as some products.
+    const int64_t cost = (block.count + 16) * blocks.columns * (f.k + 1) / blocks.row_parts;
+    parallel(blocks.column_blocks(f.n) * blocks.row_parts, kUnit / cost + 1,
+             [&](int64_t begin, int64_t end) {
+               run_tasks(f, kernel, isa, blocks, block, m, begin, end, finish);
+             });
+  }
+}
+
+// sums[n] = sum over k of weight[n, k].
+template <typename Parallel>
+void sum_rows(const int8_t* weight, int64_t n, int64_t k, int32_t* sums, CpuIsa isa,
+              const Parallel& parallel) {
+  parallel(n, kUnit / (16 * (k + 1)) + 1, [&](int64_t begin, int64_t end) {
+    run_on_isa(isa, [&]() __attribute__((always_inline)) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int8_t* __restrict const row = weight + i * k;
+        int32_t sum = 0;
+        for (int64_t j = 0; j < k; ++j) sum += row[j];
+        sums[i] = sum;
+      }
+    });
+  });
+}
+
+}  // namespace baraquant::int8_mm

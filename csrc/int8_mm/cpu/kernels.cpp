@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The CPU kernels of the integer matrix family.
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+
+#include "frame/plan.h"
+#include "int8_mm/cpu/blocked.h"
+#include "int8_mm/cpu/select.h"
+#include "int8_mm/kernels.h"
+
+namespace baraquant::int8_mm {
+namespace {
+
+constexpr auto kParallel = [](int64_t count, int64_t grain, const auto& task) {
+  at::parallel_for(0, count, grain, task);
+};
+
+template <typename C>
+const char* const kDtypeName = sizeof(C) == 8 ? "float64" : "float32";
+
+// Calls of(group, rows) for each group that has rows; returns the first row behind the last group.
+template <typename Of>
+int64_t for_each_group(const Factors& f, const Of& of) {
+  GroupRows rows;
+  for (int64_t g = 0; g < f.groups; ++g) {
+    rows = rows.next(f.ends[g], f.m);
+    if (rows.begin < rows.end) of(g, rows);
+  }
+  return rows.end;
+}
+
+struct Cpu {
+  template <typename T>
+  static void product(const Factors& f, const Rescaling<ComputeType<T>>& r, T* output) {
+    const CpuIsa isa = cpu_isa();
+    const CpuKernel& kernel = kernel_of(isa);
+    const int threads = at::get_num_threads();
+    const Blocks blocks(f, kernel, threads);  // of a grouped product: as one group had all rows
+    if (only_planned([&] {
+          return KernelPlan{kernel.name,
+                            "cpu",
+                            cpu_isa_name(isa),
+                            blocks.tile(kernel),
+                            kDtypeName<ComputeType<T>>,
+                            "int32",
+                            blocks.scratch_bytes(threads)};
+        })) {
+      return;
+    }
+    if (!f.is_grouped()) {
+      int8_mm::product<T>(f, r, output, isa, kernel, blocks, kParallel);
+      return;
+    }
+    const int64_t end = for_each_group(f, [&](int64_t g, const GroupRows& rows) {
+      Factors own = f;
+      Rescaling<ComputeType<T>> own_r = r;
+      own.choose_group(g);
+      own_r.choose_group(g, f.n);
+      own.input = static_cast<const uint8_t*>(f.input) + rows.begin * f.k;
+      own_r.begin_at(rows.begin);
+      own.m = rows.end - rows.begin;
+      int8_mm::product<T>(own, own_r, output + rows.begin * f.n, isa, kernel,
+                          Blocks(own, kernel, threads), kParallel);
+    });
+    std::fill(output + end * f.n, output + f.m * f.n, T{});
+  }
+
+  static void weight_sums(const at::Tensor& weight, const at::Tensor& sums) {
+    const CpuIsa isa = cpu_isa();
+    if (only_planned([&] {
+          return KernelPlan{"weight_sums", "cpu", cpu_isa_name(isa), "1", "int32", "int32"};
+        })) {
+      return;
+    }
+    sum_rows(static_cast<const int8_t*>(weight.const_data_ptr()), sums.numel(), weight.size(-1),
+             static_cast<int32_t*>(sums.mutable_data_ptr()), isa, kParallel);
+  }
+};
+
+}  // namespace
+
+const Kernels& cpu_kernels() {
+  static const Kernels kernels{&Launch<Cpu>::product, &Cpu::weight_sums};
+  return kernels;
+}
+
+}  // namespace baraquant::int8_mm

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The product of one to four rows: it streams the weight once. A warp takes one or two rows of the
+// weight, 512 bytes of each at a time. Where the weight has few rows, the warps of a block share
+// one's depth.
+#pragma once
+
+#include "int8_mm/cuda/generic/pipeline.cuh"
+#include "int8_mm/cuda/scale_vectors.cuh"
+
+namespace baraquant::int8_mm {
+
+// The warp's share of the depth of `columns` rows of the weight, from row n on.
+template <int rows, int columns, bool is_unsigned, bool aligned>
+__device__ __forceinline__ void add_depth(int (&sums)[rows][columns], const Matrix<aligned>& input,
+                                          const Matrix<aligned>& weight, int64_t n, int share,
+                                          int shares) {
+  constexpr int kDeep = aligned ? 8 / columns : 2;  // loads of a thread before the first is used
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t step = int64_t(shares) * 32 * kChunk;
+  const int64_t first = int64_t(share) * 32 * kChunk;
+  for (int64_t from = first; from < input.k; from += step * kDeep) {  // the same for all lanes
+    const int64_t at = from + lane * kChunk;
+    uint4 words[kDeep][columns];
+#pragma unroll
+    for (int d = 0; d < kDeep; ++d) {
+#pragma unroll
+      for (int c = 0; c < columns; ++c) {
+        const int64_t row = n + c < weight.rows ? n + c : n;
+        words[d][c] = weight.streamed_chunk(row, at + d * step);
+      }
+    }
+
+#pragma unroll
+    for (int d = 0; d < kDeep; ++d) {
+#pragma unroll
+      for (int r = 0; r < rows; ++r) {
+        const uint4 a = input.chunk(r, at + d * step);
+#pragma unroll
+        for (int c = 0; c < columns; ++c) {
+          sums[r][c] = add_products<is_unsigned>(a, words[d][c], sums[r][c]);
+        }
+      }
+    }
+  }
+}
+
+// Over the block's warps that share a row: the first thread of each row gets the sum.
+template <int count>
+__device__ __forceinline__ void add_warps(int (&sums)[count], int share, int shares) {
+  __shared__ int others[kVectorWarps][count];
+#pragma unroll
+  for (int i = 0; i < count; ++i) sums[i] = __reduce_add_sync(0xffffffffu, sums[i]);
+  if (shares == 1) return;
+  if (threadIdx.x % 32 == 0) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) others[share][i] = sums[i];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    sums[i] = 0;
+#pragma unroll
+    for (int s = 0; s < kVectorWarps; ++s) sums[i] += others[s][i];
+  }
+}
+
+// As many blocks on a multiprocessor as leave registers for the loads that are under way.
+template <int rows, bool aligned>
+constexpr int kVectorBlocks = !aligned    ? 4
+                              : rows <= 2 ? 8
+                                          : 7;
+
+template <typename T, int rows, bool is_unsigned, bool aligned>
+__global__ void __launch_bounds__(32 * kVectorWarps, kVectorBlocks<rows, aligned>)
+    vector_kernel(const GenericArgs<T> args, const int shares) {
+  constexpr int columns = rows == 1 ? 1 : 2;  // the input's rows come from the cache each time
+  const Factors& f = args.factors;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int share = warp % shares;
+  const int64_t n = (int64_t(blockIdx.x) * (kVectorWarps / shares) + warp / shares) * columns;
+  if (n >= f.n) return;  // all warps that share it
+
+  const Matrix<aligned> input{static_cast<const uint8_t*>(f.input), f.m, f.k};
+  const Matrix<aligned> weight{reinterpret_cast<const uint8_t*>(f.weight), f.n, f.k};
+  int sums[rows][columns] = {};
+  add_depth<rows, columns, is_unsigned, aligned>(sums, input, weight, n, share, shares);
+  auto& flat = reinterpret_cast<int (&)[rows * columns]>(sums);
+  add_warps(flat, share, shares);
+
+  // Each of the first lanes writes one output.
+  if (share > 0 || lane >= rows * columns) return;
+  const int row = lane / columns, column = lane % columns;
+  if (n + column >= f.n) return;
+  int sum = flat[0];
+#pragma unroll
+  for (int i = 1; i < rows * columns; ++i) sum = lane == i ? flat[i] : sum;
+  using C = ComputeType<T>;
+  args.output[row * f.n + n + column] = output_of<T>(sum, RowFactors<C>(args.rescaling, row),
+                                                     ColumnFactors<C>(args.rescaling, n + column));
+}
+
+template <typename T, int rows>
+void launch_vector_rows(const GenericArgs<T>& args, int multiprocessors, cudaStream_t stream) {
+  constexpr int columns = rows == 1 ? 1 : 2;
+  const Factors& f = args.factors;
+  const bool aligned =
+      f.k % kChunk == 0 && is_aligned(f.input, kChunk) && is_aligned(f.weight, kChunk);
+  auto kernel =
+      aligned ? &vector_kernel<T, rows, false, true> : &vector_kernel<T, rows, false, false>;
+  if (f.is_unsigned) {
+    kernel = aligned ? &vector_kernel<T, rows, true, true> : &vector_kernel<T, rows, true, false>;
+  }
+  const int64_t warps = divide_up(f.n, columns);
+  // Eight warps of a multiprocessor keep its share of the memory's bandwidth busy.
+  const int shares = warps < int64_t(8) * multiprocessors ? kVectorWarps : 1;
+  const auto blocks = static_cast<unsigned>(divide_up(warps * shares, kVectorWarps));
+  kernel<<<blocks, 32 * kVectorWarps, 0, stream>>>(args, shares);
+}
+
+template <typename T>
+void launch_vector(const Factors& factors, const Rescaling<ComputeType<T>>& rescaling, T* output,
+                   int multiprocessors, cudaStream_t stream) {
+  static_assert(kMostVectorRows == 4);
+  const GenericArgs<T> args{factors, rescaling, output};
+  switch (factors.m) {
+    case 1:
+      return launch_vector_rows<T, 1>(args, multiprocessors, stream);
+    case 2:
+      return launch_vector_rows<T, 2>(args, multiprocessors, stream);
+    case 3:
+      return launch_vector_rows<T, 3>(args, multiprocessors, stream);
+    default:
+      return launch_vector_rows<T, 4>(args, multiprocessors, stream);
+  }
+}
+
+}  // namespace baraquant::int8_mm

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The grouped product on Hopper: CUTLASS's kernels for groups of products, whose sizes and pointers
+// lie in a table on the device. The rest is as in gemm.cuh.
+#pragma once
+
+#include "cute/tensor.hpp"
+#include "cutlass/epilogue/collective/collective_builder.hpp"
+#include "cutlass/gemm/collective/collective_builder.hpp"
+#include "cutlass/gemm/group_array_problem_shape.hpp"
+#include "cutlass/gemm/kernel/gemm_universal.hpp"
+#include "int8_mm/cuda/hopper/epilogue.cuh"
+#include "int8_mm/cuda/hopper/launcher.cuh"
+#include "int8_mm/cuda/kernels.h"
+
+namespace baraquant::int8_mm::hopper {
+
+template <int m_, int n_, int k_, int cluster_m, int cluster_n, bool swapped_, bool pingpong>
+struct GroupedTile {
+  using Shape = cute::Shape<cute::Int<m_>, cute::Int<n_>, cute::Int<k_>>;
+  using Cluster = cute::Shape<cute::Int<cluster_m>, cute::Int<cluster_n>, cute::_1>;
+  static constexpr bool swapped = swapped_;
+  using Schedule =
+      cute::conditional_t<pingpong, cutlass::gemm::KernelPtrArrayTmaWarpSpecializedPingpong,
+                          cutlass::gemm::KernelPtrArrayTmaWarpSpecializedCooperative>;
+  using EpilogueSchedule =
+      cute::conditional_t<pingpong, cutlass::epilogue::PtrArrayTmaWarpSpecializedPingpong,
+                          cutlass::epilogue::PtrArrayTmaWarpSpecializedCooperative>;
+};
+
+template <typename T, typename Tile>
+struct GroupedGemm {
+  using Output = typename Stored<T>::type;
+  static constexpr int kOutputAlignment = 16 / sizeof(Output);
+  static constexpr bool swapped = Tile::swapped;
+
+  using OutputLayout =
+      cute::conditional_t<swapped, cutlass::layout::ColumnMajor*, cutlass::layout::RowMajor*>;
+  using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, typename Tile::Shape,
+      typename Tile::Cluster, cutlass::epilogue::collective::EpilogueTileAuto, int32_t, float, void,
+      OutputLayout, kOutputAlignment, Output, OutputLayout, kOutputAlignment,
+      typename Tile::EpilogueSchedule,
+      Rescale<Output, typename Tile::Shape, swapped, /*grouped=*/true>>::CollectiveOp;
+  using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, int8_t, cutlass::layout::RowMajor*, 16,
+      int8_t, cutlass::layout::ColumnMajor*, 16, int32_t, typename Tile::Shape,
+      typename Tile::Cluster,
+      cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(
+          sizeof(typename Epilogue::SharedStorage))>,
+      typename Tile::Schedule>::CollectiveOp;
+  using Shape = cute::Shape<int, int, int>;
+  using Kernel = cutlass::gemm::kernel::GemmUniversal<cutlass::gemm::GroupProblemShape<Shape>,
+                                                      Mainloop, Epilogue>;
+  using Arguments = typename Kernel::Arguments;
+
+  // The table holds what CUTLASS reads as these.
+  static_assert(sizeof(Shape) == sizeof(GroupTable::Shape));
+  static_assert(sizeof(typename Kernel::InternalStrideA) == sizeof(int64_t));
+  static_assert(sizeof(typename Kernel::InternalStrideB) == sizeof(int64_t));
+  static_assert(sizeof(typename Kernel::InternalStrideD) == sizeof(int64_t));
+
+  static int64_t table_bytes(const Call& call) {
+    return divide_up(call.factors.groups * GroupTable::kBytesOfGroup, 256) * 256;
+  }
+
+  static Arguments arguments(const Call& call, const GroupTable& table) {
+    const Factors& f = call.factors;
+    const auto** inputs = reinterpret_cast<const int8_t**>(table.inputs);
+    const auto** weights = reinterpret_cast<const int8_t**>(table.weights);
+    Arguments a{};
+    a.mode = cutlass::gemm::GemmUniversalMode::kGrouped;
+    a.problem_shape.num_groups = static_cast<int>(f.groups);
+    a.problem_shape.problem_shapes = reinterpret_cast<Shape*>(table.shapes);
+    a.mainloop.ptr_A = swapped ? weights : inputs;
+    a.mainloop.ptr_B = swapped ? inputs : weights;
+    a.mainloop.dA = reinterpret_cast<typename Kernel::StrideA>(table.input_strides);
+    a.mainloop.dB = reinterpret_cast<typename Kernel::StrideB>(table.input_strides);
+    a.epilogue.thread = {call.rescaling, static_cast<int>(f.m), static_cast<int>(f.n),
+                         a.problem_shape.num_groups, table.begins};
+    a.epilogue.ptr_D = reinterpret_cast<Output**>(table.outputs);
+    a.epilogue.dD = reinterpret_cast<typename Kernel::StrideD>(table.output_strides);
+    a.scheduler.max_swizzle_size = call.swizzle;
+    a.scheduler.raster_order = order_of(call.raster, swapped);
+    a.hw_info.device_id = call.device;
+    a.hw_info.sm_count = call.multiprocessors;
+    return a;
+  }
+
+  static int64_t workspace_bytes(const Call& call) {
+    const GroupTable table(nullptr, call.factors.groups);
+    return table_bytes(call) +
+           static_cast<int64_t>(Kernel::get_workspace_size(arguments(call, table)));
+  }
+
+  static bool launch(const Call& call) {
+    const GroupTable table(call.workspace, call.factors.groups);
+    launch_prepare_groups(call.factors, call.output, call.output_stride, sizeof(Output), swapped,
+                          table, call.stream);
+    if (cudaPeekAtLastError() != cudaSuccess) return false;
+    void* const workspace = static_cast<uint8_t*>(call.workspace) + table_bytes(call);
+    return Launcher<Kernel>::launch(arguments(call, table), workspace, call);
+  }
+};
+
+template <typename Tile>
+constexpr Kernels grouped_kernels_of() {
+  return kernels_for_each_output<GroupedGemm, Tile>();
+}
+
+}  // namespace baraquant::int8_mm::hopper

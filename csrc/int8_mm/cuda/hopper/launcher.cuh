@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What single and grouped products on Hopper share: the types of their outputs, the order of their
+// tiles, and how a kernel of CUTLASS is launched.
+#pragma once
+
+#include <atomic>
+
+#include "cute/tensor.hpp"
+#include "cutlass/gemm/device/gemm_universal_adapter.h"
+#include "int8_mm/cuda/hopper/instances.h"
+
+namespace baraquant::int8_mm::hopper {
+
+template <typename T>
+struct Stored {
+  using type = float;
+};
+template <>
+struct Stored<Float16> {
+  using type = cutlass::half_t;
+};
+template <>
+struct Stored<BFloat16> {
+  using type = cutlass::bfloat16_t;
+};
+
+inline auto order_of(Raster raster, bool swapped) {
+  using Order = cutlass::gemm::kernel::detail::RasterOrderOptions;
+  if (raster == Raster::kAny) return Order::Heuristic;
+  return (raster == Raster::kAlongM) != swapped ? Order::AlongM : Order::AlongN;
+}
+
+// Of a kernel of CUTLASS.
+template <typename Kernel>
+struct Launcher {
+  using Arguments = typename Kernel::Arguments;
+  using Adapter = cutlass::gemm::device::GemmUniversalAdapter<Kernel>;
+
+  // The limit of shared memory is each device's own. Setting it twice does no harm.
+  static bool allow_shared_memory(int device) {
+    static std::atomic<uint64_t> allowed{0};
+    const uint64_t bit = uint64_t(1) << (device % 64);
+    if (device < 64 && (allowed.load(std::memory_order_relaxed) & bit)) return true;
+    const auto result = cudaFuncSetAttribute(cutlass::device_kernel<Kernel>,
+                                             cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             Kernel::SharedStorageSize);
+    if (result == cudaSuccess) allowed.fetch_or(bit, std::memory_order_relaxed);
+    return result == cudaSuccess;
+  }
+
+  static bool launch(const Arguments& a, void* workspace, const Call& call) {
+    constexpr auto kSuccess = cutlass::Status::kSuccess;
+    // Not Kernel::can_implement: it wants n itself to be a multiple of 16 bytes. TMA does not.
+    if (!allow_shared_memory(call.device)) return false;
+    if (Kernel::initialize_workspace(a, workspace, call.stream) != kSuccess) return false;
+    auto params = Kernel::to_underlying_arguments(a, workspace);
+    return Adapter::run(params, call.stream) == kSuccess;
+  }
+};
+
+template <typename Product>
+constexpr Kernel kernel_of() {
+  return {&Product::workspace_bytes, &Product::launch};
+}
+
+// Product<T, Tile>: Gemm or GroupedGemm, for outputs of type T.
+template <template <typename, typename> class Product, typename Tile>
+constexpr Kernels kernels_for_each_output() {
+#ifdef BARAQUANT_ONE_OUTPUT_TYPE  // a check that it compiles, not a build
+  return {{{}, {}, kernel_of<Product<BFloat16, Tile>>()}};
+#else
+  return {{kernel_of<Product<float, Tile>>(), kernel_of<Product<Float16, Tile>>(),
+           kernel_of<Product<BFloat16, Tile>>()}};
+#endif
+}
+
+}  // namespace baraquant::int8_mm::hopper

@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// From the ops to the CUDA kernels: selects one, takes scratch memory from PyTorch, launches on the
+// current stream of the tensors' device. Nothing is kept between calls.
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+#include <optional>
+
+#include "frame/plan.h"
+#include "int8_mm/cuda/hopper/instances.h"
+#include "int8_mm/cuda/kernels.h"
+#include "int8_mm/cuda/select.h"
+#include "int8_mm/kernels.h"
+#include "machine/pack.cuh"
+
+namespace baraquant::int8_mm {
+
+namespace {
+
+#ifdef BARAQUANT_WITH_CUTLASS
+constexpr bool kWithHopper = true;
+constexpr const hopper::Kernels* kHopperKernels[] = {
+    &hopper::kPingpong128x128,    &hopper::kCooperative256x128,
+    &hopper::kPingpong64x128,     &hopper::kWarps64x64,
+    &hopper::kSwapped32x64,       &hopper::kSwapped16x64,
+    &hopper::kStreamK64x128,      &hopper::kStreamK16x128,
+    &hopper::kPingpong128x128,    &hopper::kPingpong128x128,
+    &hopper::kCooperative256x128, &hopper::kCooperative256x128};  // as kHopperTiles
+constexpr const hopper::Kernels* kGroupedKernels[] = {&hopper::kGrouped128x128,
+                                                      &hopper::kGrouped64x256,
+                                                      &hopper::kGrouped32x128};  // as kGroupedTiles
+#else
+constexpr bool kWithHopper = false;
+constexpr const hopper::Kernels* kHopperKernels[std::size(kHopperTiles)] = {};
+constexpr const hopper::Kernels* kGroupedKernels[std::size(kGroupedTiles)] = {};
+#endif
+static_assert(std::size(kHopperKernels) == std::size(kHopperTiles));
+static_assert(std::size(kGroupedKernels) == std::size(kGroupedTiles));
+
+// For tests and benchmarks: the index of the kernel that every product has to take, or -1.
+std::atomic<int> forced{-1};
+
+// Rows that do not begin at 16 bytes are copied for Hopper's kernels from this many of them on:
+// measured on an H200, the copies and the product take less time together than a generic kernel.
+constexpr int64_t kFewestCopiedInputs = 5, kFewestCopiedWeights = 17;
+
+struct Chip {
+  int device, multiprocessors, major, minor;
+
+  std::string architecture() const { return "sm_" + std::to_string(major) + std::to_string(minor); }
+};
+
+int attribute(cudaDeviceAttr name, int device) {
+  int value = 0;
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(&value, name, device));
+  return value;
+}
+
+Chip current_chip() {
+  const int device = c10::cuda::current_device();
+  const Chip chip{device, attribute(cudaDevAttrMultiProcessorCount, device),
+                  attribute(cudaDevAttrComputeCapabilityMajor, device),
+                  attribute(cudaDevAttrComputeCapabilityMinor, device)};
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      chip.major >= 8,
+      "baraquant: the integer matrix product needs a GPU of compute capability 8.0 (Ampere) or "
+      "later, but cuda:",
+      device, " has ", chip.major, ".", chip.minor,
+      ". Use such a GPU, or move the tensors to the CPU with .cpu()");
+  return chip;
+}
+
+at::Tensor scratch(int64_t bytes) {
+  return at::empty({bytes}, at::TensorOptions().device(at::kCUDA).dtype(at::kByte));
+}
+
+// Scratch memory of a product on Hopper: at these offsets.
+struct HopperScratch {
+  int64_t input = 0, weight = 0, zero_point = 0, weight_sum = 0, output = 0, workspace = 0;
+  int64_t bytes = 0;
+
+  // Returns the offset of a part, which is there or not.
+  int64_t add(int64_t part, bool is_there) {
+    const int64_t offset = bytes;
+    if (is_there) bytes += divide_up(part, 256) * 256;
+    return offset;
+  }
+};
+
+// TMA reads and writes rows that begin at 16 bytes. Where those of an input do not, they are copied
+// to rows that do, with zeros behind, which add nothing to a sum; where those of the output do not,
+// such rows are written, and made dense in the end. An unsigned input is made signed first.
+template <typename T>
+class HopperProduct {
+ public:
+  HopperProduct(const Factors& f, const Rescaling<float>& r, T* output, const Chip& chip, int tile)
+      : kernel_((f.is_grouped() ? kGroupedKernels : kHopperKernels)[tile]
+                    ->of[hopper::OutputIndex<T>::value]),
+        given_(f),
+        makes_signed_(f.is_unsigned),
+        makes_sums_(f.is_unsigned && r.weight_sum == nullptr) {
+    call_.factors = f;
+    call_.factors.k = divide_up(f.k, kChunk) * kChunk;
+    call_.rescaling = r;
+    call_.output = output;
+    call_.output_stride = divide_up(f.n, kAligned) * kAligned;
+    call_.device = chip.device;
+    call_.multiprocessors = chip.multiprocessors;
+    call_.raster = f.is_grouped() ? Raster::kAlongM : kHopperTiles[tile].raster;
+    call_.swizzle = f.is_grouped() ? 1 : kHopperTiles[tile].swizzle;
+    call_.stream = c10::cuda::getCurrentCUDAStream();
+    pads_input_ = !has_aligned_rows(f.input, f.k);
+    pads_weight_ = !has_aligned_rows(f.weight, f.k);
+    makes_dense_ = call_.output_stride != f.n || !is_aligned(output, 16);
+    const int64_t depth = call_.factors.k, width = call_.output_stride;
+    offsets_.input = offsets_.add(f.m * depth, pads_input_ || makes_signed_);
+    offsets_.weight = offsets_.add(f.weight_rows() * depth, pads_weight_);
+    offsets_.zero_point = offsets_.add(f.m * int64_t(sizeof(int32_t)), makes_signed_);
+    offsets_.weight_sum = offsets_.add(f.weight_rows() * int64_t(sizeof(int32_t)), makes_sums_);
+    offsets_.output = offsets_.add(f.m * width * int64_t(sizeof(T)), makes_dense_);
+    offsets_.workspace = offsets_.add(kernel_.workspace_bytes(call_), true);
+  }
+
+  static bool has_aligned_rows(const void* matrix, int64_t k) {
+    return k % kChunk == 0 && is_aligned(matrix, kChunk);
+  }
+
+  int64_t scratch_bytes() const { return offsets_.bytes; }
+
+  void launch() {
+    at::Tensor memory;  // freed on this stream's order by the caching allocator
+    if (offsets_.bytes > 0) memory = scratch(offsets_.bytes);
+    auto* base = memory.defined() ? static_cast<uint8_t*>(memory.mutable_data_ptr()) : nullptr;
+    call_.workspace = base + offsets_.workspace;
+    if (pads_input_) call_.factors.input = padded(given_.input, given_.m, base + offsets_.input);
+    if (pads_weight_) {
+      call_.factors.weight = static_cast<const int8_t*>(
+          padded(given_.weight, given_.weight_rows(), base + offsets_.weight));
+    }
+    if (makes_signed_) make_signed(base);
+    void* const output = call_.output;
+    if (makes_dense_) call_.output = base + offsets_.output;
+    TORCH_CHECK(kernel_.launch(call_), "baraquant: CUTLASS could not launch the product: ",
+                cudaGetErrorString(cudaGetLastError()));
+    if (makes_dense_) {
+      launch_make_dense(call_.output, call_.output_stride, call_.factors.m, call_.factors.n,
+                        sizeof(T), output, call_.stream);
+      C10_CUDA_KERNEL_LAUNCH_CHECK();
+    }
+  }
+
+ private:
+  static constexpr int64_t kAligned = 16 / sizeof(T);
+  static constexpr int64_t kChunk = 16;
+
+  const void* padded(const void* rows, int64_t count, uint8_t* result) {
+    launch_pad_rows(rows, count, given_.k, result, call_.stream);
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+    return result;
+  }
+
+  void make_signed(uint8_t* base) {
+    Factors& f = call_.factors;
+    Rescaling<float>& r = call_.rescaling;
+    auto* zero_point = reinterpret_cast<int32_t*>(base + offsets_.zero_point);
+    launch_make_signed(f, r.zero_point, base + offsets_.input, zero_point, call_.stream);
+    if (makes_sums_) {
+      auto* sums = reinterpret_cast<int32_t*>(base + offsets_.weight_sum);
+      launch_weight_sums(f.weight, f.weight_rows(), f.k, sums, call_.stream);
+      r.weight_sum = sums;
+    }
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+    f.input = base + offsets_.input;
+    f.is_unsigned = false;
+    r.zero_point.data = zero_point;
+  }
+
+  hopper::Call call_;
+  hopper::Kernel kernel_;
+  Factors given_;
+  HopperScratch offsets_;
+  bool pads_input_, pads_weight_, makes_signed_, makes_sums_, makes_dense_;
+};
+
+template <typename T>
+bool allows_hopper(const Factors& f, const Rescaling<ComputeType<T>>& r, const Chip& chip) {
+  if (!kWithHopper || chip.major != 9 || chip.minor != 0 || sizeof(T) == 8) return false;
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  const bool fits = f.m <= kMost && f.weight_rows() <= kMost && f.k > 0;
+  const int64_t rows = divide_up(f.m, f.groups);  // that share a weight
+  const bool aligned = HopperProduct<float>::has_aligned_rows(f.input, f.k) &&
+                       HopperProduct<float>::has_aligned_rows(f.weight, f.k);
+  const bool repays_copies = rows >= kFewestCopiedInputs && f.n >= kFewestCopiedWeights;
+  // The sums of the weight would have to be found first: for few rows that takes as long as all.
+  const bool finds_sums = f.is_unsigned && r.weight_sum == nullptr && rows < 128;
+  return fits && (aligned || repays_copies) && !finds_sums;
+}
+
+template <typename T>
+Selection select(const Factors& f, const Rescaling<ComputeType<T>>& r, const Chip& chip) {
+  const Situation situation{f.m,
+                            f.n,
+                            f.k,
+                            chip.multiprocessors,
+                            allows_hopper<T>(f, r, chip),
+                            f.is_grouped() ? f.groups : 0};
+  const int index = forced.load(std::memory_order_relaxed);
+  if (index < 0) return select(situation);
+  const Selection selection = all_selections(kWithHopper)[static_cast<size_t>(index)];
+  TORCH_CHECK_NOT_IMPLEMENTED(allows(situation, selection), "baraquant: the kernel ",
+                              selection.name(), ", which was forced, does not take this product");
+  return selection;
+}
+
+// What baraquant.plan() says of a product.
+template <typename T>
+struct MakePlan {
+  Selection selection;
+  Chip chip;
+  int64_t scratch_bytes = 0;
+
+  KernelPlan operator()() const {
+    const bool is_hopper = selection.is_hopper();
+    KernelPlan plan;
+    plan.name = "int8_product_" + selection.family_name();
+    plan.backend = "cuda";
+    plan.architecture = chip.architecture() + (is_hopper ? "a" : "");
+    plan.tile = selection.tile_name();
+    plan.compute_dtype = sizeof(ComputeType<T>) == 8 ? "float64" : "float32";
+    plan.accumulator_dtype = "int32";
+    plan.workspace_bytes = scratch_bytes;
+    return plan;
+  }
+};
+
+struct Cuda {
+  template <typename T>
+  static void product(const Factors& f, const Rescaling<ComputeType<T>>& r, T* output) {
+    const Chip chip = current_chip();
+    const Selection selection = select<T>(f, r, chip);
+    if (selection.is_hopper()) {
+      on_hopper(f, r, output, chip, selection);
+    } else if (!only_planned(MakePlan<T>{selection, chip})) {
+      anywhere(f, r, output, chip, selection);
+    }
+  }
+
+ private:
+  template <typename T>
+  static void on_hopper(const Factors& f, const Rescaling<ComputeType<T>>& r, T* output,
+                        const Chip& chip, const Selection& selection) {
+    if constexpr (sizeof(T) < 8) {
+      HopperProduct<T> product(f, r, output, chip, selection.tile);
+      if (!only_planned(MakePlan<T>{selection, chip, product.scratch_bytes()})) product.launch();
+    }
+  }
+
+  template <typename T>
+  static void anywhere(const Factors& f, const Rescaling<ComputeType<T>>& r, T* output,
+                       const Chip& chip, const Selection& selection) {
+    const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
+    if (selection.family == Family::kVector) {
+      launch_vector<T>(f, r, output, chip.multiprocessors, stream);
+    } else {
+      launch_generic<T>(static_cast<GenericTile>(selection.tile), f, r, output, stream);
+    }
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+};
+
+void product_cuda(const ProductCall& call) {
+  const c10::cuda::CUDAGuard guard(call.output.device());
+  Launch<Cuda>::product(call);
+}
+
+void weight_sums_cuda(const at::Tensor& weight, const at::Tensor& sums) {
+  const c10::cuda::CUDAGuard guard(weight.device());
+  const Chip chip = current_chip();
+  if (only_planned([=] {
+        return KernelPlan{"weight_sums", "cuda", chip.architecture(), "1x512", "int32", "int32"};
+      })) {
+    return;
+  }
+  launch_weight_sums(static_cast<const int8_t*>(weight.const_data_ptr()), sums.numel(),
+                     weight.size(-1), static_cast<int32_t*>(sums.mutable_data_ptr()),
+                     c10::cuda::getCurrentCUDAStream());
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+std::vector<std::string> kernel_names() {
+  std::vector<std::string> names;
+  for (const Selection& s : all_selections(kWithHopper)) names.push_back(s.name());
+  return names;
+}
+
+void force_kernel(std::string_view name) {
+  const std::vector<std::string> names = kernel_names();
+  const auto found = std::find(names.begin(), names.end(), name);
+  TORCH_CHECK_VALUE(name.empty() || found != names.end(), "baraquant: no kernel is named '", name,
+                    "'; expected one of ", names, ", or an empty string for the usual selection");
+  forced.store(name.empty() ? -1 : static_cast<int>(found - names.begin()));
+}
+
+}  // namespace
+
+const Kernels& cuda_kernels() {
+  static const Kernels kernels{&product_cuda, &weight_sums_cuda};
+  return kernels;
+}
+
+// Private: tests and benchmarks try every kernel.
+TORCH_LIBRARY_FRAGMENT(baraquant, m) {
+  m.def("_int8_kernels() -> str[]", [] { return kernel_names(); });
+  m.def("_force_int8_kernel(str name) -> ()", [](std::string_view name) { force_kernel(name); });
+}
+
+}  // namespace baraquant::int8_mm

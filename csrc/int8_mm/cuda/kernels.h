@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The kernels for all architectures from sm_80 on, as the selection launches them. They are
+// compiled in one file for each type of the output, side by side. Sizes and alignments are any.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "int8_mm/cuda/tiles.h"
+#include "int8_mm/operands.h"
+#include "machine/float_types.h"
+
+namespace baraquant::int8_mm {
+
+template <typename T>
+void launch_generic(GenericTile tile, const Factors& factors,
+                    const Rescaling<ComputeType<T>>& rescaling, T* output, cudaStream_t stream);
+
+// m is at most kMostVectorRows.
+template <typename T>
+void launch_vector(const Factors& factors, const Rescaling<ComputeType<T>>& rescaling, T* output,
+                   int multiprocessors, cudaStream_t stream);
+
+void launch_weight_sums(const int8_t* weight, int64_t n, int64_t k, int32_t* sums,
+                        cudaStream_t stream);
+
+// The rows of a matrix of bytes, each k long, with zeros behind them up to a multiple of 16.
+void launch_pad_rows(const void* matrix, int64_t rows, int64_t k, void* result,
+                     cudaStream_t stream);
+
+// An unsigned input as a signed one, from which the same products follow: both the input and its
+// zero point less 128. k is a multiple of 16 and both inputs begin at 16 bytes, maybe at the same;
+// zero_point has as many elements as rows has numbers.
+void launch_make_signed(const Factors& factors, const OfRows<int32_t>& rows, void* input,
+                        int32_t* zero_point, cudaStream_t stream);
+
+// Rows of n elements of `size` bytes (2 or 4) that are `stride` elements apart, made dense.
+void launch_make_dense(const void* rows, int64_t stride, int64_t m, int64_t n, int size,
+                       void* result, cudaStream_t stream);
+
+// What CUTLASS reads of each group, in memory of the device.
+struct GroupTable {
+  struct Shape {
+    int32_t first, second, k;  // the tile's sides: m and n, or n and m where the product is swapped
+  };
+
+  const void** inputs;
+  const void** weights;
+  void** outputs;
+  int64_t* input_strides;  // elements from one row to the next, of the weight too
+  int64_t* output_strides;
+  Shape* shapes;
+  int32_t* begins;  // the first row of each group
+
+  static constexpr int64_t kBytesOfGroup =
+      3 * sizeof(void*) + 2 * sizeof(int64_t) + sizeof(Shape) + sizeof(int32_t);
+
+  // In kBytesOfGroup * groups bytes of memory, which begin at 8 bytes.
+  GroupTable(void* memory, int64_t groups)
+      : inputs(static_cast<const void**>(memory)),
+        weights(inputs + groups),
+        outputs(const_cast<void**>(weights + groups)),
+        input_strides(reinterpret_cast<int64_t*>(outputs + groups)),
+        output_strides(input_strides + groups),
+        shapes(reinterpret_cast<Shape*>(output_strides + groups)),
+        begins(reinterpret_cast<int32_t*>(shapes + groups)) {}
+};
+
+// Fills the table, and writes zeros into the rows of the output behind the last group. A row of the
+// output has `stride` elements of `size` bytes, all in all a multiple of 16 bytes.
+void launch_prepare_groups(const Factors& factors, void* output, int64_t stride, int64_t size,
+                           bool swapped, const GroupTable& table, cudaStream_t stream);
+
+}  // namespace baraquant::int8_mm

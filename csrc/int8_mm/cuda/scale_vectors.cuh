@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// From a sum to an output, as the generic and the vector kernel do it: what belongs to a row of the
+// input and what belongs to a row of the weight is loaded once, then int8_mm/math.h's formula.
+#pragma once
+
+#include "int8_mm/math.h"
+#include "int8_mm/operands.h"
+#include "machine/float_types.h"
+#include "machine/pack.cuh"
+
+namespace baraquant::int8_mm {
+
+template <typename T>
+struct GenericArgs {
+  Factors factors;
+  Rescaling<ComputeType<T>> rescaling;
+  T* output;
+};
+
+template <typename C>
+struct RowFactors {
+  C input_scale;
+  int32_t zero_point;
+
+  RowFactors() = default;
+  __device__ __forceinline__ RowFactors(const Rescaling<C>& r, int64_t m)
+      : input_scale(r.input_scale.at(m)), zero_point(r.weight_sum ? r.zero_point.at(m) : 0) {}
+};
+
+template <typename C>
+struct ColumnFactors {
+  C weight_scale, bias;
+  int32_t weight_sum;
+
+  ColumnFactors() = default;
+  __device__ __forceinline__ ColumnFactors(const Rescaling<C>& r, int64_t n)
+      : weight_scale(r.weight_scale[n]),
+        bias(r.bias ? r.bias[n] : kNoBias<C>),
+        weight_sum(r.weight_sum ? r.weight_sum[n] : 0) {}
+};
+
+template <typename T, typename C>
+__device__ __forceinline__ T output_of(int32_t sum, const RowFactors<C>& row,
+                                       const ColumnFactors<C>& column) {
+  const int32_t acc = shift(sum, row.zero_point, column.weight_sum);
+  return from_compute<T>(rescale(acc, column.weight_scale, row.input_scale, column.bias));
+}
+
+}  // namespace baraquant::int8_mm

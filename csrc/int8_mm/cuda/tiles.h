@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Which kernel and which tile of the output a CUDA product takes, chosen from m, n, k and the
+// number of multiprocessors alone. Free of torch and of CUDA. A tile's figures are in the order of
+// the output: m counts rows of the input, n rows of the weight.
+#pragma once
+
+#include <cstdint>
+
+#include "machine/host_device.h"
+
+namespace baraquant::int8_mm {
+
+BARAQUANT_HD int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// --- Hopper's tensor cores -----------------------------------------------------------------------
+
+enum class HopperTile {
+  kPingpong128x128,
+  kCooperative256x128,
+  kPingpong64x128,
+  kWarps64x64,
+  kSwapped32x64,
+  kSwapped16x64,
+  kStreamK64x128,
+  kStreamK16x128,
+  kPingpong128x128AlongM,
+  kPingpong128x128AlongN,
+  kCooperative256x128AlongM,
+  kCooperative256x128AlongN,
+};
+
+// In which order the tiles are taken: what neighbours share is in the L2 cache.
+enum class Raster { kAny, kAlongM, kAlongN };
+
+struct HopperTileInfo {
+  HopperTile tile;
+  const char* name;  // m x n x k of a tile, as CUTLASS schedules it
+  int m, n, cluster_m;
+  const char* reason;
+  Raster raster = Raster::kAny;
+  int swizzle = 1;  // the side of the squares of tiles that are taken together
+};
+
+constexpr HopperTileInfo kHopperTiles[] = {
+    {HopperTile::kPingpong128x128, "128x128x128_pingpong_cluster2x1", 128, 128, 2,
+     "one warp group multiplies while the other stores: the fastest where the grid has many tiles"},
+    {HopperTile::kCooperative256x128, "256x128x128_cooperative", 256, 128, 1,
+     "the least traffic per product: weights far beyond L2, or where its tiles fill one wave"},
+    {HopperTile::kPingpong64x128, "64x128x128_pingpong_cluster2x1", 64, 128, 2,
+     "twice the tiles of 128x128: m about 256, where those would leave multiprocessors idle"},
+    {HopperTile::kWarps64x64, "64x64x256_warp_specialized", 64, 64, 1,
+     "m of 33 to 128: small tiles, so that all multiprocessors stream the weights"},
+    {HopperTile::kSwapped32x64, "32x64x256_swapped", 32, 64, 1,
+     "m of 17 to 32: the weights take the 64 rows that the instruction needs, m its free side"},
+    {HopperTile::kSwapped16x64, "16x64x256_swapped", 16, 64, 1,
+     "m up to 16: as 32x64, with half of the input's padding"},
+    {HopperTile::kStreamK64x128, "64x128x128_swapped_stream_k", 64, 128, 1,
+     "m of 17 to 64 on wide weights, or 256 and long k: a partly filled wave is shared along k"},
+    {HopperTile::kStreamK16x128, "16x128x256_swapped_stream_k", 16, 128, 1,
+     "m up to 16 on wide weights whose last wave of 16x64 tiles would be mostly idle"},
+    {HopperTile::kPingpong128x128AlongM, "128x128x128_pingpong_cluster2x1_along_m", 128, 128, 2,
+     "the order of tiles tried: squares of four, along m", Raster::kAlongM, 4},
+    {HopperTile::kPingpong128x128AlongN, "128x128x128_pingpong_cluster2x1_along_n", 128, 128, 2,
+     "the order of tiles tried: squares of four, along n", Raster::kAlongN, 4},
+    {HopperTile::kCooperative256x128AlongM, "256x128x128_cooperative_along_m", 256, 128, 1,
+     "the order of tiles tried: squares of four, along m", Raster::kAlongM, 4},
+    {HopperTile::kCooperative256x128AlongN, "256x128x128_cooperative_along_n", 256, 128, 1,
+     "the order of tiles tried: squares of four, along n", Raster::kAlongN, 4},
+};
+
+inline const HopperTileInfo& info_of(HopperTile tile) {
+  return kHopperTiles[static_cast<int>(tile)];
+}
+
+inline int64_t count_tiles(const HopperTileInfo& tile, int64_t m, int64_t n) {
+  return divide_up(divide_up(m, tile.m), tile.cluster_m) * tile.cluster_m * divide_up(n, tile.n);
+}
+
+// Whether waves of tiles leave at most a tenth of all multiprocessor time idle.
+inline bool fills(int64_t tiles, int multiprocessors) {
+  return tiles * 10 >= divide_up(tiles, multiprocessors) * multiprocessors * 9;
+}
+
+// A grid below one wave is not counted: sharing its tiles costs more than idling.
+inline bool wastes_last_wave(int64_t tiles, int multiprocessors) {
+  return tiles > multiprocessors && !fills(tiles, multiprocessors);
+}
+
+inline HopperTile choose_hopper_tile_for_few_rows(int64_t m, int64_t n, int multiprocessors) {
+  const bool wasteful = wastes_last_wave(divide_up(n, 64), multiprocessors);
+  if (m <= 16) return wasteful ? HopperTile::kStreamK16x128 : HopperTile::kSwapped16x64;
+  if (wasteful) return HopperTile::kStreamK64x128;
+  return m <= 32 ? HopperTile::kSwapped32x64 : HopperTile::kWarps64x64;
+}
+
+// What a multiprocessor does in the fullest case, in 128 x 128 tiles. The smaller tile reads more
+// for each product: at the same area it takes 1.22 times as long.
+inline double time_of_128x128(int64_t m, int64_t n, int multiprocessors) {
+  const auto& tile = info_of(HopperTile::kPingpong128x128);
+  return static_cast<double>(divide_up(count_tiles(tile, m, n), multiprocessors));
+}
+
+inline double time_of_64x128(int64_t m, int64_t n, int multiprocessors) {
+  const auto& tile = info_of(HopperTile::kPingpong64x128);
+  return 0.61 * static_cast<double>(divide_up(count_tiles(tile, m, n), multiprocessors));
+}
+
+inline HopperTile choose_hopper_tile(int64_t m, int64_t n, int64_t k, int multiprocessors) {
+  if (m <= 64) return choose_hopper_tile_for_few_rows(m, n, multiprocessors);
+  if (m <= 128) {
+    const int64_t tiles = count_tiles(info_of(HopperTile::kWarps64x64), m, n);
+    return tiles <= multiprocessors ? HopperTile::kWarps64x64 : HopperTile::kPingpong64x128;
+  }
+  constexpr int64_t kFarBeyondL2 = int64_t(1) << 28;
+  if (m > 256 && n * k > kFarBeyondL2) return HopperTile::kCooperative256x128;
+  // It does not hide its epilogue behind another tile, so k has to be long.
+  const int64_t large = count_tiles(info_of(HopperTile::kCooperative256x128), m, n);
+  if (m > 256 && k > 4096 && large <= multiprocessors && fills(large, multiprocessors)) {
+    return HopperTile::kCooperative256x128;
+  }
+  const int64_t shared = count_tiles(info_of(HopperTile::kStreamK64x128), m, n);
+  if (m <= 256 && k > 8192 && shared <= multiprocessors) return HopperTile::kStreamK64x128;
+  const bool small = time_of_64x128(m, n, multiprocessors) < time_of_128x128(m, n, multiprocessors);
+  return small ? HopperTile::kPingpong64x128 : HopperTile::kPingpong128x128;
+}
+
+// --- grouped products on Hopper's tensor cores ---------------------------------------------------
+
+enum class GroupedTile { k128x128, k64x256, k32x128 };
+
+struct GroupedTileInfo {
+  GroupedTile tile;
+  const char* name;  // m x n x k of a tile, as CUTLASS schedules it
+  const char* reason;
+};
+
+constexpr GroupedTileInfo kGroupedTiles[] = {
+    {GroupedTile::k128x128, "128x128x128_pingpong_cluster1x2",
+     "the fastest where a group has more than 64 rows; clusters along n fit groups of any rows"},
+    {GroupedTile::k64x256, "64x256x128_pingpong_cluster1x2",
+     "33 to 64 rows in a group: half as much of a tile lies behind its end"},
+    {GroupedTile::k32x128, "32x128x256_swapped_pingpong",
+     "up to 32 rows: the weights take the 64 rows that the instruction needs, m its free side"},
+};
+
+inline const GroupedTileInfo& info_of(GroupedTile tile) {
+  return kGroupedTiles[static_cast<int>(tile)];
+}
+
+// From the rows of the input and the number of groups: how they share them is known to the device
+// alone. On an H200, with 8 and 64 groups, even and uneven, a tile chosen so took up to 12 % longer
+// than the best of nine, and 1 % in the median.
+inline GroupedTile choose_grouped_tile(int64_t m, int64_t groups) {
+  const int64_t rows = divide_up(m, groups);
+  if (rows <= 32) return GroupedTile::k32x128;
+  return rows <= 64 ? GroupedTile::k64x256 : GroupedTile::k128x128;
+}
+
+// --- every architecture from sm_80 on ------------------------------------------------------------
+
+enum class GenericTile { k128x128, k64x64, k16x32 };
+
+struct GenericTileInfo {
+  GenericTile tile;
+  const char* name;
+  int m, n;
+  const char* reason;
+};
+
+constexpr GenericTileInfo kGenericTiles[] = {
+    {GenericTile::k128x128, "128x128x64", 128, 128, "the most products for each byte read"},
+    {GenericTile::k64x64, "64x64x128", 64, 64,
+     "four times the tiles: where those of 128x128 would leave multiprocessors idle"},
+    {GenericTile::k16x32, "16x32x256", 16, 32,
+     "few rows: many narrow tiles, so that all multiprocessors stream the weights"},
+};
+
+inline const GenericTileInfo& info_of(GenericTile tile) {
+  return kGenericTiles[static_cast<int>(tile)];
+}
+
+inline int64_t count_tiles(const GenericTileInfo& tile, int64_t m, int64_t n) {
+  return divide_up(m, tile.m) * divide_up(n, tile.n);
+}
+
+inline GenericTile choose_generic_tile(int64_t m, int64_t n, int multiprocessors) {
+  if (m <= 32) return GenericTile::k16x32;
+  // Two blocks of the large tile fit a multiprocessor; the small one is half as fast.
+  const int64_t large = count_tiles(info_of(GenericTile::k128x128), m, n);
+  if (m > 64 && large * 10 >= int64_t(9) * multiprocessors) return GenericTile::k128x128;
+  const int64_t small = count_tiles(info_of(GenericTile::k64x64), m, n);
+  return m <= 64 && small < multiprocessors / 2 ? GenericTile::k16x32 : GenericTile::k64x64;
+}
+
+// Where a tile of the output begins.
+struct TilePlace {
+  int64_t m, n;
+};
+
+// The place of a block's tile. Neighbouring blocks take the tiles of a band of 8 rows of tiles,
+// column by column, so that they find each other's rows and columns in the L2 cache.
+BARAQUANT_HD TilePlace place_of_tile(int64_t block, int64_t m, int64_t n, int tile_m, int tile_n) {
+  constexpr int64_t kBand = 8;
+  const int64_t rows = divide_up(m, tile_m), columns = divide_up(n, tile_n);
+  const int64_t band = block / (kBand * columns), within = block % (kBand * columns);
+  const int64_t left = rows - band * kBand, height = left < kBand ? left : kBand;
+  return {(band * kBand + within % height) * tile_m, within / height * tile_n};
+}
+
+// --- a product of one to four rows ---------------------------------------------------------------
+
+constexpr int kMostVectorRows = 4;
+
+// The vector kernel streams the weights once, without tensor cores: each of its threads multiplies
+// what it reads by every row. From three rows on a tile of Hopper's wins where the weight has a
+// number of rows that leaves many multiprocessors idle at the end. The bounds are those that
+// benchmarks/vector_sweep.py found on an H200 (132 multiprocessors). Against the best kernel they
+// lose 0.3 % on average with one row, 0 % with two, 0.4 % with three and 1.1 % with four, and 14 %
+// at most.
+inline bool prefers_vector_kernel(int64_t m, int64_t n, int64_t k, bool allows_hopper) {
+  if (m <= 2 || !allows_hopper) return m <= kMostVectorRows;
+  if (m == 3) return n <= 4096 || n > 8192;
+  return m == 4 && (n <= 1024 || n > 8192 || (n <= 2048 && k >= 8192));
+}
+
+}  // namespace baraquant::int8_mm

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "int8_mm/cuda/gemv.cuh"
+#include "int8_mm/cuda/generic/gemm.cuh"
+
+namespace baraquant::int8_mm {
+
+template void launch_generic<Float16>(GenericTile, const Factors&, const Rescaling<float>&,
+                                      Float16*, cudaStream_t);
+template void launch_vector<Float16>(const Factors&, const Rescaling<float>&, Float16*, int,
+                                     cudaStream_t);
+
+}  // namespace baraquant::int8_mm

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "int8_mm/cuda/gemv.cuh"
+#include "int8_mm/cuda/generic/gemm.cuh"
+
+namespace baraquant::int8_mm {
+
+template void launch_generic<float>(GenericTile, const Factors&, const Rescaling<float>&, float*,
+                                    cudaStream_t);
+template void launch_vector<float>(const Factors&, const Rescaling<float>&, float*, int,
+                                   cudaStream_t);
+
+}  // namespace baraquant::int8_mm

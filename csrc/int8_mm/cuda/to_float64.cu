@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "int8_mm/cuda/gemv.cuh"
+#include "int8_mm/cuda/generic/gemm.cuh"
+
+namespace baraquant::int8_mm {
+
+template void launch_generic<double>(GenericTile, const Factors&, const Rescaling<double>&, double*,
+                                     cudaStream_t);
+template void launch_vector<double>(const Factors&, const Rescaling<double>&, double*, int,
+                                    cudaStream_t);
+
+}  // namespace baraquant::int8_mm

@@ -1,0 +1,371 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The ops of the integer matrix family below autograd, one function each for CPU, CUDA and Meta:
+// check, allocate, quantize what is floating, launch the product. Meta stops before the launches,
+// so shapes and errors are the same everywhere. Outputs are contiguous. A grouped op differs from
+// its namesake by the offsets among its Operands.
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include "affine/core_ops.h"
+#include "frame/copies.h"
+#include "frame/outputs.h"
+#include "frame/plan.h"
+#include "int8_mm/checks.h"
+#include "int8_mm/core_ops.h"
+#include "int8_mm/kernels.h"
+#include "range/quantize_rows.h"
+
+namespace baraquant::int8_mm {
+namespace {
+
+using range::quantize_rows;
+using range::QuantizedRows;
+using range::RowScheme;
+
+// Whether a grouped op has no group at all, so that there is nothing to multiply.
+bool lacks_groups(const Operands& args) {
+  return args.is_grouped() && !args.input.is_meta() && args.offsets->numel() == 0;
+}
+
+// [..., N], which is 0 already where there is nothing to multiply.
+at::Tensor empty_output(const Operands& args, at::ScalarType dtype) {
+  std::vector<c10::SymInt> sizes = args.input.sym_sizes().vec();
+  sizes.back() = args.weight.sym_size(-2);
+  const auto options = args.input.options().dtype(dtype);
+  if (lacks_groups(args)) return filled(sizes, 0, options);
+  return at::empty_symint(sizes, options);
+}
+
+// [tokens, K] of an input [..., K], also where K is 0.
+at::Tensor as_rows(const at::Tensor& input) {
+  int64_t tokens = 1;
+  for (const int64_t size : input.sizes().slice(0, input.dim() - 1)) tokens *= size;
+  return contiguous(input).view({tokens, input.size(-1)});
+}
+
+// One for all, or one for each token, from any of the shapes that are allowed.
+at::Tensor of_rows(const at::Tensor& tensor) { return contiguous(tensor).view({tensor.numel()}); }
+
+// What the kernels multiply, of the arguments: the weight is given again, as integers.
+struct IntegerWeight {
+  const at::Tensor& values;
+  const at::Tensor& scale;
+};
+
+bool is_left_to_do(const Operands& args, const at::Tensor& output) {
+  return has_work(output) && !lacks_groups(args);
+}
+
+// What is left to fill in of the call: the scales of the input, and its zero points.
+ProductCall prepare(const Operands& args, const at::Tensor& rows, const IntegerWeight& weight,
+                    const at::Tensor& output) {
+  ProductCall call;
+  call.input = rows;
+  call.weight = weight.values;
+  call.weight_scale = contiguous(weight.scale);
+  if (args.bias) call.bias = contiguous(cast(*args.bias, compute_dtype(output.scalar_type())));
+  if (args.is_grouped()) call.offsets = contiguous(*args.offsets);
+  call.output = output.view({rows.size(0), weight.values.size(-2)});
+  return call;
+}
+
+void launch(ProductCall& call, const OptionalTensor& weight_sum) {
+  if (call.has_zero_point) {
+    if (weight_sum) {
+      call.weight_sum = contiguous(*weight_sum);
+    } else {
+      call.weight_sum = at::empty(call.weight.sizes().slice(0, call.weight.dim() - 1),
+                                  call.weight.options().dtype(at::kInt));
+      kernels(call.weight).weight_sums(call.weight, call.weight_sum);
+    }
+  }
+  kernels(call.weight).product(call);
+}
+
+void multiply_quantized(const Operands& args, const QuantizedRows& rows,
+                        const IntegerWeight& weight, const at::Tensor& output) {
+  ProductCall call = prepare(args, rows.values, weight, output);
+  call.input_scale = rows.scale;
+  call.zero_point = rows.zero_point;
+  call.has_zero_point = rows.zero_point.defined();
+  launch(call, args.weight_sum ? *args.weight_sum : std::nullopt);
+}
+
+// What is known of values without making a device wait. A call that is planned has none.
+void check_values(const Operands& args) {
+  if (!is_planning()) check_offset_values(args);
+}
+
+at::Tensor product(const Operands& args, const InputQparams& q, at::ScalarType dtype) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  check_product(args, q, dtype);
+  check_values(args);
+  const at::Tensor output = empty_output(args, dtype);
+  if (!is_left_to_do(args, output)) return output;
+  ProductCall call = prepare(args, as_rows(args.input), {args.weight, *args.weight_scale}, output);
+  if (q.scale) call.input_scale = of_rows(*q.scale);
+  call.input_scale_number = q.scale_number;
+  if (q.zero_point && *q.zero_point) call.zero_point = of_rows(cast_to_int32(**q.zero_point));
+  call.zero_point_number = static_cast<int32_t>(q.zero_point_number.value_or(0));
+  call.has_zero_point = call.zero_point.defined() || call.zero_point_number != 0;
+  launch(call, *args.weight_sum);
+  return output;
+}
+
+at::Tensor int8_linear(const at::Tensor& input, const at::Tensor& weight,
+                       const at::Tensor& input_scale, const at::Tensor& weight_scale,
+                       const OptionalTensor& bias, const OptionalTensor& input_zero_point,
+                       const OptionalTensor& weight_sum, at::ScalarType dtype) {
+  return product({"baraquant::int8_linear", input, weight, &weight_scale, bias, &weight_sum},
+                 {"input_scale", "input_zero_point", true, &input_scale, &input_zero_point}, dtype);
+}
+
+at::Tensor int8_grouped_linear(const at::Tensor& input, const at::Tensor& weight,
+                               const at::Tensor& offsets, const at::Tensor& input_scale,
+                               const at::Tensor& weight_scale, const OptionalTensor& bias,
+                               const OptionalTensor& input_zero_point,
+                               const OptionalTensor& weight_sum, at::ScalarType dtype) {
+  return product(
+      {"baraquant::int8_grouped_linear", input, weight, &weight_scale, bias, &weight_sum, &offsets},
+      {"input_scale", "input_zero_point", true, &input_scale, &input_zero_point}, dtype);
+}
+
+at::Tensor smoothquant_linear(const at::Tensor& input, const at::Tensor& weight,
+                              const at::Tensor& weight_scale, const at::Tensor& act_scale,
+                              const OptionalTensor& bias, const OptionalTensor& act_zero_point,
+                              const OptionalTensor& weight_sum, at::ScalarType dtype) {
+  return product({"baraquant::smoothquant_linear", input, weight, &weight_scale, bias, &weight_sum},
+                 {"act_scale", "act_zero_point", false, &act_scale, &act_zero_point}, dtype);
+}
+
+at::Tensor smoothquant_linear_number(const at::Tensor& input, const at::Tensor& weight,
+                                     const at::Tensor& weight_scale, double act_scale,
+                                     const OptionalTensor& bias,
+                                     std::optional<int64_t> act_zero_point,
+                                     const OptionalTensor& weight_sum, at::ScalarType dtype) {
+  return product(
+      {"baraquant::smoothquant_linear", input, weight, &weight_scale, bias, &weight_sum},
+      {"act_scale", "act_zero_point", false, nullptr, nullptr, act_scale, act_zero_point}, dtype);
+}
+
+// with_mask: whether the mask is asked for.
+MaskedProduct quantized_product(bool with_mask, const Operands& args, const RowScheme& scheme,
+                                std::optional<at::ScalarType> dtype) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  const at::Tensor& input = args.input;
+  const at::ScalarType to = dtype.value_or(input.scalar_type());
+  check_quantized_linear(args, scheme, to);
+  check_values(args);
+  const at::Tensor output = empty_output(args, to);
+  if (input.is_meta()) return {output, with_mask ? empty_mask(input) : at::Tensor()};
+  if (!with_mask && !is_left_to_do(args, output)) return {output, {}};
+  const QuantizedRows rows = quantize_rows(as_rows(input), scheme, with_mask);
+  if (is_left_to_do(args, output)) {
+    multiply_quantized(args, rows, {args.weight, *args.weight_scale}, output);
+  }
+  return {output, rows.mask};
+}
+
+MaskedProduct quantized_linear(bool with_mask, const at::Tensor& input, const at::Tensor& weight,
+                               const at::Tensor& weight_scale, const OptionalTensor& bias,
+                               bool symmetric, const OptionalTensor& weight_sum, int64_t quant_min,
+                               int64_t quant_max, std::optional<at::ScalarType> dtype) {
+  return quantized_product(
+      with_mask, {"baraquant::quantized_linear", input, weight, &weight_scale, bias, &weight_sum},
+      {symmetric, quant_min, quant_max}, dtype);
+}
+
+MaskedProduct quantized_grouped_linear(bool with_mask, const at::Tensor& input,
+                                       const at::Tensor& weight, const at::Tensor& offsets,
+                                       const at::Tensor& weight_scale, const OptionalTensor& bias,
+                                       bool symmetric, const OptionalTensor& weight_sum,
+                                       int64_t quant_min, int64_t quant_max,
+                                       std::optional<at::ScalarType> dtype) {
+  return quantized_product(with_mask,
+                           {"baraquant::quantized_grouped_linear", input, weight, &weight_scale,
+                            bias, &weight_sum, &offsets},
+                           {symmetric, quant_min, quant_max}, dtype);
+}
+
+// [tokens, K] of int8, with one scale for all or one for each k. The ops of the affine family do
+// it, whose arguments have been checked.
+MaskedProduct quantize_static(const at::Tensor& rows, const at::Tensor& act_scale,
+                              const OptionalTensor& act_zero_point,
+                              const OptionalTensor& smooth_scale, int64_t quant_min,
+                              int64_t quant_max, bool with_mask) {
+  const OptionalTensor scale(smooth_scale ? *smooth_scale : act_scale);
+  OptionalTensor zero_point = act_zero_point;
+  if (zero_point && smooth_scale) zero_point = zero_point->expand({rows.size(1)});
+  affine::QuantArgs q{scale, zero_point};
+  q.granularity = smooth_scale ? Granularity::kPerChannel : Granularity::kPerTensor;
+  q.axis = 1;
+  q.quant_min = quant_min;
+  q.quant_max = quant_max;
+  if (with_mask) return affine::quantize_with_mask(rows, q, at::kChar, /*order=*/{});
+  return {affine::quantize(rows, q, at::kChar, /*save_mask=*/std::nullopt), {}};
+}
+
+MaskedProduct static_quantized_linear(bool with_mask, const at::Tensor& input,
+                                      const at::Tensor& weight, const at::Tensor& weight_scale,
+                                      const at::Tensor& act_scale, const OptionalTensor& bias,
+                                      const OptionalTensor& act_zero_point,
+                                      const OptionalTensor& smooth_scale,
+                                      const OptionalTensor& weight_sum, int64_t quant_min,
+                                      int64_t quant_max, std::optional<at::ScalarType> dtype) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  const at::ScalarType to = dtype.value_or(input.scalar_type());
+  InputQparams qparams{"act_scale", "act_zero_point", false, &act_scale, &act_zero_point};
+  qparams.zero_point_per_token = false;
+  const Operands args{
+      "baraquant::static_quantized_linear", input, weight, &weight_scale, bias, &weight_sum};
+  check_static_quantized_linear(args, qparams, smooth_scale, quant_min, quant_max, to);
+  const at::Tensor output = empty_output(args, to);
+  if (input.is_meta()) return {output, with_mask ? empty_mask(input) : at::Tensor()};
+  if (!with_mask && !has_work(output)) return {output, {}};
+  const auto [rows, mask] = quantize_static(as_rows(input), act_scale, act_zero_point, smooth_scale,
+                                            quant_min, quant_max, with_mask);
+  if (has_work(output)) {
+    ProductCall call = prepare(args, rows, {weight, weight_scale}, output);
+    call.input_scale = of_rows(act_scale);
+    if (act_zero_point) call.zero_point = of_rows(cast_to_int32(*act_zero_point));
+    call.has_zero_point = act_zero_point.has_value();
+    launch(call, weight_sum);
+  }
+  return {output, mask};
+}
+
+// Of a function whose first argument says whether the mask is asked for: the kernel of an op, and
+// that of its form that returns the mask too.
+template <auto function>
+struct KernelsOf;
+
+template <typename... Args, MaskedProduct (*function)(bool, Args...)>
+struct KernelsOf<function> {
+  static at::Tensor plain(Args... args) { return std::get<0>(function(false, args...)); }
+  static MaskedProduct with_mask(Args... args) { return function(true, args...); }
+};
+
+// Quantizes weight and input, and multiplies where there is something to do.
+std::pair<QuantizedRows, QuantizedRows> quantize_and_multiply(const Operands& args,
+                                                              const Schemes& schemes,
+                                                              bool with_mask,
+                                                              const at::Tensor& output) {
+  QuantizedRows w = quantize_rows(as_rows(args.weight), schemes.weight, /*with_mask=*/false);
+  const auto sizes = args.weight.sizes();
+  w.values = w.values.view(sizes);
+  w.scale = w.scale.view(sizes.slice(0, sizes.size() - 1));
+  const QuantizedRows rows = quantize_rows(as_rows(args.input), schemes.input, with_mask);
+  if (is_left_to_do(args, output)) multiply_quantized(args, rows, {w.values, w.scale}, output);
+  return {rows, w};
+}
+
+at::Tensor qat_product(const Operands& args, const Schemes& schemes) {
+  check_qat_linear(args, schemes);
+  check_values(args);
+  const at::Tensor output = empty_output(args, args.input.scalar_type());
+  if (is_left_to_do(args, output)) {
+    quantize_and_multiply(args, schemes, /*with_mask=*/false, output);
+  }
+  return output;
+}
+
+// The same, with all that the backward can ask for. What there is none of is an empty tensor.
+KeptByQatLinear qat_product_kept(const Operands& args, const Schemes& schemes, bool with_mask) {
+  check_qat_linear(args, schemes);
+  check_values(args);
+  const at::Tensor &input = args.input, &weight = args.weight;
+  const bool symmetric = schemes.input.symmetric;
+  const at::Tensor output = empty_output(args, input.scalar_type());
+  const auto options = input.options();
+  const auto compute = options.dtype(compute_dtype(input.scalar_type()));
+  std::vector<c10::SymInt> per_token = input.sym_sizes().vec();
+  per_token.back() = 1;
+  if (input.is_meta()) {
+    const auto none = [&](at::ScalarType dtype) { return at::empty({0}, options.dtype(dtype)); };
+    return {output,
+            at::empty_symint(input.sym_sizes(), options.dtype(at::kChar)),
+            at::empty_symint(per_token, compute),
+            symmetric ? none(at::kInt) : at::empty_symint(per_token, options.dtype(at::kInt)),
+            with_mask ? empty_mask(input) : none(at::kByte),
+            at::empty_symint(weight.sym_sizes(), options.dtype(at::kChar)),
+            at::empty_symint(weight.sym_sizes().slice(0, weight.dim() - 1), compute)};
+  }
+  const auto [rows, w] = quantize_and_multiply(args, schemes, with_mask, output);
+  return {
+      output,
+      rows.values.view_symint(input.sym_sizes()),
+      rows.scale.view_symint(per_token),
+      symmetric ? at::empty({0}, options.dtype(at::kInt)) : rows.zero_point.view_symint(per_token),
+      with_mask ? rows.mask : at::empty({0}, options.dtype(at::kByte)),
+      w.values,
+      w.scale};
+}
+
+at::Tensor qat_linear_device(const at::Tensor& input, const at::Tensor& weight,
+                             const OptionalTensor& bias, const Schemes& schemes) {
+  return qat_product({"baraquant::qat_linear", input, weight, nullptr, bias, nullptr}, schemes);
+}
+
+KeptByQatLinear qat_linear_kept_device(const at::Tensor& input, const at::Tensor& weight,
+                                       const OptionalTensor& bias, const Schemes& schemes,
+                                       bool with_mask) {
+  return qat_product_kept({"baraquant::qat_linear", input, weight, nullptr, bias, nullptr}, schemes,
+                          with_mask);
+}
+
+at::Tensor qat_grouped_linear_device(const at::Tensor& input, const at::Tensor& weight,
+                                     const at::Tensor& offsets, const OptionalTensor& bias,
+                                     const Schemes& schemes) {
+  return qat_product(
+      {"baraquant::qat_grouped_linear", input, weight, nullptr, bias, nullptr, &offsets}, schemes);
+}
+
+KeptByQatLinear qat_grouped_linear_kept_device(const at::Tensor& input, const at::Tensor& weight,
+                                               const at::Tensor& offsets,
+                                               const OptionalTensor& bias, const Schemes& schemes,
+                                               bool with_mask) {
+  return qat_product_kept(
+      {"baraquant::qat_grouped_linear", input, weight, nullptr, bias, nullptr, &offsets}, schemes,
+      with_mask);
+}
+
+void register_kernels(torch::Library& m) {
+  m.impl("int8_linear", &int8_linear);
+  m.impl("int8_grouped_linear", &int8_grouped_linear);
+  m.impl("smoothquant_linear", &smoothquant_linear);
+  m.impl("smoothquant_linear.number", &smoothquant_linear_number);
+  m.impl("quantized_linear", &KernelsOf<&quantized_linear>::plain);
+  m.impl("_quantized_linear_with_mask", &KernelsOf<&quantized_linear>::with_mask);
+  m.impl("quantized_grouped_linear", &KernelsOf<&quantized_grouped_linear>::plain);
+  m.impl("_quantized_grouped_linear_with_mask", &KernelsOf<&quantized_grouped_linear>::with_mask);
+  m.impl("static_quantized_linear", &KernelsOf<&static_quantized_linear>::plain);
+  m.impl("_static_quantized_linear_with_mask", &KernelsOf<&static_quantized_linear>::with_mask);
+  m.impl("qat_linear", &Flat<&qat_linear_device>::kernel);
+  m.impl("_qat_linear_kept", &Flat<&qat_linear_kept_device>::kernel);
+  m.impl("qat_grouped_linear", &Flat<&qat_grouped_linear_device>::kernel);
+  m.impl("_qat_grouped_linear_kept", &Flat<&qat_grouped_linear_kept_device>::kernel);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(baraquant, CPU, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(baraquant, CUDA, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(baraquant, Meta, m) { register_kernels(m); }
+
+// Tensors of these kinds are refused, by the same checks.
+TORCH_LIBRARY_IMPL(baraquant, QuantizedCPU, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(baraquant, QuantizedCUDA, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(baraquant, QuantizedMeta, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(baraquant, NestedTensorCPU, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(baraquant, NestedTensorCUDA, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(baraquant, NestedTensorMeta, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(baraquant, SparseCPU, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(baraquant, SparseCUDA, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(baraquant, SparseMeta, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(baraquant, SparseCsrCPU, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(baraquant, SparseCsrCUDA, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(baraquant, SparseCsrMeta, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(baraquant, MkldnnCPU, m) { register_kernels(m); }
+
+}  // namespace baraquant::int8_mm

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The arithmetic of the integer matrix family, free of torch: every kernel calls it.
+//   acc[m, n] = sum over k of (a[m, k] - za[m]) * w[n, k]
+//             = sum over k of a[m, k] * w[n, k]  -  za[m] * sum over k of w[n, k]
+//   y[m, n]   = fma(C(acc) * sw[n], sa[m], bias[n]), then one rounding to the output's dtype
+// acc is exact in int32 for a depth k up to the limits below. C is float or double. Scheme: Jacob
+// et al. 2018, "Quantization and Training of Neural Networks for Efficient
+// Integer-Arithmetic-Only Inference", section 2.3.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "machine/host_device.h"
+
+namespace baraquant::int8_mm {
+
+// The greatest depth whose sums fit in int32: of int8 without a zero point, |a * w| <= 2^14; else
+// |a - za| < 2^8, so |(a - za) * w| < 2^15.
+constexpr int64_t kMostDepth = 131071, kMostShiftedDepth = 65536;
+
+// The most rows of a grouped product, whose ends are int32.
+constexpr int64_t kMostGroupedRows = INT32_MAX;
+
+BARAQUANT_HD float fused_multiply_add(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+  return fmaf(a, b, c);
+#else
+  return __builtin_fmaf(a, b, c);
+#endif
+}
+
+BARAQUANT_HD double fused_multiply_add(double a, double b, double c) {
+#if defined(__CUDA_ARCH__)
+  return fma(a, b, c);
+#else
+  return __builtin_fma(a, b, c);
+#endif
+}
+
+// What stands in for a bias that is not there: x + -0.0 is x for every x, +0.0 included, so the
+// fused multiply-add is then the product, rounded once.
+template <typename C>
+constexpr C kNoBias = C(-0.0);
+
+// The sum of the shifted input's products from that of the input's own. NB: in unsigned numbers,
+// which wrap: a zero point from outside the input's range gives a wrong number, never undefined
+// behaviour.
+BARAQUANT_HD int32_t shift(int32_t products, int32_t zero_point, int32_t weight_sum) {
+  return static_cast<int32_t>(static_cast<uint32_t>(products) -
+                              static_cast<uint32_t>(zero_point) *
+                                  static_cast<uint32_t>(weight_sum));
+}
+
+template <typename C>
+BARAQUANT_HD C rescale(int32_t acc, C weight_scale, C input_scale, C bias) {
+  return fused_multiply_add(static_cast<C>(acc) * weight_scale, input_scale, bias);
+}
+
+}  // namespace baraquant::int8_mm

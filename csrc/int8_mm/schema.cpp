@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The ops of the integer matrix family: schemas. Numerics in int8_mm/math.h, checks in
+// checks.cpp.
+//   int8_linear         y[m, n] = (sum over k of (q[m, k] - z[m]) * w[n, k]) * sw[n] * s[m] + b[n]
+//   smoothquant_linear  the same with one scale s and zero point z for all of the input
+//   quantized_linear    the same with q, s and z from
+//                       dynamic_range_quantize_per_token(x, quant_min, quant_max)
+//   static_quantized_linear
+//                       smoothquant_linear of q = quantize_per_tensor(x, s, z, quant_min,
+//                       quant_max), or of q = quantize_per_channel(x, smooth_scale, z, -1,
+//                       quant_min, quant_max)
+//   qat_linear          quantized_linear with w, sw from dynamic_range_quantize_per_channel(weight,
+//                       0, weight_quant_min, weight_quant_max) too
+//   int8_grouped_linear, quantized_grouped_linear, qat_grouped_linear
+//                       the op without `grouped` in its name for each group of rows of the input,
+//                       with a weight of its own; rows behind the last group give 0
+// Those with a floating input are differentiable. Their arguments:
+//   input         [..., K], any strides: int8 or uint8; floating where it is quantized
+//   weight        int8 [N, K], contiguous; floating like the input for qat_linear
+//   input_scale   of the compute type C of the output: one for all ([] or [1]) or one per token
+//                 (input.shape[:-1], or with a 1 behind)
+//   act_scale     C [] or [1], or a number
+//   smooth_scale  C [K], act_scale * smooth: dividing the input by smooth then costs nothing
+//   weight_scale  C [N]
+//   bias          [N], C or the output's dtype
+//   ..zero_point  any integer dtype, one for all or one per token; or a number; absent: 0
+//   weight_sum    int32 [N], weight.sum(1), which a zero point needs; absent: summed up each time
+//   offsets       int32 [E]: where each group's rows end; the first one's begin at 0. Of a grouped
+//                 op, whose input is [T, K] and whose weight [E, N, K], with [E, N] for each [N]
+//   symmetric     whether the input's zero point is 0; else its range, with 0, fills that of the
+//                 integers
+//   (weight_)quant_min, (weight_)quant_max
+//                 the range of the input's and the weight's integers, within int8: any, but where
+//                 the scheme is symmetric (the weight's is) with 0 in the middle
+//   dtype         of the output, floating; absent: the input's. Of the same compute type as a
+//                 floating input
+// The output is [..., N], contiguous.
+#include "int8_mm/core_ops.h"
+
+#include <torch/library.h>
+
+namespace baraquant::int8_mm {
+at::Tensor qat_linear(const at::Tensor& input, const at::Tensor& weight, const OptionalTensor& bias,
+                      const Schemes& s) {
+  static const auto op = find_op<decltype(Flat<&qat_linear>::kernel)>("baraquant::qat_linear");
+  return op.call(input, weight, bias, s.input.symmetric, s.weight.quant_min, s.weight.quant_max,
+                 s.input.quant_min, s.input.quant_max);
+}
+
+KeptByQatLinear qat_linear_kept(const at::Tensor& input, const at::Tensor& weight,
+                                const OptionalTensor& bias, const Schemes& s, bool with_mask) {
+  static const auto op =
+      find_op<decltype(Flat<&qat_linear_kept>::kernel)>("baraquant::_qat_linear_kept");
+  return op.call(input, weight, bias, s.input.symmetric, s.weight.quant_min, s.weight.quant_max,
+                 s.input.quant_min, s.input.quant_max, with_mask);
+}
+
+at::Tensor qat_grouped_linear(const at::Tensor& input, const at::Tensor& weight,
+                              const at::Tensor& offsets, const OptionalTensor& bias,
+                              const Schemes& s) {
+  static const auto op =
+      find_op<decltype(Flat<&qat_grouped_linear>::kernel)>("baraquant::qat_grouped_linear");
+  return op.call(input, weight, offsets, bias, s.input.symmetric, s.weight.quant_min,
+                 s.weight.quant_max, s.input.quant_min, s.input.quant_max);
+}
+
+KeptByQatLinear qat_grouped_linear_kept(const at::Tensor& input, const at::Tensor& weight,
+                                        const at::Tensor& offsets, const OptionalTensor& bias,
+                                        const Schemes& s, bool with_mask) {
+  static const auto op = find_op<decltype(Flat<&qat_grouped_linear_kept>::kernel)>(
+      "baraquant::_qat_grouped_linear_kept");
+  return op.call(input, weight, offsets, bias, s.input.symmetric, s.weight.quant_min,
+                 s.weight.quant_max, s.input.quant_min, s.input.quant_max, with_mask);
+}
+
+TORCH_LIBRARY_FRAGMENT(baraquant, m) {
+  const auto def = [&](const std::string& schema) {
+    m.def(torch::schema(schema.c_str()), {at::Tag::pt2_compliant_tag});
+  };
+  def("int8_linear(Tensor input, Tensor weight, Tensor input_scale, Tensor weight_scale, "
+      "Tensor? bias=None, *, Tensor? input_zero_point=None, Tensor? weight_sum=None, "
+      "ScalarType dtype=float) -> Tensor");
+  def("int8_grouped_linear(Tensor input, Tensor weight, Tensor offsets, Tensor input_scale, "
+      "Tensor weight_scale, Tensor? bias=None, *, Tensor? input_zero_point=None, "
+      "Tensor? weight_sum=None, ScalarType dtype=float) -> Tensor");
+  def("smoothquant_linear(Tensor input, Tensor weight, Tensor weight_scale, Tensor act_scale, "
+      "Tensor? bias=None, *, Tensor? act_zero_point=None, Tensor? weight_sum=None, "
+      "ScalarType dtype=float) -> Tensor");
+  def("smoothquant_linear.number(Tensor input, Tensor weight, Tensor weight_scale, "
+      "float act_scale, Tensor? bias=None, *, int? act_zero_point=None, "
+      "Tensor? weight_sum=None, ScalarType dtype=float) -> Tensor");
+  def("quantized_linear(Tensor input, Tensor weight, Tensor weight_scale, Tensor? bias=None, *, "
+      "bool symmetric=True, Tensor? weight_sum=None, int quant_min=-128, int quant_max=127, "
+      "ScalarType? dtype=None) -> Tensor");
+  def("quantized_grouped_linear(Tensor input, Tensor weight, Tensor offsets, "
+      "Tensor weight_scale, Tensor? bias=None, *, bool symmetric=True, Tensor? weight_sum=None, "
+      "int quant_min=-128, int quant_max=127, ScalarType? dtype=None) -> Tensor");
+  def("static_quantized_linear(Tensor input, Tensor weight, Tensor weight_scale, "
+      "Tensor act_scale, Tensor? bias=None, *, Tensor? act_zero_point=None, "
+      "Tensor? smooth_scale=None, Tensor? weight_sum=None, int quant_min=-128, "
+      "int quant_max=127, ScalarType? dtype=None) -> Tensor");
+  def("qat_linear(Tensor input, Tensor weight, Tensor? bias=None, *, bool symmetric=True, "
+      "int weight_quant_min=-128, int weight_quant_max=127, int quant_min=-128, "
+      "int quant_max=127) -> Tensor");
+  def("qat_grouped_linear(Tensor input, Tensor weight, Tensor offsets, Tensor? bias=None, *, "
+      "bool symmetric=True, int weight_quant_min=-128, int weight_quant_max=127, "
+      "int quant_min=-128, int quant_max=127) -> Tensor");
+  // The quantized ones with what the backward of a clipped input needs, and the qat ones with what
+  // theirs needs. A mask holds one bit per element of the input.
+  def("_quantized_linear_with_mask(Tensor input, Tensor weight, Tensor weight_scale, "
+      "Tensor? bias, bool symmetric, Tensor? weight_sum, int quant_min, int quant_max, "
+      "ScalarType? dtype) -> (Tensor output, Tensor mask)");
+  def("_quantized_grouped_linear_with_mask(Tensor input, Tensor weight, Tensor offsets, "
+      "Tensor weight_scale, Tensor? bias, bool symmetric, Tensor? weight_sum, int quant_min, "
+      "int quant_max, ScalarType? dtype) -> (Tensor output, Tensor mask)");
+  def("_static_quantized_linear_with_mask(Tensor input, Tensor weight, Tensor weight_scale, "
+      "Tensor act_scale, Tensor? bias, Tensor? act_zero_point, Tensor? smooth_scale, "
+      "Tensor? weight_sum, int quant_min, int quant_max, ScalarType? dtype) "
+      "-> (Tensor output, Tensor mask)");
+  def("_qat_linear_kept(Tensor input, Tensor weight, Tensor? bias, bool symmetric, "
+      "int weight_quant_min, int weight_quant_max, int quant_min, int quant_max, bool with_mask) "
+      "-> (Tensor output, Tensor qinput, Tensor input_scale, "
+      "Tensor input_zero_point, Tensor mask, Tensor qweight, Tensor weight_scale)");
+  def("_qat_grouped_linear_kept(Tensor input, Tensor weight, Tensor offsets, Tensor? bias, "
+      "bool symmetric, int weight_quant_min, int weight_quant_max, int quant_min, int quant_max, "
+      "bool with_mask) -> (Tensor output, Tensor qinput, Tensor input_scale, "
+      "Tensor input_zero_point, Tensor mask, Tensor qweight, Tensor weight_scale)");
+}
+
+}  // namespace baraquant::int8_mm

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Autograd of the products whose weight is integers already: the gradients of
+//   linear(fake_quantize(x), w^, b)
+// where the rounding of x passes gradients straight through (Bengio et al. 2013):
+//   dx = inside ? dy @ w^ : 0,   db = sum of dy over tokens
+// It is the gradient of qat_linear's input: a served layer hands on what the trained one did. A
+// symmetric scale from the data clips nothing. Otherwise one bit is kept for each element of x
+// (`inside`), and no more in any case: the weight lives as long as its layer. With smooth_scale,
+// which is act_scale * smooth, x was divided by smooth, and so is dx.
+// Integers carry no gradient: of int8_linear and smoothquant_linear only the bias has one.
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/div.h>
+#include <ATen/ops/mul.h>
+#include <c10/util/FunctionRef.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "frame/checks.h"
+#include "int8_mm/checks.h"
+#include "int8_mm/core_ops.h"
+#include "int8_mm/gradients.h"
+
+namespace baraquant::int8_mm {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+
+// What the gradient of the input is made of. The two scales at the end are there where the scale is
+// static.
+struct Layer {
+  const at::Tensor& weight;
+  const at::Tensor& weight_scale;
+  bool clips_input;
+  const at::Tensor& act_scale;
+  const at::Tensor& smooth_scale;
+  const at::Tensor& offsets;  // of a grouped op
+};
+
+// Computes the output below autograd; given true, the mask too.
+using Product = c10::function_ref<MaskedProduct(bool)>;
+
+at::Tensor input_gradient(const at::Tensor& dy, const variable_list& saved, at::ScalarType dtype) {
+  const at::Tensor &weight = saved[0], &weight_scale = saved[1], &mask = saved[2];
+  const at::Tensor &act_scale = saved[3], &smooth_scale = saved[4];
+  const at::Tensor rounded = dequantized(weight, weight_scale, {}, Granularity::kPerChannel, dtype);
+  at::Tensor dx = int8_mm::input_gradient(dy.to(dtype), rounded, saved[5]);
+  if (smooth_scale.defined()) dx = at::mul(dx, at::div(act_scale, smooth_scale)).to(dtype);
+  return mask.defined() ? clip_gradient(dx, mask, dtype) : dx;
+}
+
+class Linear : public Function<Linear> {
+ public:
+  static constexpr bool is_traceable = true;
+
+  static Variable forward(AutogradContext* ctx, const at::Tensor& input, const OptionalTensor& bias,
+                          const Layer& layer, const Product& product) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const bool input_grad = input.requires_grad();
+    const auto [output, mask] = product(input_grad && layer.clips_input);
+    variable_list saved(6);
+    if (input_grad) {
+      const at::Tensor none;
+      saved = {layer.weight,
+               layer.weight_scale,
+               mask,
+               layer.smooth_scale.defined() ? layer.act_scale : none,
+               layer.smooth_scale,
+               none};
+    }
+    saved[5] = layer.offsets;
+    ctx->save_for_backward(std::move(saved));
+    ctx->saved_data["dtype"] = static_cast<int64_t>(input.scalar_type());
+    if (bias) ctx->saved_data["bias_dtype"] = static_cast<int64_t>(bias->scalar_type());
+    return output;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    // A backward inside of autocast's region computes in the same dtypes as one outside.
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    const auto dtype_of = [ctx](const char* name) {
+      return static_cast<at::ScalarType>(ctx->saved_data[name].toInt());
+    };
+    const variable_list saved = ctx->get_saved_variables();
+    variable_list result(4);
+    if (ctx->needs_input_grad(0)) {
+      result[0] = input_gradient(grads[0], saved, dtype_of("dtype"));
+    }
+    if (ctx->saved_data.count("bias_dtype") && ctx->needs_input_grad(1)) {
+      result[1] = bias_gradient(grads[0], dtype_of("bias_dtype"), saved[5]);
+    }
+    return result;
+  }
+};
+
+bool requires_grad(const at::Tensor& tensor) {
+  return at::GradMode::is_enabled() && tensor.requires_grad();
+}
+
+// Forward-mode tangents count, so that the Function refuses them instead of their being dropped.
+bool is_recorded(const at::Tensor& tensor) { return requires_grad(tensor) || has_tangent(tensor); }
+
+at::Tensor differentiable(const at::Tensor& input, const OptionalTensor& bias, const Layer& layer,
+                          const Product& product) {
+  if (is_recorded(input) || (bias && is_recorded(*bias))) {
+    return Linear::apply(input, bias, layer, product);
+  }
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return std::get<0>(product(false));
+}
+
+// A scale that autograd would have to follow is an error, not a gradient that is dropped.
+void check_scale(const char* op, const char* name, const at::Tensor& scale) {
+  check_dispatchable(op, name, scale);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !is_recorded(scale), op, ": expected ", name, " to be a constant, but got one that ",
+      requires_grad(scale) ? "requires grad" : "has a forward-mode tangent",
+      ", of which the op has no gradient; detach it (", name,
+      ".detach()), or train with baraquant::qat_linear or baraquant::fake_quantize_per_tensor");
+}
+
+void check_zero_point(const char* op, const char* name, const OptionalTensor& zero_point) {
+  if (zero_point) check_dispatchable(op, name, *zero_point);
+}
+
+const at::Tensor kNone;
+
+// Of an op whose input is integers.
+Layer bias_alone(const at::Tensor& weight, const at::Tensor& weight_scale,
+                 const at::Tensor& offsets = kNone) {
+  return {weight, weight_scale, /*clips_input=*/false, kNone, kNone, offsets};
+}
+
+using Keys = c10::DispatchKeySet;
+using Dtype = std::optional<at::ScalarType>;
+
+// An op, called below autograd, and its form that returns the mask too, of the same arguments.
+template <typename... Args>
+class Masked {
+ public:
+  explicit Masked(const std::string& name)
+      : plain_(find_op<at::Tensor(Args...)>(("baraquant::" + name).c_str())),
+        with_mask_(
+            find_op<MaskedProduct(Args...)>(("baraquant::_" + name + "_with_mask").c_str())) {}
+
+  MaskedProduct operator()(Keys keys, bool with_mask, Args... args) const {
+    if (with_mask) return with_mask_.call(args...);
+    return {plain_.redispatch(keys & c10::after_autograd_keyset, args...), {}};
+  }
+
+ private:
+  c10::TypedOperatorHandle<at::Tensor(Args...)> plain_;
+  c10::TypedOperatorHandle<MaskedProduct(Args...)> with_mask_;
+};
+
+at::Tensor quantized_linear(Keys keys, const at::Tensor& input, const at::Tensor& weight,
+                            const at::Tensor& weight_scale, const OptionalTensor& bias,
+                            bool symmetric, const OptionalTensor& weight_sum, int64_t quant_min,
+                            int64_t quant_max, Dtype dtype) {
+  static const Masked<const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                      const OptionalTensor&, bool, const OptionalTensor&, int64_t, int64_t, Dtype>
+      op("quantized_linear");
+  constexpr const char* kOp = "baraquant::quantized_linear";
+  check_all_dispatchable({kOp, input, weight, &weight_scale, bias, &weight_sum});
+  check_scale(kOp, "weight_scale", weight_scale);
+  const Layer layer{weight, weight_scale, /*clips_input=*/!symmetric, kNone, kNone, kNone};
+  return differentiable(input, bias, layer, [&](bool with_mask) {
+    return op(keys, with_mask, input, weight, weight_scale, bias, symmetric, weight_sum, quant_min,
+              quant_max, dtype);
+  });
+}
+
+at::Tensor quantized_grouped_linear(Keys keys, const at::Tensor& input, const at::Tensor& weight,
+                                    const at::Tensor& offsets, const at::Tensor& weight_scale,
+                                    const OptionalTensor& bias, bool symmetric,
+                                    const OptionalTensor& weight_sum, int64_t quant_min,
+                                    int64_t quant_max, Dtype dtype) {
+  static const Masked<const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                      const OptionalTensor&, bool, const OptionalTensor&, int64_t, int64_t, Dtype>
+      op("quantized_grouped_linear");
+  constexpr const char* kOp = "baraquant::quantized_grouped_linear";
+  check_all_dispatchable({kOp, input, weight, &weight_scale, bias, &weight_sum, &offsets});
+  check_scale(kOp, "weight_scale", weight_scale);
+  const Layer layer{weight, weight_scale, /*clips_input=*/!symmetric, kNone, kNone, offsets};
+  return differentiable(input, bias, layer, [&](bool with_mask) {
+    return op(keys, with_mask, input, weight, offsets, weight_scale, bias, symmetric, weight_sum,
+              quant_min, quant_max, dtype);
+  });
+}
+
+at::Tensor static_quantized_linear(Keys keys, const at::Tensor& input, const at::Tensor& weight,
+                                   const at::Tensor& weight_scale, const at::Tensor& act_scale,
+                                   const OptionalTensor& bias, const OptionalTensor& act_zero_point,
+                                   const OptionalTensor& smooth_scale,
+                                   const OptionalTensor& weight_sum, int64_t quant_min,
+                                   int64_t quant_max, Dtype dtype) {
+  static const Masked<const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                      const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
+                      const OptionalTensor&, int64_t, int64_t, Dtype>
+      op("static_quantized_linear");
+  constexpr const char* kOp = "baraquant::static_quantized_linear";
+  check_all_dispatchable({kOp, input, weight, &weight_scale, bias, &weight_sum});
+  check_scale(kOp, "weight_scale", weight_scale);
+  check_scale(kOp, "act_scale", act_scale);
+  check_zero_point(kOp, "act_zero_point", act_zero_point);
+  if (smooth_scale) check_scale(kOp, "smooth_scale", *smooth_scale);
+  const Layer layer{
+      weight, weight_scale, /*clips_input=*/true, act_scale, smooth_scale ? *smooth_scale : kNone,
+      kNone};
+  return differentiable(input, bias, layer, [&](bool with_mask) {
+    return op(keys, with_mask, input, weight, weight_scale, act_scale, bias, act_zero_point,
+              smooth_scale, weight_sum, quant_min, quant_max, dtype);
+  });
+}
+
+at::Tensor int8_linear(Keys keys, const at::Tensor& input, const at::Tensor& weight,
+                       const at::Tensor& input_scale, const at::Tensor& weight_scale,
+                       const OptionalTensor& bias, const OptionalTensor& input_zero_point,
+                       const OptionalTensor& weight_sum, at::ScalarType dtype) {
+  static const auto op =
+      find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                         const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
+                         at::ScalarType)>("baraquant::int8_linear");
+  constexpr const char* kOp = "baraquant::int8_linear";
+  check_all_dispatchable({kOp, input, weight, &weight_scale, bias, &weight_sum});
+  check_scale(kOp, "input_scale", input_scale);
+  check_scale(kOp, "weight_scale", weight_scale);
+  check_zero_point(kOp, "input_zero_point", input_zero_point);
+  return differentiable(input, bias, bias_alone(weight, weight_scale), [&](bool) -> MaskedProduct {
+    return {op.redispatch(keys & c10::after_autograd_keyset, input, weight, input_scale,
+                          weight_scale, bias, input_zero_point, weight_sum, dtype),
+            {}};
+  });
+}
+
+at::Tensor int8_grouped_linear(Keys keys, const at::Tensor& input, const at::Tensor& weight,
+                               const at::Tensor& offsets, const at::Tensor& input_scale,
+                               const at::Tensor& weight_scale, const OptionalTensor& bias,
+                               const OptionalTensor& input_zero_point,
+                               const OptionalTensor& weight_sum, at::ScalarType dtype) {
+  static const auto op =
+      find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                         const at::Tensor&, const OptionalTensor&, const OptionalTensor&,
+                         const OptionalTensor&, at::ScalarType)>("baraquant::int8_grouped_linear");
+  constexpr const char* kOp = "baraquant::int8_grouped_linear";
+  check_all_dispatchable({kOp, input, weight, &weight_scale, bias, &weight_sum, &offsets});
+  check_scale(kOp, "input_scale", input_scale);
+  check_scale(kOp, "weight_scale", weight_scale);
+  check_zero_point(kOp, "input_zero_point", input_zero_point);
+  const Layer layer = bias_alone(weight, weight_scale, offsets);
+  return differentiable(input, bias, layer, [&](bool) -> MaskedProduct {
+    return {op.redispatch(keys & c10::after_autograd_keyset, input, weight, offsets, input_scale,
+                          weight_scale, bias, input_zero_point, weight_sum, dtype),
+            {}};
+  });
+}
+
+// act_scale and act_zero_point are tensors, or numbers.
+template <typename Scale, typename ZeroPoint>
+at::Tensor smoothquant_linear(Keys keys, const at::Tensor& input, const at::Tensor& weight,
+                              const at::Tensor& weight_scale, Scale act_scale,
+                              const OptionalTensor& bias, ZeroPoint act_zero_point,
+                              const OptionalTensor& weight_sum, at::ScalarType dtype) {
+  constexpr bool is_number = std::is_same_v<Scale, double>;
+  static const auto op =
+      find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, Scale,
+                         const OptionalTensor&, ZeroPoint, const OptionalTensor&, at::ScalarType)>(
+          "baraquant::smoothquant_linear", is_number ? "number" : "");
+  constexpr const char* kOp = "baraquant::smoothquant_linear";
+  check_all_dispatchable({kOp, input, weight, &weight_scale, bias, &weight_sum});
+  check_scale(kOp, "weight_scale", weight_scale);
+  if constexpr (!is_number) {
+    check_scale(kOp, "act_scale", act_scale);
+    check_zero_point(kOp, "act_zero_point", act_zero_point);
+  }
+  return differentiable(input, bias, bias_alone(weight, weight_scale), [&](bool) -> MaskedProduct {
+    return {op.redispatch(keys & c10::after_autograd_keyset, input, weight, weight_scale, act_scale,
+                          bias, act_zero_point, weight_sum, dtype),
+            {}};
+  });
+}
+
+// The forms that return the mask are what Linear calls below autograd.
+void refuse_to_record(const c10::OperatorHandle& op, Keys keys, torch::jit::Stack* stack) {
+  for (const c10::IValue& value : torch::jit::last(*stack, op.schema().arguments().size())) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!value.isTensor() || !is_recorded(value.toTensor()),
+                                op.schema().name(),
+                                ": the form that returns the mask is not differentiable; call the "
+                                "op itself");
+  }
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {
+  m.impl("quantized_linear", &quantized_linear);
+  m.impl("static_quantized_linear", &static_quantized_linear);
+  m.impl("int8_linear", &int8_linear);
+  m.impl("quantized_grouped_linear", &quantized_grouped_linear);
+  m.impl("int8_grouped_linear", &int8_grouped_linear);
+  m.impl("smoothquant_linear", &smoothquant_linear<const at::Tensor&, const OptionalTensor&>);
+  m.impl("smoothquant_linear.number", &smoothquant_linear<double, std::optional<int64_t>>);
+  for (const char* op : {"_quantized_linear_with_mask", "_static_quantized_linear_with_mask",
+                         "_quantized_grouped_linear_with_mask"}) {
+    m.impl(op, torch::CppFunction::makeFromBoxedFunction<&refuse_to_record>());
+  }
+}
+
+}  // namespace baraquant::int8_mm

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// CPU loops are compiled for several instruction sets in one binary; the machine decides at run
+// time. The environment variable BARAQUANT_CPU_ISA (default, avx2, avx512 or avx512_vnni) lowers
+// the choice. Only the integer matrix product has loops of its own for avx512_vnni.
+// Every instruction set gives the same bits: none of them contracts or reorders arithmetic.
+#pragma once
+
+#include "frame/export.h"
+
+namespace baraquant {
+
+enum class CpuIsa { kDefault, kAvx2, kAvx512, kAvx512Vnni };
+
+BARAQUANT_API CpuIsa cpu_isa();
+
+constexpr const char* cpu_isa_name(CpuIsa isa) {
+  constexpr const char* kNames[] = {"default", "avx2", "avx512", "avx512_vnni"};
+  return kNames[static_cast<int>(isa)];
+}
+
+// Whether this machine has it.
+inline bool supports(CpuIsa isa) {
+#if defined(__x86_64__)
+  switch (isa) {
+    case CpuIsa::kAvx512Vnni:
+      return supports(CpuIsa::kAvx512) && __builtin_cpu_supports("avx512vnni");
+    case CpuIsa::kAvx512:
+      return supports(CpuIsa::kAvx2) && __builtin_cpu_supports("avx512f") &&
+             __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+             __builtin_cpu_supports("avx512vl");
+    case CpuIsa::kAvx2:
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    case CpuIsa::kDefault:
+      break;
+  }
+#endif
+  return isa == CpuIsa::kDefault;
+}
+
+#if defined(__x86_64__)
+#define BARAQUANT_TARGET(options) __attribute__((target(options)))
+#else
+#define BARAQUANT_TARGET(options)
+#endif
+// fma: for __builtin_fma alone. Nothing else becomes one, since the build forbids contraction.
+#define BARAQUANT_AVX2 BARAQUANT_TARGET("avx2,fma")
+#define BARAQUANT_AVX512 \
+  BARAQUANT_TARGET("avx512f,avx512bw,avx512dq,avx512vl,fma,prefer-vector-width=512")
+#define BARAQUANT_AVX512_VNNI \
+  BARAQUANT_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma,prefer-vector-width=512")
+
+// `loop` is a callable whose operator() is always inlined, so that it is compiled anew inside each
+// of these functions.
+template <typename Loop>
+BARAQUANT_AVX2 void run_avx2(const Loop& loop) {
+  loop();
+}
+template <typename Loop>
+BARAQUANT_AVX512 void run_avx512(const Loop& loop) {
+  loop();
+}
+
+template <typename Loop>
+void run_on_isa(CpuIsa isa, const Loop& loop) {
+  switch (isa) {
+    case CpuIsa::kAvx512Vnni:
+    case CpuIsa::kAvx512:
+      return run_avx512(loop);
+    case CpuIsa::kAvx2:
+      return run_avx2(loop);
+    case CpuIsa::kDefault:
+      return loop();
+  }
+}
+
+}  // namespace baraquant

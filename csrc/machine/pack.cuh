@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Packs of neighbours in memory: one access of up to 16 bytes where the pointer allows it and the
+// pack is whole, else element by element.
+#pragma once
+
+#include <cstdint>
+
+#include "machine/packed_registers.h"
+
+namespace baraquant {
+
+template <typename T, int size>
+struct alignas(sizeof(T) * size <= 16 ? sizeof(T) * size : 16) Pack {
+  static_assert((size & (size - 1)) == 0, "a pack is a power of two");
+  T at[size];
+
+  __device__ __forceinline__ T get(int i) const { return at[i]; }
+};
+
+// What is loaded: bytes are converted one by one, other numbers wait as the words that they are.
+template <typename T, int size>
+using Loaded = std::conditional_t<sizeof(T) == 1, Pack<T, size>, Words<T, size>>;
+
+inline bool is_aligned(const void* pointer, size_t bytes) {
+  return reinterpret_cast<uintptr_t>(pointer) % (bytes < 16 ? bytes : 16) == 0;
+}
+
+// Elements begin .. begin + count - 1 of `data`; the rest of the pack is left as it is.
+template <typename T, int size>
+__device__ __forceinline__ void load(Pack<T, size>& pack, const T* data, int64_t begin, int count,
+                                     bool aligned) {
+  if (aligned && count >= size) {
+    pack = *reinterpret_cast<const Pack<T, size>*>(data + begin);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < size; ++i) {
+    if (i < count) pack.at[i] = data[begin + i];
+  }
+}
+
+// Neighbours from `begin` on, all of them there and at a multiple of their size (of 16 bytes).
+template <typename T, int size>
+__device__ __forceinline__ void load_words(Words<T, size>& words, const T* data, int64_t begin) {
+  words = *reinterpret_cast<const Words<T, size>*>(data + begin);
+}
+
+// `count` neighbours, at least one, in a place of any kind; the rest repeats the first of them,
+// which changes no range.
+template <typename T, int size>
+__device__ __forceinline__ void load_some_words(Words<T, size>& words, const T* data, int64_t begin,
+                                                int count) {
+  words.fill(data[begin]);
+#pragma unroll
+  for (int i = 1; i < size; ++i) {
+    if (i < count) words.set(i, data[begin + i]);
+  }
+}
+
+template <typename T, int size>
+__device__ __forceinline__ void load(Words<T, size>& words, const T* data, int64_t begin, int count,
+                                     bool aligned) {
+  if (aligned && count >= size) return load_words(words, data, begin);
+  load_some_words(words, data, begin, count);
+}
+
+template <typename T, int size>
+__device__ __forceinline__ void store(const Pack<T, size>& pack, T* data, int64_t begin, int count,
+                                      bool aligned) {
+  if (aligned && count >= size) {
+    *reinterpret_cast<Pack<T, size>*>(data + begin) = pack;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < size; ++i) {
+    if (i < count) data[begin + i] = pack.at[i];
+  }
+}
+
+}  // namespace baraquant

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// One reading of the input gives scales, zero points and the result: a team of threads (mapping.h)
+// keeps a row in its registers while it finds the row's range. Load, reduce, choose, compute,
+// store. As in elementwise/cuda.cuh a thread's packs are 32 bytes; all of them are loaded before the first
+// is used. Where a row has part of a pack, is not aligned, or has a scale that FastGrid does not
+// take, the threads read it again (from the cache) instead, element by element.
+#pragma once
+
+#include "elementwise/cuda.cuh"
+#include "frame/plan.cuh"
+#include "range/cuda/extremes.cuh"
+
+namespace baraquant::range {
+
+template <typename Op>
+struct RowsArgs {
+  const typename Op::First* input;
+  typename Op::Result* result;
+  uint8_t* mask;
+  affine::Segments segments;  // each is one run of neighbours; of a mask, whole bytes
+  Rule<typename Op::C> rule;
+  typename Op::C* scale;  // null: not wanted
+  int32_t* zero_point;    // null: not wanted
+  RowMapping mapping = {};
+  bool whole_packs = false;  // aligned, and there are no others
+  bool fast_range = false;   // FastestGrid takes the range
+};
+
+template <typename Op>
+constexpr int kRowPack = affine::Geometry<Op, affine::ScaleAccess::kOne>::kPack;
+template <typename Op>
+using RowWords = Words<typename Op::First, kRowPack<Op>>;
+
+constexpr int kMostRowThreads = 1024;  // a thread has 64 registers
+// A division of doubles, or the bits of a mask, leave no room for four packs.
+template <typename Op>
+constexpr int kMostRowPacks =
+    sizeof(typename Op::C) == 8 || Op::kMask == affine::Mask::kWrite ? 2 : 4;
+
+// Zeros where the row has ended: they lie in every range that a scale is chosen from.
+template <typename Op, int packs>
+__device__ __forceinline__ void load_row(RowWords<Op> (&row)[packs], const RowsArgs<Op>& args,
+                                         const RowPlace& place) {
+  constexpr int kPack = kRowPack<Op>;
+#pragma unroll
+  for (int p = 0; p < packs; ++p) {
+    if (place.has(p, kPack)) {
+      load_words(row[p], args.input, place.start + place.offset(p, kPack));
+    } else {
+      row[p].fill({});
+    }
+  }
+}
+
+// The range of the thread's share of the row.
+template <typename Op, int packs>
+__device__ __forceinline__ Extremes<typename Op::First> find_own_range(
+    const RowWords<Op> (&row)[packs], const RowsArgs<Op>& args, const RowPlace& place,
+    bool two_sided) {
+  using T = typename Op::First;
+  WordExtremes<T> mine = WordExtremes<T>::of_nothing();
+  if (args.whole_packs) {
+#pragma unroll
+    for (int p = 0; p < packs; ++p) add_words(mine, row[p], two_sided);
+  } else {
+#pragma unroll 4
+    for (int i = place.lane; i < place.length; i += place.team) {
+      Words<T, 1> word;
+      word.fill(args.input[place.start + i]);
+      add_words(mine, word, two_sided);
+    }
+  }
+  return mine.all(two_sided);
+}
+
+// Over the team. Every thread of it gets the result.
+template <typename T>
+__device__ __forceinline__ Extremes<T> merge_team(Extremes<T> mine, const RowMapping& mapping,
+                                                  ClusterMail<T>& mail, bool two_sided) {
+  if (!mapping.is_block) return merge_lanes(mine, 0, mapping.team_log2, two_sided);
+  const Extremes<T> of_block = merge_block(merge_warp(mine, two_sided), two_sided);
+  if (mapping.blocks_log2 == 0) return of_block;
+  return merge_cluster(of_block, mail, 1 << mapping.blocks_log2, two_sided);
+}
+
+template <typename Op, int packs, typename G>
+__device__ __forceinline__ void write_row(const RowWords<Op> (&row)[packs],
+                                          const RowsArgs<Op>& args, const RowPlace& place,
+                                          const G& grid) {
+  constexpr int kPack = kRowPack<Op>;
+#pragma unroll
+  for (int p = 0; p < packs; ++p) {
+    const int64_t begin = place.start + place.offset(p, kPack);
+    affine::Packs<Op, kPack> pack;
+    Pack<typename Op::Result, kPack> result;
+    pack.first = row[p];
+    pack.bits = 0;
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) result.at[i] = pack.apply(i, grid);
+    const int count = place.has(p, kPack) ? kPack : 0;
+    if (count > 0) store(result, args.result, begin, kPack, true);
+    if constexpr (Op::kMask == affine::Mask::kWrite) {
+      affine::write_bits<kPack>(pack.bits, args.mask, begin, count);
+    }
+  }
+}
+
+// The same, element by element. A byte of a mask belongs to one thread.
+template <typename Op>
+__device__ __forceinline__ void write_elements(const RowsArgs<Op>& args, const RowPlace& place,
+                                               const affine::Grid<typename Op::C>& grid) {
+  constexpr bool kWritesMask = Op::kMask == affine::Mask::kWrite;
+  constexpr int kShare = kWritesMask ? 8 : 1;
+  for (int at = place.lane * kShare; at < place.length; at += place.team * kShare) {
+    const int end = min(at + kShare, place.length);
+    unsigned bits = 0;
+    for (int i = at; i < end; ++i) {
+      bool bit = false;
+      args.result[place.start + i] = Op::apply(args.input[place.start + i], {}, bit, grid);
+      bits |= static_cast<unsigned>(bit) << (i - at);
+    }
+    if (kWritesMask) args.mask[(place.start + at) / 8] = static_cast<uint8_t>(bits);
+  }
+}
+
+// most_threads, blocks: of a block, and on a multiprocessor at least: how many registers it may
+// use.
+template <typename Op, int packs, int most_threads = kMostRowThreads, int blocks = 0>
+__global__ void __launch_bounds__(most_threads, blocks) rows_kernel(const RowsArgs<Op> args) {
+  using C = typename Op::C;
+  using Fastest = affine::FastestGrid<C>;
+  const RowMapping& mapping = args.mapping;
+  __shared__ ClusterMail<typename Op::First> mail;
+  if (mapping.blocks_log2 > 0) announce_to_cluster(mail, 1 << mapping.blocks_log2);
+  const RowPlace place =
+      place_in_row(args.segments, mapping, blockIdx.x, static_cast<int>(threadIdx.x));
+  RowWords<Op> row[packs];
+  if (args.whole_packs) load_row<Op, packs>(row, args, place);
+
+  const bool two_sided = !args.rule.symmetric;
+  const auto mine = two_sided ? find_own_range<Op, packs>(row, args, place, true)
+                              : find_own_range<Op, packs>(row, args, place, false);
+  const auto chosen = choose(merge_team(mine, mapping, mail, two_sided), args.rule);
+  if (place.leads()) {
+    if (args.scale) args.scale[place.row] = chosen.scale;
+    if (args.zero_point) args.zero_point[place.row] = chosen.zero_point;
+  }
+
+  // NB: write_row may exchange a mask's bits between the lanes of a warp, but only of double, whose
+  // grid takes every scale: then the teams of a warp stay together.
+  const C zero_point = static_cast<C>(chosen.zero_point);
+  const affine::QuantRange<C> range = args.rule.range;
+  if (!args.whole_packs || !args.fast_range || !Fastest::accepts(chosen.scale, zero_point)) {
+    write_elements(args, place, affine::Grid<C>(chosen.scale, zero_point, range));
+  } else if (two_sided) {
+    write_row<Op, packs>(row, args, place,
+                         affine::FastestOwnGrid<C, false>(chosen.scale, zero_point, range));
+  } else {
+    write_row<Op, packs>(row, args, place,
+                         affine::FastestOwnGrid<C, true>(chosen.scale, zero_point, range));
+  }
+}
+
+// Blocks of that kernel can form clusters: the chip can, and the kernel was compiled for it (and
+// not, by the driver, from what was compiled for an older chip).
+inline bool have_clusters(const void* kernel, int device) {
+  int major = 0;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaFuncAttributes attributes{};
+  return major >= 9 && cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess &&
+         attributes.ptxVersion >= 90;
+}
+
+inline Chip chip_of(int device) {
+  Chip chip;
+  cudaDeviceGetAttribute(&chip.multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  return chip;
+}
+
+// Fills in what is not given: mapping, whole_packs and fast_range. false, with nothing launched,
+// where the rows do not fit in the registers.
+template <typename Op>
+bool rows_cuda(RowsArgs<Op> args, int device, cudaStream_t stream) {
+  constexpr int kPack = kRowPack<Op>;
+  const affine::Segments& s = args.segments;
+  args.whole_packs = is_aligned(args.input, 16) &&
+                     is_aligned(args.result, kPack * sizeof(typename Op::Result)) &&
+                     s.length % kPack == 0 && affine::start_at_multiples(s, kPack);
+  args.fast_range = affine::fastest_accepts_range(args.rule.range);
+  Chip chip = chip_of(device);
+  chip.clusters = s.length > kMostPacksOfBlock * kPack &&
+                  have_clusters(reinterpret_cast<const void*>(&rows_kernel<Op, 1>), device);
+  RowLimits limits{kMostRowPacks<Op>};
+  limits.copies = sizeof(typename Op::Result) >= sizeof(typename Op::First);
+  if (Op::kMask == affine::Mask::kWrite && kPack < 8) limits.least_team = 8 / kPack;
+  args.mapping = map_rows(s.count, s.length, kPack, limits, chip);
+  if (args.mapping.packs == 0) return false;
+  if (only_planned([&] {
+        const RowMapping& m = args.mapping;  // a team's threads and their packs, on blocks
+        const int team = m.is_block ? m.threads << m.blocks_log2 : 1 << m.team_log2;
+        return cuda_plan<typename Op::C>(
+            std::string("dynamic_") + Op::kName + "_rows",
+            std::to_string(team) + "x" + std::to_string(m.packs * kPack));
+      })) {
+    return true;
+  }
+
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {1u << args.mapping.blocks_log2, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(args.mapping.grid(s.count)));
+  config.blockDim = dim3(static_cast<unsigned>(args.mapping.threads));
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = args.mapping.blocks_log2 > 0 ? 1 : 0;
+  auto kernel = args.mapping.packs == 1 ? &rows_kernel<Op, 1> : &rows_kernel<Op, 2>;
+  if constexpr (kMostRowPacks<Op> == 4) {
+    if (args.mapping.packs == 4) kernel = &rows_kernel<Op, 4>;
+  }
+  cudaLaunchKernelEx(&config, kernel, args);
+  return true;
+}
+
+}  // namespace baraquant::range

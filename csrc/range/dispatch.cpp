@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The core ops below autograd, one function each for CPU, CUDA and Meta: check, allocate, launch.
+// Where the device can read a segment once and keep it, it does; else the scales are chosen first,
+// and the affine family's kernel does the rest.
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include "affine/checks.h"
+#include "affine/kernels.h"
+#include "frame/copies.h"
+#include "frame/outputs.h"
+#include "granularity/memory_order.h"
+#include "range/checks.h"
+#include "range/kernels.h"
+#include "range/quantize_rows.h"
+
+namespace baraquant::range {
+namespace {
+
+using affine::dense;
+
+const OptionalTensor kNone;
+
+affine::QuantArgs quant_args(const RangeArgs& args) {
+  return {kNone,          kNone,         1, 0, args.granularity, args.axis, args.group_size,
+          args.quant_min, args.quant_max};
+}
+
+// The shape of scale and zero point, one for each segment of a checked input.
+std::vector<c10::SymInt> segment_sizes(const at::Tensor& input, const RangeArgs& args) {
+  std::vector<c10::SymInt> sizes = input.sym_sizes().vec();
+  const int64_t axis = args.axis < 0 ? args.axis + input.dim() : args.axis;
+  switch (args.granularity) {
+    case Granularity::kPerTensor:
+      return {};
+    case Granularity::kPerChannel:
+      return {sizes[axis]};
+    case Granularity::kPerToken:
+      sizes.back() = 1;
+      break;
+    case Granularity::kPerGroup:
+      sizes[axis] = (sizes[axis] + args.group_size - 1) / args.group_size;
+      break;
+  }
+  return sizes;
+}
+
+// Scale and zero point as they are returned; `call` has what the kernels write.
+class Choice {
+ public:
+  Choice(const at::Tensor& x, const RangeArgs& args) {
+    const std::vector<c10::SymInt> sizes = segment_sizes(x, args);
+    const auto options = x.options().dtype(compute_dtype(x.scalar_type()));
+    const Rule<double> rule(args.quant_min, args.quant_max, args.symmetric);
+    if (x.is_meta() || x.sym_numel() != 0) {
+      scale = at::empty_symint(sizes, options);
+      zero_point = at::empty_symint(sizes, options.dtype(at::kInt));
+    } else {
+      scale = filled(sizes, 1, options);
+      zero_point = filled(sizes, rule.zero_point_of_zeros(), options.dtype(at::kInt));
+    }
+    if (!has_work(x)) return;
+    order_.emplace(x, quant_args(args));
+    call.input = x;
+    call.scale = order_->buffer_for(scale);
+    call.zero_point = order_->buffer_for(zero_point);
+    call.map = affine::prepare_call(x, quant_args(args)).map;
+    call.quant_min = args.quant_min;
+    call.quant_max = args.quant_max;
+    call.symmetric = args.symmetric;
+  }
+  void restore() const {
+    order_->restore(call.scale, scale);
+    order_->restore(call.zero_point, zero_point);
+  }
+
+  at::Tensor scale, zero_point;
+  RangeCall call;
+
+ private:
+  std::optional<affine::ScaleOrder> order_;
+};
+
+// The affine family's call with the scales that were chosen.
+affine::Call affine_call(const RangeCall& call, const at::Tensor& result, const at::Tensor& mask) {
+  affine::Call next;
+  next.first = call.input;
+  next.result = result;
+  next.mask = mask;
+  next.scale = call.scale;
+  next.zero_point = call.zero_point;
+  next.quant_min = call.quant_min;
+  next.quant_max = call.quant_max;
+  next.own_range = true;
+  next.map = call.map;
+  return next;
+}
+
+// Where a bit for each element is wanted, `mask` is defined.
+void run_quantize(const RangeCall& call, const at::Tensor& result, const at::Tensor& mask) {
+  const at::Tensor& x = call.input;
+  if (kernels(x).quantize(call, result, mask)) return;
+  kernels(x).choose(call);
+  affine::kernels(x).quantize(affine_call(call, result, mask));
+}
+
+TensorPair choose_qparams_device(const at::Tensor& input, const RangeArgs& args) {
+  check_choose({"choose_qparams", args.granularity}, input, args);
+  const at::Tensor x = dense(input);
+  const Choice choice(x, args);
+  if (has_work(x)) {
+    kernels(x).choose(choice.call);
+    choice.restore();
+  }
+  return {choice.scale, choice.zero_point};
+}
+
+TensorTriple dynamic_quantize_device(const at::Tensor& input, const RangeArgs& args,
+                                     at::ScalarType dtype) {
+  check_choose({"dynamic_range_quantize", args.granularity}, input, args, dtype);
+  const at::Tensor x = dense(input);
+  const at::Tensor output = empty_as(x, dtype);
+  const Choice choice(x, args);
+  if (has_work(x)) {
+    run_quantize(choice.call, output, {});
+    choice.restore();
+  }
+  return {output, choice.scale, choice.zero_point};
+}
+
+TensorPair run_fake_quantize(const at::Tensor& input, const RangeArgs& args, bool with_mask) {
+  check_choose({"dynamic_fake_quantize", args.granularity}, input, args);
+  const at::Tensor x = dense(input);
+  const at::Tensor output = empty_as(x, x.scalar_type());
+  const at::Tensor mask = with_mask ? empty_mask(x) : at::Tensor();
+  if (has_work(x)) {
+    const Choice choice(x, args);
+    if (!kernels(x).fake_quantize(choice.call, output, mask)) {
+      kernels(x).choose(choice.call);
+      affine::kernels(x).fake_quantize(affine_call(choice.call, output, mask));
+    }
+  }
+  return {output, mask};
+}
+
+at::Tensor dynamic_fake_quantize_device(const at::Tensor& input, const RangeArgs& args) {
+  return std::get<0>(run_fake_quantize(input, args, false));
+}
+
+TensorPair dynamic_fake_quantize_with_mask_device(const at::Tensor& input, const RangeArgs& args) {
+  return run_fake_quantize(input, args, true);
+}
+
+ObserveCall observe_call(const at::Tensor& x, const at::Tensor& min_val, const at::Tensor& max_val,
+                         const ObserveArguments& args) {
+  RangeArgs scope;
+  if (args.axis) {
+    scope.granularity = Granularity::kPerChannel;
+    scope.axis = *args.axis;
+  }
+  ObserveCall call;
+  call.range.input = x;
+  call.range.map = affine::prepare_call(x, quant_args(scope)).map;
+  call.min = min_val;
+  call.max = max_val;
+  call.averaging_constant = args.averaging_constant.value_or(-1);
+  if (args.skipped_batches) call.skipped_batches = *args.skipped_batches;
+  return call;
+}
+
+void observe_min_max_device(const at::Tensor& input, const at::Tensor& min_val,
+                            const at::Tensor& max_val, std::optional<int64_t> axis,
+                            std::optional<double> averaging_constant,
+                            const OptionalTensor& skipped_batches) {
+  const ObserveArguments args{axis, averaging_constant, skipped_batches};
+  check_observe_min_max("baraquant::observe_min_max_", input, min_val, max_val, args);
+  if (!has_work(input)) return;
+  const at::Tensor x = dense(input);
+  kernels(x).observe(observe_call(x, min_val, max_val, args));
+}
+
+void observe_qparams_device(const at::Tensor& input, const at::Tensor& min_val,
+                            const at::Tensor& max_val, const at::Tensor& scale,
+                            const at::Tensor& zero_point, const at::Tensor& observer_enabled,
+                            std::optional<int64_t> axis, std::optional<double> averaging_constant,
+                            int64_t quant_min, int64_t quant_max, bool symmetric,
+                            const OptionalTensor& skipped_batches) {
+  const ObserveArguments args{axis, averaging_constant, skipped_batches};
+  check_observe_qparams("baraquant::observe_fake_quantize", input,
+                        {min_val, max_val, scale, zero_point}, observer_enabled, args, quant_min,
+                        quant_max, symmetric);
+  if (!has_work(input)) return;
+  const at::Tensor x = dense(input);
+  ObserveCall call = observe_call(x, min_val, max_val, args);
+  call.enabled = observer_enabled;
+  call.range.scale = scale;
+  call.range.zero_point = zero_point;
+  call.range.quant_min = quant_min;
+  call.range.quant_max = quant_max;
+  call.range.symmetric = symmetric;
+  kernels(x).observe(call);
+}
+
+void register_kernels(torch::Library& m) {
+  m.impl("_choose_qparams", &Flat<&choose_qparams_device>::kernel);
+  m.impl("_dynamic_quantize", &Flat<&dynamic_quantize_device>::kernel);
+  m.impl("_dynamic_fake_quantize", &Flat<&dynamic_fake_quantize_device>::kernel);
+  m.impl("_dynamic_fake_quantize_with_mask",
+         &Flat<&dynamic_fake_quantize_with_mask_device>::kernel);
+  m.impl("_observe_min_max_", &observe_min_max_device);
+  m.impl("_observe_qparams_", &observe_qparams_device);
+}
+
+}  // namespace
+
+QuantizedRows quantize_rows(const at::Tensor& rows, const RowScheme& scheme, bool with_mask) {
+  const int64_t count = rows.size(0), length = rows.size(1);
+  const auto options = rows.options().dtype(compute_dtype(rows.scalar_type()));
+  QuantizedRows q;
+  q.values = at::empty({count, length}, options.dtype(at::kChar));
+  if (with_mask) q.mask = empty_mask(rows);
+  if (!has_work(rows)) {
+    const Rule<double> rule(scheme.quant_min, scheme.quant_max, scheme.symmetric);
+    q.scale = filled({count}, 1, options);
+    if (scheme.symmetric) return q;
+    q.zero_point = filled({count}, rule.zero_point_of_zeros(), options.dtype(at::kInt));
+    return q;
+  }
+  q.scale = at::empty({count}, options);
+  if (!scheme.symmetric) q.zero_point = at::empty({count}, options.dtype(at::kInt));
+  RangeCall call;
+  call.input = rows;
+  call.scale = q.scale;
+  call.zero_point = q.zero_point;
+  call.map = make_per_group_map(count, length, 1, length);
+  call.quant_min = scheme.quant_min;
+  call.quant_max = scheme.quant_max;
+  call.symmetric = scheme.symmetric;
+  run_quantize(call, q.values, q.mask);
+  return q;
+}
+
+TORCH_LIBRARY_IMPL(baraquant, CPU, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(baraquant, CUDA, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(baraquant, Meta, m) { register_kernels(m); }
+
+}  // namespace baraquant::range

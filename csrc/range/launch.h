@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// From checked tensors to kernels: picks the storage type and calls Backend::choose<T>,
+// Backend::one_pass<Op> or Backend::observe<T>. Shared by the CPU and CUDA.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "affine/elementwise_ops.h"
+#include "frame/dtypes.h"
+#include "granularity/segments.h"
+#include "range/math.h"
+
+namespace baraquant::range {
+
+// A dense, non-empty input, as `map` sees it; scale and zero_point are written, in the order of
+// memory.
+struct RangeCall {
+  at::Tensor input, scale, zero_point;
+  ScaleMap map;
+  int64_t quant_min = -128, quant_max = 127;
+  bool symmetric = true;
+};
+
+// All are contiguous and on the input's device. The running range is updated where `enabled` (one
+// byte) is absent or not 0; then scale and zero_point, where they are there, are chosen from it.
+// skipped_batches, where it is there, goes up by 1 if any of the ranges took no part of the batch.
+struct ObserveCall {
+  RangeCall range;
+  at::Tensor min, max, enabled, skipped_batches;
+  double averaging_constant = -1;  // below 0: the extremes of all that was seen
+};
+
+template <typename T>
+struct ChooseArgs {
+  using C = ComputeType<T>;
+  const T* input;
+  int64_t numel;
+  ScaleMap map;
+  affine::Segments segments;  // of the map
+  Rule<C> rule;
+  C* scale;             // null: not wanted
+  int32_t* zero_point;  // null: not wanted
+};
+
+template <typename T>
+struct ObserveArgs {
+  using C = ComputeType<T>;
+  ChooseArgs<T> choose;
+  C* min;
+  C* max;
+  const uint8_t* enabled;  // null: it is
+  C averaging_constant;
+  int64_t* skipped_batches;  // null: not counted
+};
+
+template <typename Backend>
+struct Launch {
+  static void choose(const RangeCall& call) {
+    with_floating_type(call.input.scalar_type(),
+                       [&]<typename T>(Type<T>) { Backend::template choose<T>(args_of<T>(call)); });
+  }
+
+  static bool quantize(const RangeCall& call, const at::Tensor& result, const at::Tensor& mask) {
+    using affine::Mask;
+    bool done = false;
+    with_floating_type(call.input.scalar_type(), [&]<typename T>(Type<T>) {
+      done = mask.defined()
+                 ? one_pass<affine::Quantize<T, uint8_t, Mask::kWrite>>(call, result, mask)
+                 : one_pass<affine::Quantize<T, uint8_t, Mask::kNone>>(call, result, mask);
+    });
+    return done;
+  }
+
+  static bool fake_quantize(const RangeCall& call, const at::Tensor& result,
+                            const at::Tensor& mask) {
+    bool done = false;
+    with_floating_type(call.input.scalar_type(), [&]<typename T>(Type<T>) {
+      done = mask.defined()
+                 ? one_pass<affine::FakeQuantize<T, affine::Mask::kWrite>>(call, result, mask)
+                 : one_pass<affine::FakeQuantize<T, affine::Mask::kNone>>(call, result, mask);
+    });
+    return done;
+  }
+
+  static void observe(const ObserveCall& call) {
+    with_floating_type(call.range.input.scalar_type(), [&]<typename T>(Type<T>) {
+      using C = ComputeType<T>;
+      const auto* enabled = call.enabled.defined()
+                                ? static_cast<const uint8_t*>(call.enabled.const_data_ptr())
+                                : nullptr;
+      Backend::template observe<T>(
+          {args_of<T>(call.range), pointer<C>(call.min), pointer<C>(call.max), enabled,
+           static_cast<C>(call.averaging_constant), pointer<int64_t>(call.skipped_batches)});
+    });
+  }
+
+ private:
+  template <typename T>
+  static T* pointer(const at::Tensor& tensor) {
+    return tensor.defined() ? static_cast<T*>(tensor.mutable_data_ptr()) : nullptr;
+  }
+
+  template <typename T>
+  static ChooseArgs<T> args_of(const RangeCall& call) {
+    using C = ComputeType<T>;
+    return {static_cast<const T*>(call.input.const_data_ptr()),
+            call.input.numel(),
+            call.map,
+            affine::make_segments(call.map),
+            Rule<C>(call.quant_min, call.quant_max, call.symmetric),
+            pointer<C>(call.scale),
+            pointer<int32_t>(call.zero_point)};
+  }
+
+  template <typename Op>
+  static bool one_pass(const RangeCall& call, const at::Tensor& result, const at::Tensor& mask) {
+    const auto args = args_of<typename Op::First>(call);
+    // Each byte of a mask belongs to one segment.
+    if (!affine::are_rows(args.segments)) return false;
+    if (Op::kMask != affine::Mask::kNone && !affine::start_at_multiples(args.segments, 8))
+      return false;
+    return Backend::template one_pass<Op>(args, pointer<typename Op::Result>(result),
+                                          pointer<uint8_t>(mask));
+  }
+};
+
+}  // namespace baraquant::range

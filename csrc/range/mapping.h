@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Which thread takes which elements, free of torch and of CUDA: the shapes of the launches of
+// rows.cuh and reduce.cuh, chosen on the host, and the places of threads in them.
+//   RowMapping     one reading of a row by threads that keep it in their registers
+//   RunMapping     a range from segments that lie in runs of neighbours
+//   ColumnMapping  a range from segments that lie beside each other
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "granularity/segments.h"
+
+namespace baraquant::range {
+
+struct Chip {
+  int multiprocessors = 1;
+  bool clusters = false;  // blocks may work together
+};
+
+inline int64_t ceil_divide(int64_t n, int64_t d) { return (n + d - 1) / d; }
+
+// The base-2 logarithm of the least power of two that is no smaller than n, up to `most`.
+inline int log2_up(int64_t n, int most) {
+  int log2 = 0;
+  while (log2 < most && (int64_t(1) << log2) < n) ++log2;
+  return log2;
+}
+
+constexpr int kWarp = 32, kWarpLog2 = 5;
+constexpr int kMostBlocksLog2 = 3;  // of a cluster, on every chip that has them
+
+// A team of threads shares a row: a power of two within a warp, or all of a block, or of a cluster
+// of blocks. Each thread takes `packs` packs of it, one team apart.
+struct RowMapping {
+  int packs = 0;      // 0: the rows are too long
+  int team_log2 = 0;  // within a warp; ignored where the team is a block
+  bool is_block = false;
+  int blocks_log2 = 0;  // blocks that share a row
+  int threads = 0;      // of a block
+
+  int64_t grid(int64_t rows) const {
+    if (is_block) return rows << blocks_log2;
+    return ceil_divide(rows, threads >> team_log2);
+  }
+};
+
+// Shapes of a team beyond a warp: the first is taken that holds the row and that the chip and the
+// kernel allow. Measured on an H200 for rows of 512 to 65536 elements of 16 and 32 bits.
+struct BlockShape {
+  int packs, threads, blocks_log2;
+};
+// Many rows fill the chip. Where little is written, reading is what takes time: four packs of each
+// thread are under way at once.
+constexpr BlockShape kReadingRows[] = {
+    {4, 256, 0}, {4, 256, 1}, {4, 512, 1},  {4, 256, 3},  {4, 512, 0},  {4, 512, 3}, {2, 512, 0},
+    {2, 512, 1}, {2, 512, 3}, {4, 1024, 0}, {2, 1024, 0}, {4, 1024, 3}, {2, 1024, 3}};
+// Where as much is written, smaller blocks do better: some store while others load.
+constexpr BlockShape kCopyingRows[] = {{2, 160, 0},  {4, 96, 1},   {2, 224, 1},  {2, 128, 2},
+                                       {4, 128, 2},  {4, 128, 3},  {2, 256, 2},  {4, 256, 3},
+                                       {2, 512, 3},  {4, 512, 3},  {2, 512, 0},  {4, 512, 0},
+                                       {2, 1024, 0}, {4, 1024, 0}, {2, 1024, 3}, {4, 1024, 3}};
+constexpr int64_t kMostPacksOfBlock = 320;  // of a row that no table gives to a cluster
+// Few rows: as many threads as there are packs, soon on several multiprocessors.
+constexpr BlockShape kFewRows[] = {{1, 640, 0},  {1, 256, 2},  {1, 512, 2},  {1, 512, 3},
+                                   {2, 512, 3},  {4, 512, 3},  {1, 1024, 0}, {2, 1024, 0},
+                                   {4, 1024, 0}, {2, 1024, 3}, {4, 1024, 3}};
+
+// What a kernel allows.
+struct RowLimits {
+  int packs = 4;        // of a thread: 1, 2 or 4
+  int least_team = 1;   // threads whose packs share a byte of the mask
+  bool copies = false;  // writes as many bytes as it reads
+};
+
+template <size_t n>
+RowMapping map_blocks(const BlockShape (&shapes)[n], int64_t packs, int most_packs, bool clusters) {
+  RowMapping m;
+  m.is_block = true;
+  for (const BlockShape& shape : shapes) {
+    if (shape.packs > most_packs || (shape.blocks_log2 > 0 && !clusters)) continue;
+    const int64_t share = int64_t(shape.packs) << shape.blocks_log2;  // packs of a team's thread
+    const int64_t threads = ceil_divide(ceil_divide(packs, share), kWarp) * kWarp;
+    if (threads > shape.threads) continue;
+    m.packs = shape.packs;
+    m.blocks_log2 = shape.blocks_log2;
+    m.threads = static_cast<int>(threads);
+    return m;
+  }
+  return {};
+}
+
+inline RowMapping map_rows(int64_t rows, int64_t length, int pack, const RowLimits& limits,
+                           const Chip& chip) {
+  const int64_t packs = ceil_divide(length, pack);
+  // A pack for each thread does not fill a quarter of the chip.
+  const bool few = rows * packs <= int64_t(512) * chip.multiprocessors;
+  const int share = few ? 1 : limits.copies ? 2 : limits.packs;
+  if (packs <= share * kWarp) {
+    RowMapping m;
+    m.packs = static_cast<int>(int64_t(1) << log2_up(packs, log2_up(share, 2)));
+    m.team_log2 =
+        log2_up(std::max<int64_t>(ceil_divide(packs, m.packs), limits.least_team), kWarpLog2);
+    m.threads = few ? 64 : 256;
+    return m;
+  }
+  if (few) return map_blocks(kFewRows, packs, limits.packs, chip.clusters);
+  return limits.copies ? map_blocks(kCopyingRows, packs, limits.packs, chip.clusters)
+                       : map_blocks(kReadingRows, packs, limits.packs, chip.clusters);
+}
+
+// A thread's share of a row, which starts at `start`: packs number lane, lane + team, ..., as far
+// as the row has them. A thread without a row has one of length 0. Offsets in a row fit in an int,
+// as no row of 2^31 elements fits in the registers.
+struct RowPlace {
+  int64_t row = 0, start = 0;
+  int length = 0, lane = 0, team = 1;
+
+  BARAQUANT_HD int offset(int p, int pack) const { return (lane + p * team) * pack; }
+  BARAQUANT_HD bool has(int p, int pack) const { return offset(p, pack) < length; }
+  BARAQUANT_HD bool leads() const { return lane == 0 && length > 0; }
+};
+
+BARAQUANT_HD RowPlace place_in_row(const affine::Segments& segments, const RowMapping& m,
+                                   int64_t block, int thread) {
+  RowPlace place;
+  if (m.is_block) {
+    place.row = block >> m.blocks_log2;
+    place.lane = static_cast<int>(block - (place.row << m.blocks_log2)) * m.threads + thread;
+    place.team = m.threads << m.blocks_log2;
+  } else {
+    place.row = (block * m.threads + thread) >> m.team_log2;
+    place.team = 1 << m.team_log2;
+    place.lane = thread & (place.team - 1);
+  }
+  if (place.row >= segments.count) return place;
+  int64_t length;
+  segments.span(place.row, place.start, length);
+  place.length = static_cast<int>(length);
+  return place;
+}
+
+constexpr int kReduceThreads = 256;  // of a block
+constexpr int kReduceThreadsLog2 = 8;
+constexpr int kBlocksOfMultiprocessor = 16;  // in turn: enough that all finish at about one time
+
+// Loads of a thread that are under way at once.
+constexpr int run_unroll(int pack) { return pack == 1 ? 8 : 4; }
+constexpr int kRowUnroll = 4;
+
+// A team of threads (a power of two within a warp, or a block) shares a slice of a segment: a
+// thread takes the packs at begin, begin + step, ... before `end`.
+struct RunMapping {
+  int team_log2 = 0;
+  Divisor slices;            // of a segment
+  int64_t slice_length = 0;  // a multiple of the pack
+
+  BARAQUANT_HD bool is_block() const { return team_log2 > kWarpLog2; }
+  int64_t grid(int64_t segments) const {
+    return ceil_divide(segments * slices.value, kReduceThreads >> team_log2);
+  }
+};
+
+inline RunMapping map_runs(const affine::Segments& s, int pack, const Chip& chip) {
+  const int unroll = run_unroll(pack);
+  const int64_t packs = ceil_divide(s.length, pack);
+  // A warp for each segment half fills the chip.
+  const bool many = s.count >= int64_t(32) * chip.multiprocessors;
+  // Packs of a thread: several, as long as half of the threads that the chip holds are busy.
+  const int64_t share =
+      std::clamp<int64_t>(s.count * packs / (int64_t(1024) * chip.multiprocessors), 1, unroll);
+  RunMapping m;
+  m.team_log2 = log2_up(ceil_divide(packs, share), kWarpLog2);
+  int64_t slices = 1;
+  if (packs > kWarp * unroll * (many ? 4 : 1)) {
+    m.team_log2 = kReduceThreadsLog2;
+    const int64_t most = packs / (2 * kReduceThreads * unroll);  // 2 rounds of loads at least
+    const int64_t wanted = ceil_divide(kBlocksOfMultiprocessor * chip.multiprocessors, s.count);
+    slices = std::max<int64_t>(std::min(wanted, most), 1);
+  }
+  const int64_t slice = ceil_divide(packs, slices);
+  m.slice_length = slice * pack;
+  m.slices = Divisor(ceil_divide(packs, slice));
+  return m;
+}
+
+struct RunPlace {
+  int64_t segment, slice, begin, end, step;
+  bool leads;
+};
+
+BARAQUANT_HD RunPlace place_in_runs(const affine::Segments& segments, const RunMapping& m, int pack,
+                                    int64_t block, int thread) {
+  const int64_t task = (block * kReduceThreads + thread) >> m.team_log2;
+  const int member = thread & ((1 << m.team_log2) - 1);
+  const int64_t segment = m.slices.divide(task);
+  const int64_t slice = task - segment * m.slices.value;
+  const int64_t step = int64_t(pack) << m.team_log2;
+  if (segment >= segments.count) return {segment, slice, 0, 0, step, false};
+  const int64_t start = slice * m.slice_length, length = segments.length_of(segment);
+  const int64_t end = start + m.slice_length;
+  return {segment, slice, start + member * pack, end < length ? end : length, step, member == 0};
+}
+
+// A tile is as many columns as 1 << lanes_log2 threads take with a pack each. A team of threads (a
+// power of two within a warp, or a block), that many beside each other, shares a slice of the rows
+// of a tile: a thread takes the rows `first`, first + step, ... before `end`, of `column` and on.
+struct ColumnMapping {
+  int lanes_log2 = 0, team_log2 = 0;
+  Divisor tiles, slices;  // of a row; of a block of rows that share their segments
+  int64_t slice_rows = 0;
+  int64_t blocks = 0;
+
+  BARAQUANT_HD bool is_block() const { return team_log2 > kWarpLog2; }
+  int64_t grid() const {
+    return ceil_divide(blocks * slices.value * tiles.value, kReduceThreads >> team_log2);
+  }
+};
+
+inline ColumnMapping map_columns(const affine::Segments& s, int pack, const Chip& chip) {
+  ColumnMapping m;
+  const int64_t column_packs = ceil_divide(s.columns, pack);
+  m.lanes_log2 = log2_up(column_packs, kWarpLog2);
+  m.tiles = Divisor(ceil_divide(column_packs, int64_t(1) << m.lanes_log2));
+  m.blocks = s.count / s.columns;
+  const int64_t tasks = m.blocks * m.tiles.value;
+  const int64_t warp_rows = kWarp >> m.lanes_log2;
+  int64_t slices = 1;
+  if (s.length <= 16 * kRowUnroll * warp_rows && tasks >= int64_t(32) * chip.multiprocessors) {
+    const int64_t rows = ceil_divide(s.length, kRowUnroll);
+    m.team_log2 = m.lanes_log2 + log2_up(rows, kWarpLog2 - m.lanes_log2);
+  } else {
+    m.team_log2 = kReduceThreadsLog2;
+    const int64_t round = (kReduceThreads >> m.lanes_log2) * kRowUnroll;  // rows of a block
+    const int64_t most = s.length / (4 * round);
+    const int64_t wanted = ceil_divide(kBlocksOfMultiprocessor * chip.multiprocessors, tasks);
+    slices = std::max<int64_t>(std::min(wanted, most), 1);
+  }
+  m.slice_rows = ceil_divide(s.length, slices);
+  m.slices = Divisor(ceil_divide(s.length, m.slice_rows));
+  return m;
+}
+
+struct ColumnPlace {
+  int64_t block, slice, tile, column;  // columns: the first of the tile, the thread's first
+  int64_t first, end, step;            // rows of the block
+  int lane, row_lane;                  // of the team
+};
+
+BARAQUANT_HD ColumnPlace place_in_columns(const affine::Segments& segments, const ColumnMapping& m,
+                                          int pack, int64_t block, int thread) {
+  ColumnPlace place;
+  const int64_t task = (block * kReduceThreads + thread) >> m.team_log2;
+  const int member = thread & ((1 << m.team_log2) - 1);
+  const int64_t slice = m.tiles.divide(task);
+  place.lane = member & ((1 << m.lanes_log2) - 1);
+  place.row_lane = member >> m.lanes_log2;
+  place.block = m.slices.divide(slice);
+  place.slice = slice - place.block * m.slices.value;
+  place.tile = ((task - slice * m.tiles.value) << m.lanes_log2) * pack;
+  place.column = place.tile + place.lane * pack;
+  const int64_t start = place.slice * m.slice_rows;
+  place.first = start + place.row_lane;
+  place.step = int64_t(1) << (m.team_log2 - m.lanes_log2);
+  place.end = 0;
+  if (place.block >= m.blocks) return place;
+  const int64_t end = start + m.slice_rows, length = segments.length_of(place.block);
+  place.end = end < length ? end : length;
+  return place;
+}
+
+}  // namespace baraquant::range

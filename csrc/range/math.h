@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// From the range of the data to a scale and a zero point, free of torch: every kernel that chooses
+// or observes calls these. Asymmetric scheme: Jacob et al. 2018, "Quantization and Training of
+// Neural Networks for Efficient Integer-Arithmetic-Only Inference".
+//
+// Note [Ranges are integers]
+// A floating number's bits, read as an integer, are ordered as the number is (once the bits below
+// the sign of a negative one are flipped), with NaN beyond the infinities on either side. So ranges
+// are taken over these keys: exact in any order, a NaN stays visible, and a CPU's vector units take
+// 16-bit numbers as they are.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "affine/math.h"
+#include "machine/float_types.h"
+
+namespace baraquant::range {
+
+template <typename T>
+using Key = std::conditional_t<sizeof(T) == 2, int16_t,
+                               std::conditional_t<sizeof(T) == 4, int32_t, int64_t>>;
+
+template <typename T>
+constexpr Key<T> kMostKey = std::numeric_limits<Key<T>>::max();
+
+template <typename T>
+BARAQUANT_HD Key<T> magnitude_key(T x) {
+  return static_cast<Key<T>>(bit_cast<Key<T>>(x) & kMostKey<T>);
+}
+
+// Its own inverse, on the bits. -0 comes before +0.
+template <typename T>
+BARAQUANT_HD Key<T> ordered_key(T x) {
+  const Key<T> bits = bit_cast<Key<T>>(x);
+  return static_cast<Key<T>>(bits ^ ((bits >> (8 * sizeof(T) - 1)) & kMostKey<T>));
+}
+
+template <typename T>
+BARAQUANT_HD ComputeType<T> value_of_magnitude(Key<T> key) {
+  return to_compute<ComputeType<T>>(bit_cast<T>(key));
+}
+
+template <typename T>
+BARAQUANT_HD ComputeType<T> value_of_ordered(Key<T> key) {
+  return to_compute<ComputeType<T>>(bit_cast<T>(ordered_key(bit_cast<T>(key))));
+}
+
+// How far the elements of a segment lie from 0. As made: of no element.
+template <typename T>
+struct Magnitude {
+  Key<T> most = 0;
+
+  BARAQUANT_HD void add(T x) { merge({magnitude_key(x)}); }
+  BARAQUANT_HD void merge(Magnitude other) { most = most > other.most ? most : other.most; }
+};
+
+// The lowest and the highest element of a segment. As made: of no element.
+template <typename T>
+struct MinMax {
+  Key<T> lowest = kMostKey<T>, highest = static_cast<Key<T>>(-kMostKey<T> - 1);
+
+  BARAQUANT_HD void add(T x) {
+    const Key<T> key = ordered_key(x);
+    merge({key, key});
+  }
+  BARAQUANT_HD void merge(MinMax other) {
+    lowest = lowest < other.lowest ? lowest : other.lowest;
+    highest = highest > other.highest ? highest : other.highest;
+  }
+};
+
+// What is the same for every segment of a call.
+template <typename C>
+struct Rule {
+  bool symmetric = true;
+  affine::QuantRange<C> range{-128, 127};
+  C zero_point = 0;  // of the symmetric scheme
+  C steps = 127;     // symmetric: quant_max - zero_point; else half of quant_max - quant_min
+
+  Rule() = default;
+  Rule(int64_t quant_min, int64_t quant_max, bool is_symmetric)
+      : symmetric(is_symmetric),
+        range{static_cast<C>(quant_min), static_cast<C>(quant_max)},
+        zero_point(static_cast<C>(symmetric_zero_point(quant_min, quant_max))),
+        steps(is_symmetric ? static_cast<C>(quant_max - symmetric_zero_point(quant_min, quant_max))
+                           : C(0.5) * static_cast<C>(quant_max - quant_min)) {}
+
+  // The middle of the range, rounded up. NB: an arithmetic shift rounds down, below 0 too.
+  static int64_t symmetric_zero_point(int64_t quant_min, int64_t quant_max) {
+    return (quant_min + quant_max + 1) >> 1;
+  }
+  // That of a segment of zeros or of nothing, whose scale is 1.
+  int32_t zero_point_of_zeros() const {
+    return static_cast<int32_t>(symmetric ? zero_point : range.min);
+  }
+};
+
+template <typename C>
+struct Chosen {
+  C scale;
+  int32_t zero_point;
+};
+
+// NB: a NaN passes through.
+template <typename C>
+BARAQUANT_HD C usable_scale(C scale, bool only_zeros) {
+  constexpr C kLeast =
+      std::is_same_v<C, double> ? static_cast<C>(0x1p-1022) : static_cast<C>(0x1p-126);
+  return only_zeros ? C(1) : scale < kLeast ? kLeast : scale;
+}
+
+template <typename C>
+BARAQUANT_HD Chosen<C> choose_symmetric(C amax, const Rule<C>& rule) {
+  return {usable_scale(amax / rule.steps, amax == C(0)), static_cast<int32_t>(rule.zero_point)};
+}
+
+// From a range that holds 0, or from NaNs. The halves keep the difference from overflowing.
+template <typename C>
+BARAQUANT_HD Chosen<C> choose_asymmetric(C xmin, C xmax, const Rule<C>& rule) {
+  const C difference = C(0.5) * xmax - C(0.5) * xmin;
+  const C scale = usable_scale(difference / rule.steps, xmin == C(0) && xmax == C(0));
+  const C z = affine::clamp(rule.range.min - affine::round_half_even(xmin / scale), rule.range);
+  return {scale, static_cast<int32_t>(z == z ? z : rule.range.min)};
+}
+
+template <typename T>
+BARAQUANT_HD Chosen<ComputeType<T>> choose(Magnitude<T> m, const Rule<ComputeType<T>>& rule) {
+  return choose_symmetric(value_of_magnitude<T>(m.most), rule);
+}
+
+template <typename T>
+BARAQUANT_HD Chosen<ComputeType<T>> choose(MinMax<T> m, const Rule<ComputeType<T>>& rule) {
+  m.merge({0, 0});  // the key of +0
+  return choose_asymmetric(value_of_ordered<T>(m.lowest), value_of_ordered<T>(m.highest), rule);
+}
+
+// A running range. As a user makes it, of nothing seen yet: (inf, -inf).
+template <typename C>
+struct RunningRange {
+  C min, max;
+
+  // Whether it is the range of something: finite, and not upside down. NB: false with a NaN.
+  BARAQUANT_HD bool is_known() const {
+    constexpr C kMost = std::numeric_limits<C>::max();
+    return min >= -kMost && min <= max && max <= kMost;
+  }
+};
+
+// A running range after a batch.
+template <typename C>
+struct Observation {
+  RunningRange<C> range;
+  bool skipped;  // the batch took no part, and the range is what it was
+};
+
+// An end of a running range, a share of the way on to the new one. NB: the difference of two
+// finite numbers can overflow, but then they have opposite signs, and the other form does not.
+template <typename C>
+BARAQUANT_HD C average(C running, C found, C share) {
+  const C step = found - running;
+  const bool is_finite = step - step == C(0);
+  return is_finite ? running + share * step : (C(1) - share) * running + share * found;
+}
+
+// The range of new elements into a running one. averaging_constant: below 0 for the extremes of
+// both, else a step of that share towards the new range, which 1 takes as it is. New elements with
+// a NaN or an infinity take no part. A running range that is not known starts anew.
+template <typename T>
+BARAQUANT_HD Observation<ComputeType<T>> observe(RunningRange<ComputeType<T>> running,
+                                                 MinMax<T> seen,
+                                                 ComputeType<T> averaging_constant) {
+  using C = ComputeType<T>;
+  const C low = value_of_ordered<T>(seen.lowest), high = value_of_ordered<T>(seen.highest);
+  const RunningRange<C> found{low, high};
+  if (!found.is_known()) return {running, true};
+  if (!running.is_known() || averaging_constant == C(1)) return {found, false};
+  if (averaging_constant >= C(0)) {
+    return {{average(running.min, low, averaging_constant),
+             average(running.max, high, averaging_constant)},
+            false};
+  }
+  // NB: of equal zeros the running one is kept.
+  return {{low >= running.min ? running.min : low, high <= running.max ? running.max : high},
+          false};
+}
+
+template <typename C>
+BARAQUANT_HD Chosen<C> choose(RunningRange<C> running, const Rule<C>& rule) {
+  const C xmin = running.min > C(0) ? C(0) : running.min;
+  const C xmax = running.max < C(0) ? C(0) : running.max;
+  if (!rule.symmetric) return choose_asymmetric(xmin, xmax, rule);
+  return choose_symmetric(-xmin >= xmax || xmin != xmin ? -xmin : xmax, rule);
+}
+
+}  // namespace baraquant::range
