@@ -29,15 +29,11 @@ HOPPER = (
     "hopper_16x64x256_swapped",
     "hopper_64x128x128_swapped_stream_k",
     "hopper_16x128x256_swapped_stream_k",
-    "hopper_128x128x128_pingpong_cluster2x1_along_m",
-    "hopper_128x128x128_pingpong_cluster2x1_along_n",
-    "hopper_256x128x128_cooperative_along_m",
-    "hopper_256x128x128_cooperative_along_n",
 )
 KERNELS = ("vector", *GENERIC, *HOPPER)
 by_kernel = pytest.mark.parametrize("kernel", KERNELS)
 # Rows that begin anywhere are copied for Hopper's kernels where there are so many of them.
-FEWEST_INPUTS, FEWEST_WEIGHTS = 5, 17
+MIN_INPUTS, MIN_WEIGHTS = 5, 17
 # Each is taken by another kernel where the chip is a Hopper.
 SIZES = ((1, 512, 4096), (3, 129, 4095), (16, 1024, 512), (33, 640, 1040), (65, 300, 1001))
 SIZES += ((128, 256, 2048), (200, 1001, 512), (300, 1024, 528), (1100, 4224, 1024))
@@ -78,7 +74,7 @@ def shape_for(kernel: str, seed: int) -> tuple[int, int, int]:
     rows = pick(1, 4) if kernel == "vector" else pick(1, (17, 70, 300)[seed % 3])
     if kernel in HOPPER:
         columns, depth = 8 * pick(1, 60) + (0, pick(1, 7))[seed % 2], 16 * pick(1, 60)
-        copied = rows >= FEWEST_INPUTS and columns >= FEWEST_WEIGHTS
+        copied = rows >= MIN_INPUTS and columns >= MIN_WEIGHTS
         odd = pick(0, 15) if copied else 0
         return rows, columns, depth - odd
     return rows, pick(1, 300), pick(0, (40, 300, 1100)[seed % 3])
@@ -145,7 +141,7 @@ def test_unaligned_views(
     force(kernel)
     sizes = ((4, 67, 512), (3, 33, 4097), (1, 1, 1), (2, 100, 31))
     if kernel in HOPPER:
-        sizes = ((140, 67, 512), (FEWEST_INPUTS, 33, 4097), (150, 17, 1), (300, 200, 31))
+        sizes = ((140, 67, 512), (MIN_INPUTS, 33, 4097), (150, 17, 1), (300, 200, 31))
     for (m, n, k), dtype in itertools.product(sizes, (torch.int8, torch.uint8)):
         if kernel in HOPPER and dtype == torch.uint8 and m < 128:
             continue  # refused: the sums of the weight would have to be found first
@@ -289,7 +285,7 @@ def test_what_a_forced_kernel_does_not_take(force: Callable[[str], None], cuda: 
     with pytest.raises(NotImplementedError, match="forced"):
         int8_linear(call)
     force(HOPPER[0])
-    for m, n in ((FEWEST_INPUTS - 1, 80), (40, FEWEST_WEIGHTS - 1)):
+    for m, n in ((MIN_INPUTS - 1, 80), (40, MIN_WEIGHTS - 1)):
         with pytest.raises(NotImplementedError, match="forced"):
             int8_linear(to(cuda, Case((m,), n, 33).arguments()))
     with pytest.raises(ValueError, match="no kernel is named 'none'"):

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The straight-through estimator, wired into autograd once for each core op.
 // Note [What is kept for backward]
-// fake_quantize and quantize need to know where v lay in the range. A leaf (a parameter), or a view
-// of one, is alive anyway: the input itself is kept, at no cost. Any other input (an activation)
-// would be kept alive by it: one bit per element is kept instead. save_mask overrides the rule. A
-// learned scale or zero point needs the input's values, so the input is kept.
+// The backward of fake_quantize and quantize has to know which elements lay inside the range. If the
+// input is a leaf (a parameter) or a view of one, it is kept itself: that takes no memory. Any other
+// input (an activation) would be kept alive, so one bit per element is kept instead. save_mask
+// overrides the rule. The gradient of a learned scale or zero point needs the input's values: then
+// the input is kept.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include "affine/core_ops.h"
-#include "frame/saved_tensors.h"
+#include "affine/saved.h"
+#include "frame/core_op.h"
+#include "frame/dtypes.h"
 #include "granularity/memory_order.h"
-#include "machine/float_types.h"
 
 namespace baraquant::affine {
 namespace {
@@ -26,8 +28,8 @@ bool requires_grad(const OptionalTensor& tensor) { return tensor && tensor->requ
 
 bool has_tangent(const at::Tensor& tensor) { return tensor._fw_grad(/*level=*/0).defined(); }
 
-// Whether autograd has anything to record. Forward-mode tangents count, so that the Function
-// refuses them instead of their being dropped.
+// Whether autograd has anything to record. Forward-mode tangents count: the Function refuses them,
+// while a plain call would drop them.
 bool is_recorded(const at::Tensor& first, const QuantArgs& q, const at::Tensor& grad = {}) {
   if (at::GradMode::is_enabled() &&
       (first.requires_grad() || requires_grad(q.scale) || requires_grad(q.zero_point) ||
@@ -41,55 +43,11 @@ bool is_recorded(const at::Tensor& first, const QuantArgs& q, const at::Tensor& 
 void refuse_learned_qparams(const char* verb, const QuantArgs& q) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       !(at::GradMode::is_enabled() && (requires_grad(q.scale) || requires_grad(q.zero_point))),
-      OpName{verb, q.granularity},
+      OpName{verb, q.scope.granularity},
       ": the gradient of scale and zero_point is given by fake_quantize only; use "
       "fake_quantize_",
-      granularity_name(q.granularity), ", or detach them (scale.detach())");
+      granularity_name(q.scope.granularity), ", or detach them (scale.detach())");
 }
-
-// What is no tensor, between forward and backward: QuantArgs, a dtype, a flag, and a memory order.
-// One list of integers in one entry of saved_data: every entry costs time in a small call.
-struct SavedNumbers {
-  at::ScalarType dtype;
-  bool through_quantize;
-  std::vector<int64_t> order = {};
-};
-
-void save_numbers(AutogradContext* ctx, const QuantArgs& q, const SavedNumbers& more) {
-  std::vector<c10::SymInt> list{static_cast<int64_t>(q.granularity),
-                                q.axis,
-                                q.group_size,
-                                q.quant_min,
-                                q.quant_max,
-                                q.zero_point_number,
-                                bit_cast<int64_t>(q.scale_number),
-                                static_cast<int64_t>(more.dtype),
-                                static_cast<int64_t>(more.through_quantize)};
-  list.insert(list.end(), more.order.begin(), more.order.end());
-  ctx->saved_data.emplace("numbers", std::move(list));
-}
-
-class SavedArgs {
- public:
-  SavedArgs(const AutogradContext* ctx, const Variable& scale, const Variable& zero_point)
-      : scale_(scale.defined() ? OptionalTensor(scale) : std::nullopt),
-        zero_point_(zero_point.defined() ? OptionalTensor(zero_point) : std::nullopt) {
-    const auto list = ctx->saved_data.at("numbers").toSymIntVector();
-    const auto number = [&](size_t i) { return list[i].expect_int(); };
-    args_.emplace(QuantArgs{scale_, zero_point_, bit_cast<double>(number(6)), number(5),
-                            static_cast<Granularity>(number(0)), number(1), list[2], number(3),
-                            number(4)});
-    numbers_ = {static_cast<at::ScalarType>(number(7)), number(8) != 0};
-    for (size_t i = 9; i < list.size(); ++i) numbers_.order.push_back(number(i));
-  }
-  const QuantArgs& operator*() const { return *args_; }
-  const SavedNumbers* operator->() const { return &numbers_; }
-
- private:
-  OptionalTensor scale_, zero_point_;
-  std::optional<QuantArgs> args_;
-  SavedNumbers numbers_;
-};
 
 const at::Tensor& tensor_or_none(const OptionalTensor& tensor) {
   static const at::Tensor none;
@@ -108,39 +66,42 @@ class Forward : public Function<Forward<through_quantize>> {
                           const OptionalTensor& enabled) {
     at::AutoDispatchBelowADInplaceOrView guard;
     if (!with_mask) {
-      save_numbers(ctx, q, {input.scalar_type(), through_quantize});
-      ctx->save_for_backward({input, tensor_or_none(scale), tensor_or_none(zero_point), {}});
+      SavedNumbers::of(q, input.scalar_type(), through_quantize).save(ctx);
+      save_tensors(ctx, SavedTensors{.input = input,
+                                     .scale = tensor_or_none(scale),
+                                     .zero_point = tensor_or_none(zero_point)});
       return through_quantize ? quantize(input, q, dtype, std::nullopt)
-                              : fake_quantize(input, q, std::nullopt);
+                              : fake_quantize(input, q, std::nullopt, std::nullopt);
     }
     std::vector<int64_t> order;
     if (input.is_non_overlapping_and_dense()) order = memory_order(input);
     const auto [output, mask] = through_quantize
                                     ? quantize_with_mask(input, q, dtype, order)
                                     : fake_quantize_with_mask(input, q, order, enabled);
-    save_numbers(ctx, q, {input.scalar_type(), through_quantize, order});
-    // Through fake_quantize the bit says it all.
-    ctx->save_for_backward({{}, through_quantize ? tensor_or_none(scale) : at::Tensor(), {}, mask});
+    SavedNumbers::of(q, input.scalar_type(), through_quantize, std::move(order)).save(ctx);
+    // The gradient through fake_quantize depends on the mask alone.
+    save_tensors(ctx, SavedTensors{.scale = through_quantize ? tensor_or_none(scale) : at::Tensor(),
+                                   .mask = mask});
     return output;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const variable_list saved = ctx->get_saved_variables();
-    const SavedArgs args(ctx, saved[1], saved[2]);
-    const at::Tensor &input = saved[0], &mask = saved[3], &grad = grads[0];
+    const Saved saved(ctx);
+    const at::Tensor& grad = grads[0];
     variable_list result(7);
-    if (mask.defined()) {
-      result[0] = masked_gradient(grad, *args, mask, args->order, args->dtype, through_quantize);
+    if (saved.mask.defined()) {
+      result[0] = masked_gradient(grad, saved.args(), saved.mask, saved.order, saved.dtype,
+                                  through_quantize);
       return result;
     }
-    // The tensors among forward's arguments are counted: input, scale, zero_point.
-    const bool scale = saved[1].defined() && ctx->needs_input_grad(1);
-    const bool zero_point = saved[2].defined() && ctx->needs_input_grad(2);
+    // needs_input_grad counts the tensors among forward's arguments: input, scale, zero_point.
+    const bool scale = saved.scale.defined() && ctx->needs_input_grad(1);
+    const bool zero_point = saved.zero_point.defined() && ctx->needs_input_grad(2);
     if (!scale && !zero_point) {
-      result[0] = input_gradient(input, *args, grad, through_quantize);
+      result[0] = input_gradient(saved.input, saved.args(), grad, through_quantize);
       return result;
     }
-    auto [dx, dscale, dzero] = qparams_gradient(input, *args, grad, zero_point);
+    auto [dx, dscale, dzero] = qparams_gradient(saved.input, saved.args(), grad, zero_point);
     if (ctx->needs_input_grad(0)) result[0] = dx;
     if (scale) result[1] = dscale;
     if (zero_point) result[2] = dzero;
@@ -156,21 +117,21 @@ class DequantizeFunction : public Function<DequantizeFunction> {
                           const OptionalTensor& scale, const OptionalTensor& zero_point,
                           const QuantArgs& q, at::ScalarType dtype) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    save_numbers(ctx, q, {input.scalar_type(), false});
-    ctx->save_for_backward({tensor_or_none(scale)});
+    SavedNumbers::of(q, input.scalar_type(), /*through_quantize=*/false).save(ctx);
+    save_tensors(ctx, SavedTensors{.scale = tensor_or_none(scale)});
     return dequantize(input, q, dtype);
   }
 
   // dq = dy * s is dequantize itself with a zero point of 0.
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const SavedArgs args(ctx, ctx->get_saved_variables()[0], {});
-    QuantArgs q = *args;
+    const Saved saved(ctx);
+    QuantArgs q = saved.args();
     q.zero_point_number = 0;
-    return {dequantize(grads[0], q, args->dtype), {}, {}, {}, {}};
+    return {dequantize(grads[0], q, saved.dtype), {}, {}, {}, {}};
   }
 };
 
-// (x, dy) -> dx, linear in dy: its gradient is itself, at the same x.
+// (x, dy) -> dx. It is linear in dy: the gradient in dy is the same function at the same x.
 class InputGradientFunction : public Function<InputGradientFunction> {
  public:
   static constexpr bool is_traceable = true;
@@ -179,19 +140,20 @@ class InputGradientFunction : public Function<InputGradientFunction> {
                           const OptionalTensor& scale, const OptionalTensor& zero_point,
                           const QuantArgs& q, const at::Tensor& grad, bool through_quantize) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    save_numbers(ctx, q, {grad.scalar_type(), through_quantize});
-    ctx->save_for_backward({input, tensor_or_none(scale), tensor_or_none(zero_point)});
+    SavedNumbers::of(q, grad.scalar_type(), through_quantize).save(ctx);
+    save_tensors(ctx, SavedTensors{.input = input,
+                                   .scale = tensor_or_none(scale),
+                                   .zero_point = tensor_or_none(zero_point)});
     return input_gradient(input, q, grad, through_quantize);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const variable_list saved = ctx->get_saved_variables();
-    const SavedArgs args(ctx, saved[1], saved[2]);
-    const bool wider = args->dtype == compute_dtype(saved[0].scalar_type());
-    const at::Tensor input = wider ? saved[0].to(args->dtype) : saved[0];
-    const at::Tensor dgrad =
-        input_gradient(input, *args, grads[0].to(input.scalar_type()), args->through_quantize);
-    return {{}, {}, {}, {}, dgrad.to(args->dtype), {}};
+    const Saved saved(ctx);
+    const bool wider = saved.dtype == compute_dtype(saved.input.scalar_type());
+    const at::Tensor input = wider ? saved.input.to(saved.dtype) : saved.input;
+    const at::Tensor grad = grads[0].to(input.scalar_type());
+    const at::Tensor dgrad = input_gradient(input, saved.args(), grad, saved.through_quantize);
+    return {{}, {}, {}, {}, dgrad.to(saved.dtype), {}};
   }
 };
 
@@ -203,18 +165,17 @@ class MaskedGradientFunction : public Function<MaskedGradientFunction> {
                           const QuantArgs& q, const at::Tensor& mask, at::IntArrayRef order,
                           at::ScalarType dtype, bool through_quantize) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    save_numbers(ctx, q, {grad.scalar_type(), through_quantize, order.vec()});
-    ctx->save_for_backward({mask, tensor_or_none(scale)});
+    SavedNumbers::of(q, grad.scalar_type(), through_quantize, order.vec()).save(ctx);
+    save_tensors(ctx, SavedTensors{.scale = tensor_or_none(scale), .mask = mask});
     return masked_gradient(grad, q, mask, order, dtype, through_quantize);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const variable_list saved = ctx->get_saved_variables();
-    const SavedArgs args(ctx, saved[1], {});
-    const at::Tensor grad = args->through_quantize ? grads[0] : grads[0].to(args->dtype);
+    const Saved saved(ctx);
+    const at::Tensor grad = saved.through_quantize ? grads[0] : grads[0].to(saved.dtype);
     variable_list result(7);
-    result[0] =
-        masked_gradient(grad, *args, saved[0], args->order, args->dtype, args->through_quantize);
+    result[0] = masked_gradient(grad, saved.args(), saved.mask, saved.order, saved.dtype,
+                                saved.through_quantize);
     return result;
   }
 };
@@ -229,21 +190,24 @@ class QparamsGradientFunction : public Function<QparamsGradientFunction> {
                                bool zero_point_gradient) {
     at::AutoDispatchBelowADInplaceOrView guard;
     ctx->set_materialize_grads(false);
-    save_numbers(ctx, q, {grad.scalar_type(), false});
-    ctx->save_for_backward({input, tensor_or_none(scale), tensor_or_none(zero_point)});
+    SavedNumbers::of(q, grad.scalar_type(), /*through_quantize=*/false).save(ctx);
+    save_tensors(ctx, SavedTensors{.input = input,
+                                   .scale = tensor_or_none(scale),
+                                   .zero_point = tensor_or_none(zero_point)});
     auto [dx, dscale, dzero] = qparams_gradient(input, q, grad, zero_point_gradient);
     return {dx, dscale, dzero};
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const variable_list saved = ctx->get_saved_variables();
-    const SavedArgs args(ctx, saved[1], saved[2]);
-    const OpName op{"fake_quantize", (*args).granularity, "_backward_qparams"};
+    const Saved saved(ctx);
+    const OpName op{"fake_quantize", saved.scope.granularity, "_backward_qparams"};
     TORCH_CHECK_NOT_IMPLEMENTED(!grads[1].defined() && !grads[2].defined(), op,
                                 ": the gradients of scale and zero_point cannot be differentiated "
                                 "again; only grad_input can");
     variable_list result(6);
-    if (grads[0].defined()) result[4] = input_gradient(saved[0], *args, grads[0], false);
+    if (grads[0].defined()) {
+      result[4] = input_gradient(saved.input, saved.args(), grads[0], /*through_quantize=*/false);
+    }
     return result;
   }
 };
@@ -257,7 +221,7 @@ at::Tensor quantize_autograd(const at::Tensor& input, const QuantArgs& q, at::Sc
     return quantize(input, q, dtype, std::nullopt);
   }
   return Forward<true>::apply(input, q.scale, q.zero_point, q, dtype,
-                              save_mask.value_or(!is_alive_anyway(input)), OptionalTensor());
+                              save_mask.value_or(!is_kept_anyway(input)), OptionalTensor());
 }
 
 at::Tensor fake_quantize_autograd(const at::Tensor& input, const QuantArgs& q,
@@ -267,10 +231,10 @@ at::Tensor fake_quantize_autograd(const at::Tensor& input, const QuantArgs& q,
     return fake_quantize(input, q, std::nullopt, enabled);
   }
   const bool learned = requires_grad(q.scale) || requires_grad(q.zero_point);
-  TORCH_CHECK_NOT_IMPLEMENTED(!(enabled && learned), OpName{"fake_quantize", q.granularity},
+  TORCH_CHECK_NOT_IMPLEMENTED(!(enabled && learned), OpName{"fake_quantize", q.scope.granularity},
                               ": a learned scale or zero point cannot be switched off");
-  // A switch may be thrown before backward: the bits hold what it was.
-  const bool with_mask = enabled || save_mask.value_or(!is_alive_anyway(input));
+  // The switch may change before backward; the mask holds what it was.
+  const bool with_mask = enabled || save_mask.value_or(!is_kept_anyway(input));
   return Forward<false>::apply(input, q.scale, q.zero_point, q, input.scalar_type(),
                                !learned && with_mask, enabled);
 }
@@ -314,7 +278,7 @@ TensorTriple qparams_gradient_autograd(const at::Tensor& input, const QuantArgs&
   return {outputs[0], outputs[1], outputs[2]};
 }
 
-// The forms that return the mask are what Forward calls below autograd.
+// Forward calls the forms that return the mask, below autograd. Nobody else differentiates them.
 void refuse_gradient(const OpName& op, const at::Tensor& input, const QuantArgs& q) {
   TORCH_CHECK_NOT_IMPLEMENTED(!is_recorded(input, q), op,
                               ": the form that returns the mask is not differentiable; call the op "
@@ -323,14 +287,14 @@ void refuse_gradient(const OpName& op, const at::Tensor& input, const QuantArgs&
 
 TensorPair quantize_with_mask_autograd(const at::Tensor& input, const QuantArgs& q,
                                        at::ScalarType dtype, at::IntArrayRef order) {
-  refuse_gradient({"quantize", q.granularity}, input, q);
+  refuse_gradient({"quantize", q.scope.granularity}, input, q);
   at::AutoDispatchBelowADInplaceOrView guard;
   return quantize_with_mask(input, q, dtype, order);
 }
 
 TensorPair fake_quantize_with_mask_autograd(const at::Tensor& input, const QuantArgs& q,
                                             at::IntArrayRef order, const OptionalTensor& enabled) {
-  refuse_gradient({"fake_quantize", q.granularity}, input, q);
+  refuse_gradient({"fake_quantize", q.scope.granularity}, input, q);
   at::AutoDispatchBelowADInplaceOrView guard;
   return fake_quantize_with_mask(input, q, order, enabled);
 }
@@ -338,14 +302,14 @@ TensorPair fake_quantize_with_mask_autograd(const at::Tensor& input, const Quant
 }  // namespace
 
 TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {
-  m.impl("_quantize", &Flat<&quantize_autograd>::kernel);
-  m.impl("_fake_quantize", &Flat<&fake_quantize_autograd>::kernel);
-  m.impl("_dequantize", &Flat<&dequantize_autograd>::kernel);
-  m.impl("_quantize_with_mask", &Flat<&quantize_with_mask_autograd>::kernel);
-  m.impl("_fake_quantize_with_mask", &Flat<&fake_quantize_with_mask_autograd>::kernel);
-  m.impl("_input_gradient", &Flat<&input_gradient_autograd>::kernel);
-  m.impl("_masked_gradient", &Flat<&masked_gradient_autograd>::kernel);
-  m.impl("_qparams_gradient", &Flat<&qparams_gradient_autograd>::kernel);
+  m.impl("_quantize", kernel_of<&quantize_autograd>);
+  m.impl("_fake_quantize", kernel_of<&fake_quantize_autograd>);
+  m.impl("_dequantize", kernel_of<&dequantize_autograd>);
+  m.impl("_quantize_with_mask", kernel_of<&quantize_with_mask_autograd>);
+  m.impl("_fake_quantize_with_mask", kernel_of<&fake_quantize_with_mask_autograd>);
+  m.impl("_input_gradient", kernel_of<&input_gradient_autograd>);
+  m.impl("_masked_gradient", kernel_of<&masked_gradient_autograd>);
+  m.impl("_qparams_gradient", kernel_of<&qparams_gradient_autograd>);
 }
 
 }  // namespace baraquant::affine

@@ -8,65 +8,36 @@
 #include "frame/checks.h"
 
 namespace baraquant::affine {
-int64_t check_segments(const OpName& op, const at::Tensor& input, int64_t axis,
-                       const c10::SymInt& group_size, const char* name) {
-  if (op.granularity == Granularity::kPerTensor) return 0;
-  if (op.granularity == Granularity::kPerGroup) {
-    TORCH_CHECK_VALUE(group_size > 0, op, ": expected group_size to be greater than 0, but got ",
-                      group_size);
-  }
-  return check_axis(op, op.granularity == Granularity::kPerToken ? -1 : axis, input.dim(), name);
-}
 
 namespace {
 
-// What the shape of a scale has to be, with the words for it.
-struct ScaleShape {
-  std::vector<c10::SymInt> sizes;
-  std::string words;
-};
-
-ScaleShape scale_shape(const at::Tensor& input, const QuantArgs& q, int64_t axis,
-                       const std::string& input_name) {
-  const std::string size_at_axis = input_name + ".size(" + std::to_string(axis) + ")";
-  switch (q.granularity) {
-    case Granularity::kPerTensor:
-      return {{}, "one for the tensor"};
-    case Granularity::kPerChannel:
-      return {{input.sym_size(axis)}, size_at_axis};
-    case Granularity::kPerToken:
-      return {input.sym_sizes().vec(),
-              "the " + input_name + "'s without its last dimension, or with 1 there"};
-    case Granularity::kPerGroup:
-      return {input.sym_sizes().vec(), "the " + input_name + "'s with ceil(" + size_at_axis +
-                                           " / group_size) at axis " + std::to_string(axis)};
-  }
-  return {};
-}
-
+// Checks a scale or a zero point against the shape that its granularity asks for. axis: counted from
+// the front.
 void check_shape(const OpName& op, const char* name, const at::Tensor& tensor,
-                 const at::Tensor& input, const QuantArgs& q, int64_t axis,
-                 const char* input_name = "input") {
-  const auto [full, words] = scale_shape(input, q, axis, input_name);
-  std::vector<c10::SymInt> sizes = full;
-  switch (q.granularity) {
+                 const at::Tensor& input, const Scope& scope, int64_t axis,
+                 const std::string& input_name = "input") {
+  const std::string size_at_axis = input_name + ".size(" + std::to_string(axis) + ")";
+  std::vector<c10::SymInt> sizes = scale_sizes(input, scope);
+  std::string words;
+  switch (scope.granularity) {
     case Granularity::kPerTensor:
       TORCH_CHECK_VALUE(tensor.dim() == 0 || has_sizes(tensor, {1}), op, ": expected ", name,
-                        " to have 1 element (shape [] or [1], ", words, "), but got shape ",
+                        " to have 1 element (shape [] or [1], one for the tensor), but got shape ",
                         tensor.sym_sizes());
       return;
     case Granularity::kPerChannel:
       TORCH_CHECK_VALUE(tensor.dim() == 1, op, ": expected ", name, " to have shape [", sizes[0],
-                        "] (", words, "), but got shape ", tensor.sym_sizes());
+                        "] (", size_at_axis, "), but got shape ", tensor.sym_sizes());
       TORCH_CHECK_VALUE(has_sizes(tensor, sizes), op, ": expected ", name, " to have ", sizes[0],
-                        " elements (", words, "), but got ", tensor.sym_size(0));
+                        " elements (", size_at_axis, "), but got ", tensor.sym_size(0));
       return;
     case Granularity::kPerToken:
-      sizes.back() = 1;
       if (tensor.dim() == input.dim() - 1) sizes.pop_back();
+      words = "the " + input_name + "'s without its last dimension, or with 1 there";
       break;
     case Granularity::kPerGroup:
-      sizes[axis] = (sizes[axis] + q.group_size - 1) / q.group_size;
+      words = "the " + input_name + "'s with ceil(" + size_at_axis + " / group_size) at axis " +
+              std::to_string(axis);
       break;
   }
   TORCH_CHECK_VALUE(has_sizes(tensor, sizes), op, ": expected ", name, " to have shape ",
@@ -84,14 +55,14 @@ void check_zero_point_tensor(const OpName& op, const at::Tensor& zero_point,
                    may_be_learned ? " (or a floating one, where it is learned)" : "", ", but got ",
                    dtype_name(dtype));
   check_same_device(op, "zero_point", zero_point, input);
-  check_shape(op, "zero_point", zero_point, input, q, axis);
+  check_shape(op, "zero_point", zero_point, input, q.scope, axis);
 }
 
 // Scale and zero point, tensors or numbers. compute is none where the scale's dtype decides.
 void check_qparams(const OpName& op, const at::Tensor& input, const QuantArgs& q,
                    std::optional<at::ScalarType> compute, bool may_be_learned,
                    const char* input_name = "input") {
-  const int64_t axis = check_segments(op, input, q.axis, q.group_size, input_name);
+  const int64_t axis = check_scope(op, input, q.scope, input_name);
   if (q.scale) {
     if (compute) {
       check_dtype(op, "scale", *q.scale, *compute, "the compute type of the input");
@@ -103,9 +74,9 @@ void check_qparams(const OpName& op, const at::Tensor& input, const QuantArgs& q
                        dtype_name(dtype));
     }
     check_same_device(op, "scale", *q.scale, input, input_name);
-    check_shape(op, "scale", *q.scale, input, q, axis, input_name);
+    check_shape(op, "scale", *q.scale, input, q.scope, axis, input_name);
   } else {
-    TORCH_CHECK_VALUE(q.granularity == Granularity::kPerTensor, op,
+    TORCH_CHECK_VALUE(q.scope.granularity == Granularity::kPerTensor, op,
                       ": expected scale to be a tensor, but got none");
     TORCH_CHECK_VALUE(!q.zero_point, op,
                       ": expected zero_point to be a number, as scale is, but got a tensor");

@@ -3,14 +3,9 @@
 // tracing.
 #pragma once
 
-#include "granularity/arguments.h"
+#include "affine/core_ops.h"
 
 namespace baraquant::affine {
-
-// The arguments of op's granularity. Returns the axis counted from the front (0 for per tensor).
-// name: of the input.
-int64_t check_segments(const OpName& op, const at::Tensor& input, int64_t axis,
-                       const c10::SymInt& group_size, const char* name = "input");
 
 // A zero point that is given as a number.
 void check_zero_point_number(const OpName& op, int64_t zero_point, int64_t quant_min,

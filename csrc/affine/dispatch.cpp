@@ -10,6 +10,7 @@
 #include "affine/kernels.h"
 #include "frame/checks.h"
 #include "frame/copies.h"
+#include "frame/core_op.h"
 #include "frame/outputs.h"
 #include "frame/plan.h"
 #include "granularity/memory_order.h"
@@ -37,12 +38,39 @@ void pass_through(const at::Tensor& input, const at::Tensor& output, const at::T
   if (rest > 0) mask.select(0, -1).fill_((1 << rest) - 1);
 }
 
-TensorPair run_forward(const OpName& op, at::Tensor input, const QuantArgs& q, at::ScalarType dtype,
-                       bool fake, bool with_mask, const OptionalTensor& enabled = {}) {
+// int32, or the compute type where it is learned.
+at::Tensor kernel_zero_point(const at::Tensor& zero_point, at::ScalarType compute) {
+  return zero_point.is_floating_point() ? cast_rounded(zero_point, compute)
+                                        : cast_to_int32(zero_point);
+}
+
+// The arguments of a launch over a dense input, without its tensors. Not for Meta tensors.
+Call prepare_call(const at::Tensor& dense_input, const QuantArgs& q) {
+  Call call;
+  call.map = scale_map_of(dense_input, q.scope);
+  call.scale_number = q.scale_number;
+  call.zero_point_number = q.zero_point_number;
+  call.quant_min = q.quant_min;
+  call.quant_max = q.quant_max;
+  const ScaleOrder order(dense_input, q.scope);
+  if (q.scale) call.scale = order.to_memory(*q.scale);
+  if (q.zero_point) {
+    const at::ScalarType compute = q.scale ? q.scale->scalar_type() : at::kFloat;
+    call.zero_point = order.to_memory(kernel_zero_point(*q.zero_point, compute));
+  }
+  return call;
+}
+
+enum class Verb { kQuantize, kFakeQuantize };
+enum class WithMask : bool { kNo, kYes };
+
+// Output and mask of a dense input. Without a mask the second tensor is undefined.
+TensorPair run_forward(Verb verb, WithMask with_mask, const at::Tensor& input, const QuantArgs& q,
+                       at::ScalarType dtype, const OptionalTensor& enabled = {}) {
   const bool direct = kernel_writes(input.scalar_type(), dtype);
   const at::ScalarType written = direct ? dtype : compute_dtype(input.scalar_type());
-  at::Tensor output = empty_as(input, written);
-  at::Tensor mask = with_mask ? empty_mask(input) : at::Tensor();
+  const at::Tensor output = empty_as(input, written);
+  const at::Tensor mask = with_mask == WithMask::kYes ? empty_mask(input) : at::Tensor();
   if (has_work(input) && is_seen_off(enabled, input)) {
     pass_through(input, output, mask);
   } else if (has_work(input)) {
@@ -51,44 +79,50 @@ TensorPair run_forward(const OpName& op, at::Tensor input, const QuantArgs& q, a
     call.result = output;
     call.mask = mask;
     if (enabled) call.enabled = *enabled;
-    fake ? kernels(input).fake_quantize(call) : kernels(input).quantize(call);
+    const Kernels& device = kernels(input);
+    (verb == Verb::kQuantize ? device.quantize : device.fake_quantize)(call);
   }
   return {cast(output, dtype), mask};
 }
 
 at::Tensor quantize_device(const at::Tensor& input, const QuantArgs& q, at::ScalarType dtype,
-                           std::optional<bool> save_mask) {
-  const OpName op{"quantize", q.granularity};
-  check_quantize(op, input, q, dtype);
-  return std::get<0>(run_forward(op, dense(input), q, dtype, false, false));
-}
-
-at::Tensor fake_quantize_device(const at::Tensor& input, const QuantArgs& q,
-                                std::optional<bool> save_mask, const OptionalTensor& enabled) {
-  const OpName op{"fake_quantize", q.granularity};
-  check_fake_quantize(op, input, q);
-  if (enabled) check_switch(op, "enabled", *enabled, input);
-  return std::get<0>(run_forward(op, dense(input), q, input.scalar_type(), true, false, enabled));
+                           std::optional<bool> /*save_mask: autograd reads it*/) {
+  check_quantize({"quantize", q.scope.granularity}, input, q, dtype);
+  return std::get<0>(run_forward(Verb::kQuantize, WithMask::kNo, dense(input), q, dtype));
 }
 
 TensorPair quantize_with_mask_device(const at::Tensor& input, const QuantArgs& q,
                                      at::ScalarType dtype, at::IntArrayRef order) {
-  const OpName op{"quantize", q.granularity};
+  const OpName op{"quantize", q.scope.granularity};
   check_quantize(op, input, q, dtype);
-  return run_forward(op, in_order(op, "input", input, order), q, dtype, false, true);
+  const at::Tensor x = in_order(op, "input", input, order);
+  return run_forward(Verb::kQuantize, WithMask::kYes, x, q, dtype);
+}
+
+void check_switched_fake_quantize(const OpName& op, const at::Tensor& input, const QuantArgs& q,
+                                  const OptionalTensor& enabled) {
+  check_fake_quantize(op, input, q);
+  if (enabled) check_switch(op, "enabled", *enabled, input);
+}
+
+at::Tensor fake_quantize_device(const at::Tensor& input, const QuantArgs& q,
+                                std::optional<bool> /*save_mask: autograd reads it*/,
+                                const OptionalTensor& enabled) {
+  check_switched_fake_quantize({"fake_quantize", q.scope.granularity}, input, q, enabled);
+  return std::get<0>(run_forward(Verb::kFakeQuantize, WithMask::kNo, dense(input), q,
+                                 input.scalar_type(), enabled));
 }
 
 TensorPair fake_quantize_with_mask_device(const at::Tensor& input, const QuantArgs& q,
                                           at::IntArrayRef order, const OptionalTensor& enabled) {
-  const OpName op{"fake_quantize", q.granularity};
-  check_fake_quantize(op, input, q);
-  if (enabled) check_switch(op, "enabled", *enabled, input);
-  return run_forward(op, in_order(op, "input", input, order), q, input.scalar_type(), true, true,
-                     enabled);
+  const OpName op{"fake_quantize", q.scope.granularity};
+  check_switched_fake_quantize(op, input, q, enabled);
+  const at::Tensor x = in_order(op, "input", input, order);
+  return run_forward(Verb::kFakeQuantize, WithMask::kYes, x, q, input.scalar_type(), enabled);
 }
 
 at::Tensor dequantize_device(const at::Tensor& input, const QuantArgs& q, at::ScalarType dtype) {
-  const OpName op{"dequantize", q.granularity};
+  const OpName op{"dequantize", q.scope.granularity};
   check_dequantize(op, input, q, dtype);
   // A number has no dtype: it is computed with in double where a double goes in or comes out.
   const bool in_double = q.scale ? q.scale->scalar_type() == at::kDouble
@@ -115,7 +149,8 @@ at::Tensor gradient_input(const at::Tensor& grad, at::ScalarType dtype) {
 
 at::Tensor input_gradient_device(const at::Tensor& input, const QuantArgs& q,
                                  const at::Tensor& grad, bool through_quantize) {
-  const OpName op{through_quantize ? "quantize" : "fake_quantize", q.granularity, "_backward"};
+  const OpName op{through_quantize ? "quantize" : "fake_quantize", q.scope.granularity,
+                  "_backward"};
   check_gradient(op, input, q, grad, through_quantize);
   const at::Tensor x = dense(input);
   at::Tensor result = empty_as(x, x.scalar_type());
@@ -132,7 +167,7 @@ at::Tensor input_gradient_device(const at::Tensor& input, const QuantArgs& q,
 at::Tensor masked_gradient_device(const at::Tensor& grad, const QuantArgs& q,
                                   const at::Tensor& mask, at::IntArrayRef order,
                                   at::ScalarType dtype, bool through_quantize) {
-  const OpName op{through_quantize ? "quantize" : "fake_quantize", q.granularity,
+  const OpName op{through_quantize ? "quantize" : "fake_quantize", q.scope.granularity,
                   "_backward (from the mask)"};
   check_masked_gradient(op, grad, q, mask, dtype, through_quantize);
   const at::Tensor dy = in_order(op, "grad", gradient_input(grad, dtype), order);
@@ -155,7 +190,7 @@ at::Tensor masked_gradient_device(const at::Tensor& grad, const QuantArgs& q,
 
 TensorTriple qparams_gradient_device(const at::Tensor& input, const QuantArgs& q,
                                      const at::Tensor& grad, bool zero_point_gradient) {
-  const OpName op{"fake_quantize", q.granularity, "_backward_qparams"};
+  const OpName op{"fake_quantize", q.scope.granularity, "_backward_qparams"};
   check_gradient(op, input, q, grad, false);
   TORCH_CHECK_VALUE(q.scale, op, ": expected scale to be a tensor, but got a number");
   const at::Tensor x = dense(input);
@@ -175,7 +210,7 @@ TensorTriple qparams_gradient_device(const at::Tensor& input, const QuantArgs& q
     call.first = in_order(op, "grad", grad, memory_order(x));
     call.second = x;
     call.result = result;
-    const ScaleOrder scale_order(x, q);
+    const ScaleOrder scale_order(x, q.scope);
     const at::Tensor scale_sums = scale_order.buffer_for(dscale);
     const at::Tensor zero_sums = zero_point_gradient ? scale_order.buffer_for(dzero) : at::Tensor();
     kernels(x).qparams_gradient(call, scale_sums, zero_sums);
@@ -186,14 +221,14 @@ TensorTriple qparams_gradient_device(const at::Tensor& input, const QuantArgs& q
 }
 
 void register_kernels(torch::Library& m) {
-  m.impl("_quantize", &Flat<&quantize_device>::kernel);
-  m.impl("_fake_quantize", &Flat<&fake_quantize_device>::kernel);
-  m.impl("_dequantize", &Flat<&dequantize_device>::kernel);
-  m.impl("_quantize_with_mask", &Flat<&quantize_with_mask_device>::kernel);
-  m.impl("_fake_quantize_with_mask", &Flat<&fake_quantize_with_mask_device>::kernel);
-  m.impl("_input_gradient", &Flat<&input_gradient_device>::kernel);
-  m.impl("_masked_gradient", &Flat<&masked_gradient_device>::kernel);
-  m.impl("_qparams_gradient", &Flat<&qparams_gradient_device>::kernel);
+  m.impl("_quantize", kernel_of<&quantize_device>);
+  m.impl("_fake_quantize", kernel_of<&fake_quantize_device>);
+  m.impl("_dequantize", kernel_of<&dequantize_device>);
+  m.impl("_quantize_with_mask", kernel_of<&quantize_with_mask_device>);
+  m.impl("_fake_quantize_with_mask", kernel_of<&fake_quantize_with_mask_device>);
+  m.impl("_input_gradient", kernel_of<&input_gradient_device>);
+  m.impl("_masked_gradient", kernel_of<&masked_gradient_device>);
+  m.impl("_qparams_gradient", kernel_of<&qparams_gradient_device>);
 }
 
 }  // namespace

@@ -108,10 +108,10 @@ class FastGrid {
   FastGrid() = default;  // to be assigned
   // accepts_range is asked once for a launch, accepts once for a scale.
   BARAQUANT_HD static bool accepts_range(QuantRange<float> range) {
-    return range.min >= -kMost && range.max <= kMost;
+    return range.min >= -kMax && range.max <= kMax;
   }
   BARAQUANT_HD static bool accepts(float scale, float zero_point) {
-    return scale >= 0x1p-64f && scale <= 0x1p64f && fabsf(zero_point) <= kMost;
+    return scale >= 0x1p-64f && scale <= 0x1p64f && fabsf(zero_point) <= kMax;
   }
 
   BARAQUANT_HD FastGrid(float scale, float zero_point, QuantRange<float> range)
@@ -160,7 +160,7 @@ class FastGrid {
   }
 
  protected:
-  static constexpr float kMost = 1 << 20;
+  static constexpr float kMax = 1 << 20;
   static constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23
 
   BARAQUANT_HD static float reciprocal(float scale) {

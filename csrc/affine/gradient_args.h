@@ -7,7 +7,7 @@
 namespace baraquant::affine {
 
 template <typename T>
-struct QparamsGradientArgs {
+struct QparamsGradientParams {
   using C = ComputeType<T>;
   const T* dy;
   const T* x;

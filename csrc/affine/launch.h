@@ -119,10 +119,10 @@ struct Launch {
                                const at::Tensor& zero_point_gradient) {
     with_floating_type(call.second.scalar_type(), [&]<typename T>(Type<T>) {
       using C = ComputeType<T>;
-      const QparamsGradientArgs<T> args{input_pointer<T>(call.first), input_pointer<T>(call.second),
-                                        output_pointer<T>(call.result),
-                                        output_pointer<C>(scale_gradient),
-                                        output_pointer<C>(zero_point_gradient)};
+      const QparamsGradientParams<T> args{
+          input_pointer<T>(call.first), input_pointer<T>(call.second),
+          output_pointer<T>(call.result), output_pointer<C>(scale_gradient),
+          output_pointer<C>(zero_point_gradient)};
       Backend::template qparams_gradient<T>(args, qparams_of<C>(call));
     });
   }

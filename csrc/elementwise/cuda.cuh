@@ -11,7 +11,7 @@
 
 #include "affine/elementwise_ops.h"
 #include "affine/qparams.h"
-#include "frame/plan.cuh"
+#include "frame/cuda_plan.cuh"
 #include "granularity/segments.h"
 #include "machine/pack.cuh"
 

@@ -14,13 +14,10 @@
 namespace baraquant {
 namespace {
 
-bool only_noted(const char* name, const at::Tensor& like) {
+bool only_planned_as(const char* name, const at::Tensor& like) {
   return only_planned([&] {
-    KernelPlan plan;
-    plan.name = name;
-    plan.backend = like.is_cuda() ? "cuda" : "cpu";
-    plan.architecture = "torch";
-    return plan;
+    return KernelPlan{
+        .name = name, .backend = like.is_cuda() ? "cuda" : "cpu", .architecture = "torch"};
   });
 }
 
@@ -28,7 +25,7 @@ bool only_noted(const char* name, const at::Tensor& like) {
 
 at::Tensor contiguous(const at::Tensor& tensor) {
   if (tensor.is_contiguous()) return tensor;
-  if (only_noted("contiguous", tensor)) {
+  if (only_planned_as("contiguous", tensor)) {
     return at::empty_symint(tensor.sym_sizes(), tensor.options());
   }
   return tensor.contiguous();
@@ -36,7 +33,7 @@ at::Tensor contiguous(const at::Tensor& tensor) {
 
 at::Tensor cast(const at::Tensor& tensor, at::ScalarType dtype) {
   if (tensor.scalar_type() == dtype) return tensor;
-  if (only_noted("to", tensor)) return at::empty_like(tensor, tensor.options().dtype(dtype));
+  if (only_planned_as("to", tensor)) return at::empty_like(tensor, tensor.options().dtype(dtype));
   return tensor.to(dtype);
 }
 
@@ -45,7 +42,8 @@ at::Tensor cast_to_int32(const at::Tensor& tensor) {
   if (dtype != at::kLong && dtype != at::kUInt32 && dtype != at::kUInt64) {
     return cast(tensor, at::kInt);
   }
-  if (only_noted("to", tensor)) return at::empty_like(tensor, tensor.options().dtype(at::kInt));
+  if (only_planned_as("to", tensor))
+    return at::empty_like(tensor, tensor.options().dtype(at::kInt));
   // Through double, in which every int32 is exact.
   return at::clamp(tensor.to(at::kDouble), std::numeric_limits<int32_t>::min(),
                    std::numeric_limits<int32_t>::max())
@@ -54,18 +52,19 @@ at::Tensor cast_to_int32(const at::Tensor& tensor) {
 
 at::Tensor cast_rounded(const at::Tensor& tensor, at::ScalarType dtype) {
   if (tensor.scalar_type() == dtype) return tensor;
-  if (only_noted("round", tensor)) return at::empty_like(tensor, tensor.options().dtype(dtype));
+  if (only_planned_as("round", tensor))
+    return at::empty_like(tensor, tensor.options().dtype(dtype));
   return at::round(tensor).to(dtype);
 }
 
 void copy_into(const at::Tensor& target, const at::Tensor& source) {
-  if (!only_noted("copy", target)) target.copy_(source);
+  if (!only_planned_as("copy", target)) target.copy_(source);
 }
 
 at::Tensor filled(c10::SymIntArrayRef sizes, const at::Scalar& value,
                   const at::TensorOptions& options) {
   const at::Tensor result = at::empty_symint(sizes, options);
-  if (has_work(result) && !only_noted("fill", result)) result.fill_(value);
+  if (has_work(result) && !only_planned_as("fill", result)) result.fill_(value);
   return result;
 }
 

@@ -1,46 +1,67 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The arguments that every op of the affine family takes besides its tensors: the scale and zero
-// point (tensors, or numbers where the tensors are absent), the granularity and the integer range.
+// Granularities as arguments of ops: which elements share a scale. scale_map.h has their geometry.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymInt.h>
-#include <c10/util/Exception.h>
 
 #include <optional>
 #include <ostream>
+#include <tuple>
+#include <vector>
 
 #include "granularity/scale_map.h"
 
-namespace baraquant::affine {
+namespace baraquant {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-// Any group as long as this holds the whole axis: sizes computed from it cannot overflow.
-inline c10::SymInt limited_group_size(c10::SymInt group_size) {
-  constexpr int64_t kLongest = int64_t(1) << 61;
-  return group_size.maybe_as_int().value_or(0) > kLongest ? c10::SymInt(kLongest) : group_size;
-}
-
-// Of a core op's argument.
-inline Granularity checked_granularity(int64_t number) {
-  TORCH_CHECK_VALUE(number >= 0 && number <= 3,
-                    "baraquant: expected granularity to be 0 (tensor), 1 (channel), 2 (token) or "
-                    "3 (group), but got ",
-                    number);
-  return static_cast<Granularity>(number);
-}
-
-struct QuantArgs {
-  const OptionalTensor& scale;
-  const OptionalTensor& zero_point;
-  double scale_number = 1;
-  int64_t zero_point_number = 0;
+// Which elements share a scale. Core ops take a granularity by its number.
+struct Scope {
   Granularity granularity = Granularity::kPerTensor;
-  int64_t axis = -1;           // of per channel and per group
-  c10::SymInt group_size = 1;  // of per group
-  int64_t quant_min = -128, quant_max = 127;
+  int64_t axis = -1;           // per channel and per group: the dimension
+  c10::SymInt group_size = 1;  // per group: elements of the axis that share a scale
+
+  static constexpr const char* kSchema = "int granularity, int axis, SymInt group_size";
+  using Flat = std::tuple<int64_t, int64_t, c10::SymInt>;
+  Flat flat() const { return {static_cast<int64_t>(granularity), axis, group_size}; }
+  // Checks the number. A group_size beyond the axis is limited, so that no size overflows.
+  static Scope from_flat(int64_t granularity, int64_t axis, c10::SymInt group_size);
 };
+
+// The granularities as public ops take them. kSchema is what follows the tensors in a schema.
+struct PerTensor {
+  static constexpr Granularity kGranularity = Granularity::kPerTensor;
+  static constexpr const char* kSchema = "";
+  using Flat = std::tuple<>;
+  static Scope from_flat() { return {}; }
+};
+
+struct PerChannel {
+  static constexpr Granularity kGranularity = Granularity::kPerChannel;
+  static constexpr const char* kSchema = ", int axis";
+  using Flat = std::tuple<int64_t>;
+  static Scope from_flat(int64_t axis) { return {.granularity = kGranularity, .axis = axis}; }
+};
+
+struct PerToken {
+  static constexpr Granularity kGranularity = Granularity::kPerToken;
+  static constexpr const char* kSchema = "";
+  using Flat = std::tuple<>;
+  static Scope from_flat() { return {.granularity = kGranularity}; }
+};
+
+struct PerGroup {
+  static constexpr Granularity kGranularity = Granularity::kPerGroup;
+  static constexpr const char* kSchema = ", SymInt group_size, int axis=-1";
+  using Flat = std::tuple<c10::SymInt, int64_t>;
+  static Scope from_flat(c10::SymInt group_size, int64_t axis) {
+    return Scope::from_flat(static_cast<int64_t>(kGranularity), axis, std::move(group_size));
+  }
+};
+
+// "per_channel"
+const char* granularity_name(Granularity granularity);
 
 // "baraquant::quantize_per_channel", put together only for a message.
 struct OpName {
@@ -49,22 +70,15 @@ struct OpName {
   const char* ending = "";
 };
 
-inline const char* granularity_name(Granularity granularity) {
-  switch (granularity) {
-    case Granularity::kPerTensor:
-      return "per_tensor";
-    case Granularity::kPerChannel:
-      return "per_channel";
-    case Granularity::kPerToken:
-      return "per_token";
-    case Granularity::kPerGroup:
-      return "per_group";
-  }
-  return "unknown";
-}
+std::ostream& operator<<(std::ostream& out, const OpName& op);
 
-inline std::ostream& operator<<(std::ostream& out, const OpName& op) {
-  return out << "baraquant::" << op.verb << "_" << granularity_name(op.granularity) << op.ending;
-}
+// Checks the arguments of op's granularity against its input. Returns the axis counted from the
+// front (0 for per tensor). input_name: the input's name in messages.
+int64_t check_scope(const OpName& op, const at::Tensor& input, const Scope& scope,
+                    const char* input_name = "input");
 
-}  // namespace baraquant::affine
+// The shape of a scale tensor for a checked input: [] per tensor, [C] per channel, [..., 1] per
+// token, and per group the input's with the number of groups at the axis.
+std::vector<c10::SymInt> scale_sizes(const at::Tensor& input, const Scope& scope);
+
+}  // namespace baraquant

@@ -8,7 +8,7 @@
 
 #include "frame/copies.h"
 
-namespace baraquant::affine {
+namespace baraquant {
 namespace {
 
 std::vector<int64_t> row_major(int64_t dim) {
@@ -29,39 +29,41 @@ bool is_permutation(at::IntArrayRef order, int64_t dim) {
   return sorted == row_major(dim);
 }
 
-int64_t wrapped_axis(const QuantArgs& q, int64_t dim) {
-  const int64_t axis = q.granularity == Granularity::kPerToken ? -1 : q.axis;
+int64_t wrapped_axis(const Scope& scope, int64_t dim) {
+  const int64_t axis = scope.granularity == Granularity::kPerToken ? -1 : scope.axis;
   return axis < 0 ? axis + dim : axis;
 }
 
-ScaleMap make_map(const at::Tensor& input, const QuantArgs& q) {
-  if (q.granularity == Granularity::kPerTensor) return make_per_tensor_map(input.numel());
-  std::vector<int64_t> order = memory_order(input);
-  if (order.empty()) order = row_major(input.dim());
-  const int64_t wanted = wrapped_axis(q, input.dim());
+// How many neighbours along the axis share a scale, per token and per group.
+int64_t group_size_of(const Scope& scope, int64_t axis_size) {
+  if (scope.granularity == Granularity::kPerToken) return axis_size;
+  return scope.group_size.guard_int(__FILE__, __LINE__);
+}
+
+}  // namespace
+
+ScaleMap scale_map_of(const at::Tensor& dense_input, const Scope& scope) {
+  if (scope.granularity == Granularity::kPerTensor) {
+    return make_per_tensor_map(dense_input.numel());
+  }
+  std::vector<int64_t> order = memory_order(dense_input);
+  if (order.empty()) order = row_major(dense_input.dim());
+  const int64_t wanted = wrapped_axis(scope, dense_input.dim());
   int64_t outer = 1, axis = 1, inner = 1;
   bool passed = false;
   for (const int64_t d : order) {
     if (d == wanted) {
-      axis = input.size(d);
+      axis = dense_input.size(d);
       passed = true;
     } else {
-      (passed ? inner : outer) *= input.size(d);
+      (passed ? inner : outer) *= dense_input.size(d);
     }
   }
-  if (q.granularity == Granularity::kPerChannel) return make_per_channel_map(outer, axis, inner);
-  const bool per_token = q.granularity == Granularity::kPerToken;
-  return make_per_group_map(outer, axis, inner,
-                            per_token ? axis : q.group_size.guard_int(__FILE__, __LINE__));
+  if (scope.granularity == Granularity::kPerChannel) {
+    return make_per_channel_map(outer, axis, inner);
+  }
+  return make_per_group_map(outer, axis, inner, group_size_of(scope, axis));
 }
-
-// int32, or the compute type for a learned one.
-at::Tensor kernel_zero_point(const at::Tensor& zero_point, at::ScalarType compute) {
-  return zero_point.is_floating_point() ? cast_rounded(zero_point, compute)
-                                        : cast_to_int32(zero_point);
-}
-
-}  // namespace
 
 at::Tensor dense(const at::Tensor& tensor) {
   return tensor.is_non_overlapping_and_dense() ? tensor : contiguous(tensor);
@@ -89,16 +91,17 @@ at::Tensor in_order(const OpName& op, const char* name, const at::Tensor& tensor
   return in_memory.is_contiguous() ? tensor : contiguous(in_memory).permute(inverse(order));
 }
 
-ScaleOrder::ScaleOrder(const at::Tensor& dense_input, const QuantArgs& q) {
-  if (q.granularity == Granularity::kPerTensor || q.granularity == Granularity::kPerChannel) return;
+ScaleOrder::ScaleOrder(const at::Tensor& dense_input, const Scope& scope) {
+  if (scope.granularity == Granularity::kPerTensor ||
+      scope.granularity == Granularity::kPerChannel) {
+    return;
+  }
   order_ = memory_order(dense_input);
   permuted_ = !order_.empty();
   if (!permuted_) return;
-  const int64_t axis = wrapped_axis(q, dense_input.dim());
+  const int64_t axis = wrapped_axis(scope, dense_input.dim());
   sizes_ = dense_input.sizes().vec();
-  const int64_t group = q.granularity == Granularity::kPerToken
-                            ? sizes_[axis]
-                            : q.group_size.guard_int(__FILE__, __LINE__);
+  const int64_t group = group_size_of(scope, sizes_[axis]);
   sizes_[axis] = (sizes_[axis] + group - 1) / group;
 }
 
@@ -117,20 +120,4 @@ void ScaleOrder::restore(const at::Tensor& buffer, const at::Tensor& target) con
   copy_into(target.view(sizes_), buffer.view(in_memory).permute(inverse(order_)));
 }
 
-Call prepare_call(const at::Tensor& dense_input, const QuantArgs& q) {
-  Call call;
-  call.map = make_map(dense_input, q);
-  call.scale_number = q.scale_number;
-  call.zero_point_number = q.zero_point_number;
-  call.quant_min = q.quant_min;
-  call.quant_max = q.quant_max;
-  const ScaleOrder order(dense_input, q);
-  if (q.scale) call.scale = order.to_memory(*q.scale);
-  if (q.zero_point) {
-    const at::ScalarType compute = q.scale ? q.scale->scalar_type() : at::kFloat;
-    call.zero_point = order.to_memory(kernel_zero_point(*q.zero_point, compute));
-  }
-  return call;
-}
-
-}  // namespace baraquant::affine
+}  // namespace baraquant

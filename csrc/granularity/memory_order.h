@@ -7,10 +7,9 @@
 
 #include <vector>
 
-#include "affine/launch.h"
 #include "granularity/arguments.h"
 
-namespace baraquant::affine {
+namespace baraquant {
 
 // Itself where it is non-overlapping and dense, else a contiguous copy.
 at::Tensor dense(const at::Tensor& tensor);
@@ -26,7 +25,7 @@ at::Tensor in_order(const OpName& op, const char* name, const at::Tensor& tensor
 // per group, the kernels take and give them in the input's order.
 class ScaleOrder {
  public:
-  ScaleOrder(const at::Tensor& dense_input, const QuantArgs& q);
+  ScaleOrder(const at::Tensor& dense_input, const Scope& scope);
   at::Tensor to_memory(const at::Tensor& scale) const;
   // A tensor for the kernel to write; restore() brings it into `target`, if it is not that already.
   at::Tensor buffer_for(const at::Tensor& target) const;
@@ -37,7 +36,7 @@ class ScaleOrder {
   std::vector<int64_t> order_, sizes_;  // of the scale, with all of the input's dimensions
 };
 
-// Map, scale and zero point of a launch over that dense input. Not for Meta tensors.
-Call prepare_call(const at::Tensor& dense_input, const QuantArgs& q);
+// The geometry of the scales over that dense input. Not for Meta tensors.
+ScaleMap scale_map_of(const at::Tensor& dense_input, const Scope& scope);
 
-}  // namespace baraquant::affine
+}  // namespace baraquant

@@ -12,11 +12,11 @@
 #include "granularity/scale_map.h"
 #include "machine/host_device.h"
 
-namespace baraquant::affine {
+namespace baraquant {
 
-constexpr int kPackLanes = 8;   // lanes that one CUDA thread keeps
-constexpr int kTeamMost = 256;  // CUDA threads that share a long segment
-constexpr int kLanesMost = kPackLanes * kTeamMost;
+constexpr int kPackLanes = 8;  // lanes that one CUDA thread keeps
+constexpr int kMaxTeam = 256;  // CUDA threads that share a long segment
+constexpr int kMaxLanes = kPackLanes * kMaxTeam;
 constexpr int64_t kRunSlice = 16384;  // elements in a slice where a segment lies in runs
 constexpr int64_t kRowSlice = 256;    // rows in a slice where neighbours belong to other segments
 constexpr int kRowLanes = 8;
@@ -24,7 +24,7 @@ constexpr int kRowLanes = 8;
 // Threads for a segment of that length: up to a warp, each with up to 32 elements at first and 128
 // at most (a thread's start costs as much as some ten elements), else a whole block.
 BARAQUANT_HD int team_size(int64_t length) {
-  if (length > 32 * 128) return kTeamMost;
+  if (length > 32 * 128) return kMaxTeam;
   int team = length > 16 ? 2 : 1;
   while (team < 32 && team * 32 < length) team *= 2;
   return team;
@@ -131,4 +131,4 @@ inline bool start_at_multiples(const Segments& s, int64_t step) {
   return s.count == 1 || s.length % step == 0;
 }
 
-}  // namespace baraquant::affine
+}  // namespace baraquant

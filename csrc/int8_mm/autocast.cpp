@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include "frame/copies.h"
+#include "frame/core_op.h"
 #include "frame/plan.h"
 #include "int8_mm/core_ops.h"
 
@@ -44,12 +45,12 @@ at::Tensor qat_grouped_linear_autocast(const at::Tensor& input, const at::Tensor
 }  // namespace
 
 TORCH_LIBRARY_IMPL(baraquant, AutocastCPU, m) {
-  m.impl("qat_linear", &Flat<&qat_linear_autocast<at::kCPU>>::kernel);
-  m.impl("qat_grouped_linear", &Flat<&qat_grouped_linear_autocast<at::kCPU>>::kernel);
+  m.impl("qat_linear", kernel_of<&qat_linear_autocast<at::kCPU>>);
+  m.impl("qat_grouped_linear", kernel_of<&qat_grouped_linear_autocast<at::kCPU>>);
 }
 TORCH_LIBRARY_IMPL(baraquant, AutocastCUDA, m) {
-  m.impl("qat_linear", &Flat<&qat_linear_autocast<at::kCUDA>>::kernel);
-  m.impl("qat_grouped_linear", &Flat<&qat_grouped_linear_autocast<at::kCUDA>>::kernel);
+  m.impl("qat_linear", kernel_of<&qat_linear_autocast<at::kCUDA>>);
+  m.impl("qat_grouped_linear", kernel_of<&qat_grouped_linear_autocast<at::kCUDA>>);
 }
 
 }  // namespace baraquant::int8_mm

@@ -12,7 +12,7 @@ namespace baraquant::int8_mm {
 namespace {
 
 // [N], one for each output; of a grouped op [E, N].
-void check_per_output(const Operands& args, const char* name, const at::Tensor& tensor) {
+void check_per_output(const LinearArgs& args, const char* name, const at::Tensor& tensor) {
   check_same_device(args.op, name, tensor, args.input);
   const auto outputs = args.weight.sym_sizes().slice(0, args.is_grouped() ? 2 : 1);
   TORCH_CHECK_VALUE(has_sizes(tensor, outputs), args.op, ": expected ", name, " to have shape ",
@@ -21,7 +21,7 @@ void check_per_output(const Operands& args, const char* name, const at::Tensor& 
 }
 
 // One for each group. That the rows can be counted in int32 is asked for here too.
-void check_offsets(const Operands& args) {
+void check_offsets(const LinearArgs& args) {
   const at::Tensor& offsets = *args.offsets;
   check_dtype(args.op, "offsets", offsets, at::kInt, "the end of each group's rows");
   check_same_device(args.op, "offsets", offsets, args.input);
@@ -29,12 +29,12 @@ void check_offsets(const Operands& args) {
   TORCH_CHECK_VALUE(has_sizes(offsets, {groups}), args.op, ": expected offsets to have shape [",
                     groups, "] (weight.size(0)), but got ", offsets.sym_sizes());
   const c10::SymInt rows = args.input.sym_size(0);
-  TORCH_CHECK_VALUE(rows.sym_le(kMostGroupedRows).expect_true(__FILE__, __LINE__), args.op,
-                    ": expected input.size(0) to be at most ", kMostGroupedRows,
+  TORCH_CHECK_VALUE(rows.sym_le(kMaxGroupedRows).expect_true(__FILE__, __LINE__), args.op,
+                    ": expected input.size(0) to be at most ", kMaxGroupedRows,
                     ", the most that int32 offsets can reach, but got ", rows);
 }
 
-void check_matrices(const Operands& args) {
+void check_matrices(const LinearArgs& args) {
   const at::Tensor &input = args.input, &weight = args.weight;
   check_same_device(args.op, "weight", weight, input);
   TORCH_CHECK_VALUE(weight.dim() == (args.is_grouped() ? 3 : 2), args.op,
@@ -56,7 +56,7 @@ void check_matrices(const Operands& args) {
                     input.sym_sizes());
 }
 
-void check_int8_weight(const Operands& args) {
+void check_int8_weight(const LinearArgs& args) {
   check_dtype(args.op, "weight", args.weight, at::kChar, "quantized weights");
   const int64_t dim = args.is_grouped() ? 3 : 2;
   TORCH_CHECK_VALUE(args.weight.dim() != dim || args.weight.is_contiguous(), args.op,
@@ -65,8 +65,8 @@ void check_int8_weight(const Operands& args) {
                     "; call .contiguous() once, where the weight is stored");
 }
 
-void check_depth(const Operands& args, bool shifted) {
-  const int64_t most = shifted ? kMostShiftedDepth : kMostDepth;
+void check_depth(const LinearArgs& args, bool shifted) {
+  const int64_t most = shifted ? kMaxShiftedDepth : kMaxDepth;
   const c10::SymInt depth = args.weight.sym_size(-1);
   TORCH_CHECK_VALUE(depth.sym_le(most).expect_true(__FILE__, __LINE__), args.op,
                     ": expected input.size(-1) to be at most ", most,
@@ -75,7 +75,7 @@ void check_depth(const Operands& args, bool shifted) {
 }
 
 // In the compute type, or in the output's.
-void check_bias(const Operands& args, at::ScalarType dtype) {
+void check_bias(const LinearArgs& args, at::ScalarType dtype) {
   if (!args.bias) return;
   const at::ScalarType compute = compute_dtype(dtype), got = args.bias->scalar_type();
   TORCH_CHECK_TYPE(got == compute || got == dtype, args.op, ": expected bias to be ",
@@ -84,7 +84,7 @@ void check_bias(const Operands& args, at::ScalarType dtype) {
   check_per_output(args, "bias", *args.bias);
 }
 
-void check_weight_qparams(const Operands& args, at::ScalarType compute, const char* why) {
+void check_weight_qparams(const LinearArgs& args, at::ScalarType compute, const char* why) {
   check_dtype(args.op, "weight_scale", *args.weight_scale, compute, why);
   check_per_output(args, "weight_scale", *args.weight_scale);
   if (!*args.weight_sum) return;
@@ -98,7 +98,7 @@ bool is_single(const at::Tensor& tensor) {
   return tensor.dim() == 1 && tensor.sym_size(0).sym_eq(1).guard_or_false(__FILE__, __LINE__);
 }
 
-void check_of_rows(const Operands& args, const char* name, const at::Tensor& tensor,
+void check_of_rows(const LinearArgs& args, const char* name, const at::Tensor& tensor,
                    bool per_token) {
   check_same_device(args.op, name, tensor, args.input);
   if (is_single(tensor)) return;
@@ -112,7 +112,7 @@ void check_of_rows(const Operands& args, const char* name, const at::Tensor& ten
                     c10::SymIntArrayRef(tokens), "), but got shape ", tensor.sym_sizes());
 }
 
-void check_input_qparams(const Operands& args, const InputQparams& q, at::ScalarType compute,
+void check_input_qparams(const LinearArgs& args, const InputQparams& q, at::ScalarType compute,
                          const char* why) {
   if (q.scale) {
     check_dispatchable(args.op, q.scale_name, *q.scale);
@@ -138,7 +138,7 @@ void check_input_qparams(const Operands& args, const InputQparams& q, at::Scalar
 }
 
 // [K], one for each input.
-void check_smooth_scale(const Operands& args, const at::Tensor& smooth_scale,
+void check_smooth_scale(const LinearArgs& args, const at::Tensor& smooth_scale,
                         at::ScalarType compute) {
   check_dispatchable(args.op, "smooth_scale", smooth_scale);
   check_dtype(args.op, "smooth_scale", smooth_scale, compute, "the compute type of the input");
@@ -150,7 +150,7 @@ void check_smooth_scale(const Operands& args, const at::Tensor& smooth_scale,
 }
 
 // Of an op whose input is floating: scales and bias are of one compute type.
-void check_output_dtype(const Operands& args, at::ScalarType dtype) {
+void check_output_dtype(const LinearArgs& args, at::ScalarType dtype) {
   const at::ScalarType compute = compute_dtype(args.input.scalar_type());
   TORCH_CHECK_TYPE(is_supported_floating(dtype) && compute_dtype(dtype) == compute, args.op,
                    ": expected dtype to be ",
@@ -161,7 +161,7 @@ void check_output_dtype(const Operands& args, at::ScalarType dtype) {
 
 }  // namespace
 
-void check_all_dispatchable(const Operands& args) {
+void check_all_dispatchable(const LinearArgs& args) {
   check_dispatchable(args.op, "input", args.input);
   check_dispatchable(args.op, "weight", args.weight);
   if (args.weight_scale) check_dispatchable(args.op, "weight_scale", *args.weight_scale);
@@ -172,7 +172,7 @@ void check_all_dispatchable(const Operands& args) {
   if (args.offsets) check_dispatchable(args.op, "offsets", *args.offsets);
 }
 
-void check_product(const Operands& args, const InputQparams& qparams, at::ScalarType dtype) {
+void check_product(const LinearArgs& args, const InputQparams& qparams, at::ScalarType dtype) {
   check_all_dispatchable(args);
   const at::ScalarType from = args.input.scalar_type();
   TORCH_CHECK_TYPE(from == at::kChar || from == at::kByte, args.op,
@@ -190,7 +190,7 @@ void check_product(const Operands& args, const InputQparams& qparams, at::Scalar
   check_bias(args, dtype);
 }
 
-void check_quantized_linear(const Operands& args, const RowScheme& scheme, at::ScalarType dtype) {
+void check_quantized_linear(const LinearArgs& args, const RowScheme& scheme, at::ScalarType dtype) {
   check_all_dispatchable(args);
   check_floating(args.op, "input", args.input);
   check_output_dtype(args, dtype);
@@ -202,7 +202,7 @@ void check_quantized_linear(const Operands& args, const RowScheme& scheme, at::S
   check_bias(args, dtype);
 }
 
-void check_static_quantized_linear(const Operands& args, const InputQparams& qparams,
+void check_static_quantized_linear(const LinearArgs& args, const InputQparams& qparams,
                                    const OptionalTensor& smooth_scale, int64_t quant_min,
                                    int64_t quant_max, at::ScalarType dtype) {
   check_all_dispatchable(args);
@@ -219,7 +219,7 @@ void check_static_quantized_linear(const Operands& args, const InputQparams& qpa
   check_bias(args, dtype);
 }
 
-void check_qat_linear(const Operands& args, const Schemes& schemes) {
+void check_qat_linear(const LinearArgs& args, const Schemes& schemes) {
   check_all_dispatchable(args);
   check_floating(args.op, "input", args.input);
   check_dtype(args.op, "weight", args.weight, args.input.scalar_type(), "the input's dtype");
@@ -230,7 +230,7 @@ void check_qat_linear(const Operands& args, const Schemes& schemes) {
   check_bias(args, args.input.scalar_type());
 }
 
-void check_offset_values(const Operands& args) {
+void check_offset_values(const LinearArgs& args) {
   if (!args.offsets || !args.offsets->is_cpu()) return;
   const at::Tensor offsets = args.offsets->contiguous();
   const auto* ends = static_cast<const int32_t*>(offsets.const_data_ptr());

@@ -13,7 +13,7 @@ namespace baraquant::int8_mm {
 
 // What every op of the family takes; an op without weight_scale, weight_sum or offsets leaves it
 // null.
-struct Operands {
+struct LinearArgs {
   const char* op;
   const at::Tensor& input;
   const at::Tensor& weight;
@@ -41,15 +41,15 @@ struct InputQparams {
 
 // Of the tensors in args. NB: autograd calls it too, as Python would refuse a nested tensor of
 // jagged layout under the name of whatever op comes next.
-void check_all_dispatchable(const Operands& args);
-void check_product(const Operands& args, const InputQparams& qparams, at::ScalarType dtype);
+void check_all_dispatchable(const LinearArgs& args);
+void check_product(const LinearArgs& args, const InputQparams& qparams, at::ScalarType dtype);
 // dtype: of the output.
-void check_quantized_linear(const Operands& args, const RowScheme& scheme, at::ScalarType dtype);
-void check_static_quantized_linear(const Operands& args, const InputQparams& qparams,
+void check_quantized_linear(const LinearArgs& args, const RowScheme& scheme, at::ScalarType dtype);
+void check_static_quantized_linear(const LinearArgs& args, const InputQparams& qparams,
                                    const OptionalTensor& smooth_scale, int64_t quant_min,
                                    int64_t quant_max, at::ScalarType dtype);
-void check_qat_linear(const Operands& args, const Schemes& schemes);
+void check_qat_linear(const LinearArgs& args, const Schemes& schemes);
 // Reads the offsets of a grouped op, where they are on the CPU.
-void check_offset_values(const Operands& args);
+void check_offset_values(const LinearArgs& args);
 
 }  // namespace baraquant::int8_mm

@@ -2,13 +2,14 @@
 // The ops of the integer matrix family below autograd, one function each for CPU, CUDA and Meta:
 // check, allocate, quantize what is floating, launch the product. Meta stops before the launches,
 // so shapes and errors are the same everywhere. Outputs are contiguous. A grouped op differs from
-// its namesake by the offsets among its Operands.
+// its namesake by the offsets among its LinearArgs.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include "affine/core_ops.h"
 #include "frame/copies.h"
+#include "frame/core_op.h"
 #include "frame/outputs.h"
 #include "frame/plan.h"
 #include "int8_mm/checks.h"
@@ -24,12 +25,12 @@ using range::QuantizedRows;
 using range::RowScheme;
 
 // Whether a grouped op has no group at all, so that there is nothing to multiply.
-bool lacks_groups(const Operands& args) {
+bool lacks_groups(const LinearArgs& args) {
   return args.is_grouped() && !args.input.is_meta() && args.offsets->numel() == 0;
 }
 
 // [..., N], which is 0 already where there is nothing to multiply.
-at::Tensor empty_output(const Operands& args, at::ScalarType dtype) {
+at::Tensor empty_output(const LinearArgs& args, at::ScalarType dtype) {
   std::vector<c10::SymInt> sizes = args.input.sym_sizes().vec();
   sizes.back() = args.weight.sym_size(-2);
   const auto options = args.input.options().dtype(dtype);
@@ -37,8 +38,8 @@ at::Tensor empty_output(const Operands& args, at::ScalarType dtype) {
   return at::empty_symint(sizes, options);
 }
 
-// [tokens, K] of an input [..., K], also where K is 0.
-at::Tensor as_rows(const at::Tensor& input) {
+// An input [..., K] as a contiguous [tokens, K], also if K is 0.
+at::Tensor contiguous_rows(const at::Tensor& input) {
   int64_t tokens = 1;
   for (const int64_t size : input.sizes().slice(0, input.dim() - 1)) tokens *= size;
   return contiguous(input).view({tokens, input.size(-1)});
@@ -53,12 +54,12 @@ struct IntegerWeight {
   const at::Tensor& scale;
 };
 
-bool is_left_to_do(const Operands& args, const at::Tensor& output) {
+bool is_left_to_do(const LinearArgs& args, const at::Tensor& output) {
   return has_work(output) && !lacks_groups(args);
 }
 
 // What is left to fill in of the call: the scales of the input, and its zero points.
-ProductCall prepare(const Operands& args, const at::Tensor& rows, const IntegerWeight& weight,
+ProductCall prepare(const LinearArgs& args, const at::Tensor& rows, const IntegerWeight& weight,
                     const at::Tensor& output) {
   ProductCall call;
   call.input = rows;
@@ -83,7 +84,7 @@ void launch(ProductCall& call, const OptionalTensor& weight_sum) {
   kernels(call.weight).product(call);
 }
 
-void multiply_quantized(const Operands& args, const QuantizedRows& rows,
+void multiply_quantized(const LinearArgs& args, const QuantizedRows& rows,
                         const IntegerWeight& weight, const at::Tensor& output) {
   ProductCall call = prepare(args, rows.values, weight, output);
   call.input_scale = rows.scale;
@@ -93,17 +94,18 @@ void multiply_quantized(const Operands& args, const QuantizedRows& rows,
 }
 
 // What is known of values without making a device wait. A call that is planned has none.
-void check_values(const Operands& args) {
+void check_values(const LinearArgs& args) {
   if (!is_planning()) check_offset_values(args);
 }
 
-at::Tensor product(const Operands& args, const InputQparams& q, at::ScalarType dtype) {
+at::Tensor product(const LinearArgs& args, const InputQparams& q, at::ScalarType dtype) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   check_product(args, q, dtype);
   check_values(args);
   const at::Tensor output = empty_output(args, dtype);
   if (!is_left_to_do(args, output)) return output;
-  ProductCall call = prepare(args, as_rows(args.input), {args.weight, *args.weight_scale}, output);
+  ProductCall call =
+      prepare(args, contiguous_rows(args.input), {args.weight, *args.weight_scale}, output);
   if (q.scale) call.input_scale = of_rows(*q.scale);
   call.input_scale_number = q.scale_number;
   if (q.zero_point && *q.zero_point) call.zero_point = of_rows(cast_to_int32(**q.zero_point));
@@ -150,7 +152,7 @@ at::Tensor smoothquant_linear_number(const at::Tensor& input, const at::Tensor& 
 }
 
 // with_mask: whether the mask is asked for.
-MaskedProduct quantized_product(bool with_mask, const Operands& args, const RowScheme& scheme,
+MaskedProduct quantized_product(bool with_mask, const LinearArgs& args, const RowScheme& scheme,
                                 std::optional<at::ScalarType> dtype) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const at::Tensor& input = args.input;
@@ -160,7 +162,7 @@ MaskedProduct quantized_product(bool with_mask, const Operands& args, const RowS
   const at::Tensor output = empty_output(args, to);
   if (input.is_meta()) return {output, with_mask ? empty_mask(input) : at::Tensor()};
   if (!with_mask && !is_left_to_do(args, output)) return {output, {}};
-  const QuantizedRows rows = quantize_rows(as_rows(input), scheme, with_mask);
+  const QuantizedRows rows = quantize_rows(contiguous_rows(input), scheme, with_mask);
   if (is_left_to_do(args, output)) {
     multiply_quantized(args, rows, {args.weight, *args.weight_scale}, output);
   }
@@ -197,11 +199,12 @@ MaskedProduct quantize_static(const at::Tensor& rows, const at::Tensor& act_scal
   const OptionalTensor scale(smooth_scale ? *smooth_scale : act_scale);
   OptionalTensor zero_point = act_zero_point;
   if (zero_point && smooth_scale) zero_point = zero_point->expand({rows.size(1)});
-  affine::QuantArgs q{scale, zero_point};
-  q.granularity = smooth_scale ? Granularity::kPerChannel : Granularity::kPerTensor;
-  q.axis = 1;
-  q.quant_min = quant_min;
-  q.quant_max = quant_max;
+  const affine::QuantArgs q{
+      .scale = scale,
+      .zero_point = zero_point,
+      .scope = smooth_scale ? PerChannel::from_flat(1) : PerTensor::from_flat(),
+      .quant_min = quant_min,
+      .quant_max = quant_max};
   if (with_mask) return affine::quantize_with_mask(rows, q, at::kChar, /*order=*/{});
   return {affine::quantize(rows, q, at::kChar, /*save_mask=*/std::nullopt), {}};
 }
@@ -217,14 +220,14 @@ MaskedProduct static_quantized_linear(bool with_mask, const at::Tensor& input,
   const at::ScalarType to = dtype.value_or(input.scalar_type());
   InputQparams qparams{"act_scale", "act_zero_point", false, &act_scale, &act_zero_point};
   qparams.zero_point_per_token = false;
-  const Operands args{
+  const LinearArgs args{
       "baraquant::static_quantized_linear", input, weight, &weight_scale, bias, &weight_sum};
   check_static_quantized_linear(args, qparams, smooth_scale, quant_min, quant_max, to);
   const at::Tensor output = empty_output(args, to);
   if (input.is_meta()) return {output, with_mask ? empty_mask(input) : at::Tensor()};
   if (!with_mask && !has_work(output)) return {output, {}};
-  const auto [rows, mask] = quantize_static(as_rows(input), act_scale, act_zero_point, smooth_scale,
-                                            quant_min, quant_max, with_mask);
+  const auto [rows, mask] = quantize_static(contiguous_rows(input), act_scale, act_zero_point,
+                                            smooth_scale, quant_min, quant_max, with_mask);
   if (has_work(output)) {
     ProductCall call = prepare(args, rows, {weight, weight_scale}, output);
     call.input_scale = of_rows(act_scale);
@@ -247,20 +250,21 @@ struct KernelsOf<function> {
 };
 
 // Quantizes weight and input, and multiplies where there is something to do.
-std::pair<QuantizedRows, QuantizedRows> quantize_and_multiply(const Operands& args,
+std::pair<QuantizedRows, QuantizedRows> quantize_and_multiply(const LinearArgs& args,
                                                               const Schemes& schemes,
                                                               bool with_mask,
                                                               const at::Tensor& output) {
-  QuantizedRows w = quantize_rows(as_rows(args.weight), schemes.weight, /*with_mask=*/false);
+  QuantizedRows w =
+      quantize_rows(contiguous_rows(args.weight), schemes.weight, /*with_mask=*/false);
   const auto sizes = args.weight.sizes();
   w.values = w.values.view(sizes);
   w.scale = w.scale.view(sizes.slice(0, sizes.size() - 1));
-  const QuantizedRows rows = quantize_rows(as_rows(args.input), schemes.input, with_mask);
+  const QuantizedRows rows = quantize_rows(contiguous_rows(args.input), schemes.input, with_mask);
   if (is_left_to_do(args, output)) multiply_quantized(args, rows, {w.values, w.scale}, output);
   return {rows, w};
 }
 
-at::Tensor qat_product(const Operands& args, const Schemes& schemes) {
+at::Tensor qat_product(const LinearArgs& args, const Schemes& schemes) {
   check_qat_linear(args, schemes);
   check_values(args);
   const at::Tensor output = empty_output(args, args.input.scalar_type());
@@ -271,7 +275,7 @@ at::Tensor qat_product(const Operands& args, const Schemes& schemes) {
 }
 
 // The same, with all that the backward can ask for. What there is none of is an empty tensor.
-KeptByQatLinear qat_product_kept(const Operands& args, const Schemes& schemes, bool with_mask) {
+KeptByQatLinear qat_product_kept(const LinearArgs& args, const Schemes& schemes, bool with_mask) {
   check_qat_linear(args, schemes);
   check_values(args);
   const at::Tensor &input = args.input, &weight = args.weight;
@@ -341,10 +345,10 @@ void register_kernels(torch::Library& m) {
   m.impl("_quantized_grouped_linear_with_mask", &KernelsOf<&quantized_grouped_linear>::with_mask);
   m.impl("static_quantized_linear", &KernelsOf<&static_quantized_linear>::plain);
   m.impl("_static_quantized_linear_with_mask", &KernelsOf<&static_quantized_linear>::with_mask);
-  m.impl("qat_linear", &Flat<&qat_linear_device>::kernel);
-  m.impl("_qat_linear_kept", &Flat<&qat_linear_kept_device>::kernel);
-  m.impl("qat_grouped_linear", &Flat<&qat_grouped_linear_device>::kernel);
-  m.impl("_qat_grouped_linear_kept", &Flat<&qat_grouped_linear_kept_device>::kernel);
+  m.impl("qat_linear", kernel_of<&qat_linear_device>);
+  m.impl("_qat_linear_kept", kernel_of<&qat_linear_kept_device>);
+  m.impl("qat_grouped_linear", kernel_of<&qat_grouped_linear_device>);
+  m.impl("_qat_grouped_linear_kept", kernel_of<&qat_grouped_linear_kept_device>);
 }
 
 }  // namespace
@@ -352,20 +356,5 @@ void register_kernels(torch::Library& m) {
 TORCH_LIBRARY_IMPL(baraquant, CPU, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(baraquant, CUDA, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(baraquant, Meta, m) { register_kernels(m); }
-
-// Tensors of these kinds are refused, by the same checks.
-TORCH_LIBRARY_IMPL(baraquant, QuantizedCPU, m) { register_kernels(m); }
-TORCH_LIBRARY_IMPL(baraquant, QuantizedCUDA, m) { register_kernels(m); }
-TORCH_LIBRARY_IMPL(baraquant, QuantizedMeta, m) { register_kernels(m); }
-TORCH_LIBRARY_IMPL(baraquant, NestedTensorCPU, m) { register_kernels(m); }
-TORCH_LIBRARY_IMPL(baraquant, NestedTensorCUDA, m) { register_kernels(m); }
-TORCH_LIBRARY_IMPL(baraquant, NestedTensorMeta, m) { register_kernels(m); }
-TORCH_LIBRARY_IMPL(baraquant, SparseCPU, m) { register_kernels(m); }
-TORCH_LIBRARY_IMPL(baraquant, SparseCUDA, m) { register_kernels(m); }
-TORCH_LIBRARY_IMPL(baraquant, SparseMeta, m) { register_kernels(m); }
-TORCH_LIBRARY_IMPL(baraquant, SparseCsrCPU, m) { register_kernels(m); }
-TORCH_LIBRARY_IMPL(baraquant, SparseCsrCUDA, m) { register_kernels(m); }
-TORCH_LIBRARY_IMPL(baraquant, SparseCsrMeta, m) { register_kernels(m); }
-TORCH_LIBRARY_IMPL(baraquant, MkldnnCPU, m) { register_kernels(m); }
 
 }  // namespace baraquant::int8_mm

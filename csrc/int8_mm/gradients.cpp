@@ -9,17 +9,16 @@
 
 namespace baraquant::int8_mm {
 
-using affine::OptionalTensor;
-
 at::Tensor dequantized(const at::Tensor& values, const at::Tensor& scale,
                        const at::Tensor& zero_point, Granularity granularity,
                        at::ScalarType dtype) {
   const bool per_row = granularity == Granularity::kPerChannel;
-  const OptionalTensor s(per_row ? scale.flatten() : scale);
-  const OptionalTensor z = zero_point.defined() ? OptionalTensor(zero_point) : std::nullopt;
-  affine::QuantArgs q{s, z};
-  q.granularity = granularity;
-  q.axis = 0;
+  const OptionalTensor given_scale(per_row ? scale.flatten() : scale);
+  const OptionalTensor given_zero_point =
+      zero_point.defined() ? OptionalTensor(zero_point) : std::nullopt;
+  const affine::QuantArgs q{.scale = given_scale,
+                            .zero_point = given_zero_point,
+                            .scope = {.granularity = granularity, .axis = 0}};
   if (!per_row) return affine::dequantize(values, q, dtype);
   return by_rows(values,
                  [&](const at::Tensor& rows) { return affine::dequantize(rows, q, dtype); });
@@ -27,8 +26,8 @@ at::Tensor dequantized(const at::Tensor& values, const at::Tensor& scale,
 
 at::Tensor clip_gradient(const at::Tensor& grad, const at::Tensor& mask, at::ScalarType dtype) {
   static const OptionalTensor none;
-  affine::QuantArgs q{none, none};  // for messages: the bits say it all
-  q.granularity = Granularity::kPerToken;
+  // The gradient depends on the mask alone; messages name the granularity.
+  const affine::QuantArgs q{.scale = none, .zero_point = none, .scope = PerToken::from_flat()};
   return affine::masked_gradient(grad, q, mask, {}, dtype, /*through_quantize=*/false);
 }
 

@@ -19,7 +19,8 @@
 #include <torch/library.h>
 
 #include "frame/dtypes.h"
-#include "int8_mm/core_ops.h"
+#include "frame/public_op.h"
+#include "frame/saved_tensors.h"
 #include "int8_mm/operands.h"
 
 namespace baraquant::int8_mm {
@@ -122,6 +123,11 @@ at::Tensor spread(const at::Tensor& vectors, const at::Tensor& offsets, const c1
   return at::cat({vectors, none}).index_select(0, at::bucketize(index, ends, false, true));
 }
 
+struct SavedProduct {
+  at::Tensor left, right, offsets;
+  auto fields() { return std::tie(left, right, offsets); }
+};
+
 class Matmul : public Function<Matmul> {
  public:
   static constexpr bool is_traceable = true;
@@ -129,12 +135,11 @@ class Matmul : public Function<Matmul> {
   static Variable forward(AutogradContext* ctx, const at::Tensor& rows, const at::Tensor& matrices,
                           const at::Tensor& offsets) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    ctx->save_for_backward({rows, matrices, offsets});
+    save_tensors(ctx, SavedProduct{.left = rows, .right = matrices, .offsets = offsets});
     return grouped_matmul(rows, matrices, offsets);
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor &rows = saved[0], &matrices = saved[1], &offsets = saved[2];
+    const auto [rows, matrices, offsets] = saved_tensors<SavedProduct>(ctx);
     variable_list result(3);
     if (ctx->needs_input_grad(0)) {
       result[0] = grouped_matmul(grads[0], matrices.transpose(1, 2), offsets);
@@ -151,12 +156,11 @@ class Outer : public Function<Outer> {
   static Variable forward(AutogradContext* ctx, const at::Tensor& left, const at::Tensor& right,
                           const at::Tensor& offsets) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    ctx->save_for_backward({left, right, offsets});
+    save_tensors(ctx, SavedProduct{.left = left, .right = right, .offsets = offsets});
     return grouped_outer(left, right, offsets);
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor &left = saved[0], &right = saved[1], &offsets = saved[2];
+    const auto [left, right, offsets] = saved_tensors<SavedProduct>(ctx);
     variable_list result(3);
     if (ctx->needs_input_grad(0)) {
       result[0] = grouped_matmul(right, grads[0].transpose(1, 2), offsets);
@@ -166,6 +170,11 @@ class Outer : public Function<Outer> {
   }
 };
 
+struct SavedOffsets {
+  at::Tensor offsets;
+  auto fields() { return std::tie(offsets); }
+};
+
 class Sum : public Function<Sum> {
  public:
   static constexpr bool is_traceable = true;
@@ -173,7 +182,7 @@ class Sum : public Function<Sum> {
   static Variable forward(AutogradContext* ctx, const at::Tensor& rows, const at::Tensor& offsets,
                           at::ScalarType dtype) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    ctx->save_for_backward({offsets});
+    save_tensors(ctx, SavedOffsets{offsets});
     ctx->saved_data["dtype"] = static_cast<int64_t>(rows.scalar_type());
     ctx->saved_data["rows"] = rows.sym_size(0);
     return grouped_sum(rows, offsets, dtype);
@@ -181,7 +190,7 @@ class Sum : public Function<Sum> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
     const c10::SymInt rows = ctx->saved_data["rows"].toSymInt();
-    return {spread(grads[0], ctx->get_saved_variables()[0], rows).to(dtype), {}, {}};
+    return {spread(grads[0], saved_tensors<SavedOffsets>(ctx).offsets, rows).to(dtype), {}, {}};
   }
 };
 
@@ -203,28 +212,25 @@ at::Tensor sum_autograd(const at::Tensor& rows, const at::Tensor& offsets, at::S
 
 at::Tensor grouped_matmul(const at::Tensor& rows, const at::Tensor& matrices,
                           const at::Tensor& offsets) {
-  static const auto op = find_op<decltype(matmul_device)>("baraquant::_grouped_matmul");
-  return op.call(rows, matrices, offsets);
+  static const CoreOp<decltype(matmul_device)> op("baraquant::_grouped_matmul");
+  return op(rows, matrices, offsets);
 }
 
 at::Tensor grouped_outer(const at::Tensor& left, const at::Tensor& right,
                          const at::Tensor& offsets) {
-  static const auto op = find_op<decltype(outer_device)>("baraquant::_grouped_outer");
-  return op.call(left, right, offsets);
+  static const CoreOp<decltype(outer_device)> op("baraquant::_grouped_outer");
+  return op(left, right, offsets);
 }
 
 at::Tensor grouped_sum(const at::Tensor& rows, const at::Tensor& offsets, at::ScalarType dtype) {
-  static const auto op = find_op<decltype(sum_device)>("baraquant::_grouped_sum");
-  return op.call(rows, offsets, dtype);
+  static const CoreOp<decltype(sum_device)> op("baraquant::_grouped_sum");
+  return op(rows, offsets, dtype);
 }
 
 TORCH_LIBRARY_FRAGMENT(baraquant, m) {
-  const auto def = [&](const std::string& schema) {
-    m.def(torch::schema(schema.c_str()), {at::Tag::pt2_compliant_tag});
-  };
-  def("_grouped_matmul(Tensor rows, Tensor matrices, Tensor offsets) -> Tensor");
-  def("_grouped_outer(Tensor left, Tensor right, Tensor offsets) -> Tensor");
-  def("_grouped_sum(Tensor rows, Tensor offsets, ScalarType dtype) -> Tensor");
+  define(m, "_grouped_matmul(Tensor rows, Tensor matrices, Tensor offsets) -> Tensor");
+  define(m, "_grouped_outer(Tensor left, Tensor right, Tensor offsets) -> Tensor");
+  define(m, "_grouped_sum(Tensor rows, Tensor offsets, ScalarType dtype) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(baraquant, CPU, m) {

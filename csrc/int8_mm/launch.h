@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // From checked tensors to kernels: picks the output's storage type T and calls
-// Backend::product<T>(Factors, Rescaling<ComputeType<T>>, T* output). Shared by the CPU and CUDA.
+// Backend::product<T>(Operands, Rescaling<ComputeType<T>>, T* output). Shared by the CPU and CUDA.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -44,13 +44,13 @@ struct Launch {
     return {pointer<T>(tensor), tensor.defined() && tensor.numel() > 1 ? 1 : 0, number};
   }
 
-  static Factors factors_of(const ProductCall& call) {
-    Factors f{call.input.size(0),
-              call.weight.size(-2),
-              call.input.size(1),
-              call.input.const_data_ptr(),
-              call.input.scalar_type() == at::kByte,
-              pointer<int8_t>(call.weight)};
+  static Operands factors_of(const ProductCall& call) {
+    Operands f{call.input.size(0),
+               call.weight.size(-2),
+               call.input.size(1),
+               call.input.const_data_ptr(),
+               call.input.scalar_type() == at::kByte,
+               pointer<int8_t>(call.weight)};
     if (call.offsets.defined()) {
       f.groups = call.offsets.size(0);
       f.ends = pointer<int32_t>(call.offsets);

@@ -17,10 +17,10 @@ namespace baraquant::int8_mm {
 
 // The greatest depth whose sums fit in int32: of int8 without a zero point, |a * w| <= 2^14; else
 // |a - za| < 2^8, so |(a - za) * w| < 2^15.
-constexpr int64_t kMostDepth = 131071, kMostShiftedDepth = 65536;
+constexpr int64_t kMaxDepth = 131071, kMaxShiftedDepth = 65536;
 
 // The most rows of a grouped product, whose ends are int32.
-constexpr int64_t kMostGroupedRows = INT32_MAX;
+constexpr int64_t kMaxGroupedRows = INT32_MAX;
 
 BARAQUANT_HD float fused_multiply_add(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)

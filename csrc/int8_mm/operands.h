@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "machine/host_device.h"
+#include "machine/integers.h"
 
 namespace baraquant::int8_mm {
 
@@ -26,7 +27,7 @@ struct OfRows {
 // m, n > 0; k >= 0. A grouped product has `groups` weights: rows ends[g - 1] to ends[g] of the
 // input (from 0 for the first) are multiplied by weight g, and the output is 0 behind the last of
 // them. What is [n, k] or [n] here then is [groups, n, k] or [groups, n].
-struct Factors {
+struct Operands {
   int64_t m = 0, n = 0, k = 0;
   const void* input = nullptr;  // [m, k], int8_t, or uint8_t where is_unsigned
   bool is_unsigned = false;

@@ -35,48 +35,13 @@
 //   dtype         of the output, floating; absent: the input's. Of the same compute type as a
 //                 floating input
 // The output is [..., N], contiguous.
+#include "frame/public_op.h"
 #include "int8_mm/core_ops.h"
 
-#include <torch/library.h>
-
 namespace baraquant::int8_mm {
-at::Tensor qat_linear(const at::Tensor& input, const at::Tensor& weight, const OptionalTensor& bias,
-                      const Schemes& s) {
-  static const auto op = find_op<decltype(Flat<&qat_linear>::kernel)>("baraquant::qat_linear");
-  return op.call(input, weight, bias, s.input.symmetric, s.weight.quant_min, s.weight.quant_max,
-                 s.input.quant_min, s.input.quant_max);
-}
-
-KeptByQatLinear qat_linear_kept(const at::Tensor& input, const at::Tensor& weight,
-                                const OptionalTensor& bias, const Schemes& s, bool with_mask) {
-  static const auto op =
-      find_op<decltype(Flat<&qat_linear_kept>::kernel)>("baraquant::_qat_linear_kept");
-  return op.call(input, weight, bias, s.input.symmetric, s.weight.quant_min, s.weight.quant_max,
-                 s.input.quant_min, s.input.quant_max, with_mask);
-}
-
-at::Tensor qat_grouped_linear(const at::Tensor& input, const at::Tensor& weight,
-                              const at::Tensor& offsets, const OptionalTensor& bias,
-                              const Schemes& s) {
-  static const auto op =
-      find_op<decltype(Flat<&qat_grouped_linear>::kernel)>("baraquant::qat_grouped_linear");
-  return op.call(input, weight, offsets, bias, s.input.symmetric, s.weight.quant_min,
-                 s.weight.quant_max, s.input.quant_min, s.input.quant_max);
-}
-
-KeptByQatLinear qat_grouped_linear_kept(const at::Tensor& input, const at::Tensor& weight,
-                                        const at::Tensor& offsets, const OptionalTensor& bias,
-                                        const Schemes& s, bool with_mask) {
-  static const auto op = find_op<decltype(Flat<&qat_grouped_linear_kept>::kernel)>(
-      "baraquant::_qat_grouped_linear_kept");
-  return op.call(input, weight, offsets, bias, s.input.symmetric, s.weight.quant_min,
-                 s.weight.quant_max, s.input.quant_min, s.input.quant_max, with_mask);
-}
 
 TORCH_LIBRARY_FRAGMENT(baraquant, m) {
-  const auto def = [&](const std::string& schema) {
-    m.def(torch::schema(schema.c_str()), {at::Tag::pt2_compliant_tag});
-  };
+  const auto def = [&](const std::string& schema) { define(m, schema); };
   def("int8_linear(Tensor input, Tensor weight, Tensor input_scale, Tensor weight_scale, "
       "Tensor? bias=None, *, Tensor? input_zero_point=None, Tensor? weight_sum=None, "
       "ScalarType dtype=float) -> Tensor");
@@ -117,14 +82,13 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
       "Tensor act_scale, Tensor? bias, Tensor? act_zero_point, Tensor? smooth_scale, "
       "Tensor? weight_sum, int quant_min, int quant_max, ScalarType? dtype) "
       "-> (Tensor output, Tensor mask)");
-  def("_qat_linear_kept(Tensor input, Tensor weight, Tensor? bias, bool symmetric, "
-      "int weight_quant_min, int weight_quant_max, int quant_min, int quant_max, bool with_mask) "
-      "-> (Tensor output, Tensor qinput, Tensor input_scale, "
-      "Tensor input_zero_point, Tensor mask, Tensor qweight, Tensor weight_scale)");
-  def("_qat_grouped_linear_kept(Tensor input, Tensor weight, Tensor offsets, Tensor? bias, "
-      "bool symmetric, int weight_quant_min, int weight_quant_max, int quant_min, int quant_max, "
-      "bool with_mask) -> (Tensor output, Tensor qinput, Tensor input_scale, "
-      "Tensor input_zero_point, Tensor mask, Tensor qweight, Tensor weight_scale)");
+  const std::string kept = std::string(Schemes::kSchema) +
+                           ", bool with_mask) -> (Tensor output, Tensor qinput, "
+                           "Tensor input_scale, Tensor input_zero_point, Tensor mask, "
+                           "Tensor qweight, Tensor weight_scale)";
+  def("_qat_linear_kept(Tensor input, Tensor weight, Tensor? bias, " + kept);
+  def("_qat_grouped_linear_kept(Tensor input, Tensor weight, Tensor offsets, Tensor? bias, " +
+      kept);
 }
 
 }  // namespace baraquant::int8_mm

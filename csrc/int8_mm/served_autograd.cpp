@@ -3,11 +3,11 @@
 //   linear(fake_quantize(x), w^, b)
 // where the rounding of x passes gradients straight through (Bengio et al. 2013):
 //   dx = inside ? dy @ w^ : 0,   db = sum of dy over tokens
-// It is the gradient of qat_linear's input: a served layer hands on what the trained one did. A
-// symmetric scale from the data clips nothing. Otherwise one bit is kept for each element of x
-// (`inside`), and no more in any case: the weight lives as long as its layer. With smooth_scale,
-// which is act_scale * smooth, x was divided by smooth, and so is dx.
-// Integers carry no gradient: of int8_linear and smoothquant_linear only the bias has one.
+// The input of qat_linear has the same gradient, so a served layer passes on what the trained one
+// did. A symmetric scale from the data clips nothing. Any other scale keeps one bit for each element
+// of x (`inside`). The weight takes no memory here, as its layer holds it. With smooth_scale, which
+// is act_scale * smooth, the op divides x by smooth, so dx is divided too.
+// Integers have no gradient: int8_linear and smoothquant_linear have one in the bias only.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/mul.h>
@@ -16,6 +16,8 @@
 #include <torch/library.h>
 
 #include "frame/checks.h"
+#include "frame/core_op.h"
+#include "frame/saved_tensors.h"
 #include "int8_mm/checks.h"
 #include "int8_mm/core_ops.h"
 #include "int8_mm/gradients.h"
@@ -28,27 +30,30 @@ using torch::autograd::Function;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-// What the gradient of the input is made of. The two scales at the end are there where the scale is
-// static.
+// What the gradient of the input is made of.
 struct Layer {
-  const at::Tensor& weight;
-  const at::Tensor& weight_scale;
-  bool clips_input;
-  const at::Tensor& act_scale;
-  const at::Tensor& smooth_scale;
-  const at::Tensor& offsets;  // of a grouped op
+  at::Tensor weight, weight_scale;
+  bool clips_input = false;
+  at::Tensor act_scale, smooth_scale;  // of a layer that divides its input by `smooth`
+  at::Tensor offsets;                  // of a grouped op
 };
 
 // Computes the output below autograd; given true, the mask too.
 using Product = c10::function_ref<MaskedProduct(bool)>;
 
-at::Tensor input_gradient(const at::Tensor& dy, const variable_list& saved, at::ScalarType dtype) {
-  const at::Tensor &weight = saved[0], &weight_scale = saved[1], &mask = saved[2];
-  const at::Tensor &act_scale = saved[3], &smooth_scale = saved[4];
-  const at::Tensor rounded = dequantized(weight, weight_scale, {}, Granularity::kPerChannel, dtype);
-  at::Tensor dx = int8_mm::input_gradient(dy.to(dtype), rounded, saved[5]);
-  if (smooth_scale.defined()) dx = at::mul(dx, at::div(act_scale, smooth_scale)).to(dtype);
-  return mask.defined() ? clip_gradient(dx, mask, dtype) : dx;
+struct SavedLayer {
+  at::Tensor weight, weight_scale, act_scale, smooth_scale, offsets, mask;
+  auto fields() { return std::tie(weight, weight_scale, act_scale, smooth_scale, offsets, mask); }
+};
+
+at::Tensor input_gradient(const at::Tensor& dy, const SavedLayer& saved, at::ScalarType dtype) {
+  const at::Tensor rounded =
+      dequantized(saved.weight, saved.weight_scale, {}, Granularity::kPerChannel, dtype);
+  at::Tensor dx = int8_mm::input_gradient(dy.to(dtype), rounded, saved.offsets);
+  if (saved.smooth_scale.defined()) {
+    dx = at::mul(dx, at::div(saved.act_scale, saved.smooth_scale)).to(dtype);
+  }
+  return saved.mask.defined() ? clip_gradient(dx, saved.mask, dtype) : dx;
 }
 
 class Linear : public Function<Linear> {
@@ -60,18 +65,15 @@ class Linear : public Function<Linear> {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const bool input_grad = input.requires_grad();
     const auto [output, mask] = product(input_grad && layer.clips_input);
-    variable_list saved(6);
+    SavedLayer saved{.offsets = layer.offsets};
     if (input_grad) {
-      const at::Tensor none;
-      saved = {layer.weight,
-               layer.weight_scale,
-               mask,
-               layer.smooth_scale.defined() ? layer.act_scale : none,
-               layer.smooth_scale,
-               none};
+      saved.weight = layer.weight;
+      saved.weight_scale = layer.weight_scale;
+      if (layer.smooth_scale.defined()) saved.act_scale = layer.act_scale;
+      saved.smooth_scale = layer.smooth_scale;
+      saved.mask = mask;
     }
-    saved[5] = layer.offsets;
-    ctx->save_for_backward(std::move(saved));
+    save_tensors(ctx, saved);
     ctx->saved_data["dtype"] = static_cast<int64_t>(input.scalar_type());
     if (bias) ctx->saved_data["bias_dtype"] = static_cast<int64_t>(bias->scalar_type());
     return output;
@@ -83,13 +85,13 @@ class Linear : public Function<Linear> {
     const auto dtype_of = [ctx](const char* name) {
       return static_cast<at::ScalarType>(ctx->saved_data[name].toInt());
     };
-    const variable_list saved = ctx->get_saved_variables();
+    const auto saved = saved_tensors<SavedLayer>(ctx);
     variable_list result(4);
     if (ctx->needs_input_grad(0)) {
       result[0] = input_gradient(grads[0], saved, dtype_of("dtype"));
     }
     if (ctx->saved_data.count("bias_dtype") && ctx->needs_input_grad(1)) {
-      result[1] = bias_gradient(grads[0], dtype_of("bias_dtype"), saved[5]);
+      result[1] = bias_gradient(grads[0], dtype_of("bias_dtype"), saved.offsets);
     }
     return result;
   }
@@ -99,7 +101,7 @@ bool requires_grad(const at::Tensor& tensor) {
   return at::GradMode::is_enabled() && tensor.requires_grad();
 }
 
-// Forward-mode tangents count, so that the Function refuses them instead of their being dropped.
+// Forward-mode tangents count: the Function refuses them, while a plain call would drop them.
 bool is_recorded(const at::Tensor& tensor) { return requires_grad(tensor) || has_tangent(tensor); }
 
 at::Tensor differentiable(const at::Tensor& input, const OptionalTensor& bias, const Layer& layer,
@@ -111,7 +113,7 @@ at::Tensor differentiable(const at::Tensor& input, const OptionalTensor& bias, c
   return std::get<0>(product(false));
 }
 
-// A scale that autograd would have to follow is an error, not a gradient that is dropped.
+// Refuses a scale that requires grad: the op would silently drop its gradient.
 void check_scale(const char* op, const char* name, const at::Tensor& scale) {
   check_dispatchable(op, name, scale);
   TORCH_CHECK_NOT_IMPLEMENTED(
@@ -125,14 +127,6 @@ void check_zero_point(const char* op, const char* name, const OptionalTensor& ze
   if (zero_point) check_dispatchable(op, name, *zero_point);
 }
 
-const at::Tensor kNone;
-
-// Of an op whose input is integers.
-Layer bias_alone(const at::Tensor& weight, const at::Tensor& weight_scale,
-                 const at::Tensor& offsets = kNone) {
-  return {weight, weight_scale, /*clips_input=*/false, kNone, kNone, offsets};
-}
-
 using Keys = c10::DispatchKeySet;
 using Dtype = std::optional<at::ScalarType>;
 
@@ -141,18 +135,17 @@ template <typename... Args>
 class Masked {
  public:
   explicit Masked(const std::string& name)
-      : plain_(find_op<at::Tensor(Args...)>(("baraquant::" + name).c_str())),
-        with_mask_(
-            find_op<MaskedProduct(Args...)>(("baraquant::_" + name + "_with_mask").c_str())) {}
+      : plain_(("baraquant::" + name).c_str()),
+        with_mask_(("baraquant::_" + name + "_with_mask").c_str()) {}
 
   MaskedProduct operator()(Keys keys, bool with_mask, Args... args) const {
-    if (with_mask) return with_mask_.call(args...);
+    if (with_mask) return with_mask_(args...);
     return {plain_.redispatch(keys & c10::after_autograd_keyset, args...), {}};
   }
 
  private:
-  c10::TypedOperatorHandle<at::Tensor(Args...)> plain_;
-  c10::TypedOperatorHandle<MaskedProduct(Args...)> with_mask_;
+  CoreOp<at::Tensor(Args...)> plain_;
+  CoreOp<MaskedProduct(Args...)> with_mask_;
 };
 
 at::Tensor quantized_linear(Keys keys, const at::Tensor& input, const at::Tensor& weight,
@@ -165,7 +158,7 @@ at::Tensor quantized_linear(Keys keys, const at::Tensor& input, const at::Tensor
   constexpr const char* kOp = "baraquant::quantized_linear";
   check_all_dispatchable({kOp, input, weight, &weight_scale, bias, &weight_sum});
   check_scale(kOp, "weight_scale", weight_scale);
-  const Layer layer{weight, weight_scale, /*clips_input=*/!symmetric, kNone, kNone, kNone};
+  const Layer layer{.weight = weight, .weight_scale = weight_scale, .clips_input = !symmetric};
   return differentiable(input, bias, layer, [&](bool with_mask) {
     return op(keys, with_mask, input, weight, weight_scale, bias, symmetric, weight_sum, quant_min,
               quant_max, dtype);
@@ -183,7 +176,10 @@ at::Tensor quantized_grouped_linear(Keys keys, const at::Tensor& input, const at
   constexpr const char* kOp = "baraquant::quantized_grouped_linear";
   check_all_dispatchable({kOp, input, weight, &weight_scale, bias, &weight_sum, &offsets});
   check_scale(kOp, "weight_scale", weight_scale);
-  const Layer layer{weight, weight_scale, /*clips_input=*/!symmetric, kNone, kNone, offsets};
+  const Layer layer{.weight = weight,
+                    .weight_scale = weight_scale,
+                    .clips_input = !symmetric,
+                    .offsets = offsets};
   return differentiable(input, bias, layer, [&](bool with_mask) {
     return op(keys, with_mask, input, weight, offsets, weight_scale, bias, symmetric, weight_sum,
               quant_min, quant_max, dtype);
@@ -206,9 +202,11 @@ at::Tensor static_quantized_linear(Keys keys, const at::Tensor& input, const at:
   check_scale(kOp, "act_scale", act_scale);
   check_zero_point(kOp, "act_zero_point", act_zero_point);
   if (smooth_scale) check_scale(kOp, "smooth_scale", *smooth_scale);
-  const Layer layer{
-      weight, weight_scale, /*clips_input=*/true, act_scale, smooth_scale ? *smooth_scale : kNone,
-      kNone};
+  const Layer layer{.weight = weight,
+                    .weight_scale = weight_scale,
+                    .clips_input = true,
+                    .act_scale = act_scale,
+                    .smooth_scale = smooth_scale.value_or(at::Tensor())};
   return differentiable(input, bias, layer, [&](bool with_mask) {
     return op(keys, with_mask, input, weight, weight_scale, act_scale, bias, act_zero_point,
               smooth_scale, weight_sum, quant_min, quant_max, dtype);
@@ -219,16 +217,17 @@ at::Tensor int8_linear(Keys keys, const at::Tensor& input, const at::Tensor& wei
                        const at::Tensor& input_scale, const at::Tensor& weight_scale,
                        const OptionalTensor& bias, const OptionalTensor& input_zero_point,
                        const OptionalTensor& weight_sum, at::ScalarType dtype) {
-  static const auto op =
-      find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                         const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-                         at::ScalarType)>("baraquant::int8_linear");
+  static const CoreOp<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                 const at::Tensor&, const OptionalTensor&, const OptionalTensor&,
+                                 const OptionalTensor&, at::ScalarType)>
+      op("baraquant::int8_linear");
   constexpr const char* kOp = "baraquant::int8_linear";
   check_all_dispatchable({kOp, input, weight, &weight_scale, bias, &weight_sum});
   check_scale(kOp, "input_scale", input_scale);
   check_scale(kOp, "weight_scale", weight_scale);
   check_zero_point(kOp, "input_zero_point", input_zero_point);
-  return differentiable(input, bias, bias_alone(weight, weight_scale), [&](bool) -> MaskedProduct {
+  const Layer layer{.weight = weight, .weight_scale = weight_scale};
+  return differentiable(input, bias, layer, [&](bool) -> MaskedProduct {
     return {op.redispatch(keys & c10::after_autograd_keyset, input, weight, input_scale,
                           weight_scale, bias, input_zero_point, weight_sum, dtype),
             {}};
@@ -240,16 +239,16 @@ at::Tensor int8_grouped_linear(Keys keys, const at::Tensor& input, const at::Ten
                                const at::Tensor& weight_scale, const OptionalTensor& bias,
                                const OptionalTensor& input_zero_point,
                                const OptionalTensor& weight_sum, at::ScalarType dtype) {
-  static const auto op =
-      find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                         const at::Tensor&, const OptionalTensor&, const OptionalTensor&,
-                         const OptionalTensor&, at::ScalarType)>("baraquant::int8_grouped_linear");
+  static const CoreOp<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                 const at::Tensor&, const at::Tensor&, const OptionalTensor&,
+                                 const OptionalTensor&, const OptionalTensor&, at::ScalarType)>
+      op("baraquant::int8_grouped_linear");
   constexpr const char* kOp = "baraquant::int8_grouped_linear";
   check_all_dispatchable({kOp, input, weight, &weight_scale, bias, &weight_sum, &offsets});
   check_scale(kOp, "input_scale", input_scale);
   check_scale(kOp, "weight_scale", weight_scale);
   check_zero_point(kOp, "input_zero_point", input_zero_point);
-  const Layer layer = bias_alone(weight, weight_scale, offsets);
+  const Layer layer{.weight = weight, .weight_scale = weight_scale, .offsets = offsets};
   return differentiable(input, bias, layer, [&](bool) -> MaskedProduct {
     return {op.redispatch(keys & c10::after_autograd_keyset, input, weight, offsets, input_scale,
                           weight_scale, bias, input_zero_point, weight_sum, dtype),
@@ -264,10 +263,10 @@ at::Tensor smoothquant_linear(Keys keys, const at::Tensor& input, const at::Tens
                               const OptionalTensor& bias, ZeroPoint act_zero_point,
                               const OptionalTensor& weight_sum, at::ScalarType dtype) {
   constexpr bool is_number = std::is_same_v<Scale, double>;
-  static const auto op =
-      find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, Scale,
-                         const OptionalTensor&, ZeroPoint, const OptionalTensor&, at::ScalarType)>(
-          "baraquant::smoothquant_linear", is_number ? "number" : "");
+  static const CoreOp<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, Scale,
+                                 const OptionalTensor&, ZeroPoint, const OptionalTensor&,
+                                 at::ScalarType)>
+      op("baraquant::smoothquant_linear", is_number ? "number" : "");
   constexpr const char* kOp = "baraquant::smoothquant_linear";
   check_all_dispatchable({kOp, input, weight, &weight_scale, bias, &weight_sum});
   check_scale(kOp, "weight_scale", weight_scale);
@@ -275,14 +274,15 @@ at::Tensor smoothquant_linear(Keys keys, const at::Tensor& input, const at::Tens
     check_scale(kOp, "act_scale", act_scale);
     check_zero_point(kOp, "act_zero_point", act_zero_point);
   }
-  return differentiable(input, bias, bias_alone(weight, weight_scale), [&](bool) -> MaskedProduct {
+  const Layer layer{.weight = weight, .weight_scale = weight_scale};
+  return differentiable(input, bias, layer, [&](bool) -> MaskedProduct {
     return {op.redispatch(keys & c10::after_autograd_keyset, input, weight, weight_scale, act_scale,
                           bias, act_zero_point, weight_sum, dtype),
             {}};
   });
 }
 
-// The forms that return the mask are what Linear calls below autograd.
+// Linear calls the forms that return the mask, below autograd. Nobody else differentiates them.
 void refuse_to_record(const c10::OperatorHandle& op, Keys keys, torch::jit::Stack* stack) {
   for (const c10::IValue& value : torch::jit::last(*stack, op.schema().arguments().size())) {
     TORCH_CHECK_NOT_IMPLEMENTED(!value.isTensor() || !is_recorded(value.toTensor()),

@@ -4,16 +4,17 @@
 //          dynamic_fake_quantize_per_channel(w, 0, weight_quant_min, weight_quant_max), b)
 // where the roundings pass gradients straight through (Bengio et al. 2013):
 //   dx = inside ? dy @ w^ : 0,   dw = dy^T @ x^,   db = sum of dy over tokens
-// x^ and w^ are the rounded numbers. x^ comes from the integers, which are kept: one byte for each
-// element, and a bit (`inside`) where the input's scheme is asymmetric. So does w^, but where the
-// weight is alive anyway (a parameter): then it is rounded again, and only its scales are kept. The
-// weight's scheme is symmetric around 0, and then the scale never clips, whatever the range: of
-// |x| <= quant_max * s the quotient x / s is rounded to quant_max at most.
+// x^ and w^ are the rounded numbers. The input's integers are kept for x^: one byte for each
+// element, and one bit (`inside`) if the input's scheme is asymmetric. For w^ the weight's integers
+// are kept too, unless the weight is a parameter, which stays in memory in any case: then only its
+// scales are kept and it is rounded again. The weight's scheme is symmetric around 0, so its scale
+// clips nothing: |x| <= quant_max * s, and x / s rounds to quant_max at most.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include "affine/core_ops.h"
+#include "frame/core_op.h"
 #include "frame/dtypes.h"
 #include "frame/saved_tensors.h"
 #include "int8_mm/checks.h"
@@ -28,27 +29,31 @@ using torch::autograd::Function;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-// Passes numbers on as they are, and their gradient where they lay inside the range.
+struct SavedMask {
+  at::Tensor mask;
+  auto fields() { return std::tie(mask); }
+};
+
+// The identity, whose gradient is 0 where the mask has a 0.
 class StraightThrough : public Function<StraightThrough> {
  public:
   static constexpr bool is_traceable = true;
 
   static Variable forward(AutogradContext* ctx, const at::Tensor& value, const at::Tensor& mask) {
-    ctx->save_for_backward({mask});
+    save_tensors(ctx, SavedMask{mask});
     ctx->saved_data["dtype"] = static_cast<int64_t>(value.scalar_type());
     return value;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
-    return {clip_gradient(grads[0], ctx->get_saved_variables()[0], dtype), {}};
+    return {clip_gradient(grads[0], saved_tensors<SavedMask>(ctx).mask, dtype), {}};
   }
 };
 
 // Note [Double backward]
-// Gradients of gradients need x^ and w^ as functions of x and w, which are not kept. But the
-// rounded numbers depend on them straight through: once computed anew, they are put where x or w
-// itself stands in the graph, which is where the node that is running sends that argument's
-// gradient.
+// The gradient of a gradient needs x^ and w^ as functions of x and w. They are not kept: backward
+// recomputes them, and connects each to the edge of the graph that leads to x or w. Rounding passes
+// gradients straight through, so this edge takes the gradient of x^ or w^ as it is.
 enum Argument { kInput = 0, kWeight = 1 };
 
 at::Tensor connected(const at::Tensor& rounded, Argument argument) {
@@ -62,23 +67,34 @@ at::Tensor connected(const at::Tensor& rounded, Argument argument) {
   return rounded;
 }
 
-// w^, from what was kept of it: its integers, or itself.
+// w^, from the weight's integers or from the weight itself, whichever was kept.
 at::Tensor rounded_weight(const at::Tensor& kept, const at::Tensor& scale, const RowScheme& scheme,
                           at::ScalarType dtype) {
   if (kept.scalar_type() == at::kChar) {
     return dequantized(kept, scale, {}, Granularity::kPerChannel, dtype);
   }
-  static const OptionalTensor none;
-  const OptionalTensor s(scale.flatten());
-  affine::QuantArgs q{s, none};
-  q.granularity = Granularity::kPerChannel;
-  q.axis = 0;
-  q.quant_min = scheme.quant_min;
-  q.quant_max = scheme.quant_max;
+  const OptionalTensor none, row_scales(scale.flatten());
+  const affine::QuantArgs q{.scale = row_scales,
+                            .zero_point = none,
+                            .scope = PerChannel::from_flat(0),
+                            .quant_min = scheme.quant_min,
+                            .quant_max = scheme.quant_max};
   return by_rows(kept.detach(), [&](const at::Tensor& rows) {
-    return affine::fake_quantize(rows, q, std::nullopt);
+    return affine::fake_quantize(rows, q, /*save_mask=*/std::nullopt, /*enabled=*/none);
   });
 }
+
+// What backward needs: for the gradient of the weight the rounded input, for the gradient of the
+// input the rounded weight.
+struct SavedProduct {
+  at::Tensor qinput, input_scale, input_zero_point;
+  at::Tensor weight;  // its integers, or itself
+  at::Tensor weight_scale;
+  at::Tensor mask, offsets;
+  auto fields() {
+    return std::tie(qinput, input_scale, input_zero_point, weight, weight_scale, mask, offsets);
+  }
+};
 
 class QatLinear : public Function<QatLinear> {
  public:
@@ -94,14 +110,19 @@ class QatLinear : public Function<QatLinear> {
     auto [output, qinput, input_scale, input_zero_point, mask, qweight, weight_scale] =
         offsets ? qat_grouped_linear_kept(input, weight, *offsets, bias, schemes, with_mask)
                 : qat_linear_kept(input, weight, bias, schemes, with_mask);
-    const at::Tensor none;
-    ctx->save_for_backward({weight_grad ? qinput : none, weight_grad ? input_scale : none,
-                            weight_grad && !symmetric ? input_zero_point : none,
-                            with_mask ? mask : none,
-                            !input_grad                                         ? none
-                            : is_alive_anyway(weight) || is_graph_input(weight) ? weight
-                                                                                : qweight,
-                            input_grad ? weight_scale : none, offsets ? *offsets : none});
+    SavedProduct saved;
+    if (weight_grad) {
+      saved.qinput = qinput;
+      saved.input_scale = input_scale;
+      if (!symmetric) saved.input_zero_point = input_zero_point;
+    }
+    if (input_grad) {
+      saved.weight = is_kept_anyway(weight) || is_graph_input(weight) ? weight : qweight;
+      saved.weight_scale = weight_scale;
+    }
+    if (with_mask) saved.mask = mask;
+    if (offsets) saved.offsets = *offsets;
+    save_tensors(ctx, saved);
     ctx->saved_data["dtype"] = static_cast<int64_t>(input.scalar_type());
     ctx->saved_data["weight_quant_min"] = schemes.weight.quant_min;
     ctx->saved_data["weight_quant_max"] = schemes.weight.quant_max;
@@ -111,36 +132,38 @@ class QatLinear : public Function<QatLinear> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor &dy = grads[0], &qinput = saved[0], &mask = saved[3], &weight = saved[4];
-    const at::Tensor& offsets = saved[6];
+    const auto saved = saved_tensors<SavedProduct>(ctx);
+    const at::Tensor& dy = grads[0];
     const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
     variable_list result(5);
-    if (weight.defined()) {
-      const RowScheme scheme{/*symmetric=*/true, ctx->saved_data["weight_quant_min"].toInt(),
-                             ctx->saved_data["weight_quant_max"].toInt()};
-      const at::Tensor rounded = rounded_weight(weight, saved[5], scheme, dtype);
-      const at::Tensor dx = input_gradient(dy, connected(rounded, kWeight), offsets);
-      result[0] = mask.defined() ? clip_gradient(dx, mask, dtype) : dx;
+    if (saved.weight.defined()) {
+      const RowScheme scheme{.symmetric = true,
+                             .quant_min = ctx->saved_data["weight_quant_min"].toInt(),
+                             .quant_max = ctx->saved_data["weight_quant_max"].toInt()};
+      const at::Tensor rounded = rounded_weight(saved.weight, saved.weight_scale, scheme, dtype);
+      const at::Tensor dx = input_gradient(dy, connected(rounded, kWeight), saved.offsets);
+      result[0] = saved.mask.defined() ? clip_gradient(dx, saved.mask, dtype) : dx;
     }
-    if (qinput.defined()) {
+    if (saved.qinput.defined()) {
       at::Tensor rounded =
-          connected(dequantized(qinput, saved[1], saved[2], Granularity::kPerToken, dtype), kInput);
-      if (mask.defined() && rounded.requires_grad()) {
-        rounded = StraightThrough::apply(rounded, mask);
+          connected(dequantized(saved.qinput, saved.input_scale, saved.input_zero_point,
+                                Granularity::kPerToken, dtype),
+                    kInput);
+      if (saved.mask.defined() && rounded.requires_grad()) {
+        rounded = StraightThrough::apply(rounded, saved.mask);
       }
-      result[1] = weight_gradient(dy, rounded, offsets);
+      result[1] = weight_gradient(dy, rounded, saved.offsets);
     }
     if (ctx->saved_data.count("bias_dtype") && ctx->needs_input_grad(2)) {
       const auto bias_dtype = static_cast<at::ScalarType>(ctx->saved_data["bias_dtype"].toInt());
-      result[2] = bias_gradient(dy, bias_dtype, offsets);
+      result[2] = bias_gradient(dy, bias_dtype, saved.offsets);
     }
     return result;
   }
 };
 
-// Whether autograd has something to record. Forward-mode tangents are refused by the Function, not
-// dropped.
+// Whether autograd has anything to record. Forward-mode tangents count: the Function refuses them,
+// while a plain call would drop them.
 bool is_recorded(const at::Tensor& input, const at::Tensor& weight, const OptionalTensor& bias) {
   const bool learned =
       input.requires_grad() || weight.requires_grad() || (bias && bias->requires_grad());
@@ -196,10 +219,10 @@ KeptByQatLinear qat_grouped_linear_kept_autograd(const at::Tensor& input, const 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {
-  m.impl("qat_linear", &Flat<&qat_linear_autograd>::kernel);
-  m.impl("_qat_linear_kept", &Flat<&qat_linear_kept_autograd>::kernel);
-  m.impl("qat_grouped_linear", &Flat<&qat_grouped_linear_autograd>::kernel);
-  m.impl("_qat_grouped_linear_kept", &Flat<&qat_grouped_linear_kept_autograd>::kernel);
+  m.impl("qat_linear", kernel_of<&qat_linear_autograd>);
+  m.impl("_qat_linear_kept", kernel_of<&qat_linear_kept_autograd>);
+  m.impl("qat_grouped_linear", kernel_of<&qat_grouped_linear_autograd>);
+  m.impl("_qat_grouped_linear_kept", kernel_of<&qat_grouped_linear_kept_autograd>);
 }
 
 }  // namespace baraquant::int8_mm

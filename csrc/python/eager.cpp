@@ -18,7 +18,7 @@
 namespace baraquant {
 namespace {
 
-constexpr size_t kMostArguments = 16;
+constexpr size_t kMaxArguments = 16;
 
 enum class Kind { kTensor, kInt, kFloat, kBool, kDtype };
 
@@ -79,7 +79,7 @@ std::optional<Overload> read_schema(const c10::OperatorHandle& op) {
   for (const c10::Argument& result : op.schema().returns()) {
     if (result.type()->kind() != c10::TypeKind::TensorType) return std::nullopt;
   }
-  if (overload.parameters.size() > kMostArguments) return std::nullopt;
+  if (overload.parameters.size() > kMaxArguments) return std::nullopt;
   return overload;
 }
 
@@ -131,7 +131,7 @@ size_t find(const Overload& overload, PyObject* name) {
 bool match(const Overload& overload, PyObject* const* args, size_t count, PyObject* keywords,
            torch::jit::Stack& stack) {
   if (count > overload.positional) return false;
-  PyObject* given[kMostArguments] = {};
+  PyObject* given[kMaxArguments] = {};
   for (size_t i = 0; i < count; ++i) given[i] = args[i];
   const size_t named = keywords ? PyTuple_GET_SIZE(keywords) : 0;
   for (size_t i = 0; i < named; ++i) {
@@ -170,7 +170,7 @@ PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject
   HANDLE_TH_ERRORS
   const auto& overloads = *static_cast<Overloads*>(PyCapsule_GetPointer(self, kCapsule));
   torch::jit::Stack stack;
-  stack.reserve(kMostArguments);
+  stack.reserve(kMaxArguments);
   if (!at::impl::torch_function_mode_enabled()) {
     for (const Overload& overload : overloads) {
       stack.clear();

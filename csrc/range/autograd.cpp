@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The range family and autograd. The range of the data, and what is chosen from it, is a constant
-// to autograd: only dynamic_fake_quantize has a gradient, straight through.
+// The range family under autograd. The range of the data, and a scale that is chosen from it, are
+// constants to autograd: only dynamic_fake_quantize has a gradient, straight through.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include "affine/core_ops.h"
+#include "frame/core_op.h"
 #include "frame/plan.h"
+#include "frame/saved_tensors.h"
 #include "granularity/memory_order.h"
 #include "range/core_ops.h"
 
@@ -18,7 +20,7 @@ using torch::autograd::Function;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-// A symmetric scale never clips: the gradient is the incoming one, and nothing is kept for it.
+// A symmetric scale clips nothing: the gradient is the incoming one, and nothing is kept for it.
 class SymmetricFunction : public Function<SymmetricFunction> {
  public:
   static constexpr bool is_traceable = true;
@@ -30,8 +32,13 @@ class SymmetricFunction : public Function<SymmetricFunction> {
   static variable_list backward(AutogradContext*, variable_list grads) { return {grads[0], {}}; }
 };
 
-// Rounding the zero point can push one end of the range out by a step: a bit per element says
-// where.
+struct SavedMask {
+  at::Tensor mask;
+  auto fields() { return std::tie(mask); }
+};
+
+// Rounding the zero point can move one end of the range out by a step. One bit for each element
+// says whether it lay inside.
 class AsymmetricFunction : public Function<AsymmetricFunction> {
  public:
   static constexpr bool is_traceable = true;
@@ -39,22 +46,23 @@ class AsymmetricFunction : public Function<AsymmetricFunction> {
   static Variable forward(AutogradContext* ctx, const at::Tensor& input, const RangeArgs& args) {
     at::AutoDispatchBelowADInplaceOrView guard;
     std::vector<int64_t> order;
-    if (input.is_non_overlapping_and_dense()) order = affine::memory_order(input);
+    if (input.is_non_overlapping_and_dense()) order = memory_order(input);
     const auto [output, mask] = dynamic_fake_quantize_with_mask(input, args);
     ctx->saved_data["order"] = order;
     ctx->saved_data["dtype"] = static_cast<int64_t>(input.scalar_type());
-    ctx->saved_data["granularity"] = static_cast<int64_t>(args.granularity);
-    ctx->save_for_backward({mask});
+    ctx->saved_data["granularity"] = static_cast<int64_t>(args.scope.granularity);
+    save_tensors(ctx, SavedMask{mask});
     return output;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     static const OptionalTensor none;
-    affine::QuantArgs q{none, none};  // for messages: the bits say it all
-    q.granularity = static_cast<Granularity>(ctx->saved_data["granularity"].toInt());
-    return {affine::masked_gradient(grads[0], q, ctx->get_saved_variables()[0],
-                                    ctx->saved_data["order"].toIntVector(),
-                                    static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt()),
+    // The gradient depends on the mask alone; messages name the granularity.
+    affine::QuantArgs q{.scale = none, .zero_point = none};
+    q.scope.granularity = static_cast<Granularity>(ctx->saved_data["granularity"].toInt());
+    const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
+    return {affine::masked_gradient(grads[0], q, saved_tensors<SavedMask>(ctx).mask,
+                                    ctx->saved_data["order"].toIntVector(), dtype,
                                     /*through_quantize=*/false),
             {}};
   }
@@ -73,7 +81,7 @@ at::Tensor dynamic_fake_quantize_autograd(const at::Tensor& input, const RangeAr
 TensorPair dynamic_fake_quantize_with_mask_autograd(const at::Tensor& input,
                                                     const RangeArgs& args) {
   TORCH_CHECK_NOT_IMPLEMENTED(!(at::GradMode::is_enabled() && input.requires_grad()),
-                              OpName{"dynamic_fake_quantize", args.granularity},
+                              OpName{"dynamic_fake_quantize", args.scope.granularity},
                               ": the form that returns the mask is not differentiable; call the op "
                               "itself");
   at::AutoDispatchBelowADInplaceOrView guard;
@@ -91,7 +99,7 @@ TensorTriple dynamic_quantize_autograd(const at::Tensor& input, const RangeArgs&
   return dynamic_quantize(input, args, dtype);
 }
 
-// A tensor that is written gets a new version: autograd then notices if it was saved before.
+// Autograd compares versions, and so notices that a tensor it saved was written since.
 void bump_version(const at::Tensor& tensor) {
   if (!is_planning()) tensor.unsafeGetTensorImpl()->bump_version();
 }
@@ -135,11 +143,10 @@ void register_inplace(torch::Library& m) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {
-  m.impl("_choose_qparams", &Flat<&choose_qparams_autograd>::kernel);
-  m.impl("_dynamic_quantize", &Flat<&dynamic_quantize_autograd>::kernel);
-  m.impl("_dynamic_fake_quantize", &Flat<&dynamic_fake_quantize_autograd>::kernel);
-  m.impl("_dynamic_fake_quantize_with_mask",
-         &Flat<&dynamic_fake_quantize_with_mask_autograd>::kernel);
+  m.impl("_choose_qparams", kernel_of<&choose_qparams_autograd>);
+  m.impl("_dynamic_quantize", kernel_of<&dynamic_quantize_autograd>);
+  m.impl("_dynamic_fake_quantize", kernel_of<&dynamic_fake_quantize_autograd>);
+  m.impl("_dynamic_fake_quantize_with_mask", kernel_of<&dynamic_fake_quantize_with_mask_autograd>);
   register_inplace(m);
 }
 

@@ -5,7 +5,6 @@
 #include <limits>
 #include <string>
 
-#include "affine/checks.h"
 #include "frame/checks.h"
 
 namespace baraquant::range {
@@ -15,9 +14,9 @@ template <typename Op>
 void check_chosen_range(const Op& op, int64_t quant_min, int64_t quant_max, at::ScalarType dtype,
                         bool symmetric, const char* prefix = "") {
   check_range(op, quant_min, quant_max, dtype, prefix);
-  constexpr int64_t kLeast = std::numeric_limits<int32_t>::min();
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  TORCH_CHECK_VALUE(quant_min >= kLeast && quant_max <= kMost, op, ": expected ", prefix,
+  constexpr int64_t kMin = std::numeric_limits<int32_t>::min();
+  constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
+  TORCH_CHECK_VALUE(quant_min >= kMin && quant_max <= kMax, op, ": expected ", prefix,
                     "quant_min and ", prefix,
                     "quant_max to fit in 32 bits, as the zero point has to, but got ", quant_min,
                     " and ", quant_max);
@@ -114,7 +113,7 @@ void check_choose(const OpName& op, const at::Tensor& input, const RangeArgs& ar
                    dtype_name(dtype.value_or(at::kChar)));
   check_chosen_range(op, args.quant_min, args.quant_max,
                      dtype.value_or(compute_dtype(input.scalar_type())), args.symmetric);
-  affine::check_segments(op, input, args.axis, args.group_size);
+  check_scope(op, input, args.scope);
 }
 
 void check_row_scheme(const char* op, const RowScheme& scheme, const char* prefix) {
@@ -128,7 +127,7 @@ void check_row_scheme(const char* op, const RowScheme& scheme, const char* prefi
 }
 
 void check_observe_min_max(const char* op, const at::Tensor& input, const at::Tensor& min_val,
-                           const at::Tensor& max_val, const ObserveArguments& args) {
+                           const at::Tensor& max_val, const ObserveArgs& args) {
   check_floating(op, "input", input);
   check_ranges(op, input, min_val, max_val, checked_axis(op, input, args.axis),
                args.averaging_constant);
@@ -137,7 +136,7 @@ void check_observe_min_max(const char* op, const at::Tensor& input, const at::Te
 }
 
 void check_observe_qparams(const char* op, const at::Tensor& input, const Observed& observed,
-                           const at::Tensor& observer_enabled, const ObserveArguments& args,
+                           const at::Tensor& observer_enabled, const ObserveArgs& args,
                            int64_t quant_min, int64_t quant_max, bool symmetric) {
   check_observe_min_max(op, input, observed.min_val, observed.max_val, args);
   const auto axis = checked_axis(op, input, args.axis);

@@ -8,6 +8,7 @@
 #include "affine/checks.h"
 #include "affine/kernels.h"
 #include "frame/copies.h"
+#include "frame/core_op.h"
 #include "frame/outputs.h"
 #include "granularity/memory_order.h"
 #include "range/checks.h"
@@ -17,39 +18,11 @@
 namespace baraquant::range {
 namespace {
 
-using affine::dense;
-
-const OptionalTensor kNone;
-
-affine::QuantArgs quant_args(const RangeArgs& args) {
-  return {kNone,          kNone,         1, 0, args.granularity, args.axis, args.group_size,
-          args.quant_min, args.quant_max};
-}
-
-// The shape of scale and zero point, one for each segment of a checked input.
-std::vector<c10::SymInt> segment_sizes(const at::Tensor& input, const RangeArgs& args) {
-  std::vector<c10::SymInt> sizes = input.sym_sizes().vec();
-  const int64_t axis = args.axis < 0 ? args.axis + input.dim() : args.axis;
-  switch (args.granularity) {
-    case Granularity::kPerTensor:
-      return {};
-    case Granularity::kPerChannel:
-      return {sizes[axis]};
-    case Granularity::kPerToken:
-      sizes.back() = 1;
-      break;
-    case Granularity::kPerGroup:
-      sizes[axis] = (sizes[axis] + args.group_size - 1) / args.group_size;
-      break;
-  }
-  return sizes;
-}
-
 // Scale and zero point as they are returned; `call` has what the kernels write.
 class Choice {
  public:
   Choice(const at::Tensor& x, const RangeArgs& args) {
-    const std::vector<c10::SymInt> sizes = segment_sizes(x, args);
+    const std::vector<c10::SymInt> sizes = scale_sizes(x, args.scope);
     const auto options = x.options().dtype(compute_dtype(x.scalar_type()));
     const Rule<double> rule(args.quant_min, args.quant_max, args.symmetric);
     if (x.is_meta() || x.sym_numel() != 0) {
@@ -60,11 +33,11 @@ class Choice {
       zero_point = filled(sizes, rule.zero_point_of_zeros(), options.dtype(at::kInt));
     }
     if (!has_work(x)) return;
-    order_.emplace(x, quant_args(args));
+    order_.emplace(x, args.scope);
     call.input = x;
     call.scale = order_->buffer_for(scale);
     call.zero_point = order_->buffer_for(zero_point);
-    call.map = affine::prepare_call(x, quant_args(args)).map;
+    call.map = scale_map_of(x, args.scope);
     call.quant_min = args.quant_min;
     call.quant_max = args.quant_max;
     call.symmetric = args.symmetric;
@@ -78,7 +51,7 @@ class Choice {
   RangeCall call;
 
  private:
-  std::optional<affine::ScaleOrder> order_;
+  std::optional<ScaleOrder> order_;
 };
 
 // The affine family's call with the scales that were chosen.
@@ -105,7 +78,7 @@ void run_quantize(const RangeCall& call, const at::Tensor& result, const at::Ten
 }
 
 TensorPair choose_qparams_device(const at::Tensor& input, const RangeArgs& args) {
-  check_choose({"choose_qparams", args.granularity}, input, args);
+  check_choose({"choose_qparams", args.scope.granularity}, input, args);
   const at::Tensor x = dense(input);
   const Choice choice(x, args);
   if (has_work(x)) {
@@ -117,7 +90,7 @@ TensorPair choose_qparams_device(const at::Tensor& input, const RangeArgs& args)
 
 TensorTriple dynamic_quantize_device(const at::Tensor& input, const RangeArgs& args,
                                      at::ScalarType dtype) {
-  check_choose({"dynamic_range_quantize", args.granularity}, input, args, dtype);
+  check_choose({"dynamic_range_quantize", args.scope.granularity}, input, args, dtype);
   const at::Tensor x = dense(input);
   const at::Tensor output = empty_as(x, dtype);
   const Choice choice(x, args);
@@ -129,7 +102,7 @@ TensorTriple dynamic_quantize_device(const at::Tensor& input, const RangeArgs& a
 }
 
 TensorPair run_fake_quantize(const at::Tensor& input, const RangeArgs& args, bool with_mask) {
-  check_choose({"dynamic_fake_quantize", args.granularity}, input, args);
+  check_choose({"dynamic_fake_quantize", args.scope.granularity}, input, args);
   const at::Tensor x = dense(input);
   const at::Tensor output = empty_as(x, x.scalar_type());
   const at::Tensor mask = with_mask ? empty_mask(x) : at::Tensor();
@@ -152,15 +125,11 @@ TensorPair dynamic_fake_quantize_with_mask_device(const at::Tensor& input, const
 }
 
 ObserveCall observe_call(const at::Tensor& x, const at::Tensor& min_val, const at::Tensor& max_val,
-                         const ObserveArguments& args) {
-  RangeArgs scope;
-  if (args.axis) {
-    scope.granularity = Granularity::kPerChannel;
-    scope.axis = *args.axis;
-  }
+                         const ObserveArgs& args) {
+  const Scope scope = args.axis ? PerChannel::from_flat(*args.axis) : PerTensor::from_flat();
   ObserveCall call;
   call.range.input = x;
-  call.range.map = affine::prepare_call(x, quant_args(scope)).map;
+  call.range.map = scale_map_of(x, scope);
   call.min = min_val;
   call.max = max_val;
   call.averaging_constant = args.averaging_constant.value_or(-1);
@@ -172,7 +141,7 @@ void observe_min_max_device(const at::Tensor& input, const at::Tensor& min_val,
                             const at::Tensor& max_val, std::optional<int64_t> axis,
                             std::optional<double> averaging_constant,
                             const OptionalTensor& skipped_batches) {
-  const ObserveArguments args{axis, averaging_constant, skipped_batches};
+  const ObserveArgs args{axis, averaging_constant, skipped_batches};
   check_observe_min_max("baraquant::observe_min_max_", input, min_val, max_val, args);
   if (!has_work(input)) return;
   const at::Tensor x = dense(input);
@@ -185,7 +154,7 @@ void observe_qparams_device(const at::Tensor& input, const at::Tensor& min_val,
                             std::optional<int64_t> axis, std::optional<double> averaging_constant,
                             int64_t quant_min, int64_t quant_max, bool symmetric,
                             const OptionalTensor& skipped_batches) {
-  const ObserveArguments args{axis, averaging_constant, skipped_batches};
+  const ObserveArgs args{axis, averaging_constant, skipped_batches};
   check_observe_qparams("baraquant::observe_fake_quantize", input,
                         {min_val, max_val, scale, zero_point}, observer_enabled, args, quant_min,
                         quant_max, symmetric);
@@ -202,11 +171,10 @@ void observe_qparams_device(const at::Tensor& input, const at::Tensor& min_val,
 }
 
 void register_kernels(torch::Library& m) {
-  m.impl("_choose_qparams", &Flat<&choose_qparams_device>::kernel);
-  m.impl("_dynamic_quantize", &Flat<&dynamic_quantize_device>::kernel);
-  m.impl("_dynamic_fake_quantize", &Flat<&dynamic_fake_quantize_device>::kernel);
-  m.impl("_dynamic_fake_quantize_with_mask",
-         &Flat<&dynamic_fake_quantize_with_mask_device>::kernel);
+  m.impl("_choose_qparams", kernel_of<&choose_qparams_device>);
+  m.impl("_dynamic_quantize", kernel_of<&dynamic_quantize_device>);
+  m.impl("_dynamic_fake_quantize", kernel_of<&dynamic_fake_quantize_device>);
+  m.impl("_dynamic_fake_quantize_with_mask", kernel_of<&dynamic_fake_quantize_with_mask_device>);
   m.impl("_observe_min_max_", &observe_min_max_device);
   m.impl("_observe_qparams_", &observe_qparams_device);
 }

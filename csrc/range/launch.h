@@ -31,21 +31,21 @@ struct ObserveCall {
 };
 
 template <typename T>
-struct ChooseArgs {
+struct ChooseParams {
   using C = ComputeType<T>;
   const T* input;
   int64_t numel;
   ScaleMap map;
-  affine::Segments segments;  // of the map
+  Segments segments;  // of the map
   Rule<C> rule;
   C* scale;             // null: not wanted
   int32_t* zero_point;  // null: not wanted
 };
 
 template <typename T>
-struct ObserveArgs {
+struct ObserveParams {
   using C = ComputeType<T>;
-  ChooseArgs<T> choose;
+  ChooseParams<T> choose;
   C* min;
   C* max;
   const uint8_t* enabled;  // null: it is
@@ -101,12 +101,12 @@ struct Launch {
   }
 
   template <typename T>
-  static ChooseArgs<T> args_of(const RangeCall& call) {
+  static ChooseParams<T> args_of(const RangeCall& call) {
     using C = ComputeType<T>;
     return {static_cast<const T*>(call.input.const_data_ptr()),
             call.input.numel(),
             call.map,
-            affine::make_segments(call.map),
+            make_segments(call.map),
             Rule<C>(call.quant_min, call.quant_max, call.symmetric),
             pointer<C>(call.scale),
             pointer<int32_t>(call.zero_point)};
@@ -116,9 +116,8 @@ struct Launch {
   static bool one_pass(const RangeCall& call, const at::Tensor& result, const at::Tensor& mask) {
     const auto args = args_of<typename Op::First>(call);
     // Each byte of a mask belongs to one segment.
-    if (!affine::are_rows(args.segments)) return false;
-    if (Op::kMask != affine::Mask::kNone && !affine::start_at_multiples(args.segments, 8))
-      return false;
+    if (!are_rows(args.segments)) return false;
+    if (Op::kMask != affine::Mask::kNone && !start_at_multiples(args.segments, 8)) return false;
     return Backend::template one_pass<Op>(args, pointer<typename Op::Result>(result),
                                           pointer<uint8_t>(mask));
   }

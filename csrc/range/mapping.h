@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "granularity/segments.h"
+#include "machine/integers.h"
 
 namespace baraquant::range {
 
@@ -18,17 +19,8 @@ struct Chip {
   bool clusters = false;  // blocks may work together
 };
 
-inline int64_t ceil_divide(int64_t n, int64_t d) { return (n + d - 1) / d; }
-
-// The base-2 logarithm of the least power of two that is no smaller than n, up to `most`.
-inline int log2_up(int64_t n, int most) {
-  int log2 = 0;
-  while (log2 < most && (int64_t(1) << log2) < n) ++log2;
-  return log2;
-}
-
 constexpr int kWarp = 32, kWarpLog2 = 5;
-constexpr int kMostBlocksLog2 = 3;  // of a cluster, on every chip that has them
+constexpr int kMaxBlocksLog2 = 3;  // of a cluster, on every chip that has them
 
 // A team of threads shares a row: a power of two within a warp, or all of a block, or of a cluster
 // of blocks. Each thread takes `packs` packs of it, one team apart.
@@ -41,7 +33,7 @@ struct RowMapping {
 
   int64_t grid(int64_t rows) const {
     if (is_block) return rows << blocks_log2;
-    return ceil_divide(rows, threads >> team_log2);
+    return divide_up(rows, threads >> team_log2);
   }
 };
 
@@ -60,7 +52,7 @@ constexpr BlockShape kCopyingRows[] = {{2, 160, 0},  {4, 96, 1},   {2, 224, 1}, 
                                        {4, 128, 2},  {4, 128, 3},  {2, 256, 2},  {4, 256, 3},
                                        {2, 512, 3},  {4, 512, 3},  {2, 512, 0},  {4, 512, 0},
                                        {2, 1024, 0}, {4, 1024, 0}, {2, 1024, 3}, {4, 1024, 3}};
-constexpr int64_t kMostPacksOfBlock = 320;  // of a row that no table gives to a cluster
+constexpr int64_t kMaxPacksOfBlock = 320;  // of a row that no table gives to a cluster
 // Few rows: as many threads as there are packs, soon on several multiprocessors.
 constexpr BlockShape kFewRows[] = {{1, 640, 0},  {1, 256, 2},  {1, 512, 2},  {1, 512, 3},
                                    {2, 512, 3},  {4, 512, 3},  {1, 1024, 0}, {2, 1024, 0},
@@ -74,13 +66,13 @@ struct RowLimits {
 };
 
 template <size_t n>
-RowMapping map_blocks(const BlockShape (&shapes)[n], int64_t packs, int most_packs, bool clusters) {
+RowMapping map_blocks(const BlockShape (&shapes)[n], int64_t packs, int max_packs, bool clusters) {
   RowMapping m;
   m.is_block = true;
   for (const BlockShape& shape : shapes) {
-    if (shape.packs > most_packs || (shape.blocks_log2 > 0 && !clusters)) continue;
+    if (shape.packs > max_packs || (shape.blocks_log2 > 0 && !clusters)) continue;
     const int64_t share = int64_t(shape.packs) << shape.blocks_log2;  // packs of a team's thread
-    const int64_t threads = ceil_divide(ceil_divide(packs, share), kWarp) * kWarp;
+    const int64_t threads = divide_up(divide_up(packs, share), kWarp) * kWarp;
     if (threads > shape.threads) continue;
     m.packs = shape.packs;
     m.blocks_log2 = shape.blocks_log2;
@@ -92,7 +84,7 @@ RowMapping map_blocks(const BlockShape (&shapes)[n], int64_t packs, int most_pac
 
 inline RowMapping map_rows(int64_t rows, int64_t length, int pack, const RowLimits& limits,
                            const Chip& chip) {
-  const int64_t packs = ceil_divide(length, pack);
+  const int64_t packs = divide_up(length, pack);
   // A pack for each thread does not fill a quarter of the chip.
   const bool few = rows * packs <= int64_t(512) * chip.multiprocessors;
   const int share = few ? 1 : limits.copies ? 2 : limits.packs;
@@ -100,7 +92,7 @@ inline RowMapping map_rows(int64_t rows, int64_t length, int pack, const RowLimi
     RowMapping m;
     m.packs = static_cast<int>(int64_t(1) << log2_up(packs, log2_up(share, 2)));
     m.team_log2 =
-        log2_up(std::max<int64_t>(ceil_divide(packs, m.packs), limits.least_team), kWarpLog2);
+        log2_up(std::max<int64_t>(divide_up(packs, m.packs), limits.least_team), kWarpLog2);
     m.threads = few ? 64 : 256;
     return m;
   }
@@ -121,8 +113,8 @@ struct RowPlace {
   BARAQUANT_HD bool leads() const { return lane == 0 && length > 0; }
 };
 
-BARAQUANT_HD RowPlace place_in_row(const affine::Segments& segments, const RowMapping& m,
-                                   int64_t block, int thread) {
+BARAQUANT_HD RowPlace place_in_row(const Segments& segments, const RowMapping& m, int64_t block,
+                                   int thread) {
   RowPlace place;
   if (m.is_block) {
     place.row = block >> m.blocks_log2;
@@ -157,30 +149,30 @@ struct RunMapping {
 
   BARAQUANT_HD bool is_block() const { return team_log2 > kWarpLog2; }
   int64_t grid(int64_t segments) const {
-    return ceil_divide(segments * slices.value, kReduceThreads >> team_log2);
+    return divide_up(segments * slices.value, kReduceThreads >> team_log2);
   }
 };
 
-inline RunMapping map_runs(const affine::Segments& s, int pack, const Chip& chip) {
+inline RunMapping map_runs(const Segments& s, int pack, const Chip& chip) {
   const int unroll = run_unroll(pack);
-  const int64_t packs = ceil_divide(s.length, pack);
+  const int64_t packs = divide_up(s.length, pack);
   // A warp for each segment half fills the chip.
   const bool many = s.count >= int64_t(32) * chip.multiprocessors;
   // Packs of a thread: several, as long as half of the threads that the chip holds are busy.
   const int64_t share =
       std::clamp<int64_t>(s.count * packs / (int64_t(1024) * chip.multiprocessors), 1, unroll);
   RunMapping m;
-  m.team_log2 = log2_up(ceil_divide(packs, share), kWarpLog2);
+  m.team_log2 = log2_up(divide_up(packs, share), kWarpLog2);
   int64_t slices = 1;
   if (packs > kWarp * unroll * (many ? 4 : 1)) {
     m.team_log2 = kReduceThreadsLog2;
     const int64_t most = packs / (2 * kReduceThreads * unroll);  // 2 rounds of loads at least
-    const int64_t wanted = ceil_divide(kBlocksOfMultiprocessor * chip.multiprocessors, s.count);
+    const int64_t wanted = divide_up(kBlocksOfMultiprocessor * chip.multiprocessors, s.count);
     slices = std::max<int64_t>(std::min(wanted, most), 1);
   }
-  const int64_t slice = ceil_divide(packs, slices);
+  const int64_t slice = divide_up(packs, slices);
   m.slice_length = slice * pack;
-  m.slices = Divisor(ceil_divide(packs, slice));
+  m.slices = Divisor(divide_up(packs, slice));
   return m;
 }
 
@@ -189,7 +181,7 @@ struct RunPlace {
   bool leads;
 };
 
-BARAQUANT_HD RunPlace place_in_runs(const affine::Segments& segments, const RunMapping& m, int pack,
+BARAQUANT_HD RunPlace place_in_runs(const Segments& segments, const RunMapping& m, int pack,
                                     int64_t block, int thread) {
   const int64_t task = (block * kReduceThreads + thread) >> m.team_log2;
   const int member = thread & ((1 << m.team_log2) - 1);
@@ -213,31 +205,31 @@ struct ColumnMapping {
 
   BARAQUANT_HD bool is_block() const { return team_log2 > kWarpLog2; }
   int64_t grid() const {
-    return ceil_divide(blocks * slices.value * tiles.value, kReduceThreads >> team_log2);
+    return divide_up(blocks * slices.value * tiles.value, kReduceThreads >> team_log2);
   }
 };
 
-inline ColumnMapping map_columns(const affine::Segments& s, int pack, const Chip& chip) {
+inline ColumnMapping map_columns(const Segments& s, int pack, const Chip& chip) {
   ColumnMapping m;
-  const int64_t column_packs = ceil_divide(s.columns, pack);
+  const int64_t column_packs = divide_up(s.columns, pack);
   m.lanes_log2 = log2_up(column_packs, kWarpLog2);
-  m.tiles = Divisor(ceil_divide(column_packs, int64_t(1) << m.lanes_log2));
+  m.tiles = Divisor(divide_up(column_packs, int64_t(1) << m.lanes_log2));
   m.blocks = s.count / s.columns;
   const int64_t tasks = m.blocks * m.tiles.value;
   const int64_t warp_rows = kWarp >> m.lanes_log2;
   int64_t slices = 1;
   if (s.length <= 16 * kRowUnroll * warp_rows && tasks >= int64_t(32) * chip.multiprocessors) {
-    const int64_t rows = ceil_divide(s.length, kRowUnroll);
+    const int64_t rows = divide_up(s.length, kRowUnroll);
     m.team_log2 = m.lanes_log2 + log2_up(rows, kWarpLog2 - m.lanes_log2);
   } else {
     m.team_log2 = kReduceThreadsLog2;
     const int64_t round = (kReduceThreads >> m.lanes_log2) * kRowUnroll;  // rows of a block
     const int64_t most = s.length / (4 * round);
-    const int64_t wanted = ceil_divide(kBlocksOfMultiprocessor * chip.multiprocessors, tasks);
+    const int64_t wanted = divide_up(kBlocksOfMultiprocessor * chip.multiprocessors, tasks);
     slices = std::max<int64_t>(std::min(wanted, most), 1);
   }
-  m.slice_rows = ceil_divide(s.length, slices);
-  m.slices = Divisor(ceil_divide(s.length, m.slice_rows));
+  m.slice_rows = divide_up(s.length, slices);
+  m.slices = Divisor(divide_up(s.length, m.slice_rows));
   return m;
 }
 
@@ -247,7 +239,7 @@ struct ColumnPlace {
   int lane, row_lane;                  // of the team
 };
 
-BARAQUANT_HD ColumnPlace place_in_columns(const affine::Segments& segments, const ColumnMapping& m,
+BARAQUANT_HD ColumnPlace place_in_columns(const Segments& segments, const ColumnMapping& m,
                                           int pack, int64_t block, int thread) {
   ColumnPlace place;
   const int64_t task = (block * kReduceThreads + thread) >> m.team_log2;

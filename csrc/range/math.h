@@ -24,18 +24,18 @@ using Key = std::conditional_t<sizeof(T) == 2, int16_t,
                                std::conditional_t<sizeof(T) == 4, int32_t, int64_t>>;
 
 template <typename T>
-constexpr Key<T> kMostKey = std::numeric_limits<Key<T>>::max();
+constexpr Key<T> kMaxKey = std::numeric_limits<Key<T>>::max();
 
 template <typename T>
 BARAQUANT_HD Key<T> magnitude_key(T x) {
-  return static_cast<Key<T>>(bit_cast<Key<T>>(x) & kMostKey<T>);
+  return static_cast<Key<T>>(bit_cast<Key<T>>(x) & kMaxKey<T>);
 }
 
 // Its own inverse, on the bits. -0 comes before +0.
 template <typename T>
 BARAQUANT_HD Key<T> ordered_key(T x) {
   const Key<T> bits = bit_cast<Key<T>>(x);
-  return static_cast<Key<T>>(bits ^ ((bits >> (8 * sizeof(T) - 1)) & kMostKey<T>));
+  return static_cast<Key<T>>(bits ^ ((bits >> (8 * sizeof(T) - 1)) & kMaxKey<T>));
 }
 
 template <typename T>
@@ -60,7 +60,7 @@ struct Magnitude {
 // The lowest and the highest element of a segment. As made: of no element.
 template <typename T>
 struct MinMax {
-  Key<T> lowest = kMostKey<T>, highest = static_cast<Key<T>>(-kMostKey<T> - 1);
+  Key<T> lowest = kMaxKey<T>, highest = static_cast<Key<T>>(-kMaxKey<T> - 1);
 
   BARAQUANT_HD void add(T x) {
     const Key<T> key = ordered_key(x);
@@ -107,9 +107,9 @@ struct Chosen {
 // NB: a NaN passes through.
 template <typename C>
 BARAQUANT_HD C usable_scale(C scale, bool only_zeros) {
-  constexpr C kLeast =
+  constexpr C kMin =
       std::is_same_v<C, double> ? static_cast<C>(0x1p-1022) : static_cast<C>(0x1p-126);
-  return only_zeros ? C(1) : scale < kLeast ? kLeast : scale;
+  return only_zeros ? C(1) : scale < kMin ? kMin : scale;
 }
 
 template <typename C>
@@ -144,8 +144,8 @@ struct RunningRange {
 
   // Whether it is the range of something: finite, and not upside down. NB: false with a NaN.
   BARAQUANT_HD bool is_known() const {
-    constexpr C kMost = std::numeric_limits<C>::max();
-    return min >= -kMost && min <= max && max <= kMost;
+    constexpr C kMax = std::numeric_limits<C>::max();
+    return min >= -kMax && min <= max && max <= kMax;
   }
 };
 

@@ -11,7 +11,7 @@
 namespace baraquant::range {
 
 template <typename T>
-constexpr Key<T> kLeastKey = std::numeric_limits<Key<T>>::min();
+constexpr Key<T> kMinKey = std::numeric_limits<Key<T>>::min();
 
 // The greater and the lesser in each half.
 BARAQUANT_HD int32_t max_of_halves(int32_t a, int32_t b) {
@@ -48,7 +48,7 @@ template <typename T>
 struct Extremes {
   Word<T> lowest, highest;
 
-  BARAQUANT_HD static Extremes of_nothing() { return {kMostKey<T>, kLeastKey<T>}; }
+  BARAQUANT_HD static Extremes of_nothing() { return {kMaxKey<T>, kMinKey<T>}; }
 
   BARAQUANT_HD void merge(Extremes other, bool two_sided) {
     highest = highest > other.highest ? highest : other.highest;
@@ -64,7 +64,7 @@ struct WordExtremes {
 
   BARAQUANT_HD static WordExtremes of_nothing() {
     if constexpr (kHalves) return {0x7fff7fff, static_cast<int32_t>(0x80008000u)};
-    return {kMostKey<T>, kLeastKey<T>};
+    return {kMaxKey<T>, kMinKey<T>};
   }
 
   BARAQUANT_HD void merge(WordExtremes other, bool two_sided) {

@@ -107,7 +107,7 @@ struct Problem {
       }
     }
   }
-  Factors factors() const {
+  Operands factors() const {
     return {shape.m,      shape.n,     shape.k,
             input.data(), is_unsigned, reinterpret_cast<const int8_t*>(weight.data())};
   }
@@ -188,7 +188,7 @@ void check_output(const Problem& problem, const Parameters<ComputeType<T>>& p, C
       task(begin, end);
     }
   };
-  const Factors factors = problem.factors();
+  const Operands factors = problem.factors();
   const CpuKernel& kernel = kernel_of(isa);
   product<T>(factors, r, output, isa, kernel, Blocks(factors, kernel, threads), parallel);
   for (int64_t i = 0; i < s.m * s.n; ++i) {
@@ -271,8 +271,8 @@ void check_extremes(const std::vector<CpuIsa>& isas) {
   for (const int64_t m : {2, 13}) {
     for (const Fill a : fills) {
       for (const Fill w : fills) {
-        check_sums(Problem({m, 3, kMostDepth}, false, a, w), isas);
-        check_sums(Problem({m, 3, kMostShiftedDepth}, true, a, w), isas);
+        check_sums(Problem({m, 3, kMaxDepth}, false, a, w), isas);
+        check_sums(Problem({m, 3, kMaxShiftedDepth}, true, a, w), isas);
       }
     }
   }

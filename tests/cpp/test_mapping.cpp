@@ -14,7 +14,6 @@ namespace {
 
 using namespace baraquant;
 using namespace baraquant::range;
-using affine::Segments;
 
 long long checks = 0, failures = 0;
 
@@ -74,20 +73,20 @@ void check_row_mapping(const RowMapping& m, const RowLimits& limits, const Chip&
   expect("packs", (m.packs == 1 || m.packs == 2 || m.packs == 4) && m.packs <= limits.packs);
   expect("cluster", m.blocks_log2 == 0 || (m.is_block && chip.clusters), m.blocks_log2);
   expect("team", m.is_block ? m.threads > kWarp : (1 << m.team_log2) >= limits.least_team);
-  expect("blocks", m.blocks_log2 <= kMostBlocksLog2, m.blocks_log2);
+  expect("blocks", m.blocks_log2 <= kMaxBlocksLog2, m.blocks_log2);
 }
 
 void check_rows(const ScaleMap& map, int pack, const RowLimits& limits, const Chip& chip) {
-  const Segments s = affine::make_segments(map);
-  if (!affine::are_rows(s)) return;
+  const Segments s = make_segments(map);
+  if (!are_rows(s)) return;
   const RowMapping m = map_rows(s.count, s.length, pack, limits, chip);
   if (m.packs == 0) {
     const int64_t most = (int64_t(limits.packs) * 1024 * pack) << (chip.clusters ? 3 : 0);
     return expect("too long", s.length > most, s.length, most);
   }
   check_row_mapping(m, limits, chip);
-  const bool whole = s.length % pack == 0 && affine::start_at_multiples(s, pack);
-  const bool bytes = affine::start_at_multiples(s, 8);
+  const bool whole = s.length % pack == 0 && start_at_multiples(s, pack);
+  const bool bytes = start_at_multiples(s, 8);
   Input packs(map), elements(map);
   Visits leads(s.count), mask((map.numel() + 7) / 8);
   for (int64_t block = 0; block < m.grid(s.count); ++block) {
@@ -116,9 +115,9 @@ void check_rows(const ScaleMap& map, int pack, const RowLimits& limits, const Ch
 }
 
 void check_runs(const ScaleMap& map, int pack, const Chip& chip) {
-  const Segments s = affine::make_segments(map);
+  const Segments s = make_segments(map);
   if (s.in_columns) return;
-  const bool is_row = s.count == 1 || affine::are_rows(s);
+  const bool is_row = s.count == 1 || are_rows(s);
   if (!is_row && s.run_length.value % pack != 0) pack = 1;
   const RunMapping m = map_runs(s, pack, chip);
   expect("team", m.team_log2 <= kWarpLog2 || m.team_log2 == kReduceThreadsLog2, m.team_log2);
@@ -140,7 +139,7 @@ void check_runs(const ScaleMap& map, int pack, const Chip& chip) {
 }
 
 void check_columns(const ScaleMap& map, int pack, const Chip& chip) {
-  const Segments s = affine::make_segments(map);
+  const Segments s = make_segments(map);
   if (!s.in_columns) return;
   const ColumnMapping m = map_columns(s, pack, chip);
   expect("team", m.is_block() ? m.team_log2 == kReduceThreadsLog2 : m.team_log2 <= kWarpLog2);
@@ -219,7 +218,7 @@ void check_maps() {
 
 template <typename T>
 T random_value() {
-  const T specials[] = {bit_cast<T>(Key<T>(0)), bit_cast<T>(kLeastKey<T>), bit_cast<T>(kMostKey<T>),
+  const T specials[] = {bit_cast<T>(Key<T>(0)), bit_cast<T>(kMinKey<T>), bit_cast<T>(kMaxKey<T>),
                         bit_cast<T>(Key<T>(-1))};
   const uint64_t bits = random_bits();
   return bits % 8 == 0 ? specials[bits / 8 % 4] : bit_cast<T>(static_cast<Key<T>>(bits >> 3));
@@ -267,7 +266,7 @@ void check_words() {
     }
   }
   const Extremes<T> nothing = WordExtremes<T>::of_nothing().all(true);
-  expect("nothing", nothing.lowest == kMostKey<T> && nothing.highest == kLeastKey<T>);
+  expect("nothing", nothing.lowest == kMaxKey<T> && nothing.highest == kMinKey<T>);
 }
 
 }  // namespace

@@ -31,8 +31,8 @@ uint64_t random_bits() {  // xorshift64
 }
 
 // Sizes of all magnitudes.
-int64_t random_size(int most_log2) {
-  const int64_t most = int64_t(1) << (random_bits() % static_cast<uint64_t>(most_log2 + 1));
+int64_t random_size(int max_log2) {
+  const int64_t most = int64_t(1) << (random_bits() % static_cast<uint64_t>(max_log2 + 1));
   return 1 + static_cast<int64_t>(random_bits() % static_cast<uint64_t>(most));
 }
 

@@ -3,32 +3,29 @@
 #include "affine/kernels.h"
 #include "affine/cpu/qparams_gradient.h"
 #include "elementwise/cpu.h"
-#include "frame/plan.h"
+#include "frame/cpu_plan.h"
 
 namespace baraquant::affine {
-
-template <typename C>
-bool only_noted(const char* name, int64_t block, const char* accumulator = "") {
-  return only_planned([&] {
-    return KernelPlan{
-        name,       "cpu", cpu_isa_name(cpu_isa()), std::to_string(block), compute_name<C>(),
-        accumulator};
-  });
-}
 
 struct Cpu {
   template <typename Op>
   static void transform(const typename Op::First* first, const typename Op::Second* second,
                         typename Op::Result* result, uint8_t* mask, int64_t numel,
                         const Qparams<typename Op::C>& q) {
-    if (only_noted<typename Op::C>(Op::kName, kBlock)) return;
+    if (only_planned([] { return cpu_plan<typename Op::C>(Op::kName, std::to_string(kBlock)); })) {
+      return;
+    }
     transform_cpu<Op>(first, second, result, mask, numel, q);
   }
 
   template <typename T>
-  static void qparams_gradient(const QparamsGradientArgs<T>& args,
+  static void qparams_gradient(const QparamsGradientParams<T>& args,
                                const Qparams<ComputeType<T>>& q) {
-    if (only_noted<ComputeType<T>>("qparams_gradient", kRunSlice, "float64")) return;
+    if (only_planned([] {
+          return cpu_plan<ComputeType<T>>("qparams_gradient", std::to_string(kRunSlice), "float64");
+        })) {
+      return;
+    }
     QparamsGradientCpu<T>(args, q).run();
   }
 };

@@ -21,14 +21,14 @@ constexpr int64_t kColumnTile = 256;
 
 // A task's running sums, one for each lane (times column, where segments lie in columns).
 struct LaneSums {
-  alignas(64) double scale[kLanesMost];
-  alignas(64) double zero_point[kLanesMost];
+  alignas(64) double scale[kMaxLanes];
+  alignas(64) double zero_point[kMaxLanes];
 };
-static_assert(kLanesMost >= kRowLanes * kColumnTile);
+static_assert(kMaxLanes >= kRowLanes * kColumnTile);
 
 // sums[k] += the shares of elements k = 0 .. count - 1, which are neighbours in memory.
 template <typename T, typename GridAt>
-BARAQUANT_HD void add_shares(const QparamsGradientArgs<T>& args, int64_t at, int64_t count,
+BARAQUANT_HD void add_shares(const QparamsGradientParams<T>& args, int64_t at, int64_t count,
                              const GridAt& grid_at, double* scale_sums, double* zero_point_sums) {
   const T* __restrict const dy = args.dy + at;
   const T* __restrict const x = args.x + at;
@@ -51,7 +51,7 @@ template <typename T>
 class QparamsGradientCpu {
  public:
   using C = ComputeType<T>;
-  QparamsGradientCpu(const QparamsGradientArgs<T>& args, const Qparams<C>& q)
+  QparamsGradientCpu(const QparamsGradientParams<T>& args, const Qparams<C>& q)
       : args_(args), q_(q), segments_(make_segments(q.map)), isa_(cpu_isa()) {}
 
   void run() {
@@ -148,7 +148,7 @@ class QparamsGradientCpu {
     return sum_pairs(lanes, kRowLanes);
   }
 
-  const QparamsGradientArgs<T> args_;
+  const QparamsGradientParams<T> args_;
   const Qparams<C> q_;
   const Segments segments_;
   const CpuIsa isa_;

@@ -24,7 +24,7 @@ struct Cuda {
   }
 
   template <typename T>
-  static void qparams_gradient(const QparamsGradientArgs<T>& args,
+  static void qparams_gradient(const QparamsGradientParams<T>& args,
                                const Qparams<ComputeType<T>>& q) {
     const Segments segments = make_segments(q.map);
     at::Tensor partial;  // freed on this stream's order by the caching allocator

@@ -12,7 +12,7 @@
 #include "affine/elementwise_ops.h"
 #include "affine/gradient_args.h"
 #include "affine/qparams.h"
-#include "frame/plan.cuh"
+#include "frame/cuda_plan.cuh"
 #include "granularity/segments.h"
 #include "machine/pack.cuh"
 
@@ -27,7 +27,7 @@ struct PartialSums {
 template <typename T>
 struct GradientParams {
   using C = ComputeType<T>;
-  QparamsGradientArgs<T> args;
+  QparamsGradientParams<T> args;
   Qparams<C> q;
   Segments segments;
   PartialSums partial;
@@ -91,8 +91,8 @@ __device__ __forceinline__ double sum_team(const double (&lanes)[kPackLanes], in
     sum += __shfl_xor_sync(0xffffffffu, sum, width);
   }
   if (team <= 32) return sum;
-  __shared__ double warps[kTeamMost / 32];
-  static_assert(kTeamMost / 32 == 8);
+  __shared__ double warps[kMaxTeam / 32];
+  static_assert(kMaxTeam / 32 == 8);
   __syncthreads();  // an earlier sum may still be read
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = sum;
   __syncthreads();
@@ -151,12 +151,12 @@ __device__ __forceinline__ void store_elements(const Pack<T, kPackLanes>& dx,
 }
 
 template <typename T, bool zero_point_gradient>
-__global__ void __launch_bounds__(kTeamMost, kGradientBlocks<T>)
+__global__ void __launch_bounds__(kMaxTeam, kGradientBlocks<T>)
     sum_runs_kernel(const GradientParams<T> p) {
   using C = ComputeType<T>;
   constexpr int kUnroll = 1;
   const int team_log2 = __ffs(p.team) - 1;
-  const int64_t task = (static_cast<int64_t>(blockIdx.x) * kTeamMost + threadIdx.x) >> team_log2;
+  const int64_t task = (static_cast<int64_t>(blockIdx.x) * kMaxTeam + threadIdx.x) >> team_log2;
   const int member = static_cast<int>(threadIdx.x) & (p.team - 1);
   const int64_t slices = p.segments.slices;
   const bool has_task = task < p.segments.count * slices;
@@ -283,11 +283,11 @@ __global__ void __launch_bounds__(ColumnGeometry<T>::kThreads, kGradientBlocks<T
 }
 
 template <typename C>
-__global__ void __launch_bounds__(kTeamMost)
+__global__ void __launch_bounds__(kMaxTeam)
     sum_slices_kernel(const double* partial, C* result, int64_t segments, int64_t slices,
                       int team) {
   const int team_log2 = __ffs(team) - 1;
-  const int64_t s = (static_cast<int64_t>(blockIdx.x) * kTeamMost + threadIdx.x) >> team_log2;
+  const int64_t s = (static_cast<int64_t>(blockIdx.x) * kMaxTeam + threadIdx.x) >> team_log2;
   const int member = static_cast<int>(threadIdx.x) & (team - 1);
   double lanes[kPackLanes] = {};
   if (s < segments) {
@@ -338,22 +338,22 @@ void launch_gradient(const GradientParams<T>& p, cudaStream_t stream) {
            stream>>>(p);
   } else {
     sum_runs_kernel<T, zero_point_gradient>
-        <<<blocks_for(s.count * s.slices, kTeamMost / p.team), kTeamMost, 0, stream>>>(p);
+        <<<blocks_for(s.count * s.slices, kMaxTeam / p.team), kMaxTeam, 0, stream>>>(p);
   }
   if (s.slices == 1) return;
   const int team = team_size(s.slices);
-  const unsigned blocks = blocks_for(s.count, kTeamMost / team);
-  sum_slices_kernel<<<blocks, kTeamMost, 0, stream>>>(p.partial.scale, p.args.scale_gradient,
-                                                      s.count, s.slices, team);
+  const unsigned blocks = blocks_for(s.count, kMaxTeam / team);
+  sum_slices_kernel<<<blocks, kMaxTeam, 0, stream>>>(p.partial.scale, p.args.scale_gradient,
+                                                     s.count, s.slices, team);
   if (zero_point_gradient) {
-    sum_slices_kernel<<<blocks, kTeamMost, 0, stream>>>(
+    sum_slices_kernel<<<blocks, kMaxTeam, 0, stream>>>(
         p.partial.zero_point, p.args.zero_point_gradient, s.count, s.slices, team);
   }
 }
 
 // partial: `slices` doubles for each segment, twice where there is a gradient of the zero point.
 template <typename T>
-void qparams_gradient_cuda(const QparamsGradientArgs<T>& args, const Qparams<ComputeType<T>>& q,
+void qparams_gradient_cuda(const QparamsGradientParams<T>& args, const Qparams<ComputeType<T>>& q,
                            const Segments& segments, double* partial, cudaStream_t stream) {
   GradientParams<T> p{args,
                       q,

@@ -15,10 +15,10 @@ namespace baraquant::int8_mm::avx512 {
 // 24 sums, 2 words of the weight, one of the input and a product: 28 of the 32 registers.
 constexpr int kRows = 12, kVectors = 2, kLanes = 16, kColumns = kVectors * kLanes;
 
+// A tile's sums, from the output or from 0. NB: always inlined, so that they stay in registers.
 template <int kCount>
-BARAQUANT_AVX512 void tile(const PackedRows& input, const uint8_t* panel, int64_t words,
-                           const Sums& out, bool add) {
-  __m512i sums[kCount][kVectors];
+BARAQUANT_AVX512 __attribute__((always_inline)) inline void load_sums(
+    __m512i (&sums)[kCount][kVectors], const Sums& out, bool add) {
 #pragma GCC unroll 12
   for (int i = 0; i < kCount; ++i) {
     for (int v = 0; v < kVectors; ++v) {
@@ -26,6 +26,24 @@ BARAQUANT_AVX512 void tile(const PackedRows& input, const uint8_t* panel, int64_
           add ? _mm512_loadu_si512(out.data + i * out.stride + v * kLanes) : _mm512_setzero_si512();
     }
   }
+}
+
+template <int kCount>
+BARAQUANT_AVX512 __attribute__((always_inline)) inline void store_sums(
+    const __m512i (&sums)[kCount][kVectors], const Sums& out) {
+#pragma GCC unroll 12
+  for (int i = 0; i < kCount; ++i) {
+    for (int v = 0; v < kVectors; ++v) {
+      _mm512_storeu_si512(out.data + i * out.stride + v * kLanes, sums[i][v]);
+    }
+  }
+}
+
+template <int kCount>
+BARAQUANT_AVX512 void tile(const PackedRows& input, const uint8_t* panel, int64_t words,
+                           const Sums& out, bool add) {
+  __m512i sums[kCount][kVectors];
+  load_sums(sums, out, add);
   const int64_t stride = input.stride;
   const uint8_t* rows[3] = {input.data, input.data + 4 * stride, input.data + 8 * stride};
   for (int64_t g = 0; g < words; ++g) {
@@ -41,12 +59,7 @@ BARAQUANT_AVX512 void tile(const PackedRows& input, const uint8_t* panel, int64_
     }
     for (const uint8_t*& row : rows) row += 4;
   }
-#pragma GCC unroll 12
-  for (int i = 0; i < kCount; ++i) {
-    for (int v = 0; v < kVectors; ++v) {
-      _mm512_storeu_si512(out.data + i * out.stride + v * kLanes, sums[i][v]);
-    }
-  }
+  store_sums(sums, out);
 }
 
 inline constexpr auto kTiles =

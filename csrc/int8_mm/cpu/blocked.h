@@ -29,7 +29,6 @@ constexpr int64_t kRowBlock = 512;           // input rows that are packed toget
 constexpr int64_t kUnit = int64_t(1) << 20;  // products that one task takes at least
 
 constexpr int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
-constexpr int64_t divide_up(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
 // Uninitialised memory on a cache line's boundary.
 template <typename T>
@@ -54,7 +53,7 @@ class Finish {
  public:
   using C = ComputeType<T>;
 
-  Finish(const Factors& f, const Rescaling<C>& r, T* output, int32_t input_offset)
+  Finish(const Operands& f, const Rescaling<C>& r, T* output, int32_t input_offset)
       : n_(f.n), r_(r), output_(output), offset_(f.is_unsigned ? 0 : input_offset) {}
 
   // Rows m .. m + rows - 1, columns n .. n + columns - 1. weight_sums: of these columns.
@@ -100,7 +99,7 @@ struct Blocks {
   int64_t depth;           // of a panel, in elements; 0: the weight is streamed
   int64_t panel_bytes, sums;  // of a task
 
-  Blocks(const Factors& f, const CpuKernel& kernel, int threads) {
+  Blocks(const Operands& f, const CpuKernel& kernel, int threads) {
     const int64_t bytes = 4 / kernel.word;
     padded = round_up(f.k, kDepthUnit);
     // An odd number of cache lines, so that the rows of a tile do not meet in one set.
@@ -132,7 +131,7 @@ struct Blocks {
 };
 
 // Rows of packed input times columns n .. n + count - 1, by panels of the packed weight.
-inline void multiply_panels(const Factors& f, const CpuKernel& kernel, const Blocks& blocks,
+inline void multiply_panels(const Operands& f, const CpuKernel& kernel, const Blocks& blocks,
                             const PackedRows& input, int64_t n, int64_t count, uint8_t* panel,
                             const Sums& sums, int32_t* weight_sums) {
   const int64_t most = static_cast<int64_t>(kernel.tiles.size());
@@ -157,7 +156,7 @@ inline void multiply_panels(const Factors& f, const CpuKernel& kernel, const Blo
 // The tasks begin .. end - 1 of one block of rows, which starts at row m: parts of its rows times
 // blocks of columns.
 template <typename T>
-void run_tasks(const Factors& f, const CpuKernel& kernel, CpuIsa isa, const Blocks& blocks,
+void run_tasks(const Operands& f, const CpuKernel& kernel, CpuIsa isa, const Blocks& blocks,
                const PackedRows& block, int64_t m, int64_t begin, int64_t end,
                const Finish<T>& finish) {
   const Scratch<int32_t> memory(blocks.sums);
@@ -183,7 +182,7 @@ void run_tasks(const Factors& f, const CpuKernel& kernel, CpuIsa isa, const Bloc
 // parallel(count, grain, task): task(begin, end) on threads, over 0 .. count - 1, `grain` or more
 // of them at a time.
 template <typename T, typename Parallel>
-void product(const Factors& f, const Rescaling<ComputeType<T>>& r, T* output, CpuIsa isa,
+void product(const Operands& f, const Rescaling<ComputeType<T>>& r, T* output, CpuIsa isa,
              const CpuKernel& kernel, const Blocks& blocks, const Parallel& parallel) {
   const Finish<T> finish(f, r, output, kernel.input_offset);
   const Scratch<uint8_t> packed(blocks.rows * blocks.stride);

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "frame/plan.h"
+#include "frame/cpu_plan.h"
 #include "int8_mm/cpu/blocked.h"
 #include "int8_mm/cpu/select.h"
 #include "int8_mm/kernels.h"
@@ -16,12 +16,9 @@ constexpr auto kParallel = [](int64_t count, int64_t grain, const auto& task) {
   at::parallel_for(0, count, grain, task);
 };
 
-template <typename C>
-const char* const kDtypeName = sizeof(C) == 8 ? "float64" : "float32";
-
 // Calls of(group, rows) for each group that has rows; returns the first row behind the last group.
 template <typename Of>
-int64_t for_each_group(const Factors& f, const Of& of) {
+int64_t for_each_group(const Operands& f, const Of& of) {
   GroupRows rows;
   for (int64_t g = 0; g < f.groups; ++g) {
     rows = rows.next(f.ends[g], f.m);
@@ -32,19 +29,14 @@ int64_t for_each_group(const Factors& f, const Of& of) {
 
 struct Cpu {
   template <typename T>
-  static void product(const Factors& f, const Rescaling<ComputeType<T>>& r, T* output) {
+  static void product(const Operands& f, const Rescaling<ComputeType<T>>& r, T* output) {
     const CpuIsa isa = cpu_isa();
     const CpuKernel& kernel = kernel_of(isa);
     const int threads = at::get_num_threads();
     const Blocks blocks(f, kernel, threads);  // of a grouped product: as one group had all rows
     if (only_planned([&] {
-          return KernelPlan{kernel.name,
-                            "cpu",
-                            cpu_isa_name(isa),
-                            blocks.tile(kernel),
-                            kDtypeName<ComputeType<T>>,
-                            "int32",
-                            blocks.scratch_bytes(threads)};
+          return cpu_plan<ComputeType<T>>(kernel.name, blocks.tile(kernel), "int32",
+                                          blocks.scratch_bytes(threads));
         })) {
       return;
     }
@@ -53,7 +45,7 @@ struct Cpu {
       return;
     }
     const int64_t end = for_each_group(f, [&](int64_t g, const GroupRows& rows) {
-      Factors own = f;
+      Operands own = f;
       Rescaling<ComputeType<T>> own_r = r;
       own.choose_group(g);
       own_r.choose_group(g, f.n);
@@ -69,7 +61,9 @@ struct Cpu {
   static void weight_sums(const at::Tensor& weight, const at::Tensor& sums) {
     const CpuIsa isa = cpu_isa();
     if (only_planned([&] {
-          return KernelPlan{"weight_sums", "cpu", cpu_isa_name(isa), "1", "int32", "int32"};
+          KernelPlan plan = cpu_plan<float>("weight_sums", "1", "int32");
+          plan.compute_dtype = "int32";
+          return plan;
         })) {
       return;
     }

@@ -61,12 +61,12 @@ struct CpuKernel {
   std::span<const Stream> streams;
 };
 
-// {of<1>, of<2>, ..., of<kMost>}: `of` is a callable that makes a function of a number of rows.
-template <typename Function, int kMost, typename Of>
-constexpr std::array<Function, kMost> for_each_count(const Of& of) {
+// {of<1>, of<2>, ..., of<kMax>}: `of` is a callable that makes a function of a number of rows.
+template <typename Function, int kMax, typename Of>
+constexpr std::array<Function, kMax> for_each_count(const Of& of) {
   return [&]<int... kLess>(std::integer_sequence<int, kLess...>) {
-    return std::array<Function, kMost>{of.template operator()<kLess + 1>()...};
-  }(std::make_integer_sequence<int, kMost>());
+    return std::array<Function, kMax>{of.template operator()<kLess + 1>()...};
+  }(std::make_integer_sequence<int, kMax>());
 }
 
 // pack_input of bytes: an int8 becomes unsigned by adding 128. The padding meets zeros of the

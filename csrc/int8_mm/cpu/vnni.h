@@ -10,25 +10,20 @@
 #include <cstring>
 
 #include "int8_mm/cpu/avx2.h"
+#include "int8_mm/cpu/avx512.h"
 #include "machine/cpu_isa.h"
 
 namespace baraquant::int8_mm::vnni {
 
 // 24 sums, 2 words of the weight and one of the input: 27 of the 32 registers. Narrow and high, so
 // that a panel of a long depth stays in the first cache.
-constexpr int kRows = 12, kVectors = 2, kLanes = 16, kColumns = kVectors * kLanes;
+using avx512::kColumns, avx512::kLanes, avx512::kRows, avx512::kVectors;
 
 template <int kCount>
 BARAQUANT_AVX512_VNNI void tile(const PackedRows& input, const uint8_t* panel, int64_t words,
                                 const Sums& out, bool add) {
   __m512i sums[kCount][kVectors];
-#pragma GCC unroll 12
-  for (int i = 0; i < kCount; ++i) {
-    for (int v = 0; v < kVectors; ++v) {
-      sums[i][v] =
-          add ? _mm512_loadu_si512(out.data + i * out.stride + v * kLanes) : _mm512_setzero_si512();
-    }
-  }
+  avx512::load_sums(sums, out, add);
   const int64_t stride = input.stride;
   const uint8_t* rows[3] = {input.data, input.data + 4 * stride, input.data + 8 * stride};
   for (int64_t g = 0; g < words; ++g) {
@@ -43,12 +38,7 @@ BARAQUANT_AVX512_VNNI void tile(const PackedRows& input, const uint8_t* panel, i
     }
     for (const uint8_t*& row : rows) row += 4;
   }
-#pragma GCC unroll 12
-  for (int i = 0; i < kCount; ++i) {
-    for (int v = 0; v < kVectors; ++v) {
-      _mm512_storeu_si512(out.data + i * out.stride + v * kLanes, sums[i][v]);
-    }
-  }
+  avx512::store_sums(sums, out);
 }
 
 // 16 rows of 64 bytes -> 16 vectors, vector g with bytes 4g .. 4g + 3 of each row.

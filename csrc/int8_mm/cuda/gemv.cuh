@@ -72,9 +72,9 @@ constexpr int kVectorBlocks = !aligned    ? 4
 
 template <typename T, int rows, bool is_unsigned, bool aligned>
 __global__ void __launch_bounds__(32 * kVectorWarps, kVectorBlocks<rows, aligned>)
-    vector_kernel(const GenericArgs<T> args, const int shares) {
+    vector_kernel(const GenericParams<T> args, const int shares) {
   constexpr int columns = rows == 1 ? 1 : 2;  // the input's rows come from the cache each time
-  const Factors& f = args.factors;
+  const Operands& f = args.factors;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int share = warp % shares;
   const int64_t n = (int64_t(blockIdx.x) * (kVectorWarps / shares) + warp / shares) * columns;
@@ -100,9 +100,9 @@ __global__ void __launch_bounds__(32 * kVectorWarps, kVectorBlocks<rows, aligned
 }
 
 template <typename T, int rows>
-void launch_vector_rows(const GenericArgs<T>& args, int multiprocessors, cudaStream_t stream) {
+void launch_vector_rows(const GenericParams<T>& args, int multiprocessors, cudaStream_t stream) {
   constexpr int columns = rows == 1 ? 1 : 2;
-  const Factors& f = args.factors;
+  const Operands& f = args.factors;
   const bool aligned =
       f.k % kChunk == 0 && is_aligned(f.input, kChunk) && is_aligned(f.weight, kChunk);
   auto kernel =
@@ -118,10 +118,10 @@ void launch_vector_rows(const GenericArgs<T>& args, int multiprocessors, cudaStr
 }
 
 template <typename T>
-void launch_vector(const Factors& factors, const Rescaling<ComputeType<T>>& rescaling, T* output,
+void launch_vector(const Operands& factors, const Rescaling<ComputeType<T>>& rescaling, T* output,
                    int multiprocessors, cudaStream_t stream) {
-  static_assert(kMostVectorRows == 4);
-  const GenericArgs<T> args{factors, rescaling, output};
+  static_assert(kMaxVectorRows == 4);
+  const GenericParams<T> args{factors, rescaling, output};
   switch (factors.m) {
     case 1:
       return launch_vector_rows<T, 1>(args, multiprocessors, stream);

@@ -7,7 +7,7 @@ namespace baraquant::int8_mm {
 
 namespace {
 
-constexpr int kThreads = 256, kMostBlocks = 256;
+constexpr int kThreads = 256, kMaxBlocks = 256;
 
 // The output as bytes, of which a row has row_bytes, and some are zeros at the end.
 struct OutputBytes {
@@ -19,7 +19,7 @@ struct OutputBytes {
 // The first warp writes the table. Every warp finds the last row of the last group, behind which
 // all threads write zeros.
 __global__ void __launch_bounds__(kThreads)
-    prepare_groups_kernel(const Factors f, const OutputBytes output, const GroupTable table) {
+    prepare_groups_kernel(const Operands f, const OutputBytes output, const GroupTable table) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const bool writes = blockIdx.x == 0 && threadIdx.x < 32;
   int64_t behind = 0;
@@ -47,11 +47,11 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void launch_prepare_groups(const Factors& factors, void* output, int64_t stride, int64_t size,
+void launch_prepare_groups(const Operands& factors, void* output, int64_t stride, int64_t size,
                            bool swapped, const GroupTable& table, cudaStream_t stream) {
   const OutputBytes bytes{static_cast<uint8_t*>(output), stride * size, stride, swapped};
   const int64_t words = divide_up(factors.m * bytes.row_bytes, int64_t(16) * kThreads);
-  const auto blocks = static_cast<unsigned>(words < kMostBlocks ? words : kMostBlocks);
+  const auto blocks = static_cast<unsigned>(words < kMaxBlocks ? words : kMaxBlocks);
   prepare_groups_kernel<<<blocks, kThreads, 0, stream>>>(factors, bytes, table);
 }
 

@@ -17,7 +17,7 @@ struct LaneGroups {
 
   // From group `first` on, whose rows begin at `begin`; behind the last group there are none. All
   // lanes of a warp call it.
-  __device__ __forceinline__ LaneGroups(const Factors& f, int64_t first, int64_t begin) {
+  __device__ __forceinline__ LaneGroups(const Operands& f, int64_t first, int64_t begin) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     int64_t most = first + lane < f.groups ? f.ends[first + lane] : 0;
 #pragma unroll
@@ -42,7 +42,7 @@ struct GroupTile {
 // The tile number `index`, where each group has as many tiles of `height` rows as it needs, one
 // behind the other. Rows behind the last group count as one more, number f.groups. All lanes of a
 // warp call it and get the same.
-__device__ __forceinline__ GroupTile find_group_tile(const Factors& f, int height, int64_t index) {
+__device__ __forceinline__ GroupTile find_group_tile(const Operands& f, int height, int64_t index) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   int64_t begin = 0;
   for (int64_t first = 0; first <= f.groups; first += 32) {

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include "frame/plan.h"
 #include "int8_mm/cuda/hopper/instances.h"
@@ -23,32 +24,42 @@ namespace baraquant::int8_mm {
 
 namespace {
 
+// The kernels of each row of kHopperTiles and of kGroupedTiles.
 #ifdef BARAQUANT_WITH_CUTLASS
 constexpr bool kWithHopper = true;
-constexpr const hopper::Kernels* kHopperKernels[] = {
-    &hopper::kPingpong128x128,    &hopper::kCooperative256x128,
-    &hopper::kPingpong64x128,     &hopper::kWarps64x64,
-    &hopper::kSwapped32x64,       &hopper::kSwapped16x64,
-    &hopper::kStreamK64x128,      &hopper::kStreamK16x128,
-    &hopper::kPingpong128x128,    &hopper::kPingpong128x128,
-    &hopper::kCooperative256x128, &hopper::kCooperative256x128};  // as kHopperTiles
-constexpr const hopper::Kernels* kGroupedKernels[] = {&hopper::kGrouped128x128,
-                                                      &hopper::kGrouped64x256,
-                                                      &hopper::kGrouped32x128};  // as kGroupedTiles
+
+template <size_t... i>
+const hopper::Kernels& hopper_kernels(size_t tile, std::index_sequence<i...>) {
+  using Get = const hopper::Kernels& (*)();
+  static constexpr Get kOf[] = {&hopper::hopper_kernels<kHopperTiles[i].tile>...};
+  return kOf[tile]();
+}
+
+template <size_t... i>
+const hopper::Kernels& grouped_kernels(size_t tile, std::index_sequence<i...>) {
+  using Get = const hopper::Kernels& (*)();
+  static constexpr Get kOf[] = {&hopper::grouped_kernels<kGroupedTiles[i].tile>...};
+  return kOf[tile]();
+}
+
+const hopper::Kernels& kernels_on_hopper(bool is_grouped, int tile) {
+  if (!is_grouped) return hopper_kernels(tile, std::make_index_sequence<std::size(kHopperTiles)>());
+  return grouped_kernels(tile, std::make_index_sequence<std::size(kGroupedTiles)>());
+}
 #else
 constexpr bool kWithHopper = false;
-constexpr const hopper::Kernels* kHopperKernels[std::size(kHopperTiles)] = {};
-constexpr const hopper::Kernels* kGroupedKernels[std::size(kGroupedTiles)] = {};
+
+const hopper::Kernels& kernels_on_hopper(bool, int) {
+  TORCH_INTERNAL_ASSERT(false, "no product takes a kernel that was not built");
+}
 #endif
-static_assert(std::size(kHopperKernels) == std::size(kHopperTiles));
-static_assert(std::size(kGroupedKernels) == std::size(kGroupedTiles));
 
 // For tests and benchmarks: the index of the kernel that every product has to take, or -1.
 std::atomic<int> forced{-1};
 
 // Rows that do not begin at 16 bytes are copied for Hopper's kernels from this many of them on:
 // measured on an H200, the copies and the product take less time together than a generic kernel.
-constexpr int64_t kFewestCopiedInputs = 5, kFewestCopiedWeights = 17;
+constexpr int64_t kMinCopiedInputs = 5, kMinCopiedWeights = 17;
 
 struct Chip {
   int device, multiprocessors, major, minor;
@@ -99,9 +110,8 @@ struct HopperScratch {
 template <typename T>
 class HopperProduct {
  public:
-  HopperProduct(const Factors& f, const Rescaling<float>& r, T* output, const Chip& chip, int tile)
-      : kernel_((f.is_grouped() ? kGroupedKernels : kHopperKernels)[tile]
-                    ->of[hopper::OutputIndex<T>::value]),
+  HopperProduct(const Operands& f, const Rescaling<float>& r, T* output, const Chip& chip, int tile)
+      : kernel_(kernels_on_hopper(f.is_grouped(), tile).of[hopper::OutputIndex<T>::value]),
         given_(f),
         makes_signed_(f.is_unsigned),
         makes_sums_(f.is_unsigned && r.weight_sum == nullptr) {
@@ -112,8 +122,6 @@ class HopperProduct {
     call_.output_stride = divide_up(f.n, kAligned) * kAligned;
     call_.device = chip.device;
     call_.multiprocessors = chip.multiprocessors;
-    call_.raster = f.is_grouped() ? Raster::kAlongM : kHopperTiles[tile].raster;
-    call_.swizzle = f.is_grouped() ? 1 : kHopperTiles[tile].swizzle;
     call_.stream = c10::cuda::getCurrentCUDAStream();
     pads_input_ = !has_aligned_rows(f.input, f.k);
     pads_weight_ = !has_aligned_rows(f.weight, f.k);
@@ -166,7 +174,7 @@ class HopperProduct {
   }
 
   void make_signed(uint8_t* base) {
-    Factors& f = call_.factors;
+    Operands& f = call_.factors;
     Rescaling<float>& r = call_.rescaling;
     auto* zero_point = reinterpret_cast<int32_t*>(base + offsets_.zero_point);
     launch_make_signed(f, r.zero_point, base + offsets_.input, zero_point, call_.stream);
@@ -183,27 +191,27 @@ class HopperProduct {
 
   hopper::Call call_;
   hopper::Kernel kernel_;
-  Factors given_;
+  Operands given_;
   HopperScratch offsets_;
   bool pads_input_, pads_weight_, makes_signed_, makes_sums_, makes_dense_;
 };
 
 template <typename T>
-bool allows_hopper(const Factors& f, const Rescaling<ComputeType<T>>& r, const Chip& chip) {
+bool allows_hopper(const Operands& f, const Rescaling<ComputeType<T>>& r, const Chip& chip) {
   if (!kWithHopper || chip.major != 9 || chip.minor != 0 || sizeof(T) == 8) return false;
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  const bool fits = f.m <= kMost && f.weight_rows() <= kMost && f.k > 0;
+  constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
+  const bool fits = f.m <= kMax && f.weight_rows() <= kMax && f.k > 0;
   const int64_t rows = divide_up(f.m, f.groups);  // that share a weight
   const bool aligned = HopperProduct<float>::has_aligned_rows(f.input, f.k) &&
                        HopperProduct<float>::has_aligned_rows(f.weight, f.k);
-  const bool repays_copies = rows >= kFewestCopiedInputs && f.n >= kFewestCopiedWeights;
+  const bool repays_copies = rows >= kMinCopiedInputs && f.n >= kMinCopiedWeights;
   // The sums of the weight would have to be found first: for few rows that takes as long as all.
   const bool finds_sums = f.is_unsigned && r.weight_sum == nullptr && rows < 128;
   return fits && (aligned || repays_copies) && !finds_sums;
 }
 
 template <typename T>
-Selection select(const Factors& f, const Rescaling<ComputeType<T>>& r, const Chip& chip) {
+Selection select(const Operands& f, const Rescaling<ComputeType<T>>& r, const Chip& chip) {
   const Situation situation{f.m,
                             f.n,
                             f.k,
@@ -232,7 +240,7 @@ struct MakePlan {
     plan.backend = "cuda";
     plan.architecture = chip.architecture() + (is_hopper ? "a" : "");
     plan.tile = selection.tile_name();
-    plan.compute_dtype = sizeof(ComputeType<T>) == 8 ? "float64" : "float32";
+    plan.compute_dtype = compute_name<ComputeType<T>>();
     plan.accumulator_dtype = "int32";
     plan.workspace_bytes = scratch_bytes;
     return plan;
@@ -241,7 +249,7 @@ struct MakePlan {
 
 struct Cuda {
   template <typename T>
-  static void product(const Factors& f, const Rescaling<ComputeType<T>>& r, T* output) {
+  static void product(const Operands& f, const Rescaling<ComputeType<T>>& r, T* output) {
     const Chip chip = current_chip();
     const Selection selection = select<T>(f, r, chip);
     if (selection.is_hopper()) {
@@ -253,7 +261,7 @@ struct Cuda {
 
  private:
   template <typename T>
-  static void on_hopper(const Factors& f, const Rescaling<ComputeType<T>>& r, T* output,
+  static void on_hopper(const Operands& f, const Rescaling<ComputeType<T>>& r, T* output,
                         const Chip& chip, const Selection& selection) {
     if constexpr (sizeof(T) < 8) {
       HopperProduct<T> product(f, r, output, chip, selection.tile);
@@ -262,7 +270,7 @@ struct Cuda {
   }
 
   template <typename T>
-  static void anywhere(const Factors& f, const Rescaling<ComputeType<T>>& r, T* output,
+  static void anywhere(const Operands& f, const Rescaling<ComputeType<T>>& r, T* output,
                        const Chip& chip, const Selection& selection) {
     const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
     if (selection.family == Family::kVector) {
@@ -283,7 +291,12 @@ void weight_sums_cuda(const at::Tensor& weight, const at::Tensor& sums) {
   const c10::cuda::CUDAGuard guard(weight.device());
   const Chip chip = current_chip();
   if (only_planned([=] {
-        return KernelPlan{"weight_sums", "cuda", chip.architecture(), "1x512", "int32", "int32"};
+        return KernelPlan{.name = "weight_sums",
+                          .backend = "cuda",
+                          .architecture = chip.architecture(),
+                          .tile = "1x512",
+                          .compute_dtype = "int32",
+                          .accumulator_dtype = "int32"};
       })) {
     return;
   }

@@ -12,12 +12,12 @@
 namespace baraquant::int8_mm {
 
 template <typename T>
-void launch_generic(GenericTile tile, const Factors& factors,
+void launch_generic(GenericTile tile, const Operands& factors,
                     const Rescaling<ComputeType<T>>& rescaling, T* output, cudaStream_t stream);
 
-// m is at most kMostVectorRows.
+// m is at most kMaxVectorRows.
 template <typename T>
-void launch_vector(const Factors& factors, const Rescaling<ComputeType<T>>& rescaling, T* output,
+void launch_vector(const Operands& factors, const Rescaling<ComputeType<T>>& rescaling, T* output,
                    int multiprocessors, cudaStream_t stream);
 
 void launch_weight_sums(const int8_t* weight, int64_t n, int64_t k, int32_t* sums,
@@ -30,7 +30,7 @@ void launch_pad_rows(const void* matrix, int64_t rows, int64_t k, void* result,
 // An unsigned input as a signed one, from which the same products follow: both the input and its
 // zero point less 128. k is a multiple of 16 and both inputs begin at 16 bytes, maybe at the same;
 // zero_point has as many elements as rows has numbers.
-void launch_make_signed(const Factors& factors, const OfRows<int32_t>& rows, void* input,
+void launch_make_signed(const Operands& factors, const OfRows<int32_t>& rows, void* input,
                         int32_t* zero_point, cudaStream_t stream);
 
 // Rows of n elements of `size` bytes (2 or 4) that are `stride` elements apart, made dense.
@@ -67,7 +67,7 @@ struct GroupTable {
 
 // Fills the table, and writes zeros into the rows of the output behind the last group. A row of the
 // output has `stride` elements of `size` bytes, all in all a multiple of 16 bytes.
-void launch_prepare_groups(const Factors& factors, void* output, int64_t stride, int64_t size,
+void launch_prepare_groups(const Operands& factors, void* output, int64_t stride, int64_t size,
                            bool swapped, const GroupTable& table, cudaStream_t stream);
 
 }  // namespace baraquant::int8_mm

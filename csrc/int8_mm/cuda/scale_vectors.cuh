@@ -11,8 +11,8 @@
 namespace baraquant::int8_mm {
 
 template <typename T>
-struct GenericArgs {
-  Factors factors;
+struct GenericParams {
+  Operands factors;
   Rescaling<ComputeType<T>> rescaling;
   T* output;
 };

@@ -44,7 +44,7 @@ struct Situation {
 inline bool allows(const Situation& s, const Selection& selection) {
   switch (selection.family) {
     case Family::kVector:
-      return s.groups == 0 && s.m <= kMostVectorRows;
+      return s.groups == 0 && s.m <= kMaxVectorRows;
     case Family::kHopper:
       return s.groups == 0 && s.allows_hopper;
     case Family::kGrouped:

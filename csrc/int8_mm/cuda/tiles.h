@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Which kernel and which tile of the output a CUDA product takes, chosen from m, n, k and the
-// number of multiprocessors alone. Free of torch and of CUDA. A tile's figures are in the order of
-// the output: m counts rows of the input, n rows of the weight.
+// The tiles of the output that CUDA products are cut into, and which one a product takes: it
+// depends on m, n, k and the number of multiprocessors alone. Free of torch and of CUDA. m counts
+// rows of the input, n rows of the weight, also where a kernel swaps the two.
 #pragma once
 
 #include <cstdint>
 
 #include "machine/host_device.h"
+#include "machine/integers.h"
 
 namespace baraquant::int8_mm {
-
-BARAQUANT_HD int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // --- Hopper's tensor cores -----------------------------------------------------------------------
 
@@ -23,52 +22,128 @@ enum class HopperTile {
   kSwapped16x64,
   kStreamK64x128,
   kStreamK16x128,
-  kPingpong128x128AlongM,
-  kPingpong128x128AlongN,
-  kCooperative256x128AlongM,
-  kCooperative256x128AlongN,
 };
 
-// In which order the tiles are taken: what neighbours share is in the L2 cache.
-enum class Raster { kAny, kAlongM, kAlongN };
+// How the warp groups of a block share the work, as CUTLASS names it.
+enum class HopperSchedule { kPingpong, kCooperative, kWarpSpecialized };
 
+// A row is all that a kernel is made from: hopper/gemm.cuh takes its template arguments from here.
 struct HopperTileInfo {
   HopperTile tile;
-  const char* name;  // m x n x k of a tile, as CUTLASS schedules it
-  int m, n, cluster_m;
+  const char* name;  // in plans: m x n x k, and how the tile is computed
+  int m, n, k;
+  int cluster_m;  // blocks along m that share what they load of the weight
+  bool swapped;   // computed as y^T = w x^T, so that m may be as small as 8
+  HopperSchedule schedule;
+  bool stream_k;  // the last wave of tiles is shared along k
   const char* reason;
-  Raster raster = Raster::kAny;
-  int swizzle = 1;  // the side of the squares of tiles that are taken together
 };
 
 constexpr HopperTileInfo kHopperTiles[] = {
-    {HopperTile::kPingpong128x128, "128x128x128_pingpong_cluster2x1", 128, 128, 2,
-     "one warp group multiplies while the other stores: the fastest where the grid has many tiles"},
-    {HopperTile::kCooperative256x128, "256x128x128_cooperative", 256, 128, 1,
-     "the least traffic per product: weights far beyond L2, or where its tiles fill one wave"},
-    {HopperTile::kPingpong64x128, "64x128x128_pingpong_cluster2x1", 64, 128, 2,
-     "twice the tiles of 128x128: m about 256, where those would leave multiprocessors idle"},
-    {HopperTile::kWarps64x64, "64x64x256_warp_specialized", 64, 64, 1,
-     "m of 33 to 128: small tiles, so that all multiprocessors stream the weights"},
-    {HopperTile::kSwapped32x64, "32x64x256_swapped", 32, 64, 1,
-     "m of 17 to 32: the weights take the 64 rows that the instruction needs, m its free side"},
-    {HopperTile::kSwapped16x64, "16x64x256_swapped", 16, 64, 1,
-     "m up to 16: as 32x64, with half of the input's padding"},
-    {HopperTile::kStreamK64x128, "64x128x128_swapped_stream_k", 64, 128, 1,
-     "m of 17 to 64 on wide weights, or 256 and long k: a partly filled wave is shared along k"},
-    {HopperTile::kStreamK16x128, "16x128x256_swapped_stream_k", 16, 128, 1,
-     "m up to 16 on wide weights whose last wave of 16x64 tiles would be mostly idle"},
-    {HopperTile::kPingpong128x128AlongM, "128x128x128_pingpong_cluster2x1_along_m", 128, 128, 2,
-     "the order of tiles tried: squares of four, along m", Raster::kAlongM, 4},
-    {HopperTile::kPingpong128x128AlongN, "128x128x128_pingpong_cluster2x1_along_n", 128, 128, 2,
-     "the order of tiles tried: squares of four, along n", Raster::kAlongN, 4},
-    {HopperTile::kCooperative256x128AlongM, "256x128x128_cooperative_along_m", 256, 128, 1,
-     "the order of tiles tried: squares of four, along m", Raster::kAlongM, 4},
-    {HopperTile::kCooperative256x128AlongN, "256x128x128_cooperative_along_n", 256, 128, 1,
-     "the order of tiles tried: squares of four, along n", Raster::kAlongN, 4},
+    {.tile = HopperTile::kPingpong128x128,
+     .name = "128x128x128_pingpong_cluster2x1",
+     .m = 128,
+     .n = 128,
+     .k = 128,
+     .cluster_m = 2,
+     .swapped = false,
+     .schedule = HopperSchedule::kPingpong,
+     .stream_k = false,
+     .reason = "one warp group multiplies while the other stores: the fastest where the grid has "
+               "many tiles"},
+    {.tile = HopperTile::kCooperative256x128,
+     .name = "256x128x128_cooperative",
+     .m = 256,
+     .n = 128,
+     .k = 128,
+     .cluster_m = 1,
+     .swapped = false,
+     .schedule = HopperSchedule::kCooperative,
+     .stream_k = false,
+     .reason = "the least traffic for each product: weights far beyond L2, or a grid of one wave"},
+    {.tile = HopperTile::kPingpong64x128,
+     .name = "64x128x128_pingpong_cluster2x1",
+     .m = 64,
+     .n = 128,
+     .k = 128,
+     .cluster_m = 2,
+     .swapped = false,
+     .schedule = HopperSchedule::kPingpong,
+     .stream_k = false,
+     .reason = "twice the tiles of 128x128: m about 256, where those would leave multiprocessors "
+               "idle"},
+    {.tile = HopperTile::kWarps64x64,
+     .name = "64x64x256_warp_specialized",
+     .m = 64,
+     .n = 64,
+     .k = 256,
+     .cluster_m = 1,
+     .swapped = false,
+     .schedule = HopperSchedule::kWarpSpecialized,
+     .stream_k = false,
+     .reason = "m of 33 to 128: small tiles, so that all multiprocessors stream the weights"},
+    {.tile = HopperTile::kSwapped32x64,
+     .name = "32x64x256_swapped",
+     .m = 32,
+     .n = 64,
+     .k = 256,
+     .cluster_m = 1,
+     .swapped = true,
+     .schedule = HopperSchedule::kWarpSpecialized,
+     .stream_k = false,
+     .reason = "m of 17 to 32: the weights take the 64 rows that the instruction needs, and m its "
+               "free side"},
+    {.tile = HopperTile::kSwapped16x64,
+     .name = "16x64x256_swapped",
+     .m = 16,
+     .n = 64,
+     .k = 256,
+     .cluster_m = 1,
+     .swapped = true,
+     .schedule = HopperSchedule::kWarpSpecialized,
+     .stream_k = false,
+     .reason = "m up to 16: as 32x64, with half of the input's padding"},
+    {.tile = HopperTile::kStreamK64x128,
+     .name = "64x128x128_swapped_stream_k",
+     .m = 64,
+     .n = 128,
+     .k = 128,
+     .cluster_m = 1,
+     .swapped = true,
+     .schedule = HopperSchedule::kCooperative,
+     .stream_k = true,
+     .reason = "m of 17 to 64 on wide weights, or 256 and long k: a partly filled wave is shared "
+               "along k"},
+    {.tile = HopperTile::kStreamK16x128,
+     .name = "16x128x256_swapped_stream_k",
+     .m = 16,
+     .n = 128,
+     .k = 256,
+     .cluster_m = 1,
+     .swapped = true,
+     .schedule = HopperSchedule::kCooperative,
+     .stream_k = true,
+     .reason = "m up to 16 on wide weights whose last wave of 16x64 tiles would be mostly idle"},
 };
 
-inline const HopperTileInfo& info_of(HopperTile tile) {
+// Whether each row stands at the place of its enumerator, and its name begins with its sizes.
+template <typename Info, size_t count>
+constexpr bool is_table(const Info (&rows)[count]) {
+  for (size_t i = 0; i < count; ++i) {
+    if (static_cast<size_t>(rows[i].tile) != i) return false;
+    const char* name = rows[i].name;
+    for (const int size : {rows[i].m, rows[i].n, rows[i].k}) {
+      int written = 0;
+      while (*name >= '0' && *name <= '9') written = written * 10 + (*name++ - '0');
+      if (written != size || (*name != 'x' && *name != '_' && *name != 0)) return false;
+      if (*name != 0) ++name;
+    }
+  }
+  return true;
+}
+static_assert(is_table(kHopperTiles));
+
+constexpr const HopperTileInfo& info_of(HopperTile tile) {
   return kHopperTiles[static_cast<int>(tile)];
 }
 
@@ -128,22 +203,48 @@ inline HopperTile choose_hopper_tile(int64_t m, int64_t n, int64_t k, int multip
 
 enum class GroupedTile { k128x128, k64x256, k32x128 };
 
+// As HopperTileInfo; hopper/grouped_gemm.cuh makes a kernel from a row.
 struct GroupedTileInfo {
   GroupedTile tile;
-  const char* name;  // m x n x k of a tile, as CUTLASS schedules it
+  const char* name;
+  int m, n, k;
+  int cluster_n;  // blocks along n that share what they load of the input
+  bool swapped;
   const char* reason;
 };
 
 constexpr GroupedTileInfo kGroupedTiles[] = {
-    {GroupedTile::k128x128, "128x128x128_pingpong_cluster1x2",
-     "the fastest where a group has more than 64 rows; clusters along n fit groups of any rows"},
-    {GroupedTile::k64x256, "64x256x128_pingpong_cluster1x2",
-     "33 to 64 rows in a group: half as much of a tile lies behind its end"},
-    {GroupedTile::k32x128, "32x128x256_swapped_pingpong",
-     "up to 32 rows: the weights take the 64 rows that the instruction needs, m its free side"},
+    {.tile = GroupedTile::k128x128,
+     .name = "128x128x128_pingpong_cluster1x2",
+     .m = 128,
+     .n = 128,
+     .k = 128,
+     .cluster_n = 2,
+     .swapped = false,
+     .reason =
+         "the fastest where a group has more than 64 rows; clusters along n fit groups of any "
+         "rows"},
+    {.tile = GroupedTile::k64x256,
+     .name = "64x256x128_pingpong_cluster1x2",
+     .m = 64,
+     .n = 256,
+     .k = 128,
+     .cluster_n = 2,
+     .swapped = false,
+     .reason = "33 to 64 rows in a group: half as much of a tile lies beyond its end"},
+    {.tile = GroupedTile::k32x128,
+     .name = "32x128x256_swapped_pingpong",
+     .m = 32,
+     .n = 128,
+     .k = 256,
+     .cluster_n = 1,
+     .swapped = true,
+     .reason = "up to 32 rows: the weights take the 64 rows that the instruction needs, and m its "
+               "free side"},
 };
+static_assert(is_table(kGroupedTiles));
 
-inline const GroupedTileInfo& info_of(GroupedTile tile) {
+constexpr const GroupedTileInfo& info_of(GroupedTile tile) {
   return kGroupedTiles[static_cast<int>(tile)];
 }
 
@@ -163,19 +264,21 @@ enum class GenericTile { k128x128, k64x64, k16x32 };
 struct GenericTileInfo {
   GenericTile tile;
   const char* name;
-  int m, n;
+  int m, n, k;
   const char* reason;
 };
 
 constexpr GenericTileInfo kGenericTiles[] = {
-    {GenericTile::k128x128, "128x128x64", 128, 128, "the most products for each byte read"},
-    {GenericTile::k64x64, "64x64x128", 64, 64,
+    {GenericTile::k128x128, "128x128x64", 128, 128, 64, "the most products for each byte read"},
+    {GenericTile::k64x64, "64x64x128", 64, 64, 128,
      "four times the tiles: where those of 128x128 would leave multiprocessors idle"},
-    {GenericTile::k16x32, "16x32x256", 16, 32,
+    {GenericTile::k16x32, "16x32x256", 16, 32, 256,
      "few rows: many narrow tiles, so that all multiprocessors stream the weights"},
 };
 
-inline const GenericTileInfo& info_of(GenericTile tile) {
+static_assert(is_table(kGenericTiles));
+
+constexpr const GenericTileInfo& info_of(GenericTile tile) {
   return kGenericTiles[static_cast<int>(tile)];
 }
 
@@ -209,7 +312,7 @@ BARAQUANT_HD TilePlace place_of_tile(int64_t block, int64_t m, int64_t n, int ti
 
 // --- a product of one to four rows ---------------------------------------------------------------
 
-constexpr int kMostVectorRows = 4;
+constexpr int kMaxVectorRows = 4;
 
 // The vector kernel streams the weights once, without tensor cores: each of its threads multiplies
 // what it reads by every row. From three rows on a tile of Hopper's wins where the weight has a
@@ -218,7 +321,7 @@ constexpr int kMostVectorRows = 4;
 // lose 0.3 % on average with one row, 0 % with two, 0.4 % with three and 1.1 % with four, and 14 %
 // at most.
 inline bool prefers_vector_kernel(int64_t m, int64_t n, int64_t k, bool allows_hopper) {
-  if (m <= 2 || !allows_hopper) return m <= kMostVectorRows;
+  if (m <= 2 || !allows_hopper) return m <= kMaxVectorRows;
   if (m == 3) return n <= 4096 || n > 8192;
   return m == 4 && (n <= 1024 || n > 8192 || (n <= 2048 && k >= 8192));
 }

@@ -4,9 +4,9 @@
 
 namespace baraquant::int8_mm {
 
-template void launch_generic<BFloat16>(GenericTile, const Factors&, const Rescaling<float>&,
+template void launch_generic<BFloat16>(GenericTile, const Operands&, const Rescaling<float>&,
                                        BFloat16*, cudaStream_t);
-template void launch_vector<BFloat16>(const Factors&, const Rescaling<float>&, BFloat16*, int,
+template void launch_vector<BFloat16>(const Operands&, const Rescaling<float>&, BFloat16*, int,
                                       cudaStream_t);
 
 }  // namespace baraquant::int8_mm

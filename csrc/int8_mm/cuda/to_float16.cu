@@ -4,9 +4,9 @@
 
 namespace baraquant::int8_mm {
 
-template void launch_generic<Float16>(GenericTile, const Factors&, const Rescaling<float>&,
+template void launch_generic<Float16>(GenericTile, const Operands&, const Rescaling<float>&,
                                       Float16*, cudaStream_t);
-template void launch_vector<Float16>(const Factors&, const Rescaling<float>&, Float16*, int,
+template void launch_vector<Float16>(const Operands&, const Rescaling<float>&, Float16*, int,
                                      cudaStream_t);
 
 }  // namespace baraquant::int8_mm

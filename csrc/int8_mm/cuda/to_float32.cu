@@ -4,9 +4,9 @@
 
 namespace baraquant::int8_mm {
 
-template void launch_generic<float>(GenericTile, const Factors&, const Rescaling<float>&, float*,
+template void launch_generic<float>(GenericTile, const Operands&, const Rescaling<float>&, float*,
                                     cudaStream_t);
-template void launch_vector<float>(const Factors&, const Rescaling<float>&, float*, int,
+template void launch_vector<float>(const Operands&, const Rescaling<float>&, float*, int,
                                    cudaStream_t);
 
 }  // namespace baraquant::int8_mm

@@ -4,9 +4,9 @@
 
 namespace baraquant::int8_mm {
 
-template void launch_generic<double>(GenericTile, const Factors&, const Rescaling<double>&, double*,
-                                     cudaStream_t);
-template void launch_vector<double>(const Factors&, const Rescaling<double>&, double*, int,
+template void launch_generic<double>(GenericTile, const Operands&, const Rescaling<double>&,
+                                     double*, cudaStream_t);
+template void launch_vector<double>(const Operands&, const Rescaling<double>&, double*, int,
                                     cudaStream_t);
 
 }  // namespace baraquant::int8_mm

@@ -3,25 +3,26 @@
 #include <atomic>
 
 #include "elementwise/cpu.h"
-#include "frame/plan.h"
+#include "frame/cpu_plan.h"
 #include "range/cpu/reduce.h"
 #include "range/kernels.h"
 
 namespace baraquant::range {
 namespace {
 
-constexpr int64_t kCached =
-    1 << 20;                       // bytes of a row that is still in a cache when it is read again
-constexpr int64_t kBatch = 16384;  // elements of short rows that are taken together
+// A row of at most this many bytes is still in a cache when it is read again.
+constexpr int64_t kCached = 1 << 20;
+// Elements of short rows that one task takes together.
+constexpr int64_t kBatch = 16384;
 
 template <typename T, typename C>
-BARAQUANT_HD void store(const Chosen<C>& chosen, const ChooseArgs<T>& args, int64_t s) {
+BARAQUANT_HD void store(const Chosen<C>& chosen, const ChooseParams<T>& args, int64_t s) {
   if (args.scale) args.scale[s] = chosen.scale;
   if (args.zero_point) args.zero_point[s] = chosen.zero_point;
 }
 
 template <typename R, typename T>
-void choose_segments(const ChooseArgs<T>& args) {
+void choose_segments(const ChooseParams<T>& args) {
   reduce_cpu<R>(args.input, args.segments,
                 [&](int64_t s, const R& range) __attribute__((always_inline)) {
                   store(range::choose(range, args.rule), args, s);
@@ -30,7 +31,7 @@ void choose_segments(const ChooseArgs<T>& args) {
 
 // Rows from .. to - 1: the scale of each, then its elements while they are cached.
 template <typename Op, typename R>
-void quantize_rows(const ChooseArgs<typename Op::First>& args, typename Op::Result* result,
+void quantize_rows(const ChooseParams<typename Op::First>& args, typename Op::Result* result,
                    uint8_t* mask, int64_t from, int64_t to) {
   using C = typename Op::C;
   alignas(64) uint8_t inside[affine::kBlock];
@@ -56,32 +57,27 @@ void quantize_rows(const ChooseArgs<typename Op::First>& args, typename Op::Resu
 }
 
 template <typename T>
-bool only_noted(const std::string& name, const char* tile) {
-  return only_planned([&] {
-    return KernelPlan{name, "cpu", cpu_isa_name(cpu_isa()), tile, compute_name<ComputeType<T>>(),
-                      ""};
-  });
+bool only_planned_as(const std::string& name, const char* tile) {
+  return only_planned([&] { return cpu_plan<ComputeType<T>>(name, tile); });
 }
 
-const char* tile_name(const affine::Segments& segments) {
-  return segments.in_columns ? "columns" : "runs";
-}
+const char* tile_name(const Segments& segments) { return segments.in_columns ? "columns" : "runs"; }
 
 struct Cpu {
   template <typename T>
-  static void choose(const ChooseArgs<T>& args) {
-    if (only_noted<T>("choose_qparams", tile_name(args.segments))) return;
+  static void choose(const ChooseParams<T>& args) {
+    if (only_planned_as<T>("choose_qparams", tile_name(args.segments))) return;
     args.rule.symmetric ? choose_segments<Magnitude<T>>(args) : choose_segments<MinMax<T>>(args);
   }
 
   template <typename Op>
-  static bool one_pass(const ChooseArgs<typename Op::First>& args, typename Op::Result* result,
+  static bool one_pass(const ChooseParams<typename Op::First>& args, typename Op::Result* result,
                        uint8_t* mask) {
     using T = typename Op::First;
-    const affine::Segments& rows = args.segments;
+    const Segments& rows = args.segments;
     const bool enough_rows = rows.count >= at::get_num_threads() || args.numel <= kUnit;
     if (!enough_rows || rows.length * static_cast<int64_t>(sizeof(T)) > kCached) return false;
-    if (only_noted<T>(std::string("dynamic_") + Op::kName, "row")) return true;
+    if (only_planned_as<T>(std::string("dynamic_") + Op::kName, "row")) return true;
     const int64_t grain = std::max<int64_t>(kUnit / rows.length, 1);
     at::parallel_for(0, rows.count, grain, [&](int64_t from, int64_t to) {
       args.rule.symmetric ? quantize_rows<Op, Magnitude<T>>(args, result, mask, from, to)
@@ -91,9 +87,9 @@ struct Cpu {
   }
 
   template <typename T>
-  static void observe(const ObserveArgs<T>& args) {
+  static void observe(const ObserveParams<T>& args) {
     if (args.enabled && *args.enabled == 0) return;
-    if (only_noted<T>("observe", tile_name(args.choose.segments))) return;
+    if (only_planned_as<T>("observe", tile_name(args.choose.segments))) return;
     using C = ComputeType<T>;
     std::atomic<bool> any_skipped = false;
     reduce_cpu<MinMax<T>>(

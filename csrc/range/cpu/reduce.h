@@ -87,9 +87,9 @@ class ColumnRanges<MinMax<T>> {
 
 // Elements begin .. end - 1 of segment s, which lies in runs.
 template <typename R, typename T>
-BARAQUANT_HD void extend_by_runs(R& range, const T* x, const affine::Segments& segments, int64_t s,
+BARAQUANT_HD void extend_by_runs(R& range, const T* x, const Segments& segments, int64_t s,
                                  int64_t begin, int64_t end) {
-  if (affine::are_rows(segments)) {
+  if (are_rows(segments)) {
     return extend(range, x + segments.start(s) + begin, end - begin);
   }
   const int64_t run = segments.run_length.value, stride = segments.count * run;
@@ -121,7 +121,7 @@ void merge_slices(const std::vector<R>& partial, int64_t slices, int64_t count,
 }
 
 template <typename R, typename T, typename Finish>
-void reduce_runs(const T* x, const affine::Segments& segments, const Finish& finish) {
+void reduce_runs(const T* x, const Segments& segments, const Finish& finish) {
   const int64_t slices = slices_for(segments.count, segments.length, kUnit);
   const int64_t slice = (segments.length + slices - 1) / slices;
   std::vector<R> partial(slices > 1 ? slices * segments.count : 0);
@@ -146,7 +146,7 @@ void reduce_runs(const T* x, const affine::Segments& segments, const Finish& fin
 }
 
 template <typename R, typename T, typename Finish>
-void reduce_columns(const T* x, const affine::Segments& segments, const Finish& finish) {
+void reduce_columns(const T* x, const Segments& segments, const Finish& finish) {
   const CpuIsa isa = cpu_isa();
   const int64_t columns = segments.columns, blocks = segments.count / columns;
   const int64_t strips = (columns + kColumns - 1) / kColumns;
@@ -184,7 +184,7 @@ void reduce_columns(const T* x, const affine::Segments& segments, const Finish& 
 
 // finish(s, range) for every segment s, once, from any thread.
 template <typename R, typename T, typename Finish>
-void reduce_cpu(const T* x, const affine::Segments& segments, const Finish& finish) {
+void reduce_cpu(const T* x, const Segments& segments, const Finish& finish) {
   segments.in_columns ? reduce_columns<R>(x, segments, finish)
                       : reduce_runs<R>(x, segments, finish);
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "machine/pack.cuh"
+#include "machine/shared_memory.cuh"
 #include "range/mapping.h"
 #include "range/order_keys.h"
 
@@ -59,12 +60,8 @@ __device__ __forceinline__ Extremes<T> merge_block(Extremes<T> of_warp, bool two
 template <typename T>
 struct ClusterMail {
   uint64_t barrier;
-  alignas(16) Extremes<T> of_blocks[1 << kMostBlocksLog2];
+  alignas(16) Extremes<T> of_blocks[1 << kMaxBlocksLog2];
 };
-
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
 
 // Waits for a phase of an mbarrier of this block, and for what other blocks wrote before.
 __device__ __forceinline__ void wait_for_phase(uint32_t barrier, uint32_t parity) {

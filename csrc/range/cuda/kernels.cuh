@@ -16,22 +16,22 @@ namespace baraquant::range {
 
 struct Cuda {
   template <typename T>
-  static void choose(const ChooseArgs<T>& args) {
+  static void choose(const ChooseParams<T>& args) {
     reduce<T>(args, {args.rule, args.scale, args.zero_point});
   }
 
   template <typename T>
-  static void observe(const ObserveArgs<T>& args) {
-    const ChooseArgs<T>& choose = args.choose;
+  static void observe(const ObserveParams<T>& args) {
+    const ChooseParams<T>& choose = args.choose;
     reduce<T>(choose, {choose.rule, choose.scale, choose.zero_point, args.min, args.max,
                        args.enabled, args.averaging_constant, args.skipped_batches});
   }
 
   template <typename Op>
-  static bool one_pass(const ChooseArgs<typename Op::First>& args, typename Op::Result* result,
+  static bool one_pass(const ChooseParams<typename Op::First>& args, typename Op::Result* result,
                        uint8_t* mask) {
-    const RowsArgs<Op> rows{args.input, result,     mask,           args.segments,
-                            args.rule,  args.scale, args.zero_point};
+    const RowsParams<Op> rows{args.input, result,     mask,           args.segments,
+                              args.rule,  args.scale, args.zero_point};
     const bool done =
         rows_cuda<Op>(rows, c10::cuda::current_device(), c10::cuda::getCurrentCUDAStream());
     C10_CUDA_KERNEL_LAUNCH_CHECK();
@@ -40,8 +40,8 @@ struct Cuda {
 
  private:
   template <typename T>
-  static void reduce(const ChooseArgs<T>& args, const Outcome<T>& outcome) {
-    ReduceArgs<T> plan =
+  static void reduce(const ChooseParams<T>& args, const Outcome<T>& outcome) {
+    ReduceParams<T> plan =
         plan_reduce<T>(args.input, args.segments, outcome, chip_of(c10::cuda::current_device()));
     at::Tensor partial;  // freed on this stream's order by the caching allocator
     if (const int64_t partials = partials_of(plan); partials > 0) {

@@ -7,7 +7,7 @@
 //   count_skipped_kernel   counts a batch of which some of several running ranges took no part
 #pragma once
 
-#include "frame/plan.cuh"
+#include "frame/cuda_plan.cuh"
 #include "machine/pack.cuh"
 #include "range/cuda/extremes.cuh"
 
@@ -54,9 +54,9 @@ struct Outcome {
 };
 
 template <typename T>
-struct ReduceArgs {
+struct ReduceParams {
   const T* input;
-  affine::Segments segments;
+  Segments segments;
   RunMapping runs;
   ColumnMapping columns;
   bool whole_packs;      // may be accessed at once, and lie within a run
@@ -77,7 +77,7 @@ constexpr int kColumnPack = 16 / sizeof(T);
 
 // Element j of the segment and those behind it, before `end`.
 template <typename T, int pack>
-__device__ __forceinline__ void load_run(Words<T, pack>& words, const ReduceArgs<T>& args,
+__device__ __forceinline__ void load_run(Words<T, pack>& words, const ReduceParams<T>& args,
                                          int64_t segment, int64_t j, int64_t end) {
   const int64_t at = args.segments.at(segment, j);
   if (pack > 1 && j + pack <= end) return load_words(words, args.input, at);
@@ -87,8 +87,8 @@ __device__ __forceinline__ void load_run(Words<T, pack>& words, const ReduceArgs
 // The range of a thread's share of a slice. pack: 32 bytes, or 1 where those would be cut by the
 // ends of runs or are not aligned.
 template <typename T, int pack>
-__device__ __forceinline__ Extremes<T> reduce_run(const ReduceArgs<T>& args, const RunPlace& place,
-                                                  bool two_sided) {
+__device__ __forceinline__ Extremes<T> reduce_run(const ReduceParams<T>& args,
+                                                  const RunPlace& place, bool two_sided) {
   constexpr int kUnroll = run_unroll(pack);
   const T* start = args.input + args.segments.start(place.segment);
   const bool one_run = place.end <= args.segments.run_length.value;
@@ -116,7 +116,7 @@ __device__ __forceinline__ Extremes<T> reduce_run(const ReduceArgs<T>& args, con
 }
 
 template <typename T, int pack>
-__global__ void __launch_bounds__(kReduceThreads) reduce_runs_kernel(const ReduceArgs<T> args) {
+__global__ void __launch_bounds__(kReduceThreads) reduce_runs_kernel(const ReduceParams<T> args) {
   if (args.outcome.is_off()) return;
   const bool two_sided = args.outcome.two_sided();
   const RunPlace place =
@@ -156,7 +156,7 @@ struct ColumnRanges {
 };
 
 template <typename T>
-__device__ __forceinline__ ColumnRanges<T> reduce_rows(const ReduceArgs<T>& args,
+__device__ __forceinline__ ColumnRanges<T> reduce_rows(const ReduceParams<T>& args,
                                                        const ColumnPlace& place, bool two_sided) {
   constexpr int kPack = kColumnPack<T>;
   const int64_t columns = args.segments.columns;
@@ -186,7 +186,8 @@ __device__ __forceinline__ ColumnRanges<T> reduce_rows(const ReduceArgs<T>& args
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kReduceThreads) reduce_columns_kernel(const ReduceArgs<T> args) {
+__global__ void __launch_bounds__(kReduceThreads)
+    reduce_columns_kernel(const ReduceParams<T> args) {
   if (args.outcome.is_off()) return;
   constexpr int kPack = kColumnPack<T>;
   const ColumnMapping& m = args.columns;
@@ -268,9 +269,9 @@ __global__ void __launch_bounds__(kCountThreads)
 }
 
 template <typename T>
-ReduceArgs<T> plan_reduce(const T* input, const affine::Segments& s, const Outcome<T>& outcome,
-                          const Chip& chip) {
-  ReduceArgs<T> args{input, s, {}, {}, false, nullptr, outcome};
+ReduceParams<T> plan_reduce(const T* input, const Segments& s, const Outcome<T>& outcome,
+                            const Chip& chip) {
+  ReduceParams<T> args{input, s, {}, {}, false, nullptr, outcome};
   const bool aligned = is_aligned(input, 16);
   if (s.in_columns) {
     args.whole_packs = aligned && s.columns % kColumnPack<T> == 0;
@@ -278,8 +279,8 @@ ReduceArgs<T> plan_reduce(const T* input, const affine::Segments& s, const Outco
     return args;
   }
   // Packs of a row may start at any multiple of 16 bytes; those of runs must not pass their ends.
-  const bool is_row = s.count == 1 || affine::are_rows(s);
-  args.whole_packs = aligned && (is_row ? affine::start_at_multiples(s, 16 / sizeof(T))
+  const bool is_row = s.count == 1 || are_rows(s);
+  args.whole_packs = aligned && (is_row ? start_at_multiples(s, 16 / sizeof(T))
                                         : s.run_length.value % kRunPack<T> == 0);
   args.runs = map_runs(s, args.whole_packs ? kRunPack<T> : 1, chip);
   return args;
@@ -287,19 +288,19 @@ ReduceArgs<T> plan_reduce(const T* input, const affine::Segments& s, const Outco
 
 // How many partial ranges the launch needs room for.
 template <typename T>
-int64_t partials_of(const ReduceArgs<T>& args) {
+int64_t partials_of(const ReduceParams<T>& args) {
   const Divisor& slices = args.segments.in_columns ? args.columns.slices : args.runs.slices;
   return slices.value > 1 ? slices.value * args.segments.count : 0;
 }
 
 // Whether skipped batches need a byte for each segment, and a kernel to count them.
 template <typename T>
-bool counts_apart(const ReduceArgs<T>& args) {
+bool counts_apart(const ReduceParams<T>& args) {
   return args.outcome.skipped_batches && args.segments.count > 1;
 }
 
 template <typename T>
-KernelPlan plan_of(const ReduceArgs<T>& args) {
+KernelPlan plan_of(const ReduceParams<T>& args) {
   const std::string name = args.outcome.min ? "observe" : "choose_qparams";
   const int pack = args.segments.in_columns ? kColumnPack<T> : args.whole_packs ? kRunPack<T> : 1;
   int64_t scratch = partials_of(args) * static_cast<int64_t>(sizeof(Extremes<T>));
@@ -310,7 +311,7 @@ KernelPlan plan_of(const ReduceArgs<T>& args) {
 }
 
 template <typename T>
-bool only_noted(const ReduceArgs<T>& args) {
+bool only_planned_as(const ReduceParams<T>& args) {
   const auto note = [](const char* name, int threads) {
     only_planned([&] { return cuda_plan<ComputeType<T>>(name, std::to_string(threads)); });
   };
@@ -321,9 +322,9 @@ bool only_noted(const ReduceArgs<T>& args) {
 }
 
 template <typename T>
-void reduce_cuda(const ReduceArgs<T>& args, cudaStream_t stream) {
+void reduce_cuda(const ReduceParams<T>& args, cudaStream_t stream) {
   const int64_t segments = args.segments.count;
-  if (only_noted(args)) return;
+  if (only_planned_as(args)) return;
   int64_t slices = 0;
   if (args.segments.in_columns) {
     slices = args.columns.slices.value;
@@ -338,7 +339,7 @@ void reduce_cuda(const ReduceArgs<T>& args, cudaStream_t stream) {
   }
   if (slices > 1) {
     const int lanes_log2 = log2_up(segments, kWarpLog2);
-    const int64_t grid = ceil_divide(segments, int64_t(1) << lanes_log2);
+    const int64_t grid = divide_up(segments, int64_t(1) << lanes_log2);
     reduce_slices_kernel<T><<<static_cast<unsigned>(grid), kSliceThreads, 0, stream>>>(
         args.partial, segments, slices, lanes_log2, args.outcome);
   }

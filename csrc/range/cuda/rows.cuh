@@ -7,17 +7,17 @@
 #pragma once
 
 #include "elementwise/cuda.cuh"
-#include "frame/plan.cuh"
+#include "frame/cuda_plan.cuh"
 #include "range/cuda/extremes.cuh"
 
 namespace baraquant::range {
 
 template <typename Op>
-struct RowsArgs {
+struct RowsParams {
   const typename Op::First* input;
   typename Op::Result* result;
   uint8_t* mask;
-  affine::Segments segments;  // each is one run of neighbours; of a mask, whole bytes
+  Segments segments;  // each is one run of neighbours; of a mask, whole bytes
   Rule<typename Op::C> rule;
   typename Op::C* scale;  // null: not wanted
   int32_t* zero_point;    // null: not wanted
@@ -31,15 +31,15 @@ constexpr int kRowPack = affine::Geometry<Op, affine::ScaleAccess::kOne>::kPack;
 template <typename Op>
 using RowWords = Words<typename Op::First, kRowPack<Op>>;
 
-constexpr int kMostRowThreads = 1024;  // a thread has 64 registers
+constexpr int kMaxRowThreads = 1024;  // a thread has 64 registers
 // A division of doubles, or the bits of a mask, leave no room for four packs.
 template <typename Op>
-constexpr int kMostRowPacks =
+constexpr int kMaxRowPacks =
     sizeof(typename Op::C) == 8 || Op::kMask == affine::Mask::kWrite ? 2 : 4;
 
 // Zeros where the row has ended: they lie in every range that a scale is chosen from.
 template <typename Op, int packs>
-__device__ __forceinline__ void load_row(RowWords<Op> (&row)[packs], const RowsArgs<Op>& args,
+__device__ __forceinline__ void load_row(RowWords<Op> (&row)[packs], const RowsParams<Op>& args,
                                          const RowPlace& place) {
   constexpr int kPack = kRowPack<Op>;
 #pragma unroll
@@ -55,7 +55,7 @@ __device__ __forceinline__ void load_row(RowWords<Op> (&row)[packs], const RowsA
 // The range of the thread's share of the row.
 template <typename Op, int packs>
 __device__ __forceinline__ Extremes<typename Op::First> find_own_range(
-    const RowWords<Op> (&row)[packs], const RowsArgs<Op>& args, const RowPlace& place,
+    const RowWords<Op> (&row)[packs], const RowsParams<Op>& args, const RowPlace& place,
     bool two_sided) {
   using T = typename Op::First;
   WordExtremes<T> mine = WordExtremes<T>::of_nothing();
@@ -85,7 +85,7 @@ __device__ __forceinline__ Extremes<T> merge_team(Extremes<T> mine, const RowMap
 
 template <typename Op, int packs, typename G>
 __device__ __forceinline__ void write_row(const RowWords<Op> (&row)[packs],
-                                          const RowsArgs<Op>& args, const RowPlace& place,
+                                          const RowsParams<Op>& args, const RowPlace& place,
                                           const G& grid) {
   constexpr int kPack = kRowPack<Op>;
 #pragma unroll
@@ -107,7 +107,7 @@ __device__ __forceinline__ void write_row(const RowWords<Op> (&row)[packs],
 
 // The same, element by element. A byte of a mask belongs to one thread.
 template <typename Op>
-__device__ __forceinline__ void write_elements(const RowsArgs<Op>& args, const RowPlace& place,
+__device__ __forceinline__ void write_elements(const RowsParams<Op>& args, const RowPlace& place,
                                                const affine::Grid<typename Op::C>& grid) {
   constexpr bool kWritesMask = Op::kMask == affine::Mask::kWrite;
   constexpr int kShare = kWritesMask ? 8 : 1;
@@ -123,10 +123,10 @@ __device__ __forceinline__ void write_elements(const RowsArgs<Op>& args, const R
   }
 }
 
-// most_threads, blocks: of a block, and on a multiprocessor at least: how many registers it may
+// max_threads, blocks: of a block, and on a multiprocessor at least: how many registers it may
 // use.
-template <typename Op, int packs, int most_threads = kMostRowThreads, int blocks = 0>
-__global__ void __launch_bounds__(most_threads, blocks) rows_kernel(const RowsArgs<Op> args) {
+template <typename Op, int packs, int max_threads = kMaxRowThreads, int blocks = 0>
+__global__ void __launch_bounds__(max_threads, blocks) rows_kernel(const RowsParams<Op> args) {
   using C = typename Op::C;
   using Fastest = affine::FastestGrid<C>;
   const RowMapping& mapping = args.mapping;
@@ -180,17 +180,17 @@ inline Chip chip_of(int device) {
 // Fills in what is not given: mapping, whole_packs and fast_range. false, with nothing launched,
 // where the rows do not fit in the registers.
 template <typename Op>
-bool rows_cuda(RowsArgs<Op> args, int device, cudaStream_t stream) {
+bool rows_cuda(RowsParams<Op> args, int device, cudaStream_t stream) {
   constexpr int kPack = kRowPack<Op>;
-  const affine::Segments& s = args.segments;
+  const Segments& s = args.segments;
   args.whole_packs = is_aligned(args.input, 16) &&
                      is_aligned(args.result, kPack * sizeof(typename Op::Result)) &&
-                     s.length % kPack == 0 && affine::start_at_multiples(s, kPack);
+                     s.length % kPack == 0 && start_at_multiples(s, kPack);
   args.fast_range = affine::fastest_accepts_range(args.rule.range);
   Chip chip = chip_of(device);
-  chip.clusters = s.length > kMostPacksOfBlock * kPack &&
+  chip.clusters = s.length > kMaxPacksOfBlock * kPack &&
                   have_clusters(reinterpret_cast<const void*>(&rows_kernel<Op, 1>), device);
-  RowLimits limits{kMostRowPacks<Op>};
+  RowLimits limits{kMaxRowPacks<Op>};
   limits.copies = sizeof(typename Op::Result) >= sizeof(typename Op::First);
   if (Op::kMask == affine::Mask::kWrite && kPack < 8) limits.least_team = 8 / kPack;
   args.mapping = map_rows(s.count, s.length, kPack, limits, chip);
@@ -215,7 +215,7 @@ bool rows_cuda(RowsArgs<Op> args, int device, cudaStream_t stream) {
   config.attrs = &cluster;
   config.numAttrs = args.mapping.blocks_log2 > 0 ? 1 : 0;
   auto kernel = args.mapping.packs == 1 ? &rows_kernel<Op, 1> : &rows_kernel<Op, 2>;
-  if constexpr (kMostRowPacks<Op> == 4) {
+  if constexpr (kMaxRowPacks<Op> == 4) {
     if (args.mapping.packs == 4) kernel = &rows_kernel<Op, 4>;
   }
   cudaLaunchKernelEx(&config, kernel, args);

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "machine/shared_memory.cuh"
+
 namespace baraquant::int8_mm {
 
 // The place of a chunk, in bytes, where rows have `chunks` of them.
@@ -15,10 +17,6 @@ __device__ __forceinline__ int swizzled(int row, int column) {
   // Two rows of four chunks fill all banks.
   const int permutation = chunks == 4 ? (row >> 1) & 3 : row & 7;
   return (row * chunks + (column ^ permutation)) * 16;
-}
-
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
 // 16 bytes, or zeros (nothing is read) where not `inside`.

@@ -49,7 +49,7 @@ struct GeometryOf<GenericTile::k16x32> {
 // Copies tiles into shared memory: first the input's rows, then the weight's.
 template <typename G>
 struct Copier {
-  const Factors& f;
+  const Operands& f;
   TilePlace place;
   uint8_t* shared;
 
@@ -203,10 +203,10 @@ __device__ __forceinline__ void multiply_unaligned(Sums<G>& sums, const Copier<G
 
 // A thread has, of every 16 x 8 fragment, two neighbours of rows lane / 4 and lane / 4 + 8.
 template <typename G, typename T>
-__device__ __forceinline__ void write_sums(const Sums<G>& sums, const GenericArgs<T>& args,
+__device__ __forceinline__ void write_sums(const Sums<G>& sums, const GenericParams<T>& args,
                                            const TilePlace& place, const WarpPlace<G>& warp) {
   using C = ComputeType<T>;
-  const Factors& f = args.factors;
+  const Operands& f = args.factors;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t first_m = place.m + warp.m + lane / 4;
   RowFactors<C> rows[G::fragments_m * 2];
@@ -236,7 +236,7 @@ __device__ __forceinline__ void write_sums(const Sums<G>& sums, const GenericArg
 }
 
 template <typename G, typename T, bool is_unsigned, bool aligned>
-__device__ __forceinline__ void compute_tile(const GenericArgs<T>& args, const TilePlace& place) {
+__device__ __forceinline__ void compute_tile(const GenericParams<T>& args, const TilePlace& place) {
   __shared__ __align__(128) uint8_t shared[G::stages * G::stage_bytes];
   const WarpPlace<G> warp(static_cast<int>(threadIdx.x) / 32);
   const Copier<G> copier{args.factors, place, shared};
@@ -255,7 +255,7 @@ __device__ __forceinline__ void compute_tile(const GenericArgs<T>& args, const T
 
 template <typename G, typename T, bool is_unsigned, bool aligned>
 __global__ void __launch_bounds__(G::threads, aligned ? 2 : 1)
-    generic_kernel(const GenericArgs<T> args) {
+    generic_kernel(const GenericParams<T> args) {
   compute_tile<G, T, is_unsigned, aligned>(
       args, place_of_tile(blockIdx.x, args.factors.m, args.factors.n, G::m, G::n));
 }
@@ -263,14 +263,14 @@ __global__ void __launch_bounds__(G::threads, aligned ? 2 : 1)
 // As many rows of tiles as the groups can have at most: each group that has rows, and the rows
 // behind the last group, end with a tile that may hold a single row.
 template <typename G>
-int64_t most_group_tiles(const Factors& f) {
+int64_t max_group_tiles(const Operands& f) {
   return (f.m + (f.m < f.groups + 1 ? f.m : f.groups + 1) * (G::m - 1)) / G::m;
 }
 
 // Writes zeros into a tile of the output.
 template <typename G, typename T>
-__device__ __forceinline__ void clear_tile(const GenericArgs<T>& args, const TilePlace& place) {
-  const Factors& f = args.factors;
+__device__ __forceinline__ void clear_tile(const GenericParams<T>& args, const TilePlace& place) {
+  const Operands& f = args.factors;
   for (int i = static_cast<int>(threadIdx.x); i < G::m * G::n; i += G::threads) {
     const int64_t m = place.m + i / G::n, n = place.n + i % G::n;
     if (m < f.m && n < f.n) args.output[m * f.n + n] = T{};
@@ -281,8 +281,8 @@ __device__ __forceinline__ void clear_tile(const GenericArgs<T>& args, const Til
 // the number of rows of tiles of the grid.
 template <typename G, typename T, bool is_unsigned, bool aligned>
 __global__ void __launch_bounds__(G::threads, aligned ? 2 : 1)
-    grouped_generic_kernel(GenericArgs<T> args, int64_t rows) {
-  Factors& f = args.factors;
+    grouped_generic_kernel(GenericParams<T> args, int64_t rows) {
+  Operands& f = args.factors;
   TilePlace place = place_of_tile(blockIdx.x, rows * G::m, f.n, G::m, G::n);
   const GroupTile tile = find_group_tile(f, G::m, place.m / G::m);
   if (tile.group < 0) return;
@@ -295,11 +295,11 @@ __global__ void __launch_bounds__(G::threads, aligned ? 2 : 1)
 }
 
 template <typename G, typename T, bool is_unsigned, bool aligned>
-void launch_generic_kernel(const GenericArgs<T>& args, cudaStream_t stream) {
-  const Factors& f = args.factors;
+void launch_generic_kernel(const GenericParams<T>& args, cudaStream_t stream) {
+  const Operands& f = args.factors;
   const int64_t columns = divide_up(f.n, G::n);
   if (f.is_grouped()) {
-    const int64_t rows = most_group_tiles<G>(f);
+    const int64_t rows = max_group_tiles<G>(f);
     grouped_generic_kernel<G, T, is_unsigned, aligned>
         <<<static_cast<unsigned>(rows * columns), G::threads, 0, stream>>>(args, rows);
   } else {
@@ -309,11 +309,12 @@ void launch_generic_kernel(const GenericArgs<T>& args, cudaStream_t stream) {
 }
 
 template <GenericTile tile, typename T>
-void launch_generic_tile(const GenericArgs<T>& args, cudaStream_t stream) {
+void launch_generic_tile(const GenericParams<T>& args, cudaStream_t stream) {
   using G = typename GeometryOf<tile>::type;
   static_assert(G::m == kGenericTiles[static_cast<int>(tile)].m);
   static_assert(G::n == kGenericTiles[static_cast<int>(tile)].n);
-  const Factors& f = args.factors;
+  static_assert(G::k == kGenericTiles[static_cast<int>(tile)].k);
+  const Operands& f = args.factors;
   const bool aligned =
       f.k % kChunk == 0 && is_aligned(f.input, kChunk) && is_aligned(f.weight, kChunk);
   auto launch = aligned ? &launch_generic_kernel<G, T, false, true>
@@ -326,9 +327,9 @@ void launch_generic_tile(const GenericArgs<T>& args, cudaStream_t stream) {
 }
 
 template <typename T>
-void launch_generic(GenericTile tile, const Factors& factors,
+void launch_generic(GenericTile tile, const Operands& factors,
                     const Rescaling<ComputeType<T>>& rescaling, T* output, cudaStream_t stream) {
-  const GenericArgs<T> args{factors, rescaling, output};
+  const GenericParams<T> args{factors, rescaling, output};
   switch (tile) {
     case GenericTile::k128x128:
       return launch_generic_tile<GenericTile::k128x128>(args, stream);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The product on Hopper: CUTLASS's warp-specialised kernels (TMA loads, wgmma s8 x s8 -> s32) with
-// the whole arithmetic of int8_mm/math.h in the epilogue. Where `swapped`, the product is computed as
-// y^T = w x^T, so that the tile's first side follows n and the second, which may be as small as 8,
-// follows m; y is then the same memory in the other order.
+// the whole arithmetic of int8_mm/math.h in the epilogue. A swapped tile computes y^T = w x^T: its
+// first side follows n, and its second side, which may be as small as 8, follows m. The output is
+// the same memory in column-major order.
 #pragma once
 
 #include "cute/tensor.hpp"
@@ -16,22 +16,37 @@
 
 namespace baraquant::int8_mm::hopper {
 
-using cute::_1;
-using cute::Int;
+template <HopperSchedule schedule>
+struct ScheduleOf;
+template <>
+struct ScheduleOf<HopperSchedule::kPingpong> {
+  using Mainloop = cutlass::gemm::KernelTmaWarpSpecializedPingpong;
+  using Epilogue = cutlass::epilogue::TmaWarpSpecialized;
+};
+template <>
+struct ScheduleOf<HopperSchedule::kCooperative> {
+  using Mainloop = cutlass::gemm::KernelTmaWarpSpecializedCooperative;
+  using Epilogue = cutlass::epilogue::TmaWarpSpecializedCooperative;
+};
+template <>
+struct ScheduleOf<HopperSchedule::kWarpSpecialized> {
+  using Mainloop = cutlass::gemm::KernelTmaWarpSpecialized;
+  using Epilogue = cutlass::epilogue::TmaWarpSpecialized;
+};
 
-template <int m_, int n_, int k_, int cluster_m, int cluster_n, bool swapped_, class Schedule_,
-          class Scheduler_ = cutlass::gemm::PersistentScheduler>
+// A row of kHopperTiles in CUTLASS's types. CUTLASS counts the first side of a swapped tile along n.
+template <HopperTile tile>
 struct Tile {
-  using Shape = cute::Shape<Int<m_>, Int<n_>, Int<k_>>;
-  using Cluster = cute::Shape<Int<cluster_m>, Int<cluster_n>, _1>;
-  static constexpr bool swapped = swapped_;
-  using Schedule = Schedule_;
-  using Scheduler = Scheduler_;
-  static constexpr bool is_cooperative =
-      cute::is_same_v<Schedule, cutlass::gemm::KernelTmaWarpSpecializedCooperative>;
-  using EpilogueSchedule =
-      cute::conditional_t<is_cooperative, cutlass::epilogue::TmaWarpSpecializedCooperative,
-                          cutlass::epilogue::TmaWarpSpecialized>;
+  static constexpr HopperTileInfo kRow = info_of(tile);
+  static constexpr bool swapped = kRow.swapped;
+  static_assert(!swapped || kRow.cluster_m == 1);
+  using Shape = cute::Shape<cute::Int<swapped ? kRow.n : kRow.m>,
+                            cute::Int<swapped ? kRow.m : kRow.n>, cute::Int<kRow.k>>;
+  using Cluster = cute::Shape<cute::Int<kRow.cluster_m>, cute::_1, cute::_1>;
+  using Schedule = typename ScheduleOf<kRow.schedule>::Mainloop;
+  using EpilogueSchedule = typename ScheduleOf<kRow.schedule>::Epilogue;
+  using Scheduler = cute::conditional_t<kRow.stream_k, cutlass::gemm::StreamKScheduler,
+                                        cutlass::gemm::PersistentScheduler>;
 };
 
 template <typename T, typename Tile>
@@ -60,7 +75,7 @@ struct Gemm {
   using Arguments = typename Kernel::Arguments;
 
   static Arguments arguments(const Call& call) {
-    const Factors& f = call.factors;
+    const Operands& f = call.factors;
     const int m = static_cast<int>(f.m), n = static_cast<int>(f.n), k = static_cast<int>(f.k);
     const auto* input = static_cast<const int8_t*>(f.input);
     Arguments a{};
@@ -73,8 +88,6 @@ struct Gemm {
     a.epilogue.thread = {call.rescaling, m, n};
     a.epilogue.ptr_D = static_cast<Output*>(call.output);
     cute::get<swapped ? 1 : 0>(a.epilogue.dD) = call.output_stride;
-    a.scheduler.max_swizzle_size = call.swizzle;
-    a.scheduler.raster_order = order_of(call.raster, swapped);
     a.hw_info.device_id = call.device;
     a.hw_info.sm_count = call.multiprocessors;
     return a;
@@ -89,9 +102,10 @@ struct Gemm {
   }
 };
 
-template <typename Tile>
-constexpr Kernels kernels_of() {
-  return kernels_for_each_output<Gemm, Tile>();
+template <HopperTile tile>
+const Kernels& hopper_kernels() {
+  static constexpr Kernels kKernels = kernels_for_each_output<Gemm, Tile<tile>>();
+  return kKernels;
 }
 
 }  // namespace baraquant::int8_mm::hopper

@@ -14,17 +14,17 @@
 
 namespace baraquant::int8_mm::hopper {
 
-template <int m_, int n_, int k_, int cluster_m, int cluster_n, bool swapped_, bool pingpong>
-struct GroupedTile {
-  using Shape = cute::Shape<cute::Int<m_>, cute::Int<n_>, cute::Int<k_>>;
-  using Cluster = cute::Shape<cute::Int<cluster_m>, cute::Int<cluster_n>, cute::_1>;
-  static constexpr bool swapped = swapped_;
-  using Schedule =
-      cute::conditional_t<pingpong, cutlass::gemm::KernelPtrArrayTmaWarpSpecializedPingpong,
-                          cutlass::gemm::KernelPtrArrayTmaWarpSpecializedCooperative>;
-  using EpilogueSchedule =
-      cute::conditional_t<pingpong, cutlass::epilogue::PtrArrayTmaWarpSpecializedPingpong,
-                          cutlass::epilogue::PtrArrayTmaWarpSpecializedCooperative>;
+// A row of kGroupedTiles in CUTLASS's types.
+template <GroupedTile tile>
+struct TileOfGroups {
+  static constexpr GroupedTileInfo kRow = info_of(tile);
+  static constexpr bool swapped = kRow.swapped;
+  static_assert(!swapped || kRow.cluster_n == 1);
+  using Shape = cute::Shape<cute::Int<swapped ? kRow.n : kRow.m>,
+                            cute::Int<swapped ? kRow.m : kRow.n>, cute::Int<kRow.k>>;
+  using Cluster = cute::Shape<cute::_1, cute::Int<kRow.cluster_n>, cute::_1>;
+  using Schedule = cutlass::gemm::KernelPtrArrayTmaWarpSpecializedPingpong;
+  using EpilogueSchedule = cutlass::epilogue::PtrArrayTmaWarpSpecializedPingpong;
 };
 
 template <typename T, typename Tile>
@@ -64,7 +64,7 @@ struct GroupedGemm {
   }
 
   static Arguments arguments(const Call& call, const GroupTable& table) {
-    const Factors& f = call.factors;
+    const Operands& f = call.factors;
     const auto** inputs = reinterpret_cast<const int8_t**>(table.inputs);
     const auto** weights = reinterpret_cast<const int8_t**>(table.weights);
     Arguments a{};
@@ -79,8 +79,9 @@ struct GroupedGemm {
                          a.problem_shape.num_groups, table.begins};
     a.epilogue.ptr_D = reinterpret_cast<Output**>(table.outputs);
     a.epilogue.dD = reinterpret_cast<typename Kernel::StrideD>(table.output_strides);
-    a.scheduler.max_swizzle_size = call.swizzle;
-    a.scheduler.raster_order = order_of(call.raster, swapped);
+    // Neighbouring tiles along m share what they read of a group's weight.
+    using Order = cutlass::gemm::kernel::detail::RasterOrderOptions;
+    a.scheduler.raster_order = swapped ? Order::AlongN : Order::AlongM;
     a.hw_info.device_id = call.device;
     a.hw_info.sm_count = call.multiprocessors;
     return a;
@@ -102,9 +103,10 @@ struct GroupedGemm {
   }
 };
 
-template <typename Tile>
-constexpr Kernels grouped_kernels_of() {
-  return kernels_for_each_output<GroupedGemm, Tile>();
+template <GroupedTile tile>
+const Kernels& grouped_kernels() {
+  static constexpr Kernels kKernels = kernels_for_each_output<GroupedGemm, TileOfGroups<tile>>();
+  return kKernels;
 }
 
 }  // namespace baraquant::int8_mm::hopper

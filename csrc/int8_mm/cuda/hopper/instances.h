@@ -13,14 +13,12 @@ namespace baraquant::int8_mm::hopper {
 // An int8 input, with k % 16 == 0; input, weight and output begin at 16 bytes, and so does every
 // row of the output: they are output_stride elements apart. All sizes fit in int32.
 struct Call {
-  Factors factors;
+  Operands factors;
   Rescaling<float> rescaling;
   void* output = nullptr;
   int64_t output_stride = 0;
   void* workspace = nullptr;
   int device = 0, multiprocessors = 0;
-  Raster raster = Raster::kAny;
-  int swizzle = 1;
   cudaStream_t stream = nullptr;
 };
 
@@ -50,9 +48,10 @@ struct Kernels {
   Kernel of[3];
 };
 
-extern const Kernels kPingpong128x128, kCooperative256x128, kPingpong64x128, kWarps64x64,
-    kSwapped32x64, kSwapped16x64, kStreamK64x128, kStreamK16x128;
-// Of grouped products.
-extern const Kernels kGrouped128x128, kGrouped64x256, kGrouped32x128;
+// Each is instantiated in a file of its own, instances/*.cu: they compile side by side.
+template <HopperTile tile>
+const Kernels& hopper_kernels();
+template <GroupedTile tile>
+const Kernels& grouped_kernels();
 
 }  // namespace baraquant::int8_mm::hopper

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What single and grouped products on Hopper share: the types of their outputs, the order of their
-// tiles, and how a kernel of CUTLASS is launched.
+// What single and grouped products on Hopper share: the types of their outputs, and how a kernel of
+// CUTLASS is launched.
 #pragma once
 
 #include <atomic>
@@ -24,13 +24,7 @@ struct Stored<BFloat16> {
   using type = cutlass::bfloat16_t;
 };
 
-inline auto order_of(Raster raster, bool swapped) {
-  using Order = cutlass::gemm::kernel::detail::RasterOrderOptions;
-  if (raster == Raster::kAny) return Order::Heuristic;
-  return (raster == Raster::kAlongM) != swapped ? Order::AlongM : Order::AlongN;
-}
-
-// Of a kernel of CUTLASS.
+// Launches a kernel of CUTLASS.
 template <typename Kernel>
 struct Launcher {
   using Arguments = typename Kernel::Arguments;

@@ -4,8 +4,7 @@
 
 namespace baraquant::int8_mm::hopper {
 
-const Kernels kCooperative256x128 = kernels_of<
-    Tile<256, 128, 128, 1, 1, false, cutlass::gemm::KernelTmaWarpSpecializedCooperative>>();
+template const Kernels& hopper_kernels<HopperTile::kCooperative256x128>();
 
 }  // namespace baraquant::int8_mm::hopper
 #endif

@@ -4,8 +4,7 @@
 
 namespace baraquant::int8_mm::hopper {
 
-const Kernels kGrouped128x128 =
-    grouped_kernels_of<GroupedTile<128, 128, 128, 1, 2, /*swapped_=*/false, /*pingpong=*/true>>();
+template const Kernels& grouped_kernels<GroupedTile::k128x128>();
 
 }  // namespace baraquant::int8_mm::hopper
 #endif

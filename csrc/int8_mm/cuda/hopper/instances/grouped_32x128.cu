@@ -4,8 +4,7 @@
 
 namespace baraquant::int8_mm::hopper {
 
-const Kernels kGrouped32x128 =
-    grouped_kernels_of<GroupedTile<128, 32, 256, 1, 1, /*swapped_=*/true, /*pingpong=*/true>>();
+template const Kernels& grouped_kernels<GroupedTile::k32x128>();
 
 }  // namespace baraquant::int8_mm::hopper
 #endif

@@ -4,8 +4,7 @@
 
 namespace baraquant::int8_mm::hopper {
 
-const Kernels kGrouped64x256 =
-    grouped_kernels_of<GroupedTile<64, 256, 128, 1, 2, /*swapped_=*/false, /*pingpong=*/true>>();
+template const Kernels& grouped_kernels<GroupedTile::k64x256>();
 
 }  // namespace baraquant::int8_mm::hopper
 #endif

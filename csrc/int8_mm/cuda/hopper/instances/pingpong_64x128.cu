@@ -4,8 +4,7 @@
 
 namespace baraquant::int8_mm::hopper {
 
-const Kernels kPingpong64x128 =
-    kernels_of<Tile<64, 128, 128, 2, 1, false, cutlass::gemm::KernelTmaWarpSpecializedPingpong>>();
+template const Kernels& hopper_kernels<HopperTile::kPingpong64x128>();
 
 }  // namespace baraquant::int8_mm::hopper
 #endif

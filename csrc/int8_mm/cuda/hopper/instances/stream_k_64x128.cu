@@ -4,9 +4,7 @@
 
 namespace baraquant::int8_mm::hopper {
 
-const Kernels kStreamK64x128 =
-    kernels_of<Tile<128, 64, 128, 1, 1, true, cutlass::gemm::KernelTmaWarpSpecializedCooperative,
-                    cutlass::gemm::StreamKScheduler>>();
+template const Kernels& hopper_kernels<HopperTile::kStreamK64x128>();
 
 }  // namespace baraquant::int8_mm::hopper
 #endif

@@ -4,8 +4,7 @@
 
 namespace baraquant::int8_mm::hopper {
 
-const Kernels kSwapped16x64 =
-    kernels_of<Tile<64, 16, 256, 1, 1, true, cutlass::gemm::KernelTmaWarpSpecialized>>();
+template const Kernels& hopper_kernels<HopperTile::kSwapped16x64>();
 
 }  // namespace baraquant::int8_mm::hopper
 #endif

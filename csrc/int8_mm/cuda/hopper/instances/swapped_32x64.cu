@@ -4,8 +4,7 @@
 
 namespace baraquant::int8_mm::hopper {
 
-const Kernels kSwapped32x64 =
-    kernels_of<Tile<64, 32, 256, 1, 1, true, cutlass::gemm::KernelTmaWarpSpecialized>>();
+template const Kernels& hopper_kernels<HopperTile::kSwapped32x64>();
 
 }  // namespace baraquant::int8_mm::hopper
 #endif

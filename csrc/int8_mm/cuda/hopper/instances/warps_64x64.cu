@@ -4,8 +4,7 @@
 
 namespace baraquant::int8_mm::hopper {
 
-const Kernels kWarps64x64 =
-    kernels_of<Tile<64, 64, 256, 1, 1, false, cutlass::gemm::KernelTmaWarpSpecialized>>();
+template const Kernels& hopper_kernels<HopperTile::kWarps64x64>();
 
 }  // namespace baraquant::int8_mm::hopper
 #endif

@@ -21,8 +21,13 @@ inline std::string current_architecture() {
 template <typename C>
 KernelPlan cuda_plan(std::string name, std::string tile, int64_t workspace_bytes = 0,
                      const char* accumulator = "") {
-  return {std::move(name),   "cuda",      current_architecture(), std::move(tile),
-          compute_name<C>(), accumulator, workspace_bytes};
+  return {.name = std::move(name),
+          .backend = "cuda",
+          .architecture = current_architecture(),
+          .tile = std::move(tile),
+          .compute_dtype = compute_name<C>(),
+          .accumulator_dtype = accumulator,
+          .workspace_bytes = workspace_bytes};
 }
 
 }  // namespace baraquant

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Stands in for the CUDA kernels of every family in a build without CUDA.
+#ifndef BARAQUANT_WITH_CUDA
+#include <c10/util/Exception.h>
+
+#include "affine/kernels.h"
+#include "int8_mm/kernels.h"
+#include "range/kernels.h"
+
+namespace baraquant {
+namespace {
+
+[[noreturn]] void raise() {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false,
+      "baraquant: got a CUDA tensor, but this baraquant was built without CUDA. Build it with nvcc "
+      "and a CUDA torch at hand (BARAQUANT_CUDA=1 pip install --no-build-isolation .), or move the "
+      "tensors to the CPU with .cpu()");
+  TORCH_INTERNAL_ASSERT(false);
+}
+
+}  // namespace
+
+const affine::Kernels& affine::cuda_kernels() { raise(); }
+const range::Kernels& range::cuda_kernels() { raise(); }
+const int8_mm::Kernels& int8_mm::cuda_kernels() { raise(); }
+
+}  // namespace baraquant
+#endif

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "granularity/arguments.h"
+
+#include <c10/util/Exception.h>
+
+#include "frame/checks.h"
+
+namespace baraquant {
+
+Scope Scope::from_flat(int64_t granularity, int64_t axis, c10::SymInt group_size) {
+  TORCH_CHECK_VALUE(granularity >= 0 && granularity <= 3,
+                    "baraquant: expected granularity to be 0 (tensor), 1 (channel), 2 (token) or "
+                    "3 (group), but got ",
+                    granularity);
+  constexpr int64_t kMaxGroup = int64_t(1) << 61;  // more than any axis has
+  if (group_size.maybe_as_int().value_or(0) > kMaxGroup) group_size = kMaxGroup;
+  return {static_cast<Granularity>(granularity), axis, std::move(group_size)};
+}
+
+const char* granularity_name(Granularity granularity) {
+  switch (granularity) {
+    case Granularity::kPerTensor:
+      return "per_tensor";
+    case Granularity::kPerChannel:
+      return "per_channel";
+    case Granularity::kPerToken:
+      return "per_token";
+    case Granularity::kPerGroup:
+      return "per_group";
+  }
+  return "unknown";
+}
+
+std::ostream& operator<<(std::ostream& out, const OpName& op) {
+  return out << "baraquant::" << op.verb << "_" << granularity_name(op.granularity) << op.ending;
+}
+
+int64_t check_scope(const OpName& op, const at::Tensor& input, const Scope& scope,
+                    const char* input_name) {
+  if (scope.granularity == Granularity::kPerTensor) return 0;
+  if (scope.granularity == Granularity::kPerGroup) {
+    TORCH_CHECK_VALUE(scope.group_size > 0, op,
+                      ": expected group_size to be greater than 0, but got ", scope.group_size);
+  }
+  const int64_t axis = scope.granularity == Granularity::kPerToken ? -1 : scope.axis;
+  return check_axis(op, axis, input.dim(), input_name);
+}
+
+std::vector<c10::SymInt> scale_sizes(const at::Tensor& input, const Scope& scope) {
+  std::vector<c10::SymInt> sizes = input.sym_sizes().vec();
+  const int64_t axis = scope.axis < 0 ? scope.axis + input.dim() : scope.axis;
+  switch (scope.granularity) {
+    case Granularity::kPerTensor:
+      return {};
+    case Granularity::kPerChannel:
+      return {sizes[axis]};
+    case Granularity::kPerToken:
+      sizes.back() = 1;
+      break;
+    case Granularity::kPerGroup:
+      sizes[axis] = (sizes[axis] + scope.group_size - 1) / scope.group_size;
+      break;
+  }
+  return sizes;
+}
+
+}  // namespace baraquant
