@@ -58,7 +58,8 @@ void check_zero_point_tensor(const OpName& op, const at::Tensor& zero_point,
   check_shape(op, "zero_point", zero_point, input, q.scope, axis);
 }
 
-// Scale and zero point, tensors or numbers. compute is none where the scale's dtype decides.
+// Checks scale and zero point, tensors or numbers. compute: the dtype that the scale must have; if
+// absent, float32 or float64.
 void check_qparams(const OpName& op, const at::Tensor& input, const QuantArgs& q,
                    std::optional<at::ScalarType> compute, bool may_be_learned,
                    const char* input_name = "input") {
@@ -110,7 +111,7 @@ void check_quantize(const OpName& op, const at::Tensor& input, const QuantArgs& 
                    dtype_name(dtype));
   const at::ScalarType compute = compute_dtype(input.scalar_type());
   check_range(op, q.quant_min, q.quant_max, dtype);
-  check_range(op, q.quant_min, q.quant_max, compute);  // where the arithmetic is done
+  check_range(op, q.quant_min, q.quant_max, compute);  // which the kernel computes in
   check_qparams(op, input, q, compute, false);
   check_numbers(op, q, compute);
 }

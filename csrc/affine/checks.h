@@ -7,7 +7,7 @@
 
 namespace baraquant::affine {
 
-// A zero point that is given as a number.
+// Checks a zero point that is a number.
 void check_zero_point_number(const OpName& op, int64_t zero_point, int64_t quant_min,
                              int64_t quant_max);
 void check_quantize(const OpName& op, const at::Tensor& input, const QuantArgs& q,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The core ops below autograd, one function each for CPU, CUDA and Meta: check, allocate, launch.
-// Meta stops before the launch, so shapes, strides and errors are the same everywhere.
-// A non-overlapping dense input keeps its strides; anything else is made contiguous first.
+// The core ops of the affine family below autograd, one function each for CPU, CUDA and Meta. It
+// checks, allocates and launches. Meta stops before the launch, so shapes, strides and errors are
+// the same on every device. A non-overlapping dense input keeps its strides; any other input is made
+// contiguous first.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -18,18 +19,18 @@
 namespace baraquant::affine {
 namespace {
 
-// The 8-bit integer types, the input's own and its compute type are written by the kernels; any
-// other floating type takes the integers from the compute type (exact, then one rounding).
+// Kernels write the 8-bit integer types, the input's type and its compute type. Any other floating
+// type is cast from the compute type: that holds the integers exactly, so they are rounded once.
 bool kernel_writes(at::ScalarType input, at::ScalarType output) {
   return at::isIntegralType(output, false) || output == input || output == compute_dtype(input);
 }
 
-// Whether the host may look at the switch, and finds it off.
+// Whether the switch is off, as far as the host can see without waiting for a device.
 bool is_seen_off(const OptionalTensor& enabled, const at::Tensor& input) {
   return enabled && input.is_cpu() && *static_cast<const uint8_t*>(enabled->const_data_ptr()) == 0;
 }
 
-// What a fake_quantize that is switched off does: the input as it is, every bit set.
+// A fake_quantize that is switched off: the output is the input, and every bit of the mask is set.
 void pass_through(const at::Tensor& input, const at::Tensor& output, const at::Tensor& mask) {
   copy_into(output, input);
   if (!mask.defined() || is_planning()) return;
@@ -38,7 +39,7 @@ void pass_through(const at::Tensor& input, const at::Tensor& output, const at::T
   if (rest > 0) mask.select(0, -1).fill_((1 << rest) - 1);
 }
 
-// int32, or the compute type where it is learned.
+// The zero point as kernels take it: int32, or the compute type if it is learned.
 at::Tensor kernel_zero_point(const at::Tensor& zero_point, at::ScalarType compute) {
   return zero_point.is_floating_point() ? cast_rounded(zero_point, compute)
                                         : cast_to_int32(zero_point);
@@ -124,7 +125,7 @@ TensorPair fake_quantize_with_mask_device(const at::Tensor& input, const QuantAr
 at::Tensor dequantize_device(const at::Tensor& input, const QuantArgs& q, at::ScalarType dtype) {
   const OpName op{"dequantize", q.scope.granularity};
   check_dequantize(op, input, q, dtype);
-  // A number has no dtype: it is computed with in double where a double goes in or comes out.
+  // A number has no dtype: the arithmetic is in double if the input or the output is.
   const bool in_double = q.scale ? q.scale->scalar_type() == at::kDouble
                                  : dtype == at::kDouble || input.scalar_type() == at::kDouble;
   const at::ScalarType compute = in_double ? at::kDouble : at::kFloat;
@@ -141,8 +142,7 @@ at::Tensor dequantize_device(const at::Tensor& input, const QuantArgs& q, at::Sc
   return cast(output, dtype);
 }
 
-// dy in x's dtype or in the compute type, whichever it has; from another dtype, in the compute
-// type.
+// Kernels take dy in x's dtype or in the compute type. Any other dtype is cast to the compute type.
 at::Tensor gradient_input(const at::Tensor& grad, at::ScalarType dtype) {
   return grad.scalar_type() == dtype ? grad : cast(grad, compute_dtype(dtype));
 }
@@ -173,7 +173,7 @@ at::Tensor masked_gradient_device(const at::Tensor& grad, const QuantArgs& q,
   const at::Tensor dy = in_order(op, "grad", gradient_input(grad, dtype), order);
   at::Tensor result = empty_as(dy, dtype);
   if (has_work(dy)) {
-    // Through fake_quantize the gradient does not depend on the scale.
+    // The gradient through fake_quantize does not depend on the scale.
     Call call;
     if (through_quantize) {
       call = prepare_call(dy, q);

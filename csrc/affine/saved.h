@@ -75,7 +75,7 @@ struct SavedNumbers {
 
 // The tensors that backward needs; undefined where it does not.
 struct SavedTensors {
-  at::Tensor input, scale, zero_point, mask;
+  at::Tensor input = {}, scale = {}, zero_point = {}, mask = {};
   auto fields() { return std::tie(input, scale, zero_point, mask); }
 };
 

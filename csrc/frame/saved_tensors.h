@@ -25,6 +25,12 @@ Saved saved_tensors(const torch::autograd::AutogradContext* ctx) {
   return saved;
 }
 
+// One bit for each element of the input: whether it lay inside the range.
+struct SavedMask {
+  at::Tensor mask;
+  auto fields() { return std::tie(mask); }
+};
+
 // Whether keeping a tensor takes no memory, because something else keeps it in any case: a leaf (a
 // parameter), or a view of one.
 inline bool is_kept_anyway(const at::Tensor& tensor) {

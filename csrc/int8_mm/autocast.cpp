@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// qat_linear and qat_grouped_linear under autocast: tensors are cast to its dtype first, as
-// torch.nn.functional.linear's are. The other ops of the library compute in what they are given.
+// qat_linear and qat_grouped_linear under autocast: tensors are cast to its dtype first, as those of
+// torch.nn.functional.linear are. The other ops of the library keep the dtypes that they are given.
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
@@ -17,7 +17,7 @@ at::Tensor lowered(const at::Tensor& tensor) {
   const at::ScalarType dtype = at::autocast::get_autocast_dtype(device);
   const bool eligible = at::autocast::is_eligible(tensor, device);
   if (is_planning() && eligible) return cast(tensor, dtype);
-  return at::autocast::cached_cast(dtype, tensor, device);  // a leaf's is kept for the region
+  return at::autocast::cached_cast(dtype, tensor, device);  // the cast of a leaf is cached
 }
 
 template <at::DeviceType device>

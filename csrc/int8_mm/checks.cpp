@@ -11,7 +11,7 @@
 namespace baraquant::int8_mm {
 namespace {
 
-// [N], one for each output; of a grouped op [E, N].
+// Checks a tensor with one entry for each output: [N], or [E, N] for a grouped op.
 void check_per_output(const LinearArgs& args, const char* name, const at::Tensor& tensor) {
   check_same_device(args.op, name, tensor, args.input);
   const auto outputs = args.weight.sym_sizes().slice(0, args.is_grouped() ? 2 : 1);
@@ -20,7 +20,7 @@ void check_per_output(const LinearArgs& args, const char* name, const at::Tensor
                     ", but got ", tensor.sym_sizes());
 }
 
-// One for each group. That the rows can be counted in int32 is asked for here too.
+// Checks the offsets, one for each group, and that int32 can count the rows.
 void check_offsets(const LinearArgs& args) {
   const at::Tensor& offsets = *args.offsets;
   check_dtype(args.op, "offsets", offsets, at::kInt, "the end of each group's rows");
@@ -74,7 +74,7 @@ void check_depth(const LinearArgs& args, bool shifted) {
                     ", so that int32 holds every sum exactly, but got ", depth);
 }
 
-// In the compute type, or in the output's.
+// The bias has the compute type, or the output's dtype.
 void check_bias(const LinearArgs& args, at::ScalarType dtype) {
   if (!args.bias) return;
   const at::ScalarType compute = compute_dtype(dtype), got = args.bias->scalar_type();
@@ -92,7 +92,7 @@ void check_weight_qparams(const LinearArgs& args, at::ScalarType compute, const 
   check_per_output(args, "weight_sum", **args.weight_sum);
 }
 
-// One number for all; of a size that is traced, unknown yet: not that.
+// Whether a tensor has one element. A traced size that is unknown counts as more.
 bool is_single(const at::Tensor& tensor) {
   if (tensor.dim() == 0) return true;
   return tensor.dim() == 1 && tensor.sym_size(0).sym_eq(1).guard_or_false(__FILE__, __LINE__);
@@ -137,7 +137,7 @@ void check_input_qparams(const LinearArgs& args, const InputQparams& q, at::Scal
   }
 }
 
-// [K], one for each input.
+// Checks the smoothing factors [K], one for each input.
 void check_smooth_scale(const LinearArgs& args, const at::Tensor& smooth_scale,
                         at::ScalarType compute) {
   check_dispatchable(args.op, "smooth_scale", smooth_scale);
@@ -149,7 +149,7 @@ void check_smooth_scale(const LinearArgs& args, const at::Tensor& smooth_scale,
                     "] (input.size(-1)), but got ", smooth_scale.sym_sizes());
 }
 
-// Of an op whose input is floating: scales and bias are of one compute type.
+// An op with a floating input needs an output of the same compute type: scales and bias have it.
 void check_output_dtype(const LinearArgs& args, at::ScalarType dtype) {
   const at::ScalarType compute = compute_dtype(args.input.scalar_type());
   TORCH_CHECK_TYPE(is_supported_floating(dtype) && compute_dtype(dtype) == compute, args.op,

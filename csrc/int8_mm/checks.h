@@ -11,36 +11,38 @@
 
 namespace baraquant::int8_mm {
 
-// What every op of the family takes; an op without weight_scale, weight_sum or offsets leaves it
-// null.
+// The arguments that the ops of the family share. An op without weight_scale, weight_sum or offsets
+// leaves the pointer null.
 struct LinearArgs {
   const char* op;
   const at::Tensor& input;
   const at::Tensor& weight;
-  const at::Tensor* weight_scale;
+  const at::Tensor* weight_scale = nullptr;
   const OptionalTensor& bias;
-  const OptionalTensor* weight_sum;
+  const OptionalTensor* weight_sum = nullptr;
   const at::Tensor* offsets = nullptr;  // of a grouped op, whose weight has three dimensions
 
   bool is_grouped() const { return offsets != nullptr; }
 };
 
-// The scale and the zero point of an input, where they are given: tensors, or numbers.
+// The given scale and zero point of an input: tensors, or numbers.
 struct InputQparams {
   const char* scale_name;
   const char* zero_point_name;
-  bool scale_per_token;     // may there be one for each token?
-  const at::Tensor* scale;  // null: scale_number
-  const OptionalTensor* zero_point;
+  bool scale_per_token;               // whether there may be one for each token
+  const at::Tensor* scale = nullptr;  // null: scale_number
+  const OptionalTensor* zero_point = nullptr;
   double scale_number = 1;
   std::optional<int64_t> zero_point_number = std::nullopt;
   bool zero_point_per_token = true;
 
-  bool has_zero_point() const { return zero_point ? zero_point->has_value() : !!zero_point_number; }
+  bool has_zero_point() const {
+    return zero_point ? zero_point->has_value() : zero_point_number.has_value();
+  }
 };
 
-// Of the tensors in args. NB: autograd calls it too, as Python would refuse a nested tensor of
-// jagged layout under the name of whatever op comes next.
+// Checks all tensors in args. NB: autograd calls it too. Otherwise Python would refuse a nested
+// tensor of jagged layout under the name of the op that comes next.
 void check_all_dispatchable(const LinearArgs& args);
 void check_product(const LinearArgs& args, const InputQparams& qparams, at::ScalarType dtype);
 // dtype: of the output.
@@ -49,7 +51,7 @@ void check_static_quantized_linear(const LinearArgs& args, const InputQparams& q
                                    const OptionalTensor& smooth_scale, int64_t quant_min,
                                    int64_t quant_max, at::ScalarType dtype);
 void check_qat_linear(const LinearArgs& args, const Schemes& schemes);
-// Reads the offsets of a grouped op, where they are on the CPU.
+// Checks the values of a grouped op's offsets if they are on the CPU.
 void check_offset_values(const LinearArgs& args);
 
 }  // namespace baraquant::int8_mm

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The ops of the integer matrix family below autograd, one function each for CPU, CUDA and Meta:
-// check, allocate, quantize what is floating, launch the product. Meta stops before the launches,
-// so shapes and errors are the same everywhere. Outputs are contiguous. A grouped op differs from
-// its namesake by the offsets among its LinearArgs.
+// The ops of the integer matrix family below autograd, one function each for CPU, CUDA and Meta. It
+// checks, allocates, quantizes what is floating and launches the product. Meta stops before the
+// launches, so shapes and errors are the same on every device. Outputs are contiguous. A grouped op
+// is the plain one with offsets among its LinearArgs.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -24,12 +24,12 @@ using range::quantize_rows;
 using range::QuantizedRows;
 using range::RowScheme;
 
-// Whether a grouped op has no group at all, so that there is nothing to multiply.
+// Whether a grouped op has no groups, so that there is nothing to multiply.
 bool lacks_groups(const LinearArgs& args) {
   return args.is_grouped() && !args.input.is_meta() && args.offsets->numel() == 0;
 }
 
-// [..., N], which is 0 already where there is nothing to multiply.
+// The output [..., N]; zeros if there is nothing to multiply.
 at::Tensor empty_output(const LinearArgs& args, at::ScalarType dtype) {
   std::vector<c10::SymInt> sizes = args.input.sym_sizes().vec();
   sizes.back() = args.weight.sym_size(-2);
@@ -45,10 +45,10 @@ at::Tensor contiguous_rows(const at::Tensor& input) {
   return contiguous(input).view({tokens, input.size(-1)});
 }
 
-// One for all, or one for each token, from any of the shapes that are allowed.
+// A scale or zero point in any allowed shape as one dimension: one for all, or one for each token.
 at::Tensor of_rows(const at::Tensor& tensor) { return contiguous(tensor).view({tensor.numel()}); }
 
-// What the kernels multiply, of the arguments: the weight is given again, as integers.
+// The weight as the kernels multiply it.
 struct IntegerWeight {
   const at::Tensor& values;
   const at::Tensor& scale;
@@ -58,7 +58,7 @@ bool is_left_to_do(const LinearArgs& args, const at::Tensor& output) {
   return has_work(output) && !lacks_groups(args);
 }
 
-// What is left to fill in of the call: the scales of the input, and its zero points.
+// Everything in a call but the scales and zero points of the input.
 ProductCall prepare(const LinearArgs& args, const at::Tensor& rows, const IntegerWeight& weight,
                     const at::Tensor& output) {
   ProductCall call;
@@ -93,7 +93,7 @@ void multiply_quantized(const LinearArgs& args, const QuantizedRows& rows,
   launch(call, args.weight_sum ? *args.weight_sum : std::nullopt);
 }
 
-// What is known of values without making a device wait. A call that is planned has none.
+// Checks values where that makes no device wait. A planned call has no values.
 void check_values(const LinearArgs& args) {
   if (!is_planning()) check_offset_values(args);
 }
@@ -119,8 +119,18 @@ at::Tensor int8_linear(const at::Tensor& input, const at::Tensor& weight,
                        const at::Tensor& input_scale, const at::Tensor& weight_scale,
                        const OptionalTensor& bias, const OptionalTensor& input_zero_point,
                        const OptionalTensor& weight_sum, at::ScalarType dtype) {
-  return product({"baraquant::int8_linear", input, weight, &weight_scale, bias, &weight_sum},
-                 {"input_scale", "input_zero_point", true, &input_scale, &input_zero_point}, dtype);
+  return product({.op = "baraquant::int8_linear",
+                  .input = input,
+                  .weight = weight,
+                  .weight_scale = &weight_scale,
+                  .bias = bias,
+                  .weight_sum = &weight_sum},
+                 {.scale_name = "input_scale",
+                  .zero_point_name = "input_zero_point",
+                  .scale_per_token = true,
+                  .scale = &input_scale,
+                  .zero_point = &input_zero_point},
+                 dtype);
 }
 
 at::Tensor int8_grouped_linear(const at::Tensor& input, const at::Tensor& weight,
@@ -128,17 +138,37 @@ at::Tensor int8_grouped_linear(const at::Tensor& input, const at::Tensor& weight
                                const at::Tensor& weight_scale, const OptionalTensor& bias,
                                const OptionalTensor& input_zero_point,
                                const OptionalTensor& weight_sum, at::ScalarType dtype) {
-  return product(
-      {"baraquant::int8_grouped_linear", input, weight, &weight_scale, bias, &weight_sum, &offsets},
-      {"input_scale", "input_zero_point", true, &input_scale, &input_zero_point}, dtype);
+  return product({.op = "baraquant::int8_grouped_linear",
+                  .input = input,
+                  .weight = weight,
+                  .weight_scale = &weight_scale,
+                  .bias = bias,
+                  .weight_sum = &weight_sum,
+                  .offsets = &offsets},
+                 {.scale_name = "input_scale",
+                  .zero_point_name = "input_zero_point",
+                  .scale_per_token = true,
+                  .scale = &input_scale,
+                  .zero_point = &input_zero_point},
+                 dtype);
 }
 
 at::Tensor smoothquant_linear(const at::Tensor& input, const at::Tensor& weight,
                               const at::Tensor& weight_scale, const at::Tensor& act_scale,
                               const OptionalTensor& bias, const OptionalTensor& act_zero_point,
                               const OptionalTensor& weight_sum, at::ScalarType dtype) {
-  return product({"baraquant::smoothquant_linear", input, weight, &weight_scale, bias, &weight_sum},
-                 {"act_scale", "act_zero_point", false, &act_scale, &act_zero_point}, dtype);
+  return product({.op = "baraquant::smoothquant_linear",
+                  .input = input,
+                  .weight = weight,
+                  .weight_scale = &weight_scale,
+                  .bias = bias,
+                  .weight_sum = &weight_sum},
+                 {.scale_name = "act_scale",
+                  .zero_point_name = "act_zero_point",
+                  .scale_per_token = false,
+                  .scale = &act_scale,
+                  .zero_point = &act_zero_point},
+                 dtype);
 }
 
 at::Tensor smoothquant_linear_number(const at::Tensor& input, const at::Tensor& weight,
@@ -146,12 +176,20 @@ at::Tensor smoothquant_linear_number(const at::Tensor& input, const at::Tensor& 
                                      const OptionalTensor& bias,
                                      std::optional<int64_t> act_zero_point,
                                      const OptionalTensor& weight_sum, at::ScalarType dtype) {
-  return product(
-      {"baraquant::smoothquant_linear", input, weight, &weight_scale, bias, &weight_sum},
-      {"act_scale", "act_zero_point", false, nullptr, nullptr, act_scale, act_zero_point}, dtype);
+  return product({.op = "baraquant::smoothquant_linear",
+                  .input = input,
+                  .weight = weight,
+                  .weight_scale = &weight_scale,
+                  .bias = bias,
+                  .weight_sum = &weight_sum},
+                 {.scale_name = "act_scale",
+                  .zero_point_name = "act_zero_point",
+                  .scale_per_token = false,
+                  .scale_number = act_scale,
+                  .zero_point_number = act_zero_point},
+                 dtype);
 }
 
-// with_mask: whether the mask is asked for.
 MaskedProduct quantized_product(bool with_mask, const LinearArgs& args, const RowScheme& scheme,
                                 std::optional<at::ScalarType> dtype) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
@@ -173,9 +211,15 @@ MaskedProduct quantized_linear(bool with_mask, const at::Tensor& input, const at
                                const at::Tensor& weight_scale, const OptionalTensor& bias,
                                bool symmetric, const OptionalTensor& weight_sum, int64_t quant_min,
                                int64_t quant_max, std::optional<at::ScalarType> dtype) {
-  return quantized_product(
-      with_mask, {"baraquant::quantized_linear", input, weight, &weight_scale, bias, &weight_sum},
-      {symmetric, quant_min, quant_max}, dtype);
+  return quantized_product(with_mask,
+                           {.op = "baraquant::quantized_linear",
+                            .input = input,
+                            .weight = weight,
+                            .weight_scale = &weight_scale,
+                            .bias = bias,
+                            .weight_sum = &weight_sum},
+                           {.symmetric = symmetric, .quant_min = quant_min, .quant_max = quant_max},
+                           dtype);
 }
 
 MaskedProduct quantized_grouped_linear(bool with_mask, const at::Tensor& input,
@@ -185,13 +229,19 @@ MaskedProduct quantized_grouped_linear(bool with_mask, const at::Tensor& input,
                                        int64_t quant_min, int64_t quant_max,
                                        std::optional<at::ScalarType> dtype) {
   return quantized_product(with_mask,
-                           {"baraquant::quantized_grouped_linear", input, weight, &weight_scale,
-                            bias, &weight_sum, &offsets},
-                           {symmetric, quant_min, quant_max}, dtype);
+                           {.op = "baraquant::quantized_grouped_linear",
+                            .input = input,
+                            .weight = weight,
+                            .weight_scale = &weight_scale,
+                            .bias = bias,
+                            .weight_sum = &weight_sum,
+                            .offsets = &offsets},
+                           {.symmetric = symmetric, .quant_min = quant_min, .quant_max = quant_max},
+                           dtype);
 }
 
-// [tokens, K] of int8, with one scale for all or one for each k. The ops of the affine family do
-// it, whose arguments have been checked.
+// Quantizes rows [tokens, K] to int8, with one scale for all or one for each k, by the ops of the
+// affine family.
 MaskedProduct quantize_static(const at::Tensor& rows, const at::Tensor& act_scale,
                               const OptionalTensor& act_zero_point,
                               const OptionalTensor& smooth_scale, int64_t quant_min,
@@ -218,10 +268,18 @@ MaskedProduct static_quantized_linear(bool with_mask, const at::Tensor& input,
                                       int64_t quant_max, std::optional<at::ScalarType> dtype) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const at::ScalarType to = dtype.value_or(input.scalar_type());
-  InputQparams qparams{"act_scale", "act_zero_point", false, &act_scale, &act_zero_point};
-  qparams.zero_point_per_token = false;
-  const LinearArgs args{
-      "baraquant::static_quantized_linear", input, weight, &weight_scale, bias, &weight_sum};
+  const InputQparams qparams{.scale_name = "act_scale",
+                             .zero_point_name = "act_zero_point",
+                             .scale_per_token = false,
+                             .scale = &act_scale,
+                             .zero_point = &act_zero_point,
+                             .zero_point_per_token = false};
+  const LinearArgs args{.op = "baraquant::static_quantized_linear",
+                        .input = input,
+                        .weight = weight,
+                        .weight_scale = &weight_scale,
+                        .bias = bias,
+                        .weight_sum = &weight_sum};
   check_static_quantized_linear(args, qparams, smooth_scale, quant_min, quant_max, to);
   const at::Tensor output = empty_output(args, to);
   if (input.is_meta()) return {output, with_mask ? empty_mask(input) : at::Tensor()};
@@ -238,8 +296,8 @@ MaskedProduct static_quantized_linear(bool with_mask, const at::Tensor& input,
   return {output, mask};
 }
 
-// Of a function whose first argument says whether the mask is asked for: the kernel of an op, and
-// that of its form that returns the mask too.
+// Makes two kernels from a function whose first argument says whether the mask is wanted: that of
+// the op, and that of its form that returns the mask too.
 template <auto function>
 struct KernelsOf;
 
@@ -274,7 +332,7 @@ at::Tensor qat_product(const LinearArgs& args, const Schemes& schemes) {
   return output;
 }
 
-// The same, with all that the backward can ask for. What there is none of is an empty tensor.
+// The same, with all that backward may need; see KeptByQatLinear.
 KeptByQatLinear qat_product_kept(const LinearArgs& args, const Schemes& schemes, bool with_mask) {
   check_qat_linear(args, schemes);
   check_values(args);
@@ -308,30 +366,39 @@ KeptByQatLinear qat_product_kept(const LinearArgs& args, const Schemes& schemes,
 
 at::Tensor qat_linear_device(const at::Tensor& input, const at::Tensor& weight,
                              const OptionalTensor& bias, const Schemes& schemes) {
-  return qat_product({"baraquant::qat_linear", input, weight, nullptr, bias, nullptr}, schemes);
+  return qat_product(
+      {.op = "baraquant::qat_linear", .input = input, .weight = weight, .bias = bias}, schemes);
 }
 
 KeptByQatLinear qat_linear_kept_device(const at::Tensor& input, const at::Tensor& weight,
                                        const OptionalTensor& bias, const Schemes& schemes,
                                        bool with_mask) {
-  return qat_product_kept({"baraquant::qat_linear", input, weight, nullptr, bias, nullptr}, schemes,
-                          with_mask);
+  return qat_product_kept(
+      {.op = "baraquant::qat_linear", .input = input, .weight = weight, .bias = bias}, schemes,
+      with_mask);
 }
 
 at::Tensor qat_grouped_linear_device(const at::Tensor& input, const at::Tensor& weight,
                                      const at::Tensor& offsets, const OptionalTensor& bias,
                                      const Schemes& schemes) {
-  return qat_product(
-      {"baraquant::qat_grouped_linear", input, weight, nullptr, bias, nullptr, &offsets}, schemes);
+  return qat_product({.op = "baraquant::qat_grouped_linear",
+                      .input = input,
+                      .weight = weight,
+                      .bias = bias,
+                      .offsets = &offsets},
+                     schemes);
 }
 
 KeptByQatLinear qat_grouped_linear_kept_device(const at::Tensor& input, const at::Tensor& weight,
                                                const at::Tensor& offsets,
                                                const OptionalTensor& bias, const Schemes& schemes,
                                                bool with_mask) {
-  return qat_product_kept(
-      {"baraquant::qat_grouped_linear", input, weight, nullptr, bias, nullptr, &offsets}, schemes,
-      with_mask);
+  return qat_product_kept({.op = "baraquant::qat_grouped_linear",
+                           .input = input,
+                           .weight = weight,
+                           .bias = bias,
+                           .offsets = &offsets},
+                          schemes, with_mask);
 }
 
 void register_kernels(torch::Library& m) {

@@ -1,39 +1,39 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The ops of the integer matrix family: schemas. Numerics in int8_mm/math.h, checks in
+// The ops of the integer matrix family: schemas. The arithmetic is in math.h, checks are in
 // checks.cpp.
 //   int8_linear         y[m, n] = (sum over k of (q[m, k] - z[m]) * w[n, k]) * sw[n] * s[m] + b[n]
-//   smoothquant_linear  the same with one scale s and zero point z for all of the input
-//   quantized_linear    the same with q, s and z from
-//                       dynamic_range_quantize_per_token(x, quant_min, quant_max)
+//   smoothquant_linear  the same with one scale s and one zero point z for the whole input
+//   quantized_linear    int8_linear with q, s, z = dynamic_range_quantize_per_token(x, quant_min,
+//                       quant_max)
 //   static_quantized_linear
-//                       smoothquant_linear of q = quantize_per_tensor(x, s, z, quant_min,
-//                       quant_max), or of q = quantize_per_channel(x, smooth_scale, z, -1,
-//                       quant_min, quant_max)
-//   qat_linear          quantized_linear with w, sw from dynamic_range_quantize_per_channel(weight,
-//                       0, weight_quant_min, weight_quant_max) too
+//                       smoothquant_linear with q = quantize_per_tensor(x, s, z, quant_min,
+//                       quant_max) or, given smooth_scale, q = quantize_per_channel(x,
+//                       smooth_scale, z, -1, quant_min, quant_max)
+//   qat_linear          quantized_linear with w, sw = dynamic_range_quantize_per_channel(weight, 0,
+//                       weight_quant_min, weight_quant_max)
 //   int8_grouped_linear, quantized_grouped_linear, qat_grouped_linear
-//                       the op without `grouped` in its name for each group of rows of the input,
-//                       with a weight of its own; rows behind the last group give 0
-// Those with a floating input are differentiable. Their arguments:
-//   input         [..., K], any strides: int8 or uint8; floating where it is quantized
-//   weight        int8 [N, K], contiguous; floating like the input for qat_linear
+//                       the op without `grouped` in its name, for each group of rows of the input
+//                       with a weight of its own; rows after the last group give 0
+// Ops with a floating input are differentiable. The arguments:
+//   input         [..., K], any strides: int8 or uint8, or floating if the op quantizes it
+//   weight        int8 [N, K], contiguous; for qat_linear floating like the input
 //   input_scale   of the compute type C of the output: one for all ([] or [1]) or one per token
-//                 (input.shape[:-1], or with a 1 behind)
+//                 (input.shape[:-1], or the same with a 1 at the end)
 //   act_scale     C [] or [1], or a number
-//   smooth_scale  C [K], act_scale * smooth: dividing the input by smooth then costs nothing
+//   smooth_scale  C [K], act_scale * smooth: the op divides the input by smooth at no cost
 //   weight_scale  C [N]
 //   bias          [N], C or the output's dtype
-//   ..zero_point  any integer dtype, one for all or one per token; or a number; absent: 0
-//   weight_sum    int32 [N], weight.sum(1), which a zero point needs; absent: summed up each time
-//   offsets       int32 [E]: where each group's rows end; the first one's begin at 0. Of a grouped
-//                 op, whose input is [T, K] and whose weight [E, N, K], with [E, N] for each [N]
-//   symmetric     whether the input's zero point is 0; else its range, with 0, fills that of the
-//                 integers
+//   ..zero_point  any integer dtype, one for all or one per token; or a number; None means 0
+//   weight_sum    int32 [N], weight.sum(1), which a zero point needs; None: each call computes it
+//   offsets       int32 [E]: the end of each group's rows; the first group starts at row 0. With
+//                 offsets the input is [T, K], the weight [E, N, K], and each [N] here is [E, N]
+//   symmetric     if true, the input's zero point is 0. If false, the range [min(0, x), max(0, x)]
+//                 maps onto [quant_min, quant_max]
 //   (weight_)quant_min, (weight_)quant_max
-//                 the range of the input's and the weight's integers, within int8: any, but where
-//                 the scheme is symmetric (the weight's is) with 0 in the middle
-//   dtype         of the output, floating; absent: the input's. Of the same compute type as a
-//                 floating input
+//                 the range of the input's and of the weight's integers, within int8. A symmetric
+//                 scheme (the weight's always is) needs 0 in the middle
+//   dtype         of the output, floating; None: the input's. It has the compute type of a floating
+//                 input
 // The output is [..., N], contiguous.
 #include "frame/public_op.h"
 #include "int8_mm/core_ops.h"
@@ -70,8 +70,7 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
   def("qat_grouped_linear(Tensor input, Tensor weight, Tensor offsets, Tensor? bias=None, *, "
       "bool symmetric=True, int weight_quant_min=-128, int weight_quant_max=127, "
       "int quant_min=-128, int quant_max=127) -> Tensor");
-  // The quantized ones with what the backward of a clipped input needs, and the qat ones with what
-  // theirs needs. A mask holds one bit per element of the input.
+  // These also return what a backward needs. A mask holds one bit for each element of the input.
   def("_quantized_linear_with_mask(Tensor input, Tensor weight, Tensor weight_scale, "
       "Tensor? bias, bool symmetric, Tensor? weight_sum, int quant_min, int quant_max, "
       "ScalarType? dtype) -> (Tensor output, Tensor mask)");

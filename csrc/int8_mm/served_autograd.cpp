@@ -34,15 +34,16 @@ using torch::autograd::variable_list;
 struct Layer {
   at::Tensor weight, weight_scale;
   bool clips_input = false;
-  at::Tensor act_scale, smooth_scale;  // of a layer that divides its input by `smooth`
-  at::Tensor offsets;                  // of a grouped op
+  at::Tensor act_scale = {}, smooth_scale = {};  // of a layer that divides its input by `smooth`
+  at::Tensor offsets = {};                       // of a grouped op
 };
 
 // Computes the output below autograd; given true, the mask too.
 using Product = c10::function_ref<MaskedProduct(bool)>;
 
 struct SavedLayer {
-  at::Tensor weight, weight_scale, act_scale, smooth_scale, offsets, mask;
+  at::Tensor weight = {}, weight_scale = {}, act_scale = {}, smooth_scale = {};
+  at::Tensor offsets = {}, mask = {};
   auto fields() { return std::tie(weight, weight_scale, act_scale, smooth_scale, offsets, mask); }
 };
 
@@ -156,7 +157,12 @@ at::Tensor quantized_linear(Keys keys, const at::Tensor& input, const at::Tensor
                       const OptionalTensor&, bool, const OptionalTensor&, int64_t, int64_t, Dtype>
       op("quantized_linear");
   constexpr const char* kOp = "baraquant::quantized_linear";
-  check_all_dispatchable({kOp, input, weight, &weight_scale, bias, &weight_sum});
+  check_all_dispatchable({.op = kOp,
+                          .input = input,
+                          .weight = weight,
+                          .weight_scale = &weight_scale,
+                          .bias = bias,
+                          .weight_sum = &weight_sum});
   check_scale(kOp, "weight_scale", weight_scale);
   const Layer layer{.weight = weight, .weight_scale = weight_scale, .clips_input = !symmetric};
   return differentiable(input, bias, layer, [&](bool with_mask) {
@@ -174,7 +180,13 @@ at::Tensor quantized_grouped_linear(Keys keys, const at::Tensor& input, const at
                       const OptionalTensor&, bool, const OptionalTensor&, int64_t, int64_t, Dtype>
       op("quantized_grouped_linear");
   constexpr const char* kOp = "baraquant::quantized_grouped_linear";
-  check_all_dispatchable({kOp, input, weight, &weight_scale, bias, &weight_sum, &offsets});
+  check_all_dispatchable({.op = kOp,
+                          .input = input,
+                          .weight = weight,
+                          .weight_scale = &weight_scale,
+                          .bias = bias,
+                          .weight_sum = &weight_sum,
+                          .offsets = &offsets});
   check_scale(kOp, "weight_scale", weight_scale);
   const Layer layer{.weight = weight,
                     .weight_scale = weight_scale,
@@ -197,7 +209,12 @@ at::Tensor static_quantized_linear(Keys keys, const at::Tensor& input, const at:
                       const OptionalTensor&, int64_t, int64_t, Dtype>
       op("static_quantized_linear");
   constexpr const char* kOp = "baraquant::static_quantized_linear";
-  check_all_dispatchable({kOp, input, weight, &weight_scale, bias, &weight_sum});
+  check_all_dispatchable({.op = kOp,
+                          .input = input,
+                          .weight = weight,
+                          .weight_scale = &weight_scale,
+                          .bias = bias,
+                          .weight_sum = &weight_sum});
   check_scale(kOp, "weight_scale", weight_scale);
   check_scale(kOp, "act_scale", act_scale);
   check_zero_point(kOp, "act_zero_point", act_zero_point);
@@ -222,7 +239,12 @@ at::Tensor int8_linear(Keys keys, const at::Tensor& input, const at::Tensor& wei
                                  const OptionalTensor&, at::ScalarType)>
       op("baraquant::int8_linear");
   constexpr const char* kOp = "baraquant::int8_linear";
-  check_all_dispatchable({kOp, input, weight, &weight_scale, bias, &weight_sum});
+  check_all_dispatchable({.op = kOp,
+                          .input = input,
+                          .weight = weight,
+                          .weight_scale = &weight_scale,
+                          .bias = bias,
+                          .weight_sum = &weight_sum});
   check_scale(kOp, "input_scale", input_scale);
   check_scale(kOp, "weight_scale", weight_scale);
   check_zero_point(kOp, "input_zero_point", input_zero_point);
@@ -244,7 +266,13 @@ at::Tensor int8_grouped_linear(Keys keys, const at::Tensor& input, const at::Ten
                                  const OptionalTensor&, const OptionalTensor&, at::ScalarType)>
       op("baraquant::int8_grouped_linear");
   constexpr const char* kOp = "baraquant::int8_grouped_linear";
-  check_all_dispatchable({kOp, input, weight, &weight_scale, bias, &weight_sum, &offsets});
+  check_all_dispatchable({.op = kOp,
+                          .input = input,
+                          .weight = weight,
+                          .weight_scale = &weight_scale,
+                          .bias = bias,
+                          .weight_sum = &weight_sum,
+                          .offsets = &offsets});
   check_scale(kOp, "input_scale", input_scale);
   check_scale(kOp, "weight_scale", weight_scale);
   check_zero_point(kOp, "input_zero_point", input_zero_point);
@@ -268,7 +296,12 @@ at::Tensor smoothquant_linear(Keys keys, const at::Tensor& input, const at::Tens
                                  at::ScalarType)>
       op("baraquant::smoothquant_linear", is_number ? "number" : "");
   constexpr const char* kOp = "baraquant::smoothquant_linear";
-  check_all_dispatchable({kOp, input, weight, &weight_scale, bias, &weight_sum});
+  check_all_dispatchable({.op = kOp,
+                          .input = input,
+                          .weight = weight,
+                          .weight_scale = &weight_scale,
+                          .bias = bias,
+                          .weight_sum = &weight_sum});
   check_scale(kOp, "weight_scale", weight_scale);
   if constexpr (!is_number) {
     check_scale(kOp, "act_scale", act_scale);

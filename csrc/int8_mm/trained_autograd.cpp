@@ -29,11 +29,6 @@ using torch::autograd::Function;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-struct SavedMask {
-  at::Tensor mask;
-  auto fields() { return std::tie(mask); }
-};
-
 // The identity, whose gradient is 0 where the mask has a 0.
 class StraightThrough : public Function<StraightThrough> {
  public:
@@ -173,7 +168,8 @@ bool is_recorded(const at::Tensor& input, const at::Tensor& weight, const Option
 
 at::Tensor qat_linear_autograd(const at::Tensor& input, const at::Tensor& weight,
                                const OptionalTensor& bias, const Schemes& schemes) {
-  check_all_dispatchable({"baraquant::qat_linear", input, weight, nullptr, bias, nullptr});
+  check_all_dispatchable(
+      {.op = "baraquant::qat_linear", .input = input, .weight = weight, .bias = bias});
   if (is_recorded(input, weight, bias)) {
     return QatLinear::apply(input, weight, bias, OptionalTensor(), schemes);
   }
@@ -184,8 +180,11 @@ at::Tensor qat_linear_autograd(const at::Tensor& input, const at::Tensor& weight
 at::Tensor qat_grouped_linear_autograd(const at::Tensor& input, const at::Tensor& weight,
                                        const at::Tensor& offsets, const OptionalTensor& bias,
                                        const Schemes& schemes) {
-  check_all_dispatchable(
-      {"baraquant::qat_grouped_linear", input, weight, nullptr, bias, nullptr, &offsets});
+  check_all_dispatchable({.op = "baraquant::qat_grouped_linear",
+                          .input = input,
+                          .weight = weight,
+                          .bias = bias,
+                          .offsets = &offsets});
   if (is_recorded(input, weight, bias)) {
     return QatLinear::apply(input, weight, bias, OptionalTensor(offsets), schemes);
   }

@@ -32,11 +32,6 @@ class SymmetricFunction : public Function<SymmetricFunction> {
   static variable_list backward(AutogradContext*, variable_list grads) { return {grads[0], {}}; }
 };
 
-struct SavedMask {
-  at::Tensor mask;
-  auto fields() { return std::tie(mask); }
-};
-
 // Rounding the zero point can move one end of the range out by a step. One bit for each element
 // says whether it lay inside.
 class AsymmetricFunction : public Function<AsymmetricFunction> {

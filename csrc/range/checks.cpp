@@ -27,7 +27,7 @@ void check_chosen_range(const Op& op, int64_t quant_min, int64_t quant_max, at::
                     quant_min, " and ", quant_max);
 }
 
-// A tensor that the op writes, one entry for each range.
+// Checks a tensor that the op writes, with one entry for each range.
 void check_written(const char* op, const char* name, const at::Tensor& tensor,
                    const at::Tensor& input, std::optional<int64_t> axis) {
   check_same_device(op, name, tensor, input);
@@ -49,8 +49,8 @@ void check_written(const char* op, const char* name, const at::Tensor& tensor,
                     " not to require grad, as it is written in place; use .detach()");
 }
 
-// Whether two contiguous tensors have an element in common. NB: of sizes that are traced, unknown
-// yet, only whether they are one tensor.
+// Whether two contiguous tensors share an element. NB: for traced tensors, whose sizes are unknown,
+// only whether they are the same tensor.
 bool overlap(const at::Tensor& a, const at::Tensor& b) {
   if (a.is_same(b)) return true;
   if (!a.has_storage() || !b.has_storage() || !a.storage().is_alias_of(b.storage())) return false;
@@ -84,7 +84,7 @@ void check_ranges(const char* op, const at::Tensor& input, const at::Tensor& min
                     averaging_constant.value_or(0));
 }
 
-// The counter, which is one for all ranges. written: what else the op writes, by name.
+// Checks the counter, one for all ranges. written: the other tensors that the op writes, by name.
 void check_skipped_batches(
     const char* op, const at::Tensor& input, const OptionalTensor& skipped_batches,
     std::initializer_list<std::pair<const char*, const at::Tensor*>> written) {

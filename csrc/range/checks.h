@@ -7,10 +7,10 @@
 
 namespace baraquant::range {
 
-// dtype: of the integers; the compute type where they stay inside.
+// dtype: that of the integers; if absent, the op returns none.
 void check_choose(const OpName& op, const at::Tensor& input, const RangeArgs& args,
                   std::optional<at::ScalarType> dtype = std::nullopt);
-// prefix: of the names of its arguments, quant_min and quant_max.
+// prefix: stands before the argument names quant_min and quant_max.
 void check_row_scheme(const char* op, const RowScheme& scheme, const char* prefix = "");
 void check_observe_min_max(const char* op, const at::Tensor& input, const at::Tensor& min_val,
                            const at::Tensor& max_val, const ObserveArgs& args);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The core ops below autograd, one function each for CPU, CUDA and Meta: check, allocate, launch.
-// Where the device can read a segment once and keep it, it does; else the scales are chosen first,
-// and the affine family's kernel does the rest.
+// The core ops of the range family below autograd, one function each for CPU, CUDA and Meta. It
+// checks, allocates and launches. If the device can hold a segment, one kernel reads it once. If
+// not, a first kernel chooses the scales and the affine family's kernel does the rest.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -18,7 +18,7 @@
 namespace baraquant::range {
 namespace {
 
-// Scale and zero point as they are returned; `call` has what the kernels write.
+// The scale and the zero point that an op returns. `call` has the tensors that the kernels write.
 class Choice {
  public:
   Choice(const at::Tensor& x, const RangeArgs& args) {
@@ -54,7 +54,7 @@ class Choice {
   std::optional<ScaleOrder> order_;
 };
 
-// The affine family's call with the scales that were chosen.
+// The affine family's call with the chosen scales.
 affine::Call affine_call(const RangeCall& call, const at::Tensor& result, const at::Tensor& mask) {
   affine::Call next;
   next.first = call.input;
@@ -69,7 +69,7 @@ affine::Call affine_call(const RangeCall& call, const at::Tensor& result, const 
   return next;
 }
 
-// Where a bit for each element is wanted, `mask` is defined.
+// An undefined mask is not written.
 void run_quantize(const RangeCall& call, const at::Tensor& result, const at::Tensor& mask) {
   const at::Tensor& x = call.input;
   if (kernels(x).quantize(call, result, mask)) return;

@@ -2,7 +2,7 @@
 // The ops of the range family: schemas, and the public ops. A public op names a granularity and
 // calls a core op, which checks its arguments. The arithmetic is in math.h:
 //   choose_qparams          scale and zero point from the data
-//   dynamic_range_quantize  q = quantize(x, *choose_qparams(x)), with both
+//   dynamic_range_quantize  q = quantize(x, *choose_qparams(x)), and the scale and zero point
 //   dynamic_fake_quantize   y = fake_quantize(x, *choose_qparams(x))
 //   observe_min_max_        the running range of the data, in place
 //   observe_fake_quantize   updates the running range, and fake-quantizes with the scale from it
@@ -37,7 +37,7 @@ at::Tensor public_dynamic_fake_quantize(const at::Tensor& input, const Scope& sc
   return dynamic_fake_quantize(input, range_args(scope, quant_min, quant_max, symmetric));
 }
 
-// The running range is not differentiable, and neither is the scale that is chosen from it.
+// Neither the running range nor the scale that is chosen from it is differentiable.
 void observe_min_max_(const at::Tensor& input, const at::Tensor& min_val, const at::Tensor& max_val,
                       std::optional<int64_t> axis, std::optional<double> averaging_constant,
                       const OptionalTensor& skipped_batches) {
