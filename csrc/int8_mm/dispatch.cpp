@@ -14,84 +14,13 @@
 #include "frame/plan.h"
 #include "int8_mm/checks.h"
 #include "int8_mm/core_ops.h"
-#include "int8_mm/kernels.h"
-#include "range/quantize_rows.h"
+#include "int8_mm/multiply.h"
 
 namespace baraquant::int8_mm {
 namespace {
 
 using range::quantize_rows;
 using range::QuantizedRows;
-using range::RowScheme;
-
-// Whether a grouped op has no groups, so that there is nothing to multiply.
-bool lacks_groups(const LinearArgs& args) {
-  return args.is_grouped() && !args.input.is_meta() && args.offsets->numel() == 0;
-}
-
-// The output [..., N]; zeros if there is nothing to multiply.
-at::Tensor empty_output(const LinearArgs& args, at::ScalarType dtype) {
-  std::vector<c10::SymInt> sizes = args.input.sym_sizes().vec();
-  sizes.back() = args.weight.sym_size(-2);
-  const auto options = args.input.options().dtype(dtype);
-  if (lacks_groups(args)) return filled(sizes, 0, options);
-  return at::empty_symint(sizes, options);
-}
-
-// An input [..., K] as a contiguous [tokens, K], also if K is 0.
-at::Tensor contiguous_rows(const at::Tensor& input) {
-  int64_t tokens = 1;
-  for (const int64_t size : input.sizes().slice(0, input.dim() - 1)) tokens *= size;
-  return contiguous(input).view({tokens, input.size(-1)});
-}
-
-// A scale or zero point in any allowed shape as one dimension: one for all, or one for each token.
-at::Tensor of_rows(const at::Tensor& tensor) { return contiguous(tensor).view({tensor.numel()}); }
-
-// The weight as the kernels multiply it.
-struct IntegerWeight {
-  const at::Tensor& values;
-  const at::Tensor& scale;
-};
-
-bool is_left_to_do(const LinearArgs& args, const at::Tensor& output) {
-  return has_work(output) && !lacks_groups(args);
-}
-
-// Everything in a call but the scales and zero points of the input.
-ProductCall prepare(const LinearArgs& args, const at::Tensor& rows, const IntegerWeight& weight,
-                    const at::Tensor& output) {
-  ProductCall call;
-  call.input = rows;
-  call.weight = weight.values;
-  call.weight_scale = contiguous(weight.scale);
-  if (args.bias) call.bias = contiguous(cast(*args.bias, compute_dtype(output.scalar_type())));
-  if (args.is_grouped()) call.offsets = contiguous(*args.offsets);
-  call.output = output.view({rows.size(0), weight.values.size(-2)});
-  return call;
-}
-
-void launch(ProductCall& call, const OptionalTensor& weight_sum) {
-  if (call.has_zero_point) {
-    if (weight_sum) {
-      call.weight_sum = contiguous(*weight_sum);
-    } else {
-      call.weight_sum = at::empty(call.weight.sizes().slice(0, call.weight.dim() - 1),
-                                  call.weight.options().dtype(at::kInt));
-      kernels(call.weight).weight_sums(call.weight, call.weight_sum);
-    }
-  }
-  kernels(call.weight).product(call);
-}
-
-void multiply_quantized(const LinearArgs& args, const QuantizedRows& rows,
-                        const IntegerWeight& weight, const at::Tensor& output) {
-  ProductCall call = prepare(args, rows.values, weight, output);
-  call.input_scale = rows.scale;
-  call.zero_point = rows.zero_point;
-  call.has_zero_point = rows.zero_point.defined();
-  launch(call, args.weight_sum ? *args.weight_sum : std::nullopt);
-}
 
 // Checks values where that makes no device wait. A planned call has no values.
 void check_values(const LinearArgs& args) {

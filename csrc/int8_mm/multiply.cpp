@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "int8_mm/multiply.h"
+
+#include <ATen/ops/empty.h>
+
+#include "frame/copies.h"
+#include "frame/outputs.h"
+
+namespace baraquant::int8_mm {
+namespace {
+
+// Whether a grouped op has no groups, so that there is nothing to multiply.
+bool lacks_groups(const LinearArgs& args) {
+  return args.is_grouped() && !args.input.is_meta() && args.offsets->numel() == 0;
+}
+
+}  // namespace
+
+at::Tensor empty_output(const LinearArgs& args, at::ScalarType dtype) {
+  std::vector<c10::SymInt> sizes = args.input.sym_sizes().vec();
+  sizes.back() = args.weight.sym_size(-2);
+  const auto options = args.input.options().dtype(dtype);
+  if (lacks_groups(args)) return filled(sizes, 0, options);
+  return at::empty_symint(sizes, options);
+}
+
+at::Tensor contiguous_rows(const at::Tensor& input) {
+  int64_t tokens = 1;
+  for (const int64_t size : input.sizes().slice(0, input.dim() - 1)) tokens *= size;
+  return contiguous(input).view({tokens, input.size(-1)});
+}
+
+at::Tensor of_rows(const at::Tensor& tensor) { return contiguous(tensor).view({tensor.numel()}); }
+
+bool is_left_to_do(const LinearArgs& args, const at::Tensor& output) {
+  return has_work(output) && !lacks_groups(args);
+}
+
+ProductCall prepare(const LinearArgs& args, const at::Tensor& rows, const IntegerWeight& weight,
+                    const at::Tensor& output) {
+  ProductCall call;
+  call.input = rows;
+  call.weight = weight.values;
+  call.weight_scale = contiguous(weight.scale);
+  if (args.bias) call.bias = contiguous(cast(*args.bias, compute_dtype(output.scalar_type())));
+  if (args.is_grouped()) call.offsets = contiguous(*args.offsets);
+  call.output = output.view({rows.size(0), weight.values.size(-2)});
+  return call;
+}
+
+void launch(ProductCall& call, const OptionalTensor& weight_sum) {
+  if (call.has_zero_point) {
+    if (weight_sum) {
+      call.weight_sum = contiguous(*weight_sum);
+    } else {
+      call.weight_sum = at::empty(call.weight.sizes().slice(0, call.weight.dim() - 1),
+                                  call.weight.options().dtype(at::kInt));
+      kernels(call.weight).weight_sums(call.weight, call.weight_sum);
+    }
+  }
+  kernels(call.weight).product(call);
+}
+
+void multiply_quantized(const LinearArgs& args, const range::QuantizedRows& rows,
+                        const IntegerWeight& weight, const at::Tensor& output) {
+  ProductCall call = prepare(args, rows.values, weight, output);
+  call.input_scale = rows.scale;
+  call.zero_point = rows.zero_point;
+  call.has_zero_point = rows.zero_point.defined();
+  launch(call, args.weight_sum ? *args.weight_sum : std::nullopt);
+}
+
+}  // namespace baraquant::int8_mm
