@@ -103,8 +103,7 @@ void check_random_sizes() {
     chosen.insert(selection.name());
   }
   for (const Selection& s : all_selections(true)) {
-    const bool ordered = s.family == Family::kHopper && kHopperTiles[s.tile].raster != Raster::kAny;
-    if (!ordered) expect(s.name().c_str(), chosen.count(s.name()) == 1);
+    expect(s.name().c_str(), chosen.count(s.name()) == 1);
   }
 }
 
