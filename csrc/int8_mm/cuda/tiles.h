@@ -132,7 +132,8 @@ constexpr bool is_table(const Info (&rows)[count]) {
   for (size_t i = 0; i < count; ++i) {
     if (static_cast<size_t>(rows[i].tile) != i) return false;
     const char* name = rows[i].name;
-    for (const int size : {rows[i].m, rows[i].n, rows[i].k}) {
+    const int sizes[] = {rows[i].m, rows[i].n, rows[i].k};
+    for (const int size : sizes) {
       int written = 0;
       while (*name >= '0' && *name <= '9') written = written * 10 + (*name++ - '0');
       if (written != size || (*name != 'x' && *name != '_' && *name != 0)) return false;
