@@ -74,7 +74,7 @@ RowMapping map_blocks(const BlockShape (&shapes)[n], int64_t packs, int max_pack
   m.is_block = true;
   for (const BlockShape& shape : shapes) {
     if (shape.packs > max_packs || (shape.blocks_log2 > 0 && !clusters)) continue;
-    const int64_t share = int64_t(shape.packs) << shape.blocks_log2;  // packs of one thread in each block
+    const int64_t share = int64_t(shape.packs) << shape.blocks_log2;  // a thread's, in all blocks
     const int64_t threads = divide_up(divide_up(packs, share), kWarp) * kWarp;
     if (threads > shape.threads) continue;
     m.packs = shape.packs;
@@ -169,9 +169,9 @@ inline RunMapping map_runs(const Segments& s, int pack, const Chip& chip) {
   int64_t slices = 1;
   if (packs > kWarp * unroll * (many ? 4 : 1)) {
     m.team_log2 = kReduceThreadsLog2;
-    const int64_t most = packs / (2 * kReduceThreads * unroll);  // 2 rounds of loads at least
+    const int64_t max_slices = packs / (2 * kReduceThreads * unroll);  // 2 rounds of loads at least
     const int64_t wanted = divide_up(kBlocksOfMultiprocessor * chip.multiprocessors, s.count);
-    slices = std::max<int64_t>(std::min(wanted, most), 1);
+    slices = std::max<int64_t>(std::min(wanted, max_slices), 1);
   }
   const int64_t slice = divide_up(packs, slices);
   m.slice_length = slice * pack;
@@ -228,9 +228,9 @@ inline ColumnMapping map_columns(const Segments& s, int pack, const Chip& chip) 
   } else {
     m.team_log2 = kReduceThreadsLog2;
     const int64_t round = (kReduceThreads >> m.lanes_log2) * kRowUnroll;  // rows loaded at once
-    const int64_t most = s.length / (4 * round);
+    const int64_t max_slices = s.length / (4 * round);
     const int64_t wanted = divide_up(kBlocksOfMultiprocessor * chip.multiprocessors, tasks);
-    slices = std::max<int64_t>(std::min(wanted, most), 1);
+    slices = std::max<int64_t>(std::min(wanted, max_slices), 1);
   }
   m.slice_rows = divide_up(s.length, slices);
   m.slices = Divisor(divide_up(s.length, m.slice_rows));

@@ -81,8 +81,8 @@ struct WordExtremes {
   BARAQUANT_HD void add(Word<T> bits, bool two_sided) {
     Word<T> key;
     if constexpr (kHalves) {
-      const int32_t most = 0x7fff7fff;
-      key = two_sided ? bits ^ (signs_of_halves(bits) & most) : bits & most;
+      const int32_t below_sign = 0x7fff7fff;
+      key = two_sided ? bits ^ (signs_of_halves(bits) & below_sign) : bits & below_sign;
     } else {
       const T x = bit_cast<T>(bits);
       key = two_sided ? ordered_key(x) : magnitude_key(x);
