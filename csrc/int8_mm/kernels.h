@@ -8,8 +8,8 @@ namespace baraquant::int8_mm {
 
 struct Kernels {
   void (*product)(const ProductCall&);
-  // sums[.., n] = sum over k of weight[.., n, k]: int8 [.., n, k] (with rows) to int32 [.., n],
-  // both contiguous.
+  // sums[.., n] = sum over k of weight[.., n, k]. The weight is int8 [.., n, k] with at least one
+  // row, sums is int32 [.., n]; both are contiguous.
   void (*weight_sums)(const at::Tensor& weight, const at::Tensor& sums);
 };
 

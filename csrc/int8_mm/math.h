@@ -15,8 +15,8 @@
 
 namespace baraquant::int8_mm {
 
-// The greatest depths whose sums fit in int32. For an int8 input without a zero point |a * w| <=
-// 2^14; otherwise |a - za| < 2^8, so |(a - za) * w| < 2^15.
+// The greatest depths whose sums fit in int32. An int8 input without a zero point has
+// |a * w| <= 2^14; otherwise |a - za| < 2^8, so |(a - za) * w| < 2^15.
 constexpr int64_t kMaxDepth = 131071, kMaxShiftedDepth = 65536;
 
 // The most rows of a grouped product: the ends of its groups are int32.

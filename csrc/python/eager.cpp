@@ -117,8 +117,7 @@ bool push(torch::jit::Stack& stack, PyObject* object, const Parameter& parameter
   return false;
 }
 
-// Returns the position of a keyword among the parameters, or the number of parameters if it is
-// none.
+// Returns the position of a keyword among the parameters, or their number if there is none.
 size_t find(const Overload& overload, PyObject* name) {
   size_t i = 0;
   for (; i < overload.parameters.size(); ++i) {

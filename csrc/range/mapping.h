@@ -169,7 +169,7 @@ inline RunMapping map_runs(const Segments& s, int pack, const Chip& chip) {
   int64_t slices = 1;
   if (packs > kWarp * unroll * (many ? 4 : 1)) {
     m.team_log2 = kReduceThreadsLog2;
-    const int64_t max_slices = packs / (2 * kReduceThreads * unroll);  // 2 rounds of loads at least
+    const int64_t max_slices = packs / (2 * kReduceThreads * unroll);  // at least 2 rounds of loads
     const int64_t wanted = divide_up(kBlocksOfMultiprocessor * chip.multiprocessors, s.count);
     slices = std::max<int64_t>(std::min(wanted, max_slices), 1);
   }

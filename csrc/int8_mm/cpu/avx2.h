@@ -134,8 +134,7 @@ BARAQUANT_AVX2 inline __attribute__((always_inline)) void add_products(
   }
 }
 
-// Multiplies kCount input rows with kWide weight rows, and prefetches the weight rows that come
-// next.
+// Multiplies kCount input rows with kWide weight rows, and prefetches the weight rows after them.
 template <int kCount, int kWide>
 BARAQUANT_AVX2 void dots(const PackedRows& input, const int8_t* weight, int64_t k,
                          const Sums& out) {

@@ -103,8 +103,7 @@ BARAQUANT_AVX512_VNNI inline int32_t sum_of(__m512i x) {
   return avx2::sum_of(_mm256_add_epi32(_mm512_maskz_extracti64x4_epi64(0xf, x, 0), high));
 }
 
-// Multiplies kCount input rows with kWide weight rows, and prefetches the weight rows that come
-// next.
+// Multiplies kCount input rows with kWide weight rows, and prefetches the weight rows after them.
 template <int kCount, int kWide>
 BARAQUANT_AVX512_VNNI void dots(const PackedRows& input, const int8_t* weight, int64_t k,
                                 const Sums& out, int32_t* weight_sums) {

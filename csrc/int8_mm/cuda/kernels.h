@@ -23,8 +23,7 @@ void launch_vector(const Operands& factors, const Rescaling<ComputeType<T>>& res
 void launch_weight_sums(const int8_t* weight, int64_t n, int64_t k, int32_t* sums,
                         cudaStream_t stream);
 
-// Copies the rows of a matrix of bytes, each k long, and fills them with zeros up to a multiple of
-// 16.
+// Copies the rows of a matrix of bytes, each k long, and pads them with zeros to a multiple of 16.
 void launch_pad_rows(const void* matrix, int64_t rows, int64_t k, void* result,
                      cudaStream_t stream);
 

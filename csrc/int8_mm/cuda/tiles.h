@@ -32,7 +32,7 @@ struct HopperTileInfo {
   HopperTile tile;
   const char* name;  // in plans: m x n x k, and how the tile is computed
   int m, n, k;
-  int cluster_m;  // blocks along m that share what they load of the weight
+  int cluster_m;  // blocks along m that load the weight together
   bool swapped;   // computed as y^T = w x^T, so that m may be as small as 8
   HopperSchedule schedule;
   bool stream_k;  // the last wave of tiles is shared along k
@@ -208,7 +208,7 @@ struct GroupedTileInfo {
   GroupedTile tile;
   const char* name;
   int m, n, k;
-  int cluster_n;  // blocks along n that share what they load of the input
+  int cluster_n;  // blocks along n that load the input together
   bool swapped;
   const char* reason;
 };

@@ -129,7 +129,7 @@ template <typename T>
 __device__ __forceinline__ Extremes<T> merge_cluster(Extremes<T> of_block, ClusterMail<T>& mail,
                                                      int blocks, bool two_sided) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");  // of announce_to_cluster
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");  // for announce_to_cluster
   const int thread = static_cast<int>(threadIdx.x);
   const uint32_t barrier = shared_address(&mail.barrier);
   if (thread < blocks) {

@@ -19,7 +19,7 @@ struct RowsParams {
   const typename Op::First* input;
   typename Op::Result* result;
   uint8_t* mask;
-  Segments segments;  // each is one run of neighbours and covers whole bytes of the mask
+  Segments segments;  // each is one run of neighbours, and covers whole bytes of a mask
   Rule<typename Op::C> rule;
   typename Op::C* scale;  // null means not wanted
   int32_t* zero_point;    // null means not wanted

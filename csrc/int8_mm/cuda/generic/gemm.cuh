@@ -206,8 +206,8 @@ __device__ __forceinline__ void multiply_unaligned(Sums<G>& sums, const Copier<G
   }
 }
 
-// Of every 16 x 8 fragment, a thread has two neighbours in row lane / 4 and two in row lane / 4 +
-// 8.
+// Of every 16 x 8 fragment, a thread has two neighbours in each of the rows lane / 4 and
+// lane / 4 + 8.
 template <typename G, typename T>
 __device__ __forceinline__ void write_sums(const Sums<G>& sums, const GenericParams<T>& args,
                                            const TilePlace& place, const WarpPlace<G>& warp) {

@@ -34,8 +34,7 @@ struct ScheduleOf<HopperSchedule::kWarpSpecialized> {
   using Epilogue = cutlass::epilogue::TmaWarpSpecialized;
 };
 
-// A row of kHopperTiles in CUTLASS's types. For CUTLASS the first side of a swapped tile is along
-// n.
+// A row of kHopperTiles in CUTLASS's types. There the first side of a swapped tile is along n.
 template <HopperTile tile>
 struct Tile {
   static constexpr HopperTileInfo kRow = info_of(tile);

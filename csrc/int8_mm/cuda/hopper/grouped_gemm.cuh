@@ -79,7 +79,7 @@ struct GroupedGemm {
                          a.problem_shape.num_groups, table.begins};
     a.epilogue.ptr_D = reinterpret_cast<Output**>(table.outputs);
     a.epilogue.dD = reinterpret_cast<typename Kernel::StrideD>(table.output_strides);
-    // Neighbouring tiles along m share what they read of a group's weight.
+    // Tiles that are neighbours along m read the same rows of a group's weight.
     using Order = cutlass::gemm::kernel::detail::RasterOrderOptions;
     a.scheduler.raster_order = swapped ? Order::AlongN : Order::AlongM;
     a.hw_info.device_id = call.device;

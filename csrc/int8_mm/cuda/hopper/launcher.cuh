@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What single and grouped products on Hopper share: the types of their outputs, and how a kernel of
-// CUTLASS is launched.
+// What single and grouped products on Hopper have in common: the types of their outputs, and the
+// launch of a CUTLASS kernel.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,7 @@ struct Stored<BFloat16> {
   using type = cutlass::bfloat16_t;
 };
 
-// Launches a kernel of CUTLASS.
+// Launches a CUTLASS kernel.
 template <typename Kernel>
 struct Launcher {
   using Arguments = typename Kernel::Arguments;
@@ -44,8 +44,7 @@ struct Launcher {
 
   static bool launch(const Arguments& a, void* workspace, const Call& call) {
     constexpr auto kSuccess = cutlass::Status::kSuccess;
-    // Kernel::can_implement is not asked, as it requires n to be a multiple of 16 bytes. TMA does
-    // not.
+    // Kernel::can_implement would require n to be a multiple of 16 bytes, which TMA does not.
     if (!allow_shared_memory(call.device)) return false;
     if (Kernel::initialize_workspace(a, workspace, call.stream) != kSuccess) return false;
     auto params = Kernel::to_underlying_arguments(a, workspace);
