@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The directions of the affine family: what happens to one element. Each is a struct with
-//   First, Second, Result : the storage types of its inputs and its output (Nothing where absent)
-//   kName                 : what a plan calls it
-//   kMask                 : whether it reads or writes the bit "v lies in the range" per element
+// The elementwise operations of the affine family: what happens to one element. Each is a struct of
+//   First, Second, Result : the storage types of its inputs and its output (Nothing if absent)
+//   kName                 : its name in a plan (frame/plan.h)
+//   kMask                 : whether it reads or writes the mask, a bit "v lies in the range" for
+//                           each element
 //   kRounds               : whether it rounds x / s, which FastGrid does faster than Grid
 //   apply(first, second, bit, grid) -> result, for either kind of grid (fast_math.h)
 // The CPU loop (elementwise/cpu.h) and the CUDA kernel (elementwise/cuda.cuh) run any of them.
@@ -40,7 +41,7 @@ struct Quantize {
   }
 };
 
-// x -> y, on the grid, in x's dtype.
+// x -> y, the number of the grid that stands for x, in x's dtype.
 template <typename T, Mask mask>
 struct FakeQuantize {
   using C = ComputeType<T>;
@@ -59,13 +60,13 @@ struct FakeQuantize {
   }
 };
 
-// Whether a direction can be switched off on the device (Qparams::is_off).
+// Whether an operation can be switched off on the device (Qparams::is_off).
 template <typename Op>
 constexpr bool kIsSwitchable = false;
 template <typename T, Mask mask>
 constexpr bool kIsSwitchable<FakeQuantize<T, mask>> = true;
 
-// q -> y. With a zero point of 0 it is its own gradient.
+// q -> y. With a zero point of 0 it also computes its own gradient.
 template <typename Q, typename Y, typename Compute>
 struct Dequantize {
   using C = Compute;
@@ -82,8 +83,8 @@ struct Dequantize {
   }
 };
 
-// (dy, x) -> dx. Through fake_quantize: dy where x was inside. Through quantize: dy / s there.
-// NB: a select, never a multiplication: 0 * inf would be NaN.
+// (dy, x) -> dx. If x was inside, dx is dy through fake_quantize and dy / s through quantize, else
+// 0. NB: a select and never a multiplication, because 0 * inf would be NaN.
 template <typename DY, typename T, bool through_quantize>
 struct InputGradient {
   using C = ComputeType<T>;
@@ -102,7 +103,7 @@ struct InputGradient {
   }
 };
 
-// (dy, bit) -> dx: the same from the bit that the forward wrote.
+// (dy, bit) -> dx: the same gradient, from the mask bit that the forward wrote.
 template <typename DY, typename T, bool through_quantize>
 struct MaskedGradient {
   using C = ComputeType<T>;

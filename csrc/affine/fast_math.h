@@ -1,36 +1,36 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// One scale's grid, as a kernel uses it for many elements. Grid says what the contract (affine/math.h)
-// says; FastGrid gives the same bits in float with fewer instructions, for the scales and zero
-// points that it accepts. A kernel asks FastGrid::accepts once for a scale.
+// A grid is the integers of one scale, zero point and range; a kernel prepares it once and uses it
+// for many elements. Grid computes what affine/math.h defines. FastGrid gives the same bits in
+// float with fewer instructions, for the scales and zero points that it accepts. A kernel asks
+// FastGrid::accepts once for a scale.
 //
 // Note [Why FastGrid gives the same bits]
 // Let lo = quant_min - z and hi = quant_max - z, integers of at most 2^21 in magnitude, and s in
 // [2^-64, 2^64]. Every v in the range is r + z with r = rint(x / s) in [lo, hi], all exact.
-// 1. x is first limited to [s * lo, s * hi], rounded. A limit's quotient is within 2^-3 of lo or
-// hi,
-//    so it rounds to lo or hi, as every x beyond it does after the clamp. Where the kernel must
-//    know whether x was inside, the limits are s * (lo - 1) and s * (hi + 1), which round to just
-//    outside.
-// 2. x / s: y = RN(1 / s); q = RN(x * y); twice q = fma(fma(-s, q, x), y, q). The first step brings
-// q
-//    within 1 ulp of the quotient; then the residual is exact, and by Markstein's theorem (1990;
-//    also Muller et al., Handbook of Floating-Point Arithmetic, 4.7) the second rounds correctly.
-//    No step over- or underflows while |x| >= 2^-66; below that |x / s| < 1/4, q is too, and rint
-//    gives 0.
-// 3. rint(t) for |t| <= 2^22 is (t + 1.5 * 2^23) - 1.5 * 2^23: the sum has a unit of 1. It gives +0
-//    for -0, as adding a zero point does. The sum's low bits are the integer.
+// 1. First x is limited to [RN(s * lo), RN(s * hi)]. The quotient of such a limit is within 2^-3 of
+//    lo or hi, so it rounds to lo or hi, and so does every x beyond the limit after the clamp. If
+//    the kernel must know whether x was inside, the limits are s * (lo - 1) and s * (hi + 1), which
+//    round to just outside.
+// 2. x / s is computed as y = RN(1 / s), q = RN(x * y), and then twice q = fma(fma(-s, q, x), y,
+// q).
+//    The first step brings q within 1 ulp of the quotient. Then the residual is exact, and by
+//    Markstein's theorem (1990; also Muller et al., Handbook of Floating-Point Arithmetic, 4.7) the
+//    second step rounds correctly. No step overflows or underflows while |x| >= 2^-66. Below that
+//    |x / s| < 1/4, and so is |q|, and rint gives 0.
+// 3. rint(t) for |t| <= 2^22 is (t + 1.5 * 2^23) - 1.5 * 2^23, because the sum has a unit of 1. It
+//    gives +0 for -0, as adding a zero point does. The sum's low bits are the integer.
 //
 // Note [Numbers that gave the scale]
-// OwnGrid is for a scale and a zero point that come from a range of the data (range/math.h) in
-// which x lies, and that FastGrid accepts. Then no x is a NaN or infinite, since the scale is not.
-// Let u = 2^-24; n <= 2^21 steps.
-// 4. Symmetric: s = RN(amax / n) and |x| <= amax, so |x / s| <= n / (1 - u) < n + 1/4. Its rounding
-//    is monotonic, so |r| <= n, and v lies in [z - n, z + n]. As n = quant_max - z and
-//    z = floor((quant_min + quant_max + 1) / 2), that lies in the range.
-// 5. Asymmetric: r >= rint(xmin / s), and z = quant_min - rint(xmin / s): nothing limits z, since
-//    s >= RN(|xmin| / n) (1 - u) and so |xmin / s| < n + 1/2. So v >= quant_min. It can pass
-//    quant_max, by one, where both ends are rounded away from 0. |r| <= n + 1, and 3. holds.
-// 6. OwnGrid<false> serves symmetric scales too: by 4. its limit changes nothing.
+// OwnGrid is for a scale and a zero point that were computed from a range of the data
+// (range/math.h) which contains x, and that FastGrid accepts. Then no x is a NaN or infinite, since
+// the scale is neither. Let u = 2^-24, and let n <= 2^21 be the number of steps.
+// 4. Symmetric: s = RN(amax / n) and |x| <= amax, so |x / s| <= n / (1 - u) < n + 1/4. Rounding is
+//    monotonic, so |r| <= n, and v lies in [z - n, z + n]. As n = quant_max - z and
+//    z = floor((quant_min + quant_max + 1) / 2), that interval lies in the range.
+// 5. Asymmetric: r >= rint(xmin / s), and z = quant_min - rint(xmin / s) without a clamp, since
+//    s >= RN(|xmin| / n) (1 - u) and so |xmin / s| < n + 1/2. So v >= quant_min. v can exceed
+//    quant_max by one, if both ends are rounded away from 0. |r| <= n + 1, so 3. holds.
+// 6. OwnGrid<false> also serves symmetric scales: by 4. its limit changes nothing.
 #pragma once
 
 #include <type_traits>
@@ -40,18 +40,18 @@
 
 namespace baraquant::affine {
 
-// One element's part in the gradients, apart from the factor dy of `scale`.
+// What one element contributes to the gradients.
 template <typename C>
 struct Slope {
   bool inside;
-  C scale;  // of y with respect to s; without meaning where v is a NaN
-  bool valid;
+  C scale;     // d y / d s, still without the factor dy; undefined if v is a NaN
+  bool valid;  // v is not a NaN
 };
 
 template <typename C>
 class Grid {
  public:
-  Grid() = default;  // to be assigned
+  Grid() = default;  // must be assigned before use
   BARAQUANT_HD Grid(C scale, C zero_point, QuantRange<C> range)
       : scale_(scale), zero_point_(zero_point), range_(range) {}
 
@@ -69,7 +69,7 @@ class Grid {
   BARAQUANT_HD uint8_t quantize_byte(C x) const {
     return static_cast<uint8_t>(static_cast<int32_t>(quantize(x)));
   }
-  // The same, which also say whether x was inside.
+  // These two also report whether x was inside.
   BARAQUANT_HD C fake_quantize(C x, bool& inside) const {
     inside = is_inside(x);
     return fake_quantize(x);
@@ -92,7 +92,7 @@ class Grid {
   QuantRange<C> range_;
 };
 
-// Maximum and minimum that let a NaN through.
+// Limits x to [lowest, highest]; a NaN passes through.
 BARAQUANT_HD float limit(float x, float lowest, float highest) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(lowest));
@@ -105,8 +105,8 @@ BARAQUANT_HD float limit(float x, float lowest, float highest) {
 
 class FastGrid {
  public:
-  FastGrid() = default;  // to be assigned
-  // accepts_range is asked once for a launch, accepts once for a scale.
+  FastGrid() = default;  // must be assigned before use
+  // A kernel asks accepts_range once for a launch and accepts once for a scale.
   BARAQUANT_HD static bool accepts_range(QuantRange<float> range) {
     return range.min >= -kMax && range.max <= kMax;
   }
@@ -121,7 +121,7 @@ class FastGrid {
         lowest_(range.min - zero_point),
         highest_(range.max - zero_point) {}
 
-  // 0 < |x| < 2^-60: the quotient is exact in the first few bits only.
+  // Whether 0 < |x| < 2^-60: only the first few bits of such a quotient are exact.
   BARAQUANT_HD static bool is_tiny(float x) {
     return bit_cast<uint32_t>(fabsf(x)) - 1u < bit_cast<uint32_t>(0x1p-60f) - 1u;
   }
@@ -150,12 +150,12 @@ class FastGrid {
   BARAQUANT_HD float dequantize(float q) const {
     return affine::dequantize(q, scale_, zero_point_);
   }
-  // NB: not for an x that is_tiny(): here the quotient itself matters.
+  // NB: not for an x that is_tiny(), because here the quotient itself matters.
   BARAQUANT_HD Slope<float> slope(float x) const {
     const float ratio = quotient(widely(x));
     const float r = round_quotient(ratio);
     const float q = limit(r, lowest_, highest_);
-    const bool inside = q == r;  // NB: not for a NaN
+    const bool inside = q == r;  // NB: false for a NaN
     return {inside, q - (inside ? ratio : 0.0f), x == x};
   }
 
@@ -170,7 +170,7 @@ class FastGrid {
     return 1.0f / scale;
 #endif
   }
-  // A NaN gives the zero point clamped to the range, as 0 does.
+  // Replaces a NaN by 0, which gives the zero point clamped to the range, as a NaN must.
   BARAQUANT_HD static float number(float x) { return x == x ? x : 0.0f; }
   BARAQUANT_HD float tightly(float x) const {
     return limit(x, scale_ * lowest_, scale_ * highest_);
@@ -193,7 +193,8 @@ class FastGrid {
   float scale_, reciprocal_, zero_point_, lowest_, highest_;
 };
 
-// Of the numbers that gave the scale: see the note above. The same bits with fewer instructions.
+// For x within the range that the scale was computed from (Note [Numbers that gave the scale]): the
+// same bits with fewer instructions.
 template <bool symmetric>
 class OwnGrid : public FastGrid {
  public:
@@ -201,7 +202,7 @@ class OwnGrid : public FastGrid {
 
   BARAQUANT_HD float fake_quantize(float x) const { return at_most(rounded(x), highest_) * scale_; }
   BARAQUANT_HD float quantize(float x) const { return at_most(rounded(x), highest_) + zero_point_; }
-  // NB: a floating addition of the zero point, which a GPU does at twice the rate of an integer's.
+  // NB: adds the zero point in floating point, which a GPU does at twice the rate of integers.
   BARAQUANT_HD uint8_t quantize_byte(float x) const {
     const float sum = at_most(quotient(x) + kRounder, kRounder + highest_) + zero_point_;
     return static_cast<uint8_t>(bit_cast<uint32_t>(sum));
@@ -224,10 +225,10 @@ class OwnGrid : public FastGrid {
   }
 };
 
-// The fastest kind of grid for a compute type, and whether it may be used for a range at all.
+// The fastest kind of grid for a compute type. fastest_accepts_range says if a range allows it.
 template <typename C>
 using FastestGrid = std::conditional_t<std::is_same_v<C, float>, FastGrid, Grid<C>>;
-// And for the numbers that gave the scale.
+// The same for x within the range that the scale was computed from.
 template <typename C, bool symmetric>
 using FastestOwnGrid = std::conditional_t<std::is_same_v<C, float>, OwnGrid<symmetric>, Grid<C>>;
 

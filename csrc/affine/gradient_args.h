@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the fused backward of a learned scale reads and writes, free of torch.
+// What the fused backward of a learned scale reads and writes, without torch.
 #pragma once
 
 #include "machine/float_types.h"
@@ -12,8 +12,8 @@ struct QparamsGradientParams {
   const T* dy;
   const T* x;
   T* dx;
-  C* scale_gradient;       // [segments]
-  C* zero_point_gradient;  // [segments], or null
+  C* scale_gradient;       // [segments]: one for each scale (granularity/segments.h)
+  C* zero_point_gradient;  // [segments]; null means not wanted
 };
 
 }  // namespace baraquant::affine

@@ -17,7 +17,7 @@ struct Kernels {
 };
 
 const Kernels& cpu_kernels();
-const Kernels& cuda_kernels();  // NotImplementedError where CUDA was not compiled in
+const Kernels& cuda_kernels();  // raises NotImplementedError if CUDA was not compiled in
 
 inline const Kernels& kernels(const at::Tensor& tensor) {
   return tensor.is_cuda() ? cuda_kernels() : cpu_kernels();

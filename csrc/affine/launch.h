@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // From checked tensors to kernels: picks the storage types and calls Backend::transform<Op> or
-// Backend::qparams_gradient<T>. Shared by the CPU and CUDA, so that they cover the same types.
+// Backend::qparams_gradient<T>. The CPU and CUDA share it, so that they cover the same types.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,11 +12,12 @@
 
 namespace baraquant::affine {
 
-// Dense tensors of one memory order, as `map` sees them. Undefined where a direction has none.
+// The arguments of an elementwise operation. The tensors are dense and have one memory order, which
+// `map` describes; a tensor that the operation does not have is undefined.
 struct Call {
   at::Tensor first, second, result, mask;
   at::Tensor scale, zero_point;
-  at::Tensor enabled;  // of fake_quantize: a byte; undefined: it is
+  at::Tensor enabled;  // for fake_quantize: one byte; undefined means enabled
   double scale_number = 1;
   int64_t zero_point_number = 0;
   int64_t quant_min = -128, quant_max = 127;
@@ -59,7 +60,7 @@ T* output_pointer(const at::Tensor& tensor) {
 
 template <typename Backend>
 struct Launch {
-  // first: x; result: q; mask: written where it is there.
+  // first: x; result: q; mask: written if defined.
   static void quantize(const Call& call) {
     with_floating_type(call.first.scalar_type(), [&]<typename T>(Type<T>) {
       const auto dtype = call.result.scalar_type();
@@ -74,7 +75,7 @@ struct Launch {
     });
   }
 
-  // first: x; result: y; mask: written where it is there.
+  // first: x; result: y; mask: written if defined.
   static void fake_quantize(const Call& call) {
     with_floating_type(call.first.scalar_type(), [&]<typename T>(Type<T>) {
       if (call.mask.defined()) return run<FakeQuantize<T, Mask::kWrite>>(call);
@@ -102,7 +103,7 @@ struct Launch {
     });
   }
 
-  // first: dy likewise; mask: read; result: dx.
+  // first: dy in dx's dtype or in the compute type; mask: read; result: dx.
   static void masked_gradient(const Call& call, bool through_quantize) {
     with_floating_type(call.result.scalar_type(), [&]<typename T>(Type<T>) {
       if (!through_quantize) return run<MaskedGradient<T, T, false>>(call);
@@ -148,7 +149,7 @@ struct Launch {
 
   template <typename Op>
   static void run(const Call& call) {
-    // A mask is read or written: either way its bytes are the op's own.
+    // NB: a mutable pointer even if the mask is only read; its bytes belong to the op alone.
     uint8_t* mask = Op::kMask == Mask::kNone ? nullptr : output_pointer<uint8_t>(call.mask);
     Backend::template transform<Op>(input_pointer<typename Op::First>(call.first),
                                     input_pointer<typename Op::Second>(call.second),

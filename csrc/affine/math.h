@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Affine quantization of one number: every kernel, mask and gradient of the library calls these.
+// Affine quantization of one number. Every kernel, mask and gradient of the library calls these
+// functions.
 //   v = rint(x / s) + z,   q = clamp(v, quant_min, quant_max),   y = (q - z) * s
 // Scheme: Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
 // Integer-Arithmetic-Only Inference"; straight-through gradient: Bengio et al. 2013; gradient of
 // the scale: Esser et al. 2020, "Learned Step Size Quantization"; of the zero point: Bhalgat et al.
-// 2020. C is float or double. Build without fast-math and without contraction to fused
-// multiply-adds.
+// 2020. C is float or double. The code must be built without fast-math and without contraction to
+// fused multiply-adds.
 #pragma once
 
 #include <cmath>
@@ -73,14 +74,14 @@ BARAQUANT_HD C fake_quantize(C v, C scale, C zero_point, QuantRange<C> range) {
   return dequantize(clamp(v, range), scale, zero_point);
 }
 
-// A floating zero point is learned: the forward uses the integer that it stands for.
+// A floating-point zero point is learned; the forward uses the integer that it stands for.
 template <typename C>
 BARAQUANT_HD C learned_zero_point(C zero_point, QuantRange<C> range) {
   return clamp(round_half_even(zero_point), range);
 }
 
-// d y / d s, from the quotient x / s. A NaN position contributes nothing to the gradient: its slope
-// is left to the caller.
+// d y / d s, from the quotient x / s. A NaN position must contribute nothing to the gradient; the
+// caller sees to that.
 template <typename C>
 BARAQUANT_HD C scale_slope(C ratio, C zero_point, QuantRange<C> range) {
   const C rounded = round_half_even(ratio);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Scales and zero points as the kernels see them, free of torch.
+// Scales and zero points as the kernels see them, without torch.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,15 @@ namespace baraquant::affine {
 
 template <typename C>
 struct Qparams {
-  const C* scale = nullptr;               // null: scale_number, for all
-  const int32_t* zero_point = nullptr;    // at most one of these two;
-  const C* learned_zero_point = nullptr;  // neither: zero_point_number, for all
+  const C* scale = nullptr;  // null means scale_number for all
+  // At most one of these two is set; if both are null, zero_point_number is for all.
+  const int32_t* zero_point = nullptr;
+  const C* learned_zero_point = nullptr;
   C scale_number = 1, zero_point_number = 0;
   QuantRange<C> range{0, 0};
   ScaleMap map;
-  const uint8_t* enabled = nullptr;  // 0 there: fake_quantize passes its input through
-  bool own_range = false;  // scales and zero points are from the range of x itself (OwnGrid)
+  const uint8_t* enabled = nullptr;  // null means enabled; a byte of 0: fake_quantize returns x
+  bool own_range = false;  // scales and zero points were computed from the range of x (OwnGrid)
 
   BARAQUANT_HD bool is_off() const { return enabled && *enabled == 0; }
   BARAQUANT_HD C scale_at(int64_t index) const { return scale ? scale[index] : scale_number; }

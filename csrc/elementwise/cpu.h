@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Runs a direction (elementwise_ops.h) over a dense tensor on the CPU. Work goes in blocks of kBlock
-// elements. Long runs of one scale are looped over directly; short runs have their scales gathered
-// into a buffer first, so that the loop over the elements is a straight vector loop in every case.
+// Runs an elementwise operation (elementwise_ops.h) over a dense tensor on the CPU, in blocks of
+// kBlock elements. A run is a stretch of memory with one scale or with consecutive scales
+// (scale_map.h). Long runs are looped over directly; for short runs the scales are gathered into a
+// buffer first, so that the loop over the elements is a straight vector loop in every case.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -21,7 +22,7 @@ constexpr int64_t kBlock = 1024;      // elements; a multiple of 8, so that mask
 constexpr int64_t kShortRun = 32;     // below it, gathering beats a loop for each run
 constexpr int64_t kGrainBlocks = 32;  // blocks for one task of parallel_for
 
-// Walks over the runs in [begin, end) of a map: f(element, count, scale_index).
+// Calls f(element, count, scale_index) for each run of the map in [begin, end).
 template <typename F>
 void for_each_run(const ScaleMap& map, int64_t begin, int64_t end, const F& f) {
   const int64_t run = map.run();
@@ -50,7 +51,8 @@ struct CpuBuffers {
   alignas(64) uint8_t inside[kBlock];  // one byte per element, packed or unpacked around the loop
 };
 
-// Eight bytes of 0 or 1 to the bits of one byte and back, within a 64-bit word.
+// pack_bits turns eight bytes of 0 or 1 into the bits of one byte, unpack_bits turns them back.
+// Both work within a 64-bit word.
 static_assert(std::endian::native == std::endian::little);
 
 inline void pack_bits(uint8_t* bytes, int64_t count, uint8_t* bits) {
@@ -71,7 +73,7 @@ inline void unpack_bits(const uint8_t* bits, int64_t count, uint8_t* bytes) {
   }
 }
 
-// The scales and zero points of `count` neighbours.
+// Writes the scales and zero points of `count` neighbours in memory, which lie in one run.
 template <typename C>
 void gather_scales(const Qparams<C>& q, int64_t index, int64_t count, C* scale, C* zero_point) {
   if (q.map.step() == 0) {
@@ -91,12 +93,12 @@ void gather_scales(const Qparams<C>& q, int64_t index, int64_t count, C* scale, 
 template <typename Op>
 struct CpuBlock {
   const typename Op::First* first;
-  const typename Op::Second* second;  // null where Op has none
+  const typename Op::Second* second;  // null if Op has none
   typename Op::Result* result;
 };
 
-// result[i] = Op(first[i], second[i], grid_at(i)): the loop that is vectorised.
-// NB: local, restricted pointers: stores of bytes could else alias all that the loop reads.
+// result[i] = Op(first[i], second[i], grid_at(i)): the loop that is vectorised. NB: the pointers
+// are local and restricted; otherwise a store of a byte could alias everything that the loop reads.
 template <typename Op, typename GridAt>
 BARAQUANT_HD void loop_over(const CpuBlock<Op>& block, uint8_t* inside_bytes, int64_t begin,
                             int64_t end, const GridAt& grids) {
@@ -129,11 +131,11 @@ struct GridEach {
   BARAQUANT_HD Grid<C> operator()(int64_t i) const { return {scale[i], zero_point[i], range}; }
 };
 
-// Neighbours with scales of their own, in place: element i has scale[i - first].
+// Each element has its own scale, read where it lies: element i has scale[i - first].
 template <typename C>
 struct GridColumns {
   const C* scale;
-  const int32_t* zero_point;  // null: zero_point_number
+  const int32_t* zero_point;  // null means zero_point_number for all
   C zero_point_number;
   QuantRange<C> range;
   int64_t first;
@@ -171,8 +173,8 @@ void transform_block(CpuIsa isa, const CpuBlock<Op>& block, int64_t begin, int64
   if (gather) loop(0, end - begin, GridEach<C>{buffers.scale, buffers.zero_point, q.range});
 }
 
-// Elements begin .. end - 1. mask: one bit per element, the lowest bit of a byte first; null where
-// Op has none, else begin is a multiple of 8.
+// Processes the elements begin .. end - 1. mask holds one bit per element, the lowest bit of a byte
+// first; it is null if Op has no mask, otherwise `begin` must be a multiple of 8.
 template <typename Op>
 void transform_range(CpuIsa isa, const typename Op::First* first, const typename Op::Second* second,
                      typename Op::Result* result, uint8_t* mask, int64_t begin, int64_t end,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Runs a direction (elementwise_ops.h) over a dense tensor on the GPU: index, load, compute, store.
-// Bound by memory, if only just: on an H100 a 16-bit input leaves about 30 instructions for an
-// element, and half as many of those that compare, select or shift. So a thread takes 32 bytes of
-// neighbours, which share the preparation of their scale's grid (fast_math.h); where neighbours have
-// scales of their own, it takes a column of narrow packs instead.
+// Runs an elementwise operation (elementwise_ops.h) over a dense tensor on the GPU. The kernels are
+// only just bound by memory: on an H100 a 16-bit input leaves about 30 instructions for an element,
+// and half as many of those that compare, select or shift. So a thread takes a pack, 32 bytes of
+// neighbours in memory, and prepares the grid of their scale (fast_math.h) once; if neighbours have
+// different scales, it takes a column of narrow packs instead.
 #pragma once
 
 #include <algorithm>
@@ -17,23 +17,26 @@
 
 namespace baraquant::affine {
 
+// --- types ---------------------------------------------------------------------------------------
+
 constexpr int kThreads = 256;
 
 // How packs find their scales.
 enum class ScaleAccess {
   kOne,      // one scale for a whole pack
-  kColumns,  // each element of a pack has a scale, which the packs below it share
-  kMixed,    // any: looked up for each element, unless the pack's ends agree
+  kColumns,  // each element of a pack has its own scale, which the packs below it share
+  kMixed,    // any layout: a scale is looked up for each element, unless the pack's ends agree
 };
 
-// A direction over numbers that gave the scales (fast_math.h).
+// Op over the same numbers that the scales were computed from, which OwnGrid does faster
+// (fast_math.h).
 template <typename Op>
 struct OverOwnRange : Op {};
 template <typename Op>
 constexpr bool kIsOverOwnRange = false;
 template <typename Op>
 constexpr bool kIsOverOwnRange<OverOwnRange<Op>> = true;
-// Whether that is compiled: what memory bounds gains nothing.
+// Whether OverOwnRange<Op> is compiled: an operation that memory bounds would gain nothing from it.
 template <typename Op>
 constexpr bool kGainsFromOwnRange = false;
 template <typename T>
@@ -41,7 +44,7 @@ constexpr bool kGainsFromOwnRange<Quantize<T, uint8_t, Mask::kNone>> = sizeof(T)
 template <typename T>
 constexpr bool kGainsFromOwnRange<FakeQuantize<T, Mask::kNone>> = sizeof(T) == 2;
 
-// NB: OwnGrid of two sides serves symmetric scales as well.
+// NB: OwnGrid<false> also serves symmetric scales.
 template <typename Op>
 using GridOf = std::conditional_t<
     kIsOverOwnRange<Op>, FastestOwnGrid<typename Op::C, false>,
@@ -54,7 +57,7 @@ struct Geometry {
   static constexpr int kWidest =
       std::max({static_cast<int>(sizeof(typename Op::First)), kSecondSize,
                 static_cast<int>(sizeof(typename Op::Result))});
-  // 32 bytes on the widest side; or 4 rows of a few columns, whose grids stay in registers.
+  // 32 bytes of the widest type; for kColumns 4 rows of a few columns, with grids in registers.
   static constexpr int kPack =
       access == ScaleAccess::kColumns ? std::min(4, 16 / kWidest) : 32 / kWidest;
   static constexpr int kRows = access == ScaleAccess::kColumns ? 4 : 1;
@@ -69,16 +72,19 @@ struct TransformArgs {
   uint8_t* mask;
   int64_t numel;
   Qparams<typename Op::C> q;
-  bool aligned;     // first, second and result, for whole packs
-  bool fast_range;  // FastestGrid takes the range
-  // Of kColumns: a thread takes `slabs` times kRows rows of a block, which share their scales.
+  bool aligned;     // first, second and result are aligned for whole packs
+  bool fast_range;  // FastestGrid accepts the range
+  // For kColumns: a thread takes `slabs` times kRows rows of a block of rows that share their
+  // scales.
   Segments segments;
   Divisor packs_in_row, parts_of_block;
   int64_t blocks;
   int slabs;
 };
 
-// A thread's packs in columns: at begin, begin + next, ...; the last before end.
+// --- kernels -------------------------------------------------------------------------------------
+
+// A thread's packs in columns: they start at begin, begin + next, ... as long as that is below end.
 struct ColumnPlace {
   int64_t begin, next, end, first_scale;
 };
@@ -100,7 +106,7 @@ __device__ __forceinline__ ColumnPlace find_columns(const TransformArgs<Op>& arg
           block * columns + column};
 }
 
-// The bits of a pack's elements, in the lowest bits.
+// Returns the mask bits of a pack's elements, in the lowest bits.
 template <int pack>
 __device__ __forceinline__ unsigned read_bits(const uint8_t* mask, int64_t at, int count) {
   unsigned bits = mask[at / 8];
@@ -109,8 +115,8 @@ __device__ __forceinline__ unsigned read_bits(const uint8_t* mask, int64_t at, i
   return bits;
 }
 
-// NB: all threads of the warp must come here; those past the end with count 0. Where a byte takes
-// several packs, they belong to neighbours in a warp.
+// NB: all threads of the warp must call it, those past the end with count 0. If a byte covers
+// several packs, they belong to neighbouring threads of a warp.
 template <int pack>
 __device__ __forceinline__ void write_bits(unsigned bits, uint8_t* mask, int64_t at, int count) {
   bits &= (1u << count) - 1u;
@@ -139,14 +145,14 @@ struct Packs {
     if constexpr (Op::kMask == Mask::kRead) bits = read_bits<pack>(args.mask, at, count);
   }
 
-  // As where the direction is switched off.
+  // What a switched-off operation does: the result is the input, and all elements are inside.
   __device__ __forceinline__ void pass_through(Pack<typename Op::Result, pack>& result) {
 #pragma unroll
     for (int i = 0; i < pack; ++i) result.at[i] = first.get(i);
     bits = ~0u;
   }
 
-  // Element i; a mask's bit is read and written in place.
+  // Returns the result for element i. Its bit of the mask is read from or written to `bits`.
   template <typename G>
   __device__ __forceinline__ typename Op::Result apply(int i, const G& grid) {
     typename Op::Second other{};
@@ -158,7 +164,7 @@ struct Packs {
   }
 };
 
-// Calls f with the grid of a scale: the fast one where it takes the scale.
+// Calls f with the grid of a scale: the fast one if it accepts the scale.
 template <typename Op, typename F>
 __device__ __forceinline__ void with_grid(const TransformArgs<Op>& args, typename Op::C scale,
                                           typename Op::C zero_point, const F& f) {
@@ -172,7 +178,7 @@ __device__ __forceinline__ void with_grid(const TransformArgs<Op>& args, typenam
   f(Grid<C>(scale, zero_point, args.q.range));
 }
 
-// A pack of one scale, or of several.
+// Computes a pack, which has one scale (kOne) or possibly several (kMixed).
 template <typename Op, ScaleAccess access, int pack>
 __device__ __forceinline__ void compute(const TransformArgs<Op>& args, int64_t begin, int count,
                                         Packs<Op, pack>& packs,
@@ -183,7 +189,7 @@ __device__ __forceinline__ void compute(const TransformArgs<Op>& args, int64_t b
   const ScaleMap& map = args.q.map;
   const int64_t index = map.index(begin);
   if constexpr (access == ScaleAccess::kMixed) {
-    // Runs no shorter than a pack: where the ends agree, so does all between.
+    // No run is shorter than a pack: if the ends have the same scale, so has all between them.
     const bool one = map.run() >= pack && map.step() == 0 && index == map.index(begin + count - 1);
     if (!one) {
 #pragma unroll
@@ -218,7 +224,7 @@ __global__ void __launch_bounds__(kThreads) transform_kernel(const TransformArgs
   if constexpr (Op::kMask == Mask::kWrite) write_bits<kPack>(packs.bits, args.mask, begin, count);
 }
 
-// The grids of a pack's columns, for all the rows that a thread takes.
+// The grids of a pack's columns, which serve all the rows that a thread takes.
 template <typename Op>
 struct ColumnGrids {
   using G = GridOf<Op>;
@@ -242,7 +248,7 @@ struct ColumnGrids {
   }
 };
 
-// The same for kRows packs, one below the other.
+// Computes kRows packs that lie below one another.
 template <typename Op, int pack, int rows>
 __device__ __forceinline__ void compute_columns(const TransformArgs<Op>& args,
                                                 const ColumnGrids<Op>& columns,
@@ -298,7 +304,7 @@ __global__ void __launch_bounds__(kThreads) transform_columns_kernel(const Trans
         store(results[r], args.result, begin + r * place.next, count, whole || args.aligned);
       }
     };
-    // NB: a branch around all the rows, as one in between would wait for the load before it.
+    // NB: one branch around all rows; a branch between two would wait for the load before it.
     const bool whole = args.aligned && count_of(kRows - 1) > 0;
     whole ? load_rows(true) : load_rows(false);
     compute_columns(args, columns, packs, results);
@@ -311,6 +317,8 @@ __global__ void __launch_bounds__(kThreads) transform_columns_kernel(const Trans
     }
   }
 }
+
+// --- launchers -----------------------------------------------------------------------------------
 
 template <typename Op, ScaleAccess access>
 void launch_transform(const TransformArgs<Op>& args, int64_t threads, cudaStream_t stream) {
@@ -333,7 +341,7 @@ void launch_columns(TransformArgs<Op>& args, cudaStream_t stream) {
   const Segments& s = args.segments;
   args.blocks = s.count / s.columns;
   args.packs_in_row = Divisor(s.columns / G::kPack);
-  // As many rows for a thread as leave a few hundred thousand threads, enough for any chip.
+  // A thread takes more rows while some hundred thousand threads are left, enough for any chip.
   const int64_t packs = args.numel / G::kPack;
   const int64_t slabs = std::clamp<int64_t>(packs / (G::kRows * (int64_t(1) << 18)), 1, 8);
   args.slabs = static_cast<int>(std::min(slabs, (s.length + G::kRows - 1) / G::kRows));
@@ -351,7 +359,8 @@ void launch_columns(TransformArgs<Op>& args, cudaStream_t stream) {
       <<<static_cast<unsigned>((threads + kThreads - 1) / kThreads), kThreads, 0, stream>>>(args);
 }
 
-// As the scales lie. A byte of a mask is written by neighbours in a warp: rows are whole bytes.
+// Chooses the access by how the scales lie. A byte of a mask is written by neighbours in a warp, so
+// kColumns needs rows of whole bytes.
 template <typename Op>
 ScaleAccess access_to(const ScaleMap& map) {
   const int whole = Op::kMask == Mask::kNone ? Geometry<Op, ScaleAccess::kColumns>::kPack : 8;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// With what libbaraquant.so was built. Free of torch.
+// What libbaraquant.so was built with. Without torch.
 #pragma once
 
 #include "frame/export.h"
 
 namespace baraquant {
 
-// Static strings; empty where CUDA was not compiled in.
+// The strings are static; those about CUDA are empty if it was not compiled in.
 struct BuildInfo {
   const char* version;             // of baraquant
   const char* torch_version;       // with its local part, as in "2.13.0+cpu"

@@ -23,7 +23,8 @@ inline std::string dtype_name(c10::ScalarType dtype) {
   return "torch." + std::string(c10::getDtypeNames(dtype).first);
 }
 
-// Equal under tracing too: an unbacked size becomes a run-time assertion.
+// Whether the sizes are equal. It works under tracing too: for an unbacked size it becomes a
+// run-time assertion.
 inline bool same_size(const c10::SymInt& a, const c10::SymInt& b) {
   return a.sym_eq(b).expect_true(__FILE__, __LINE__);
 }
@@ -47,7 +48,7 @@ void check_strided(const Op& op, const char* name, const at::Tensor& tensor) {
                    "; convert it with .to_dense()");
 }
 
-// Tensors that the dispatcher would send elsewhere are refused before a core op is called.
+// Refuses tensors that the dispatcher would send elsewhere, before a core op is called.
 template <typename Op>
 void check_dispatchable(const Op& op, const char* name, const at::Tensor& tensor) {
   check_strided(op, name, tensor);
@@ -56,7 +57,7 @@ void check_dispatchable(const Op& op, const char* name, const at::Tensor& tensor
                    c10::toString(tensor.scalar_type()), "; use .int_repr() or .dequantize()");
 }
 
-// A tensor that is written must hold its values itself: see qparams/lazy_values.cpp.
+// A tensor that is written must hold its values itself: see range/lazy_values.cpp.
 template <typename Op>
 void check_written(const Op& op, const char* name, const at::Tensor& tensor) {
   check_dispatchable(op, name, tensor);
@@ -91,7 +92,8 @@ void check_same_device(const Op& op, const char* name, const at::Tensor& tensor,
                     input.device(), " (the ", input_name, "'s device), but got ", tensor.device());
 }
 
-// A range of integers that dtype holds exactly. prefix: of the arguments' names.
+// Checks a range of integers, all of which dtype must represent exactly. prefix is put before the
+// arguments' names.
 template <typename Op>
 void check_range(const Op& op, int64_t quant_min, int64_t quant_max, c10::ScalarType dtype,
                  const char* prefix = "") {
@@ -104,7 +106,7 @@ void check_range(const Op& op, int64_t quant_min, int64_t quant_max, c10::Scalar
                     " and ", quant_max);
 }
 
-// A scale that is a number.
+// Checks a scale that is given as a number.
 template <typename Op>
 void check_scale_number(const Op& op, const char* name, double scale, c10::ScalarType compute) {
   const double used = compute == c10::kDouble ? scale : static_cast<float>(scale);
@@ -113,7 +115,7 @@ void check_scale_number(const Op& op, const char* name, double scale, c10::Scala
                     scale);
 }
 
-// A flag on the device, which no host reads.
+// Checks a flag that lies on the device and that the host never reads.
 template <typename Op>
 void check_switch(const Op& op, const char* name, const at::Tensor& tensor,
                   const at::Tensor& input) {
@@ -137,7 +139,7 @@ void check_same_sizes(const Op& op, const char* name, const at::Tensor& tensor,
                     " (that of ", input_name, "), but got ", tensor.sym_sizes());
 }
 
-// The axis of `name`, counted from the front.
+// Checks an axis of the tensor `name` and returns it counted from the front.
 template <typename Op>
 int64_t check_axis(const Op& op, int64_t axis, int64_t dim, const char* name = "input") {
   TORCH_CHECK_INDEX(dim > 0, op, ": expected ", name, " to have at least 1 dimension, but got 0");

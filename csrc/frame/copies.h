@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The copies and fills that torch makes for an op. Each is a kernel of its own, so each is noted,
-// and not made, while a call is planned (plan.h). A tensor that is already so is returned itself.
+// The copies and fills that torch does for an op. Each is a separate kernel, so while a call is
+// only planned (plan.h), each is added to the plan instead of being executed. The functions return
+// the tensor itself if nothing has to change.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,16 +10,16 @@ namespace baraquant {
 
 at::Tensor contiguous(const at::Tensor& tensor);
 
-// Of the same strides, where the tensor is dense.
+// Keeps the strides if the tensor is dense.
 at::Tensor cast(const at::Tensor& tensor, at::ScalarType dtype);
 
-// An integer tensor; wider integers saturate.
+// Converts an integer tensor; values outside of int32 saturate.
 at::Tensor cast_to_int32(const at::Tensor& tensor);
 
-// Rounded to integers first, which a conversion could make ties of.
+// Rounds to integers before converting: a narrower dtype could turn a non-tie into a tie.
 at::Tensor cast_rounded(const at::Tensor& tensor, at::ScalarType dtype);
 
-// target = source, of the same shape.
+// Copies source into target, which has the same shape.
 void copy_into(const at::Tensor& target, const at::Tensor& source);
 
 at::Tensor filled(c10::SymIntArrayRef sizes, const at::Scalar& value,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the plans of CPU kernels (plan.h) have in common. Free of torch.
+// What the plans of CPU kernels (plan.h) have in common. Without torch.
 #pragma once
 
 #include <utility>

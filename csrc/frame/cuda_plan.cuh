@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the plans of CUDA kernels (plan.h) have in common. Free of torch.
+// What the plans of CUDA kernels (plan.h) have in common. Without torch.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,7 +8,7 @@
 
 namespace baraquant {
 
-// "sm_90", of the current device.
+// The architecture of the current device, such as "sm_90".
 inline std::string current_architecture() {
   int device = 0, major = 0, minor = 0;
   cudaGetDevice(&device);

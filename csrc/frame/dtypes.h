@@ -21,16 +21,16 @@ inline bool is_supported_floating(c10::ScalarType dtype) {
          dtype == c10::kBFloat16;
 }
 
-// The dtype that an input's arithmetic is done in (numerics contract).
+// The dtype in which the arithmetic for an input of this dtype is done (numerics contract).
 inline c10::ScalarType compute_dtype(c10::ScalarType dtype) {
   return dtype == c10::kDouble ? c10::kDouble : c10::kFloat;
 }
 
-// The smallest and the largest integer such that dtype represents all from one to the other.
+// The smallest and the largest integer such that dtype represents every integer between them.
 inline std::pair<int64_t, int64_t> exact_integers(c10::ScalarType dtype) {
   const auto power = [](int exponent) {
-    const int64_t most = int64_t(1) << exponent;
-    return std::pair<int64_t, int64_t>(-most, most);
+    const int64_t limit = int64_t(1) << exponent;
+    return std::pair<int64_t, int64_t>(-limit, limit);
   };
   switch (dtype) {
     case c10::kChar:

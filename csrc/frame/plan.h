@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What baraquant.plan() shows: the kernels that a call would launch, in order. The code that
-// selects a kernel answers: having selected, it asks only_planned(), and returns without a launch
-// where that is true. So there is no second table that could disagree. Free of torch.
+// What baraquant.plan() shows: the kernels that a call would launch, in order. The plan comes from
+// the code that selects a kernel: after selecting, it calls only_planned(), and returns without a
+// launch if that is true. So there is no second table that could disagree. Without torch.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace baraquant {
 
 struct KernelPlan {
   std::string name, backend, architecture, tile, compute_dtype, accumulator_dtype;
-  int64_t workspace_bytes = 0;  // of scratch memory, taken for the call and given back
-  bool deterministic = true;    // the same bits in every run on this device
+  int64_t workspace_bytes = 0;  // scratch memory, allocated for the call and freed after it
+  bool deterministic = true;    // the same bits in every execution on this device
   bool bit_stable = true;       // the same bits on every device
 };
 
@@ -24,10 +24,10 @@ const char* compute_name() {
   return sizeof(C) == 8 ? "float64" : "float32";
 }
 
-// Where this thread notes its plans; null: calls are run, not planned.
+// Where this thread collects its plans; null means that calls are executed, not planned.
 BARAQUANT_API std::vector<KernelPlan>* plans_of_thread();
 
-// While it lives, this thread's calls are planned, not run.
+// While such an object lives, this thread's calls are planned, not executed.
 class BARAQUANT_API Planning {
  public:
   Planning();
@@ -44,8 +44,8 @@ class BARAQUANT_API Planning {
 
 inline bool is_planning() { return plans_of_thread() != nullptr; }
 
-// True while baraquant.plan() runs: notes make_plan(), and the caller must return without
-// launching.
+// While baraquant.plan() runs, adds make_plan() to the plans and returns true; then the caller must
+// return without launching.
 template <typename F>
 bool only_planned(const F& make_plan) {
   std::vector<KernelPlan>* plans = plans_of_thread();

@@ -34,7 +34,7 @@ int64_t wrapped_axis(const Scope& scope, int64_t dim) {
   return axis < 0 ? axis + dim : axis;
 }
 
-// How many neighbours along the axis share a scale, per token and per group.
+// Returns how many neighbours along the axis share a scale, per token and per group.
 int64_t group_size_of(const Scope& scope, int64_t axis_size) {
   if (scope.granularity == Granularity::kPerToken) return axis_size;
   return scope.group_size.guard_int(__FILE__, __LINE__);

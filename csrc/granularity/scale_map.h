@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Granularity as an index map, free of torch. A dense tensor is seen in memory order as
+// Granularity as an index map, without torch. A dense tensor is seen in memory order as
 // [outer, axis, inner]; element (o, a, i) uses the scale number
 //   o * stride_outer + (a / block) * stride_axis + i * stride_inner.
-// Maps are kept in one of three forms (the make_* functions below), so that a *run* of neighbours
-// in memory uses either one scale (step 0) or consecutive scales (step 1):
+// The make_* functions below produce maps of three forms only, so that a *run* of neighbours in
+// memory uses either one scale (step 0) or consecutive scales (step 1):
 //   [outer, axis, inner]  stride_inner 0: a run is `inner` long and has one scale
 //   [outer, axis, inner]  stride_inner 1: a run is `inner` long, one scale each
 //   [outer, axis, 1]      a run is `block` long (shorter at the end of the axis), one scale
@@ -17,8 +17,8 @@ namespace baraquant {
 
 enum class Granularity : int64_t { kPerTensor = 0, kPerChannel = 1, kPerToken = 2, kPerGroup = 3 };
 
-// Division by a number fixed before the launch. For 0 <= n < 2^31: one wide multiply and a shift
-// (Granlund and Montgomery 1994, figure 4.1 with N = 31).
+// Divides by a number that is fixed before the launch. For 0 <= n < 2^31 this takes one wide
+// multiplication and a shift (Granlund and Montgomery 1994, figure 4.1 with N = 31).
 struct Divisor {
   int64_t value = 1;
   uint32_t multiplier = 1u << 31;
@@ -51,18 +51,18 @@ struct ScaleMap {
   BARAQUANT_HD bool is_single() const {
     return stride_outer == 0 && stride_axis == 0 && stride_inner == 0;
   }
-  // Neighbours in memory that belong together; `step` apart in the scales.
+  // The length of a run. The scales of neighbours within it are `step` apart.
   BARAQUANT_HD int64_t run() const {
     return inner.value > 1 || axis.value == 1 ? inner.value : block.value;
   }
   BARAQUANT_HD int64_t step() const { return stride_inner; }
-  // Every pack of `pack` neighbours that starts at a multiple of `pack` lies within one run.
+  // Whether every `pack` neighbours that start at a multiple of `pack` lie within one run.
   bool fits_packs(int64_t pack) const {
     return is_single() ||
            (run() % pack == 0 && (inner.value > 1 || axis.value % pack == 0 || axis.value == 1));
   }
 
-  // The scale of element e (in memory order).
+  // The index of the scale of element e (in memory order).
   BARAQUANT_HD int64_t index(int64_t e) const {
     if (is_single()) return 0;
     if (axis.value == 1 && stride_inner == 0) return inner.divide(e) * stride_outer;
@@ -108,7 +108,7 @@ inline ScaleMap make_per_group_map(int64_t outer, int64_t axis, int64_t inner, i
   ScaleMap map;
   const int64_t block = group_size < axis ? group_size : axis;
   const int64_t groups = (axis + block - 1) / block;
-  if (inner == 1 && axis % block == 0) {  // whole groups lie one behind the other
+  if (inner == 1 && axis % block == 0) {  // whole groups lie consecutively in memory
     map.outer = outer * groups;
     map.inner = Divisor(block);
     map.stride_outer = 1;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Sums over the elements of each scale (a segment), free of torch. Note [Order of the sums]:
-// Every product is computed in C, widened to double and added in an order that depends on the
-// shape alone, so that every run and every device gives the same bits. The elements of a segment,
-// numbered j = 0, 1, ... in memory order, are cut into slices; within a slice, lane l of `lanes`
+// Segments: the elements that share a scale, over which sums and ranges are taken. Without torch.
+//
+// Note [Order of the sums]
+// Every product is computed in C, widened to double and added in an order that depends on the shape
+// alone, so that every execution and every device gives the same bits. The elements of a segment,
+// numbered j = 0, 1, ... in memory order, are cut into slices. Within a slice, lane l of `lanes`
 // adds j = l, l + lanes, l + 2 lanes, ... in turn; then neighbouring lanes are added in pairs until
 // one is left. The sums of several slices are added up in the same way.
 #pragma once
@@ -15,14 +17,15 @@
 namespace baraquant {
 
 constexpr int kPackLanes = 8;  // lanes that one CUDA thread keeps
-constexpr int kMaxTeam = 256;  // CUDA threads that share a long segment
+constexpr int kMaxTeam = 256;  // CUDA threads of the largest team, which share a long segment
 constexpr int kMaxLanes = kPackLanes * kMaxTeam;
-constexpr int64_t kRunSlice = 16384;  // elements in a slice where a segment lies in runs
-constexpr int64_t kRowSlice = 256;    // rows in a slice where neighbours belong to other segments
+constexpr int64_t kRunSlice = 16384;  // elements in a slice if segments lie in runs
+constexpr int64_t kRowSlice = 256;    // rows in a slice if segments lie in columns
 constexpr int kRowLanes = 8;
 
-// Threads for a segment of that length: up to a warp, each with up to 32 elements at first and 128
-// at most (a thread's start costs as much as some ten elements), else a whole block.
+// How many threads share a segment of that length. A thread takes up to 32 elements until the team
+// is a warp, and then up to 128 (starting a thread costs as much as some ten elements). A longer
+// segment gets a whole block.
 BARAQUANT_HD int team_size(int64_t length) {
   if (length > 32 * 128) return kMaxTeam;
   int team = length > 16 ? 2 : 1;
@@ -30,7 +33,8 @@ BARAQUANT_HD int team_size(int64_t length) {
   return team;
 }
 
-// Adds neighbours in pairs; lanes is a power of two. The result is in sums[0].
+// Adds neighbours in pairs until one sum is left, which it returns; `lanes` is a power of two.
+// Overwrites `sums`.
 inline double sum_pairs(double* sums, int lanes) {
   for (int left = lanes / 2; left >= 1; left /= 2) {
     for (int i = 0; i < left; ++i) sums[i] = sums[2 * i] + sums[2 * i + 1];
@@ -38,22 +42,26 @@ inline double sum_pairs(double* sums, int lanes) {
   return sums[0];
 }
 
-// Where the elements of each segment lie. Either in runs of neighbours:
-//   element j of segment s: run r = j / run_length of `runs`, at (r * segments + s) * run_length,
-//   or, where groups > 0 (a shorter last group): at (s / groups) * axis + (s % groups) * block + j
-// or in columns: row j of column i of block b, at (b / groups * axis + b % groups * block + j)
-//   * columns + i, the segment being b * columns + i.
+// Where the elements of each segment lie. If segments lie in runs of neighbours, element j of
+// segment s is element i = j % run_length of the segment's run r = j / run_length, at
+//   (r * count + s) * run_length + i,
+// or, if the last group of an axis is shorter, a segment is one run, and the element is at
+//   (s / groups) * axis + (s % groups) * block + j.
+// If segments lie in columns, row j of column i of block b is at
+//   (b / groups * axis + b % groups * block + j) * columns + i
+// and belongs to segment b * columns + i.
 struct Segments {
   bool in_columns = false;
   int64_t count = 1;    // segments
-  int64_t length = 0;   // elements in one (in all but the last of an axis)
-  int64_t slices = 1;   // of one segment
+  int64_t length = 0;   // elements of a segment (the last one of an axis may be shorter)
+  int64_t slices = 1;   // slices of one segment
   int64_t columns = 1;  // neighbours in memory that belong to different segments
   int64_t axis = 0, block = 0;
   Divisor run_length, groups;
   bool last_is_shorter = false;
 
-  // First element of segment s, and how many it has; for columns: of block b, in rows.
+  // start: the first element of segment s; length_of: how many elements it has. If segments lie in
+  // columns, s is a block instead, and both count rows.
   BARAQUANT_HD int64_t start(int64_t s) const {
     if (in_columns || last_is_shorter) {
       const int64_t o = groups.divide(s);
@@ -66,7 +74,7 @@ struct Segments {
     const int64_t left = axis - (s - groups.divide(s) * groups.value) * block;
     return left < block ? left : block;
   }
-  // Both, with one division.
+  // start and length_of together, with one division.
   BARAQUANT_HD void span(int64_t s, int64_t& start, int64_t& length_of_s) const {
     start = s * run_length.value;
     length_of_s = length;
@@ -75,11 +83,11 @@ struct Segments {
     start = (o + 1) * axis - left;
     length_of_s = left < block ? left : block;
   }
-  // The run of a segment in which its element j lies.
+  // The number of the run, within its segment, in which element j lies.
   BARAQUANT_HD int64_t run_of(int64_t j) const {
     return j < run_length.value ? 0 : run_length.divide(j);
   }
-  // Where element j of segment s lies; not for columns.
+  // Where element j of segment s lies. Not for columns.
   BARAQUANT_HD int64_t at(int64_t s, int64_t j) const {
     return start(s) + j + run_of(j) * (count - 1) * run_length.value;
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// On the CPU each group takes a product of its own. On CUDA bfloat16 goes to torch's grouped
-// product, which reads the offsets on the device. Other dtypes, and rows that do not begin at 16
-// bytes, it has no kernel for: then the host reads the offsets once, and waits for them.
+// On the CPU there is one product for each group. On CUDA bfloat16 goes to torch's grouped product,
+// which reads the offsets on the device. It has no kernel for other dtypes, nor for rows that do
+// not begin at multiples of 16 bytes: then the host reads the offsets once, and waits for them.
 #include "int8_mm/grouped_products.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -31,18 +31,19 @@ using torch::autograd::Function;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-// The offsets, ascending and inside of the rows, as GroupRows takes them.
+// Makes the offsets ascend and limits them to the number of rows, as GroupRows does.
 at::Tensor ends_of(const at::Tensor& offsets, int64_t rows) {
   return std::get<0>(at::cummax(offsets, 0)).clamp(0, rows);
 }
 
-// Whether torch's grouped product takes matrices with rows of a and of b elements.
+// Whether torch's grouped product accepts matrices with rows of a and of b elements.
 bool takes_grouped_mm(const at::Tensor& tensor, int64_t a, int64_t b, int64_t groups) {
   return tensor.is_cuda() && tensor.scalar_type() == at::kBFloat16 && a % 8 == 0 && b % 8 == 0 &&
          a > 0 && b > 0 && tensor.size(0) > 0 && groups > 0;
 }
 
-// Calls of(group, its first row, its number of rows) for each; returns the first row behind them.
+// Calls of(group, its first row, its number of rows) for each group; returns the first row after
+// the last group.
 template <typename Of>
 int64_t for_each_group(const at::Tensor& offsets, int64_t rows, const Of& of) {
   const at::Tensor on_host = offsets.cpu().contiguous();
@@ -115,7 +116,7 @@ at::Tensor sum_meta(const at::Tensor& rows, const at::Tensor& offsets, at::Scala
   return at::empty_symint({offsets.sym_size(0), rows.sym_size(1)}, rows.options().dtype(dtype));
 }
 
-// For each row the vector of its group, of vectors [E, A]; 0 behind the last group.
+// Returns for each row the vector of its group, from vectors [E, A], and 0 after the last group.
 at::Tensor spread(const at::Tensor& vectors, const at::Tensor& offsets, const c10::SymInt& rows) {
   const at::Tensor index = at::arange(at::Scalar(rows), offsets.options());
   const at::Tensor ends = std::get<0>(at::cummax(offsets, 0));

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Floating products of groups of rows, of which the gradients of the grouped ops are made. Group e
-// has the rows offsets[e - 1] to offsets[e] (from 0 for the first). Each is an op of the
-// dispatcher, whose derivative is made of the others: so it can be traced, and differentiated again
-// and again.
+// Floating-point products of groups of rows, which the gradients of the grouped ops consist of.
+// Group e has the rows offsets[e - 1] .. offsets[e] - 1 (from 0 for the first). Each function is an
+// op of the dispatcher whose derivative consists of the others, so it can be traced, and
+// differentiated any number of times.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace baraquant::int8_mm {
 
-// rows [T, A], matrices [E, A, B] -> [T, B]: each row times the matrix of its group; 0 behind the
-// last group.
+// rows [T, A], matrices [E, A, B] -> [T, B]: each row times the matrix of its group, and 0 for rows
+// after the last group.
 at::Tensor grouped_matmul(const at::Tensor& rows, const at::Tensor& matrices,
                           const at::Tensor& offsets);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // From checked tensors to kernels: picks the output's storage type T and calls
-// Backend::product<T>(Operands, Rescaling<ComputeType<T>>, T* output). Shared by the CPU and CUDA.
+// Backend::product<T>(Operands, Rescaling<ComputeType<T>>, T* output). The CPU and CUDA share it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,12 +10,12 @@
 
 namespace baraquant::int8_mm {
 
-// Contiguous and on one device: input [m, k], weight [n, k], output [m, n] (none of m and n is 0);
-// input_scale and zero_point of one element or of m, undefined where a number stands for them;
-// weight_scale, bias and weight_sum [n]. weight_sum is defined wherever has_zero_point; bias is
-// undefined where there is none. Scales and bias are of the output's compute type. Where offsets
-// are defined (int32 [groups]), the product is grouped: what is of the weight has a dimension of
-// groups in front.
+// All tensors are contiguous and on one device: input [m, k], weight [n, k] and output [m, n] with
+// m, n > 0; input_scale and zero_point have 1 or m elements, and undefined means the number below;
+// weight_scale, bias and weight_sum are [n]. weight_sum is defined if has_zero_point. An undefined
+// bias means no bias. Scales and bias have the output's compute type. If offsets are defined (int32
+// [groups]), the product is grouped: the weight and the vectors of its rows have a leading
+// dimension of groups.
 struct ProductCall {
   at::Tensor input, weight, input_scale, weight_scale, bias, zero_point, weight_sum, output;
   at::Tensor offsets;
@@ -28,7 +28,7 @@ template <typename Backend>
 struct Launch {
   static void product(const ProductCall& call) {
     with_floating_type(call.output.scalar_type(), [&]<typename T>(Type<T>) {
-      Backend::template product<T>(factors_of(call), rescaling_of<ComputeType<T>>(call),
+      Backend::template product<T>(operands_of(call), rescaling_of<ComputeType<T>>(call),
                                    static_cast<T*>(call.output.mutable_data_ptr()));
     });
   }
@@ -44,7 +44,7 @@ struct Launch {
     return {pointer<T>(tensor), tensor.defined() && tensor.numel() > 1 ? 1 : 0, number};
   }
 
-  static Operands factors_of(const ProductCall& call) {
+  static Operands operands_of(const ProductCall& call) {
     Operands f{call.input.size(0),
                call.weight.size(-2),
                call.input.size(1),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The arithmetic of the integer matrix family, free of torch: every kernel calls it.
+// The arithmetic of the integer matrix product, without torch. Every kernel calls these functions.
 //   acc[m, n] = sum over k of (a[m, k] - za[m]) * w[n, k]
 //             = sum over k of a[m, k] * w[n, k]  -  za[m] * sum over k of w[n, k]
 //   y[m, n]   = fma(C(acc) * sw[n], sa[m], bias[n]), then one rounding to the output's dtype
@@ -15,11 +15,11 @@
 
 namespace baraquant::int8_mm {
 
-// The greatest depth whose sums fit in int32: of int8 without a zero point, |a * w| <= 2^14; else
-// |a - za| < 2^8, so |(a - za) * w| < 2^15.
+// The greatest depths whose sums fit in int32. An int8 input without a zero point has
+// |a * w| <= 2^14; otherwise |a - za| < 2^8, so |(a - za) * w| < 2^15.
 constexpr int64_t kMaxDepth = 131071, kMaxShiftedDepth = 65536;
 
-// The most rows of a grouped product, whose ends are int32.
+// The most rows of a grouped product: the ends of its groups are int32.
 constexpr int64_t kMaxGroupedRows = INT32_MAX;
 
 BARAQUANT_HD float fused_multiply_add(float a, float b, float c) {
@@ -38,14 +38,13 @@ BARAQUANT_HD double fused_multiply_add(double a, double b, double c) {
 #endif
 }
 
-// What stands in for a bias that is not there: x + -0.0 is x for every x, +0.0 included, so the
-// fused multiply-add is then the product, rounded once.
+// Stands in for a missing bias: x + -0.0 is x for every x, including +0.0, so the fused
+// multiply-add is the product, rounded once.
 template <typename C>
 constexpr C kNoBias = C(-0.0);
 
-// The sum of the shifted input's products from that of the input's own. NB: in unsigned numbers,
-// which wrap: a zero point from outside the input's range gives a wrong number, never undefined
-// behaviour.
+// From the sum of a * w to the sum of (a - za) * w. NB: in unsigned numbers, which wrap, so a zero
+// point from outside the input's range gives a wrong number but never undefined behaviour.
 BARAQUANT_HD int32_t shift(int32_t products, int32_t zero_point, int32_t weight_sum) {
   return static_cast<int32_t>(static_cast<uint32_t>(products) -
                               static_cast<uint32_t>(zero_point) *

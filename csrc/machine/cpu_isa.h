@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// CPU loops are compiled for several instruction sets in one binary; the machine decides at run
-// time. The environment variable BARAQUANT_CPU_ISA (default, avx2, avx512 or avx512_vnni) lowers
-// the choice. Only the integer matrix product has loops of its own for avx512_vnni.
-// Every instruction set gives the same bits: none of them contracts or reorders arithmetic.
+// CPU loops are compiled for several instruction sets in one binary, and the best that the machine
+// supports is chosen at run time. The environment variable BARAQUANT_CPU_ISA (default, avx2, avx512
+// or avx512_vnni) lowers the choice. Only the integer matrix product has separate loops for
+// avx512_vnni. Every instruction set gives the same bits: the compiler contracts and reorders no
+// arithmetic.
 #pragma once
 
 #include "frame/export.h"
@@ -18,7 +19,7 @@ constexpr const char* cpu_isa_name(CpuIsa isa) {
   return kNames[static_cast<int>(isa)];
 }
 
-// Whether this machine has it.
+// Whether this machine has the instruction set.
 inline bool supports(CpuIsa isa) {
 #if defined(__x86_64__)
   switch (isa) {
@@ -42,15 +43,15 @@ inline bool supports(CpuIsa isa) {
 #else
 #define BARAQUANT_TARGET(options)
 #endif
-// fma: for __builtin_fma alone. Nothing else becomes one, since the build forbids contraction.
+// fma is there for __builtin_fma alone: the build forbids contraction, so nothing else becomes one.
 #define BARAQUANT_AVX2 BARAQUANT_TARGET("avx2,fma")
 #define BARAQUANT_AVX512 \
   BARAQUANT_TARGET("avx512f,avx512bw,avx512dq,avx512vl,fma,prefer-vector-width=512")
 #define BARAQUANT_AVX512_VNNI \
   BARAQUANT_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma,prefer-vector-width=512")
 
-// `loop` is a callable whose operator() is always inlined, so that it is compiled anew inside each
-// of these functions.
+// `loop` is a callable whose operator() is always inlined, so it is compiled again inside each of
+// these functions, for its instruction set.
 template <typename Loop>
 BARAQUANT_AVX2 void run_avx2(const Loop& loop) {
   loop();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The storage types of the kernels, free of torch: float, double and two 16-bit types, with
+// The storage types of the kernels, without torch: float, double and two 16-bit types, with
 //   to_compute<C>(x)  : exact for float16 and bfloat16
 //   from_compute<T>(y): ONE rounding, half to even, also from double to a 16-bit type
 // The host versions are branch-free integer arithmetic, so that a compiler can vectorise them.
@@ -46,8 +46,7 @@ BARAQUANT_HD float float16_to_float(uint16_t h) {
 #else
   const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
   const uint32_t magnitude = h & 0x7fffu;
-  // Normal: move the fields and rebias the exponent by 127 - 15. Infinity and NaN: by as much
-  // again.
+  // Normal: move the fields and rebias the exponent by 127 - 15. Infinity and NaN: by twice that.
   const uint32_t rebias = magnitude >= 0x7c00u ? 0x70000000u : 0x38000000u;
   const uint32_t normal = (magnitude << 13) + rebias;
   // Subnormal: m * 2^-24 is exactly (0.5 + m * 2^-24) - 0.5, in normal numbers throughout.
@@ -90,8 +89,8 @@ BARAQUANT_HD uint16_t float_to_bfloat16(float x) {
 #endif
 }
 
-// Rounds to odd: truncates, and sets the last bit if anything was lost. A later rounding to at most
-// 22 bits then equals one rounding of the double (Boldo and Melquiond, 2008).
+// Rounds to odd: truncates, and sets the last bit if anything was lost. Rounding the result again
+// to at most 22 bits then equals one rounding of the double (Boldo and Melquiond, 2008).
 BARAQUANT_HD float double_to_float_round_to_odd(double x) {
   const float nearest = static_cast<float>(x);
   const double back = nearest;
@@ -117,8 +116,8 @@ BARAQUANT_HD C to_compute(T x) {
     return static_cast<C>(detail::bfloat16_to_float(x.bits));
 #if defined(__CUDA_ARCH__)
   } else if constexpr (sizeof(T) == 1 && std::is_same_v<C, float>) {
-    // The GPU converts integers at an eighth of its rate of additions: put the byte into the
-    // mantissa of 2^23 instead, offset by 128 where it is signed.
+    // The GPU converts integers at an eighth of its rate of additions. Put the byte into the
+    // mantissa of 2^23 instead, offset by 128 if it is signed.
     const uint32_t byte = static_cast<uint8_t>(x) ^ (std::is_signed_v<T> ? 0x80u : 0u);
     return bit_cast<float>(0x4b000000u | byte) - (std::is_signed_v<T> ? 8388736.0f : 8388608.0f);
 #endif

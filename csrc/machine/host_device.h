@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// One annotation for the functions that host and device kernels share. They are always inlined, so
-// that a CPU loop compiled for a wider instruction set takes them along (see cpu_isa.h).
+// BARAQUANT_HD marks the functions that host and device kernels share. They are always inlined, so
+// that a CPU loop compiled for a wider instruction set compiles them for it too (see cpu_isa.h).
 #pragma once
 
 #if defined(__CUDACC__)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Arithmetic of sizes, free of torch and of CUDA.
+// Arithmetic of sizes, without torch or CUDA.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace baraquant {
 
 constexpr BARAQUANT_HD int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The base-2 logarithm of the smallest power of two that is at least n; `max` at most.
+// The base-2 logarithm of the smallest power of two that is at least n, limited to `max`.
 constexpr BARAQUANT_HD int log2_up(int64_t n, int max) {
   int log2 = 0;
   while (log2 < max && (int64_t(1) << log2) < n) ++log2;

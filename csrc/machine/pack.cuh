@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Packs of neighbours in memory: one access of up to 16 bytes where the pointer allows it and the
-// pack is whole, else element by element.
+// A pack is a few neighbours in memory that a thread loads and stores together: in accesses of up
+// to 16 bytes if the pointer is aligned and the pack is whole, otherwise element by element.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,8 @@ struct alignas(sizeof(T) * size <= 16 ? sizeof(T) * size : 16) Pack {
   __device__ __forceinline__ T get(int i) const { return at[i]; }
 };
 
-// What is loaded: bytes are converted one by one, other numbers wait as the words that they are.
+// The type of a loaded pack: bytes are kept as elements, which are converted one by one; wider
+// numbers stay in registers as they lay in memory.
 template <typename T, int size>
 using Loaded = std::conditional_t<sizeof(T) == 1, Pack<T, size>, Words<T, size>>;
 
@@ -25,7 +26,7 @@ inline bool is_aligned(const void* pointer, size_t bytes) {
   return reinterpret_cast<uintptr_t>(pointer) % (bytes < 16 ? bytes : 16) == 0;
 }
 
-// Elements begin .. begin + count - 1 of `data`; the rest of the pack is left as it is.
+// Loads elements begin .. begin + count - 1 of `data`; the rest of the pack is left as it is.
 template <typename T, int size>
 __device__ __forceinline__ void load(Pack<T, size>& pack, const T* data, int64_t begin, int count,
                                      bool aligned) {
@@ -39,14 +40,15 @@ __device__ __forceinline__ void load(Pack<T, size>& pack, const T* data, int64_t
   }
 }
 
-// Neighbours from `begin` on, all of them there and at a multiple of their size (of 16 bytes).
+// Loads `size` neighbours from `begin` on. All of them must exist, and their address must be a
+// multiple of their size (of 16 bytes if they are larger).
 template <typename T, int size>
 __device__ __forceinline__ void load_words(Words<T, size>& words, const T* data, int64_t begin) {
   words = *reinterpret_cast<const Words<T, size>*>(data + begin);
 }
 
-// `count` neighbours, at least one, in a place of any kind; the rest repeats the first of them,
-// which changes no range.
+// Loads `count` neighbours, at least one, of any alignment. The rest of the words repeats the first
+// of them, which changes no range.
 template <typename T, int size>
 __device__ __forceinline__ void load_some_words(Words<T, size>& words, const T* data, int64_t begin,
                                                 int count) {

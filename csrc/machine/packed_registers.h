@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Floating numbers as they lie in registers, free of torch and of CUDA: two of 16 bits in a word,
-// or one of 32 or 64.
+// Floating-point numbers packed into registers, without torch or CUDA. A word of a register holds
+// two numbers of 16 bits, or one of 32 or 64.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ using Word = std::conditional_t<sizeof(T) == 8, int64_t, int32_t>;
 template <typename T>
 constexpr int kPerWord = sizeof(T) == 2 ? 2 : 1;
 
-// The words of neighbours in memory, as they lie there. NB: not a Pack: from that the compiler
-// makes a register for each element. A single element of 16 bits fills both halves.
+// The words of `size` neighbours, as they lie in memory. NB: not a Pack, for which the compiler
+// would use a register for each element. A single element of 16 bits fills both halves.
 template <typename T, int size>
 constexpr int kWordsOf = size > kPerWord<T> ? size / kPerWord<T> : 1;
 template <typename T, int size>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Shared memory as PTX instructions address it.
+// The address of shared memory that PTX instructions take.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Calls of ops from eager Python without the cost of torch.ops, which matches arguments to schemas
-// through generic conversions (about 4 us a call). Here the schema is taken apart once. Arguments
-// that are plain (exactly a Tensor or Parameter, int, float, bool, dtype or None, as the schema has
-// it) go to the dispatcher; for anything else, a Tensor subclass or a SymInt say, the callable
-// returns NotImplemented, and the caller takes torch.ops.
+// Calls ops from eager Python without the cost of torch.ops, which matches arguments to schemas
+// through generic conversions (about 4 us a call). Here a schema is parsed once. Plain arguments
+// (exactly a Tensor or Parameter, int, float, bool, dtype or None, as the schema requires) go to
+// the dispatcher. For anything else, such as a Tensor subclass or a SymInt, the callable returns
+// NotImplemented, and the caller uses torch.ops.
 #include "python/eager.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -32,14 +32,14 @@ struct Parameter {
 struct Overload {
   c10::OperatorHandle op;
   std::vector<Parameter> parameters;
-  size_t positional;  // those after it are keyword-only
+  size_t positional;  // the parameters after this many are keyword-only
 };
 
 // The overloads of one op, tried in order.
 using Overloads = std::vector<Overload>;
 
-// Whether the schema's type is one that we convert. torch writes a dtype as an int with a name of
-// its own: that is its "real" type.
+// Whether we can convert the schema's type. For torch a dtype is an int with a name of its own,
+// which it calls the "real" type.
 bool read_type(c10::TypePtr type, Parameter& parameter) {
   if (const auto optional = type->cast<c10::OptionalType>()) {
     parameter.optional = true;
@@ -83,7 +83,7 @@ std::optional<Overload> read_schema(const c10::OperatorHandle& op) {
   return overload;
 }
 
-// Pushes a plain argument; false where it is not plain.
+// Pushes a plain argument. Returns false if it is not plain.
 bool push(torch::jit::Stack& stack, PyObject* object, const Parameter& parameter) {
   if (object == Py_None) {
     if (parameter.optional) stack.emplace_back();
@@ -117,7 +117,7 @@ bool push(torch::jit::Stack& stack, PyObject* object, const Parameter& parameter
   return false;
 }
 
-// The position of a keyword among the parameters, or their number.
+// Returns the position of a keyword among the parameters, or their number if there is none.
 size_t find(const Overload& overload, PyObject* name) {
   size_t i = 0;
   for (; i < overload.parameters.size(); ++i) {
@@ -127,7 +127,8 @@ size_t find(const Overload& overload, PyObject* name) {
   return i;
 }
 
-// Fills the stack with the arguments in the schema's order; false where they do not fit plainly.
+// Fills the stack with the arguments in the schema's order. Returns false if they do not match the
+// schema or one is not plain.
 bool match(const Overload& overload, PyObject* const* args, size_t count, PyObject* keywords,
            torch::jit::Stack& stack) {
   if (count > overload.positional) return false;
@@ -151,7 +152,7 @@ bool match(const Overload& overload, PyObject* const* args, size_t count, PyObje
   return true;
 }
 
-// As torch.ops returns: None, a tensor, or a tuple of them.
+// Returns what torch.ops returns: None, a tensor, or a tuple of tensors.
 PyObject* wrap(torch::jit::Stack& stack) {
   if (stack.empty()) Py_RETURN_NONE;
   if (stack.size() == 1) return THPVariable_Wrap(std::move(stack[0]).toTensor());

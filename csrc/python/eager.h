@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Calls of ops from eager Python without the cost of torch.ops; see eager.cpp.
+// Calls ops from eager Python without the cost of torch.ops; see eager.cpp.
 #pragma once
 
 #include <Python.h>
@@ -10,7 +10,7 @@
 namespace baraquant {
 
 // Returns a callable for some overloads of an op ("" is the default one), which are tried in that
-// order; null with a Python error set where there is no such op.
+// order. If there is no such op, it returns null and sets a Python error.
 PyObject* make_eager_call(const std::string& qualified_name,
                           const std::vector<std::string>& overloads);
 

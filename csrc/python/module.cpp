@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// baraquant._C: what is not an op, and a fast way to call ops (eager.cpp).
+// baraquant._C: functions that are not ops, and a fast way to call ops (eager.cpp).
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -25,7 +25,7 @@ py::dict build_info() {
   return result;
 }
 
-// The kernels that call() would launch, in order.
+// Returns the kernels that call() would launch, in order.
 std::vector<py::dict> plan(const py::function& call) {
   const baraquant::Planning planning;
   call();

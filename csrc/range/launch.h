@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // From checked tensors to kernels: picks the storage type and calls Backend::choose<T>,
-// Backend::one_pass<Op> or Backend::observe<T>. Shared by the CPU and CUDA.
+// Backend::one_pass<Op> or Backend::observe<T>. The CPU and CUDA share it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,8 +12,8 @@
 
 namespace baraquant::range {
 
-// A dense, non-empty input, as `map` sees it; scale and zero_point are written, in the order of
-// memory.
+// The input is dense and not empty, and `map` describes it. scale and zero_point are written, in
+// the order of the input's memory.
 struct RangeCall {
   at::Tensor input, scale, zero_point;
   ScaleMap map;
@@ -21,13 +21,13 @@ struct RangeCall {
   bool symmetric = true;
 };
 
-// All are contiguous and on the input's device. The running range is updated where `enabled` (one
-// byte) is absent or not 0; then scale and zero_point, where they are there, are chosen from it.
-// skipped_batches, where it is there, goes up by 1 if any of the ranges took no part of the batch.
+// All tensors are contiguous and on the input's device. If `enabled` (one byte) is undefined or not
+// 0, the running range is updated, and scale and zero_point, if defined, are chosen from it.
+// skipped_batches, if defined, goes up by 1 if any of the ranges left the batch out.
 struct ObserveCall {
   RangeCall range;
   at::Tensor min, max, enabled, skipped_batches;
-  double averaging_constant = -1;  // below 0: the extremes of all that was seen
+  double averaging_constant = -1;  // negative: the extremes of all batches
 };
 
 template <typename T>
@@ -36,10 +36,10 @@ struct ChooseParams {
   const T* input;
   int64_t numel;
   ScaleMap map;
-  Segments segments;  // of the map
+  Segments segments;  // make_segments(map)
   Rule<C> rule;
-  C* scale;             // null: not wanted
-  int32_t* zero_point;  // null: not wanted
+  C* scale;             // null means not wanted
+  int32_t* zero_point;  // null means not wanted
 };
 
 template <typename T>
@@ -48,9 +48,9 @@ struct ObserveParams {
   ChooseParams<T> choose;
   C* min;
   C* max;
-  const uint8_t* enabled;  // null: it is
+  const uint8_t* enabled;  // null means enabled
   C averaging_constant;
-  int64_t* skipped_batches;  // null: not counted
+  int64_t* skipped_batches;  // null means not counted
 };
 
 template <typename Backend>
@@ -115,7 +115,7 @@ struct Launch {
   template <typename Op>
   static bool one_pass(const RangeCall& call, const at::Tensor& result, const at::Tensor& mask) {
     const auto args = args_of<typename Op::First>(call);
-    // Each byte of a mask belongs to one segment.
+    // Each byte of a mask must belong to one segment.
     if (!are_rows(args.segments)) return false;
     if (Op::kMask != affine::Mask::kNone && !start_at_multiples(args.segments, 8)) return false;
     return Backend::template one_pass<Op>(args, pointer<typename Op::Result>(result),

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Tensors that do not hold their values: z.conj(), its .imag (a negative view), zeros that autograd
-// has not made. PyTorch's fallback for them takes an op's first result for the tensor that the op
-// has written. Our observers write and return nothing, and the fallback then reads beyond the end
-// of the stack. So they have a kernel of their own for these keys: what is read is made real, and
-// what would be written is refused.
+// Some tensors do not hold their values: z.conj(), its .imag (a negative view), zeros that autograd
+// has not materialised. PyTorch's fallback for them assumes that the first result of an op is the
+// tensor that the op has written. Our observers write tensors but return nothing, so the fallback
+// would read beyond the end of the stack. They therefore have a separate kernel for these dispatch
+// keys: it materialises a tensor that is read, and refuses a tensor that would be written.
 #include <ATen/core/boxing/KernelFunction.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Which thread takes which elements, free of torch and of CUDA: the shapes of the launches of
-// rows.cuh and reduce.cuh, chosen on the host, and the places of threads in them.
-//   RowMapping     one reading of a row by threads that keep it in their registers
-//   RunMapping     a range from segments that lie in runs of neighbours
-//   ColumnMapping  a range from segments that lie beside each other
+// Which thread takes which elements, without torch or CUDA: the shapes of the launches of rows.cuh
+// and reduce.cuh, which the host chooses, and the places of the threads in them. A segment is the
+// elements that share a scale (granularity/segments.h); a team is the threads that work on one
+// together; a pack is a few neighbours that a thread loads at once.
+//   RowMapping     a team reads a row once and keeps it in its registers
+//   RunMapping     ranges of segments that lie in runs of neighbours
+//   ColumnMapping  ranges of segments that lie in columns
 #pragma once
 
 #include <algorithm>
@@ -16,20 +18,20 @@ namespace baraquant::range {
 
 struct Chip {
   int multiprocessors = 1;
-  bool clusters = false;  // blocks may work together
+  bool clusters = false;  // blocks can form clusters
 };
 
 constexpr int kWarp = 32, kWarpLog2 = 5;
-constexpr int kMaxBlocksLog2 = 3;  // of a cluster, on every chip that has them
+constexpr int kMaxBlocksLog2 = 3;  // blocks of a cluster, on every chip that has clusters
 
-// A team of threads shares a row: a power of two within a warp, or all of a block, or of a cluster
-// of blocks. Each thread takes `packs` packs of it, one team apart.
+// A team of threads shares a row: a power of two of threads within a warp, a whole block, or a
+// whole cluster of blocks. Each thread takes `packs` packs of the row, a team's width apart.
 struct RowMapping {
-  int packs = 0;      // 0: the rows are too long
-  int team_log2 = 0;  // within a warp; ignored where the team is a block
+  int packs = 0;      // packs of a thread; 0 means that the rows are too long
+  int team_log2 = 0;  // threads of a team within a warp; ignored if is_block
   bool is_block = false;
   int blocks_log2 = 0;  // blocks that share a row
-  int threads = 0;      // of a block
+  int threads = 0;      // threads of a block
 
   int64_t grid(int64_t rows) const {
     if (is_block) return rows << blocks_log2;
@@ -37,31 +39,32 @@ struct RowMapping {
   }
 };
 
-// Shapes of a team beyond a warp: the first is taken that holds the row and that the chip and the
-// kernel allow. Measured on an H200 for rows of 512 to 65536 elements of 16 and 32 bits.
+// Shapes of teams that are larger than a warp. The first one is taken that holds the row and that
+// the chip and the kernel allow. Measured on an H200 for rows of 512 to 65536 elements of 16 and 32
+// bits.
 struct BlockShape {
   int packs, threads, blocks_log2;
 };
-// Many rows fill the chip. Where little is written, reading is what takes time: four packs of each
-// thread are under way at once.
+// For many rows, which fill the chip. If little is written, reading takes the time, so each thread
+// has four packs in flight at once.
 constexpr BlockShape kReadingRows[] = {
     {4, 256, 0}, {4, 256, 1}, {4, 512, 1},  {4, 256, 3},  {4, 512, 0},  {4, 512, 3}, {2, 512, 0},
     {2, 512, 1}, {2, 512, 3}, {4, 1024, 0}, {2, 1024, 0}, {4, 1024, 3}, {2, 1024, 3}};
-// Where as much is written, smaller blocks do better: some store while others load.
+// If as much is written as read, smaller blocks are faster: some store while others load.
 constexpr BlockShape kCopyingRows[] = {{2, 160, 0},  {4, 96, 1},   {2, 224, 1},  {2, 128, 2},
                                        {4, 128, 2},  {4, 128, 3},  {2, 256, 2},  {4, 256, 3},
                                        {2, 512, 3},  {4, 512, 3},  {2, 512, 0},  {4, 512, 0},
                                        {2, 1024, 0}, {4, 1024, 0}, {2, 1024, 3}, {4, 1024, 3}};
-constexpr int64_t kMaxPacksOfBlock = 320;  // of a row that no table gives to a cluster
-// Few rows: as many threads as there are packs, soon on several multiprocessors.
+constexpr int64_t kMaxPacksOfBlock = 320;  // no table gives a cluster to a row of at most this many
+// For few rows: as many threads as there are packs, soon on several multiprocessors.
 constexpr BlockShape kFewRows[] = {{1, 640, 0},  {1, 256, 2},  {1, 512, 2},  {1, 512, 3},
                                    {2, 512, 3},  {4, 512, 3},  {1, 1024, 0}, {2, 1024, 0},
                                    {4, 1024, 0}, {2, 1024, 3}, {4, 1024, 3}};
 
-// What a kernel allows.
+// What a kernel allows and does.
 struct RowLimits {
-  int packs = 4;        // of a thread: 1, 2 or 4
-  int least_team = 1;   // threads whose packs share a byte of the mask
+  int packs = 4;        // the most packs of a thread: 1, 2 or 4
+  int least_team = 1;   // the smallest team: threads whose packs share a byte of the mask
   bool copies = false;  // writes as many bytes as it reads
 };
 
@@ -71,7 +74,7 @@ RowMapping map_blocks(const BlockShape (&shapes)[n], int64_t packs, int max_pack
   m.is_block = true;
   for (const BlockShape& shape : shapes) {
     if (shape.packs > max_packs || (shape.blocks_log2 > 0 && !clusters)) continue;
-    const int64_t share = int64_t(shape.packs) << shape.blocks_log2;  // packs of a team's thread
+    const int64_t share = int64_t(shape.packs) << shape.blocks_log2;  // a thread's, in all blocks
     const int64_t threads = divide_up(divide_up(packs, share), kWarp) * kWarp;
     if (threads > shape.threads) continue;
     m.packs = shape.packs;
@@ -85,7 +88,7 @@ RowMapping map_blocks(const BlockShape (&shapes)[n], int64_t packs, int max_pack
 inline RowMapping map_rows(int64_t rows, int64_t length, int pack, const RowLimits& limits,
                            const Chip& chip) {
   const int64_t packs = divide_up(length, pack);
-  // A pack for each thread does not fill a quarter of the chip.
+  // Few: with one pack for each thread, the rows do not fill a quarter of the chip.
   const bool few = rows * packs <= int64_t(512) * chip.multiprocessors;
   const int share = few ? 1 : limits.copies ? 2 : limits.packs;
   if (packs <= share * kWarp) {
@@ -101,9 +104,9 @@ inline RowMapping map_rows(int64_t rows, int64_t length, int pack, const RowLimi
                        : map_blocks(kReadingRows, packs, limits.packs, chip.clusters);
 }
 
-// A thread's share of a row, which starts at `start`: packs number lane, lane + team, ..., as far
-// as the row has them. A thread without a row has one of length 0. Offsets in a row fit in an int,
-// as no row of 2^31 elements fits in the registers.
+// A thread's share of a row that starts at `start`: the packs lane, lane + team, ... that the row
+// has. lane is the thread's number in its team. A thread without a row gets a row of length 0.
+// Offsets in a row fit in an int, because no row of 2^31 elements fits in the registers.
 struct RowPlace {
   int64_t row = 0, start = 0;
   int length = 0, lane = 0, team = 1;
@@ -132,19 +135,19 @@ BARAQUANT_HD RowPlace place_in_row(const Segments& segments, const RowMapping& m
   return place;
 }
 
-constexpr int kReduceThreads = 256;  // of a block
+constexpr int kReduceThreads = 256;  // threads of a block
 constexpr int kReduceThreadsLog2 = 8;
-constexpr int kBlocksOfMultiprocessor = 16;  // in turn: enough that all finish at about one time
+constexpr int kBlocksOfMultiprocessor = 16;  // in turn: so many that all finish at about one time
 
-// Loads of a thread that are under way at once.
+// How many loads of a thread are in flight at once.
 constexpr int run_unroll(int pack) { return pack == 1 ? 8 : 4; }
 constexpr int kRowUnroll = 4;
 
-// A team of threads (a power of two within a warp, or a block) shares a slice of a segment: a
-// thread takes the packs at begin, begin + step, ... before `end`.
+// A team of threads (a power of two within a warp, or a block) shares a slice, which is a part of a
+// segment. A thread takes the packs at begin, begin + step, ... that lie before `end`.
 struct RunMapping {
   int team_log2 = 0;
-  Divisor slices;            // of a segment
+  Divisor slices;            // slices of a segment
   int64_t slice_length = 0;  // a multiple of the pack
 
   BARAQUANT_HD bool is_block() const { return team_log2 > kWarpLog2; }
@@ -156,9 +159,9 @@ struct RunMapping {
 inline RunMapping map_runs(const Segments& s, int pack, const Chip& chip) {
   const int unroll = run_unroll(pack);
   const int64_t packs = divide_up(s.length, pack);
-  // A warp for each segment half fills the chip.
+  // Many: a warp for each segment fills at least half of the chip.
   const bool many = s.count >= int64_t(32) * chip.multiprocessors;
-  // Packs of a thread: several, as long as half of the threads that the chip holds are busy.
+  // Packs of a thread: several, as long as half of the threads that the chip can hold are busy.
   const int64_t share =
       std::clamp<int64_t>(s.count * packs / (int64_t(1024) * chip.multiprocessors), 1, unroll);
   RunMapping m;
@@ -166,9 +169,9 @@ inline RunMapping map_runs(const Segments& s, int pack, const Chip& chip) {
   int64_t slices = 1;
   if (packs > kWarp * unroll * (many ? 4 : 1)) {
     m.team_log2 = kReduceThreadsLog2;
-    const int64_t most = packs / (2 * kReduceThreads * unroll);  // 2 rounds of loads at least
+    const int64_t max_slices = packs / (2 * kReduceThreads * unroll);  // at least 2 rounds of loads
     const int64_t wanted = divide_up(kBlocksOfMultiprocessor * chip.multiprocessors, s.count);
-    slices = std::max<int64_t>(std::min(wanted, most), 1);
+    slices = std::max<int64_t>(std::min(wanted, max_slices), 1);
   }
   const int64_t slice = divide_up(packs, slices);
   m.slice_length = slice * pack;
@@ -194,12 +197,13 @@ BARAQUANT_HD RunPlace place_in_runs(const Segments& segments, const RunMapping& 
   return {segment, slice, start + member * pack, end < length ? end : length, step, member == 0};
 }
 
-// A tile is as many columns as 1 << lanes_log2 threads take with a pack each. A team of threads (a
-// power of two within a warp, or a block), that many beside each other, shares a slice of the rows
-// of a tile: a thread takes the rows `first`, first + step, ... before `end`, of `column` and on.
+// A tile is the columns that 1 << lanes_log2 threads take with a pack each. A team of threads (a
+// power of two within a warp, or a block) is that many threads wide and shares a slice of the rows
+// of a tile. A thread takes the pack that begins at `column`, of the rows first, first + step, ...
+// that lie before `end`.
 struct ColumnMapping {
   int lanes_log2 = 0, team_log2 = 0;
-  Divisor tiles, slices;  // of a row; of a block of rows that share their segments
+  Divisor tiles, slices;  // tiles of a row; slices of a block of rows that share their segments
   int64_t slice_rows = 0;
   int64_t blocks = 0;
 
@@ -223,10 +227,10 @@ inline ColumnMapping map_columns(const Segments& s, int pack, const Chip& chip) 
     m.team_log2 = m.lanes_log2 + log2_up(rows, kWarpLog2 - m.lanes_log2);
   } else {
     m.team_log2 = kReduceThreadsLog2;
-    const int64_t round = (kReduceThreads >> m.lanes_log2) * kRowUnroll;  // rows of a block
-    const int64_t most = s.length / (4 * round);
+    const int64_t round = (kReduceThreads >> m.lanes_log2) * kRowUnroll;  // rows loaded at once
+    const int64_t max_slices = s.length / (4 * round);
     const int64_t wanted = divide_up(kBlocksOfMultiprocessor * chip.multiprocessors, tasks);
-    slices = std::max<int64_t>(std::min(wanted, most), 1);
+    slices = std::max<int64_t>(std::min(wanted, max_slices), 1);
   }
   m.slice_rows = divide_up(s.length, slices);
   m.slices = Divisor(divide_up(s.length, m.slice_rows));
@@ -234,9 +238,9 @@ inline ColumnMapping map_columns(const Segments& s, int pack, const Chip& chip) 
 }
 
 struct ColumnPlace {
-  int64_t block, slice, tile, column;  // columns: the first of the tile, the thread's first
-  int64_t first, end, step;            // rows of the block
-  int lane, row_lane;                  // of the team
+  int64_t block, slice, tile, column;  // tile and column: the tile's and the thread's first column
+  int64_t first, end, step;            // rows, counted within the block
+  int lane, row_lane;                  // the thread's place in the team: along a row, down the rows
 };
 
 BARAQUANT_HD ColumnPlace place_in_columns(const Segments& segments, const ColumnMapping& m,

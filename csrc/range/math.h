@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// From the range of the data to a scale and a zero point, free of torch: every kernel that chooses
-// or observes calls these. Asymmetric scheme: Jacob et al. 2018, "Quantization and Training of
-// Neural Networks for Efficient Integer-Arithmetic-Only Inference".
+// From the range of the data to a scale and a zero point, without torch. Every kernel that chooses
+// scales or observes ranges calls these functions. Asymmetric scheme: Jacob et al. 2018,
+// "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference".
 //
 // Note [Ranges are integers]
-// A floating number's bits, read as an integer, are ordered as the number is (once the bits below
-// the sign of a negative one are flipped), with NaN beyond the infinities on either side. So ranges
-// are taken over these keys: exact in any order, a NaN stays visible, and a CPU's vector units take
-// 16-bit numbers as they are.
+// The bits of a floating-point number, read as an integer, have the order of the numbers (once the
+// bits below the sign of a negative one are flipped), and a NaN lies beyond the infinity of its
+// sign. So ranges are taken over these integer keys: the result is exact in any order of the
+// elements, a NaN remains visible, and the vector units of a CPU compare 16-bit numbers without
+// converting them.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +32,7 @@ BARAQUANT_HD Key<T> magnitude_key(T x) {
   return static_cast<Key<T>>(bit_cast<Key<T>>(x) & kMaxKey<T>);
 }
 
-// Its own inverse, on the bits. -0 comes before +0.
+// On the bits this is its own inverse. The key of -0 is below that of +0.
 template <typename T>
 BARAQUANT_HD Key<T> ordered_key(T x) {
   const Key<T> bits = bit_cast<Key<T>>(x);
@@ -48,7 +49,8 @@ BARAQUANT_HD ComputeType<T> value_of_ordered(Key<T> key) {
   return to_compute<ComputeType<T>>(bit_cast<T>(ordered_key(bit_cast<T>(key))));
 }
 
-// How far the elements of a segment lie from 0. As made: of no element.
+// The largest magnitude of the elements of a segment, which are those that share a scale.
+// Default-constructed: the range of no elements, the identity of merge().
 template <typename T>
 struct Magnitude {
   Key<T> most = 0;
@@ -57,7 +59,7 @@ struct Magnitude {
   BARAQUANT_HD void merge(Magnitude other) { most = most > other.most ? most : other.most; }
 };
 
-// The lowest and the highest element of a segment. As made: of no element.
+// The lowest and the highest element of a segment. Default-constructed: the identity of merge().
 template <typename T>
 struct MinMax {
   Key<T> lowest = kMaxKey<T>, highest = static_cast<Key<T>>(-kMaxKey<T> - 1);
@@ -72,12 +74,12 @@ struct MinMax {
   }
 };
 
-// What is the same for every segment of a call.
+// How a scale is chosen: the same for every segment of a call.
 template <typename C>
 struct Rule {
   bool symmetric = true;
   affine::QuantRange<C> range{-128, 127};
-  C zero_point = 0;  // of the symmetric scheme
+  C zero_point = 0;  // if symmetric
   C steps = 127;     // symmetric: quant_max - zero_point; else half of quant_max - quant_min
 
   Rule() = default;
@@ -88,11 +90,11 @@ struct Rule {
         steps(is_symmetric ? static_cast<C>(quant_max - symmetric_zero_point(quant_min, quant_max))
                            : C(0.5) * static_cast<C>(quant_max - quant_min)) {}
 
-  // The middle of the range, rounded up. NB: an arithmetic shift rounds down, below 0 too.
+  // The middle of the range, rounded up. NB: an arithmetic shift rounds down, also below 0.
   static int64_t symmetric_zero_point(int64_t quant_min, int64_t quant_max) {
     return (quant_min + quant_max + 1) >> 1;
   }
-  // That of a segment of zeros or of nothing, whose scale is 1.
+  // The zero point of a segment of zeros or without elements, whose scale is 1.
   int32_t zero_point_of_zeros() const {
     return static_cast<int32_t>(symmetric ? zero_point : range.min);
   }
@@ -117,7 +119,8 @@ BARAQUANT_HD Chosen<C> choose_symmetric(C amax, const Rule<C>& rule) {
   return {usable_scale(amax / rule.steps, amax == C(0)), static_cast<int32_t>(rule.zero_point)};
 }
 
-// From a range that holds 0, or from NaNs. The halves keep the difference from overflowing.
+// xmin and xmax are a range that contains 0, or are NaN. The factors 0.5 keep the difference from
+// overflowing.
 template <typename C>
 BARAQUANT_HD Chosen<C> choose_asymmetric(C xmin, C xmax, const Rule<C>& rule) {
   const C difference = C(0.5) * xmax - C(0.5) * xmin;
@@ -137,12 +140,12 @@ BARAQUANT_HD Chosen<ComputeType<T>> choose(MinMax<T> m, const Rule<ComputeType<T
   return choose_asymmetric(value_of_ordered<T>(m.lowest), value_of_ordered<T>(m.highest), rule);
 }
 
-// A running range. As a user makes it, of nothing seen yet: (inf, -inf).
+// The range of all batches seen so far. A user starts it as (inf, -inf).
 template <typename C>
 struct RunningRange {
   C min, max;
 
-  // Whether it is the range of something: finite, and not upside down. NB: false with a NaN.
+  // Whether it is a range of data: finite, with min <= max. NB: false if an end is a NaN.
   BARAQUANT_HD bool is_known() const {
     constexpr C kMax = std::numeric_limits<C>::max();
     return min >= -kMax && min <= max && max <= kMax;
@@ -153,11 +156,12 @@ struct RunningRange {
 template <typename C>
 struct Observation {
   RunningRange<C> range;
-  bool skipped;  // the batch took no part, and the range is what it was
+  bool skipped;  // the batch was left out, and the range is unchanged
 };
 
-// An end of a running range, a share of the way on to the new one. NB: the difference of two
-// finite numbers can overflow, but then they have opposite signs, and the other form does not.
+// Moves an end of a running range by `share` of the way towards the new one. NB: the difference of
+// two finite numbers can overflow, but then they have opposite signs, and the second form does not
+// overflow.
 template <typename C>
 BARAQUANT_HD C average(C running, C found, C share) {
   const C step = found - running;
@@ -165,9 +169,10 @@ BARAQUANT_HD C average(C running, C found, C share) {
   return is_finite ? running + share * step : (C(1) - share) * running + share * found;
 }
 
-// The range of new elements into a running one. averaging_constant: below 0 for the extremes of
-// both, else a step of that share towards the new range, which 1 takes as it is. New elements with
-// a NaN or an infinity take no part. A running range that is not known starts anew.
+// Merges the range of new elements into a running one. If averaging_constant is negative, the
+// result covers both ranges; otherwise each end moves towards the new one by that share of the
+// distance, and with 1 the result is the new range. New elements with a NaN or an infinity are left
+// out. A running range that is not known is replaced.
 template <typename T>
 BARAQUANT_HD Observation<ComputeType<T>> observe(RunningRange<ComputeType<T>> running,
                                                  MinMax<T> seen,
@@ -182,7 +187,7 @@ BARAQUANT_HD Observation<ComputeType<T>> observe(RunningRange<ComputeType<T>> ru
              average(running.max, high, averaging_constant)},
             false};
   }
-  // NB: of equal zeros the running one is kept.
+  // NB: if -0 and +0 meet, the running one is kept.
   return {{low >= running.min ? running.min : low, high <= running.max ? running.max : high},
           false};
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Ranges as the CUDA kernels take them, free of torch and of CUDA. The keys of range/math.h lie in words
-// of a register: two of 16 bits side by side, which a GPU compares with one instruction, else one.
-// A range is two-sided (the lowest and the highest ordered key), or one-sided: then `highest` is
-// the greatest magnitude and `lowest` means nothing. Which of them is the same for a whole launch.
+// Ranges as the CUDA kernels compute them, without torch or CUDA. A word of a register holds two
+// 16-bit keys of range/math.h, which a GPU compares with one instruction, or one wider key. A range
+// is two-sided (the lowest and the highest ordered key) or one-sided (`highest` is the greatest
+// magnitude, and `lowest` is undefined). All ranges of a launch are of the same kind.
 #pragma once
 
 #include "machine/packed_registers.h"
@@ -13,7 +13,7 @@ namespace baraquant::range {
 template <typename T>
 constexpr Key<T> kMinKey = std::numeric_limits<Key<T>>::min();
 
-// The greater and the lesser in each half.
+// The maximum (and below the minimum) of the 16-bit integers in each half of a word.
 BARAQUANT_HD int32_t max_of_halves(int32_t a, int32_t b) {
 #if defined(__CUDA_ARCH__)
   return static_cast<int32_t>(__vmaxs2(static_cast<uint32_t>(a), static_cast<uint32_t>(b)));
@@ -32,10 +32,10 @@ BARAQUANT_HD int32_t min_of_halves(int32_t a, int32_t b) {
 #endif
 }
 
-// 0xffff in the halves that are negative, else 0.
+// Sets each half to 0xffff if it is negative, else to 0.
 BARAQUANT_HD int32_t signs_of_halves(int32_t word) {
 #if defined(__CUDA_ARCH__)
-  int32_t signs;  // each byte: the sign of byte 1 or 3 (PTX ISA, prmt: selector's bit 3)
+  int32_t signs;  // each byte repeats the sign of byte 1 or 3 (PTX ISA, prmt: bit 3 of a selector)
   asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(signs) : "r"(word));
   return signs;
 #else
@@ -43,7 +43,7 @@ BARAQUANT_HD int32_t signs_of_halves(int32_t word) {
 #endif
 }
 
-// The range of a segment, or of a part of it, in keys.
+// The range, in keys, of a segment (the elements that share a scale) or of a part of it.
 template <typename T>
 struct Extremes {
   Word<T> lowest, highest;
@@ -56,7 +56,7 @@ struct Extremes {
   }
 };
 
-// The ranges of the elements in each half of a word, or of the one element of it.
+// The ranges of the elements of several words: one range for each half of a word, or a single one.
 template <typename T>
 struct WordExtremes {
   static constexpr bool kHalves = kPerWord<T> == 2;
@@ -77,12 +77,12 @@ struct WordExtremes {
     }
   }
 
-  // Elements, by their bits.
+  // Adds the elements of a word, given by their bits.
   BARAQUANT_HD void add(Word<T> bits, bool two_sided) {
     Word<T> key;
     if constexpr (kHalves) {
-      const int32_t most = 0x7fff7fff;
-      key = two_sided ? bits ^ (signs_of_halves(bits) & most) : bits & most;
+      const int32_t below_sign = 0x7fff7fff;
+      key = two_sided ? bits ^ (signs_of_halves(bits) & below_sign) : bits & below_sign;
     } else {
       const T x = bit_cast<T>(bits);
       key = two_sided ? ordered_key(x) : magnitude_key(x);
@@ -90,7 +90,7 @@ struct WordExtremes {
     merge({key, key}, two_sided);
   }
 
-  // Of element i of the word.
+  // The range of half i of the words.
   BARAQUANT_HD Extremes<T> element(int i) const {
     if constexpr (!kHalves) return {lowest, highest};
     if (i == 1) return {lowest >> 16, highest >> 16};

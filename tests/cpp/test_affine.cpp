@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// csrc/affine/math.h and csrc/machine/float_types.h without torch and without Python: the mathematics
-// against hand-made cases and against arithmetic done another way. Exit code 1 if a check fails.
+// Tests csrc/affine/math.h and csrc/machine/float_types.h without torch and Python, against cases
+// made by hand and against arithmetic done in another way. The exit code is 1 if a check fails.
 #include "affine/elementwise_ops.h"
 #include "affine/math.h"
 
@@ -42,8 +42,8 @@ uint64_t random_bits() {
   return state ^= state << 17;
 }
 
-// The nearest number with `digits` significant binary digits, none below 2^min_exponent; half to
-// even. Written with ldexp instead of bit fields.
+// Returns the nearest number with `digits` significant binary digits, none of them below
+// 2^min_exponent, half to even. It uses ldexp instead of bit fields.
 double round_to(double x, int digits, int min_exponent, double largest) {
   if (x == 0 || !std::isfinite(x)) return x;
   int exponent;
@@ -58,13 +58,13 @@ double to_bfloat16(double x) { return round_to(x, 8, -133, 3.3895313892515355e38
 
 template <typename T>
 void check_storage(const char* name, double (*oracle)(double)) {
-  for (uint32_t bits = 0; bits < 65536; ++bits) {  // every value survives the way to C and back
+  for (uint32_t bits = 0; bits < 65536; ++bits) {  // every value survives the conversion and back
     const T stored{static_cast<uint16_t>(bits)};
     const double value = to_compute<double>(stored);
     expect(name, to_compute<float>(stored), value);
     expect(name, value, oracle(value));
     expect(name, to_compute<float>(from_compute<T>(static_cast<float>(value))), value);
-    // The middle between this value and the next one, and its two neighbours.
+    // The midpoint between this value and the next one, and the two neighbours of the midpoint.
     const T next{static_cast<uint16_t>(bits + 1)};
     const double middle = 0.5 * (value + to_compute<double>(next));
     for (const double x :
@@ -134,7 +134,7 @@ void check_cases() {
     expect("y", y == 0 ? C(0) : y, c.y);
     expect("mask", affine::is_inside<C>(v, range), c.mask);
   }
-  // A NaN position: the zero point clamped to the range, a NaN, no gradient.
+  // A NaN position gives the zero point clamped to the range, a NaN, and no gradient.
   for (const C zero_point : {C(3), C(100), C(-100)}) {
     const C v = affine::grid_position<C>(kNan, 1, zero_point);
     const C clamped = zero_point > 7 ? 7 : zero_point < -8 ? -8 : zero_point;
@@ -152,8 +152,8 @@ void check_cases() {
   expect("learned z, clamped", affine::learned_zero_point<C>(C(9.5), range), 7);
 }
 
-// One rounding for each step. A double holds a float division, and a product of two floats, well
-// enough that rounding it once more gives the float result; an fma would not.
+// Each step rounds once. A double represents the quotient or the product of two floats so well that
+// rounding it once more gives the float result; an fma would give another one.
 void check_float_steps() {
   const affine::QuantRange<float> range{-128, 127};
   for (int i = 0; i < 1000000; ++i) {

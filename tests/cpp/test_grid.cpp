@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// FastGrid gives the bits of Grid, for every scale, zero point and range that it accepts: random
-// bits, ties and their neighbours, positions just outside the range, subnormals, infinities, NaN.
-// OwnGrid gives them for the numbers that its scale was chosen from.
+// Tests that FastGrid gives the bits of Grid for every scale, zero point and range that it accepts:
+// random bits, ties and their neighbours, positions just outside the range, subnormals, infinities,
+// NaN. OwnGrid gives the same bits for the numbers that its scale was computed from.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -46,7 +46,7 @@ float random_scale() {
   return bit_cast<float>(static_cast<uint32_t>(exponent) << 23 | mantissa);
 }
 
-// A value that is worth trying: k runs over the kinds.
+// Returns a value that is worth trying; k selects the kind of value.
 float random_value(int k, float scale, float zero_point, QuantRange<float> range) {
   const float lowest = range.min - zero_point, highest = range.max - zero_point;
   const float specials[] = {0.0f, -0.0f, INFINITY, -INFINITY, NAN, 1e-45f, -1e-40f, 3e38f};
@@ -55,7 +55,7 @@ float random_value(int k, float scale, float zero_point, QuantRange<float> range
       return bit_cast<float>(static_cast<uint32_t>(random_bits()));
     case 1:
       return specials[random_bits() % 8];
-    default: {  // ties between integers, from just below the range to just above, and neighbours
+    default: {  // ties between integers, from just below to just above the range, and neighbours
       const double width = highest - lowest + 6;
       const double tie = std::floor(lowest - 3 + width * (random_bits() % 4096) / 4096.0) + 0.5;
       const float x = static_cast<float>(tie * static_cast<double>(scale));
@@ -83,19 +83,20 @@ void check_value(float x, float scale, float zero_point, QuantRange<float> range
   if (FastGrid::is_tiny(x)) return;
   const auto slope = grid.slope(x), fast_slope = fast.slope(x);
   check("slope", slope.inside == fast_slope.inside && slope.valid == fast_slope.valid);
-  // The sign of a zero slope does not reach the sum.
+  // The sign of a zero slope does not affect the sum.
   check("slope", !slope.valid || same(slope.scale + 0.0f, fast_slope.scale + 0.0f));
 }
 
-// Segments whose ends are random, with ties of their own scale and its neighbours between them.
+// Checks segments with random ends; between them lie ties of the scale that follows from the ends,
+// and the neighbours of these ties.
 template <bool symmetric, typename Own = OwnGrid<symmetric>>
 void check_own(int64_t quant_min, int64_t quant_max) {
   using namespace baraquant::range;
   const Rule<float> rule(quant_min, quant_max, symmetric);
   if (!FastGrid::accepts_range(rule.range)) return;
   float low = random_value(0, 1, 0, rule.range), high = random_value(0, 1, 0, rule.range);
-  if (random_bits() % 2 !=
-      0) {  // numbers of 8 bits, whose halves are ties where amax has 127 steps
+  // Numbers of 8 significant bits: their halves are ties if amax has 127 steps.
+  if (random_bits() % 2 != 0) {
     low = bit_cast<float>(bit_cast<uint32_t>(low) & 0xffff0000u);
     high = bit_cast<float>(bit_cast<uint32_t>(high) & 0xffff0000u);
   }

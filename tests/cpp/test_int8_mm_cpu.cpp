@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The CPU product of every instruction set of this machine against sums in int64: random and
-// extreme numbers, odd shapes, any cut of the work, every kind of scale and zero point. Operands
-// end where a page begins that cannot be read.
+// Tests the CPU product of every instruction set of this machine against sums in int64: random and
+// extreme numbers, odd shapes, any division of the work, every kind of scale and zero point. The
+// operands end just before a page that cannot be read.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -33,7 +33,7 @@ int64_t random_integer(int64_t low, int64_t high) {
   return low + static_cast<int64_t>(random_bits() % static_cast<uint64_t>(high - low + 1));
 }
 
-// `size` bytes that end where reading or writing ends.
+// Has `size` bytes that end just before a page that cannot be read or written.
 class Guarded {
  public:
   explicit Guarded(int64_t size) {
@@ -84,7 +84,7 @@ struct Shape {
   int64_t m, n, k;
 };
 
-// One product's operands, and what must come out before rescaling.
+// The operands of a product, and its expected sums before rescaling.
 struct Problem {
   Shape shape;
   bool is_unsigned;
@@ -127,7 +127,7 @@ C random_number(bool ordinary) {
                     static_cast<int>(random_integer(-30, 0)));
 }
 
-// A Rescaling and the memory behind it.
+// A Rescaling and the memory that it points to.
 template <typename C>
 struct Parameters {
   std::vector<C> input_scale, weight_scale, bias;
@@ -182,7 +182,7 @@ void check_output(const Problem& problem, const Parameters<ComputeType<T>>& p, C
   const Rescaling<C>& r = p.rescaling;
   const Guarded memory(s.m * s.n * static_cast<int64_t>(sizeof(T)));
   T* const output = reinterpret_cast<T*>(memory.data());
-  const auto parallel = [&](int64_t count, int64_t grain, const auto& task) {  // any cut will do
+  const auto parallel = [&](int64_t count, int64_t grain, const auto& task) {  // any cut is right
     for (int64_t begin = 0, end; begin < count; begin = end) {
       end = threads == 1 ? count : std::min(count, begin + random_integer(1, 2 * grain));
       task(begin, end);
@@ -193,7 +193,7 @@ void check_output(const Problem& problem, const Parameters<ComputeType<T>>& p, C
   product<T>(factors, r, output, isa, kernel, Blocks(factors, kernel, threads), parallel);
   for (int64_t i = 0; i < s.m * s.n; ++i) {
     const int64_t m = i / s.n, n = i % s.n;
-    // int64 arithmetic, of which int32 keeps the low half.
+    // Arithmetic in 64 bits, of which int32 keeps the low half.
     uint64_t sum = static_cast<uint64_t>(problem.products[static_cast<size_t>(i)]);
     if (r.weight_sum) {
       sum -= static_cast<uint64_t>(int64_t(r.zero_point.at(m)) * int64_t(r.weight_sum[n]));
@@ -221,7 +221,7 @@ void check_type(const Problem& problem, const std::vector<CpuIsa>& isas) {
 }
 
 void check_sums(const Problem& problem, const std::vector<CpuIsa>& isas) {
-  Parameters<double> plain(problem.shape);  // scales of one, no zero point: the sums themselves
+  Parameters<double> plain(problem.shape);  // scales of 1, no zero point: the output is the sums
   plain.weight_scale.assign(plain.weight_scale.size(), 1.0);
   plain.rescaling.input_scale = {nullptr, 0, 1.0};
   plain.rescaling.weight_sum = nullptr;
@@ -257,7 +257,7 @@ void check_shapes(const std::vector<CpuIsa>& isas) {
     const int64_t m = random_integer(1, 40), n = random_integer(1, 150);
     check_shape({m, n, random_integer(0, 400000 / (m * n))}, isas);
   }
-  // Beyond every block: of rows, of columns, of the depth.
+  // Shapes that exceed every block: of rows, of columns, of the depth.
   check_shape({kRowBlock + 5, 9, 33}, isas);
   check_shape({2 * kRowBlock, 1, 7}, isas);
   check_shape({3, 3 * kColumnBlock + 1, 65}, isas);
@@ -265,7 +265,7 @@ void check_shapes(const std::vector<CpuIsa>& isas) {
   for (const int64_t m : {1, 4, 5, 13}) check_shape({m, 5, 3 * kDepthBlock + 77}, isas);
 }
 
-// The greatest depths: the sums reach the ends of int32.
+// At the greatest depths the sums reach the ends of int32.
 void check_extremes(const std::vector<CpuIsa>& isas) {
   const Fill fills[] = {Fill::kLowest, Fill::kHighest, Fill::kAlternating};
   for (const int64_t m : {2, 13}) {

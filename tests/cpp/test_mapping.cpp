@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Which thread of a CUDA kernel takes which elements, tried on the host thread by thread: every
-// element once, every segment led by one thread, for all kinds of maps, odd sizes and chips. And
-// the keys of words of a register against those of single elements.
+// Tests on the host, thread by thread, which thread of a CUDA kernel takes which elements: every
+// element is taken once and every segment has one leading thread, for all kinds of maps, odd sizes
+// and chips. Tests also the keys of packed words against those of single elements.
 #include <cstdint>
 #include <cstdio>
 #include <vector>
@@ -31,7 +31,7 @@ uint64_t random_bits() {  // xorshift64
   return state ^= state << 17;
 }
 
-// How often each was visited.
+// Counts how often each element was visited.
 struct Visits {
   std::vector<int> count;
   bool outside = false;
@@ -52,7 +52,7 @@ struct Visits {
   }
 };
 
-// Every element of a segment is led to by the map.
+// The elements of an input; each must be visited for the segment that the map gives it.
 struct Input {
   const ScaleMap& map;
   Visits elements;
@@ -163,7 +163,7 @@ void check_columns(const ScaleMap& map, int pack, const Chip& chip) {
       }
       if (m.is_block()) {
         if (thread < pack << m.lanes_log2) lead(place, place.tile + thread);
-        // A lane merges with those whose numbers differ in the bits from lanes_log2 on.
+        // A thread merges with those whose numbers differ only in the bits from lanes_log2 on.
         expect("lane", place.lane == thread % kWarp % (1 << m.lanes_log2), thread);
       } else if (place.row_lane == 0) {
         for (int i = 0; i < pack; ++i) lead(place, place.column + i);

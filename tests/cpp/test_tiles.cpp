@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The choice of kernels and tiles of the integer product on CUDA, tried on the host: every output
-// in one tile, every entry of the tables chosen somewhere, and the shapes that were measured.
+// Tests on the host how kernels and tiles of the integer product on CUDA are chosen: every output
+// lies in one tile, every entry of the tables is chosen somewhere, and measured shapes get the best
+// tile.
 #include <cstdint>
 #include <cstdio>
 #include <set>
@@ -32,11 +33,11 @@ uint64_t random_bits() {  // xorshift64
 
 // Sizes of all magnitudes.
 int64_t random_size(int max_log2) {
-  const int64_t most = int64_t(1) << (random_bits() % static_cast<uint64_t>(max_log2 + 1));
-  return 1 + static_cast<int64_t>(random_bits() % static_cast<uint64_t>(most));
+  const int64_t limit = int64_t(1) << (random_bits() % static_cast<uint64_t>(max_log2 + 1));
+  return 1 + static_cast<int64_t>(random_bits() % static_cast<uint64_t>(limit));
 }
 
-// Every output belongs to the tile of exactly one block.
+// Checks that every output belongs to the tile of exactly one block.
 void check_places(int64_t m, int64_t n, const GenericTileInfo& tile) {
   std::vector<int> visits(static_cast<size_t>(m * n), 0);
   bool inside = true;
@@ -107,7 +108,8 @@ void check_random_sizes() {
   }
 }
 
-// Ends that do not ascend or lie outside are taken as the nearest that do: no row twice.
+// Ends that do not ascend or lie outside are replaced by the nearest valid ones; no row comes
+// twice.
 void check_group_rows() {
   const int64_t ends[] = {3, 1, 9, -4, 2000, 7}, right[] = {3, 3, 9, 9, 12, 12};
   GroupRows rows;
@@ -119,7 +121,8 @@ void check_group_rows() {
   }
 }
 
-// The best, within three percent, of all tiles measured on a chip of 132 multiprocessors.
+// Tiles that were the best, within three percent, of all tiles measured on a chip of 132
+// multiprocessors.
 void check_measured_shapes() {
   struct Measured {
     int64_t m, n, k;

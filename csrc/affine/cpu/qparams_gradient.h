@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The fused backward of a learned scale on the CPU: one pass over dy and x gives dx and the sums
-// for each scale (and zero point), in the order of segments.h.
+// for each scale (and zero point), in the order of Note [Order of the sums] in segments.h, which
+// also explains segments, slices and lanes.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -19,14 +20,14 @@ namespace baraquant::affine {
 
 constexpr int64_t kColumnTile = 256;
 
-// A task's running sums, one for each lane (times column, where segments lie in columns).
+// A task's running sums: one for each lane, and for each column too if segments lie in columns.
 struct LaneSums {
   alignas(64) double scale[kMaxLanes];
   alignas(64) double zero_point[kMaxLanes];
 };
 static_assert(kMaxLanes >= kRowLanes * kColumnTile);
 
-// sums[k] += the shares of elements k = 0 .. count - 1, which are neighbours in memory.
+// Adds the share of element k to sums[k], for k = 0 .. count - 1, which are neighbours in memory.
 template <typename T, typename GridAt>
 BARAQUANT_HD void add_shares(const QparamsGradientParams<T>& args, int64_t at, int64_t count,
                              const GridAt& grid_at, double* scale_sums, double* zero_point_sums) {
@@ -82,7 +83,7 @@ class QparamsGradientCpu {
     });
   }
 
-  // One slice of one segment that lies in runs.
+  // Sums one slice of one segment that lies in runs.
   void sum_run_slice(int64_t task, LaneSums& sums) {
     const int64_t s = task / segments_.slices;
     const int64_t begin = task % segments_.slices * kRunSlice;
@@ -118,7 +119,7 @@ class QparamsGradientCpu {
     });
   }
 
-  // One slice of the rows of a block, for a tile of its columns.
+  // Sums one slice of the rows of a block, for a tile of its columns.
   void sum_column_tile(int64_t block, int64_t slice, int64_t column, LaneSums& sums) {
     const int64_t width = std::min(kColumnTile, segments_.columns - column);
     const int64_t end = std::min((slice + 1) * kRowSlice, segments_.length_of(block));

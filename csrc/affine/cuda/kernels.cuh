@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // From the ops to the CUDA kernels: device guard, current stream, scratch memory, launch check. The
-// directions are compiled in several .cu files, side by side.
+// elementwise operations are spread over several .cu files, which compile in parallel.
 #pragma once
 
 #include <ATen/ops/empty.h>
@@ -27,7 +27,7 @@ struct Cuda {
   static void qparams_gradient(const QparamsGradientParams<T>& args,
                                const Qparams<ComputeType<T>>& q) {
     const Segments segments = make_segments(q.map);
-    at::Tensor partial;  // freed on this stream's order by the caching allocator
+    at::Tensor partial;  // the caching allocator frees it in the order of this stream
     if (segments.slices > 1) {
       const int64_t sums = segments.count * segments.slices * (args.zero_point_gradient ? 2 : 1);
       partial = at::empty({sums}, at::TensorOptions().device(at::kCUDA).dtype(at::kDouble));

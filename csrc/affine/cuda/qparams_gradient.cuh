@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The fused backward of a learned scale on the GPU: one pass over dy and x gives dx and the sums
-// for each scale (and zero point), in the order of segments.h. No atomics: the same bits in every
-// run.
-//   sum_runs_kernel    a team of threads for a slice of a segment that lies in runs
-//   sum_columns_kernel a block for a slice of rows, each column a segment of its own
-//   sum_slices_kernel  adds up the slices where there are several
+// for each scale (and zero point), in the order of Note [Order of the sums] in segments.h. There
+// are no atomics, so every execution gives the same bits. A team is the threads that share a slice.
+//   sum_runs_kernel    a team sums a slice of a segment that lies in runs
+//   sum_columns_kernel a block sums a slice of rows, in which each column is a segment
+//   sum_slices_kernel  adds up the slices if there are several
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,9 @@
 
 namespace baraquant::affine {
 
-// Sums of the slices [segments, slices], if there are several; else the result is written at once.
+// --- types ---------------------------------------------------------------------------------------
+
+// The sums of the slices: [segments, slices]. With a single slice the result is written at once.
 struct PartialSums {
   double* scale;
   double* zero_point;
@@ -31,10 +33,12 @@ struct GradientParams {
   Qparams<C> q;
   Segments segments;
   PartialSums partial;
-  int team;         // threads for a slice that lies in runs
-  bool aligned;     // whole packs lie within a run and may be accessed at once
-  bool fast_range;  // FastestGrid takes the range
+  int team;         // threads of a team, for segments that lie in runs
+  bool aligned;     // every pack lies within a run and is aligned for one access
+  bool fast_range;  // FastestGrid accepts the range
 };
+
+// --- kernels -------------------------------------------------------------------------------------
 
 template <typename C>
 __device__ __forceinline__ void write_sum(double sum, int64_t segment, int64_t slice,
@@ -46,12 +50,13 @@ __device__ __forceinline__ void write_sum(double sum, int64_t segment, int64_t s
   }
 }
 
-// Blocks on a multiprocessor, which limit the registers of a thread to 80 (128 for double).
+// How many blocks must fit on a multiprocessor. This limits a thread to 80 registers (128 for
+// double).
 template <typename T>
 constexpr int kGradientBlocks = sizeof(T) == 8 ? 2 : 3;
 
-// A pack's gradients, added to its lanes. grid_at(i) is the i-th element's grid; `fast` says
-// whether all of them take their scale.
+// Computes a pack's dx and adds its shares to the lanes. grid_at(i) is the grid of element i;
+// `fast` says whether all of these fast grids accept their scales.
 template <bool zero_point_gradient, typename T, int size, typename GridAt>
 __device__ __forceinline__ void add_pack(const Pack<T, size>& dy, const Pack<T, size>& x,
                                          Pack<T, size>& dx, int count, bool fast,
@@ -64,7 +69,7 @@ __device__ __forceinline__ void add_pack(const Pack<T, size>& dy, const Pack<T, 
     scale_lanes[i] += static_cast<double>(share.scale);
     if (zero_point_gradient) zero_point_lanes[i] += static_cast<double>(share.zero_point);
   };
-  // A float16 is never as small.
+  // No float16 is tiny.
   if constexpr (!std::is_same_v<T, Float16>) {
     using G = FastestGrid<ComputeType<T>>;
 #pragma unroll
@@ -81,8 +86,9 @@ __device__ __forceinline__ void add_pack(const Pack<T, size>& dy, const Pack<T, 
   }
 }
 
-// Adds up the lanes of a team in pairs: a thread's own, then those of neighbouring threads. Teams
-// are a power of two up to a warp, or the block. NB: all threads of the block must come here.
+// Adds up the lanes of a team in pairs: first those within a thread, then those of neighbouring
+// threads. A team is a power of two of threads up to a warp, or the block. NB: all threads of the
+// block must call it.
 __device__ __forceinline__ double sum_team(const double (&lanes)[kPackLanes], int team) {
   double sum = ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) +
                ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
@@ -100,7 +106,7 @@ __device__ __forceinline__ double sum_team(const double (&lanes)[kPackLanes], in
          ((warps[4] + warps[5]) + (warps[6] + warps[7]));
 }
 
-// Where an element lies, and how far into its run.
+// Where an element lies, and how far it is from the start of its run.
 struct ElementPlace {
   int64_t at, in_run;
 
@@ -201,8 +207,8 @@ __global__ void __launch_bounds__(kMaxTeam, kGradientBlocks<T>)
 template <typename T>
 struct ColumnGeometry {
   static constexpr int kPack = 4;                  // columns whose grids fit in the registers
-  static constexpr int kTileColumns = 32 * kPack;  // a warp along the columns,
-  static constexpr int kThreads = 32 * kRowLanes;  // a warp for each lane of the rows
+  static constexpr int kTileColumns = 32 * kPack;  // a warp lies along the columns
+  static constexpr int kThreads = 32 * kRowLanes;  // and there is a warp for each lane of the rows
 };
 
 // Adds up each column's lanes (one in each warp) and writes the sums of this block's columns.
@@ -302,11 +308,13 @@ __global__ void __launch_bounds__(kMaxTeam)
   if (s < segments && member == 0) result[s] = static_cast<C>(sum);
 }
 
+// --- launchers -----------------------------------------------------------------------------------
+
 inline unsigned blocks_for(int64_t tasks, int64_t per_block) {
   return static_cast<unsigned>((tasks + per_block - 1) / per_block);
 }
 
-// Of a call that is planned: the kernels that add up the slices.
+// While a call is only planned (frame/plan.h), adds the kernels that add up the slices to the plan.
 template <typename T>
 void note_sums_of_slices(const Segments& s, bool zero_point_gradient) {
   if (s.slices == 1) return;
@@ -351,7 +359,7 @@ void launch_gradient(const GradientParams<T>& p, cudaStream_t stream) {
   }
 }
 
-// partial: `slices` doubles for each segment, twice where there is a gradient of the zero point.
+// partial: `slices` doubles for each segment, and as many again if the zero point has a gradient.
 template <typename T>
 void qparams_gradient_cuda(const QparamsGradientParams<T>& args, const Qparams<ComputeType<T>>& q,
                            const Segments& segments, double* partial, cudaStream_t stream) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// AVX2: numbers of 16 bits, whose products vpmaddwd adds in pairs to int32. The 8-bit multiply-add
-// of these machines (vpmaddubsw) saturates, so it is not used.
+// AVX2: the operands are widened to 16 bits, and vpmaddwd adds their products in pairs to int32.
+// The 8-bit multiply-add of these machines (vpmaddubsw) saturates, so it is not used.
 #pragma once
 
 #if defined(__x86_64__)
@@ -14,7 +14,7 @@
 
 namespace baraquant::int8_mm::avx2 {
 
-// 12 sums, 2 words of the weight, one of the input and a product: all 16 registers.
+// Registers: 12 for sums, 2 for the weight, 1 for the input and 1 for a product, which is all 16.
 constexpr int kRows = 6, kVectors = 2, kLanes = 8, kColumns = kVectors * kLanes;
 
 template <int kCount>
@@ -55,10 +55,11 @@ BARAQUANT_AVX2 void tile(const PackedRows& input, const uint8_t* panel, int64_t 
   }
 }
 
-// Bytes k .. k + 15 of eight rows -> words of two 16-bit numbers, word g at to + g * step.
+// Turns the bytes k .. k + 15 of eight rows into words of two 16-bit numbers; word g of all rows
+// goes to `to` + g * step.
 BARAQUANT_AVX2 inline void transpose(const int8_t* const (&rows)[8], int64_t k, uint8_t* to,
                                      int64_t step) {
-  // Vector j: the 16 bytes of row j, then those of row j + 4.
+  // Vector j holds the 16 bytes of row j, then those of row j + 4.
   __m256i r[4];
 #pragma GCC unroll 4
   for (int j = 0; j < 4; ++j) {
@@ -70,8 +71,9 @@ BARAQUANT_AVX2 inline void transpose(const int8_t* const (&rows)[8], int64_t k, 
   const __m256i c = _mm256_unpacklo_epi32(r[2], r[3]), d = _mm256_unpackhi_epi32(r[2], r[3]);
   const __m256i quads[4] = {_mm256_unpacklo_epi64(a, c), _mm256_unpackhi_epi64(a, c),
                             _mm256_unpacklo_epi64(b, d), _mm256_unpackhi_epi64(b, d)};
-  // The two low bytes of each quad go to the upper halves of two 16-bit numbers, then the two high
-  // ones; an arithmetic shift extends them. (The other bytes do not matter.)
+  // `first` puts the two low bytes of each quad into the upper halves of two 16-bit numbers,
+  // `second` the two high bytes; an arithmetic shift extends their sign. (The other bytes do not
+  // matter.)
   const __m256i first = _mm256_broadcastsi128_si256(
       _mm_setr_epi8(0, 0, 0, 1, 4, 4, 4, 5, 8, 8, 8, 9, 12, 12, 12, 13));
   const __m256i second = _mm256_add_epi8(first, _mm256_set1_epi8(2));
@@ -84,11 +86,11 @@ BARAQUANT_AVX2 inline void transpose(const int8_t* const (&rows)[8], int64_t k, 
   }
 }
 
-// A panel of kWide columns.
+// Packs a panel of kWide columns.
 template <int kWide>
 BARAQUANT_AVX2 void pack_weight(const int8_t* weight, int64_t stride, int64_t count, int64_t depth,
                                 uint8_t* panel, int32_t*) {
-  constexpr int64_t kStep = kWide * 4;  // bytes of one word of every column
+  constexpr int64_t kStep = kWide * 4;  // bytes that one word of every column takes
   for (int64_t n = 0; n < kWide; n += 8) {
     const int8_t* rows[8];
     for (int i = 0; i < 8; ++i) {
@@ -113,7 +115,8 @@ BARAQUANT_AVX2 inline int32_t sum_of(__m256i x) {
   return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
 }
 
-// Elements at .. at + 15 of kCount input rows and of kWide weight rows, `stride` bytes apart.
+// Multiplies the elements at .. at + 15 of kCount input rows with those of kWide weight rows, which
+// are `stride` bytes apart.
 template <int kCount, int kWide>
 BARAQUANT_AVX2 inline __attribute__((always_inline)) void add_products(
     __m256i (&sums)[kCount][kWide], const PackedRows& input, int64_t at, const int8_t* weight,
@@ -131,7 +134,7 @@ BARAQUANT_AVX2 inline __attribute__((always_inline)) void add_products(
   }
 }
 
-// kCount input rows times kWide weight rows. The rows that come next are fetched ahead.
+// Multiplies kCount input rows with kWide weight rows, and prefetches the weight rows after them.
 template <int kCount, int kWide>
 BARAQUANT_AVX2 void dots(const PackedRows& input, const int8_t* weight, int64_t k,
                          const Sums& out) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// AVX-512 without VNNI: numbers of 16 bits, as on AVX2, whose packing and streaming it takes.
+// AVX-512 without VNNI: 16-bit operands as on AVX2, with the packing and streaming code of avx2.h.
 #pragma once
 
 #if defined(__x86_64__)
@@ -12,10 +12,10 @@
 
 namespace baraquant::int8_mm::avx512 {
 
-// 24 sums, 2 words of the weight, one of the input and a product: 28 of the 32 registers.
+// Registers: 24 for sums, 2 for the weight, 1 for the input and 1 for a product: 28 of 32.
 constexpr int kRows = 12, kVectors = 2, kLanes = 16, kColumns = kVectors * kLanes;
 
-// A tile's sums, from the output or from 0. NB: always inlined, so that they stay in registers.
+// Starts a tile's sums from `out` or from 0. NB: always inlined, so that they stay in registers.
 template <int kCount>
 BARAQUANT_AVX512 __attribute__((always_inline)) inline void load_sums(
     __m512i (&sums)[kCount][kVectors], const Sums& out, bool add) {

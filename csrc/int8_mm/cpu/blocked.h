@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The product on the CPU, free of torch: blocks for the caches and the threads, around a kernel
-// of the machine's instruction set (kernel_cpu.h). Sums are exact, so the blocks do not show in the
-// bits.
+// The product on the CPU, without torch: it is cut into blocks for the caches and the threads, and
+// the innermost block is a tile of the machine's instruction set (tile.h). Sums are exact, so the
+// blocks do not affect the bits.
 //   for each block of kRowBlock input rows: pack it
 //     for each block of columns (in parallel)
-//       for each block of the depth: pack the weight; tiles of rows times columns into int32 sums
-//       the sums to the output (rescale() in int8_mm/math.h)
-// Few rows need no packed weight: it is streamed through once.
+//       for each block of the depth: pack the weight; multiply tile by tile into int32 sums
+//       turn the sums into outputs (rescale() in int8_mm/math.h)
+// For few rows the weight is not packed but read once as it lies (streamed).
 #pragma once
 
 #include <algorithm>
@@ -23,14 +23,14 @@
 
 namespace baraquant::int8_mm {
 
-constexpr int64_t kColumnBlock = 128;        // columns of one task, at most
+constexpr int64_t kColumnBlock = 128;        // the most columns of one task
 constexpr int64_t kDepthBlock = 2048;        // bytes of a packed row in one block of the depth
 constexpr int64_t kRowBlock = 512;           // input rows that are packed together
-constexpr int64_t kUnit = int64_t(1) << 20;  // products that one task takes at least
+constexpr int64_t kUnit = int64_t(1) << 20;  // the fewest products of one task
 
 constexpr int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
-// Uninitialised memory on a cache line's boundary.
+// Uninitialised memory, aligned to a cache line.
 template <typename T>
 class Scratch {
  public:
@@ -47,7 +47,7 @@ class Scratch {
   std::unique_ptr<T, Delete> data_;
 };
 
-// The sums of one task's block of columns, on their way to the output.
+// Turns the sums of one task's block of columns into outputs.
 template <typename T>
 class Finish {
  public:
@@ -56,7 +56,8 @@ class Finish {
   Finish(const Operands& f, const Rescaling<C>& r, T* output, int32_t input_offset)
       : n_(f.n), r_(r), output_(output), offset_(f.is_unsigned ? 0 : input_offset) {}
 
-  // Rows m .. m + rows - 1, columns n .. n + columns - 1. weight_sums: of these columns.
+  // For the rows m .. m + rows - 1 and the columns n .. n + columns - 1, whose sums of the weight
+  // are weight_sums.
   void operator()(CpuIsa isa, int64_t m, int64_t rows, int64_t n, int64_t columns, const Sums& sums,
                   const int32_t* weight_sums) const {
     C no_bias[kColumnBlock];
@@ -90,19 +91,19 @@ class Finish {
   int32_t offset_;
 };
 
-// How the product is cut up: a function of the sizes, the kernel and the number of threads.
+// How the product is cut up. This depends on the sizes, the kernel and the number of threads.
 struct Blocks {
-  int64_t padded, stride;  // of a packed row, in elements and bytes
-  int64_t rows;            // that are packed together
-  int64_t row_parts;       // into which these are cut for the threads, where there are few columns
-  int64_t columns;         // of a task
-  int64_t depth;           // of a panel, in elements; 0: the weight is streamed
-  int64_t panel_bytes, sums;  // of a task
+  int64_t padded, stride;     // length of a packed row, in elements and bytes
+  int64_t rows;               // input rows that are packed together
+  int64_t row_parts;          // parts that these are cut into for the threads, if columns are few
+  int64_t columns;            // columns of a task
+  int64_t depth;              // elements of a panel's depth; 0 means that the weight is streamed
+  int64_t panel_bytes, sums;  // scratch memory of a task
 
   Blocks(const Operands& f, const CpuKernel& kernel, int threads) {
     const int64_t bytes = 4 / kernel.word;
     padded = round_up(f.k, kDepthUnit);
-    // An odd number of cache lines, so that the rows of a tile do not meet in one set.
+    // An odd number of cache lines, so that the rows of a tile do not fall into one cache set.
     stride = (padded * bytes / 64 | 1) * 64;
     rows = std::min(f.m, kRowBlock);
     columns = kColumnBlock;
@@ -124,25 +125,26 @@ struct Blocks {
                ? std::to_string(rows) + "x4"
                : std::to_string(kernel.tiles.size()) + "x" + std::to_string(kernel.columns);
   }
-  // Of the packed input, and of the tasks of `threads` threads.
+  // Scratch memory of the packed input and of `threads` tasks at a time.
   int64_t scratch_bytes(int threads) const {
     return rows * stride + threads * (panel_bytes + sums * static_cast<int64_t>(sizeof(int32_t)));
   }
 };
 
-// Rows of packed input times columns n .. n + count - 1, by panels of the packed weight.
+// Multiplies rows of packed input with the columns n .. n + count - 1, panel by panel of the packed
+// weight.
 inline void multiply_panels(const Operands& f, const CpuKernel& kernel, const Blocks& blocks,
                             const PackedRows& input, int64_t n, int64_t count, uint8_t* panel,
                             const Sums& sums, int32_t* weight_sums) {
-  const int64_t most = static_cast<int64_t>(kernel.tiles.size());
-  const int64_t tiles = divide_up(input.count, most);
+  const int64_t max_rows = static_cast<int64_t>(kernel.tiles.size());
+  const int64_t tiles = divide_up(input.count, max_rows);
   const int64_t bytes = 4 / kernel.word;
   for (int64_t k = 0; k == 0 || k < f.k; k += blocks.depth) {
     const int64_t depth = std::min(blocks.depth, f.k - k), words = divide_up(depth, kernel.word);
     for (int64_t j = 0; j < count; j += kernel.columns) {
       kernel.pack_weight(f.weight + (n + j) * f.k + k, f.k, std::min(kernel.columns, count - j),
                          depth, panel, weight_sums + j);
-      for (int64_t t = 0; t < tiles; ++t) {  // of nearly equal heights
+      for (int64_t t = 0; t < tiles; ++t) {  // tiles of nearly equal heights
         const int64_t from = t * input.count / tiles, to = (t + 1) * input.count / tiles;
         const PackedRows rows{input.data + from * input.stride + k * bytes, input.stride,
                               to - from};
@@ -153,8 +155,8 @@ inline void multiply_panels(const Operands& f, const CpuKernel& kernel, const Bl
   }
 }
 
-// The tasks begin .. end - 1 of one block of rows, which starts at row m: parts of its rows times
-// blocks of columns.
+// Runs the tasks begin .. end - 1 of the block of rows that starts at row m. A task multiplies a
+// part of its rows with a block of columns.
 template <typename T>
 void run_tasks(const Operands& f, const CpuKernel& kernel, CpuIsa isa, const Blocks& blocks,
                const PackedRows& block, int64_t m, int64_t begin, int64_t end,
@@ -179,8 +181,8 @@ void run_tasks(const Operands& f, const CpuKernel& kernel, CpuIsa isa, const Blo
   }
 }
 
-// parallel(count, grain, task): task(begin, end) on threads, over 0 .. count - 1, `grain` or more
-// of them at a time.
+// parallel(count, grain, task) must call task(begin, end) on threads until 0 .. count - 1 are done,
+// for `grain` or more of them at a time.
 template <typename T, typename Parallel>
 void product(const Operands& f, const Rescaling<ComputeType<T>>& r, T* output, CpuIsa isa,
              const CpuKernel& kernel, const Blocks& blocks, const Parallel& parallel) {
@@ -194,7 +196,7 @@ void product(const Operands& f, const Rescaling<ComputeType<T>>& r, T* output, C
                           blocks.padded, packed.data() + i * blocks.stride);
       }
     });
-    // To pack a number of the weight costs as much as some products.
+    // Packing an element of the weight costs about as much as 16 products.
     const int64_t cost = (block.count + 16) * blocks.columns * (f.k + 1) / blocks.row_parts;
     parallel(blocks.column_blocks(f.n) * blocks.row_parts, kUnit / cost + 1,
              [&](int64_t begin, int64_t end) {

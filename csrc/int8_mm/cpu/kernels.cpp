@@ -16,7 +16,7 @@ constexpr auto kParallel = [](int64_t count, int64_t grain, const auto& task) {
   at::parallel_for(0, count, grain, task);
 };
 
-// Calls of(group, rows) for each group that has rows; returns the first row behind the last group.
+// Calls of(group, rows) for each group that has rows; returns the first row after the last group.
 template <typename Of>
 int64_t for_each_group(const Operands& f, const Of& of) {
   GroupRows rows;
@@ -33,7 +33,7 @@ struct Cpu {
     const CpuIsa isa = cpu_isa();
     const CpuKernel& kernel = kernel_of(isa);
     const int threads = at::get_num_threads();
-    const Blocks blocks(f, kernel, threads);  // of a grouped product: as one group had all rows
+    const Blocks blocks(f, kernel, threads);  // for a plan of a grouped product: as if one group
     if (only_planned([&] {
           return cpu_plan<ComputeType<T>>(kernel.name, blocks.tile(kernel), "int32",
                                           blocks.scratch_bytes(threads));

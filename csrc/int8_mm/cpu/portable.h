@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Any machine: numbers of 16 bits in plain loops along the depth, which compilers turn into the
-// multiply-adds that they know. A panel keeps its rows as they lie.
+// For any machine: 16-bit operands in plain loops along the depth, which compilers turn into the
+// multiply-adds of the machine. A panel keeps the rows of the weight one after another.
 #pragma once
 
 #include <algorithm>

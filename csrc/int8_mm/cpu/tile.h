@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the blocked product (blocked.h) asks of an instruction set, free of torch.
+// What the blocked product (blocked.h) needs from an instruction set, without torch.
 //
-// Both operands are packed into words of 32 bits along the depth: 4 bytes each where the machine
-// multiplies bytes (VNNI), else 2 numbers of 16 bits, whose products cannot saturate. A row of the
-// input is packed as it lies. `columns` rows of the weight become a panel, laid out as the kernel's
-// own tile() wants it.
+// Both operands are packed into words of 32 bits along the depth: 4 bytes if the machine multiplies
+// bytes (VNNI), else 2 numbers of 16 bits, whose products cannot saturate. A row of the input is
+// packed in its own order. `columns` rows of the weight become a panel, whose layout is private to
+// the kernel's tile() function.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@
 
 namespace baraquant::int8_mm {
 
-// Elements: the depth of a packed row is a multiple of it, and so every vector load is inside.
+// The depth of a packed row is a multiple of this many elements, so no vector load exceeds the row.
 constexpr int64_t kDepthUnit = 64;
 
 // Rows of the packed input, `stride` bytes from one to the next.
@@ -39,29 +39,29 @@ struct CpuKernel {
                           const Sums& sums, int32_t* weight_sums);
 
   const char* name;
-  int64_t columns;  // of a tile
+  int64_t columns;  // columns of a tile
   int64_t word;     // elements in a word: 4 or 2
-  // Added to an int8 input, so that it is unsigned: the sums then have input_offset * (sum over k
-  // of w[n, k]) too much, which the weight's own sums take back.
+  // Added to an int8 input to make it unsigned. The sums are then too large by input_offset * (sum
+  // over k of w[n, k]), which is subtracted with the help of weight_sums.
   int32_t input_offset;
 
   void (*pack_input)(const void* row, bool is_unsigned, int64_t k, int64_t padded, uint8_t* packed);
-  // Rows 0 .. count - 1 of a weight with `stride` elements to a row, depth elements of each: zeros
-  // follow up to whole words, and any numbers stand in for missing rows. Where there is an
-  // input_offset, adds the rows' sums to weight_sums[0 .. columns - 1]. The panel has room for the
-  // depth rounded up to kDepthUnit, and lies on a cache line's boundary, as packed rows do.
+  // Packs `depth` elements of the rows 0 .. count - 1 of a weight whose rows are `stride` elements
+  // apart. Zeros fill the last word, and any numbers stand in for missing rows. If there is an
+  // input_offset, the rows' sums are added to weight_sums[0 .. columns - 1]. The panel has room for
+  // the depth rounded up to kDepthUnit, and is aligned to a cache line, as packed rows are.
   void (*pack_weight)(const int8_t* weight, int64_t stride, int64_t count, int64_t depth,
                       uint8_t* panel, int32_t* weight_sums);
-  // tiles[r - 1] takes r rows of the input, for all `columns` columns of a panel:
+  // tiles[r - 1] multiplies r rows of the input with all `columns` columns of a panel:
   // sums[i][j] = (add ? sums[i][j] : 0) + row i times column j.
   std::span<const Tile> tiles;
-  // streams[r - 1]: r rows times `count` rows of the weight as it lies, which is read once.
-  // sums[i][0 .. count - 1] are written, weight_sums[0 .. count - 1] where there is an
+  // streams[r - 1] multiplies r rows with `count` rows of the weight as it lies, which is read
+  // once. It writes sums[i][0 .. count - 1], and weight_sums[0 .. count - 1] if there is an
   // input_offset.
   std::span<const Stream> streams;
 };
 
-// {of<1>, of<2>, ..., of<kMax>}: `of` is a callable that makes a function of a number of rows.
+// Returns {of<1>(), ..., of<kMax>()}, where of<r>() is the function for r rows.
 template <typename Function, int kMax, typename Of>
 constexpr std::array<Function, kMax> for_each_count(const Of& of) {
   return [&]<int... kLess>(std::integer_sequence<int, kLess...>) {
@@ -69,8 +69,8 @@ constexpr std::array<Function, kMax> for_each_count(const Of& of) {
   }(std::make_integer_sequence<int, kMax>());
 }
 
-// pack_input of bytes: an int8 becomes unsigned by adding 128. The padding meets zeros of the
-// weight.
+// pack_input for bytes: an int8 becomes unsigned by adding 128. The padding is multiplied by zeros
+// of the weight.
 inline void pack_bytes(const void* row, bool is_unsigned, int64_t k, int64_t padded,
                        uint8_t* packed) {
   const uint8_t* __restrict const from = static_cast<const uint8_t*>(row);
@@ -87,7 +87,7 @@ BARAQUANT_HD void widen(const T* __restrict from, int64_t count, int64_t padded,
   for (int64_t i = count; i < padded; ++i) to[i] = 0;
 }
 
-// pack_input of 16-bit numbers.
+// pack_input for 16-bit numbers.
 inline void pack_wide(const void* row, bool is_unsigned, int64_t k, int64_t padded,
                       uint8_t* packed) {
   int16_t* const to = reinterpret_cast<int16_t*>(packed);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// AVX-512 VNNI: vpdpbusd adds four products of an unsigned and a signed byte to an int32, with no
-// saturation between. The input is the unsigned operand (an int8 + 128), the weight the signed one.
+// AVX-512 VNNI: vpdpbusd adds four products of an unsigned and a signed byte to an int32, without
+// saturation. The input is the unsigned operand (an int8 + 128), the weight the signed one.
 #pragma once
 
 #if defined(__x86_64__)
@@ -15,8 +15,8 @@
 
 namespace baraquant::int8_mm::vnni {
 
-// 24 sums, 2 words of the weight and one of the input: 27 of the 32 registers. Narrow and high, so
-// that a panel of a long depth stays in the first cache.
+// Registers: 24 for sums, 2 for the weight and 1 for the input: 27 of 32. The tile is narrow and
+// high, so that a panel of a long depth stays in the L1 cache.
 using avx512::kColumns, avx512::kLanes, avx512::kRows, avx512::kVectors;
 
 template <int kCount>
@@ -41,11 +41,11 @@ BARAQUANT_AVX512_VNNI void tile(const PackedRows& input, const uint8_t* panel, i
   avx512::store_sums(sums, out);
 }
 
-// 16 rows of 64 bytes -> 16 vectors, vector g with bytes 4g .. 4g + 3 of each row.
+// Turns 16 rows of 64 bytes into 16 vectors: vector g has the bytes 4g .. 4g + 3 of each row.
 BARAQUANT_AVX512_VNNI inline void transpose(__m512i (&r)[16]) {
   __m512i t[16];
 #pragma GCC unroll 4
-  for (int i = 0; i < 16; i += 4) {  // within groups of four rows, in each lane of 128 bits
+  for (int i = 0; i < 16; i += 4) {  // transpose four rows at a time, in each lane of 128 bits
     const __m512i a = _mm512_maskz_unpacklo_epi32(-1, r[i], r[i + 1]);
     const __m512i b = _mm512_maskz_unpackhi_epi32(-1, r[i], r[i + 1]);
     const __m512i c = _mm512_maskz_unpacklo_epi32(-1, r[i + 2], r[i + 3]);
@@ -56,7 +56,7 @@ BARAQUANT_AVX512_VNNI inline void transpose(__m512i (&r)[16]) {
     t[i + 3] = _mm512_maskz_unpackhi_epi64(-1, b, d);
   }
 #pragma GCC unroll 4
-  for (int j = 0; j < 4; ++j) {  // the lanes of four groups
+  for (int j = 0; j < 4; ++j) {  // then gather the lanes of the four groups of rows
     const __m512i a = _mm512_maskz_shuffle_i32x4(-1, t[j], t[j + 4], 0x44);
     const __m512i b = _mm512_maskz_shuffle_i32x4(-1, t[j], t[j + 4], 0xee);
     const __m512i c = _mm512_maskz_shuffle_i32x4(-1, t[j + 8], t[j + 12], 0x44);
@@ -103,12 +103,12 @@ BARAQUANT_AVX512_VNNI inline int32_t sum_of(__m512i x) {
   return avx2::sum_of(_mm256_add_epi32(_mm512_maskz_extracti64x4_epi64(0xf, x, 0), high));
 }
 
-// kCount input rows times kWide weight rows. The rows that come next are fetched ahead.
+// Multiplies kCount input rows with kWide weight rows, and prefetches the weight rows after them.
 template <int kCount, int kWide>
 BARAQUANT_AVX512_VNNI void dots(const PackedRows& input, const int8_t* weight, int64_t k,
                                 const Sums& out, int32_t* weight_sums) {
   const __m512i ones = _mm512_set1_epi8(1);
-  __m512i sums[kCount + 1][kWide] = {};  // the last row: of the weight alone
+  __m512i sums[kCount + 1][kWide] = {};  // the last row has the sums of the weight alone
   for (int64_t at = 0; at < k; at += 64) {
     const __mmask64 mask = first_bytes(k - at);
 #pragma GCC unroll 4

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The product of one to four rows: it streams the weight once. A warp takes one or two rows of the
-// weight, 512 bytes of each at a time. Where the weight has few rows, the warps of a block share
-// one's depth.
+// The product of one to four input rows, which reads the weight once. A warp takes one or two rows
+// of the weight, 512 bytes of each at a time. If the weight has few rows, the warps of a block
+// divide the depth of the same rows among them.
 #pragma once
 
 #include "int8_mm/cuda/generic/pipeline.cuh"
@@ -9,16 +9,18 @@
 
 namespace baraquant::int8_mm {
 
-// The warp's share of the depth of `columns` rows of the weight, from row n on.
+// --- kernels -------------------------------------------------------------------------------------
+
+// Adds up the warp's share of the depth for `columns` rows of the weight, from row n on.
 template <int rows, int columns, bool is_unsigned, bool aligned>
 __device__ __forceinline__ void add_depth(int (&sums)[rows][columns], const Matrix<aligned>& input,
                                           const Matrix<aligned>& weight, int64_t n, int share,
                                           int shares) {
-  constexpr int kDeep = aligned ? 8 / columns : 2;  // loads of a thread before the first is used
+  constexpr int kDeep = aligned ? 8 / columns : 2;  // loads in flight before the first is used
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t step = int64_t(shares) * 32 * kChunk;
   const int64_t first = int64_t(share) * 32 * kChunk;
-  for (int64_t from = first; from < input.k; from += step * kDeep) {  // the same for all lanes
+  for (int64_t from = first; from < input.k; from += step * kDeep) {  // the same for a whole warp
     const int64_t at = from + lane * kChunk;
     uint4 words[kDeep][columns];
 #pragma unroll
@@ -44,7 +46,7 @@ __device__ __forceinline__ void add_depth(int (&sums)[rows][columns], const Matr
   }
 }
 
-// Over the block's warps that share a row: the first thread of each row gets the sum.
+// Adds up the sums of all threads that share a row. Each of them gets the result.
 template <int count>
 __device__ __forceinline__ void add_warps(int (&sums)[count], int share, int shares) {
   __shared__ int others[kVectorWarps][count];
@@ -64,7 +66,7 @@ __device__ __forceinline__ void add_warps(int (&sums)[count], int share, int sha
   }
 }
 
-// As many blocks on a multiprocessor as leave registers for the loads that are under way.
+// How many blocks must fit on a multiprocessor: as many as leave registers for the loads in flight.
 template <int rows, bool aligned>
 constexpr int kVectorBlocks = !aligned    ? 4
                               : rows <= 2 ? 8
@@ -73,12 +75,12 @@ constexpr int kVectorBlocks = !aligned    ? 4
 template <typename T, int rows, bool is_unsigned, bool aligned>
 __global__ void __launch_bounds__(32 * kVectorWarps, kVectorBlocks<rows, aligned>)
     vector_kernel(const GenericParams<T> args, const int shares) {
-  constexpr int columns = rows == 1 ? 1 : 2;  // the input's rows come from the cache each time
+  constexpr int columns = rows == 1 ? 1 : 2;  // the input's rows are read from the cache each time
   const Operands& f = args.factors;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int share = warp % shares;
   const int64_t n = (int64_t(blockIdx.x) * (kVectorWarps / shares) + warp / shares) * columns;
-  if (n >= f.n) return;  // all warps that share it
+  if (n >= f.n) return;  // the same for all warps that share a row
 
   const Matrix<aligned> input{static_cast<const uint8_t*>(f.input), f.m, f.k};
   const Matrix<aligned> weight{reinterpret_cast<const uint8_t*>(f.weight), f.n, f.k};
@@ -99,6 +101,8 @@ __global__ void __launch_bounds__(32 * kVectorWarps, kVectorBlocks<rows, aligned
                                                      ColumnFactors<C>(args.rescaling, n + column));
 }
 
+// --- launchers -----------------------------------------------------------------------------------
+
 template <typename T, int rows>
 void launch_vector_rows(const GenericParams<T>& args, int multiprocessors, cudaStream_t stream) {
   constexpr int columns = rows == 1 ? 1 : 2;
@@ -111,7 +115,7 @@ void launch_vector_rows(const GenericParams<T>& args, int multiprocessors, cudaS
     kernel = aligned ? &vector_kernel<T, rows, true, true> : &vector_kernel<T, rows, true, false>;
   }
   const int64_t warps = divide_up(f.n, columns);
-  // Eight warps of a multiprocessor keep its share of the memory's bandwidth busy.
+  // Eight warps on a multiprocessor suffice to use its share of the memory bandwidth.
   const int shares = warps < int64_t(8) * multiprocessors ? kVectorWarps : 1;
   const auto blocks = static_cast<unsigned>(divide_up(warps * shares, kVectorWarps));
   kernel<<<blocks, 32 * kVectorWarps, 0, stream>>>(args, shares);

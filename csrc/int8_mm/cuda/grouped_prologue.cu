@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What a grouped product on Hopper needs beforehand, from the offsets on the device.
+// Prepares a grouped product on Hopper from the offsets on the device.
 #include "int8_mm/cuda/groups.cuh"
 #include "int8_mm/cuda/kernels.h"
 
@@ -9,15 +9,15 @@ namespace {
 
 constexpr int kThreads = 256, kMaxBlocks = 256;
 
-// The output as bytes, of which a row has row_bytes, and some are zeros at the end.
+// The output as bytes. Its rows have row_bytes each, and those after the last group are zero.
 struct OutputBytes {
   uint8_t* base;
   int64_t row_bytes, row_elements;
   bool swapped;
 };
 
-// The first warp writes the table. Every warp finds the last row of the last group, behind which
-// all threads write zeros.
+// The first warp writes the table. Every warp finds the end of the last group; all threads write
+// zeros after it.
 __global__ void __launch_bounds__(kThreads)
     prepare_groups_kernel(const Operands f, const OutputBytes output, const GroupTable table) {
   const int lane = static_cast<int>(threadIdx.x) % 32;

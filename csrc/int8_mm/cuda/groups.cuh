@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Which rows belong to which group of a grouped product. The ends of the groups lie on the device,
-// where alone they are read; a warp looks at 32 groups at a time.
+// Which rows belong to which group of a grouped product. The ends of the groups lie on the device
+// and are read only there; a warp looks at 32 groups at a time.
 #pragma once
 
 #include "int8_mm/cuda/tiles.h"
@@ -12,36 +12,36 @@ constexpr uint32_t kAllLanes = 0xffffffff;
 
 // The rows of 32 groups, one for each lane of a warp.
 struct LaneGroups {
-  GroupRows rows;  // of this lane's group
-  int64_t behind;  // the first row behind all 32
+  GroupRows rows;  // the rows of this lane's group
+  int64_t behind;  // the first row after all 32 groups
 
-  // From group `first` on, whose rows begin at `begin`; behind the last group there are none. All
-  // lanes of a warp call it.
+  // Lane 0 has group `first`, whose rows begin at `begin`; lanes after the last group have no rows.
+  // All lanes of a warp must call it.
   __device__ __forceinline__ LaneGroups(const Operands& f, int64_t first, int64_t begin) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    int64_t most = first + lane < f.groups ? f.ends[first + lane] : 0;
+    int64_t max_end = first + lane < f.groups ? f.ends[first + lane] : 0;
 #pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {  // over the groups up to this one
-      const int64_t other = __shfl_up_sync(kAllLanes, most, distance);
-      if (lane >= distance && other > most) most = other;
+    for (int distance = 1; distance < 32; distance *= 2) {  // maximum of the ends up to this group
+      const int64_t other = __shfl_up_sync(kAllLanes, max_end, distance);
+      if (lane >= distance && other > max_end) max_end = other;
     }
-    const int64_t before = __shfl_up_sync(kAllLanes, most, 1);
+    const int64_t before = __shfl_up_sync(kAllLanes, max_end, 1);
     const GroupRows first_rows{begin, begin};
     rows = first_rows;
     if (lane > 0) rows = first_rows.next(before, f.m);
-    rows = rows.next(most, f.m);
+    rows = rows.next(max_end, f.m);
     behind = __shfl_sync(kAllLanes, rows.end, 31);
   }
 };
 
-// A tile's group and its rows; group -1: there are fewer tiles.
+// A tile's group and its rows. group is -1 if there are fewer tiles.
 struct GroupTile {
   int64_t group = -1, begin = 0, end = 0;
 };
 
-// The tile number `index`, where each group has as many tiles of `height` rows as it needs, one
-// behind the other. Rows behind the last group count as one more, number f.groups. All lanes of a
-// warp call it and get the same.
+// Returns the tile number `index`, if the tiles of all groups are numbered consecutively and each
+// group has as many tiles of `height` rows as it needs. The rows after the last group count as one
+// more group, number f.groups. All lanes of a warp must call it, and get the same result.
 __device__ __forceinline__ GroupTile find_group_tile(const Operands& f, int height, int64_t index) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   int64_t begin = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// From the ops to the CUDA kernels: selects one, takes scratch memory from PyTorch, launches on the
-// current stream of the tensors' device. Nothing is kept between calls.
+// From the ops to the CUDA kernels: selects a kernel, takes scratch memory from PyTorch, and
+// launches on the current stream of the tensors' device. Nothing is kept between calls.
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -54,11 +54,12 @@ const hopper::Kernels& kernels_on_hopper(bool, int) {
 }
 #endif
 
-// For tests and benchmarks: the index of the kernel that every product has to take, or -1.
+// For tests and benchmarks: the index of the kernel that every product must take, or -1.
 std::atomic<int> forced{-1};
 
-// Rows that do not begin at 16 bytes are copied for Hopper's kernels from this many of them on:
-// measured on an H200, the copies and the product take less time together than a generic kernel.
+// If there are at least this many rows, those that are not aligned to 16 bytes are copied for
+// Hopper's kernels: measured on an H200, the copies and the product together then take less time
+// than a generic kernel.
 constexpr int64_t kMinCopiedInputs = 5, kMinCopiedWeights = 17;
 
 struct Chip {
@@ -91,12 +92,12 @@ at::Tensor scratch(int64_t bytes) {
   return at::empty({bytes}, at::TensorOptions().device(at::kCUDA).dtype(at::kByte));
 }
 
-// Scratch memory of a product on Hopper: at these offsets.
+// The offsets of the parts of a Hopper product's scratch memory.
 struct HopperScratch {
   int64_t input = 0, weight = 0, zero_point = 0, weight_sum = 0, output = 0, workspace = 0;
   int64_t bytes = 0;
 
-  // Returns the offset of a part, which is there or not.
+  // Returns the offset of a part; if it is not there, it takes no memory.
   int64_t add(int64_t part, bool is_there) {
     const int64_t offset = bytes;
     if (is_there) bytes += divide_up(part, 256) * 256;
@@ -104,9 +105,10 @@ struct HopperScratch {
   }
 };
 
-// TMA reads and writes rows that begin at 16 bytes. Where those of an input do not, they are copied
-// to rows that do, with zeros behind, which add nothing to a sum; where those of the output do not,
-// such rows are written, and made dense in the end. An unsigned input is made signed first.
+// TMA reads and writes rows that are aligned to 16 bytes. If the rows of an operand are not, they
+// are copied to rows that are, padded with zeros, which add nothing to a sum. If the rows of the
+// output are not, the kernel writes rows that are, which are made dense at the end. An unsigned
+// input is made signed first.
 template <typename T>
 class HopperProduct {
  public:
@@ -142,7 +144,7 @@ class HopperProduct {
   int64_t scratch_bytes() const { return offsets_.bytes; }
 
   void launch() {
-    at::Tensor memory;  // freed on this stream's order by the caching allocator
+    at::Tensor memory;  // the caching allocator frees it in the order of this stream
     if (offsets_.bytes > 0) memory = scratch(offsets_.bytes);
     auto* base = memory.defined() ? static_cast<uint8_t*>(memory.mutable_data_ptr()) : nullptr;
     call_.workspace = base + offsets_.workspace;
@@ -201,11 +203,11 @@ bool allows_hopper(const Operands& f, const Rescaling<ComputeType<T>>& r, const 
   if (!kWithHopper || chip.major != 9 || chip.minor != 0 || sizeof(T) == 8) return false;
   constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
   const bool fits = f.m <= kMax && f.weight_rows() <= kMax && f.k > 0;
-  const int64_t rows = divide_up(f.m, f.groups);  // that share a weight
+  const int64_t rows = divide_up(f.m, f.groups);  // rows that share a weight, on average
   const bool aligned = HopperProduct<float>::has_aligned_rows(f.input, f.k) &&
                        HopperProduct<float>::has_aligned_rows(f.weight, f.k);
   const bool repays_copies = rows >= kMinCopiedInputs && f.n >= kMinCopiedWeights;
-  // The sums of the weight would have to be found first: for few rows that takes as long as all.
+  // The sums of the weight must be computed first: for few rows that takes as long as the product.
   const bool finds_sums = f.is_unsigned && r.weight_sum == nullptr && rows < 128;
   return fits && (aligned || repays_copies) && !finds_sums;
 }
@@ -226,7 +228,7 @@ Selection select(const Operands& f, const Rescaling<ComputeType<T>>& r, const Ch
   return selection;
 }
 
-// What baraquant.plan() says of a product.
+// Makes what baraquant.plan() shows for a product.
 template <typename T>
 struct MakePlan {
   Selection selection;
@@ -327,7 +329,7 @@ const Kernels& cuda_kernels() {
   return kernels;
 }
 
-// Private: tests and benchmarks try every kernel.
+// Private ops, with which tests and benchmarks try every kernel.
 TORCH_LIBRARY_FRAGMENT(baraquant, m) {
   m.def("_int8_kernels() -> str[]", [] { return kernel_names(); });
   m.def("_force_int8_kernel(str name) -> ()", [](std::string_view name) { force_kernel(name); });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The kernels for all architectures from sm_80 on, as the selection launches them. They are
-// compiled in one file for each type of the output, side by side. Sizes and alignments are any.
+// The kernels for all architectures from sm_80 on, which kernels.cu selects and launches. There is
+// a file for each type of the output; these compile in parallel. Any size and alignment is allowed.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -23,30 +23,30 @@ void launch_vector(const Operands& factors, const Rescaling<ComputeType<T>>& res
 void launch_weight_sums(const int8_t* weight, int64_t n, int64_t k, int32_t* sums,
                         cudaStream_t stream);
 
-// The rows of a matrix of bytes, each k long, with zeros behind them up to a multiple of 16.
+// Copies the rows of a matrix of bytes, each k long, and pads them with zeros to a multiple of 16.
 void launch_pad_rows(const void* matrix, int64_t rows, int64_t k, void* result,
                      cudaStream_t stream);
 
-// An unsigned input as a signed one, from which the same products follow: both the input and its
-// zero point less 128. k is a multiple of 16 and both inputs begin at 16 bytes, maybe at the same;
-// zero_point has as many elements as rows has numbers.
+// Turns an unsigned input into a signed one with the same products, by subtracting 128 from the
+// input and from its zero point. k is a multiple of 16. Both inputs are aligned to 16 bytes and may
+// be the same. zero_point has as many elements as `rows` has numbers.
 void launch_make_signed(const Operands& factors, const OfRows<int32_t>& rows, void* input,
                         int32_t* zero_point, cudaStream_t stream);
 
-// Rows of n elements of `size` bytes (2 or 4) that are `stride` elements apart, made dense.
+// Makes rows dense that have n elements of `size` bytes (2 or 4) and are `stride` elements apart.
 void launch_make_dense(const void* rows, int64_t stride, int64_t m, int64_t n, int size,
                        void* result, cudaStream_t stream);
 
-// What CUTLASS reads of each group, in memory of the device.
+// What CUTLASS reads about each group, in memory of the device.
 struct GroupTable {
   struct Shape {
-    int32_t first, second, k;  // the tile's sides: m and n, or n and m where the product is swapped
+    int32_t first, second, k;  // the tile's sides: m and n, or n and m if the product is swapped
   };
 
   const void** inputs;
   const void** weights;
   void** outputs;
-  int64_t* input_strides;  // elements from one row to the next, of the weight too
+  int64_t* input_strides;  // elements from one row to the next, also for the weight
   int64_t* output_strides;
   Shape* shapes;
   int32_t* begins;  // the first row of each group
@@ -54,7 +54,7 @@ struct GroupTable {
   static constexpr int64_t kBytesOfGroup =
       3 * sizeof(void*) + 2 * sizeof(int64_t) + sizeof(Shape) + sizeof(int32_t);
 
-  // In kBytesOfGroup * groups bytes of memory, which begin at 8 bytes.
+  // `memory` has kBytesOfGroup * groups bytes and is aligned to 8 bytes.
   GroupTable(void* memory, int64_t groups)
       : inputs(static_cast<const void**>(memory)),
         weights(inputs + groups),
@@ -65,8 +65,8 @@ struct GroupTable {
         begins(reinterpret_cast<int32_t*>(shapes + groups)) {}
 };
 
-// Fills the table, and writes zeros into the rows of the output behind the last group. A row of the
-// output has `stride` elements of `size` bytes, all in all a multiple of 16 bytes.
+// Fills the table, and writes zeros into the rows of the output after the last group. A row of the
+// output has `stride` elements of `size` bytes, together a multiple of 16 bytes.
 void launch_prepare_groups(const Operands& factors, void* output, int64_t stride, int64_t size,
                            bool swapped, const GroupTable& table, cudaStream_t stream);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What goes around a product: sums of the rows of the weight, rows put where TMA can read them,
-// inputs made signed, outputs made dense.
+// What is done before and after a product: it sums the rows of the weight, copies rows to where TMA
+// can read them, makes inputs signed and outputs dense.
 #include <algorithm>
 
 #include "int8_mm/cuda/generic/pipeline.cuh"
@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(32 * kVectorWarps, 8)
   const int64_t row = int64_t(blockIdx.x) * kVectorWarps + static_cast<int>(threadIdx.x) / 32;
   if (row >= n) return;
   constexpr uint32_t kOnes = 0x01010101;
-  constexpr int kDeep = aligned ? 8 : 2;  // loads of a thread before the first is used
+  constexpr int kDeep = aligned ? 8 : 2;  // loads in flight before the first is used
   constexpr int kStep = 32 * kChunk;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const Matrix<aligned> matrix{reinterpret_cast<const uint8_t*>(weight), n, k};
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads)
     pad_rows_kernel(const Matrix<false> matrix, int64_t chunks, uint4* result) {
   const int64_t row = int64_t(blockIdx.x) * (kThreads / 32) + static_cast<int>(threadIdx.x) / 32;
   if (row >= matrix.rows) return;
-  constexpr int kDeep = 2;  // chunks of a thread that are read before the first is written
+  constexpr int kDeep = 2;  // chunks that a thread reads before it writes the first
   for (int64_t at = threadIdx.x % 32; at < chunks; at += 32 * kDeep) {
     uint4 words[kDeep];
 #pragma unroll

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// From a sum to an output, as the generic and the vector kernel do it: what belongs to a row of the
-// input and what belongs to a row of the weight is loaded once, then int8_mm/math.h's formula.
+// From a sum to an output, for the generic and the vector kernel: the numbers of a row of the input
+// and those of a row of the weight are loaded once, then the formula of int8_mm/math.h is applied.
 #pragma once
 
 #include "int8_mm/math.h"

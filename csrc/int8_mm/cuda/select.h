@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Every kernel that a CUDA product can take, by name, and which one it does take.
+// The kernels that a CUDA product can take, by name, and the choice among them.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace baraquant::int8_mm {
 
-enum class Family { kVector, kHopper, kGeneric, kGrouped };  // the last one on Hopper
+enum class Family { kVector, kHopper, kGeneric, kGrouped };  // kGrouped: grouped, on Hopper
 
 struct Selection {
   Family family = Family::kGeneric;
@@ -33,7 +33,7 @@ struct Selection {
   bool operator==(const Selection&) const = default;
 };
 
-// What a call allows, beside its sizes. groups: of a grouped product, else 0.
+// What the choice depends on. groups is 0 if the product is not grouped.
 struct Situation {
   int64_t m = 0, n = 0, k = 0;
   int multiprocessors = 1;

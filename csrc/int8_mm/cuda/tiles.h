@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The tiles of the output that CUDA products are cut into, and which one a product takes: it
-// depends on m, n, k and the number of multiprocessors alone. Free of torch and of CUDA. m counts
-// rows of the input, n rows of the weight, also where a kernel swaps the two.
+// The tiles that the output of a CUDA product is cut into, and the choice among them, which depends
+// on m, n, k and the number of multiprocessors alone. Without torch or CUDA. m counts rows of the
+// input and n rows of the weight, even if a kernel swaps the two.
 #pragma once
 
 #include <cstdint>
@@ -24,15 +24,15 @@ enum class HopperTile {
   kStreamK16x128,
 };
 
-// How the warp groups of a block share the work, as CUTLASS names it.
+// How the warp groups of a block share the work, in the words of CUTLASS.
 enum class HopperSchedule { kPingpong, kCooperative, kWarpSpecialized };
 
-// A row is all that a kernel is made from: hopper/gemm.cuh takes its template arguments from here.
+// A row of the table defines a kernel: hopper/gemm.cuh takes its template arguments from it.
 struct HopperTileInfo {
   HopperTile tile;
   const char* name;  // in plans: m x n x k, and how the tile is computed
   int m, n, k;
-  int cluster_m;  // blocks along m that share what they load of the weight
+  int cluster_m;  // blocks along m that load the weight together
   bool swapped;   // computed as y^T = w x^T, so that m may be as small as 8
   HopperSchedule schedule;
   bool stream_k;  // the last wave of tiles is shared along k
@@ -126,7 +126,7 @@ constexpr HopperTileInfo kHopperTiles[] = {
      .reason = "m up to 16 on wide weights whose last wave of 16x64 tiles would be mostly idle"},
 };
 
-// Whether each row stands at the place of its enumerator, and its name begins with its sizes.
+// Whether the index of each row is its enumerator, and its name begins with its sizes.
 template <typename Info, size_t count>
 constexpr bool is_table(const Info (&rows)[count]) {
   for (size_t i = 0; i < count; ++i) {
@@ -157,7 +157,7 @@ inline bool fills(int64_t tiles, int multiprocessors) {
   return tiles * 10 >= divide_up(tiles, multiprocessors) * multiprocessors * 9;
 }
 
-// A grid below one wave is not counted: sharing its tiles costs more than idling.
+// A grid of less than one wave does not count: sharing its tiles would cost more than idling.
 inline bool wastes_last_wave(int64_t tiles, int multiprocessors) {
   return tiles > multiprocessors && !fills(tiles, multiprocessors);
 }
@@ -169,8 +169,8 @@ inline HopperTile choose_hopper_tile_for_few_rows(int64_t m, int64_t n, int mult
   return m <= 32 ? HopperTile::kSwapped32x64 : HopperTile::kWarps64x64;
 }
 
-// What a multiprocessor does in the fullest case, in 128 x 128 tiles. The smaller tile reads more
-// for each product: at the same area it takes 1.22 times as long.
+// The time of the busiest multiprocessor, in units of a 128 x 128 tile. The smaller tile reads more
+// for each product: for the same area it takes 1.22 times as long.
 inline double time_of_128x128(int64_t m, int64_t n, int multiprocessors) {
   const auto& tile = info_of(HopperTile::kPingpong128x128);
   return static_cast<double>(divide_up(count_tiles(tile, m, n), multiprocessors));
@@ -189,7 +189,7 @@ inline HopperTile choose_hopper_tile(int64_t m, int64_t n, int64_t k, int multip
   }
   constexpr int64_t kFarBeyondL2 = int64_t(1) << 28;
   if (m > 256 && n * k > kFarBeyondL2) return HopperTile::kCooperative256x128;
-  // It does not hide its epilogue behind another tile, so k has to be long.
+  // This tile cannot overlap its epilogue with another tile, so k must be long.
   const int64_t large = count_tiles(info_of(HopperTile::kCooperative256x128), m, n);
   if (m > 256 && k > 4096 && large <= multiprocessors && fills(large, multiprocessors)) {
     return HopperTile::kCooperative256x128;
@@ -204,12 +204,12 @@ inline HopperTile choose_hopper_tile(int64_t m, int64_t n, int64_t k, int multip
 
 enum class GroupedTile { k128x128, k64x256, k32x128 };
 
-// As HopperTileInfo; hopper/grouped_gemm.cuh makes a kernel from a row.
+// Like HopperTileInfo, for hopper/grouped_gemm.cuh.
 struct GroupedTileInfo {
   GroupedTile tile;
   const char* name;
   int m, n, k;
-  int cluster_n;  // blocks along n that share what they load of the input
+  int cluster_n;  // blocks along n that load the input together
   bool swapped;
   const char* reason;
 };
@@ -249,9 +249,9 @@ constexpr const GroupedTileInfo& info_of(GroupedTile tile) {
   return kGroupedTiles[static_cast<int>(tile)];
 }
 
-// From the rows of the input and the number of groups: how they share them is known to the device
-// alone. On an H200, with 8 and 64 groups, even and uneven, a tile chosen so took up to 12 % longer
-// than the best of nine, and 1 % in the median.
+// Chooses by the number of rows and of groups, because only the device knows how many rows each
+// group has. On an H200, with 8 and 64 groups, even and uneven, the chosen tile took up to 12 %
+// longer than the best of nine, and 1 % longer in the median.
 inline GroupedTile choose_grouped_tile(int64_t m, int64_t groups) {
   const int64_t rows = divide_up(m, groups);
   if (rows <= 32) return GroupedTile::k32x128;
@@ -301,8 +301,8 @@ struct TilePlace {
   int64_t m, n;
 };
 
-// The place of a block's tile. Neighbouring blocks take the tiles of a band of 8 rows of tiles,
-// column by column, so that they find each other's rows and columns in the L2 cache.
+// Returns the place of a block's tile. Neighbouring blocks take the tiles of a band of 8 rows of
+// tiles, column by column, so that they find each other's rows and columns in the L2 cache.
 BARAQUANT_HD TilePlace place_of_tile(int64_t block, int64_t m, int64_t n, int tile_m, int tile_n) {
   constexpr int64_t kBand = 8;
   const int64_t rows = divide_up(m, tile_m), columns = divide_up(n, tile_n);
@@ -315,12 +315,12 @@ BARAQUANT_HD TilePlace place_of_tile(int64_t block, int64_t m, int64_t n, int ti
 
 constexpr int kMaxVectorRows = 4;
 
-// The vector kernel streams the weights once, without tensor cores: each of its threads multiplies
-// what it reads by every row. From three rows on a tile of Hopper's wins where the weight has a
-// number of rows that leaves many multiprocessors idle at the end. The bounds are those that
-// benchmarks/vector_sweep.py found on an H200 (132 multiprocessors). Against the best kernel they
-// lose 0.3 % on average with one row, 0 % with two, 0.4 % with three and 1.1 % with four, and 14 %
-// at most.
+// The vector kernel reads the weights once, without tensor cores: each of its threads multiplies
+// what it reads with every row. From three rows on, a Hopper tile is faster if the weight has a
+// number of rows with which the vector kernel leaves many multiprocessors idle at the end.
+// benchmarks/vector_sweep.py found the bounds on an H200 (132 multiprocessors). Against the best
+// kernel this choice loses 0.3 % on average with one row, 0 % with two, 0.4 % with three and 1.1 %
+// with four, and at most 14 %.
 inline bool prefers_vector_kernel(int64_t m, int64_t n, int64_t k, bool allows_hopper) {
   if (m <= 2 || !allows_hopper) return m <= kMaxVectorRows;
   if (m == 3) return n <= 4096 || n > 8192;

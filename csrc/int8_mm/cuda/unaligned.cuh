@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// 16 bytes of a matrix row in registers, from any address: the two 16-byte words around them are
-// read and shifted. Those may hold bytes of neighbouring rows, never bytes outside the matrix.
+// Loads 16 bytes of a matrix row from any address: the two aligned 16-byte words around them are
+// read and shifted. These words may contain bytes of neighbouring rows, but bytes outside the
+// matrix are never read.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,7 @@ namespace baraquant::int8_mm {
 
 constexpr int kChunk = 16;
 
-// The 16 bytes from `at` on; zeros stand for those outside begin .. end - 1.
+// Reads the 16 bytes from `at` on, with zeros in place of those outside begin .. end - 1.
 __device__ __forceinline__ uint4 read_word(const uint8_t* at, const uint8_t* begin,
                                            const uint8_t* end) {
   if (at >= begin && end - at >= kChunk) return __ldg(reinterpret_cast<const uint4*>(at));
@@ -31,7 +32,8 @@ struct UnalignedChunk {
   uint4 low, high;
   int shift, count;  // bytes
 
-  // The bytes at base[offset], of which the first `left` are of the row. `base` has `size` bytes.
+  // Reads the bytes from base[offset] on; the first `left` of them belong to the row. `base` has
+  // `size` bytes.
   __device__ __forceinline__ void read(const uint8_t* base, int64_t size, int64_t offset,
                                        int64_t left) {
     const uint8_t* at = base + offset;
@@ -42,7 +44,7 @@ struct UnalignedChunk {
     if (shift + count > kChunk) high = read_word(at - shift + kChunk, base, base + size);
   }
 
-  // Those bytes, and zeros beyond the row.
+  // Returns these bytes, with zeros beyond the end of the row.
   __device__ __forceinline__ uint4 bytes() const {
     uint32_t w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
     if (shift & 8) {

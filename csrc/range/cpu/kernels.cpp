@@ -12,7 +12,7 @@ namespace {
 
 // A row of at most this many bytes is still in a cache when it is read again.
 constexpr int64_t kCached = 1 << 20;
-// Elements of short rows that one task takes together.
+// One task takes this many elements of short rows together.
 constexpr int64_t kBatch = 16384;
 
 template <typename T, typename C>
@@ -29,7 +29,8 @@ void choose_segments(const ChooseParams<T>& args) {
                 });
 }
 
-// Rows from .. to - 1: the scale of each, then its elements while they are cached.
+// Quantizes the rows from .. to - 1: finds the scale of a row, then reads the row again while it is
+// still in a cache.
 template <typename Op, typename R>
 void quantize_rows(const ChooseParams<typename Op::First>& args, typename Op::Result* result,
                    uint8_t* mask, int64_t from, int64_t to) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Ranges of segments on the CPU: R is Magnitude<T> or MinMax<T> (math.h), whose keys a vector loop
-// compares. The work is cut into units for the threads, along a segment too where there are few;
-// the merged result is exact whatever the cut.
+// Ranges of segments (the elements that share a scale) on the CPU. R is Magnitude<T> or MinMax<T>
+// (math.h), whose keys a vector loop compares. The work is cut into units for the threads; if there
+// are few segments, they are cut into slices too. The merged result is exact for any cut.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -16,11 +16,11 @@
 
 namespace baraquant::range {
 
-constexpr int64_t kUnit = 16384;    // elements: no less for a thread's task
-constexpr int64_t kColumns = 1024;  // columns that are walked down together
+constexpr int64_t kUnit = 16384;    // the fewest elements for a task of a thread
+constexpr int64_t kColumns = 1024;  // columns that are read together, row by row
 
-// The range of neighbours in memory, and of each column of rows. NB: plain local variables and
-// arrays of keys, which the compiler turns into vectors.
+// extend() adds neighbours in memory to a range; ColumnRanges has a range for each column of rows.
+// NB: both use plain local variables and arrays of keys, which the compiler turns into vectors.
 template <typename T>
 BARAQUANT_HD void extend(Magnitude<T>& range, const T* x, int64_t count) {
   Key<T> most = range.most;
@@ -85,7 +85,7 @@ class ColumnRanges<MinMax<T>> {
   alignas(64) Key<T> lowest_[kColumns], highest_[kColumns];
 };
 
-// Elements begin .. end - 1 of segment s, which lies in runs.
+// Adds the elements begin .. end - 1 of segment s, which lies in runs.
 template <typename R, typename T>
 BARAQUANT_HD void extend_by_runs(R& range, const T* x, const Segments& segments, int64_t s,
                                  int64_t begin, int64_t end) {
@@ -101,7 +101,7 @@ BARAQUANT_HD void extend_by_runs(R& range, const T* x, const Segments& segments,
   }
 }
 
-// Into how many slices to cut each of `count` segments, so that all threads have work.
+// Returns into how many slices to cut each of `count` segments, so that all threads have work.
 inline int64_t slices_for(int64_t count, int64_t length, int64_t shortest) {
   const int64_t wanted = 4 * at::get_num_threads();
   if (count >= wanted) return 1;
@@ -109,7 +109,7 @@ inline int64_t slices_for(int64_t count, int64_t length, int64_t shortest) {
                              std::max<int64_t>(length / shortest, 1));
 }
 
-// Merges partial[slice * count + s] over the slices: finish(s, range).
+// Merges partial[slice * count + s] over the slices and calls finish(s, range) for each segment.
 template <typename R, typename Finish>
 void merge_slices(const std::vector<R>& partial, int64_t slices, int64_t count,
                   const Finish& finish) {
@@ -182,7 +182,7 @@ void reduce_columns(const T* x, const Segments& segments, const Finish& finish) 
   if (slices > 1) merge_slices(partial, slices, segments.count, finish);
 }
 
-// finish(s, range) for every segment s, once, from any thread.
+// Calls finish(s, range) once for every segment s, from any thread.
 template <typename R, typename T, typename Finish>
 void reduce_cpu(const T* x, const Segments& segments, const Finish& finish) {
   segments.in_columns ? reduce_columns<R>(x, segments, finish)

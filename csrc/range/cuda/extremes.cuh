@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Ranges (order_keys.h) merged over the threads of a warp, a block and a cluster of blocks. The result
-// is exact, so its bits depend on no order. NB: every thread of the warp, block or cluster must
-// come here, also those with nothing to add.
+// Merges ranges (order_keys.h) over the threads of a warp, a block and a cluster of blocks. The
+// result is exact, so its bits do not depend on the order. NB: every thread of the warp, block or
+// cluster must call these functions, also those that have nothing to add.
 #pragma once
 
 #include "machine/pack.cuh"
@@ -20,8 +20,8 @@ __device__ __forceinline__ void add_words(WordExtremes<T>& range, const Words<T,
   for (int w = 0; w < words.kCount; ++w) range.add(words.at[w], two_sided);
 }
 
-// Over the lanes of a warp whose numbers differ in the bits from first_bit to end_bit - 1. Range is
-// Extremes or WordExtremes. Every lane gets the result.
+// Merges over the threads of a warp whose numbers differ only in the bits first_bit .. end_bit - 1.
+// Range is Extremes or WordExtremes. Every thread gets the result.
 template <typename Range>
 __device__ __forceinline__ Range merge_lanes(Range mine, int first_bit, int end_bit,
                                              bool two_sided) {
@@ -45,8 +45,8 @@ __device__ __forceinline__ Extremes<T> merge_warp(Extremes<T> mine, bool two_sid
   }
 }
 
-// Over the warps of a block, from the range of each. Every thread gets the result. NB: once in a
-// kernel, as a second call would overwrite what slower warps still read.
+// Merges the ranges of a block's warps. Every thread gets the result. NB: only once in a kernel; a
+// second call would overwrite what slower warps still read.
 template <typename T>
 __device__ __forceinline__ Extremes<T> merge_block(Extremes<T> of_warp, bool two_sided) {
   __shared__ Extremes<T> of_warps[kWarp];
@@ -56,14 +56,14 @@ __device__ __forceinline__ Extremes<T> merge_block(Extremes<T> of_warp, bool two
   return merge_warp(lane < warps ? of_warps[lane] : Extremes<T>::of_nothing(), two_sided);
 }
 
-// The shared memory in which a block gets the ranges of a cluster's blocks, once.
+// The shared memory in which a block receives the ranges of all blocks of its cluster, once.
 template <typename T>
 struct ClusterMail {
   uint64_t barrier;
   alignas(16) Extremes<T> of_blocks[1 << kMaxBlocksLog2];
 };
 
-// Waits for a phase of an mbarrier of this block, and for what other blocks wrote before.
+// Waits for a phase of an mbarrier of this block, and so for what other blocks wrote before it.
 __device__ __forceinline__ void wait_for_phase(uint32_t barrier, uint32_t parity) {
 #if __CUDA_ARCH__ >= 900
   uint32_t done = 0;
@@ -79,8 +79,9 @@ __device__ __forceinline__ void wait_for_phase(uint32_t barrier, uint32_t parity
 #endif
 }
 
-// Sends a range to shared memory of block `rank` of the cluster, and counts its bytes there. NB: no
-// barrier of the cluster, whose release would wait for all of a block's memory.
+// Sends a range to the shared memory of block `rank` of the cluster, whose mbarrier counts the
+// bytes. NB: not with a barrier of the cluster, whose release would wait for all memory accesses of
+// a block.
 template <typename T>
 __device__ __forceinline__ void send_to_block(const Extremes<T>& range, uint32_t place,
                                               uint32_t barrier, int rank) {
@@ -103,8 +104,8 @@ __device__ __forceinline__ void send_to_block(const Extremes<T>& range, uint32_t
 #endif
 }
 
-// To be called before merge_cluster, as early as can be: that one waits until every block of the
-// cluster has called it, and so runs and has its mail box.
+// Must be called before merge_cluster, and as early as possible: merge_cluster waits until every
+// block of the cluster has called this, which shows that the block runs and has set up its `mail`.
 template <typename T>
 __device__ __forceinline__ void announce_to_cluster(ClusterMail<T>& mail, int blocks) {
 #if __CUDA_ARCH__ >= 900
@@ -121,14 +122,14 @@ __device__ __forceinline__ void announce_to_cluster(ClusterMail<T>& mail, int bl
 #endif
 }
 
-// Over the blocks of a cluster, from the range of each: every block sends its own to all. Every
-// thread gets the result. After it nothing more comes to a block, so that each may end when it
-// likes. NB: once in a kernel; never called below sm_90.
+// Merges the ranges of a cluster's blocks: every block sends its own to all. Every thread gets the
+// result. Afterwards no block receives anything, so each may end at any time. NB: only once in a
+// kernel, and never below sm_90.
 template <typename T>
 __device__ __forceinline__ Extremes<T> merge_cluster(Extremes<T> of_block, ClusterMail<T>& mail,
                                                      int blocks, bool two_sided) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");  // of announce_to_cluster
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");  // for announce_to_cluster
   const int thread = static_cast<int>(threadIdx.x);
   const uint32_t barrier = shared_address(&mail.barrier);
   if (thread < blocks) {

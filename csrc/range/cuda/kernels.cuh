@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // From the ops of the range family to the CUDA kernels: device guard, current stream, scratch
-// memory, launch check. The kernels are compiled in several .cu files, side by side.
+// memory, launch check. The kernels are spread over several .cu files, which compile in parallel.
 #pragma once
 
 #include <ATen/ops/empty.h>
@@ -43,7 +43,7 @@ struct Cuda {
   static void reduce(const ChooseParams<T>& args, const Outcome<T>& outcome) {
     ReduceParams<T> plan =
         plan_reduce<T>(args.input, args.segments, outcome, chip_of(c10::cuda::current_device()));
-    at::Tensor partial;  // freed on this stream's order by the caching allocator
+    at::Tensor partial;  // the caching allocator frees it in the order of this stream
     if (const int64_t partials = partials_of(plan); partials > 0) {
       const auto bytes = at::TensorOptions().device(at::kCUDA).dtype(at::kByte);
       partial = at::empty({partials * static_cast<int64_t>(sizeof(Extremes<T>))}, bytes);

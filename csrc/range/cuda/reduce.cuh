@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Ranges of segments of any form and length, and what follows from them: scales and zero points, or
-// a running range. No atomics; a maximum is exact, so a segment may be cut into any slices.
-//   reduce_runs_kernel     a team of threads for a slice of a segment that lies in runs
-//   reduce_columns_kernel  a team for a slice of the rows of a tile of columns
-//   reduce_slices_kernel   merges the slices where there are several
-//   count_skipped_kernel   counts a batch of which some of several running ranges took no part
+// a running range. mapping.h explains segments, teams and slices. There are no atomics; a maximum
+// is exact, so a segment may be cut into any slices.
+//   reduce_runs_kernel     a team reduces a slice of a segment that lies in runs
+//   reduce_columns_kernel  a team reduces a slice of the rows of a tile of columns
+//   reduce_slices_kernel   merges the slices if there are several
+//   count_skipped_kernel   counts a batch that one of several running ranges has left out
 #pragma once
 
 #include "frame/cuda_plan.cuh"
@@ -13,19 +14,21 @@
 
 namespace baraquant::range {
 
-// What is done with the range of a segment, once.
+// --- types ---------------------------------------------------------------------------------------
+
+// What is done with the range of each segment.
 template <typename T>
 struct Outcome {
   using C = ComputeType<T>;
   Rule<C> rule;
-  C* scale;             // null: not wanted
-  int32_t* zero_point;  // null: not wanted
-  C* min = nullptr;     // null: chosen from the range itself, else from the running range
+  C* scale;             // null means not wanted
+  int32_t* zero_point;  // null means not wanted
+  C* min = nullptr;     // the running ranges; null means that scales come from the range itself
   C* max = nullptr;
-  const uint8_t* enabled = nullptr;  // 0 there: everything stays as it is
+  const uint8_t* enabled = nullptr;  // null means enabled; a byte of 0 means that nothing changes
   C averaging_constant = 0;
-  int64_t* skipped_batches = nullptr;  // null: not counted
-  uint8_t* skipped = nullptr;  // whether each of several running ranges took no part of the batch
+  int64_t* skipped_batches = nullptr;  // null means not counted
+  uint8_t* skipped = nullptr;  // whether each of several running ranges has left the batch out
 
   BARAQUANT_HD bool two_sided() const { return min != nullptr || !rule.symmetric; }
   __device__ __forceinline__ bool is_off() const { return enabled && *enabled == 0; }
@@ -40,7 +43,7 @@ struct Outcome {
     if (skipped) {
       skipped[segment] = observation.skipped;
     } else if (skipped_batches && observation.skipped) {
-      ++*skipped_batches;  // one segment: no other thread comes here
+      ++*skipped_batches;  // there is one segment, so no other thread comes here
     }
     if ((scale || zero_point) && observation.range.is_known())
       write_chosen(segment, choose(observation.range, rule));
@@ -59,7 +62,7 @@ struct ReduceParams {
   Segments segments;
   RunMapping runs;
   ColumnMapping columns;
-  bool whole_packs;      // may be accessed at once, and lie within a run
+  bool whole_packs;      // packs are aligned for one access and lie within a run
   Extremes<T>* partial;  // [slices, segments], if there are several slices
   Outcome<T> outcome;
 
@@ -70,12 +73,14 @@ struct ReduceParams {
   }
 };
 
+// --- kernels -------------------------------------------------------------------------------------
+
 template <typename T>
 constexpr int kRunPack = 32 / sizeof(T);
 template <typename T>
 constexpr int kColumnPack = 16 / sizeof(T);
 
-// Element j of the segment and those behind it, before `end`.
+// Loads a pack that begins at element j of the segment, or the part of it before `end`.
 template <typename T, int pack>
 __device__ __forceinline__ void load_run(Words<T, pack>& words, const ReduceParams<T>& args,
                                          int64_t segment, int64_t j, int64_t end) {
@@ -84,8 +89,8 @@ __device__ __forceinline__ void load_run(Words<T, pack>& words, const ReducePara
   load_some_words(words, args.input, at, static_cast<int>(min(int64_t(pack), end - j)));
 }
 
-// The range of a thread's share of a slice. pack: 32 bytes, or 1 where those would be cut by the
-// ends of runs or are not aligned.
+// Returns the range of a thread's share of a slice. `pack` is 32 bytes, or 1 element if the ends of
+// runs would cut such packs or they are not aligned.
 template <typename T, int pack>
 __device__ __forceinline__ Extremes<T> reduce_run(const ReduceParams<T>& args,
                                                   const RunPlace& place, bool two_sided) {
@@ -121,7 +126,7 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_runs_kernel(const Reduc
   const bool two_sided = args.outcome.two_sided();
   const RunPlace place =
       place_in_runs(args.segments, args.runs, pack, blockIdx.x, static_cast<int>(threadIdx.x));
-  // NB: the same call twice, so that each knows what it need not compute.
+  // NB: the same call twice, so that the compiler can drop what the one-sided one does not need.
   Extremes<T> seen =
       two_sided ? reduce_run<T, pack>(args, place, true) : reduce_run<T, pack>(args, place, false);
   if (args.runs.is_block()) {
@@ -173,7 +178,7 @@ __device__ __forceinline__ ColumnRanges<T> reduce_rows(const ReduceParams<T>& ar
       const int64_t at = (start + own) * columns + place.column;
       if (args.whole_packs) {
         load_words(words[u], args.input, at);
-      } else {  // what stands in for columns that are not there is dropped
+      } else {  // what stands in for columns that do not exist is dropped later
         load_some_words(words[u], args.input, at, count);
       }
     }
@@ -208,7 +213,7 @@ __global__ void __launch_bounds__(kReduceThreads)
     for (int i = 0; i < kPack; ++i) put(place.column + i, mine.column(i));
     return;
   }
-  // The first lanes of each warp hold the ranges of its rows.
+  // The first threads of each warp hold the ranges over its rows.
   constexpr int kWarps = kReduceThreads / kWarp;
   static_assert(kWarp * kPack <= kReduceThreads, "a thread for each column of a tile");
   __shared__ Extremes<T> of_warps[kWarps][kWarp * kPack];
@@ -227,7 +232,7 @@ __global__ void __launch_bounds__(kReduceThreads)
   put(place.tile + thread, seen);
 }
 
-// A block takes 1 << lanes_log2 segments, each with as many threads as that leaves.
+// A block takes 1 << lanes_log2 segments and divides its threads among them.
 constexpr int kSliceThreads = 512;
 
 template <typename T>
@@ -255,7 +260,8 @@ __global__ void __launch_bounds__(kSliceThreads)
   outcome.write(segment, mine);
 }
 
-// Several blocks have found the ranges: one of its own sees whether any took no part of the batch.
+// Several blocks have updated the running ranges, so a separate kernel of one block looks whether
+// any of them has left the batch out.
 constexpr int kCountThreads = 1024;
 
 template <typename T>
@@ -267,6 +273,8 @@ __global__ void __launch_bounds__(kCountThreads)
   any = __syncthreads_or(any);
   if (any && threadIdx.x == 0) ++*outcome.skipped_batches;
 }
+
+// --- launchers -----------------------------------------------------------------------------------
 
 template <typename T>
 ReduceParams<T> plan_reduce(const T* input, const Segments& s, const Outcome<T>& outcome,
@@ -286,7 +294,7 @@ ReduceParams<T> plan_reduce(const T* input, const Segments& s, const Outcome<T>&
   return args;
 }
 
-// How many partial ranges the launch needs room for.
+// Returns how many partial ranges the launch needs room for.
 template <typename T>
 int64_t partials_of(const ReduceParams<T>& args) {
   const Divisor& slices = args.segments.in_columns ? args.columns.slices : args.runs.slices;

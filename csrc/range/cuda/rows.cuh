@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// One reading of the input gives scales, zero points and the result: a team of threads (mapping.h)
-// keeps a row in its registers while it finds the row's range. Load, reduce, choose, compute,
-// store. As in elementwise/cuda.cuh a thread's packs are 32 bytes; all of them are loaded before the first
-// is used. Where a row has part of a pack, is not aligned, or has a scale that FastGrid does not
-// take, the threads read it again (from the cache) instead, element by element.
+// Computes scales, zero points and the result while the input is read once: a team of threads
+// (mapping.h) keeps a row in its registers while it finds the row's range. Load, reduce, choose,
+// compute, store. As in elementwise/cuda.cuh a thread's packs are 32 bytes; all of them are loaded
+// before the first is used. If a row ends within a pack, is not aligned, or has a scale that
+// FastGrid does not accept, the threads instead read it again (from the cache), element by element.
 #pragma once
 
 #include "elementwise/cuda.cuh"
@@ -12,18 +12,20 @@
 
 namespace baraquant::range {
 
+// --- types ---------------------------------------------------------------------------------------
+
 template <typename Op>
 struct RowsParams {
   const typename Op::First* input;
   typename Op::Result* result;
   uint8_t* mask;
-  Segments segments;  // each is one run of neighbours; of a mask, whole bytes
+  Segments segments;  // each is one run of neighbours, and covers whole bytes of a mask
   Rule<typename Op::C> rule;
-  typename Op::C* scale;  // null: not wanted
-  int32_t* zero_point;    // null: not wanted
+  typename Op::C* scale;  // null means not wanted
+  int32_t* zero_point;    // null means not wanted
   RowMapping mapping = {};
-  bool whole_packs = false;  // aligned, and there are no others
-  bool fast_range = false;   // FastestGrid takes the range
+  bool whole_packs = false;  // every pack is whole and aligned
+  bool fast_range = false;   // FastestGrid accepts the range
 };
 
 template <typename Op>
@@ -31,13 +33,16 @@ constexpr int kRowPack = affine::Geometry<Op, affine::ScaleAccess::kOne>::kPack;
 template <typename Op>
 using RowWords = Words<typename Op::First, kRowPack<Op>>;
 
-constexpr int kMaxRowThreads = 1024;  // a thread has 64 registers
+constexpr int kMaxRowThreads = 1024;  // threads of a block, which leaves 64 registers for each
 // A division of doubles, or the bits of a mask, leave no room for four packs.
 template <typename Op>
 constexpr int kMaxRowPacks =
     sizeof(typename Op::C) == 8 || Op::kMask == affine::Mask::kWrite ? 2 : 4;
 
-// Zeros where the row has ended: they lie in every range that a scale is chosen from.
+// --- kernels -------------------------------------------------------------------------------------
+
+// Loads the thread's share of the row. Packs beyond its end become zeros, which lie in every range
+// that a scale is chosen from.
 template <typename Op, int packs>
 __device__ __forceinline__ void load_row(RowWords<Op> (&row)[packs], const RowsParams<Op>& args,
                                          const RowPlace& place) {
@@ -52,7 +57,7 @@ __device__ __forceinline__ void load_row(RowWords<Op> (&row)[packs], const RowsP
   }
 }
 
-// The range of the thread's share of the row.
+// Returns the range of the thread's share of the row.
 template <typename Op, int packs>
 __device__ __forceinline__ Extremes<typename Op::First> find_own_range(
     const RowWords<Op> (&row)[packs], const RowsParams<Op>& args, const RowPlace& place,
@@ -73,7 +78,7 @@ __device__ __forceinline__ Extremes<typename Op::First> find_own_range(
   return mine.all(two_sided);
 }
 
-// Over the team. Every thread of it gets the result.
+// Merges the ranges of a team's threads. Every thread of the team gets the result.
 template <typename T>
 __device__ __forceinline__ Extremes<T> merge_team(Extremes<T> mine, const RowMapping& mapping,
                                                   ClusterMail<T>& mail, bool two_sided) {
@@ -105,7 +110,7 @@ __device__ __forceinline__ void write_row(const RowWords<Op> (&row)[packs],
   }
 }
 
-// The same, element by element. A byte of a mask belongs to one thread.
+// Writes the thread's share element by element. A byte of the mask belongs to one thread.
 template <typename Op>
 __device__ __forceinline__ void write_elements(const RowsParams<Op>& args, const RowPlace& place,
                                                const affine::Grid<typename Op::C>& grid) {
@@ -123,8 +128,8 @@ __device__ __forceinline__ void write_elements(const RowsParams<Op>& args, const
   }
 }
 
-// max_threads, blocks: of a block, and on a multiprocessor at least: how many registers it may
-// use.
+// A block has at most max_threads threads, and at least `blocks` of them must fit on a
+// multiprocessor. This decides how many registers a thread may use.
 template <typename Op, int packs, int max_threads = kMaxRowThreads, int blocks = 0>
 __global__ void __launch_bounds__(max_threads, blocks) rows_kernel(const RowsParams<Op> args) {
   using C = typename Op::C;
@@ -146,8 +151,8 @@ __global__ void __launch_bounds__(max_threads, blocks) rows_kernel(const RowsPar
     if (args.zero_point) args.zero_point[place.row] = chosen.zero_point;
   }
 
-  // NB: write_row may exchange a mask's bits between the lanes of a warp, but only of double, whose
-  // grid takes every scale: then the teams of a warp stay together.
+  // NB: write_row may exchange bits of the mask between the threads of a warp, but only for double,
+  // whose grid accepts every scale, so that all teams of a warp take the same branch.
   const C zero_point = static_cast<C>(chosen.zero_point);
   const affine::QuantRange<C> range = args.rule.range;
   if (!args.whole_packs || !args.fast_range || !Fastest::accepts(chosen.scale, zero_point)) {
@@ -161,8 +166,10 @@ __global__ void __launch_bounds__(max_threads, blocks) rows_kernel(const RowsPar
   }
 }
 
-// Blocks of that kernel can form clusters: the chip can, and the kernel was compiled for it (and
-// not, by the driver, from what was compiled for an older chip).
+// --- launchers -----------------------------------------------------------------------------------
+
+// Whether blocks of the kernel can form clusters: the chip must support them, and the kernel must
+// have been compiled for it (and not by the driver from PTX for an older chip).
 inline bool have_clusters(const void* kernel, int device) {
   int major = 0;
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
@@ -177,8 +184,8 @@ inline Chip chip_of(int device) {
   return chip;
 }
 
-// Fills in what is not given: mapping, whole_packs and fast_range. false, with nothing launched,
-// where the rows do not fit in the registers.
+// Fills in mapping, whole_packs and fast_range, which the caller leaves out. Returns false, having
+// launched nothing, if the rows do not fit in the registers.
 template <typename Op>
 bool rows_cuda(RowsParams<Op> args, int device, cudaStream_t stream) {
   constexpr int kPack = kRowPack<Op>;
@@ -196,7 +203,7 @@ bool rows_cuda(RowsParams<Op> args, int device, cudaStream_t stream) {
   args.mapping = map_rows(s.count, s.length, kPack, limits, chip);
   if (args.mapping.packs == 0) return false;
   if (only_planned([&] {
-        const RowMapping& m = args.mapping;  // a team's threads and their packs, on blocks
+        const RowMapping& m = args.mapping;  // shown as threads of a team x elements of a thread
         const int team = m.is_block ? m.threads << m.blocks_log2 : 1 << m.team_log2;
         return cuda_plan<typename Op::C>(
             std::string("dynamic_") + Op::kName + "_rows",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The PTX that the generic kernel is made of: asynchronous copies, matrices from shared memory, and
-// mma.sync.m16n8k32 on them. A row of a tile in shared memory is a number of 16-byte chunks; they
-// are permuted within it so that eight rows of one column of chunks lie in different banks.
+// The PTX that the generic kernel consists of: asynchronous copies, loads of matrices from shared
+// memory, and mma.sync.m16n8k32. A row of a tile in shared memory consists of 16-byte chunks, which
+// are permuted within the row so that eight rows of one column of chunks lie in different banks.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace baraquant::int8_mm {
 
-// The place of a chunk, in bytes, where rows have `chunks` of them.
+// Returns the place of a chunk, in bytes, in a tile whose rows have `chunks` of them.
 template <int chunks>
 __device__ __forceinline__ int swizzled(int row, int column) {
   static_assert(chunks == 4 || chunks % 8 == 0);
@@ -19,7 +19,7 @@ __device__ __forceinline__ int swizzled(int row, int column) {
   return (row * chunks + (column ^ permutation)) * 16;
 }
 
-// 16 bytes, or zeros (nothing is read) where not `inside`.
+// Copies 16 bytes; if not `inside`, it reads nothing and writes zeros.
 __device__ __forceinline__ void copy_chunk_async(void* to, const void* from, bool inside) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(to)),
@@ -34,7 +34,7 @@ __device__ __forceinline__ void commit_copies() {
 #endif
 }
 
-// Until at most `pending` of this thread's groups of copies are under way.
+// Waits until at most `pending` of this thread's groups of copies are in flight.
 template <int pending>
 __device__ __forceinline__ void wait_for_copies() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
@@ -50,7 +50,7 @@ __device__ __forceinline__ void load_matrices(uint32_t& a, uint32_t& b, uint32_t
                : "memory");
 }
 
-// 16 rows x 32 bytes of the input, from the given row and chunk on.
+// Loads 16 rows x 32 bytes of the input, from the given row and column of chunks on.
 template <int chunks>
 __device__ __forceinline__ void load_input_fragment(uint32_t (&a)[4], const uint8_t* tile, int row,
                                                     int column) {
@@ -59,7 +59,7 @@ __device__ __forceinline__ void load_input_fragment(uint32_t (&a)[4], const uint
                 tile + swizzled<chunks>(row + lane % 16, column + lane / 16));
 }
 
-// Two times 8 rows x 32 bytes of the weight.
+// Loads two fragments of 8 rows x 32 bytes of the weight.
 template <int chunks>
 __device__ __forceinline__ void load_weight_fragments(uint32_t (&b)[2], uint32_t (&next)[2],
                                                       const uint8_t* tile, int row, int column) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The product on every architecture from sm_80 on: mma.sync.m16n8k32 (PTX ISA, "Warp-level matrix
 // instructions", section on integer operands) over tiles that are kept in a ring of buffers in
-// shared memory. Any sizes and any alignment: where k and the pointers are multiples of 16 the
+// shared memory. Any size and alignment is allowed: if k and the pointers are multiples of 16, the
 // tiles are copied asynchronously, else through registers, from the 16-byte words around them.
 #pragma once
 
@@ -13,8 +13,11 @@
 
 namespace baraquant::int8_mm {
 
-// A block computes an m x n tile of the output, k bytes deep at a time. Its warps share the tile as
-// warps_m x warps_n; where warps_k > 1 they share the depth too and add up their sums in the end.
+// --- types ---------------------------------------------------------------------------------------
+
+// A block computes an m x n tile of the output, and advances k bytes along the depth at a time. Its
+// warps divide the tile into warps_m x warps_n parts. If warps_k > 1 they divide the depth too, and
+// add up their sums at the end.
 template <int m_, int n_, int k_, int warps_m_, int warps_n_, int warps_k_, int stages_>
 struct Geometry {
   static constexpr int m = m_, n = n_, k = k_;
@@ -23,10 +26,10 @@ struct Geometry {
   static constexpr int threads = 32 * warps_m * warps_n * warps_k;
   static constexpr int warp_m = m / warps_m, warp_n = n / warps_n;
   static constexpr int fragments_m = warp_m / 16, fragments_n = warp_n / 8;
-  static constexpr int chunks = k / kChunk;       // of a row of a tile
-  static constexpr int steps = k / 32 / warps_k;  // of a warp, for each tile
+  static constexpr int chunks = k / kChunk;       // chunks in a row of a tile
+  static constexpr int steps = k / 32 / warps_k;  // steps of a warp for each tile
   static constexpr int input_bytes = m * k, stage_bytes = (m + n) * k;
-  static constexpr int loads = (m + n) * chunks / threads;  // of a thread, for each tile
+  static constexpr int loads = (m + n) * chunks / threads;  // loads of a thread for each tile
   static_assert(warp_m % 16 == 0 && warp_n % 16 == 0 && steps * 32 * warps_k == k);
   static_assert((m + n) * chunks % threads == 0 && stages * stage_bytes <= 48 << 10);
 };
@@ -46,6 +49,8 @@ struct GeometryOf<GenericTile::k16x32> {
   using type = Geometry<16, 32, 256, 1, 1, 4, 4>;
 };
 
+// --- kernels -------------------------------------------------------------------------------------
+
 // Copies tiles into shared memory: first the input's rows, then the weight's.
 template <typename G>
 struct Copier {
@@ -53,11 +58,11 @@ struct Copier {
   TilePlace place;
   uint8_t* shared;
 
-  // The chunk that this thread's load number i brings.
+  // The chunk that this thread loads as its number i.
   struct Chunk {
     const uint8_t* base;
-    int64_t row, rows, at;  // `at` bytes into the row
-    int target;             // into the stage
+    int64_t row, rows, at;  // the chunk begins `at` bytes into the row
+    int target;             // its offset in the stage
   };
 
   __device__ __forceinline__ Chunk chunk(int i, int64_t depth) const {
@@ -102,7 +107,7 @@ struct Sums {
   int at[G::fragments_m][G::fragments_n][4];
 };
 
-// Where a warp works: its rows and columns of the tile, its share of the depth.
+// Where a warp works: its first row and column of the tile, and its share of the depth.
 template <typename G>
 struct WarpPlace {
   int m, n, k;
@@ -139,8 +144,8 @@ __device__ __forceinline__ void multiply_stage(Sums<G>& sums, const uint8_t* sta
   }
 }
 
-// Adds up what the warps of one place have summed over their shares of the depth: the first of them
-// gets all.
+// Adds up the sums of the warps that have the same place and different shares of the depth. The
+// first of these warps gets the result.
 template <typename G>
 __device__ __forceinline__ void add_shares(Sums<G>& sums, int* shared, int share) {
   constexpr int kThreads = G::threads / G::warps_k;
@@ -175,7 +180,7 @@ __device__ __forceinline__ void multiply_aligned(Sums<G>& sums, const Copier<G>&
   }
   for (int tile = 0; tile < tiles; ++tile) {
     wait_for_copies<G::stages - 2>();
-    __syncthreads();  // everyone's copies are there, and nobody reads what is overwritten next
+    __syncthreads();  // all copies have arrived, and no thread reads what is overwritten next
     const int next = tile + G::stages - 1;
     if (next < tiles) copier.copy_async(next % G::stages, int64_t(next) * G::k);
     commit_copies();
@@ -201,7 +206,8 @@ __device__ __forceinline__ void multiply_unaligned(Sums<G>& sums, const Copier<G
   }
 }
 
-// A thread has, of every 16 x 8 fragment, two neighbours of rows lane / 4 and lane / 4 + 8.
+// Of every 16 x 8 fragment, a thread has two neighbours in each of the rows lane / 4 and
+// lane / 4 + 8.
 template <typename G, typename T>
 __device__ __forceinline__ void write_sums(const Sums<G>& sums, const GenericParams<T>& args,
                                            const TilePlace& place, const WarpPlace<G>& warp) {
@@ -260,8 +266,8 @@ __global__ void __launch_bounds__(G::threads, aligned ? 2 : 1)
       args, place_of_tile(blockIdx.x, args.factors.m, args.factors.n, G::m, G::n));
 }
 
-// As many rows of tiles as the groups can have at most: each group that has rows, and the rows
-// behind the last group, end with a tile that may hold a single row.
+// Returns the most rows of tiles that the groups can have: each group that has rows, and the rows
+// after the last group, end with a tile that may contain a single row.
 template <typename G>
 int64_t max_group_tiles(const Operands& f) {
   return (f.m + (f.m < f.groups + 1 ? f.m : f.groups + 1) * (G::m - 1)) / G::m;
@@ -277,8 +283,8 @@ __device__ __forceinline__ void clear_tile(const GenericParams<T>& args, const T
   }
 }
 
-// Each group's tiles are computed as those of a product whose input ends with the group. `rows` is
-// the number of rows of tiles of the grid.
+// Each group's tiles are computed like those of a product whose input ends with the group. `rows`
+// is the number of rows of tiles of the grid.
 template <typename G, typename T, bool is_unsigned, bool aligned>
 __global__ void __launch_bounds__(G::threads, aligned ? 2 : 1)
     grouped_generic_kernel(GenericParams<T> args, int64_t rows) {
@@ -293,6 +299,8 @@ __global__ void __launch_bounds__(G::threads, aligned ? 2 : 1)
   args.rescaling.choose_group(tile.group, f.n);
   compute_tile<G, T, is_unsigned, aligned>(args, place);
 }
+
+// --- launchers -----------------------------------------------------------------------------------
 
 template <typename G, typename T, bool is_unsigned, bool aligned>
 void launch_generic_kernel(const GenericParams<T>& args, cudaStream_t stream) {

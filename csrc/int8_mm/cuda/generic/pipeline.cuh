@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the kernels that stream the weight are made of: rows read 16 bytes at a time, four products
-// added up by an instruction (dp4a).
+// What the kernels that read the weight once consist of: rows are read 16 bytes at a time, and one
+// instruction (dp4a) adds up four products.
 #pragma once
 
 #include "int8_mm/cuda/kernels.h"
@@ -9,7 +9,7 @@
 
 namespace baraquant::int8_mm {
 
-constexpr int kVectorWarps = 4;  // of a block
+constexpr int kVectorWarps = 4;  // warps of a block
 
 template <bool is_unsigned>
 __device__ __forceinline__ int add_products(uint32_t a, uint32_t w, int sum) {
@@ -36,7 +36,7 @@ struct Matrix {
   const uint8_t* base;
   int64_t rows, k;
 
-  // 16 bytes of a row; zeros beyond its end.
+  // Returns 16 bytes of a row, with zeros beyond its end.
   __device__ __forceinline__ uint4 chunk(int64_t row, int64_t at) const {
     if constexpr (aligned) {
       return at < k ? __ldg(reinterpret_cast<const uint4*>(base + row * k + at)) : uint4{};
@@ -47,11 +47,11 @@ struct Matrix {
     }
   }
 
-  // The same, of what is read once: it shall not displace what is read again from the L1 cache.
+  // The same for bytes that are read only once and must not displace others from the L1 cache.
   __device__ __forceinline__ uint4 streamed_chunk(int64_t row, int64_t at) const {
     if constexpr (aligned) {
       uint4 word{};
-      // One predicated instruction, no branch: so that many are under way at once.
+      // One predicated instruction and no branch, so that many loads are in flight at once.
       asm volatile(
           "{ .reg .pred p; setp.ne.b32 p, %5, 0;\n"
           "@p ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4]; }\n"

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The arithmetic of int8_mm/math.h as one node of CUTLASS's epilogues, so that all it needs is asked of
-// memory at once: nodes of CUTLASS's own would wait for one vector after the other, which takes a
-// tenth of the time of a small product.
+// The arithmetic of int8_mm/math.h as a single node of CUTLASS's epilogues, so that all vectors are
+// requested from memory at once. CUTLASS's own nodes would wait for one vector after the other,
+// which takes a tenth of the time of a small product.
 //
-// A tile has two sides. What belongs to the first stays in the registers of the threads, each of
-// which has few of its rows; what belongs to the second is shared by all of them.
+// A tile has two sides (rows and columns, or columns and rows if it is swapped). The numbers of the
+// first side stay in registers, since a thread has few of its rows; those of the second side lie in
+// shared memory, for all threads.
 #pragma once
 
 #include <utility>
@@ -17,7 +18,7 @@ namespace baraquant::int8_mm::hopper {
 
 namespace fusion = cutlass::epilogue::fusion;
 
-// The arguments of the node. begins: of a grouped product, the first row of each group.
+// The arguments of the node. begins has the first row of each group of a grouped product.
 struct RescaleArguments {
   Rescaling<float> factors;
   int m = 0, n = 0, groups = 1;
@@ -30,7 +31,9 @@ class Rescale : public fusion::Sm90VisitorImpl<> {
   using Second = cute::conditional_t<swapped, RowFactors<float>, ColumnFactors<float>>;
   static constexpr int kSecond = cute::size<1>(TileShape{});
 
-  // A row's factors as words: an integer, a scale and, of a column, a bias.
+  // --- device code: from numbers to words and back -----------------------------------------------
+
+  // The numbers of a row or a column as words: an integer, a scale and, for a column, a bias.
   template <class F>
   static constexpr int kWords = cute::is_same_v<F, RowFactors<float>> ? 2 : 3;
 
@@ -50,8 +53,9 @@ class Rescale : public fusion::Sm90VisitorImpl<> {
                    bit_cast<float>(column[2]));
   }
 
-  // Brings a vector into the L2 cache, while the tiles are multiplied: a line for each of the
-  // grid's first threads. A vector with more lines than that comes with a product that takes long.
+  // Brings a vector into the L2 cache while the tiles are multiplied: each thread of the grid
+  // fetches at most one line. Longer vectors are not fully prefetched; their product takes long
+  // enough to hide that.
   template <typename V>
   CUTLASS_DEVICE static void prefetch(const V* vector, int size) {
     constexpr int kLine = 128 / sizeof(V);
@@ -61,8 +65,10 @@ class Rescale : public fusion::Sm90VisitorImpl<> {
     if (vector != nullptr && at < size) asm volatile("prefetch.global.L2 [%0];" ::"l"(vector + at));
   }
 
-  // The words of a kind lie side by side.
+  // Words of the same kind lie consecutively.
   using Words = uint32_t[kWords<Second>][kSecond];
+
+  // --- interface of a CUTLASS node ---------------------------------------------------------------
 
  public:
   struct SharedStorage {
@@ -90,7 +96,7 @@ class Rescale : public fusion::Sm90VisitorImpl<> {
   }
 
   CUTLASS_HOST_DEVICE Rescale() {}
-  // Every thread of the grid, as the kernel begins.
+  // Every thread of the grid calls it when the kernel begins.
   CUTLASS_HOST_DEVICE Rescale(const Params& params, const SharedStorage& storage)
       : params_(&params), second_(const_cast<Words*>(&storage.second)) {
 #if defined(__CUDA_ARCH__)
@@ -103,16 +109,18 @@ class Rescale : public fusion::Sm90VisitorImpl<> {
 #endif
   }
 
-  // What a thread does for one tile. Rows: a tensor of the thread's elements that gives their place
-  // on the first side. Shared: their first words of the second side. Both have stride 0 along the
-  // other side, so that a number is kept once.
+  // --- callbacks for a tile ----------------------------------------------------------------------
+
+  // What a thread does for one tile. Rows is a tensor that gives the place of the thread's elements
+  // on the first side; Shared has their first words of the second side. Both have stride 0 along
+  // the other side, so that each number is kept once.
   template <int threads, class Rows, class Shared>
   class ConsumerStoreCallbacks : public fusion::EmptyConsumerStoreCallbacks {
     using Registers = decltype(cute::make_tensor_like<uint32_t>(std::declval<const Rows&>()));
     using Subtile =
         decltype(cute::make_tensor_like<uint32_t>(cute::take<0, 3>(std::declval<const Shared&>())));
 
-    // Of the tile's group; else those of the kernel.
+    // Those of the tile's group; without groups, a reference to those of the kernel.
     cute::conditional_t<grouped, Rescaling<float>, const Rescaling<float>&> factors_;
     Words& words_;
     Rows rows_;
@@ -134,8 +142,8 @@ class Rescale : public fusion::Sm90VisitorImpl<> {
           begin_second_(begin_second),
           size_second_(size_second) {}
 
-    // Everything is loaded before the first of it is used. What lies beyond the matrix is not
-    // written in the end: any number will do.
+    // Everything is loaded before any of it is used. Elements beyond the matrix are not written at
+    // the end, so any number will do for them.
     CUTLASS_DEVICE void begin() {
       constexpr int kShare = (kSecond + threads - 1) / threads;
       Second second[kShare];
@@ -167,7 +175,7 @@ class Rescale : public fusion::Sm90VisitorImpl<> {
     CUTLASS_DEVICE bool begin_sync_needed() const { return true; }
 
     CUTLASS_DEVICE void begin_loop(int epi_m, int epi_n) {
-      if (epi_m != 0) return;  // subtiles of one column of them come one after the other
+      if (epi_m != 0) return;  // the subtiles of a column come consecutively and share its words
       CUTLASS_PRAGMA_UNROLL
       for (int w = 0; w < kWords<Second>; ++w) {
         const auto all = cute::make_tensor(shared_.data() + w * kSecond, shared_.layout());

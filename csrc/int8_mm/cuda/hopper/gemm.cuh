@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The product on Hopper: CUTLASS's warp-specialised kernels (TMA loads, wgmma s8 x s8 -> s32) with
 // the whole arithmetic of int8_mm/math.h in the epilogue. A swapped tile computes y^T = w x^T: its
-// first side follows n, and its second side, which may be as small as 8, follows m. The output is
-// the same memory in column-major order.
+// first side runs along n, and its second side, which may be as small as 8, along m. The output is
+// the same memory, in column-major order.
 #pragma once
 
 #include "cute/tensor.hpp"
@@ -34,7 +34,7 @@ struct ScheduleOf<HopperSchedule::kWarpSpecialized> {
   using Epilogue = cutlass::epilogue::TmaWarpSpecialized;
 };
 
-// A row of kHopperTiles in CUTLASS's types. CUTLASS counts the first side of a swapped tile along n.
+// A row of kHopperTiles in CUTLASS's types. There the first side of a swapped tile is along n.
 template <HopperTile tile>
 struct Tile {
   static constexpr HopperTileInfo kRow = info_of(tile);

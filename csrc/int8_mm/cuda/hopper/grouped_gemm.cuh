@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The grouped product on Hopper: CUTLASS's kernels for groups of products, whose sizes and pointers
-// lie in a table on the device. The rest is as in gemm.cuh.
+// lie in a table on the device (GroupTable). The rest is as in gemm.cuh.
 #pragma once
 
 #include "cute/tensor.hpp"
@@ -53,7 +53,7 @@ struct GroupedGemm {
                                                       Mainloop, Epilogue>;
   using Arguments = typename Kernel::Arguments;
 
-  // The table holds what CUTLASS reads as these.
+  // CUTLASS reads the entries of GroupTable as these types.
   static_assert(sizeof(Shape) == sizeof(GroupTable::Shape));
   static_assert(sizeof(typename Kernel::InternalStrideA) == sizeof(int64_t));
   static_assert(sizeof(typename Kernel::InternalStrideB) == sizeof(int64_t));
@@ -79,7 +79,7 @@ struct GroupedGemm {
                          a.problem_shape.num_groups, table.begins};
     a.epilogue.ptr_D = reinterpret_cast<Output**>(table.outputs);
     a.epilogue.dD = reinterpret_cast<typename Kernel::StrideD>(table.output_strides);
-    // Neighbouring tiles along m share what they read of a group's weight.
+    // Tiles that are neighbours along m read the same rows of a group's weight.
     using Order = cutlass::gemm::kernel::detail::RasterOrderOptions;
     a.scheduler.raster_order = swapped ? Order::AlongN : Order::AlongM;
     a.hw_info.device_id = call.device;

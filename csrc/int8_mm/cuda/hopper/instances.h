@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The kernels for Hopper's tensor cores, as their callers see them: without CUTLASS's headers.
+// The kernels for Hopper's tensor cores as their callers see them, without CUTLASS's headers.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,8 +10,8 @@
 
 namespace baraquant::int8_mm::hopper {
 
-// An int8 input, with k % 16 == 0; input, weight and output begin at 16 bytes, and so does every
-// row of the output: they are output_stride elements apart. All sizes fit in int32.
+// The input is int8, and k % 16 == 0. Input, weight and output are aligned to 16 bytes, and so is
+// every row of the output; its rows are output_stride elements apart. All sizes fit in int32.
 struct Call {
   Operands factors;
   Rescaling<float> rescaling;
@@ -22,10 +22,10 @@ struct Call {
   cudaStream_t stream = nullptr;
 };
 
-// One tile for one type of the output.
+// The kernel of one tile for one type of the output.
 struct Kernel {
   int64_t (*workspace_bytes)(const Call&) = nullptr;
-  bool (*launch)(const Call&) = nullptr;  // false: CUTLASS refused
+  bool (*launch)(const Call&) = nullptr;  // returns false if CUTLASS refuses
 };
 
 template <typename T>
@@ -43,12 +43,12 @@ struct OutputIndex<BFloat16> {
   static constexpr int value = 2;
 };
 
-// In the order of OutputIndex.
+// The kernels of one tile, in the order of OutputIndex.
 struct Kernels {
   Kernel of[3];
 };
 
-// Each is instantiated in a file of its own, instances/*.cu: they compile side by side.
+// Each is instantiated in a separate file, instances/*.cu, so that they compile in parallel.
 template <HopperTile tile>
 const Kernels& hopper_kernels();
 template <GroupedTile tile>

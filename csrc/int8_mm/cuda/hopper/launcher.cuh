@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What single and grouped products on Hopper share: the types of their outputs, and how a kernel of
-// CUTLASS is launched.
+// What single and grouped products on Hopper have in common: the types of their outputs, and the
+// launch of a CUTLASS kernel.
 #pragma once
 
 #include <atomic>
@@ -24,13 +24,13 @@ struct Stored<BFloat16> {
   using type = cutlass::bfloat16_t;
 };
 
-// Launches a kernel of CUTLASS.
+// Launches a CUTLASS kernel.
 template <typename Kernel>
 struct Launcher {
   using Arguments = typename Kernel::Arguments;
   using Adapter = cutlass::gemm::device::GemmUniversalAdapter<Kernel>;
 
-  // The limit of shared memory is each device's own. Setting it twice does no harm.
+  // Each device has its own limit of shared memory. Setting it twice does no harm.
   static bool allow_shared_memory(int device) {
     static std::atomic<uint64_t> allowed{0};
     const uint64_t bit = uint64_t(1) << (device % 64);
@@ -44,7 +44,7 @@ struct Launcher {
 
   static bool launch(const Arguments& a, void* workspace, const Call& call) {
     constexpr auto kSuccess = cutlass::Status::kSuccess;
-    // Not Kernel::can_implement: it wants n itself to be a multiple of 16 bytes. TMA does not.
+    // Kernel::can_implement would require n to be a multiple of 16 bytes, which TMA does not.
     if (!allow_shared_memory(call.device)) return false;
     if (Kernel::initialize_workspace(a, workspace, call.stream) != kSuccess) return false;
     auto params = Kernel::to_underlying_arguments(a, workspace);
@@ -60,7 +60,7 @@ constexpr Kernel kernel_of() {
 // Product<T, Tile>: Gemm or GroupedGemm, for outputs of type T.
 template <template <typename, typename> class Product, typename Tile>
 constexpr Kernels kernels_for_each_output() {
-#ifdef BARAQUANT_ONE_OUTPUT_TYPE  // a check that it compiles, not a build
+#ifdef BARAQUANT_ONE_OUTPUT_TYPE  // only to check that it compiles
   return {{{}, {}, kernel_of<Product<BFloat16, Tile>>()}};
 #else
   return {{kernel_of<Product<float, Tile>>(), kernel_of<Product<Float16, Tile>>(),
