@@ -6,7 +6,6 @@
 #include <ATen/core/Tensor.h>
 
 #include "affine/elementwise_ops.h"
-#include "affine/gradient_args.h"
 #include "affine/qparams.h"
 #include "frame/dtypes.h"
 

@@ -6,6 +6,7 @@
 
 #include "affine/math.h"
 #include "granularity/scale_map.h"
+#include "machine/float_types.h"
 
 namespace baraquant::affine {
 
@@ -30,6 +31,17 @@ struct Qparams {
     }
     return zero_point_number;
   }
+};
+
+// What the kernel of the gradients of scales reads and writes.
+template <typename T>
+struct QparamsGradientParams {
+  using C = ComputeType<T>;
+  const T* dy;
+  const T* x;
+  T* dx;
+  C* scale_gradient;       // [segments]: one for each scale (granularity/segments.h)
+  C* zero_point_gradient;  // [segments]; null means not wanted
 };
 
 }  // namespace baraquant::affine

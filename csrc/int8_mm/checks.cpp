@@ -66,10 +66,10 @@ void check_int8_weight(const LinearArgs& args) {
 }
 
 void check_depth(const LinearArgs& args, bool shifted) {
-  const int64_t most = shifted ? kMaxShiftedDepth : kMaxDepth;
+  const int64_t max_depth = shifted ? kMaxShiftedDepth : kMaxDepth;
   const c10::SymInt depth = args.weight.sym_size(-1);
-  TORCH_CHECK_VALUE(depth.sym_le(most).expect_true(__FILE__, __LINE__), args.op,
-                    ": expected input.size(-1) to be at most ", most,
+  TORCH_CHECK_VALUE(depth.sym_le(max_depth).expect_true(__FILE__, __LINE__), args.op,
+                    ": expected input.size(-1) to be at most ", max_depth,
                     shifted ? " (of uint8, or with a zero point)" : "",
                     ", so that int32 holds every sum exactly, but got ", depth);
 }

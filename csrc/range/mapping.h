@@ -64,7 +64,7 @@ constexpr BlockShape kFewRows[] = {{1, 640, 0},  {1, 256, 2},  {1, 512, 2},  {1,
 // What a kernel allows and does.
 struct RowLimits {
   int packs = 4;        // the most packs of a thread: 1, 2 or 4
-  int least_team = 1;   // the smallest team: threads whose packs share a byte of the mask
+  int min_team = 1;     // the smallest team: threads whose packs share a byte of the mask
   bool copies = false;  // writes as many bytes as it reads
 };
 
@@ -94,8 +94,7 @@ inline RowMapping map_rows(int64_t rows, int64_t length, int pack, const RowLimi
   if (packs <= share * kWarp) {
     RowMapping m;
     m.packs = static_cast<int>(int64_t(1) << log2_up(packs, log2_up(share, 2)));
-    m.team_log2 =
-        log2_up(std::max<int64_t>(divide_up(packs, m.packs), limits.least_team), kWarpLog2);
+    m.team_log2 = log2_up(std::max<int64_t>(divide_up(packs, m.packs), limits.min_team), kWarpLog2);
     m.threads = few ? 64 : 256;
     return m;
   }

@@ -53,10 +53,10 @@ BARAQUANT_HD ComputeType<T> value_of_ordered(Key<T> key) {
 // Default-constructed: the range of no elements, the identity of merge().
 template <typename T>
 struct Magnitude {
-  Key<T> most = 0;
+  Key<T> max = 0;
 
   BARAQUANT_HD void add(T x) { merge({magnitude_key(x)}); }
-  BARAQUANT_HD void merge(Magnitude other) { most = most > other.most ? most : other.most; }
+  BARAQUANT_HD void merge(Magnitude other) { max = max > other.max ? max : other.max; }
 };
 
 // The lowest and the highest element of a segment. Default-constructed: the identity of merge().
@@ -131,7 +131,7 @@ BARAQUANT_HD Chosen<C> choose_asymmetric(C xmin, C xmax, const Rule<C>& rule) {
 
 template <typename T>
 BARAQUANT_HD Chosen<ComputeType<T>> choose(Magnitude<T> m, const Rule<ComputeType<T>>& rule) {
-  return choose_symmetric(value_of_magnitude<T>(m.most), rule);
+  return choose_symmetric(value_of_magnitude<T>(m.max), rule);
 }
 
 template <typename T>

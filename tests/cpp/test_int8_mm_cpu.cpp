@@ -107,7 +107,7 @@ struct Problem {
       }
     }
   }
-  Operands factors() const {
+  Operands operands() const {
     return {shape.m,      shape.n,     shape.k,
             input.data(), is_unsigned, reinterpret_cast<const int8_t*>(weight.data())};
   }
@@ -188,9 +188,9 @@ void check_output(const Problem& problem, const Parameters<ComputeType<T>>& p, C
       task(begin, end);
     }
   };
-  const Operands factors = problem.factors();
+  const Operands operands = problem.operands();
   const CpuKernel& kernel = kernel_of(isa);
-  product<T>(factors, r, output, isa, kernel, Blocks(factors, kernel, threads), parallel);
+  product<T>(operands, r, output, isa, kernel, Blocks(operands, kernel, threads), parallel);
   for (int64_t i = 0; i < s.m * s.n; ++i) {
     const int64_t m = i / s.n, n = i % s.n;
     // Arithmetic in 64 bits, of which int32 keeps the low half.

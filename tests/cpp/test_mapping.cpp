@@ -72,7 +72,7 @@ void check_row_mapping(const RowMapping& m, const RowLimits& limits, const Chip&
   expect("threads", m.threads % kWarp == 0 && m.threads > 0 && m.threads <= 1024, m.threads);
   expect("packs", (m.packs == 1 || m.packs == 2 || m.packs == 4) && m.packs <= limits.packs);
   expect("cluster", m.blocks_log2 == 0 || (m.is_block && chip.clusters), m.blocks_log2);
-  expect("team", m.is_block ? m.threads > kWarp : (1 << m.team_log2) >= limits.least_team);
+  expect("team", m.is_block ? m.threads > kWarp : (1 << m.team_log2) >= limits.min_team);
   expect("blocks", m.blocks_log2 <= kMaxBlocksLog2, m.blocks_log2);
 }
 

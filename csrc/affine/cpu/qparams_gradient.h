@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "affine/elementwise_ops.h"
-#include "affine/gradient_args.h"
 #include "affine/qparams.h"
 #include "elementwise/cpu.h"
 #include "granularity/segments.h"

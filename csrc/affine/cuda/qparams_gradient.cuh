@@ -10,7 +10,6 @@
 #include <cstdint>
 
 #include "affine/elementwise_ops.h"
-#include "affine/gradient_args.h"
 #include "affine/qparams.h"
 #include "frame/cuda_plan.cuh"
 #include "granularity/segments.h"
@@ -160,7 +159,6 @@ template <typename T, bool zero_point_gradient>
 __global__ void __launch_bounds__(kMaxTeam, kGradientBlocks<T>)
     sum_runs_kernel(const GradientParams<T> p) {
   using C = ComputeType<T>;
-  constexpr int kUnroll = 1;
   const int team_log2 = __ffs(p.team) - 1;
   const int64_t task = (static_cast<int64_t>(blockIdx.x) * kMaxTeam + threadIdx.x) >> team_log2;
   const int member = static_cast<int>(threadIdx.x) & (p.team - 1);
@@ -174,25 +172,14 @@ __global__ void __launch_bounds__(kMaxTeam, kGradientBlocks<T>)
   const int64_t step = static_cast<int64_t>(p.team) * kPackLanes;
 
   double scale_lanes[kPackLanes] = {}, zero_point_lanes[kPackLanes] = {};
-  for (int64_t j = slice * kRunSlice + member * kPackLanes; j < end; j += kUnroll * step) {
-    Pack<T, kPackLanes> dy[kUnroll], x[kUnroll];
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int count = static_cast<int>(min(int64_t(kPackLanes), end - j - u * step));
-      if (count <= 0) continue;
-      load_elements(dy[u], x[u], p, s, j + u * step, count);
-    }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int64_t at = j + u * step;
-      const int count = static_cast<int>(min(int64_t(kPackLanes), end - at));
-      if (count <= 0) continue;
-      Pack<T, kPackLanes> dx;
-      add_pack<zero_point_gradient>(
-          dy[u], x[u], dx, count, fast, [=](int) { return grid; }, p.q.range, scale_lanes,
-          zero_point_lanes);
-      store_elements(dx, p, s, at, count);
-    }
+  for (int64_t j = slice * kRunSlice + member * kPackLanes; j < end; j += step) {
+    const int count = static_cast<int>(min(int64_t(kPackLanes), end - j));
+    Pack<T, kPackLanes> dy, x, dx;
+    load_elements(dy, x, p, s, j, count);
+    add_pack<zero_point_gradient>(
+        dy, x, dx, count, fast, [=](int) { return grid; }, p.q.range, scale_lanes,
+        zero_point_lanes);
+    store_elements(dx, p, s, j, count);
   }
 
   const double scale_sum = sum_team(scale_lanes, p.team);

@@ -76,7 +76,7 @@ template <typename T, int rows, bool is_unsigned, bool aligned>
 __global__ void __launch_bounds__(32 * kVectorWarps, kVectorBlocks<rows, aligned>)
     vector_kernel(const GenericParams<T> args, const int shares) {
   constexpr int columns = rows == 1 ? 1 : 2;  // the input's rows are read from the cache each time
-  const Operands& f = args.factors;
+  const Operands& f = args.operands;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int share = warp % shares;
   const int64_t n = (int64_t(blockIdx.x) * (kVectorWarps / shares) + warp / shares) * columns;
@@ -97,8 +97,8 @@ __global__ void __launch_bounds__(32 * kVectorWarps, kVectorBlocks<rows, aligned
 #pragma unroll
   for (int i = 1; i < rows * columns; ++i) sum = lane == i ? flat[i] : sum;
   using C = ComputeType<T>;
-  args.output[row * f.n + n + column] = output_of<T>(sum, RowFactors<C>(args.rescaling, row),
-                                                     ColumnFactors<C>(args.rescaling, n + column));
+  args.output[row * f.n + n + column] = output_of<T>(sum, RowScales<C>(args.rescaling, row),
+                                                     ColumnScales<C>(args.rescaling, n + column));
 }
 
 // --- launchers -----------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(32 * kVectorWarps, kVectorBlocks<rows, aligned
 template <typename T, int rows>
 void launch_vector_rows(const GenericParams<T>& args, int multiprocessors, cudaStream_t stream) {
   constexpr int columns = rows == 1 ? 1 : 2;
-  const Operands& f = args.factors;
+  const Operands& f = args.operands;
   const bool aligned =
       f.k % kChunk == 0 && is_aligned(f.input, kChunk) && is_aligned(f.weight, kChunk);
   auto kernel =
@@ -122,11 +122,11 @@ void launch_vector_rows(const GenericParams<T>& args, int multiprocessors, cudaS
 }
 
 template <typename T>
-void launch_vector(const Operands& factors, const Rescaling<ComputeType<T>>& rescaling, T* output,
+void launch_vector(const Operands& operands, const Rescaling<ComputeType<T>>& rescaling, T* output,
                    int multiprocessors, cudaStream_t stream) {
   static_assert(kMaxVectorRows == 4);
-  const GenericParams<T> args{factors, rescaling, output};
-  switch (factors.m) {
+  const GenericParams<T> args{operands, rescaling, output};
+  switch (operands.m) {
     case 1:
       return launch_vector_rows<T, 1>(args, multiprocessors, stream);
     case 2:

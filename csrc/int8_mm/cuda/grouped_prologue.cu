@@ -47,12 +47,12 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void launch_prepare_groups(const Operands& factors, void* output, int64_t stride, int64_t size,
+void launch_prepare_groups(const Operands& operands, void* output, int64_t stride, int64_t size,
                            bool swapped, const GroupTable& table, cudaStream_t stream) {
   const OutputBytes bytes{static_cast<uint8_t*>(output), stride * size, stride, swapped};
-  const int64_t words = divide_up(factors.m * bytes.row_bytes, int64_t(16) * kThreads);
+  const int64_t words = divide_up(operands.m * bytes.row_bytes, int64_t(16) * kThreads);
   const auto blocks = static_cast<unsigned>(words < kMaxBlocks ? words : kMaxBlocks);
-  prepare_groups_kernel<<<blocks, kThreads, 0, stream>>>(factors, bytes, table);
+  prepare_groups_kernel<<<blocks, kThreads, 0, stream>>>(operands, bytes, table);
 }
 
 }  // namespace baraquant::int8_mm

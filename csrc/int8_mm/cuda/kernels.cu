@@ -117,8 +117,8 @@ class HopperProduct {
         given_(f),
         makes_signed_(f.is_unsigned),
         makes_sums_(f.is_unsigned && r.weight_sum == nullptr) {
-    call_.factors = f;
-    call_.factors.k = divide_up(f.k, kChunk) * kChunk;
+    call_.operands = f;
+    call_.operands.k = divide_up(f.k, kChunk) * kChunk;
     call_.rescaling = r;
     call_.output = output;
     call_.output_stride = divide_up(f.n, kAligned) * kAligned;
@@ -128,7 +128,7 @@ class HopperProduct {
     pads_input_ = !has_aligned_rows(f.input, f.k);
     pads_weight_ = !has_aligned_rows(f.weight, f.k);
     makes_dense_ = call_.output_stride != f.n || !is_aligned(output, 16);
-    const int64_t depth = call_.factors.k, width = call_.output_stride;
+    const int64_t depth = call_.operands.k, width = call_.output_stride;
     offsets_.input = offsets_.add(f.m * depth, pads_input_ || makes_signed_);
     offsets_.weight = offsets_.add(f.weight_rows() * depth, pads_weight_);
     offsets_.zero_point = offsets_.add(f.m * int64_t(sizeof(int32_t)), makes_signed_);
@@ -148,9 +148,9 @@ class HopperProduct {
     if (offsets_.bytes > 0) memory = scratch(offsets_.bytes);
     auto* base = memory.defined() ? static_cast<uint8_t*>(memory.mutable_data_ptr()) : nullptr;
     call_.workspace = base + offsets_.workspace;
-    if (pads_input_) call_.factors.input = padded(given_.input, given_.m, base + offsets_.input);
+    if (pads_input_) call_.operands.input = padded(given_.input, given_.m, base + offsets_.input);
     if (pads_weight_) {
-      call_.factors.weight = static_cast<const int8_t*>(
+      call_.operands.weight = static_cast<const int8_t*>(
           padded(given_.weight, given_.weight_rows(), base + offsets_.weight));
     }
     if (makes_signed_) make_signed(base);
@@ -159,7 +159,7 @@ class HopperProduct {
     TORCH_CHECK(kernel_.launch(call_), "baraquant: CUTLASS could not launch the product: ",
                 cudaGetErrorString(cudaGetLastError()));
     if (makes_dense_) {
-      launch_make_dense(call_.output, call_.output_stride, call_.factors.m, call_.factors.n,
+      launch_make_dense(call_.output, call_.output_stride, call_.operands.m, call_.operands.n,
                         sizeof(T), output, call_.stream);
       C10_CUDA_KERNEL_LAUNCH_CHECK();
     }
@@ -176,7 +176,7 @@ class HopperProduct {
   }
 
   void make_signed(uint8_t* base) {
-    Operands& f = call_.factors;
+    Operands& f = call_.operands;
     Rescaling<float>& r = call_.rescaling;
     auto* zero_point = reinterpret_cast<int32_t*>(base + offsets_.zero_point);
     launch_make_signed(f, r.zero_point, base + offsets_.input, zero_point, call_.stream);

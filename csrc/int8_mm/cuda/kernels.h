@@ -12,12 +12,12 @@
 namespace baraquant::int8_mm {
 
 template <typename T>
-void launch_generic(GenericTile tile, const Operands& factors,
+void launch_generic(GenericTile tile, const Operands& operands,
                     const Rescaling<ComputeType<T>>& rescaling, T* output, cudaStream_t stream);
 
 // m is at most kMaxVectorRows.
 template <typename T>
-void launch_vector(const Operands& factors, const Rescaling<ComputeType<T>>& rescaling, T* output,
+void launch_vector(const Operands& operands, const Rescaling<ComputeType<T>>& rescaling, T* output,
                    int multiprocessors, cudaStream_t stream);
 
 void launch_weight_sums(const int8_t* weight, int64_t n, int64_t k, int32_t* sums,
@@ -30,7 +30,7 @@ void launch_pad_rows(const void* matrix, int64_t rows, int64_t k, void* result,
 // Turns an unsigned input into a signed one with the same products, by subtracting 128 from the
 // input and from its zero point. k is a multiple of 16. Both inputs are aligned to 16 bytes and may
 // be the same. zero_point has as many elements as `rows` has numbers.
-void launch_make_signed(const Operands& factors, const OfRows<int32_t>& rows, void* input,
+void launch_make_signed(const Operands& operands, const OfRows<int32_t>& rows, void* input,
                         int32_t* zero_point, cudaStream_t stream);
 
 // Makes rows dense that have n elements of `size` bytes (2 or 4) and are `stride` elements apart.
@@ -67,7 +67,7 @@ struct GroupTable {
 
 // Fills the table, and writes zeros into the rows of the output after the last group. A row of the
 // output has `stride` elements of `size` bytes, together a multiple of 16 bytes.
-void launch_prepare_groups(const Operands& factors, void* output, int64_t stride, int64_t size,
+void launch_prepare_groups(const Operands& operands, void* output, int64_t stride, int64_t size,
                            bool swapped, const GroupTable& table, cudaStream_t stream);
 
 }  // namespace baraquant::int8_mm

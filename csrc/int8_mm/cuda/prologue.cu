@@ -123,15 +123,15 @@ void launch_pad_rows(const void* matrix, int64_t rows, int64_t k, void* result,
                                                    static_cast<uint4*>(result));
 }
 
-void launch_make_signed(const Operands& factors, const OfRows<int32_t>& rows, void* input,
+void launch_make_signed(const Operands& operands, const OfRows<int32_t>& rows, void* input,
                         int32_t* zero_point, cudaStream_t stream) {
-  const int64_t words = factors.m * factors.k / kChunk;
-  const int64_t points = rows.stride == 0 ? 1 : factors.m;
+  const int64_t words = operands.m * operands.k / kChunk;
+  const int64_t points = rows.stride == 0 ? 1 : operands.m;
   constexpr int64_t kMaxBlocks = 1 << 16;
   const int64_t blocks = std::min(divide_up(std::max(words, points), kThreads), kMaxBlocks);
   make_signed_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
-      static_cast<const uint4*>(factors.input), static_cast<uint4*>(input), words, rows, zero_point,
-      points);
+      static_cast<const uint4*>(operands.input), static_cast<uint4*>(input), words, rows,
+      zero_point, points);
 }
 
 }  // namespace baraquant::int8_mm

@@ -12,36 +12,36 @@ namespace baraquant::int8_mm {
 
 template <typename T>
 struct GenericParams {
-  Operands factors;
+  Operands operands;
   Rescaling<ComputeType<T>> rescaling;
   T* output;
 };
 
 template <typename C>
-struct RowFactors {
+struct RowScales {
   C input_scale;
   int32_t zero_point;
 
-  RowFactors() = default;
-  __device__ __forceinline__ RowFactors(const Rescaling<C>& r, int64_t m)
+  RowScales() = default;
+  __device__ __forceinline__ RowScales(const Rescaling<C>& r, int64_t m)
       : input_scale(r.input_scale.at(m)), zero_point(r.weight_sum ? r.zero_point.at(m) : 0) {}
 };
 
 template <typename C>
-struct ColumnFactors {
+struct ColumnScales {
   C weight_scale, bias;
   int32_t weight_sum;
 
-  ColumnFactors() = default;
-  __device__ __forceinline__ ColumnFactors(const Rescaling<C>& r, int64_t n)
+  ColumnScales() = default;
+  __device__ __forceinline__ ColumnScales(const Rescaling<C>& r, int64_t n)
       : weight_scale(r.weight_scale[n]),
         bias(r.bias ? r.bias[n] : kNoBias<C>),
         weight_sum(r.weight_sum ? r.weight_sum[n] : 0) {}
 };
 
 template <typename T, typename C>
-__device__ __forceinline__ T output_of(int32_t sum, const RowFactors<C>& row,
-                                       const ColumnFactors<C>& column) {
+__device__ __forceinline__ T output_of(int32_t sum, const RowScales<C>& row,
+                                       const ColumnScales<C>& column) {
   const int32_t acc = shift(sum, row.zero_point, column.weight_sum);
   return from_compute<T>(rescale(acc, column.weight_scale, row.input_scale, column.bias));
 }

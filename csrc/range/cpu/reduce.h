@@ -23,12 +23,12 @@ constexpr int64_t kColumns = 1024;  // columns that are read together, row by ro
 // NB: both use plain local variables and arrays of keys, which the compiler turns into vectors.
 template <typename T>
 BARAQUANT_HD void extend(Magnitude<T>& range, const T* x, int64_t count) {
-  Key<T> most = range.most;
+  Key<T> max = range.max;
   for (int64_t i = 0; i < count; ++i) {
     const Key<T> key = magnitude_key(x[i]);
-    most = key > most ? key : most;
+    max = key > max ? key : max;
   }
-  range.most = most;
+  range.max = max;
 }
 
 template <typename T>
@@ -49,18 +49,18 @@ class ColumnRanges;
 template <typename T>
 class ColumnRanges<Magnitude<T>> {
  public:
-  void reset(int64_t columns) { std::fill_n(most_, columns, Magnitude<T>().most); }
+  void reset(int64_t columns) { std::fill_n(max_, columns, Magnitude<T>().max); }
   BARAQUANT_HD void extend(const T* __restrict row, int64_t columns) {
-    Key<T>* __restrict const most = most_;
+    Key<T>* __restrict const max = max_;
     for (int64_t i = 0; i < columns; ++i) {
       const Key<T> key = magnitude_key(row[i]);
-      most[i] = key > most[i] ? key : most[i];
+      max[i] = key > max[i] ? key : max[i];
     }
   }
-  Magnitude<T> at(int64_t column) const { return {most_[column]}; }
+  Magnitude<T> at(int64_t column) const { return {max_[column]}; }
 
  private:
-  alignas(64) Key<T> most_[kColumns];
+  alignas(64) Key<T> max_[kColumns];
 };
 
 template <typename T>

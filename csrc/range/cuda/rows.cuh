@@ -199,7 +199,7 @@ bool rows_cuda(RowsParams<Op> args, int device, cudaStream_t stream) {
                   have_clusters(reinterpret_cast<const void*>(&rows_kernel<Op, 1>), device);
   RowLimits limits{kMaxRowPacks<Op>};
   limits.copies = sizeof(typename Op::Result) >= sizeof(typename Op::First);
-  if (Op::kMask == affine::Mask::kWrite && kPack < 8) limits.least_team = 8 / kPack;
+  if (Op::kMask == affine::Mask::kWrite && kPack < 8) limits.min_team = 8 / kPack;
   args.mapping = map_rows(s.count, s.length, kPack, limits, chip);
   if (args.mapping.packs == 0) return false;
   if (only_planned([&] {

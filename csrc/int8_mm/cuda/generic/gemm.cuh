@@ -212,21 +212,21 @@ template <typename G, typename T>
 __device__ __forceinline__ void write_sums(const Sums<G>& sums, const GenericParams<T>& args,
                                            const TilePlace& place, const WarpPlace<G>& warp) {
   using C = ComputeType<T>;
-  const Operands& f = args.factors;
+  const Operands& f = args.operands;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t first_m = place.m + warp.m + lane / 4;
-  RowFactors<C> rows[G::fragments_m * 2];
+  RowScales<C> rows[G::fragments_m * 2];
 #pragma unroll
   for (int i = 0; i < G::fragments_m * 2; ++i) {
     const int64_t m = first_m + i * 8;
-    rows[i] = RowFactors<C>(args.rescaling, m < f.m ? m : 0);
+    rows[i] = RowScales<C>(args.rescaling, m < f.m ? m : 0);
   }
 #pragma unroll
   for (int j = 0; j < G::fragments_n; ++j) {
     const int64_t n = place.n + warp.n + j * 8 + lane % 4 * 2;
     if (n >= f.n) return;
-    const ColumnFactors<C> column(args.rescaling, n);
-    const ColumnFactors<C> next(args.rescaling, n + 1 < f.n ? n + 1 : n);
+    const ColumnScales<C> column(args.rescaling, n);
+    const ColumnScales<C> next(args.rescaling, n + 1 < f.n ? n + 1 : n);
     const int count = n + 1 < f.n ? 2 : 1;
 #pragma unroll
     for (int i = 0; i < G::fragments_m * 2; ++i) {
@@ -245,7 +245,7 @@ template <typename G, typename T, bool is_unsigned, bool aligned>
 __device__ __forceinline__ void compute_tile(const GenericParams<T>& args, const TilePlace& place) {
   __shared__ __align__(128) uint8_t shared[G::stages * G::stage_bytes];
   const WarpPlace<G> warp(static_cast<int>(threadIdx.x) / 32);
-  const Copier<G> copier{args.factors, place, shared};
+  const Copier<G> copier{args.operands, place, shared};
   Sums<G> sums{};
   if constexpr (aligned) {
     multiply_aligned<G, is_unsigned>(sums, copier, warp);
@@ -263,7 +263,7 @@ template <typename G, typename T, bool is_unsigned, bool aligned>
 __global__ void __launch_bounds__(G::threads, aligned ? 2 : 1)
     generic_kernel(const GenericParams<T> args) {
   compute_tile<G, T, is_unsigned, aligned>(
-      args, place_of_tile(blockIdx.x, args.factors.m, args.factors.n, G::m, G::n));
+      args, place_of_tile(blockIdx.x, args.operands.m, args.operands.n, G::m, G::n));
 }
 
 // Returns the most rows of tiles that the groups can have: each group that has rows, and the rows
@@ -276,7 +276,7 @@ int64_t max_group_tiles(const Operands& f) {
 // Writes zeros into a tile of the output.
 template <typename G, typename T>
 __device__ __forceinline__ void clear_tile(const GenericParams<T>& args, const TilePlace& place) {
-  const Operands& f = args.factors;
+  const Operands& f = args.operands;
   for (int i = static_cast<int>(threadIdx.x); i < G::m * G::n; i += G::threads) {
     const int64_t m = place.m + i / G::n, n = place.n + i % G::n;
     if (m < f.m && n < f.n) args.output[m * f.n + n] = T{};
@@ -288,7 +288,7 @@ __device__ __forceinline__ void clear_tile(const GenericParams<T>& args, const T
 template <typename G, typename T, bool is_unsigned, bool aligned>
 __global__ void __launch_bounds__(G::threads, aligned ? 2 : 1)
     grouped_generic_kernel(GenericParams<T> args, int64_t rows) {
-  Operands& f = args.factors;
+  Operands& f = args.operands;
   TilePlace place = place_of_tile(blockIdx.x, rows * G::m, f.n, G::m, G::n);
   const GroupTile tile = find_group_tile(f, G::m, place.m / G::m);
   if (tile.group < 0) return;
@@ -304,7 +304,7 @@ __global__ void __launch_bounds__(G::threads, aligned ? 2 : 1)
 
 template <typename G, typename T, bool is_unsigned, bool aligned>
 void launch_generic_kernel(const GenericParams<T>& args, cudaStream_t stream) {
-  const Operands& f = args.factors;
+  const Operands& f = args.operands;
   const int64_t columns = divide_up(f.n, G::n);
   if (f.is_grouped()) {
     const int64_t rows = max_group_tiles<G>(f);
@@ -322,7 +322,7 @@ void launch_generic_tile(const GenericParams<T>& args, cudaStream_t stream) {
   static_assert(G::m == kGenericTiles[static_cast<int>(tile)].m);
   static_assert(G::n == kGenericTiles[static_cast<int>(tile)].n);
   static_assert(G::k == kGenericTiles[static_cast<int>(tile)].k);
-  const Operands& f = args.factors;
+  const Operands& f = args.operands;
   const bool aligned =
       f.k % kChunk == 0 && is_aligned(f.input, kChunk) && is_aligned(f.weight, kChunk);
   auto launch = aligned ? &launch_generic_kernel<G, T, false, true>
@@ -335,9 +335,9 @@ void launch_generic_tile(const GenericParams<T>& args, cudaStream_t stream) {
 }
 
 template <typename T>
-void launch_generic(GenericTile tile, const Operands& factors,
+void launch_generic(GenericTile tile, const Operands& operands,
                     const Rescaling<ComputeType<T>>& rescaling, T* output, cudaStream_t stream) {
-  const GenericParams<T> args{factors, rescaling, output};
+  const GenericParams<T> args{operands, rescaling, output};
   switch (tile) {
     case GenericTile::k128x128:
       return launch_generic_tile<GenericTile::k128x128>(args, stream);

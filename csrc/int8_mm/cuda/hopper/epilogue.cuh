@@ -20,28 +20,28 @@ namespace fusion = cutlass::epilogue::fusion;
 
 // The arguments of the node. begins has the first row of each group of a grouped product.
 struct RescaleArguments {
-  Rescaling<float> factors;
+  Rescaling<float> operands;
   int m = 0, n = 0, groups = 1;
   const int32_t* begins = nullptr;
 };
 
 template <class Output, class TileShape, bool swapped, bool grouped = false>
 class Rescale : public fusion::Sm90VisitorImpl<> {
-  using First = cute::conditional_t<swapped, ColumnFactors<float>, RowFactors<float>>;
-  using Second = cute::conditional_t<swapped, RowFactors<float>, ColumnFactors<float>>;
+  using First = cute::conditional_t<swapped, ColumnScales<float>, RowScales<float>>;
+  using Second = cute::conditional_t<swapped, RowScales<float>, ColumnScales<float>>;
   static constexpr int kSecond = cute::size<1>(TileShape{});
 
   // --- device code: from numbers to words and back -----------------------------------------------
 
   // The numbers of a row or a column as words: an integer, a scale and, for a column, a bias.
   template <class F>
-  static constexpr int kWords = cute::is_same_v<F, RowFactors<float>> ? 2 : 3;
+  static constexpr int kWords = cute::is_same_v<F, RowScales<float>> ? 2 : 3;
 
-  CUTLASS_DEVICE static void to_words(const RowFactors<float>& f, uint32_t (&words)[2]) {
+  CUTLASS_DEVICE static void to_words(const RowScales<float>& f, uint32_t (&words)[2]) {
     words[0] = bit_cast<uint32_t>(f.zero_point);
     words[1] = bit_cast<uint32_t>(f.input_scale);
   }
-  CUTLASS_DEVICE static void to_words(const ColumnFactors<float>& f, uint32_t (&words)[3]) {
+  CUTLASS_DEVICE static void to_words(const ColumnScales<float>& f, uint32_t (&words)[3]) {
     words[0] = bit_cast<uint32_t>(f.weight_sum);
     words[1] = bit_cast<uint32_t>(f.weight_scale);
     words[2] = bit_cast<uint32_t>(f.bias);
@@ -100,7 +100,7 @@ class Rescale : public fusion::Sm90VisitorImpl<> {
   CUTLASS_HOST_DEVICE Rescale(const Params& params, const SharedStorage& storage)
       : params_(&params), second_(const_cast<Words*>(&storage.second)) {
 #if defined(__CUDA_ARCH__)
-    const Rescaling<float>& f = params.factors;
+    const Rescaling<float>& f = params.operands;
     prefetch(f.weight_scale, params.groups * params.n);
     prefetch(f.bias, params.groups * params.n);
     prefetch(f.weight_sum, params.groups * params.n);
@@ -130,10 +130,10 @@ class Rescale : public fusion::Sm90VisitorImpl<> {
     Subtile second_[kWords<Second>];
 
    public:
-    CUTLASS_DEVICE ConsumerStoreCallbacks(const Rescaling<float>& factors, Words& words,
+    CUTLASS_DEVICE ConsumerStoreCallbacks(const Rescaling<float>& operands, Words& words,
                                           const Rows& rows, const Shared& shared, int thread,
                                           int size_first, int begin_second, int size_second)
-        : factors_(factors),
+        : factors_(operands),
           words_(words),
           rows_(rows),
           shared_(shared),
@@ -227,19 +227,19 @@ class Rescale : public fusion::Sm90VisitorImpl<> {
     const auto shared = fusion::sm90_partition_for_epilogue<of_source>(
         words, args.epi_tile, args.tiled_copy, args.thread_idx);
     constexpr int threads = decltype(size(args.tiled_copy))::value;
-    const auto factors = [&]() -> decltype(auto) {
+    const auto operands = [&]() -> decltype(auto) {
       if constexpr (grouped) {
-        Rescaling<float> own = params_->factors;
+        Rescaling<float> own = params_->operands;
         own.choose_group(l, params_->n);
         own.begin_at(params_->begins[l]);
         return own;
       } else {
-        return (params_->factors);
+        return (params_->operands);
       }
     };
     return ConsumerStoreCallbacks<threads, remove_cvref_t<decltype(rows)>,
                                   remove_cvref_t<decltype(shared)>>(
-        factors(), *second_, rows, shared, args.thread_idx, static_cast<int>(get<0>(problem)),
+        operands(), *second_, rows, shared, args.thread_idx, static_cast<int>(get<0>(problem)),
         static_cast<int>(n) * kSecond, static_cast<int>(get<1>(problem)));
   }
 

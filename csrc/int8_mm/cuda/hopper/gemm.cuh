@@ -75,7 +75,7 @@ struct Gemm {
   using Arguments = typename Kernel::Arguments;
 
   static Arguments arguments(const Call& call) {
-    const Operands& f = call.factors;
+    const Operands& f = call.operands;
     const int m = static_cast<int>(f.m), n = static_cast<int>(f.n), k = static_cast<int>(f.k);
     const auto* input = static_cast<const int8_t*>(f.input);
     Arguments a{};

@@ -60,11 +60,11 @@ struct GroupedGemm {
   static_assert(sizeof(typename Kernel::InternalStrideD) == sizeof(int64_t));
 
   static int64_t table_bytes(const Call& call) {
-    return divide_up(call.factors.groups * GroupTable::kBytesOfGroup, 256) * 256;
+    return divide_up(call.operands.groups * GroupTable::kBytesOfGroup, 256) * 256;
   }
 
   static Arguments arguments(const Call& call, const GroupTable& table) {
-    const Operands& f = call.factors;
+    const Operands& f = call.operands;
     const auto** inputs = reinterpret_cast<const int8_t**>(table.inputs);
     const auto** weights = reinterpret_cast<const int8_t**>(table.weights);
     Arguments a{};
@@ -88,14 +88,14 @@ struct GroupedGemm {
   }
 
   static int64_t workspace_bytes(const Call& call) {
-    const GroupTable table(nullptr, call.factors.groups);
+    const GroupTable table(nullptr, call.operands.groups);
     return table_bytes(call) +
            static_cast<int64_t>(Kernel::get_workspace_size(arguments(call, table)));
   }
 
   static bool launch(const Call& call) {
-    const GroupTable table(call.workspace, call.factors.groups);
-    launch_prepare_groups(call.factors, call.output, call.output_stride, sizeof(Output), swapped,
+    const GroupTable table(call.workspace, call.operands.groups);
+    launch_prepare_groups(call.operands, call.output, call.output_stride, sizeof(Output), swapped,
                           table, call.stream);
     if (cudaPeekAtLastError() != cudaSuccess) return false;
     void* const workspace = static_cast<uint8_t*>(call.workspace) + table_bytes(call);

@@ -13,7 +13,7 @@ namespace baraquant::int8_mm::hopper {
 // The input is int8, and k % 16 == 0. Input, weight and output are aligned to 16 bytes, and so is
 // every row of the output; its rows are output_stride elements apart. All sizes fit in int32.
 struct Call {
-  Operands factors;
+  Operands operands;
   Rescaling<float> rescaling;
   void* output = nullptr;
   int64_t output_stride = 0;
