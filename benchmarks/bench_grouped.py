@@ -19,16 +19,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bench import Call, Timer, describe, free_memory
-from bench_cli import Plan, parse, parser_of, parts_of, run, timer_of
-from bench_plot import plot_products
-from bench_report import Part
-from bench_row import OWN, Case, Row, Target, empty_row
+from benchmarks.bench import Call, Timer, describe, free_memory
+from benchmarks.bench_cli import Plan, parse, parser_of, parts_of, run, timer_of
+from benchmarks.bench_plot import plot_products
+from benchmarks.bench_report import Part
+from benchmarks.bench_row import OWN, Case, Row, Target, empty_row
 
 # isort: split
 from baraquant import ops
-from cases import compute_dtype
-from int8_mm_layer import COPIED, int8_peak
+from benchmarks.int8_mm_layer import COPIED, int8_peak
+from tests.support.cases import compute_dtype
 
 GROUPED_MM = "torch._grouped_mm"
 TARGET = Target(GROUPED_MM, 1.3)

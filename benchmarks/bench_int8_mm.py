@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
-from bench import Compiler, Timer, describe, free_memory
-from bench_cli import Plan, parse, parser_of, parts_of, run, timer_of
-from bench_plot import plot_products
-from bench_report import Part
-from bench_row import Case, Row
-from int8_mm_layer import COPIED, Bench, Weights
-from int8_mm_rows import (
+from benchmarks.bench import Compiler, Timer, describe, free_memory
+from benchmarks.bench_cli import Plan, parse, parser_of, parts_of, run, timer_of
+from benchmarks.bench_plot import plot_products
+from benchmarks.bench_report import Part
+from benchmarks.bench_row import Case, Row
+from benchmarks.int8_mm_layer import COPIED, Bench, Weights
+from benchmarks.int8_mm_rows import (
     bench_cached,
     bench_linear,
     bench_odd,

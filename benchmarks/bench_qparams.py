@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from bench import Compiler, Timer, free_memory
-from bench_cli import SegmentPlan, parse, parse_size, parser_of, parts_of, run, timer_of
-from bench_plot import plot_lengths
-from bench_report import Part
-from bench_row import Case, Row
-from pytorch_chains import Chain
-from qparams_rows import (
+from benchmarks.bench import Compiler, Timer, free_memory
+from benchmarks.bench_cli import SegmentPlan, parse, parse_size, parser_of, parts_of, run, timer_of
+from benchmarks.bench_plot import plot_lengths
+from benchmarks.bench_report import Part
+from benchmarks.bench_row import Case, Row
+from benchmarks.pytorch_chains import Chain
+from benchmarks.qparams_rows import (
     GRANULARITIES,
     MODES,
     Bench,

@@ -20,17 +20,17 @@ from typing import Any
 
 import torch
 
-from bench import Timer, describe, free_memory
-from bench_cli import Plan, parse, parser_of, parts_of, run
-from bench_report import Part
-from bench_row import Row
+from benchmarks.bench import Timer, describe, free_memory
+from benchmarks.bench_cli import Plan, parse, parser_of, parts_of, run
+from benchmarks.bench_report import Part
+from benchmarks.bench_row import Row
 
 # isort: split
-from cases import name_of
-from training_block import CHAIN, OWN_W8A8, Variant, variants
-from training_plot import plot_training
-from training_row import TRAINING, PeaksAtMost, TakesAtMost, TrainingRow
-from training_step import Figures, Stepper
+from benchmarks.training_block import CHAIN, OWN_W8A8, Variant, variants
+from benchmarks.training_plot import plot_training
+from benchmarks.training_row import TRAINING, PeaksAtMost, TakesAtMost, TrainingRow
+from benchmarks.training_step import Figures, Stepper
+from tests.support.cases import name_of
 
 MODES = ("eager", "compiled", "graph")
 COMPILE_FOR = 200  # seconds into the run: nothing is compiled after that

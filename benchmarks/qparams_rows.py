@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bench import Call, Compiler, Timer, describe, empty_launch
-from bench_row import Case, Row, Target, Within
+from benchmarks.bench import Call, Compiler, Timer, describe, empty_launch
+from benchmarks.bench_row import Case, Row, Target, Within
 
 # isort: split
 from baraquant import ops
-from cases import PER_TENSOR, PER_TOKEN, compute_dtype, per_channel, per_group
-from pytorch_chains import AVERAGING_CONSTANT, QUANT_MAX, QUANT_MIN, Chain
+from benchmarks.pytorch_chains import AVERAGING_CONSTANT, QUANT_MAX, QUANT_MIN, Chain
+from tests.support.cases import PER_TENSOR, PER_TOKEN, compute_dtype, per_channel, per_group
 
 GRANULARITIES = {
     "token": PER_TOKEN,

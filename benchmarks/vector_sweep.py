@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bench import Timer, free_memory, rotation_for
+from benchmarks.bench import Timer, free_memory, rotation_for
 
 # isort: split
 import baraquant
