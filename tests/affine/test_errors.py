@@ -171,6 +171,6 @@ def test_the_backward_of_dequantize_names_itself_and_its_grad(op: Op, any_device
 
 @pytest.mark.process
 def test_random_arguments_neither_crash_nor_give_a_wrong_number() -> None:
-    """In a process of its own, whose death would be seen; see `affine_fuzz.py`."""
+    """In a process of its own, whose death would be seen; see `fuzz.py`."""
     done = run_program("tests.affine.fuzz")
     assert "examples passed" in done.stdout

@@ -1,23 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """No change of the sources changes a bit of a result: hashes of results, made once and kept.
 
-    python tests/test_golden.py [--device cuda] --check   compare with the file
-    python tests/test_golden.py [--device cuda] --write   make the file anew
-    python tests/test_golden.py [--device cuda] --cases   print the digest of every single case
-
-The hashes under "every device" hold on the CPU and on GPUs, and `--write` on a GPU leaves them as
-they are. To find what a change did, compare what `--cases` prints before and after it.
+`python -m tests.golden` compares more finely, and makes the file anew.
 """
 
 from __future__ import annotations
-
-import argparse
 
 import pytest
 import torch
 
 from tests.golden import hashes
-from tests.golden.hashes import EVERYWHERE, FAMILIES
+from tests.golden.hashes import FAMILIES
 from tests.support import cases
 
 # Groups that the short run computes, with the dtype: by the beginnings of their titles.
@@ -71,41 +64,3 @@ def test_the_file_holds_nothing_else() -> None:
     titles = {title.split(" in ")[-1] for device in stored.values() for title in device}
     assert titles == groups
     assert hashes.FILE.stat().st_size < 200_000
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--device", default="cpu")
-    action = parser.add_mutually_exclusive_group(required=True)
-    for name in ("check", "write", "cases"):
-        action.add_argument(f"--{name}", action="store_true")
-    given = parser.parse_args()
-    made: hashes.Hashes = {EVERYWHERE: {}, given.device: {}}
-    wrong: list[str] = []
-    for family, cases_of in FAMILIES.items():
-        for dtype in cases.FLOAT_DTYPES:
-            chosen = list(cases_of(dtype))
-            if given.cases:
-                for case in chosen:
-                    digest = hashes.case_digest(case, given.device)
-                    print(digest, case.group, case.name, sep="\t")
-                continue
-            found = hashes.hashes_of(chosen, given.device)
-            for where, groups in found.items():
-                made[where].update(groups)
-            if not given.write:
-                own = hashes.differences(found, hashes.stored())
-                wrong += own
-                print(family, dtype, f"{len(own)} of {sum(map(len, found.values()))} differ")
-                print("\n".join(own + hashes.cases_that_differ(chosen, own, given.device)))
-    stored = hashes.stored()
-    if given.write:
-        kept = {EVERYWHERE: stored[EVERYWHERE]} if given.device != "cpu" else {}
-        hashes.store(stored | made | kept)
-    elif not given.cases and given.device not in stored:
-        print(f"the file has no hashes of {given.device}'s own yet: --write makes them")
-    return 1 if wrong else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

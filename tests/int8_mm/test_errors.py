@@ -213,6 +213,6 @@ def test_numbers_are_no_dtypes(op: Op) -> None:
 
 @pytest.mark.process
 def test_random_arguments_neither_crash_nor_give_a_wrong_number() -> None:
-    """In a process of its own, whose death would be seen; see `int8_fuzz.py`."""
+    """In a process of its own, whose death would be seen; see `fuzz.py`."""
     done = run_program("tests.int8_mm.fuzz")
     assert "examples passed" in done.stdout

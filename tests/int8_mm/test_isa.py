@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The integer matrix product on each CPU instruction set and with any number of threads.
 
-As `test_cpu_isa.py`: each runs this file as a script, which prints a digest of every result. What
-is right, the tests against the oracle say.
+As in `tests/ops/test_cpu_isa.py`, each runs this module as a program, which prints a digest of
+every result. What is right, the tests against the oracle say.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ Lines = Callable[..., list[str]]
 
 @pytest.fixture(scope="session")
 def lines_of(made_once: MadeOnce) -> Lines:
-    """What this file prints as a script, for an instruction set and a number of threads."""
+    """What this module prints as a program, for an instruction set and a number of threads."""
     return partial(printed_by, "tests.int8_mm.test_isa", made_once)
 
 

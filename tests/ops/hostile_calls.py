@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Random calls of every op: right ones, of which some arguments are then replaced.
 
-The right ones are those of `calls.py`; the core ops' are what those turn into, as PyTorch's
-dispatcher shows it. So an op that gets a call there is tried here too. What a call is follows from
-its number alone, so that one that fails can be made again.
+The right ones are those of `tests/support/calls`; the core ops' are what those turn into, as
+PyTorch's dispatcher shows it. So an op that gets a call there is tried here too. What a call is
+follows from its number alone, so that one that fails can be made again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The CPU kernels give the same bits for every instruction set and any number of threads.
 
-BARAQUANT_CPU_ISA chooses the instruction set once per process, so each one runs this file as a
-script, which prints a digest of every result.
+BARAQUANT_CPU_ISA chooses the instruction set once per process, so each one runs this module as a
+program, which prints a digest of every result.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ Lines = Callable[..., list[str]]
 
 @pytest.fixture(scope="session")
 def lines_of(made_once: MadeOnce) -> Lines:
-    """What this file prints as a script, for an instruction set and a number of threads."""
+    """What this module prints as a program, for an instruction set and a number of threads."""
     return partial(printed_by, "tests.ops.test_cpu_isa", made_once)
 
 

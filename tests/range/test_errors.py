@@ -174,6 +174,6 @@ def test_a_number_that_is_no_dtype(op: Op, wrong: int) -> None:
 
 @pytest.mark.process
 def test_random_arguments_neither_crash_nor_give_a_wrong_number() -> None:
-    """In a process of its own, whose death would be seen; see `range_fuzz.py`."""
+    """In a process of its own, whose death would be seen; see `fuzz.py`."""
     done = run_program("tests.range.fuzz")
     assert "examples passed" in done.stdout

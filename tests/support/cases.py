@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Inputs that tests and benchmarks share: dtypes, granularities, shapes, layouts, values.
 
-Nothing here knows what an op computes (that is `oracle.py`) or needs pytest.
+Nothing here knows what an op computes (that is `tests/support/oracle`) or needs pytest.
 """
 
 from __future__ import annotations

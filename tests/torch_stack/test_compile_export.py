@@ -255,6 +255,6 @@ def test_backward_calls_are_all_there() -> None:
     from baraquant import ops
 
     calls = (*ALL_CALLS, *OBSERVE_CALLS)
-    grouped = {op.name for op in grouped_bad_arguments.OPS}  # test_int8_grouped.py
+    grouped = {op.name for op in grouped_bad_arguments.OPS}  # tests/int8_mm/test_grouped.py
     assert {c.function.__name__ for c in calls} | grouped == set(ops.__all__)
     assert len(BACKWARD_CALLS) == 16

@@ -2,7 +2,7 @@
 """Whole training steps of a prepared Transformer block, run in all ways at once.
 
 Compiled, checkpointed, under autocast, captured in a CUDA graph: alone and in combination, each has
-to give what the plain step gives. What each does alone stands in test_qat_training.py too.
+to give what the plain step gives. What each does alone stands in test_training.py too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The ops as functions of tensors alone: what PyTorch's tools take.
 
-Those of the affine family are here, the others in `range_calls.py` and `int8_calls.py`; the ops
-that change a running range in place, and the grouped products, whose inputs are matrices sorted by
-group, are not among `ALL_CALLS`, but have tests of their own.
+Those of the affine family are here, the others in `range.py` and `int8_mm.py`; the ops that change
+a running range in place, and the grouped products, whose inputs are matrices sorted by group, are
+not among `ALL_CALLS`, but have tests of their own.
 """
 
 from __future__ import annotations

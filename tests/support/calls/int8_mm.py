@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The integer matrix family as functions of tensors alone, like the others in `calls.py`."""
+"""The integer matrix family as functions of tensors alone, as those in `affine.py` are."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Inputs of the integer matrix family: integers of a character, scales, every option, any size.
 
-Nothing here knows what an op computes (that is `int8_oracle.py`) or needs pytest.
+Nothing here knows what an op computes (that is `tests/support/oracle`) or needs pytest.
 """
 
 from __future__ import annotations
