@@ -4,8 +4,8 @@
 Every figure stands beside a copy of the same input and beside PyTorch's own op, timed in turns in
 the same run; the targets are ratios of those.
 
-    python benchmarks/bench_affine.py                    # on a GPU if there is one
-    python benchmarks/bench_affine.py --device cpu --json results/affine.json
+    python -m benchmarks.bench_affine                    # on a GPU if there is one
+    python -m benchmarks.bench_affine --device cpu --json results/affine.json
 """
 
 import argparse

@@ -6,8 +6,8 @@ calls them. Weights are larger than any cache. A size is E x N x K; the shapes o
 T x E x N x K. ``even`` shares the tokens out, ``half to one`` gives one expert half of them, and
 ``random`` draws an expert for each token.
 
-    python benchmarks/bench_grouped.py                    # on a GPU if there is one
-    python benchmarks/bench_grouped.py --sizes 8x14336x4096 --rows 4096 --what linear
+    python -m benchmarks.bench_grouped                    # on a GPU if there is one
+    python -m benchmarks.bench_grouped --sizes 8x14336x4096 --rows 4096 --what linear
 """
 
 import argparse

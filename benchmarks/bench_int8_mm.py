@@ -5,8 +5,8 @@ Every figure stands beside what PyTorch has, timed in turns in the same run: ``t
 alone and with the dequantization that a user adds, a float layer, and fp8 on a GPU or
 quantize_dynamic on a CPU. A size is a weight's, N x K; the shapes of the table are M x N x K.
 
-    python benchmarks/bench_int8_mm.py                    # on a GPU if there is one
-    python benchmarks/bench_int8_mm.py --sizes 4096x4096 --rows 1 64 --what linear
+    python -m benchmarks.bench_int8_mm                    # on a GPU if there is one
+    python -m benchmarks.bench_int8_mm --sizes 4096x4096 --rows 1 64 --what linear
 """
 
 import argparse

@@ -6,8 +6,8 @@ ops, PyTorch's fake quantize, torchao. Each is run eagerly, compiled, and captur
 graph, in turns; ratios are to the block in floats in the same mode. The peak of memory is what a
 step takes above parameters and optimizer state. A size is batch x tokens x width.
 
-    python benchmarks/bench_training.py                     # on a GPU if there is one
-    python benchmarks/bench_training.py --what eager --sizes 4x2048x4096 --dtypes bfloat16
+    python -m benchmarks.bench_training                     # on a GPU if there is one
+    python -m benchmarks.bench_training --what eager --sizes 4x2048x4096 --dtypes bfloat16
 """
 
 import argparse

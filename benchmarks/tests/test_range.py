@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from baraquant import ops
-from benchmarks import bench_qparams, qparams_rows
+from benchmarks import bench_range, range_rows
 from benchmarks.bench import Compiler, Timer
 from benchmarks.bench_row import Case, Target, Within
 from benchmarks.pytorch_chains import AVERAGING_CONSTANT, QUANT_MAX, QUANT_MIN, Chain
 
 SHAPE = (16, 1024)
-GRANULARITIES = list(bench_qparams.GRANULARITIES.values())
+GRANULARITIES = list(bench_range.GRANULARITIES.values())
 chains = pytest.mark.parametrize(
     "chain",
     [Chain(g, symmetric) for g in GRANULARITIES for symmetric in (True, False)],
@@ -62,7 +62,7 @@ def test_peers_compute_the_same(chain: Chain, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("axis", [None, 0])
 def test_observing_peers_compute_the_same(axis: int | None) -> None:
-    granularity = bench_qparams.GRANULARITIES["tensor" if axis is None else "channel0"]
+    granularity = bench_range.GRANULARITIES["tensor" if axis is None else "channel0"]
     chain, x = Chain(granularity, symmetric=True), values(torch.float32)
     shape = [1] if axis is None else [SHAPE[0]]
     own = [torch.full(shape, v) for v in (-1.0, 1.0, 1.0)] + [torch.zeros(shape).int()]
@@ -79,7 +79,7 @@ def test_observing_peers_compute_the_same(axis: int | None) -> None:
 
 def run(folder: Path, *options: str) -> list:
     files = [f"--{name}={folder / '{family}'}.{name}" for name in ("json", "markdown", "plot")]
-    return bench_qparams.main([*options, "--sizes", "8x512", "2x1024", *files])
+    return bench_range.main([*options, "--sizes", "8x512", "2x1024", *files])
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_runs_whole(report) -> None:
     assert len(set(keys)) == len(keys)
     assert len({r.case for r in rows if r.what in ("token", "segments")}) == 10
     for r in rows:
-        assert r.targets == list(qparams_rows.CPU_TARGETS)
+        assert r.targets == list(range_rows.CPU_TARGETS)
         assert r.met == [r.speedups["PyTorch"] >= 2, None]  # quick compiles nothing
 
 
@@ -129,13 +129,13 @@ def test_compiled_peers_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a torch.compile that compiles nothing: the real one takes seconds for each row."""
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     small = ["--device=cpu", "--sizes", "4x512", "--dtypes", "float32", "--threads", "1"]
-    rows = bench_qparams.main([*small, "--granularities", "tensor"])
+    rows = bench_range.main([*small, "--granularities", "tensor"])
     assert all(r.speedups["torch.compile"] > 0 and None not in r.met for r in rows)
 
 
 @pytest.mark.inductor
 def test_chains_compile() -> None:
-    chain = Chain(bench_qparams.GRANULARITIES["token"], symmetric=False)
+    chain = Chain(bench_range.GRANULARITIES["token"], symmetric=False)
     x = values(torch.bfloat16)
     compiled = Compiler(600)(chain.quantize)
     assert compiled is not None
@@ -178,7 +178,7 @@ def test_targets_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Case, "__post_init__", lambda self: None)
     asked = {}
     monkeypatch.setattr(
-        qparams_rows.Bench, "measure", lambda self, row, *_: asked.update({row.what: row}) or row
+        range_rows.Bench, "measure", lambda self, row, *_: asked.update({row.what: row}) or row
     )
     for length, granularity, expected in (
         (4096, "token", [Target("copy", 0.92), Target("torch.compile", 2.5)]),
@@ -189,19 +189,19 @@ def test_targets_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         case = Case(torch.device("cuda"), torch.bfloat16, [65536, length])
         case.numel, case.itemsize, case.nbytes = 65536 * length, 2, 131072 * length
-        chain = Chain(bench_qparams.GRANULARITIES[granularity], symmetric=True)
-        bench = qparams_rows.Bench(case, chain, Timer(torch.device("cpu")), None)
-        list(qparams_rows.bench_quantize(bench, "token"))
+        chain = Chain(bench_range.GRANULARITIES[granularity], symmetric=True)
+        bench = range_rows.Bench(case, chain, Timer(torch.device("cpu")), None)
+        list(range_rows.bench_quantize(bench, "token"))
         assert asked["token"].targets == expected
 
 
 def test_writes_its_results(report) -> None:
     rows, folder = report
-    written = json.loads((folder / "qparams.json").read_text())
+    written = json.loads((folder / "range.json").read_text())
     assert len(written["rows"]) == len(rows)
-    table = (folder / "qparams.markdown").read_text().splitlines()
+    table = (folder / "range.markdown").read_text().splitlines()
     assert len([line for line in table if line.startswith("| ")]) == len(rows) + 1
-    assert (folder / "qparams.plot").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "range.plot").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -209,8 +209,8 @@ def test_writes_its_results(report) -> None:
     [
         ("3x512", [[3, 512]]),
         ("64KiB", [[64, 512], [8, 4096], [6, 5120], [2, 14336], [1, 65536]]),
-        ("17", [[1, length] for length in bench_qparams.LENGTHS]),
+        ("17", [[1, length] for length in bench_range.LENGTHS]),
     ],
 )
 def test_shapes_of_a_size(size: str, shapes: list[list[int]]) -> None:
-    assert bench_qparams.shapes_of(size, torch.bfloat16) == shapes
+    assert bench_range.shapes_of(size, torch.bfloat16) == shapes

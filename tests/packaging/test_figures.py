@@ -91,14 +91,14 @@ def test_the_newest_result_counts_and_one_as_by_default_first(folder: Path) -> N
     assert results.is_kept("cpu")
     write(folder, "cpu_xeon-2.50ghz_2026-01-01", [])
     write(folder, "cpu_xeon-2.50ghz_2025-12-31", [])
-    write(folder, "cpu_xeon-2.50ghz_2026-01-03_qparams", [])
+    write(folder, "cpu_xeon-2.50ghz_2026-01-03_range", [])
     assert results.stem("cpu") == "cpu_xeon-2.50ghz_2026-01-01"
     assert not results.is_kept("cpu")
     assert results.stem("cpu", kept=True) == "cpu_xeon-2.50ghz_2026-01-02_memory_kept"
     with pytest.raises(LookupError, match="no result of training on cpu"):
         results.stem("cpu", "training")
-    old = "benchmarks/results/cpu_xeon-2.50ghz_2025-12-31_qparams_memory_kept.md"
-    new = "benchmarks/results/cpu_xeon-2.50ghz_2026-01-03_qparams.md"
+    old = "benchmarks/results/cpu_xeon-2.50ghz_2025-12-31_range_memory_kept.md"
+    new = "benchmarks/results/cpu_xeon-2.50ghz_2026-01-03_range.md"
     assert figures.written(f"[rows]({old})", "a page", set()) == f"[rows]({new})"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What ``bench_qparams.py`` measures: for each part of the family the calls, their bytes, targets.
+"""What ``bench_range.py`` measures: for each part of the family the calls, their bytes, targets.
 
 Bound is the bytes that an op has to move, against a copy of the same input: where a segment can be
 kept on the chip (a token, a group) the input is read once, per tensor and per channel twice. The

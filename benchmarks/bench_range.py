@@ -5,8 +5,8 @@ Every figure stands beside a copy of the same input and beside PyTorch's ops, ea
 torch.compile, timed in turns in the same run; the targets are ratios of those. A decode step (few
 rows) on a GPU stands beside an empty launch and the time of its bytes.
 
-    python benchmarks/bench_qparams.py                    # on a GPU if there is one
-    python benchmarks/bench_qparams.py --device cpu --json results/qparams.json
+    python -m benchmarks.bench_range                    # on a GPU if there is one
+    python -m benchmarks.bench_range --device cpu --json results/range.json
 """
 
 import argparse
@@ -24,7 +24,7 @@ from benchmarks.bench_plot import plot_lengths
 from benchmarks.bench_report import Part
 from benchmarks.bench_row import Case, Row
 from benchmarks.pytorch_chains import Chain
-from benchmarks.qparams_rows import (
+from benchmarks.range_rows import (
     GRANULARITIES,
     MODES,
     Bench,
@@ -177,7 +177,7 @@ def measure(
 
 def main(argv: list[str] | None = None) -> list[Row]:
     """Runs the benchmark and reports it."""
-    parser = parser_of("qparams", __doc__, list(BENCHES))
+    parser = parser_of("range", __doc__, list(BENCHES))
     parser.add_argument("--granularities", nargs="+", choices=list(GRANULARITIES))
     parser.add_argument("--modes", nargs="+", choices=MODES)
     options = parse(parser, argv)
