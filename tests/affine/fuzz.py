@@ -22,6 +22,7 @@ from torch import Tensor
 
 import baraquant.ops
 from tests.support import cases
+from tests.support.bits import assert_same_bits
 from tests.support.cases import INT64_MAX, INT64_MIN, Granularity
 from tests.support.oracle import affine as oracle
 
@@ -250,7 +251,7 @@ def check_values(call: Call, got: Any) -> None:
             expected = getattr(rule, verb)(a["grad"])
         else:
             expected = rule.quantize(a["dtype"]) if verb == "quantize" else rule.fake_quantize()
-    oracle.assert_same_bits(got, expected, str(call))
+    assert_same_bits(got, expected, str(call))
 
 
 def outcome(call: Call, device: str, namespace: object = None) -> tuple[Any, BaseException | None]:

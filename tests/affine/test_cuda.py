@@ -11,6 +11,7 @@ from torch import Tensor
 
 import baraquant  # noqa: F401  (loads the ops)
 from tests.support import cases
+from tests.support.bits import assert_same_bits
 from tests.support.cases import PER_TOKEN, Granularity, per_channel, per_group
 from tests.support.cuda import (
     CHUNK,
@@ -25,7 +26,7 @@ from tests.support.cuda import (
     spots,
 )
 from tests.support.oracle import affine as oracle
-from tests.support.oracle.affine import Affine, assert_same_bits
+from tests.support.oracle.affine import Affine
 
 RANGE = (-100, 90)
 SHAPE = (33, 67, 129)

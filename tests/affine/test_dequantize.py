@@ -9,6 +9,7 @@ from torch import Tensor
 
 import baraquant  # noqa: F401  (loads the ops)
 from tests.support import cases
+from tests.support.bits import assert_same_bits
 from tests.support.cases import (
     PER_TENSOR,
     PER_TOKEN,
@@ -18,7 +19,6 @@ from tests.support.cases import (
     per_group,
 )
 from tests.support.oracle import affine as oracle
-from tests.support.oracle.affine import assert_same_bits
 
 OUTPUTS = (None, *cases.FLOAT_DTYPES)
 by_input = pytest.mark.parametrize("dtype", QUANTIZED_DTYPES, ids=cases.name_of)

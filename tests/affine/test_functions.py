@@ -14,7 +14,7 @@ from torch import Tensor
 import baraquant.ops
 from tests.support import cases
 from tests.support.bad_arguments.affine import BAD, OPS, Op
-from tests.support.oracle.affine import assert_same_bits
+from tests.support.bits import assert_same_bits
 
 
 class Subclass(Tensor):

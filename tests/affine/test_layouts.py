@@ -11,9 +11,10 @@ from torch import Tensor
 
 import baraquant  # noqa: F401  (loads the ops)
 from tests.support import cases
+from tests.support.bits import assert_same_bits, to_numpy
 from tests.support.cases import PER_TENSOR, PER_TOKEN, Granularity, per_channel, per_group
 from tests.support.oracle import affine as oracle
-from tests.support.oracle.affine import Affine, assert_same_bits
+from tests.support.oracle.affine import Affine
 
 SHAPE = (4, 6, 5, 7)
 RANGE = (-100, 90)
@@ -234,7 +235,7 @@ def test_every_tail_and_misalignment(dtype: torch.dtype, device: str) -> None:
             assert_same_bits(y, back[at])
             other = grad[:length]  # aligned, where x is not
             got = ops.fake_quantize_per_tensor_backward(other, x, scale, None, *RANGE)
-            expected = oracle.to_numpy(other)
+            expected = to_numpy(other)
             assert_same_bits(got, oracle.np.where(rule.mask[at], expected, expected.dtype.type(0)))
             got = ops.fake_quantize_per_tensor_backward(dy, x, scale, None, *RANGE)
             assert_same_bits(got, dx[at])

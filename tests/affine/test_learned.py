@@ -14,16 +14,11 @@ import torch
 from torch import Tensor
 
 import baraquant  # noqa: F401  (loads the ops)
-from tests.affine.test_gradients import saved_tensors, storages
 from tests.support import cases
+from tests.support.bits import assert_same_bits, to_numpy
 from tests.support.cases import PER_TENSOR, PER_TOKEN, Granularity, per_channel, per_group
-from tests.support.oracle.affine import (
-    Affine,
-    assert_same_bits,
-    assert_sum_close,
-    round_to,
-    to_numpy,
-)
+from tests.support.oracle.affine import Affine, assert_sum_close, round_to
+from tests.support.saved_tensors import saved_tensors, storages
 
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 RANGE = (-8, 7)

@@ -12,8 +12,9 @@ from torch import Tensor
 
 import baraquant  # noqa: F401  (loads the ops)
 from tests.support import cases
+from tests.support.bits import assert_same_bits
 from tests.support.cases import PER_TENSOR, PER_TOKEN, Granularity, per_channel, per_group
-from tests.support.oracle.affine import Affine, assert_same_bits
+from tests.support.oracle.affine import Affine
 
 SHAPE = (41, 101, 257)  # 1,064,237 elements, odd in every direction
 GRANULARITIES = (

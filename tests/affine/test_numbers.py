@@ -12,7 +12,7 @@ from torch import Tensor
 
 from baraquant import ops, reference
 from tests.support import cases
-from tests.support.oracle.affine import assert_same_bits
+from tests.support.bits import assert_same_bits
 
 VERBS = ("quantize", "dequantize", "fake_quantize")
 by_verb = pytest.mark.parametrize("verb", VERBS)

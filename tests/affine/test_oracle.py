@@ -12,35 +12,13 @@ import pytest
 import torch
 
 from tests.support import cases
+from tests.support.bits import assert_same_bits, to_numpy
+from tests.support.exact_rounding import FORMATS, nearest
 from tests.support.oracle import affine as oracle
-
-# Precision in bits and the exponent of the smallest subnormal number.
-FORMATS = {
-    torch.float16: (11, -24),
-    torch.bfloat16: (8, -133),
-    torch.float32: (24, -149),
-    torch.float64: (53, -1074),
-}
-
-
-def nearest(value: Fraction, dtype: torch.dtype) -> float:
-    """The number of `dtype` nearest to a rational, ties to even; infinite beyond the largest."""
-    precision, smallest = FORMATS[dtype]
-    if value == 0:
-        return 0.0
-    magnitude = abs(value)
-    exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
-    if magnitude < Fraction(2) ** exponent:
-        exponent -= 1
-    step = Fraction(2) ** max(exponent - precision + 1, smallest)
-    rounded = round(magnitude / step) * step  # Fraction rounds half to even
-    sign = -1 if value < 0 else 1
-    beyond = rounded > Fraction(torch.finfo(dtype).max)
-    return sign * (math.inf if beyond else float(rounded))
 
 
 def finite(dtype: torch.dtype, count: int, seed: int) -> np.ndarray:
-    values = oracle.to_numpy(cases.bit_patterns(dtype, count, seed)).copy()
+    values = to_numpy(cases.bit_patterns(dtype, count, seed)).copy()
     values[~np.isfinite(values)] = 1.5
     return values
 
@@ -96,7 +74,7 @@ def test_cases_by_hand() -> None:
     # Ties 0.5, 1.5, -0.5, 63.5, -64.5 go to even before the zero point is added.
     assert found.quantize().tolist() == [64, 66, 64, 127, -128, 127, -128, 64, 127, 0]
     fake = [0.0, 1.0, 0.0, 31.5, -96.0, 31.5, -96.0, math.nan, 31.5, -32.0]
-    oracle.assert_same_bits(torch.tensor(fake), found.fake_quantize())
+    assert_same_bits(torch.tensor(fake), found.fake_quantize())
     mask = [True, True, True, False, False, False, False, False, False, True]
     assert found.mask.tolist() == mask
     grad = torch.full_like(x, math.inf)

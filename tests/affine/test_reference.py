@@ -11,9 +11,10 @@ from torch import Tensor
 
 from baraquant import ops, reference
 from tests.support import cases
+from tests.support.bits import assert_same_bits, to_numpy
 from tests.support.cases import FLOAT_DTYPES, PER_TENSOR, Granularity
 from tests.support.oracle import affine as oracle
-from tests.support.oracle.affine import Affine, assert_same_bits, assert_sum_close
+from tests.support.oracle.affine import Affine, assert_sum_close
 
 by_dtype = pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=cases.name_of)
 by_kind = pytest.mark.parametrize("granularity", cases.KINDS, ids=str)
@@ -126,9 +127,7 @@ def test_float64_is_rounded_once(dtype: torch.dtype) -> None:
     halfway = (exact + 2.0 ** torch.floor(torch.log2(step)) / 2).repeat(3)
     nudge = torch.tensor([-1.0, 0.0, 1.0]).double().repeat_interleave(len(exact))
     values = torch.cat([halfway * (1 + nudge * 2.0**-40), cases.special_values(torch.float64)])
-    assert_same_bits(
-        reference.round_to(values, dtype), oracle.round_to(oracle.to_numpy(values), dtype)
-    )
+    assert_same_bits(reference.round_to(values, dtype), oracle.round_to(to_numpy(values), dtype))
     assert not torch.equal(reference.round_to(values, dtype), values.to(dtype)), (
         "torch rounds once by now: round_to can be simplified"
     )

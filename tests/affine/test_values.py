@@ -11,6 +11,7 @@ from torch import Tensor
 
 import baraquant  # noqa: F401  (loads the ops)
 from tests.support import cases
+from tests.support.bits import assert_same_bits, same_bits, to_numpy
 from tests.support.cases import (
     FLOAT_DTYPES,
     INT32_MAX,
@@ -20,8 +21,7 @@ from tests.support.cases import (
     per_channel,
     per_group,
 )
-from tests.support.oracle import affine as oracle
-from tests.support.oracle.affine import Affine, assert_same_bits
+from tests.support.oracle.affine import Affine
 
 by_float_dtype = pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=cases.name_of)
 by_kind = pytest.mark.parametrize("granularity", cases.KINDS, ids=str)
@@ -64,7 +64,7 @@ def check_forward(
         assert q.dtype == dtype
         assert_same_bits(q, expected.quantize(dtype), f"{note} to {dtype}")
         y = granularity.op("dequantize")(q, *args[1:], dtype=x.dtype)
-        same = oracle.same_bits(y, oracle.to_numpy(fake))
+        same = same_bits(y, to_numpy(fake))
         assert (same | expected.nan).all(), f"{note}: fake_quantize is not dequantize(quantize)"
 
 

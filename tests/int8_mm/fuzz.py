@@ -23,6 +23,7 @@ import baraquant.ops
 from tests.affine.fuzz import NUMBERS, move, run, tensor
 from tests.support import cases
 from tests.support.bad_arguments.int8_mm import INTEGER_INPUT, OF_ALL, OF_ROWS, STATIC
+from tests.support.bits import assert_same_bits
 from tests.support.checks.int8_mm import OPS
 from tests.support.family_cases.int8_mm import (
     DEEPEST,
@@ -34,7 +35,6 @@ from tests.support.family_cases.int8_mm import (
     WEIGHT_RANGE,
     integers,
 )
-from tests.support.oracle import affine as oracle
 from tests.support.oracle import int8_mm as int8_oracle
 
 LEADS = ((), (0,), (1,), (7,), (2, 3), (1, 1), (3, 1, 2))
@@ -244,7 +244,7 @@ def check(call: Call) -> None:
     STATISTICS["right"] += 1
     assert error is None, f"right, but {type(error).__name__}: {error}"
     assert (on_meta.shape, on_meta.dtype, on_meta.stride()) == (got.shape, got.dtype, got.stride())
-    oracle.assert_same_bits(got, getattr(int8_oracle, call.name)(**call.arguments), str(call))
+    assert_same_bits(got, getattr(int8_oracle, call.name)(**call.arguments), str(call))
 
 
 if __name__ == "__main__":

@@ -14,22 +14,12 @@ from torch.nn.functional import linear
 from baraquant import ops, reference
 from baraquant.nn import FakeQuantizedLinear
 from tests.support import cases
+from tests.support.family_cases.int8_mm import clipped
 from tests.support.saved_tensors import saved_tensors, storages
 
 TOKENS, OUTPUTS, DEPTH = 6, 8, 32
 by_scheme = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
-
-
-def clipped(tokens: int = TOKENS, depth: int = DEPTH) -> Tensor:
-    """Tokens of which an asymmetric scale clips the largest elements.
-
-    From -63.75 to 63.75 the scale is 0.5, and both ends are ties that round up: a step too many.
-    """
-    x = torch.randn(tokens, depth, generator=cases.generator(0), dtype=torch.float64)
-    x = (30 * x).clamp(-63, 63)
-    x[:, 0], x[:, 1], x[:, 5] = -63.75, 63.75, 63.75
-    return x
 
 
 def arguments(

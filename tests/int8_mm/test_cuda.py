@@ -13,9 +13,9 @@ from torch import Tensor
 
 import baraquant  # noqa: F401  (loads the ops)
 from tests.support import cases
+from tests.support.bits import assert_same_bits
 from tests.support.cuda import MIB, assert_all_same, capture, measured
 from tests.support.family_cases.int8_mm import DEEPEST_SHIFTED, VALUES, Case, integers
-from tests.support.oracle.affine import assert_same_bits
 
 pytestmark = pytest.mark.cuda
 

@@ -16,6 +16,7 @@ from tests.support import cases
 from tests.support.bad_arguments import grouped as grouped_bad_arguments
 from tests.support.bad_arguments.affine import DEVICE
 from tests.support.bad_arguments.grouped import BAD, Op
+from tests.support.bits import assert_same_bits
 from tests.support.checks.int8_mm import call, moved
 from tests.support.family_cases.grouped import (
     CASES,
@@ -26,7 +27,6 @@ from tests.support.family_cases.grouped import (
     integer_weight,
     one_weight,
 )
-from tests.support.oracle.affine import assert_same_bits
 
 OPS = ("int8_grouped_linear", "quantized_grouped_linear", "qat_grouped_linear")
 by_case = pytest.mark.parametrize("case", CASES, ids=str)

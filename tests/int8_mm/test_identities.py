@@ -13,12 +13,12 @@ from torch import Tensor
 
 import baraquant  # noqa: F401  (loads the ops)
 from tests.support import cases
+from tests.support.bits import assert_same_bits
 from tests.support.cases import PER_TOKEN
 from tests.support.checks.int8_mm import call
 from tests.support.family_cases import int8_mm as int8_cases
 from tests.support.family_cases.int8_mm import WEIGHT_RANGE, Case, integers, of_input, ranges_for
 from tests.support.family_cases.range import characterful
-from tests.support.oracle.affine import assert_same_bits
 
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 by_mode = pytest.mark.parametrize("symmetric", (True, False), ids=("symmetric", "asymmetric"))

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 import baraquant
-from tests.ops.test_cpu_isa import ISAS, digest, missing
 from tests.support import cases
 from tests.support.cases import PER_TOKEN
 from tests.support.checks.int8_mm import call
 from tests.support.family_cases import int8_mm as int8_cases
 from tests.support.family_cases.int8_mm import DEEPEST, DEEPEST_SHIFTED, VALUES, Case, integers
 from tests.support.family_cases.range import characterful
+from tests.support.instruction_sets import ISAS, digest, missing
 from tests.support.processes import MadeOnce, printed_by
 
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 import baraquant  # noqa: F401  (loads the ops)
 from tests.support import cases
+from tests.support.bits import assert_same_bits
 from tests.support.checks.int8_mm import OPS, call, check, moved
 from tests.support.family_cases.int8_mm import Case, integers
 from tests.support.oracle import int8_mm as int8_oracle
-from tests.support.oracle.affine import assert_same_bits
 
 SHAPE = (4, 6, 5, 37)
 by_op = pytest.mark.parametrize("name", OPS)

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.affine.test_oracle import nearest
 from tests.support import cases
+from tests.support.bits import assert_same_bits, to_numpy
+from tests.support.exact_rounding import nearest
 from tests.support.family_cases import int8_mm as int8_cases
 from tests.support.oracle import affine as oracle
 from tests.support.oracle import int8_mm as int8_oracle
@@ -27,7 +28,7 @@ by_compute = pytest.mark.parametrize("dtype", cases.SCALE_DTYPES, ids=cases.name
 
 def triples(dtype: torch.dtype, count: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Factors and addends: any bits; of like size; that nearly cancel; next to a tie."""
-    a, b, c = (oracle.to_numpy(cases.bit_patterns(dtype, count, seed)) for seed in (1, 2, 3))
+    a, b, c = (to_numpy(cases.bit_patterns(dtype, count, seed)) for seed in (1, 2, 3))
     yield a, b, c
     rng = np.random.default_rng(0)
     real = a.dtype.type
@@ -76,7 +77,7 @@ def test_fma_rounds_once(dtype: torch.dtype) -> None:
             rows = [v.astype(np.float64).tolist() for v in (a, b, c)]
             expected = [exact_fma(*row, dtype) for row in zip(*rows, strict=True)]
             expected = np.array(expected).astype(a.dtype)
-            oracle.assert_same_bits(torch.from_numpy(got.copy()), expected)
+            assert_same_bits(torch.from_numpy(got.copy()), expected)
             differing += int(((got != twice) & ~np.isnan(got)).sum())
     assert differing > 1000
 
@@ -99,7 +100,7 @@ def test_fma_by_hand(dtype: torch.dtype) -> None:
         (-float(np.finfo(real).tiny), eps / 2, -0.0, -0.0),
     ]
     a, b, c, expected = (np.array(column, real) for column in zip(*rows, strict=True))
-    oracle.assert_same_bits(torch.from_numpy(fma(a, b, c)), expected)
+    assert_same_bits(torch.from_numpy(fma(a, b, c)), expected)
 
 
 # --- sums ----------------------------------------------------------------------------------------
@@ -195,7 +196,7 @@ def test_the_formulas_order_is_visible(dtype: torch.dtype) -> None:
     case = int8_cases.Case((40,), 50, 1025, dtype=dtype, scale="token", bias="compute")
     a = case.arguments()
     acc = int8_oracle.accumulators(a["input"], a["weight"], None, None)
-    sw, sa, bias = (oracle.to_numpy(a[k]) for k in ("weight_scale", "input_scale", "bias"))
+    sw, sa, bias = (to_numpy(a[k]) for k in ("weight_scale", "input_scale", "bias"))
     right = int8_oracle.rescale(acc, sw, sa[:, None], bias)
     for name, wrong in wrong_formulas(acc, sw, sa[:, None], bias).items():
         assert (right != wrong).mean() > 0.01, name

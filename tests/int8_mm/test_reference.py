@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from baraquant import reference
-from tests.int8_mm.test_gradients import exact_layer
+from tests.int8_mm.exact_layers import exact_layer
 from tests.support import cases
+from tests.support.bits import assert_same_bits
 from tests.support.cases import PER_TOKEN
 from tests.support.checks.int8_mm import summary
 from tests.support.family_cases import int8_mm as int8_cases
 from tests.support.family_cases.int8_mm import VALUES, Case, integers
 from tests.support.family_cases.range import characterful
 from tests.support.oracle import int8_mm as int8_oracle
-from tests.support.oracle.affine import assert_same_bits
 
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 by_mode = pytest.mark.parametrize("symmetric", (True, False), ids=("symmetric", "asymmetric"))

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 import baraquant
 from baraquant import ops, reference
 from baraquant.nn import FakeQuantizedLinear
-from tests.int8_mm.test_autograd import clipped
 from tests.support import cases
+from tests.support.family_cases.int8_mm import clipped
 from tests.support.served_products import K, N, Served, by_kind, example
 
 LEADS = ((), (5,), (2, 3), (1, 2, 2), (0,), (2, 0))

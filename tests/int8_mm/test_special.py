@@ -12,11 +12,11 @@ import torch
 
 import baraquant  # noqa: F401  (loads the ops)
 from tests.support import cases
+from tests.support.bits import assert_same_bits
 from tests.support.checks.int8_mm import check, check_case
 from tests.support.family_cases import int8_mm as int8_cases
 from tests.support.family_cases.int8_mm import DEEPEST, DEEPEST_SHIFTED, VALUES, Case, integers
 from tests.support.oracle import int8_mm as int8_oracle
-from tests.support.oracle.affine import assert_same_bits
 
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 by_input_dtype = pytest.mark.parametrize("input_dtype", cases.INTEGER_DTYPES, ids=cases.name_of)

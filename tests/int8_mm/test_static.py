@@ -12,6 +12,7 @@ from torch import Tensor
 
 from baraquant import ops, reference
 from tests.support import cases
+from tests.support.bits import assert_same_bits
 from tests.support.checks.int8_mm import check
 from tests.support.family_cases.int8_mm import (
     OTHER_RANGES,
@@ -19,7 +20,6 @@ from tests.support.family_cases.int8_mm import (
     SYMMETRIC_RANGES,
     integers,
 )
-from tests.support.oracle.affine import assert_same_bits
 
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 by_smooth = pytest.mark.parametrize("smooth", (False, True), ids=("plain", "smooth"))

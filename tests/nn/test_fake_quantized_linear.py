@@ -19,7 +19,7 @@ from baraquant.nn import FakeQuantizedLinear, QuantizedLinear
 from baraquant.nn.training.linear import is_whole_product
 from baraquant.qat import convert_, prepare_
 from tests.support import cases
-from tests.support.oracle.affine import assert_same_bits
+from tests.support.bits import assert_same_bits
 
 WIDTHS = tuple(itertools.product((2, 3, 4, 8), (2, 4, 8)))  # of the weight and of the input
 by_width = pytest.mark.parametrize(("weight", "input"), WIDTHS, ids=lambda bits: f"{bits}")

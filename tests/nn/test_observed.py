@@ -30,7 +30,7 @@ from tests.nn.observed_modules import (
     rounded,
 )
 from tests.support import cases
-from tests.support.oracle.affine import assert_same_bits
+from tests.support.bits import assert_same_bits
 
 
 @by_granularity

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.support.bits import assert_same_bits
 from tests.support.calls.affine import ALL_CALLS, value_and_gradients
 from tests.support.calls.range import OBSERVE_CALLS
-from tests.support.oracle.affine import assert_same_bits
 
 THREADS = 8
 SHAPES = ((3, 4, 20), (70, 500))  # the second is large enough for threads of the op's own

@@ -31,8 +31,8 @@ from baraquant import reference
 from tests.ops import hostile_values
 from tests.ops.hostile_calls import Call, describe, make_call
 from tests.support import cases
+from tests.support.bits import assert_same_bits
 from tests.support.calls.affine import outputs
-from tests.support.oracle.affine import assert_same_bits
 
 PROMISED = (ValueError, TypeError, IndexError, NotImplementedError)
 # What PyTorch itself raises: an argument that is not of the schema's type, memory that is not

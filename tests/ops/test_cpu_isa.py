@@ -7,12 +7,10 @@ program, which prints a digest of every result.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -21,22 +19,13 @@ import baraquant
 from tests.support import cases
 from tests.support.cases import Granularity
 from tests.support.family_cases.range import MODES, characterful
-from tests.support.oracle import affine as oracle
+from tests.support.instruction_sets import ISAS, digest, missing
 from tests.support.processes import MadeOnce, printed_by
 
-ISAS = ("default", "avx2", "avx512", "avx512_vnni")
 SHAPE = (7, 37, 113)  # every vector loop has a tail
 LONG = (3, 70_001)  # threads share a segment
 GRANULARITIES = (*cases.KINDS, cases.per_channel(-1))
 RANGE = (-100, 90)
-
-
-def missing(isa: str) -> str | None:
-    """Why this machine cannot run an instruction set."""
-    capability = torch.backends.cpu.get_cpu_capability()
-    avx512 = ISAS if torch.cpu._is_vnni_supported() else ISAS[:3]
-    has = {"AVX512": avx512, "AVX2": ISAS[:2]}.get(capability, ISAS[:1])
-    return None if isa in has else f"this machine has no {isa} (torch: {capability})"
 
 
 def affine_results(dtype: torch.dtype, granularity: Granularity) -> Iterator[tuple[str, Tensor]]:
@@ -140,14 +129,6 @@ def product_results(dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         fine = torch.randn(m, k, generator=random).to(dtype)
         y = torch.ops.baraquant.quantized_linear(fine, weight, weight_scale, bias, symmetric=False)
         yield f"quantized_linear {m}", y
-
-
-def digest(tensor: Tensor) -> str:
-    """Of the values in index order; every NaN counts alike."""
-    values = np.ascontiguousarray(oracle.to_numpy(tensor)).copy()
-    if np.issubdtype(values.dtype, np.floating):
-        values[np.isnan(values)] = np.nan
-    return hashlib.sha256(values.tobytes()).hexdigest()
 
 
 def main() -> None:

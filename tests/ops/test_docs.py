@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-import doctest
 import inspect
 import typing
 
 import pytest
 import torch
 
-import baraquant
 from baraquant import nn, ops, reference
+from tests.support.docstrings import run_examples
 
 SECTIONS = ("Args", "Returns", "Example", "Raises", "Gradient", "Rounding", "References")
 
@@ -26,18 +25,6 @@ def public_op_names() -> set[str]:
 def overloads(name: str) -> list[torch.FunctionSchema]:
     packet = getattr(torch.ops.baraquant, name)
     return [getattr(packet, overload)._schema for overload in packet.overloads()]
-
-
-def run_examples(object_: object, name: str) -> None:
-    examples = doctest.DocTestFinder(recurse=False).find(
-        object_, name, globs={"torch": torch, "baraquant": baraquant}
-    )
-    assert sum(len(e.examples) for e in examples) > 0, f"{name} has no example"
-    output: list[str] = []
-    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
-    for example in examples:
-        runner.run(example, out=output.append)
-    assert runner.failures == 0, "".join(output)
 
 
 def test_every_op_has_a_function() -> None:

@@ -14,11 +14,11 @@ from torch import Tensor
 import baraquant
 from baraquant import _C, ops
 from baraquant.planning import KernelPlan
-from tests.ops.test_docs import run_examples
 from tests.support.bad_arguments import affine as bad_arguments
 from tests.support.bad_arguments import grouped as grouped_bad_arguments
 from tests.support.bad_arguments import int8_mm as int8_bad_arguments
 from tests.support.bad_arguments import range as range_bad_arguments
+from tests.support.docstrings import run_examples
 
 OPS: list[Any] = [*bad_arguments.OPS, *range_bad_arguments.OPS, *int8_bad_arguments.OPS]
 OPS += grouped_bad_arguments.OPS

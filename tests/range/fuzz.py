@@ -36,6 +36,7 @@ from tests.affine.fuzz import (
 )
 from tests.support import cases
 from tests.support.bad_arguments.range import COUNTER, DATA, FLAGS, OBSERVERS, WRITTEN
+from tests.support.bits import assert_same_bits, to_numpy
 from tests.support.cases import PER_TENSOR, Granularity, per_channel
 from tests.support.oracle import affine as oracle
 from tests.support.oracle.range import Dynamic, Observed
@@ -192,13 +193,13 @@ def check_values(call: Call, got: Any, state: dict[str, Tensor]) -> None:
     if call.verb in DATA:
         rule = Dynamic(a["input"], granularity, *ends, a["symmetric"])
         if call.verb == "dynamic_fake_quantize":
-            return oracle.assert_same_bits(got, rule.fake_quantize(), str(call))
-        oracle.assert_same_bits(got[-2], rule.scale, str(call))
-        oracle.assert_same_bits(got[-1], rule.zero_point, str(call))
+            return assert_same_bits(got, rule.fake_quantize(), str(call))
+        assert_same_bits(got[-2], rule.scale, str(call))
+        assert_same_bits(got[-1], rule.zero_point, str(call))
         if call.verb == "dynamic_range_quantize":
-            oracle.assert_same_bits(got[0], rule.quantize(a["dtype"]), str(call))
+            assert_same_bits(got[0], rule.quantize(a["dtype"]), str(call))
         return None
-    expected = {k: oracle.to_numpy(a[k]).copy() for k in state}
+    expected = {k: to_numpy(a[k]).copy() for k in state}
     axis = a.get("axis")
     if a.get("observer_enabled", torch.ones(1)).any() and a["input"].numel() > 0:
         params = () if axis is None else expected["min_val"].shape
@@ -212,16 +213,16 @@ def check_values(call: Call, got: Any, state: dict[str, Tensor]) -> None:
             found[COUNTER] = expected[COUNTER] + seen.skipped
         expected = {k: np.asarray(found[k]).reshape(v.shape) for k, v in expected.items()}
     for name, value in expected.items():
-        oracle.assert_same_bits(state[name], value, f"{name} of {call}")
+        assert_same_bits(state[name], value, f"{name} of {call}")
     if call.verb == "observe_min_max_":
         assert got is None
         return None
     if not a["fake_quant_enabled"].any():
-        return oracle.assert_same_bits(got, a["input"], str(call))
+        return assert_same_bits(got, a["input"], str(call))
     kind = PER_TENSOR if axis is None else per_channel(axis)
     params = (torch.from_numpy(expected[k].copy()) for k in WRITTEN[2:])
     rule = oracle.Affine(a["input"], *params, kind, *ends)
-    return oracle.assert_same_bits(got, rule.fake_quantize(), str(call))
+    return assert_same_bits(got, rule.fake_quantize(), str(call))
 
 
 def outcome(call: Call, device: str, namespace: object) -> tuple[Any, BaseException | None]:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from tests.support import cases
+from tests.support.bits import assert_same_bits, to_numpy
 from tests.support.cases import PER_TENSOR, per_channel
 from tests.support.family_cases.range import CLEAN, characterful
-from tests.support.oracle import affine as oracle
-from tests.support.oracle.affine import Affine, assert_same_bits
+from tests.support.oracle.affine import Affine
 from tests.support.oracle.range import Observed
 
 SHAPE = (4, 19, 37)
@@ -98,7 +98,7 @@ def expected_step(
     c: float | None,
 ) -> tuple[np.ndarray, np.ndarray, Affine | None]:  # fmt: skip
     """Scale and zero point after the step, and the rule of its output (None: a copy)."""
-    scale, point = (oracle.to_numpy(t).copy() for t in (buffers.scale, buffers.point))
+    scale, point = (to_numpy(t).copy() for t in (buffers.scale, buffers.point))
     if on[0] and x.numel() > 0:
         buffers.seen = buffers.seen.after(x, buffers.axis, c)
         scale, point = buffers.seen.qparams(ends, symmetric, (scale, point))

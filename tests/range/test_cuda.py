@@ -13,10 +13,10 @@ from torch import Tensor
 import baraquant  # noqa: F401  (loads the ops)
 from tests.range.observer_state import FLAGS, RANGE
 from tests.support import cases
+from tests.support.bits import assert_same_bits
 from tests.support.cases import PER_TENSOR, PER_TOKEN, Granularity, per_channel, per_group
 from tests.support.cuda import MIB, assert_all_same, capture, measured
 from tests.support.family_cases.range import MODES, characterful
-from tests.support.oracle.affine import assert_same_bits
 
 SHAPE = (33, 67, 129)
 DATA = ("choose", "quantize", "fake")

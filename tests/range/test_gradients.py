@@ -12,9 +12,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import baraquant  # noqa: F401  (loads the ops)
 from tests.support import cases
+from tests.support.bits import assert_same_bits
 from tests.support.cases import Granularity
 from tests.support.family_cases.range import MODES, characterful
-from tests.support.oracle.affine import assert_same_bits
 from tests.support.oracle.range import Dynamic
 from tests.support.saved_tensors import saved_tensors, storages
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 import baraquant  # noqa: F401  (loads the ops)
 from tests.support import cases
+from tests.support.bits import assert_same_bits, to_numpy
 from tests.support.cases import Granularity, per_channel, per_group
 from tests.support.checks.range import Ends, integer_dtypes
 from tests.support.family_cases import range as range_cases
 from tests.support.family_cases.range import CLEAN, MODES, RANGES, characterful, modes_of
 from tests.support.oracle import affine as oracle
-from tests.support.oracle.affine import assert_same_bits
 
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 by_kind = pytest.mark.parametrize("granularity", cases.KINDS, ids=str)
@@ -127,7 +127,7 @@ def test_zero_is_exact(
             x[torch.rand(x.shape, generator=cases.generator(seed)) < 0.2] = 0
             op = granularity.op("dynamic_fake_quantize")
             y = op(x.to(device), *granularity.args, *ends, symmetric=symmetric).cpu()
-            zeros = oracle.to_numpy(y[x == 0])
+            zeros = to_numpy(y[x == 0])
             assert len(zeros) > 100
             assert not zeros.any()
             assert not oracle.np.signbit(zeros).any()

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 import baraquant  # noqa: F401  (loads the ops)
+from tests.support.bits import assert_same_bits
 from tests.support.cases import per_channel
 from tests.support.cuda import CHUNK, LARGE_CASES, large_input, segment_of_elements, spots
 from tests.support.family_cases.range import MODES
 from tests.support.oracle import affine as oracle
-from tests.support.oracle.affine import Affine, assert_same_bits
+from tests.support.oracle.affine import Affine
 from tests.support.oracle.range import qparams
 
 RANGE = (-100, 90)

@@ -12,11 +12,11 @@ from torch import Tensor
 
 import baraquant  # noqa: F401  (loads the ops)
 from tests.support import cases
+from tests.support.bits import assert_same_bits, to_numpy
 from tests.support.cases import PER_TENSOR, PER_TOKEN, Granularity, per_channel, per_group
 from tests.support.checks.range import assert_chosen
 from tests.support.family_cases.range import CLEAN, MODES, characterful
 from tests.support.oracle import affine as oracle
-from tests.support.oracle.affine import assert_same_bits
 from tests.support.oracle.range import Dynamic, Observed
 
 SHAPE = (4, 6, 5, 7)
@@ -194,7 +194,7 @@ def test_observers(axis: int | None, layout: str, device: str) -> None:
     args = (other_low, other_high, scale, point, on, on, axis, *RANGE)
     y = torch.ops.baraquant.observe_fake_quantize(x, *args, symmetric=False)
     for got, right in zip((low, high), (seen.low, seen.high), strict=True):
-        assert oracle.np.array_equal(oracle.to_numpy(got), right)
+        assert oracle.np.array_equal(to_numpy(got), right)
     assert_same_bits(other_low, low)
     assert_same_bits(other_high, high)
     assert_same_bits(scale, expected[0])

@@ -12,11 +12,10 @@ from torch import Tensor
 
 import baraquant  # noqa: F401  (loads the ops)
 from tests.support import cases
+from tests.support.bits import assert_same_bits, to_numpy
 from tests.support.cases import PER_TENSOR, PER_TOKEN, Granularity, per_channel, per_group
 from tests.support.checks.range import assert_chosen, check_input
 from tests.support.family_cases.range import CLEAN, MODES, characterful
-from tests.support.oracle import affine as oracle
-from tests.support.oracle.affine import assert_same_bits
 from tests.support.oracle.range import Dynamic
 
 SHAPE = (41, 101, 257)  # 1,064,237 elements, odd in every direction
@@ -108,7 +107,7 @@ def test_all_65536_bit_patterns(dtype: torch.dtype, device: str) -> None:
             for x in (alone, beside, few):
                 rule = check_input(device, x, PER_TOKEN, ends, symmetric)
                 check_input(device, x, per_channel(0), ends, symmetric)
-    assert np.isfinite(oracle.to_numpy(rule.scale)).any()
+    assert np.isfinite(to_numpy(rule.scale)).any()
     finite = torch.where(patterns.isfinite(), patterns, torch.zeros_like(patterns))
     for symmetric in MODES:
         check_input(device, finite, PER_TENSOR, symmetric=symmetric)
@@ -137,7 +136,7 @@ def test_data_is_hostile(million: Million) -> None:
     rule = million.rule
     with np.errstate(invalid="ignore"):
         ties = (abs(rule.ratio - rule.r) == 0.5).mean()
-    scale = oracle.to_numpy(rule.scale)
+    scale = to_numpy(rule.scale)
     if million.granularity == PER_TENSOR:
         assert np.isfinite(scale) and len(np.unique(rule.q)) > 200
         return

@@ -13,10 +13,10 @@ import torch
 import baraquant  # noqa: F401  (loads the ops)
 from tests.range.observer_state import FLAGS, RANGE, SHAPE, Buffers, batches, expected_step, flag
 from tests.support import cases
+from tests.support.bits import assert_same_bits, to_numpy
 from tests.support.cases import PER_TENSOR, per_channel
 from tests.support.family_cases.range import characterful, modes_of
-from tests.support.oracle import affine as oracle
-from tests.support.oracle.affine import Affine, assert_same_bits
+from tests.support.oracle.affine import Affine
 from tests.support.saved_tensors import saved_tensors
 
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
@@ -271,7 +271,7 @@ def test_step(
             assert_same_bits(y, x if rule is None else rule.fake_quantize(), note)
             dy = cases.gradients(tuple(x.shape), dtype, number)
             (dx,) = torch.autograd.grad(y, leaf, dy.to(device))
-            right = oracle.to_numpy(dy) if rule is None else rule.fake_quantize_backward(dy)
+            right = to_numpy(dy) if rule is None else rule.fake_quantize_backward(dy)
             assert_same_bits(dx, right, f"gradient {note}")
             with torch.no_grad():
                 plain = buffers.step(leaf, (flag(0, device), on[1]), symmetric, ends=ends)

@@ -14,8 +14,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import baraquant  # noqa: F401  (loads the ops)
 from tests.range.observer_state import FLAGS, RANGE, SHAPE, Buffers, expected_step, flag
 from tests.support import cases
+from tests.support.bits import assert_same_bits
 from tests.support.family_cases.range import MODES
-from tests.support.oracle.affine import Affine, assert_same_bits
+from tests.support.oracle.affine import Affine
 from tests.support.saved_tensors import saved_tensors, storages
 
 by_flags = pytest.mark.parametrize("flags", FLAGS, ids=lambda f: f"observe{f[0]}-quantize{f[1]}")

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.affine.test_oracle import nearest
 from tests.support import cases
+from tests.support.bits import assert_same_bits, to_numpy
 from tests.support.cases import PER_TENSOR, PER_TOKEN, per_channel
+from tests.support.exact_rounding import nearest
 from tests.support.family_cases import range as range_cases
 from tests.support.family_cases.range import CHARACTERS, MODES, RANGES, characterful, modes_of
-from tests.support.oracle import affine as oracle
-from tests.support.oracle.affine import assert_same_bits
 from tests.support.oracle.range import Dynamic, Observed, extremes, qparams
 
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
@@ -30,7 +29,7 @@ def test_extremes_are_those_of_each_segments_elements(
     """Gathered one segment at a time, and by torch.aminmax."""
     for granularity in cases.granularities(shape):
         x = characterful(shape, dtype, granularity)
-        low, high = extremes(oracle.to_numpy(x), granularity)
+        low, high = extremes(to_numpy(x), granularity)
         params = granularity.param_shape(shape)
         assert low.shape == high.shape == params
         ids = torch.from_numpy(range_cases.segment_ids(granularity, shape).copy()).reshape(-1)
@@ -65,8 +64,8 @@ def test_against_torch_expressions(quant_range: tuple[int, int], dtype: torch.dt
             point = (quant_min - torch.round(least / scale)).clamp(quant_min, quant_max)
             point = point.nan_to_num(quant_min)
         rule = Dynamic(x, PER_TOKEN, *quant_range, symmetric)
-        assert_same_bits(scale, oracle.to_numpy(rule.scale))
-        assert_same_bits(point.int(), oracle.to_numpy(rule.zero_point))
+        assert_same_bits(scale, to_numpy(rule.scale))
+        assert_same_bits(point.int(), to_numpy(rule.zero_point))
 
 
 @pytest.mark.parametrize("dtype", cases.SCALE_DTYPES, ids=cases.name_of)
@@ -176,5 +175,5 @@ def test_inputs_are_what_their_names_say(symmetric: bool, dtype: torch.dtype) ->
             assert int((row != 0).sum()) == (name == "lonely")
             assert torch.signbit(row).any()
         if name == "negative_nan":
-            bits = oracle.to_numpy(row)
+            bits = to_numpy(row)
             assert np.signbit(bits[np.isnan(bits)]).all()

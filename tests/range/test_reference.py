@@ -12,10 +12,10 @@ from torch import Tensor
 
 from baraquant import reference
 from tests.support import cases
+from tests.support.bits import assert_same_bits
 from tests.support.cases import FLOAT_DTYPES, PER_TENSOR, Granularity
 from tests.support.family_cases import range as range_cases
 from tests.support.oracle import affine as oracle
-from tests.support.oracle.affine import assert_same_bits
 from tests.support.oracle.range import Dynamic, Observed
 
 by_dtype = pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=cases.name_of)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import baraquant  # noqa: F401  (loads the ops)
 from tests.support import cases
+from tests.support.bits import assert_same_bits
 from tests.support.cases import (
     FLOAT_DTYPES,
     PER_TENSOR,
@@ -31,7 +32,6 @@ from tests.support.family_cases.range import (
     RANGES,
     modes_of,
 )
-from tests.support.oracle.affine import assert_same_bits
 
 by_float_dtype = pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=cases.name_of)
 by_kind = pytest.mark.parametrize("granularity", cases.KINDS, ids=str)

@@ -10,8 +10,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from tests.support.bits import assert_same_bits
 from tests.support.cases import PER_TENSOR, PER_TOKEN, per_channel, per_group
-from tests.support.oracle.affine import assert_same_bits
 
 Result = TypeVar("Result")
 

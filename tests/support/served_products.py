@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from baraquant import ops
-from tests.int8_mm.test_autograd import clipped
 from tests.support import cases
-from tests.support.family_cases.int8_mm import integers
+from tests.support.family_cases.int8_mm import clipped, integers
 
 N, K = 9, 32
 KINDS = ("symmetric", "asymmetric", "static", "static_shifted", "smooth", "smooth_shifted")

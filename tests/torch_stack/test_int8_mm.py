@@ -19,11 +19,11 @@ import toolchain
 from baraquant import ops
 from tests.support import cases
 from tests.support.aot_inductor import skip_where_it_crashes
+from tests.support.bits import assert_same_bits
 from tests.support.calls.affine import value_and_gradients
 from tests.support.calls.int8_mm import INT8_CALLS, QAT_CALLS, Int8Call
 from tests.support.family_cases.int8_mm import INPUT_RANGE, WEIGHT_RANGE, Case, integers
 from tests.support.oracle import int8_mm as int8_oracle
-from tests.support.oracle.affine import assert_same_bits
 
 SHAPE = (3, 4, 20)
 by_call = pytest.mark.parametrize("call", INT8_CALLS, ids=str)

@@ -10,7 +10,7 @@ import torch
 
 import baraquant
 from baraquant import configs, nn, qat
-from tests.ops.test_docs import run_examples
+from tests.support.docstrings import run_examples
 
 WITHOUT = {"FakeQuantizedConv1D", "FakeQuantizedEmbedding"}
 WITHOUT |= {"FakeQuantizedExperts", "QuantizedExperts"}

@@ -274,7 +274,7 @@ def test_a_linear_without_inputs_or_outputs_is_left_out(config):
 
 
 def test_the_example_of_the_docstring(tmp_path, monkeypatch):
-    from tests.ops.test_docs import run_examples
+    from tests.support.docstrings import run_examples
 
     monkeypatch.chdir(tmp_path)
     run_examples(baraquant.quantize_, "quantize_")

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.support.bits import assert_same_bits
 from tests.support.family_cases.int8_mm import Case
 from tests.support.oracle import int8_mm as int8_oracle
-from tests.support.oracle.affine import assert_same_bits
 
 OPS = (
     "int8_linear",

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from tests.support import cases
+from tests.support.bits import assert_same_bits
 from tests.support.cases import Granularity
 from tests.support.family_cases.range import characterful, modes_of
-from tests.support.oracle.affine import assert_same_bits
 from tests.support.oracle.range import Dynamic
 
 Ends = tuple[int, int]

@@ -252,3 +252,14 @@ def special_inputs(dtype: torch.dtype, k: int) -> Tensor:
     rows[13] = 0
     rows[13, k // 3] = info.max / 3
     return rows
+
+
+def clipped(tokens: int = 6, depth: int = 32) -> Tensor:
+    """Tokens of which an asymmetric scale clips the largest elements.
+
+    From -63.75 to 63.75 the scale is 0.5, and both ends are ties that round up: a step too many.
+    """
+    x = torch.randn(tokens, depth, generator=cases.generator(0), dtype=torch.float64)
+    x = (30 * x).clamp(-63, 63)
+    x[:, 0], x[:, 1], x[:, 5] = -63.75, 63.75, 63.75
+    return x

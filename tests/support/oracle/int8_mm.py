@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from tests.support import cases
+from tests.support.bits import to_numpy
 from tests.support.cases import PER_TOKEN, per_channel
 from tests.support.oracle import affine as oracle
 from tests.support.oracle.range import Dynamic
@@ -123,13 +124,13 @@ def accumulators(
     input: Tensor, weight: Tensor, zero_point: Tensor | int | None, weight_sum: Tensor | None
 ) -> np.ndarray:
     """The int32 sums `[M, N]` that are rescaled."""
-    a, w = oracle.to_numpy(input), oracle.to_numpy(weight)
+    a, w = to_numpy(input), to_numpy(weight)
     rows = int(np.prod(a.shape[:-1]))
     found = sums(a.reshape(rows, a.shape[-1]), w)
     if zero_point is None:
         return wrapped(found)
-    of_weight = w.astype(np.int64).sum(1) if weight_sum is None else oracle.to_numpy(weight_sum)
-    values = np.asarray(zero_point) if isinstance(zero_point, int) else oracle.to_numpy(zero_point)
+    of_weight = w.astype(np.int64).sum(1) if weight_sum is None else to_numpy(weight_sum)
+    values = np.asarray(zero_point) if isinstance(zero_point, int) else to_numpy(zero_point)
     point = np.clip(values, cases.INT32_MIN, cases.INT32_MAX).astype(np.int64)
     return wrapped(found - _of_rows(point, rows) * of_weight.astype(np.int64))
 
@@ -167,10 +168,10 @@ def int8_linear(
         with np.errstate(all="ignore"):
             scale = np.asarray(input_scale).astype(compute)
     else:
-        scale = oracle.to_numpy(input_scale)
-    of_weight = oracle.to_numpy(weight_scale)
+        scale = to_numpy(input_scale)
+    of_weight = to_numpy(weight_scale)
     assert scale.dtype == of_weight.dtype == compute
-    offset = None if bias is None else oracle.to_numpy(bias)
+    offset = None if bias is None else to_numpy(bias)
     y = rescale(acc, of_weight, _of_rows(scale, len(acc)), offset)
     return oracle.round_to(y, dtype).reshape(shape)
 

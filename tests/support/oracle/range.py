@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.support import cases
+from tests.support.bits import to_numpy
 from tests.support.cases import Granularity
 from tests.support.oracle import affine as oracle
 from tests.support.oracle.affine import Affine
@@ -90,7 +91,7 @@ class Dynamic(Affine):
         symmetric: bool = True,
     ) -> None:
         compute = oracle.numpy_dtype(x.dtype)
-        low, high = extremes(oracle.to_numpy(x).astype(compute), granularity)
+        low, high = extremes(to_numpy(x).astype(compute), granularity)
         scale, point = qparams(low, high, (quant_min, quant_max), symmetric)
         tensors = torch.from_numpy(scale), torch.from_numpy(point)
         super().__init__(x, *tensors, granularity, quant_min, quant_max)
@@ -98,7 +99,7 @@ class Dynamic(Affine):
 
     def dynamic_backward(self, grad: Tensor) -> np.ndarray:
         """Symmetric scales do not clip, so the gradient is the incoming one."""
-        return oracle.to_numpy(grad) if self.symmetric else self.fake_quantize_backward(grad)
+        return to_numpy(grad) if self.symmetric else self.fake_quantize_backward(grad)
 
 
 def known_range(low: np.ndarray, high: np.ndarray) -> np.ndarray:
@@ -129,7 +130,7 @@ class Observed(NamedTuple):
         if x.numel() == 0:
             return self
         granularity = cases.PER_TENSOR if axis is None else cases.per_channel(axis)
-        low, high = signed_extremes(oracle.to_numpy(x).astype(self.low.dtype), granularity)
+        low, high = signed_extremes(to_numpy(x).astype(self.low.dtype), granularity)
         taken, known = known_range(low, high), known_range(self.low, self.high)
         with np.errstate(all="ignore"):
             if averaging_constant is None:  # the running one where both are equal
