@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Observed `FakeQuantize` modules, their inputs, and what the tests compare of them."""
+"""`baraquant.nn.FakeQuantize` with mode "observed": modules, their inputs, their state."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from baraquant import W8A8, QuantConfig, TensorConfig, ops
 from baraquant import nn as bnn
 from baraquant.qat import convert_, prepare_
 from tests.support import cases
-from tests.support.models import for_training as qat_models
-from tests.support.models.for_training import data
+from tests.support.models import training_models
+from tests.support.models.training_models import data
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
 V, D = 9, 8
@@ -94,7 +94,7 @@ def test_what_a_table_refuses() -> None:
     )
 
 
-@pytest.mark.parametrize("weight", qat_models.weight_configs((4,)), ids=str)
+@pytest.mark.parametrize("weight", training_models.weight_configs((4,)), ids=str)
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 def test_embedding_in_training(weight: TensorConfig, sparse: bool) -> None:
     """Values and gradients are those of a whole table that is fake-quantized."""

@@ -17,7 +17,7 @@ from baraquant.nn import (
     disable_fake_quant,
     disable_observer,
 )
-from tests.nn import expert_models as models
+from tests.nn import expert_models
 from tests.nn.expert_models import CONFIGS, SOME, prepared
 
 FEW = ("int4", "int6")
@@ -35,9 +35,9 @@ def gradients(module: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
     )
 
 
-@pytest.mark.parametrize("kind", models.KINDS)
+@pytest.mark.parametrize("kind", expert_models.KINDS)
 def test_unrounded_they_are_the_float_experts(kind: str) -> None:
-    float_experts, inputs = models.experts(kind), models.inputs(kind)
+    float_experts, inputs = expert_models.experts(kind), expert_models.inputs(kind)
     module = FakeQuantizedExperts.from_float(float_experts, CONFIGS["groups"]).train()
     module.apply(disable_fake_quant)
     expected = float_experts(*inputs)
@@ -51,10 +51,10 @@ def test_unrounded_they_are_the_float_experts(kind: str) -> None:
     ("kind", "config"),
     [("mixtral", config) for config in CONFIGS]
     + [("gpt_oss", config) for config in CONFIGS]
-    + [(kind, config) for kind in models.KINDS for config in SOME],
+    + [(kind, config) for kind in expert_models.KINDS for config in SOME],
 )
 def test_converted_they_are_what_evaluation_was(kind: str, config: str, dtype: torch.dtype) -> None:
-    module, inputs = prepared(kind, config, dtype), models.inputs(kind, dtype)
+    module, inputs = prepared(kind, config, dtype), expert_models.inputs(kind, dtype)
     served = QuantizedExperts.from_prepared(module)
     output = module(*inputs)
     assert output.dtype == dtype
@@ -66,11 +66,13 @@ def test_converted_they_are_what_evaluation_was(kind: str, config: str, dtype: t
     assert torch.equal(served(*leaves), output)
 
 
-@pytest.mark.parametrize("kind", models.existing("mixtral", "gpt_oss", "nemotron_h", "muse_spark"))
+@pytest.mark.parametrize(
+    "kind", expert_models.existing("mixtral", "gpt_oss", "nemotron_h", "muse_spark")
+)
 @pytest.mark.parametrize("config", EIGHT_BITS)
 def test_near_the_float_experts(kind: str, config: str) -> None:
-    inputs = models.inputs(kind)
-    expected = models.experts(kind)(*inputs)
+    inputs = expert_models.inputs(kind)
+    expected = expert_models.experts(kind)(*inputs)
     output = prepared(kind, config)(*inputs)
     assert (output - expected).norm() < 0.05 * expected.norm()
 
@@ -106,7 +108,7 @@ def reference(module: FakeQuantizedExperts, inputs: tuple[Tensor, ...]) -> Tenso
 @pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
 @pytest.mark.parametrize("config", ["w8a8", "w8a8 asymmetric", "w8a8 static", "learned", "groups"])
 def test_gradients_go_straight_through(kind: str, config: str, training: bool) -> None:
-    module, inputs = prepared(kind, config).train(training), models.inputs(kind)
+    module, inputs = prepared(kind, config).train(training), expert_models.inputs(kind)
     module.apply(disable_observer)
 
     class Formula(nn.Module):
@@ -129,14 +131,14 @@ def test_gradients_go_straight_through(kind: str, config: str, training: bool) -
 
 def test_learned_scales_get_a_gradient() -> None:
     module = prepared(config="learned").train()
-    module(*models.inputs("mixtral")).sum().backward()
+    module(*expert_models.inputs("mixtral")).sum().backward()
     for name, parameter in module.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all()
 
 
 def test_parameters_are_shared_and_keep_their_names() -> None:
-    float_experts = models.experts("gpt_oss")
+    float_experts = expert_models.experts("gpt_oss")
     module = FakeQuantizedExperts.from_float(float_experts, W8A8())
     assert dict(module.named_parameters()).keys() == dict(float_experts.named_parameters()).keys()
     for name, parameter in float_experts.named_parameters():

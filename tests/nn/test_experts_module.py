@@ -19,14 +19,14 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 from baraquant import W8A8, QuantConfig, TensorConfig, W8A8Static
 from baraquant.nn import FakeQuantizedExperts, QuantizedExperts
 from baraquant.nn._experts import is_experts
-from tests.nn import expert_models as models
+from tests.nn import expert_models
 from tests.nn.expert_models import CONFIGS, SOME, prepared
 
 
 @pytest.mark.parametrize("config", ["w8a8 asymmetric", "w8a8 static", "groups"])
-@pytest.mark.parametrize("kind", models.existing("gpt_oss", "deepseek_v4", "muse_spark"))
+@pytest.mark.parametrize("kind", expert_models.existing("gpt_oss", "deepseek_v4", "muse_spark"))
 def test_copies_and_pickles_compute_the_same(kind: str, config: str) -> None:
-    inputs = models.inputs(kind)
+    inputs = expert_models.inputs(kind)
     module = prepared(kind, config)
     for one in (module, QuantizedExperts.from_prepared(module)):
         expected = one(*inputs)
@@ -51,7 +51,11 @@ def test_the_state_dict_is_that_of_integers() -> None:
     assert module.state_dict().keys() == {
         f"{weight}_{name}" for weight in ("gate_up_proj", "down_proj") for name in names
     }
-    assert module.gate_up_proj_qweight.shape == (models.EXPERTS, 2 * models.INNER, models.HIDDEN)
+    assert module.gate_up_proj_qweight.shape == (
+        expert_models.EXPERTS,
+        2 * expert_models.INNER,
+        expert_models.HIDDEN,
+    )
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -62,9 +66,9 @@ def test_plain_options_and_tensors_are_enough(config: str, place: str) -> None:
     options = {name: getattr(module, name) for name in (*names, "input_group_size", "dtype")}
     tensors = {name: tensor.to(place) for name, tensor in module.state_dict().items()}
     with torch.device("meta"):
-        like = models.experts("gpt_oss")
+        like = expert_models.experts("gpt_oss")
     again = QuantizedExperts(tensors, like, **options)
-    inputs = models.inputs("gpt_oss")
+    inputs = expert_models.inputs("gpt_oss")
     if place == "cpu":
         assert torch.equal(again(*inputs), module(*inputs))
     else:
@@ -77,8 +81,8 @@ def test_a_loaded_state_dict_brings_its_sums() -> None:
     other = copy.deepcopy(module)
     state = {name: t.flip(0) if t.dim() else t for name, t in module.state_dict().items()}
     other.load_state_dict(state)
-    inputs = models.inputs("mixtral")
-    index = models.EXPERTS - 1 - inputs[1]
+    inputs = expert_models.inputs("mixtral")
+    index = expert_models.EXPERTS - 1 - inputs[1]
     assert torch.equal(other(inputs[0], index, inputs[2]), module(*inputs))
 
 
@@ -109,7 +113,7 @@ def test_conversions_keep_the_precision_of_scales() -> None:
     dtypes = {name.split("_proj_")[1]: t.dtype for name, t in served.state_dict().items()}
     assert dtypes["scale"] == dtypes["input_fake_quant.scale"] == torch.float32
     assert dtypes["bias"] == served.dtype == served.down_proj.dtype == torch.bfloat16
-    inputs = models.inputs("gpt_oss", torch.bfloat16)
+    inputs = expert_models.inputs("gpt_oss", torch.bfloat16)
     assert served(*inputs).dtype == torch.bfloat16
     assert torch.equal(served(inputs[0].float(), *inputs[1:]), served(*inputs).float())
 
@@ -117,29 +121,29 @@ def test_conversions_keep_the_precision_of_scales() -> None:
 @pytest.mark.parametrize("config", SOME)
 @pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
 def test_experts_beyond_the_last_add_nothing(kind: str, config: str) -> None:
-    hidden, index, weights = models.inputs(kind)
+    hidden, index, weights = expert_models.inputs(kind)
     module = prepared(kind, config)
     for one in (module, QuantizedExperts.from_prepared(module)):
         expected = one(hidden, index[:, :1], weights[:, :1])
-        for sentinel in (models.EXPERTS, models.EXPERTS + 3, -1):
+        for sentinel in (expert_models.EXPERTS, expert_models.EXPERTS + 3, -1):
             there = index.clone()
             there[:, 1] = sentinel
             torch.testing.assert_close(one(hidden, there, weights), expected)
             nothing = torch.full_like(index, sentinel)
             assert torch.equal(one(hidden, nothing, weights), torch.zeros_like(hidden))
-    module.train()(hidden, torch.full_like(index, models.EXPERTS), weights).sum().backward()
+    module.train()(hidden, torch.full_like(index, expert_models.EXPERTS), weights).sum().backward()
     assert module._parameters["down_proj"].grad.eq(0).all()
 
 
 @pytest.mark.parametrize("config", ["w8a8", "w8a8 static", "groups"])
 def test_shapes_of_callers(config: str) -> None:
-    hidden, index, weights = models.inputs("mixtral")
+    hidden, index, weights = expert_models.inputs("mixtral")
     module = prepared(config=config)
     for one in (module, QuantizedExperts.from_prepared(module)):
         expected = one(hidden, index, weights)
         assert torch.equal(one(hidden.reshape(3, 3, -1), index, weights).flatten(0, 1), expected)
         assert torch.equal(one(hidden[None], index[None], weights[None])[0], expected)
-        assert one(hidden[:0], index[:0], weights[:0]).shape == (0, models.HIDDEN)
+        assert one(hidden[:0], index[:0], weights[:0]).shape == (0, expert_models.HIDDEN)
         with pytest.raises(
             ValueError, match=r"expected top_k_index to have a row for each of 9 tok"
         ):
@@ -153,12 +157,12 @@ def test_shapes_of_callers(config: str) -> None:
 def test_sorted_tokens_have_to_divide() -> None:
     module = prepared("llama4")
     with pytest.raises(ValueError, match="as many tokens for each of 4 experts, but got 9"):
-        module(models.tokens())
+        module(expert_models.tokens())
 
 
 @pytest.mark.parametrize("config", ["w8a8", "w8a8 static", "groups"])
 def test_autocast(config: str) -> None:
-    module, inputs = prepared(config=config), models.inputs("mixtral")
+    module, inputs = prepared(config=config), expert_models.inputs("mixtral")
     served = QuantizedExperts.from_prepared(module)
     with torch.autocast("cpu", torch.bfloat16):
         output = module(*inputs)
@@ -170,15 +174,15 @@ def test_autocast(config: str) -> None:
 @pytest.mark.parametrize("config", ["w8a8", "w8a8 static", "groups"])
 def test_meta(config: str) -> None:
     with torch.device("meta"):
-        module = FakeQuantizedExperts.from_float(models.experts("gpt_oss"), CONFIGS[config])
+        module = FakeQuantizedExperts.from_float(expert_models.experts("gpt_oss"), CONFIGS[config])
     served = QuantizedExperts.from_prepared(module)
     assert all(tensor.is_meta for tensor in served.state_dict().values())
 
 
 def test_what_experts_are() -> None:
-    for kind in models.KINDS:
-        assert is_experts(models.experts(kind))
-        assert FakeQuantizedExperts.why_not(models.experts(kind)) is None
+    for kind in expert_models.KINDS:
+        assert is_experts(expert_models.experts(kind))
+        assert FakeQuantizedExperts.why_not(expert_models.experts(kind)) is None
     module = prepared()
     for other in (nn.Linear(2, 2), module, QuantizedExperts.from_prepared(module)):
         assert not is_experts(other)
@@ -196,7 +200,7 @@ class Added(nn.Module):
 
 def test_a_parametrization_may_compute_a_weight() -> None:
     # As adapters of three-dimensional parameters do.
-    module, inputs = prepared().train(), models.inputs("mixtral")
+    module, inputs = prepared().train(), expert_models.inputs("mixtral")
     expected = module(*inputs)
     parametrize.register_parametrization(module, "gate_up_proj", Added(module.gate_up_proj))
     output = module(*inputs)
@@ -208,13 +212,13 @@ def test_a_parametrization_may_compute_a_weight() -> None:
 
 
 def changed(**attributes: Any) -> nn.Module:
-    module = models.experts()
+    module = expert_models.experts()
     for name, value in attributes.items():
         setattr(module, name, value)
     return module
 
 
-class OwnForward(type(models.experts())):  # type: ignore[misc]
+class OwnForward(type(expert_models.experts())):  # type: ignore[misc]
     def forward(self, *inputs: Tensor) -> Tensor:
         return inputs[0]
 
@@ -229,8 +233,8 @@ class OwnForward(type(models.experts())):  # type: ignore[misc]
         (changed(down_proj=nn.Parameter(torch.zeros(2, 2, 2))), "not those of 4 experts"),
         (changed(num_experts=3), "not those of 3 experts"),
         (changed(down_proj=None), "its down_proj is no parameter"),
-        (models.experts().to(torch.float8_e5m2), "its gate_up_proj is torch.float8_e5m2"),
-        (OwnForward(models.experts().config), "OwnForward has a forward of its own"),
+        (expert_models.experts().to(torch.float8_e5m2), "its gate_up_proj is torch.float8_e5m2"),
+        (OwnForward(expert_models.experts().config), "OwnForward has a forward of its own"),
     ],
 )
 def test_why_some_cannot_be_swapped(module: nn.Module, reason: str) -> None:
@@ -242,11 +246,11 @@ def test_why_some_cannot_be_swapped(module: nn.Module, reason: str) -> None:
 def test_groups_have_to_divide() -> None:
     config = QuantConfig(TensorConfig(4, "per_group", group_size=16))
     with pytest.raises(ValueError, match=r"down_proj: expected group_size to divide"):
-        FakeQuantizedExperts.from_float(models.experts(), config)
+        FakeQuantizedExperts.from_float(expert_models.experts(), config)
 
 
 def test_scales_have_to_be_known() -> None:
-    module = FakeQuantizedExperts.from_float(models.experts(), W8A8Static())
+    module = FakeQuantizedExperts.from_float(expert_models.experts(), W8A8Static())
     with pytest.raises(ValueError, match="has seen no data"):
         QuantizedExperts.from_prepared(module)
     module = prepared()
@@ -269,7 +273,7 @@ def build(drop: str = "", like: nn.Module | None = None, **changes: Any) -> Quan
     tensors |= {name: value for name, value in changes.items() if "proj" in name}
     tensors.pop(drop, None)
     options = {name: value for name, value in changes.items() if "proj" not in name}
-    return QuantizedExperts(tensors, models.experts() if like is None else like, **options)
+    return QuantizedExperts(tensors, expert_models.experts() if like is None else like, **options)
 
 
 @pytest.mark.parametrize(

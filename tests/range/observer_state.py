@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The state of an observer beside what it should be, and batches for it to observe."""
+"""The tensors that the observing ops update, beside what the oracle says that they should be."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Files that contradict themselves or the model, each with a checksum that is right."""
+"""Files with a right checksum that contradict themselves or the model."""
 
 import torch
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Ways to damage a file of ``baraquant.save``, with what ``load`` says to each."""
+"""Files whose bytes were damaged after ``save``, and what ``load_`` says to each."""
 
 import json
 import pickle

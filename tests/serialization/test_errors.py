@@ -15,7 +15,7 @@ from baraquant.nn import QuantizedLinear
 from tests.serialization.contradictory_files import LIES
 from tests.serialization.damaged_bytes import CORRUPTIONS, header_length, parts, signed, write
 from tests.support.models.every_layer import Every, integers, same, scales
-from tests.support.models.with_outliers import Block, Tied, seeded
+from tests.support.models.outlier_models import Block, Tied, seeded
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from baraquant.nn import QuantizedLinear
 from baraquant.workflow.serialization.packing import pack, packed_size, unpack
 from tests.serialization.damaged_bytes import header_length, parts, signed, write
 from tests.support.models.every_layer import Every, integers, same, scales
-from tests.support.models.with_outliers import Block, Tied, batches, seeded, tokens
+from tests.support.models.outlier_models import Block, Tied, batches, seeded, tokens
 from tests.support.processes import ROOT
 
 SCHEMES = [
@@ -74,12 +74,12 @@ def test_the_same_bits_in_a_fresh_process(tmp_path):
     torch.save({"x": x, **outputs}, tmp_path / "expected.pt")
     program = (
         "import sys, torch, baraquant\n"
-        "from tests.support.models import with_outliers\n"
+        "from tests.support.models import outlier_models\n"
         "expected = torch.load(sys.argv[1] + '/expected.pt', weights_only=True)\n"
         "x = expected.pop('x')\n"
         "for number, y in expected.items():\n"
         "    path = f'{sys.argv[1]}/{number}.safetensors'\n"
-        "    model = baraquant.load_(with_outliers.Tied, path).eval()\n"
+        "    model = baraquant.load_(outlier_models.Tied, path).eval()\n"
         "    assert torch.equal(model(x), y), number\n"
         "    assert model.first is model.second\n"
         "    assert model.head.qweight.data_ptr() == model.embedding.qweight.data_ptr()\n"

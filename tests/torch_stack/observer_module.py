@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A module around `observe_fake_quantize`, as a user would write it, and how it is compared."""
+"""A user's own module around the op `observe_fake_quantize`, and its comparison with eager mode."""
 
 from __future__ import annotations
 

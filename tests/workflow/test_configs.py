@@ -31,7 +31,7 @@ from baraquant import (
     schemes,
 )
 from baraquant.configs import Config
-from tests.support.models import for_training as qat_models
+from tests.support.models import training_models
 
 PER_TOKEN = TensorConfig(granularity="per_token")
 ALL = [
@@ -48,8 +48,8 @@ ALL = [
     W4A8(),
     W4A8(group_size=None),
     W4A8(64, symmetric=False, scale_rule="max"),
-    *qat_models.weight_configs(bits=(2, 5, 8)),
-    *(QuantConfig(TensorConfig(3), a) for a in qat_models.activation_configs(bits=(4, 8))),
+    *training_models.weight_configs(bits=(2, 5, 8)),
+    *(QuantConfig(TensorConfig(3), a) for a in training_models.activation_configs(bits=(4, 8))),
     QuantConfig(TensorConfig(), observer="min_max"),
     QuantConfig(TensorConfig(), observer="mse"),
 ]

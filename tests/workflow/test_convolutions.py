@@ -15,11 +15,11 @@ import baraquant
 from baraquant import W8A8, QuantConfig, SmoothQuant, W8A8Static
 from baraquant.nn import QuantizedConv1d, QuantizedConv2d, QuantizedLinear
 from baraquant.qat import convert_, prepare_
-from tests.support.models import as_users_write as zoo
-from tests.support.models.with_outliers import SCHEMES
+from tests.support.models import user_models
+from tests.support.models.outlier_models import SCHEMES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-one_thread = zoo.one_thread
+one_thread = user_models.one_thread
 
 
 class Picture(nn.Module):

@@ -16,11 +16,10 @@ from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 from baraquant import W8A8, QuantConfig, TensorConfig, quantize_
 from baraquant.qat import convert_, prepare_
 from baraquant.workflow.replace import Report
-from tests.support.models import as_users_write as zoo
-from tests.support.models import for_training as qat_models
+from tests.support.models import training_models, user_models
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-one_thread = zoo.one_thread
+one_thread = user_models.one_thread
 
 
 class Scaled(nn.Embedding):
@@ -103,7 +102,7 @@ LEFT_OUT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "max_norm": (lambda: nn.Embedding(8, 8, max_norm=1.0), "max_norm"),
     "bilinear": (lambda: nn.Bilinear(8, 8, 8), "there is no quantized form of Bilinear"),
-    "conv1d_of_gpt2": (lambda: zoo.Conv1D(8, 8), "there is no quantized form of Conv1D"),
+    "conv1d_of_gpt2": (lambda: user_models.Conv1D(8, 8), "there is no quantized form of Conv1D"),
 }
 
 
@@ -142,7 +141,7 @@ def test_layers_that_are_plain_after_all(build: Callable[[], nn.Module], action:
     assert list(report.changed) == ["0", "1"] and not report.left_out
 
 
-class Merged(zoo.LoRALinear):
+class Merged(user_models.LoRALinear):
     """It computes with one weight, as a LoRA layer does that was merged."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -224,16 +223,16 @@ def test_one_group_of_one_row(rows: int) -> None:
 
 
 def test_static_scales_are_unknown_before_the_first_batch() -> None:
-    model, x = qat_models.linear_model(), torch.randn(3, 16)
-    prepare_(model, qat_models.STATIC)
+    model, x = training_models.linear_model(), torch.randn(3, 16)
+    prepare_(model, training_models.STATIC)
     assert model.eval()(x).isnan().all()
     model.train()(x)
     assert model.eval()(x).isfinite().all()
 
 
 def test_an_expert_that_gets_no_token_first() -> None:
-    model, x = qat_models.linear_model(), torch.randn(3, 16)
-    prepare_(model, qat_models.LEARNED)
+    model, x = training_models.linear_model(), torch.randn(3, 16)
+    prepare_(model, training_models.LEARNED)
     model(x[:0]).sum().backward()
     model(x).sum().backward()
     assert model.eval()(x[:0]).shape == (0, 4)
@@ -244,8 +243,8 @@ def test_an_expert_that_gets_no_token_first() -> None:
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_average_of_models(scheme: str, when: str) -> None:
     """An average that is made before the first batch is a copy of what is not known yet."""
-    model, x = qat_models.linear_model(), torch.randn(6, 16)
-    prepare_(model, qat_models.SCHEMES[scheme])
+    model, x = training_models.linear_model(), torch.randn(6, 16)
+    prepare_(model, training_models.SCHEMES[scheme])
     if when == "after":
         model(x)
     average = torch.optim.swa_utils.AveragedModel(model, use_buffers=scheme == "static")
@@ -273,9 +272,13 @@ def test_a_first_batch_within_a_wrapper_is_refused() -> None:
     from torch.distributed.fsdp import fully_shard
 
     x = torch.randn(3, 16)
-    wrapped = qat_models.linear_model(), qat_models.linear_model(), qat_models.linear_model()
+    wrapped = (
+        training_models.linear_model(),
+        training_models.linear_model(),
+        training_models.linear_model(),
+    )
     for model in wrapped:
-        prepare_(model, qat_models.LEARNED)
+        prepare_(model, training_models.LEARNED)
     parallel = DistributedDataParallel(wrapped[0])
     with pytest.raises(RuntimeError, match=r"0\.input_fake_quant: expected the first batch before"):
         parallel(x)

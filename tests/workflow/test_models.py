@@ -13,32 +13,34 @@ from torch import Tensor, nn
 import baraquant
 from baraquant import W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
 from baraquant.qat import convert_, prepare_
-from tests.support.models import as_users_write as zoo
-from tests.support.models import for_training as qat_models
+from tests.support.models import training_models, user_models
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-one_thread = zoo.one_thread
+one_thread = user_models.one_thread
 
 GROUPS = QuantConfig(
     TensorConfig(4, "per_group", False, learned=True, group_size=4),
     TensorConfig(8, "per_tensor", learned=True),
 )
-SCHEMES = {name: qat_models.SCHEMES[name] for name in ("w8a8", "static", "learned")}
+SCHEMES = {name: training_models.SCHEMES[name] for name in ("w8a8", "static", "learned")}
 SCHEMES["groups"] = GROUPS
 
 # What builds a model, and what makes its arguments from a seed.
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Tensor, ...]]]] = {
-    "llama": (zoo.Llama, lambda seed: (zoo.tokens(2, 5, seed=seed),)),
-    "gpt": (zoo.GPT, lambda seed: (zoo.tokens(2, 5, seed=seed),)),
+    "llama": (user_models.Llama, lambda seed: (user_models.tokens(2, 5, seed=seed),)),
+    "gpt": (user_models.GPT, lambda seed: (user_models.tokens(2, 5, seed=seed),)),
     "gpt_of_conv1d": (
-        lambda: zoo.GPT(conv1d=True),
-        lambda seed: (zoo.tokens(2, 5, seed=seed),),
+        lambda: user_models.GPT(conv1d=True),
+        lambda seed: (user_models.tokens(2, 5, seed=seed),),
     ),
-    "resnet": (zoo.ResNet, lambda seed: (zoo.floats(2, 3, 12, 12, seed=seed),)),
-    "siamese": (zoo.Siamese, lambda seed: (zoo.floats(4, 16, seed=seed),)),
+    "resnet": (user_models.ResNet, lambda seed: (user_models.floats(2, 3, 12, 12, seed=seed),)),
+    "siamese": (user_models.Siamese, lambda seed: (user_models.floats(4, 16, seed=seed),)),
     "translator": (
-        zoo.Translator,
-        lambda seed: (zoo.tokens(2, 5, seed=seed), zoo.tokens(2, 4, seed=seed + 100)),
+        user_models.Translator,
+        lambda seed: (
+            user_models.tokens(2, 5, seed=seed),
+            user_models.tokens(2, 4, seed=seed + 100),
+        ),
     ),
 }
 
@@ -72,7 +74,8 @@ def test_trained_converted_stored(
     weights = {
         name
         for name, module in model.named_modules()
-        if isinstance(module, (zoo.Conv1D, nn.Conv2d)) and not hasattr(module, "weight_fake_quant")
+        if isinstance(module, (user_models.Conv1D, nn.Conv2d))
+        and not hasattr(module, "weight_fake_quant")
     }
     assert set(report.left_out) == weights
     for step in range(2):
@@ -127,12 +130,12 @@ def test_training_the_same_scheme_for_no_step_is_quantization_after_it(name: str
 
 
 def test_ties_and_shared_modules_survive() -> None:
-    model = seeded(zoo.GPT, torch.float32)
+    model = seeded(user_models.GPT, torch.float32)
     prepare_(model, W8A8())
     assert model.lm_head.weight is model.wte.weight
     convert_(model)
     assert model.lm_head.qweight.data_ptr() == model.wte.qweight.data_ptr()
-    siamese = seeded(zoo.Siamese, torch.float32)
+    siamese = seeded(user_models.Siamese, torch.float32)
     prepare_(siamese, W8A8())
     convert_(siamese)
     assert siamese.left is siamese.right
@@ -149,8 +152,8 @@ def test_one_dtype_for_each_part() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.high(self.low(x).double())
 
-    model, x = Mixed(), zoo.floats(3, 8, dtype=torch.bfloat16)
-    prepare_(model, qat_models.LEARNED)
+    model, x = Mixed(), user_models.floats(3, 8, dtype=torch.bfloat16)
+    prepare_(model, training_models.LEARNED)
     model(x).sum().backward()
     assert model.low.weight_fake_quant.scale.dtype == torch.float32
     assert model.high.weight_fake_quant.scale.dtype == torch.float64

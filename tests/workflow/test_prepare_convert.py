@@ -28,8 +28,8 @@ from baraquant.nn import (
 )
 from baraquant.qat import Report, convert_, prepare_
 from tests.support import cases
-from tests.support.models import for_training as qat_models
-from tests.support.models.for_training import SCHEMES, data, linear_model
+from tests.support.models import training_models
+from tests.support.models.training_models import SCHEMES, data, linear_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
 by_scheme = pytest.mark.parametrize("scheme", SCHEMES)
@@ -56,7 +56,7 @@ def assert_converts_to_the_same_bits(model: nn.Module, *inputs: Tensor) -> None:
         assert torch.equal(model(x), y) and torch.equal(y, z.detach())
 
 
-@pytest.mark.parametrize("activation", qat_models.activation_configs(), ids=str)
+@pytest.mark.parametrize("activation", training_models.activation_configs(), ids=str)
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_converted_bits(bits: int, activation: TensorConfig | None, device: str) -> None:
     """Every kind of weight beside every kind of activation, of the same width."""
@@ -67,7 +67,7 @@ def test_converted_bits(bits: int, activation: TensorConfig | None, device: str)
             bits, kind, activation.symmetric, activation.dynamic, activation.learned, size
         )
     x = data(3, 2, 8).to(device)
-    for weight in qat_models.weight_configs((bits,)):
+    for weight in training_models.weight_configs((bits,)):
         model = nn.Sequential(nn.Linear(8, 4), nn.GELU(), nn.Linear(4, 3, bias=False)).to(device)
         trained(model, QuantConfig(weight, activation), x, lr=0.5)
         assert_converts_to_the_same_bits(model, x, -2 * x[:1])
@@ -86,7 +86,7 @@ def test_converted_bits_of_dtypes(scheme: str, dtype: torch.dtype, device: str) 
 @by_scheme
 def test_converted_bits_of_a_transformer(scheme: str) -> None:
     x = data(4, 3, 16)
-    model = trained(qat_models.block(), SCHEMES[scheme], x, 2 * x)
+    model = trained(training_models.block(), SCHEMES[scheme], x, 2 * x)
     assert_converts_to_the_same_bits(model, x, x[:1])
 
 
@@ -122,7 +122,7 @@ def test_what_linear_layers_become() -> None:
         (W8A8(), QuantizedLinear),
         (QuantConfig(TensorConfig(4), int8), QuantizedLinear),
         (QuantConfig(TensorConfig(4), TensorConfig(4, "per_tensor")), QuantizedLinear),
-        (qat_models.STATIC, StaticQuantizedLinear),
+        (training_models.STATIC, StaticQuantizedLinear),
         (QuantConfig(TensorConfig(8, "per_tensor"), static), StaticQuantizedLinear),
         (QuantConfig(TensorConfig(8, "per_group", group_size=4), int8), WeightOnlyLinear),
         (QuantConfig(TensorConfig(8, symmetric=False), int8), WeightOnlyLinear),

@@ -14,8 +14,8 @@ from torch.nn.utils.weight_norm import weight_norm
 
 from baraquant import W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
 from baraquant.qat import convert_, prepare_
-from tests.support.models import for_training as qat_models
-from tests.support.models.for_training import data, linear_model
+from tests.support.models import training_models
+from tests.support.models.training_models import data, linear_model
 
 PREPARE, CONVERT = "baraquant.qat.prepare_: ", "baraquant.qat.convert_: "
 
@@ -134,7 +134,7 @@ def test_convert_before_prepare() -> None:
         convert_(linear_model())
 
 
-@pytest.mark.parametrize("config", [qat_models.STATIC, qat_models.LEARNED])
+@pytest.mark.parametrize("config", [training_models.STATIC, training_models.LEARNED])
 def test_convert_before_any_data(config: QuantConfig) -> None:
     model = Encoder()
     prepare_(model, config)
@@ -145,7 +145,7 @@ def test_convert_before_any_data(config: QuantConfig) -> None:
     assert kinds(model) == before
 
 
-@pytest.mark.parametrize("config", [qat_models.STATIC, qat_models.LEARNED])
+@pytest.mark.parametrize("config", [training_models.STATIC, training_models.LEARNED])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_convert_after_data_that_is_not_finite(config: QuantConfig, value: float) -> None:
     model = linear_model()
@@ -154,16 +154,16 @@ def test_convert_after_data_that_is_not_finite(config: QuantConfig, value: float
     x[1, 2] = value
     model(x)
     message = "0: expected the scale of the input to be finite, but got NaN or infinity"
-    if config is qat_models.STATIC:  # which leaves such batches out
+    if config is training_models.STATIC:  # which leaves such batches out
         message = "0: expected the range of its input to be known, but .* 1 batch .*NaN or infinity"
     with pytest.raises(ValueError, match=CONVERT + message):
         convert_(model)
 
 
-@pytest.mark.parametrize("scheme", qat_models.SCHEMES)
+@pytest.mark.parametrize("scheme", training_models.SCHEMES)
 def test_convert_of_weights_that_are_not_finite(scheme: str) -> None:
     model = linear_model()
-    prepare_(model, qat_models.SCHEMES[scheme])
+    prepare_(model, training_models.SCHEMES[scheme])
     model(data(4, 16))
     with torch.no_grad():
         model[2].weight[1, 1] = float("nan")

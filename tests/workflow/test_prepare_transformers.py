@@ -14,7 +14,7 @@ from torch import nn
 from baraquant import W8A8
 from baraquant.nn import MultiheadAttention
 from baraquant.qat import convert_, prepare_
-from tests.support.models.for_training import data
+from tests.support.models.training_models import data
 
 ENCODERS: dict[str, Any] = {
     "batch_first": {"batch_first": True},

@@ -16,7 +16,7 @@ import baraquant
 from baraquant import W4A8, W4A16, W8A8, W8A16, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
 from baraquant.configs import OBSERVERS, TRAINING_OBSERVERS, Config
 from baraquant.qat import convert_, prepare_
-from tests.support.models.with_outliers import Block, batches, relative_error, seeded
+from tests.support.models.outlier_models import Block, batches, relative_error, seeded
 
 PRESETS: dict[str, QuantConfig] = {
     "W8A8": W8A8(),

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import baraquant
 from baraquant import W8A8, SmoothQuant, W8A8Static, ops
 from baraquant.nn import QuantizedEmbedding, QuantizedLinear, StaticQuantizedLinear
-from tests.support.models.with_outliers import (
+from tests.support.models.outlier_models import (
     CALIBRATED,
     SCHEMES,
     Block,

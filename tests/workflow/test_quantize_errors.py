@@ -11,7 +11,7 @@ from torch import nn
 
 import baraquant
 from baraquant import W4A16, W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
-from tests.support.models.with_outliers import (
+from tests.support.models.outlier_models import (
     CALIBRATED,
     SCHEMES,
     Block,

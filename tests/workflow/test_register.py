@@ -15,12 +15,12 @@ import baraquant
 from baraquant import W4A8, W4A16, W8A8, W8A16, QuantConfig, TensorConfig, W8A8Static
 from baraquant.qat import convert_, prepare_
 from baraquant.workflow.layers import LAYERS
-from tests.support.models.with_outliers import relative_error, unchanged
-from tests.workflow import registered_layer as gained
+from tests.support.models.outlier_models import relative_error, unchanged
+from tests.workflow import registered_layer
 from tests.workflow.registered_layer import Gained, model_of, register
 
 pytestmark = pytest.mark.usefixtures("forgotten")
-forgotten = gained.forgotten
+forgotten = registered_layer.forgotten
 
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
 GAINED = ["0.0", "2"]

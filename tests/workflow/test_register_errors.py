@@ -16,8 +16,8 @@ import baraquant
 from baraquant import W8A8, QuantConfig
 from baraquant.qat import convert_, prepare_
 from baraquant.workflow.layers import LAYERS
-from tests.support.models.with_outliers import unchanged
-from tests.workflow import registered_layer as gained
+from tests.support.models.outlier_models import unchanged
+from tests.workflow import registered_layer
 from tests.workflow.registered_layer import (
     TENSORS,
     FakeQuantizedGained,
@@ -28,7 +28,7 @@ from tests.workflow.registered_layer import (
 )
 
 pytestmark = pytest.mark.usefixtures("forgotten")
-forgotten = gained.forgotten
+forgotten = registered_layer.forgotten
 
 
 class Liar(QuantizedGained):

@@ -16,7 +16,7 @@ import baraquant
 from baraquant import W4A8, W4A16, W8A8, W8A16, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
 from baraquant.qat import convert_, prepare_
 from baraquant.workflow.report import FILTERED, FLOATING, UNMATCHED
-from tests.support.models.with_outliers import Block, batches, relative_error, seeded, unchanged
+from tests.support.models.outlier_models import Block, batches, relative_error, seeded, unchanged
 
 
 class Special(nn.Linear):

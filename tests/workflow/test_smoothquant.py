@@ -21,7 +21,7 @@ from baraquant.workflow.smoothquant.formula import (
     smoothing,
 )
 from baraquant.workflow.smoothquant.producers import fold, producers
-from tests.support.models.with_outliers import (
+from tests.support.models.outlier_models import (
     Block,
     OffsetRMSNorm,
     OwnRMSNorm,

@@ -6,7 +6,7 @@ import math
 import torch
 
 from baraquant.workflow.smoothquant.formula import ALPHAS, AlphaSearch, ChannelRange
-from tests.support.models.with_outliers import batches
+from tests.support.models.outlier_models import batches
 
 
 def test_a_channel_that_is_not_finite_takes_no_part():

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import baraquant
 from baraquant import W4A8, W4A16, W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
 from baraquant.qat import convert_, prepare_
-from tests.support.models.with_outliers import relative_error, unchanged
+from tests.support.models.outlier_models import relative_error, unchanged
 
 
 class Times(nn.Embedding):

@@ -15,21 +15,20 @@ from torch import Tensor, nn
 
 from baraquant import W8A8, load_, save
 from baraquant.qat import convert_, prepare_
-from tests.support.models import as_users_write as zoo
-from tests.support.models import for_training as qat_models
+from tests.support.models import training_models, user_models
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-one_thread = zoo.one_thread
+one_thread = user_models.one_thread
 
-BUILDS: dict[str, Callable[[], nn.Module]] = {"llama": zoo.Llama, "gpt": zoo.GPT}
+BUILDS: dict[str, Callable[[], nn.Module]] = {"llama": user_models.Llama, "gpt": user_models.GPT}
 
 
 def run_once(name: str, scheme: str, *, is_converted: bool, seed: int = 0) -> nn.Module:
     """A model that has seen a batch, in evaluation."""
     torch.manual_seed(seed)
     model = BUILDS[name]()
-    prepare_(model, qat_models.SCHEMES[scheme])
-    model(zoo.tokens(2, 5, seed=seed + 1))
+    prepare_(model, training_models.SCHEMES[scheme])
+    model(user_models.tokens(2, 5, seed=seed + 1))
     if is_converted:
         convert_(model)
     return model.eval()
@@ -38,7 +37,7 @@ def run_once(name: str, scheme: str, *, is_converted: bool, seed: int = 0) -> nn
 @pytest.mark.parametrize("is_converted", [False, True], ids=["prepared", "converted"])
 @pytest.mark.parametrize(("name", "scheme"), [("gpt", "learned"), ("llama", "w8a8")])
 def test_tools(name: str, scheme: str, is_converted: bool, tmp_path: Path) -> None:
-    model, x = run_once(name, scheme, is_converted=is_converted), zoo.tokens(2, 5)
+    model, x = run_once(name, scheme, is_converted=is_converted), user_models.tokens(2, 5)
     with torch.no_grad():
         expected = model(x)
         assert torch.equal(torch.export.export(model, (x,)).module()(x), expected)
@@ -58,27 +57,27 @@ SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 INPUTS: dict[str, Callable[[], Tensor]] = {
     "no_rows": lambda: torch.empty(0, 16),
     "no_tokens": lambda: torch.empty(2, 0, 16),
-    "vector": lambda: zoo.floats(16),
-    "five_dimensions": lambda: zoo.floats(2, 1, 3, 2, 16),
-    "transposed": lambda: zoo.floats(16, 7).T,
-    "every_other": lambda: zoo.floats(7, 32)[:, ::2],
-    "expanded": lambda: zoo.floats(1, 16).expand(5, 16),
-    "permuted": lambda: zoo.floats(2, 16, 3, 5).permute(0, 2, 3, 1),
+    "vector": lambda: user_models.floats(16),
+    "five_dimensions": lambda: user_models.floats(2, 1, 3, 2, 16),
+    "transposed": lambda: user_models.floats(16, 7).T,
+    "every_other": lambda: user_models.floats(7, 32)[:, ::2],
+    "expanded": lambda: user_models.floats(1, 16).expand(5, 16),
+    "permuted": lambda: user_models.floats(2, 16, 3, 5).permute(0, 2, 3, 1),
     "zeros": lambda: torch.zeros(3, 16),
-    "huge": lambda: zoo.floats(4, 16) * 3e37,
-    "tiny": lambda: zoo.floats(4, 16) * 1e-40,
+    "huge": lambda: user_models.floats(4, 16) * 3e37,
+    "tiny": lambda: user_models.floats(4, 16) * 1e-40,
     **{
-        name: lambda value=value: zoo.floats(4, 16).index_fill(1, torch.tensor(3), value)
+        name: lambda value=value: user_models.floats(4, 16).index_fill(1, torch.tensor(3), value)
         for name, value in SPECIAL.items()
     },
 }
 
 
-@pytest.mark.parametrize("scheme", qat_models.SCHEMES)
+@pytest.mark.parametrize("scheme", training_models.SCHEMES)
 def test_inputs_of_every_shape(scheme: str) -> None:
-    model = qat_models.linear_model()
-    prepare_(model, qat_models.SCHEMES[scheme])
-    model(zoo.floats(6, 16))
+    model = training_models.linear_model()
+    prepare_(model, training_models.SCHEMES[scheme])
+    model(user_models.floats(6, 16))
     converted = copy.deepcopy(model).eval()
     convert_(converted)
     for name, make in INPUTS.items():
@@ -95,7 +94,7 @@ def test_inputs_of_every_shape(scheme: str) -> None:
         assert all(gradient is not None for gradient in gradients), name
         if x.numel() == 0:
             assert not any(gradient.any() for gradient in gradients), name
-            assert trained.eval()(zoo.floats(3, 16)).isfinite().all(), name
+            assert trained.eval()(user_models.floats(3, 16)).isfinite().all(), name
 
 
 class Listed(nn.Module):

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from baraquant import nn as bnn
 from baraquant.qat import convert_, prepare_
-from tests.support.models.for_training import SCHEMES, block, data
+from tests.support.models.training_models import SCHEMES, block, data
 from tests.support.saved_tensors import saved_tensors, storages
 
 STEPS = 3

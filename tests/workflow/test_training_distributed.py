@@ -18,24 +18,24 @@ from baraquant import W8A8Static
 from baraquant import nn as bnn
 from baraquant.configs import Config
 from baraquant.qat import convert_, prepare_
-from tests.support.models import for_training as qat_models
+from tests.support.models import training_models
 from tests.support.ranks import RANKS, results_of, spawn
 
 STEPS = 4
 OBSERVED = W8A8Static("min_max")
 CONFIGS: dict[str, Config] = {
-    "w8a8": qat_models.SCHEMES["w8a8"],
-    "w8a8_asymmetric": qat_models.SCHEMES["w8a8_asymmetric"],
-    "w4a8": qat_models.FOUR_BITS,
-    "groups": qat_models.GROUPS,
-    "learned": qat_models.LEARNED,
+    "w8a8": training_models.SCHEMES["w8a8"],
+    "w8a8_asymmetric": training_models.SCHEMES["w8a8_asymmetric"],
+    "w4a8": training_models.FOUR_BITS,
+    "groups": training_models.GROUPS,
+    "learned": training_models.LEARNED,
     "observed": OBSERVED,
 }
 WRAPPERS = ("ddp", "fsdp")
 
 
 def batch(step: int) -> Tensor:
-    return qat_models.data(2 * RANKS, 3, 16, seed=step)
+    return training_models.data(2 * RANKS, 3, 16, seed=step)
 
 
 def part(x: Tensor, rank: int | None) -> Tensor:
@@ -44,9 +44,9 @@ def part(x: Tensor, rank: int | None) -> Tensor:
 
 def model_for(config: Config, rank: int | None) -> nn.Module:
     """A prepared block whose scales are known: each process has seen its part of a batch."""
-    model = qat_models.block()
+    model = training_models.block()
     prepare_(model, config)
-    if config == qat_models.LEARNED:
+    if config == training_models.LEARNED:
         with torch.no_grad():
             model(batch(0))  # the same one everywhere
     if config == OBSERVED:
@@ -97,7 +97,7 @@ def train(config: Config, rank: int | None, wrapper: str = "") -> dict[str, Any]
 
 def mean_of_learned(rank: int) -> dict[str, Tensor]:
     module = bnn.LearnedFakeQuantize(symmetric=False)
-    module.initialize(qat_models.data(8, seed=rank))
+    module.initialize(training_models.data(8, seed=rank))
     module.scale.data.mul_(-1 if rank else 1)
     module.apply(bnn.sync_qparams)
     return module.state_dict()
@@ -142,7 +142,7 @@ def test_two_processes_train_as_one(name: str, wrapper: str, results: list[dict[
 def test_what_they_trained_is_converted(
     name: str, wrapper: str, results: list[dict[str, Any]]
 ) -> None:
-    model = qat_models.block()
+    model = training_models.block()
     prepare_(model, CONFIGS[name])
     model.load_state_dict(results[0][f"{wrapper} {name}"]["state"])
     y = model.eval()(batch(0))
@@ -155,7 +155,7 @@ def test_mean_of_learned_scales(results: list[dict[str, Any]]) -> None:
     states = []
     for rank in range(RANKS):
         module = bnn.LearnedFakeQuantize(symmetric=False)
-        module.initialize(qat_models.data(8, seed=rank))
+        module.initialize(training_models.data(8, seed=rank))
         states.append(module.state_dict())
     for key in ("scale", "zero_point"):
         mean = (states[0][key] + states[1][key]) / 2

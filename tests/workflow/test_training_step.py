@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from baraquant import nn as bnn
 from baraquant.qat import prepare_
 from tests.support.cuda import capture
-from tests.support.models.for_training import SCHEMES, block, data
+from tests.support.models.training_models import SCHEMES, block, data
 
 Forward = Callable[[Tensor], Tensor]
 STEPS = 4

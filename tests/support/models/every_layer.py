@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A model with a module of every kind that a file may hold."""
+"""One model that holds a layer of every kind: what is saved, loaded and hashed."""
 
 import copy
 

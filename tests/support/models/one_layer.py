@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Layers of every scheme and parents that read their weights, for the tests of whole models."""
+"""Models of a single layer, prepared, converted or quantized under every scheme."""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Architectures of transformers that nobody here wrote, tiny and with random weights."""
+"""Builds and runs tiny models of the architectures of transformers, with random weights.
+
+The tables of models are in `encoders.py`, `decoders.py`, `images.py` and `sounds.py`; what these
+are written with is in `parts.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Models as users have them: what they are built of, not what is easy to quantize."""
+"""Models as users write them: Llama, GPT, ResNet and others, not what is easy to quantize."""
 
 from __future__ import annotations
 

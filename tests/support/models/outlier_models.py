@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Small models of the kinds that are quantized, with outliers where real ones have them."""
+"""Small models whose activations have outliers, as real ones do: what `quantize_` gets."""
 
 from __future__ import annotations
 

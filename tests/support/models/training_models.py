@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Configurations and models that the tests of quantization-aware training share."""
+"""Small models to train, and every configuration that `prepare_` takes."""
 
 from __future__ import annotations
 
