@@ -7,7 +7,8 @@ ENVIRONMENT = "$(PYTHON)" scripts/environment.py
 GPU := $(wildcard /dev/nvidia0)
 # pytest's processes: many where a GPU takes the work and there are cores to feed it.
 WORKERS ?= $(if $(GPU),$(shell if [ "$$(nproc)" -ge 16 ]; then echo 14; else echo 2; fi),2)
-# Minutes of CPU time that each of them may take for the short tests; 0 for any. tests/support/short_run/budget.py
+# Minutes of CPU time that each of them may take for the short tests; 0 for any: budget.py in
+# tests/support/short_run.
 TEST_BUDGET ?= $(if $(GPU),8,6)
 PART ?= 1/1
 PYTEST_ARGS ?=
