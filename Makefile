@@ -7,12 +7,13 @@ ENVIRONMENT = "$(PYTHON)" scripts/environment.py
 GPU := $(wildcard /dev/nvidia0)
 # pytest's processes: many where a GPU takes the work and there are cores to feed it.
 WORKERS ?= $(if $(GPU),$(shell if [ "$$(nproc)" -ge 16 ]; then echo 14; else echo 2; fi),2)
-# Minutes of CPU time that each of them may take for the short tests; 0 for any. tests/budget.py
+# Minutes of CPU time that each of them may take for the short tests; 0 for any: budget.py in
+# tests/support/short_run.
 TEST_BUDGET ?= $(if $(GPU),8,6)
 PART ?= 1/1
 PYTEST_ARGS ?=
 # The families that are measured, and options for each of them, such as --json results/{family}.json
-BENCH ?= affine qparams int8_mm grouped training
+BENCH ?= affine range int8_mm grouped training
 BENCH_ARGS ?=
 DEMO_ARGS ?=
 MINILM_ARGS ?=
@@ -56,7 +57,7 @@ test-all: ## the same with every test, and the docs; PART=2/4 is the second of f
 zoo: ## whole models under every scheme, some ten minutes; writes docs/models.md
 	@set -e; py=$$($(ENVIRONMENT) --need test,examples --aside zoo); \
 	"$$py" scripts/build.py; \
-	"$$py" tests/zoo/run.py $(ZOO_ARGS)
+	"$$py" -m tests.zoo.run $(ZOO_ARGS)
 
 asan: ## short tests and hostile calls under AddressSanitizer and UndefinedBehaviorSanitizer
 	@set -e; py=$$($(ENVIRONMENT) --need test); \
@@ -74,7 +75,7 @@ gpu-sanitize: ## every CUDA kernel under NVIDIA's compute-sanitizer, where there
 bench: ## measure the ops against a device copy and PyTorch's own, and a training step
 	@set -e; py=$$($(ENVIRONMENT) --need bench); \
 	"$$py" scripts/build.py; \
-	for family in $(BENCH); do "$$py" benchmarks/bench_$$family.py $(BENCH_ARGS); done
+	for family in $(BENCH); do "$$py" -m benchmarks.bench_$$family $(BENCH_ARGS); done
 
 figures: ## write the measured figures into README.md and docs, out of benchmarks/results
 	@set -e; py=$$($(ENVIRONMENT)); \

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from bench import Call, Compiler, Timer, describe
-from bench_row import Case, Row, Target
+from benchmarks.bench import Call, Compiler, Timer, describe
+from benchmarks.bench_row import Case, Row, Target
 
 # isort: split
 from baraquant import ops
-from cases import PER_TENSOR, PER_TOKEN, Granularity, per_channel, per_group
+from tests.support.cases import PER_TENSOR, PER_TOKEN, Granularity, per_channel, per_group
 
 COLUMNS = 4096  # every shape is [rows, COLUMNS], as a layer's weight or a batch of tokens
 RANGE = (-128, 127)

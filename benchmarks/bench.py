@@ -15,10 +15,8 @@ import gc
 import math
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -29,11 +27,7 @@ ROTATED_BYTES = 256 << 20  # several times the L2 of an H200 (60 MB) and the L3 
 GRAPH_BELOW = 50e-6  # seconds; from there on launch gaps are hidden by the queue
 HEAD_START = 400_000  # clock cycles that the device sleeps while the host queues: about 0.2 ms
 FEWEST_ROUNDS = 3
-REPOSITORY = Path(__file__).resolve().parents[1]
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # glibc, malloc.h
-
-# For every module that imports this one: a build in place, and cases.py, which the tests share.
-sys.path += [str(REPOSITORY), str(REPOSITORY / "tests")]
 
 
 class Timer:

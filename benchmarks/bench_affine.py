@@ -4,8 +4,8 @@
 Every figure stands beside a copy of the same input and beside PyTorch's own op, timed in turns in
 the same run; the targets are ratios of those.
 
-    python benchmarks/bench_affine.py                    # on a GPU if there is one
-    python benchmarks/bench_affine.py --device cpu --json results/affine.json
+    python -m benchmarks.bench_affine                    # on a GPU if there is one
+    python -m benchmarks.bench_affine --device cpu --json results/affine.json
 """
 
 import argparse
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from affine_rows import (
+from benchmarks.affine_rows import (
     COLUMNS,
     GRANULARITIES,
     bench_backward,
@@ -23,11 +23,11 @@ from affine_rows import (
     bench_forward,
     bench_scale_gradient,
 )
-from bench import Compiler, Timer, free_memory
-from bench_cli import SegmentPlan, parse, parse_size, parser_of, parts_of, run, timer_of
-from bench_plot import plot_bars
-from bench_report import Part
-from bench_row import Case, Row
+from benchmarks.bench import Compiler, Timer, free_memory
+from benchmarks.bench_cli import SegmentPlan, parse, parse_size, parser_of, parts_of, run, timer_of
+from benchmarks.bench_plot import plot_bars
+from benchmarks.bench_report import Part
+from benchmarks.bench_row import Case, Row
 
 BENCHES = {
     "forward": bench_forward,

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import torch
 from rich.console import Console
 
-from bench import Timer, keep_freed_memory
-from bench_plot import Plot
-from bench_report import OPS, Layout, Part, run_sections
-from bench_row import DTYPES, Row
+from benchmarks.bench import Timer, keep_freed_memory
+from benchmarks.bench_plot import Plot
+from benchmarks.bench_report import OPS, Layout, Part, run_sections
+from benchmarks.bench_row import DTYPES, Row
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ calls them. Weights are larger than any cache. A size is E x N x K; the shapes o
 T x E x N x K. ``even`` shares the tokens out, ``half to one`` gives one expert half of them, and
 ``random`` draws an expert for each token.
 
-    python benchmarks/bench_grouped.py                    # on a GPU if there is one
-    python benchmarks/bench_grouped.py --sizes 8x14336x4096 --rows 4096 --what linear
+    python -m benchmarks.bench_grouped                    # on a GPU if there is one
+    python -m benchmarks.bench_grouped --sizes 8x14336x4096 --rows 4096 --what linear
 """
 
 import argparse
@@ -19,16 +19,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bench import Call, Timer, describe, free_memory
-from bench_cli import Plan, parse, parser_of, parts_of, run, timer_of
-from bench_plot import plot_products
-from bench_report import Part
-from bench_row import OWN, Case, Row, Target, empty_row
+from benchmarks.bench import Call, Timer, describe, free_memory
+from benchmarks.bench_cli import Plan, parse, parser_of, parts_of, run, timer_of
+from benchmarks.bench_plot import plot_products
+from benchmarks.bench_report import Part
+from benchmarks.bench_row import OWN, Case, Row, Target, empty_row
 
 # isort: split
 from baraquant import ops
-from cases import compute_dtype
-from int8_mm_layer import COPIED, int8_peak
+from benchmarks.int8_mm_layer import COPIED, int8_peak
+from tests.support.cases import compute_dtype
 
 GROUPED_MM = "torch._grouped_mm"
 TARGET = Target(GROUPED_MM, 1.3)

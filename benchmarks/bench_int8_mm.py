@@ -5,8 +5,8 @@ Every figure stands beside what PyTorch has, timed in turns in the same run: ``t
 alone and with the dequantization that a user adds, a float layer, and fp8 on a GPU or
 quantize_dynamic on a CPU. A size is a weight's, N x K; the shapes of the table are M x N x K.
 
-    python benchmarks/bench_int8_mm.py                    # on a GPU if there is one
-    python benchmarks/bench_int8_mm.py --sizes 4096x4096 --rows 1 64 --what linear
+    python -m benchmarks.bench_int8_mm                    # on a GPU if there is one
+    python -m benchmarks.bench_int8_mm --sizes 4096x4096 --rows 1 64 --what linear
 """
 
 import argparse
@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
-from bench import Compiler, Timer, describe, free_memory
-from bench_cli import Plan, parse, parser_of, parts_of, run, timer_of
-from bench_plot import plot_products
-from bench_report import Part
-from bench_row import Case, Row
-from int8_mm_layer import COPIED, Bench, Weights
-from int8_mm_rows import (
+from benchmarks.bench import Compiler, Timer, describe, free_memory
+from benchmarks.bench_cli import Plan, parse, parser_of, parts_of, run, timer_of
+from benchmarks.bench_plot import plot_products
+from benchmarks.bench_report import Part
+from benchmarks.bench_row import Case, Row
+from benchmarks.int8_mm_layer import COPIED, Bench, Weights
+from benchmarks.int8_mm_rows import (
     bench_cached,
     bench_linear,
     bench_odd,

@@ -8,7 +8,7 @@ from typing import Any
 
 import matplotlib
 
-from bench_row import Row, Target
+from benchmarks.bench_row import Row, Target
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

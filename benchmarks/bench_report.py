@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench import describe, free_memory
-from bench_plot import Plot
-from bench_row import Row, Within
+from benchmarks.bench import describe, free_memory
+from benchmarks.bench_plot import Plot
+from benchmarks.bench_row import Row, Within
 
 Part = Callable[[], Iterator[Row]]
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench import copy_call, rotation_for
+from benchmarks.bench import copy_call, rotation_for
 
 # isort: split
-from cases import name_of
+from tests.support.cases import name_of
 
 OWN = "baraquant"
 DTYPES = {

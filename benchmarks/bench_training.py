@@ -6,8 +6,8 @@ ops, PyTorch's fake quantize, torchao. Each is run eagerly, compiled, and captur
 graph, in turns; ratios are to the block in floats in the same mode. The peak of memory is what a
 step takes above parameters and optimizer state. A size is batch x tokens x width.
 
-    python benchmarks/bench_training.py                     # on a GPU if there is one
-    python benchmarks/bench_training.py --what eager --sizes 4x2048x4096 --dtypes bfloat16
+    python -m benchmarks.bench_training                     # on a GPU if there is one
+    python -m benchmarks.bench_training --what eager --sizes 4x2048x4096 --dtypes bfloat16
 """
 
 import argparse
@@ -20,17 +20,17 @@ from typing import Any
 
 import torch
 
-from bench import Timer, describe, free_memory
-from bench_cli import Plan, parse, parser_of, parts_of, run
-from bench_report import Part
-from bench_row import Row
+from benchmarks.bench import Timer, describe, free_memory
+from benchmarks.bench_cli import Plan, parse, parser_of, parts_of, run
+from benchmarks.bench_report import Part
+from benchmarks.bench_row import Row
 
 # isort: split
-from cases import name_of
-from training_block import CHAIN, OWN_W8A8, Variant, variants
-from training_plot import plot_training
-from training_row import TRAINING, PeaksAtMost, TakesAtMost, TrainingRow
-from training_step import Figures, Stepper
+from benchmarks.training_block import CHAIN, OWN_W8A8, Variant, variants
+from benchmarks.training_plot import plot_training
+from benchmarks.training_row import TRAINING, PeaksAtMost, TakesAtMost, TrainingRow
+from benchmarks.training_step import Figures, Stepper
+from tests.support.cases import name_of
 
 MODES = ("eager", "compiled", "graph")
 COMPILE_FOR = 200  # seconds into the run: nothing is compiled after that

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bench import Call, Compiler, Timer, describe, rotation_for
-from bench_row import OWN, AnyOf, AnyTarget, Case, Row, Target, Tops, empty_row
+from benchmarks.bench import Call, Compiler, Timer, describe, rotation_for
+from benchmarks.bench_row import OWN, AnyOf, AnyTarget, Case, Row, Target, Tops, empty_row
 
 # isort: split
-from cases import compute_dtype, name_of
-from h200_sweep import sweep_seconds
-from pytorch_linears import IntMm, dynamic_linear, float8_rows
+from benchmarks.h200_sweep import sweep_seconds
+from benchmarks.pytorch_linears import IntMm, dynamic_linear, float8_rows
+from tests.support.cases import compute_dtype, name_of
 
 # A bfloat16 copy this large runs at the rate of memory, on the CPU as it rotates.
 COPIED = {"cuda": [8192, 8192], "cpu": [2048, 8192]}

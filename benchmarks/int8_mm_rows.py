@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bench import Call, Timer
-from bench_row import OWN, AnyTarget, HoldsLess, Row, Target
+from benchmarks.bench import Call, Timer
+from benchmarks.bench_row import OWN, AnyTarget, HoldsLess, Row, Target
 
 # isort: split
 from baraquant import ops
-from int8_mm_layer import (
+from benchmarks.int8_mm_layer import (
     COMPILED,
     DEQUANTIZED,
     DYNAMIC,
@@ -28,8 +28,13 @@ from int8_mm_layer import (
     int8_peak,
     product_targets,
 )
-from pytorch_linears import fake_quantized_linear, float8_linear, float8_product, float8_rows
-from saved_tensors import saved_tensors, storages
+from benchmarks.pytorch_linears import (
+    fake_quantized_linear,
+    float8_linear,
+    float8_product,
+    float8_rows,
+)
+from tests.support.saved_tensors import saved_tensors, storages
 
 
 def int_mm_calls(bench: Bench, x: Tensor, scale: Tensor) -> dict[str, Call]:

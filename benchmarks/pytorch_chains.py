@@ -11,10 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import bench  # noqa: F401 - finds cases
-
 # isort: split
-from cases import Granularity, compute_dtype
+from tests.support.cases import Granularity, compute_dtype
 
 QUANT_MIN, QUANT_MAX = -128, 127
 AVERAGING_CONSTANT = 0.01

@@ -8,11 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import bench  # noqa: F401 - finds cases
-
 # isort: split
-from cases import PER_TOKEN, per_channel
-from pytorch_chains import Chain
+from benchmarks.pytorch_chains import Chain
+from tests.support.cases import PER_TOKEN, per_channel
 
 FLOAT8 = torch.float8_e4m3fn
 _INPUT = Chain(PER_TOKEN, symmetric=True)

@@ -14,13 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import bench  # noqa: F401 - finds baraquant
-
 # isort: split
 from baraquant import W8A8, QuantConfig, TensorConfig, W8A8Static
 from baraquant.qat import prepare_
-from pytorch_chains import QUANT_MAX, QUANT_MIN
-from pytorch_linears import fake_quantized_linear
+from benchmarks.pytorch_chains import QUANT_MAX, QUANT_MIN
+from benchmarks.pytorch_linears import fake_quantized_linear
 
 HEAD_WIDTH = 128
 GROUP_SIZE = 32

@@ -4,13 +4,13 @@
 from pathlib import Path
 from typing import Any
 
-import bench_plot  # noqa: F401 - chooses a backend that needs no screen
+from benchmarks import bench_plot  # noqa: F401 - chooses a backend that needs no screen
 
 # isort: split
 from matplotlib import pyplot as plt
 
-from bench_row import Row
-from training_step import PHASES
+from benchmarks.bench_row import Row
+from benchmarks.training_step import PHASES
 
 COLORS = {"forward": "#4c72b0", "backward": "#55a868", "optimizer": "#c7a252", "whole": "#4c72b0"}
 OWN_COLOR, PEER_COLOR = "#c44e52", "#999999"

@@ -3,9 +3,9 @@
 
 from dataclasses import dataclass, field
 
-from bench_report import Layout, threads_text, verdicts
-from bench_row import Row
-from training_step import PHASES
+from benchmarks.bench_report import Layout, threads_text, verdicts
+from benchmarks.bench_row import Row
+from benchmarks.training_step import PHASES
 
 MIB = 1 << 20
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from bench import Timer, free_memory, synchronizes
-from training_block import Block, Variant
+from benchmarks.bench import Timer, free_memory, synchronizes
+from benchmarks.training_block import Block, Variant
 
 # isort: split
-from saved_tensors import saved_tensors, storages
+from tests.support.saved_tensors import saved_tensors, storages
 
 PHASES = ("forward", "backward", "optimizer")
 WARM_UP = 3

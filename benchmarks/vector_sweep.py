@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One to four rows on a GPU: the vector kernel against the tiles that could take its place.
 
-    python benchmarks/vector_sweep.py --json vector_sweep.json      # about a minute on an H200
-    python benchmarks/vector_sweep.py --read vector_sweep.json      # the tables again, no GPU
+    python -m benchmarks.vector_sweep --json vector_sweep.json      # about a minute on an H200
+    python -m benchmarks.vector_sweep --read vector_sweep.json      # the tables again, no GPU
 
 For each product `[m, k] @ [n, k].T` of int8 to bfloat16 it times the vector kernel, the tiles for
 few rows of Hopper's tensor cores, and the generic kernel: medians of device events inside CUDA
@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bench import Timer, free_memory, rotation_for
+from benchmarks.bench import Timer, free_memory, rotation_for
 
 # isort: split
 import baraquant

@@ -136,7 +136,7 @@ def call_cost() -> str:
 # --- scales from the data
 
 
-def qparams_gpu() -> str:
+def range_gpu() -> str:
     """Share of the copy, and the same chain in PyTorch; bfloat16 / float32."""
     token: dict[str, Any] = {"what": "token", "case": "per_token, symmetric"}
     skewed = {**token, "case": "per_token, asymmetric"}
@@ -159,7 +159,7 @@ def qparams_gpu() -> str:
     ]
     lines = []
     for name, wanted in chosen:
-        pair = [one(H200, "qparams", dtype=d, **wanted) for d in ("bfloat16", "float32")]
+        pair = [one(H200, "range", dtype=d, **wanted) for d in ("bfloat16", "float32")]
         copies = [
             t["at_least"] for row in pair for t in row["targets"] if t.get("against") == "copy"
         ]
@@ -174,7 +174,7 @@ def qparams_gpu() -> str:
     return table(["bfloat16 / float32", *titles], lines)
 
 
-def qparams_cpu() -> str:
+def range_cpu() -> str:
     """The same on two cores; float32 / bfloat16, spans over the rows of a line."""
     token: dict[str, Any] = {"what": "token", "case": "per_token, symmetric"}
     segments = {"what": "segments"}
@@ -192,7 +192,7 @@ def qparams_cpu() -> str:
     ]
 
     def both(wanted: dict[str, Any], text: Callable[[list[Row]], str]) -> str:
-        everything = results.report(CPU, "qparams")["rows"]
+        everything = results.report(CPU, "range")["rows"]
         known = {row["dtype"] for row in pick(everything, **wanted)}
         dtypes = [dtype for dtype in ("float32", "bfloat16") if dtype in known]
         return " / ".join(text(pick(everything, dtype=dtype, **wanted)) for dtype in dtypes)
@@ -280,8 +280,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "table.affine.cpu": affine_cpu,
     "table.sizes.cpu": sizes_cpu,
     "table.calls": call_cost,
-    "table.qparams.gpu": qparams_gpu,
-    "table.qparams.cpu": qparams_cpu,
+    "table.range.gpu": range_gpu,
+    "table.range.cpu": range_cpu,
     "table.int8.gpu": int8_gpu,
     "table.int8.cpu": int8_cpu,
     "table.layer.gpu": layer_gpu,

@@ -77,20 +77,20 @@ def tokens(machine: str, **wanted: Any) -> list[results.Row]:
     """The rows of dynamic quantization for each token, of long rows and many of them."""
     least = {H200: {"m": at_least(16384), "n": at_least(4096)}, CPU: {}}[machine]
     chosen: dict[str, Any] = {"what": "token", "case": "per_token, symmetric", **least}
-    return rows(machine, "qparams", **{**chosen, **wanted})
+    return rows(machine, "range", **{**chosen, **wanted})
 
 
 def decode(**wanted: Any) -> list[float]:
     """Microseconds above an empty launch and the bytes, of a few tokens."""
     return [
         1e6 * (row["seconds"] - row["bound"])
-        for row in rows(H200, "qparams", what="decode", **wanted)
+        for row in rows(H200, "range", what="decode", **wanted)
     ]
 
 
 def dynamic(case: str, **wanted: Any) -> list[results.Row]:
     """The rows of dynamic fake quantize, forward and backward, on the H200."""
-    return rows(H200, "qparams", what="forward + backward", case=case, **wanted)
+    return rows(H200, "range", what="forward + backward", case=case, **wanted)
 
 
 def affine(op: str, **wanted: Any) -> list[results.Row]:
@@ -212,19 +212,19 @@ FIGURES: dict[str, Figure] = {
         for case in ("per_token", "per_group(128,-1)", "per_channel(1)")
         for row in dynamic(f"{case}, asymmetric")
     ),
-    "qparams.met": lambda: figure_tables.targets_met(H200, "qparams"),
+    "range.met": lambda: figure_tables.targets_met(H200, "range"),
     # The affine family on an H200, 2^28 elements
     "fake.copy": lambda: percent(fields(affine("fake_quantize", what="forward"), "of_copy")),
     "fake.both.copy": lambda: percent(fields(affine("fake_quantize, input kept"), "of_copy")),
     # On two cores of a Xeon
     "cpu.memory": memory_of(""),
-    "cpu.memory.qparams": memory_of("qparams"),
+    "cpu.memory.range": memory_of("range"),
     "cpu.memory.int8": memory_of("int8_mm"),
     "cpu.memory.minilm": memory_of("minilm"),
     "cpu.fake": lambda: span(peers(fake_cpu(m=4096), "PyTorch"), ".1f"),
     "cpu.token.eager": lambda: span(peers(tokens(CPU), "PyTorch"), ".1f"),
     "cpu.token.compile": lambda: span(peers(tokens(CPU), "torch.compile"), ".1f"),
-    "cpu.qparams.met": lambda: figure_tables.targets_met(CPU, "qparams"),
+    "cpu.range.met": lambda: figure_tables.targets_met(CPU, "range"),
     "cpu.int8.tops": lambda: span(fields(cpu_product(), "tops")),
     "cpu.int8.float32": lambda: span(peers(cpu_product(), "float32 linear"), ".1f"),
     "cpu.int8.met": lambda: figure_tables.targets_met(CPU, "int8_mm"),

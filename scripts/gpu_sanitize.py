@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""NVIDIA's compute-sanitizer over small calls of every kernel (tests/gpu_calls.py).
+"""NVIDIA's compute-sanitizer over small calls of every kernel (tests/ops/gpu_calls.py).
 
     memcheck    reads and writes beyond an allocation; misaligned ones
     racecheck   two threads of a block at the same shared memory, without an order
@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import toolchain
 
-CALLS = toolchain.ROOT / "tests" / "gpu_calls.py"
+CALLS = ("-m", "tests.ops.gpu_calls")
 TOOLS = ("memcheck", "racecheck", "synccheck")
 LIMIT = 900  # seconds for one tool
 SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?|hazards?)")
@@ -69,13 +69,12 @@ def command(tool: Path, name: str, log: Path) -> list[str]:
         *(str(tool), "--tool", name, name_filter(tool), "kns=baraquant"),
         *("--report-api-errors", "no", "--error-exitcode", "99", "--print-limit", "20"),
         *("--target-processes", "application-only", "--log-file", str(log)),
-        *(sys.executable, str(CALLS)),
+        *(sys.executable, *CALLS),
     ]
 
 
 def environment(name: str) -> dict[str, str]:
-    folder = toolchain.ROOT
-    path = os.pathsep.join((str(folder), str(folder / "tests"), os.environ.get("PYTHONPATH", "")))
+    path = os.pathsep.join((str(toolchain.ROOT), os.environ.get("PYTHONPATH", "")))
     # One allocation for each tensor: memcheck then sees the end of each.
     alone = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if name == "memcheck" else {}
     return os.environ | {"PYTHONPATH": path.rstrip(os.pathsep)} | alone
@@ -117,7 +116,7 @@ def run(tool: Path) -> int:
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory() as folder:
         places = {name: Path(folder) / name for name in ("", *TOOLS)}
-        listing = start([sys.executable, str(CALLS), "--kernels"], "", Path(folder) / "kernels")
+        listing = start([sys.executable, *CALLS, "--kernels"], "", Path(folder) / "kernels")
         running = {
             name: start(command(tool, name, places[name]), name, Path(folder) / f"{name}.out")
             for name in TOOLS

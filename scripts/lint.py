@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PYTHON = ["baraquant", "tests", "benchmarks", "docs", "examples", "scripts", "setup.py"]
+PYTHON = ["baraquant", "tests", "benchmarks", "docs", "examples", "scripts"]
+PYTHON += ["conftest.py", "setup.py"]
 CPP = ["csrc", "tests", "examples", "benchmarks"]
 MAX_LINES = 400
 LICENCE = "SPDX-License-Identifier: BSD-3-Clause"

@@ -28,12 +28,12 @@ NAMES = {"address": "asan", "thread": "tsan"}
 REPORTS = ("ERROR: AddressSanitizer: ", "runtime error: ", "WARNING: ThreadSanitizer: ")
 FAILED = 99  # the exit code of a process in which a sanitizer found something
 # Values, errors, layouts, gradients and special values of the three families of ops.
-TESTS = [
-    *("affine_values", "affine_dequantize", "affine_errors", "affine_layouts", "affine_gradients"),
-    *("affine_learned", "range_values", "range_errors", "range_layouts", "range_gradients"),
-    *("range_observe", "int8_values", "int8_errors", "int8_layouts", "int8_gradients"),
-    *("int8_special", "int8_autograd", "ops_calls", "threads", "lazy_values"),
-]
+TESTS = {
+    "affine": ("values", "dequantize", "errors", "layouts", "gradients", "learned"),
+    "range": ("values", "errors", "layouts", "gradients", "observe"),
+    "int8_mm": ("values", "errors", "layouts", "gradients", "special", "autograd"),
+    "ops": ("calls", "threads", "lazy_values"),
+}
 PROBE = r"""
 #include <cstdint>
 extern "C" int beyond(const int8_t* values, int64_t count) { return values[count]; }
@@ -110,7 +110,7 @@ class Run:
             "UBSAN_OPTIONS": f"{common}:print_stacktrace=1",
             "TSAN_OPTIONS": f"halt_on_error=0:{log}:suppressions={suppressions}:"
             "ignore_noninstrumented_modules=1",
-            "PYTHONPATH": os.pathsep.join(map(str, (self.lib, ROOT / "scripts", ROOT / "tests"))),
+            "PYTHONPATH": os.pathsep.join(map(str, (self.lib, ROOT / "scripts", ROOT))),
             "BARAQUANT_SANITIZED": str(self.lib),
             "CUDA_VISIBLE_DEVICES": "",
         }
@@ -187,8 +187,9 @@ class Run:
         """Run Python in the sanitizer's environment; a failure or a report is noted."""
         say(f"{self.name}: {name}")
         start = time.monotonic()
+        # `python -m` looks into the working folder first: there is the instrumented library.
         done = subprocess.run(
-            self.python(*arguments), check=False, cwd=ROOT, env=self.environment()
+            self.python(*arguments), check=False, cwd=self.lib, env=self.environment()
         )
         seconds = f"{time.monotonic() - start:.0f} s"
         state = "passed" if done.returncode == 0 else f"FAILED (exit code {done.returncode})"
@@ -198,11 +199,17 @@ class Run:
 
     def tests(self, workers: str) -> None:
         """Of the files in TESTS, what the short run takes."""
-        files = [str(ROOT / "tests" / f"test_{name}.py") for name in TESTS]
+        files = [
+            str(ROOT / "tests" / folder / f"test_{name}.py")
+            for folder, names in TESTS.items()
+            for name in names
+        ]
         self.step(
             "the short tests",
             *("-m", "pytest", "-p", "sanitize", "-q", "-n", workers, "--dist", "worksteal"),
             *("-o", f"pythonpath={self.lib} . scripts", "-p", "no:cacheprovider", "--no-header"),
+            # Without this, pytest would put the repository's folder in front of the others.
+            "--import-mode=append",
             *("--capture=sys", "-r", "fE", "-m", "not exhaustive", *files),
         )
 
@@ -238,13 +245,13 @@ def main() -> int:
         return run.finish()
     run.probe()
     if options.kind == "thread":
-        run.step("eight threads", str(ROOT / "tests" / "eight_threads.py"), "--quick")
+        run.step("eight threads", "-m", "tests.ops.eight_threads", "--quick")
         return run.finish()
     if "tests" not in options.skip:
         run.tests(options.workers)
     if "calls" not in options.skip:
         calls = [str(options.calls), "--processes", options.workers]
-        run.step(f"{options.calls} hostile calls", str(ROOT / "tests" / "hostile.py"), *calls)
+        run.step(f"{options.calls} hostile calls", "-m", "tests.ops.hostile", *calls)
     return run.finish()
 
 

@@ -9,10 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-import cases
-from cases import Granularity, name_of
-from golden import values
-from golden.values import Case, Shape
+from tests.golden import values
+from tests.golden.values import Case, Shape
+from tests.support import cases
+from tests.support.cases import Granularity, name_of
 
 RANGE = (-100, 90)
 VERBS = ("fake_quantize", "quantize", "dequantize", "public_backward", "learned", "point_less")

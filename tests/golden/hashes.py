@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import baraquant  # noqa: F401  (loads the ops)
-from golden import affine, modules, products, ranges
-from golden.values import Case
+from tests.golden import affine, modules, products, ranges
+from tests.golden.values import Case
 
-FILE = Path(__file__).resolve().parent.parent / "data" / "golden_hashes.json"
+FILE = Path(__file__).resolve().parents[1] / "data" / "golden_hashes.json"
 FAMILIES: dict[str, Callable[[torch.dtype], Iterator[Case]]] = {
     "affine": affine.all_cases,
     "ranges": ranges.all_cases,

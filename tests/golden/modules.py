@@ -21,15 +21,15 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
-import cases
 from baraquant import W4A8, W4A16, W8A8, W8A16, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
 from baraquant.configs import Config
 from baraquant.qat import convert_, prepare_
-from cases import name_of
-from golden import values
-from golden.products import exact_rows, sparse
-from golden.values import Case
-from stored_models import Every
+from tests.golden import values
+from tests.golden.products import exact_rows, sparse
+from tests.golden.values import Case
+from tests.support import cases
+from tests.support.cases import name_of
+from tests.support.models.every_layer import Every
 
 T = TensorConfig
 TENSOR = T(8, "per_tensor", False, learned=True)

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import cases
-from cases import name_of
-from golden import values
-from golden.values import Case
+from tests.golden import values
+from tests.golden.values import Case
+from tests.support import cases
+from tests.support.cases import name_of
 
 ops = torch.ops.baraquant
 Arguments = dict[str, Any]

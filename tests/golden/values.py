@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import cases
-from cases import Granularity
+from tests.support import cases
+from tests.support.cases import Granularity
 
 Shape = tuple[int, ...]
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import tiny_models as tiny
-from tiny_kinds import Inputs, Tiny, numbers
-from zoo import torchvision_support
+from tests.support.tiny_transformers import build as tiny
+from tests.support.tiny_transformers.parts import Inputs, Tiny, numbers
+from tests.zoo import torchvision_support
 
 
 @dataclass(frozen=True)

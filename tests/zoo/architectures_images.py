@@ -5,8 +5,18 @@ from __future__ import annotations
 
 import torch
 
-from tiny_kinds import ENDS, LLAMA, VIT, Inputs, Tiny, image, numbers, text, tokens
-from zoo.architecture import Architecture, known, of_tiny, table
+from tests.support.tiny_transformers.parts import (
+    ENDS,
+    LLAMA,
+    VIT,
+    Inputs,
+    Tiny,
+    image,
+    numbers,
+    text,
+    tokens,
+)
+from tests.zoo.architecture import Architecture, known, of_tiny, table
 
 IMAGE_TOKEN = 4
 

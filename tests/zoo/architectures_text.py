@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from tiny_kinds import ENDS, LLAMA, Tiny, ids, lm_of, numbers
-from zoo.architecture import Architecture, known, of_tiny, table
+from tests.support.tiny_transformers.parts import ENDS, LLAMA, Tiny, ids, lm_of, numbers
+from tests.zoo.architecture import Architecture, known, of_tiny, table
 
 EXPERTS = {"is_discrete": True}
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tiny_kinds import VOCABULARY, numbers, tokens
-from zoo.architecture import Architecture, table
+from tests.support.tiny_transformers.parts import VOCABULARY, numbers, tokens
+from tests.zoo.architecture import Architecture, table
 
 
 class Tagger(nn.Module):

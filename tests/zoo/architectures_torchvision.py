@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from tiny_kinds import Inputs, numbers
-from zoo import torchvision_support
-from zoo.architecture import Architecture, table
+from tests.support.tiny_transformers.parts import Inputs, numbers
+from tests.zoo import torchvision_support
+from tests.zoo.architecture import Architecture, table
 
 
 def vision() -> Any:

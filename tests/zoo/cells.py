@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from zoo.architecture import Architecture
-from zoo.architectures_images import IMAGES
-from zoo.architectures_text import TEXT
-from zoo.architectures_torch import TORCH
-from zoo.architectures_torchvision import TORCHVISION
-from zoo.schemes import SCHEMES, Scheme
+from tests.zoo.architecture import Architecture
+from tests.zoo.architectures_images import IMAGES
+from tests.zoo.architectures_text import TEXT
+from tests.zoo.architectures_torch import TORCH
+from tests.zoo.architectures_torchvision import TORCHVISION
+from tests.zoo.schemes import SCHEMES, Scheme
 
 ARCHITECTURES: dict[str, Architecture] = {**TEXT, **IMAGES, **TORCHVISION, **TORCH}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

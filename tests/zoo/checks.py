@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
-import tiny_models as tiny
 from baraquant.qat import convert_, prepare_
-from tiny_kinds import Inputs
-from zoo import floating, generation, gradients
-from zoo.architecture import cast
-from zoo.cells import NOT_RUN, NOTHING, Cell, Result
+from tests.support.tiny_transformers import build as tiny
+from tests.support.tiny_transformers.parts import Inputs
+from tests.zoo import floating, generation, gradients
+from tests.zoo.architecture import cast
+from tests.zoo.cells import NOT_RUN, NOTHING, Cell, Result
 
 # By how much the gradient of an integer model may differ from the prepared one's, relatively.
 GRADIENT = {torch.float32: 1e-3, torch.bfloat16: 0.1}

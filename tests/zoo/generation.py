@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from tiny_kinds import Inputs
+from tests.support.tiny_transformers.parts import Inputs
 
 OPTIONS = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
 CACHES = {"with a cache": True, "without a cache": False}

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import tiny_models as tiny
-from tiny_kinds import Inputs
+from tests.support.tiny_transformers import build as tiny
+from tests.support.tiny_transformers.parts import Inputs
 
 
 def loss(model: nn.Module, inputs: Inputs) -> Tensor:

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import baraquant
-import tiny_models as tiny
-from zoo.architecture import cast
-from zoo.cells import Cell
-from zoo.checks import described, expect_same
+from tests.support.tiny_transformers import build as tiny
+from tests.zoo.architecture import cast
+from tests.zoo.cells import Cell
+from tests.zoo.checks import described, expect_same
 
 KINDS = ("quantized", "converted")
 

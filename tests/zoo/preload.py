@@ -13,7 +13,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 warnings.simplefilter("ignore")
 
-from zoo import torchvision_support  # noqa: E402
+from tests.zoo import torchvision_support  # noqa: E402
 
 # Each costs seconds; a decoder imports most of what the models of transformers share.
 MODULES = ("transformers.generation.utils", "transformers.models.llama.modeling_llama")
@@ -22,7 +22,7 @@ torchvision_support.install()
 for module in MODULES:
     with contextlib.suppress(ImportError):
         importlib.import_module(module)
-for module in ("zoo.checks", "zoo.loading"):
+for module in ("tests.zoo.checks", "tests.zoo.loading"):
     importlib.import_module(module)
 
 logging.getLogger("transformers").setLevel(logging.ERROR)

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.markup import escape
 
-from zoo import torchvision_support
-from zoo.cells import ARCHITECTURES, FAILED, NOT_RUN, NOTHING, Result
-from zoo.schemes import SCHEMES
+from tests.zoo import torchvision_support
+from tests.zoo.cells import ARCHITECTURES, FAILED, NOT_RUN, NOTHING, Result
+from tests.zoo.schemes import SCHEMES
 
-COMMAND = "python tests/zoo/run.py --only"
+COMMAND = "python -m tests.zoo.run --only"
 MOST_REASONS = 3
 
 INTRODUCTION = """# Models

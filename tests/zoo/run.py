@@ -5,7 +5,7 @@ Each cell is quantized, trained, converted, saved, loaded in a new process, and 
 and gradients; checks.py says what has to hold. A run of everything writes docs/models.md. The exit
 status is 1 where a cell failed.
 
-Examples: run.py --only llama, run.py --only 'gpt*:w8a8:float32' --only t5, run.py --full.
+Examples: --only llama, --only 'gpt*:w8a8:float32' --only t5, --full.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 PAGE = ROOT / "docs" / "models.md"
 
 
@@ -48,8 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from zoo import report, work
-    from zoo.cells import FAILED, Result, matching, planned
+    from tests.zoo import report, work
+    from tests.zoo.cells import FAILED, Result, matching, planned
 
     console = Console(highlight=False)
     try:

@@ -12,11 +12,11 @@ import torch
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from zoo import run, torchvision_support
-from zoo.cells import ARCHITECTURES, FAILED, NOT_RUN, Cell, matching, planned
-from zoo.checks import examine
-from zoo.loading import load_back
-from zoo.schemes import SCHEMES
+from tests.zoo import run, torchvision_support
+from tests.zoo.cells import ARCHITECTURES, FAILED, NOT_RUN, Cell, matching, planned
+from tests.zoo.checks import examine
+from tests.zoo.loading import load_back
+from tests.zoo.schemes import SCHEMES
 
 # The short run takes these: each scheme, both dtypes, and a kind of model that the others lack.
 SHORT = [
@@ -96,8 +96,8 @@ def test_the_runner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_failure_says_how_to_see_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from zoo import work
-    from zoo.cells import Result
+    from tests.zoo import work
+    from tests.zoo.cells import Result
 
     def fails(cells: Any, folder: Path, device: str, jobs: int, told: Any) -> list[Result]:
         result = Result(str(cells[0]))
@@ -109,5 +109,5 @@ def test_a_failure_says_how_to_see_it_again(
     assert run.main(["--only", "bert:w8a8:float32"]) == 1
     told = capsys.readouterr().out
     assert "converted: output 0: 3 of 64 values differ" in told
-    assert "python tests/zoo/run.py --only bert:w8a8:float32" in told
+    assert "python -m tests.zoo.run --only bert:w8a8:float32" in told
     assert FAILED in told

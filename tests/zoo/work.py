@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from zoo.cells import NOT_RUN, NOTHING, Cell, Result
+from tests.zoo.cells import NOT_RUN, NOTHING, Cell, Result
 
 CONTEXT = multiprocessing.get_context("forkserver")
 PATIENCE = 300.0  # seconds for one cell
@@ -28,7 +28,7 @@ def run(cells: list[Cell], folder: Path, device: str, jobs: int, told: Told) -> 
     """The results of all cells; `told` is called with each when it is complete."""
     # The server looks for what it imports with the path of a new interpreter.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    CONTEXT.set_forkserver_preload(["zoo.preload"])
+    CONTEXT.set_forkserver_preload(["tests.zoo.preload"])
     groups = [list(g) for _, g in itertools.groupby(cells, lambda cell: cell.architecture)]
     with ThreadPoolExecutor(jobs) as pool:
         done = pool.map(lambda group: run_architecture(group, folder, device, told), groups)
@@ -94,7 +94,7 @@ def _prepare() -> None:
 
 def _make(cells: list[Cell], folder: Path, device: str, sender: Connection) -> None:
     _prepare()
-    from zoo.checks import examine
+    from tests.zoo.checks import examine
 
     for cell in cells:
         sender.send(examine(cell, folder, device).to_dict())
@@ -102,7 +102,7 @@ def _make(cells: list[Cell], folder: Path, device: str, sender: Connection) -> N
 
 def _load(cells: list[Cell], folder: Path, device: str, sender: Connection) -> None:
     _prepare()
-    from zoo.loading import load_back
+    from tests.zoo.loading import load_back
 
     for cell in cells:
         sender.send(load_back(cell, folder, device))

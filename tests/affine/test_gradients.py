@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Gradients in the input: the analytic rule bit for bit, double backward, and what is held."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+import baraquant  # noqa: F401  (loads the ops)
+from tests.support import cases
+from tests.support.bits import assert_same_bits
+from tests.support.cases import Granularity
+from tests.support.oracle import affine as oracle
+from tests.support.oracle.affine import Affine
+from tests.support.saved_tensors import saved_tensors, storages
+
+by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
+by_kind = pytest.mark.parametrize("granularity", cases.KINDS, ids=str)
+by_save_mask = pytest.mark.parametrize("save_mask", (None, True, False))
+by_leaf = pytest.mark.parametrize("leaf", (True, False), ids=("leaf", "activation"))
+by_verb = pytest.mark.parametrize("verb", ("fake_quantize", "quantize", "dequantize"))
+
+SHAPE = (5, 37, 29)
+RANGE = (-100, 90)
+
+
+class Call:
+    """One differentiable op with its arguments, its rule and its public backward."""
+
+    def __init__(
+        self,
+        verb: str,
+        granularity: Granularity,
+        dtype: torch.dtype,
+        device: str,
+        shape: tuple[int, ...] = SHAPE,
+        output: torch.dtype | None = None,
+    ) -> None:
+        params = granularity.param_shape(shape)
+        self.verb, self.granularity, self.device = verb, granularity, device
+        self.scale = cases.scales(params, cases.compute_dtype(dtype))
+        self.point = cases.zero_points(params, RANGE)
+        self.x = cases.adversarial(cases.expand(self.scale, granularity, shape), dtype)
+        self.output = output or dtype
+        self.params = cases.to(device, self.scale, self.point)
+        self.range = () if verb == "dequantize" else RANGE
+
+    def input(self, leaf: bool = True) -> Tensor:
+        """A parameter, or the activation that some op before this one made."""
+        x = self.x.to(self.device, copy=True).requires_grad_()
+        return x if leaf else x.clone()
+
+    def forward(self, x: Tensor, **kwargs: bool | None) -> Tensor:
+        if self.verb != "fake_quantize":
+            kwargs["dtype"] = self.output
+        op = self.granularity.op(self.verb)
+        return op(x, *self.params, *self.granularity.args, *self.range, **kwargs)
+
+    def backward(self, grad: Tensor, x: Tensor) -> Tensor:
+        """The public backward op."""
+        op, args = self.granularity.op(f"{self.verb}_backward"), self.granularity.args
+        if self.verb == "dequantize":
+            return op(grad, self.params[0], *args, dtype=x.dtype)
+        return op(grad, x, *self.params, *args, *self.range)
+
+    def grad(self, seed: int = 9) -> Tensor:
+        dtype = self.x.dtype if self.verb == "fake_quantize" else self.output
+        return cases.gradients(tuple(self.x.shape), dtype, seed)
+
+    def expected(self, grad: Tensor) -> oracle.np.ndarray:
+        if self.verb == "dequantize":
+            args = grad, self.scale, self.granularity, self.x.dtype
+            return oracle.dequantize_backward(*args)
+        found = Affine(self.x, self.scale, self.point, self.granularity, *RANGE)
+        return getattr(found, f"{self.verb}_backward")(grad)
+
+
+def save_options(verb: str) -> tuple[dict[str, bool | None], ...]:
+    if verb == "dequantize":
+        return ({},)
+    return ({}, {"save_mask": None}, {"save_mask": True}, {"save_mask": False})
+
+
+@by_verb
+@by_kind
+@by_dtype
+@by_leaf
+def test_rule_bit_for_bit(
+    leaf: bool, dtype: torch.dtype, granularity: Granularity, verb: str, device: str
+) -> None:
+    """Whatever is kept for backward, and in the public op: the same bits, the oracle's."""
+    call = Call(verb, granularity, dtype, device)
+    grad = call.grad()
+    expected, dy = call.expected(grad), grad.to(device)
+    for options in save_options(verb):
+        x = call.input(leaf)
+        (dx,) = torch.autograd.grad(call.forward(x, **options), x, dy)
+        assert dx.dtype == dtype
+        assert_same_bits(dx, expected, str(options))
+    dx = call.backward(dy, x.detach())
+    assert dx.dtype == dtype
+    assert_same_bits(dx, expected, "public backward")
+
+
+@pytest.mark.parametrize("verb", ("quantize", "dequantize"))
+@pytest.mark.parametrize("output", cases.FLOAT_DTYPES, ids=cases.name_of)
+@by_dtype
+def test_gradient_dtypes_that_differ_from_the_inputs(
+    dtype: torch.dtype, output: torch.dtype, verb: str, device: str
+) -> None:
+    """Input and output dtypes are free of each other: C(dy), one rounding to the input's dtype."""
+    call = Call(verb, cases.per_channel(1), dtype, device, output=output)
+    grad, x = call.grad(), call.input(leaf=False)
+    y = call.forward(x)
+    assert y.dtype == output
+    (dx,) = torch.autograd.grad(y, x, grad.to(device))
+    assert dx.dtype == dtype
+    assert_same_bits(dx, call.expected(grad))
+    assert_same_bits(call.backward(grad.to(device), x.detach()), call.expected(grad))
+
+
+@by_verb
+@pytest.mark.parametrize("shape", cases.SHAPES, ids=str)
+def test_every_shape_and_granularity(shape: tuple[int, ...], verb: str, device: str) -> None:
+    for dtype, leaf in ((torch.float32, False), (torch.bfloat16, True)):
+        for granularity in cases.granularities(shape):
+            call = Call(verb, granularity, dtype, device, shape)
+            grad, x = call.grad(), call.input(leaf)
+            (dx,) = torch.autograd.grad(call.forward(x), x, grad.to(device))
+            assert_same_bits(dx, call.expected(grad), f"{granularity}")
+
+
+@pytest.mark.parametrize("verb", ("fake_quantize", "quantize"))
+@by_save_mask
+@by_dtype
+def test_clipped_elements_give_zero_whatever_the_gradient(
+    dtype: torch.dtype, save_mask: bool | None, verb: str, device: str
+) -> None:
+    """A select and no multiply: inf and NaN in dy vanish where the mask is false, as +0."""
+    x = torch.tensor([1e4, -1e4, torch.inf, -torch.inf, torch.nan, 1.0], device=device, dtype=dtype)
+    x.requires_grad_()
+    compute = cases.compute_dtype(dtype)
+    scale = torch.tensor(2.0, dtype=compute, device=device)
+    options = {"dtype": dtype} if verb == "quantize" else {}
+    op = cases.PER_TENSOR.op(verb)
+    y = op(x, scale, None, -8, 7, save_mask=save_mask, **options)
+    for value in (torch.inf, -torch.inf, torch.nan, -1.0):
+        (dx,) = torch.autograd.grad(y, x, torch.full_like(y, value), retain_graph=True)
+        last = value / 2 if verb == "quantize" else value
+        assert_same_bits(dx, torch.tensor([0.0, 0, 0, 0, 0, last], dtype=dtype))
+
+
+@pytest.mark.parametrize("verb", ("fake_quantize", "quantize"))
+def test_mask_ends_are_inclusive(verb: str, device: str) -> None:
+    """The mask looks at the rounded, unclamped value: 7.4 passes, 7.6 does not."""
+    x = torch.tensor(
+        [7.4, 7.5, 7.6, -8.4, -8.5, -8.6, 7.0, -8.0], device=device, requires_grad=True
+    )
+    scale = torch.ones(1, device=device)
+    options = {"dtype": torch.float32} if verb == "quantize" else {}
+    y = cases.PER_TENSOR.op(verb)(x, scale, None, -8, 7, **options)
+    (dx,) = torch.autograd.grad(y.sum(), x)
+    assert dx.tolist() == [1, 0, 0, 1, 1, 0, 1, 1]
+
+
+@by_verb
+@by_kind
+@by_save_mask
+def test_double_backward(
+    save_mask: bool | None, granularity: Granularity, verb: str, device: str
+) -> None:
+    """dx is linear in dy, so its gradient in dy is the same rule again; in x there is none."""
+    for dtype in cases.FLOAT_DTYPES:
+        call = Call(verb, granularity, dtype, device)
+        options = {} if verb == "dequantize" else {"save_mask": save_mask}
+        x = call.input(leaf=False)
+        dy = call.grad().to(device).requires_grad_()
+        (dx,) = torch.autograd.grad(call.forward(x, **options), x, dy, create_graph=True)
+        assert_same_bits(dx, call.expected(dy))
+        ddx = cases.gradients(SHAPE, dtype, 11)
+        again = torch.autograd.grad(dx, (dy, x), ddx.to(device), allow_unused=True)
+        assert_same_bits(again[0], call.expected(ddx))
+        assert again[1] is None or not again[1].any()
+
+
+@by_verb
+def test_double_backward_of_the_public_ops(verb: str, device: str) -> None:
+    for granularity in cases.KINDS:
+        call = Call(verb, granularity, torch.float32, device)
+        dy = call.grad().to(device).requires_grad_()
+        dx = call.backward(dy, call.x.to(device))
+        ddx = cases.gradients(SHAPE, torch.float32, 12)
+        (again,) = torch.autograd.grad(dx, dy, ddx.to(device))
+        assert_same_bits(again, call.expected(ddx))
+
+
+@by_save_mask
+def test_number_overloads(save_mask: bool | None, device: str) -> None:
+    ops = torch.ops.baraquant
+    for dtype in cases.FLOAT_DTYPES:
+        call = Call("fake_quantize", cases.PER_TENSOR, dtype, device)
+        scale = torch.tensor(0.1, dtype=cases.compute_dtype(dtype))
+        grad, x = call.grad(), call.input()
+        rule = Affine(call.x, scale, torch.tensor(7), cases.PER_TENSOR, *RANGE)
+        y = ops.fake_quantize_per_tensor(x, 0.1, 7, *RANGE, save_mask=save_mask)
+        (dx,) = torch.autograd.grad(y, x, grad.to(device))
+        assert_same_bits(dx, rule.fake_quantize_backward(grad))
+        y = ops.quantize_per_tensor(x, 0.1, 7, *RANGE, dtype=dtype, save_mask=save_mask)
+        (dx,) = torch.autograd.grad(y, x, grad.to(device))
+        assert_same_bits(dx, rule.quantize_backward(grad))
+        y = ops.dequantize_per_tensor(x, 0.1, 7, dtype=dtype)
+        (dx,) = torch.autograd.grad(y, x, grad.to(device))
+        assert_same_bits(dx, oracle.dequantize_backward(grad, scale, cases.PER_TENSOR))
+
+
+@by_kind
+def test_integers_carry_no_gradient(granularity: Granularity, device: str) -> None:
+    for dtype in cases.INTEGER_DTYPES:
+        call = Call("quantize", granularity, torch.float32, device, output=dtype)
+        call.range = cases.default_range(dtype)
+        assert not call.forward(call.input()).requires_grad
+
+
+# --- what is held between forward and backward ---------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ("fake_quantize", "quantize"))
+@by_kind
+@by_save_mask
+@by_leaf
+def test_bytes_held(
+    leaf: bool, save_mask: bool | None, granularity: Granularity, verb: str, device: str
+) -> None:
+    """A kept input costs nothing of its own; a mask costs a bit per element and frees the input."""
+    for layout in ("contiguous", "transposed"):
+        for dtype in (torch.float32, torch.bfloat16):
+            call = Call(verb, granularity, dtype, device, shape=(9, 104, 107))
+            x = cases.LAYOUTS[layout](call.input(leaf=False).detach()).requires_grad_()
+            x = x if leaf else x.clone()
+            with saved_tensors() as kept:
+                y = call.forward(x, save_mask=save_mask)
+            params = storages(call.params)
+            held = {at: size for at, size in storages(kept).items() if at not in params}
+            assert y.untyped_storage().data_ptr() not in held
+            input_is_held = held.pop(x.untyped_storage().data_ptr(), None) is not None
+            want_mask = not leaf if save_mask is None else save_mask
+            assert input_is_held == (not want_mask)
+            if want_mask:
+                bits = -(-x.numel() // 8)
+                assert bits <= sum(held.values()) <= bits + 64
+            else:
+                assert sum(held.values()) == 0
+
+
+@pytest.mark.parametrize("verb", ("fake_quantize", "quantize", "dequantize"))
+def test_activation_is_freed_after_forward(verb: str, device: str) -> None:
+    """No hidden reference: the activation's memory goes as soon as the caller lets go of it."""
+    call = Call(verb, cases.per_channel(1), torch.float32, device)
+    x = call.input(leaf=False)
+    alive = StorageWeakRef(x.untyped_storage())
+    y = call.forward(x)
+    del x
+    gc.collect()
+    assert alive.expired()
+    y.backward(torch.ones_like(y))
+
+
+def test_dequantize_holds_only_its_scale(device: str) -> None:
+    for granularity in cases.KINDS:
+        call = Call("dequantize", granularity, torch.float32, device)
+        with saved_tensors() as kept:
+            call.forward(call.input(leaf=False))
+        assert set(storages(kept)) <= set(storages(call.params))
+
+
+def test_without_gradients_nothing_is_held(device: str) -> None:
+    call = Call("fake_quantize", cases.PER_TOKEN, torch.float32, device)
+    with saved_tensors() as kept:
+        assert not call.forward(call.x.to(device), save_mask=True).requires_grad
+        with torch.no_grad():
+            assert not call.forward(call.input(), save_mask=True).requires_grad
+    assert not kept
+
+
+@pytest.mark.parametrize("verb", ("fake_quantize", "quantize"))
+def test_input_changed_in_place_after_forward(verb: str, device: str) -> None:
+    """A mask does not mind; a kept input that changed is an error and no wrong gradient."""
+    call = Call(verb, cases.PER_TOKEN, torch.float32, device)
+    grad, leaf = call.grad(), call.input()
+    activation = leaf.clone()
+    y = call.forward(activation)
+    activation.mul_(1000)
+    (dx,) = torch.autograd.grad(y, leaf, grad.to(device))
+    assert_same_bits(dx, call.expected(grad))
+    y = call.forward(leaf)
+    with torch.no_grad():
+        leaf.mul_(1000)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward(grad.to(device))

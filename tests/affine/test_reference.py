@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`baraquant.reference` against the NumPy oracle, bit for bit, and against the ops' signatures."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from torch import Tensor
+
+from baraquant import ops, reference
+from tests.support import cases
+from tests.support.bits import assert_same_bits, to_numpy
+from tests.support.cases import FLOAT_DTYPES, PER_TENSOR, Granularity
+from tests.support.oracle import affine as oracle
+from tests.support.oracle.affine import Affine, assert_sum_close
+
+by_dtype = pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=cases.name_of)
+by_kind = pytest.mark.parametrize("granularity", cases.KINDS, ids=str)
+RANGE = (-8, 7)
+
+
+def arguments(
+    shape: tuple[int, ...], dtype: torch.dtype, granularity: Granularity, seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Hostile input, scales and zero points, some of them beyond the range."""
+    params = granularity.param_shape(shape)
+    scale = cases.scales(params, cases.compute_dtype(dtype), seed)
+    x = cases.adversarial(cases.expand(scale, granularity, shape), dtype, seed + 1)
+    return x, scale, cases.zero_points(params, RANGE, seed + 2)
+
+
+@by_dtype
+@pytest.mark.parametrize("shape", cases.SHAPES, ids=str)
+def test_forward(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    for seed, granularity in enumerate(cases.granularities(shape)):
+        x, scale, zero_point = arguments(shape, dtype, granularity, seed)
+        for z in (zero_point, None):
+            expected = Affine(x, scale, z, granularity, *RANGE)
+            args = (scale, z, *granularity.args)
+            for out in (torch.int8, torch.float32, torch.bfloat16):
+                q = granularity.op("quantize", reference)(x, *args, *RANGE, dtype=out)
+                assert q.dtype == out
+                assert_same_bits(q, expected.quantize(out), f"{granularity}")
+            y = granularity.op("fake_quantize", reference)(x, *args, *RANGE)
+            assert_same_bits(y, expected.fake_quantize(), f"{granularity}")
+            for out in (None, *FLOAT_DTYPES):
+                y = granularity.op("dequantize", reference)(q, *args, dtype=out)
+                assert_same_bits(y, oracle.dequantize(q, scale, z, granularity, out))
+
+
+@by_dtype
+@by_kind
+@pytest.mark.parametrize("learned", [False, True], ids=["integer_z", "floating_z"])
+def test_gradients(granularity: Granularity, dtype: torch.dtype, learned: bool) -> None:
+    x, scale, zero_point = arguments((6, 4, 20), dtype, granularity)
+    if learned:
+        zero_point = zero_point.to(scale.dtype) + 0.375
+    dy = cases.gradients(x.shape, dtype)
+    expected = Affine(x, scale, zero_point, granularity, *RANGE)
+    args = (dy, x, scale, zero_point, *granularity.args, *RANGE)
+
+    dx = granularity.op("fake_quantize_backward", reference)(*args)
+    assert_same_bits(dx, expected.fake_quantize_backward(dy))
+    dx, ds, dz = granularity.op("fake_quantize_backward_qparams", reference)(*args)
+    assert_same_bits(dx, expected.fake_quantize_backward(dy))
+    assert ds.dtype == scale.dtype
+    assert_sum_close(ds, *expected.segment_sums(expected.scale_terms(dy)))
+    assert dz.dtype == scale.dtype
+    assert_sum_close(dz, *expected.segment_sums(expected.zero_point_terms(dy)))
+    if not learned:
+        dx = granularity.op("quantize_backward", reference)(*args)
+        assert_same_bits(dx, expected.quantize_backward(dy))
+
+
+@by_dtype
+@by_kind
+def test_autograd_calls_the_written_out_gradients(
+    granularity: Granularity, dtype: torch.dtype
+) -> None:
+    x, scale, zero_point = arguments((6, 4, 20), dtype, granularity)
+    dy = torch.randn(x.shape, generator=cases.generator(5)).to(dtype)
+    rest = (*granularity.args, *RANGE)
+    leaf = x.clone().requires_grad_()
+
+    q = granularity.op("quantize", reference)(leaf, scale, zero_point, *rest, dtype=torch.float32)
+    (dx,) = torch.autograd.grad(q, leaf, dy.float())
+    backward = granularity.op("quantize_backward", reference)
+    assert_same_bits(dx, backward(dy.float(), x, scale, zero_point, *rest))
+
+    leaves = (leaf, scale.clone().requires_grad_(), zero_point.to(scale.dtype).requires_grad_())
+    y = granularity.op("fake_quantize", reference)(*leaves, *rest)
+    gradients = torch.autograd.grad(y, leaves, dy)
+    backward = granularity.op("fake_quantize_backward_qparams", reference)
+    detached = [leaf.detach() for leaf in leaves]
+    for gradient, expected in zip(gradients, backward(dy, *detached, *rest), strict=True):
+        assert_same_bits(gradient, expected)
+
+    leaf_q = torch.randn(x.shape, generator=cases.generator(6)).to(dtype).requires_grad_()
+    y = granularity.op("dequantize", reference)(leaf_q, scale, zero_point, *granularity.args)
+    (dq,) = torch.autograd.grad(y, leaf_q, dy.to(scale.dtype))
+    backward = granularity.op("dequantize_backward", reference)
+    assert_same_bits(dq, backward(dy.to(scale.dtype), scale, *granularity.args, dtype=dtype))
+
+
+def test_gradient_of_the_gradient() -> None:
+    x = torch.randn(40, dtype=torch.float64, generator=cases.generator(0))
+    dy = torch.randn(40, dtype=torch.float64, generator=cases.generator(1)).requires_grad_()
+    scale = torch.tensor(0.1, dtype=torch.float64)
+    for op, weight in (("fake_quantize", 1.0), ("quantize", 10.0)):
+        leaf = x.clone().requires_grad_()
+        kwargs = {"dtype": torch.float64} if op == "quantize" else {}
+        y = getattr(reference, f"{op}_per_tensor")(leaf, scale, None, *RANGE, **kwargs)
+        (dx,) = torch.autograd.grad(y, leaf, dy, create_graph=True)
+        (ddy,) = torch.autograd.grad(dx, dy, torch.ones_like(dx))
+        inside = (torch.round(x / 0.1) >= RANGE[0]) & (torch.round(x / 0.1) <= RANGE[1])
+        torch.testing.assert_close(ddy, inside.double() * weight, rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=cases.name_of)
+def test_float64_is_rounded_once(dtype: torch.dtype) -> None:
+    # Halfway between two numbers of the dtype, moved by less than float32 can see.
+    exact = cases.bit_patterns(dtype, 65536).double()
+    exact = exact[exact.isfinite()]
+    step = torch.finfo(dtype).eps * exact.abs().clamp(min=torch.finfo(dtype).smallest_normal)
+    halfway = (exact + 2.0 ** torch.floor(torch.log2(step)) / 2).repeat(3)
+    nudge = torch.tensor([-1.0, 0.0, 1.0]).double().repeat_interleave(len(exact))
+    values = torch.cat([halfway * (1 + nudge * 2.0**-40), cases.special_values(torch.float64)])
+    assert_same_bits(reference.round_to(values, dtype), oracle.round_to(to_numpy(values), dtype))
+    assert not torch.equal(reference.round_to(values, dtype), values.to(dtype)), (
+        "torch rounds once by now: round_to can be simplified"
+    )
+
+
+@by_dtype
+def test_numbers_for_the_whole_tensor(dtype: torch.dtype) -> None:
+    x, _, _ = arguments((4, 33), dtype, PER_TENSOR)
+    compute = cases.compute_dtype(dtype)
+    scale, zero_point = torch.tensor(0.1, dtype=torch.float64).to(compute), torch.tensor(3)
+    for op in ("quantize", "fake_quantize"):
+        function = PER_TENSOR.op(op, reference)
+        assert_same_bits(function(x, 0.1, 3, *RANGE), function(x, scale, zero_point, *RANGE))
+    for out in (None, *FLOAT_DTYPES):
+        c = torch.float64 if torch.float64 in (dtype, out) else torch.float32
+        expected = PER_TENSOR.op("dequantize", reference)(
+            x, torch.tensor(0.1, dtype=torch.float64).to(c), zero_point, dtype=out
+        )
+        y = PER_TENSOR.op("dequantize", reference)(x, 0.1, 3, dtype=out)
+        assert_same_bits(y, expected)
+
+
+@pytest.mark.parametrize("z", cases.SPECIAL_ZERO_POINTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=cases.name_of)
+def test_special_scales_and_zero_points(z: int, dtype: torch.dtype) -> None:
+    scale = cases.special_scales(dtype)
+    x = cases.special_values(dtype).expand(len(scale), -1).contiguous()
+    granularity = cases.per_channel(0)
+    zero_point = torch.full(scale.shape, z, dtype=torch.int64)
+    expected = Affine(x, scale, zero_point, granularity, *RANGE)
+    args = (x, scale, zero_point, 0, *RANGE)
+    assert_same_bits(reference.quantize_per_channel(*args), expected.quantize())
+    assert_same_bits(reference.fake_quantize_per_channel(*args), expected.fake_quantize())
+
+
+def test_zero_points_of_any_integer_dtype_saturate() -> None:
+    x = torch.linspace(-9, 9, 37)
+    for dtype in (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8):
+        z = torch.tensor(torch.iinfo(dtype).max, dtype=dtype)
+        expected = Affine(x, torch.tensor(0.5), z, PER_TENSOR)
+        actual = reference.fake_quantize_per_tensor(x, torch.tensor(0.5), z)
+        assert_same_bits(actual, expected.fake_quantize())
+
+
+@pytest.mark.parametrize("name", ops.__all__)
+def test_same_signature_as_the_op(name: str) -> None:
+    assert inspect.signature(getattr(reference, name)) == inspect.signature(getattr(ops, name))
+    assert getattr(reference, name).__module__ == "baraquant.reference"

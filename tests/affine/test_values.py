@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Forward values of the affine family against the oracle, bit for bit, on every device."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import baraquant  # noqa: F401  (loads the ops)
+from tests.support import cases
+from tests.support.bits import assert_same_bits, same_bits, to_numpy
+from tests.support.cases import (
+    FLOAT_DTYPES,
+    INT32_MAX,
+    INT32_MIN,
+    PER_TENSOR,
+    PER_TOKEN,
+    per_channel,
+    per_group,
+)
+from tests.support.oracle.affine import Affine
+
+by_float_dtype = pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=cases.name_of)
+by_kind = pytest.mark.parametrize("granularity", cases.KINDS, ids=str)
+
+
+def arguments(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    granularity: cases.Granularity,
+    quant_range: tuple[int, int] = (-128, 127),
+    seed: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Hostile input with ordinary scales, and zero points of which some lie outside the range."""
+    params = granularity.param_shape(shape)
+    scale = cases.scales(params, cases.compute_dtype(dtype), seed)
+    x = cases.adversarial(cases.expand(scale, granularity, shape), dtype, seed + 1)
+    return x, scale, cases.zero_points(params, quant_range, seed + 2)
+
+
+def check_forward(
+    device: str,
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    granularity: cases.Granularity,
+    quant_range: tuple[int, int],
+    dtypes: tuple[torch.dtype, ...] = cases.QUANTIZED_DTYPES,
+) -> None:
+    """Compare quantize to each dtype that holds the range, fake_quantize, and their identity."""
+    expected = Affine(x, scale, zero_point, granularity, *quant_range)
+    args = [*cases.to(device, x, scale, zero_point), *granularity.args]
+    note = f"{granularity} {tuple(x.shape)} {x.dtype} {quant_range}"
+    fake = granularity.op("fake_quantize")(*args, *quant_range)
+    assert fake.dtype == x.dtype
+    assert_same_bits(fake, expected.fake_quantize(), note)
+    for dtype in dtypes:
+        if not cases.fits(quant_range, dtype):
+            continue
+        q = granularity.op("quantize")(*args, *quant_range, dtype=dtype)
+        assert q.dtype == dtype
+        assert_same_bits(q, expected.quantize(dtype), f"{note} to {dtype}")
+        y = granularity.op("dequantize")(q, *args[1:], dtype=x.dtype)
+        same = same_bits(y, to_numpy(fake))
+        assert (same | expected.nan).all(), f"{note}: fake_quantize is not dequantize(quantize)"
+
+
+@by_float_dtype
+@pytest.mark.parametrize("shape", cases.SHAPES, ids=str)
+def test_every_shape_and_granularity(
+    shape: tuple[int, ...], dtype: torch.dtype, device: str
+) -> None:
+    for seed, granularity in enumerate(cases.granularities(shape)):
+        args = arguments(shape, dtype, granularity, seed=seed)
+        check_forward(device, *args, granularity, (-128, 127), (torch.int8, torch.float32))
+
+
+@pytest.mark.parametrize("group_size", (2**31 - 1, 2**31, 2**63 - 17, cases.INT64_MAX))
+def test_group_size_up_to_int64(group_size: int, device: str) -> None:
+    """A group longer than the axis is the whole axis, however long."""
+    for shape in ((17,), (3, 40)):
+        granularity = per_group(group_size)
+        args = arguments(shape, torch.float32, granularity)
+        check_forward(device, *args, granularity, (-128, 127))
+        x, scale, _ = cases.to(device, *args)
+        for verb in ("quantize", "fake_quantize"):
+            backward, plain = granularity.op(f"{verb}_backward"), PER_TOKEN.op(f"{verb}_backward")
+            assert_same_bits(backward(x, x, scale, None, group_size), plain(x, x, scale, None))
+        backward, plain = granularity.op("dequantize_backward"), PER_TOKEN.op("dequantize_backward")
+        assert_same_bits(backward(x, scale, group_size), plain(x, scale))
+        for op in ("fake_quantize", "quantize", "dequantize"):
+            with pytest.raises(ValueError, match="expected scale"):
+                granularity.op(op)(x, scale[..., :0], None, group_size)
+        with pytest.raises(ValueError, match="expected scale"):
+            backward(x, scale[..., :0], group_size)
+
+
+@by_float_dtype
+@by_kind
+@pytest.mark.parametrize("quant_range", cases.RANGES, ids=str)
+def test_every_range_and_output_dtype(
+    quant_range: tuple[int, int], granularity: cases.Granularity, dtype: torch.dtype, device: str
+) -> None:
+    args = arguments((17, 53), dtype, granularity, quant_range)
+    check_forward(device, *args, granularity, quant_range)
+    check_forward(device, *args[:2], None, granularity, quant_range)
+
+
+@by_float_dtype
+def test_widest_ranges_of_floating_outputs(dtype: torch.dtype, device: str) -> None:
+    """Up to the last width at which each output dtype, and C, still holds every integer."""
+    for output, limit in cases.INTEGER_LIMIT.items():
+        if output == torch.float64 and dtype != torch.float64:
+            continue
+        x, scale, zero_point = arguments((9, 301), dtype, per_channel(0), (-limit, limit))
+        narrow = scale * 2.0**-12
+        check_forward(device, x, narrow, zero_point, per_channel(0), (-limit, limit), (output,))
+        check_forward(device, x, scale, None, per_channel(0), (limit - 3, limit), (output,))
+
+
+@by_float_dtype
+def test_special_scales_and_zero_points(dtype: torch.dtype, device: str) -> None:
+    """Zero, negative, NaN, infinite and extreme scales with zero points up to int32's ends."""
+    scale = cases.special_scales(cases.compute_dtype(dtype))
+    points = torch.tensor(cases.SPECIAL_ZERO_POINTS, dtype=torch.int32)
+    pairs = torch.cartesian_prod(torch.arange(len(scale)), torch.arange(len(points)))
+    scale, points = scale[pairs[:, 0]], points[pairs[:, 1]]
+    special = cases.special_values(dtype)
+    multiples = cases.adversarial(scale.abs()[:, None].expand(-1, 60), dtype)
+    x = torch.cat([special.expand(len(scale), -1), multiples], dim=1)
+    for quant_range in ((-128, 127), (0, 255), (-2, 1)):
+        check_forward(device, x, scale, points, per_channel(0), quant_range)
+    check_forward(device, x, scale, None, per_channel(0), (-8, 7))
+    check_forward(device, x, scale[:, None], points[:, None], PER_TOKEN, (0, 15))
+    check_forward(device, x[::40], scale[::40, None], None, per_group(10**6), (-128, 127))
+    for i in range(0, len(scale), 7):
+        check_forward(device, x[i], scale[i], points[i], PER_TENSOR, (-128, 127))
+
+
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=cases.name_of)
+@pytest.mark.parametrize("quant_range", ((-128, 127), (0, 255), (-2, 1)), ids=str)
+def test_all_65536_bit_patterns(
+    quant_range: tuple[int, int], dtype: torch.dtype, device: str
+) -> None:
+    patterns = cases.bit_patterns(dtype, 65536)
+    assert len(patterns.view(torch.int16).unique()) == 65536
+    ordinary = cases.scales((8,), torch.float32) * torch.tensor([1e-6, 1e-3, 1, 1, 1, 1, 64, 1e5])
+    scale = torch.cat([ordinary, cases.special_scales(torch.float32)])
+    zero_point = cases.zero_points(scale.shape, quant_range)
+    x = patterns.expand(len(scale), -1)
+    integer = torch.uint8 if quant_range == (0, 255) else torch.int8
+    outputs = (integer, dtype)
+    check_forward(device, x, scale, zero_point, per_channel(0), quant_range, outputs)
+
+
+@pytest.mark.parametrize("dtype", cases.SCALE_DTYPES, ids=cases.name_of)
+def test_every_exponent(dtype: torch.dtype, device: str) -> None:
+    """Each exponent, both signs, several significands; against scales of many exponents."""
+    mantissa_bits, exponents = (23, 256) if dtype == torch.float32 else (52, 2048)
+    integer = torch.int32 if dtype == torch.float32 else torch.int64
+    ones = (1 << mantissa_bits) - 1
+    significands = torch.tensor([0, 1, ones // 2, ones // 2 + 1, ones // 3, ones - 1, ones])
+    bits = (torch.arange(exponents)[:, None] << mantissa_bits) | significands
+    x = torch.cat(
+        [bits.reshape(-1).to(integer).view(dtype), -bits.to(integer).view(dtype).view(-1)]
+    )
+    every = torch.arange(1, exponents - 1, exponents // 32)
+    scale = ((every << mantissa_bits) | (every * 2654435761 & ones)).to(integer).view(dtype)
+    near_one = torch.tensor([2.0**-7, 0.05, 1 / 3, 1.0, 3.0], dtype=dtype)
+    scale = torch.cat([scale, near_one])
+    x = x.expand(len(scale), -1)
+    for quant_range in ((-128, 127), (0, 255)):
+        points = cases.zero_points(scale.shape, quant_range, seed=5)
+        check_forward(device, x, scale, points, per_channel(0), quant_range, cases.INTEGER_DTYPES)
+
+
+@by_float_dtype
+@by_kind
+def test_zero_point_dtypes(granularity: cases.Granularity, dtype: torch.dtype, device: str) -> None:
+    """Any integer dtype; int64 beyond int32 saturates and never wraps."""
+    x, scale, _ = arguments((6, 40), dtype, granularity)
+    ends = {
+        torch.int8: (-128, 127),
+        torch.uint8: (0, 255),
+        torch.int16: (-(2**15), 2**15 - 1),
+        torch.int32: (INT32_MIN, INT32_MAX),
+        torch.int64: (cases.INT64_MIN, cases.INT64_MAX),
+    }
+    for point_dtype, (low, high) in ends.items():
+        options = torch.tensor([low, high, low + 1, high - 1, 0, 1, 5, 100], dtype=point_dtype)
+        if point_dtype == torch.int64:
+            options = torch.cat([options, torch.tensor([2**31, -(2**31) - 1, 2**32, 2**40 + 3])])
+        pick = torch.randint(0, len(options), scale.shape, generator=cases.generator(3))
+        for quant_range in ((-128, 127), (0, 15)):
+            points = options[pick]
+            outputs = (torch.int8, torch.float32)
+            check_forward(device, x, scale, points, granularity, quant_range, outputs)
+
+
+@by_float_dtype
+@by_kind
+def test_floating_zero_point(
+    granularity: cases.Granularity, dtype: torch.dtype, device: str
+) -> None:
+    """fake_quantize takes `rint(z)`, clamped to the range."""
+    x, scale, _ = arguments((6, 40), dtype, granularity)
+    options = torch.tensor([0.5, 1.5, -2.5, 3.4, 126.6, 200, -1e9, 7, math.inf])
+    pick = torch.randint(0, len(options), scale.shape, generator=cases.generator(4))
+    for point_dtype in FLOAT_DTYPES:
+        points = options[pick].to(point_dtype)
+        args = [*cases.to(device, x, scale, points), *granularity.args]
+        for quant_range in ((-128, 127), (0, 15)):
+            expected = Affine(x, scale, points, granularity, *quant_range)
+            got = granularity.op("fake_quantize")(*args, *quant_range)
+            assert_same_bits(got, expected.fake_quantize(), f"{point_dtype} {quant_range}")
+
+
+def test_floating_zero_point_is_rounded_once(device: str) -> None:
+    """`rint(z)` is taken of z itself: in float32 these two would first become ties."""
+    points = torch.tensor([0.5 + 1e-12, 1.5 - 1e-12], dtype=torch.float64)
+    x, scale = torch.full((2, 1), 500.0), torch.ones(2)
+    expected = torch.tensor([[126.0], [126.0]])  # 127 - 1, twice
+    args = cases.to(device, x, scale, points)
+    assert_same_bits(torch.ops.baraquant.fake_quantize_per_channel(*args, 0), expected)
+
+
+@by_float_dtype
+def test_alternative_parameter_shapes(dtype: torch.dtype, device: str) -> None:
+    """`[1]` for a tensor, `[...]` without the trailing 1 for tokens; each argument on its own."""
+    x, scale, point = arguments((3, 5, 8), dtype, PER_TOKEN)
+    for s in (scale, scale[..., 0]):
+        for z in (point, point[..., 0]):
+            check_forward(device, x, s, z, PER_TOKEN, (-128, 127))
+    for s in (scale[0, 0], scale[0, 0, 0]):
+        for z in (point[0, 0], point[0, 0, 0]):
+            check_forward(device, x, s, z, PER_TENSOR, (-128, 127))
+
+
+@by_float_dtype
+def test_numbers_equal_tensors(dtype: torch.dtype, device: str) -> None:
+    x = arguments((4, 999), dtype, PER_TENSOR)[0].to(device)
+    ops, compute = torch.ops.baraquant, cases.compute_dtype(dtype)
+    for scale, point in ((0.1, 0), (0.0625, 7), (1 / 3, -128), (3e-5, 127), (1e4, -1)):
+        s = torch.tensor(scale, dtype=compute, device=device)
+        z = torch.tensor(point, device=device)
+        for output in (torch.int8, *FLOAT_DTYPES):
+            got = ops.quantize_per_tensor(x, scale, point, -128, 127, dtype=output)
+            assert_same_bits(got, ops.quantize_per_tensor(x, s, z, -128, 127, dtype=output))
+            assert_same_bits(got, Affine(x, s, z, PER_TENSOR).quantize(output))
+        got = ops.fake_quantize_per_tensor(x, scale, point)
+        assert_same_bits(got, Affine(x, s, z, PER_TENSOR).fake_quantize())
+        assert_same_bits(got, ops.fake_quantize_per_tensor(x, s, z))
+        narrow = ops.quantize_per_tensor(x, scale, 3, 0, 15, dtype=torch.uint8)
+        expected = Affine(x, s, torch.tensor(3), PER_TENSOR, 0, 15).quantize(torch.uint8)
+        assert_same_bits(narrow, expected)
+
+
+def test_facts_by_hand(device: str) -> None:
+    """Statements of the contract with their answers written out, whatever the oracle says."""
+    ops = torch.ops.baraquant
+
+    def quantize(values: list[float], scale: float, point: int, *quant_range: int) -> list[int]:
+        x, s = torch.tensor(values, device=device), torch.tensor(scale, device=device)
+        z = torch.tensor(point, device=device)
+        return ops.quantize_per_tensor(x, s, z, *quant_range).tolist()
+
+    inf, nan = math.inf, math.nan
+    assert quantize([3e9, -3e9], 1.0, 1) == [127, -128]  # an int32 add would wrap
+    assert quantize([0.5, 1.5, 2.5, -0.5, -1.5], 1.0, 0) == [0, 2, 2, 0, -2]  # half to even
+    assert quantize([0.5, 1.5], 1.0, 1) == [1, 3]  # the zero point comes after rounding
+    assert quantize([nan, inf, -inf], 1.0, 5) == [5, 127, -128]
+    assert quantize([nan, nan], 1.0, 300) == [127, 127]  # the clamped zero point
+    assert quantize([nan], 1.0, -300, 0, 15) == [0]
+    assert quantize([0.0, 1.0, -1.0], 0.0, 3) == [3, 127, -128]  # 0/0 is NaN, ±1/0 infinite
+    assert quantize([1.0, -1.0, inf], inf, 9) == [9, 9, 9]
+    assert quantize([1.0, 300.0], -1.0, 0) == [-1, -128]
+    assert quantize([1.0], nan, 4) == [4]
+    # Exact ties 2.5 and 3.5, of which x * (1 / s) misses both: it gives 3 and 3.
+    assert quantize([37.5], 15.0, 0) == [2]
+    assert quantize([143.5], 41.0, 0) == [4]
+    x = torch.tensor([nan, -0.0, -0.2, inf], device=device)
+    y = ops.fake_quantize_per_tensor(x, torch.tensor(1.0, device=device), None)
+    assert_same_bits(y, torch.tensor([nan, 0.0, 0.0, 127.0]))  # never -0: r + 0 is +0
+    q = ops.quantize_per_tensor(x, torch.tensor(1.0, device=device), None, dtype=torch.float32)
+    assert_same_bits(q, torch.tensor([0.0, 0.0, 0.0, 127.0]))

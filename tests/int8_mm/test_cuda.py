@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What only CUDA has in the integer matrix family: every kernel, graphs, streams, alignment."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import baraquant  # noqa: F401  (loads the ops)
+from tests.support import cases
+from tests.support.bits import assert_same_bits
+from tests.support.cuda import MIB, assert_all_same, capture, measured
+from tests.support.family_cases.int8_mm import DEEPEST_SHIFTED, VALUES, Case, integers
+
+pytestmark = pytest.mark.cuda
+
+GENERIC = ("generic_128x128x64", "generic_64x64x128", "generic_16x32x256")
+HOPPER = (
+    "hopper_128x128x128_pingpong_cluster2x1",
+    "hopper_256x128x128_cooperative",
+    "hopper_64x128x128_pingpong_cluster2x1",
+    "hopper_64x64x256_warp_specialized",
+    "hopper_32x64x256_swapped",
+    "hopper_16x64x256_swapped",
+    "hopper_64x128x128_swapped_stream_k",
+    "hopper_16x128x256_swapped_stream_k",
+)
+KERNELS = ("vector", *GENERIC, *HOPPER)
+by_kernel = pytest.mark.parametrize("kernel", KERNELS)
+# Rows that begin anywhere are copied for Hopper's kernels where there are so many of them.
+MIN_INPUTS, MIN_WEIGHTS = 5, 17
+# Each is taken by another kernel where the chip is a Hopper.
+SIZES = ((1, 512, 4096), (3, 129, 4095), (16, 1024, 512), (33, 640, 1040), (65, 300, 1001))
+SIZES += ((128, 256, 2048), (200, 1001, 512), (300, 1024, 528), (1100, 4224, 1024))
+
+
+@pytest.fixture
+def force(cuda: str) -> Iterator[Callable[[str], None]]:
+    """Makes every product take one kernel; skips where the kernel is not there."""
+    ops = torch.ops.baraquant
+
+    def choose(kernel: str) -> None:
+        if kernel not in ops._int8_kernels():
+            pytest.skip("built without the kernels for Hopper")
+        if kernel in HOPPER and torch.cuda.get_device_capability() != (9, 0):
+            pytest.skip("not a Hopper GPU")
+        ops._force_int8_kernel(kernel)
+
+    yield choose
+    ops._force_int8_kernel("")
+
+
+def to(device: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in arguments.items()}
+
+
+def int8_linear(arguments: dict[str, Any]) -> Tensor:
+    result: Tensor = torch.ops.baraquant.int8_linear(**arguments)
+    return result
+
+
+def shape_for(kernel: str, seed: int) -> tuple[int, int, int]:
+    """A random shape that the kernel takes, at times larger than its tile."""
+    gen = cases.generator(seed)
+
+    def pick(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (), generator=gen))
+
+    rows = pick(1, 4) if kernel == "vector" else pick(1, (17, 70, 300)[seed % 3])
+    if kernel in HOPPER:
+        columns, depth = 8 * pick(1, 60) + (0, pick(1, 7))[seed % 2], 16 * pick(1, 60)
+        copied = rows >= MIN_INPUTS and columns >= MIN_WEIGHTS
+        odd = pick(0, 15) if copied else 0
+        return rows, columns, depth - odd
+    return rows, pick(1, 300), pick(0, (40, 300, 1100)[seed % 3])
+
+
+def case_for(kernel: str, seed: int) -> Case:
+    """All options take turns; a Hopper kernel gives no float64."""
+    m, n, k = shape_for(kernel, seed)
+    dtypes = [d for d in cases.FLOAT_DTYPES if d != torch.float64 or kernel not in HOPPER]
+    point = (None, "one", "token")[seed % 3]
+    unsigned = seed % 5 in (1, 3) and (point is not None or kernel not in HOPPER or m >= 128)
+    return Case(
+        (m,),
+        n,
+        k,
+        input_dtype=torch.uint8 if unsigned else torch.int8,
+        dtype=dtypes[seed % len(dtypes)],
+        scale=("token", "one")[seed % 2],
+        zero_point=point,
+        bias=(None, "compute", "output")[seed // 2 % 3],
+        values=VALUES[seed % len(VALUES)] if seed % 4 == 0 else "random",
+        seed=seed,
+    )
+
+
+@by_kernel
+def test_the_bits_of_the_cpu_over_random_shapes(
+    kernel: str, force: Callable[[str], None], cuda: str
+) -> None:
+    force(kernel)
+    for seed in range(210):
+        case = case_for(kernel, seed)
+        arguments = case.arguments()
+        got = int8_linear(to(cuda, arguments))
+        assert_same_bits(got.cpu(), int8_linear(arguments), str(case))
+
+
+@by_kernel
+@pytest.mark.parametrize("values", ("lowest", "highest", "alternating"))
+def test_the_largest_sums(
+    kernel: str, values: str, force: Callable[[str], None], cuda: str
+) -> None:
+    """At the limit of the depth, with the zero point that makes the sums as large as they get."""
+    force(kernel)
+    for dtype, point in ((torch.int8, 127), (torch.int8, -128), (torch.uint8, 0)):
+        m, n, k = (4 if kernel == "vector" else 129), 72, DEEPEST_SHIFTED
+        a, w = integers((m, k), dtype, values), integers((n, k), torch.int8, values)
+        exact = (a.double() - point) @ w.double().T
+        assert exact.abs().max() < 2**31
+        one, ones = torch.ones((), device=cuda), torch.ones(n, device=cuda)
+        zero_point = torch.full((m,), point, device=cuda, dtype=torch.int32)
+        got = torch.ops.baraquant.int8_linear(
+            a.to(cuda), w.to(cuda), one, ones, input_zero_point=zero_point
+        )
+        assert torch.equal(got.cpu(), exact.float())
+
+
+@by_kernel
+@pytest.mark.parametrize("offsets", ((1, 0), (0, 1), (3, 8), (15, 7)), ids=str)
+def test_unaligned_views(
+    kernel: str, offsets: tuple[int, int], force: Callable[[str], None], cuda: str
+) -> None:
+    """Matrices that begin anywhere, at the very end of their memory too."""
+    force(kernel)
+    sizes = ((4, 67, 512), (3, 33, 4097), (1, 1, 1), (2, 100, 31))
+    if kernel in HOPPER:
+        sizes = ((140, 67, 512), (MIN_INPUTS, 33, 4097), (150, 17, 1), (300, 200, 31))
+    for (m, n, k), dtype in itertools.product(sizes, (torch.int8, torch.uint8)):
+        if kernel in HOPPER and dtype == torch.uint8 and m < 128:
+            continue  # refused: the sums of the weight would have to be found first
+        arguments = Case(
+            (m,), n, k, input_dtype=dtype, zero_point="token", bias="compute"
+        ).arguments()
+        expected = int8_linear(arguments)
+        views = to(cuda, arguments)
+        for name, offset in zip(("input", "weight"), offsets, strict=True):
+            whole = torch.empty(views[name].numel() + offset, dtype=views[name].dtype, device=cuda)
+            whole[offset:] = views[name].view(-1)
+            views[name] = whole[offset:].view(views[name].shape)
+        assert_same_bits(int8_linear(views).cpu(), expected, f"{m} {n} {k}")
+
+
+def test_unaligned_sizes_are_taken_without_being_forced(cuda: str) -> None:
+    for m, n, k in SIZES:
+        arguments = Case((m,), n + 1, k + 1, zero_point="token", dtype=torch.bfloat16).arguments()
+        assert_same_bits(int8_linear(to(cuda, arguments)).cpu(), int8_linear(arguments))
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_twenty_runs_give_the_same_bits(size: tuple[int, int, int], cuda: str) -> None:
+    arguments = Case(size[:1], *size[1:], scale="token", zero_point="token").arguments()
+    expected = int8_linear(arguments)
+    on_gpu = to(cuda, arguments)
+    for _ in range(20):
+        assert_same_bits(int8_linear(on_gpu).cpu(), expected)
+
+
+@by_kernel
+def test_graph_capture_and_replay(kernel: str, force: Callable[[str], None], cuda: str) -> None:
+    """Captured once, replayed on new data; stream-K's counters begin anew each time."""
+    force(kernel)
+    m = 4 if kernel == "vector" else 200
+
+    def fresh(seed: int) -> dict[str, Any]:
+        return Case((m,), 1040, 1536, scale="token", zero_point="token", seed=seed).arguments()
+
+    static = to(cuda, fresh(0))
+    graph, captured = capture(lambda: int8_linear(static))
+    for seed in (1, 2, 3):
+        arguments = fresh(seed)
+        for name, value in arguments.items():
+            if isinstance(value, Tensor):
+                static[name].copy_(value)
+        graph.replay()
+        assert_same_bits(captured.cpu(), int8_linear(arguments), f"seed {seed}")
+
+
+@by_kernel
+def test_streams_do_not_disturb_each_other(
+    kernel: str, force: Callable[[str], None], cuda: str
+) -> None:
+    """Scratch memory, if a kernel has any, belongs to a call and not to the process."""
+    force(kernel)
+    m = 4 if kernel == "vector" else 40
+    calls = [
+        Case((m + i,) if m > 4 else (m,), 2048, 2048, scale="token", seed=i).arguments()
+        for i in range(4)
+    ]
+    expected = [int8_linear(call) for call in calls]
+    on_gpu = [to(cuda, call) for call in calls]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in calls]
+    got: list[list[Tensor]] = [[] for _ in calls]
+    for _ in range(20):
+        for i, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                got[i].append(int8_linear(on_gpu[i]))
+    torch.cuda.synchronize()
+    for found, right in zip(got, expected, strict=True):
+        for result in found:
+            assert_same_bits(result.cpu(), right)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_never_makes_the_host_wait(
+    size: tuple[int, int, int], cuda: str, request: pytest.FixtureRequest
+) -> None:
+    signed = Case(size[:1], *size[1:], scale="token", zero_point="one", bias="output")
+    unsigned = Case(size[:1], *size[1:], input_dtype=torch.uint8, zero_point="token")
+    calls = [to(cuda, case.arguments()) for case in (signed, unsigned)]
+    x = torch.randn(size[0], size[2], device=cuda)
+    scale = calls[0]["weight_scale"]
+    weight = calls[0]["weight"]
+
+    def run() -> tuple[Tensor, ...]:
+        quantized = torch.ops.baraquant.quantized_linear(x, weight, scale, symmetric=False)
+        return (*(int8_linear(call) for call in calls), quantized)
+
+    first = run()
+    request.getfixturevalue("no_synchronisation")
+    again = run()
+    torch.cuda.set_sync_debug_mode("default")
+    assert_all_same(again, first)
+
+
+def test_runs_on_the_current_stream(cuda: str) -> None:
+    """The input only becomes right on the side stream, after a long wait there."""
+    for size in SIZES:
+        arguments = Case(size[:1], *size[1:], scale="token").arguments()
+        on_gpu = to(cuda, arguments)
+        late = torch.zeros_like(on_gpu["input"])
+        int8_linear(on_gpu | {"input": late})  # warm
+        torch.cuda.synchronize()
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(50_000_000)
+            late.copy_(on_gpu["input"])
+            got = int8_linear(on_gpu | {"input": late})
+        stream.synchronize()
+        assert_same_bits(got.cpu(), int8_linear(arguments), str(size))
+
+
+def test_every_device_whichever_is_current(cuda: str) -> None:
+    current = torch.cuda.current_device()
+    for size in SIZES:
+        arguments = Case(size[:1], *size[1:], zero_point="token").arguments()
+        expected = int8_linear(arguments)
+        for index in range(torch.cuda.device_count()):
+            got = int8_linear(to(f"cuda:{index}", arguments))
+            assert got.device.index == index
+            assert_same_bits(got.cpu(), expected, str(size))
+            assert torch.cuda.current_device() == current
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_memory(size: tuple[int, int, int], cuda: str) -> None:
+    """The output, and little else even for a moment."""
+    call = to(cuda, Case(size[:1], *size[1:], scale="token").arguments())
+    held, peak = measured(lambda: int8_linear(call))
+    output = size[0] * size[1] * 4
+    assert output <= held <= output + MIB
+    assert peak <= output + 20 * MIB
+
+
+def test_what_a_forced_kernel_does_not_take(force: Callable[[str], None], cuda: str) -> None:
+    call = to(cuda, Case((5,), 8, 16).arguments())
+    force("vector")
+    with pytest.raises(NotImplementedError, match="forced"):
+        int8_linear(call)
+    force(HOPPER[0])
+    for m, n in ((MIN_INPUTS - 1, 80), (40, MIN_WEIGHTS - 1)):
+        with pytest.raises(NotImplementedError, match="forced"):
+            int8_linear(to(cuda, Case((m,), n, 33).arguments()))
+    with pytest.raises(ValueError, match="no kernel is named 'none'"):
+        torch.ops.baraquant._force_int8_kernel("none")
+
+
+def test_the_kernels_are_those_tested_here(cuda: str) -> None:
+    there = [k for k in torch.ops.baraquant._int8_kernels() if not k.startswith("grouped")]
+    assert sorted(there) == sorted(KERNELS if len(there) > 4 else ("vector", *GENERIC))
+
+
+# --- more than 2^31 elements ---------------------------------------------------------------------
+
+LARGE_SIZES = {
+    "outputs": (70_016, 32_768, 16),
+    "outputs_of_odd_rows": (70_016, 32_767, 17),
+    "input": (40_000, 8, 65_536),
+    "input_of_odd_depth": (40_000, 9, 65_535),
+    "weight": (3, 40_000, 65_536),
+    "weight_for_few_rows": (40, 40_000, 65_536),
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", LARGE_SIZES)
+def test_more_than_2_to_the_31_elements(name: str, room: None) -> None:
+    """The last rows, as a call of their own gives them."""
+    m, n, k = LARGE_SIZES[name]
+    assert max(m * n, m * k, n * k) > 2**31
+    gen = torch.Generator("cuda").manual_seed(0)
+    a = torch.empty(m, k, dtype=torch.int8, device="cuda").random_(-128, 128, generator=gen)
+    w = torch.empty(n, k, dtype=torch.int8, device="cuda").random_(-128, 128, generator=gen)
+    scale = torch.rand(m, device="cuda", generator=gen)
+    weight_scale = torch.rand(n, device="cuda", generator=gen)
+    y = torch.ops.baraquant.int8_linear(a, w, scale, weight_scale, dtype=torch.bfloat16)
+    for rows in (slice(0, 3), slice(m // 2, m // 2 + 3), slice(m - 3, m)):
+        for columns in (slice(0, 8), slice(n - 8, n)):
+            part = torch.ops.baraquant.int8_linear(
+                *(t.cpu() for t in (a[rows], w[columns], scale[rows], weight_scale[columns])),
+                dtype=torch.bfloat16,
+            )
+            assert_same_bits(y[rows, columns].cpu(), part, f"{rows} {columns}")

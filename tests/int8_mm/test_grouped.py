@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Grouped products: the bits of the op for one weight, group by group; gradients; bad offsets."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import baraquant
+from baraquant import ops, reference
+from tests.support import cases
+from tests.support.bad_arguments import grouped as grouped_bad_arguments
+from tests.support.bad_arguments.affine import DEVICE
+from tests.support.bad_arguments.grouped import BAD, Op
+from tests.support.bits import assert_same_bits
+from tests.support.checks.int8_mm import call, moved
+from tests.support.family_cases.grouped import (
+    CASES,
+    SIZES,
+    Grouped,
+    ends,
+    floating,
+    integer_weight,
+    one_weight,
+)
+
+OPS = ("int8_grouped_linear", "quantized_grouped_linear", "qat_grouped_linear")
+by_case = pytest.mark.parametrize("case", CASES, ids=str)
+by_sizes = pytest.mark.parametrize("sizes", SIZES)
+by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
+by_symmetry = pytest.mark.parametrize("symmetric", (True, False))
+
+# --- values --------------------------------------------------------------------------------------
+
+
+@by_case
+def test_bits_of_the_op_for_one_weight(case: Grouped, device: str) -> None:
+    arguments = case.arguments()
+    got = call("int8_grouped_linear", arguments, device)
+    assert got.shape == (case.rows, case.n) and got.dtype == case.dtype and got.is_contiguous()
+    assert_same_bits(got.cpu(), one_weight("int8_grouped_linear", arguments), str(case))
+
+
+@by_case
+def test_bits_of_the_reference(case: Grouped) -> None:
+    arguments = case.arguments()
+    expected = reference.int8_grouped_linear(**arguments)
+    assert_same_bits(call("int8_grouped_linear", arguments), expected, str(case))
+
+
+def test_a_million_outputs(device: str) -> None:
+    """Uneven groups, drawn at random, of each depth modulo 16."""
+    total = 0
+    for seed in range(8):
+        gen = cases.generator(seed)
+        sizes = torch.randint(0, 260, (7,), generator=gen)
+        arguments = Grouped("one", 160 + seed, 256 + 5 * seed).arguments()
+        rows = int(sizes.sum()) + seed
+        arguments["input"] = torch.randint(-128, 128, (rows, 256 + 5 * seed), generator=gen).char()
+        shape = (7, *arguments["weight"].shape[1:])
+        arguments["weight"] = torch.randint(-128, 128, shape, generator=gen).char()
+        arguments["offsets"] = sizes.cumsum(0).int()
+        arguments["input_scale"] = cases.scales((rows,), torch.float32, seed)
+        arguments["weight_scale"] = cases.scales(shape[:2], torch.float32, seed + 1)
+        arguments["bias"] = torch.randn(shape[:2], generator=gen)
+        arguments["dtype"] = (torch.bfloat16, torch.float32)[seed % 2]
+        got = call("int8_grouped_linear", arguments, device)
+        assert_same_bits(got.cpu(), reference.int8_grouped_linear(**arguments), f"seed {seed}")
+        total += got.numel()
+    assert total >= 10**6
+
+
+@by_sizes
+@by_dtype
+@by_symmetry
+def test_quantized_on_the_fly(sizes: str, dtype: torch.dtype, symmetric: bool, device: str) -> None:
+    """Bits of the op for one weight; what is trained is what is served."""
+    trained = floating(sizes, dtype) | {"symmetric": symmetric}
+    served = integer_weight(trained)
+    expected = one_weight("quantized_grouped_linear", served)
+    assert_same_bits(call(OPS[1], served, device).cpu(), expected)
+    assert_same_bits(call(OPS[2], trained, device).cpu(), expected)
+    assert_same_bits(one_weight(OPS[2], trained), expected)
+    assert_same_bits(reference.quantized_grouped_linear(**served), expected)
+    assert_same_bits(reference.qat_grouped_linear(**trained), expected)
+
+
+def test_ranges_and_dtypes(device: str) -> None:
+    served = integer_weight(floating("uneven", torch.bfloat16))
+    served |= {"quant_min": -8, "quant_max": 7, "dtype": torch.float32, "symmetric": False}
+    served["bias"] = served["bias"].float()
+    served["weight_sum"] = served["weight"].sum(2, dtype=torch.int32)
+    assert_same_bits(call(OPS[1], served, device).cpu(), one_weight(OPS[1], served))
+    trained = floating("uneven", torch.float16)
+    trained |= {"weight_quant_min": -2, "weight_quant_max": 1, "quant_min": -8, "quant_max": 7}
+    assert_same_bits(call(OPS[2], trained, device).cpu(), one_weight(OPS[2], trained))
+
+
+def test_no_group_and_nothing_at_all(device: str) -> None:
+    """E = 0 gives zeros; so may T, N and K be 0."""
+    for groups, rows, n, k in (
+        (0, 4, 3, 5),
+        (0, 0, 3, 5),
+        (2, 0, 3, 5),
+        (2, 4, 0, 5),
+        (2, 4, 3, 0),
+    ):
+        x = torch.ones(rows, k, dtype=torch.int8, device=device)
+        w = torch.ones(groups, n, k, dtype=torch.int8, device=device)
+        offsets = torch.full((groups,), rows, dtype=torch.int32, device=device)
+        s, sw = torch.ones((), device=device), torch.ones(groups, n, device=device)
+        y = ops.int8_grouped_linear(x, w, offsets, s, sw)
+        assert torch.equal(y, torch.zeros(rows, n, device=device))
+        assert ops.qat_grouped_linear(x.float(), w.float(), offsets).shape == (rows, n)
+        assert ops.quantized_grouped_linear(x.float(), w, offsets, sw).shape == (rows, n)
+
+
+def test_any_strides(device: str) -> None:
+    arguments = Grouped("uneven", k=48, zero_point="token").arguments()
+    expected = one_weight("int8_grouped_linear", arguments)
+    given = moved(arguments, device)
+    given["input"] = given["input"].t().contiguous().t()
+    given["offsets"] = given["offsets"].repeat_interleave(2)[::2]
+    given["weight_scale"] = given["weight_scale"].t().contiguous().t()
+    assert_same_bits(ops.int8_grouped_linear(**given).cpu(), expected)
+
+
+# --- gradients -----------------------------------------------------------------------------------
+
+
+def gradients(name: str, arguments: dict[str, Any], grouped: bool) -> list[Tensor]:
+    names = ("input", "bias", *(("weight",) if name == OPS[2] else ()))
+    given = {k: v.clone() if isinstance(v, Tensor) else v for k, v in arguments.items()}
+    leaves = [given[key].requires_grad_() for key in names]
+    y = call(name, given, given["input"].device.type) if grouped else one_weight(name, given)
+    if not y.requires_grad:  # no group has rows
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    dy = torch.randn(y.shape, generator=cases.generator(1), dtype=torch.float64)
+    return list(torch.autograd.grad(y, leaves, dy.to(y.device, y.dtype), allow_unused=True))
+
+
+@by_sizes
+@by_dtype
+@by_symmetry
+@pytest.mark.parametrize("name", OPS[1:])
+def test_gradients_of_each_group(
+    name: str, sizes: str, dtype: torch.dtype, symmetric: bool, device: str
+) -> None:
+    """Those of the op for one weight; of what no group has, 0."""
+    arguments = floating(sizes, dtype) | {"symmetric": symmetric}
+    if name == OPS[1]:
+        arguments = integer_weight(arguments)
+    expected = gradients(name, arguments, grouped=False)
+    got = gradients(name, moved(arguments, device), grouped=True)
+    tolerance = {"rtol": 0.05, "atol": 0.2} if dtype.itemsize == 2 else {"rtol": 1e-3, "atol": 1e-3}
+    for mine, right in zip(got, expected, strict=True):
+        assert mine.dtype == right.dtype
+        torch.testing.assert_close(mine.cpu(), right, **tolerance)
+
+
+@by_symmetry
+@pytest.mark.parametrize("name", OPS[1:])
+def test_gradients_of_the_reference(name: str, symmetric: bool) -> None:
+    arguments = floating("uneven", torch.float64) | {"symmetric": symmetric}
+    if name == OPS[1]:
+        arguments = integer_weight(arguments)
+    expected = []
+    for function in (getattr(reference, name), getattr(ops, name)):
+        given = {k: v.clone() if isinstance(v, Tensor) else v for k, v in arguments.items()}
+        leaves = [given[key].requires_grad_() for key in ("input", "bias")]
+        dy = torch.randn(arguments["input"].shape[0], 24, generator=cases.generator(1)).double()
+        expected.append(torch.autograd.grad(function(**given), leaves, dy))
+    for mine, right in zip(*expected, strict=True):
+        torch.testing.assert_close(mine, right)
+
+
+def test_differentiable_twice(device: str) -> None:
+    """As the op for one weight is: the derivative of a gradient's square."""
+    arguments = floating("empty_at_the_ends", torch.float64, n=5, k=7)
+    results = []
+    for grouped in (True, False):
+        given = moved(arguments, device)
+        leaves = [given[k].requires_grad_() for k in ("input", "weight", "bias")]
+        y = call(OPS[2], given, device) if grouped else one_weight(OPS[2], given, device)
+        first = torch.autograd.grad(y.square().sum(), leaves, create_graph=True)
+        total = sum(g.square().sum() for g in first)
+        results.append(torch.autograd.grad(total, leaves))
+    for mine, right in zip(*results, strict=True):
+        torch.testing.assert_close(mine, right)
+
+
+def test_products_of_groups_are_differentiable(device: str) -> None:
+    """The ops that the gradients are made of, by numerical derivatives."""
+    given = moved(floating("empty_at_the_ends", torch.float64, 2, 3), device)
+    rows, offsets = given["input"][30:50], torch.tensor([0, 4, 4, 15], dtype=torch.int32)
+    offsets = offsets.to(device)
+    matrices = given["weight"][:4].transpose(1, 2).contiguous()
+    others = torch.randn(20, 2, generator=cases.generator(3), dtype=torch.float64).to(device)
+    own = torch.ops.baraquant
+    leaves = [t.detach().requires_grad_() for t in (rows, matrices, others)]
+    for function, inputs in (
+        (lambda r, m: own._grouped_matmul(r, m, offsets), leaves[:2]),
+        (lambda r, o: own._grouped_outer(r, o, offsets), leaves[::2]),
+        (lambda r: own._grouped_sum(r, offsets, torch.float64), leaves[:1]),
+    ):
+        assert torch.autograd.gradcheck(function, inputs)
+        assert torch.autograd.gradgradcheck(function, inputs)
+
+
+def test_the_bias_of_integers_gets_its_gradient(device: str) -> None:
+    given = moved(Grouped("uneven").arguments(), device)
+    bias = given["bias"].requires_grad_()
+    dy = torch.randn(221, 24, device=device)
+    (db,) = torch.autograd.grad(ops.int8_grouped_linear(**given), bias, dy)
+    parts = torch.tensor_split(dy, given["offsets"].cpu()[:-1].long())
+    torch.testing.assert_close(db, torch.stack([part.sum(0) for part in parts]))
+
+
+def test_scales_that_require_grad_are_refused(device: str) -> None:
+    given = moved(Grouped("uneven").arguments(), device)
+    given["weight_scale"].requires_grad_()
+    with pytest.raises(
+        NotImplementedError, match=r"^baraquant::int8_grouped_linear: expected weig"
+    ):
+        ops.int8_grouped_linear(**given)
+
+
+# --- PyTorch -------------------------------------------------------------------------------------
+
+
+def call_of(name: str) -> tuple[Any, dict[str, Any]]:
+    arguments = floating("uneven", torch.float32, seed=3)
+    if name == OPS[0]:
+        arguments = Grouped("uneven", zero_point="token").arguments()
+    elif name == OPS[1]:
+        arguments = integer_weight(arguments)
+    return getattr(torch.ops.baraquant, name).default, arguments
+
+
+def positions(op: Any, arguments: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    plain = [a.name for a in op._schema.arguments if not a.kwarg_only]
+    args = tuple(arguments.get(name) for name in plain)
+    return args, {k: v for k, v in arguments.items() if k not in plain}
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_opcheck(name: str, device: str) -> None:
+    op, arguments = call_of(name)
+    args, kwargs = positions(op, moved(arguments, device))
+    if name != OPS[0]:
+        args[0].requires_grad_()
+    torch.library.opcheck(op, args, kwargs)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_meta(name: str) -> None:
+    op, arguments = call_of(name)
+    got = op(**moved(arguments, "meta"))
+    expected = op(**arguments)
+    assert (got.shape, got.dtype, got.stride()) == (
+        expected.shape,
+        expected.dtype,
+        expected.stride(),
+    )
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("name", OPS)
+def test_compiles(name: str, device: str) -> None:
+    """Forward and backward in whole graphs; sizes of groups that change compile nothing anew."""
+    torch._dynamo.reset()
+    _, arguments = call_of(name)
+    learned = {OPS[0]: "bias"}.get(name, "input")
+    function = getattr(ops, name)
+    compiled = torch.compile(lambda **given: function(**given).square(), fullgraph=True)
+    for sizes in ((3, 0, 70, 1, 130, 17), (0, 21, 100, 0, 50, 40)):
+        given = moved(arguments | {"offsets": ends(sizes)}, device)
+        leaf = given[learned].requires_grad_()
+        y, right = compiled(**given), function(**given).square()
+        assert_same_bits(y.detach().cpu(), right.detach().cpu())
+        torch.testing.assert_close(
+            torch.autograd.grad(y.sum(), leaf), torch.autograd.grad(right.sum(), leaf)
+        )
+
+
+def test_autocast_lowers_what_is_trained(device: str) -> None:
+    given = moved(floating("uneven", torch.float32), device)
+    lowered = {k: v.bfloat16() if v.is_floating_point() else v for k, v in given.items()}
+    with torch.autocast(device, dtype=torch.bfloat16):
+        y = ops.qat_grouped_linear(**given)
+    assert_same_bits(y.cpu(), ops.qat_grouped_linear(**lowered).cpu())
+
+
+def test_vmap_is_refused() -> None:
+    x, offsets = torch.ones(2, 3, 4), torch.tensor([3], dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match=r"qat_grouped_linear: torch\.vmap over input is"):
+        torch.vmap(lambda t: ops.qat_grouped_linear(t, torch.ones(1, 2, 4), offsets))(x)
+
+
+def test_plan(device: str) -> None:
+    """The product's kernel, also with offsets that are not known yet; what is refused says so."""
+    given = moved(Grouped("uneven", k=64).arguments(), device)
+    given["offsets"] = torch.full_like(given["offsets"], 10**9)
+    (kernel,) = baraquant.plan("int8_grouped_linear", **given)
+    assert kernel.backend == device and kernel.accumulator_dtype == "int32"
+    assert kernel.bit_stable and kernel.deterministic
+    assert baraquant.can_implement("int8_grouped_linear", **given).ok
+    given["offsets"] = given["offsets"].long()
+    ok, kind, reason = baraquant.can_implement("int8_grouped_linear", **given)
+    assert (ok, kind) == (False, "TypeError") and "expected offsets to be torch.int32" in reason
+
+
+# --- bad arguments -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_offsets_that_do_not_ascend(name: str) -> None:
+    op, arguments = call_of(name)
+    for bad, words in (
+        ([3, 2, 9, 9, 9, 9], "got 2 at index 1 behind 3"),
+        ([-1, 2, 9, 9, 9, 9], "got -1 at index 0"),
+        ([3, 5, 9, 9, 9, 222], "got 222 at index 5 behind 9"),
+    ):
+        given = arguments | {"offsets": torch.tensor(bad, dtype=torch.int32)}
+        message = rf"^baraquant::{name}: expected offsets to ascend from 0 to input\.size\(0\) "
+        with pytest.raises(ValueError, match=rf"{message}\(221\) at most, but {words}$"):
+            op(**given)
+
+
+by_op = pytest.mark.parametrize("op", grouped_bad_arguments.OPS, ids=str)
+
+
+@by_op
+def test_right_arguments_are_taken(op: Op, any_device: str) -> None:
+    """So that each wrong call below is wrong in one way only."""
+    y = op(op.arguments(any_device))
+    assert y.shape == (7, 5) and y.dtype == op.output and y.device.type == any_device
+
+
+@by_op
+def test_wrong_arguments(op: Op, any_device: str) -> None:
+    """The exception's type; op, argument, expectation and what came; on Meta the same."""
+    for bad in BAD:
+        if not bad.applies(op):
+            continue
+        message, pattern = bad.call(op, any_device)
+        assert re.match(pattern, message, re.DOTALL), f"{bad}: {message!r}, not {pattern!r}"
+        if bad.label != DEVICE:
+            assert bad.call(op, "meta") == (message, pattern)

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Served products and autograd: what is kept, what has a gradient, and what says it has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from baraquant import ops
+from tests.support import cases
+from tests.support.family_cases.int8_mm import integers
+from tests.support.saved_tensors import saved_tensors
+from tests.support.served_products import K, N, Served, by_kind, example
+
+by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
+
+# --- what is kept, and when ----------------------------------------------------------------------
+
+
+@by_dtype
+@by_kind
+def test_memory_held(kind: str, dtype: torch.dtype, device: str) -> None:
+    """The layer's own tensors, at no cost, and a bit per element where the range clips."""
+    served = Served(kind, dtype, device)
+    x, _ = example(served, (4,))
+    own = (served.weight, served.weight_scale, served.act_scale, served.smooth_scale)
+    addresses = {t.data_ptr() for t in own}
+    with saved_tensors() as kept:
+        served(x)
+    others = [t for t in kept if t.data_ptr() not in addresses]
+    bits = [] if kind == "symmetric" else [(torch.uint8, 4 * K // 8)]
+    assert [(t.dtype, t.numel()) for t in others] == bits
+
+
+@by_kind
+def test_nothing_is_recorded_without_need(kind: str, device: str) -> None:
+    served = Served(kind, torch.float32, device)
+    x, dy = example(served)
+    bias = torch.randn(N, device=device, requires_grad=True)
+    with saved_tensors() as kept:
+        assert not served(x.detach()).requires_grad
+        with torch.no_grad():
+            assert not served(x, bias).requires_grad
+        with torch.inference_mode():
+            assert not served(x, bias).requires_grad
+        y = served(x.detach(), bias)
+    assert not kept, "the bias needs nothing"
+    (db,) = torch.autograd.grad(y, bias, dy)
+    torch.testing.assert_close(db, dy.sum(0))
+
+
+@by_kind
+def test_the_bias_gets_its_gradient(kind: str, device: str) -> None:
+    """In its own dtype; of ops whose input is integers too."""
+    for dtype, wide in ((torch.bfloat16, torch.float32), (torch.float32, torch.float32)):
+        served = Served(kind, dtype, device)
+        x, dy = example(served, (2, 3))
+        for bias_dtype in {dtype, wide}:
+            bias = torch.randn(N, device=device, dtype=bias_dtype, requires_grad=True)
+            y = served(x, bias)
+            dx, db = torch.autograd.grad(y, (x, bias), dy)
+            assert torch.equal(dx, served.rule(x, dy)) and db.dtype == bias_dtype
+            assert torch.equal(db, dy.reshape(-1, N).sum(0, dtype=bias_dtype))
+
+
+def integer_calls(device: str) -> dict[str, Callable[..., Tensor]]:
+    """The ops whose input is integers, as functions of scales and bias."""
+    q = integers((3, K), torch.int8, "random").to(device)
+    w = integers((N, K), torch.int8, "random", 1).to(device)
+    return {
+        "int8_linear": lambda s, sw, b=None: ops.int8_linear(q, w, s, sw, b),
+        "smoothquant_linear": lambda s, sw, b=None: ops.smoothquant_linear(q, w, sw, s, b),
+        "number": lambda s, sw, b=None: ops.smoothquant_linear(q, w, sw, 0.25, b),
+    }
+
+
+@pytest.mark.parametrize("name", ("int8_linear", "smoothquant_linear", "number"))
+def test_integers_carry_none_but_the_bias_does(name: str, device: str) -> None:
+    call = integer_calls(device)[name]
+    s, sw = torch.tensor(0.5, device=device), torch.ones(N, device=device)
+    assert not call(s, sw).requires_grad
+    bias = torch.randn(N, device=device, requires_grad=True)
+    y = call(s, sw, bias)
+    assert torch.equal(y, call(s, sw, bias.detach()))
+    dy = torch.randn_like(y)
+    (db,) = torch.autograd.grad(y, bias, dy)
+    assert torch.equal(db, dy.sum(0))
+    y = call(s, sw, bias)
+    y += 1  # the output is a tensor of its own, not a view
+    (db,) = torch.autograd.grad(y.square().sum(), bias)
+    torch.testing.assert_close(db, 2 * y.detach().sum(0))
+
+
+# --- what has no gradient says so ----------------------------------------------------------------
+
+
+def refusals(device: str) -> list[tuple[str, str, Callable[[Tensor], Tensor]]]:
+    x = torch.randn(3, K, device=device)
+    w = integers((N, K), torch.int8, "random", 1).to(device)
+    q = w[:3].contiguous()
+    s, sw, smooth = (torch.rand(shape, device=device) for shape in ((), (N,), (K,)))
+    static = partial(ops.static_quantized_linear, x, w)
+    return [
+        ("quantized_linear", "weight_scale", lambda t: ops.quantized_linear(x, w, t + sw)),
+        ("static_quantized_linear", "weight_scale", lambda t: static(t + sw, s)),
+        ("static_quantized_linear", "act_scale", lambda t: static(sw, t + s)),
+        (
+            "static_quantized_linear",
+            "smooth_scale",
+            lambda t: static(sw, s, smooth_scale=t + smooth),
+        ),
+        ("int8_linear", "input_scale", lambda t: ops.int8_linear(q, w, t + s, sw)),
+        ("int8_linear", "weight_scale", lambda t: ops.int8_linear(q, w, s, t + sw)),
+        ("smoothquant_linear", "act_scale", lambda t: ops.smoothquant_linear(q, w, sw, t + s)),
+        ("smoothquant_linear", "weight_scale", lambda t: ops.smoothquant_linear(q, w, t + sw, 0.5)),
+    ]
+
+
+def test_scales_that_require_grad_are_refused(device: str) -> None:
+    for op, name, call in refusals(device):
+        zero = torch.zeros((), device=device, requires_grad=True)
+        message = rf"^baraquant::{op}: expected {name} to be a constant, but got one that requires"
+        with pytest.raises(NotImplementedError, match=rf"{message}.*{name}\.detach\(\)"):
+            call(zero)
+        assert call(zero.detach()).isfinite().all()
+        with torch.no_grad():
+            assert call(zero).isfinite().all()
+
+
+def test_tangents_are_refused_not_dropped(device: str) -> None:
+    served = Served("static_shifted", torch.float32, device)
+    x, _ = example(served)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x.detach(), torch.ones_like(x))
+        with pytest.raises((NotImplementedError, RuntimeError), match="jvp is not implemented"):
+            served(dual)
+        zero = torch.zeros((), device=device)
+        zero = torch.autograd.forward_ad.make_dual(zero, torch.ones_like(zero))
+        for op, name, call in refusals(device):
+            with pytest.raises(NotImplementedError, match=rf"{op}: expected {name}.* tangent"):
+                call(zero)
+
+
+def test_the_form_that_returns_the_mask_is_refused(device: str) -> None:
+    served = Served("asymmetric", torch.float32, device)
+    x, _ = example(served)
+    own = x, served.weight, served.weight_scale
+    with pytest.raises(
+        NotImplementedError, match=r"_quantized_linear_with_mask.*call the op itself"
+    ):
+        torch.ops.baraquant._quantized_linear_with_mask(*own, None, False, None, -128, 127, None)

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""static_quantized_linear, and the dtype of quantized_linear: the oracle's bits, and those of the
+ops that they are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from baraquant import ops, reference
+from tests.support import cases
+from tests.support.bits import assert_same_bits
+from tests.support.checks.int8_mm import check
+from tests.support.family_cases.int8_mm import (
+    OTHER_RANGES,
+    POINT_DTYPES,
+    SYMMETRIC_RANGES,
+    integers,
+)
+
+by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
+by_smooth = pytest.mark.parametrize("smooth", (False, True), ids=("plain", "smooth"))
+SIZES = (((33,), 17, 65), ((2, 3), 5, 128), ((), 7, 31), ((0,), 3, 4), ((4,), 0, 4), ((4,), 3, 0))
+SIZES += (((1,), 512, 256), ((2, 1, 2), 1, 1), ((65,), 130, 513))
+
+
+def arguments(
+    lead: tuple[int, ...],
+    n: int,
+    k: int,
+    dtype: torch.dtype,
+    *,
+    smooth: bool = False,
+    seed: int = 0,
+    point: torch.dtype | None = torch.int32,
+    bias: bool = True,
+    sums: bool = False,
+) -> dict[str, Any]:
+    """By name, on the CPU. Every tenth of the inputs lies outside the range."""
+    compute, gen = cases.compute_dtype(dtype), cases.generator(seed)
+    weight = integers((n, k), torch.int8, "random", seed)
+    x = torch.randn((*lead, k), generator=gen, dtype=torch.float64) * 5
+    found: dict[str, Any] = {
+        "input": x.to(dtype),
+        "weight": weight,
+        "weight_scale": cases.scales((n,), compute, seed + 1),
+        "act_scale": torch.tensor(0.0625, dtype=compute).reshape(() if seed % 2 else (1,)),
+    }
+    if smooth:
+        found["smooth_scale"] = cases.scales((k,), compute, seed + 2)
+    if point is not None:
+        shape = (1,) if seed % 3 else ()
+        found["act_zero_point"] = torch.full(shape, 7 + seed % 50, dtype=point)
+    if bias:
+        made = torch.randn(n, generator=gen, dtype=torch.float64) * 100
+        found["bias"] = made.to((compute, dtype)[seed % 2])
+    if sums:
+        found["weight_sum"] = weight.sum(1, dtype=torch.int32)
+    return found
+
+
+def composed(given: dict[str, Any]) -> Tensor:
+    """In the two ops that were there before."""
+    a = dict(given)
+    x, scale, point = a.pop("input"), a["act_scale"], a.get("act_zero_point")
+    ends = a.pop("quant_min", -128), a.pop("quant_max", 127)
+    smooth_scale = a.pop("smooth_scale", None)
+    if smooth_scale is None:
+        q = ops.quantize_per_tensor(x, scale, point, *ends)
+    else:
+        points = None if point is None else point.expand_as(smooth_scale)
+        q = ops.quantize_per_channel(x, smooth_scale, points, -1, *ends)
+    return ops.smoothquant_linear(q, **a | {"dtype": a.get("dtype") or x.dtype})
+
+
+def moved(given: dict[str, Any], device: str) -> dict[str, Any]:
+    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in given.items()}
+
+
+def check_static(given: dict[str, Any], device: str, note: object = "") -> None:
+    got = check("static_quantized_linear", given, device, note)
+    assert_same_bits(got, composed(moved(given, device)))
+
+
+@by_dtype
+@by_smooth
+def test_sizes(smooth: bool, dtype: torch.dtype, device: str) -> None:
+    for seed, (lead, n, k) in enumerate(SIZES):
+        for point in (None, torch.int32):
+            given = arguments(lead, n, k, dtype, smooth=smooth, seed=seed, point=point)
+            check_static(given, device)
+        check_static(given | {"weight_sum": given["weight"].sum(1, dtype=torch.int32)}, device)
+        del given["bias"]
+        check_static(given, device)
+
+
+@by_smooth
+@pytest.mark.parametrize("point", POINT_DTYPES, ids=cases.name_of)
+def test_zero_points_of_any_integer_dtype(point: torch.dtype, smooth: bool, device: str) -> None:
+    check_static(arguments((9,), 5, 40, torch.float32, smooth=smooth, point=point), device)
+
+
+@by_smooth
+def test_ranges(smooth: bool, device: str) -> None:
+    """Without a zero point too, any will do."""
+    for seed, ends in enumerate(SYMMETRIC_RANGES + OTHER_RANGES):
+        for point in (None, torch.int32):
+            given = arguments((9,), 5, 40, torch.float32, smooth=smooth, seed=seed, point=point)
+            given |= dict(zip(("quant_min", "quant_max"), ends, strict=True))
+            check_static(given, device, ends)
+
+
+@by_dtype
+@by_smooth
+@pytest.mark.parametrize("layout", cases.LAYOUTS)
+def test_layouts(layout: str, smooth: bool, dtype: torch.dtype, device: str) -> None:
+    given = arguments((3, 5), 7, 24, dtype, smooth=smooth)
+    if layout == "expanded":
+        given["input"] = given["input"][:1].expand(3, 5, 24).contiguous()
+    make = cases.LAYOUTS[layout]
+    check("static_quantized_linear", given, device, layout, layout=make)
+
+
+@by_dtype
+@by_smooth
+def test_special_values(smooth: bool, dtype: torch.dtype, device: str) -> None:
+    """A NaN becomes the zero point, infinities the ends of the range: finite, all of them."""
+    values = cases.special_values(dtype)
+    given = arguments((1,), 9, len(values), dtype, smooth=smooth)
+    given["input"] = values.unsqueeze(0)
+    check_static(given, device)
+    assert ops.static_quantized_linear(**given).isfinite().all() or dtype == torch.float16
+    special = cases.special_scales(cases.compute_dtype(dtype))
+    for scale in special:
+        given["act_scale"] = scale
+        check_static(given, device, scale)
+    if smooth:
+        given = arguments((3,), 9, len(special), dtype, smooth=True)
+        check_static(given | {"smooth_scale": special}, device)
+
+
+@by_dtype
+@pytest.mark.parametrize("to", cases.FLOAT_DTYPES, ids=cases.name_of)
+def test_another_dtype_of_the_output(to: torch.dtype, dtype: torch.dtype, device: str) -> None:
+    """None is the input's; all that are computed with in the same type are taken."""
+    static = arguments((9,), 17, 40, dtype, bias=False)
+    dynamic = {k: static[k] for k in ("input", "weight", "weight_scale")}
+    calls = (("static_quantized_linear", static), ("quantized_linear", dynamic))
+    for name, given in calls:
+        if cases.compute_dtype(to) != cases.compute_dtype(dtype):
+            with pytest.raises(TypeError, match=rf"{name}: expected dtype to be .* got {to}"):
+                getattr(ops, name)(**moved(given, device), dtype=to)
+            continue
+        check(name, given | {"dtype": to}, device)
+        got = check(name, given | {"dtype": None}, device)
+        assert got.dtype == dtype
+        bias = torch.randn(17, generator=cases.generator(3), dtype=torch.float64).to(to)
+        check(name, given | {"dtype": to, "bias": bias}, device)
+
+
+@by_dtype
+@by_smooth
+def test_reference(smooth: bool, dtype: torch.dtype) -> None:
+    for seed, (lead, n, k) in enumerate(SIZES):
+        for point in (None, torch.int64):
+            given = arguments(lead, n, k, dtype, smooth=smooth, seed=seed, point=point)
+            got = reference.static_quantized_linear(**given)
+            assert_same_bits(got, ops.static_quantized_linear(**given))
+
+
+def test_a_plan_has_both_steps(device: str) -> None:
+    import baraquant
+
+    given = moved(arguments((4,), 8, 32, torch.float32, point=None), device)
+    plans = baraquant.plan("static_quantized_linear", **given)
+    assert [p.name.startswith("quantize") for p in plans] == [True, False]
+    recorded = given | {"input": given["input"].requires_grad_()}
+    plans = baraquant.plan("static_quantized_linear", **recorded)
+    assert len(plans) == 2
+    assert baraquant.can_implement("static_quantized_linear", **given).ok

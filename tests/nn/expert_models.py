@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Tiny experts of transformers, one of each form, with tokens and a routing for them."""
+
+from __future__ import annotations
+
+import importlib
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from baraquant import W8A8, QuantConfig, TensorConfig, W8A8Static
+from baraquant.configs import Config
+from baraquant.nn import FakeQuantizedExperts
+from tests.support import cases
+
+EXPERTS, HIDDEN, INNER, TOP_K, TOKENS = 4, 16, 12, 2, 9
+CONFIG: dict[str, Any] = {
+    **dict.fromkeys(
+        ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), EXPERTS
+    ),
+    **dict.fromkeys(("hidden_size", "moe_hidden_size"), HIDDEN),
+    **dict.fromkeys(("intermediate_size", "moe_intermediate_size"), INNER),
+    **dict.fromkeys(("hidden_act", "mlp_hidden_act", "hidden_activation"), "silu"),
+    "post_norm_eps": 1e-6,
+    "swiglu_limit": 1.0,
+    "swiglu_alpha": 1.7,
+    "moe_latent_size": None,
+    "_experts_implementation": "eager",
+}
+# The package of each, and its class: what is special about it.
+_KINDS = {
+    "mixtral": "MixtralExperts",
+    "qwen3_moe": "Qwen3MoeExperts",
+    "deepseek_v3": "DeepseekV3Experts",
+    "deepseek_v4": "DeepseekV4Experts",  # a gate of its own, which reads `limit`
+    "gpt_oss": "GptOssExperts",  # transposed, biases, interleaved gate
+    "openai_privacy_filter": "OpenAIPrivacyFilterExperts",  # transposed, biases
+    "aria": "AriaExperts",  # transposed
+    "nemotron_h": "NemotronHExperts",  # no gate
+    "muse_spark": "MuseSparkExperts",  # a norm after the second product
+    "step3p7": "Step3p7Experts",  # does not declare the interface
+    "llama4": "Llama4TextExperts",  # tokens come sorted
+}
+
+
+# Those that declare the interface, and those known by their names.
+_KNOWN_BY_NAME = ("step3p7", "llama4")
+
+
+def _exists(kind: str) -> bool:
+    """Whether the transformers that is installed has the kind; older ones lack some."""
+    try:
+        module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+    except ImportError:
+        return False
+    found = getattr(module, _KINDS[kind], None)
+    return found is not None and (kind in _KNOWN_BY_NAME or hasattr(found.forward, "__wrapped__"))
+
+
+KINDS = {kind: name for kind, name in _KINDS.items() if _exists(kind)}
+
+
+def existing(*kinds: str) -> list[str]:
+    """Return those kinds that the transformers that is installed has."""
+    return [kind for kind in kinds if kind in KINDS]
+
+
+def experts(kind: str = "mixtral", dtype: torch.dtype = torch.float32, **changes: Any) -> nn.Module:
+    """Return experts of a kind, with random parameters."""
+    module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+    made: nn.Module = getattr(module, KINDS[kind])(SimpleNamespace(**CONFIG | changes))
+    generator = cases.generator(0)
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if parameter.is_meta:
+                continue
+            offset = 1.0 if "norm" in name else 0.0
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5 + offset)
+    return made.to(dtype)
+
+
+def tokens(dtype: torch.dtype = torch.float32, seed: int = 1) -> Tensor:
+    return torch.randn(TOKENS, HIDDEN, generator=cases.generator(seed)).to(dtype)
+
+
+def routing(dtype: torch.dtype = torch.float32, seed: int = 2) -> tuple[Tensor, Tensor]:
+    """Return the experts of each token and their weights; the first expert has no token."""
+    scores = torch.rand(TOKENS, EXPERTS, generator=cases.generator(seed))
+    scores[:, 0] = -1.0
+    weights, index = scores.topk(TOP_K)
+    return index, weights.to(dtype)
+
+
+def inputs(kind: str, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    """Return what the forward of a kind takes."""
+    if kind == "llama4":
+        return (torch.cat([tokens(dtype), tokens(dtype, 3)])[: 4 * EXPERTS],)
+    return (tokens(dtype), *routing(dtype))
+
+
+T = TensorConfig
+TOKEN = T(8, "per_token")
+STATIC = T(8, "per_tensor", dynamic=False)
+LEARNED = T(8, "per_tensor", learned=True)
+CONFIGS: dict[str, Config] = {
+    "w8a8": W8A8(),
+    "w8a8 asymmetric": W8A8(symmetric=False),
+    "w8a8 static": W8A8Static(),
+    "w8a8 static asymmetric": W8A8Static("moving_average", symmetric=False),
+    "w4a8": QuantConfig(T(4), TOKEN),
+    "per tensor": QuantConfig(T(8, "per_tensor"), T(8, "per_tensor")),
+    "per tensor observed": QuantConfig(T(8, "per_tensor", dynamic=False), TOKEN),
+    "observed": QuantConfig(T(6, dynamic=False), T(8, "per_tensor", False)),
+    "learned": QuantConfig(T(4, learned=True), T(8, "per_tensor", False, learned=True)),
+    "learned tensor": QuantConfig(T(4, "per_tensor", learned=True), LEARNED),
+    "weight only": QuantConfig(T(8)),
+    "asymmetric weight": QuantConfig(T(4, symmetric=False), STATIC),
+    "groups": QuantConfig(T(4, "per_group", group_size=4)),
+    "asymmetric groups": QuantConfig(T(4, "per_group", False, group_size=4), TOKEN),
+    "observed groups": QuantConfig(T(4, "per_group", dynamic=False, group_size=4), LEARNED),
+    "learned groups": QuantConfig(T(4, "per_group", False, learned=True, group_size=4)),
+    "groups of inputs": QuantConfig(T(8), T(8, "per_group", group_size=4)),
+}
+SOME = ("w8a8", "w8a8 static asymmetric", "asymmetric groups")
+
+
+def prepared(
+    kind: str = "mixtral", config: str = "w8a8", dtype: torch.dtype = torch.float32
+) -> FakeQuantizedExperts:
+    """Return experts in evaluation that have seen a batch in training."""
+    module = FakeQuantizedExperts.from_float(experts(kind, dtype), CONFIGS[config])
+    module.train()(*inputs(kind, dtype))
+    return module.eval()

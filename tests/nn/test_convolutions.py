@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Convolutions of all kinds, prepared and of integers: layouts, groups, values, checks."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import baraquant.nn as bnn
+from baraquant import QuantConfig, TensorConfig
+from baraquant.nn import FakeQuantize, LearnedFakeQuantize
+from tests.support import cases
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
+
+# Of each kind: its arguments, and the shape of an input. Groups of 2 divide in_channels / groups.
+KINDS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    "Conv1d": ({"groups": 2, "padding": 1, "padding_mode": "reflect"}, (3, 8, 7)),
+    "Conv2d": ({"stride": (2, 1), "padding": "valid", "bias": False}, (2, 8, 6, 5)),
+    "Conv3d": ({"groups": 2, "padding": 1, "padding_mode": "circular"}, (2, 8, 3, 4, 5)),
+    "ConvTranspose1d": ({"stride": 2, "output_padding": 1, "dilation": 2}, (3, 8, 5)),
+    "ConvTranspose2d": ({"groups": 2, "stride": (2, 1), "padding": 1}, (2, 8, 4, 5)),
+    "ConvTranspose3d": ({"groups": 4, "stride": 2, "output_padding": 1}, (2, 8, 2, 3, 3)),
+}
+TRANSPOSED = [kind for kind in KINDS if "Transpose" in kind]
+by_kind = pytest.mark.parametrize("kind", KINDS)
+by_dtype = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str
+)
+
+
+def weight(granularity: str, **options: Any) -> TensorConfig:
+    size = 2 if granularity == "per_group" else None
+    return TensorConfig(options.pop("bits", 8), granularity, group_size=size, **options)
+
+
+def static(**options: Any) -> TensorConfig:
+    return TensorConfig(8, "per_tensor", dynamic=False, **options)
+
+
+CONFIGS = {
+    "channel": QuantConfig(weight("per_channel")),
+    "channel_static": QuantConfig(weight("per_channel", dynamic=False), static(symmetric=False)),
+    "channel_learned": QuantConfig(weight("per_channel", learned=True, symmetric=False), static()),
+    "tensor": QuantConfig(weight("per_tensor", bits=5), TensorConfig(8, "per_tensor")),
+    "tensor_static": QuantConfig(weight("per_tensor", dynamic=False, symmetric=False)),
+    "tensor_learned": QuantConfig(weight("per_tensor", learned=True, bits=4)),
+    "group": QuantConfig(weight("per_group", bits=4, symmetric=False), static(learned=True)),
+    "group_static": QuantConfig(weight("per_group", bits=4, dynamic=False), static()),
+    "group_learned": QuantConfig(weight("per_group", bits=4, learned=True)),
+}
+by_config = pytest.mark.parametrize("config", CONFIGS)
+
+
+def floating(kind: str, dtype: torch.dtype = torch.float32, **changes: Any) -> nn.Module:
+    torch.manual_seed(0)
+    arguments = {"in_channels": 8, "out_channels": 12, "kernel_size": 3}
+    return getattr(nn, kind)(**(arguments | KINDS[kind][0] | changes)).to(dtype)
+
+
+def example(kind: str, dtype: torch.dtype = torch.float32, seed: int = 1) -> Tensor:
+    return torch.randn(KINDS[kind][1], generator=cases.generator(seed)).to(dtype)
+
+
+def prepared(kind: str, config: str, dtype: torch.dtype = torch.float32) -> nn.Module:
+    base = getattr(bnn, f"FakeQuantized{kind}")
+    return base.from_float(floating(kind, dtype), CONFIGS[config])
+
+
+def frozen(quantizer: nn.Module) -> FakeQuantize | None:
+    """What rounds the input once the layer is converted."""
+    if isinstance(quantizer, LearnedFakeQuantize):
+        return FakeQuantize(*quantizer.calculate_qparams())
+    if isinstance(quantizer, FakeQuantize):
+        return copy.deepcopy(quantizer) if quantizer.is_dynamic else quantizer.freeze()
+    return None
+
+
+def converted(module: nn.Module) -> nn.Module:
+    integers, scale, zero_point = module.quantized_weight()
+    config = module.config.weight
+    kind = getattr(bnn, type(module).__name__.removeprefix("Fake"))
+    return kind(
+        integers,
+        scale,
+        None if module.bias is None else module.bias.detach().clone(),
+        weight_zero_point=None if config.symmetric else zero_point,
+        group_size=config.group_size,
+        input_fake_quant=frozen(module.input_fake_quant),
+        weight_bits=config.bits,
+        dtype=module.float_weight().dtype,
+        **kind.options_of(module),
+    )
+
+
+def parts(module: nn.Module, group_size: int | None) -> list[list[Tensor]]:
+    """The numbers of a float weight that share a scale: for each output channel, its groups.
+
+    By the definition of a group: output channel o of a transposed convolution with [in, out /
+    groups, ...] takes the inputs of its own group of channels.
+    """
+    weight, groups = module.weight.detach(), module.groups
+    inputs, outputs = module.in_channels // groups, module.out_channels // groups
+    size = inputs if group_size is None else group_size
+    rows = []
+    for channel in range(module.out_channels):
+        group, own = divmod(channel, outputs)
+        if module.transposed:
+            kernels = weight[group * inputs : (group + 1) * inputs, own]
+        else:
+            kernels = weight[channel]
+        rows.append([kernels[i : i + size] for i in range(0, inputs, size)])
+    return rows
+
+
+@by_kind
+@pytest.mark.parametrize("config", ["channel", "group_static"])
+def test_scales_are_those_of_output_channels_and_their_inputs(kind: str, config: str) -> None:
+    module, scheme = floating(kind), CONFIGS[config].weight
+    integers, scale, zero_point = prepared(kind, config).quantized_weight()
+    shares = parts(module, scheme.group_size)
+    wanted = torch.stack([torch.stack([p.abs().max() for p in row]) for row in shares])
+    wanted = (wanted / scheme.quant_max).reshape(scale.shape)
+    assert torch.equal(scale, wanted) and not zero_point.any()
+    assert integers.dtype == torch.int8 and integers.is_contiguous()
+    inputs = module.in_channels // module.groups
+    assert integers.shape == (module.out_channels, inputs, *module.kernel_size)
+    steps = wanted.reshape(module.out_channels, -1)
+    for row, own, got in zip(shares, steps, integers, strict=True):
+        rounded = torch.cat([(p / s).round() for p, s in zip(row, own, strict=True)])
+        assert torch.equal(got, rounded.to(torch.int8))
+
+
+@by_kind
+@by_config
+@by_dtype
+def test_evaluated_and_converted_have_the_same_bits(
+    kind: str, config: str, dtype: torch.dtype
+) -> None:
+    module, x = prepared(kind, config, dtype), example(kind, dtype)
+    module(x)
+    module.eval()
+    layer, x = converted(module), example(kind, dtype, 2)
+    got, wanted = layer(x), module(x)
+    assert got.dtype == dtype and torch.equal(got, wanted)
+    close = floating(kind, dtype)(x)
+    bits = CONFIGS[config].weight.bits
+    assert not torch.equal(got, close)
+    assert (got - close).norm() < (0.03 if bits == 8 else 0.4) * close.norm()
+    assert torch.equal(layer.dequantized_weight(), module.weight + 0)
+    assert torch.equal(layer.weight + 0, module.weight + 0)
+    assert layer.weight.shape == module.weight.shape == module.float_weight().shape
+    assert layer.weight.stride() == layer.dequantized_weight().stride()
+
+
+@by_kind
+@by_config
+def test_switched_off_it_is_pytorchs_layer(kind: str, config: str) -> None:
+    module, twin = prepared(kind, config).apply(bnn.disable_fake_quant), floating(kind)
+    x = example(kind).requires_grad_()
+    y = example(kind).requires_grad_()
+    got, wanted = module(x), twin(y)
+    assert torch.equal(got, wanted)
+    got.square().sum().backward()
+    wanted.square().sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
+    torch.testing.assert_close(module.weight.grad, twin.weight.grad)
+
+
+@by_kind
+@by_config
+def test_the_gradient_goes_straight_through_the_weight(kind: str, config: str) -> None:
+    module, twin = prepared(kind, config, torch.float64), floating(kind, torch.float64)
+    x = example(kind, torch.float64)
+    got = module(x)
+    with torch.no_grad():
+        x = module.input_fake_quant(x)
+        twin.weight.copy_(module.eval().weight + 0)
+    wanted = twin(x)
+    torch.testing.assert_close(got, wanted)
+    got.square().sum().backward()
+    wanted.square().sum().backward()
+    inside = torch.ones_like(twin.weight, dtype=torch.bool)
+    if CONFIGS[config].weight.learned:  # what is clipped has none
+        low = module.weight_fake_quant
+        integers = module.quantized_weight()[0]
+        inside = (integers > low.quant_min) & (integers < low.quant_max)
+        inside = module._channels_first(inside) if module.transposed_groups else inside
+        inside = inside.reshape(twin.weight.shape)
+        assert low.scale.grad.abs().min() > 0
+    grads = module.float_weight().grad, twin.weight.grad
+    torch.testing.assert_close(grads[0][inside], grads[1][inside])
+
+
+@pytest.mark.parametrize("kind", TRANSPOSED)
+def test_output_size(kind: str) -> None:
+    twin, x = floating(kind), example(kind)
+    stride = twin.stride[0]
+    module = prepared(kind, "channel").apply(bnn.disable_fake_quant)
+    smallest = [n - p for n, p in zip(twin(x).shape[2:], twin.output_padding, strict=True)]
+    for size in (smallest, [smallest[0] + stride - 1, *smallest[1:]]):
+        wanted = twin(x, output_size=size)
+        assert torch.equal(module(x, output_size=size), wanted)
+        assert torch.equal(module(x, size), wanted)
+        layer = converted(module)
+        assert layer(x, output_size=size).shape == wanted.shape
+        assert torch.equal(layer(x, size), module.eval()(x, size))
+        assert torch.equal(layer(x[0], size), layer(x[:1], size)[0])
+        module.train()
+    for wrong in ([smallest[0] + stride, *smallest[1:]], [1, *smallest]):
+        for one in (twin, module, layer):
+            with pytest.raises(ValueError, match=r"output.size"):
+                one(x, output_size=wrong)
+
+
+@by_kind
+def test_one_sample_without_a_batch(kind: str) -> None:
+    x = example(kind)
+    module = prepared(kind, "group").eval()
+    module.input_fake_quant.initialize(x)
+    for layer in (module, converted(module)):
+        torch.testing.assert_close(layer(x[0]), layer(x)[0])
+
+
+@by_kind
+def test_parameters_are_shared_and_buffers_travel(kind: str) -> None:
+    module = floating(kind)
+    layer = getattr(bnn, f"FakeQuantized{kind}").from_float(module, CONFIGS["group_learned"])
+    assert layer.weight is module.weight and layer.bias is module.bias
+    for one in (layer.eval(), converted(layer)):
+        other = copy.deepcopy(one)
+        with torch.no_grad():
+            for tensor in other.state_dict().values():
+                tensor.zero_()
+        other.load_state_dict(one.state_dict())
+        assert torch.equal(other(example(kind)), one(example(kind)))
+        half = copy.deepcopy(one).half()
+        assert half(example(kind).half()).dtype == torch.float16
+        assert half.weight.dtype == torch.float16
+    assert converted(layer).half().weight_scale.dtype == torch.float32
+    assert converted(layer.half()).weight_scale.dtype == torch.float32
+
+
+@by_kind
+@pytest.mark.parametrize("config", ["channel_static", "group"])
+def test_scripted_and_exported(kind: str, config: str) -> None:
+    module, x = prepared(kind, config), example(kind)
+    module(x)
+    module.eval()
+    for layer in (module, converted(module)):
+        wanted = layer(x)
+        assert torch.equal(torch.jit.script(layer)(x), wanted)
+        with torch.no_grad():
+            exported = torch.export.export(layer, (x,)).module()
+            assert torch.equal(exported(x), wanted)
+        compiled = torch.compile(layer, backend="eager", fullgraph=True)
+        assert torch.equal(compiled(x), wanted)
+
+
+@by_kind
+def test_on_the_meta_device(kind: str) -> None:
+    module, x = prepared(kind, "group").to("meta"), example(kind)
+    assert module(x.to("meta")).shape == floating(kind)(x).shape
+
+
+def test_weights_in_another_memory_format() -> None:
+    for kind in ("Conv2d", "ConvTranspose2d"):
+        twin = floating(kind)
+        other = floating(kind).to(memory_format=torch.channels_last)
+        for config in ("channel", "group", "group_static"):
+            make = getattr(bnn, f"FakeQuantized{kind}").from_float
+            got, wanted = make(other, CONFIGS[config]), make(twin, CONFIGS[config])
+            for a, b in zip(got.quantized_weight(), wanted.quantized_weight(), strict=True):
+                assert torch.equal(a, b) and a.is_contiguous()
+            assert torch.equal(got.fake_quantized_weight(), wanted.fake_quantized_weight())
+
+
+@pytest.mark.parametrize("kind", ["Conv2d", "ConvTranspose2d"])
+def test_group_sizes_that_do_not_fit(kind: str) -> None:
+    make = getattr(bnn, f"FakeQuantized{kind}")
+    for size, groups in ((3, 1), (16, 1), (8, 2)):
+        config = QuantConfig(TensorConfig(4, "per_group", group_size=size))
+        message = rf"group_size to divide in_channels / groups \({8 // groups}\), but got {size}"
+        with pytest.raises(ValueError, match=message):
+            make(8, 4, 3, groups=groups, config=config)
+    # The layer of integers takes a last group that is not full, as the linear one does.
+    integers = torch.ones(4, 5, 3, 3, dtype=torch.int8)
+    layer = getattr(bnn, f"Quantized{kind}")(integers, torch.rand(4, 3), group_size=2)
+    channels = layer.weight.transpose(0, 1) if "Transpose" in kind else layer.weight + 0
+    wanted = layer.weight_scale.repeat_interleave(2, 1)[:, :5, None, None].expand(4, 5, 3, 3)
+    assert torch.equal(channels + 0, wanted)
+
+
+@by_kind
+def test_wrong_tensors(kind: str) -> None:
+    make, dims = getattr(bnn, f"Quantized{kind}"), int(kind[-2])
+    integers, scale = torch.ones(4, 2, *[3] * dims, dtype=torch.int8), torch.ones(4)
+    assert isinstance(make(integers, scale, scale), nn.Module)
+    for error, message, arguments in (
+        (TypeError, "expected qweight to be int8, but got torch.int16", (integers.short(), scale)),
+        (ValueError, f"expected qweight to have {dims + 2} dimensions", (integers[0], scale)),
+        (ValueError, r"expected weight_scale to have 4 elements", (integers, scale[:2])),
+        (TypeError, "expected weight_scale to be float32 or float64", (integers, scale.half())),
+        (ValueError, r"expected bias to have 4 elements", (integers, scale, scale[:2])),
+    ):
+        with pytest.raises(error, match=f"Quantized{kind}: {message}"):
+            make(*arguments)
+    for error, message, options in (
+        (ValueError, r"expected weight_scale to have the shape \[4, 1\]", {"group_size": 2}),
+        (ValueError, "expected group_size > 0, but got 0", {"group_size": 0}),
+        (ValueError, "expected weight_bits to be an int in", {"weight_bits": 9}),
+        (TypeError, "expected dtype to be floating", {"dtype": torch.int8}),
+        (TypeError, "expected weight_zero_point to be integer", {"weight_zero_point": scale}),
+        (ValueError, "out_channels must be divisible by groups", {"groups": 3}),
+        (ValueError, "padding", {"padding_mode": "mirror"}),
+    ):
+        with pytest.raises(error, match=message):
+            make(integers, scale, **options)
+    if "Transpose" not in kind:
+        with pytest.raises(TypeError, match="output_padding"):
+            make(integers, scale, output_padding=1)
+
+
+@by_kind
+def test_repr(kind: str) -> None:
+    module = prepared(kind, "group_static").eval()
+    assert "weight=int4 per_group(2) symmetric static" in repr(module)
+    assert "weight=int4 per_group(2)" in repr(converted(module))

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Observed ranges over processes: two of them, joined by gloo, train one model on other data."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from baraquant import ops
+from baraquant.nn import FakeQuantize
+from tests.support import cases
+from tests.support.ranks import results_of, spawn
+
+STEPS = 4
+OBSERVED = ("1", "3")  # the names of the observed modules of `network`
+INF, NAN = math.inf, math.nan
+# The ranges of five channels as each rank has seen them, and their union.
+RANGES = [
+    ([-1.0, -3.0, -2.0, INF, -5.0], [2.0, 1.0, 3.0, -INF, INF]),
+    ([-4.0, NAN, INF, INF, -INF], [1.0, NAN, -INF, -INF, 7.0]),
+]
+UNION = ([-4.0, -3.0, -2.0, INF, INF], [2.0, 1.0, 3.0, -INF, -INF])
+SEEN = [0, 1, 2]  # the channels with a finite range
+SKIPPED = [2, 5]  # batches that each rank has left out
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(6, 5),
+        FakeQuantize(mode="observed", symmetric=False, averaging_constant=0.5),
+        nn.Linear(5, 3),
+        FakeQuantize(granularity="per_channel", axis=1, channels=3, mode="observed"),
+    )
+
+
+def batch(rank: int, step: int) -> Tensor:
+    return torch.randn(8, 6, generator=cases.generator(10 * rank + step)) * (rank + 1) + rank
+
+
+def train(rank: int, broadcast_buffers: bool) -> dict[str, Any]:
+    """A few steps of the parallel model; its states before and after the ranges are joined."""
+    model = DistributedDataParallel(network(), broadcast_buffers=broadcast_buffers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    losses = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = model(batch(rank, step)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    before = copy.deepcopy(model.module.state_dict())
+    for name in OBSERVED:
+        model.module.get_submodule(name).sync_qparams()
+    return {"losses": losses, "before": before, "after": model.module.state_dict()}
+
+
+def with_range(rank: int) -> FakeQuantize:
+    module = FakeQuantize(granularity="per_channel", axis=0, channels=5, mode="observed")
+    module.min_val.copy_(torch.tensor(RANGES[rank][0]))
+    module.max_val.copy_(torch.tensor(RANGES[rank][1]))
+    module.skipped_batches.fill_(SKIPPED[rank])
+    return module
+
+
+def join(rank: int) -> dict[str, Any]:
+    """Given ranges, joined: by a module, one of float64, a scripted one, and in a group of one."""
+    alone = dist.new_group([0])
+    modules = {
+        "module": with_range(rank),
+        "double": with_range(rank).double(),
+        "scripted": torch.jit.script(with_range(rank)),
+    }
+    for module in modules.values():
+        module.sync_qparams()
+    modules["again"] = copy.deepcopy(modules["module"])
+    modules["again"].skipped_batches += 1 + rank
+    for _ in range(2):
+        modules["again"].sync_qparams()
+    modules["alone"] = with_range(rank)
+    if rank == 0:
+        modules["alone"].sync_qparams(alone)
+    return {name: module.state_dict() for name, module in modules.items()}
+
+
+def compute(rank: int) -> dict[str, Any]:
+    """What each process does."""
+    return {
+        "train": train(rank, broadcast_buffers=False),
+        "train_broadcast": train(rank, broadcast_buffers=True),
+        "join": join(rank),
+    }
+
+
+@pytest.fixture(scope="session")
+def results(made_once: Callable[[str, Callable[[Path], None]], Path]) -> list[dict[str, Any]]:
+    """What each rank brought home."""
+    return results_of(made_once("distributed", lambda folder: spawn(folder, compute)))
+
+
+def qparams(low: Tensor, high: Tensor, quantizer: FakeQuantize) -> tuple[Tensor, Tensor]:
+    ends = torch.stack([low, high])
+    if quantizer.granularity == "per_tensor":
+        return ops.choose_qparams_per_tensor(ends, symmetric=quantizer.symmetric)
+    return ops.choose_qparams_per_channel(ends, 1, symmetric=quantizer.symmetric)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("scenario", ["train", "train_broadcast"])
+def test_ranges_of_a_parallel_model_agree(scenario: str, results: list[dict[str, Any]]) -> None:
+    before = [result[scenario]["before"] for result in results]
+    after = [result[scenario]["after"] for result in results]
+    assert after[0].keys() == after[1].keys()
+    for name in after[0]:
+        assert torch.equal(after[0][name], after[1][name]), name
+    assert all(math.isfinite(loss) for result in results for loss in result[scenario]["losses"])
+    assert not torch.equal(after[0]["0.weight"], network()[0].weight), "it was trained"
+    for name in OBSERVED:
+        low, high = ([state[f"{name}.{end}"] for state in before] for end in ("min_val", "max_val"))
+        assert not torch.equal(*low) and not torch.equal(*high), "each has its own before"
+        assert not torch.equal(*(state[f"{name}.scale"] for state in before))
+        union = torch.minimum(*low), torch.maximum(*high)
+        assert torch.equal(after[0][f"{name}.min_val"], union[0])
+        assert torch.equal(after[0][f"{name}.max_val"], union[1])
+        scale, zero_point = qparams(*union, network().get_submodule(name))
+        assert torch.equal(after[0][f"{name}.scale"], scale)
+        assert torch.equal(after[0][f"{name}.zero_point"], zero_point)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", ["module", "double", "scripted"])
+def test_union_of_given_ranges(name: str, results: list[dict[str, Any]]) -> None:
+    """What is not finite adds nothing; and where one rank or none has seen a channel."""
+    for result in results:
+        state = result["join"][name]
+        dtype = torch.float64 if name == "double" else torch.float32
+        low, high = (torch.tensor(end, dtype=dtype) for end in UNION)
+        torch.testing.assert_close(state["min_val"], low, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(state["max_val"], high, rtol=0, atol=0, equal_nan=True)
+        scale, zero_point = ops.choose_qparams_per_channel(torch.stack([low, high])[:, SEEN], 1)
+        assert torch.equal(state["scale"][SEEN], scale)
+        assert torch.equal(state["zero_point"][SEEN], zero_point)
+        assert (state["scale"][3:] == 1).all(), "nothing seen"
+        assert state["skipped_batches"] == sum(SKIPPED)
+
+
+@pytest.mark.process
+def test_skipped_batches_are_summed_once(results: list[dict[str, Any]]) -> None:
+    """Joined again, those of the last time do not count a second time."""
+    for result in results:
+        assert result["join"]["again"]["skipped_batches"] == sum(SKIPPED) + 1 + 2
+
+
+@pytest.mark.process
+@pytest.mark.smoke
+def test_union_over_a_group(results: list[dict[str, Any]]) -> None:
+    for rank, result in enumerate(results):
+        low, high = (torch.tensor(end) for end in RANGES[rank])
+        state = result["join"]["alone"]
+        assert state["skipped_batches"] == SKIPPED[rank]
+        if rank == 0:
+            low[4], high[4] = INF, -INF  # -5 to infinity is no range
+        torch.testing.assert_close(state["min_val"], low, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(state["max_val"], high, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("mode", ["observed", "fixed"])
+def test_what_cannot_be_joined_is_refused(mode: str) -> None:
+    if mode == "observed":
+        module, message = FakeQuantize(mode="observed"), "torch.distributed to be initialized"
+    else:
+        module, message = FakeQuantize(0.1), "mode 'observed' for sync_qparams, but got 'fixed'"
+    with pytest.raises(RuntimeError, match=f"FakeQuantize: expected {message}"):
+        module.sync_qparams()

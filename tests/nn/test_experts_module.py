@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Experts of three-dimensional parameters: checks, and their life as modules."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+from baraquant import W8A8, QuantConfig, TensorConfig, W8A8Static
+from baraquant.nn import FakeQuantizedExperts, QuantizedExperts
+from baraquant.nn._experts import is_experts
+from tests.nn import expert_models
+from tests.nn.expert_models import CONFIGS, SOME, prepared
+
+
+@pytest.mark.parametrize("config", ["w8a8 asymmetric", "w8a8 static", "groups"])
+@pytest.mark.parametrize("kind", expert_models.existing("gpt_oss", "deepseek_v4", "muse_spark"))
+def test_copies_and_pickles_compute_the_same(kind: str, config: str) -> None:
+    inputs = expert_models.inputs(kind)
+    module = prepared(kind, config)
+    for one in (module, QuantizedExperts.from_prepared(module)):
+        expected = one(*inputs)
+        buffer = io.BytesIO()
+        torch.save(one, buffer)
+        buffer.seek(0)
+        for twin in (
+            copy.deepcopy(one),
+            pickle.loads(pickle.dumps(one)),
+            torch.load(buffer, weights_only=False),
+        ):
+            assert torch.equal(twin(*inputs), expected)
+            # The floating class's code sees the submodules of the copy, not those of the original.
+            assert twin._shell._modules is twin._modules
+            assert twin._shell is not one._shell
+            assert twin.train()._shell.training
+
+
+def test_the_state_dict_is_that_of_integers() -> None:
+    module = QuantizedExperts.from_prepared(prepared("gpt_oss", "w8a8 static"))
+    names = {"qweight", "scale", "bias", "input_fake_quant.scale", "input_fake_quant.zero_point"}
+    assert module.state_dict().keys() == {
+        f"{weight}_{name}" for weight in ("gate_up_proj", "down_proj") for name in names
+    }
+    assert module.gate_up_proj_qweight.shape == (
+        expert_models.EXPERTS,
+        2 * expert_models.INNER,
+        expert_models.HIDDEN,
+    )
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("place", ["cpu", "meta"])
+def test_plain_options_and_tensors_are_enough(config: str, place: str) -> None:
+    module = QuantizedExperts.from_prepared(prepared("gpt_oss", config))
+    names = ("group_size", "weight_bits", "granularity", "bits", "symmetric", "is_static")
+    options = {name: getattr(module, name) for name in (*names, "input_group_size", "dtype")}
+    tensors = {name: tensor.to(place) for name, tensor in module.state_dict().items()}
+    with torch.device("meta"):
+        like = expert_models.experts("gpt_oss")
+    again = QuantizedExperts(tensors, like, **options)
+    inputs = expert_models.inputs("gpt_oss")
+    if place == "cpu":
+        assert torch.equal(again(*inputs), module(*inputs))
+    else:
+        assert again(*(x.to("meta") for x in inputs)).shape == inputs[0].shape
+    assert repr(again) == repr(module)
+
+
+def test_a_loaded_state_dict_brings_its_sums() -> None:
+    module = QuantizedExperts.from_prepared(prepared(config="w8a8 asymmetric"))
+    other = copy.deepcopy(module)
+    state = {name: t.flip(0) if t.dim() else t for name, t in module.state_dict().items()}
+    other.load_state_dict(state)
+    inputs = expert_models.inputs("mixtral")
+    index = expert_models.EXPERTS - 1 - inputs[1]
+    assert torch.equal(other(inputs[0], index, inputs[2]), module(*inputs))
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
+@pytest.mark.parametrize("config", ["w8a8", "asymmetric groups", "per tensor", "observed groups"])
+def test_weights_that_are_read_are_what_the_integers_stand_for(kind: str, config: str) -> None:
+    module = prepared(kind, config)
+    served = QuantizedExperts.from_prepared(module)
+    for name in ("gate_up_proj", "down_proj"):
+        parameter, rounded, read = (
+            module._parameters[name],
+            getattr(module, name),
+            getattr(served, name),
+        )
+        assert read.shape == rounded.shape == parameter.shape
+        assert torch.equal(read + 0, rounded + 0)
+        assert 0 < (rounded - parameter).abs().max() < 0.2
+        assert getattr(module.train(), name) is parameter
+        module.eval()
+        with pytest.raises(AttributeError, match=f"expected {name} to be read only"):
+            setattr(served, name, parameter)
+        with pytest.raises(RuntimeError, match="to be read only"):
+            read.zero_()
+
+
+def test_conversions_keep_the_precision_of_scales() -> None:
+    served = QuantizedExperts.from_prepared(prepared("gpt_oss", "w8a8 static")).to(torch.bfloat16)
+    dtypes = {name.split("_proj_")[1]: t.dtype for name, t in served.state_dict().items()}
+    assert dtypes["scale"] == dtypes["input_fake_quant.scale"] == torch.float32
+    assert dtypes["bias"] == served.dtype == served.down_proj.dtype == torch.bfloat16
+    inputs = expert_models.inputs("gpt_oss", torch.bfloat16)
+    assert served(*inputs).dtype == torch.bfloat16
+    assert torch.equal(served(inputs[0].float(), *inputs[1:]), served(*inputs).float())
+
+
+@pytest.mark.parametrize("config", SOME)
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
+def test_experts_beyond_the_last_add_nothing(kind: str, config: str) -> None:
+    hidden, index, weights = expert_models.inputs(kind)
+    module = prepared(kind, config)
+    for one in (module, QuantizedExperts.from_prepared(module)):
+        expected = one(hidden, index[:, :1], weights[:, :1])
+        for sentinel in (expert_models.EXPERTS, expert_models.EXPERTS + 3, -1):
+            there = index.clone()
+            there[:, 1] = sentinel
+            torch.testing.assert_close(one(hidden, there, weights), expected)
+            nothing = torch.full_like(index, sentinel)
+            assert torch.equal(one(hidden, nothing, weights), torch.zeros_like(hidden))
+    module.train()(hidden, torch.full_like(index, expert_models.EXPERTS), weights).sum().backward()
+    assert module._parameters["down_proj"].grad.eq(0).all()
+
+
+@pytest.mark.parametrize("config", ["w8a8", "w8a8 static", "groups"])
+def test_shapes_of_callers(config: str) -> None:
+    hidden, index, weights = expert_models.inputs("mixtral")
+    module = prepared(config=config)
+    for one in (module, QuantizedExperts.from_prepared(module)):
+        expected = one(hidden, index, weights)
+        assert torch.equal(one(hidden.reshape(3, 3, -1), index, weights).flatten(0, 1), expected)
+        assert torch.equal(one(hidden[None], index[None], weights[None])[0], expected)
+        assert one(hidden[:0], index[:0], weights[:0]).shape == (0, expert_models.HIDDEN)
+        with pytest.raises(
+            ValueError, match=r"expected top_k_index to have a row for each of 9 tok"
+        ):
+            one(hidden, index[:5], weights)
+        with pytest.raises(ValueError, match=r"expected top_k_weights to have 2 columns"):
+            one(hidden, index, weights[:, :1])
+        with pytest.raises(ValueError, match=r"expected top_k_index .*, but got None"):
+            one(hidden)
+
+
+def test_sorted_tokens_have_to_divide() -> None:
+    module = prepared("llama4")
+    with pytest.raises(ValueError, match="as many tokens for each of 4 experts, but got 9"):
+        module(expert_models.tokens())
+
+
+@pytest.mark.parametrize("config", ["w8a8", "w8a8 static", "groups"])
+def test_autocast(config: str) -> None:
+    module, inputs = prepared(config=config), expert_models.inputs("mixtral")
+    served = QuantizedExperts.from_prepared(module)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = module(*inputs)
+        assert torch.equal(served(*inputs), output)
+        module.train()(*inputs).sum().backward()
+    torch.testing.assert_close(output, module.eval()(*inputs), rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("config", ["w8a8", "w8a8 static", "groups"])
+def test_meta(config: str) -> None:
+    with torch.device("meta"):
+        module = FakeQuantizedExperts.from_float(expert_models.experts("gpt_oss"), CONFIGS[config])
+    served = QuantizedExperts.from_prepared(module)
+    assert all(tensor.is_meta for tensor in served.state_dict().values())
+
+
+def test_what_experts_are() -> None:
+    for kind in expert_models.KINDS:
+        assert is_experts(expert_models.experts(kind))
+        assert FakeQuantizedExperts.why_not(expert_models.experts(kind)) is None
+    module = prepared()
+    for other in (nn.Linear(2, 2), module, QuantizedExperts.from_prepared(module)):
+        assert not is_experts(other)
+        assert FakeQuantizedExperts.why_not(other) is not None
+
+
+class Added(nn.Module):
+    def __init__(self, like: Tensor) -> None:
+        super().__init__()
+        self.delta = nn.Parameter(torch.zeros_like(like))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.delta
+
+
+def test_a_parametrization_may_compute_a_weight() -> None:
+    # As adapters of three-dimensional parameters do.
+    module, inputs = prepared().train(), expert_models.inputs("mixtral")
+    expected = module(*inputs)
+    parametrize.register_parametrization(module, "gate_up_proj", Added(module.gate_up_proj))
+    output = module(*inputs)
+    assert torch.equal(output, expected)
+    output.sum().backward()
+    assert module.parametrizations.gate_up_proj[0].delta.grad.abs().sum() > 0
+    parametrize.remove_parametrizations(module, "gate_up_proj")
+    assert torch.equal(module(*inputs), expected)
+
+
+def changed(**attributes: Any) -> nn.Module:
+    module = expert_models.experts()
+    for name, value in attributes.items():
+        setattr(module, name, value)
+    return module
+
+
+class OwnForward(type(expert_models.experts())):  # type: ignore[misc]
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return inputs[0]
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (nn.Linear(2, 2), "does not declare the interface"),
+        (changed(forward=len), "its forward was replaced"),
+        (changed(_apply_gate=len), "its _apply_gate was replaced"),
+        (changed(down_proj=nn.Parameter(torch.zeros(2, 2))), "do not have three dimensions"),
+        (changed(down_proj=nn.Parameter(torch.zeros(2, 2, 2))), "not those of 4 experts"),
+        (changed(num_experts=3), "not those of 3 experts"),
+        (changed(down_proj=None), "its down_proj is no parameter"),
+        (expert_models.experts().to(torch.float8_e5m2), "its gate_up_proj is torch.float8_e5m2"),
+        (OwnForward(expert_models.experts().config), "OwnForward has a forward of its own"),
+    ],
+)
+def test_why_some_cannot_be_swapped(module: nn.Module, reason: str) -> None:
+    assert reason in str(FakeQuantizedExperts.why_not(module))
+    with pytest.raises(ValueError, match="FakeQuantizedExperts: expected experts to swap, but"):
+        FakeQuantizedExperts.from_float(module, W8A8())
+
+
+def test_groups_have_to_divide() -> None:
+    config = QuantConfig(TensorConfig(4, "per_group", group_size=16))
+    with pytest.raises(ValueError, match=r"down_proj: expected group_size to divide"):
+        FakeQuantizedExperts.from_float(expert_models.experts(), config)
+
+
+def test_scales_have_to_be_known() -> None:
+    module = FakeQuantizedExperts.from_float(expert_models.experts(), W8A8Static())
+    with pytest.raises(ValueError, match="has seen no data"):
+        QuantizedExperts.from_prepared(module)
+    module = prepared()
+    with torch.no_grad():
+        module._parameters["down_proj"][1, 2, 3] = float("inf")
+    with pytest.raises(ValueError, match="expected the scale of down_proj to be finite"):
+        QuantizedExperts.from_prepared(module)
+
+
+UP, DOWN = (4, 24, 16), (4, 16, 12)
+
+
+def build(drop: str = "", like: nn.Module | None = None, **changes: Any) -> QuantizedExperts:
+    tensors = {
+        "gate_up_proj_qweight": torch.zeros(UP, dtype=torch.int8),
+        "gate_up_proj_scale": torch.ones(UP[:2]),
+        "down_proj_qweight": torch.zeros(DOWN, dtype=torch.int8),
+        "down_proj_scale": torch.ones(DOWN[:2]),
+    }
+    tensors |= {name: value for name, value in changes.items() if "proj" in name}
+    tensors.pop(drop, None)
+    options = {name: value for name, value in changes.items() if "proj" not in name}
+    return QuantizedExperts(tensors, expert_models.experts() if like is None else like, **options)
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "changes"),
+    [
+        (ValueError, "like to be experts, but got Linear", {"like": nn.Linear(1, 1)}),
+        (ValueError, "a tensor down_proj_scale, but there is none", {"drop": "down_proj_scale"}),
+        (ValueError, "but got down_proj_what", {"down_proj_what": torch.ones(1)}),
+        (TypeError, "down_proj_scale to be a Tensor, but got int", {"down_proj_scale": 1}),
+        (TypeError, "down_proj_qweight to be int8", {"down_proj_qweight": torch.ones(DOWN)}),
+        (ValueError, "3 dimensions", {"down_proj_qweight": torch.ones(4, 2, dtype=torch.int8)}),
+        (TypeError, "scale to be float32 or", {"down_proj_scale": torch.ones(4, 16).half()}),
+        (ValueError, r"shape \[4, 16\], but got", {"down_proj_scale": torch.ones(4, 12)}),
+        (ValueError, r"shape \[4, 24, 2\]", {"group_size": 8}),
+        (ValueError, "group_size > 0", {"group_size": 0}),
+        (ValueError, "gate_up_proj_zero_point, but", {"down_proj_zero_point": torch.ones(4, 16)}),
+        (ValueError, "weight_bits to be an int", {"weight_bits": 9}),
+        (ValueError, "bits to be an int", {"bits": 1}),
+        (ValueError, "granularity to be per_token", {"granularity": "per_channel"}),
+        (ValueError, "static scale", {"granularity": "per_token", "is_static": True}),
+        (
+            ValueError,
+            r"whose place it takes \(\[4, 16, 12\]\), but got \[4, 16, 6\]",
+            {"down_proj_qweight": torch.ones(4, 16, 6, dtype=torch.int8)},
+        ),
+    ],
+)
+def test_wrong_arguments(error: type[Exception], message: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(error, match=f"QuantizedExperts: .*{message}"):
+        build(**changes)
+
+
+def test_within_a_model(tmp_path: Path) -> None:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 12, "num_hidden_layers": 1, "vocab_size": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4}
+    model = MixtralForCausalLM(MixtralConfig(**sizes, **heads)).eval()
+    ids = torch.arange(6).reshape(1, 6)
+    expected = model(ids).logits
+    block = model.model.layers[0].mlp
+    block.experts = FakeQuantizedExperts.from_float(block.experts, W8A8())
+    output = model(ids).logits
+    assert 0 < (output - expected).norm() < 0.1 * expected.norm()
+    block.experts = QuantizedExperts.from_prepared(block.experts)
+    assert torch.equal(model(ids).logits, output)
+    with pytest.raises(RuntimeError, match="save_pretrained"):
+        model.save_pretrained(tmp_path)

@@ -1,0 +1,370 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Recurrent layers of linear layers: PyTorch's results and gradients, and what swapping makes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+import baraquant
+import baraquant.nn as bnn
+from baraquant import W8A8, QuantConfig, TensorConfig, W8A8Static
+from baraquant.qat import convert_, prepare_
+from tests.support import cases
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*torch.jit.*is deprecated:DeprecationWarning", "ignore:dropout option:UserWarning"
+)
+FEATURES, HIDDEN, STEPS, BATCH = 5, 6, 4, 3
+LENGTHS = [2, 4, 1]
+
+LAYERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "lstm": ("LSTM", {}),
+    "lstm_deep": ("LSTM", {"num_layers": 2, "bidirectional": True, "batch_first": True}),
+    "lstm_projected": ("LSTM", {"num_layers": 2, "bidirectional": True, "proj_size": 2}),
+    "lstm_no_bias": ("LSTM", {"bias": False, "proj_size": 3, "batch_first": True}),
+    "gru": ("GRU", {"num_layers": 3}),
+    "gru_both": ("GRU", {"bidirectional": True, "batch_first": True, "bias": False}),
+    "rnn_tanh": ("RNN", {"num_layers": 2, "bidirectional": True}),
+    "rnn_relu": ("RNN", {"nonlinearity": "relu", "batch_first": True}),
+}
+CELLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "lstm": ("LSTMCell", {}),
+    "lstm_no_bias": ("LSTMCell", {"bias": False}),
+    "gru": ("GRUCell", {}),
+    "rnn_tanh": ("RNNCell", {"bias": False}),
+    "rnn_relu": ("RNNCell", {"nonlinearity": "relu"}),
+}
+by_layer = pytest.mark.parametrize("name", LAYERS)
+by_cell = pytest.mark.parametrize("name", CELLS)
+SCHEMES = {
+    "dynamic": W8A8(symmetric=False),
+    "static": W8A8Static(),
+    "learned": QuantConfig(
+        TensorConfig(4, learned=True), TensorConfig(8, "per_tensor", learned=True)
+    ),
+    "groups": QuantConfig(TensorConfig(4, "per_tensor", symmetric=False)),
+}
+
+
+def floating(name: str, dtype: torch.dtype = torch.float64, **changes: Any) -> nn.Module:
+    torch.manual_seed(0)
+    kind, options = LAYERS[name]
+    return getattr(nn, kind)(FEATURES, HIDDEN, **(options | changes)).to(dtype)
+
+
+def of_cells(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(0)
+    kind, options = CELLS[name]
+    return getattr(nn, kind)(FEATURES, HIDDEN, **options).to(dtype)
+
+
+def ours(module: nn.Module) -> nn.Module:
+    """The same of linear layers, with the same parameters."""
+    return getattr(bnn, type(module).__name__).from_float(module)
+
+
+def randn(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, generator=cases.generator(seed), dtype=torch.float64).to(dtype)
+
+
+def example(module: nn.Module, dtype: torch.dtype = torch.float64, seed: int = 1) -> Tensor:
+    shape = (BATCH, STEPS) if module.batch_first else (STEPS, BATCH)
+    return randn(*shape, FEATURES, seed=seed, dtype=dtype)
+
+
+def packed(module: nn.Module, x: Tensor, enforce_sorted: bool = False) -> PackedSequence:
+    lengths = sorted(LENGTHS, reverse=True) if enforce_sorted else LENGTHS
+    return pack_padded_sequence(
+        x, torch.tensor(lengths), batch_first=module.batch_first, enforce_sorted=enforce_sorted
+    )
+
+
+def states(module: nn.Module, batch: tuple[int, ...] = (BATCH,)) -> Any:
+    """Initial states; a pair for an LSTM."""
+    cells = module.num_layers * (2 if module.bidirectional else 1)
+    h = randn(cells, *batch, module.proj_size or HIDDEN, seed=2).requires_grad_()
+    c = randn(cells, *batch, HIDDEN, seed=3).requires_grad_()
+    return (h, c) if module.mode == "LSTM" else h
+
+
+def leaves(value: Any) -> list[Tensor]:
+    if value is None:
+        return []
+    if isinstance(value, PackedSequence):
+        return [value.data]
+    return [value] if isinstance(value, Tensor) else [t for one in value for t in leaves(one)]
+
+
+def same(module: nn.Module, other: nn.Module, *arguments: Any) -> None:
+    """Both give the same outputs, and the same gradients of inputs, states and parameters."""
+    wrt = [t for t in leaves(arguments) if t.requires_grad] + list(module.parameters())
+    results = []
+    for one in (module, other):
+        outputs = leaves(one(*arguments))
+        loss = sum((t * randn(*t.shape, seed=4, dtype=t.dtype)).sum() for t in outputs)
+        results.append(outputs + list(torch.autograd.grad(loss, wrt, allow_unused=True)))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@by_layer
+def test_results_and_gradients_are_pytorchs(name: str) -> None:
+    module = floating(name)
+    other, x = ours(module), example(module).requires_grad_()
+    same(module, other, x)
+    same(module, other, x, states(module))
+    single = randn(STEPS, FEATURES).requires_grad_()
+    same(module, other, single)
+    same(module, other, single, states(module, ()))
+    one = x[:, :1] if module.batch_first else x[:1]
+    same(module, other, one)
+
+
+@by_layer
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_packed_sequences(name: str, is_sorted: bool) -> None:
+    module = floating(name)
+    other, x = ours(module), example(module).requires_grad_()
+    same(module, other, packed(module, x, is_sorted))
+    same(module, other, packed(module, x, is_sorted), states(module))
+    got, wanted = other(packed(module, x, is_sorted))[0], module(packed(module, x, is_sorted))[0]
+    assert type(got) is PackedSequence
+    for a, b in zip(got[1:], wanted[1:], strict=True):
+        assert (a is None and b is None) or torch.equal(a, b)
+    padded, lengths = pad_packed_sequence(got, batch_first=module.batch_first)
+    torch.testing.assert_close(padded, pad_packed_sequence(wanted, module.batch_first)[0])
+    assert lengths.tolist() == (sorted(LENGTHS, reverse=True) if is_sorted else LENGTHS)
+
+
+@by_cell
+def test_cells_are_pytorchs(name: str) -> None:
+    module = of_cells(name)
+    other, x = ours(module), randn(BATCH, FEATURES).requires_grad_()
+    h, c = (randn(BATCH, HIDDEN, seed=seed).requires_grad_() for seed in (2, 3))
+    is_lstm = isinstance(module, nn.LSTMCell)
+    same(module, other, x)
+    same(module, other, x[0])
+    same(module, other, x, (h, c) if is_lstm else h)
+    same(module, other, x[0], (h[0], c[0]) if is_lstm else h[0])
+    assert other.weight_ih is module.weight_ih and other.weight_hh is module.weight_hh
+    assert other.bias_ih is module.bias_ih and other.bias == module.bias
+
+
+def test_analytic_gradients() -> None:
+    for name in ("lstm_projected", "gru", "rnn_tanh"):
+        module = ours(floating(name))
+        x = example(module).requires_grad_()
+
+        def function(x: Tensor, *given: Tensor, module: nn.Module = module) -> tuple[Tensor, ...]:
+            hx = given if module.mode == "LSTM" else given[0]
+            return tuple(leaves(module(packed(module, x), hx)))
+
+        given = leaves(states(module))
+        assert torch.autograd.gradcheck(function, (x, *given), fast_mode=True)
+
+
+@by_layer
+def test_parameters_are_shared_under_pytorchs_names(name: str) -> None:
+    module = floating(name)
+    other = ours(module)
+    assert {id(p) for p in other.parameters()} == {id(p) for p in module.parameters()}
+    for parameter in module._flat_weights_names:
+        assert getattr(other, parameter) is getattr(module, parameter)
+    for got, wanted in zip(other.all_weights, module.all_weights, strict=True):
+        assert all(a is b for a, b in zip(got, wanted, strict=True))
+    for attribute in (
+        "mode", "input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout",
+        "bidirectional", "proj_size",
+    ):  # fmt: skip
+        assert getattr(other, attribute) == getattr(module, attribute)
+    assert not hasattr(other, "weight_ih_l7") and not hasattr(other, "weight_ih")
+    assert hasattr(other, "weight_hr_l0") == (module.proj_size > 0)
+    assert all(isinstance(cell.ih, nn.Linear) for cell in other.cells.values())
+    other.flatten_parameters()
+    twin = copy.deepcopy(other)
+    twin.reset_parameters()
+    bound = HIDDEN**-0.5
+    assert all(0 < p.abs().max() <= bound for p in twin.parameters())
+    twin.load_state_dict(other.state_dict())
+    x = example(module)
+    assert torch.equal(twin(x)[0], other(x)[0])
+    made = getattr(bnn, type(module).__name__)(FEATURES, HIDDEN, **LAYERS[name][1]).double()
+    made.load_state_dict(other.state_dict())
+    assert torch.equal(made(x)[0], other(x)[0]) and repr(made) == repr(other)
+
+
+@pytest.mark.parametrize("name", ["lstm_deep", "gru"])
+def test_dropout_between_layers(name: str) -> None:
+    everything, half = floating(name, dropout=1.0), floating(name, dropout=0.5)
+    x = example(everything).requires_grad_()
+    same(everything, ours(everything), x)
+    other = ours(half)
+    first, second = other(x)[0], other(x)[0]
+    assert not torch.equal(first, second)
+    same(half.eval(), other.eval(), x)
+    assert torch.equal(other(x)[0], other(x)[0])
+    assert ours(half).training is False
+
+
+@by_layer
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_other_dtypes(name: str, dtype: torch.dtype) -> None:
+    module = floating(name, dtype)
+    x = example(module, dtype)
+    got, last = ours(module)(x)
+    wanted = copy.deepcopy(module).double()(x.double())[0]
+    tolerance = 1e-5 if dtype == torch.float32 else 0.03
+    torch.testing.assert_close(got.double(), wanted, rtol=tolerance, atol=tolerance)
+    assert got.dtype == dtype and all(t.dtype == dtype for t in leaves(last))
+
+
+@by_layer
+def test_autocast(name: str) -> None:
+    module = floating(name, torch.float32)
+    other, x = ours(module), example(module, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        got, last = other(x)
+    assert got.dtype == torch.bfloat16 and all(t.dtype == torch.bfloat16 for t in leaves(last))
+    torch.testing.assert_close(got.float(), module(x)[0], rtol=0.05, atol=0.05)
+    got.float().sum().backward()
+    assert all(p.grad.dtype == torch.float32 for p in module.parameters())
+
+
+@by_layer
+def test_scripted_exported_and_compiled(name: str) -> None:
+    module = ours(floating(name)).eval()
+    x, hx = example(module), states(module)
+    wanted = leaves(module(x, hx))
+    found = [torch.compile(module, backend="eager", fullgraph=True)(x, hx)]
+    found.append(torch.jit.script(module)(x, hx))
+    with torch.no_grad():
+        found.append(torch.export.export(module, (x, hx)).module()(x, hx))
+    for one in found:
+        for a, b in zip(leaves(one), wanted, strict=True):
+            torch.testing.assert_close(a, b)
+    assert torch.equal(torch.jit.script(module)(x)[0], module(x)[0])
+
+
+@by_cell
+def test_cells_scripted_and_compiled(name: str) -> None:
+    module, x = ours(of_cells(name)), randn(BATCH, FEATURES)
+    wanted = leaves(module(x))
+    for one in (torch.compile(module, backend="eager", fullgraph=True), torch.jit.script(module)):
+        for a, b in zip(leaves(one(x)), wanted, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+class Reader(nn.Module):
+    """A recurrent layer and a cell behind one another."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.layer = ours(floating(name, torch.float32))
+        cell = (
+            "lstm" if name.startswith("lstm") else "gru" if name.startswith("gru") else "rnn_relu"
+        )
+        self.cell = ours(of_cells(cell, torch.float32))
+        self.head = nn.Linear(HIDDEN, FEATURES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output, _ = self.layer(packed(self.layer, x))
+        x = self.head(leaves(self.cell(x.flatten(0, 1)))[0])
+        return torch.cat([output.data.flatten(), x.flatten()])
+
+
+@by_layer
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_swapped_layers_have_the_bits_of_their_evaluation(name: str, scheme: str) -> None:
+    model = Reader(name).train()
+    x = example(model.layer, torch.float32)
+    close = model(x)
+    products = sum(isinstance(module, nn.Linear) for module in model.modules())
+    report = prepare_(model, SCHEMES[scheme])
+    assert len(report.changed) == products and not report.left_out
+    for seed in range(3):
+        model(example(model.layer, torch.float32, seed)).square().mean().backward()
+    names = [name for name, p in model.named_parameters() if p.grad is None]
+    assert not names
+    model.eval()
+    wanted = model(x).detach()
+    convert_(model)
+    assert not any(isinstance(module, nn.Linear) for module in model.modules())
+    assert torch.equal(model(x), wanted)
+    assert not torch.equal(wanted, close)
+    if scheme == "dynamic":
+        assert (wanted - close).norm() < 0.05 * close.norm()
+    # What a reader asks of the layer is still there.
+    assert model.layer.weight_ih_l0.shape == model.layer.cells["l0"].ih.qweight.shape
+    assert len(model.layer.all_weights) == len(model.layer.cells)
+
+
+def test_quantize_takes_their_products() -> None:
+    model = Reader("lstm")
+    report = baraquant.quantize_(
+        model, W8A8Static(), calibration=[example(model.layer, torch.float32)]
+    )
+    assert {"layer.cells.l0.ih", "layer.cells.l0.hh", "cell.ih", "cell.hh"} <= set(report.changed)
+    assert model(example(model.layer, torch.float32)).isfinite().all()
+
+
+def test_what_cannot_be_taken_over_is_named() -> None:
+    class Own(nn.LSTM):
+        def forward(self, *arguments: Any) -> Any:
+            return super().forward(*arguments)
+
+    class Inherited(nn.GRU):
+        pass
+
+    assert bnn.GRU.why_not(Inherited(2, 3)) is None
+    assert type(bnn.GRU.from_float(Inherited(2, 3))) is bnn.GRU
+    computed = nn.utils.parametrizations.weight_norm(nn.LSTM(2, 3), "weight_hh_l0")
+    replaced = nn.GRUCell(2, 3)
+    replaced.forward = lambda x: x
+    for kind, module, reason in (
+        (bnn.LSTM, Own(2, 3), "Own has a forward of its own"),
+        (bnn.LSTM, computed, "its weight_hh_l0 is computed by a parametrization or a hook"),
+        (bnn.LSTM, nn.GRU(2, 3), "GRU has a forward of its own"),
+        (bnn.GRUCell, replaced, "its forward was replaced by another"),
+        (bnn.RNNCell, nn.Linear(2, 3), "Linear has a forward of its own"),
+    ):
+        assert kind.why_not(module) == reason
+        with pytest.raises(ValueError, match=f"{kind.__name__}: {reason}"):
+            kind.from_float(module)
+
+
+def test_wrong_arguments() -> None:
+    for kind, arguments, message in (
+        (bnn.LSTM, {"input_size": 0}, "LSTM: expected input_size to be an int > 0, but got 0"),
+        (bnn.GRU, {"num_layers": 0}, "GRU: expected num_layers to be an int > 0, but got 0"),
+        (bnn.RNN, {"dropout": 1.5}, r"RNN: expected dropout to lie in \[0, 1\], but got 1.5"),
+        (bnn.RNN, {"dropout": True}, r"RNN: expected dropout to lie in \[0, 1\], but got True"),
+        (bnn.LSTM, {"proj_size": 3}, r"proj_size to lie in \[0, 3\) \(hidden_size\), but got 3"),
+        (bnn.RNN, {"nonlinearity": "elu"}, "RNN.*: expected nonlinearity to be tanh or relu"),
+        (bnn.RNNCell, {"nonlinearity": 1}, "RNNCell: expected nonlinearity to be tanh or relu"),
+        (bnn.LSTMCell, {"hidden_size": 1.5}, "LSTMCell: expected hidden_size to be an int > 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            kind(**({"input_size": 2, "hidden_size": 3} | arguments))
+
+
+def test_wrong_tensors() -> None:
+    gru, lstm = bnn.GRU(2, 3, num_layers=2), bnn.LSTM(2, 3, proj_size=1)
+    x, h = torch.zeros(5, 4, 2), torch.zeros(1, 4, 3)
+    for layer, arguments, message in (
+        (gru, (x[0, 0],), r"GRU: expected input to have 2 or 3 dimensions, but got \[2\]"),
+        (gru, (x[..., :1],), r"GRU: expected input to have 2 features \(input_size\), but got 1"),
+        (gru, (x[:0],), "GRU: expected input to have at least one step, but got none"),
+        (gru, (x, h), r"have the shape \[2, 4, 3\] \(num.*size\), but got \[1, 4, 3\]"),
+        (gru, (x[:, 0], h), r"the shape \[2, 1, 3\].*, but got \[1, 1, 4, 3\]"),
+        (lstm, (x, (h, h)), r"LSTM: expected the initial state to have the shape \[1, 4, 1\]"),
+        (bnn.GRUCell(2, 3), (x,), r"GRUCell: .* shape \[2\] or \[batch, 2\] \(input_size\)"),
+        (bnn.LSTMCell(2, 3), (x[0], (h, h)), r"the shape \[4, 3\] \(hidden_size\), but got \[1,"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            layer(*arguments)

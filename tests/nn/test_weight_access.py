@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`layer.weight` of a served layer: the numbers that it computes with, for whoever reads them."""
+
+from __future__ import annotations
+
+import copy
+import io
+import operator
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import baraquant
+from baraquant import W8A8
+from baraquant.qat import convert_
+from tests.support.models.one_layer import (
+    AFTERWARDS,
+    LAYERS,
+    PAIRS,
+    Holder,
+    holder,
+    inputs,
+    prepared,
+    quantized,
+    served,
+    trained,
+)
+
+BITS = {"w4_channel": 4, "w4a8": 4, "w4_group": 4, "w3_group_asymmetric": 3, "learned": 4}
+BITS |= {"learned_asymmetric": 4}
+SHAPES = {
+    "linear": (8, 16),
+    "linear_no_bias": (8, 16),
+    "conv1d": (8, 4, 3),
+    "conv2d": (8, 2, 1, 3),
+    "embedding": (12, 16),
+}
+
+
+def weight_of(layer: str, scheme: str, **more) -> Tensor:
+    return served(layer, scheme, **more).child.weight
+
+
+@pytest.mark.parametrize(("layer", "scheme"), PAIRS)
+def test_it_is_the_weight_that_was_evaluated(layer: str, scheme: str) -> None:
+    """The same bits before and after `convert_`, and near the float weight."""
+    model = trained(layer, scheme)
+    rounded = model.child.weight.detach().clone()
+    wanted = dict(model.named_parameters())["child.weight"].detach().clone()
+    convert_(model)
+    weight = model.child.weight
+    assert torch.equal(weight, rounded)
+    limit = wanted.abs().amax() / (2 ** (BITS.get(scheme, 8) - 1) - 1)
+    assert (weight - wanted).abs().amax() <= 1.01 * limit
+    assert not torch.equal(weight, wanted)
+
+
+@pytest.mark.parametrize(("layer", "scheme"), PAIRS)
+def test_metadata(layer: str, scheme: str) -> None:
+    child = served(layer, scheme).child
+    weight = child.weight
+    assert isinstance(weight, Tensor)
+    assert weight.dtype == torch.float32 and weight.shape == SHAPES[layer]
+    assert weight.size(0) == SHAPES[layer][0] and weight.dim() == weight.ndim == len(SHAPES[layer])
+    assert weight.numel() == torch.Size(SHAPES[layer]).numel() and len(weight) == SHAPES[layer][0]
+    assert weight.device.type == "cpu" and not weight.is_cuda and not weight.is_meta
+    assert weight.is_floating_point() and weight.layout == torch.strided and weight.is_contiguous()
+    assert weight.element_size() == 4 and weight.itemsize == 4
+    assert weight.nbytes == 4 * weight.numel()
+    assert not weight.requires_grad and weight.grad is None and weight.is_leaf
+    assert child.qweight.dtype == torch.int8 and child.qweight.shape == weight.shape
+    assert "qweight" in dict(child.named_buffers()) and "tensor" in repr(weight).lower()
+    assert "weight" not in dict(child.named_buffers()) and "weight" not in child.state_dict()
+    assert not [name for name, _ in child.named_parameters() if "weight" in name]
+
+
+@pytest.mark.parametrize(
+    "scheme", ["w4_channel", "w4_group", "w8_asymmetric", "learned_asymmetric"]
+)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_weight_only_layers_compute_with_it(layer: str, scheme: str) -> None:
+    """Where only the weight is rounded, the layer is PyTorch's function of `layer.weight`."""
+    if layer == "conv2d" and "group" in scheme:
+        pytest.skip("its two inputs for each output are fewer than a group")
+    child, x = served(layer, scheme).child, inputs(layer)
+    with torch.no_grad():
+        if layer == "embedding":
+            wanted = F.embedding(x, child.weight)
+        elif layer == "conv1d":
+            wanted = F.conv1d(x, child.weight, child.bias)
+        elif layer == "conv2d":
+            wanted = F.conv2d(x, child.weight, child.bias, groups=2)
+        else:
+            wanted = F.linear(x, child.weight, child.bias)
+        assert torch.equal(child(x), wanted)
+
+
+@pytest.mark.parametrize("scheme", ["w8a8", "w8a8_asymmetric", "w4a8", "w8_tensor", "observed"])
+def test_integer_layers_are_near_it(scheme: str) -> None:
+    """The integer product differs from the floating one by the rounding of the input alone."""
+    child, x = served("linear", scheme).child, inputs("linear")
+    wanted = F.linear(x, child.weight, child.bias)
+    with torch.no_grad():
+        assert (child(x) - wanted).norm() < 0.01 * wanted.norm()
+
+
+@pytest.mark.parametrize("scheme", AFTERWARDS)
+def test_after_quantize(scheme: str) -> None:
+    """Also where SmoothQuant moved outliers into the weight: what is read is the layer's weight.
+
+    Whoever computes `x @ layer.weight.T` from the layer's input means the layer's function.
+    """
+    float_model, x = holder("linear"), inputs("linear")
+    x[:, 3] *= 40
+    wanted = float_model.child.weight.detach().clone()
+    model = quantized(copy.deepcopy(float_model), scheme, x)
+    weight = model.child.weight
+    assert weight.dtype == torch.float32
+    assert (weight - wanted).norm() < 0.05 * wanted.norm()
+    y = F.linear(x, weight, model.child.bias)
+    assert (y - float_model(x)).norm() < 0.05 * float_model(x).norm()
+
+
+READS: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "index": lambda w, o: w[2],
+    "slice": lambda w, o: w[1:3, ..., :2],
+    "mask": lambda w, o: w[o > 0],
+    "gather": lambda w, o: w[torch.tensor([[0, 3], [1, 1]])],
+    "index_select": lambda w, o: w.index_select(0, torch.tensor([3, 0])),
+    "T": lambda w, o: w.T if w.dim() == 2 else w.mT,
+    "transpose": lambda w, o: w.transpose(0, 1),
+    "permute": lambda w, o: w.permute(*reversed(range(w.dim()))),
+    "view": lambda w, o: w.view(-1),
+    "reshape": lambda w, o: w.reshape(2, -1),
+    "flatten": lambda w, o: w.flatten(),
+    "unsqueeze": lambda w, o: w.unsqueeze(0).expand(2, *w.shape),
+    "repeat": lambda w, o: w.unsqueeze(0).repeat(2, *[1] * w.dim()),
+    "chunk": lambda w, o: w.chunk(2, dim=0),
+    "split": lambda w, o: w.split(3),
+    "unbind": lambda w, o: w.unbind(0),
+    "iteration": lambda w, o: list(w),
+    "detach": lambda w, o: w.detach(),
+    "data": lambda w, o: w.data,
+    "clone": lambda w, o: w.clone(),
+    "contiguous": lambda w, o: w.contiguous(),
+    "float": lambda w, o: w.float(),
+    "to_dtype": lambda w, o: w.to(torch.bfloat16),
+    "to_device": lambda w, o: w.to("cpu"),
+    "to_other": lambda w, o: w.to(o.double()),
+    "half": lambda w, o: w.half(),
+    "double": lambda w, o: w.double(),
+    "type": lambda w, o: w.type(torch.float64),
+    "type_as": lambda w, o: w.type_as(o.half()),
+    "cpu": lambda w, o: w.cpu(),
+    "numpy": lambda w, o: torch.from_numpy(w.numpy().copy()),
+    "tolist": lambda w, o: torch.tensor(w.tolist()),
+    "item": lambda w, o: w.flatten()[3].item(),
+    "add": lambda w, o: w + o,
+    "radd": lambda w, o: 1 + w,
+    "multiply": lambda w, o: o * w,
+    "divide": lambda w, o: 1 / w,
+    "power": lambda w, o: w**2,
+    "negative": lambda w, o: -w,
+    "absolute": lambda w, o: w.abs().amax(dim=-1),
+    "matmul": lambda w, o: w.flatten(1) @ o.flatten(1).T,
+    "rmatmul": lambda w, o: o.flatten(1) @ w.flatten(1).T,
+    "torch_matmul": lambda w, o: torch.matmul(o.flatten(1), w.flatten(1).transpose(0, 1)),
+    "einsum": lambda w, o: torch.einsum("ak,bk->ab", w.flatten(1), o.flatten(1)),
+    "linear": lambda w, o: F.linear(o.flatten(1), w.flatten(1)),
+    "addmm": lambda w, o: torch.addmm(torch.zeros(()), o.flatten(1), w.flatten(1).T),
+    "sum": lambda w, o: w.sum(),
+    "norm": lambda w, o: w.norm(),
+    "linalg": lambda w, o: torch.linalg.vector_norm(w, dim=-1),
+    "std": lambda w, o: w.std(),
+    "softmax": lambda w, o: w.softmax(-1),
+    "layer_norm": lambda w, o: F.layer_norm(w, w.shape[-1:]),
+    "cat": lambda w, o: torch.cat([o, w]),
+    "stack": lambda w, o: torch.stack([w, o]),
+    "where": lambda w, o: torch.where(o > 0, w, o),
+    "lerp": lambda w, o: torch.lerp(o, w, 0.3),
+    "equal": lambda w, o: w == o,
+    "less": lambda w, o: w < o,
+    "same": lambda w, o: torch.equal(w, w),
+    "allclose": lambda w, o: torch.allclose(w, o),
+    "isfinite": lambda w, o: torch.isfinite(w).all(),
+    "isnan": lambda w, o: w.isnan().any(),
+    "argmax": lambda w, o: w.argmax(),
+    "topk": lambda w, o: w.topk(2).values,
+    "sort": lambda w, o: w.sort().values,
+    "max": lambda w, o: w.max(dim=0).values,
+    "cdist": lambda w, o: torch.cdist(o.flatten(1), w.flatten(1)),
+    "embedding": lambda w, o: F.embedding(torch.tensor([1, 2]), w.flatten(1)),
+    "fft": lambda w, o: torch.view_as_real(torch.fft.rfft(w)),
+    "empty_like": lambda w, o: torch.empty_like(w).shape,
+    "zeros_like": lambda w, o: torch.zeros_like(w),
+    "new_zeros": lambda w, o: w.new_zeros(3),
+    "new_tensor": lambda w, o: w.new_tensor([1.5]),
+    "into": lambda w, o: o.clone().copy_(w),
+    "into_item": lambda w, o: operator.setitem(c := o.clone(), 0, w[0]) or c,
+    "in_place": lambda w, o: o.clone().add_(w),
+    "out": lambda w, o: torch.add(w, o, out=torch.empty_like(o)),
+    "input_to": lambda w, o: o.to(w.dtype),
+    "input_like": lambda w, o: o.double().to(w),
+    "parameter": lambda w, o: nn.Parameter(w.clone()).data,
+    "tensor": lambda w, o: torch.as_tensor(w),
+}
+
+
+def plain(value: object) -> object:
+    """A result with tensors of PyTorch's own class, to compare."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    return value
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize(
+    ("layer", "scheme"),
+    [
+        ("linear", "w8a8"),
+        ("linear", "static"),
+        ("linear_no_bias", "w4_group"),
+        ("conv1d", "w8a8"),
+        ("conv2d", "w8_asymmetric"),
+        ("embedding", "w8a8"),
+        ("embedding", "w3_group_asymmetric"),
+    ],
+)
+def test_every_way_of_reading(layer: str, scheme: str, read: str) -> None:
+    """Any function of `layer.weight` is that of the plain numbers: value, type and dtype."""
+    weight = weight_of(layer, scheme)
+    numbers = torch.tensor(weight.tolist())
+    other = torch.randn(weight.shape, generator=torch.Generator().manual_seed(5))
+    got, wanted = plain(READS[read](weight, other)), plain(READS[read](numbers, other))
+    torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+WRITES: dict[str, Callable[[Tensor], object]] = {
+    "zero_": lambda w: w.zero_(),
+    "fill_": lambda w: w.fill_(1.0),
+    "copy_": lambda w: w.copy_(torch.zeros(w.shape)),
+    "add_": lambda w: w.add_(1),
+    "iadd": lambda w: operator.iadd(w, 1),
+    "imul": lambda w: operator.imul(w, 2),
+    "set_item": lambda w: operator.setitem(w, 0, 1.0),
+    "set_view": lambda w: w[0].zero_(),
+    "set_data_view": lambda w: w.view(-1)[0].fill_(3.0),
+    "data": lambda w: w.data.zero_(),
+    "data_item": lambda w: operator.setitem(w.data, 0, 1.0),
+    "set_data": lambda w: setattr(w, "data", torch.zeros(w.shape)),
+    "detach": lambda w: w.detach().zero_(),
+    "init_normal": lambda w: nn.init.normal_(w),
+    "init_zeros": lambda w: nn.init.zeros_(w),
+    "init_kaiming": lambda w: nn.init.kaiming_uniform_(w),
+    "uniform_": lambda w: w.uniform_(),
+    "clamp_": lambda w: w.clamp_(-1, 1),
+    "index_fill_": lambda w: w.index_fill_(0, torch.tensor([0]), 0.0),
+    "masked_fill_": lambda w: w.masked_fill_(torch.ones(w.shape, dtype=torch.bool), 0.0),
+    "out": lambda w: torch.add(torch.zeros(w.shape), 1, out=w),
+    "foreach": lambda w: torch._foreach_mul_([w], 2.0),
+    "requires_grad": lambda w: w.requires_grad_(),
+    "renorm_": lambda w: w.renorm_(2, 0, 1.0),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize(("layer", "scheme"), [("linear", "w8a8"), ("embedding", "w4_group")])
+def test_writing_is_refused(layer: str, scheme: str, write: str) -> None:
+    """A write that would be lost is an error that says what to do; nothing changes."""
+    child = served(layer, scheme).child
+    before = child.weight.clone()
+    with torch.no_grad(), pytest.raises((RuntimeError, TypeError, AttributeError)) as error:
+        WRITES[write](child.weight)
+    assert "weight" in str(error.value) and "qweight" in str(error.value)
+    assert torch.equal(child.weight, before)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_assigning_another_weight_is_refused(layer: str) -> None:
+    """`head.weight = other` would leave the integers as they are, and do nothing."""
+    child = served(layer, "w8a8").child
+    before = child.weight.clone()
+    for value in (torch.zeros(before.shape), nn.Parameter(torch.zeros(before.shape))):
+        with pytest.raises((AttributeError, RuntimeError, TypeError), match="weight"):
+            child.weight = value
+    assert torch.equal(child.weight, before)
+    assert not list(child.named_parameters()) or "weight" not in dict(child.named_parameters())
+
+
+@pytest.mark.parametrize(("layer", "scheme"), [("linear", "static"), ("embedding", "w4_group")])
+def test_copies_of_the_view_are_plain_numbers(layer: str, scheme: str) -> None:
+    weight = weight_of(layer, scheme)
+    numbers = torch.tensor(weight.tolist())
+    file = io.BytesIO()
+    torch.save(weight, file)
+    file.seek(0)
+    for copied in (
+        copy.deepcopy(weight),
+        copy.copy(weight),
+        pickle.loads(pickle.dumps(weight)),
+        torch.load(file, weights_only=False),
+    ):
+        assert isinstance(copied, Tensor) and torch.equal(copied, numbers)
+
+
+@pytest.mark.parametrize(("layer", "scheme"), PAIRS)
+def test_copies_of_the_layer(layer: str, scheme: str) -> None:
+    model, x = served(layer, scheme), inputs(layer)
+    wanted, weight = model(x), model.child.weight.clone()
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for copied in (
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)),
+        torch.load(file, weights_only=False),
+    ):
+        assert torch.equal(copied(x), wanted) and torch.equal(copied.child.weight, weight)
+        assert copied.child.qweight.data_ptr() != model.child.qweight.data_ptr()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("scheme", ["w8a8", "w4_channel"])
+def test_the_floating_dtype_of_a_layer(layer: str, scheme: str, dtype: torch.dtype) -> None:
+    """Made in that dtype, or moved to it; where there is no bias as well."""
+    made = served(layer, scheme, dtype=dtype)
+    moved = served(layer, scheme).to(dtype)
+    for model in (made, moved, copy.deepcopy(made), copy.deepcopy(moved)):
+        weight = model.child.weight
+        assert weight.dtype == dtype and weight[0].dtype == dtype
+        x = inputs(layer, dtype)
+        assert model(x).dtype == dtype
+    back = moved.float()
+    assert back.child.weight.dtype == torch.float32
+    assert torch.equal(back.child.weight, served(layer, scheme).child.weight)
+
+
+def test_a_file_keeps_the_floating_dtype(tmp_path) -> None:
+    for dtype in (torch.bfloat16, torch.float32):
+        torch.manual_seed(0)
+        model = nn.ModuleList([nn.Linear(16, 8, bias=False), nn.Embedding(12, 16)]).to(dtype)
+        baraquant.quantize_(model, W8A8())
+        assert [m.weight.dtype for m in model] == [dtype, dtype]
+        baraquant.save(model, tmp_path / "model.safetensors")
+        fresh = nn.ModuleList([nn.Linear(16, 8, bias=False), nn.Embedding(12, 16)]).to(dtype)
+        baraquant.load_(fresh, tmp_path / "model.safetensors")
+        for got, wanted in zip(fresh, model, strict=True):
+            assert got.weight.dtype == dtype and torch.equal(got.weight, wanted.weight)
+
+
+def test_the_examples_of_a_new_user() -> None:
+    """The parent that reads its embedding's rows: 70 times off, when it got integers."""
+
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.e, self.h = nn.Embedding(50, 8), nn.Linear(8, 50)
+
+        def forward(self, i: Tensor) -> Tensor:
+            return self.h(self.e.weight[i].float())
+
+    torch.manual_seed(0)
+    model, i = Rows().eval(), torch.arange(50)
+    wanted = model(i)
+    report = baraquant.quantize_(copied := copy.deepcopy(model), W8A8())
+    assert len(report.changed) == 2 and not report.left_out
+    assert (copied(i) - wanted).norm() < 0.02 * wanted.norm()
+    ready = prepared(copy.deepcopy(model), "w8a8", i)
+    evaluated = ready(i)
+    convert_(ready)
+    assert torch.equal(ready(i), evaluated)
+
+
+def test_no_memory_is_kept() -> None:
+    """Reading the weight, or its metadata, leaves nothing of it behind in the layer."""
+    child = served("linear", "w8a8").child
+    before = set(vars(child)) | set(child._buffers)
+    _ = child.weight.dtype, child.weight.sum(), child.weight @ torch.ones(16)
+    assert set(vars(child)) | set(child._buffers) == before
+    kept = {t.data_ptr(): t.nbytes for t in child.buffers()}
+    assert sum(kept.values()) < 2 * child.qweight.nbytes
+
+
+def test_a_module_is_asked_for_its_device_and_dtype() -> None:
+    """As transformers asks: the first floating parameter or buffer."""
+    model = served("linear_no_bias", "w8a8")
+    assert isinstance(model, Holder)
+    assert model.child.weight.to(torch.float64).dtype == torch.float64
+    assert inputs("linear").to(model.child.weight.device).device == model.child.weight.device
+    assert torch.get_device(model.child.weight) == -1
+    assert torch.is_tensor(model.child.weight) and torch.is_floating_point(model.child.weight)
+    assert torch.result_type(model.child.weight, torch.ones(1)) == torch.float32
+    assert torch.promote_types(model.child.weight.dtype, torch.float16) == torch.float32

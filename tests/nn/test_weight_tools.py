@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Parents that read a child's weight, under PyTorch's tools: the same numbers, or a clear error."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from baraquant.qat import convert_, prepare_
+from tests.support.models.one_layer import (
+    AFTERWARDS,
+    TRAINED,
+    converted,
+    inputs,
+    prepared,
+    quantized,
+    served,
+)
+
+
+class Functional(nn.Module):
+    """Computes with its child's weight and bias, not with the child."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(F.gelu(F.linear(x.to(self.a.weight.dtype), self.a.weight, self.a.bias)))
+
+
+class Rows(nn.Module):
+    """An embedding whose rows are indexed, and whose table is the head too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.e, self.h = nn.Embedding(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        i = x.argmax(-1)
+        h = self.h(self.e.weight[i].to(x.dtype) + self.e(i))
+        return h @ self.e.weight.transpose(0, 1)
+
+
+class Kernel(nn.Module):
+    """A convolution whose kernel is squeezed and used by hand, as state space models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c, self.p = nn.Conv1d(16, 16, 3, groups=16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        window = F.pad(x, (0, 0, 2, 0)).unfold(0, 3, 1)
+        kernel = self.c.weight.squeeze(1)
+        bias = self.c.bias
+        assert bias is not None
+        return self.p(((window * kernel).sum(-1) + bias).to(x.dtype))
+
+
+class Convolved(nn.Module):
+    """The dtype of the input follows the projection's, as in ViT and CLIP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c, self.h = nn.Conv2d(1, 8, 4, stride=4), nn.Linear(8, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        image = x.reshape(-1, 1, 4, 4).to(dtype=self.c.weight.dtype, device=self.c.weight.device)
+        return self.h(self.c(image).flatten(1))
+
+
+PARENTS: dict[str, type[nn.Module]] = {
+    "functional": Functional,
+    "rows": Rows,
+    "kernel": Kernel,
+    "convolved": Convolved,
+}
+
+
+# The layers that a parent reads, and never calls.
+ONLY_READ = {"functional": "a", "kernel": "c"}
+
+
+def parent(name: str, **more: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return PARENTS[name]().to(**more).eval() if more else PARENTS[name]().eval()
+
+
+X = inputs("linear", seed=9)
+
+
+@pytest.mark.parametrize("scheme", TRAINED)
+@pytest.mark.parametrize("name", PARENTS)
+def test_evaluated_is_served(name: str, scheme: str) -> None:
+    """Bit for bit, where the parent computes with the weight of a child too."""
+    model = prepared(parent(name), scheme, X)
+    evaluated = model(X)
+    report = convert_(model)
+    if name in ONLY_READ and scheme in ("static", "learned"):
+        # Nothing calls this layer: its input has no range, and stays floating.
+        assert report.changed[ONLY_READ[name]].endswith("as training never called it")
+    assert torch.equal(model(X), evaluated)
+    wanted = parent(name)(X)
+    limit = 0.6 if "3" in scheme else 0.4 if "4" in scheme or "learned" in scheme else 0.05
+    assert (evaluated - wanted).norm() < limit * wanted.norm()
+
+
+@pytest.mark.parametrize("scheme", AFTERWARDS)
+@pytest.mark.parametrize("name", PARENTS)
+def test_quantized(name: str, scheme: str) -> None:
+    """Near the float model: with raw integers it would be 70 times off."""
+    model, wanted = parent(name), parent(name)(X)
+    try:
+        quantized(model, scheme, X)
+    except ValueError as error:
+        # A layer that the data does not reach has no range; the message says what to do.
+        assert "calibration data to reach" in str(error) and "leave it out" in str(error), error
+        assert name == "functional" and scheme not in ("w8a8", "w8a8_asymmetric")
+        return
+    assert (model(X) - wanted).norm() < 0.05 * wanted.norm()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("scheme", ["w8a8", "static", "w4_channel"])
+@pytest.mark.parametrize("name", PARENTS)
+def test_compiled_in_one_graph(name: str, scheme: str, backend: str) -> None:
+    if name in ONLY_READ and scheme == "static":
+        scheme = "w4a8"  # a layer that is never called has no static range
+    ready = prepared(parent(name), scheme, X)
+    for model in (ready, converted(ready)):
+        torch._dynamo.reset()
+        wanted = model(X)
+        compiled = torch.compile(model, fullgraph=True, backend=backend)
+        torch.testing.assert_close(compiled(X), wanted, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(compiled(X[:3]), wanted[:3], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("name", PARENTS)
+def test_compiled_by_inductor(name: str) -> None:
+    torch._dynamo.reset()
+    model = converted(prepared(parent(name), "w8a8", X))
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True)(X)
+    torch.testing.assert_close(compiled, model(X), rtol=1e-4, atol=1e-5)
+
+
+def test_compiled_training_of_a_reading_parent() -> None:
+    """In training a reader gets the parameter: its gradient is whole, compiled too."""
+    torch._dynamo.reset()
+    model = parent("rows")
+    prepare_(model, TRAINED["w8a8"])
+    model.train()
+    other = copy.deepcopy(model)
+    model(X).square().mean().backward()
+    torch.compile(other, fullgraph=True, backend="aot_eager")(X).square().mean().backward()
+    for (name, a), b in zip(model.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, msg=name)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("scheme", ["w8a8", "w4_channel"])
+@pytest.mark.parametrize("name", PARENTS)
+def test_exported(name: str, scheme: str, strict: bool) -> None:
+    """The program holds the integers, and not a floating copy of the weight that is read."""
+    model = converted(prepared(parent(name), scheme, X))
+    rows = torch.export.Dim("rows")
+    dynamic = None if name == "kernel" else ({0: rows},)
+    with torch.no_grad():
+        program = torch.export.export(model, (X,), dynamic_shapes=dynamic, strict=strict)
+        torch.testing.assert_close(program.module()(X), model(X), rtol=1e-5, atol=1e-6)
+    held = {n: t for n, t in program.state_dict.items() if t.dim() >= 2}
+    held |= {n: t for n, t in program.constants.items() if isinstance(t, Tensor) and t.dim() >= 2}
+    assert held and all(t.dtype == torch.int8 for t in held.values()), {
+        n: t.dtype for n, t in held.items()
+    }
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    torch.testing.assert_close(torch.export.load(file).module()(X), model(X), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", PARENTS)
+def test_exported_prepared(name: str) -> None:
+    """A prepared model in evaluation exports as what it evaluates."""
+    model = prepared(parent(name), "w8a8", X)
+    with torch.no_grad():
+        program = torch.export.export(model, (X,))
+        torch.testing.assert_close(program.module()(X), model(X), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("scheme", ["w8a8", "w4_channel"])
+@pytest.mark.parametrize("name", PARENTS)
+def test_scripted(name: str, scheme: str) -> None:
+    """The numbers, or an error: a scripted parent never computes with raw integers."""
+    model = converted(prepared(parent(name), scheme, X))
+    wanted = model(X)
+    try:
+        scripted = torch.jit.script(model)
+    except Exception as error:
+        assert "weight" in str(error), error
+        return
+    torch.testing.assert_close(scripted(X), wanted, rtol=1e-5, atol=1e-6)
+    file = io.BytesIO()
+    torch.jit.save(scripted, file)
+    file.seek(0)
+    torch.testing.assert_close(torch.jit.load(file)(X), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("name", PARENTS)
+def test_traced(name: str) -> None:
+    model = converted(prepared(parent(name), "w8a8", X))
+    with torch.no_grad():
+        traced = torch.jit.trace(model, (X,))
+    torch.testing.assert_close(traced(X), model(X), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", PARENTS)
+def test_autocast(name: str) -> None:
+    """Evaluation and service agree under autocast, and stay near float32."""
+    model = prepared(parent(name), "w8a8", X)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        evaluated = model(X)
+        convert_(model)
+        assert torch.equal(model(X), evaluated)
+    wanted = parent(name)(X)
+    assert (evaluated.float() - wanted).norm() < 0.05 * wanted.norm()
+
+
+@pytest.mark.parametrize("name", PARENTS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_dtypes(name: str, dtype: torch.dtype) -> None:
+    x = X.to(dtype)
+    model = prepared(parent(name, dtype=dtype), "w8a8", x)
+    evaluated = model(x)
+    assert evaluated.dtype == dtype
+    assert torch.equal(converted(model)(x), evaluated)
+    moved = converted(prepared(parent(name), "w8a8", X)).to(dtype)
+    wanted = parent(name)(X)
+    for y in (evaluated, moved(x)):
+        assert y.dtype == dtype and (y.float() - wanted).norm() < 0.05 * wanted.norm()
+
+
+@pytest.mark.parametrize("layer", ["linear", "embedding", "conv1d"])
+def test_vmap(layer: str) -> None:
+    """Over rows of the weight, and over inputs of a parent that computes with it."""
+    child = served(layer, "w8a8").child
+    rows = torch.tensor([0, 3, 5])
+    got = torch.vmap(lambda i: child.weight.index_select(0, i[None])[0])(rows)
+    assert torch.equal(got, child.weight[rows])
+    if layer == "linear":
+        x = inputs("linear")
+        got = torch.vmap(lambda v: F.linear(v, child.weight, child.bias))(x)
+        torch.testing.assert_close(got, F.linear(x, child.weight, child.bias))
+        batched = torch.vmap(lambda w: w.sum())(child.weight)
+        torch.testing.assert_close(batched, child.weight.sum(1))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("name", PARENTS)
+def test_grad_modes(name: str, mode: Any) -> None:
+    ready = prepared(parent(name), "w8a8", X)
+    model, wanted = converted(ready), ready(X).detach()
+    with mode():
+        assert torch.equal(ready(X), wanted) and torch.equal(model(X), wanted)
+
+
+@pytest.mark.parametrize("name", PARENTS)
+def test_functional_call(name: str) -> None:
+    """`torch.func.functional_call` with the state of another model takes its integers."""
+    model = converted(prepared(parent(name), "w8a8", X))
+    torch.manual_seed(1)
+    other = converted(prepared(PARENTS[name]().eval(), "w8a8", X))
+    state = {n: t.detach() for n, t in other.state_dict().items()}
+    got = torch.func.functional_call(model, state, (X,))
+    assert torch.equal(got, other(X)) and not torch.equal(got, model(X))
+
+
+@pytest.mark.parametrize("name", PARENTS)
+def test_state_dict_round_trip(name: str) -> None:
+    model = converted(prepared(parent(name), "w4a8" if name != "kernel" else "w8a8", X))
+    torch.manual_seed(1)
+    other = converted(prepared(PARENTS[name]().eval(), "w4a8" if name != "kernel" else "w8a8", X))
+    assert not torch.equal(other(X), model(X))
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(other(X), model(X))
+
+
+def test_the_gradient_of_a_reading_parent_reaches_the_input() -> None:
+    """`F.linear(x, child.weight)` of a served child: dx = dy @ W, of the numbers it reads."""
+    child = served("linear", "w8a8").child
+    x = inputs("linear").requires_grad_()
+    dy = torch.randn(5, 8)
+    F.linear(x, child.weight, child.bias).backward(dy)
+    torch.testing.assert_close(x.grad, dy @ child.weight)

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Small calls of every CUDA kernel: `python -m tests.ops.gpu_calls [--kernels]`.
+
+`make gpu-sanitize` runs them under NVIDIA's compute-sanitizer. `--kernels` runs them under
+PyTorch's profiler instead, prints which kernels of ours were launched, and fails where a kernel
+that the sources name was not.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.support import cases
+from tests.support.calls import int8_mm as int8_calls
+from tests.support.calls.affine import BACKWARD, Call, value_and_gradients
+from tests.support.calls.range import OBSERVE_CALLS, RangeCall
+from tests.support.family_cases.grouped import Grouped
+from tests.support.family_cases.int8_mm import Case
+
+ROOT = Path(__file__).resolve().parents[2]
+DEVICE = "cuda"
+GRANULARITIES = (
+    *(cases.PER_TENSOR, cases.per_channel(0), cases.per_channel(-1), cases.PER_TOKEN),
+    *(cases.per_group(8), cases.per_group(3), cases.per_group(4, 0)),
+)
+SMALL, ODD = (6, 5, 24), (3, 7, 13)  # whole packs; parts of packs
+# Sums in several slices, along runs and along columns.
+SLICED = ((2, 40_001), (520, 40))
+# Rows for a warp, a block, a cluster of blocks; too long for the registers; many rows of the last
+# two kinds; columns in several slices.
+ROWS = ((9, 200), (3, 5000), (2, 70_000), (1, 400_003), (300, 2560), (300, 6400), (5000, 40))
+VERBS = (
+    *(("quantize", {}), ("quantize", {"dtype": torch.float32}), ("dequantize", {})),
+    *(("fake_quantize", {}), ("fake_quantize", {"learned": True})),
+    *((verb, {}) for verb in BACKWARD),
+)
+Run = Callable[[], object]
+
+
+def tensors_of(call: Any, shape: tuple[int, ...], dtype: torch.dtype, layout: str) -> Any:
+    """On the device, the first one in a layout."""
+    first, *rest = call.tensors(shape, dtype, DEVICE)
+    made = cases.LAYOUTS[layout](first.detach()).requires_grad_(first.requires_grad)
+    return (made, *rest)
+
+
+def affine_calls() -> Iterator[Run]:
+    """Each direction and gradient, granularity and dtype; aligned and not; sums in slices."""
+    places = [(SMALL, "contiguous", d) for d in cases.FLOAT_DTYPES]
+    places += [(ODD, "contiguous", d) for d in cases.FLOAT_DTYPES]
+    places += [(SMALL, "misaligned", d) for d in (torch.float32, torch.bfloat16)]
+    for shape, layout, dtype in places:
+        for granularity in GRANULARITIES:
+            for verb, options in VERBS:
+                call = Call(verb, granularity, **options)
+                tensors = tensors_of(call, shape, dtype, layout)
+                yield lambda c=call, t=tensors: value_and_gradients(c, t)
+            yield from integer_calls(shape, dtype, granularity)
+    for shape in SLICED:
+        for granularity in (cases.PER_TENSOR, cases.per_channel(0), cases.per_channel(-1)):
+            for dtype in (torch.float32, torch.float64, torch.float16):
+                call = Call("fake_quantize", granularity, learned=True)
+                tensors = call.tensors(shape, dtype, DEVICE)
+                yield lambda c=call, t=tensors: value_and_gradients(c, t)
+
+
+def integer_calls(shape: tuple[int, ...], dtype: torch.dtype, g: cases.Granularity) -> list[Run]:
+    """From 8-bit integers and to both kinds of them."""
+    params = g.param_shape(shape)
+    scale = torch.ones(params, dtype=cases.compute_dtype(dtype), device=DEVICE)
+    x = torch.ones(shape, dtype=dtype, device=DEVICE)
+    runs: list[Run] = []
+    for kind in cases.INTEGER_DTYPES:
+        q = torch.ones(shape, dtype=kind, device=DEVICE)
+        runs.append(lambda q=q: g.op("dequantize")(q, scale, None, *g.args, dtype=dtype))
+        ends = cases.default_range(kind)
+        runs.append(lambda e=ends, k=kind: g.op("quantize")(x, scale, None, *g.args, *e, dtype=k))
+    return runs
+
+
+def range_calls() -> Iterator[Run]:
+    """Ranges, integers and fake-quantized values from the data; observers."""
+    verbs = ("choose_qparams", "dynamic_range_quantize", "dynamic_fake_quantize")
+    for symmetric in (True, False):
+        for shape, layout in ((SMALL, "contiguous"), (ODD, "contiguous"), (SMALL, "misaligned")):
+            for dtype in cases.FLOAT_DTYPES:
+                for granularity in GRANULARITIES:
+                    for verb in verbs:
+                        call = RangeCall(verb, granularity, symmetric)
+                        tensors = tensors_of(call, shape, dtype, layout)
+                        yield lambda c=call, t=tensors: value_and_gradients(c, t)
+        for shape in ROWS:
+            for dtype in (torch.float32, torch.bfloat16, torch.float64):
+                for granularity in (cases.PER_TENSOR, cases.PER_TOKEN, cases.per_channel(-1)):
+                    for verb in verbs[1:]:
+                        call = RangeCall(verb, granularity, symmetric)
+                        tensors = call.tensors(shape, dtype, DEVICE)
+                        yield lambda c=call, t=tensors: value_and_gradients(c, t)
+    for dtype in cases.FLOAT_DTYPES:  # a range for each channel, and the count of what was left out
+        low, high = (torch.full((33,), end, device=DEVICE) for end in (math.inf, -math.inf))
+        if dtype == torch.float64:
+            low, high = low.double(), high.double()
+        x = torch.full((33, 70), math.nan, dtype=dtype, device=DEVICE)
+        count = torch.zeros((), dtype=torch.int64, device=DEVICE)
+        yield partial(torch.ops.baraquant.observe_min_max_, x, low, high, 0, skipped_batches=count)
+    for call in OBSERVE_CALLS:
+        for shape in (SMALL, ODD, (2, 70_000), (5000, 40)):
+            for dtype in cases.FLOAT_DTYPES:
+                tensors = call.tensors(shape, dtype, DEVICE)
+                yield lambda c=call, t=tensors: value_and_gradients(c, t)
+
+
+def cases_for(kernel: str) -> Iterator[Case]:
+    """Aligned rows and others, zero points, unsigned inputs, each type of the output."""
+    hopper = kernel.startswith("hopper")
+    dtypes = [d for d in cases.FLOAT_DTYPES if d != torch.float64 or not hopper]
+    few, many = (3, 4) if kernel == "vector" else (16, 150)
+    for dtype in dtypes:
+        yield Case((few,), 72, 144, dtype=dtype, scale="token", bias="output")
+        yield Case((many,), 264, 544, dtype=dtype, zero_point="token", bias="compute")
+        yield Case((many,), 83, 139, dtype=dtype, scale="token", zero_point="one")
+        sums = dtype == torch.float16
+        yield Case((many,), 136, 80, torch.uint8, dtype, zero_point="token", weight_sum=sums)
+    yield Case((few,), 2184, 2048, scale="token")  # stream-K shares a tile along k
+
+
+def grouped_cases_for(kernel: str) -> Iterator[Grouped]:
+    """Aligned rows and others, groups without rows, rows behind the last."""
+    dtypes = [d for d in cases.FLOAT_DTYPES if d != torch.float64 or kernel.startswith("generic")]
+    for dtype in dtypes:
+        yield Grouped("empty_at_the_ends", 264, 272, dtype=dtype, zero_point="token")
+        yield Grouped("one_of_many_rows", 83, 139, dtype=dtype, scale="one", bias="output")
+
+
+def product_calls() -> Iterator[Run]:
+    """Each kernel that this GPU takes, forced; then the ops, which choose for themselves."""
+    ops = torch.ops.baraquant
+    is_hopper = torch.cuda.get_device_capability() == (9, 0)
+    for kernel in ops._int8_kernels():
+        if kernel.startswith(("hopper", "grouped")) and not is_hopper:
+            continue
+        found: list[tuple[Any, dict[str, Any]]] = []
+        if not kernel.startswith("grouped"):
+            found += [(ops.int8_linear, case.arguments()) for case in cases_for(kernel)]
+        if kernel.startswith(("grouped", "generic")):
+            found += [(ops.int8_grouped_linear, c.arguments()) for c in grouped_cases_for(kernel)]
+        for op, arguments in found:
+            moved = {k: v.to(DEVICE) if isinstance(v, Tensor) else v for k, v in arguments.items()}
+
+            def run(op: Any = op, kernel: str = kernel, moved: dict[str, Any] = moved) -> None:
+                ops._force_int8_kernel(kernel)
+                try:
+                    op(**moved)
+                finally:
+                    ops._force_int8_kernel("")
+
+            yield run
+    for call in (*int8_calls.INT8_CALLS, *int8_calls.QAT_CALLS):
+        for shape in ((2, 2, 33), (130, 64)):
+            for dtype in (torch.float32, torch.bfloat16):
+                tensors = call.tensors(shape, dtype, DEVICE)
+                # No gradient: it is a product of cuBLAS, which racecheck does not get through.
+                yield lambda c=call, t=tensors: c(*t)
+
+
+def run_all() -> int:
+    """Make every call; their number."""
+    count = 0
+    for family in (affine_calls, range_calls, product_calls):
+        for run in family():
+            run()
+            count += 1
+        torch.cuda.synchronize()
+    return count
+
+
+def kernels_of_sources() -> set[str]:
+    """The kernels that the sources define."""
+    found: set[str] = set()
+    for path in (ROOT / "csrc").rglob("*"):
+        if path.suffix in (".cu", ".cuh"):
+            found.update(re.findall(r"__global__[^;{]*?\b(\w+_kernel)\s*\(", path.read_text()))
+    return found
+
+
+def print_kernels() -> int:
+    """Run under the profiler: which of the sources' kernels were launched, and which were not."""
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        count = run_all()
+    ours = {e.key for e in profile.key_averages() if "baraquant" in e.key}
+    expected = kernels_of_sources()
+    with_hopper = any(k.startswith("hopper") for k in torch.ops.baraquant._int8_kernels())
+    if with_hopper and torch.cuda.get_device_capability() == (9, 0):
+        expected.add("device_kernel")  # CUTLASS's
+    # The long names of CUTLASS's kernels stay mangled: 13device_kernelI...
+    missing = {n for n in expected if not any(re.search(rf"(\b|\d){n}(\b|I)", k) for k in ours)}
+    print(f"{count} calls, {len(ours)} kernels, of {len(expected - missing)} names", flush=True)
+    if missing:
+        print(f"not launched: {sorted(missing)}")
+    return 1 if missing or not expected else 0
+
+
+def main() -> int:
+    if "--kernels" in sys.argv:
+        return print_kernels()
+    print(f"{run_all()} calls", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The documentation of the public functions: whole, true to the schemas, and its examples run."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+
+import pytest
+import torch
+
+from baraquant import nn, ops, reference
+from tests.support.docstrings import run_examples
+
+SECTIONS = ("Args", "Returns", "Example", "Raises", "Gradient", "Rounding", "References")
+
+
+def public_op_names() -> set[str]:
+    """The registered ops whose names do not start with an underscore, without overloads."""
+    registered = torch._C._dispatch_get_all_op_names()
+    names = {n.removeprefix("baraquant::").split(".")[0] for n in registered if "baraquant::" in n}
+    return {n for n in names if not n.startswith("_")}
+
+
+def overloads(name: str) -> list[torch.FunctionSchema]:
+    packet = getattr(torch.ops.baraquant, name)
+    return [getattr(packet, overload)._schema for overload in packet.overloads()]
+
+
+def test_every_op_has_a_function() -> None:
+    assert set(ops.__all__) == public_op_names()
+    assert all(callable(getattr(reference, name)) for name in ops.__all__)
+
+
+@pytest.mark.parametrize("name", ops.__all__)
+def test_docstring_is_whole(name: str) -> None:
+    doc = inspect.getdoc(getattr(ops, name))
+    assert doc is not None
+    assert "``" in doc.splitlines()[2], "the formula follows the first sentence"
+    for section in SECTIONS:
+        assert doc.count(f"\n{section}:\n") == 1, f"{name}: {section}"
+    raw = getattr(ops, name).__doc__.splitlines()
+    assert max(map(len, raw)) <= 100, "as wide as the sources"
+    order = [doc.index(f"\n{section}:\n") for section in SECTIONS]
+    assert order == sorted(order)
+    arguments = doc.partition("Args:\n")[2].partition("\n\n")[0]
+    documented = [line.split(":")[0].strip() for line in arguments.splitlines() if line[4] != " "]
+    assert documented == list(inspect.signature(getattr(ops, name)).parameters)
+
+
+@pytest.mark.parametrize("name", ops.__all__)
+def test_example_runs(name: str) -> None:
+    run_examples(getattr(ops, name), name)
+
+
+def test_module_example_runs() -> None:
+    run_examples(nn.FakeQuantize, "FakeQuantize")
+
+
+@pytest.mark.parametrize("name", ops.__all__)
+def test_signature_is_the_schema(name: str) -> None:
+    """Names, order, defaults and keyword-only arguments are those of the op."""
+    function = getattr(ops, name)
+    parameters = inspect.signature(function).parameters.values()
+    for schema in overloads(name):
+        assert [p.name for p in parameters] == [a.name for a in schema.arguments]
+        for parameter, argument in zip(parameters, schema.arguments, strict=True):
+            assert (parameter.kind is parameter.KEYWORD_ONLY) == argument.kwarg_only
+            default = None if parameter.default is parameter.empty else parameter.default
+            if isinstance(default, torch.dtype):
+                numbers = {torch.int8: 1, torch.float32: 6}  # dtypes, as schemas write them
+                assert argument.default_value == numbers[default]
+            else:
+                assert default == argument.default_value
+                assert (parameter.default is not parameter.empty) == argument.has_default_value()
+
+
+@pytest.mark.parametrize("name", ops.__all__)
+def test_every_argument_is_typed(name: str) -> None:
+    function = getattr(ops, name)
+    hints = typing.get_type_hints(function)
+    assert set(hints) == {*inspect.signature(function).parameters, "return"}

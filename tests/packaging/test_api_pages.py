@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The reference of the API, docs/api/*.rst: it has every public name, and no other.
+
+``make docs`` builds it; ``make test-all`` does so too, and there a warning of Sphinx is an error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections import Counter
+from types import ModuleType
+
+import baraquant
+from baraquant import calibration, nn, ops, qat, reference
+from tests.support.documents import ROOT
+
+PAGES = sorted((ROOT / "docs" / "api").glob("*.rst"))
+PUBLIC = (baraquant, calibration, nn, ops, qat, reference)
+DIRECTIVE = re.compile(r"\.\. ((?:auto)?(?:class|function|data|module)|currentmodule):: ([\w.]+)")
+
+
+def documented() -> list[str]:
+    """The full names of what the pages document; a directive may have several lines of names."""
+    found = []
+    for page in PAGES:
+        module, continued = "", False
+        for line in page.read_text().splitlines():
+            match = DIRECTIVE.match(line)
+            if match and match[1] == "currentmodule":
+                module = match[2]
+            elif match and match[1] != "automodule":
+                found.append(f"{module}.{match[2]}")
+            elif continued and re.fullmatch(r" {4,}\w+", line):
+                found.append(f"{module}.{line.strip()}")
+            continued = match is not None or (continued and bool(line))
+    return found
+
+
+def test_every_public_name_is_documented() -> None:
+    public = {
+        f"{module.__name__}.{name}"
+        for module in PUBLIC
+        for name in module.__all__
+        if not isinstance(getattr(module, name), ModuleType)
+    }
+    assert public - set(documented()) == set()
+
+
+def test_every_documented_name_exists_and_has_one_place() -> None:
+    names = Counter(documented())
+    assert {name for name, count in names.items() if count > 1} == set()
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute), name
+
+
+def test_every_module_has_its_docstring_on_a_page() -> None:
+    text = "\n".join(page.read_text() for page in PAGES)
+    for module in PUBLIC:
+        assert f".. automodule:: {module.__name__}\n" in text

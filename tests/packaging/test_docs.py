@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The documents in docs/: their Python runs, and what they name exists, also in other libraries.
+
+Their links and paths are tested with those of the other documents, in ``test_readme.py``.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.fsdp
+
+import baraquant
+from baraquant import calibration
+from tests.support import documents
+from tests.support.aot_inductor import CRASHES_ON_CPU
+from tests.support.documents import DOCUMENTS, FENCE, ROOT, blocks, name_of
+
+DOCS = [path for path in DOCUMENTS if path.parent == ROOT / "docs"]
+MIGRATION = ROOT / "docs" / "migration.md"
+WITH_PYTHON = [path for path in DOCS if {"python", "pycon"} & {block[0] for block in blocks(path)}]
+OWN = (
+    baraquant,
+    baraquant.nn,
+    baraquant.qat,
+    baraquant.configs,
+    calibration,
+    torch,
+    torch.nn,
+    torch.optim,
+    torch.nn.parallel,
+    torch.distributed.fsdp,
+    torch.utils.data,
+    builtins,
+)
+# Section of migration.md, the package that it is about, and where its names are.
+OTHERS = {
+    "From torch.ao.quantization": (
+        "torch.ao.quantization",
+        "torch.ao.quantization",
+        "torch.ao.quantization.quantize_fx",
+        "torch.ao.quantization._learnable_fake_quantize",
+        "torch",
+    ),
+    "From torchao": (
+        "torchao",
+        "torchao.quantization",
+        "torchao.quantization.qat",
+        "torchao.quantization.pt2e.quantize_pt2e",
+        "torchao.prototype.smoothquant",
+        "torch",
+    ),
+    "From bitsandbytes": ("bitsandbytes", "bitsandbytes.nn", "bitsandbytes.optim"),
+}
+ARGUMENTS = {"filter_fn", "scale_rule"}  # in the documents as what a reader hands over
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*quantized tensor creation functions:UserWarning"),
+]
+
+
+def needs_torchao(text: str) -> bool:
+    return re.search(r"^\s*(?:from|import) torchao\b", text, re.MULTILINE) is not None
+
+
+def crashes(text: str) -> bool:
+    return CRASHES_ON_CPU and "aoti_load_package" in text
+
+
+def run(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, with_torchao: bool) -> list[str]:
+    """Run a document's Python in a folder of its own; return the blocks that ran."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # the one way that every machine has
+    torch.manual_seed(0)
+    names = documents.module_for(path)
+
+    def wanted(text: str) -> bool:
+        return (with_torchao or not needs_torchao(text)) and not crashes(text)
+
+    ran = documents.run(path, names, wanted)
+    try:
+        return list(ran)
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+@pytest.mark.packaging
+@pytest.mark.parametrize("path", WITH_PYTHON, ids=name_of)
+def test_runs_from_top_to_bottom(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each Python block, as a reader would type them; not those that need torchao or crash."""
+    torch._dynamo.reset()
+    count = sum(language in ("python", "pycon") for language, _, _ in blocks(path))
+    other = sum(needs_torchao(text) for _, text, _ in blocks(path))
+    crashing = sum(crashes(text) for _, text, _ in blocks(path))
+    ran = run(path, tmp_path, monkeypatch, with_torchao=False)
+    assert len(ran) == count - other - crashing
+    assert other == 0 or path == MIGRATION
+
+
+@pytest.mark.packaging
+def test_migration_from_torchao(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the blocks that need torchao."""
+    pytest.importorskip("torchao", reason="torchao is not installed")
+    ran = run(MIGRATION, tmp_path, monkeypatch, with_torchao=True)
+    assert sum(map(needs_torchao, ran)) == 4
+
+
+def code_spans(text: str) -> list[str]:
+    return re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
+
+
+def without_strings(span: str) -> str:
+    return re.sub(r'"[^"]*"', "", span)
+
+
+def classes_in(spans: Iterable[str]) -> set[str]:
+    """Words with a capital letter first and a small one later."""
+    text = "\n".join(map(without_strings, spans))
+    return set(re.findall(r"(?<![\w.])(?:\w+\.)*([A-Z]\w*[a-z]\w*)", text))
+
+
+def functions_in(spans: Iterable[str]) -> set[str]:
+    """Words in front of a bracket, and spans that are one word with an underscore."""
+    plain = [without_strings(span) for span in spans]
+    called = {word for span in plain for word in re.findall(r"\b([a-z_]\w*)(?=\()", span)}
+    return called | {span for span in plain if re.fullmatch(r"[a-z]+_[a-z_0-9]+", span)}
+
+
+def is_in(name: str, places: Iterable[Any]) -> bool:
+    return any(hasattr(place, name) for place in places)
+
+
+def section(title: str) -> str:
+    _, _, rest = MIGRATION.read_text().partition(f"\n## {title}\n")
+    assert rest, title
+    return rest.partition("\n## ")[0]
+
+
+def columns(title: str) -> tuple[list[str], list[str]]:
+    """The code in the first column and in the second of a section's first table."""
+    text = section(title)
+    table = text[text.index("|---") :].partition("\n\n")[0]
+    rows = re.findall(r"^\| (.*) \| (.*) \|$", table, re.MULTILINE)
+    firsts = [span for first, _ in rows for span in code_spans(first)]
+    return firsts, [span for _, second in rows for span in code_spans(second)]
+
+
+@pytest.mark.parametrize("path", DOCS, ids=name_of)
+def test_dotted_names_exist(path: Path) -> None:
+    """``baraquant.nn.FakeQuantizedLinear``, ``ops.int8_linear``, ``bnn.enable_observer``."""
+    roots = {"baraquant": baraquant, "ops": baraquant.ops, "bnn": baraquant.nn}
+    spans = code_spans(path.read_text())
+    for root, rest in re.findall(
+        r"(?<![\w.])(baraquant|ops|bnn)((?:\.[A-Za-z_]\w*)+)(?![\w.*{])", " ".join(spans)
+    ):
+        place: Any = roots[root]
+        for name in rest[1:].split("."):
+            if place is baraquant and not hasattr(place, name):
+                importlib.import_module(f"baraquant.{name}")
+            assert hasattr(place, name), f"{root}{rest}"
+            place = getattr(place, name)
+
+
+@pytest.mark.parametrize("path", [p for p in WITH_PYTHON if p != MIGRATION], ids=name_of)
+def test_classes_exist(path: Path) -> None:
+    missing = {n for n in classes_in(code_spans(path.read_text())) if not is_in(n, OWN)}
+    assert not missing
+
+
+@pytest.mark.parametrize("title", OTHERS)
+def test_names_after_migration_exist(title: str) -> None:
+    _, spans = columns(title)
+    assert len(spans) > 5
+    layer = baraquant.nn.QuantizedLinear(torch.ones(1, 1, dtype=torch.int8), torch.ones(1))
+    own = (*OWN, baraquant.ops, baraquant.nn.FakeQuantize, layer, torch.nn.utils.fusion)
+    missing = {n for n in classes_in(spans) | functions_in(spans) if not is_in(n, own)}
+    assert missing - ARGUMENTS == set()
+
+
+@pytest.mark.parametrize("title", OTHERS)
+def test_names_before_migration_exist(title: str) -> None:
+    package, *homes = OTHERS[title]
+    pytest.importorskip(package, reason=f"{package} is not installed")
+    spans, _ = columns(title)
+    places = [importlib.import_module(home) for home in homes]
+    observer = torch.ao.quantization.MinMaxObserver
+    places += [torch.nn, torch.Tensor, torch.nn.Module, observer, builtins]
+    names = classes_in(spans) | functions_in(spans)
+    assert len(names) > 5
+    assert {name for name in names if not is_in(name, places)} - ARGUMENTS == set()
+
+
+def test_the_guide_leads_to_the_others() -> None:
+    """Whoever finds the guide finds all of them."""
+    linked = set(documents.links(ROOT / "docs" / "guide.md"))
+    for path in WITH_PYTHON:
+        assert path.name == "guide.md" or path.name in linked
+
+
+def linear(features: int = 4) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(features, 2))
+
+
+def spoiled() -> torch.nn.Module:
+    model = linear()
+    torch.nn.init.constant_(model[0].weight, float("nan"))
+    return model
+
+
+def damaged(folder: Path) -> None:
+    model, file = linear(), folder / "model.safetensors"
+    baraquant.quantize_(model, baraquant.W8A8())
+    baraquant.save(model, file)
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    baraquant.load_(linear(), file)
+
+
+def newer(folder: Path) -> None:
+    model, file = linear(), folder / "model.safetensors"
+    baraquant.quantize_(model, baraquant.W8A8())
+    baraquant.save(model, file)
+    data = file.read_bytes()
+    assert data.count(b'\\"format\\": 3') == 1
+    file.write_bytes(data.replace(b'\\"format\\": 3', b'\\"format\\": 9'))
+    baraquant.load_(linear(), file)
+
+
+def unseen(folder: Path) -> None:
+    model = linear()
+    baraquant.qat.prepare_(model, baraquant.W8A8Static())
+    baraquant.qat.convert_(model)
+
+
+def unreached(folder: Path) -> None:
+    model = torch.nn.ModuleDict({"used": linear(), "other": linear()})
+    static, data = baraquant.W8A8Static(), [torch.ones(1, 4)]
+    baraquant.quantize_(
+        model,
+        static,
+        calibration=lambda m: [m["used"](x) for x in data],
+        filter_fn=lambda module, name: name.startswith("other"),
+        progress=False,
+    )
+
+
+def groups(features: int) -> None:
+    config = baraquant.TensorConfig(4, "per_group", group_size=3)
+    baraquant.qat.prepare_(linear(features), baraquant.QuantConfig(config))
+
+
+NAN, W8A8 = torch.full((1, 4), float("nan")), baraquant.W8A8()
+STATIC = baraquant.W8A8Static()
+FAULTS: dict[str, Callable[[Path], Any]] = {
+    "expected a model with a Linear ... to quantize, but ... has none": (
+        lambda _: baraquant.quantize_(torch.nn.Sequential(torch.nn.ReLU()), W8A8)
+    ),
+    "expected a model that contains the layers": (
+        lambda _: baraquant.quantize_(torch.nn.Linear(4, 2), W8A8)
+    ),
+    "expected group_size to divide in_features": lambda _: groups(4),
+    "expected in_features to be at most 131071": (
+        lambda _: baraquant.qat.prepare_(linear(131072), W8A8)
+    ),
+    "batch 0: expected the batch, a list of 2, to be the arguments": (
+        lambda _: baraquant.quantize_(
+            linear(), STATIC, calibration=[[torch.ones(1, 4), torch.ones(1)]]
+        )
+    ),
+    "expected a finite weight": lambda _: baraquant.quantize_(spoiled(), W8A8),
+    "expected finite calibration data": (
+        lambda _: baraquant.quantize_(linear(), STATIC, calibration=[NAN], progress=False)
+    ),
+    "expected the calibration data to reach the module": unreached,
+    "expected the range of its input to be known": unseen,
+    "expected a model before it is wrapped for several processes": (
+        lambda _: baraquant.qat.convert_(torch.nn.DataParallel(linear()))
+    ),
+    "expected the data that was saved, but its checksum differs": damaged,
+    "expected format 3 at most": newer,
+}
+
+
+def test_messages_of_the_guide() -> None:
+    """The table of messages names those that are tried below."""
+    _, _, rest = (ROOT / "docs" / "guide.md").read_text().partition("\n| the message says | do |\n")
+    firsts = re.findall(r"^\| (.*?) \| ", rest.partition("\n\n")[0], re.MULTILINE)
+    messages = {span for first in firsts for span in code_spans(first)}
+    assert messages - {"convert_"} == set(FAULTS)
+
+
+@pytest.mark.parametrize("message", FAULTS)
+def test_message(message: str, tmp_path: Path) -> None:
+    pattern = ".*".join(map(re.escape, message.split(" ... ")))
+    with pytest.raises((ValueError, TypeError), match=pattern):
+        FAULTS[message](tmp_path)

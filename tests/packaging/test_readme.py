@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The documents at the top: their examples run, and what they name exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import lint
+from baraquant import ops
+from tests.support import documents
+from tests.support.documents import DOCUMENTS, ROOT, anchors, blocks, links, name_of
+
+README = ROOT / "README.md"
+OPS = ROOT / "docs" / "ops.md"
+FOLDERS = ("csrc", "baraquant", "tests", "benchmarks", "examples", "scripts", "cmake", ".github")
+by_document = pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+
+
+@pytest.mark.packaging
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
+def test_readme_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each Python block, as a reader would type them, one after the other."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    names: dict[str, Any] = {"__name__": "readme"}
+    assert len(list(documents.run(README, names))) == 2
+
+
+@pytest.mark.packaging
+def test_first_block_of_ops_does_what_it_says() -> None:
+    """What the comments of the block on ops say."""
+    torch.manual_seed(0)
+    names = documents.module_for(OPS)
+    next(documents.run(OPS, names))
+    torch.manual_seed(0)
+    weight = torch.nn.Linear(128, 64).weight.detach()  # as it was before training
+    scale, q, near = names["scale"], names["q"], names["near"]
+    assert q.dtype == torch.int8
+    assert q.shape == (64, 128)
+    assert ((near - weight).abs() <= scale[:, None] / 2 * (1 + 1e-6)).all()
+    assert torch.equal(ops.fake_quantize_per_channel(weight, scale, None, 0, -8, 7), near)
+    assert not torch.equal(names["layer"].weight, weight)
+
+
+def test_quick_start_is_short() -> None:
+    """Twelve lines at most beside the imports."""
+    for text in [text for language, text, _ in blocks(README) if language == "python"]:
+        lines = [line for line in text.splitlines() if line.strip()]
+        assert len([line for line in lines if not line.startswith(("import", "from"))]) <= 12
+
+
+def test_readme_is_short() -> None:
+    """What is reference is on pages of its own."""
+    assert len(README.read_text().splitlines()) <= 350
+
+
+def test_table_of_ops_is_whole() -> None:
+    _, *rests = OPS.read_text().split("| op | computes |")
+    tables = [rest.partition("\n\n")[0] for rest in rests]
+    families = re.findall(r"^\| `([\w{}]+)` \|", "\n".join(tables), re.MULTILINE)
+    kinds = ("tensor", "channel", "token", "group")
+    named = {family.replace("{G}", kind) for family in families for kind in kinds}
+    assert sorted(named) == sorted(ops.__all__)
+
+
+@by_document
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in links(path):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        file = path.parent / name if name else path
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+@by_document
+def test_named_files_exist(path: Path) -> None:
+    words = re.findall(r"`([\w./-]+)`", path.read_text())
+    for word in words:
+        if word.split("/")[0] in FOLDERS and "/" in word:
+            assert (ROOT / word).exists(), word
+
+
+@by_document
+def test_named_targets_exist(path: Path) -> None:
+    targets = set(re.findall(r"^([\w-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    commands = "\n".join(text for language, text, _ in blocks(path) if language == "bash")
+    named = re.findall(r"^make ([\w-]+)", commands, re.MULTILINE)
+    named += re.findall(r"`make ([\w-]+)", path.read_text())
+    assert set(named) <= targets
+
+
+def test_variables_are_those_of_the_code() -> None:
+    """CONTRIBUTING.md names every variable that the code reads; no document names another."""
+    sources = [ROOT / "setup.py", ROOT / "scripts/toolchain.py", *(ROOT / "csrc").rglob("*.cpp")]
+    read = set()
+    for source in sources:
+        read |= set(re.findall(r'(?:get|getenv)\("(BARAQUANT_\w+)"', source.read_text()))
+    assert read
+    variable = re.compile(r"\bBARAQUANT_[A-Z_]+")
+    assert set(variable.findall((ROOT / "CONTRIBUTING.md").read_text())) == read
+    for path in DOCUMENTS:
+        assert set(variable.findall(path.read_text())) <= read
+
+
+@by_document
+def test_no_path_of_one_machine(path: Path) -> None:
+    assert not lint.FORBIDDEN.search(path.read_text())

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The example with a sentence encoder: all of it on a tiny model with random weights, and what
+eight bits keep of the real one, where its weights are installed.
+"""
+
+import copy
+import json
+import os
+import string
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import baraquant
+import docstrings
+import minilm_report
+import minilm_speed
+import sentence_encoder
+from minilm_report import Row
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+
+
+def tiny_model(folder):
+    """Write a BERT of two small layers, whose tokens are letters."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    letters = string.ascii_lowercase + string.digits + string.punctuation
+    vocabulary = [*specials, *letters, *(f"##{letter}" for letter in letters)]
+    ids = {token: index for index, token in enumerate(vocabulary)}
+    tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]"
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+    )
+    transformers.BertModel(config, add_pooling_layer=False).save_pretrained(folder)
+
+
+def run(*arguments):
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return subprocess.run(
+        [sys.executable, "smoothquant_minilm.py", *map(str, arguments)],
+        cwd=EXAMPLES,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+@pytest.mark.packaging
+def test_a_small_run(tmp_path):
+    tiny_model(tmp_path / "model")
+    out = tmp_path / "out"
+    sizes = {"passages": 40, "calibration": 20, "longest": 24, "steps": 3, "repeats": 3}
+    options = [text for key, value in sizes.items() for text in (f"--{key}", value)]
+    done = run("--quick", "--device", "cpu", "--model", tmp_path / "model", "--out", out, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads((out / "smoothquant_minilm.json").read_text())
+    rows = {row["name"]: row for row in figures["rows"]}
+    names = ["float32", "W8A8", "W8A8 static", "SmoothQuant", "SmoothQuant static"]
+    assert list(rows) == [*names, "W4A8", "W4A8, trained"]
+    assert rows["float32"]["cosine"] == pytest.approx(1, abs=1e-5)
+    assert figures["about"]["freed_memory"] == "given back, by default"
+    assert rows["float32"]["change"] == 0 and rows["float32"]["interval"] == [0, 0]
+    table = (out / "smoothquant_minilm.md").read_text()
+    for name, row in rows.items():
+        assert row["cosine"] > (0.9 if name.startswith("W4") else 0.99)
+        assert row["change"] == pytest.approx(row["retrieval"] - rows["float32"]["retrieval"])
+        assert row["interval"][0] <= row["change"] <= row["interval"][1]
+        assert list(row["speeds"]) == ["1 x 64", "32 x 64", "32 x 128"]
+        for speed in row["speeds"].values():
+            assert speed["seconds"] > 0 and 0 < speed["spread"][0] <= speed["spread"][1]
+        assert name in done.stdout and f"| {name} |" in table
+    assert rows["W8A8"]["file_bytes"] < rows["float32"]["file_bytes"] / 2
+    assert (out / "smoothquant_minilm.png").stat().st_size > 10_000
+    assert "20 passages to calibrate with, 40 to measure with" in done.stdout
+    assert "Training moves four-bit weights" in done.stdout
+    assert str(tmp_path) not in json.dumps(figures) + table
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    """The real encoder, and batches of two sets of modules."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    try:
+        folder = sentence_encoder.find_model(None)
+    except SystemExit as error:
+        pytest.skip(str(error).removeprefix("error: "))
+    tokenizer = sentence_encoder.Tokenizer(folder, 48, "cpu")
+    known, asked = docstrings.split(docstrings.passages())
+    batches = [
+        [tokenizer([p.sentence + " " + p.rest for p in half[i : i + 16]]) for i in (0, 16)]
+        for half in (known, asked)
+    ]
+    return sentence_encoder.SentenceEncoder(folder).eval().float(), *batches
+
+
+@pytest.mark.packaging
+@pytest.mark.parametrize(
+    ("config", "least"), [(baraquant.W8A8(), 0.995), (baraquant.SmoothQuant(0.5), 0.997)]
+)
+def test_what_eight_bits_keep_of_the_real_encoder(minilm, config, least, tmp_path):
+    floats, known, asked = minilm
+    model = copy.deepcopy(floats)
+    report = baraquant.quantize_(model, config, calibration=known)
+    assert len(report.changed) == 39 and not report.left_out
+    with torch.inference_mode():
+        cosine = torch.cat([(model(**b) * floats(**b)).sum(1) for b in asked])
+    assert cosine.shape == (32,) and least < float(cosine.mean()) < 0.99999
+    path = tmp_path / "model.safetensors"
+    baraquant.save(model, path)
+    assert path.stat().st_size < sum(p.nbytes for p in floats.parameters()) / 3.9
+
+
+def test_without_a_model(tmp_path):
+    done = run("--model", tmp_path)
+    assert done.returncode == 1 and "has no config.json" in done.stderr
+
+
+def test_passages(tmp_path):
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "test").mkdir()
+    source = '''
+def fill(text):
+    """Wrap the text to a width.
+
+    Returns one string, with newlines between
+    the lines that it has been broken into here.
+    """
+class Whole:
+    def part(self):
+        """Has one sentence of several words only."""
+    async def other(self):
+        """This is e.g. a sentence with a dot within.  And `this` is the rest of it, which
+        has to be of at least ten words to count."""
+'''
+    (tmp_path / "pkg" / "__init__.py").write_text(source)
+    (tmp_path / "pkg" / "again.py").write_text(source)
+    (tmp_path / "test" / "other.py").write_text(source.replace("Wrap", "Fold"))
+    (tmp_path / "broken.py").write_text("def (")
+    found = docstrings.passages(tmp_path)
+    assert [passage.name for passage in found] == ["pkg.fill", "pkg.Whole.other"]
+    assert found[0].sentence == "Wrap the text to a width."
+    assert found[0].rest.startswith("Returns one string, with newlines between the lines")
+    assert found[1].sentence == "This is e.g. a sentence with a dot within."
+
+
+def test_the_split_keeps_modules_whole():
+    found = [
+        docstrings.Passage(f"{m}.{n}", f"{m} {n}", "rest", f"{m}.py")
+        for m in range(200)
+        for n in range(3)
+    ]
+    known, asked = docstrings.split(found)
+    assert sorted(known + asked, key=found.index) == found
+    assert not {p.module for p in known} & {p.module for p in asked}
+    assert 0.2 < len(known) / len(found) < 0.4
+
+
+def row(name, cosine, retrieval, change=0.0, interval=(0.0, 0.0), file_bytes=250):
+    speed = minilm_speed.Speed(0.5, 2.0, (1.5, 2.5))
+    speeds = {"1 x 64": speed, "32 x 64": speed}
+    return Row(name, cosine, 0.9, retrieval, change, interval, file_bytes, speeds)
+
+
+ROWS = [
+    row("float32", 1.0, 60.0, file_bytes=1000),
+    row("W8A8", 0.98, 59.0, -1.0, (-2.0, 0.1)),
+    row("SmoothQuant", 0.999, 59.75, -0.25, (-0.9, 0.4)),
+    row("W4A8", 0.9995, 50.0, -10.0, (-12.0, -8.0), 150),
+    row("W4A8, trained", 0.9996, 58.0, -2.0, (-3.0, -1.0), 150),
+]
+
+
+def test_the_conclusion_says_what_the_rows_say():
+    text = " ".join(minilm_report.conclude(ROWS))
+    assert (
+        "SmoothQuant is nearest to the float model: cosine 0.9990, retrieval -0.2 points "
+        "(95 %: -0.9 to +0.4), 4.00 times smaller" in text
+    )
+    assert "from cosine 0.9995 to 0.9996, and retrieval from 50.0 % to 58.0 %" in text
+    assert len(minilm_report.conclude(ROWS[:3])) == 1
+
+
+def test_the_table_says_what_the_rows_say():
+    lines = minilm_report.markdown(ROWS, {"device": "a CPU", "arguments": {}}).splitlines()
+    assert lines[0] == "device a CPU"
+    headings, _, *cells = ([c.strip() for c in line.split("|")[1:-1]] for line in lines[2:9])
+    assert {len(line) for line in cells} == {len(headings)}
+    smooth = dict(zip(headings, cells[2], strict=True))
+    assert smooth[""] == "SmoothQuant"
+    assert smooth["change (95 %)"] == "-0.2 (-0.9 to +0.4)"
+    assert (smooth["1 x 64, ms"], smooth["32 x 64, /s"]) == ("500.00", "64")
+    assert (smooth["smaller"], smooth["32 x 64, faster"]) == ("4.00 x", "2.00 x")
+
+
+def test_the_interval_is_that_of_a_bootstrap():
+    generator = np.random.default_rng(1)
+    floats = generator.random(400) < 0.6
+    got = np.where(generator.random(400) < 0.1, ~floats, floats)
+    low, high = minilm_report.interval(got, floats)
+    drawn = generator.integers(400, size=(4000, 400))
+    changes = 100 * (got[drawn].mean(axis=1) - floats[drawn].mean(axis=1))
+    expected = np.quantile(changes, [0.025, 0.975])
+    assert [low, high] == pytest.approx(list(expected), abs=0.4)
+    assert high - low > 4
+    assert minilm_report.interval(floats, floats) == (0.0, 0.0)
+
+
+def test_speeds_are_compared_within_a_round(monkeypatch):
+    """A machine that becomes slower halfway makes no difference to the ratios."""
+
+    class Clocked(nn.Module):
+        def __init__(self, cost):
+            super().__init__()
+            self.cost, self.calls = cost, 0
+
+        def forward(self, x):
+            clock[0] += self.cost * (1 if self.calls < 5 else 10)
+            self.calls += 1
+
+    clock = [0.0]
+    monkeypatch.setattr(minilm_speed.time, "perf_counter", lambda: clock[0])
+    models = {"slow": Clocked(6.0), "fast": Clocked(2.0)}
+    speeds = minilm_speed.measure(models, {"x": torch.zeros(1)}, 9)
+    assert [model.calls for model in models.values()] == [10, 10]
+    assert speeds["fast"].faster == pytest.approx(3)
+    assert speeds["fast"].spread == pytest.approx((3, 3))
+    assert speeds["slow"].faster == 1 and speeds["fast"].seconds == pytest.approx(20)

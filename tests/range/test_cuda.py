@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The range family on CUDA: streams, graphs, no synchronisation, memory, many shapes as on CPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import baraquant  # noqa: F401  (loads the ops)
+from tests.range.observer_state import FLAGS, RANGE
+from tests.support import cases
+from tests.support.bits import assert_same_bits
+from tests.support.cases import PER_TENSOR, PER_TOKEN, Granularity, per_channel, per_group
+from tests.support.cuda import MIB, assert_all_same, capture, measured
+from tests.support.family_cases.range import MODES, characterful
+
+SHAPE = (33, 67, 129)
+DATA = ("choose", "quantize", "fake")
+KINDS = (PER_TENSOR, per_channel(0), per_channel(1), per_channel(-1), PER_TOKEN, per_group(8))
+KINDS += (per_group(5, 0),)
+by_kind = pytest.mark.parametrize("granularity", KINDS, ids=str)
+by_verb = pytest.mark.parametrize("verb", DATA)
+by_mode = pytest.mark.parametrize("symmetric", MODES, ids=("symmetric", "asymmetric"))
+by_axis = pytest.mark.parametrize("axis", (None, 0, 1, -1))
+
+pytestmark = pytest.mark.cuda
+Run = Callable[..., tuple[Tensor, ...]]
+
+
+def inputs(granularity: Granularity, symmetric: bool, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """x and dy on the CPU."""
+    x = characterful(SHAPE, torch.float32, granularity, RANGE, symmetric, seed)
+    return x, torch.randn(SHAPE, generator=cases.generator(seed + 1))
+
+
+def step(verb: str, granularity: Granularity, symmetric: bool) -> Run:
+    """One op, with backward where it has one."""
+    mode = {"symmetric": symmetric}
+
+    def run(x: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
+        args = (*granularity.args, *RANGE)
+        if verb == "choose":
+            return granularity.op("choose_qparams")(x, *args, **mode)
+        if verb == "quantize":
+            return granularity.op("dynamic_range_quantize")(x, *args, **mode)
+        x = x.detach().requires_grad_()
+        y = granularity.op("dynamic_fake_quantize")(x * 1, *args, **mode)
+        return y.detach(), *torch.autograd.grad(y, x, dy)
+
+    return run
+
+
+# --- streams, graphs, synchronisation ------------------------------------------------------------
+
+
+@by_verb
+@by_mode
+@by_kind
+def test_runs_on_the_current_stream(
+    granularity: Granularity, symmetric: bool, verb: str, cuda: str
+) -> None:
+    """The input only becomes right on the side stream, after a long wait there."""
+    run = step(verb, granularity, symmetric)
+    cpu = inputs(granularity, symmetric)
+    expected = run(*cpu)
+    x, dy = (t.to(cuda) for t in cpu)
+    late = torch.zeros_like(x)
+    run(late, dy)  # warm
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        late.copy_(x)
+        got = run(late, dy)
+    stream.synchronize()
+    assert_all_same(got, expected)
+
+
+@by_verb
+@by_mode
+@by_kind
+def test_never_makes_the_host_wait(
+    granularity: Granularity,
+    symmetric: bool,
+    verb: str,
+    cuda: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    run = step(verb, granularity, symmetric)
+    x, dy = (t.to(cuda) for t in inputs(granularity, symmetric))
+    others = [cases.LAYOUTS[layout](x) for layout in ("stepped", "transposed", "misaligned")]
+    first = [run(t, dy) for t in (x, *others)]
+    request.getfixturevalue("no_synchronisation")
+    again = [run(t, dy) for t in (x, *others)]
+    torch.cuda.set_sync_debug_mode("default")
+    for a, b in zip(again, first, strict=True):
+        assert_all_same(a, b)
+
+
+@by_verb
+@by_mode
+@by_kind
+def test_graph_capture_and_replay(
+    granularity: Granularity, symmetric: bool, verb: str, cuda: str
+) -> None:
+    """Captured once, replayed on new data that is copied into the same tensors."""
+    run = step(verb, granularity, symmetric)
+    static = [t.to(cuda) for t in inputs(granularity, symmetric)]
+    graph, captured = capture(lambda: run(*static))
+    for seed in (5, 6, 7):
+        fresh = inputs(granularity, symmetric, seed)
+        for target, source in zip(static, fresh, strict=True):
+            target.copy_(source)
+        graph.replay()
+        assert_all_same(captured, run(*fresh), f"seed {seed}")
+
+
+@by_verb
+@by_mode
+def test_streams_do_not_disturb_each_other(symmetric: bool, verb: str, cuda: str) -> None:
+    """Partial results of blocks, if an op has any, belong to a call and not to the process."""
+    data = [[t.to(cuda) for t in inputs(kind, symmetric, s)] for s, kind in enumerate(KINDS)]
+    runs = [step(verb, kind, symmetric) for kind in KINDS]
+    expected = [run(*args) for run, args in zip(runs, data, strict=True)]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in KINDS]
+    got: list[list[tuple[Tensor, ...]]] = [[] for _ in KINDS]
+    for _ in range(20):
+        for i, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                got[i].append(runs[i](*data[i]))
+    torch.cuda.synchronize()
+    for found, right in zip(got, expected, strict=True):
+        for result in found:
+            assert_all_same(result, right)
+
+
+def test_every_device_whichever_is_current(cuda: str) -> None:
+    current = torch.cuda.current_device()
+    for verb in DATA:
+        run = step(verb, PER_TENSOR, False)
+        cpu = inputs(PER_TENSOR, False)
+        expected = run(*cpu)
+        for index in range(torch.cuda.device_count()):
+            got = run(*(t.to(f"cuda:{index}") for t in cpu))
+            assert all(t.device.index == index for t in got)
+            assert_all_same(got, expected)
+            assert torch.cuda.current_device() == current
+
+
+# --- observers -----------------------------------------------------------------------------------
+
+
+class Observer:
+    """Static tensors of one observer, and its step with backward."""
+
+    def __init__(self, axis: int | None, device: str, symmetric: bool) -> None:
+        self.axis, self.symmetric, self.device = axis, symmetric, device
+        shape = () if axis is None else (SHAPE[axis],)
+        self.state = (
+            torch.full(shape, math.inf, device=device),
+            torch.full(shape, -math.inf, device=device),
+            torch.full(shape, 0.5, device=device),
+            torch.zeros(shape, dtype=torch.int32, device=device),
+        )
+        self.initial = [t.clone() for t in self.state]
+        self.flags = [torch.ones(1, dtype=torch.uint8, device=device) for _ in range(2)]
+        self.x, self.dy = (torch.zeros(SHAPE, device=device) for _ in range(2))
+
+    def reset(self) -> None:
+        for tensor, value in zip(self.state, self.initial, strict=True):
+            tensor.copy_(value)
+
+    def feed(self, seed: int, flags: tuple[int, int]) -> None:
+        granularity = PER_TENSOR if self.axis is None else per_channel(self.axis)
+        clean = ("normal", "positive", "ties", "tiny", "negative")
+        x = characterful(SHAPE, torch.float32, granularity, RANGE, self.symmetric, seed, clean)
+        self.x.copy_(x)
+        self.dy.copy_(torch.randn(SHAPE, generator=cases.generator(seed)))
+        for flag, value in zip(self.flags, flags, strict=True):
+            flag.fill_(value)
+
+    def run(self) -> tuple[Tensor, ...]:
+        """What is written comes first."""
+        x = self.x.detach().requires_grad_()
+        args = (*self.state, *self.flags, self.axis, *RANGE)
+        options = {"symmetric": self.symmetric, "averaging_constant": 0.25}
+        y = torch.ops.baraquant.observe_fake_quantize(x * 1, *args, **options)
+        torch.ops.baraquant.observe_min_max_(self.dy, *self.state[:2], self.axis, 0.5)
+        return *self.state, y.detach(), *torch.autograd.grad(y, x, self.dy)
+
+
+@by_axis
+@by_mode
+def test_observers_in_a_graph(symmetric: bool, axis: int | None, cuda: str) -> None:
+    """The flags are read on the device: one graph observes, quantizes, both or neither."""
+    here, there = Observer(axis, cuda, symmetric), Observer(axis, "cpu", symmetric)
+    here.feed(0, (1, 1))
+    graph, captured = capture(here.run)
+    here.reset()
+    for seed, flags in enumerate((*FLAGS, *reversed(FLAGS), *FLAGS)):
+        here.feed(seed, flags)
+        there.feed(seed, flags)
+        graph.replay()
+        assert_all_same(captured, there.run(), f"{seed} {flags}")
+
+
+@by_axis
+def test_observers_never_make_the_host_wait(
+    axis: int | None, cuda: str, request: pytest.FixtureRequest
+) -> None:
+    observers = [Observer(axis, cuda, symmetric) for symmetric in MODES]
+    for observer in observers:
+        observer.feed(3, (1, 1))
+        observer.run()
+    request.getfixturevalue("no_synchronisation")
+    for observer in observers:
+        observer.run()
+
+
+@by_axis
+def test_observers_run_on_the_current_stream(axis: int | None, cuda: str) -> None:
+    here, there = Observer(axis, cuda, False), Observer(axis, "cpu", False)
+    here.feed(2, (1, 1))
+    here.run()
+    fresh = Observer(axis, cuda, False)
+    for observer in (fresh, there):
+        observer.feed(2, (1, 1))
+    late = fresh.x.clone()
+    fresh.x.zero_()
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        fresh.x.copy_(late)
+        got = fresh.run()
+    stream.synchronize()
+    assert_all_same(got, there.run())
+
+
+# --- shapes of real layers -----------------------------------------------------------------------
+
+WIDTHS = (512, 4096, 5120, 14336, 65536)
+ROWS = (1, 2, 7, 64, 131, 2048)
+TALL = ((65536, 512), (8192, 4096), (1, 5_000_011), (2, 1_000_003), (3, 33_333), (1_000_003, 3))
+
+
+@pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
+@by_mode
+def test_same_bits_as_on_the_cpu(symmetric: bool, dtype: torch.dtype, cuda: str) -> None:
+    """Rows and widths of real layers, where the mapping to warps, blocks and clusters changes."""
+    shapes = [(rows, width) for width in WIDTHS for rows in ROWS if rows * width <= 2**24]
+    generator = torch.Generator(cuda).manual_seed(1)
+    for shape in (*shapes, *TALL):
+        x = torch.randn(shape, device=cuda, generator=generator, dtype=torch.float32).to(dtype)
+        x *= torch.rand(shape[0], 1, device=cuda, generator=generator).to(dtype)
+        host = x.cpu()
+        kinds = [PER_TOKEN, PER_TENSOR, per_group(128)]
+        kinds += [per_channel(0), per_channel(1)] if shape[0] in (7, 131, 8192) else []
+        for granularity in kinds:
+            args, mode = granularity.args, {"symmetric": symmetric}
+            for verb in ("dynamic_range_quantize", "dynamic_fake_quantize", "choose_qparams"):
+                op = granularity.op(verb)
+                got, expected = op(x, *args, **mode), op(host, *args, **mode)
+                if isinstance(got, Tensor):
+                    got, expected = (got,), (expected,)
+                for a, b in zip(got, expected, strict=True):
+                    assert torch.equal(a.cpu(), b), f"{granularity} {shape} {verb}"
+
+
+@by_mode
+@by_kind
+def test_every_dtype_of_output_as_on_the_cpu(
+    granularity: Granularity, symmetric: bool, cuda: str
+) -> None:
+    for dtype in cases.FLOAT_DTYPES:
+        x = characterful(SHAPE, dtype, granularity, (0, 255), symmetric)
+        op = granularity.op("dynamic_range_quantize")
+        args, options = (*granularity.args, 0, 255), {"symmetric": symmetric, "dtype": torch.uint8}
+        pairs = zip(op(x.to(cuda), *args, **options), op(x, *args, **options), strict=True)
+        for got, expected in pairs:
+            assert_same_bits(got, expected)
+
+
+# --- device memory -------------------------------------------------------------------------------
+
+SCRATCH = 8 * MIB  # beside inputs of 32 and 64 MiB
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=cases.name_of)
+@by_kind
+def test_memory(granularity: Granularity, dtype: torch.dtype, cuda: str) -> None:
+    """Outputs, one bit per element where asymmetric, and nothing else, not even for a moment."""
+    shape = (64, 512, 512)
+    x = torch.randn(shape, device=cuda, dtype=dtype)
+    size, mask, g = x.nbytes, x.numel() // 8, granularity.args
+    # Each scale and zero point, for a while also what blocks hand to each other.
+    params = 8 * math.prod(granularity.param_shape(shape))
+    room = 3 * params + SCRATCH
+    leaf = x.clone().requires_grad_()
+    choose, quantize, fake = (
+        granularity.op(v)
+        for v in ("choose_qparams", "dynamic_range_quantize", "dynamic_fake_quantize")
+    )
+    for symmetric in MODES:
+        expectations = (
+            (lambda s=symmetric: choose(x, *g, symmetric=s), 0),
+            (lambda s=symmetric: quantize(x, *g, symmetric=s), x.numel()),
+            (lambda s=symmetric: fake(x, *g, symmetric=s), size),
+            (lambda s=symmetric: fake(leaf, *g, symmetric=s), size + (0 if symmetric else mask)),
+        )
+        for call, expected in expectations:
+            torch.cuda.empty_cache()  # a larger block that is free would be taken as a whole
+            held, peak = measured(call)
+            # A block of the allocator may end up to a MiB behind its tensor, of three or four.
+            assert expected <= held <= expected + params + 3 * MIB
+            assert peak <= expected + room
+    y = fake(leaf, *g)
+    dy = torch.ones_like(y)
+    held, peak = measured(lambda: torch.autograd.grad(y, leaf, dy))
+    assert held == peak == 0  # symmetric: the incoming gradient itself
+
+
+@by_axis
+def test_memory_of_observers(axis: int | None, cuda: str) -> None:
+    shape = (64, 512, 512)
+    x = torch.randn(shape, device=cuda)
+    leaf = x.clone().requires_grad_()
+    params = () if axis is None else (shape[axis],)
+    low, high = torch.full(params, math.inf, device=cuda), torch.full(params, -1.0, device=cuda)
+    scale, point = torch.ones(params, device=cuda), torch.zeros(params, device=cuda).int()
+    on = torch.ones(1, dtype=torch.bool, device=cuda)
+    ops = torch.ops.baraquant
+    args = (low, high, scale, point, on, on, axis)
+    held, peak = measured(lambda: ops.observe_min_max_(x, low, high, axis))
+    assert held == 0 and peak <= SCRATCH
+    for given, expected in ((x, x.nbytes), (leaf, x.nbytes + x.numel() // 8)):
+        held, peak = measured(lambda given=given: ops.observe_fake_quantize(given, *args))
+        assert expected <= held <= expected + MIB
+        assert peak <= expected + SCRATCH

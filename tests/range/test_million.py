@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""More than a million values of each dtype: every granularity and mode, any layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import baraquant  # noqa: F401  (loads the ops)
+from tests.support import cases
+from tests.support.bits import assert_same_bits, to_numpy
+from tests.support.cases import PER_TENSOR, PER_TOKEN, Granularity, per_channel, per_group
+from tests.support.checks.range import assert_chosen, check_input
+from tests.support.family_cases.range import CLEAN, MODES, characterful
+from tests.support.oracle.range import Dynamic
+
+SHAPE = (41, 101, 257)  # 1,064,237 elements, odd in every direction
+GRANULARITIES = (
+    PER_TENSOR,
+    per_channel(0),
+    per_channel(1),
+    per_channel(-1),
+    PER_TOKEN,
+    per_group(32),
+    per_group(10, 0),
+    per_group(7, -2),
+)
+LAYOUTS = ("contiguous", "transposed", "stepped")
+
+pytestmark = pytest.mark.cover(million=enumerate)  # each dtype, each granularity, each mode
+
+
+@dataclass
+class Million:
+    """One input with what is right, shared by the tests of a dtype, granularity and mode."""
+
+    granularity: Granularity
+    symmetric: bool
+    dtype: torch.dtype
+    x: Tensor
+    rule: Dynamic
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        return cases.default_range(self.dtype)
+
+
+CASES = [(d, g, s) for d in cases.FLOAT_DTYPES for g in GRANULARITIES for s in MODES]
+
+
+@pytest.fixture(
+    scope="module",
+    params=CASES,
+    ids=lambda p: f"{cases.name_of(p[0])}-{p[1]}-{'symmetric' if p[2] else 'asymmetric'}",
+)
+def million(request: pytest.FixtureRequest) -> Million:
+    dtype, granularity, symmetric = request.param
+    output = cases.INTEGER_DTYPES[CASES.index(request.param) // 2 % 2]
+    ends = cases.default_range(output)
+    if granularity == PER_TENSOR:  # one segment: many exponents, of which few decide
+        characters: tuple[str, ...] = ("normal",)
+    else:
+        characters = (*CLEAN, *CLEAN, "nan", "negative_nan", "inf", "both_inf")
+    x = characterful(SHAPE, dtype, granularity, ends, symmetric, 0, characters)
+    rule = Dynamic(x, granularity, *ends, symmetric)
+    return Million(granularity, symmetric, output, x, rule)
+
+
+def test_values(million: Million, device: str) -> None:
+    rule, ends = million.rule, million.ends
+    integers, fakes = rule.quantize(million.dtype), rule.fake_quantize()
+    g, mode = million.granularity, {"symmetric": million.symmetric}
+    for layout in LAYOUTS:
+        x = cases.LAYOUTS[layout](million.x.to(device))
+        args = (x, *g.args, *ends)
+        assert_chosen(*g.op("choose_qparams")(*args, **mode), rule, layout)
+        q, scale, point = g.op("dynamic_range_quantize")(*args, **mode, dtype=million.dtype)
+        assert_chosen(scale, point, rule, layout)
+        assert_same_bits(q, integers, layout)
+        assert_same_bits(g.op("dynamic_fake_quantize")(*args, **mode), fakes, layout)
+
+
+def test_gradients(million: Million, device: str) -> None:
+    grad = cases.gradients(SHAPE, million.x.dtype)
+    x = million.x.to(device).requires_grad_()
+    op = million.granularity.op("dynamic_fake_quantize")
+    args = (x, *million.granularity.args, *million.ends)
+    y = op(*args, symmetric=million.symmetric)
+    (dx,) = torch.autograd.grad(y, x, grad.to(device))
+    assert_same_bits(dx, million.rule.dynamic_backward(grad))
+
+
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=cases.name_of)
+def test_all_65536_bit_patterns(dtype: torch.dtype, device: str) -> None:
+    """Each as the only number of its segment, beside zero, and among others in segments of 256."""
+    patterns = cases.bit_patterns(dtype, 65536)
+    assert len(patterns.view(torch.int16).unique()) == 65536
+    alone = patterns[:, None]
+    beside = torch.stack([torch.zeros(65536, dtype=dtype), patterns], dim=1)
+    few = patterns.view(256, 256)  # of one exponent or two: the first eight bits agree
+    for symmetric in MODES:
+        for ends in ((-128, 127), (0, 255), (-8, 7)):
+            for x in (alone, beside, few):
+                rule = check_input(device, x, PER_TOKEN, ends, symmetric)
+                check_input(device, x, per_channel(0), ends, symmetric)
+    assert np.isfinite(to_numpy(rule.scale)).any()
+    finite = torch.where(patterns.isfinite(), patterns, torch.zeros_like(patterns))
+    for symmetric in MODES:
+        check_input(device, finite, PER_TENSOR, symmetric=symmetric)
+        check_input(device, finite.view(16, 4096), per_channel(1), symmetric=symmetric)
+
+
+@pytest.mark.parametrize("dtype", cases.SCALE_DTYPES, ids=cases.name_of)
+def test_every_exponent(dtype: torch.dtype, device: str) -> None:
+    """A maximum of each exponent, with numbers of its own size beneath it."""
+    exponents = 256 if dtype == torch.float32 else 2048
+    info = torch.finfo(dtype)
+    lowest = 1 - exponents // 2 - (22 if dtype == torch.float32 else 51)
+    powers = torch.arange(lowest, exponents // 2 - 1)
+    spread = torch.rand(len(powers), 200, generator=cases.generator(0), dtype=torch.float64)
+    x = torch.ldexp((4 * spread - 2).to(dtype), powers[:, None])
+    assert x.isfinite().all() and x.abs().max() > info.max / 4
+    assert (x.abs().amax(1) < info.smallest_normal).sum() > 20
+    for symmetric in MODES:
+        for ends in ((-128, 127), (0, 255), (-2, 1)):
+            for granularity in (PER_TOKEN, per_channel(0), per_group(7), per_channel(1)):
+                check_input(device, x, granularity, ends, symmetric)
+
+
+def test_data_is_hostile(million: Million) -> None:
+    """The input has what the names above promise: ties, scales of any size, poison, specials."""
+    rule = million.rule
+    with np.errstate(invalid="ignore"):
+        ties = (abs(rule.ratio - rule.r) == 0.5).mean()
+    scale = to_numpy(rule.scale)
+    if million.granularity == PER_TENSOR:
+        assert np.isfinite(scale) and len(np.unique(rule.q)) > 200
+        return
+    assert ties > 0.02
+    finite = scale[np.isfinite(scale)]
+    assert np.isnan(scale).any() and np.isinf(scale).any() and (finite == 1).any()
+    smallest = np.finfo(scale.dtype).smallest_normal
+    if million.x.dtype in cases.SCALE_DTYPES:
+        assert (finite == smallest).any()
+    assert finite.max() > 1e3 * np.median(finite) > 1e6 * finite.min()
+    assert (million.x == 0).any() and torch.signbit(million.x[million.x == 0]).any()
+    tiny = torch.finfo(million.x.dtype).smallest_normal
+    assert ((million.x != 0) & (million.x.abs() < tiny)).any()

@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Files: the same bits in a fresh process, and a clear error for every file that lies."""
+
+import copy
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import baraquant
+from baraquant import W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
+from baraquant.nn import QuantizedLinear
+from baraquant.workflow.serialization.packing import pack, packed_size, unpack
+from tests.serialization.damaged_bytes import header_length, parts, signed, write
+from tests.support.models.every_layer import Every, integers, same, scales
+from tests.support.models.outlier_models import Block, Tied, batches, seeded, tokens
+from tests.support.processes import ROOT
+
+SCHEMES = [
+    W8A8(),
+    W8A8(symmetric=False),
+    W8A8Static(),
+    W8A8Static("mse", symmetric=False),
+    SmoothQuant(0.5),
+    SmoothQuant(0.5, W8A8Static(symmetric=False)),
+]
+
+
+@pytest.fixture
+def every(tmp_path):
+    """A file with modules of every kind, and its model."""
+    model = seeded(Every).quantize()
+    baraquant.save(model, tmp_path / "every.safetensors")
+    return tmp_path / "every.safetensors", model
+
+
+def test_modules_of_every_kind(every):
+    path, model = every
+    x = torch.randint(0, 5, (2, 8))
+    expected = model(x)
+    for fresh in (Every().eval(), Every().eval().quantize()):
+        assert baraquant.load_(fresh, path) is fresh
+        assert same(fresh, model) and torch.equal(fresh(x), expected)
+    loaded = baraquant.load_(Every, path).eval()
+    assert same(loaded, model) and torch.equal(loaded(x), expected)
+
+
+def test_the_file_is_small_and_always_the_same(every):
+    path, model = every
+    again = path.with_name("again")
+    baraquant.save(model, str(again))
+    assert again.read_bytes() == path.read_bytes()
+    header = json.loads(path.read_bytes()[8 : 8 + header_length(path)])
+    assert header["narrow.qweight"]["dtype"] == "U8"
+    assert header["narrow.qweight"]["shape"] == [packed_size(64, 4)] == [32]
+    assert header["table.qweight"]["shape"] == [15]
+    assert header["dynamic.qweight"]["dtype"] == "I8"
+    assert sorted(path.parent.iterdir()) == sorted([path, again])
+
+
+def test_the_same_bits_in_a_fresh_process(tmp_path):
+    x, outputs = tokens()[0], {}
+    for number, config in enumerate(SCHEMES):
+        model = seeded(Tied)
+        baraquant.quantize_(model, config, calibration=tokens())
+        baraquant.save(model, tmp_path / f"{number}.safetensors")
+        outputs[str(number)] = model(x)
+    torch.save({"x": x, **outputs}, tmp_path / "expected.pt")
+    program = (
+        "import sys, torch, baraquant\n"
+        "from tests.support.models import outlier_models\n"
+        "expected = torch.load(sys.argv[1] + '/expected.pt', weights_only=True)\n"
+        "x = expected.pop('x')\n"
+        "for number, y in expected.items():\n"
+        "    path = f'{sys.argv[1]}/{number}.safetensors'\n"
+        "    model = baraquant.load_(outlier_models.Tied, path).eval()\n"
+        "    assert torch.equal(model(x), y), number\n"
+        "    assert model.first is model.second\n"
+        "    assert model.head.qweight.data_ptr() == model.embedding.qweight.data_ptr()\n"
+        "print(len(expected), 'equal')\n"
+    )
+    arguments = [sys.executable, "-c", program, tmp_path]
+    done = subprocess.run(arguments, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.stdout == f"{len(SCHEMES)} equal\n", done.stderr
+
+
+def test_shared_and_tied_tensors_are_stored_once(tmp_path):
+    model = seeded(Tied)
+    baraquant.quantize_(model, W8A8())
+    baraquant.save(model, tmp_path / "a")
+    header, _, _ = parts(tmp_path / "a")
+    assert not any(name.startswith(("second.", "head.")) for name in header)
+    float_tied = seeded(Tied)
+    baraquant.quantize_(float_tied, W8A8(), filter_fn=lambda m, name: "." in name)
+    baraquant.save(float_tied, tmp_path / "b")
+    for build in (Tied, meta):
+        loaded = baraquant.load_(build, tmp_path / "b").eval()
+        assert loaded.head.weight is loaded.embedding.weight
+        assert isinstance(loaded.head.weight, nn.Parameter) and loaded.head.weight.requires_grad
+        assert torch.equal(loaded(tokens()[0]), float_tied(tokens()[0]))
+
+
+def meta():
+    with torch.device("meta"):
+        return Tied()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_other_dtypes(dtype, tmp_path):
+    model = seeded(Tied).to(dtype)
+    baraquant.quantize_(model, SmoothQuant(0.5, W8A8Static()), calibration=tokens())
+    baraquant.save(model, tmp_path / "a")
+    loaded = baraquant.load_(Tied().to(dtype), tmp_path / "a").eval()
+    assert same(loaded, model) and torch.equal(loaded(tokens()[0]), model(tokens()[0]))
+    with pytest.raises(ValueError, match=r"expected a model of torch.\w+, as in the file"):
+        baraquant.load_(Tied, tmp_path / "a")
+
+
+def encoder():
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+
+
+@pytest.mark.parametrize("some", [False, True])
+def test_the_attentions_of_pytorch(some, tmp_path):
+    model = seeded(encoder)
+    keep = (lambda module, name: name != "layers.1.self_attn") if some else None
+    baraquant.quantize_(model, SmoothQuant(0.5), calibration=batches(), filter_fn=keep)
+    baraquant.save(model, tmp_path / "a")
+    for fresh in (encoder(), copy.deepcopy(model)):
+        loaded = baraquant.load_(fresh, tmp_path / "a")
+        with torch.no_grad():
+            assert same(loaded, model) and torch.equal(loaded(batches()[0]), model(batches()[0]))
+    fresh = encoder()
+    fresh.layers[0].self_attn = nn.Linear(16, 16)
+    with pytest.raises(
+        ValueError, match=r"self_attn: expected a module of .*MultiheadAtt.*, but .* Linear"
+    ):
+        baraquant.load_(fresh, tmp_path / "a")
+    assert type(fresh.layers[1].self_attn) is nn.MultiheadAttention
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("learned", [False, True])
+def test_models_of_quantization_aware_training(learned, bits, tmp_path):
+    how = {"learned": True} if learned else {"granularity": "per_token"}
+    config = QuantConfig(
+        TensorConfig(bits, "per_group", group_size=8),
+        TensorConfig(8, symmetric=False, **{"granularity": "per_tensor", **how}),
+    )
+    model = seeded(Block)
+    baraquant.qat.prepare_(model, config)
+    model.train()(batches()[0])
+    baraquant.qat.convert_(model.eval())
+    baraquant.save(model, tmp_path / "a")
+    loaded = baraquant.load_(Block, tmp_path / "a").eval()
+    assert same(loaded, model) and torch.equal(loaded(batches()[0]), model(batches()[0]))
+
+
+def test_a_model_of_the_meta_device(tmp_path):
+    model = seeded(Block)
+    baraquant.quantize_(model, SmoothQuant(0.5), calibration=batches())
+    baraquant.save(model, tmp_path / "a")
+    with torch.device("meta"):
+        fresh = Block()
+    baraquant.load_(fresh.eval(), tmp_path / "a")
+    assert torch.equal(fresh(batches()[0]), model(batches()[0]))
+
+
+def test_the_model_keeps_its_mode_and_its_hooks(tmp_path):
+    model = nn.Sequential(nn.Linear(16, 4))
+    baraquant.quantize_(model, W8A8())
+    baraquant.save(model, tmp_path / "a")
+    fresh, calls = nn.Sequential(nn.Linear(16, 4)).eval(), []
+    fresh[0].register_forward_hook(lambda *_: calls.append(1))
+    baraquant.load_(fresh, tmp_path / "a")(batches()[0])
+    assert calls == [1] and not fresh[0].training
+
+
+def test_the_loaded_model_does_not_depend_on_the_file(tmp_path):
+    model = seeded(Block)
+    baraquant.quantize_(model, W8A8())
+    path = tmp_path / "a"
+    baraquant.save(model, path)
+    loaded = baraquant.load_(Block, path).eval()
+    path.write_bytes(bytes(path.stat().st_size))
+    assert same(loaded, model)
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize("numel", [0, 1, 7, 8, 1001])
+def test_packed_integers(bits, numel):
+    values = integers(numel, bits=bits)
+    packed = pack(values, bits)
+    assert packed.dtype == torch.uint8 and packed.shape == (packed_size(numel, bits),)
+    assert torch.equal(unpack(packed, bits, (numel,)), values)
+
+
+def test_packed_integers_of_several_chunks(monkeypatch):
+    from baraquant.workflow.serialization import packing
+
+    values = integers(100, 33, bits=3)
+    whole = pack(values, 3)
+    monkeypatch.setattr(packing, "_CHUNK", 64)
+    assert torch.equal(pack(values, 3), whole)
+    assert torch.equal(unpack(whole, 3, (100, 33)), values)
+
+
+@pytest.mark.parametrize("bits", range(2, 8))
+def test_packed_integers_are_the_stream_that_is_documented(bits):
+    values = integers(3, 7, bits=bits)
+    stream = "".join(f"{value % (1 << bits):0{bits}b}"[::-1] for value in values.flatten().tolist())
+    stream += "0" * (-len(stream) % 8)
+    expected = [int(stream[start : start + 8][::-1], 2) for start in range(0, len(stream), 8)]
+    assert pack(values, bits).tolist() == expected
+
+
+def narrow(bits):
+    """A model of one module with ``bits`` bits at two places, and a weight of two widths."""
+    layer = QuantizedLinear(integers(3, 3, bits=bits), scales(3), weight_bits=bits)
+    return nn.ModuleDict(
+        {
+            "first": layer,
+            "again": layer,
+            "other": QuantizedLinear(layer.qweight, scales(3), weight_bits=bits),
+            "wider": QuantizedLinear(layer.qweight, scales(3), weight_bits=bits + 1),
+        }
+    )
+
+
+def floats():
+    layer = nn.Linear(3, 3, bias=False)
+    others = {name: nn.Linear(3, 3, bias=False) for name in ("other", "wider")}
+    return nn.ModuleDict({"first": layer, "again": layer, **others})
+
+
+@pytest.mark.parametrize("bits", range(2, 8))
+def test_narrow_weights_that_are_shared(bits, tmp_path):
+    model = narrow(bits)
+    baraquant.save(model, tmp_path / "a")
+    header, _, _ = parts(tmp_path / "a")
+    shapes = {name: e["shape"] for name, e in header.items() if name.endswith("weight")}
+    wider = [packed_size(9, bits + 1)] if bits < 7 else [3, 3]
+    assert shapes == {"first.qweight": [packed_size(9, bits)], "wider.qweight": wider}
+    loaded = baraquant.load_(floats, tmp_path / "a")
+    assert same(loaded, model) and loaded["first"] is loaded["again"]
+    assert loaded["first"].qweight is loaded["other"].qweight
+
+
+def test_a_narrow_weight_that_is_stored_as_int8(tmp_path):
+    """What ``packed`` does not name is stored as it is."""
+    model = narrow(4)
+    baraquant.save(model, tmp_path / "a")
+    header, config, _ = parts(tmp_path / "a")
+    whole, data = {}, b""
+    for name, tensor in model.state_dict().items():
+        if name in header:
+            raw = tensor.contiguous().numpy().tobytes()
+            place = [len(data), len(data) + len(raw)]
+            dtype = {torch.int8: "I8", torch.float32: "F32"}[tensor.dtype]
+            whole[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": place}
+            data += raw
+    for module in config["modules"].values():
+        module["packed"] = {}
+    write(tmp_path / "b", signed(whole, config, data), data)
+    assert same(baraquant.load_(floats, tmp_path / "b"), model)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_the_permissions_are_those_of_open(umask, every):
+    path, model = every
+    fresh, link = path.with_name("fresh"), path.with_name("link")
+    link.symlink_to(path)
+    path.chmod(0o640)
+    before = os.umask(umask)
+    try:
+        baraquant.save(model, fresh)
+        with path.with_name("opened").open("wb"):
+            pass
+        baraquant.save(model, link)
+    finally:
+        os.umask(before)
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+    assert modes == {
+        "fresh": 0o666 & ~umask,
+        "opened": 0o666 & ~umask,
+        path.name: 0o640,  # as it was: an existing file is written anew
+        "link": 0o640,
+    }
+    assert link.is_symlink() and path.read_bytes() == fresh.read_bytes()
+
+
+# What save refuses.
+
+
+def refused(model, message, path):
+    with pytest.raises(ValueError, match=message):
+        baraquant.save(model, path)
+    assert not list(path.parent.iterdir())
+
+
+def test_models_that_are_not_saved(tmp_path):
+    path = tmp_path / "a"
+    refused(seeded(Block), "expected a quantized model, but got a Block without", path)
+    refused(QuantizedLinear(integers(2, 2), scales(2)), "itself; wrap it in nn.Sequential", path)
+    model = seeded(Block)
+    baraquant.quantize_(model, W8A8())
+    model.register_buffer("odd", torch.zeros(2, dtype=torch.complex64))
+    refused(model, "save: odd: expected a dense tensor of a common dtype", path)
+    model.odd = torch.eye(2).to_sparse()
+    refused(model, "save: odd: expected a dense tensor", path)
+    model.odd = torch.zeros(2, device="meta")
+    refused(model, "save: odd: expected a dense tensor .* with data", path)
+    del model.odd
+    model.query.weight_scale[1] = float("nan")
+    refused(model, "save: query: weight_scale: expected finite numbers > 0", path)
+    with pytest.raises(TypeError, match="expected a Module"):
+        baraquant.save({"a": 1}, path)
+
+
+def test_a_prepared_model_is_not_saved(tmp_path):
+    model = nn.Sequential(baraquant.nn.FakeQuantizedLinear(4, 4, config=W8A8()))
+    refused(
+        model,
+        r"save: 0: expected a converted model, but FakeQuantizedLinear is prepared",
+        tmp_path / "a",
+    )
+
+
+def test_a_failed_save_leaves_the_old_file(every, monkeypatch):
+    import safetensors.torch
+
+    path, model = every
+    before = path.read_bytes()
+
+    def fail(tensors, name, metadata):
+        Path(name).write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", fail)
+    with pytest.raises(OSError, match="disk full"):
+        baraquant.save(model, path)
+    assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
+
+
+def test_cuda(cuda, tmp_path):
+    model = seeded(Tied).to(cuda)
+    baraquant.quantize_(
+        model, SmoothQuant(0.5, W8A8Static()), calibration=[x.to(cuda) for x in tokens()]
+    )
+    baraquant.save(model, tmp_path / "a")
+    expected = model(tokens()[0].to(cuda))
+    loaded = baraquant.load_(Tied().to(cuda), tmp_path / "a").eval()
+    assert torch.equal(loaded(tokens()[0].to(cuda)), expected)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the CUDA tests of all families share: graphs, memory, inputs beyond 2^31 elements."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from tests.support.bits import assert_same_bits
+from tests.support.cases import PER_TENSOR, PER_TOKEN, per_channel, per_group
+
+Result = TypeVar("Result")
+
+
+def assert_all_same(got: tuple[Tensor, ...], expected: tuple[Tensor, ...], note: str = "") -> None:
+    for a, b in zip(got, expected, strict=True):
+        assert_same_bits(a, b, note)
+
+
+def capture(run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
+    """Warm up on a side stream, then capture; what was captured changes with each replay."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run()
+    return graph, captured
+
+
+# --- device memory -------------------------------------------------------------------------------
+
+MIB = 2**20
+
+
+def measured(call: Callable[[], object]) -> tuple[int, int]:
+    """Bytes that are held once `call` returned, and at its peak; what it returns stays alive."""
+    gc.collect()  # what earlier tests left must not be freed meanwhile
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    result = call()
+    torch.cuda.synchronize()
+    held = torch.cuda.memory_allocated() - before
+    del result
+    return held, torch.cuda.max_memory_allocated() - before
+
+
+# --- more than 2^31 elements ---------------------------------------------------------------------
+
+LARGE = 2**31 + 129  # a prime
+CHUNK = 2**26
+
+
+def large_input(shape: tuple[int, ...]) -> Tensor:
+    """float16 multiples of 1/8 from -50 to 50 whose pattern has no period near a power of two."""
+    x = torch.empty(shape, dtype=torch.float16, device="cuda")
+    flat = x.view(-1)
+    for start in range(0, flat.numel(), CHUNK):
+        part = flat[start : start + CHUNK]
+        part.copy_((torch.arange(start, start + part.numel(), device="cuda") % 801 - 400) / 8)
+    return x
+
+
+def spots(count: int) -> list[slice]:
+    """The start, the surroundings of 2^31 and 2^30, and the tail."""
+    middles = [4096, 2**30, 2**31 - 4096, 2**31, count - 64]
+    return [slice(max(m - 64, 0), min(m + 64, count)) for m in middles]
+
+
+LARGE_CASES = {
+    "per_tensor": ((LARGE,), PER_TENSOR),
+    "per_group": ((LARGE,), per_group(128)),
+    "per_channel_first": ((3, 715_827_926), per_channel(0)),
+    "per_channel_last": ((715_827_926, 3), per_channel(1)),
+    "per_token": ((16_777_219, 128), PER_TOKEN),
+}
+
+
+def segment_of_elements(name: str, index: Tensor) -> Tensor:
+    """The segments to which some elements of a large case belong."""
+    shape = LARGE_CASES[name][0]
+    return {
+        "per_tensor": lambda: index * 0,
+        "per_group": lambda: index // 128,
+        "per_channel_first": lambda: index // shape[-1],
+        "per_channel_last": lambda: index % shape[-1],
+        "per_token": lambda: index // shape[-1],
+    }[name]()

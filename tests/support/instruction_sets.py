@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The instruction sets of CPUs, and digests that processes under each of them print."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tests.support.bits import to_numpy
+
+ISAS = ("default", "avx2", "avx512", "avx512_vnni")
+
+
+def missing(isa: str) -> str | None:
+    """Why this machine cannot run an instruction set."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    avx512 = ISAS if torch.cpu._is_vnni_supported() else ISAS[:3]
+    has = {"AVX512": avx512, "AVX2": ISAS[:2]}.get(capability, ISAS[:1])
+    return None if isa in has else f"this machine has no {isa} (torch: {capability})"
+
+
+def digest(tensor: Tensor) -> str:
+    """Of the values in index order; every NaN counts alike."""
+    values = np.ascontiguousarray(to_numpy(tensor)).copy()
+    if np.issubdtype(values.dtype, np.floating):
+        values[np.isnan(values)] = np.nan
+    return hashlib.sha256(values.tobytes()).hexdigest()

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Small models to train, and every configuration that `prepare_` takes."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor, nn
+
+from baraquant import W8A8, QuantConfig, TensorConfig, W8A8Static
+from baraquant.configs import Config
+from tests.support import cases
+
+HOW: tuple[dict[str, bool], ...] = ({}, {"dynamic": False}, {"learned": True})
+
+
+def weight_configs(bits: tuple[int, ...] = (8,), group_size: int = 4) -> list[TensorConfig]:
+    """Every kind of weight."""
+    kinds = ("per_channel", "per_tensor", "per_group")
+    return [
+        TensorConfig(b, kind, symmetric, group_size=size_of(kind, group_size), **how)
+        for b, kind, symmetric, how in itertools.product(bits, kinds, (True, False), HOW)
+    ]
+
+
+def activation_configs(bits: tuple[int, ...] = (8,)) -> list[TensorConfig | None]:
+    """Every kind of activation, and none."""
+    found: list[TensorConfig | None] = [None]
+    for b, symmetric in itertools.product(bits, (True, False)):
+        found += [TensorConfig(b, kind, symmetric) for kind in ("per_token", "per_tensor")]
+        found += [TensorConfig(b, "per_group", symmetric, group_size=2)]
+        found += [TensorConfig(b, "per_tensor", symmetric, **how) for how in HOW[1:]]
+    return found
+
+
+def size_of(kind: str, group_size: int) -> int | None:
+    return group_size if kind == "per_group" else None
+
+
+LEARNED = QuantConfig(
+    TensorConfig(4, learned=True), TensorConfig(8, "per_tensor", False, learned=True)
+)
+STATIC = W8A8Static("moving_average", symmetric=False)
+GROUPS = QuantConfig(
+    TensorConfig(4, "per_group", group_size=4), TensorConfig(8, "per_token", False)
+)
+FOUR_BITS = QuantConfig(TensorConfig(4), TensorConfig(8, "per_token"))
+# One of each way to compute a layer.
+SCHEMES: dict[str, Config] = {
+    "w8a8": W8A8(),
+    "w8a8_asymmetric": W8A8(symmetric=False),
+    "w4a8": FOUR_BITS,
+    "static": STATIC,
+    "learned": LEARNED,
+    "groups": GROUPS,
+    "weight_only": QuantConfig(TensorConfig(3, symmetric=False)),
+}
+
+
+class Block(nn.Module):
+    """A Transformer's block."""
+
+    def __init__(self, size: int = 16) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(size), nn.LayerNorm(size)
+        self.attention = nn.MultiheadAttention(size, 2, batch_first=True)
+        self.up, self.down = nn.Linear(size, 2 * size), nn.Linear(2 * size, size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm1(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+
+
+def linear_model(size: int = 16) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(size, 12), nn.ReLU(), nn.Linear(12, 8, bias=False), nn.GELU(), nn.Linear(8, 4)
+    )
+
+
+def block(size: int = 16) -> Block:
+    torch.manual_seed(0)
+    return Block(size)
+
+
+def data(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=cases.generator(seed))

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Programs of the tests in a process of their own, whose death is a failure like any other."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import baraquant
+
+ROOT = Path(__file__).resolve().parents[2]
+# `python -m` looks there first, so that the package is the one that this process tests.
+PACKAGE_FOLDER = Path(baraquant.__file__).resolve().parents[1]
+MadeOnce = Callable[[str, Callable[[Path], None]], Path]  # the fixture of conftest.py
+
+
+def run_program(
+    module: str, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`python -m module` with this process's path; fail with what it printed."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    env = (environment if environment is not None else env) | {"PYTHONPATH": env["PYTHONPATH"]}
+    command = [sys.executable, "-X", "faulthandler", "-m", module]
+    done = subprocess.run(
+        command, cwd=PACKAGE_FOLDER, env=env, capture_output=True, text=True, timeout=600
+    )
+    message = f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"[-6000:]
+    assert done.returncode == 0, message
+    return done
+
+
+def printed_by(
+    module: str, made_once: MadeOnce, isa: str | None, threads: int | None = None
+) -> list[str]:
+    """The lines of a program under an instruction set (None: the best one), run once for all."""
+    environment = dict(os.environ)
+    environment.pop("BARAQUANT_CPU_ISA", None)
+    if isa is not None:
+        environment["BARAQUANT_CPU_ISA"] = isa
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = str(threads)
+
+    def make(folder: Path) -> None:
+        (folder / "stdout").write_text(run_program(module, environment).stdout)
+
+    folder = made_once(f"{module}-{isa}-{threads}", make)
+    return (folder / "stdout").read_text().splitlines()

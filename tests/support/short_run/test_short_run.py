@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The short run holds every value, the parts hold every test, and the budget is kept."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from tests.support.processes import ROOT, run_program
+from tests.support.short_run.budget import Budget, core_seconds
+from tests.support.short_run.cover import cover
+from tests.support.short_run.options import parse_part
+from tests.support.short_run.selection import part_of
+
+pytest_plugins = ["pytester"]
+INI = f"[pytest]\npythonpath = {ROOT}"
+CONFTEST = """
+import pytest
+from tests.support.short_run import options
+
+@pytest.fixture(params=["cpu"])
+def device(request):
+    return request.param
+
+@pytest.fixture
+def cuda():
+    return "cuda"
+
+def pytest_addoption(parser):
+    options.add_options(parser)
+
+def pytest_configure(config):
+    for name in ("cuda", "exhaustive", "inductor", "process", "packaging", "smoke", "cover"):
+        config.addinivalue_line("markers", name)
+    options.register(config, "no CUDA device")
+"""
+
+
+def values(rows: list[tuple[int, ...]]) -> list[set[tuple[int, int]]]:
+    return [set(enumerate(row)) for row in rows]
+
+
+# --- the chooser ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(1,), (7,), (2, 3), (4, 9, 12), (2, 2, 2, 2), (5, 1, 5)])
+def test_a_product_takes_as_many_as_its_longest_axis(sizes: tuple[int, ...]) -> None:
+    rows = values(list(itertools.product(*map(range, sizes))))
+    chosen = cover(rows)
+    assert set().union(*(rows[i] for i in chosen)) == set().union(*rows)
+    assert len(chosen) == max(sizes)
+    assert chosen == sorted(set(chosen))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_combinations_are_covered(seed: int) -> None:
+    draw = random.Random(seed)
+    rows = values(
+        [tuple(draw.randrange(6) for _ in range(3)) for _ in range(draw.randrange(1, 60))]
+    )
+    chosen = cover(rows)
+    assert set().union(*(rows[i] for i in chosen)) == set().union(*rows)
+    assert len(chosen) <= 18
+
+
+def test_where_no_value_counts_the_first_is_taken() -> None:
+    assert cover([set(), set()]) == [0]
+    assert cover([]) == []
+
+
+def test_pairs_differ() -> None:
+    """Of 4 dtypes and 12 layouts each dtype meets three layouts, not one dtype nine of them."""
+    rows = list(itertools.product(range(4), range(12)))
+    chosen = [rows[i] for i in cover(values(rows))]
+    assert [sum(dtype == d for dtype, _ in chosen) for d in range(4)] == [3, 3, 3, 3]
+
+
+# --- the hooks -----------------------------------------------------------------------------------
+
+
+EXAMPLE = """
+import pytest
+
+class Call:
+    def __init__(self, verb, size):
+        self.facets = {verb, size}
+
+CALLS = [Call(verb, size) for verb in "abc" for size in range(3)]
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("layout", range(5))
+def test_plain(dtype, layout, device):
+    pass
+
+@pytest.mark.parametrize(("a", "b"), [(x, y) for x in "xy" for y in "xy"])
+@pytest.mark.parametrize("flag", [False, True])
+def test_rows_stay_together(a, b, flag):
+    pass
+
+@pytest.mark.cover(("dtype", "op"))
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("op", range(3))
+@pytest.mark.parametrize("layout", range(2))
+def test_pairs(dtype, op, layout):
+    pass
+
+@pytest.mark.parametrize("call", CALLS)
+def test_facets(call):
+    pass
+
+@pytest.mark.cover(case=lambda case: case)
+@pytest.mark.parametrize("case", [(x, y) for x in "xyz" for y in "pq"])
+def test_facets_by_mark(case):
+    pass
+
+@pytest.mark.cover(scheme=None)
+@pytest.mark.parametrize("scheme", range(4))
+@pytest.mark.parametrize("flag", [False, True])
+def test_any_will_do(scheme, flag):
+    pass
+
+@pytest.fixture(params=range(4))
+def made(request):
+    return request.param
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_of_a_fixture(made, flag):
+    pass
+
+@pytest.mark.process
+def test_process():
+    pass
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("name", [1, 2, pytest.param(3, marks=pytest.mark.smoke)])
+def test_inductor(name):
+    pass
+
+@pytest.mark.parametrize("name", [1, 2, pytest.param(3, marks=pytest.mark.exhaustive)])
+def test_left_out(name):
+    pass
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_gpu(dtype, cuda):
+    raise AssertionError("there is none")
+
+@pytest.mark.cuda
+def test_marked():
+    raise AssertionError("there is none")
+"""
+SHORT = {
+    "test_plain": 5,
+    "test_rows_stay_together": 4,
+    "test_pairs": 6,
+    "test_facets": 3,
+    "test_facets_by_mark": 3,
+    "test_any_will_do": 2,
+    "test_of_a_fixture": 4,
+    "test_inductor": 1,
+    "test_left_out": 2,
+}
+
+
+@pytest.fixture
+def example(pytester: pytest.Pytester) -> pytest.Pytester:
+    pytester.makeini(INI)
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(test_example=EXAMPLE)
+    return pytester
+
+
+def names(example: pytest.Pytester, *arguments: str) -> list[str]:
+    """Of the tests that are run."""
+    passed, skipped, failed = example.inline_run(
+        "-p", "no:cacheprovider", *arguments
+    ).listoutcomes()
+    assert not skipped and not failed
+    return [report.nodeid for report in passed]
+
+
+def test_the_short_run(example: pytest.Pytester) -> None:
+    found = [name.split("::")[1].split("[")[0] for name in names(example, "-m", "not exhaustive")]
+    assert {name: found.count(name) for name in found} == SHORT
+
+
+def test_every_test_is_run_without_an_option(example: pytest.Pytester) -> None:
+    assert len(names(example)) == 10 + 8 + 12 + 9 + 6 + 8 + 8 + 1 + 3 + 3
+
+
+def test_one_test_is_run_by_its_name(example: pytest.Pytester) -> None:
+    last = "test_example.py::test_plain[cpu-4-f16]"
+    assert names(example, "-m", "not exhaustive", last) == [last]
+
+
+@pytest.mark.parametrize("options", [(), ("-m", "not exhaustive")], ids=["all", "short"])
+def test_the_parts_hold_every_test_once(example: pytest.Pytester, options: tuple[str, ...]) -> None:
+    parts = [names(example, *options, "--part", f"{part}/3") for part in (1, 2, 3)]
+    assert all(parts)
+    assert sorted(itertools.chain(*parts)) == sorted(names(example, *options))
+
+
+def test_parts_are_alike() -> None:
+    found = [part_of(f"tests/test_x.py::test_y[{i}-float32]", 4) for i in range(4000)]
+    assert all(900 < found.count(part) < 1100 for part in (1, 2, 3, 4))
+
+
+@pytest.mark.parametrize("text", ["", "2", "0/2", "3/2", "1/0", "a/b", "1/2/3", "-1/2"])
+def test_what_is_no_part(text: str) -> None:
+    with pytest.raises(pytest.UsageError, match="expected K/N with 1 <= K <= N, but got"):
+        parse_part(text)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_what_cuda_alone_runs_is_counted(
+    example: pytest.Pytester, processes: tuple[str, ...]
+) -> None:
+    """Three that take CUDA and the twins of ten that take a device."""
+    done = example.runpytest_subprocess(*processes)
+    done.stdout.fnmatch_lines(["CUDA: no CUDA device, 13 tests were not collected", "*68 passed*"])
+
+
+# --- what the short run holds ---------------------------------------------------------------------
+
+# A test of each tool of PyTorch, and of each kind that is marked; the short run holds some of them.
+TOOLS = {
+    "opcheck": "torch_stack/test_compile_export.py::test_opcheck",
+    "torch.compile, one shape": "torch_stack/test_compile_export.py::test_compile_static",
+    "torch.compile, any shape": "torch_stack/test_compile_export.py::test_compile_five_shapes",
+    "TorchInductor": "torch_stack/test_compile_export.py::test_inductor",
+    "AOTInductor": "torch_stack/test_aot.py::test_package_called_with_other_strides",
+    "compiled autograd": "torch_stack/test_compile_export.py::test_compiled_autograd",
+    "torch.export": "torch_stack/test_compile_export.py::test_export",
+    "torch.export, any size": "torch_stack/test_compile_export.py::test_export_with_dynamic_sizes",
+    "torch.jit.script": "torch_stack/test_script.py::test_script",
+    "torch.jit.trace": "torch_stack/test_script.py::test_trace",
+    "vmap": "torch_stack/test_vmap.py::test_like_a_loop",
+    "autocast": "torch_stack/test_autograd.py::test_autocast_changes_nothing",
+    "checkpoint": "torch_stack/test_autograd.py::test_checkpoint",
+    "processes": "nn/test_distributed.py::test_union_over_a_group",
+    "a program on libtorch": "packaging/test_libtorch.py::test_compiler",
+    "a program without torch": "cpp/test_cpp.py::test_program",
+    "the example of each op": "ops/test_docs.py::test_example_runs",
+}
+
+
+@pytest.mark.process
+def test_the_short_run_holds_every_value() -> None:
+    """Of each test that is not left out as a whole; and those are the ones that cost much."""
+    tests = json.loads(run_program("tests.support.short_run.collected").stdout.splitlines()[-1])
+    assert len(tests) > 10_000
+    functions: dict[str, list[dict[str, Any]]] = {}
+    for test in tests:
+        functions.setdefault(test["name"], []).append(test)
+    for name, all_of_it in functions.items():
+        short = [test for test in all_of_it if test["short"]]
+        if not short:
+            assert all(test["costly"] or test["exhaustive"] for test in all_of_it), name
+        else:
+            plain = [test for test in all_of_it if not (test["costly"] or test["exhaustive"])]
+            assert held(plain) <= held(short), name
+    assert {name for name in TOOLS.values() if any(t["short"] for t in functions[name])} == {
+        *TOOLS.values()
+    }
+    assert sum(test["short"] for test in tests) < len(tests) / 2
+
+
+def held(tests: list[dict[str, Any]]) -> set[tuple[str, str]]:
+    """Each value, by the name of its axis."""
+    return {(name, v) for test in tests for name, values in test["values"].items() for v in values}
+
+
+# --- the budget ----------------------------------------------------------------------------------
+
+
+COSTS = """
+import pytest
+from tests.support.short_run import budget
+
+spent = [10.0]
+budget.core_seconds = lambda: spent[0]
+
+def test_costly():
+    spent[0] += 150
+
+@pytest.mark.process
+def test_exhaustive():
+    spent[0] += 1000
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_a_run_beyond_its_budget_fails(
+    pytester: pytest.Pytester, processes: tuple[str, ...]
+) -> None:
+    """Two processes with a minute each; what is exhaustive costs nothing."""
+    pytester.makeini(INI)
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(test_costs=COSTS)
+    small = pytester.runpytest_subprocess(*processes, "--budget", "1")
+    small.stdout.fnmatch_lines(["FAILED: the short run is over its budget.*", "*test_costly"])
+    small.stdout.no_fnmatch_line("* s  *test_exhaustive")
+    assert small.ret == pytest.ExitCode.TESTS_FAILED
+    for enough in ("2", "0"):
+        done = pytester.runpytest_subprocess(*processes, "--budget", enough)
+        assert done.ret == pytest.ExitCode.OK
+        done.stdout.no_fnmatch_line("FAILED*")
+
+
+def test_work_counts_and_waiting_does_not() -> None:
+    """That of a child that has ended too."""
+    before = core_seconds()
+    time.sleep(0.3)
+    assert core_seconds() - before < 0.2
+    code = "import time\nwhile time.process_time() < 0.4: pass"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert core_seconds() - before > 0.3
+
+
+@pytest.mark.parametrize(
+    ("processes", "parts", "limit"), [(1, 1, 680), (2, 1, 680), (14, 1, 5000), (2, 4, 170)]
+)
+def test_the_budget_grows_with_the_processes(processes: int, parts: int, limit: int) -> None:
+    """What the tests may take beside the start."""
+    budget = Budget(6, processes, parts)
+    budget.started = 40
+    budget.spent["a test"] = limit - 1
+    assert not budget.exceeded
+    budget.spent["another"] = 2
+    assert budget.exceeded

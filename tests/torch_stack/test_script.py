@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The ops in TorchScript: script, trace, freeze, save, load; and their gradients."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from baraquant import ops
+from tests.support import cases
+from tests.support.calls.affine import ALL_CALLS, KINDS, Call, assert_equal, value_and_gradients
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
+SHAPE = (3, 4, 20)
+by_call = pytest.mark.parametrize("call", ALL_CALLS, ids=str)
+
+
+class Name(str):
+    """Of a tensor, as it stands in source."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def scripted_function(call: Call) -> torch.jit.ScriptFunction:
+    """The call spelled out in Python, compiled by TorchScript, which reads source."""
+    names = [Name(f"t{i}") for i in range(len(call.tensors(SHAPE)))]
+    args, kwargs = call.arguments(*names)
+    words = [*map(repr, args), *(f"{k}={v!r}" for k, v in kwargs.items())]
+    returns = f"Tuple[{', '.join(['Tensor'] * call.returns)}]" if call.returns > 1 else "Tensor"
+    unit = torch.jit.CompilationUnit(
+        f"def call({', '.join(n + ': Tensor' for n in names)}) -> {returns}:\n"
+        f"    return ops.{call.function.__name__}({', '.join(words)})\n"
+    )
+    return unit.call
+
+
+def saved_and_loaded(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
+    file = io.BytesIO()
+    torch.jit.save(module, file)
+    file.seek(0)
+    return torch.jit.load(file)
+
+
+@by_call
+def test_script(call: Call, device: str) -> None:
+    tensors = call.tensors(SHAPE, device=device)
+    scripted = scripted_function(call)
+    assert f"baraquant::{call.function.__name__}" in str(scripted.graph)
+    expected = value_and_gradients(call, tensors)
+    for run in (scripted, scripted, saved_and_loaded(scripted)):  # twice: the profiling executor
+        assert_equal(value_and_gradients(run, tensors), expected)
+
+
+@by_call
+def test_trace(call: Call, device: str) -> None:
+    tensors = call.tensors(SHAPE, device=device)
+    traced = torch.jit.trace(call.__call__, tensors)
+    expected = value_and_gradients(call, tensors)
+    for run in (traced, traced, saved_and_loaded(traced)):
+        assert_equal(value_and_gradients(run, tensors), expected)
+    other = call.tensors((5, 6, 24), device=device)
+    assert_equal(value_and_gradients(traced, other), value_and_gradients(call, other))
+
+
+class Network(nn.Module):
+    """As a user would write it: weights and activations quantized with scales of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(20, 6)
+        self.register_buffer("scale", torch.full((6,), 0.05))
+
+    def forward(self, x: Tensor) -> Tensor:
+        from_ops = torch.ops.baraquant
+        x = from_ops.fake_quantize_per_tensor(torch.relu(x), 0.1, 0, 0, 255)
+        weight = from_ops.fake_quantize_per_channel(self.linear.weight, self.scale, None, 0, -8, 7)
+        return nn.functional.linear(x, weight, self.linear.bias)
+
+
+@pytest.mark.parametrize("how", ["script", "trace"])
+def test_network(how: str, device: str) -> None:
+    network, x = Network().to(device), torch.randn(5, 20, device=device)
+    module = torch.jit.script(network) if how == "script" else torch.jit.trace(network, x)
+    expected = network(x)
+    for other in (module, saved_and_loaded(module), torch.jit.freeze(module.eval())):
+        for _ in range(3):
+            torch.testing.assert_close(other(x), expected, rtol=0, atol=1e-6)
+    loaded = saved_and_loaded(module)
+    loaded(x).sum().backward()
+    network(x).sum().backward()
+    for ours, theirs in zip(network.parameters(), loaded.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("granularity", KINDS, ids=str)
+def test_frozen_constants_are_folded_right(granularity: cases.Granularity, device: str) -> None:
+    """Freezing may run the op at once where every argument is constant."""
+    call = Call("quantize", granularity)
+    weight, scale, zero_point = (t.detach() for t in call.tensors(SHAPE, device=device))
+
+    class Constant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(weight)
+            self.register_buffer("scale", scale)
+            self.register_buffer("zero_point", zero_point)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + call(self.weight, self.scale, self.zero_point)
+
+    x = torch.zeros(SHAPE, device=device)
+    frozen = torch.jit.freeze(torch.jit.trace(Constant().eval(), x))
+    assert torch.equal(frozen(x), call(weight, scale, zero_point).float())
+
+
+def test_numbers_and_tensors_choose_their_overload(device: str) -> None:
+    def both(x: Tensor, scale: Tensor) -> Tensor:
+        first = ops.fake_quantize_per_tensor(x, 0.1, 0)
+        return first + ops.fake_quantize_per_tensor(x, scale, None, save_mask=True)
+
+    x, scale = torch.randn(40, device=device), torch.tensor(0.2, device=device)
+    assert torch.equal(torch.jit.script(both)(x, scale), both(x, scale))

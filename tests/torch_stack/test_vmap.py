@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""torch.vmap over every op: the same values as a loop, and no warning about a slow fallback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from baraquant import ops
+from tests.support.calls.affine import ALL_CALLS, FORWARD_CALLS, Call, outputs
+from tests.support.cases import per_channel
+
+pytestmark = pytest.mark.filterwarnings("error")
+SIZE, SAMPLE = 3, (4, 5, 20)
+
+
+@pytest.fixture(autouse=True)
+def no_slow_fallback(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
+    """PyTorch writes that warning to stderr, past Python's filters."""
+    yield
+    assert "batching rule" not in capfd.readouterr().err
+
+
+by_call = pytest.mark.parametrize("call", ALL_CALLS, ids=str)
+
+
+def batched(call: Call, in_dims: tuple[int | None, ...], device: str) -> list[Tensor]:
+    """The tensors of the call, with a batch dimension where `in_dims` has one."""
+    samples = [[t.detach() for t in call.tensors(SAMPLE, device=device)] for _ in range(SIZE)]
+    tensors = []
+    for which, dim in enumerate(in_dims):
+        own = [(s[which] * (1 + i)).to(s[which].dtype) for i, s in enumerate(samples)]
+        tensors.append(own[0] if dim is None else torch.stack(own, dim))
+    return tensors
+
+
+def in_a_loop(
+    function: Callable[..., Any], tensors: list[Tensor], in_dims: tuple[int | None, ...]
+) -> tuple[Tensor, ...]:
+    results = []
+    for i in range(SIZE):
+        pairs = zip(tensors, in_dims, strict=True)
+        results.append(outputs(function(*(t if d is None else t.select(d, i) for t, d in pairs))))
+    return tuple(torch.stack(parts) for parts in zip(*results, strict=True))
+
+
+def which_dims(call: Call) -> list[tuple[int | None, ...]]:
+    """Over the input alone, over the scales alone, over all; the batch in front and elsewhere."""
+    tensors = call.tensors(SAMPLE)
+    if call.input_alone:
+        return [(dim, *(None for _ in tensors[1:])) for dim in (0, 1, len(SAMPLE))]
+    front = tuple(0 for _ in tensors)
+    last = tuple(t.dim() for t in tensors)  # an index behind the last one
+    n = 1 + ("backward" in call.verb and call.verb != "dequantize_backward")  # grad, input
+    inputs = tuple(1 if i < n else None for i in range(len(tensors)))
+    qparams = tuple(None if i < n else 0 for i in range(len(tensors)))
+    one = tuple(2 if i == 0 else None for i in range(len(tensors)))
+    scale_only = tuple(0 if i == n else None for i in range(len(tensors)))
+    return list(
+        dict.fromkeys(
+            d
+            for d in (front, last, inputs, qparams, one, scale_only)
+            if any(x is not None for x in d)
+        )
+    )
+
+
+@by_call
+def test_like_a_loop(call: Call, device: str) -> None:
+    for in_dims in which_dims(call):
+        tensors = batched(call, in_dims, device)
+        expected = in_a_loop(call, tensors, in_dims)
+        actual = outputs(torch.vmap(call.__call__, in_dims)(*tensors))
+        assert len(actual) == len(expected)
+        for a, e in zip(actual, expected, strict=True):
+            assert a.dtype == e.dtype and torch.equal(a, e), f"in_dims {in_dims}"
+
+
+@by_call
+def test_nested(call: Call, device: str) -> None:
+    dims = which_dims(call)[0]
+    pairs = list(zip(batched(call, dims, device), dims, strict=True))
+    tensors = [t if d is None else torch.stack([t, t * 2]).to(t.dtype) for t, d in pairs]
+    actual = outputs(torch.vmap(torch.vmap(call.__call__, dims), dims)(*tensors))
+    for i in range(2):
+        pairs = list(zip(tensors, dims, strict=True))
+        expected = in_a_loop(call, [t if d is None else t[i] for t, d in pairs], dims)
+        assert all(torch.equal(a[i], e) for a, e in zip(actual, expected, strict=True))
+
+
+@pytest.mark.parametrize("call", [c for c in FORWARD_CALLS if c.differentiable], ids=str)
+def test_autograd_outside(call: Call, device: str) -> None:
+    """Gradients through a vmap, as in a batched layer that is trained."""
+    for in_dims in which_dims(call):
+        leaves = [t.requires_grad_(t.is_floating_point()) for t in batched(call, in_dims, device)]
+        if not call.learned:
+            leaves[1:] = [t.detach() for t in leaves[1:]]
+        wanted = [t for t in leaves if t.requires_grad]
+        result = torch.vmap(call.__call__, in_dims)(*leaves)
+        looped = in_a_loop(call, leaves, in_dims)[0]
+        weights = torch.ones_like(looped).cumsum(-1)
+        actual = torch.autograd.grad(result, wanted, weights)
+        expected = torch.autograd.grad(looped, wanted, weights)
+        for a, e in zip(actual, expected, strict=True):
+            # A scale that the samples share: the loop adds up their gradients one by one.
+            torch.testing.assert_close(a, e, rtol=1e-5, atol=1e-5 * e.abs().max().item())
+
+
+@pytest.mark.parametrize("call", [c for c in FORWARD_CALLS if c.differentiable], ids=str)
+@pytest.mark.parametrize("kept", ["input", "mask", "mask_of_permuted"])
+def test_batch_of_gradients(call: Call, kept: str, device: str) -> None:
+    """vmap over the backward: one vector-Jacobian product for each row of a batch."""
+    tensors = call.tensors((5, 3, 7), device=device)
+    x = tensors[0]
+    if kept == "mask":
+        x = x * 1
+    if kept == "mask_of_permuted":  # the bits lie in the order of the memory
+        x = x.permute(1, 2, 0).contiguous().permute(2, 0, 1) * 1
+    y = call(x, *tensors[1:])
+    wanted = [t for t in tensors if t.requires_grad]
+    rows = torch.randn(SIZE, *y.shape, device=device, dtype=y.dtype)
+
+    def product(row: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(y, wanted, row, retain_graph=True)
+
+    batched = torch.autograd.grad(y, wanted, rows, is_grads_batched=True, retain_graph=True)
+    for actual in (torch.vmap(product)(rows), batched):
+        for i, row in enumerate(rows):
+            for a, e in zip(actual, product(row), strict=True):
+                if call.exact_gradients:
+                    assert torch.equal(a[i], e)
+                torch.testing.assert_close(a[i], e)
+
+
+def test_batch_of_gradients_of_a_scale_alone(device: str) -> None:
+    x, scale, zero_point = Call("fake_quantize", per_channel(0)).tensors((5, 7), device=device)
+    scale.requires_grad_()
+    y = ops.fake_quantize_per_channel(x, scale, zero_point, 0, -2, 1)
+    rows = torch.randn(SIZE, *y.shape, device=device)
+
+    def product(row: Tensor) -> Tensor:
+        return torch.autograd.grad(y, scale, row, retain_graph=True)[0]
+
+    actual = torch.vmap(product)(rows)
+    assert all(torch.equal(actual[i], product(row)) for i, row in enumerate(rows))
+
+
+WRONG: list[
+    tuple[type[Exception], str, Callable[..., Tensor], tuple[int, ...], tuple[int, ...]]
+] = [
+    # What is wrong for a sample, but would be right for the batch: input, then scale, per sample.
+    (
+        IndexError,
+        r"\[-2, 1\]",
+        lambda x, s: ops.fake_quantize_per_channel(x, s, None, -3),
+        (4, 5),
+        (4,),
+    ),
+    (
+        IndexError,
+        r"\[-2, 1\]",
+        lambda x, s: ops.fake_quantize_per_channel(x, s, None, 2),
+        (4, 5),
+        (5,),
+    ),
+    (IndexError, "0 dimensions", lambda x, s: ops.fake_quantize_per_token(x, s, None), (), ()),
+    (
+        ValueError,
+        r"\[4\].*\[2, 2\]",
+        lambda x, s: ops.quantize_per_channel(x, s, None, 0),
+        (4, 5),
+        (2, 2),
+    ),
+    (
+        ValueError,
+        r"\[4\].*\[3\]",
+        lambda x, s: ops.quantize_per_channel(x, s, None, 0),
+        (4, 5),
+        (3,),
+    ),
+    (
+        ValueError,
+        r"\[\] or \[1\]",
+        lambda x, s: ops.quantize_per_tensor(x, s, None),
+        (4, 5),
+        (1, 1),
+    ),
+    (
+        ValueError,
+        "expected scale",
+        lambda x, s: ops.quantize_per_group(x, s, None, 4),
+        (4, 5),
+        (4, 1),
+    ),
+]
+
+
+@pytest.mark.parametrize(("error", "message", "function", "shape", "scale_shape"), WRONG)
+@pytest.mark.parametrize("shared", [False, True])
+def test_wrong_for_a_sample(
+    error: type[Exception],
+    message: str,
+    function: Callable[..., Tensor],
+    shape: tuple[int, ...],
+    scale_shape: tuple[int, ...],
+    shared: bool,
+) -> None:
+    x = torch.randn(SIZE, *shape)
+    scale = torch.ones(scale_shape if shared else (SIZE, *scale_shape))
+    with pytest.raises(error, match=None if shared else message):
+        torch.vmap(function, (0, None if shared else 0))(x, scale)
+
+
+@pytest.mark.parametrize("call", [c for c in FORWARD_CALLS if c.differentiable], ids=str)
+def test_functional_grad_is_refused_clearly(call: Call, device: str) -> None:
+    tensors = [t.detach() for t in call.tensors(SAMPLE, device=device)]
+
+    def loss(*given: Tensor) -> Tensor:
+        return call(*given).sum()
+
+    with pytest.raises(RuntimeError, match=r"C\+\+ torch::autograd::Function with functorch"):
+        torch.func.grad(loss)(*tensors)
+    with pytest.raises(RuntimeError, match=r"C\+\+ torch::autograd::Function with functorch"):
+        torch.vmap(torch.func.grad(loss), (0, *(None for _ in tensors[1:])))(*tensors)

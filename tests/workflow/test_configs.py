@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Configurations: what they accept, and their way to a dictionary and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from baraquant import (
+    W4A8,
+    W4A16,
+    W8A8,
+    W8A16,
+    PerChannel,
+    PerGroup,
+    PerTensor,
+    PerToken,
+    QuantConfig,
+    SmoothQuant,
+    TensorConfig,
+    W8A8Static,
+    configs,
+    granularity,
+    schemes,
+)
+from baraquant.configs import Config
+from tests.support.models import training_models
+
+PER_TOKEN = TensorConfig(granularity="per_token")
+ALL = [
+    W8A8(),
+    W8A8(symmetric=False),
+    *(W8A8Static(observer) for observer in configs.OBSERVERS),
+    W8A8Static("mse", symmetric=False),
+    SmoothQuant(),
+    SmoothQuant(1),
+    SmoothQuant("search", W8A8Static("percentile")),
+    W4A16(),
+    W4A16(32, symmetric=False),
+    W4A16(scale_rule="max"),
+    W4A8(),
+    W4A8(group_size=None),
+    W4A8(64, symmetric=False, scale_rule="max"),
+    *training_models.weight_configs(bits=(2, 5, 8)),
+    *(QuantConfig(TensorConfig(3), a) for a in training_models.activation_configs(bits=(4, 8))),
+    QuantConfig(TensorConfig(), observer="min_max"),
+    QuantConfig(TensorConfig(), observer="mse"),
+]
+PRESETS = {
+    W8A8: QuantConfig(TensorConfig(8), TensorConfig(8, "per_token")),
+    W8A8Static: QuantConfig(
+        TensorConfig(8), TensorConfig(8, "per_tensor", dynamic=False), "min_max"
+    ),
+    W8A16: QuantConfig(TensorConfig(8)),
+    W4A16: QuantConfig(TensorConfig(4, "per_group", group_size=128)),
+    W4A8: QuantConfig(TensorConfig(4, "per_group", group_size=128), TensorConfig(8, "per_token")),
+}
+
+
+@pytest.mark.parametrize("config", ALL, ids=str)
+def test_to_a_dictionary_and_back(config: Config) -> None:
+    data = json.loads(json.dumps(config.to_dict()))
+    assert data["scheme"] == type(config).scheme and data["version"] == 1
+    for kind in (type(config), Config):
+        back = kind.from_dict(data)
+        assert back == config and hash(back) == hash(config) and type(back) is type(config)
+
+
+def test_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        W8A8().weight = TensorConfig(4)  # type: ignore[misc]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        W8A8().weight.bits = 4  # type: ignore[misc]
+
+
+def test_equal_only_to_its_own_kind() -> None:
+    assert W8A8() != W8A8(False) and W8A8() != W8A8Static() and len(set(ALL)) == len(ALL)
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.__name__)
+def test_what_the_presets_are(preset: Callable[[], QuantConfig]) -> None:
+    assert type(preset()) is QuantConfig and preset() == PRESETS[preset]
+
+
+def test_options_of_the_presets() -> None:
+    for preset in (W8A8, W8A8Static):
+        skewed = preset(symmetric=False)
+        assert skewed.activation == dataclasses.replace(preset().activation, symmetric=False)
+        assert dataclasses.replace(skewed, activation=preset().activation) == preset()
+    for preset in (W4A16, W4A8):
+        assert preset(32).weight == TensorConfig(4, PerGroup(32))
+        assert preset(None).weight == TensorConfig(4)
+        assert preset(None, symmetric=False).weight == TensorConfig(4, symmetric=False)
+        assert preset(32, False, "max").scale_rule == "max"
+        assert preset().scale_rule == "search"
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "size"),
+    [
+        (PerTensor(), "per_tensor", None),
+        (PerChannel(), "per_channel", None),
+        (PerToken(), "per_token", None),
+        (PerGroup(32), "per_group", 32),
+    ],
+    ids=str,
+)
+def test_granularities_and_their_names(
+    given: granularity.Granularity, name: str, size: int | None
+) -> None:
+    config = TensorConfig(granularity=given)
+    assert config == TensorConfig(granularity=name, group_size=size)
+    assert config.granularity == name == str(given) and config.group_size == size
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_range_of_integers(bits: int) -> None:
+    config = TensorConfig(bits)
+    assert config.quant_min == -(2 ** (bits - 1)) and config.quant_max == 2 ** (bits - 1) - 1
+
+
+def test_dynamic_unless_learned() -> None:
+    assert TensorConfig().dynamic is True
+    assert TensorConfig(learned=True).dynamic is False
+    assert TensorConfig(dynamic=False).learned is False
+
+
+def test_in_words() -> None:
+    config = TensorConfig(4, "per_group", symmetric=False, group_size=32)
+    assert str(config) == "int4 per_group(32) asymmetric dynamic"
+    assert str(TensorConfig(learned=True)) == "int8 per_channel symmetric learned"
+    assert str(TensorConfig(granularity="per_tensor", dynamic=False)).endswith("static")
+    assert str(W8A16()) == "weight=int8 per_channel symmetric dynamic, input=float"
+    assert str(SmoothQuant(0.5)) == f"SmoothQuant(alpha=0.5, {W8A8()})"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"bits": 1}, ValueError, r"bits to lie in \[2, 8\], but got 1"),
+        ({"bits": 9}, ValueError, r"bits to lie in \[2, 8\], but got 9"),
+        ({"bits": 4.0}, TypeError, "bits to be an int, but got float"),
+        ({"bits": True}, TypeError, "bits to be an int, but got bool"),
+        ({"granularity": "per_row"}, ValueError, "granularity to be one of per_tensor, .*per_row"),
+        ({"granularity": None}, TypeError, "granularity to be a str, but got NoneType"),
+        ({"symmetric": 1}, TypeError, "symmetric to be a bool, but got int"),
+        ({"dynamic": "yes"}, TypeError, "dynamic to be a bool, but got str"),
+        ({"learned": 0}, TypeError, "learned to be a bool, but got int"),
+        ({"learned": True, "dynamic": True}, ValueError, "dynamic=False .* for a learned scale"),
+        ({"granularity": "per_token", "dynamic": False}, ValueError, "dynamic=True for per_token"),
+        ({"granularity": "per_token", "learned": True}, ValueError, "dynamic=True for per_token"),
+        ({"granularity": "per_group"}, TypeError, "group_size to be an int, but got NoneType"),
+        ({"granularity": "per_group", "group_size": 0}, ValueError, "group_size > 0, but got 0"),
+        ({"group_size": 4}, ValueError, "no group_size for per_channel, but got 4"),
+        (
+            {"granularity": PerGroup},
+            TypeError,
+            r"granularity to be an instance, .* write PerGroup\(32\)",
+        ),
+        (
+            {"granularity": PerToken},
+            TypeError,
+            r"granularity to be an instance, .* write PerToken\(\)",
+        ),
+        ({"granularity": PerGroup(4), "group_size": 4}, ValueError, "no group_size beside PerGro"),
+        ({"granularity": PerGroup(0)}, ValueError, "group_size > 0, but got 0"),
+        ({"granularity": PerGroup("4")}, TypeError, "group_size to be an int, but got str"),
+    ],
+)
+def test_what_a_tensor_config_refuses(
+    arguments: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=f"^TensorConfig: expected {message}"):
+        TensorConfig(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda: QuantConfig(W8A8()), TypeError, "QuantConfig: expected weight to be a TensorCon"),
+        (lambda: QuantConfig(None), TypeError, "QuantConfig: expected weight .* got NoneType"),
+        (lambda: QuantConfig(TensorConfig(), 8), TypeError, "expected activation .* got int"),
+        (lambda: QuantConfig(PER_TOKEN), ValueError, r"weight\.granularity .* got 'per_token'"),
+        (
+            lambda: QuantConfig(TensorConfig(), TensorConfig()),
+            ValueError,
+            r"activation\.granularity .* got 'per_channel'",
+        ),
+        (
+            lambda: QuantConfig(
+                TensorConfig(),
+                TensorConfig(8, "per_group", group_size=4, dynamic=False),
+            ),
+            ValueError,
+            "a dynamic activation for per_group",
+        ),
+        (
+            lambda: QuantConfig(TensorConfig(), observer="median"),
+            ValueError,
+            "observer to be one of min_max, moving_average, percentile, mse, but got 'median'",
+        ),
+        (
+            lambda: QuantConfig(TensorConfig(), scale_rule="least"),
+            ValueError,
+            "QuantConfig: expected scale_rule to be one of search, max, but got 'least'",
+        ),
+        (lambda: W4A16(scale_rule=None), TypeError, "expected scale_rule to be a str, but got Non"),
+        (lambda: W4A16(symmetric=1), TypeError, "W4A16: expected symmetric to be a bool, but got"),
+        (lambda: W4A8(symmetric=0), TypeError, "W4A8: expected symmetric to be a bool, but got"),
+        (lambda: W4A8(group_size=0), ValueError, "TensorConfig: expected group_size > 0, but got"),
+        (lambda: W8A8("yes"), TypeError, "W8A8: expected symmetric to be a bool, but got str"),
+        (lambda: W8A8Static("max"), ValueError, "QuantConfig: expected observer .* got 'max'"),
+        (lambda: W8A8Static(symmetric=None), TypeError, "W8A8Static: expected symmetric"),
+        (lambda: SmoothQuant(1.5), ValueError, r"alpha to lie in \[0, 1\] .* got 1.5"),
+        (lambda: SmoothQuant(float("nan")), ValueError, "alpha to lie in .* got nan"),
+        (lambda: SmoothQuant("find"), ValueError, "alpha to lie in .* 'search', but got 'find'"),
+        (lambda: SmoothQuant(True), TypeError, "alpha to be a number or 'search', but got bool"),
+        (lambda: SmoothQuant(activation="int8"), TypeError, r"W8A8Static\(...\), but got str"),
+        (lambda: SmoothQuant(activation=W8A16()), ValueError, r"W8A8Static\(...\), but got weight"),
+        (lambda: SmoothQuant(activation=W4A8()), ValueError, r"W8A8Static\(...\), but got weight"),
+    ],
+)
+def test_what_schemes_refuse(build, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        build()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"version": 2}, ValueError, "version to be at most 1, but got 2; a newer baraquant"),
+        ({"version": "1"}, ValueError, "version to be at most 1, but got '1'"),
+        ({"version": None}, ValueError, "version"),
+        ({"version": True}, ValueError, "version"),
+        ({"scheme": "w4a4"}, ValueError, "scheme quant, but got 'w4a4'"),
+        ({"scheme": "tensor"}, ValueError, "scheme quant, but got 'tensor'"),
+        ({"scheme": "smoothquant"}, ValueError, "scheme quant, but got 'smoothquant'"),
+        ({"scheme": ["quant"]}, ValueError, "scheme quant"),
+        ({"extra": 1}, ValueError, "the fields activation, .*, but got activation, extra, .*"),
+        ({"observer": 3}, TypeError, "observer to be a str, but got int"),
+        ({"scale_rule": "no"}, ValueError, "scale_rule to be one of search, max, but got 'no'"),
+        ({"weight": [8]}, TypeError, "weight to be a TensorConfig, but got list"),
+        (
+            {"weight": TensorConfig().to_dict() | {"symmetric": "no"}},
+            TypeError,
+            "TensorConfig: expected symmetric to be a bool, but got str",
+        ),
+        ({"weight": W8A8().to_dict()}, TypeError, "weight to be a TensorConfig, but got QuantCon"),
+    ],
+)
+def test_what_a_dictionary_is_refused_for(
+    change: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        QuantConfig.from_dict(W8A8().to_dict() | change)
+
+
+def test_other_data_is_refused() -> None:
+    with pytest.raises(TypeError, match="Config: expected a dict, but got list"):
+        Config.from_dict([])
+    with pytest.raises(ValueError, match="version"):
+        Config.from_dict({})
+    missing = {key: value for key, value in W8A8().to_dict().items() if key != "weight"}
+    message = "QuantConfig: expected the fields activation, .*, weight, but got .*, scale_rule$"
+    with pytest.raises(ValueError, match=message):
+        Config.from_dict(missing)
+    none = {"scheme": "tensor", "version": 1}
+    with pytest.raises(ValueError, match=r"TensorConfig: expected the fields bits, .* got none"):
+        Config.from_dict(none)
+    nested = SmoothQuant().to_dict()
+    nested["activation"]["version"] = 7
+    with pytest.raises(ValueError, match="version to be at most 1, but got 7"):
+        SmoothQuant.from_dict(nested)
+
+
+@pytest.mark.parametrize("module", [configs, schemes, granularity], ids=lambda m: m.__name__)
+def test_needs_no_torch(module: ModuleType) -> None:
+    """Alone, under a package of no code of its own: baraquant itself imports torch."""
+    folder = Path(module.__file__).parent
+    name = module.__name__.rpartition(".")[2]
+    code = (
+        "import importlib, sys, types; sys.modules['torch'] = None; "
+        f"plain = types.ModuleType('plain'); plain.__path__ = [{str(folder)!r}]; "
+        f"sys.modules['plain'] = plain; importlib.import_module('plain.{name}'); print('fine')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "fine\n", done.stderr

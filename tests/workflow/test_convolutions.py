@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``quantize_`` of convolutions: the layers and bits of ``prepare_`` and ``convert_``."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import baraquant
+from baraquant import W8A8, QuantConfig, SmoothQuant, W8A8Static
+from baraquant.nn import QuantizedConv1d, QuantizedConv2d, QuantizedLinear
+from baraquant.qat import convert_, prepare_
+from tests.support.models import user_models
+from tests.support.models.outlier_models import SCHEMES
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+one_thread = user_models.one_thread
+
+
+class Picture(nn.Module):
+    """Convolutions of both kinds: strides, groups, padding by circles, a shared one, a tied one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.depth = nn.Conv2d(8, 8, 3, padding="same", groups=8, padding_mode="circular")
+        self.again = self.depth
+        self.tied = nn.Conv2d(8, 8, 3, dilation=2, padding=2, groups=8)
+        self.tied.weight = self.depth.weight
+        self.line = nn.Conv1d(8, 6, 3, padding=1, padding_mode="reflect")
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.stem(x)))
+        x = x + self.tied(self.again(self.depth(x)))
+        return self.head(self.line(x.flatten(2)).mean(-1))
+
+
+CONVOLUTIONS = {"stem": QuantizedConv2d, "depth": QuantizedConv2d, "tied": QuantizedConv2d}
+CONVOLUTIONS |= {"line": QuantizedConv1d}
+
+
+def picture(dtype: torch.dtype = torch.float32) -> Picture:
+    torch.manual_seed(0)
+    return Picture().to(dtype).eval()
+
+
+def pictures(dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(2, 3, 8, 8, generator=generator).to(dtype) for _ in range(3)]
+
+
+def as_trained(dtype: torch.dtype = torch.float32) -> Picture:
+    """What training without a step makes of it."""
+    model = picture(dtype)
+    prepare_(model, W8A8())
+    convert_(model)
+    return model
+
+
+def same_tensors(got: nn.Module, expected: nn.Module) -> None:
+    wanted = expected.state_dict()
+    assert got.state_dict().keys() == wanted.keys()
+    for name, value in got.state_dict().items():
+        assert value.dtype == wanted[name].dtype and torch.equal(value, wanted[name]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("config", SCHEMES, ids=str)
+def test_the_bits_are_those_of_prepare_and_convert(
+    config: QuantConfig | SmoothQuant, dtype: torch.dtype
+) -> None:
+    model, expected = picture(dtype), as_trained(dtype)
+    report = baraquant.quantize_(model, config, calibration=pictures(dtype))
+    assert not report.left_out
+    for name, kind in CONVOLUTIONS.items():
+        layer, other = model.get_submodule(name), expected.get_submodule(name)
+        assert type(layer) is kind and report.changed[name] == kind.__name__
+        assert type(layer.input_fake_quant) is nn.Identity
+        assert layer.qweight.dtype == torch.int8 and repr(layer) == repr(other)
+        same_tensors(layer, other)
+        shape = (2, layer.in_channels, *[8] * len(layer.kernel_size))
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(dtype)
+        assert torch.equal(layer(x), other(x))
+    assert model.again is model.depth
+    assert model.tied.qweight.data_ptr() == model.depth.qweight.data_ptr()
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_a_whole_model_has_the_bits_of_prepare_and_convert(symmetric: bool) -> None:
+    model, expected, x = picture(), picture(), pictures()[0]
+    before = model(x)
+    baraquant.quantize_(model, W8A8(symmetric))
+    prepare_(expected, W8A8(symmetric))
+    convert_(expected)
+    same_tensors(model, expected)
+    got = model(x)
+    assert type(model.head) is QuantizedLinear and torch.equal(got, expected(x))
+    assert not torch.equal(got, before) and (got - before).norm() < 0.05 * before.norm()
+
+
+def test_the_filter_keeps_convolutions_floating() -> None:
+    model, original = picture(), picture()
+    asked: list[str] = []
+
+    def keep_out(module: nn.Module, name: str) -> bool:
+        asked.append(name)
+        return not isinstance(module, (nn.Conv1d, nn.Conv2d))
+
+    report = baraquant.quantize_(model, W8A8Static(), calibration=pictures(), filter_fn=keep_out)
+    assert asked == ["stem", "depth", "again", "tied", "line", "head"]
+    assert set(report.changed) == {"head"}
+    assert report.left_out == dict.fromkeys(CONVOLUTIONS, "filter_fn")
+    for name in CONVOLUTIONS:
+        assert type(model.get_submodule(name)) is type(original.get_submodule(name))
+        same_tensors(model.get_submodule(name), original.get_submodule(name))
+
+
+@pytest.mark.parametrize("config", [W8A8(), SmoothQuant(0.5, W8A8Static())], ids=str)
+def test_they_are_saved_and_loaded(config: QuantConfig | SmoothQuant, tmp_path: Path) -> None:
+    model, x, file = picture(), pictures()[0], tmp_path / "picture.safetensors"
+    baraquant.quantize_(model, config, calibration=pictures())
+    expected = model(x)
+    baraquant.save(model, file)
+    torch.manual_seed(9)
+    loaded = Picture().eval()
+    baraquant.load_(loaded, file)
+    assert torch.equal(loaded(x), expected)
+    same_tensors(loaded, model)
+
+
+def test_a_model_of_convolutions_alone() -> None:
+    def model() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1)).train()
+
+    for config in SCHEMES:
+        quantized = model()
+        calls: list[int] = []
+        quantized[0].register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        baraquant.quantize_(quantized, config, calibration=pictures())
+        assert quantized[0].training and not calls, "nothing of it has to be calibrated"
+        quantized(pictures()[0])
+        assert calls == [1]
+        with pytest.raises(ValueError, match="itself; wrap it in nn"):
+            baraquant.quantize_(nn.Conv2d(3, 4, 3), config, calibration=pictures())
+
+
+def test_what_is_wrong_is_named_and_nothing_changes() -> None:
+    model = picture()
+    with torch.no_grad():
+        model.line.weight[1, 2, 0] = math.nan
+    original = copy.deepcopy(model)
+    with pytest.raises(ValueError, match="quantize_: line: expected a finite weight"):
+        baraquant.quantize_(model, W8A8())
+    assert [type(m) for m in model.modules()] == [type(m) for m in original.modules()]
+    own = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 1)))
+    own.append(nn.LazyConv2d(3, 1)).append(nn.Conv2d(3, 4, 1))
+    report = baraquant.quantize_(own, W8A8())
+    assert report.left_out == {
+        "0": "its weight is computed by a parametrization",
+        "1": "its shape is not known yet: run a batch first",
+    }
+    assert report.changed == {"2": "QuantizedConv2d"}

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Models of transformers, from quantization to a loaded file: bits, gradients and memory."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import baraquant
+from baraquant.qat import convert_, prepare_
+from tests.support.models.one_layer import TRAINED
+from tests.support.tiny_transformers import build as tiny
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+# The short run takes these: each is here for something that the others lack.
+FEW = [
+    "bert",  # a tied head with a bias of its own
+    "deberta_v2",  # an embedding whose table is a tensor
+    "t5",  # a relative bias, a shared table, the dtype of a weight
+    "bart",  # embeddings with a forward of their own, tied
+    "mamba",  # a convolution and a projection by their weights
+    "qwen3_moe",  # experts in one tensor
+    "vit",  # the dtype of a convolution's weight
+    "clip",  # two towers
+    "whisper",
+    "wavlm",  # attention by the weights of its projections
+]
+MANY = [
+    name if name in FEW else pytest.param(name, marks=pytest.mark.exhaustive) for name in tiny.TINY
+]
+# Discrete choices (experts, hashes, clusters) turn small errors into large ones.
+ROUTED = {"mixtral", "qwen2_moe", "qwen3_moe", "qwen3_next", "gpt_oss", "deepseek_v3", "switch"}
+ROUTED |= {"reformer", "jamba", "encodec", "vits"}
+
+
+def built(name: str, seed: int = 0) -> nn.Module:
+    entry = tiny.TINY[name]
+    for needed in (entry.model, entry.config):
+        if not hasattr(transformers, needed):
+            pytest.skip(f"transformers {transformers.__version__} has no {needed}")
+    return tiny.liven(tiny.build(name, seed))
+
+
+def same(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
+    assert len(got) == len(wanted) > 0
+    return all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
+def loss(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+    torch.manual_seed(3)
+    outputs = [t for t in tiny.tensors(model(**inputs)) if t.requires_grad]
+    return sum((t.float().square().mean() for t in outputs), torch.zeros(()))
+
+
+def train(model: nn.Module, inputs: dict[str, Any], steps: int = 2) -> set[str]:
+    """Returns the names of the parameters that got a gradient."""
+    transformers.set_seed(0)  # some models leave out layers at random, by torch or by numpy
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss(model, inputs).backward()
+        grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        reached = set(grads)
+        if all(bool(grad.isfinite().all()) for grad in grads.values()):
+            optimizer.step()  # Encodec's random weights overflow: skipped, as a scaler does
+    model.eval()
+    return reached
+
+
+# Its table of positions grows with the inputs, so that no other model has that of the file.
+GROWING = ("speecht5",)
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_quantized(name: str) -> None:
+    """`quantize_` alone: near the float model, in every output."""
+    model, inputs = built(name), tiny.TINY[name].inputs()
+    wanted = tiny.outputs(model, inputs)
+    report = baraquant.quantize_(model, baraquant.W8A8())
+    assert report.changed
+    got = tiny.outputs(model, inputs)
+    limit = 0.8 if name in ROUTED else 0.25
+    assert tiny.relative_error(got, wanted) < limit
+
+
+@pytest.mark.parametrize("scheme", ["w8a8", "w4_group"])
+@pytest.mark.parametrize("name", MANY)
+def test_trained_served_and_loaded(name: str, scheme: str, tmp_path) -> None:
+    """The same bits evaluated, converted, and loaded into a fresh, an empty and a built model."""
+    model, inputs = built(name), tiny.TINY[name].inputs()
+    reference = copy.deepcopy(model)
+    report = prepare_(model, TRAINED[scheme])
+    assert report.changed
+    reached = train(reference, inputs, 1)
+    # in_proj becomes three projections, and an LSTM's weights those of its cells.
+    kept = {name for name in reached if not any(n in name for n in (".in_proj_", "_ih_l", "_hh_l"))}
+    assert kept <= train(model, inputs)
+    evaluated = tiny.outputs(model, inputs)
+    convert_(model)
+    assert same(tiny.outputs(model, inputs), evaluated)
+    baraquant.save(model, path := tmp_path / "model.safetensors")
+    with torch.device("meta"):
+        empty = tiny.build(name, seed=1)
+    targets = [built(name, seed=1), lambda: tiny.build(name, seed=1)]
+    if name in GROWING:
+        with pytest.raises(ValueError, match=r"expected torch.float32 \[68, 32\] as in the model"):
+            baraquant.load_(empty, path)
+    else:
+        targets.append(empty)
+    for target in targets:
+        loaded = baraquant.load_(target, path).eval()
+        assert same(tiny.outputs(loaded, inputs), evaluated)
+
+
+@pytest.mark.parametrize("name", ["bert", "t5", "clip"])
+def test_save_pretrained_is_an_error(name: str, tmp_path) -> None:
+    """It would write a file that `from_pretrained` reads as random weights."""
+    plain, model, ready = built(name), built(name), built(name)
+    baraquant.quantize_(model, baraquant.W8A8())
+    prepare_(ready, baraquant.W8A8())
+    convert_(ready)
+    for each in (model, ready, copy.deepcopy(model)):
+        with pytest.raises(Exception, match=r"baraquant\.save"):
+            each.save_pretrained(tmp_path / "quantized")
+        assert not list(tmp_path.rglob("*.safetensors"))
+    plain.save_pretrained(tmp_path / "plain")  # a float model is saved as ever
+    assert list((tmp_path / "plain").glob("*.safetensors"))
+
+
+def of_generation(name: str) -> Any:
+    """The name, with the marks of its test."""
+    marks = [] if name in ("t5", "mamba") else [pytest.mark.exhaustive]
+    return pytest.param(name, marks=marks)
+
+
+@pytest.mark.parametrize(
+    "name", [of_generation(n) for n, entry in tiny.TINY.items() if entry.generates]
+)
+def test_generation(name: str) -> None:
+    """Caches and loops of `generate`: the tokens of evaluation are those of service."""
+    model, inputs = built(name), tiny.TINY[name].inputs()
+    inputs = {k: v for k, v in inputs.items() if k in ("input_ids", "pixel_values")}
+    prepare_(model, baraquant.W8A8())
+    model.eval()
+    options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
+    evaluated = model.generate(**inputs, **options)
+    convert_(model)
+    served = model.generate(**inputs, **options)
+    assert torch.equal(evaluated, served)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama_tied", "bart", "gemma3", "t5"])
+def test_tied_weights_are_stored_once(name: str) -> None:
+    """No second copy of a table that the float model holds once, as floats or as integers."""
+    plain, model = built(name), built(name)
+    baraquant.quantize_(model, baraquant.W8A8())
+
+    def tables(m: nn.Module) -> int:
+        found = {
+            t.untyped_storage().data_ptr()
+            for t in [*m.parameters(), *m.buffers()]
+            if t.dim() == 2 and tiny.VOCABULARY in t.shape and 32 in t.shape
+        }
+        return len(found)
+
+    # Positions have the vocabulary's size in some configurations; they are in both counts.
+    assert tables(model) == tables(plain)
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    if (
+        head is not None
+        and plain.get_output_embeddings().weight is plain.get_input_embeddings().weight
+    ):
+        assert torch.equal(head.weight.detach(), table.weight.detach())
+
+
+@pytest.mark.parametrize("name", ["bert", "mamba"])
+def test_half_precision(name: str) -> None:
+    model, inputs = built(name).bfloat16(), tiny.TINY[name].inputs()
+    wanted = tiny.outputs(model, inputs)
+    prepare_(model, baraquant.W8A8())
+    evaluated = tiny.outputs(model.eval(), inputs)
+    convert_(model)
+    served = tiny.outputs(model, inputs)
+    assert same(served, evaluated) and served[0].dtype == wanted[0].dtype
+    assert tiny.relative_error(served, wanted) < 0.3
+    assert model.dtype == torch.bfloat16 and model.device.type == "cpu"
+
+
+@pytest.mark.parametrize("name", ["bert", "vit"])
+def test_gradient_checkpointing(name: str) -> None:
+    model, inputs = built(name), tiny.TINY[name].inputs()
+    prepare_(model, baraquant.W8A8())
+    model.train()
+    loss(model, inputs).backward()
+    wanted = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    model.gradient_checkpointing_enable()
+    loss(model, inputs).backward()
+    for n, grad in wanted.items():
+        torch.testing.assert_close(model.get_parameter(n).grad, grad, msg=n)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "name", ["bert", "t5", "gpt2", "mamba", "vit", "llama", "wavlm", "deberta_v2"]
+)
+def test_compiled(name: str) -> None:
+    torch._dynamo.reset()
+    model, inputs = built(name), tiny.TINY[name].inputs()
+    wanted_float = tiny.outputs(model, inputs)
+    baraquant.quantize_(model, baraquant.W8A8())
+    wanted = tiny.outputs(model, inputs)
+    compiled = torch.compile(model, backend="aot_eager")
+    got = tiny.outputs(compiled, inputs)
+    assert len(got) == len(wanted_float)
+    # One rounding that falls the other way moves an output by a step.
+    assert tiny.relative_error(got, wanted) < 0.05

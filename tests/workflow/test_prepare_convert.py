@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`prepare_` and `convert_`: what becomes of a model, and that conversion changes no bit."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import baraquant
+from baraquant import W8A8, QuantConfig, TensorConfig
+from baraquant.configs import Config
+from baraquant.nn import (
+    FakeQuantizedConv1d,
+    FakeQuantizedConv2d,
+    FakeQuantizedEmbedding,
+    FakeQuantizedLinear,
+    QuantizedConv1d,
+    QuantizedConv2d,
+    QuantizedEmbedding,
+    QuantizedLinear,
+    StaticQuantizedLinear,
+    WeightOnlyLinear,
+)
+from baraquant.qat import Report, convert_, prepare_
+from tests.support import cases
+from tests.support.models import training_models
+from tests.support.models.training_models import SCHEMES, data, linear_model
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
+by_scheme = pytest.mark.parametrize("scheme", SCHEMES)
+
+
+def trained(model: nn.Module, config: Config, *batches: Tensor, lr: float = 0.05) -> nn.Module:
+    prepare_(model, config)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    model.train()
+    for x in batches:
+        optimizer.zero_grad()
+        model(x).float().square().mean().backward()
+        optimizer.step()
+    return model
+
+
+def assert_converts_to_the_same_bits(model: nn.Module, *inputs: Tensor) -> None:
+    model.eval()
+    with torch.no_grad():
+        wanted = [model(x) for x in inputs]
+    with_grad = [model(x) for x in inputs]
+    convert_(model)
+    for x, y, z in zip(inputs, wanted, with_grad, strict=True):
+        assert torch.equal(model(x), y) and torch.equal(y, z.detach())
+
+
+@pytest.mark.parametrize("activation", training_models.activation_configs(), ids=str)
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_converted_bits(bits: int, activation: TensorConfig | None, device: str) -> None:
+    """Every kind of weight beside every kind of activation, of the same width."""
+    torch.manual_seed(0)
+    if activation is not None:
+        kind, size = activation.granularity, activation.group_size
+        activation = TensorConfig(
+            bits, kind, activation.symmetric, activation.dynamic, activation.learned, size
+        )
+    x = data(3, 2, 8).to(device)
+    for weight in training_models.weight_configs((bits,)):
+        model = nn.Sequential(nn.Linear(8, 4), nn.GELU(), nn.Linear(4, 3, bias=False)).to(device)
+        trained(model, QuantConfig(weight, activation), x, lr=0.5)
+        assert_converts_to_the_same_bits(model, x, -2 * x[:1])
+
+
+@by_scheme
+@pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
+def test_converted_bits_of_dtypes(scheme: str, dtype: torch.dtype, device: str) -> None:
+    x = data(4, 3, 16).to(device, dtype)
+    model = trained(linear_model().to(device, dtype), SCHEMES[scheme], x, 2 * x)
+    assert model[0].weight.dtype == dtype
+    assert_converts_to_the_same_bits(model, x, x[0], x[0, 0])
+    assert model(x).dtype == dtype
+
+
+@by_scheme
+def test_converted_bits_of_a_transformer(scheme: str) -> None:
+    x = data(4, 3, 16)
+    model = trained(training_models.block(), SCHEMES[scheme], x, 2 * x)
+    assert_converts_to_the_same_bits(model, x, x[:1])
+
+
+@by_scheme
+def test_evaluation_has_the_gradient_of_training(scheme: str) -> None:
+    """Also where the value is of an integer product: frozen BatchNorm or Dropout are no reason."""
+    x = data(4, 3, 16).requires_grad_()
+    model = trained(linear_model(), SCHEMES[scheme], x.detach())
+    model.apply(baraquant.nn.disable_observer)
+    gradients = []
+    for mode in (True, False):
+        model.train(mode).zero_grad()
+        x.grad = None
+        model(x).sum().backward()
+        gradients.append([x.grad, *(p.grad for p in model.parameters())])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_w8a8_trains_with_the_integer_product() -> None:
+    x = data(4, 3, 16)
+    model = linear_model()
+    prepare_(model, W8A8())
+    y = model[0](x)
+    assert torch.equal(y, baraquant.ops.qat_linear(x, model[0].weight, model[0].bias))
+    convert_(model)
+    assert torch.equal(model[0](x), y), "training computes what is deployed"
+
+
+def test_what_linear_layers_become() -> None:
+    int8, static = TensorConfig(8, "per_token"), TensorConfig(8, "per_tensor", dynamic=False)
+    for config, kind in (
+        (W8A8(), QuantizedLinear),
+        (QuantConfig(TensorConfig(4), int8), QuantizedLinear),
+        (QuantConfig(TensorConfig(4), TensorConfig(4, "per_tensor")), QuantizedLinear),
+        (training_models.STATIC, StaticQuantizedLinear),
+        (QuantConfig(TensorConfig(8, "per_tensor"), static), StaticQuantizedLinear),
+        (QuantConfig(TensorConfig(8, "per_group", group_size=4), int8), WeightOnlyLinear),
+        (QuantConfig(TensorConfig(8, symmetric=False), int8), WeightOnlyLinear),
+        (QuantConfig(TensorConfig()), WeightOnlyLinear),
+    ):
+        model = trained(linear_model(), config, data(4, 16))
+        convert_(model)
+        assert [type(layer) for layer in model if hasattr(layer, "weight")] == [kind] * 3
+        assert all(not layer.training or model.training for layer in model)
+        limit = 2 ** (model[0].weight_bits - 1)
+        assert model[0].qweight.int().abs().max() <= limit
+
+
+class Everything(nn.Module):
+    """A layer of each kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8, padding_idx=2)
+        self.conv1d = nn.Conv1d(8, 8, 3, padding="same", padding_mode="circular")
+        self.conv2d = nn.Conv2d(1, 4, 3, stride=2, padding=1, groups=1, bias=False)
+        self.recurrent = nn.GRU(8, 4, batch_first=True)
+        self.linear = nn.Linear(4, 3)
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)  # [batch, time, 8]
+        x = self.conv1d(x.transpose(1, 2)).transpose(1, 2)
+        image = self.conv2d(x.unsqueeze(1)).flatten(1)
+        x = self.recurrent(x)[0][:, -1] + image.mean(1, keepdim=True)
+        return self.norm(self.linear(x))
+
+
+TOKENS = torch.randint(0, 11, (5, 6), generator=cases.generator(0))
+
+
+@pytest.mark.parametrize("scheme", [name for name in SCHEMES if name != "groups"])
+def test_a_layer_of_each_kind(scheme: str) -> None:
+    torch.manual_seed(0)
+    model = Everything()
+    prepared = prepare_(model, SCHEMES[scheme])
+    kinds = [FakeQuantizedEmbedding, FakeQuantizedConv1d, FakeQuantizedConv2d, FakeQuantizedLinear]
+    kinds += [FakeQuantizedLinear] * 2
+    parts = ["recurrent.cells.l0.ih", "recurrent.cells.l0.hh"]
+    names = ["embedding", "conv1d", "conv2d", *parts, "linear"]
+    assert [type(model.get_submodule(name)) for name in names] == kinds
+    assert list(prepared.changed) == names and not prepared.left_out
+    for _ in range(2):
+        model(TOKENS).square().mean().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    model.eval()
+    y = model(TOKENS)
+    converted = convert_(model)
+    kinds = [QuantizedEmbedding, QuantizedConv1d, QuantizedConv2d]
+    assert [type(model.get_submodule(name)) for name in names[:3]] == kinds
+    assert list(converted.changed) == names
+    assert not converted.left_out and type(model.recurrent) is baraquant.nn.GRU
+    assert torch.equal(model(TOKENS), y)
+    assert model.embedding.padding_idx == 2 and model.conv2d.stride == (2, 2)
+
+
+def test_groups_of_a_convolution_are_of_its_inputs() -> None:
+    model = Everything()
+    config = QuantConfig(TensorConfig(4, "per_group", group_size=4))
+    report = prepare_(model, config)
+    reason = "the configuration does not fit: expected group_size to divide"
+    assert list(report.left_out) == ["conv2d"], "it has one input"
+    assert report.left_out["conv2d"].startswith(reason)
+    y = model.eval()(TOKENS)
+    convert_(model)
+    assert torch.equal(model(TOKENS), y) and model.embedding.group_size == 4
+    assert model.conv1d.group_size == 4 and model.conv1d.weight_scale.shape == (8, 2)
+
+
+class Tied(nn.Module):
+    """A head that is the embedding's table, and a block in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        block = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+        self.blocks = nn.ModuleList([block, block])
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def test_tied_weights_and_shared_modules() -> None:
+    model = Tied()
+    count = len(list(model.parameters()))
+    report = prepare_(model, W8A8())
+    assert list(report.changed) == ["embedding", "blocks.0.0", "head"]
+    assert model.head.weight is model.embedding.weight
+    assert model.blocks[0][0] is model.blocks[1][0]
+    assert len(list(model.parameters())) == count
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(TOKENS).square().mean().backward()
+    optimizer.step()
+    y = model.eval()(TOKENS)
+    convert_(model)
+    assert torch.equal(model(TOKENS), y)
+    for one in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert one.head.qweight is one.embedding.qweight
+        assert one.head.weight_scale is one.embedding.weight_scale
+        assert one.blocks[0][0] is one.blocks[1][0]
+    model.to("meta")
+    assert model.head.qweight is model.embedding.qweight and model.head.qweight.is_meta
+    assert model.head.weight_scale is model.embedding.weight_scale
+
+
+def test_parameters_stay_the_same_objects() -> None:
+    """So that an optimizer that was made before goes on."""
+    model = linear_model()
+    before = list(model.parameters())
+    optimizer = torch.optim.SGD(before, lr=0.1)
+    prepare_(model, W8A8())
+    assert all(one is other for one, other in zip(before, model.parameters(), strict=True))
+    old = model[0].weight.detach().clone()
+    model(data(4, 16)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(model[0].weight, old)
+    assert list(model.state_dict()) == list(linear_model().state_dict())
+
+
+def test_filter() -> None:
+    model = linear_model()
+    seen: list[str] = []
+
+    def keep_the_last(module: nn.Module, name: str) -> bool:
+        seen.append(name)
+        assert isinstance(module, nn.Linear)
+        return name != "4"
+
+    report = prepare_(model, W8A8(), keep_the_last)
+    assert seen == ["0", "2", "4"] and type(model[4]) is nn.Linear
+    assert list(report.changed) == ["0", "2"] and report.left_out == {"4": "filter_fn"}
+    assert convert_(model).left_out == {"4": "it was not prepared"}
+
+
+def test_modes_and_hooks_are_taken_over() -> None:
+    model = linear_model()
+    model[2].eval()
+    calls: list[str] = []
+    model[0].register_forward_hook(lambda *_: calls.append("after"))
+    model[0].register_forward_pre_hook(lambda *_, **__: calls.append("before"), with_kwargs=True)
+    model[0].register_full_backward_hook(lambda *_: calls.append("backward"))
+    prepare_(model, W8A8())
+    assert model[0].training and not model[2].training and not model[2].weight_fake_quant.training
+    model(data(2, 16)).sum().backward()
+    assert calls == ["before", "after", "backward"]
+    convert_(model)
+    model(data(2, 16))
+    assert calls[3:] == ["before", "after"]
+
+
+def test_report() -> None:
+    report = prepare_(linear_model(), W8A8(), lambda module, name: name == "0")
+    assert isinstance(report, Report)
+    assert str(report).splitlines() == [
+        "0      FakeQuantizedLinear(weight=int8 per_channel symmetric dynamic, "
+        "input=int8 per_token symmetric dynamic) (57.1 %)",
+        "* (2)  left out: filter_fn (38.1 %)",
+        "1 changed, 2 left out; 57.1 % of 336 parameters in integers; 1.3 KiB before, 1.3 KiB now",
+    ]
+
+
+@by_scheme
+def test_a_prepared_model_is_copied_and_stored(scheme: str) -> None:
+    x = data(4, 3, 16)
+    model = trained(linear_model(), SCHEMES[scheme], x, 2 * x).eval()
+    y = model(x)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(other(x), y)
+        assert_converts_to_the_same_bits(other, x)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    other = linear_model()
+    prepare_(other, SCHEMES[scheme])
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(other.eval()(x), y)
+
+
+@by_scheme
+def test_scripted(scheme: str) -> None:
+    x = data(4, 3, 16)
+    model = trained(linear_model(), SCHEMES[scheme], x)
+    twin = copy.deepcopy(model)
+    scripted = torch.jit.script(model)
+    for one in (twin, scripted):
+        one.zero_grad()
+        one(x).sum().backward()
+    for ours, theirs in zip(twin.parameters(), scripted.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+    assert torch.equal(twin.eval()(x), scripted.eval()(x))
+    convert_(twin)
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.script(twin), file)
+    file.seek(0)
+    assert torch.equal(torch.jit.load(file)(x), scripted(x))
+
+
+@by_scheme
+def test_exported(scheme: str) -> None:
+    x = data(4, 3, 16)
+    model = trained(linear_model(), SCHEMES[scheme], x).eval()
+    y = model(x)
+    assert torch.equal(torch.export.export(model, (x,)).module()(x), y)
+    convert_(model)
+    assert torch.equal(torch.export.export(model, (x,)).module()(x), y)
+
+
+def test_on_the_meta_device() -> None:
+    """A large model is built without memory, prepared, and then gets its weights."""
+    x = data(4, 16)
+    for scheme in ("w8a8", "learned", "static"):
+        real = trained(linear_model(), SCHEMES[scheme], x).eval()
+        with torch.device("meta"):
+            model = linear_model()
+            prepare_(model, SCHEMES[scheme])
+        model.load_state_dict(real.state_dict(), assign=True)
+        assert torch.equal(model.eval()(x), real(x)), scheme
+
+
+def test_models_of_several_dtypes() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(8, 8).bfloat16()
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.body(x.bfloat16()).float())
+
+    for scheme in SCHEMES.values():
+        model = trained(Mixed(), scheme, data(4, 8))
+        assert model.body.weight.dtype == torch.bfloat16 and model.body.weight.grad is not None
+        assert_converts_to_the_same_bits(model, data(4, 8))

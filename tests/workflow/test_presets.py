@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Each scheme by its name on a whole model, and the two ways to find a scale of few bits."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import baraquant
+from baraquant import W4A8, W4A16, W8A8, W8A16, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
+from baraquant.configs import OBSERVERS, TRAINING_OBSERVERS, Config
+from baraquant.qat import convert_, prepare_
+from tests.support.models.outlier_models import Block, batches, relative_error, seeded
+
+PRESETS: dict[str, QuantConfig] = {
+    "W8A8": W8A8(),
+    "W8A8 asymmetric": W8A8(symmetric=False),
+    "W8A8Static": W8A8Static(),
+    "W8A8Static asymmetric": W8A8Static(symmetric=False),
+    "W8A8Static percentile": W8A8Static("percentile"),
+    "W8A8Static mse": W8A8Static("mse", symmetric=False),
+    "W8A16": W8A16(),
+    "W4A16": W4A16(4),
+    "W4A16 asymmetric": W4A16(8, symmetric=False),
+    "W4A16 per channel": W4A16(None, scale_rule="max"),
+    "W4A8": W4A8(4),
+    "W4A8 asymmetric": W4A8(8, symmetric=False, scale_rule="max"),
+    "W4A8 per channel": W4A8(None),
+}
+SMOOTHED: dict[str, Config] = {
+    "SmoothQuant": SmoothQuant(0.5),
+    "SmoothQuant static": SmoothQuant(0.5, W8A8Static("mse")),
+}
+by_preset = pytest.mark.parametrize("name", PRESETS)
+TOKENS = torch.randint(0, 11, (6, 7), generator=torch.Generator().manual_seed(0))
+
+
+class Model(nn.Module):
+    """A layer of each family; dimensions that groups of 4 and 8 divide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 16, padding_idx=0)
+        self.conv = nn.Conv1d(16, 16, 3, padding=1)
+        self.up = nn.ConvTranspose1d(16, 16, 3, padding=1, bias=False)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.recurrent = nn.GRU(16, 8, batch_first=True)
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 4)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.table(tokens).transpose(1, 2)
+        x = self.up(torch.relu(self.conv(x))).transpose(1, 2)
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        return self.head(self.norm(self.recurrent(x)[0]))
+
+
+PARTS = {
+    "table", "conv", "up", "head", "recurrent.cells.l0.ih", "recurrent.cells.l0.hh",
+    *(f"attention.{part}_proj" for part in ("q", "k", "v", "out")),
+}  # fmt: skip
+
+
+def needed(config: Config) -> dict[str, Any]:
+    is_static = isinstance(config, SmoothQuant) or config.is_static
+    return {"calibration": [TOKENS]} if is_static else {}
+
+
+def assert_stored(model: nn.Module, build: Any, x: Tensor, path: Path) -> None:
+    expected = model(x)
+    baraquant.save(model, path)
+    with torch.device("meta"):
+        empty = build()
+    for fresh in (build(), build, empty):
+        loaded = baraquant.load_(fresh, path).eval()
+        assert torch.equal(loaded(x), expected) and str(loaded) == str(model)
+        for name, value in model.state_dict().items():
+            assert torch.equal(loaded.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize("name", [*PRESETS, *SMOOTHED])
+def test_quantized_and_stored(name: str, tmp_path: Path) -> None:
+    config = (PRESETS | SMOOTHED)[name]
+    model = seeded(Model)
+    wanted = model(TOKENS)
+    report = baraquant.quantize_(model, config, **needed(config))
+    assert set(report.changed) == PARTS and not report.left_out
+    assert relative_error(model(TOKENS), wanted) < (0.06 if "8A" in name or "S" in name else 0.4)
+    assert_stored(model, Model, TOKENS, tmp_path / "model.safetensors")
+
+
+@by_preset
+def test_trained_converted_and_stored(name: str, tmp_path: Path) -> None:
+    config = PRESETS[name]
+    torch.manual_seed(0)
+    model = Model()
+    report = prepare_(model, config, **needed(config))
+    assert set(report.changed) == PARTS and not report.left_out
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for _ in range(6):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(TOKENS).flatten(0, 1), TOKENS.flatten() % 4)
+        loss.backward()
+        assert all(p.grad is not None for p in model.parameters())
+        optimizer.step()
+        losses.append(float(loss))
+    assert losses[-1] < losses[0]
+    with torch.no_grad():  # PyTorch's own product has other bits where a weight has a gradient
+        evaluated = model.eval()(TOKENS)
+        assert set(convert_(model).changed) == PARTS
+        assert torch.equal(model(TOKENS), evaluated)
+    assert_stored(model, Model, TOKENS, tmp_path / "model.safetensors")
+
+
+@by_preset
+def test_quantized_without_a_search_is_prepared_and_converted(name: str) -> None:
+    """Both ways give the same integers where the numbers alone decide."""
+    config = PRESETS[name]
+    plain = QuantConfig(config.weight, config.activation, config.observer, scale_rule="max")
+    quantized, trained = seeded(Block), seeded(Block)
+    data = {"calibration": batches()} if config.is_static else {}
+    baraquant.quantize_(quantized, plain, **data)
+    prepare_(trained, plain, **data)
+    convert_(trained)
+    for key, value in quantized.state_dict().items():
+        assert torch.equal(trained.state_dict()[key], value), key
+    assert torch.equal(quantized(batches()[0]), trained(batches()[0]))
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("observer", OBSERVERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_ranges_of_calibration_are_those_of_quantize_(
+    dtype: torch.dtype, observer: str, symmetric: bool
+) -> None:
+    config = W8A8Static(observer, symmetric)
+    data = [batch.to(dtype) for batch in batches()]
+    quantized, prepared = seeded(Block).to(dtype), seeded(Block).to(dtype)
+    baraquant.quantize_(quantized, config, calibration=data)
+    prepare_(prepared, config, calibration=data)
+    layers = ("query", "key", "out", "up", "down")
+    for name in layers:
+        served = quantized.get_submodule(name)
+        rounder = prepared.get_submodule(name).input_fake_quant
+        assert torch.equal(rounder.scale, served.act_scale), name
+        zero_point = served.act_zero_point
+        assert int(rounder.zero_point) == (0 if zero_point is None else int(zero_point))
+    assert torch.equal(prepared(data[0]), quantized(data[0]))
+    before = copy.deepcopy(prepared.state_dict())
+    prepared.train()(100 * data[1])  # beyond all ranges
+    follows = [
+        not torch.equal(before[f"{name}.input_fake_quant.{end}"], getattr(rounder, end))
+        for name in layers
+        for end in ("min_val", "max_val")
+        for rounder in [prepared.get_submodule(name).input_fake_quant]
+    ]
+    assert any(follows) == (observer in TRAINING_OBSERVERS)
+    evaluated = prepared.eval()(data[0])
+    convert_(prepared)
+    assert torch.equal(prepared(data[0]), evaluated)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_learned_scales_start_from_calibration(symmetric: bool) -> None:
+    activation = TensorConfig(8, "per_tensor", symmetric, learned=True)
+    config = QuantConfig(TensorConfig(), activation, "percentile")
+    quantized, prepared = seeded(Block), seeded(Block)
+    baraquant.quantize_(quantized, config, calibration=batches())
+    prepare_(prepared, config, calibration=batches())
+    assert torch.equal(prepared(batches()[0]), quantized(batches()[0]))
+    scale = prepared.up.input_fake_quant.scale
+    assert torch.equal(scale.detach().reshape(()), quantized.up.act_scale.reshape(()))
+    prepared.train()(batches()[1]).sum().backward()
+    assert scale.grad is not None and bool(scale.grad.isfinite().all())
+
+
+def test_calibration_is_not_looked_at_where_nothing_is_static() -> None:
+    def fail(model: nn.Module) -> None:
+        raise AssertionError("no scale needs data")
+
+    for call in (prepare_, baraquant.quantize_):
+        call(seeded(Block), W8A8(), calibration=fail)
+
+
+@pytest.mark.parametrize("observer", ["percentile", "mse"])
+def test_a_failed_calibration_leaves_the_model_alone(observer: str) -> None:
+    model = seeded(Model)
+    kinds = [type(module) for module in model.modules()]
+    for data, message in (
+        ([], "expected calibration data, but got no batch"),
+        (None, f"expected calibration data for the observer '{observer}', but got None"),
+        (lambda m: m.table(TOKENS), "expected the calibration data to reach the module"),
+    ):
+        with pytest.raises(ValueError, match=f"prepare_: .*{message}"):
+            prepare_(model, W8A8Static(observer), calibration=data)
+        assert [type(module) for module in model.modules()] == kinds
+
+
+NORMAL = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0))
+
+
+def rounded(weight: Tensor, config: QuantConfig) -> Tensor:
+    """What the weight of a linear layer is once it is quantized."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype)
+    with torch.no_grad():
+        linear.weight.copy_(weight)
+    model = nn.Sequential(linear)
+    baraquant.quantize_(model, config)
+    return model[0].weight.detach() * 1
+
+
+def error_of(weight: Tensor, config: QuantConfig) -> float:
+    return relative_error(rounded(weight, config), weight)
+
+
+@pytest.mark.parametrize(
+    ("group_size", "search", "largest"), [(32, 0.0866, 0.0973), (128, 0.1014, 0.118)]
+)
+def test_errors_of_normal_weights(group_size: int, search: float, largest: float) -> None:
+    assert error_of(NORMAL, W4A16(group_size)) == pytest.approx(search, rel=0.02)
+    assert error_of(NORMAL, W4A16(group_size, scale_rule="max")) == pytest.approx(largest, rel=0.02)
+
+
+KINDS = [
+    TensorConfig(bits, kind, symmetric, group_size=size)
+    for bits, (kind, size), symmetric in itertools.product(
+        (2, 3, 4, 7),
+        (("per_tensor", None), ("per_channel", None), ("per_group", 32)),
+        (True, False),
+    )
+]
+
+
+def outlier(weight: Tensor) -> Tensor:
+    weight = weight.clone()
+    weight[3, 5] = 1e4
+    return weight
+
+
+WEIGHTS: dict[str, Tensor] = {
+    "normal": NORMAL,
+    "uniform": torch.rand(16, 128, generator=torch.Generator().manual_seed(1)) - 0.2,
+    "heavy": NORMAL[:16] ** 3,
+    "negative": -NORMAL[:16].abs() - 1,
+    "zeros": torch.zeros(4, 64),
+    "rows of zeros": NORMAL[:8] * (torch.arange(8) % 2)[:, None],
+    "an outlier": outlier(NORMAL[:8]),
+    "tiny": NORMAL[:8] * 1e-30,
+    "huge": NORMAL[:8] * 1e30,
+    "one number": torch.full((1, 32), -3.0),
+}
+
+
+@pytest.mark.parametrize("config", KINDS, ids=str)
+def test_a_search_is_never_worse(config: TensorConfig) -> None:
+    for name, weight in WEIGHTS.items():
+        search, largest = (
+            rounded(weight, QuantConfig(config, scale_rule=rule)) for rule in ("search", "max")
+        )
+        assert bool(search.isfinite().all()), name
+        errors = [float((w.double() - weight.double()).square().sum()) for w in (search, largest)]
+        assert errors[0] <= errors[1] * (1 + 1e-5), name
+        if "zeros" in name:
+            zeros = weight.abs().amax(1) == 0
+            assert not search[zeros].any()
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_a_search_in_other_dtypes(dtype: torch.dtype, symmetric: bool) -> None:
+    weight = NORMAL.to(dtype)
+    config = W4A16(32, symmetric)
+    result = rounded(weight, config)
+    assert result.dtype == dtype
+    largest = relative_error(rounded(weight, W4A16(32, symmetric, "max")), weight)
+    error = relative_error(result, weight)
+    assert error < largest and error == pytest.approx(error_of(NORMAL, config), rel=0.02)
+
+
+def test_a_search_clips_an_outlier_only_where_that_is_better() -> None:
+    weight = NORMAL[:1, :128].clone()
+    weight[0, 7] = 4.5  # less than it is hurts less than coarse steps for 127 others
+    search, largest = (rounded(weight, W4A16(128, True, rule)) for rule in ("search", "max"))
+    assert float(search.max()) < float(largest.max())
+    weight[0, 7] = 1e4
+    search, largest = (rounded(weight, W4A16(128, True, rule)) for rule in ("search", "max"))
+    assert torch.equal(search, largest)
+
+
+def test_eight_bits_are_not_searched() -> None:
+    for rule in ("search", "max"):
+        model = seeded(Block)
+        baraquant.quantize_(model, QuantConfig(TensorConfig(8), scale_rule=rule))
+        amax = seeded(Block).up.weight.detach().abs().amax(1)
+        assert torch.equal(model.up.weight_scale, amax / 127)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: nn.Conv2d(8, 6, 3, groups=2),
+        lambda: nn.ConvTranspose2d(8, 6, 3, groups=2),
+        lambda: nn.Embedding(9, 8),
+    ],
+    ids=["conv", "transposed", "embedding"],
+)
+@pytest.mark.parametrize("group_size", [None, 4])
+def test_a_search_for_other_layers(build: Any, group_size: int | None) -> None:
+    layer = seeded(build)
+    errors = []
+    for rule in ("search", "max"):
+        model = nn.Sequential(copy.deepcopy(layer))
+        baraquant.quantize_(model, W4A16(group_size, scale_rule=rule))
+        errors.append(relative_error(model[0].weight * 1, layer.weight))
+    assert errors[0] < errors[1] < 0.2
+
+
+def test_layers_that_share_a_weight_share_the_searched_scale() -> None:
+    model = nn.ModuleDict({"a": nn.Embedding(9, 8), "b": nn.Linear(8, 9, bias=False)})
+    model["b"].weight = model["a"].weight
+    baraquant.quantize_(model, W4A8(4))
+    assert model["a"].qweight is model["b"].qweight
+    assert model["a"].weight_scale is model["b"].weight_scale

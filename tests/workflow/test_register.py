@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A layer of a user's own, as docs/guide.md has one; and registrations that are wrong."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import baraquant
+from baraquant import W4A8, W4A16, W8A8, W8A16, QuantConfig, TensorConfig, W8A8Static
+from baraquant.qat import convert_, prepare_
+from baraquant.workflow.layers import LAYERS
+from tests.support.models.outlier_models import relative_error, unchanged
+from tests.workflow import registered_layer
+from tests.workflow.registered_layer import Gained, model_of, register
+
+pytestmark = pytest.mark.usefixtures("forgotten")
+forgotten = registered_layer.forgotten
+
+X = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+GAINED = ["0.0", "2"]
+SCHEMES: dict[str, QuantConfig] = {
+    "W8A8": W8A8(False),
+    "W8A8Static": W8A8Static(symmetric=False),
+    "W8A16": W8A16(),
+    "W4A16": W4A16(4, symmetric=False),
+    "W4A8": W4A8(8),
+    "learned": QuantConfig(
+        TensorConfig(3, learned=True), TensorConfig(8, "per_tensor", learned=True)
+    ),
+}
+
+
+def assert_stored(model: nn.Module, path: Path) -> None:
+    expected = model(X)
+    baraquant.save(model, path)
+    with torch.device("meta"):
+        empty = model_of()
+    for fresh in (model_of(), model_of, empty, copy.deepcopy(model)):
+        loaded = baraquant.load_(fresh, path).eval()
+        assert torch.equal(loaded(X), expected)
+        assert [type(m) for m in loaded.modules()] == [type(m) for m in model.modules()]
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_layer_of_ones_own(name: str, tmp_path: Path) -> None:
+    config = SCHEMES[name]
+    assert prepare_(model_of(), W8A8()).left_out == dict.fromkeys(
+        GAINED, "there is no quantized form of Gained"
+    )
+    register()
+    model = model_of()
+    wanted = model(X).detach()
+    parameters = list(model.parameters())
+    report = prepare_(model, config)
+    assert list(report.changed) == ["0.0", "1", "2"] and not report.left_out
+    assert report.changed["2"].startswith("FakeQuantizedGained(weight=int")
+    own = {id(parameter) for parameter in model.parameters()}
+    assert own >= {id(parameter) for parameter in parameters}, "an optimizer goes on"
+    model.train()(X).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in parameters)
+    with torch.no_grad():
+        evaluated = model.eval()(X)
+        report = convert_(model)
+        assert [report.changed[name] for name in GAINED] == ["QuantizedGained"] * 2
+        assert torch.equal(model(X), evaluated)
+    assert_stored(model, tmp_path / "trained")
+
+    served = model_of()
+    data = {"calibration": [X]} if config.is_static else {}
+    report = baraquant.quantize_(served, config, **data)
+    assert set(report.changed) == {"0.0", "1", "2"} and report.share > 0.85
+    assert relative_error(served(X), wanted) < (0.06 if config.weight.bits == 8 else 0.5)
+    assert_stored(served, tmp_path / "served")
+
+
+def test_rules_and_filters_and_subclasses() -> None:
+    class Same(Gained):
+        pass
+
+    class Other(Gained):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + 1
+
+    register()
+    model = model_of()
+    report = baraquant.quantize_(model, {Gained: W4A8(4), "*": None})
+    assert list(report.changed) == GAINED and model[2].weight_bits == 4
+    report = prepare_(model_of(), W8A8(), lambda module, name: not isinstance(module, Gained))
+    assert report.left_out == dict.fromkeys(GAINED, "filter_fn")
+    model = nn.Sequential(Same(4, 4), Other(4, 4))
+    report = prepare_(model, W8A8())
+    assert list(report.changed) == ["0"]
+    assert report.left_out == {"1": "Other has a forward of its own"}
+
+
+def test_a_reason_of_ones_own() -> None:
+    def why_not(module: nn.Module, config: QuantConfig) -> str | None:
+        return "it has a power" if module.power != 1 else None
+
+    register(why_not=why_not)
+    model = model_of()
+    model[2].power = 2
+    report = baraquant.quantize_(model, W8A8())
+    assert report.left_out == {"2": "it has a power"} and "0.0" in report.changed
+
+
+def test_tied_weights() -> None:
+    register()
+    model = nn.Sequential(Gained(8, 8), nn.Linear(8, 8, bias=False))
+    model[1].weight = model[0].weight
+    prepare_(model, W4A16(4))
+    convert_(model)
+    assert model[0].qweight is model[1].qweight
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: setattr(m[2], "power", 3), "2: expected power to be 1, as in the file, .* 3"),
+        (
+            lambda m: m.__setitem__(2, nn.Linear(8, 4)),
+            "2: expected a Gained for the QuantizedGained",
+        ),
+    ],
+)
+def test_a_file_of_another_model(change: Any, message: str, tmp_path: Path) -> None:
+    register()
+    model = model_of()
+    baraquant.quantize_(model, W8A8())
+    baraquant.save(model, tmp_path / "a")
+    other = model_of()
+    change(other)
+    before = copy.deepcopy(other)
+    with pytest.raises(ValueError, match=message):
+        baraquant.load_(other, tmp_path / "a")
+    assert unchanged(other, before)
+
+
+def test_a_file_of_a_layer_that_is_not_registered(tmp_path: Path) -> None:
+    register()
+    model = model_of()
+    baraquant.quantize_(model, W8A8())
+    baraquant.save(model, tmp_path / "a")
+    del LAYERS[-1]
+    message = "expected a class of .*, but got 'QuantizedGained'; one of your own has to be regist"
+    with pytest.raises(ValueError, match=message):
+        baraquant.load_(model_of(), tmp_path / "a")

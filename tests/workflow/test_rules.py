@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Dictionaries of configurations: which layer gets which, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import baraquant
+from baraquant import W4A8, W4A16, W8A8, W8A16, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
+from baraquant.qat import convert_, prepare_
+from baraquant.workflow.report import FILTERED, FLOATING, UNMATCHED
+from tests.support.models.outlier_models import Block, batches, relative_error, seeded, unchanged
+
+
+class Special(nn.Linear):
+    pass
+
+
+class Model(nn.Module):
+    """Layers of several kinds, an attention and an LSTM, the last two of packed weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 16)
+        self.blocks = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16), Special(16, 16)])
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.recurrent = nn.LSTM(16, 8, batch_first=True)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.table(tokens)
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        x = self.attention(x, x, x, need_weights=False)[0]
+        return self.head(self.recurrent(x)[0])
+
+
+TOKENS = torch.randint(0, 11, (3, 5), generator=torch.Generator().manual_seed(0))
+LINEARS = ["blocks.0", "blocks.1", "blocks.2"]
+ATTENTION = [f"attention.{name}_proj" for name in ("q", "k", "v", "out")]
+RECURRENT = ["recurrent.cells.l0.ih", "recurrent.cells.l0.hh"]
+ALL = ["table", *LINEARS, *ATTENTION, *RECURRENT, "head"]
+SIX = QuantConfig(TensorConfig(6), TensorConfig(8, "per_token"))
+UNFIT = W4A16(group_size=5)
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "quantize_": lambda model, rules, **more: baraquant.quantize_(model, rules, **more),
+    "prepare_": lambda model, rules, **more: prepare_(model, rules, **more),
+}
+by_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+
+
+def widths(model: nn.Module) -> dict[str, int]:
+    """How many bits the weight of each layer has; layers that stay floating are not there."""
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, baraquant.nn.QuantizesWeight):
+            found[name] = module.config.weight.bits
+        elif isinstance(module, baraquant.nn.HoldsIntegers):
+            found[name] = module.weight_bits
+    return found
+
+
+def refused(call: Callable[..., Any], model: nn.Module, rules: Any, message: str, **more: Any):
+    original = copy.deepcopy(model)
+    with pytest.raises(ValueError, match=message):
+        call(model, rules, **more)
+    assert unchanged(model, original)
+
+
+FITTING: dict[str, tuple[Any, dict[str, int]]] = {
+    "all": ({"*": W8A8()}, dict.fromkeys(ALL, 8)),
+    "a pattern": ({"blocks.*": W8A8()}, dict.fromkeys(LINEARS, 8)),
+    "a path": ({"head": W4A8(4)}, {"head": 4}),
+    "a set of letters": ({"blocks.[02]": W8A8()}, {"blocks.0": 8, "blocks.2": 8}),
+    "one letter": ({"blocks.?": SIX}, dict.fromkeys(LINEARS, 6)),
+    "the first of two": (
+        {"blocks.1": SIX, "blocks.*": W8A8()},
+        {"blocks.0": 8, "blocks.1": 6, "blocks.2": 8},
+    ),
+    "a first that takes all": ({"*": SIX, "head": W8A8()}, dict.fromkeys(ALL, 6)),
+    "a type": ({nn.Embedding: W4A16(4)}, {"table": 4}),
+    "a subclass first": (
+        {Special: SIX, nn.Linear: W8A8(), nn.Embedding: None},
+        dict.fromkeys([*LINEARS[:2], *ATTENTION, *RECURRENT, "head"], 8) | {"blocks.2": 6},
+    ),
+    "any module": ({nn.Module: W8A8()}, dict.fromkeys(ALL, 8)),
+    "none": ({"blocks.*": None, "*": W8A8()}, dict.fromkeys({*ALL} - {*LINEARS}, 8)),
+    "an attention": ({nn.MultiheadAttention: SIX}, dict.fromkeys(ATTENTION, 6)),
+    "an attention by its path": ({"attention": SIX}, dict.fromkeys(ATTENTION, 6)),
+    "parts of an attention": (
+        {"*.[qk]_proj": SIX, "attention": None, "head": W8A8()},
+        {"attention.q_proj": 6, "attention.k_proj": 6, "head": 8},
+    ),
+    "an LSTM": (
+        {nn.LSTM: SIX, nn.Linear: None, "table": W8A8()},
+        {**dict.fromkeys(RECURRENT, 6), "table": 8},
+    ),
+    "parts of an LSTM": (
+        {"recurrent.*.hh": SIX, "recurrent": W8A8()},
+        {"recurrent.cells.l0.ih": 8, "recurrent.cells.l0.hh": 6},
+    ),
+    "no LSTM": ({nn.LSTM: None, "*": W8A8()}, dict.fromkeys({*ALL} - {*RECURRENT}, 8)),
+    "another mapping": (MappingProxyType({"head": W8A8()}), {"head": 8}),
+}
+
+
+@by_call
+@pytest.mark.parametrize("name", FITTING)
+def test_who_gets_what(name: str, call: Callable[..., Any]) -> None:
+    rules, expected = FITTING[name]
+    model = seeded(Model)
+    wanted = model(TOKENS)
+    report = call(model, rules)
+    assert widths(model) == expected and set(report.changed) == set(expected)
+    assert set(report.left_out.values()) <= {UNMATCHED, FLOATING}
+    assert relative_error(model(TOKENS), wanted) < 0.3
+    for kind, path, parts in (
+        (nn.MultiheadAttention, "attention", ATTENTION),
+        (nn.LSTM, "recurrent", RECURRENT),
+    ):
+        is_packed = not any(part in expected for part in parts)
+        assert (type(model.get_submodule(path)) is kind) == is_packed
+        assert (path in report.left_out) == is_packed, "a whole that stays is one row"
+
+
+@by_call
+def test_reasons(call: Callable[..., Any]) -> None:
+    report = call(seeded(Model), {"blocks.0": None, "blocks.*": W8A8()})
+    assert report.left_out == {
+        "table": UNMATCHED,
+        "blocks.0": FLOATING,
+        "attention": UNMATCHED,
+        "recurrent": UNMATCHED,
+        "head": UNMATCHED,
+    }
+
+
+@by_call
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"*": W8A8(), "decoder.*": SIX}, r"the pattern 'decoder\.\*' to match a layer, but it"),
+        ({"Head": W8A8(), "*": SIX}, "the pattern 'Head' to match a layer"),
+        ({nn.Conv2d: W8A8(), "*": SIX}, "expected Conv2d to match a layer"),
+        ({nn.LayerNorm: None, "*": SIX}, "expected LayerNorm to match a layer"),
+        ({"recurrent.*.l1.*": None, "*": SIX}, r"'recurrent\.\*\.l1\.\*' to match a layer"),
+    ],
+)
+def test_what_matches_nothing(rules: Any, message: str, call: Callable[..., Any]) -> None:
+    refused(call, seeded(Model), rules, message + r".* matches none of .*blocks\.0.* and \d+ more")
+
+
+@by_call
+@pytest.mark.parametrize("path", ["table", "blocks.1", "attention.v_proj", "recurrent.cells.l0.hh"])
+def test_a_path_whose_layer_cannot_be_taken(path: str, call: Callable[..., Any]) -> None:
+    message = rf"_: {path}: expected a layer that .*per_group\(5\).* fits, but the configuration "
+    refused(call, seeded(Model), {path: UNFIT, "*": W8A8()}, message + "does not fit: .*got 5")
+    # A pattern only asks for what there is.
+    report = call(model := seeded(Model), {f"{path}*": UNFIT, "*": W8A8()})
+    assert set(report.left_out) == {path} and path not in widths(model)
+
+
+@by_call
+@pytest.mark.parametrize("path", ["attention", "recurrent"])
+def test_a_path_of_a_whole_of_which_a_part_cannot_be_taken(
+    path: str, call: Callable[..., Any]
+) -> None:
+    refused(call, seeded(Model), {path: UNFIT, "*": W8A8()}, rf"{path}\.\S+: expected a layer that")
+
+
+def biased() -> nn.Module:
+    return nn.ModuleDict(
+        {"odd": nn.MultiheadAttention(8, 2, add_bias_kv=True), "head": nn.Linear(8, 8)}
+    )
+
+
+@by_call
+def test_a_whole_that_cannot_be_unpacked(call: Callable[..., Any]) -> None:
+    reason = "there is no quantized form of add_bias_kv and add_zero_attn"
+    message = f"_: odd: expected a layer that .* fits, but {reason}"
+    refused(call, biased(), {"odd": SIX, "*": W8A8()}, message)
+    for key in ("o*", nn.MultiheadAttention):
+        report = call(biased(), {key: SIX, "*": W8A8()})
+        assert report.left_out == {"odd": reason} and list(report.changed) == ["head"]
+        report = call(biased(), {key: None, "*": W8A8()})
+        assert report.left_out == {"odd": FLOATING}
+    assert call(biased(), {"head": W8A8()}).left_out == {"odd": UNMATCHED}
+
+
+class Tied(nn.Module):
+    def __init__(self, max_norm: float | None = None) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 8, max_norm=max_norm)
+        self.body = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.table.weight
+
+
+@by_call
+def test_two_rules_for_one_weight(call: Callable[..., Any]) -> None:
+    for other in (W8A16(), W4A8(4), W4A16(None), W4A8(None, scale_rule="max")):
+        rules = {nn.Embedding: W4A8(None), "*": other}
+        if other == W4A16(None):  # inputs may differ
+            model = Tied()
+            call(model, rules)
+            assert widths(model) == {"table": 4, "body": 4, "head": 4}
+            continue
+        message = "head: expected one configuration for a weight that table and head share"
+        refused(call, Tied(), rules, f"{message}, but table gets (.*) and head gets (?!\\1$)")
+
+
+@by_call
+def test_one_of_two_that_share_a_weight_stays_floating(call: Callable[..., Any]) -> None:
+    """By the caller's choice."""
+    for rules in ({"head": None, "*": W8A8()}, {"table": W8A8()}):
+        model = Tied()
+        weight = model.head.weight
+        report = call(model, rules)
+        assert "table" in report.changed and "head" in report.left_out
+        assert model.head.weight is weight
+
+
+@by_call
+def test_a_path_that_a_tie_keeps_floating(call: Callable[..., Any]) -> None:
+    message = "_: head: expected a layer that .* fits, but its weight is also that of table"
+    refused(call, Tied(max_norm=1.0), {"head": SIX, "*": W8A8()}, message)
+    report = call(Tied(max_norm=1.0), {"h*": SIX, "*": W8A8()})
+    assert list(report.changed) == ["body"]
+
+
+@by_call
+def test_two_rules_for_one_module(call: Callable[..., Any]) -> None:
+    layer, attention = nn.Linear(8, 8), nn.MultiheadAttention(8, 2)
+    for shared in (layer, attention, nn.Sequential(layer)):
+        model = nn.ModuleDict(
+            {"a": shared, "b": nn.ModuleDict({"c": shared}), "d": nn.Linear(8, 8)}
+        )
+        message = (
+            r"_: a.*: expected one configuration for a shared module, but a\S* gets .* and b\.c"
+        )
+        refused(call, model, {"a*": SIX, "*": W8A8()}, message)
+        refused(call, model, {"a*": None, "*": W8A8()}, message)
+        refused(call, model, {"b.*": SIX, "d": SIX}, message)
+        call(model, {"[ab]*": SIX, "*": W8A8()})
+        assert set(widths(model).values()) == {6, 8} and model["a"] is model["b"]["c"]
+
+
+@by_call
+def test_with_a_filter(call: Callable[..., Any]) -> None:
+    asked = []
+
+    def keep(module: nn.Module, name: str) -> bool:
+        asked.append(name)
+        return name not in ("blocks.0", "attention", "head")
+
+    rules = {nn.MultiheadAttention: SIX, "blocks.0": UNFIT, "head": W8A8(), "*": SIX}
+    model = seeded(Model)
+    report = call(model, rules, filter_fn=keep)
+    assert report.left_out == dict.fromkeys(["blocks.0", "attention", "head"], FILTERED)
+    assert set(report.changed) == {"table", *LINEARS[1:], *RECURRENT}
+    assert asked == ["table", *LINEARS, "attention", "recurrent", "head"] or len(asked) == 7
+
+
+@by_call
+@pytest.mark.parametrize(
+    ("rules", "error", "message"),
+    [
+        ({}, ValueError, "expected configurations, but got an empty dictionary"),
+        ({3: W8A8()}, TypeError, "expected a pattern of paths or a type of modules .* got 3"),
+        ({int: W8A8()}, TypeError, "a type of modules for a key, but got <class 'int'>"),
+        ({None: W8A8()}, TypeError, "for a key, but got None"),
+        ({"head": W8A8}, TypeError, r"'head': .* but got the function W8A8; write W8A8\(\)"),
+        ({"head": {"*": W8A8()}}, TypeError, "'head': expected config to be .* but got dict"),
+        ({"*": W8A8(), nn.Linear: 8}, TypeError, r"nn\S*Linear\S*: expected config .* but got int"),
+        ({"*": None}, ValueError, r"has none \(table: its configuration is None; blocks\.0: its"),
+        ({"nobody": W8A8()}, ValueError, "the pattern 'nobody' to match a layer"),
+    ],
+)
+def test_what_is_no_dictionary_of_configurations(
+    rules: Any, error: type[Exception], message: str, call: Callable[..., Any]
+) -> None:
+    model = seeded(Model)
+    original = copy.deepcopy(model)
+    with pytest.raises(error, match=message):
+        call(model, rules)
+    assert unchanged(model, original)
+
+
+def test_smoothing_of_a_part() -> None:
+    """The smoothed part is as if it were alone, the rest as without it."""
+    data, smooth, four = batches(), SmoothQuant(0.5, W8A8Static()), W4A8(None)
+    rules = {"up": smooth, "down": smooth, "*": four}
+    model, alone, rest = (seeded(Block) for _ in range(3))
+    expected = model(data[0])
+    report = baraquant.quantize_(model, rules, calibration=data)
+    assert report.changed == {
+        "query": "QuantizedLinear",
+        "key": "QuantizedLinear",
+        "out": "QuantizedLinear",
+        "up": "StaticQuantizedLinear, alpha 0.5 folded into norm2",
+        "down": "StaticQuantizedLinear, alpha 0.5 folded into up",
+    }
+    names = {"up", "down"}
+    baraquant.quantize_(alone, smooth, calibration=data, filter_fn=lambda _, name: name in names)
+    baraquant.quantize_(rest, four, filter_fn=lambda _, name: name not in names)
+    for name, value in model.state_dict().items():
+        other = alone if name.split(".")[0] in {*names, "norm2"} else rest
+        assert torch.equal(value, other.state_dict()[name]), name
+    assert relative_error(model(data[0]), expected) < 0.2
+
+
+def test_a_layer_of_few_bits_before_a_smoothed_one() -> None:
+    """Its outputs are divided, and its scales fit what they then are."""
+    data = batches()
+    model = seeded(Block)
+    expected = model(data[0])
+    rules = {"down": SmoothQuant(0.5), "up": W4A8(8), "*": W8A8()}
+    report = baraquant.quantize_(model, rules, calibration=data)
+    assert report.changed["down"].endswith("folded into up")
+    assert report.changed["up"] == "WeightOnlyLinear" and model.up.weight_bits == 4
+    assert relative_error(model(data[0]), expected) < 0.1
+
+
+def test_smoothing_is_nothing_that_trains() -> None:
+    rules = {"up": SmoothQuant(0.5), "*": W8A8()}
+    with pytest.raises(ValueError, match=r"prepare_: 'up': SmoothQuant: .*needs calibration: use"):
+        prepare_(seeded(Block), rules, calibration=batches())
+
+
+def test_several_observers_in_one_run() -> None:
+    runs = []
+
+    def run(model: nn.Module) -> None:
+        runs.append(1)
+        for batch in batches():
+            model(batch)
+
+    kinds = {"query": "min_max", "key": "moving_average", "out": "min_max", "*": "moving_average"}
+    rules = {name: W8A8Static(kind) for name, kind in kinds.items()}
+    model = seeded(Block)
+    baraquant.quantize_(model, rules, calibration=run)
+    assert len(runs) == 1
+    for name in ("query", "key", "out", "up"):
+        alone = seeded(Block)
+        baraquant.quantize_(alone, W8A8Static(kinds.get(name, kinds["*"])), calibration=batches())
+        got, wanted = model.get_submodule(name), alone.get_submodule(name)
+        assert torch.equal(got.act_scale, wanted.act_scale)
+
+
+def test_rules_of_a_model_that_trains() -> None:
+    torch.manual_seed(0)
+    model = Model()
+    learned = QuantConfig(
+        TensorConfig(4, learned=True), TensorConfig(8, "per_tensor", learned=True)
+    )
+    prepare_(model, {nn.Embedding: W4A16(4), "attention": W8A8(), "head": learned, "*": SIX})
+    for _ in range(2):
+        model(TOKENS).square().mean().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    evaluated = model.eval()(TOKENS)
+    report = convert_(model)
+    assert set(report.changed) == set(ALL) and torch.equal(model(TOKENS), evaluated)
+    assert widths(model)["head"] == widths(model)["table"] == 4
+
+
+def test_the_rest_can_be_prepared_by_other_rules() -> None:
+    model = seeded(Model)
+    prepare_(model, {"blocks.*": SIX})
+    report = prepare_(model, {nn.Linear: W8A8(), "*": None})
+    assert {report.left_out[name] for name in LINEARS} == {"it is prepared already"}
+    assert widths(model)["blocks.0"] == 6 and widths(model)["head"] == 8

@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Subclasses of Linear and Embedding whose forward calls their parent's keep it when swapped."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import baraquant
+from baraquant import W4A8, W4A16, W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
+from baraquant.qat import convert_, prepare_
+from tests.support.models.outlier_models import relative_error, unchanged
+
+
+class Times(nn.Embedding):
+    """Gemma's."""
+
+    def __init__(self, rows: int, size: int, factor: float = 3.0) -> None:
+        super().__init__(rows, size, padding_idx=1)
+        self.factor = factor
+        self.register_buffer("scale", torch.tensor(factor), persistent=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * self.scale.to(self.weight.dtype)
+
+
+class Plus(nn.Embedding):
+    """Positions that are learned, with an offset, as BART's, and a row to add."""
+
+    def __init__(self, rows: int, size: int) -> None:
+        super().__init__(rows + 2, size)
+        self.offset, self.row = 2, nn.Parameter(torch.randn(size))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input + self.offset) + self.row
+
+
+class LoRA(nn.Linear):
+    def __init__(self, inputs: int, outputs: int, rank: int = 2) -> None:
+        super().__init__(inputs, outputs)
+        self.adapter = nn.Sequential(
+            nn.Linear(inputs, rank, bias=False), nn.Linear(rank, outputs, bias=False)
+        )
+        self.alpha = 0.5
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(super().forward(input), torch.eye(self.out_features).to(input)) + (
+            self.alpha * self.adapter(input)
+        )
+
+
+class Around(nn.Linear):
+    """Something before and something after, and arguments of its own."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+        self.before, self.after = nn.LayerNorm(inputs), nn.Dropout(0.1)
+        self.register_buffer("mask", (torch.arange(outputs) % 3 > 0).float())
+
+    def forward(self, input: Tensor, factor: float = 1.0) -> Tensor:
+        y = super().forward(self.before(input)) * self.mask
+        return self.after(y) * factor
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = Times(11, 8), Plus(6, 8)
+        self.lora, self.around = LoRA(8, 16), Around(16, 8)
+        self.head = nn.Linear(8, 11, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
+        return self.head(x + self.around(torch.relu(self.lora(x)), factor=0.5))
+
+
+class Tied(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = self.words.weight
+
+
+SUBCLASSES = {"words": Times, "places": Plus, "lora": LoRA, "around": Around}
+MODELS: dict[str, Callable[[], nn.Module]] = {"untied": Model, "tied": Tied}
+by_model = pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
+TOKENS = torch.randint(0, 11, (4, 5), generator=torch.Generator().manual_seed(0))
+SCHEMES: dict[str, QuantConfig] = {
+    "w8a8": W8A8(),
+    "static": W8A8Static(symmetric=False),
+    "w4a16": W4A16(4),
+    "w4a8": W4A8(None),
+    "learned": QuantConfig(
+        TensorConfig(4, learned=True), TensorConfig(8, "per_tensor", learned=True)
+    ),
+}
+by_scheme = pytest.mark.parametrize("scheme", SCHEMES)
+
+
+def seeded(build: Callable[[], nn.Module], dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    return build().to(dtype)
+
+
+def quantized(build: Callable[[], nn.Module], scheme: str) -> nn.Module:
+    model, config = seeded(build).eval(), SCHEMES[scheme]
+    data = {"calibration": [TOKENS]} if config.is_static else {}
+    baraquant.quantize_(model, config, **data)
+    return model
+
+
+@by_model
+@by_scheme
+def test_quantized(scheme: str, build: Callable[[], nn.Module]) -> None:
+    wanted = seeded(build).eval()(TOKENS)
+    model = quantized(build, scheme)
+    assert relative_error(model(TOKENS), wanted) < (0.05 if "8a8" in scheme else 0.5)
+    for name, kind in SUBCLASSES.items():
+        layer = model.get_submodule(name)
+        assert isinstance(layer, (kind, baraquant.nn.HoldsIntegers))
+        assert isinstance(layer, kind) and isinstance(layer, baraquant.nn.HoldsIntegers)
+        assert type(layer).__name__.endswith(f"Of{kind.__name__}")
+        assert "weight" not in dict(layer.named_parameters())
+    assert model.words.factor == 3.0 and model.places.offset == 2 and model.lora.alpha == 0.5
+    if build is Tied:
+        assert model.head.qweight is model.words.qweight
+
+
+@by_model
+@by_scheme
+def test_trained_and_converted(scheme: str, build: Callable[[], nn.Module], tmp_path: Path) -> None:
+    model = seeded(build)
+    parameters = list(model.parameters())
+    report = prepare_(model, SCHEMES[scheme])
+    assert {name: report.left_out[name] for name in report.left_out} == dict.fromkeys(
+        ["lora.adapter.0", "lora.adapter.1"],
+        "it is a part of lora, whose class has a forward of its own",
+    )
+    assert {id(p) for p in model.parameters()} >= {id(p) for p in parameters}
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(TOKENS).square().mean().backward()
+        assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in parameters)
+        optimizer.step()
+    with torch.no_grad():
+        evaluated = model.eval()(TOKENS)
+        again = copy.deepcopy(model)
+        assert torch.equal(again(TOKENS), evaluated)
+        assert torch.equal(pickle.loads(pickle.dumps(model))(TOKENS), evaluated)
+        convert_(model)
+        convert_(again)
+        assert torch.equal(model(TOKENS), evaluated) and torch.equal(again(TOKENS), evaluated)
+    baraquant.save(model, tmp_path / "a")
+    assert torch.equal(baraquant.load_(build, tmp_path / "a").eval()(TOKENS), model(TOKENS))
+
+
+def test_gradients_are_those_of_the_same_layers_written_out() -> None:
+    """At eight bits of a power of two nothing is lost: the gradient is that of the float model."""
+    model, reference = seeded(Model).eval(), seeded(Model).eval()
+    prepare_(model, QuantConfig(TensorConfig(8), None))
+    for one in (model, reference):
+        one(TOKENS).sum().backward()
+    grads = {name: p.grad for name, p in reference.named_parameters()}
+    for name, parameter in model.named_parameters():
+        assert relative_error(parameter.grad, grads[name]) < 0.05, name
+
+
+@by_model
+@pytest.mark.parametrize("how", ["built", "function", "meta", "quantized"])
+@pytest.mark.parametrize("scheme", ["w8a8", "w4a16"])
+def test_stored(scheme: str, how: str, build: Callable[[], nn.Module], tmp_path: Path) -> None:
+    model = quantized(build, scheme)
+    with torch.no_grad():
+        model.words.scale.fill_(2.0)
+        model.around.mask[4] = 0.25
+        model.lora.adapter[1].weight.fill_(0.75)
+    baraquant.save(model, tmp_path / "a")
+    torch.manual_seed(5)
+    fresh: nn.Module | Callable[[], nn.Module] = build
+    if how == "built":
+        fresh = build()
+    elif how == "meta":
+        with torch.device("meta"):
+            fresh = build()
+    elif how == "quantized":
+        fresh = copy.deepcopy(model)
+    loaded = baraquant.load_(fresh, tmp_path / "a").eval()
+    assert [type(m) for m in loaded.modules()] == [type(m) for m in model.modules()]
+    states = loaded.state_dict(), model.state_dict()
+    assert list(states[0]) == list(states[1])
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    assert torch.equal(loaded.words.scale, model.words.scale), "of no state dict"
+    assert torch.equal(loaded(TOKENS), model(TOKENS))
+    assert not any(tensor.is_meta for tensor in (*loaded.parameters(), *loaded.buffers()))
+    if build is Tied:
+        assert loaded.head.qweight is loaded.words.qweight
+
+
+class Wider(LoRA):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, rank=3)
+
+
+class Without(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (nn.Linear, r"lora: expected a module with \['adapter'\] beside .* the model's has \[\]"),
+        (Without, r"lora: expected a module with \['adapter'\] beside .* the model's has \[\]"),
+        (Wider, r"lora\.adapter\.0\.weight: expected torch\.float32 \[3, 8\] as in the model"),
+    ],
+)
+def test_a_file_of_another_subclass(
+    kind: Callable[[int, int], nn.Module], message: str, tmp_path: Path
+) -> None:
+    baraquant.save(quantized(Model, "w8a8"), tmp_path / "a")
+    other = seeded(Model)
+    other.lora = kind(8, 16)
+    before = copy.deepcopy(other)
+    with pytest.raises(ValueError, match=message):
+        baraquant.load_(other, tmp_path / "a")
+    assert unchanged(other, before)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copies(copied: Callable[[nn.Module], nn.Module]) -> None:
+    model = quantized(Tied, "w8a8")
+    other = copied(model)
+    assert torch.equal(other(TOKENS), model(TOKENS))
+    assert other.head.qweight is other.words.qweight is not model.words.qweight
+    assert type(other.lora) is type(model.lora)
+    other.lora.alpha = 0.0
+    assert model.lora.alpha == 0.5 and not torch.equal(other(TOKENS), model(TOKENS))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_dtypes(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = seeded(Tied, dtype).eval()
+    wanted = model(TOKENS)
+    baraquant.quantize_(model, W8A8())
+    got = model(TOKENS)
+    assert got.dtype == dtype and relative_error(got, wanted) < 0.05
+    baraquant.save(model, tmp_path / "a")
+    loaded = baraquant.load_(seeded(Tied, dtype), tmp_path / "a").eval()
+    assert torch.equal(loaded(TOKENS), got)
+
+
+def test_smoothed() -> None:
+    """The factors go to where the parent's forward is: Around's input is normed first."""
+    model = seeded(Model).eval()
+    wanted = model(TOKENS)
+    with torch.no_grad():
+        model.lora.weight[3] *= 20
+        wanted = model(TOKENS)
+    report = baraquant.quantize_(model, SmoothQuant(0.5), calibration=[TOKENS])
+    assert {"lora", "around"} <= set(report.changed)
+    assert relative_error(model(TOKENS), wanted) < 0.05
+
+
+class Reads(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * self.weight.abs().mean()
+
+
+class Normalized(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, F.normalize(self.weight), self.bias)
+
+
+class Explicit(nn.Linear):
+    """It names its parent, where the quantized one would have to stand."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return nn.Linear.forward(self, input) * 2
+
+
+class Twice(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(super().forward(input))
+
+
+class Never(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return input
+
+
+class ReadsInTraining(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        y = super().forward(input)
+        return y + 0.1 * self.weight.square().sum() if self.training else y
+
+
+class Tuple(nn.Linear):
+    def forward(self, input: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return super().forward(input), None
+
+
+class Logits(nn.Embedding):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) @ self.weight.T
+
+
+class Masked(nn.Conv1d):
+    """Of convolutions none is tried."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * 2
+
+
+class Raises(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        raise RuntimeError("it needs a context")
+
+
+def outside() -> dict[str, nn.Module]:
+    linears = (Reads, Normalized, Explicit, Twice, Never, ReadsInTraining, Tuple, Raises)
+    layers: dict[str, nn.Module] = {kind.__name__: kind(8, 8) for kind in linears}
+    return layers | {"Logits": Logits(8, 8), "Masked": Masked(8, 8, 1)}
+
+
+@pytest.mark.parametrize("kind", outside())
+def test_left_out(kind: str) -> None:
+    for call in (prepare_, baraquant.quantize_):
+        model = nn.ModuleDict({"odd": outside()[kind], "plain": nn.Linear(8, 8)})
+        odd, before = model["odd"], copy.deepcopy(model["odd"])
+        random = torch.get_rng_state()
+        report = call(model, W8A8())
+        assert report.left_out == {"odd": f"{kind} has a forward of its own"}
+        assert model["odd"] is odd and odd.training and unchanged(odd, before)
+        assert torch.equal(torch.get_rng_state(), random), "the trial draws no numbers"
+
+
+class Counts(nn.Linear):
+    """The trial is on a copy: what a forward counts is not counted."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(input) + torch.rand(())
+
+
+def test_the_trial_leaves_no_trace() -> None:
+    model = nn.Sequential(Counts())
+    state = torch.get_rng_state()
+    prepare_(model, W8A8())
+    assert model[0].calls == 0 and torch.equal(torch.get_rng_state(), state)
+    model(torch.ones(2, 4))
+    assert model[0].calls == 1

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Quantization-aware training by two processes (gloo) beside one that has the whole batch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from baraquant import W8A8Static
+from baraquant import nn as bnn
+from baraquant.configs import Config
+from baraquant.qat import convert_, prepare_
+from tests.support.models import training_models
+from tests.support.ranks import RANKS, results_of, spawn
+
+STEPS = 4
+OBSERVED = W8A8Static("min_max")
+CONFIGS: dict[str, Config] = {
+    "w8a8": training_models.SCHEMES["w8a8"],
+    "w8a8_asymmetric": training_models.SCHEMES["w8a8_asymmetric"],
+    "w4a8": training_models.FOUR_BITS,
+    "groups": training_models.GROUPS,
+    "learned": training_models.LEARNED,
+    "observed": OBSERVED,
+}
+WRAPPERS = ("ddp", "fsdp")
+
+
+def batch(step: int) -> Tensor:
+    return training_models.data(2 * RANKS, 3, 16, seed=step)
+
+
+def part(x: Tensor, rank: int | None) -> Tensor:
+    return x if rank is None else x.chunk(RANKS)[rank]
+
+
+def model_for(config: Config, rank: int | None) -> nn.Module:
+    """A prepared block whose scales are known: each process has seen its part of a batch."""
+    model = training_models.block()
+    prepare_(model, config)
+    if config == training_models.LEARNED:
+        with torch.no_grad():
+            model(batch(0))  # the same one everywhere
+    if config == OBSERVED:
+        model.apply(bnn.disable_fake_quant)
+        with torch.no_grad():
+            model(part(batch(0), rank))
+        if rank is not None:
+            model.apply(bnn.sync_qparams)
+        model.apply(bnn.disable_observer)
+        model.apply(bnn.enable_fake_quant)
+    return model
+
+
+def wrap(model: nn.Module, wrapper: str) -> nn.Module:
+    if wrapper == "ddp":
+        return DistributedDataParallel(model)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (RANKS,))
+    for layer in (model.up, model.attention):
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def train(config: Config, rank: int | None, wrapper: str = "") -> dict[str, Any]:
+    model = model_for(config, rank)
+    parallel = model if rank is None else wrap(model, wrapper)
+    # A step of this size changes what rounding to integers gives, and no more.
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+    losses = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = parallel(part(batch(step), rank)).square().mean()
+        loss.backward()
+        optimizer.step()
+        total = loss.detach()
+        if rank is not None:
+            dist.all_reduce(total)
+            total = total / RANKS
+        losses.append(total.item())
+    state = {
+        name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        for name, tensor in model.state_dict().items()
+    }
+    return {"losses": losses, "state": copy.deepcopy(state)}
+
+
+def mean_of_learned(rank: int) -> dict[str, Tensor]:
+    module = bnn.LearnedFakeQuantize(symmetric=False)
+    module.initialize(training_models.data(8, seed=rank))
+    module.scale.data.mul_(-1 if rank else 1)
+    module.apply(bnn.sync_qparams)
+    return module.state_dict()
+
+
+def compute(rank: int) -> dict[str, Any]:
+    """What each process does."""
+    results: dict[str, Any] = {
+        f"{wrapper} {name}": train(config, rank, wrapper)
+        for wrapper in WRAPPERS
+        for name, config in CONFIGS.items()
+    }
+    results["mean"] = mean_of_learned(rank)
+    return results
+
+
+@pytest.fixture(scope="session")
+def results(made_once: Callable[[str, Callable[[Path], None]], Path]) -> list[dict[str, Any]]:
+    """What each rank brought home."""
+    return results_of(made_once("qat_distributed", lambda folder: spawn(folder, compute)))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_two_processes_train_as_one(name: str, wrapper: str, results: list[dict[str, Any]]) -> None:
+    alone = train(CONFIGS[name], None)
+    ours, theirs = (result[f"{wrapper} {name}"] for result in results)
+    assert ours["losses"] == theirs["losses"]
+    assert len(set(alone["losses"])) == STEPS, "it learns"
+    assert ours["losses"] == pytest.approx(alone["losses"], rel=1e-3)
+    assert ours["losses"][0] == pytest.approx(alone["losses"][0], rel=1e-6)
+    assert ours["state"].keys() == alone["state"].keys()
+    for key, tensor in ours["state"].items():
+        assert torch.equal(tensor, theirs["state"][key]), f"{key}: the processes agree"
+        torch.testing.assert_close(tensor, alone["state"][key], rtol=1e-2, atol=2e-3)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_they_trained_is_converted(
+    name: str, wrapper: str, results: list[dict[str, Any]]
+) -> None:
+    model = training_models.block()
+    prepare_(model, CONFIGS[name])
+    model.load_state_dict(results[0][f"{wrapper} {name}"]["state"])
+    y = model.eval()(batch(0))
+    convert_(model)
+    assert torch.equal(model(batch(0)), y)
+
+
+@pytest.mark.process
+def test_mean_of_learned_scales(results: list[dict[str, Any]]) -> None:
+    states = []
+    for rank in range(RANKS):
+        module = bnn.LearnedFakeQuantize(symmetric=False)
+        module.initialize(training_models.data(8, seed=rank))
+        states.append(module.state_dict())
+    for key in ("scale", "zero_point"):
+        mean = (states[0][key] + states[1][key]) / 2
+        for result in results:
+            torch.testing.assert_close(result["mean"][key], mean)
