@@ -23,7 +23,8 @@ from collections.abc import Iterator
 
 import torch
 
-from . import affine, int8_mm, ranges
+from . import affine, int8_mm
+from . import range as ranges
 
 
 def register() -> None:

@@ -28,11 +28,25 @@ and in TorchScript. :mod:`baraquant.reference` computes the same in plain PyTorc
 ``{G}`` is ``tensor``, ``channel``, ``token`` or ``group``: which elements share a scale.
 """
 
-from .choose_qparams import (
-    choose_qparams_per_channel,
-    choose_qparams_per_group,
-    choose_qparams_per_tensor,
-    choose_qparams_per_token,
+from .affine import (
+    quantize_per_channel,
+    quantize_per_channel_backward,
+    quantize_per_group,
+    quantize_per_group_backward,
+    quantize_per_tensor,
+    quantize_per_tensor_backward,
+    quantize_per_token,
+    quantize_per_token_backward,
+)
+from .backward import (
+    fake_quantize_per_channel_backward,
+    fake_quantize_per_channel_backward_qparams,
+    fake_quantize_per_group_backward,
+    fake_quantize_per_group_backward_qparams,
+    fake_quantize_per_tensor_backward,
+    fake_quantize_per_tensor_backward_qparams,
+    fake_quantize_per_token_backward,
+    fake_quantize_per_token_backward_qparams,
 )
 from .dequantize import (
     dequantize_per_channel,
@@ -62,33 +76,19 @@ from .fake_quantize import (
     fake_quantize_per_tensor,
     fake_quantize_per_token,
 )
-from .fake_quantize_backward import (
-    fake_quantize_per_channel_backward,
-    fake_quantize_per_channel_backward_qparams,
-    fake_quantize_per_group_backward,
-    fake_quantize_per_group_backward_qparams,
-    fake_quantize_per_tensor_backward,
-    fake_quantize_per_tensor_backward_qparams,
-    fake_quantize_per_token_backward,
-    fake_quantize_per_token_backward_qparams,
-)
 from .int8_grouped_linear import int8_grouped_linear
-from .int8_linear import int8_linear
+from .int8_mm import int8_linear
 from .observe import observe_fake_quantize, observe_min_max_
 from .qat_grouped_linear import qat_grouped_linear
 from .qat_linear import qat_linear
-from .quantize import (
-    quantize_per_channel,
-    quantize_per_channel_backward,
-    quantize_per_group,
-    quantize_per_group_backward,
-    quantize_per_tensor,
-    quantize_per_tensor_backward,
-    quantize_per_token,
-    quantize_per_token_backward,
-)
 from .quantized_grouped_linear import quantized_grouped_linear
 from .quantized_linear import quantized_linear
+from .range import (
+    choose_qparams_per_channel,
+    choose_qparams_per_group,
+    choose_qparams_per_tensor,
+    choose_qparams_per_token,
+)
 from .smoothquant_linear import smoothquant_linear
 from .static_quantized_linear import static_quantized_linear
 

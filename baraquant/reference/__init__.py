@@ -69,7 +69,7 @@ from .int8_mm import (
     static_quantized_linear,
     sums_of_products,
 )
-from .ranges import (
+from .range import (
     choose_qparams_per_channel,
     choose_qparams_per_group,
     choose_qparams_per_tensor,

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import affine, ranges
+from . import affine
+from . import range as ranges
 from ._functions import Rule, like_the_op
 from .granularity import INT32_MAX, INT32_MIN, segments
 from .rules import round_to
