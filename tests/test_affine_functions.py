@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import baraquant.ops
 import cases
 from bad_arguments import BAD, OPS, Op
+from cases import function_of
 from oracle import assert_same_bits
 
 
@@ -61,7 +61,7 @@ def outcome(call: Any, *args: Any, **kwargs: Any) -> tuple[Any, BaseException | 
 
 
 def functions(op: Op) -> tuple[Any, Any]:
-    return getattr(baraquant.ops, op.name), getattr(torch.ops.baraquant, op.name)
+    return function_of(op.name), getattr(torch.ops.baraquant, op.name)
 
 
 def assert_same(got: Any, expected: Any, note: str) -> None:

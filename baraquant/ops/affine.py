@@ -1,13 +1,27 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""quantize: a tensor of numbers becomes a tensor of integers."""
+"""The affine family: quantize, dequantize and fake-quantize with a scale that is given.
+
+``q = clamp(rint(x / s) + z, quant_min, quant_max)`` and ``y = (q - z) * s``, where the granularity
+says which elements share ``s`` and ``z``. The other sections of the docstrings are in
+``_docs/affine.py``.
+"""
 
 import torch
 from torch import Tensor
 
+from ._docs.affine import (
+    DEQUANTIZE,
+    FAKE_QUANTIZE,
+    PER_CHANNEL,
+    PER_GROUP,
+    PER_TENSOR_OR_NUMBER,
+    PER_TOKEN,
+    QUANTIZE,
+)
 from ._operator import operator
 
 
-@operator
+@operator(QUANTIZE, PER_TENSOR_OR_NUMBER)
 def quantize_per_tensor(
     input: Tensor,
     scale: Tensor | float,
@@ -19,22 +33,6 @@ def quantize_per_tensor(
     save_mask: bool | None = None,
 ) -> Tensor:
     """Quantize ``input`` with one scale for the whole tensor.
-
-    ``q = clamp(rint(x / s) + z, quant_min, quant_max)``
-
-    Args:
-        input: Any shape; float32, float64, float16 or bfloat16.
-        scale: ``[]`` or ``[1]``, float32 (float64 for a float64 input); or a number > 0.
-        zero_point: Shaped like ``scale``, any integer dtype; or an int in the range; None stands
-            for 0. Where ``scale`` is a number: an int or None.
-        quant_min: The smallest integer.
-        quant_max: The largest integer.
-        dtype: int8, uint8, or a floating dtype (the differentiable form).
-        save_mask: What is kept for the backward pass. True: one bit per element. False: the input.
-            None: the input if it is a leaf (a parameter) or a view of one, else the bits.
-
-    Returns:
-        The integers, with the shape of ``input`` and of ``dtype``.
 
     Example:
         >>> x, scale = torch.tensor([0.5, 1.5, -9.0]), torch.tensor(0.5)
@@ -54,7 +52,7 @@ def quantize_per_tensor(
     )
 
 
-@operator
+@operator(QUANTIZE, PER_CHANNEL)
 def quantize_per_channel(
     input: Tensor,
     scale: Tensor,
@@ -68,22 +66,6 @@ def quantize_per_channel(
 ) -> Tensor:
     """Quantize ``input`` with a scale for each index of ``axis``.
 
-    ``q = clamp(rint(x / s[c]) + z[c], quant_min, quant_max)``
-
-    Args:
-        input: Any shape; float32, float64, float16 or bfloat16.
-        scale: ``[input.shape[axis]]``, float32 (float64 for a float64 input).
-        zero_point: Shaped like ``scale``, any integer dtype; None stands for 0.
-        axis: The dimension that the channels are counted along; negative counts from the end.
-        quant_min: The smallest integer.
-        quant_max: The largest integer.
-        dtype: int8, uint8, or a floating dtype (the differentiable form).
-        save_mask: What is kept for the backward pass. True: one bit per element. False: the input.
-            None: the input if it is a leaf (a parameter) or a view of one, else the bits.
-
-    Returns:
-        The integers, with the shape of ``input`` and of ``dtype``.
-
     Example:
         >>> x, scale = torch.tensor([[0.5, 1.5], [0.5, 1.5]]), torch.tensor([0.5, 0.25])
         >>> baraquant.ops.quantize_per_channel(x, scale, None, 0)
@@ -95,7 +77,7 @@ def quantize_per_channel(
     )
 
 
-@operator
+@operator(QUANTIZE, PER_TOKEN)
 def quantize_per_token(
     input: Tensor,
     scale: Tensor,
@@ -108,22 +90,6 @@ def quantize_per_token(
 ) -> Tensor:
     """Quantize ``input`` with a scale for each vector along the last dimension.
 
-    ``q = clamp(rint(x / s[t]) + z[t], quant_min, quant_max)``
-
-    Args:
-        input: Any shape; float32, float64, float16 or bfloat16.
-        scale: ``[..., 1]`` (or ``[...]``) for an input ``[..., D]``, float32 (float64 for a float64
-            input).
-        zero_point: Shaped like ``scale``, any integer dtype; None stands for 0.
-        quant_min: The smallest integer.
-        quant_max: The largest integer.
-        dtype: int8, uint8, or a floating dtype (the differentiable form).
-        save_mask: What is kept for the backward pass. True: one bit per element. False: the input.
-            None: the input if it is a leaf (a parameter) or a view of one, else the bits.
-
-    Returns:
-        The integers, with the shape of ``input`` and of ``dtype``.
-
     Example:
         >>> x, scale = torch.tensor([[0.5, 1.5], [0.5, 1.5]]), torch.tensor([[0.5], [0.25]])
         >>> baraquant.ops.quantize_per_token(x, scale, None)
@@ -135,7 +101,7 @@ def quantize_per_token(
     )
 
 
-@operator
+@operator(QUANTIZE, PER_GROUP)
 def quantize_per_group(
     input: Tensor,
     scale: Tensor,
@@ -149,24 +115,6 @@ def quantize_per_group(
     save_mask: bool | None = None,
 ) -> Tensor:
     """Quantize ``input`` with a scale for each run of ``group_size`` elements along ``axis``.
-
-    ``q = clamp(rint(x / s[g]) + z[g], quant_min, quant_max)``
-
-    Args:
-        input: Any shape; float32, float64, float16 or bfloat16.
-        scale: ``input.shape`` with ``ceil(n / group_size)`` for its ``n`` along ``axis``, float32
-            (float64 for a float64 input).
-        zero_point: Shaped like ``scale``, any integer dtype; None stands for 0.
-        group_size: Neighbours that share a scale; the last group may be shorter.
-        axis: The dimension that the groups lie along.
-        quant_min: The smallest integer.
-        quant_max: The largest integer.
-        dtype: int8, uint8, or a floating dtype (the differentiable form).
-        save_mask: What is kept for the backward pass. True: one bit per element. False: the input.
-            None: the input if it is a leaf (a parameter) or a view of one, else the bits.
-
-    Returns:
-        The integers, with the shape of ``input`` and of ``dtype``.
 
     Example:
         >>> x, scale = torch.tensor([[0.5, 1.5, 0.5, 1.5]]), torch.tensor([[0.5, 0.25]])
@@ -186,119 +134,174 @@ def quantize_per_group(
     )
 
 
-@operator
-def quantize_per_tensor_backward(
-    grad: Tensor,
+@operator(DEQUANTIZE, PER_TENSOR_OR_NUMBER)
+def dequantize_per_tensor(
+    input: Tensor,
+    scale: Tensor | float,
+    zero_point: Tensor | int | None,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Dequantize ``input`` with one scale for the whole tensor.
+
+    Example:
+        >>> q = torch.tensor([1, 3, -18], dtype=torch.int8)
+        >>> scale = torch.tensor(0.5)
+        >>> baraquant.ops.dequantize_per_tensor(q, scale, None)
+        tensor([ 0.5000,  1.5000, -9.0000])
+    """
+    if isinstance(scale, (int, float)):
+        return torch.ops.baraquant.dequantize_per_tensor.number(
+            input, scale, zero_point, dtype=dtype
+        )
+    if isinstance(zero_point, int):
+        return torch.ops.baraquant.dequantize_per_tensor.scale_tensor(
+            input, scale, zero_point, dtype=dtype
+        )
+    return torch.ops.baraquant.dequantize_per_tensor.default(input, scale, zero_point, dtype=dtype)
+
+
+@operator(DEQUANTIZE, PER_CHANNEL)
+def dequantize_per_channel(
     input: Tensor,
     scale: Tensor,
     zero_point: Tensor | None,
-    quant_min: int = -128,
-    quant_max: int = 127,
+    axis: int,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Gradient of :func:`quantize_per_tensor` in its input.
-
-    ``dx = grad / s where quant_min <= rint(x / s) + z <= quant_max, else 0``
-
-    Args:
-        grad: Shaped like ``input``, floating: the gradient of the quantized values.
-        input: What was quantized.
-        scale: ``[]`` or ``[1]``, float32 (float64 for a float64 input).
-        zero_point: Shaped like ``scale``, any integer dtype; None stands for 0.
-        quant_min: The smallest integer.
-        quant_max: The largest integer.
-
-    Returns:
-        The gradient, with the shape and the dtype of ``input``.
+    """Dequantize ``input`` with a scale for each index of ``axis``.
 
     Example:
-        >>> x, scale = torch.tensor([0.5, 1.5, -9.0]), torch.tensor(0.5)
-        >>> grad = torch.ones_like(x)
-        >>> baraquant.ops.quantize_per_tensor_backward(grad, x, scale, None, -8, 4)
-        tensor([2., 2., 0.])
+        >>> q = torch.tensor([[1, 3], [2, 6]], dtype=torch.int8)
+        >>> scale = torch.tensor([0.5, 0.25])
+        >>> baraquant.ops.dequantize_per_channel(q, scale, None, 0)
+        tensor([[0.5000, 1.5000],
+                [0.5000, 1.5000]])
     """
-    return torch.ops.baraquant.quantize_per_tensor_backward.default(
-        grad, input, scale, zero_point, quant_min, quant_max
+    return torch.ops.baraquant.dequantize_per_channel.default(
+        input, scale, zero_point, axis, dtype=dtype
     )
 
 
-@operator
-def quantize_per_channel_backward(
-    grad: Tensor,
+@operator(DEQUANTIZE, PER_TOKEN)
+def dequantize_per_token(
+    input: Tensor, scale: Tensor, zero_point: Tensor | None, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Dequantize ``input`` with a scale for each vector along the last dimension.
+
+    Example:
+        >>> q = torch.tensor([[1, 3], [2, 6]], dtype=torch.int8)
+        >>> scale = torch.tensor([[0.5], [0.25]])
+        >>> baraquant.ops.dequantize_per_token(q, scale, None)
+        tensor([[0.5000, 1.5000],
+                [0.5000, 1.5000]])
+    """
+    return torch.ops.baraquant.dequantize_per_token.default(input, scale, zero_point, dtype=dtype)
+
+
+@operator(DEQUANTIZE, PER_GROUP)
+def dequantize_per_group(
+    input: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    group_size: int,
+    axis: int = -1,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Dequantize ``input`` with a scale for each run of ``group_size`` elements along ``axis``.
+
+    Example:
+        >>> q = torch.tensor([[1, 3, 2, 6]], dtype=torch.int8)
+        >>> scale = torch.tensor([[0.5, 0.25]])
+        >>> baraquant.ops.dequantize_per_group(q, scale, None, 2)
+        tensor([[0.5000, 1.5000, 0.5000, 1.5000]])
+    """
+    return torch.ops.baraquant.dequantize_per_group.default(
+        input, scale, zero_point, group_size, axis, dtype=dtype
+    )
+
+
+@operator(FAKE_QUANTIZE, PER_TENSOR_OR_NUMBER)
+def fake_quantize_per_tensor(
+    input: Tensor,
+    scale: Tensor | float,
+    zero_point: Tensor | int | None,
+    quant_min: int = -128,
+    quant_max: int = 127,
+    *,
+    save_mask: bool | None = None,
+) -> Tensor:
+    """Fake-quantize ``input`` with one scale for the whole tensor.
+
+    Example:
+        >>> x, scale = torch.tensor([0.6, 1.5, -9.0]), torch.tensor(0.5)
+        >>> baraquant.ops.fake_quantize_per_tensor(x, scale, None)
+        tensor([ 0.5000,  1.5000, -9.0000])
+    """
+    if isinstance(scale, (int, float)):
+        return torch.ops.baraquant.fake_quantize_per_tensor.number(
+            input, scale, zero_point, quant_min, quant_max, save_mask=save_mask
+        )
+    if isinstance(zero_point, int):
+        return torch.ops.baraquant.fake_quantize_per_tensor.scale_tensor(
+            input, scale, zero_point, quant_min, quant_max, save_mask=save_mask
+        )
+    return torch.ops.baraquant.fake_quantize_per_tensor.default(
+        input, scale, zero_point, quant_min, quant_max, save_mask=save_mask
+    )
+
+
+@operator(FAKE_QUANTIZE, PER_CHANNEL)
+def fake_quantize_per_channel(
     input: Tensor,
     scale: Tensor,
     zero_point: Tensor | None,
     axis: int,
     quant_min: int = -128,
     quant_max: int = 127,
+    *,
+    save_mask: bool | None = None,
 ) -> Tensor:
-    """Gradient of :func:`quantize_per_channel` in its input.
-
-    ``dx = grad / s[c] where quant_min <= rint(x / s[c]) + z[c] <= quant_max, else 0``
-
-    Args:
-        grad: Shaped like ``input``, floating: the gradient of the quantized values.
-        input: What was quantized.
-        scale: ``[input.shape[axis]]``, float32 (float64 for a float64 input).
-        zero_point: Shaped like ``scale``, any integer dtype; None stands for 0.
-        axis: The dimension that the channels are counted along; negative counts from the end.
-        quant_min: The smallest integer.
-        quant_max: The largest integer.
-
-    Returns:
-        The gradient, with the shape and the dtype of ``input``.
+    """Fake-quantize ``input`` with a scale for each index of ``axis``.
 
     Example:
-        >>> x, scale = torch.tensor([[0.5, 1.5], [0.5, 1.5]]), torch.tensor([0.5, 0.25])
-        >>> grad = torch.ones_like(x)
-        >>> baraquant.ops.quantize_per_channel_backward(grad, x, scale, None, 0, -8, 4)
-        tensor([[2., 2.],
-                [4., 0.]])
+        >>> x, scale = torch.tensor([[0.6, 1.5], [0.6, 1.5]]), torch.tensor([0.5, 0.25])
+        >>> baraquant.ops.fake_quantize_per_channel(x, scale, None, 0)
+        tensor([[0.5000, 1.5000],
+                [0.5000, 1.5000]])
     """
-    return torch.ops.baraquant.quantize_per_channel_backward.default(
-        grad, input, scale, zero_point, axis, quant_min, quant_max
+    return torch.ops.baraquant.fake_quantize_per_channel.default(
+        input, scale, zero_point, axis, quant_min, quant_max, save_mask=save_mask
     )
 
 
-@operator
-def quantize_per_token_backward(
-    grad: Tensor,
+@operator(FAKE_QUANTIZE, PER_TOKEN)
+def fake_quantize_per_token(
     input: Tensor,
     scale: Tensor,
     zero_point: Tensor | None,
     quant_min: int = -128,
     quant_max: int = 127,
+    *,
+    save_mask: bool | None = None,
 ) -> Tensor:
-    """Gradient of :func:`quantize_per_token` in its input.
-
-    ``dx = grad / s[t] where quant_min <= rint(x / s[t]) + z[t] <= quant_max, else 0``
-
-    Args:
-        grad: Shaped like ``input``, floating: the gradient of the quantized values.
-        input: What was quantized.
-        scale: ``[..., 1]`` (or ``[...]``) for an input ``[..., D]``, float32 (float64 for a float64
-            input).
-        zero_point: Shaped like ``scale``, any integer dtype; None stands for 0.
-        quant_min: The smallest integer.
-        quant_max: The largest integer.
-
-    Returns:
-        The gradient, with the shape and the dtype of ``input``.
+    """Fake-quantize ``input`` with a scale for each vector along the last dimension.
 
     Example:
-        >>> x, scale = torch.tensor([[0.5, 1.5], [0.5, 1.5]]), torch.tensor([[0.5], [0.25]])
-        >>> grad = torch.ones_like(x)
-        >>> baraquant.ops.quantize_per_token_backward(grad, x, scale, None, -8, 4)
-        tensor([[2., 2.],
-                [4., 0.]])
+        >>> x, scale = torch.tensor([[0.6, 1.5], [0.6, 1.5]]), torch.tensor([[0.5], [0.25]])
+        >>> baraquant.ops.fake_quantize_per_token(x, scale, None)
+        tensor([[0.5000, 1.5000],
+                [0.5000, 1.5000]])
     """
-    return torch.ops.baraquant.quantize_per_token_backward.default(
-        grad, input, scale, zero_point, quant_min, quant_max
+    return torch.ops.baraquant.fake_quantize_per_token.default(
+        input, scale, zero_point, quant_min, quant_max, save_mask=save_mask
     )
 
 
-@operator
-def quantize_per_group_backward(
-    grad: Tensor,
+@operator(FAKE_QUANTIZE, PER_GROUP)
+def fake_quantize_per_group(
     input: Tensor,
     scale: Tensor,
     zero_point: Tensor | None,
@@ -306,31 +309,16 @@ def quantize_per_group_backward(
     axis: int = -1,
     quant_min: int = -128,
     quant_max: int = 127,
+    *,
+    save_mask: bool | None = None,
 ) -> Tensor:
-    """Gradient of :func:`quantize_per_group` in its input.
-
-    ``dx = grad / s[g] where quant_min <= rint(x / s[g]) + z[g] <= quant_max, else 0``
-
-    Args:
-        grad: Shaped like ``input``, floating: the gradient of the quantized values.
-        input: What was quantized.
-        scale: ``input.shape`` with ``ceil(n / group_size)`` for its ``n`` along ``axis``, float32
-            (float64 for a float64 input).
-        zero_point: Shaped like ``scale``, any integer dtype; None stands for 0.
-        group_size: Neighbours that share a scale; the last group may be shorter.
-        axis: The dimension that the groups lie along.
-        quant_min: The smallest integer.
-        quant_max: The largest integer.
-
-    Returns:
-        The gradient, with the shape and the dtype of ``input``.
+    """Fake-quantize ``input`` with a scale for each run of ``group_size`` elements along ``axis``.
 
     Example:
-        >>> x, scale = torch.tensor([[0.5, 1.5, 0.5, 1.5]]), torch.tensor([[0.5, 0.25]])
-        >>> grad = torch.ones_like(x)
-        >>> baraquant.ops.quantize_per_group_backward(grad, x, scale, None, 2, -1, -8, 4)
-        tensor([[2., 2., 4., 0.]])
+        >>> x, scale = torch.tensor([[0.6, 1.5, 0.6, 1.5]]), torch.tensor([[0.5, 0.25]])
+        >>> baraquant.ops.fake_quantize_per_group(x, scale, None, 2)
+        tensor([[0.5000, 1.5000, 0.5000, 1.5000]])
     """
-    return torch.ops.baraquant.quantize_per_group_backward.default(
-        grad, input, scale, zero_point, group_size, axis, quant_min, quant_max
+    return torch.ops.baraquant.fake_quantize_per_group.default(
+        input, scale, zero_point, group_size, axis, quant_min, quant_max, save_mask=save_mask
     )

@@ -1,13 +1,209 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The gradients of fake_quantize as functions of their own."""
+"""The gradients of the affine family as functions of their own.
+
+Autograd calls these ops. Call one yourself only for a gradient that you assemble by hand.
+"""
 
 import torch
 from torch import Tensor
 
+from ._docs.affine import (
+    DEQUANTIZE_BACKWARD,
+    FAKE_QUANTIZE_BACKWARD,
+    FAKE_QUANTIZE_BACKWARD_QPARAMS,
+    PER_CHANNEL,
+    PER_GROUP,
+    PER_TENSOR,
+    PER_TOKEN,
+    QUANTIZE_BACKWARD,
+)
 from ._operator import operator
 
+__all__ = [
+    "dequantize_per_channel_backward",
+    "dequantize_per_group_backward",
+    "dequantize_per_tensor_backward",
+    "dequantize_per_token_backward",
+    "fake_quantize_per_channel_backward",
+    "fake_quantize_per_channel_backward_qparams",
+    "fake_quantize_per_group_backward",
+    "fake_quantize_per_group_backward_qparams",
+    "fake_quantize_per_tensor_backward",
+    "fake_quantize_per_tensor_backward_qparams",
+    "fake_quantize_per_token_backward",
+    "fake_quantize_per_token_backward_qparams",
+    "quantize_per_channel_backward",
+    "quantize_per_group_backward",
+    "quantize_per_tensor_backward",
+    "quantize_per_token_backward",
+]
 
-@operator
+
+@operator(QUANTIZE_BACKWARD, PER_TENSOR)
+def quantize_per_tensor_backward(
+    grad: Tensor,
+    input: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    quant_min: int = -128,
+    quant_max: int = 127,
+) -> Tensor:
+    """Gradient of :func:`baraquant.ops.quantize_per_tensor` in its input.
+
+    Example:
+        >>> op = baraquant.ops.backward.quantize_per_tensor_backward
+        >>> x, scale = torch.tensor([0.5, 1.5, -9.0]), torch.tensor(0.5)
+        >>> op(torch.ones_like(x), x, scale, None, -8, 4)
+        tensor([2., 2., 0.])
+    """
+    return torch.ops.baraquant.quantize_per_tensor_backward.default(
+        grad, input, scale, zero_point, quant_min, quant_max
+    )
+
+
+@operator(QUANTIZE_BACKWARD, PER_CHANNEL)
+def quantize_per_channel_backward(
+    grad: Tensor,
+    input: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    axis: int,
+    quant_min: int = -128,
+    quant_max: int = 127,
+) -> Tensor:
+    """Gradient of :func:`baraquant.ops.quantize_per_channel` in its input.
+
+    Example:
+        >>> op = baraquant.ops.backward.quantize_per_channel_backward
+        >>> x, scale = torch.tensor([[0.5, 1.5], [0.5, 1.5]]), torch.tensor([0.5, 0.25])
+        >>> op(torch.ones_like(x), x, scale, None, 0, -8, 4)
+        tensor([[2., 2.],
+                [4., 0.]])
+    """
+    return torch.ops.baraquant.quantize_per_channel_backward.default(
+        grad, input, scale, zero_point, axis, quant_min, quant_max
+    )
+
+
+@operator(QUANTIZE_BACKWARD, PER_TOKEN)
+def quantize_per_token_backward(
+    grad: Tensor,
+    input: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    quant_min: int = -128,
+    quant_max: int = 127,
+) -> Tensor:
+    """Gradient of :func:`baraquant.ops.quantize_per_token` in its input.
+
+    Example:
+        >>> op = baraquant.ops.backward.quantize_per_token_backward
+        >>> x, scale = torch.tensor([[0.5, 1.5], [0.5, 1.5]]), torch.tensor([[0.5], [0.25]])
+        >>> op(torch.ones_like(x), x, scale, None, -8, 4)
+        tensor([[2., 2.],
+                [4., 0.]])
+    """
+    return torch.ops.baraquant.quantize_per_token_backward.default(
+        grad, input, scale, zero_point, quant_min, quant_max
+    )
+
+
+@operator(QUANTIZE_BACKWARD, PER_GROUP)
+def quantize_per_group_backward(
+    grad: Tensor,
+    input: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    group_size: int,
+    axis: int = -1,
+    quant_min: int = -128,
+    quant_max: int = 127,
+) -> Tensor:
+    """Gradient of :func:`baraquant.ops.quantize_per_group` in its input.
+
+    Example:
+        >>> op = baraquant.ops.backward.quantize_per_group_backward
+        >>> x, scale = torch.tensor([[0.5, 1.5, 0.5, 1.5]]), torch.tensor([[0.5, 0.25]])
+        >>> op(torch.ones_like(x), x, scale, None, 2, -1, -8, 4)
+        tensor([[2., 2., 4., 0.]])
+    """
+    return torch.ops.baraquant.quantize_per_group_backward.default(
+        grad, input, scale, zero_point, group_size, axis, quant_min, quant_max
+    )
+
+
+@operator(DEQUANTIZE_BACKWARD, PER_TENSOR)
+def dequantize_per_tensor_backward(
+    grad: Tensor, scale: Tensor, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Gradient of :func:`baraquant.ops.dequantize_per_tensor` in its input.
+
+    Example:
+        >>> op = baraquant.ops.backward.dequantize_per_tensor_backward
+        >>> grad, scale = torch.tensor([0.5, 1.5, -9.0]), torch.tensor(0.5)
+        >>> op(grad, scale)
+        tensor([ 0.2500,  0.7500, -4.5000])
+    """
+    return torch.ops.baraquant.dequantize_per_tensor_backward.default(grad, scale, dtype=dtype)
+
+
+@operator(DEQUANTIZE_BACKWARD, PER_CHANNEL)
+def dequantize_per_channel_backward(
+    grad: Tensor, scale: Tensor, axis: int, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Gradient of :func:`baraquant.ops.dequantize_per_channel` in its input.
+
+    Example:
+        >>> op = baraquant.ops.backward.dequantize_per_channel_backward
+        >>> grad, scale = torch.tensor([[0.5, 1.5], [0.5, 1.5]]), torch.tensor([0.5, 0.25])
+        >>> op(grad, scale, 0)
+        tensor([[0.2500, 0.7500],
+                [0.1250, 0.3750]])
+    """
+    return torch.ops.baraquant.dequantize_per_channel_backward.default(
+        grad, scale, axis, dtype=dtype
+    )
+
+
+@operator(DEQUANTIZE_BACKWARD, PER_TOKEN)
+def dequantize_per_token_backward(
+    grad: Tensor, scale: Tensor, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Gradient of :func:`baraquant.ops.dequantize_per_token` in its input.
+
+    Example:
+        >>> op = baraquant.ops.backward.dequantize_per_token_backward
+        >>> grad, scale = torch.tensor([[0.5, 1.5], [0.5, 1.5]]), torch.tensor([[0.5], [0.25]])
+        >>> op(grad, scale)
+        tensor([[0.2500, 0.7500],
+                [0.1250, 0.3750]])
+    """
+    return torch.ops.baraquant.dequantize_per_token_backward.default(grad, scale, dtype=dtype)
+
+
+@operator(DEQUANTIZE_BACKWARD, PER_GROUP)
+def dequantize_per_group_backward(
+    grad: Tensor,
+    scale: Tensor,
+    group_size: int,
+    axis: int = -1,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Gradient of :func:`baraquant.ops.dequantize_per_group` in its input.
+
+    Example:
+        >>> op = baraquant.ops.backward.dequantize_per_group_backward
+        >>> grad, scale = torch.tensor([[0.5, 1.5, 0.5, 1.5]]), torch.tensor([[0.5, 0.25]])
+        >>> op(grad, scale, 2)
+        tensor([[0.2500, 0.7500, 0.1250, 0.3750]])
+    """
+    return torch.ops.baraquant.dequantize_per_group_backward.default(
+        grad, scale, group_size, axis, dtype=dtype
+    )
+
+
+@operator(FAKE_QUANTIZE_BACKWARD, PER_TENSOR)
 def fake_quantize_per_tensor_backward(
     grad: Tensor,
     input: Tensor,
@@ -16,25 +212,12 @@ def fake_quantize_per_tensor_backward(
     quant_min: int = -128,
     quant_max: int = 127,
 ) -> Tensor:
-    """Gradient of :func:`fake_quantize_per_tensor` in its input.
-
-    ``dx = grad where quant_min <= rint(x / s) + z <= quant_max, else 0``
-
-    Args:
-        grad: Shaped like ``input``, of its dtype.
-        input: The tensor that was rounded, floating, of any shape.
-        scale: ``[]`` or ``[1]``, float32 (float64 for a float64 input).
-        zero_point: Shaped like ``scale``, integer or floating; None stands for 0.
-        quant_min: The smallest integer.
-        quant_max: The largest integer.
-
-    Returns:
-        The gradient, with the shape and the dtype of ``input``.
+    """Gradient of :func:`baraquant.ops.fake_quantize_per_tensor` in its input.
 
     Example:
+        >>> op = baraquant.ops.backward.fake_quantize_per_tensor_backward
         >>> x, scale = torch.tensor([0.5, 1.5, -9.0]), torch.tensor(0.5)
-        >>> grad = torch.ones_like(x)
-        >>> baraquant.ops.fake_quantize_per_tensor_backward(grad, x, scale, None, -8, 4)
+        >>> op(torch.ones_like(x), x, scale, None, -8, 4)
         tensor([1., 1., 0.])
     """
     return torch.ops.baraquant.fake_quantize_per_tensor_backward.default(
@@ -42,7 +225,7 @@ def fake_quantize_per_tensor_backward(
     )
 
 
-@operator
+@operator(FAKE_QUANTIZE_BACKWARD, PER_CHANNEL)
 def fake_quantize_per_channel_backward(
     grad: Tensor,
     input: Tensor,
@@ -52,26 +235,12 @@ def fake_quantize_per_channel_backward(
     quant_min: int = -128,
     quant_max: int = 127,
 ) -> Tensor:
-    """Gradient of :func:`fake_quantize_per_channel` in its input.
-
-    ``dx = grad where quant_min <= rint(x / s[c]) + z[c] <= quant_max, else 0``
-
-    Args:
-        grad: Shaped like ``input``, of its dtype.
-        input: The tensor that was rounded, floating, of any shape.
-        scale: ``[input.shape[axis]]``, float32 (float64 for a float64 input).
-        zero_point: Shaped like ``scale``, integer or floating; None stands for 0.
-        axis: The dimension that the channels are counted along; negative counts from the end.
-        quant_min: The smallest integer.
-        quant_max: The largest integer.
-
-    Returns:
-        The gradient, with the shape and the dtype of ``input``.
+    """Gradient of :func:`baraquant.ops.fake_quantize_per_channel` in its input.
 
     Example:
+        >>> op = baraquant.ops.backward.fake_quantize_per_channel_backward
         >>> x, scale = torch.tensor([[0.5, 1.5], [0.5, 1.5]]), torch.tensor([0.5, 0.25])
-        >>> grad = torch.ones_like(x)
-        >>> baraquant.ops.fake_quantize_per_channel_backward(grad, x, scale, None, 0, -8, 4)
+        >>> op(torch.ones_like(x), x, scale, None, 0, -8, 4)
         tensor([[1., 1.],
                 [1., 0.]])
     """
@@ -80,7 +249,7 @@ def fake_quantize_per_channel_backward(
     )
 
 
-@operator
+@operator(FAKE_QUANTIZE_BACKWARD, PER_TOKEN)
 def fake_quantize_per_token_backward(
     grad: Tensor,
     input: Tensor,
@@ -89,26 +258,12 @@ def fake_quantize_per_token_backward(
     quant_min: int = -128,
     quant_max: int = 127,
 ) -> Tensor:
-    """Gradient of :func:`fake_quantize_per_token` in its input.
-
-    ``dx = grad where quant_min <= rint(x / s[t]) + z[t] <= quant_max, else 0``
-
-    Args:
-        grad: Shaped like ``input``, of its dtype.
-        input: The tensor that was rounded, floating, of any shape.
-        scale: ``[..., 1]`` (or ``[...]``) for an input ``[..., D]``, float32 (float64 for a float64
-            input).
-        zero_point: Shaped like ``scale``, integer or floating; None stands for 0.
-        quant_min: The smallest integer.
-        quant_max: The largest integer.
-
-    Returns:
-        The gradient, with the shape and the dtype of ``input``.
+    """Gradient of :func:`baraquant.ops.fake_quantize_per_token` in its input.
 
     Example:
+        >>> op = baraquant.ops.backward.fake_quantize_per_token_backward
         >>> x, scale = torch.tensor([[0.5, 1.5], [0.5, 1.5]]), torch.tensor([[0.5], [0.25]])
-        >>> grad = torch.ones_like(x)
-        >>> baraquant.ops.fake_quantize_per_token_backward(grad, x, scale, None, -8, 4)
+        >>> op(torch.ones_like(x), x, scale, None, -8, 4)
         tensor([[1., 1.],
                 [1., 0.]])
     """
@@ -117,7 +272,7 @@ def fake_quantize_per_token_backward(
     )
 
 
-@operator
+@operator(FAKE_QUANTIZE_BACKWARD, PER_GROUP)
 def fake_quantize_per_group_backward(
     grad: Tensor,
     input: Tensor,
@@ -128,28 +283,12 @@ def fake_quantize_per_group_backward(
     quant_min: int = -128,
     quant_max: int = 127,
 ) -> Tensor:
-    """Gradient of :func:`fake_quantize_per_group` in its input.
-
-    ``dx = grad where quant_min <= rint(x / s[g]) + z[g] <= quant_max, else 0``
-
-    Args:
-        grad: Shaped like ``input``, of its dtype.
-        input: The tensor that was rounded, floating, of any shape.
-        scale: ``input.shape`` with ``ceil(n / group_size)`` for its ``n`` along ``axis``, float32
-            (float64 for a float64 input).
-        zero_point: Shaped like ``scale``, integer or floating; None stands for 0.
-        group_size: Neighbours that share a scale; the last group may be shorter.
-        axis: The dimension that the groups lie along.
-        quant_min: The smallest integer.
-        quant_max: The largest integer.
-
-    Returns:
-        The gradient, with the shape and the dtype of ``input``.
+    """Gradient of :func:`baraquant.ops.fake_quantize_per_group` in its input.
 
     Example:
+        >>> op = baraquant.ops.backward.fake_quantize_per_group_backward
         >>> x, scale = torch.tensor([[0.5, 1.5, 0.5, 1.5]]), torch.tensor([[0.5, 0.25]])
-        >>> grad = torch.ones_like(x)
-        >>> baraquant.ops.fake_quantize_per_group_backward(grad, x, scale, None, 2, -1, -8, 4)
+        >>> op(torch.ones_like(x), x, scale, None, 2, -1, -8, 4)
         tensor([[1., 1., 1., 0.]])
     """
     return torch.ops.baraquant.fake_quantize_per_group_backward.default(
@@ -157,7 +296,7 @@ def fake_quantize_per_group_backward(
     )
 
 
-@operator
+@operator(FAKE_QUANTIZE_BACKWARD_QPARAMS, PER_TENSOR)
 def fake_quantize_per_tensor_backward_qparams(
     grad: Tensor,
     input: Tensor,
@@ -166,29 +305,12 @@ def fake_quantize_per_tensor_backward_qparams(
     quant_min: int = -128,
     quant_max: int = 127,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of :func:`fake_quantize_per_tensor` in input, scale and zero point, in one pass.
-
-    ``ds = sum(grad * (rint(x / s) - x / s where x is inside the range, else q - z))``
-    ``dz = sum(0 where x is inside the range, else -s * grad)``
-
-    Args:
-        grad: Shaped like ``input``, of its dtype.
-        input: The tensor that was rounded, floating, of any shape.
-        scale: ``[]`` or ``[1]``, float32 (float64 for a float64 input).
-        zero_point: Shaped like ``scale``, integer or floating; None stands for 0.
-        quant_min: The smallest integer.
-        quant_max: The largest integer.
-
-    Returns:
-        The gradients of ``input``, of ``scale`` and of ``zero_point``, each shaped like its own;
-        that of a ``zero_point`` which is not floating has the dtype of ``scale``.
+    """Gradients of :func:`baraquant.ops.fake_quantize_per_tensor` in input, scale and zero point.
 
     Example:
+        >>> op = baraquant.ops.backward.fake_quantize_per_tensor_backward_qparams
         >>> x, scale = torch.tensor([0.625, 1.5, -9.0]), torch.tensor(0.5)
-        >>> grad = torch.ones_like(x)
-        >>> baraquant.ops.fake_quantize_per_tensor_backward_qparams(
-        ...     grad, x, scale, None, -8, 4
-        ... )[1]
+        >>> op(torch.ones_like(x), x, scale, None, -8, 4)[1]
         tensor(-8.2500)
     """
     gradients: tuple[Tensor, Tensor, Tensor] = (
@@ -199,7 +321,7 @@ def fake_quantize_per_tensor_backward_qparams(
     return gradients
 
 
-@operator
+@operator(FAKE_QUANTIZE_BACKWARD_QPARAMS, PER_CHANNEL)
 def fake_quantize_per_channel_backward_qparams(
     grad: Tensor,
     input: Tensor,
@@ -209,30 +331,12 @@ def fake_quantize_per_channel_backward_qparams(
     quant_min: int = -128,
     quant_max: int = 127,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of :func:`fake_quantize_per_channel` in input, scale and zero point, in one pass.
-
-    ``ds = sum(grad * (rint(x / s) - x / s where x is inside the range, else q - z))``
-    ``dz = sum(0 where x is inside the range, else -s * grad)``
-
-    Args:
-        grad: Shaped like ``input``, of its dtype.
-        input: The tensor that was rounded, floating, of any shape.
-        scale: ``[input.shape[axis]]``, float32 (float64 for a float64 input).
-        zero_point: Shaped like ``scale``, integer or floating; None stands for 0.
-        axis: The dimension that the channels are counted along; negative counts from the end.
-        quant_min: The smallest integer.
-        quant_max: The largest integer.
-
-    Returns:
-        The gradients of ``input``, of ``scale`` and of ``zero_point``, each shaped like its own;
-        that of a ``zero_point`` which is not floating has the dtype of ``scale``.
+    """Gradients of :func:`baraquant.ops.fake_quantize_per_channel` in input, scale and zero point.
 
     Example:
+        >>> op = baraquant.ops.backward.fake_quantize_per_channel_backward_qparams
         >>> x, scale = torch.tensor([[0.625, 1.5], [0.625, 1.5]]), torch.tensor([0.5, 0.25])
-        >>> grad = torch.ones_like(x)
-        >>> baraquant.ops.fake_quantize_per_channel_backward_qparams(
-        ...     grad, x, scale, None, 0, -8, 4
-        ... )[1]
+        >>> op(torch.ones_like(x), x, scale, None, 0, -8, 4)[1]
         tensor([-0.2500,  3.5000])
     """
     gradients: tuple[Tensor, Tensor, Tensor] = (
@@ -243,7 +347,7 @@ def fake_quantize_per_channel_backward_qparams(
     return gradients
 
 
-@operator
+@operator(FAKE_QUANTIZE_BACKWARD_QPARAMS, PER_TOKEN)
 def fake_quantize_per_token_backward_qparams(
     grad: Tensor,
     input: Tensor,
@@ -252,30 +356,12 @@ def fake_quantize_per_token_backward_qparams(
     quant_min: int = -128,
     quant_max: int = 127,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of :func:`fake_quantize_per_token` in input, scale and zero point, in one pass.
-
-    ``ds = sum(grad * (rint(x / s) - x / s where x is inside the range, else q - z))``
-    ``dz = sum(0 where x is inside the range, else -s * grad)``
-
-    Args:
-        grad: Shaped like ``input``, of its dtype.
-        input: The tensor that was rounded, floating, of any shape.
-        scale: ``[..., 1]`` (or ``[...]``) for an input ``[..., D]``, float32 (float64 for a float64
-            input).
-        zero_point: Shaped like ``scale``, integer or floating; None stands for 0.
-        quant_min: The smallest integer.
-        quant_max: The largest integer.
-
-    Returns:
-        The gradients of ``input``, of ``scale`` and of ``zero_point``, each shaped like its own;
-        that of a ``zero_point`` which is not floating has the dtype of ``scale``.
+    """Gradients of :func:`baraquant.ops.fake_quantize_per_token` in input, scale and zero point.
 
     Example:
+        >>> op = baraquant.ops.backward.fake_quantize_per_token_backward_qparams
         >>> x, scale = torch.tensor([[0.625, 1.5], [0.625, 1.5]]), torch.tensor([[0.5], [0.25]])
-        >>> grad = torch.ones_like(x)
-        >>> baraquant.ops.fake_quantize_per_token_backward_qparams(
-        ...     grad, x, scale, None, -8, 4
-        ... )[1]
+        >>> op(torch.ones_like(x), x, scale, None, -8, 4)[1]
         tensor([[-0.2500],
                 [ 3.5000]])
     """
@@ -287,7 +373,7 @@ def fake_quantize_per_token_backward_qparams(
     return gradients
 
 
-@operator
+@operator(FAKE_QUANTIZE_BACKWARD_QPARAMS, PER_GROUP)
 def fake_quantize_per_group_backward_qparams(
     grad: Tensor,
     input: Tensor,
@@ -298,32 +384,12 @@ def fake_quantize_per_group_backward_qparams(
     quant_min: int = -128,
     quant_max: int = 127,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of :func:`fake_quantize_per_group` in input, scale and zero point, in one pass.
-
-    ``ds = sum(grad * (rint(x / s) - x / s where x is inside the range, else q - z))``
-    ``dz = sum(0 where x is inside the range, else -s * grad)``
-
-    Args:
-        grad: Shaped like ``input``, of its dtype.
-        input: The tensor that was rounded, floating, of any shape.
-        scale: ``input.shape`` with ``ceil(n / group_size)`` for its ``n`` along ``axis``, float32
-            (float64 for a float64 input).
-        zero_point: Shaped like ``scale``, integer or floating; None stands for 0.
-        group_size: Neighbours that share a scale; the last group may be shorter.
-        axis: The dimension that the groups lie along.
-        quant_min: The smallest integer.
-        quant_max: The largest integer.
-
-    Returns:
-        The gradients of ``input``, of ``scale`` and of ``zero_point``, each shaped like its own;
-        that of a ``zero_point`` which is not floating has the dtype of ``scale``.
+    """Gradients of :func:`baraquant.ops.fake_quantize_per_group` in input, scale and zero point.
 
     Example:
+        >>> op = baraquant.ops.backward.fake_quantize_per_group_backward_qparams
         >>> x, scale = torch.tensor([[0.625, 1.5, 0.625, 1.5]]), torch.tensor([[0.5, 0.25]])
-        >>> grad = torch.ones_like(x)
-        >>> baraquant.ops.fake_quantize_per_group_backward_qparams(
-        ...     grad, x, scale, None, 2, -1, -8, 4
-        ... )[1]
+        >>> op(torch.ones_like(x), x, scale, None, 2, -1, -8, 4)[1]
         tensor([[-0.2500,  3.5000]])
     """
     gradients: tuple[Tensor, Tensor, Tensor] = (

@@ -39,7 +39,7 @@ def granularities(name: str, rule: Callable[..., Any]) -> Iterator[Callable[...,
 
 def function(name: str, granularity: str, rule: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``rule`` with the signature of the op ``name``, whose geometry gives the segments."""
-    op = getattr(ops, name)
+    op = getattr(ops.backward if "_backward" in name else ops, name)
     signature = inspect.signature(op)
 
     @functools.wraps(op)
