@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from baraquant import ops
+from baraquant.granularity import GRANULARITIES
 
 from .granularity import segments
 
@@ -33,7 +34,7 @@ class Rule(torch.autograd.Function):  # type: ignore[misc]
 
 def granularities(name: str, rule: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     """Yield ``rule`` for all four granularities, with the signature of the op ``name``."""
-    for granularity in ("per_tensor", "per_channel", "per_token", "per_group"):
+    for granularity in GRANULARITIES:
         yield function(name.format(granularity), granularity, rule)
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The docstrings of the integer matrix family; products with one weight, and with groups."""
 
+from .._limits import MAX_FEATURES, MAX_SHIFTED_FEATURES
 from . import JACOB, RAISES, STRAIGHT_THROUGH, ZEROQUANT
 
 # ---- One weight for all tokens, or a weight for each group of tokens ----------------------------
@@ -42,14 +43,14 @@ offsets: Where the rows of each group end, ``[E]``, int32: group e has the rows 
 
 # ---- What several verbs say ---------------------------------------------------------------------
 
-_INTEGERS = """\
+_INTEGERS = f"""\
     input: The integers ``q``, $input;
-        int8 or uint8. Any strides; what is not contiguous is copied first. K is at most 131071, or
-        65536 for uint8 or with a zero point."""
-_NUMBERS = """\
+        int8 or uint8. Any strides; what is not contiguous is copied first. K is at most
+        {MAX_FEATURES}, or {MAX_SHIFTED_FEATURES} for uint8 or with a zero point."""
+_NUMBERS = f"""\
     input: $input;
         float32, float64, float16 or bfloat16. Any strides; what is not contiguous is copied first.
-        K is at most 131071, or 65536"""
+        K is at most {MAX_FEATURES}, or {MAX_SHIFTED_FEATURES}"""
 _WEIGHT = """\
     weight: The integers ``w``, ``[${e}N, K]``, int8, contiguous."""
 _MADE_WEIGHT = """\
