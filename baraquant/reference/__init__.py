@@ -58,11 +58,13 @@ from .affine import (
     quantize_per_token_backward,
 )
 from .granularity import Segments, expand_qparams, segments, sum_segments
-from .grouped import int8_grouped_linear, qat_grouped_linear, quantized_grouped_linear
 from .int8_mm import (
     fused_multiply_add,
+    int8_grouped_linear,
     int8_linear,
+    qat_grouped_linear,
     qat_linear,
+    quantized_grouped_linear,
     quantized_linear,
     rescaled,
     smoothquant_linear,
