@@ -11,8 +11,7 @@ import torch
 import torch.jit._builtins
 
 from baraquant._C import eager_call
-
-from ._docs import completed
+from baraquant._docstrings import completed
 
 F = TypeVar("F", bound=Callable[..., object])
 

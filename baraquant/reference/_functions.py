@@ -39,7 +39,10 @@ def granularities(name: str, rule: Callable[..., Any]) -> Iterator[Callable[...,
 
 
 def function(name: str, granularity: str, rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``rule`` with the signature of the op ``name``, whose geometry gives the segments."""
+    """Return ``rule`` with the signature of the op ``name``.
+
+    The op's axis and group size give the segments that the rule takes.
+    """
     op = getattr(ops.backward if "_backward" in name else ops, name)
     signature = inspect.signature(op)
 
@@ -48,7 +51,7 @@ def function(name: str, granularity: str, rule: Callable[..., Any]) -> Callable[
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         arguments = bound.arguments
-        arguments.pop("save_mask", None)  # how much memory backward holds, never what it computes
+        arguments.pop("save_mask", None)  # it decides what is kept in memory, and no result
         geometry = {k: arguments.pop(k) for k in ("axis", "group_size") if k in arguments}
         like = arguments["input"] if "input" in arguments else arguments["grad"]
         divided = segments(like.shape, granularity, **geometry, device=like.device)
