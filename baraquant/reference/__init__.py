@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The ops of :mod:`baraquant.ops` in plain PyTorch: an executable specification.
 
-The functions have the names, arguments and defaults of the ops, and give the same bits, except that
-the gradient of a scale sums in another order. They are written for reading: nothing is fused, every
-intermediate result has its own tensor, and arguments are not checked (the ops check theirs).
+The functions have the names, arguments and defaults of the ops, those of
+:mod:`baraquant.ops.backward` included. They give the same bits, except that the gradient of a scale
+sums in another order. They are written for reading: nothing is fused, every intermediate result has
+its own tensor, and arguments are not checked (the ops check theirs).
 
 With ``C`` the compute type (float32, or float64 where the input is float64), scale ``s``, zero
 point ``z`` and ``rint`` rounding half to even::

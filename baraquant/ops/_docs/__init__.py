@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What the docstrings of several functions have in common, said once.
 
-A function's own docstring holds its first sentence and its example. The template of its verb
-(``affine.QUANTIZE``, say) holds the rest. In a template, ``$`` marks the words that differ between
-the functions of the verb: those of a granularity (``affine.PER_CHANNEL``), or those of a product
-with one weight or with groups (``int8_mm.ONE_WEIGHT``).
+A function's own docstring holds its first sentence and its example. The template of its verb holds
+the rest (``QUANTIZE`` in ``affine.py``, for example). In a template, ``$`` marks the words that
+differ between the functions of the verb. These are the words of a granularity (``PER_CHANNEL``), or
+those of a product with one weight or with groups (``ONE_WEIGHT`` in ``int8_mm.py``).
 """
 
 RAISES = """\
@@ -15,6 +15,10 @@ Raises:
 RAISES_WITH_AXIS = f"""\
 {RAISES}
     IndexError: An ``axis`` that ``input`` does not have.\
+"""
+RAISES_OF_ELEMENTS = f"""\
+{RAISES_WITH_AXIS}
+    NotImplementedError: No kernel for the device, or a gradient that has no formula.\
 """
 
 JACOB = """\

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The docstrings of the affine family and of its gradients; the four granularities."""
 
-from . import JACOB, RAISES_WITH_AXIS, STRAIGHT_THROUGH
+from . import JACOB, RAISES_OF_ELEMENTS, STRAIGHT_THROUGH
 
 # ---- What the granularities call their arguments ------------------------------------------------
 
@@ -49,9 +49,6 @@ group_size: The number of neighbours that share a scale; the last group may be s
 
 # ---- What several verbs say ---------------------------------------------------------------------
 
-_RAISES = f"""\
-{RAISES_WITH_AXIS}
-    NotImplementedError: No kernel for the device, or a gradient that has no formula."""
 _SCALE = """\
     scale: $shape,
         float32 (float64 for a float64 input)$or_number."""
@@ -96,7 +93,7 @@ Returns:
 
 $example
 
-{_RAISES}
+{RAISES_OF_ELEMENTS}
 
 Gradient:
     If ``dtype`` is floating: ``grad / s`` where x lay inside the range (its ends included), and 0
@@ -125,7 +122,7 @@ Returns:
 
 $example
 
-{_RAISES}
+{RAISES_OF_ELEMENTS}
 
 Gradient:
     If ``input`` is floating: ``grad * s``; differentiable twice. Integers have no gradient.
@@ -154,7 +151,7 @@ Returns:
 
 $example
 
-{_RAISES}
+{RAISES_OF_ELEMENTS}
 
 Gradient:
     Straight through: ``grad`` where x lay inside the range (its ends included) and 0 elsewhere;
@@ -179,7 +176,7 @@ Returns:
 
 $example
 
-{_RAISES}
+{RAISES_OF_ELEMENTS}
 
 Gradient:
     Linear in ``grad``, and differentiable in it.
@@ -230,7 +227,7 @@ Returns:
 
 $example
 
-{_RAISES}
+{RAISES_OF_ELEMENTS}
 
 Gradient:
     None: the gradients of scale and zero point cannot be differentiated again.
@@ -257,7 +254,7 @@ Returns:
 
 $example
 
-{_RAISES}
+{RAISES_OF_ELEMENTS}
 
 Gradient:
     Linear in ``grad``, and differentiable in it.

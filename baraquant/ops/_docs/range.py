@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The docstrings of the range family, whose scale comes from the data."""
 
-from . import JACOB, RAISES_WITH_AXIS, STRAIGHT_THROUGH, ZEROQUANT, affine
+from . import JACOB, RAISES_OF_ELEMENTS, RAISES_WITH_AXIS, STRAIGHT_THROUGH, ZEROQUANT, affine
 
 # ---- The granularities, with the shape of the scale that is returned ----------------------------
 
@@ -20,9 +20,6 @@ Args:
     quant_max: The largest integer.
     symmetric: True maps 0 to the middle of the integers' range. False maps
         ``[min(0, min x), max(0, max x)]`` to ``[quant_min, quant_max]``."""
-_RAISES = f"""\
-{RAISES_WITH_AXIS}
-    NotImplementedError: No kernel for the device, or a gradient that has no formula."""
 _NO_GRADIENT = """\
 Gradient:
     None: autograd takes the range of the data as a constant, and integers have no gradient."""
@@ -47,7 +44,7 @@ Returns:
 
 $example
 
-{_RAISES}
+{RAISES_OF_ELEMENTS}
 
 {_NO_GRADIENT}
 
@@ -74,7 +71,7 @@ Returns:
 
 $example
 
-{_RAISES}
+{RAISES_OF_ELEMENTS}
 
 {_NO_GRADIENT}
 
@@ -96,7 +93,7 @@ Returns:
 
 $example
 
-{_RAISES}
+{RAISES_OF_ELEMENTS}
 
 Gradient:
     Straight through, with the scale as a constant; differentiable twice. A symmetric scale clips
