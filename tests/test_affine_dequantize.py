@@ -128,9 +128,9 @@ def test_float64_is_rounded_once_to_16_bits(output: torch.dtype, device: str) ->
     assert_same_bits(y[:, 0], expected)
     y = ops.dequantize_per_channel(ones, scale, None, 0, dtype=output)
     assert_same_bits(y[:, 0], expected)
-    dq = ops.backward.dequantize_per_channel_backward(ones.double(), scale, 0, dtype=output)
+    dq = ops.dequantize_per_channel_backward(ones.double(), scale, 0, dtype=output)
     assert_same_bits(dq[:, 0], expected)
-    dq = ops.backward.dequantize_per_channel_backward(ones.to(output), scale, 0)
+    dq = ops.dequantize_per_channel_backward(ones.to(output), scale, 0)
     assert_same_bits(dq[:, 0], expected)
 
 

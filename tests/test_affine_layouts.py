@@ -233,12 +233,12 @@ def test_every_tail_and_misalignment(dtype: torch.dtype, device: str) -> None:
             y = ops.dequantize_per_tensor(q[at], scale, None, dtype=dtype)
             assert_same_bits(y, back[at])
             other = grad[:length]  # aligned, where x is not
-            got = ops.backward.fake_quantize_per_tensor_backward(other, x, scale, None, *RANGE)
+            got = ops.fake_quantize_per_tensor_backward(other, x, scale, None, *RANGE)
             expected = oracle.to_numpy(other)
             assert_same_bits(got, oracle.np.where(rule.mask[at], expected, expected.dtype.type(0)))
-            got = ops.backward.fake_quantize_per_tensor_backward(dy, x, scale, None, *RANGE)
+            got = ops.fake_quantize_per_tensor_backward(dy, x, scale, None, *RANGE)
             assert_same_bits(got, dx[at])
-            got = ops.backward.quantize_per_tensor_backward(dy, x, scale, None, *RANGE)
+            got = ops.quantize_per_tensor_backward(dy, x, scale, None, *RANGE)
             assert_same_bits(got, dq[at])
 
 
