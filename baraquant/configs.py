@@ -11,8 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
-from .granularity import NAMES as GRANULARITIES
-from .granularity import Granularity, PerGroup
+from .granularity import GRANULARITIES, Granularity, PerGroup
 
 VERSION = 1  # of the dictionaries
 

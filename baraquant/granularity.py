@@ -56,4 +56,4 @@ class PerGroup(Granularity):
     group_size: int
 
 
-NAMES = tuple(kind.name for kind in (PerTensor, PerChannel, PerToken, PerGroup))
+GRANULARITIES = tuple(kind.name for kind in (PerTensor, PerChannel, PerToken, PerGroup))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Batching rules of the core ops for :func:`torch.vmap`.
 
-A batch is one more leading dimension. If all samples share their scales, this only shifts the axis.
-If each sample has its own scales, the batch becomes part of the granularity. A scale from the data
-always belongs to the sample:
+A batch is one more leading dimension. If all samples share their scales, this dimension only shifts
+the axis. If each sample has its own scales, the batch becomes part of the granularity. A scale that
+comes from the data always belongs to a sample:
 
 =============  ====================================  ==========================================
 granularity    shared scale                          a scale per sample
@@ -15,15 +15,16 @@ per group      the scale is repeated, the axis       unchanged, the axis moves b
                moves by one
 =============  ====================================  ==========================================
 
-The ops of the integer matrix family have rules of their own: a batch of inputs is a batch of
-tokens.
+The ops of the integer matrix family have rules of their own, because a batch of inputs is only a
+larger number of tokens.
 """
 
 from collections.abc import Iterator
 
 import torch
 
-from . import affine, int8_mm, ranges
+from . import affine, int8_mm
+from . import range as ranges
 
 
 def register() -> None:
@@ -33,7 +34,7 @@ def register() -> None:
     int8_mm.register(_library)
     for op in _public_ops():
         if op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
-            # made of core ops, for which the rules are
+            # A public op calls core ops, which have the rules.
             _library.impl(op, op.decompose, "FuncTorchBatchedDecomposition")
 
 

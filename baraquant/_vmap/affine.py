@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Batching rules of the affine family, whose given scales are shared or differ by sample."""
+"""Batching rules of the affine family: the samples share their scales, or each has its own."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -92,7 +92,8 @@ def _batch(size: int, in_dims: InDims, a: Arguments, *, per_sample: bool = False
 
 
 def _check_qparams(a: Arguments) -> None:
-    # The op checks the batch. This refuses what is valid for the batch but not for a sample.
+    # The op checks the shapes of the batch. This function refuses shapes that fit the batch but not
+    # a sample.
     for name, tensor in (("scale", a.scale), ("zero_point", a.zero_point)):
         shape = None if tensor is None else list(tensor.shape[1:])
         if shape is None or a.granularity in (PER_TOKEN, PER_GROUP):
@@ -144,7 +145,7 @@ def _qparams_gradient(
     dscale = dscale.reshape(info.batch_size, *scale_shape)
     if rest[0]:
         dzero = dzero.reshape(info.batch_size, *zero_point_shape)
-    else:  # the gradient of the zero point is not wanted: the op returns an empty one
+    else:  # nobody asked for the gradient of the zero point: the op returns an empty tensor
         dzero = dzero.expand(info.batch_size, 0)
     return (b.unfold(dx), dscale, dzero), (0, 0, 0)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Functions of the batching rules: into the layout of a batch, and back."""
+"""What the batching rules share: they bring tensors into the layout of a batch, and back."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

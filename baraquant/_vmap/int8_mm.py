@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Batching rules of the integer matrix family: a batch of inputs is one more leading dimension.
 
-The scales and zero points of the input may be batched with it. There is no rule for a batch of
-weights, and none for the grouped ops, whose groups are rows of one matrix.
+The scales and zero points of the input may be batched with it. A batch of weights is refused. So is
+any batch in the grouped ops, whose groups are rows of one matrix.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.autograd_function import custom_function_call_vmap_helper
-from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
 from .batch import InDims, sample_shape, to_front
 
@@ -113,22 +112,37 @@ def _call(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> Tensor:
     return result
 
 
-def _implementation(op: torch._ops.OpOverload, of_input: tuple[str, ...]) -> Callable[..., Any]:
-    # This does what torch.library.register_vmap does, which does not take keyword-only tensors.
-    rule = _rule(op, of_input)
+def _positional(op: torch._ops.OpOverload) -> str:
+    """Define an op that does what ``op`` does, but takes all its arguments by position.
 
-    def implementation(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        rest = op._schema.arguments[len(args) :]
-        values = (kwargs.get(a.name, a.default_value) for a in rest)
-        return custom_function_call_vmap_helper(
-            retrieve_current_functorch_interpreter(),
-            rule,
-            lambda *arguments: _call(op, arguments),
-            *args,
-            *values,
-        )
+    See Note [Positional twins].
+    """
+    name, _, overload = op.name().removeprefix("baraquant::").partition(".")
+    twin = f"{name}_{overload}" if overload else name
+    _, _, signature = str(op._schema).partition("(")
+    # Without default values, because PyTorch leaves out arguments that are equal to them.
+    signature = re.sub(r"=[^,)]*", "", signature.replace("*, ", ""))
+    _TWINS.define(f"{twin}({signature}")
+    _TWINS.impl(twin, lambda *args: _call(op, args), "CompositeImplicitAutograd")
+    return twin
 
-    return implementation
+
+def _through(op: torch._ops.OpOverload, twin: torch._ops.OpOverload) -> Callable[..., Tensor]:
+    """Return a function with the signature of ``op`` that calls its twin."""
+    arguments = op._schema.arguments
+
+    def call(*args: Any, **kwargs: Any) -> Tensor:
+        rest = (kwargs.get(a.name, a.default_value) for a in arguments[len(args) :])
+        result: Tensor = twin(*args, *rest)
+        return result
+
+    return call
+
+
+# Note [Positional twins] torch.library.register_vmap takes no op that has keyword-only tensors, as
+# the zero points of these ops are. So each op has a twin in a namespace of its own, whose arguments
+# are all positional. Under vmap the op calls its twin, and the rule belongs to the twin.
+_TWINS = torch.library.Library("baraquant_vmap", "DEF")
 
 
 def register(library: torch.library.Library) -> None:
@@ -136,4 +150,7 @@ def register(library: torch.library.Library) -> None:
     for name, of_input in _OF_INPUT.items():
         packet, _, overload = name.partition(".")
         op = getattr(getattr(torch.ops.baraquant, packet), overload or "default")
-        library.impl(name, _implementation(op, of_input), "FuncTorchBatched", with_keyset=True)
+        twin = _positional(op)
+        called = getattr(torch.ops.baraquant_vmap, twin).default
+        library.impl(name, _through(op, called), "FuncTorchBatchedDecomposition")
+        torch.library.register_vmap(f"baraquant_vmap::{twin}", _rule(op, of_input), lib=_TWINS)

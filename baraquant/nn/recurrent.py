@@ -11,31 +11,45 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from .._docstrings import documented
 from ._recurrent import Recurrent
 from .recurrent_cells import GRUCell, LSTMCell, RNNCell
 
+_ARGUMENTS = """
+Args:
+    input_size: Features of the input.
+    hidden_size: Features of $states.
+    num_layers: The number of stacked layers.
+    $nonlinearity
+    bias: Whether the layers ``ih`` and ``hh`` have a bias.
+    batch_first: Whether the batch is the first dimension of input and output, else the second.
+    dropout: Probability to drop an output of any layer except the last, in training.
+    bidirectional: Whether a second direction reads each sequence backwards.
+    $proj_size
+    device: The device of the parameters.
+    dtype: The dtype of the parameters.
 
+Raises:
+    ValueError: An argument or the shape of a tensor does not fit.
+
+$example
+"""
+
+
+@documented(
+    _ARGUMENTS,
+    states="the hidden state and of the cell state",
+    nonlinearity="",
+    proj_size=(
+        "proj_size: If > 0, a linear layer ``hr`` makes this many features of the hidden state."
+    ),
+)
 class LSTM(Recurrent):
     """``torch.nn.LSTM`` with linear layers for its products, so that they can be quantized.
 
     Arguments, shapes, states and results are PyTorch's. The product with the input is computed once
     for the whole sequence, the product with the hidden state once for each step. There is no fused
     kernel, and ``torch.compile`` unrolls the steps. TorchScript does not take packed sequences.
-
-    Args:
-        input_size: Features of the input.
-        hidden_size: Features of the hidden state and of the cell state.
-        num_layers: The number of stacked layers.
-        bias: Whether the layers ``ih`` and ``hh`` have a bias.
-        batch_first: Whether the batch is the first dimension of input and output, else the second.
-        dropout: Probability to drop an output of any layer except the last, in training.
-        bidirectional: Whether a second direction reads each sequence backwards.
-        proj_size: If > 0, a linear layer ``hr`` makes this many features of the hidden state.
-        device: The device of the parameters.
-        dtype: The dtype of the parameters.
-
-    Raises:
-        ValueError: An argument or the shape of a tensor does not fit.
 
     Example:
         >>> lstm = baraquant.nn.LSTM(3, 4, num_layers=2, batch_first=True)
@@ -114,24 +128,11 @@ class _OneState(Recurrent):
         return output, last[0]
 
 
+@documented(_ARGUMENTS, states="the hidden state", nonlinearity="", proj_size="")
 class GRU(_OneState):
     """``torch.nn.GRU`` with linear layers for its products, so that they can be quantized.
 
     Arguments, shapes, states and results are PyTorch's; the computation is that of :class:`LSTM`.
-
-    Args:
-        input_size: Features of the input.
-        hidden_size: Features of the hidden state.
-        num_layers: The number of stacked layers.
-        bias: Whether the layers ``ih`` and ``hh`` have a bias.
-        batch_first: Whether the batch is the first dimension of input and output, else the second.
-        dropout: Probability to drop an output of any layer except the last, in training.
-        bidirectional: Whether a second direction reads each sequence backwards.
-        device: The device of the parameters.
-        dtype: The dtype of the parameters.
-
-    Raises:
-        ValueError: An argument or the shape of a tensor does not fit.
 
     Example:
         >>> gru = baraquant.nn.GRU(3, 4, bidirectional=True)
@@ -169,25 +170,16 @@ class GRU(_OneState):
         )
 
 
+@documented(
+    _ARGUMENTS,
+    states="the hidden state",
+    nonlinearity="nonlinearity: ``tanh`` or ``relu``.",
+    proj_size="",
+)
 class RNN(_OneState):
     """``torch.nn.RNN`` with linear layers for its products, so that they can be quantized.
 
     Arguments, shapes, states and results are PyTorch's; the computation is that of :class:`LSTM`.
-
-    Args:
-        input_size: Features of the input.
-        hidden_size: Features of the hidden state.
-        num_layers: The number of stacked layers.
-        nonlinearity: ``tanh`` or ``relu``.
-        bias: Whether the layers ``ih`` and ``hh`` have a bias.
-        batch_first: Whether the batch is the first dimension of input and output, else the second.
-        dropout: Probability to drop an output of any layer except the last, in training.
-        bidirectional: Whether a second direction reads each sequence backwards.
-        device: The device of the parameters.
-        dtype: The dtype of the parameters.
-
-    Raises:
-        ValueError: An argument or the shape of a tensor does not fit.
 
     Example:
         >>> rnn = baraquant.nn.RNN(3, 4, nonlinearity="relu")

@@ -8,8 +8,6 @@ and in TorchScript. :mod:`baraquant.reference` computes the same in plain PyTorc
 ``quantize_per_{G}``                        ``q = clamp(rint(x / s) + z, quant_min, quant_max)``
 ``dequantize_per_{G}``                      ``y = (q - z) * s``
 ``fake_quantize_per_{G}``                   both at once, differentiable
-``..._backward``                            their gradients in the input
-``fake_quantize_per_{G}_backward_qparams``  and in the scale and the zero point
 ``choose_qparams_per_{G}``                  ``s`` and ``z`` from the range of the data
 ``dynamic_range_quantize_per_{G}``          quantized with those, in one pass over the data
 ``dynamic_fake_quantize_per_{G}``           the same, back in numbers, differentiable
@@ -26,71 +24,50 @@ and in TorchScript. :mod:`baraquant.reference` computes the same in plain PyTorc
 ==========================================  =====================================================
 
 ``{G}`` is ``tensor``, ``channel``, ``token`` or ``group``: which elements share a scale.
+:mod:`baraquant.ops.backward` has the gradients, which autograd calls.
 """
 
-from .choose_qparams import (
-    choose_qparams_per_channel,
-    choose_qparams_per_group,
-    choose_qparams_per_tensor,
-    choose_qparams_per_token,
-)
-from .dequantize import (
+from . import backward as backward
+from .affine import (
     dequantize_per_channel,
-    dequantize_per_channel_backward,
     dequantize_per_group,
-    dequantize_per_group_backward,
     dequantize_per_tensor,
-    dequantize_per_tensor_backward,
     dequantize_per_token,
-    dequantize_per_token_backward,
-)
-from .dynamic_fake_quantize import (
-    dynamic_fake_quantize_per_channel,
-    dynamic_fake_quantize_per_group,
-    dynamic_fake_quantize_per_tensor,
-    dynamic_fake_quantize_per_token,
-)
-from .dynamic_range_quantize import (
-    dynamic_range_quantize_per_channel,
-    dynamic_range_quantize_per_group,
-    dynamic_range_quantize_per_tensor,
-    dynamic_range_quantize_per_token,
-)
-from .fake_quantize import (
     fake_quantize_per_channel,
     fake_quantize_per_group,
     fake_quantize_per_tensor,
     fake_quantize_per_token,
-)
-from .fake_quantize_backward import (
-    fake_quantize_per_channel_backward,
-    fake_quantize_per_channel_backward_qparams,
-    fake_quantize_per_group_backward,
-    fake_quantize_per_group_backward_qparams,
-    fake_quantize_per_tensor_backward,
-    fake_quantize_per_tensor_backward_qparams,
-    fake_quantize_per_token_backward,
-    fake_quantize_per_token_backward_qparams,
-)
-from .int8_grouped_linear import int8_grouped_linear
-from .int8_linear import int8_linear
-from .observe import observe_fake_quantize, observe_min_max_
-from .qat_grouped_linear import qat_grouped_linear
-from .qat_linear import qat_linear
-from .quantize import (
     quantize_per_channel,
-    quantize_per_channel_backward,
     quantize_per_group,
-    quantize_per_group_backward,
     quantize_per_tensor,
-    quantize_per_tensor_backward,
     quantize_per_token,
-    quantize_per_token_backward,
 )
-from .quantized_grouped_linear import quantized_grouped_linear
-from .quantized_linear import quantized_linear
-from .smoothquant_linear import smoothquant_linear
-from .static_quantized_linear import static_quantized_linear
+from .int8_mm import (
+    int8_grouped_linear,
+    int8_linear,
+    qat_grouped_linear,
+    qat_linear,
+    quantized_grouped_linear,
+    quantized_linear,
+    smoothquant_linear,
+    static_quantized_linear,
+)
+from .range import (
+    choose_qparams_per_channel,
+    choose_qparams_per_group,
+    choose_qparams_per_tensor,
+    choose_qparams_per_token,
+    dynamic_fake_quantize_per_channel,
+    dynamic_fake_quantize_per_group,
+    dynamic_fake_quantize_per_tensor,
+    dynamic_fake_quantize_per_token,
+    dynamic_range_quantize_per_channel,
+    dynamic_range_quantize_per_group,
+    dynamic_range_quantize_per_tensor,
+    dynamic_range_quantize_per_token,
+    observe_fake_quantize,
+    observe_min_max_,
+)
 
 __all__ = [
     "choose_qparams_per_channel",
@@ -98,13 +75,9 @@ __all__ = [
     "choose_qparams_per_tensor",
     "choose_qparams_per_token",
     "dequantize_per_channel",
-    "dequantize_per_channel_backward",
     "dequantize_per_group",
-    "dequantize_per_group_backward",
     "dequantize_per_tensor",
-    "dequantize_per_tensor_backward",
     "dequantize_per_token",
-    "dequantize_per_token_backward",
     "dynamic_fake_quantize_per_channel",
     "dynamic_fake_quantize_per_group",
     "dynamic_fake_quantize_per_tensor",
@@ -114,17 +87,9 @@ __all__ = [
     "dynamic_range_quantize_per_tensor",
     "dynamic_range_quantize_per_token",
     "fake_quantize_per_channel",
-    "fake_quantize_per_channel_backward",
-    "fake_quantize_per_channel_backward_qparams",
     "fake_quantize_per_group",
-    "fake_quantize_per_group_backward",
-    "fake_quantize_per_group_backward_qparams",
     "fake_quantize_per_tensor",
-    "fake_quantize_per_tensor_backward",
-    "fake_quantize_per_tensor_backward_qparams",
     "fake_quantize_per_token",
-    "fake_quantize_per_token_backward",
-    "fake_quantize_per_token_backward_qparams",
     "int8_grouped_linear",
     "int8_linear",
     "observe_fake_quantize",
@@ -132,13 +97,9 @@ __all__ = [
     "qat_grouped_linear",
     "qat_linear",
     "quantize_per_channel",
-    "quantize_per_channel_backward",
     "quantize_per_group",
-    "quantize_per_group_backward",
     "quantize_per_tensor",
-    "quantize_per_tensor_backward",
     "quantize_per_token",
-    "quantize_per_token_backward",
     "quantized_grouped_linear",
     "quantized_linear",
     "smoothquant_linear",

@@ -4,15 +4,14 @@
 import functools
 import numbers
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.jit._builtins
 
 from baraquant._C import eager_call
-
-from ._sections import shared_sections
+from baraquant._docstrings import completed
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -22,15 +21,27 @@ _MISMATCH = re.compile(
 )
 
 
-def operator(function: F) -> F:
-    """Declare a function to be the op ``baraquant::<its name>``.
+def operator(template: str, words: Mapping[str, str] | None = None) -> Callable[[F], F]:
+    """Declare a function to be the op ``baraquant::<its name>``, and complete its docstring.
 
-    Its docstring gets the sections that it shares with its siblings. The body defines what the
-    function does. Two shortcuts do the same faster: TorchScript calls the op instead of compiling
-    the body, and eager mode bypasses ``torch.ops`` if all arguments are plain.
+    The body defines what the function does. Two shortcuts do the same faster: TorchScript calls the
+    op instead of compiling the body, and eager mode bypasses ``torch.ops`` if all arguments are
+    plain.
+
+    Args:
+        template: The sections of the docstring that the function shares with its siblings.
+        words: What stands for the ``$`` marks in the template.
     """
+
+    def declare(function: F) -> F:
+        function.__doc__ = completed(function.__doc__ or "", template, words or {})
+        return cast(F, _with_shortcuts(function))
+
+    return declare
+
+
+def _with_shortcuts(function: Callable[..., Any]) -> Callable[..., Any]:
     name = function.__name__
-    function.__doc__ = (function.__doc__ or "").rstrip() + "\n" + shared_sections(name)
     overloads = getattr(torch.ops.baraquant, name).overloads()
     eager = eager_call(f"baraquant::{name}", ["" if o == "default" else o for o in overloads])
 
@@ -44,7 +55,7 @@ def operator(function: F) -> F:
         return _call_with_others(function, args, kwargs)
 
     torch.jit._builtins._register_builtin(call, f"baraquant::{name}")
-    return cast(F, call)
+    return call
 
 
 def _call_with_others(

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The ops of :mod:`baraquant.ops` in plain PyTorch: an executable specification.
 
-The functions have the names, arguments and defaults of the ops, and give the same bits, except that
-the gradient of a scale sums in another order. They are written for reading: nothing is fused, every
-intermediate result has its own tensor, and arguments are not checked (the ops check theirs).
+The functions have the names, arguments and defaults of the ops, those of
+:mod:`baraquant.ops.backward` included. They give the same bits, except that the gradient of a scale
+sums in another order. They are written for reading: nothing is fused, every intermediate result has
+its own tensor, and arguments are not checked (the ops check theirs).
 
 With ``C`` the compute type (float32, or float64 where the input is float64), scale ``s``, zero
 point ``z`` and ``rint`` rounding half to even::
@@ -58,18 +59,20 @@ from .affine import (
     quantize_per_token_backward,
 )
 from .granularity import Segments, expand_qparams, segments, sum_segments
-from .grouped import int8_grouped_linear, qat_grouped_linear, quantized_grouped_linear
 from .int8_mm import (
     fused_multiply_add,
+    int8_grouped_linear,
     int8_linear,
+    qat_grouped_linear,
     qat_linear,
+    quantized_grouped_linear,
     quantized_linear,
     rescaled,
     smoothquant_linear,
     static_quantized_linear,
     sums_of_products,
 )
-from .ranges import (
+from .range import (
     choose_qparams_per_channel,
     choose_qparams_per_group,
     choose_qparams_per_tensor,

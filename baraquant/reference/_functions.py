@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from baraquant import ops
+from baraquant.granularity import GRANULARITIES
 
 from .granularity import segments
 
@@ -33,13 +34,16 @@ class Rule(torch.autograd.Function):  # type: ignore[misc]
 
 def granularities(name: str, rule: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     """Yield ``rule`` for all four granularities, with the signature of the op ``name``."""
-    for granularity in ("per_tensor", "per_channel", "per_token", "per_group"):
+    for granularity in GRANULARITIES:
         yield function(name.format(granularity), granularity, rule)
 
 
 def function(name: str, granularity: str, rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``rule`` with the signature of the op ``name``, whose geometry gives the segments."""
-    op = getattr(ops, name)
+    """Return ``rule`` with the signature of the op ``name``.
+
+    The op's axis and group size give the segments that the rule takes.
+    """
+    op = getattr(ops.backward if "_backward" in name else ops, name)
     signature = inspect.signature(op)
 
     @functools.wraps(op)
@@ -47,7 +51,7 @@ def function(name: str, granularity: str, rule: Callable[..., Any]) -> Callable[
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         arguments = bound.arguments
-        arguments.pop("save_mask", None)  # how much memory backward holds, never what it computes
+        arguments.pop("save_mask", None)  # it decides what is kept in memory, and no result
         geometry = {k: arguments.pop(k) for k in ("axis", "group_size") if k in arguments}
         like = arguments["input"] if "input" in arguments else arguments["grad"]
         divided = segments(like.shape, granularity, **geometry, device=like.device)

@@ -78,9 +78,9 @@ def sum_segments(terms: Tensor, segments: Segments, shape: torch.Size) -> Tensor
 
 def maximum_of_segments(x: Tensor, segments: Segments) -> Tensor:
     """Return the maximum of each segment, -inf where it is empty. NaN propagates; -0 < +0."""
-    most = _amax_of_segments(x, segments)
+    maximum = _amax_of_segments(x, segments)
     sign_of_zero = _amax_of_segments(torch.copysign(torch.ones_like(x), x), segments)
-    return torch.where(most == 0, torch.copysign(most, sign_of_zero), most)
+    return torch.where(maximum == 0, torch.copysign(maximum, sign_of_zero), maximum)
 
 
 def minimum_of_segments(x: Tensor, segments: Segments) -> Tensor:

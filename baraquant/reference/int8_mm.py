@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The integer matrix family: exact sums of products of integers, rescaled."""
 
+import functools
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import affine, ranges
+from baraquant import ops
+
+from . import affine
+from . import range as ranges
 from ._functions import Rule, like_the_op
 from .granularity import INT32_MAX, INT32_MIN, segments
 from .rules import round_to
@@ -302,3 +308,51 @@ def qat_linear(
         return dx, dw, db
 
     return Rule.apply(value, gradient, input, weight, bias)
+
+
+# ---- The grouped ops: each group is a call of the op for one weight -----------------------------
+
+
+def _grouped(name: str, of_one_weight: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the grouped op ``name``: the rows of each group, followed by zeros.
+
+    Ends that do not ascend, or exceed the input, are replaced by the nearest valid ones.
+    """
+    op = getattr(ops, name)
+    signature = inspect.signature(op)
+
+    @functools.wraps(op)
+    def call(*args: Any, **kwargs: Any) -> Tensor:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = bound.arguments
+        input, offsets = arguments["input"], arguments.pop("offsets")
+        results, begin = [], 0
+        for group, end in enumerate(offsets.tolist()):
+            end = max(begin, min(end, input.shape[0]))
+            results.append(of_one_weight(**_of_group(arguments, group, slice(begin, end))))
+            begin = end
+        dtype = arguments.get("dtype") or input.dtype
+        shape = (input.shape[0] - begin, arguments["weight"].shape[1])
+        return torch.cat([*results, torch.zeros(shape, dtype=dtype, device=input.device)])
+
+    call.__module__ = "baraquant.reference"
+    return call
+
+
+def _of_group(arguments: dict[str, Any], group: int, rows: slice) -> dict[str, Any]:
+    """Return the arguments of the op for one weight: those of one group."""
+    own = dict(arguments)
+    for name in ("input", "input_scale", "input_zero_point"):
+        tensor = own.get(name)
+        if tensor is not None and tensor.shape not in ((), (1,)):  # one value holds for all tokens
+            own[name] = tensor[rows]
+    for name in ("weight", "weight_scale", "weight_sum", "bias"):
+        if own.get(name) is not None:
+            own[name] = own[name][group]
+    return own
+
+
+int8_grouped_linear = _grouped("int8_grouped_linear", int8_linear)
+quantized_grouped_linear = _grouped("quantized_grouped_linear", quantized_linear)
+qat_grouped_linear = _grouped("qat_grouped_linear", qat_linear)

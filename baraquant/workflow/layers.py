@@ -34,7 +34,8 @@ class Layer:
     """A kind of layer.
 
     Attributes:
-        float_type: The float module.
+        float_type: The class of the float modules. None: a subclass of ``Layer`` recognizes them by
+            something else, with its own ``name`` and ``matches``.
         training: The class for training, which :func:`baraquant.qat.prepare_` makes with
             ``from_float(module, config)``.
         forms: The classes that conversion may give, and how each is stored.
@@ -46,7 +47,7 @@ class Layer:
         keeps_input: Whether :func:`baraquant.quantize_` leaves the input floating.
     """
 
-    float_type: type[nn.Module]
+    float_type: type[nn.Module] | None
     training: type[nn.Module]
     forms: tuple[Form, ...]
     convert: Convert
@@ -57,15 +58,17 @@ class Layer:
     @property
     def name(self) -> str:
         """The name of the float class."""
+        assert self.float_type is not None
         return self.float_type.__name__
 
     def matches(self, module: nn.Module) -> bool:
         """Whether a module is of the float class."""
+        assert self.float_type is not None
         return isinstance(module, self.float_type)
 
     def base_of(self, module: nn.Module) -> type[nn.Module]:
         """Return the class whose forward the layer computes; a subclass may define another one."""
-        return self.float_type
+        return type(module) if self.float_type is None else self.float_type
 
     def own_names(self, module: nn.Module) -> set[str] | None:
         """Return those registered names of a float module that belong to the layer; None: all."""
@@ -218,10 +221,6 @@ class Experts(Layer):
         """Whether a module holds experts, by the attributes that transformers gives them."""
         return is_experts(module)
 
-    def base_of(self, module: nn.Module) -> type[nn.Module]:
-        """Return the class of a float module."""
-        return type(module)
-
     def own_names(self, module: nn.Module) -> set[str] | None:
         """Return the names of a float module's weights and biases."""
         form = experts_form(module)
@@ -243,15 +242,11 @@ class TransformersConv1D(Layer):
         is_theirs = kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
         return is_theirs and hasattr(module, "nx")
 
-    def base_of(self, module: nn.Module) -> type[nn.Module]:
-        """Return the class of a float module."""
-        return type(module)
-
 
 LAYERS: list[Layer] = [
     Layer(nn.Linear, bnn.FakeQuantizedLinear, _LINEAR_FORMS, _convert_linear, _FEATURES),
     TransformersConv1D(
-        nn.Module,
+        None,
         bnn.FakeQuantizedConv1D,
         _LINEAR_FORMS,
         _convert_linear,
@@ -266,7 +261,7 @@ LAYERS: list[Layer] = [
         _why_not_embedding,
     ),
     Experts(
-        nn.Module,
+        None,
         bnn.FakeQuantizedExperts,
         (_EXPERTS_FORM,),
         lambda prepared, integers: bnn.QuantizedExperts.from_prepared(prepared),

@@ -61,7 +61,9 @@ def register_layer(
         "training": (training, bnn.QuantizesWeight, "from_float"),
         "inference": (inference, bnn.HoldsIntegers, "from_prepared"),
     }
-    if not (isinstance(float_type, type) and issubclass(float_type, nn.Module)):
+    # torch.nn.Module itself would claim every module of a model.
+    is_module = isinstance(float_type, type) and issubclass(float_type, nn.Module)
+    if not is_module or float_type is nn.Module:
         raise TypeError(f"{where}: expected float_type to be a class of modules, but got "
                         f"{float_type!r}")  # fmt: skip
     for name, (kind, base, method) in needed.items():

@@ -8,7 +8,6 @@ import re
 import pytest
 import torch
 
-from baraquant import ops
 from tests.support.bad_arguments.affine import (
     BAD,
     DEVICE,
@@ -20,7 +19,7 @@ from tests.support.bad_arguments.affine import (
     not_plain,
     quantized,
 )
-from tests.support.cases import Granularity
+from tests.support.cases import Granularity, function_of
 from tests.support.processes import run_program
 
 
@@ -128,7 +127,7 @@ def test_tensors_that_are_not_plain(op: Op) -> None:
     right = op.arguments("cpu")
     for name in [n for n, value in right.items() if isinstance(value, torch.Tensor)]:
         for make in not_plain(right[name]).values():
-            for call in (op, lambda a: getattr(ops, op.name)(**a)):
+            for call in (op, lambda a: function_of(op.name)(**a)):
                 with pytest.raises(TypeError, match=f"^baraquant::{op.name}: expected {name} to "):
                     call(right | {name: make()})
 
@@ -139,7 +138,7 @@ def test_a_number_that_is_no_dtype(op: Op, wrong: int) -> None:
     arguments = op.arguments("cpu") | {"dtype": wrong}
     message = f"^baraquant::{op.name}: expected dtype to be "
     with pytest.raises(TypeError, match=f"{message}a torch.dtype, but got {wrong}$"):
-        getattr(ops, op.name)(**arguments)
+        function_of(op.name)(**arguments)
     if wrong != 2**40:  # of which torch.ops takes the low byte, 0: uint8
         with pytest.raises(TypeError, match=f"{message}.* but got a number that is no dtype"):
             op(arguments)

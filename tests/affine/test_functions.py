@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import baraquant.ops
 from tests.support import cases
 from tests.support.bad_arguments.affine import BAD, OPS, Op
 from tests.support.bits import assert_same_bits
+from tests.support.cases import function_of
 
 
 class Subclass(Tensor):
@@ -61,7 +61,7 @@ def outcome(call: Any, *args: Any, **kwargs: Any) -> tuple[Any, BaseException | 
 
 
 def functions(op: Op) -> tuple[Any, Any]:
-    return getattr(baraquant.ops, op.name), getattr(torch.ops.baraquant, op.name)
+    return function_of(op.name), getattr(torch.ops.baraquant, op.name)
 
 
 def assert_same(got: Any, expected: Any, note: str) -> None:

@@ -9,7 +9,8 @@ import typing
 import pytest
 import torch
 
-from baraquant import nn, ops, reference
+from baraquant import nn, reference
+from tests.support.cases import OP_NAMES, function_of
 from tests.support.docstrings import run_examples
 
 SECTIONS = ("Args", "Returns", "Example", "Raises", "Gradient", "Rounding", "References")
@@ -28,39 +29,39 @@ def overloads(name: str) -> list[torch.FunctionSchema]:
 
 
 def test_every_op_has_a_function() -> None:
-    assert set(ops.__all__) == public_op_names()
-    assert all(callable(getattr(reference, name)) for name in ops.__all__)
+    assert set(OP_NAMES) == public_op_names()
+    assert all(callable(getattr(reference, name)) for name in OP_NAMES)
 
 
-@pytest.mark.parametrize("name", ops.__all__)
+@pytest.mark.parametrize("name", OP_NAMES)
 def test_docstring_is_whole(name: str) -> None:
-    doc = inspect.getdoc(getattr(ops, name))
+    doc = inspect.getdoc(function_of(name))
     assert doc is not None
     assert "``" in doc.splitlines()[2], "the formula follows the first sentence"
     for section in SECTIONS:
         assert doc.count(f"\n{section}:\n") == 1, f"{name}: {section}"
-    raw = getattr(ops, name).__doc__.splitlines()
+    raw = function_of(name).__doc__.splitlines()
     assert max(map(len, raw)) <= 100, "as wide as the sources"
     order = [doc.index(f"\n{section}:\n") for section in SECTIONS]
     assert order == sorted(order)
     arguments = doc.partition("Args:\n")[2].partition("\n\n")[0]
     documented = [line.split(":")[0].strip() for line in arguments.splitlines() if line[4] != " "]
-    assert documented == list(inspect.signature(getattr(ops, name)).parameters)
+    assert documented == list(inspect.signature(function_of(name)).parameters)
 
 
-@pytest.mark.parametrize("name", ops.__all__)
+@pytest.mark.parametrize("name", OP_NAMES)
 def test_example_runs(name: str) -> None:
-    run_examples(getattr(ops, name), name)
+    run_examples(function_of(name), name)
 
 
 def test_module_example_runs() -> None:
     run_examples(nn.FakeQuantize, "FakeQuantize")
 
 
-@pytest.mark.parametrize("name", ops.__all__)
+@pytest.mark.parametrize("name", OP_NAMES)
 def test_signature_is_the_schema(name: str) -> None:
     """Names, order, defaults and keyword-only arguments are those of the op."""
-    function = getattr(ops, name)
+    function = function_of(name)
     parameters = inspect.signature(function).parameters.values()
     for schema in overloads(name):
         assert [p.name for p in parameters] == [a.name for a in schema.arguments]
@@ -75,8 +76,8 @@ def test_signature_is_the_schema(name: str) -> None:
                 assert (parameter.default is not parameter.empty) == argument.has_default_value()
 
 
-@pytest.mark.parametrize("name", ops.__all__)
+@pytest.mark.parametrize("name", OP_NAMES)
 def test_every_argument_is_typed(name: str) -> None:
-    function = getattr(ops, name)
+    function = function_of(name)
     hints = typing.get_type_hints(function)
     assert set(hints) == {*inspect.signature(function).parameters, "return"}

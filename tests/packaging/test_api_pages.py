@@ -16,7 +16,7 @@ from baraquant import calibration, nn, ops, qat, reference
 from tests.support.documents import ROOT
 
 PAGES = sorted((ROOT / "docs" / "api").glob("*.rst"))
-PUBLIC = (baraquant, calibration, nn, ops, qat, reference)
+PUBLIC = (baraquant, calibration, nn, ops, ops.backward, qat, reference)
 DIRECTIVE = re.compile(r"\.\. ((?:auto)?(?:class|function|data|module)|currentmodule):: ([\w.]+)")
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from baraquant import ops
+
 FLOAT_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGER_DTYPES = (torch.int8, torch.uint8)
 QUANTIZED_DTYPES = INTEGER_DTYPES + FLOAT_DTYPES
@@ -27,6 +29,14 @@ INTEGER_LIMIT = {
 }
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+
+OP_NAMES = sorted([*ops.__all__, *ops.backward.__all__])
+
+
+def function_of(name: str) -> Callable:
+    """The function of `baraquant.ops`; the gradients are in `baraquant.ops.backward`."""
+    return getattr(ops.backward if "_backward" in name else ops, name)
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -78,6 +88,8 @@ class Granularity:
         """The public op of a verb, e.g. `fake_quantize` or `quantize_backward`."""
         stem, _, suffix = verb.partition("_backward")
         name = f"{stem}_{self.kind}" + ("_backward" + suffix if "_backward" in verb else "")
+        if namespace is ops:
+            return function_of(name)
         return getattr(namespace or torch.ops.baraquant, name)
 
     def param_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:

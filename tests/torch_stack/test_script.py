@@ -31,9 +31,10 @@ def scripted_function(call: Call) -> torch.jit.ScriptFunction:
     args, kwargs = call.arguments(*names)
     words = [*map(repr, args), *(f"{k}={v!r}" for k, v in kwargs.items())]
     returns = f"Tuple[{', '.join(['Tensor'] * call.returns)}]" if call.returns > 1 else "Tensor"
+    namespace = "ops.backward" if "_backward" in call.function.__name__ else "ops"
     unit = torch.jit.CompilationUnit(
         f"def call({', '.join(n + ': Tensor' for n in names)}) -> {returns}:\n"
-        f"    return ops.{call.function.__name__}({', '.join(words)})\n"
+        f"    return {namespace}.{call.function.__name__}({', '.join(words)})\n"
     )
     return unit.call
 

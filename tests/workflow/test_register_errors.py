@@ -183,6 +183,7 @@ class QuantizedLinear(QuantizedGained):
         ),
         ((3, FakeQuantizedGained, Liar), TypeError, "float_type to be a class of modules, .* 3"),
         ((int, FakeQuantizedGained, Liar), TypeError, "float_type to be a class of modules"),
+        ((nn.Module, FakeQuantizedGained, Liar), TypeError, "float_type to be a class of modules"),
         ((Other, nn.Linear, Liar), TypeError, "training to be a subclass of QuantizesWeight"),
         ((Other, FakeQuantizedOther, Liar), TypeError, "to have a class method from_float"),
         ((Other, MakesAnother, nn.Linear), TypeError, "inference to be a subclass of HoldsInteg"),

@@ -9,9 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..._docstrings import documented
 from .._convolution import Transposes
 from ..training.fake_quantize import FakeQuantize
-from .conv import OPTIONS, Convolution
+from .conv import CONVOLUTION, OPTIONS, Convolution
+
+_TRANSPOSED = f"""
+The integers have the output channels first, unlike PyTorch's weight. ``weight``, which is computed
+when it is read, has PyTorch's layout.
+{CONVOLUTION}"""
 
 
 class _QuantizedConvTranspose(Transposes, Convolution):
@@ -66,31 +72,9 @@ class _QuantizedConvTranspose(Transposes, Convolution):
         return self._conv_transpose(self.input_fake_quant(input), weight, self.bias, output_size)
 
 
+@documented(_TRANSPOSED, kind="ConvTranspose1d", kernel="kernel")
 class QuantizedConvTranspose1d(_QuantizedConvTranspose):
     """A ``ConvTranspose1d`` that stores integers and computes in floating point.
-
-    The gradient is that of the prepared layer. The integers have the output channels first, unlike
-    PyTorch's weight. ``weight``, which is computed when it is read, has PyTorch's layout.
-
-    Args:
-        qweight: int8 ``[out_channels, in_channels / groups, kernel]``.
-        weight_scale: float32 or float64 ``[out_channels]``, or ``[out_channels, in_channels /
-            groups / group_size]``, rounded up.
-        bias: ``[out_channels]``, of the dtype of the inputs.
-        weight_zero_point: Integer, shaped like ``weight_scale``; None stands for 0.
-        group_size: The number of inputs of an output channel that share a scale, with all positions
-            of their kernels.
-        stride: As in ``torch.nn.ConvTranspose1d``, like ``padding``, ``output_padding``,
-            ``dilation``, ``groups`` and ``padding_mode``.
-        input_fake_quant: Rounds the input; None leaves it as it is.
-        weight_bits: The width of the integers, 2 to 8. They are always stored as int8.
-        dtype: The dtype of ``weight`` when it is read. None: the dtype of the bias, else of the
-            scale.
-
-    Raises:
-        ValueError: A shape or width does not fit.
-        TypeError: The weight is not int8, the scale is not float32 or float64, the zero point is
-            not an integer tensor, or the dtype is not floating.
 
     Example:
         >>> weight = torch.ones(6, 4, 3, dtype=torch.int8)
@@ -102,31 +86,9 @@ class QuantizedConvTranspose1d(_QuantizedConvTranspose):
     _float = nn.ConvTranspose1d
 
 
+@documented(_TRANSPOSED, kind="ConvTranspose2d", kernel="height, width")
 class QuantizedConvTranspose2d(_QuantizedConvTranspose):
     """A ``ConvTranspose2d`` that stores integers and computes in floating point.
-
-    The gradient is that of the prepared layer. The integers have the output channels first, unlike
-    PyTorch's weight. ``weight``, which is computed when it is read, has PyTorch's layout.
-
-    Args:
-        qweight: int8 ``[out_channels, in_channels / groups, height, width]``.
-        weight_scale: float32 or float64 ``[out_channels]``, or ``[out_channels, in_channels /
-            groups / group_size]``, rounded up.
-        bias: ``[out_channels]``, of the dtype of the inputs.
-        weight_zero_point: Integer, shaped like ``weight_scale``; None stands for 0.
-        group_size: The number of inputs of an output channel that share a scale, with all positions
-            of their kernels.
-        stride: As in ``torch.nn.ConvTranspose2d``, like ``padding``, ``output_padding``,
-            ``dilation``, ``groups`` and ``padding_mode``.
-        input_fake_quant: Rounds the input; None leaves it as it is.
-        weight_bits: The width of the integers, 2 to 8. They are always stored as int8.
-        dtype: The dtype of ``weight`` when it is read. None: the dtype of the bias, else of the
-            scale.
-
-    Raises:
-        ValueError: A shape or width does not fit.
-        TypeError: The weight is not int8, the scale is not float32 or float64, the zero point is
-            not an integer tensor, or the dtype is not floating.
 
     Example:
         >>> weight = torch.ones(6, 4, 3, 3, dtype=torch.int8)
@@ -138,31 +100,9 @@ class QuantizedConvTranspose2d(_QuantizedConvTranspose):
     _float = nn.ConvTranspose2d
 
 
+@documented(_TRANSPOSED, kind="ConvTranspose3d", kernel="depth, height, width")
 class QuantizedConvTranspose3d(_QuantizedConvTranspose):
     """A ``ConvTranspose3d`` that stores integers and computes in floating point.
-
-    The gradient is that of the prepared layer. The integers have the output channels first, unlike
-    PyTorch's weight. ``weight``, which is computed when it is read, has PyTorch's layout.
-
-    Args:
-        qweight: int8 ``[out_channels, in_channels / groups, depth, height, width]``.
-        weight_scale: float32 or float64 ``[out_channels]``, or ``[out_channels, in_channels /
-            groups / group_size]``, rounded up.
-        bias: ``[out_channels]``, of the dtype of the inputs.
-        weight_zero_point: Integer, shaped like ``weight_scale``; None stands for 0.
-        group_size: The number of inputs of an output channel that share a scale, with all positions
-            of their kernels.
-        stride: As in ``torch.nn.ConvTranspose3d``, like ``padding``, ``output_padding``,
-            ``dilation``, ``groups`` and ``padding_mode``.
-        input_fake_quant: Rounds the input; None leaves it as it is.
-        weight_bits: The width of the integers, 2 to 8. They are always stored as int8.
-        dtype: The dtype of ``weight`` when it is read. None: the dtype of the bias, else of the
-            scale.
-
-    Raises:
-        ValueError: A shape or width does not fit.
-        TypeError: The weight is not int8, the scale is not float32 or float64, the zero point is
-            not an integer tensor, or the dtype is not floating.
 
     Example:
         >>> weight = torch.ones(6, 4, 3, 3, 3, dtype=torch.int8)

@@ -1,22 +1,19 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``WeightOnlyLinear``: a linear layer that stores integers and computes in floating point."""
 
-from typing import Final
+from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
-from typing_extensions import Self
+from torch import Tensor
 
-from ... import ops
 from .._product import linear
-from ..training._quantizers import Integers, own
 from ..training.fake_quantize import FakeQuantize
-from ..training.linear import FakeQuantizedLinear
 from . import _arguments
+from ._dequantizes import Dequantizes
 from .linear import LaysOutWeight
 
 
-class WeightOnlyLinear(LaysOutWeight):
+class WeightOnlyLinear(Dequantizes, LaysOutWeight):
     """A linear layer that stores integers and computes in floating point.
 
     It serves the cases that an integer product cannot compute: weights with a scale for each group,
@@ -51,14 +48,8 @@ class WeightOnlyLinear(LaysOutWeight):
         tensor([[1.2500]])
     """
 
-    _scales = ("weight_scale",)
-    weight_scale: Tensor
-    bias: Tensor | None
-    weight_zero_point: Tensor | None
     in_features: Final[int]
     out_features: Final[int]
-    group_size: Final[int | None]
-    weight_bits: Final[int]
 
     def __init__(
         self,
@@ -74,69 +65,32 @@ class WeightOnlyLinear(LaysOutWeight):
         transposed: bool = False,
     ) -> None:
         super().__init__()
-        name = "WeightOnlyLinear"
-        _arguments.check_weight(name, qweight, bias)
-        _arguments.check_bits(name, "weight_bits", weight_bits)
+        _arguments.check_weight("WeightOnlyLinear", qweight, bias)
         self.out_features, self.in_features = qweight.shape
-        self.group_size = group_size
-        self.weight_bits = weight_bits
-        scale = _arguments.scale_of_weight(name, weight_scale, qweight, group_size)
-        self.dtype = _arguments.weight_dtype(name, dtype, bias, scale)
-        self.register_buffer("qweight", _arguments.plain(qweight).contiguous())
-        self.register_buffer("weight_scale", scale)
-        self.register_buffer("bias", None if bias is None else _arguments.plain(bias))
-        zero_point = _arguments.zero_point_of_weight(name, weight_zero_point, scale)
-        self.register_buffer("weight_zero_point", zero_point)
+        self._store(
+            qweight,
+            weight_scale,
+            bias,
+            weight_zero_point,
+            group_size,
+            input_fake_quant,
+            weight_bits,
+            dtype,
+        )
         self.set_layout(transposed)
-        self.input_fake_quant = nn.Identity() if input_fake_quant is None else input_fake_quant
 
     @classmethod
-    def from_prepared(cls, layer: FakeQuantizedLinear, integers: Integers) -> Self:
-        """Return the converted form of a layer that computes in floating point.
-
-        Args:
-            layer: The prepared layer.
-            integers: Its weight, quantized.
-
-        Raises:
-            ValueError: The range of the input is not known yet.
-        """
-        return cls(
-            integers.qweight,
-            integers.scale,
-            own(layer.bias),
-            weight_zero_point=integers.zero_point,
-            group_size=layer.config.weight.group_size,
-            input_fake_quant=layer.frozen_input(),
-            weight_bits=layer.config.weight.bits,
-            dtype=layer.float_weight().dtype,
-            transposed=layer.transposed_groups > 0,
-        )
+    def options_of(cls, layer: Any) -> dict[str, Any]:
+        """Return the layout of a prepared linear layer."""
+        return {"transposed": layer.transposed_groups > 0}
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
         return linear(self.input_fake_quant(input), self._dequantized(input.dtype), self.bias)
 
-    def dequantized_weight(self) -> Tensor:
-        """Return the dequantized weight."""
-        return self._dequantized(self.dtype)
-
-    def _dequantized(self, dtype: torch.dtype) -> Tensor:
-        scale, zero_point = self.weight_scale, self.weight_zero_point
-        group_size = self.group_size
-        if group_size is None:
-            weight = ops.dequantize_per_channel(self.qweight, scale, zero_point, 0, dtype=dtype)
-        else:
-            weight = ops.dequantize_per_group(
-                self.qweight, scale, zero_point, group_size, 1, dtype=dtype
-            )
-        return weight
-
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""
-        how = "per_channel" if self.group_size is None else f"per_group({self.group_size})"
-        zero = "" if self.weight_zero_point is None else " asymmetric"
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"bias={self.bias is not None}, weight=int{self.weight_bits} {how}{zero}"
+            f"bias={self.bias is not None}, {self._scheme()}"
         )

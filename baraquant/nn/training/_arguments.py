@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...granularity import GRANULARITIES
+
 MODES = ("fixed", "dynamic", "observed")
-GRANULARITIES = ("per_tensor", "per_channel", "per_token", "per_group")
 # The arguments that only some modes use.
 MODES_OF = {
     "scale": ("fixed",),

@@ -11,11 +11,36 @@ import math
 
 from torch import Tensor, nn
 
+from ..._docstrings import documented
 from ...configs import Config, QuantConfig
 from ...schemes import quant_config
 from .._convolution import Transposes
 from ._drop_in import DropIn
 from ._quantizers import QuantizesWeight, check_groups
+
+_ARGUMENTS = """
+Args:
+    config: A :class:`baraquant.QuantConfig`, :class:`baraquant.W8A8` or
+        :class:`baraquant.W8A8Static`. A group of the weight holds ``group_size`` inputs of an
+        output channel, with all positions of their kernels. All other arguments are those of
+        ``torch.nn.$kind``.
+
+Raises:
+    ValueError: The group size does not divide ``in_channels / groups``, or training cannot follow
+        the configuration.
+    TypeError: ``config`` is not a configuration.
+
+$example
+"""
+_CONVOLUTION = f"""
+The input of a convolution takes no scale per token or per group, because a vector along its last
+dimension is a row of space. With such a configuration the input stays floating.
+{_ARGUMENTS}"""
+_TRANSPOSED = f"""
+Its scales belong to output channels, although PyTorch lays out the weight as
+``[in_channels, out_channels / groups, ...]``. An input with a scale per token or per group stays
+floating.
+{_ARGUMENTS}"""
 
 _CONSTANTS = (*QuantizesWeight.__constants__, *nn.Conv2d.__constants__)
 
@@ -54,22 +79,9 @@ class _FakeQuantizedConvTranspose(Transposes, _FakeQuantizedConv):
         return self._conv_transpose(self.rounded_input(input), weight, self.bias, output_size)
 
 
+@documented(_CONVOLUTION, kind="Conv1d")
 class FakeQuantizedConv1d(_FakeQuantizedConv, nn.Conv1d):  # type: ignore[misc]
     """A ``Conv1d`` whose weight, and input, are fake-quantized; both stay floating.
-
-    The input of a convolution takes no scale per token or per group, because a vector along its
-    last dimension is a row of space. With such a configuration the input stays floating.
-
-    Args:
-        config: A :class:`baraquant.QuantConfig`, :class:`baraquant.W8A8` or
-            :class:`baraquant.W8A8Static`. A group of the weight holds ``group_size`` inputs of an
-            output channel, with all positions of their kernels. All other arguments are those of
-            ``torch.nn.Conv1d``.
-
-    Raises:
-        ValueError: The group size does not divide ``in_channels / groups``, or training cannot
-            follow the configuration.
-        TypeError: ``config`` is not a configuration.
 
     Example:
         >>> layer = baraquant.nn.FakeQuantizedConv1d(4, 6, 3, config=baraquant.W8A8())
@@ -81,22 +93,9 @@ class FakeQuantizedConv1d(_FakeQuantizedConv, nn.Conv1d):  # type: ignore[misc]
     bias: Tensor | None
 
 
+@documented(_CONVOLUTION, kind="Conv2d")
 class FakeQuantizedConv2d(_FakeQuantizedConv, nn.Conv2d):  # type: ignore[misc]
     """A ``Conv2d`` whose weight, and input, are fake-quantized; both stay floating.
-
-    The input of a convolution takes no scale per token or per group, because a vector along its
-    last dimension is a row of space. With such a configuration the input stays floating.
-
-    Args:
-        config: A :class:`baraquant.QuantConfig`, :class:`baraquant.W8A8` or
-            :class:`baraquant.W8A8Static`. A group of the weight holds ``group_size`` inputs of an
-            output channel, with all positions of their kernels. All other arguments are those of
-            ``torch.nn.Conv2d``.
-
-    Raises:
-        ValueError: The group size does not divide ``in_channels / groups``, or training cannot
-            follow the configuration.
-        TypeError: ``config`` is not a configuration.
 
     Example:
         >>> layer = baraquant.nn.FakeQuantizedConv2d(4, 6, 3, config=baraquant.W8A8())
@@ -108,22 +107,9 @@ class FakeQuantizedConv2d(_FakeQuantizedConv, nn.Conv2d):  # type: ignore[misc]
     bias: Tensor | None
 
 
+@documented(_CONVOLUTION, kind="Conv3d")
 class FakeQuantizedConv3d(_FakeQuantizedConv, nn.Conv3d):  # type: ignore[misc]
     """A ``Conv3d`` whose weight, and input, are fake-quantized; both stay floating.
-
-    The input of a convolution takes no scale per token or per group, because a vector along its
-    last dimension is a row of space. With such a configuration the input stays floating.
-
-    Args:
-        config: A :class:`baraquant.QuantConfig`, :class:`baraquant.W8A8` or
-            :class:`baraquant.W8A8Static`. A group of the weight holds ``group_size`` inputs of an
-            output channel, with all positions of their kernels. All other arguments are those of
-            ``torch.nn.Conv3d``.
-
-    Raises:
-        ValueError: The group size does not divide ``in_channels / groups``, or training cannot
-            follow the configuration.
-        TypeError: ``config`` is not a configuration.
 
     Example:
         >>> layer = baraquant.nn.FakeQuantizedConv3d(4, 6, 3, config=baraquant.W8A8())
@@ -135,23 +121,9 @@ class FakeQuantizedConv3d(_FakeQuantizedConv, nn.Conv3d):  # type: ignore[misc]
     bias: Tensor | None
 
 
+@documented(_TRANSPOSED, kind="ConvTranspose1d")
 class FakeQuantizedConvTranspose1d(_FakeQuantizedConvTranspose, nn.ConvTranspose1d):  # type: ignore[misc]
     """A ``ConvTranspose1d`` whose weight, and input, are fake-quantized; both stay floating.
-
-    Its scales belong to output channels, although PyTorch lays out the weight as
-    ``[in_channels, out_channels / groups, ...]``. An input with a scale per token or per group
-    stays floating.
-
-    Args:
-        config: A :class:`baraquant.QuantConfig`, :class:`baraquant.W8A8` or
-            :class:`baraquant.W8A8Static`. A group of the weight holds ``group_size`` inputs of an
-            output channel, with all positions of their kernels. All other arguments are those of
-            ``torch.nn.ConvTranspose1d``.
-
-    Raises:
-        ValueError: The group size does not divide ``in_channels / groups``, or training cannot
-            follow the configuration.
-        TypeError: ``config`` is not a configuration.
 
     Example:
         >>> layer = baraquant.nn.FakeQuantizedConvTranspose1d(4, 6, 3, config=baraquant.W8A8())
@@ -163,23 +135,9 @@ class FakeQuantizedConvTranspose1d(_FakeQuantizedConvTranspose, nn.ConvTranspose
     bias: Tensor | None
 
 
+@documented(_TRANSPOSED, kind="ConvTranspose2d")
 class FakeQuantizedConvTranspose2d(_FakeQuantizedConvTranspose, nn.ConvTranspose2d):  # type: ignore[misc]
     """A ``ConvTranspose2d`` whose weight, and input, are fake-quantized; both stay floating.
-
-    Its scales belong to output channels, although PyTorch lays out the weight as
-    ``[in_channels, out_channels / groups, ...]``. An input with a scale per token or per group
-    stays floating.
-
-    Args:
-        config: A :class:`baraquant.QuantConfig`, :class:`baraquant.W8A8` or
-            :class:`baraquant.W8A8Static`. A group of the weight holds ``group_size`` inputs of an
-            output channel, with all positions of their kernels. All other arguments are those of
-            ``torch.nn.ConvTranspose2d``.
-
-    Raises:
-        ValueError: The group size does not divide ``in_channels / groups``, or training cannot
-            follow the configuration.
-        TypeError: ``config`` is not a configuration.
 
     Example:
         >>> layer = baraquant.nn.FakeQuantizedConvTranspose2d(4, 6, 3, config=baraquant.W8A8())
@@ -191,23 +149,9 @@ class FakeQuantizedConvTranspose2d(_FakeQuantizedConvTranspose, nn.ConvTranspose
     bias: Tensor | None
 
 
+@documented(_TRANSPOSED, kind="ConvTranspose3d")
 class FakeQuantizedConvTranspose3d(_FakeQuantizedConvTranspose, nn.ConvTranspose3d):  # type: ignore[misc]
     """A ``ConvTranspose3d`` whose weight, and input, are fake-quantized; both stay floating.
-
-    Its scales belong to output channels, although PyTorch lays out the weight as
-    ``[in_channels, out_channels / groups, ...]``. An input with a scale per token or per group
-    stays floating.
-
-    Args:
-        config: A :class:`baraquant.QuantConfig`, :class:`baraquant.W8A8` or
-            :class:`baraquant.W8A8Static`. A group of the weight holds ``group_size`` inputs of an
-            output channel, with all positions of their kernels. All other arguments are those of
-            ``torch.nn.ConvTranspose3d``.
-
-    Raises:
-        ValueError: The group size does not divide ``in_channels / groups``, or training cannot
-            follow the configuration.
-        TypeError: ``config`` is not a configuration.
 
     Example:
         >>> layer = baraquant.nn.FakeQuantizedConvTranspose3d(4, 6, 3, config=baraquant.W8A8())

@@ -9,12 +9,14 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ... import ops
+from ...ops._recompute import unless_recomputing
 from . import _arguments
+from ._granularity import ByGranularity
 from ._observed_range import ObservedRange
-from ._range import qparams_of_range, unless_recomputing
+from ._range import qparams_of_range
 
 
-class FakeQuantize(ObservedRange):
+class FakeQuantize(ByGranularity, ObservedRange):
     """Rounds its input to a quantization grid; the gradient goes straight through.
 
     ``mode`` says where the scale and the zero point come from:
@@ -95,11 +97,6 @@ class FakeQuantize(ObservedRange):
     mode: Final[str]
     is_dynamic: Final[bool]  # bools beside `mode`, since TorchScript leaves out the code behind a
     is_observed: Final[bool]  # constant that is false, but not behind a comparison of strings
-    granularity: Final[str]
-    axis: Final[int]
-    group_size: Final[int]
-    quant_min: Final[int]
-    quant_max: Final[int]
     save_mask: Final[bool | None]
     symmetric: Final[bool]
     averaging_constant: Final[float | None]
@@ -135,9 +132,7 @@ class FakeQuantize(ObservedRange):
         self.mode = mode
         self.is_dynamic = mode == "dynamic"
         self.is_observed = mode == "observed"
-        self.granularity = granularity
-        self.axis = -1 if axis is None else axis
-        self.group_size = 0 if group_size is None else group_size
+        self._set_granularity(granularity, axis, group_size)
         self.quant_min = quant_min
         self.quant_max = quant_max
         self.save_mask = save_mask
@@ -160,12 +155,10 @@ class FakeQuantize(ObservedRange):
         """Return ``input`` rounded to the grid, in its own shape and dtype."""
         if self.is_observed:
             output = self._observe_and_round(input)
-        elif not self._rounds:
-            output = input
-        elif self.is_dynamic:
-            output = self._round_dynamic(input)
+        elif self._rounds:
+            output = self.round(input)
         else:
-            output = self._round_fixed(input)
+            output = input
         return output
 
     def _observe_and_round(self, input: Tensor) -> Tensor:
@@ -188,43 +181,14 @@ class FakeQuantize(ObservedRange):
             skipped_batches=self.skipped_batches,
         )
 
-    def _round_dynamic(self, input: Tensor) -> Tensor:
-        low, high, symmetric = self.quant_min, self.quant_max, self.symmetric
-        if self.granularity == "per_tensor":
-            return ops.dynamic_fake_quantize_per_tensor(input, low, high, symmetric=symmetric)
-        if self.granularity == "per_channel":
-            return ops.dynamic_fake_quantize_per_channel(
-                input, self.axis, low, high, symmetric=symmetric
-            )
-        if self.granularity == "per_token":
-            return ops.dynamic_fake_quantize_per_token(input, low, high, symmetric=symmetric)
-        return ops.dynamic_fake_quantize_per_group(
-            input, self.group_size, self.axis, low, high, symmetric=symmetric
-        )
-
-    def _round_fixed(self, input: Tensor) -> Tensor:
-        scale, zero_point = self.scale, self.zero_point
-        low, high, save_mask = self.quant_min, self.quant_max, self.save_mask
-        if self.granularity == "per_tensor":
-            return ops.fake_quantize_per_tensor(
-                input, scale, zero_point, low, high, save_mask=save_mask
-            )
-        if self.granularity == "per_channel":
-            return ops.fake_quantize_per_channel(
-                input, scale, zero_point, self.axis, low, high, save_mask=save_mask
-            )
-        if self.granularity == "per_token":
-            return ops.fake_quantize_per_token(
-                input, scale, zero_point, low, high, save_mask=save_mask
-            )
-        return ops.fake_quantize_per_group(
-            input, scale, zero_point, self.group_size, self.axis, low, high, save_mask=save_mask
-        )
-
     @torch.jit.export  # type: ignore[untyped-decorator]
     def round(self, input: Tensor) -> Tensor:
         """Return ``input`` rounded to the current grid; without observing, and without switches."""
-        return self._round_dynamic(input) if self.is_dynamic else self._round_fixed(input)
+        if self.is_dynamic:
+            output = self._dynamic_fake_quantize(input, self.symmetric)
+        else:
+            output = self._fake_quantize(input, self.scale, self.zero_point, self.save_mask)
+        return output
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def quantize(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -232,32 +196,12 @@ class FakeQuantize(ObservedRange):
 
         ``round`` returns these integers dequantized. The range must fit int8.
         """
-        low, high, symmetric = self.quant_min, self.quant_max, self.symmetric
-        if not self.is_dynamic:
-            return self._quantize_fixed(input), self.scale, self.zero_point
-        if self.granularity == "per_tensor":
-            return ops.dynamic_range_quantize_per_tensor(input, low, high, symmetric=symmetric)
-        if self.granularity == "per_channel":
-            return ops.dynamic_range_quantize_per_channel(
-                input, self.axis, low, high, symmetric=symmetric
-            )
-        if self.granularity == "per_token":
-            return ops.dynamic_range_quantize_per_token(input, low, high, symmetric=symmetric)
-        return ops.dynamic_range_quantize_per_group(
-            input, self.group_size, self.axis, low, high, symmetric=symmetric
-        )
-
-    def _quantize_fixed(self, input: Tensor) -> Tensor:
-        scale, zero_point, low, high = self.scale, self.zero_point, self.quant_min, self.quant_max
-        if self.granularity == "per_tensor":
-            return ops.quantize_per_tensor(input, scale, zero_point, low, high)
-        if self.granularity == "per_channel":
-            return ops.quantize_per_channel(input, scale, zero_point, self.axis, low, high)
-        if self.granularity == "per_token":
-            return ops.quantize_per_token(input, scale, zero_point, low, high)
-        return ops.quantize_per_group(
-            input, scale, zero_point, self.group_size, self.axis, low, high
-        )
+        if self.is_dynamic:
+            result = self._dynamic_quantize(input, self.symmetric)
+        else:
+            integers = self._quantize(input, self.scale, self.zero_point)
+            result = integers, self.scale, self.zero_point
+        return result
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def enable_observer(self, enabled: bool = True) -> None:

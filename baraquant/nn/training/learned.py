@@ -13,11 +13,12 @@ from ... import ops
 from .._precision import with_precision
 from . import _arguments
 from ._first_batch import check_unwrapped, is_known, is_zero
+from ._granularity import ByGranularity
 
 NAN = float("nan")
 
 
-class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
+class LearnedFakeQuantize(ByGranularity):
     """Rounds its input to a quantization grid, and learns the grid's step by gradient descent.
 
     ``y = (clamp(rint(x / s) + z, quant_min, quant_max) - z) * s`` with ``s = abs(scale)``, at least
@@ -66,11 +67,6 @@ class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
     """
 
     is_observed: Final[bool]
-    granularity: Final[str]
-    axis: Final[int]
-    group_size: Final[int]
-    quant_min: Final[int]
-    quant_max: Final[int]
     symmetric: Final[bool]
     per_sample: Final[bool]
 
@@ -108,9 +104,7 @@ class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
                 f"but got {list(shape)}"
             )
         self.is_observed = False
-        self.granularity = granularity
-        self.axis = -1 if axis is None else axis
-        self.group_size = 0 if group_size is None else group_size
+        self._set_granularity(granularity, axis, group_size)
         self.quant_min = quant_min
         self.quant_max = quant_max
         self.symmetric = symmetric
@@ -212,14 +206,7 @@ class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
         if zero_point is not None:
             step = zero_point * factor
             zero_point = zero_point.detach() + (step - step.detach())
-        low, high = self.quant_min, self.quant_max
-        if self.granularity == "per_tensor":
-            return ops.fake_quantize_per_tensor(input, scale, zero_point, low, high)
-        if self.granularity == "per_channel":
-            return ops.fake_quantize_per_channel(input, scale, zero_point, self.axis, low, high)
-        return ops.fake_quantize_per_group(
-            input, scale, zero_point, self.group_size, self.axis, low, high
-        )
+        return self._fake_quantize(input, scale, zero_point, None)
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def quantize(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -229,16 +216,7 @@ class LearnedFakeQuantize(nn.Module):  # type: ignore[misc]
         """
         scale, zero_point = self.calculate_qparams()
         scale = scale.to(self._compute_dtype(input.dtype))
-        low, high = self.quant_min, self.quant_max
-        if self.granularity == "per_tensor":
-            integers = ops.quantize_per_tensor(input, scale, zero_point, low, high)
-        elif self.granularity == "per_channel":
-            integers = ops.quantize_per_channel(input, scale, zero_point, self.axis, low, high)
-        else:
-            integers = ops.quantize_per_group(
-                input, scale, zero_point, self.group_size, self.axis, low, high
-            )
-        return integers, scale, zero_point
+        return self._quantize(input, scale, zero_point), scale, zero_point
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:

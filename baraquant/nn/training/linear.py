@@ -7,13 +7,11 @@ from typing_extensions import Self
 
 from ... import ops
 from ...configs import Config, QuantConfig, TensorConfig
+from ...ops._limits import MAX_FEATURES, MAX_SHIFTED_FEATURES
 from ...schemes import W8A8, quant_config
 from .._product import linear
 from .._straight_through import straight_through
 from ._quantizers import QuantizesWeight, check_groups
-
-# The maximum row lengths for exact int32 sums, without and with a zero point.
-MOST_FEATURES, MOST_SHIFTED_FEATURES = 131071, 65536
 
 
 class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
@@ -262,9 +260,9 @@ def check_config(config: QuantConfig, features: int) -> None:
     check_groups(config.weight, features, "in_features")
     if config.activation is not None:
         check_groups(config.activation, features, "in_features")
-        most = MOST_FEATURES if config.activation.symmetric else MOST_SHIFTED_FEATURES
-        if is_integer_product(config) and features > most:
+        limit = MAX_FEATURES if config.activation.symmetric else MAX_SHIFTED_FEATURES
+        if is_integer_product(config) and features > limit:
             raise ValueError(
-                f"expected in_features to be at most {most} for an exact int32 product"
+                f"expected in_features to be at most {limit} for an exact int32 product"
                 f"{'' if config.activation.symmetric else ' with a zero point'}, but got {features}"
             )

@@ -39,7 +39,7 @@ def qparams_of_range(
 
 
 def is_known(low: Tensor, high: Tensor) -> Tensor:
-    """Return whether these are the ends of a range: finite, and not upside down."""
+    """Return whether these are the ends of a range: finite, and in ascending order."""
     return low.isfinite() & high.isfinite() & (low <= high)
 
 

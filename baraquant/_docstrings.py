@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Completes docstrings, so that what several functions or classes share is said once.
+
+A function's own docstring holds its first sentence and its example. A template holds the rest; in
+it ``$`` marks the words that differ between the functions, and ``$example`` where the example goes.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from string import Template
+from typing import TypeVar
+
+_EXAMPLE = "\n\nExample:\n"
+_Class = TypeVar("_Class", bound=type)
+
+
+def completed(own: str, template: str, words: Mapping[str, str]) -> str:
+    """Return the whole docstring.
+
+    Args:
+        own: The docstring that stands in the source: text, and then an example.
+        template: The sections that it shares with others.
+        words: What stands for the ``$`` marks of the template.
+    """
+    text, example = inspect.cleandoc(own).split(_EXAMPLE)
+    shared = Template(template.strip("\n")).substitute(words, example=f"Example:\n{example}")
+    # An empty word leaves a line of spaces: something that this function does not have.
+    lines = (line for line in shared.splitlines() if not line.isspace())
+    return "\n".join((text, "", *lines, ""))
+
+
+def documented(template: str, **words: str) -> Callable[[_Class], _Class]:
+    """Complete the docstring of a class."""
+
+    def complete(documented: _Class) -> _Class:
+        documented.__doc__ = completed(documented.__doc__ or "", template, words)
+        return documented
+
+    return complete

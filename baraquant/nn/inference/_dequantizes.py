@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The base of the layers that store integers and compute in floating point."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from ... import ops
+from ..training._quantizers import Integers, own
+from ..training.fake_quantize import FakeQuantize
+from . import _arguments
+from ._integers import HoldsIntegers
+
+
+class Dequantizes(HoldsIntegers):
+    """A layer that stores integers and computes in floating point.
+
+    A scale belongs to an output channel, or to a group: to ``group_size`` inputs of an output
+    channel, with all ``positions`` of their kernels (one in a linear layer).
+    """
+
+    _scales = ("weight_scale",)
+    weight_scale: Tensor
+    weight_zero_point: Tensor | None
+    bias: Tensor | None
+    group_size: int | None
+    positions: int
+    weight_bits: int
+
+    def _store(
+        self,
+        qweight: Tensor,
+        weight_scale: Tensor,
+        bias: Tensor | None,
+        weight_zero_point: Tensor | None,
+        group_size: int | None,
+        input_fake_quant: FakeQuantize | None,
+        weight_bits: int,
+        dtype: torch.dtype | None,
+    ) -> None:
+        """Check the constructor's arguments, and keep them."""
+        name = type(self).__name__
+        _arguments.check_bits(name, "weight_bits", weight_bits)
+        self.weight_bits = weight_bits
+        self.group_size = group_size
+        self.positions = math.prod(qweight.shape[2:])
+        scale = _arguments.scale_of_weight(name, weight_scale, qweight, group_size)
+        zero_point = _arguments.zero_point_of_weight(name, weight_zero_point, scale)
+        self.dtype = _arguments.weight_dtype(name, dtype, bias, scale)
+        self.register_buffer("qweight", _arguments.plain(qweight).contiguous())
+        self.register_buffer("weight_scale", scale)
+        self.register_buffer("bias", None if bias is None else _arguments.plain(bias))
+        self.register_buffer("weight_zero_point", zero_point)
+        self.input_fake_quant = nn.Identity() if input_fake_quant is None else input_fake_quant
+
+    @classmethod
+    def options_of(cls, layer: Any) -> dict[str, Any]:
+        """Return the constructor's other arguments for a layer of the same shape."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_prepared(cls, layer: Any, integers: Integers) -> Self:
+        """Return the converted form of a prepared layer.
+
+        Args:
+            layer: The prepared layer.
+            integers: Its weight, quantized.
+
+        Raises:
+            ValueError: The range of its input is not known yet.
+        """
+        return cls(
+            integers.qweight,
+            integers.scale,
+            own(layer.bias),
+            weight_zero_point=integers.zero_point,
+            group_size=layer.config.weight.group_size,
+            input_fake_quant=layer.frozen_input(),
+            weight_bits=layer.config.weight.bits,
+            dtype=layer.float_weight().dtype,
+            **cls.options_of(layer),
+        )
+
+    def dequantized_weight(self) -> Tensor:
+        """Return the dequantized weight."""
+        return self._dequantized(self.dtype)
+
+    def _dequantized(self, dtype: torch.dtype) -> Tensor:
+        return self._channels_first(dtype)
+
+    def _channels_first(self, dtype: torch.dtype) -> Tensor:
+        """Return the dequantized weight in the layout of the integers."""
+        integers, scale, zero_point = self.qweight, self.weight_scale, self.weight_zero_point
+        group_size = self.group_size
+        if group_size is None:
+            weight = ops.dequantize_per_channel(integers, scale, zero_point, 0, dtype=dtype)
+        else:
+            rows, size = integers.flatten(1), group_size * self.positions
+            weight = ops.dequantize_per_group(rows, scale, zero_point, size, 1, dtype=dtype)
+            weight = weight.reshape(integers.shape)
+        return weight
+
+    def _scheme(self) -> str:
+        """Return the shape of the integers' scales, for ``repr``."""
+        how = "per_channel" if self.group_size is None else f"per_group({self.group_size})"
+        zero = "" if self.weight_zero_point is None else " asymmetric"
+        return f"weight=int{self.weight_bits} {how}{zero}"

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The docstrings of the integer matrix family; products with one weight, and with groups."""
+
+from .._limits import MAX_FEATURES, MAX_SHIFTED_FEATURES
+from . import JACOB, RAISES, STRAIGHT_THROUGH, ZEROQUANT
+
+# ---- One weight for all tokens, or a weight for each group of tokens ----------------------------
+
+ONE_WEIGHT = {
+    "input": "``[..., K]``",
+    "each": "``[...]`` or ``[..., 1]``",
+    "output": "``[..., N]``",
+    "e": "",
+    "dim": "1",
+    "offsets": "",
+    "raises": """\
+    NotImplementedError: No kernel for the device; :func:`torch.vmap` over anything but the input
+        and its scales.""",
+    "grouped_gradient": " ",  # a line of spaces is left out
+    "grouped_source": " ",
+}
+GROUPED = {
+    "input": "``[T, K]``, the tokens of each group in adjacent rows",
+    "each": "``[T]`` or ``[T, 1]``",
+    "output": "``[T, N]``",
+    "e": "E, ",
+    "dim": "2",
+    "offsets": """\
+offsets: Where the rows of each group end, ``[E]``, int32: group e has the rows from
+        ``offsets[e - 1]`` (0 for the first) to ``offsets[e]``. They ascend, and none exceeds T. On
+        a GPU only the device reads them: an offset that does not ascend, or exceeds T, is replaced
+        by the nearest valid one.""",
+    "raises": "    NotImplementedError: No kernel for the device; :func:`torch.vmap`.",
+    "grouped_gradient": """\
+    All this holds for each group with its weight; a token after the last group gets 0. On a GPU,
+    PyTorch's grouped product computes the floating products of the backward pass if the dtype is
+    bfloat16 and N and K are multiples of 8. Otherwise the host reads ``offsets`` there, and waits
+    for them.""",
+    "grouped_source": """\
+    Groups of tokens with a weight each: Shazeer et al. 2017, "Outrageously Large Neural Networks:
+    The Sparsely-Gated Mixture-of-Experts Layer".""",
+}
+
+# ---- What several verbs say ---------------------------------------------------------------------
+
+_INTEGERS = f"""\
+    input: The integers ``q``, $input;
+        int8 or uint8. Any strides; what is not contiguous is copied first. K is at most
+        {MAX_FEATURES}, or {MAX_SHIFTED_FEATURES} for uint8 or with a zero point."""
+_NUMBERS = f"""\
+    input: $input;
+        float32, float64, float16 or bfloat16. Any strides; what is not contiguous is copied first.
+        K is at most {MAX_FEATURES}, or {MAX_SHIFTED_FEATURES}"""
+_WEIGHT = """\
+    weight: The integers ``w``, ``[${e}N, K]``, int8, contiguous."""
+_MADE_WEIGHT = """\
+    weight: The integers ``w``, ``[${e}N, K]``, int8, contiguous, as
+        :func:`dynamic_range_quantize_per_channel` gives them for ``axis`` 0 of a matrix."""
+_WEIGHT_SUM = """\
+    weight_sum: ``weight.sum($dim, dtype=torch.int32)``, ``[${e}N]``; needed"""
+_COMPUTED = "If it is None, each call computes it."
+_SYMMETRIC = """\
+    symmetric: True maps 0 to the middle of the integers' range. False maps
+        ``[min(0, min x), max(0, max x)]`` of each token to ``[quant_min, quant_max]``."""
+_RANGE = """\
+    quant_min: The smallest integer of the input, at least -128. If ``symmetric`` is True, it is
+        ``-quant_max`` or one less. Four bits are -8 and 7.
+    quant_max: The largest integer of the input, at most 127."""
+_DTYPE = "    dtype: The dtype of the result: float32, float64, float16 or bfloat16."
+_DTYPE_OF_INPUT = """\
+    dtype: The dtype of the result: float32, float16 or bfloat16 (float64 for a float64 input);
+        None takes the dtype of ``input``."""
+_RETURNS = """\
+Returns:
+    $output, of ``dtype``, contiguous.
+
+$example"""
+_RAISES = f"""\
+{RAISES}
+$raises"""
+_INTEGER_GRADIENT = """\
+Gradient:
+    Integers have no gradient; ``bias`` gets the sum over tokens. A scale that requires grad raises
+    NotImplementedError."""
+_SERVED_GRADIENT = """\
+Gradient:
+    Straight through the rounding of ``input``, as :func:`qat_linear` does it: ``grad @ w^`` with
+    ``w^ = dequantize_per_channel(weight, weight_scale, None, 0)`` in the dtype of ``input``."""
+_SERVED_BIAS = """\
+    ``bias`` gets the sum over tokens. Differentiable twice. A scale that requires grad raises
+    NotImplementedError."""
+_ROUNDING = """\
+Rounding:
+    The sums are exact: this is why K is limited. Then ``fma(sum * sw[n], s[t], bias[n])`` in
+    float32 (float64 for a float64 result), with one rounding to the result's dtype."""
+_SMOOTHQUANT = f"""\
+{JACOB}
+    Xiao et al. 2023, "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large
+    Language Models"."""
+
+# ---- The verbs ----------------------------------------------------------------------------------
+
+INT8_LINEAR = f"""
+Args:
+{_INTEGERS}
+{_WEIGHT}
+    $offsets
+    input_scale: ``s``: one for all, ``[]`` or ``[1]``, or one for each token,
+        $each; float32 (float64 for a float64 result).
+    weight_scale: ``sw``, ``[${{e}}N]``, of the dtype of ``input_scale``.
+    bias: ``[${{e}}N]``, of that dtype or of the result's; None adds no bias.
+    input_zero_point: ``z``, shaped as ``input_scale`` may be, of any integer dtype; None stands for
+        0.
+{_WEIGHT_SUM} with a zero point.
+        {_COMPUTED}
+{_DTYPE}
+
+{_RETURNS}
+
+{_RAISES}
+
+{_INTEGER_GRADIENT}
+
+{_ROUNDING}
+
+References:
+{JACOB}
+$grouped_source
+"""
+
+SMOOTHQUANT_LINEAR = f"""
+Args:
+{_INTEGERS}
+{_WEIGHT}
+    weight_scale: ``sw``, ``[N]``, float32 (float64 for a float64 result).
+    act_scale: ``s``, ``[]`` or ``[1]``, of the dtype of ``weight_scale``; or a number > 0.
+    bias: ``[N]``, of that dtype or of the result's; None adds no bias.
+    act_zero_point: ``z``: ``[]``, ``[1]`` or one for each token, of any integer dtype; an int is
+        allowed only with a number as the scale; None stands for 0.
+{_WEIGHT_SUM} with a zero point.
+        {_COMPUTED}
+{_DTYPE}
+
+{_RETURNS}
+
+{_RAISES}
+
+{_INTEGER_GRADIENT}
+
+{_ROUNDING}
+
+References:
+{_SMOOTHQUANT}
+"""
+
+QUANTIZED_LINEAR = f"""
+Args:
+{_NUMBERS} if ``symmetric`` is False.
+{_MADE_WEIGHT}
+    $offsets
+    weight_scale: ``sw``, ``[${{e}}N]``, float32 (float64 for a float64 input).
+    bias: ``[${{e}}N]``, of the dtype of ``weight_scale`` or of the result; None adds no bias.
+{_SYMMETRIC}
+{_WEIGHT_SUM} if ``symmetric`` is False.
+        {_COMPUTED}
+{_RANGE}
+{_DTYPE_OF_INPUT}
+
+{_RETURNS}
+
+{_RAISES}
+
+{_SERVED_GRADIENT}
+    A symmetric scale clips nothing, and nothing is kept for it. With an asymmetric scale the
+    gradient is 0 where x lay outside the range, and one bit per element is kept.
+{_SERVED_BIAS}
+$grouped_gradient
+
+{_ROUNDING}
+    One NaN or infinity makes its token's results NaN.
+
+References:
+{ZEROQUANT}
+$grouped_source
+"""
+
+STATIC_QUANTIZED_LINEAR = f"""
+Args:
+{_NUMBERS} with a zero point.
+{_MADE_WEIGHT}
+    weight_scale: ``sw``, ``[N]``, float32 (float64 for a float64 input).
+    act_scale: ``s``, ``[]`` or ``[1]``, of the dtype of ``weight_scale``.
+    bias: ``[N]``, of that dtype or of the result's; None adds no bias.
+    act_zero_point: ``z``, ``[]`` or ``[1]``, of any integer dtype; None stands for 0.
+    smooth_scale: ``s * smooth``, ``[K]``, of the dtype of ``weight_scale``: the input is divided by
+        ``smooth``, and the weight was multiplied by it. None: no smoothing.
+{_WEIGHT_SUM} with a zero point.
+        {_COMPUTED}
+    quant_min: The smallest integer of the input, at least -128. Four bits are -8 and 7.
+    quant_max: The largest integer of the input, at most 127.
+{_DTYPE_OF_INPUT}
+
+{_RETURNS}
+
+{RAISES}
+    NotImplementedError: No kernel for the device, a gradient of a scale; :func:`torch.vmap` over
+        anything but the input.
+
+{_SERVED_GRADIENT}
+    It is 0 where x lay outside the range (its ends are inside); one bit per element is kept. With
+    ``smooth_scale`` it is multiplied by ``act_scale / smooth_scale``.
+{_SERVED_BIAS}
+
+{_ROUNDING}
+    A NaN becomes the zero point, an infinity an end of the range.
+
+References:
+{_SMOOTHQUANT}
+"""
+
+QAT_LINEAR = f"""
+Args:
+{_NUMBERS} if ``symmetric`` is False.
+    weight: ``[${{e}}N, K]``, of the dtype of ``input``.
+    $offsets
+    bias: ``[${{e}}N]``, of that dtype, or float32 (float64 for a float64 input); None adds no bias.
+{_SYMMETRIC}
+        The weight is always symmetric.
+    weight_quant_min: The smallest integer of the weight: ``-weight_quant_max`` or one less, and at
+        least -128. Four bits are -8 and 7.
+    weight_quant_max: The largest integer of the weight, 1 to 127.
+{_RANGE}
+
+Returns:
+    $output, of the dtype of ``input``, contiguous.
+
+$example
+
+{_RAISES}
+
+Gradient:
+    The gradient of ``linear(dynamic_fake_quantize_per_token(input),
+    dynamic_fake_quantize_per_channel(weight, 0), bias)``, with the ranges of both: straight through
+    the roundings, with the scales as constants; differentiable twice. The op keeps for the backward
+    pass: the integers, one byte per element, and their scales; if ``symmetric`` is False, also one
+    bit per element of ``input``. If the weight is a leaf (a parameter) or a view of one, it is kept
+    itself instead of its integers, at no cost. Only what the requested gradients need is kept.
+$grouped_gradient
+
+{_ROUNDING}
+    One NaN or infinity makes the results of its token, or of its row of the weight, NaN.
+
+References:
+{STRAIGHT_THROUGH}
+{JACOB}
+$grouped_source
+"""
