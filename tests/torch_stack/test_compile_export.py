@@ -252,7 +252,7 @@ def test_channels_last_through_an_exported_network(device: str) -> None:
 
 def test_backward_calls_are_all_there() -> None:
     """The lists of calls cover every public op."""
-    from cases import OP_NAMES
+    from tests.support.cases import OP_NAMES
 
     calls = (*ALL_CALLS, *OBSERVE_CALLS)
     grouped = {op.name for op in grouped_bad_arguments.OPS}  # tests/int8_mm/test_grouped.py
