@@ -4,7 +4,7 @@
 // The ops are called through PyTorch's dispatcher, by name. Exit code 1 if a number is wrong.
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <baraquant/build_info.h>
+#include <baraquant/frame/build_info.h>
 
 #include <cstdint>
 #include <iostream>

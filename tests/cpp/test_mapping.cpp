@@ -251,7 +251,7 @@ void check_words() {
     of_single.add(single.at[0], true);
     expect("lowest", two.all(true).lowest == range.lowest);
     expect("highest", two.all(true).highest == range.highest);
-    expect("magnitude", one.all(false).highest == magnitude.most);
+    expect("magnitude", one.all(false).highest == magnitude.max);
     for (int i = 0; i < kPerWord<T>; ++i) {
       expect("element", of_single.element(i).lowest == ordered_key(fill));
       expect("element", of_single.element(i).highest == ordered_key(fill));
