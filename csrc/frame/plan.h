@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "frame/export.h"
+#include "export.h"
 
 namespace baraquant {
 

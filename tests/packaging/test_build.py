@@ -282,7 +282,7 @@ def test_info_of_the_installed_wheel(installed: Path, tmp_path: Path) -> None:
     prefix = Path(info("--cmake-prefix").split(";")[0])
     assert prefix.is_relative_to(installed.parent.parent)
     assert (prefix / "share/cmake/baraquant/baraquantConfig.cmake").is_file()
-    assert (prefix / "include/baraquant/build_info.h").is_file()
+    assert (prefix / "include/baraquant/frame/build_info.h").is_file()
 
 
 # --- a fresh environment
