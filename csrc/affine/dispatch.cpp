@@ -8,7 +8,7 @@
 
 #include "affine/checks.h"
 #include "affine/core_ops.h"
-#include "affine/kernels.h"
+#include "affine/launch.h"
 #include "frame/checks.h"
 #include "frame/copies.h"
 #include "frame/core_op.h"

@@ -3,9 +3,9 @@
 #ifndef BARAQUANT_WITH_CUDA
 #include <c10/util/Exception.h>
 
-#include "affine/kernels.h"
-#include "int8_mm/kernels.h"
-#include "range/kernels.h"
+#include "affine/launch.h"
+#include "int8_mm/launch.h"
+#include "range/launch.h"
 
 namespace baraquant {
 namespace {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "int8_mm/checks.h"
-#include "int8_mm/kernels.h"
+#include "int8_mm/launch.h"
 #include "range/quantize_rows.h"
 
 namespace baraquant::int8_mm {

@@ -6,13 +6,13 @@
 #include <torch/library.h>
 
 #include "affine/checks.h"
-#include "affine/kernels.h"
+#include "affine/launch.h"
 #include "frame/copies.h"
 #include "frame/core_op.h"
 #include "frame/outputs.h"
 #include "granularity/memory_order.h"
 #include "range/checks.h"
-#include "range/kernels.h"
+#include "range/launch.h"
 #include "range/quantize_rows.h"
 
 namespace baraquant::range {

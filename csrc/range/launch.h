@@ -123,4 +123,21 @@ struct Launch {
   }
 };
 
+// The kernels of a device, as dispatch.cpp calls them.
+struct Kernels {
+  void (*choose)(const RangeCall&);
+  // These two compute the scales and the result while they read the input once. They return false,
+  // having done nothing, if the segments do not allow that.
+  bool (*quantize)(const RangeCall&, const at::Tensor& result, const at::Tensor& mask);
+  bool (*fake_quantize)(const RangeCall&, const at::Tensor& result, const at::Tensor& mask);
+  void (*observe)(const ObserveCall&);
+};
+
+const Kernels& cpu_kernels();
+const Kernels& cuda_kernels();  // raises NotImplementedError if CUDA was not compiled in
+
+inline const Kernels& kernels(const at::Tensor& tensor) {
+  return tensor.is_cuda() ? cuda_kernels() : cpu_kernels();
+}
+
 }  // namespace baraquant::range

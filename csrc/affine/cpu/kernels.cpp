@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The CPU kernels of the affine family.
-#include "affine/kernels.h"
 #include "affine/cpu/qparams_gradient.h"
+#include "affine/launch.h"
 #include "elementwise/cpu.h"
 #include "frame/cpu_plan.h"
 

@@ -9,7 +9,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "affine/cuda/qparams_gradient.cuh"
-#include "affine/kernels.h"
+#include "affine/launch.h"
 #include "elementwise/cuda.cuh"
 
 namespace baraquant::affine {

@@ -7,7 +7,7 @@
 #include "frame/cpu_plan.h"
 #include "int8_mm/cpu/blocked.h"
 #include "int8_mm/cpu/select.h"
-#include "int8_mm/kernels.h"
+#include "int8_mm/launch.h"
 
 namespace baraquant::int8_mm {
 namespace {

@@ -17,7 +17,7 @@
 #include "int8_mm/cuda/hopper/instances.h"
 #include "int8_mm/cuda/kernels.h"
 #include "int8_mm/cuda/select.h"
-#include "int8_mm/kernels.h"
+#include "int8_mm/launch.h"
 #include "machine/pack.cuh"
 
 namespace baraquant::int8_mm {

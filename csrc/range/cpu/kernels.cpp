@@ -5,7 +5,7 @@
 #include "elementwise/cpu.h"
 #include "frame/cpu_plan.h"
 #include "range/cpu/reduce.h"
-#include "range/kernels.h"
+#include "range/launch.h"
 
 namespace baraquant::range {
 namespace {

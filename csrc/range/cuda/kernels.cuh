@@ -10,7 +10,7 @@
 
 #include "range/cuda/reduce.cuh"
 #include "range/cuda/rows.cuh"
-#include "range/kernels.h"
+#include "range/launch.h"
 
 namespace baraquant::range {
 
