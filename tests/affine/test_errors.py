@@ -20,6 +20,7 @@ from tests.support.bad_arguments.affine import (
     quantized,
 )
 from tests.support.cases import Granularity, function_of
+from tests.support.checks.bad_calls import check_messages, check_meta
 from tests.support.processes import run_program
 
 
@@ -36,26 +37,12 @@ def test_at_least_twelve_bad_cases(op: Op) -> None:
 
 @pytest.mark.parametrize("op", OPS, ids=str)
 def test_type_and_words(op: Op, any_device: str) -> None:
-    """Each bad case of an op: the exception's type; op, argument, expectation and what came."""
-    failures = []
-    for bad in BAD:
-        if not bad.applies(op):
-            continue
-        try:
-            message, pattern = bad.call(op, any_device)
-        except BaseException as error:  # pytest.raises fails with an exception that is none
-            failures.append(f"{bad}: {type(error).__name__}: {str(error)[:200]}")
-            continue
-        if not re.match(pattern, message, re.DOTALL):
-            failures.append(f"{bad}: {message!r} does not match {pattern!r}")
-    assert not failures, "\n".join(failures)
+    check_messages(op, BAD, any_device)
 
 
 @pytest.mark.parametrize("op", OPS, ids=str)
 def test_meta_says_the_same(op: Op) -> None:
-    for bad in BAD:
-        if bad.applies(op) and bad.label != DEVICE:
-            assert bad.call(op, "cpu") == bad.call(op, "meta"), str(bad)
+    check_meta(op, BAD, but=DEVICE)
 
 
 @pytest.mark.parametrize("op", OPS, ids=str)

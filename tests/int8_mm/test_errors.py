@@ -13,6 +13,7 @@ from torch import Tensor
 from baraquant import ops
 from tests.support.bad_arguments.affine import DEVICE, Bad
 from tests.support.bad_arguments.int8_mm import BAD, INTEGER_INPUT, LEAD, OPS, PAIRS, K, N, Op
+from tests.support.checks.bad_calls import check_messages, check_meta
 from tests.support.family_cases.int8_mm import DEEPEST, DEEPEST_SHIFTED
 from tests.support.processes import run_program
 
@@ -34,26 +35,12 @@ def test_at_least_twelve_bad_cases(op: Op) -> None:
 
 @by_op
 def test_type_and_words(op: Op, any_device: str) -> None:
-    """Each bad case of an op: the exception's type; op, argument, expectation and what came."""
-    failures = []
-    for bad in BAD:
-        if not bad.applies(op):
-            continue
-        try:
-            message, pattern = bad.call(op, any_device)
-        except BaseException as error:  # pytest.raises fails with an exception that is none
-            failures.append(f"{bad}: {type(error).__name__}: {str(error)[:200]}")
-            continue
-        if not re.match(pattern, message, re.DOTALL):
-            failures.append(f"{bad}: {message!r} does not match {pattern!r}")
-    assert not failures, "\n".join(failures)
+    check_messages(op, BAD, any_device)
 
 
 @by_op
 def test_meta_says_the_same(op: Op) -> None:
-    for bad in BAD:
-        if bad.applies(op) and bad.label != DEVICE:
-            assert bad.call(op, "cpu") == bad.call(op, "meta"), str(bad)
+    check_meta(op, BAD, but=DEVICE)
 
 
 @by_op
