@@ -13,7 +13,8 @@
 namespace baraquant {
 
 struct KernelPlan {
-  std::string name, backend, architecture, tile, compute_dtype, accumulator_dtype;
+  std::string name = {}, backend = {}, architecture = {}, tile = {};
+  std::string compute_dtype = {}, accumulator_dtype = {};
   int64_t workspace_bytes = 0;  // scratch memory, allocated for the call and freed after it
   bool deterministic = true;    // the same bits in every execution on this device
   bool bit_stable = true;       // the same bits on every device
