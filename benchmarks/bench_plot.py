@@ -31,7 +31,7 @@ PRODUCT_LINES = {
     "quantize_dynamic": "#8172b3",
     "bound": "#999999",
 }
-MOST_PANELS = 6
+MAX_PANELS = 6
 
 
 def plot_bars(rows: list[Row], about: dict[str, Any], path: Path) -> None:
@@ -80,7 +80,7 @@ def plot_products(rows: list[Row], about: dict[str, Any], path: Path) -> None:
                 row
             )
     drawn = [item for item in panels.items() if len(item[1]) > 1] or list(panels.items())
-    panels = dict(drawn[:MOST_PANELS])
+    panels = dict(drawn[:MAX_PANELS])
     names = {name for own in panels.values() for row in own for name in _tops(row)}
     legend = [
         Line2D([], [], color=color, marker="o", label=name)

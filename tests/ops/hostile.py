@@ -50,7 +50,7 @@ COPIED = (*cases.FLOAT_DTYPES, *hostile_values.WHOLE, torch.bool, torch.complex6
 NATURAL = (("ScalarType", torch.dtype), ("int", int), ("float", float), ("bool", bool))
 MODULE = "tests.ops.hostile"
 PATIENCE = 120  # seconds for one call
-MOST_DEATHS = 5
+MAX_DEATHS = 5
 SUMS = ("backward_qparams",)  # added up in another order by the reference
 
 
@@ -234,7 +234,7 @@ class Part:
         self.failed, self.deaths = True, self.deaths + 1
         print(f"DIED (exit code {code}) in call {self.at()}: python -m {MODULE} --only {self.at()}")
         end = self.options.first + self.options.calls
-        if self.deaths == MOST_DEATHS or self.at() + 1 >= end:
+        if self.deaths == MAX_DEATHS or self.at() + 1 >= end:
             self.ended = True
             return False
         self.begin(self.at() + 1)

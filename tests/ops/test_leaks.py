@@ -20,7 +20,7 @@ from tests.support.calls.range import OBSERVE_CALLS
 
 SHAPE = (128, 256)
 # A mask of one bit for each element is the least that could be kept: 4 KiB in each round.
-ROUNDS, MOST_GROWTH = 10, 10 * 128 * 256 // 8
+ROUNDS, MAX_GROWTH = 10, 10 * 128 * 256 // 8
 
 
 class Mallinfo(ctypes.Structure):
@@ -53,7 +53,7 @@ def test_right_calls_and_their_gradients() -> None:
     sizes.append(bytes_in_use())
     # The first rounds fill caches; then one span without growth shows that nothing is kept.
     growth = [after - before for before, after in itertools.pairwise(sizes)]
-    assert min(growth) < MOST_GROWTH, sizes
+    assert min(growth) < MAX_GROWTH, sizes
 
 
 def test_wrong_calls() -> None:
@@ -70,4 +70,4 @@ def test_wrong_calls() -> None:
                 op(arguments)
     sizes.append(bytes_in_use())
     growth = [after - before for before, after in itertools.pairwise(sizes)]
-    assert min(growth) < MOST_GROWTH, sizes
+    assert min(growth) < MAX_GROWTH, sizes

@@ -16,7 +16,7 @@ from tests.zoo.cells import ARCHITECTURES, FAILED, NOT_RUN, NOTHING, Result
 from tests.zoo.schemes import SCHEMES
 
 COMMAND = "python -m tests.zoo.run --only"
-MOST_REASONS = 3
+MAX_REASONS = 3
 
 INTRODUCTION = """# Models
 
@@ -94,7 +94,7 @@ def _weights(results: list[Result]) -> tuple[str, str]:
         reasons = [result.reason for result in results if result.status == NOTHING]
         return "0 %", reasons[0] if reasons else "–"
     total = sum(result.floating.values()) / max(1e-9, 1.0 - result.figures["share"])
-    some = list(result.floating.items())[:MOST_REASONS]
+    some = list(result.floating.items())[:MAX_REASONS]
     what = "; ".join(f"{_percent(count / total)} {reason}" for reason, count in some if count)
     return _percent(result.figures["share"]), what or "–"
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-FEWEST_PROCESSES = 2
+MIN_PROCESSES = 2
 
 
 def core_seconds() -> float:
@@ -35,7 +35,7 @@ class Budget:
     """
 
     def __init__(self, minutes: float, processes: int, parts: int) -> None:
-        self.limit = 60 * minutes * max(FEWEST_PROCESSES, processes)
+        self.limit = 60 * minutes * max(MIN_PROCESSES, processes)
         self.parts = parts
         self.started = 0.0
         self.spent: Counter[str] = Counter()
