@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from baraquant import ops
 from tests.ops import hostile_values
 from tests.support import cases
 from tests.support.calls.affine import ALL_CALLS, outputs
 from tests.support.calls.range import OBSERVE_CALLS, ObserveCall
+from tests.support.cases import function_of
 
 SHAPES = ((3, 4, 20), (2, 9), (1, 1), (5, 3), (2, 3, 4, 5), (17, 33), (3, 130), (0, 4), (4, 0))
 # Several threads share these; the weight of qat_linear is square.
@@ -73,7 +73,7 @@ class Call:
         given = self.arguments if arguments is None else arguments
         function: Any = self.op.overloadpacket
         if self.public and self.spelling in ("function", "positions"):
-            function = getattr(ops, self.name)
+            function = function_of(self.name)
         elif self.spelling == "overload":
             function = self.op
         args: list[Any] = []
