@@ -30,7 +30,7 @@ CHECK = set -e; py=$$($(ENVIRONMENT) --need test,examples --want lint --bare min
 	"$$py" -m pytest -n $(WORKERS) --dist worksteal --durations 10 --budget $(TEST_BUDGET)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo minilm test test-all zoo asan tsan gpu-sanitize bench figures docs build lint format \
+.PHONY: help demo minilm test test-all zoo asan tsan gpu-sanitize bench figures docs headers build lint format \
 	clean
 
 help: ## show this list
@@ -85,6 +85,12 @@ docs: ## the pages and the reference of the API as HTML: build/docs/index.html
 	@set -e; py=$$($(ENVIRONMENT) --need docs); \
 	"$$py" scripts/build.py; \
 	"$$py" scripts/docs.py
+
+headers: ## write the C++ functions of the ops, csrc/api/ops, after a schema or docstring changed
+	@set -e; py=$$($(ENVIRONMENT) --need lint); \
+	"$$py" scripts/build.py; \
+	"$$py" scripts/cpp_headers.py; \
+	"$$py" scripts/lint.py --fix
 
 build: ## build libbaraquant.so and baraquant._C in place
 	@set -e; py=$$($(ENVIRONMENT)); \

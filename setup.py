@@ -217,7 +217,7 @@ class BuildLibraries(cpp_extension.BuildExtension):  # type: ignore[misc]
         for folder in ("include", "share"):
             shutil.rmtree(package / folder, ignore_errors=True)
         for header in toolchain.headers():
-            target = package / "include" / "baraquant" / header.relative_to(toolchain.CSRC)
+            target = package / "include" / "baraquant" / toolchain.installed_as(header)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(header, target)
         cmake = package / "share" / "cmake" / "baraquant"

@@ -30,7 +30,7 @@ def products() -> list[Path]:
     return [
         package / "libbaraquant.so",
         package / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}",
-        package / "include" / "baraquant" / "frame" / "build_info.h",
+        package / "include" / "baraquant" / "build_info.h",
         package / "share" / "cmake" / "baraquant" / "baraquantConfig.cmake",
     ]
 

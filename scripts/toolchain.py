@@ -60,6 +60,12 @@ def headers() -> list[Path]:
     return sorted(p for p in CSRC.rglob("*") if p.suffix in (".h", ".cuh"))
 
 
+def installed_as(header: Path) -> Path:
+    """The place of a header below include/baraquant: at its root for those of csrc/api."""
+    place = header.relative_to(CSRC)
+    return place.relative_to("api") if place.parts[0] == "api" else place
+
+
 def sanitizer_flags() -> list[str]:
     """The flags that BARAQUANT_SANITIZE asks for; none where it is unset."""
     chosen = os.environ.get("BARAQUANT_SANITIZE", "")

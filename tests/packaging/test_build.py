@@ -235,9 +235,7 @@ def test_wheel_holds_what_it_should(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     expected = {"libbaraquant.so", "py.typed", "__init__.py", "info.py", "_C.pyi"}
     expected |= {f"share/cmake/baraquant/baraquantConfig{v}.cmake" for v in ("", "Version")}
-    expected |= {
-        f"include/baraquant/{header.relative_to(toolchain.CSRC)}" for header in toolchain.headers()
-    }
+    expected |= {f"include/baraquant/{toolchain.installed_as(h)}" for h in toolchain.headers()}
     expected |= {str(p.relative_to(PACKAGE)) for p in PACKAGE.rglob("*.py")}
     assert {f"baraquant/{name}" for name in expected} <= names
     assert any(re.match(r"baraquant/_C\..*\.so$", name) for name in names)
@@ -282,7 +280,7 @@ def test_info_of_the_installed_wheel(installed: Path, tmp_path: Path) -> None:
     prefix = Path(info("--cmake-prefix").split(";")[0])
     assert prefix.is_relative_to(installed.parent.parent)
     assert (prefix / "share/cmake/baraquant/baraquantConfig.cmake").is_file()
-    assert (prefix / "include/baraquant/frame/build_info.h").is_file()
+    assert (prefix / "include/baraquant/build_info.h").is_file()
 
 
 # --- a fresh environment

@@ -162,7 +162,7 @@ def test_dotted_names_exist(path: Path) -> None:
     roots = {"baraquant": baraquant, "ops": baraquant.ops, "bnn": baraquant.nn}
     spans = code_spans(path.read_text())
     for root, rest in re.findall(
-        r"(?<![\w.])(baraquant|ops|bnn)((?:\.[A-Za-z_]\w*)+)(?![\w.*{])", " ".join(spans)
+        r"(?<![\w./])(baraquant|ops|bnn)((?:\.[A-Za-z_]\w*)+)(?![\w.*{])", " ".join(spans)
     ):
         place: Any = roots[root]
         for name in rest[1:].split("."):

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The typed functions of C++: fresh, compiled strictly, with Python's bits and Python's errors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import baraquant
+import toolchain
+from baraquant import ops
+
+API = toolchain.CSRC / "api"
+TORCH = Path(torch.__file__).resolve().parent
+PACKAGE = Path(baraquant.__file__).resolve().parent
+STRICT = ("-std=c++20", "-Wall", "-Wextra", "-Wconversion", "-Werror")
+SYSTEM = (f"-isystem{TORCH}/include", f"-isystem{TORCH}/include/torch/csrc/api/include")
+
+
+def run(*command: str | Path) -> str:
+    """Runs a program; returns what it prints."""
+    done = subprocess.run(
+        [str(part) for part in command], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_headers_are_those_of_the_schemas() -> None:
+    run(sys.executable, toolchain.ROOT / "scripts" / "cpp_headers.py", "--check")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("header", sorted(p.relative_to(API) for p in API.rglob("*.h")), ids=str)
+def test_a_header_compiles_alone(header: Path, tmp_path: Path) -> None:
+    source = tmp_path / "alone.cpp"
+    source.write_text(f'#include "{header}"\n')
+    run("g++", *STRICT, "-fsyntax-only", f"-I{API}", f"-I{toolchain.CSRC}", *SYSTEM, source)
+
+
+@pytest.fixture(scope="module")
+def printed(made_once: Callable[[str, Callable[[Path], None]], Path]) -> list[list[str]]:
+    """The lines of the program, built against the installed headers."""
+
+    def build(folder: Path) -> None:
+        abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
+        libraries = ["-ltorch", "-ltorch_cpu", "-lc10"]
+        run(
+            *("g++", *STRICT, f"-D_GLIBCXX_USE_CXX11_ABI={abi}", f"-I{PACKAGE}/include", *SYSTEM),
+            *(Path(__file__).with_name("ops.cpp"), "-o", folder / "ops"),
+            *("-Wl,--no-as-needed", PACKAGE / "libbaraquant.so", f"-L{TORCH}/lib", *libraries),
+            *(f"-Wl,-rpath,{PACKAGE}", f"-Wl,-rpath,{TORCH}/lib"),
+        )
+
+    folder = made_once("cpp_api", build)
+    return [line.split("\t") for line in run(folder / "ops").splitlines()]
+
+
+def numbers(*shape: int, begin: float = -4.0) -> Tensor:
+    count = int(torch.tensor(shape).prod())
+    return (torch.arange(count, dtype=torch.float32) * 0.37 + begin).view(shape)
+
+
+X, SCALE = numbers(4, 8), torch.tensor([0.5])
+SCALES, TOKENS = numbers(4, begin=0.25), numbers(4, 1, begin=0.25)
+GROUPS, ZEROS = numbers(4, 2, begin=0.25), torch.tensor([-3, 0, 2, 5], dtype=torch.int32)
+NAMES = {"Float": torch.float32, "Char": torch.int8, "Byte": torch.uint8, "Int": torch.int32}
+
+
+def results() -> dict[str, Tensor]:
+    """What the program computes, in Python."""
+    q = ops.quantize_per_channel(X, SCALES, ZEROS, 0)
+    x, scales = X.clone().requires_grad_(), SCALES.clone().requires_grad_()
+    ops.fake_quantize_per_channel(x, scales, ZEROS, 0, -8, 7).sum().backward()
+    assert x.grad is not None and scales.grad is not None
+    dx, ds, dz = ops.backward.fake_quantize_per_channel_backward_qparams(
+        torch.ones_like(X), X, SCALES, ZEROS, 0, -8, 7
+    )
+    chosen = ops.choose_qparams_per_channel(X, 0, -8, 7, symmetric=False)
+    rows, row_scales, _ = ops.dynamic_range_quantize_per_token(X)
+    weight = numbers(3, 8, begin=-2)
+    w, sw, _ = ops.dynamic_range_quantize_per_channel(weight, 0)
+    return {
+        "quantize tensor": ops.quantize_per_tensor(X, SCALE, None),
+        "quantize number": ops.quantize_per_tensor(X, 0.5, 3),
+        "quantize scale tensor": ops.quantize_per_tensor(X, SCALE, 3, -8, 7),
+        "quantize uint8": ops.quantize_per_channel(
+            X, SCALES, ZEROS + 128, 0, 0, 255, dtype=torch.uint8
+        ),
+        "quantize channel": q,
+        "dequantize channel": ops.dequantize_per_channel(q, SCALES, ZEROS, 0),
+        "fake_quantize channel": ops.fake_quantize_per_channel(X, SCALES, ZEROS, 0, -8, 7),
+        "fake_quantize token": ops.fake_quantize_per_token(X, TOKENS, None),
+        "fake_quantize group": ops.fake_quantize_per_group(X, GROUPS, None, 4, -1, -8, 7),
+        "gradient of the input": x.grad,
+        "gradient of the scale": scales.grad,
+        "backward input": dx,
+        "backward scale": ds,
+        "backward zero point": dz,
+        "choose scale": chosen[0],
+        "choose zero point": chosen[1],
+        "dynamic integers": rows,
+        "dynamic scales": row_scales,
+        "dynamic_fake_quantize": ops.dynamic_fake_quantize_per_group(X, 4),
+        "observed low": X.min(),
+        "observed high": X.max(),
+        "int8_linear": ops.int8_linear(rows, w, row_scales, sw),
+        "quantized_linear": ops.quantized_linear(X, w, sw),
+        "smoothquant_linear": ops.smoothquant_linear(rows, w, sw, 0.5),
+        "static_quantized_linear": ops.static_quantized_linear(X, w, sw, SCALE),
+        "qat_linear": ops.qat_linear(X, weight, numbers(3)),
+    }
+
+
+def errors() -> dict[str, Callable[[], Any]]:
+    """The wrong calls of the program, in Python."""
+    integers, weight = torch.ones(4, 8, dtype=torch.int8), torch.ones(3, 8, dtype=torch.int8)
+    learned = SCALES.clone().requires_grad_()
+    return {
+        "scale shape": lambda: ops.fake_quantize_per_channel(X, SCALE, None, 0),
+        "axis": lambda: ops.quantize_per_channel(X, SCALES, None, 2),
+        "range": lambda: ops.quantize_per_tensor(X, 0.5, 0, 7, -8),
+        "number": lambda: ops.quantize_per_tensor(X, -1.0, 0),
+        "zero point": lambda: ops.quantize_per_tensor(X, 0.5, 200),
+        "dtype": lambda: ops.quantize_per_tensor(X, 0.5, 0, -8, 7, dtype=torch.int16),
+        "input dtype": lambda: ops.fake_quantize_per_tensor(integers, 0.5, 0),
+        "group": lambda: ops.fake_quantize_per_group(X, GROUPS, None, 0),
+        "sparse": lambda: ops.choose_qparams_per_tensor(X.to_sparse()),
+        "symmetric": lambda: ops.dynamic_fake_quantize_per_tensor(X, 0, 1),
+        "depth": lambda: ops.int8_linear(integers, weight[:, :4], TOKENS, SCALES),
+        "weight": lambda: ops.quantized_linear(X, X, SCALES),
+        "learned": lambda: ops.quantize_per_channel(
+            X, learned, None, 0, -8, 7, dtype=torch.float32
+        ),
+    }
+
+
+@pytest.mark.process
+@pytest.mark.smoke
+def test_the_results_have_pythons_bits(printed: list[list[str]]) -> None:
+    wanted = results()
+    got = {line[1]: line[2:] for line in printed if line[0] == "result"}
+    assert got.keys() == wanted.keys()
+    for name, (dtype, *values) in got.items():
+        assert NAMES[dtype] == wanted[name].dtype, name
+        found = torch.tensor([float.fromhex(v) for v in values], dtype=torch.float64)
+        assert torch.equal(found, wanted[name].detach().double().flatten()), name
+
+
+@pytest.mark.process
+@pytest.mark.smoke
+def test_the_errors_have_pythons_type_and_text(printed: list[list[str]]) -> None:
+    got = {line[1]: line[2:] for line in printed if line[0] == "error"}
+    wrong = errors()
+    assert got.keys() == wrong.keys() and len(wrong) >= 12
+    for name, call in wrong.items():
+        with pytest.raises(Exception) as caught:
+            call()
+        assert got[name] == [type(caught.value).__name__, str(caught.value)], name
