@@ -83,8 +83,8 @@ struct SavedTensors {
 struct Saved : SavedTensors, SavedNumbers {
   explicit Saved(AutogradContext* ctx)
       : SavedTensors(saved_tensors<SavedTensors>(ctx)), SavedNumbers(SavedNumbers::load(ctx)) {
-    if (SavedTensors::scale.defined()) optional_scale = SavedTensors::scale;
-    if (SavedTensors::zero_point.defined()) optional_zero_point = SavedTensors::zero_point;
+    if (scale.defined()) optional_scale = scale;
+    if (zero_point.defined()) optional_zero_point = zero_point;
   }
   QuantArgs args() const {
     return {.scale = optional_scale,

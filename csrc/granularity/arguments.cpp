@@ -48,14 +48,14 @@ int64_t check_scope(const OpName& op, const at::Tensor& input, const Scope& scop
 
 std::vector<c10::SymInt> scale_sizes(const at::Tensor& input, const Scope& scope) {
   std::vector<c10::SymInt> sizes = input.sym_sizes().vec();
-  const int64_t axis = scope.axis < 0 ? scope.axis + input.dim() : scope.axis;
+  const int64_t axis = scope.axis_of(input.dim());
   switch (scope.granularity) {
     case Granularity::kPerTensor:
       return {};
     case Granularity::kPerChannel:
       return {sizes[axis]};
     case Granularity::kPerToken:
-      sizes.back() = 1;
+      sizes[axis] = 1;
       break;
     case Granularity::kPerGroup:
       sizes[axis] = (sizes[axis] + scope.group_size - 1) / scope.group_size;

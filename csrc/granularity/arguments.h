@@ -22,6 +22,12 @@ struct Scope {
   int64_t axis = -1;           // per channel and per group: the dimension
   c10::SymInt group_size = 1;  // per group: elements of the axis that share a scale
 
+  // The dimension along which the scales change, counted from the front: per token the last one.
+  int64_t axis_of(int64_t dim) const {
+    const int64_t given = granularity == Granularity::kPerToken ? -1 : axis;
+    return given < 0 ? given + dim : given;
+  }
+
   static constexpr const char* kSchema = "int granularity, int axis, SymInt group_size";
   using Flat = std::tuple<int64_t, int64_t, c10::SymInt>;
   Flat flat() const { return {static_cast<int64_t>(granularity), axis, group_size}; }

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "frame/copies.h"
+#include "machine/integers.h"
 
 namespace baraquant {
 namespace {
@@ -29,11 +30,6 @@ bool is_permutation(at::IntArrayRef order, int64_t dim) {
   return sorted == row_major(dim);
 }
 
-int64_t wrapped_axis(const Scope& scope, int64_t dim) {
-  const int64_t axis = scope.granularity == Granularity::kPerToken ? -1 : scope.axis;
-  return axis < 0 ? axis + dim : axis;
-}
-
 // Returns how many neighbours along the axis share a scale, per token and per group.
 int64_t group_size_of(const Scope& scope, int64_t axis_size) {
   if (scope.granularity == Granularity::kPerToken) return axis_size;
@@ -48,7 +44,7 @@ ScaleMap scale_map_of(const at::Tensor& dense_input, const Scope& scope) {
   }
   std::vector<int64_t> order = memory_order(dense_input);
   if (order.empty()) order = row_major(dense_input.dim());
-  const int64_t wanted = wrapped_axis(scope, dense_input.dim());
+  const int64_t wanted = scope.axis_of(dense_input.dim());
   int64_t outer = 1, axis = 1, inner = 1;
   bool passed = false;
   for (const int64_t d : order) {
@@ -99,10 +95,10 @@ ScaleOrder::ScaleOrder(const at::Tensor& dense_input, const Scope& scope) {
   order_ = memory_order(dense_input);
   permuted_ = !order_.empty();
   if (!permuted_) return;
-  const int64_t axis = wrapped_axis(scope, dense_input.dim());
+  const int64_t axis = scope.axis_of(dense_input.dim());
   sizes_ = dense_input.sizes().vec();
   const int64_t group = group_size_of(scope, sizes_[axis]);
-  sizes_[axis] = (sizes_[axis] + group - 1) / group;
+  sizes_[axis] = divide_up(sizes_[axis], group);
 }
 
 at::Tensor ScaleOrder::to_memory(const at::Tensor& scale) const {

@@ -41,53 +41,64 @@
 namespace baraquant::int8_mm {
 
 TORCH_LIBRARY_FRAGMENT(baraquant, m) {
-  const auto def = [&](const std::string& schema) { define(m, schema); };
-  def("int8_linear(Tensor input, Tensor weight, Tensor input_scale, Tensor weight_scale, "
-      "Tensor? bias=None, *, Tensor? input_zero_point=None, Tensor? weight_sum=None, "
-      "ScalarType dtype=float) -> Tensor");
-  def("int8_grouped_linear(Tensor input, Tensor weight, Tensor offsets, Tensor input_scale, "
-      "Tensor weight_scale, Tensor? bias=None, *, Tensor? input_zero_point=None, "
-      "Tensor? weight_sum=None, ScalarType dtype=float) -> Tensor");
-  def("smoothquant_linear(Tensor input, Tensor weight, Tensor weight_scale, Tensor act_scale, "
-      "Tensor? bias=None, *, Tensor? act_zero_point=None, Tensor? weight_sum=None, "
-      "ScalarType dtype=float) -> Tensor");
-  def("smoothquant_linear.number(Tensor input, Tensor weight, Tensor weight_scale, "
-      "float act_scale, Tensor? bias=None, *, int? act_zero_point=None, "
-      "Tensor? weight_sum=None, ScalarType dtype=float) -> Tensor");
-  def("quantized_linear(Tensor input, Tensor weight, Tensor weight_scale, Tensor? bias=None, *, "
-      "bool symmetric=True, Tensor? weight_sum=None, int quant_min=-128, int quant_max=127, "
-      "ScalarType? dtype=None) -> Tensor");
-  def("quantized_grouped_linear(Tensor input, Tensor weight, Tensor offsets, "
-      "Tensor weight_scale, Tensor? bias=None, *, bool symmetric=True, Tensor? weight_sum=None, "
-      "int quant_min=-128, int quant_max=127, ScalarType? dtype=None) -> Tensor");
-  def("static_quantized_linear(Tensor input, Tensor weight, Tensor weight_scale, "
-      "Tensor act_scale, Tensor? bias=None, *, Tensor? act_zero_point=None, "
-      "Tensor? smooth_scale=None, Tensor? weight_sum=None, int quant_min=-128, "
-      "int quant_max=127, ScalarType? dtype=None) -> Tensor");
-  def("qat_linear(Tensor input, Tensor weight, Tensor? bias=None, *, bool symmetric=True, "
-      "int weight_quant_min=-128, int weight_quant_max=127, int quant_min=-128, "
-      "int quant_max=127) -> Tensor");
-  def("qat_grouped_linear(Tensor input, Tensor weight, Tensor offsets, Tensor? bias=None, *, "
-      "bool symmetric=True, int weight_quant_min=-128, int weight_quant_max=127, "
-      "int quant_min=-128, int quant_max=127) -> Tensor");
+  define(m,
+         "int8_linear(Tensor input, Tensor weight, Tensor input_scale, Tensor weight_scale, "
+         "Tensor? bias=None, *, Tensor? input_zero_point=None, Tensor? weight_sum=None, "
+         "ScalarType dtype=float) -> Tensor");
+  define(m,
+         "int8_grouped_linear(Tensor input, Tensor weight, Tensor offsets, Tensor input_scale, "
+         "Tensor weight_scale, Tensor? bias=None, *, Tensor? input_zero_point=None, "
+         "Tensor? weight_sum=None, ScalarType dtype=float) -> Tensor");
+  define(m,
+         "smoothquant_linear(Tensor input, Tensor weight, Tensor weight_scale, Tensor act_scale, "
+         "Tensor? bias=None, *, Tensor? act_zero_point=None, Tensor? weight_sum=None, "
+         "ScalarType dtype=float) -> Tensor");
+  define(m,
+         "smoothquant_linear.number(Tensor input, Tensor weight, Tensor weight_scale, "
+         "float act_scale, Tensor? bias=None, *, int? act_zero_point=None, "
+         "Tensor? weight_sum=None, ScalarType dtype=float) -> Tensor");
+  define(m,
+         "quantized_linear(Tensor input, Tensor weight, Tensor weight_scale, Tensor? bias=None, *, "
+         "bool symmetric=True, Tensor? weight_sum=None, int quant_min=-128, int quant_max=127, "
+         "ScalarType? dtype=None) -> Tensor");
+  define(m,
+         "quantized_grouped_linear(Tensor input, Tensor weight, Tensor offsets, "
+         "Tensor weight_scale, Tensor? bias=None, *, bool symmetric=True, Tensor? weight_sum=None, "
+         "int quant_min=-128, int quant_max=127, ScalarType? dtype=None) -> Tensor");
+  define(m,
+         "static_quantized_linear(Tensor input, Tensor weight, Tensor weight_scale, "
+         "Tensor act_scale, Tensor? bias=None, *, Tensor? act_zero_point=None, "
+         "Tensor? smooth_scale=None, Tensor? weight_sum=None, int quant_min=-128, "
+         "int quant_max=127, ScalarType? dtype=None) -> Tensor");
+  define(m,
+         "qat_linear(Tensor input, Tensor weight, Tensor? bias=None, *, bool symmetric=True, "
+         "int weight_quant_min=-128, int weight_quant_max=127, int quant_min=-128, "
+         "int quant_max=127) -> Tensor");
+  define(m,
+         "qat_grouped_linear(Tensor input, Tensor weight, Tensor offsets, Tensor? bias=None, *, "
+         "bool symmetric=True, int weight_quant_min=-128, int weight_quant_max=127, "
+         "int quant_min=-128, int quant_max=127) -> Tensor");
   // These also return what a backward needs. A mask holds one bit for each element of the input.
-  def("_quantized_linear_with_mask(Tensor input, Tensor weight, Tensor weight_scale, "
-      "Tensor? bias, bool symmetric, Tensor? weight_sum, int quant_min, int quant_max, "
-      "ScalarType? dtype) -> (Tensor output, Tensor mask)");
-  def("_quantized_grouped_linear_with_mask(Tensor input, Tensor weight, Tensor offsets, "
-      "Tensor weight_scale, Tensor? bias, bool symmetric, Tensor? weight_sum, int quant_min, "
-      "int quant_max, ScalarType? dtype) -> (Tensor output, Tensor mask)");
-  def("_static_quantized_linear_with_mask(Tensor input, Tensor weight, Tensor weight_scale, "
-      "Tensor act_scale, Tensor? bias, Tensor? act_zero_point, Tensor? smooth_scale, "
-      "Tensor? weight_sum, int quant_min, int quant_max, ScalarType? dtype) "
-      "-> (Tensor output, Tensor mask)");
+  define(m,
+         "_quantized_linear_with_mask(Tensor input, Tensor weight, Tensor weight_scale, "
+         "Tensor? bias, bool symmetric, Tensor? weight_sum, int quant_min, int quant_max, "
+         "ScalarType? dtype) -> (Tensor output, Tensor mask)");
+  define(m,
+         "_quantized_grouped_linear_with_mask(Tensor input, Tensor weight, Tensor offsets, "
+         "Tensor weight_scale, Tensor? bias, bool symmetric, Tensor? weight_sum, int quant_min, "
+         "int quant_max, ScalarType? dtype) -> (Tensor output, Tensor mask)");
+  define(m,
+         "_static_quantized_linear_with_mask(Tensor input, Tensor weight, Tensor weight_scale, "
+         "Tensor act_scale, Tensor? bias, Tensor? act_zero_point, Tensor? smooth_scale, "
+         "Tensor? weight_sum, int quant_min, int quant_max, ScalarType? dtype) "
+         "-> (Tensor output, Tensor mask)");
   const std::string kept = std::string(Schemes::kSchema) +
                            ", bool with_mask) -> (Tensor output, Tensor qinput, "
                            "Tensor input_scale, Tensor input_zero_point, Tensor mask, "
                            "Tensor qweight, Tensor weight_scale)";
-  def("_qat_linear_kept(Tensor input, Tensor weight, Tensor? bias, " + kept);
-  def("_qat_grouped_linear_kept(Tensor input, Tensor weight, Tensor offsets, Tensor? bias, " +
-      kept);
+  define(m, "_qat_linear_kept(Tensor input, Tensor weight, Tensor? bias, " + kept);
+  define(m, "_qat_grouped_linear_kept(Tensor input, Tensor weight, Tensor offsets, Tensor? bias, " +
+                kept);
 }
 
 }  // namespace baraquant::int8_mm

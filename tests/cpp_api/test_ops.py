@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,28 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-import baraquant
 import toolchain
 from baraquant import ops
+from tests.support.libtorch import build_program, compile_only, run, run_program
 
 API = toolchain.CSRC / "api"
-TORCH = Path(torch.__file__).resolve().parent
-PACKAGE = Path(baraquant.__file__).resolve().parent
-STRICT = ("-std=c++20", "-Wall", "-Wextra", "-Wconversion", "-Werror")
-SYSTEM = (f"-isystem{TORCH}/include", f"-isystem{TORCH}/include/torch/csrc/api/include")
-
-
-def run(*command: str | Path) -> str:
-    """Runs a program; returns what it prints."""
-    done = subprocess.run(
-        [str(part) for part in command], check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+STRICT = ("-Wall", "-Wextra", "-Wconversion", "-Werror")
 
 
 def test_the_headers_are_those_of_the_schemas() -> None:
-    run(sys.executable, toolchain.ROOT / "scripts" / "cpp_headers.py", "--check")
+    checked = run(sys.executable, toolchain.ROOT / "scripts" / "cpp_headers.py", "--check")
+    assert checked.returncode == 0, checked.stdout
 
 
 @pytest.mark.process
@@ -42,7 +30,7 @@ def test_the_headers_are_those_of_the_schemas() -> None:
 def test_a_header_compiles_alone(header: Path, tmp_path: Path) -> None:
     source = tmp_path / "alone.cpp"
     source.write_text(f'#include "{header}"\n')
-    run("g++", *STRICT, "-fsyntax-only", f"-I{API}", f"-I{toolchain.CSRC}", *SYSTEM, source)
+    compile_only(source, *STRICT, f"-I{API}", f"-I{toolchain.CSRC}")
 
 
 @pytest.fixture(scope="module")
@@ -50,17 +38,10 @@ def printed(made_once: Callable[[str, Callable[[Path], None]], Path]) -> list[li
     """The lines of the program, built against the installed headers."""
 
     def build(folder: Path) -> None:
-        abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
-        libraries = ["-ltorch", "-ltorch_cpu", "-lc10"]
-        run(
-            *("g++", *STRICT, f"-D_GLIBCXX_USE_CXX11_ABI={abi}", f"-I{PACKAGE}/include", *SYSTEM),
-            *(Path(__file__).with_name("ops.cpp"), "-o", folder / "ops"),
-            *("-Wl,--no-as-needed", PACKAGE / "libbaraquant.so", f"-L{TORCH}/lib", *libraries),
-            *(f"-Wl,-rpath,{PACKAGE}", f"-Wl,-rpath,{TORCH}/lib"),
-        )
+        build_program(Path(__file__).with_name("ops.cpp"), folder / "ops", *STRICT)
 
     folder = made_once("cpp_api", build)
-    return [line.split("\t") for line in run(folder / "ops").splitlines()]
+    return [line.split("\t") for line in run_program(folder / "ops").splitlines()]
 
 
 def numbers(*shape: int, begin: float = -4.0) -> Tensor:

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,10 +12,9 @@ import torch
 import baraquant
 import baraquant.info
 import toolchain
+from tests.support.libtorch import PACKAGE, TORCH, build_program, run, run_program
 
 EXAMPLE = toolchain.ROOT / "examples" / "libtorch"
-PACKAGE = Path(baraquant.__file__).resolve().parent
-TORCH = Path(torch.__file__).resolve().parent
 
 # As the example's README says it.
 FIND_TORCH = """
@@ -27,34 +24,13 @@ find_package(Torch REQUIRED)
 """
 
 
-def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(part) for part in command],
-        check=False,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
 def check_program(program: Path) -> None:
-    """Runs it where neither PYTHONPATH nor LD_LIBRARY_PATH helps it to find a library."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("LD_", "PYTHON"))}
-    if torch.version.cuda:  # the CUDA libraries that torch depends on come as packages of their own
-        packages = TORCH.parent / "nvidia"
-        folders = [str(TORCH / "lib")]
-        folders += sorted({str(p.parent) for p in packages.glob("**/lib/lib*.so*")})
-        environment["LD_LIBRARY_PATH"] = ":".join(folders)
-    result = subprocess.run(
-        [str(program)], check=False, capture_output=True, text=True, env=environment
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "forward: as expected" in result.stdout
-    assert "backward: as expected" in result.stdout
-    assert "int8_linear: as expected" in result.stdout
-    assert f"baraquant {baraquant.__version__}, built for torch {torch.__version__}" in (
-        result.stdout
-    )
+    """Runs it, and looks at what it prints and what it needs."""
+    printed = run_program(program)
+    assert "forward: as expected" in printed
+    assert "backward: as expected" in printed
+    assert "int8_linear: as expected" in printed
+    assert f"baraquant {baraquant.__version__}, built for torch {torch.__version__}" in printed
     needed = run("ldd", program).stdout
     assert "libbaraquant.so" in needed
     assert "python" not in needed.replace(str(TORCH), "").replace(str(PACKAGE), "")
@@ -101,16 +77,5 @@ def test_cmake(tmp_path: Path) -> None:
 @pytest.mark.smoke
 def test_compiler(tmp_path: Path) -> None:
     program = tmp_path / "fake_quantize"
-    folders = (PACKAGE, TORCH / "lib")
-    built = run(
-        *toolchain.program_compiler().split(),
-        *("-std=c++20", "-O2", EXAMPLE / "main.cpp", "-o", program),
-        *("-isystem", TORCH / "include", "-I", PACKAGE / "include"),
-        *(f"-L{folder}" for folder in folders),
-        *("-Wl,--no-as-needed", "-lbaraquant", "-ltorch", "-ltorch_cpu", "-lc10"),
-        *(f"-Wl,-rpath,{folder}" for folder in folders),
-        *(f"-Wl,-rpath-link,{folder}" for folder in folders),
-        "-Wl,--allow-shlib-undefined",  # libbaraquant.so's CUDA libraries are torch's affair
-    )
-    assert built.returncode == 0, built.stdout
+    build_program(EXAMPLE / "main.cpp", program, "-O2")
     check_program(program)
