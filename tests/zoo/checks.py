@@ -8,7 +8,6 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,15 +138,16 @@ class Examination:
         evaluated = tiny.outputs(prepared, self.inputs)
         before = None
         if self._has_gradient():
-            of = partial(gradients.of, prepared, self.inputs, self.model)
-            before = self._check("gradients", lambda: (of(), of()))
+            before = self._check(
+                "gradients", lambda: gradients.runs_of(prepared, self.inputs, self.model)
+            )
         told = self._tokens(prepared) if self.row.generates else None
         converted = self._check("converted", lambda: self._converted(prepared, evaluated))
         if converted is None:
             return
         if before is not None:
             self.result.passed.remove("gradients")
-            self._check("gradients", lambda: self._same_gradients(converted, *before))
+            self._check("gradients", lambda: self._same_gradients(converted, before))
         if told is not None:
             self._check("generates", lambda: self._same_tokens(converted, told))
         self._save("converted", converted)
@@ -166,13 +166,11 @@ class Examination:
         expect_same(tiny.outputs(model, self.inputs), evaluated)
         return model
 
-    def _same_gradients(
-        self, model: nn.Module, before: dict[str, Tensor], again: dict[str, Tensor]
-    ) -> None:
+    def _same_gradients(self, model: nn.Module, before: list[dict[str, Tensor]]) -> None:
         after = gradients.of(model, self.inputs, self.model)
-        if not before.keys() & after.keys():
+        if not before[0].keys() & after.keys():
             self.result.notes.append("no gradient to compare")
-        gradients.expect_near(after, before, again, GRADIENT[self.cell.torch_dtype])
+        gradients.expect_near(after, before, GRADIENT[self.cell.torch_dtype])
 
     def _tokens(self, model: nn.Module) -> dict[str, Tensor] | None:
         """Tokens with a cache and without one, where the float model has both."""
