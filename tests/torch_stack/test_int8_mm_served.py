@@ -109,7 +109,9 @@ def test_compiles(backend: str, kind: str, device: str) -> None:
         x = torch.randn(rows, K, device=device)
         pairs = zip(step(compiled, compiled, x), step(block, block, x), strict=True)
         for got, right in pairs:
-            torch.testing.assert_close(got, right)
+            # A gradient is a sum: its rounding is relative to the summands, not to what is left.
+            largest = float(right.abs().max())
+            torch.testing.assert_close(got, right, rtol=1.3e-6, atol=1.3e-6 * largest)
 
 
 @by_kind
