@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: BSD-3-Clause
+/// @file
+/// Configurations: what is quantized, and how.
+///
+///     auto config = baraquant::QuantConfig(
+///         baraquant::TensorConfig().bits(4).granularity(baraquant::PerGroup(32)),
+///         baraquant::TensorConfig().granularity(baraquant::PerToken()));
+///
+/// They have the fields, the defaults and the errors of Python's classes of the same names.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "export.h"
+
+namespace baraquant {
+
+/// Which values of a tensor share a scale; PerTensor() to PerGroup(size) make one.
+struct Granularity {
+  std::string name;                   ///< "per_tensor", "per_channel", "per_token" or "per_group"
+  std::optional<int64_t> group_size;  ///< of "per_group"
+};
+
+/// One scale for the whole tensor.
+inline Granularity PerTensor() { return {"per_tensor", std::nullopt}; }
+/// A scale for each output channel of a weight, or for each row of an embedding.
+inline Granularity PerChannel() { return {"per_channel", std::nullopt}; }
+/// A scale for each token of an activation: for each vector along the last dimension.
+inline Granularity PerToken() { return {"per_token", std::nullopt}; }
+/// A scale for each group of `group_size` adjacent inputs of a layer.
+inline Granularity PerGroup(int64_t group_size) { return {"per_group", group_size}; }
+
+/// How one tensor, a weight or an activation, becomes integers.
+///
+/// The functions with an argument set a field and return the object. Errors come when the
+/// configuration is used: by QuantConfig, by a layer, or by check().
+class BARAQUANT_API TensorConfig {
+ public:
+  TensorConfig() = default;
+  explicit TensorConfig(int64_t bits) : bits_(bits) {}
+
+  /// The width of the integers, 2 to 8. They are signed: 4 bits are [-8, 7].
+  TensorConfig& bits(int64_t bits);
+  /// Which values share a scale. For a weight: PerTensor(), PerChannel() or PerGroup(size). For an
+  /// activation: PerTensor(), PerToken() or PerGroup(size).
+  TensorConfig& granularity(const Granularity& granularity);
+  /// true (the default) for no zero point: 0 is in the middle of the range. false adds one.
+  TensorConfig& symmetric(bool symmetric);
+  /// true computes the scale from the values in each call. false keeps a scale that training or
+  /// calibration observes, or that training learns. The default is true unless `learned`.
+  TensorConfig& dynamic(bool dynamic);
+  /// Whether the scale, and the zero point if there is one, is a trained parameter (LSQ, LSQ+).
+  TensorConfig& learned(bool learned);
+
+  int64_t bits() const { return bits_; }
+  const std::string& granularity() const { return granularity_.name; }
+  std::optional<int64_t> group_size() const { return granularity_.group_size; }
+  bool symmetric() const { return symmetric_; }
+  bool dynamic() const { return dynamic_.value_or(!learned_); }
+  bool learned() const { return learned_; }
+  int64_t quant_min() const { return -(int64_t{1} << (bits_ - 1)); }
+  int64_t quant_max() const { return (int64_t{1} << (bits_ - 1)) - 1; }
+
+  /// Check every field.
+  /// @throws c10::ValueError A field has a value that it cannot have.
+  void check() const;
+  /// A short description: `int4 per_group(32) symmetric dynamic`.
+  std::string str() const;
+  bool operator==(const TensorConfig& other) const;
+
+ private:
+  int64_t bits_ = 8;
+  Granularity granularity_ = PerChannel();
+  bool symmetric_ = true;
+  std::optional<bool> dynamic_;
+  bool learned_ = false;
+};
+
+/// A scheme: how the weights and the inputs of layers become integers.
+class BARAQUANT_API QuantConfig {
+ public:
+  /// @param weight How weights are quantized.
+  /// @param activation How the inputs of layers are quantized; std::nullopt leaves them floating.
+  /// @throws c10::ValueError A field has a value that it cannot have.
+  explicit QuantConfig(TensorConfig weight,
+                       std::optional<TensorConfig> activation = std::nullopt);
+
+  /// How to find the range of a static activation: "min_max" (of all data) or "moving_average" (the
+  /// default, in which each batch counts 1 %).
+  /// @throws c10::ValueError Another name.
+  QuantConfig& observer(std::string_view name);
+  /// How to find a scale of weights below eight bits that is not trained: "search" (the default; 26
+  /// scales, the minimum squared error) or "max".
+  /// @throws c10::ValueError Another name.
+  QuantConfig& scale_rule(std::string_view name);
+
+  const TensorConfig& weight() const { return weight_; }
+  const std::optional<TensorConfig>& activation() const { return activation_; }
+  const std::string& observer() const { return observer_; }
+  const std::string& scale_rule() const { return scale_rule_; }
+  /// Whether the range of the inputs is fixed in advance: observed, calibrated or learned.
+  bool is_static() const { return activation_.has_value() && !activation_->dynamic(); }
+  /// A short form: `weight=int8 per_channel symmetric dynamic, input=float`.
+  std::string str() const;
+  bool operator==(const QuantConfig& other) const;
+
+ private:
+  TensorConfig weight_;
+  std::optional<TensorConfig> activation_;
+  std::string observer_ = "moving_average";
+  std::string scale_rule_ = "search";
+};
+
+/// int8 weights with a scale per channel, and int8 inputs with a dynamic scale per token.
+BARAQUANT_API QuantConfig W8A8(bool symmetric = true);
+/// int8 weights with a scale per channel, and int8 inputs with one scale for each layer.
+BARAQUANT_API QuantConfig W8A8Static(std::string_view observer = "min_max", bool symmetric = true);
+/// int8 weights with a scale per channel, and floating inputs.
+BARAQUANT_API QuantConfig W8A16();
+/// 4-bit weights with a scale for each group of inputs (std::nullopt: for each channel), and
+/// floating inputs.
+BARAQUANT_API QuantConfig W4A16(std::optional<int64_t> group_size = 128, bool symmetric = true,
+                                std::string_view scale_rule = "search");
+/// 4-bit weights with a scale for each group (std::nullopt: for each channel), and int8 inputs with
+/// a scale per token.
+BARAQUANT_API QuantConfig W4A8(std::optional<int64_t> group_size = 128, bool symmetric = true,
+                               std::string_view scale_rule = "search");
+
+}  // namespace baraquant

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: BSD-3-Clause
+/// @file
+/// Layers for inference; they store int8.
+#pragma once
+
+#include "training.h"
+
+namespace baraquant::nn {
+
+/// A layer that stores its weight as int8, in `qweight`.
+///
+/// The tensors have the names of Python's buffers. A gradient goes through a layer to its input as
+/// it goes through the prepared layer.
+class BARAQUANT_API QuantizedLayer : public Module, public Layer {
+ public:
+  /// The floating weight that the integers stand for.
+  virtual torch::Tensor dequantized_weight() = 0;
+  /// The dtype of dequantized_weight(); it follows the conversions of the module.
+  torch::Dtype dtype() const { return dtype_; }
+  /// The width of the weight's integers, 2 to 8. They are always stored as int8.
+  int64_t weight_bits() const { return weight_bits_; }
+
+  torch::Tensor qweight;
+  torch::Tensor weight_scale;
+  torch::Tensor bias;               ///< undefined if the layer has none
+  torch::Tensor weight_zero_point;  ///< int32; undefined if symmetric
+
+ protected:
+  using Module::Module;
+  bool is_scale(const std::string& name) const override;
+  void converted(const std::optional<torch::Device>& device,
+                 const std::optional<torch::Dtype>& dtype) override;
+  torch::Dtype dtype_ = torch::kFloat32;
+  int64_t weight_bits_ = 8;
+};
+
+/// Options of QuantizedLinear.
+struct BARAQUANT_API QuantizedLinearOptions {
+  /// int8 `[out_features, in_features]`, and its scale `[out_features]`, float32 (float64 for
+  /// float64 inputs).
+  QuantizedLinearOptions(torch::Tensor qweight, torch::Tensor weight_scale)
+      : qweight_(std::move(qweight)), weight_scale_(std::move(weight_scale)) {}
+  TORCH_ARG(torch::Tensor, qweight);
+  TORCH_ARG(torch::Tensor, weight_scale);
+  /// `[out_features]`, of the dtype of the scale or of the inputs.
+  TORCH_ARG(torch::Tensor, bias);
+  /// true for no zero point of the input.
+  TORCH_ARG(bool, symmetric) = true;
+  /// The width of the input's integers, 2 to 8.
+  TORCH_ARG(int64_t, bits) = 8;
+  /// "per_token", or "per_tensor": one scale for the whole input.
+  TORCH_ARG(std::string, granularity) = "per_token";
+  /// `[in_features]`: the input is first divided by it (SmoothQuant).
+  TORCH_ARG(torch::Tensor, smooth);
+  TORCH_ARG(int64_t, weight_bits) = 8;
+  /// Of dequantized_weight(). Nothing: of the bias, else of the scale.
+  TORCH_ARG(std::optional<torch::Dtype>, dtype);
+};
+
+/// An integer linear layer that computes the scale of its input from the input (W8A8 dynamic).
+///
+/// @throws c10::ValueError A shape, width or granularity does not fit.
+/// @throws c10::TypeError The weight is not int8, the scale is not float32 or float64, or the dtype
+///     is not floating.
+class BARAQUANT_API QuantizedLinearImpl : public QuantizedLayer {
+ public:
+  explicit QuantizedLinearImpl(const QuantizedLinearOptions& options);
+
+  torch::Tensor forward(const torch::Tensor& input) override;
+  torch::Tensor dequantized_weight() override;
+  bool symmetric() const { return symmetric_; }
+  int64_t bits() const { return bits_; }
+  const std::string& granularity() const { return granularity_; }
+
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override;
+  void pretty_print(std::ostream& stream) const override;
+
+  torch::Tensor smooth;      ///< undefined without smoothing
+  torch::Tensor weight_sum;  ///< int32 `[out_features]`, if not symmetric; in no state dict
+
+ protected:
+  void converted(const std::optional<torch::Device>& device,
+                 const std::optional<torch::Dtype>& dtype) override;
+
+ private:
+  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
+  bool symmetric_;
+  int64_t bits_;
+  std::string granularity_;
+};
+TORCH_MODULE(QuantizedLinear);
+
+/// Options of StaticQuantizedLinear.
+struct BARAQUANT_API StaticQuantizedLinearOptions {
+  /// As in QuantizedLinearOptions; `act_scale` is `[]` or `[1]`, of the dtype of `weight_scale`.
+  StaticQuantizedLinearOptions(torch::Tensor qweight, torch::Tensor weight_scale,
+                               torch::Tensor act_scale)
+      : qweight_(std::move(qweight)),
+        weight_scale_(std::move(weight_scale)),
+        act_scale_(std::move(act_scale)) {}
+  TORCH_ARG(torch::Tensor, qweight);
+  TORCH_ARG(torch::Tensor, weight_scale);
+  TORCH_ARG(torch::Tensor, act_scale);
+  TORCH_ARG(torch::Tensor, bias);
+  /// Integer `[]` or `[1]`; undefined stands for 0.
+  TORCH_ARG(torch::Tensor, act_zero_point);
+  /// `[in_features]`: the scale of each feature of the input; undefined: no smoothing.
+  TORCH_ARG(torch::Tensor, smooth_scale);
+  TORCH_ARG(int64_t, bits) = 8;
+  TORCH_ARG(int64_t, weight_bits) = 8;
+  TORCH_ARG(std::optional<torch::Dtype>, dtype);
+};
+
+/// An integer linear layer whose input has one scale, fixed in advance (W8A8 static).
+///
+/// @throws c10::ValueError A shape or width does not fit.
+/// @throws c10::TypeError A dtype does not fit.
+class BARAQUANT_API StaticQuantizedLinearImpl : public QuantizedLayer {
+ public:
+  explicit StaticQuantizedLinearImpl(const StaticQuantizedLinearOptions& options);
+
+  torch::Tensor forward(const torch::Tensor& input) override;
+  torch::Tensor dequantized_weight() override;
+  int64_t bits() const { return bits_; }
+
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override;
+  void pretty_print(std::ostream& stream) const override;
+
+  torch::Tensor act_scale;
+  torch::Tensor act_zero_point;  ///< undefined if symmetric
+  torch::Tensor smooth_scale;    ///< undefined without smoothing
+  torch::Tensor weight_sum;      ///< int32 `[out_features]`, if not symmetric; in no state dict
+
+ protected:
+  void converted(const std::optional<torch::Device>& device,
+                 const std::optional<torch::Dtype>& dtype) override;
+
+ private:
+  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
+  int64_t bits_;
+};
+TORCH_MODULE(StaticQuantizedLinear);
+
+/// Options of the layers that store integers and compute in floating point: WeightOnlyLinear and
+/// QuantizedConv2d.
+struct BARAQUANT_API DequantizedOptions {
+  /// int8 with the output channels first, and its scale: `[channels]`, or `[channels, groups]` with
+  /// `group_size`.
+  DequantizedOptions(torch::Tensor qweight, torch::Tensor weight_scale)
+      : qweight_(std::move(qweight)), weight_scale_(std::move(weight_scale)) {}
+  TORCH_ARG(torch::Tensor, qweight);
+  TORCH_ARG(torch::Tensor, weight_scale);
+  TORCH_ARG(torch::Tensor, bias);
+  /// Integer, shaped like `weight_scale`; undefined stands for 0.
+  TORCH_ARG(torch::Tensor, weight_zero_point);
+  /// The number of adjacent inputs of an output channel that share a scale.
+  TORCH_ARG(std::optional<int64_t>, group_size);
+  /// Rounds the input; empty leaves it as it is.
+  TORCH_ARG(std::shared_ptr<FakeQuantizeImpl>, input_fake_quant);
+  TORCH_ARG(int64_t, weight_bits) = 8;
+  TORCH_ARG(std::optional<torch::Dtype>, dtype);
+};
+
+/// A layer that stores integers and computes in floating point.
+class BARAQUANT_API DequantizedLayer : public QuantizedLayer {
+ public:
+  torch::Tensor dequantized_weight() override { return dequantized(dtype_); }
+  std::optional<int64_t> group_size() const { return group_size_; }
+
+  std::shared_ptr<FakeQuantizeImpl> input_fake_quant;  ///< empty if the input stays as it is
+
+ protected:
+  DequantizedLayer(std::string name, const DequantizedOptions& options, int64_t dimensions);
+  torch::Tensor dequantized(torch::Dtype dtype);
+  torch::Tensor rounded_input(const torch::Tensor& input);
+  /// This layer's options, with copies of its tensors.
+  DequantizedOptions copied(const std::optional<torch::Device>& device) const;
+  void print_scheme(std::ostream& stream) const;
+
+ private:
+  std::optional<int64_t> group_size_;
+};
+
+/// A linear layer that stores integers and computes in floating point: for scales per group, for
+/// weights with zero points, and for inputs that stay floating.
+///
+/// @throws c10::ValueError A shape or width does not fit.
+/// @throws c10::TypeError A dtype does not fit.
+class BARAQUANT_API WeightOnlyLinearImpl : public DequantizedLayer {
+ public:
+  explicit WeightOnlyLinearImpl(const DequantizedOptions& options);
+  torch::Tensor forward(const torch::Tensor& input) override;
+
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override;
+  void pretty_print(std::ostream& stream) const override;
+
+ private:
+  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
+};
+TORCH_MODULE(WeightOnlyLinear);
+
+/// A Conv2d that stores integers and computes in floating point.
+///
+/// Of `conv`, PyTorch's options, the channels and the kernel's size are those of `qweight`.
+///
+/// @throws c10::ValueError A shape or width does not fit.
+/// @throws c10::TypeError A dtype does not fit.
+class BARAQUANT_API QuantizedConv2dImpl : public DequantizedLayer {
+ public:
+  QuantizedConv2dImpl(const DequantizedOptions& options, const torch::nn::Conv2dOptions& conv);
+  torch::Tensor forward(const torch::Tensor& input) override;
+
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override;
+  void pretty_print(std::ostream& stream) const override;
+
+  torch::nn::Conv2dOptions conv;
+
+ private:
+  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
+};
+TORCH_MODULE(QuantizedConv2d);
+
+/// Options of QuantizedEmbedding.
+struct BARAQUANT_API QuantizedEmbeddingOptions {
+  /// int8 `[num_embeddings, embedding_dim]`, and its scale `[num_embeddings]`, or
+  /// `[num_embeddings, groups]` with `group_size`.
+  QuantizedEmbeddingOptions(torch::Tensor qweight, torch::Tensor weight_scale)
+      : qweight_(std::move(qweight)), weight_scale_(std::move(weight_scale)) {}
+  TORCH_ARG(torch::Tensor, qweight);
+  TORCH_ARG(torch::Tensor, weight_scale);
+  TORCH_ARG(torch::Tensor, weight_zero_point);
+  TORCH_ARG(std::optional<int64_t>, group_size);
+  /// Of the output.
+  TORCH_ARG(torch::Dtype, dtype) = torch::kFloat32;
+  /// Kept for other code that reads it; here it is an ordinary row.
+  TORCH_ARG(std::optional<int64_t>, padding_idx);
+  TORCH_ARG(int64_t, weight_bits) = 8;
+};
+
+/// An embedding whose table is int8, with a scale for each row or for each group within it.
+///
+/// @throws c10::ValueError A shape or width does not fit.
+/// @throws c10::TypeError A dtype does not fit.
+class BARAQUANT_API QuantizedEmbeddingImpl : public QuantizedLayer {
+ public:
+  explicit QuantizedEmbeddingImpl(const QuantizedEmbeddingOptions& options);
+  /// The rows for the indices `[...]`: `[..., embedding_dim]`.
+  torch::Tensor forward(const torch::Tensor& input) override;
+  torch::Tensor dequantized_weight() override;
+  std::optional<int64_t> group_size() const { return group_size_; }
+  std::optional<int64_t> padding_idx() const { return padding_idx_; }
+
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override;
+  void pretty_print(std::ostream& stream) const override;
+
+ private:
+  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
+  torch::Tensor dequantized(const torch::Tensor& rows, const torch::Tensor& scale,
+                            const torch::Tensor& zero_point) const;
+  std::optional<int64_t> group_size_;
+  std::optional<int64_t> padding_idx_;
+};
+TORCH_MODULE(QuantizedEmbedding);
+
+}  // namespace baraquant::nn

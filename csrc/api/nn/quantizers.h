@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: BSD-3-Clause
+/// @file
+/// FakeQuantize and LearnedFakeQuantize: they round to a grid, with a straight-through gradient.
+#pragma once
+
+#include <torch/arg.h>
+
+#include <variant>
+#include <vector>
+
+#include "module.h"
+
+namespace baraquant::nn {
+
+/// A module that rounds its input: FakeQuantize or LearnedFakeQuantize.
+class BARAQUANT_API Quantizer : public Module, public Layer {
+ public:
+  using Module::Module;
+  /// The input rounded to the grid, whatever the switches say; nothing is observed.
+  virtual torch::Tensor round(const torch::Tensor& input) = 0;
+  /// The input as int8, with scale and zero point; round() returns these integers dequantized.
+  virtual Quantized quantize(const torch::Tensor& input) = 0;
+  /// The positive scale and the int32 zero point.
+  /// @throws c10::Error The mode "dynamic", which keeps none.
+  virtual std::tuple<torch::Tensor, torch::Tensor> calculate_qparams() const = 0;
+  /// Let the module round its input, or pass it through unchanged (an observer continues).
+  virtual void enable_fake_quant(bool enabled = true) = 0;
+  void disable_fake_quant() { enable_fake_quant(false); }
+  /// Whether enable_fake_quant is on, as far as the host knows it.
+  virtual bool rounds() const = 0;
+  virtual int64_t quant_min() const = 0;
+  virtual int64_t quant_max() const = 0;
+};
+
+/// Options of FakeQuantize: the arguments of Python's class of that name.
+struct BARAQUANT_API FakeQuantizeOptions {
+  /// "fixed": scale and zero point are given. "dynamic": from the range of each input. "observed":
+  /// from a running range of the inputs.
+  TORCH_ARG(std::string, mode) = "fixed";
+  /// For "fixed": a number > 0, or float32 or float64 in the shape that the op takes.
+  using Scale = std::variant<std::monostate, double, torch::Tensor>;
+  TORCH_ARG(Scale, scale);
+  /// For "fixed": an integer, or an integer tensor shaped like `scale`; nothing stands for 0.
+  using ZeroPoint = std::variant<std::monostate, int64_t, torch::Tensor>;
+  TORCH_ARG(ZeroPoint, zero_point);
+  /// "per_tensor", "per_channel", "per_token" or "per_group"; "observed" takes the first two.
+  TORCH_ARG(std::string, granularity) = "per_tensor";
+  /// The dimension of the channels (required for "per_channel") or of the groups (by default the
+  /// last).
+  TORCH_ARG(std::optional<int64_t>, axis);
+  /// The number of adjacent values that share a scale (required for "per_group").
+  TORCH_ARG(std::optional<int64_t>, group_size);
+  /// The smallest integer.
+  TORCH_ARG(int64_t, quant_min) = -128;
+  /// The largest integer.
+  TORCH_ARG(int64_t, quant_max) = 127;
+  /// For "fixed", what is kept for the backward pass, as in fake_quantize_per_tensor.
+  TORCH_ARG(std::optional<bool>, save_mask);
+  /// For "dynamic" and "observed": true puts the zero point in the middle of the grid.
+  TORCH_ARG(bool, symmetric) = true;
+  /// For "observed": nothing keeps the minimum and the maximum of all inputs; c in (0, 1] gives a
+  /// moving average, in which each input has the weight c.
+  TORCH_ARG(std::optional<double>, averaging_constant);
+  /// For "observed" and "per_channel": the size of the input along `axis`.
+  TORCH_ARG(std::optional<int64_t>, channels);
+};
+
+/// Rounds its input to a quantization grid; the gradient goes straight through.
+///
+/// Buffers: none for "dynamic"; `scale` and `zero_point` for "fixed"; for "observed" further
+/// `min_val`, `max_val`, `observer_enabled`, `fake_quant_enabled` and `skipped_batches`.
+///
+/// @throws c10::ValueError A mode, granularity, shape, range or number does not fit, or an option
+///     is given that the mode does not use.
+/// @throws c10::TypeError The scale is not float32 or float64, or the zero point is not integer.
+class BARAQUANT_API FakeQuantizeImpl : public Quantizer {
+ public:
+  explicit FakeQuantizeImpl(FakeQuantizeOptions options = {});
+
+  torch::Tensor forward(const torch::Tensor& input) override;
+  torch::Tensor round(const torch::Tensor& input) override;
+  Quantized quantize(const torch::Tensor& input) override;
+  std::tuple<torch::Tensor, torch::Tensor> calculate_qparams() const override;
+  void enable_fake_quant(bool enabled = true) override;
+  bool rounds() const override { return rounds_; }
+  int64_t quant_min() const override { return options.quant_min(); }
+  int64_t quant_max() const override { return options.quant_max(); }
+  /// Let the module follow the range of its input, or freeze range and scale.
+  /// @throws c10::Error The mode is not "observed".
+  void enable_observer(bool enabled = true);
+  void disable_observer() { enable_observer(false); }
+  /// Forget the range and the skipped batches.
+  /// @throws c10::Error The mode is not "observed".
+  void reset_min_max_vals();
+  /// A module of mode "fixed" with copies of this module's scale and zero point.
+  /// @throws c10::Error The mode is "dynamic".
+  std::shared_ptr<FakeQuantizeImpl> freeze() const;
+  bool is_dynamic() const { return options.mode() == "dynamic"; }
+  bool is_observed() const { return options.mode() == "observed"; }
+
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override;
+  void pretty_print(std::ostream& stream) const override;
+
+  /// The options as they were given; `scale` and `zero_point` are in the buffers.
+  FakeQuantizeOptions options;
+  torch::Tensor scale, zero_point, min_val, max_val;
+  torch::Tensor observer_enabled, fake_quant_enabled, skipped_batches;
+
+ private:
+  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
+  bool rounds_ = true;
+};
+TORCH_MODULE(FakeQuantize);
+
+/// Options of LearnedFakeQuantize: the arguments of Python's class of that name.
+struct BARAQUANT_API LearnedFakeQuantizeOptions {
+  /// "per_tensor", "per_channel" or "per_group".
+  TORCH_ARG(std::string, granularity) = "per_tensor";
+  /// The dimension of the channels (required for "per_channel") or of the groups.
+  TORCH_ARG(std::optional<int64_t>, axis);
+  /// The number of adjacent values that share a step (required for "per_group").
+  TORCH_ARG(std::optional<int64_t>, group_size);
+  /// The shape of `scale`: [1], [channels], or that of the input with the groups along `axis`.
+  TORCH_ARG(std::vector<int64_t>, shape) = {1};
+  TORCH_ARG(int64_t, quant_min) = -128;
+  /// Above 0.
+  TORCH_ARG(int64_t, quant_max) = 127;
+  /// true for no zero point.
+  TORCH_ARG(bool, symmetric) = true;
+  /// Whether the number of values that share a step excludes the first dimension.
+  TORCH_ARG(bool, per_sample) = false;
+  TORCH_ARG(std::optional<torch::Device>, device);
+  TORCH_ARG(torch::Dtype, dtype) = torch::kFloat32;
+};
+
+/// Rounds its input to a quantization grid, and learns the grid's step by gradient descent (LSQ;
+/// with `symmetric(false)` the zero point too, LSQ+).
+///
+/// The parameters are `scale` and, if not symmetric, `zero_point`: NaN until the first batch in
+/// training, or initialize(), sets them.
+///
+/// @throws c10::ValueError A granularity, shape or range does not fit.
+class BARAQUANT_API LearnedFakeQuantizeImpl : public Quantizer {
+ public:
+  explicit LearnedFakeQuantizeImpl(LearnedFakeQuantizeOptions options = {});
+
+  torch::Tensor forward(const torch::Tensor& input) override;
+  /// @throws c10::Error The scale is not known yet.
+  torch::Tensor round(const torch::Tensor& input) override;
+  Quantized quantize(const torch::Tensor& input) override;
+  std::tuple<torch::Tensor, torch::Tensor> calculate_qparams() const override;
+  void enable_fake_quant(bool enabled = true) override { rounds_ = enabled; }
+  bool rounds() const override { return rounds_; }
+  int64_t quant_min() const override { return options.quant_min(); }
+  int64_t quant_max() const override { return options.quant_max(); }
+  /// Set scale and zero point from the values of `input`; an empty input changes nothing.
+  void initialize(const torch::Tensor& input);
+  /// Set scale and zero point to given values.
+  void start(const torch::Tensor& scale, const torch::Tensor& zero_point);
+  /// Whether the scale is known.
+  bool is_initialized() const;
+
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override;
+  void pretty_print(std::ostream& stream) const override;
+
+  LearnedFakeQuantizeOptions options;
+  torch::Tensor scale;
+  torch::Tensor zero_point;  ///< undefined if symmetric
+
+ private:
+  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
+  torch::Tensor segments(const torch::Tensor& input) const;
+  std::tuple<torch::Tensor, torch::Tensor> parameters_of(torch::Dtype dtype) const;
+
+  bool rounds_ = true;
+  mutable bool initialized_ = false;
+  bool saw_zeros_ = false;
+};
+TORCH_MODULE(LearnedFakeQuantize);
+
+}  // namespace baraquant::nn
