@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The modules of a model by their paths, and how they are replaced.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace baraquant::workflow {
+
+// One registration of a module; a module that is registered twice has two places.
+struct Place {
+  std::string path;  // "encoder.0.fc"
+  std::string name;  // "fc"
+  torch::nn::Module* parent;
+  torch::nn::Module* module;
+};
+
+// All registrations below `model`, parents before children, in the order of registration. What lies
+// below a module that is registered twice is listed for both of its paths.
+std::vector<Place> places_of(torch::nn::Module& model);
+
+using Swaps = std::map<const torch::nn::Module*, std::shared_ptr<torch::nn::Module>>;
+
+// Check that nothing owns the modules to be swapped except their places in the model: another owner,
+// such as a typed member, would still hold the old module.
+//
+// Throws c10::ValueError with the path.
+void check_owners(const std::string& caller, const std::vector<Place>& places, const Swaps& swaps);
+
+// Put the new modules into every place of the old ones. Cannot fail.
+void swap(const std::vector<Place>& places, const Swaps& swaps);
+
+}  // namespace baraquant::workflow
