@@ -70,7 +70,7 @@ CONTENTS = """
 CONTRIBUTING
 CHANGELOG
 SECURITY
-examples/libtorch/README
+examples/cpp/README
 ```
 """
 PAGES = ["guide", "training", "migration", "ops", "models", "speed", "testing"]

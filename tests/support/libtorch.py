@@ -14,6 +14,11 @@ import toolchain
 
 PACKAGE = Path(baraquant.__file__).resolve().parent
 TORCH = Path(torch.__file__).resolve().parent
+# The warnings in torch's own headers are not ours.
+TORCH_HEADERS = (
+    *("-isystem", TORCH / "include"),
+    *("-isystem", TORCH / "include" / "torch" / "csrc" / "api" / "include"),
+)
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
@@ -31,7 +36,7 @@ def compile_only(source: Path, *options: str | Path) -> None:
     """Whether the compiler takes a source with LibTorch's headers."""
     checked = run(
         *(*toolchain.program_compiler().split(), "-std=c++20", "-fsyntax-only", source),
-        *("-isystem", TORCH / "include", *options),
+        *(*TORCH_HEADERS, *options),
     )
     assert checked.returncode == 0, checked.stdout
 
@@ -42,7 +47,7 @@ def build_program(source: Path, program: Path, *options: str | Path) -> None:
     built = run(
         *toolchain.program_compiler().split(),
         *("-std=c++20", source, "-o", program, *options),
-        *("-isystem", TORCH / "include", "-I", PACKAGE / "include"),
+        *(*TORCH_HEADERS, "-I", PACKAGE / "include"),
         *(f"-L{folder}" for folder in folders),
         *("-Wl,--no-as-needed", "-lbaraquant", "-ltorch", "-ltorch_cpu", "-lc10"),
         *(f"-Wl,-rpath,{folder}" for folder in folders),
@@ -52,7 +57,7 @@ def build_program(source: Path, program: Path, *options: str | Path) -> None:
     assert built.returncode == 0, built.stdout
 
 
-def run_program(program: Path) -> str:
+def run_program(program: Path, *arguments: str | Path) -> str:
     """Runs it where neither PYTHONPATH nor LD_LIBRARY_PATH helps it to find a library."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("LD_", "PYTHON"))}
     if torch.version.cuda:  # the CUDA libraries that torch depends on come as packages of their own
@@ -61,7 +66,11 @@ def run_program(program: Path) -> str:
         folders += sorted({str(p.parent) for p in packages.glob("**/lib/lib*.so*")})
         environment["LD_LIBRARY_PATH"] = ":".join(folders)
     result = subprocess.run(
-        [str(program)], check=False, capture_output=True, text=True, env=environment
+        [str(part) for part in (program, *arguments)],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
