@@ -18,7 +18,8 @@ import torch
 from rich.progress import track
 from sklearn.datasets import load_digits
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[i]) for i in (1, 2)]  # a build in place too
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # finds a build in place as well
 
 import baraquant
 from digits import evaluate, float_network, load_split, train
