@@ -85,8 +85,7 @@ class BARAQUANT_API QuantConfig {
   /// @param weight How weights are quantized.
   /// @param activation How the inputs of layers are quantized; std::nullopt leaves them floating.
   /// @throws c10::ValueError A field has a value that it cannot have.
-  explicit QuantConfig(TensorConfig weight,
-                       std::optional<TensorConfig> activation = std::nullopt);
+  explicit QuantConfig(TensorConfig weight, std::optional<TensorConfig> activation = std::nullopt);
 
   /// How to find the range of a static activation: "min_max" (of all data) or "moving_average" (the
   /// default, in which each batch counts 1 %).

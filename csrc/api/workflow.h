@@ -19,6 +19,7 @@
 #pragma once
 
 #include <torch/nn/module.h>
+#include <torch/nn/modules/container/any.h>
 #include <torch/nn/pimpl.h>
 
 #include <functional>
@@ -84,12 +85,6 @@ BARAQUANT_API Report convert_(torch::nn::Module& model);
 BARAQUANT_API Report quantize_(torch::nn::Module& model, const QuantConfig& config,
                                const Options& options = {});
 
-/// Replace the child `name` of `parent`, which may be a container of torch::nn.
-///
-/// @throws c10::ValueError There is no such child, or something else owns it.
-BARAQUANT_API void replace_module(torch::nn::Module& parent, const std::string& name,
-                                  const std::shared_ptr<torch::nn::Module>& module);
-
 /// The output of the child `name` of `parent` for one tensor, whatever the child is now.
 ///
 /// @throws c10::ValueError There is no such child, or it is no layer that takes one tensor.
@@ -104,6 +99,30 @@ BARAQUANT_API std::map<std::string, torch::Tensor> state_dict(const torch::nn::M
 /// @throws c10::ValueError A name is missing or unknown, or a shape differs.
 BARAQUANT_API void load_state_dict(torch::nn::Module& model,
                                    const std::map<std::string, torch::Tensor>& tensors);
+
+namespace workflow {
+BARAQUANT_API void replace_child(torch::nn::Module& parent, const std::string& name,
+                                 const std::shared_ptr<torch::nn::Module>& module,
+                                 const torch::nn::AnyModule& any);
+}  // namespace workflow
+
+/// Replace the child `name` of `parent`, which may be a container of torch::nn.
+///
+/// @throws c10::ValueError There is no such child.
+template <typename M>
+void replace_module(torch::nn::Module& parent, const std::string& name,
+                    const std::shared_ptr<M>& module) {
+  torch::nn::AnyModule any;
+  if constexpr (torch::detail::has_forward<M>::value) {
+    if (module != nullptr) any = torch::nn::AnyModule(module);
+  }
+  workflow::replace_child(parent, name, module, any);
+}
+template <typename M>
+void replace_module(torch::nn::Module& parent, const std::string& name,
+                    const torch::nn::ModuleHolder<M>& module) {
+  replace_module(parent, name, module.ptr());
+}
 
 template <typename M>
 Report prepare_(torch::nn::ModuleHolder<M>& model, const QuantConfig& config,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <torch/nn/module.h>
+#include <torch/nn/modules/container/any.h>
 
 #include <map>
 #include <memory>
@@ -31,7 +32,15 @@ using Swaps = std::map<const torch::nn::Module*, std::shared_ptr<torch::nn::Modu
 // Throws c10::ValueError with the path.
 void check_owners(const std::string& caller, const std::vector<Place>& places, const Swaps& swaps);
 
-// Put the new modules into every place of the old ones. Cannot fail.
+// The same for one module.
+void check_owner(const std::string& caller, const std::vector<Place>& places,
+                 torch::nn::Module& module);
+
+// Replace one child; `any` is the module as torch::nn::Sequential holds it.
+void put(torch::nn::Module& parent, const std::string& name,
+         const std::shared_ptr<torch::nn::Module>& module, const torch::nn::AnyModule& any);
+
+// Put the new modules, which are layers, into every place of the old ones. Cannot fail.
 void swap(const std::vector<Place>& places, const Swaps& swaps);
 
 }  // namespace baraquant::workflow

@@ -11,7 +11,7 @@ namespace baraquant::nn {
 ///
 /// The tensors have the names of Python's buffers. A gradient goes through a layer to its input as
 /// it goes through the prepared layer.
-class BARAQUANT_API QuantizedLayer : public Module, public Layer {
+class BARAQUANT_API QuantizedLayer : public Layer {
  public:
   /// The floating weight that the integers stand for.
   virtual torch::Tensor dequantized_weight() = 0;
@@ -26,7 +26,7 @@ class BARAQUANT_API QuantizedLayer : public Module, public Layer {
   torch::Tensor weight_zero_point;  ///< int32; undefined if symmetric
 
  protected:
-  using Module::Module;
+  using Layer::Layer;
   bool is_scale(const std::string& name) const override;
   void converted(const std::optional<torch::Device>& device,
                  const std::optional<torch::Dtype>& dtype) override;

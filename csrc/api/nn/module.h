@@ -34,14 +34,14 @@ class BARAQUANT_API Module : public torch::nn::Module {
                          const std::optional<torch::Dtype>& dtype);
 
  private:
-  void convert(const std::optional<torch::Device>& device,
-               const std::optional<torch::Dtype>& dtype, bool non_blocking);
+  void convert(const std::optional<torch::Device>& device, const std::optional<torch::Dtype>& dtype,
+               bool non_blocking);
 };
 
 /// A module with one input and one output, as all layers here are.
-class BARAQUANT_API Layer {
+class BARAQUANT_API Layer : public Module {
  public:
-  virtual ~Layer();
+  using Module::Module;
   virtual torch::Tensor forward(const torch::Tensor& input) = 0;
 };
 

@@ -13,9 +13,9 @@
 namespace baraquant::nn {
 
 /// A module that rounds its input: FakeQuantize or LearnedFakeQuantize.
-class BARAQUANT_API Quantizer : public Module, public Layer {
+class BARAQUANT_API Quantizer : public Layer {
  public:
-  using Module::Module;
+  using Layer::Layer;
   /// The input rounded to the grid, whatever the switches say; nothing is observed.
   virtual torch::Tensor round(const torch::Tensor& input) = 0;
   /// The input as int8, with scale and zero point; round() returns these integers dequantized.
@@ -34,14 +34,15 @@ class BARAQUANT_API Quantizer : public Module, public Layer {
 
 /// Options of FakeQuantize: the arguments of Python's class of that name.
 struct BARAQUANT_API FakeQuantizeOptions {
+  using Scale = std::variant<std::monostate, double, torch::Tensor>;
+  using ZeroPoint = std::variant<std::monostate, int64_t, torch::Tensor>;
+
   /// "fixed": scale and zero point are given. "dynamic": from the range of each input. "observed":
   /// from a running range of the inputs.
   TORCH_ARG(std::string, mode) = "fixed";
   /// For "fixed": a number > 0, or float32 or float64 in the shape that the op takes.
-  using Scale = std::variant<std::monostate, double, torch::Tensor>;
   TORCH_ARG(Scale, scale);
   /// For "fixed": an integer, or an integer tensor shaped like `scale`; nothing stands for 0.
-  using ZeroPoint = std::variant<std::monostate, int64_t, torch::Tensor>;
   TORCH_ARG(ZeroPoint, zero_point);
   /// "per_tensor", "per_channel", "per_token" or "per_group"; "observed" takes the first two.
   TORCH_ARG(std::string, granularity) = "per_tensor";
@@ -102,10 +103,13 @@ class BARAQUANT_API FakeQuantizeImpl : public Quantizer {
       const std::optional<torch::Device>& device = std::nullopt) const override;
   void pretty_print(std::ostream& stream) const override;
 
-  /// The options as they were given; `scale` and `zero_point` are in the buffers.
+  /// The options as they were given, without `scale` and `zero_point`, which are buffers.
   FakeQuantizeOptions options;
   torch::Tensor scale, zero_point, min_val, max_val;
   torch::Tensor observer_enabled, fake_quant_enabled, skipped_batches;
+
+ protected:
+  bool is_scale(const std::string& name) const override;
 
  private:
   void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
@@ -122,7 +126,7 @@ struct BARAQUANT_API LearnedFakeQuantizeOptions {
   /// The number of adjacent values that share a step (required for "per_group").
   TORCH_ARG(std::optional<int64_t>, group_size);
   /// The shape of `scale`: [1], [channels], or that of the input with the groups along `axis`.
-  TORCH_ARG(std::vector<int64_t>, shape) = {1};
+  TORCH_ARG(std::vector<int64_t>, shape) = { 1 };
   TORCH_ARG(int64_t, quant_min) = -128;
   /// Above 0.
   TORCH_ARG(int64_t, quant_max) = 127;
@@ -168,6 +172,9 @@ class BARAQUANT_API LearnedFakeQuantizeImpl : public Quantizer {
   LearnedFakeQuantizeOptions options;
   torch::Tensor scale;
   torch::Tensor zero_point;  ///< undefined if symmetric
+
+ protected:
+  bool is_scale(const std::string& name) const override;
 
  private:
   void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;

@@ -13,7 +13,7 @@ namespace baraquant::nn {
 
 /// A layer whose weight passes through `weight_fake_quant`, and its input through
 /// `input_fake_quant`.
-class BARAQUANT_API FakeQuantizedLayer : public Module, public Layer {
+class BARAQUANT_API FakeQuantizedLayer : public Layer {
  public:
   /// The weight as it will be stored: int8, its scale and its zero point, `[channels]`, or
   /// `[channels, groups]` for groups.
@@ -25,8 +25,12 @@ class BARAQUANT_API FakeQuantizedLayer : public Module, public Layer {
   std::shared_ptr<FakeQuantizeImpl> frozen_input() const;
   /// Whether the input has a range that no batch has set yet.
   bool has_unseen_input() const;
-  /// Leave the input floating from now on.
-  virtual void leave_input_floating();
+  /// Use the scale of another layer, which shares the weight: it is one parameter or range.
+  void share_weight_quantizer(const FakeQuantizedLayer& other);
+  /// Round the input with `quantizer` from now on; empty leaves it floating.
+  void set_input_quantizer(std::shared_ptr<Quantizer> quantizer);
+  /// Round the weight with `quantizer` from now on.
+  void set_weight_quantizer(std::shared_ptr<Quantizer> quantizer);
   /// The weight as `weight_fake_quant` gets it: a matrix if groups need one.
   torch::Tensor rows_of_weight() const;
   const QuantConfig& config() const { return config_; }
@@ -84,9 +88,8 @@ class BARAQUANT_API FakeQuantizedLinearImpl : public FakeQuantizedLayer {
                           const QuantConfig& config);
 
   torch::Tensor forward(const torch::Tensor& input) override;
-  void leave_input_floating() override;
   /// Whether the converted layer multiplies integers by integers.
-  bool is_integer() const { return is_integer_; }
+  bool is_integer() const { return is_integer_ && input_fake_quant != nullptr; }
   int64_t in_features() const { return weight.size(1); }
   int64_t out_features() const { return weight.size(0); }
 

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The one place that chooses among the ops of a verb by the granularity of a module.
+#pragma once
+
+#include <string>
+
+#include "api/ops.h"
+
+namespace baraquant::nn {
+
+// Which values of an input share a scale, and their range of integers. `granularity` is a valid name.
+struct ByGranularity {
+  using Maybe = const std::optional<at::Tensor>&;
+
+  std::string granularity;
+  int64_t axis;
+  int64_t group_size;
+  int64_t low, high;
+
+  at::Tensor fake_quantize(const at::Tensor& input, const at::Tensor& scale, Maybe zero_point,
+                           std::optional<bool> save_mask) const {
+    if (granularity == "per_tensor") {
+      return fake_quantize_per_tensor(input, scale, zero_point, low, high, save_mask);
+    }
+    if (granularity == "per_channel") {
+      return fake_quantize_per_channel(input, scale, zero_point, axis, low, high, save_mask);
+    }
+    if (granularity == "per_token") {
+      return fake_quantize_per_token(input, scale, zero_point, low, high, save_mask);
+    }
+    return fake_quantize_per_group(input, scale, zero_point, group_size, axis, low, high,
+                                   save_mask);
+  }
+
+  at::Tensor quantize(const at::Tensor& input, const at::Tensor& scale, Maybe zero_point) const {
+    if (granularity == "per_tensor") {
+      return quantize_per_tensor(input, scale, zero_point, low, high);
+    }
+    if (granularity == "per_channel") {
+      return quantize_per_channel(input, scale, zero_point, axis, low, high);
+    }
+    if (granularity == "per_token") return quantize_per_token(input, scale, zero_point, low, high);
+    return quantize_per_group(input, scale, zero_point, group_size, axis, low, high);
+  }
+
+  at::Tensor dynamic_fake_quantize(const at::Tensor& input, bool symmetric) const {
+    if (granularity == "per_tensor") {
+      return dynamic_fake_quantize_per_tensor(input, low, high, symmetric);
+    }
+    if (granularity == "per_channel") {
+      return dynamic_fake_quantize_per_channel(input, axis, low, high, symmetric);
+    }
+    if (granularity == "per_token") {
+      return dynamic_fake_quantize_per_token(input, low, high, symmetric);
+    }
+    return dynamic_fake_quantize_per_group(input, group_size, axis, low, high, symmetric);
+  }
+
+  std::tuple<at::Tensor, at::Tensor, at::Tensor> dynamic_quantize(const at::Tensor& input,
+                                                                  bool symmetric) const {
+    if (granularity == "per_tensor") {
+      return dynamic_range_quantize_per_tensor(input, low, high, symmetric);
+    }
+    if (granularity == "per_channel") {
+      return dynamic_range_quantize_per_channel(input, axis, low, high, symmetric);
+    }
+    if (granularity == "per_token") {
+      return dynamic_range_quantize_per_token(input, low, high, symmetric);
+    }
+    return dynamic_range_quantize_per_group(input, group_size, axis, low, high, symmetric);
+  }
+};
+
+}  // namespace baraquant::nn

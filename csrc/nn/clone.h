@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What the clones of all modules share.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <optional>
+
+namespace baraquant::nn {
+
+inline torch::Tensor cloned(const torch::Tensor& tensor,
+                            const std::optional<torch::Device>& device) {
+  if (!tensor.defined()) return tensor;
+  const auto values = tensor.detach();
+  const bool moves = device.has_value() && *device != tensor.device();
+  return moves ? values.to(*device) : values.clone();
+}
+
+// Give a new module copies of the parameters and buffers of another one of the same kind.
+inline void copy_tensors(torch::nn::Module& to, const torch::nn::Module& from,
+                         const std::optional<torch::Device>& device) {
+  for (const auto& item : from.named_parameters(/*recurse=*/false)) {
+    to.named_parameters(/*recurse=*/false)[item.key()].set_data(cloned(*item, device));
+  }
+  for (const auto& item : from.named_buffers(/*recurse=*/false)) {
+    to.named_buffers(/*recurse=*/false)[item.key()].set_data(cloned(*item, device));
+  }
+  to.train(from.is_training());
+}
+
+}  // namespace baraquant::nn
+
+// torch::nn's containers clone their children with this function: the module takes the place of one
+// that was made by its parent.
+#define BARAQUANT_CLONE_CHILD(Class)                                                         \
+  void Class::clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) { \
+    *this = dynamic_cast<Class&>(*other.clone(device));                                      \
+  }

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "api/config.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <array>
+
+#include "nn/text.h"
+
+namespace baraquant {
+
+TensorConfig& TensorConfig::bits(int64_t bits) {
+  bits_ = bits;
+  return *this;
+}
+
+TensorConfig& TensorConfig::granularity(const Granularity& granularity) {
+  granularity_ = granularity;
+  return *this;
+}
+
+TensorConfig& TensorConfig::symmetric(bool symmetric) {
+  symmetric_ = symmetric;
+  return *this;
+}
+
+TensorConfig& TensorConfig::dynamic(bool dynamic) {
+  dynamic_ = dynamic;
+  return *this;
+}
+
+TensorConfig& TensorConfig::learned(bool learned) {
+  learned_ = learned;
+  return *this;
+}
+
+namespace {
+
+template <size_t N>
+void check_choice(const char* owner, const char* name, std::string_view value,
+                  const std::array<const char*, N>& choices) {
+  if (std::find(choices.begin(), choices.end(), value) != choices.end()) return;
+  std::string all;
+  for (const char* choice : choices) all += (all.empty() ? "" : ", ") + std::string(choice);
+  TORCH_CHECK_VALUE(false, owner, ": expected ", name, " to be one of ", all, ", but got ",
+                    text::quoted(std::string(value)));
+}
+
+constexpr std::array granularities = {"per_tensor", "per_channel", "per_token", "per_group"};
+constexpr std::array observers = {"min_max", "moving_average", "percentile", "mse"};
+constexpr std::array scale_rules = {"search", "max"};
+
+}  // namespace
+
+void TensorConfig::check() const {
+  TORCH_CHECK_VALUE(bits_ >= 2 && bits_ <= 8,
+                    "TensorConfig: expected bits to lie in [2, 8], but got ", bits_);
+  check_choice("TensorConfig", "granularity", granularity_.name, granularities);
+  TORCH_CHECK_VALUE(!(learned_ && dynamic()),
+                    "TensorConfig: expected dynamic=False (or none given) for a learned scale: a "
+                    "dynamic one comes from the values");
+  TORCH_CHECK_VALUE(granularity_.name != "per_token" || dynamic(),
+                    "TensorConfig: expected dynamic=True for per_token: the tokens to come are not "
+                    "known");
+  const auto size = granularity_.group_size;
+  if (granularity_.name == "per_group") {
+    TORCH_CHECK_TYPE(size.has_value(),
+                     "TensorConfig: expected group_size to be an int, but got NoneType");
+    TORCH_CHECK_VALUE(*size > 0, "TensorConfig: expected group_size > 0, but got ", *size);
+  } else {
+    TORCH_CHECK_VALUE(!size.has_value(), "TensorConfig: expected no group_size for ",
+                      granularity_.name, ", but got ", text::of(size));
+  }
+}
+
+std::string TensorConfig::str() const {
+  const std::string group =
+      group_size().has_value() ? "(" + std::to_string(*group_size()) + ")" : "";
+  const char* how = learned_ ? "learned" : dynamic() ? "dynamic" : "static";
+  return "int" + std::to_string(bits_) + " " + granularity() + group +
+         (symmetric_ ? " symmetric " : " asymmetric ") + how;
+}
+
+bool TensorConfig::operator==(const TensorConfig& other) const {
+  return bits_ == other.bits_ && granularity_.name == other.granularity_.name &&
+         granularity_.group_size == other.granularity_.group_size &&
+         symmetric_ == other.symmetric_ && dynamic() == other.dynamic() &&
+         learned_ == other.learned_;
+}
+
+QuantConfig::QuantConfig(TensorConfig weight, std::optional<TensorConfig> activation)
+    : weight_(std::move(weight)), activation_(std::move(activation)) {
+  weight_.check();
+  TORCH_CHECK_VALUE(weight_.granularity() != "per_token",
+                    "QuantConfig: expected weight.granularity to be per_tensor, per_channel or "
+                    "per_group, but got 'per_token'");
+  if (!activation_.has_value()) return;
+  activation_->check();
+  TORCH_CHECK_VALUE(activation_->granularity() != "per_channel",
+                    "QuantConfig: expected activation.granularity to be per_tensor, per_token or "
+                    "per_group, but got 'per_channel'");
+  TORCH_CHECK_VALUE(activation_->granularity() != "per_group" || activation_->dynamic(),
+                    "QuantConfig: expected a dynamic activation for per_group: a static one has "
+                    "one scale (per_tensor)");
+}
+
+QuantConfig& QuantConfig::observer(std::string_view name) {
+  check_choice("QuantConfig", "observer", name, observers);
+  TORCH_CHECK_VALUE(name == "min_max" || name == "moving_average",
+                    "QuantConfig: expected observer to be min_max or moving_average in C++, but "
+                    "got ",
+                    text::quoted(std::string(name)), ", which Python has");
+  observer_ = name;
+  return *this;
+}
+
+QuantConfig& QuantConfig::scale_rule(std::string_view name) {
+  check_choice("QuantConfig", "scale_rule", name, scale_rules);
+  scale_rule_ = name;
+  return *this;
+}
+
+std::string QuantConfig::str() const {
+  return "weight=" + weight_.str() +
+         ", input=" + (activation_.has_value() ? activation_->str() : "float");
+}
+
+bool QuantConfig::operator==(const QuantConfig& other) const {
+  return weight_ == other.weight_ && activation_ == other.activation_ &&
+         observer_ == other.observer_ && scale_rule_ == other.scale_rule_;
+}
+
+namespace {
+
+TensorConfig int4(std::optional<int64_t> group_size, bool symmetric) {
+  const auto granularity = group_size.has_value() ? PerGroup(*group_size) : PerChannel();
+  return TensorConfig(4).granularity(granularity).symmetric(symmetric);
+}
+
+}  // namespace
+
+QuantConfig W8A8(bool symmetric) {
+  return QuantConfig(TensorConfig(8), TensorConfig(8).granularity(PerToken()).symmetric(symmetric));
+}
+
+QuantConfig W8A8Static(std::string_view observer, bool symmetric) {
+  const auto activation =
+      TensorConfig(8).granularity(PerTensor()).symmetric(symmetric).dynamic(false);
+  return QuantConfig(TensorConfig(8), activation).observer(observer);
+}
+
+QuantConfig W8A16() { return QuantConfig(TensorConfig(8)); }
+
+QuantConfig W4A16(std::optional<int64_t> group_size, bool symmetric, std::string_view scale_rule) {
+  return QuantConfig(int4(group_size, symmetric)).scale_rule(scale_rule);
+}
+
+QuantConfig W4A8(std::optional<int64_t> group_size, bool symmetric, std::string_view scale_rule) {
+  return QuantConfig(int4(group_size, symmetric), TensorConfig(8).granularity(PerToken()))
+      .scale_rule(scale_rule);
+}
+
+}  // namespace baraquant

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The layers that store integers and compute in floating point: WeightOnlyLinear, QuantizedConv2d
+// and QuantizedEmbedding.
+#include <ATen/ops/embedding.h>
+
+#include <ostream>
+
+#include "api/nn/inference.h"
+#include "api/ops.h"
+#include "nn/clone.h"
+#include "nn/layer_arguments.h"
+#include "nn/product.h"
+#include "nn/text.h"
+
+namespace baraquant::nn {
+
+namespace {
+
+void print_weight(std::ostream& stream, int64_t bits, const char* whole,
+                  std::optional<int64_t> group_size, bool symmetric) {
+  stream << "weight=int" << bits << " ";
+  if (group_size.has_value()) {
+    stream << "per_group(" << *group_size << ")";
+  } else {
+    stream << whole;
+  }
+  if (!symmetric) stream << " asymmetric";
+}
+
+}  // namespace
+
+// ---- DequantizedLayer ---------------------------------------------------------------------------
+
+DequantizedLayer::DequantizedLayer(std::string name, const DequantizedOptions& options,
+                                   int64_t dimensions)
+    : QuantizedLayer(name), group_size_(options.group_size()) {
+  check_weight(name.c_str(), options.qweight(), options.bias(), dimensions);
+  check_bits(name.c_str(), "weight_bits", options.weight_bits());
+  weight_bits_ = options.weight_bits();
+  const auto scale =
+      scale_of_weight(name.c_str(), options.weight_scale(), options.qweight(), group_size_);
+  const auto zeros = zero_point_of_weight(name.c_str(), options.weight_zero_point(), scale);
+  dtype_ = weight_dtype(name.c_str(), options.dtype(), options.bias(), scale);
+  qweight = register_buffer("qweight", options.qweight().contiguous());
+  weight_scale = register_buffer("weight_scale", scale);
+  if (options.bias().defined()) bias = register_buffer("bias", options.bias().detach());
+  if (zeros.defined()) weight_zero_point = register_buffer("weight_zero_point", zeros);
+  input_fake_quant = options.input_fake_quant();
+  if (input_fake_quant != nullptr) register_module("input_fake_quant", input_fake_quant);
+}
+
+torch::Tensor DequantizedLayer::dequantized(torch::Dtype dtype) {
+  if (!group_size_.has_value()) {
+    return dequantize_per_channel(qweight, weight_scale, maybe(weight_zero_point), 0, dtype);
+  }
+  const auto rows = qweight.flatten(1);
+  auto size = *group_size_;  // times the size of a kernel, whose positions a group contains
+  for (int64_t dim = 2; dim < qweight.dim(); ++dim) size *= qweight.size(dim);
+  const auto weight =
+      dequantize_per_group(rows, weight_scale, maybe(weight_zero_point), size, 1, dtype);
+  return weight.reshape(qweight.sizes());
+}
+
+torch::Tensor DequantizedLayer::rounded_input(const torch::Tensor& input) {
+  return input_fake_quant == nullptr ? input : input_fake_quant->forward(input);
+}
+
+DequantizedOptions DequantizedLayer::copied(const std::optional<torch::Device>& device) const {
+  std::shared_ptr<FakeQuantizeImpl> rounder;
+  if (input_fake_quant != nullptr) {
+    rounder = std::dynamic_pointer_cast<FakeQuantizeImpl>(input_fake_quant->clone(device));
+  }
+  return DequantizedOptions(cloned(qweight, device), cloned(weight_scale, device))
+      .bias(cloned(bias, device))
+      .weight_zero_point(cloned(weight_zero_point, device))
+      .group_size(group_size_)
+      .input_fake_quant(rounder)
+      .weight_bits(weight_bits_)
+      .dtype(dtype_);
+}
+
+void DequantizedLayer::print_scheme(std::ostream& stream) const {
+  print_weight(stream, weight_bits_, "per_channel", group_size_, !weight_zero_point.defined());
+  stream << ")";
+}
+
+// ---- WeightOnlyLinear ---------------------------------------------------------------------------
+
+WeightOnlyLinearImpl::WeightOnlyLinearImpl(const DequantizedOptions& options)
+    : DequantizedLayer("WeightOnlyLinear", options, 2) {}
+
+torch::Tensor WeightOnlyLinearImpl::forward(const torch::Tensor& input) {
+  return float_linear(rounded_input(input), dequantized(input.scalar_type()), bias);
+}
+
+std::shared_ptr<torch::nn::Module> WeightOnlyLinearImpl::clone(
+    const std::optional<torch::Device>& device) const {
+  auto copy = std::make_shared<WeightOnlyLinearImpl>(copied(device));
+  copy->train(is_training());
+  return copy;
+}
+
+BARAQUANT_CLONE_CHILD(WeightOnlyLinearImpl)
+
+void WeightOnlyLinearImpl::pretty_print(std::ostream& stream) const {
+  stream << "baraquant::nn::WeightOnlyLinear(in_features=" << qweight.size(1)
+         << ", out_features=" << qweight.size(0) << ", bias=" << (bias.defined() ? "true" : "false")
+         << ", ";
+  print_scheme(stream);
+}
+
+// ---- QuantizedConv2d ----------------------------------------------------------------------------
+
+QuantizedConv2dImpl::QuantizedConv2dImpl(const DequantizedOptions& options,
+                                         const torch::nn::Conv2dOptions& given)
+    : DequantizedLayer("QuantizedConv2d", options, 4), conv(given) {
+  conv.in_channels(qweight.size(1) * conv.groups())
+      .out_channels(qweight.size(0))
+      .kernel_size({qweight.size(2), qweight.size(3)})
+      .bias(bias.defined());
+  // PyTorch's module checks the options; it gets no memory for a weight.
+  const auto checked = conv;
+  const torch::nn::Conv2d like(torch::nn::Conv2dOptions(checked)
+                                   .in_channels(conv.groups())
+                                   .out_channels(conv.groups())
+                                   .bias(false));
+  TORCH_CHECK_VALUE(conv.out_channels() % conv.groups() == 0,
+                    "out_channels must be divisible by groups");
+}
+
+torch::Tensor QuantizedConv2dImpl::forward(const torch::Tensor& input) {
+  const auto weight = dequantized(input.scalar_type());
+  return float_conv2d(rounded_input(input), weight, bias, conv);
+}
+
+std::shared_ptr<torch::nn::Module> QuantizedConv2dImpl::clone(
+    const std::optional<torch::Device>& device) const {
+  auto copy = std::make_shared<QuantizedConv2dImpl>(copied(device), conv);
+  copy->train(is_training());
+  return copy;
+}
+
+BARAQUANT_CLONE_CHILD(QuantizedConv2dImpl)
+
+void QuantizedConv2dImpl::pretty_print(std::ostream& stream) const {
+  stream << "baraquant::nn::QuantizedConv2d(" << conv.in_channels() << ", " << conv.out_channels()
+         << ", kernel_size=" << conv.kernel_size() << ", stride=" << conv.stride()
+         << ", groups=" << conv.groups() << ", bias=" << (bias.defined() ? "true" : "false")
+         << ", ";
+  print_scheme(stream);
+}
+
+// ---- QuantizedEmbedding -------------------------------------------------------------------------
+
+QuantizedEmbeddingImpl::QuantizedEmbeddingImpl(const QuantizedEmbeddingOptions& options)
+    : QuantizedLayer("QuantizedEmbedding"),
+      group_size_(options.group_size()),
+      padding_idx_(options.padding_idx()) {
+  const char* name = "QuantizedEmbedding";
+  check_weight(name, options.qweight(), {});
+  check_bits(name, "weight_bits", options.weight_bits());
+  weight_bits_ = options.weight_bits();
+  const auto scale = scale_of_weight(name, options.weight_scale(), options.qweight(), group_size_);
+  dtype_ = weight_dtype(name, options.dtype(), {}, scale);
+  const auto zeros = zero_point_of_weight(name, options.weight_zero_point(), scale);
+  qweight = register_buffer("qweight", options.qweight().contiguous());
+  weight_scale = register_buffer("weight_scale", scale);
+  if (zeros.defined()) weight_zero_point = register_buffer("weight_zero_point", zeros);
+}
+
+torch::Tensor QuantizedEmbeddingImpl::forward(const torch::Tensor& input) {
+  const auto rows = at::embedding(qweight, input);  // [..., embedding_dim] int8
+  const auto zeros =
+      weight_zero_point.defined() ? weight_zero_point.index({input}) : torch::Tensor();
+  return dequantized(rows, weight_scale.index({input}), zeros);
+}
+
+torch::Tensor QuantizedEmbeddingImpl::dequantized_weight() {
+  return dequantized(qweight, weight_scale, weight_zero_point);
+}
+
+torch::Tensor QuantizedEmbeddingImpl::dequantized(const torch::Tensor& rows,
+                                                  const torch::Tensor& scale,
+                                                  const torch::Tensor& zero_point) const {
+  if (!group_size_.has_value()) return dequantize_per_token(rows, scale, maybe(zero_point), dtype_);
+  return dequantize_per_group(rows, scale, maybe(zero_point), *group_size_, -1, dtype_);
+}
+
+std::shared_ptr<torch::nn::Module> QuantizedEmbeddingImpl::clone(
+    const std::optional<torch::Device>& device) const {
+  auto copy = std::make_shared<QuantizedEmbeddingImpl>(
+      QuantizedEmbeddingOptions(cloned(qweight, device), cloned(weight_scale, device))
+          .weight_zero_point(cloned(weight_zero_point, device))
+          .group_size(group_size_)
+          .dtype(dtype_)
+          .padding_idx(padding_idx_)
+          .weight_bits(weight_bits_));
+  copy->train(is_training());
+  return copy;
+}
+
+BARAQUANT_CLONE_CHILD(QuantizedEmbeddingImpl)
+
+void QuantizedEmbeddingImpl::pretty_print(std::ostream& stream) const {
+  stream << "baraquant::nn::QuantizedEmbedding(" << qweight.size(0) << ", " << qweight.size(1)
+         << ", ";
+  print_weight(stream, weight_bits_, "per_row", group_size_, !weight_zero_point.defined());
+  stream << ")";
+}
+
+}  // namespace baraquant::nn

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <ostream>
+
+#include "api/nn/quantizers.h"
+#include "nn/by_granularity.h"
+#include "nn/clone.h"
+#include "nn/quantizer_arguments.h"
+#include "nn/range.h"
+#include "nn/text.h"
+
+namespace baraquant::nn {
+
+namespace {
+
+ByGranularity ops_of(const FakeQuantizeOptions& options) {
+  return {.granularity = options.granularity(),
+          .axis = options.axis().value_or(-1),
+          .group_size = options.group_size().value_or(0),
+          .low = options.quant_min(),
+          .high = options.quant_max()};
+}
+
+}  // namespace
+
+FakeQuantizeImpl::FakeQuantizeImpl(FakeQuantizeOptions given)
+    : Quantizer("FakeQuantize"), options(std::move(given)) {
+  check_mode(options);
+  check_granularity(options.granularity(), options.axis(), options.group_size());
+  check_range(options);
+  if (is_observed()) {
+    check_observed(options);
+    std::vector<int64_t> shape;
+    if (options.channels().has_value()) shape.push_back(*options.channels());
+    const auto infinity = std::numeric_limits<float>::infinity();
+    min_val = register_buffer("min_val", torch::full(shape, infinity));
+    max_val = register_buffer("max_val", torch::full(shape, -infinity));
+    const auto [first, zeros] = calculate_qparams();
+    scale = register_buffer("scale", first);
+    zero_point = register_buffer("zero_point", zeros);
+    // The flags are uint8: broadcasts of NCCL have no bool.
+    observer_enabled = register_buffer("observer_enabled", torch::ones({1}, torch::kUInt8));
+    fake_quant_enabled = register_buffer("fake_quant_enabled", torch::ones({1}, torch::kUInt8));
+    skipped_batches = register_buffer("skipped_batches", torch::zeros({}, torch::kInt64));
+  } else if (!is_dynamic()) {
+    scale = register_buffer("scale", scale_tensor(options));
+    zero_point = register_buffer("zero_point", zero_point_tensor(options, scale));
+  }
+  options.scale(std::monostate{}).zero_point(std::monostate{});
+}
+
+bool FakeQuantizeImpl::is_scale(const std::string&) const { return true; }
+
+torch::Tensor FakeQuantizeImpl::forward(const torch::Tensor& input) {
+  if (is_observed()) {
+    const bool per_channel = options.granularity() == "per_channel";
+    const auto axis = per_channel ? options.axis() : std::nullopt;
+    return observe_fake_quantize(input, min_val, max_val, scale, zero_point, observer_enabled,
+                                 fake_quant_enabled, axis, options.quant_min(), options.quant_max(),
+                                 options.symmetric(), options.averaging_constant(),
+                                 skipped_batches);
+  }
+  return rounds_ ? round(input) : input;
+}
+
+torch::Tensor FakeQuantizeImpl::round(const torch::Tensor& input) {
+  const auto ops = ops_of(options);
+  if (is_dynamic()) return ops.dynamic_fake_quantize(input, options.symmetric());
+  return ops.fake_quantize(input, scale, zero_point, options.save_mask());
+}
+
+Quantized FakeQuantizeImpl::quantize(const torch::Tensor& input) {
+  const auto ops = ops_of(options);
+  if (is_dynamic()) return ops.dynamic_quantize(input, options.symmetric());
+  return {ops.quantize(input, scale, zero_point), scale, zero_point};
+}
+
+std::tuple<torch::Tensor, torch::Tensor> FakeQuantizeImpl::calculate_qparams() const {
+  if (is_observed()) {
+    return qparams_of_range(min_val, max_val, options.quant_min(), options.quant_max(),
+                            options.symmetric());
+  }
+  TORCH_CHECK(!is_dynamic(),
+              "FakeQuantize: expected mode 'fixed' or 'observed' for a scale, but got 'dynamic', "
+              "with which each input has its own");
+  return {scale, zero_point};
+}
+
+void FakeQuantizeImpl::enable_fake_quant(bool enabled) {
+  if (is_observed()) {
+    fake_quant_enabled.fill_(enabled ? 1 : 0);
+  } else {
+    rounds_ = enabled;
+  }
+}
+
+void FakeQuantizeImpl::enable_observer(bool enabled) {
+  TORCH_CHECK(is_observed(), "FakeQuantize: expected mode 'observed' for an observer, but got ",
+              text::quoted(options.mode()));
+  observer_enabled.fill_(enabled ? 1 : 0);
+}
+
+void FakeQuantizeImpl::reset_min_max_vals() {
+  TORCH_CHECK(is_observed(), "FakeQuantize: expected mode 'observed' for a range, but got ",
+              text::quoted(options.mode()));
+  min_val.fill_(std::numeric_limits<float>::infinity());
+  max_val.fill_(-std::numeric_limits<float>::infinity());
+  skipped_batches.fill_(0);
+}
+
+std::shared_ptr<FakeQuantizeImpl> FakeQuantizeImpl::freeze() const {
+  if (is_dynamic()) calculate_qparams();  // raises
+  auto frozen = options;
+  frozen.mode("fixed").symmetric(true).scale(scale).zero_point(zero_point);
+  frozen.averaging_constant(std::nullopt).channels(std::nullopt);
+  auto result = std::make_shared<FakeQuantizeImpl>(frozen);
+  result->train(is_training());
+  return result;
+}
+
+std::shared_ptr<torch::nn::Module> FakeQuantizeImpl::clone(
+    const std::optional<torch::Device>& device) const {
+  auto given = options;
+  if (options.mode() == "fixed") given.scale(scale).zero_point(zero_point);
+  auto copy = std::make_shared<FakeQuantizeImpl>(given);
+  copy->rounds_ = rounds_;
+  copy_tensors(*copy, *this, device);
+  return copy;
+}
+
+BARAQUANT_CLONE_CHILD(FakeQuantizeImpl)
+
+void FakeQuantizeImpl::pretty_print(std::ostream& stream) const {
+  stream << "baraquant::nn::FakeQuantize(";
+  if (options.mode() != "fixed") stream << options.mode() << ", ";
+  stream << options.granularity();
+  if (options.granularity() == "per_group") stream << ", group_size=" << *options.group_size();
+  if (options.granularity() == "per_channel" || options.granularity() == "per_group") {
+    stream << ", axis=" << options.axis().value_or(-1);
+  }
+  stream << ", quant_min=" << options.quant_min() << ", quant_max=" << options.quant_max() << ")";
+}
+
+}  // namespace baraquant::nn

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <limits>
+
+#include "api/nn/training.h"
+#include "nn/clone.h"
+
+namespace baraquant::nn {
+
+namespace {
+
+// The weight of each batch in a moving average, the same as in torch.ao's observers.
+constexpr double averaging_constant = 0.01;
+
+torch::Dtype compute_dtype(const torch::Tensor& weight) {
+  return weight.scalar_type() == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32;
+}
+
+FakeQuantizeOptions range_of(const TensorConfig& config) {
+  return FakeQuantizeOptions()
+      .quant_min(config.quant_min())
+      .quant_max(config.quant_max())
+      .symmetric(config.symmetric());
+}
+
+std::optional<int64_t> channel_axis(const std::string& granularity) {
+  return granularity == "per_channel" ? std::optional<int64_t>(0) : std::nullopt;
+}
+
+std::shared_ptr<Quantizer> learned_of_weight(const TensorConfig& config,
+                                             const torch::Tensor& weight,
+                                             std::optional<int64_t> size) {
+  const auto& granularity = config.granularity();
+  std::vector<int64_t> shape = {1};
+  if (granularity == "per_channel") shape = {weight.size(0)};
+  if (granularity == "per_group") shape = {weight.size(0), weight.size(-1) / *size};
+  auto learned = std::make_shared<LearnedFakeQuantizeImpl>(LearnedFakeQuantizeOptions()
+                                                               .granularity(granularity)
+                                                               .axis(channel_axis(granularity))
+                                                               .group_size(size)
+                                                               .shape(shape)
+                                                               .quant_min(config.quant_min())
+                                                               .quant_max(config.quant_max())
+                                                               .symmetric(config.symmetric())
+                                                               .device(weight.device())
+                                                               .dtype(compute_dtype(weight)));
+  if (!weight.is_meta()) learned->initialize(weight);
+  return learned;
+}
+
+// The quantizer of a weight `[channels, ...]`; of a matrix for groups of `size`.
+std::shared_ptr<Quantizer> of_weight(const TensorConfig& config, const torch::Tensor& weight,
+                                     std::optional<int64_t> size) {
+  const auto& granularity = config.granularity();
+  if (config.dynamic()) {
+    return std::make_shared<FakeQuantizeImpl>(range_of(config)
+                                                  .mode("dynamic")
+                                                  .granularity(granularity)
+                                                  .axis(channel_axis(granularity))
+                                                  .group_size(size));
+  }
+  if (config.learned()) return learned_of_weight(config, weight, size);
+  auto options = range_of(config).mode("observed");
+  options.averaging_constant(1.0);  // the current weight, until the observer is disabled
+  if (granularity != "per_tensor") {
+    const auto scales = size.has_value() ? weight.numel() / *size : weight.size(0);
+    options.granularity("per_channel").axis(0).channels(scales);
+  }
+  auto observed = std::make_shared<FakeQuantizeImpl>(options);
+  observed->to(weight.device(), compute_dtype(weight));
+  const torch::NoGradGuard no_grad;
+  observed->forward(size.has_value() ? weight.reshape({-1, *size}) : weight);
+  return observed;
+}
+
+std::shared_ptr<Quantizer> of_activation(const std::optional<TensorConfig>& config,
+                                         const std::string& observer, const torch::Tensor& weight) {
+  if (!config.has_value()) return nullptr;
+  if (config->learned()) {
+    return std::make_shared<LearnedFakeQuantizeImpl>(LearnedFakeQuantizeOptions()
+                                                         .quant_min(config->quant_min())
+                                                         .quant_max(config->quant_max())
+                                                         .symmetric(config->symmetric())
+                                                         .per_sample(true)
+                                                         .device(weight.device())
+                                                         .dtype(compute_dtype(weight)));
+  }
+  if (config->dynamic()) {
+    return std::make_shared<FakeQuantizeImpl>(range_of(*config)
+                                                  .mode("dynamic")
+                                                  .granularity(config->granularity())
+                                                  .group_size(config->group_size()));
+  }
+  auto options = range_of(*config).mode("observed");
+  if (observer == "moving_average") options.averaging_constant(averaging_constant);
+  auto observed = std::make_shared<FakeQuantizeImpl>(options);
+  // Evaluation before the first batch gives NaN, not values that look valid.
+  observed->scale.fill_(std::numeric_limits<double>::quiet_NaN());
+  observed->to(weight.device(), compute_dtype(weight));
+  return observed;
+}
+
+}  // namespace
+
+FakeQuantizedLayer::FakeQuantizedLayer(std::string name, const torch::Tensor& given,
+                                       const torch::Tensor& given_bias)
+    : Layer(std::move(name)), config_(W8A8()) {
+  weight = register_parameter("weight", given, given.requires_grad());
+  if (given_bias.defined()) {
+    bias = register_parameter("bias", given_bias, given_bias.requires_grad());
+  }
+}
+
+void FakeQuantizedLayer::set_quantizers(const QuantConfig& config,
+                                        const std::optional<TensorConfig>& activation,
+                                        int64_t positions) {
+  config_ = config;
+  const auto& how = config.weight();
+  is_grouped_ = how.group_size().has_value();
+  const auto size = is_grouped_ ? std::optional(*how.group_size() * positions) : std::nullopt;
+  fold_ = !is_grouped_ || how.dynamic() || how.learned() ? 0 : *size;
+  weight_fake_quant = of_weight(how, rows_of_weight(), size);
+  input_fake_quant = of_activation(activation, config.observer(), weight);
+  register_module("weight_fake_quant", weight_fake_quant);
+  if (input_fake_quant != nullptr) register_module("input_fake_quant", input_fake_quant);
+}
+
+torch::Tensor FakeQuantizedLayer::rows_of_weight() const {
+  const auto values = weight.detach();
+  return is_grouped_ ? values.flatten(1) : values;
+}
+
+torch::Tensor FakeQuantizedLayer::as_rows(const torch::Tensor& values) const {
+  if (fold_ > 0) return values.reshape({-1, fold_});
+  return is_grouped_ ? values.flatten(1) : values;
+}
+
+Quantized FakeQuantizedLayer::quantized_weight() {
+  const auto values = weight.detach();
+  auto [integers, scale, zero_point] = weight_fake_quant->quantize(as_rows(values));
+  integers = integers.reshape(values.sizes()).contiguous();
+  const auto channels = values.size(0);
+  if (fold_ > 0) {
+    const std::vector<int64_t> shape = {channels, scale.numel() / channels};
+    scale = scale.reshape(shape);
+    zero_point = zero_point.reshape(shape);
+  } else if (scale.dim() < 2 && scale.numel() == 1) {
+    scale = scale.reshape({1}).expand({channels}).contiguous();
+    zero_point = zero_point.reshape({1}).expand({channels}).contiguous();
+  }
+  return {integers, scale, zero_point};
+}
+
+torch::Tensor FakeQuantizedLayer::fake_quantized_weight() {
+  auto rows = as_rows(weight);
+  rows = is_training() ? weight_fake_quant->forward(rows) : weight_fake_quant->round(rows);
+  return is_grouped_ || fold_ > 0 ? rows.reshape(weight.sizes()) : rows;
+}
+
+torch::Tensor FakeQuantizedLayer::rounded_input(const torch::Tensor& input) {
+  if (input_fake_quant == nullptr) return input;
+  return is_training() ? input_fake_quant->forward(input) : input_fake_quant->round(input);
+}
+
+void FakeQuantizedLayer::set_weight_quantizer(std::shared_ptr<Quantizer> quantizer) {
+  weight_fake_quant = replace_module("weight_fake_quant", std::move(quantizer));
+}
+
+void FakeQuantizedLayer::share_weight_quantizer(const FakeQuantizedLayer& other) {
+  set_weight_quantizer(other.weight_fake_quant);
+}
+
+void FakeQuantizedLayer::set_input_quantizer(std::shared_ptr<Quantizer> quantizer) {
+  const bool is_registered = input_fake_quant != nullptr;
+  input_fake_quant = std::move(quantizer);
+  if (input_fake_quant == nullptr) {
+    if (is_registered) unregister_module("input_fake_quant");
+    config_ = QuantConfig(config_.weight());
+  } else if (is_registered) {
+    replace_module("input_fake_quant", input_fake_quant);
+  } else {
+    register_module("input_fake_quant", input_fake_quant);
+  }
+}
+
+void FakeQuantizedLayer::clone_into(FakeQuantizedLayer& copy,
+                                    const std::optional<torch::Device>& device) const {
+  const auto cloned_child = [&](const char* name, const std::shared_ptr<Quantizer>& child) {
+    if (child == nullptr) return child;
+    auto made = std::dynamic_pointer_cast<Quantizer>(child->clone(device));
+    copy.replace_module(name, made);
+    return made;
+  };
+  copy.weight_fake_quant = cloned_child("weight_fake_quant", weight_fake_quant);
+  copy.input_fake_quant = cloned_child("input_fake_quant", input_fake_quant);
+  copy.train(is_training());
+}
+
+}  // namespace baraquant::nn

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// FakeQuantizedLinear, FakeQuantizedConv2d and FakeQuantizedEmbedding.
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/embedding.h>
+
+#include <ostream>
+
+#include "api/nn/training.h"
+#include "api/ops.h"
+#include "int8_mm/math.h"
+#include "nn/clone.h"
+#include "nn/configs.h"
+#include "nn/product.h"
+
+namespace baraquant::nn {
+
+namespace {
+
+void check_groups(const TensorConfig& config, int64_t features, const char* name) {
+  const auto size = config.group_size();
+  TORCH_CHECK_VALUE(!size.has_value() || (*size <= features && features % *size == 0),
+                    "expected group_size to divide ", name, " (", features, "), but got ",
+                    size.value_or(0));
+}
+
+void check_linear(const QuantConfig& config, int64_t features) {
+  check_groups(config.weight(), features, "in_features");
+  const auto& activation = config.activation();
+  if (!activation.has_value()) return;
+  check_groups(*activation, features, "in_features");
+  const auto limit = activation->symmetric() ? int8_mm::kMaxDepth : int8_mm::kMaxShiftedDepth;
+  TORCH_CHECK_VALUE(!is_integer_product(config) || features <= limit,
+                    "expected in_features to be at most ", limit, " for an exact int32 product",
+                    activation->symmetric() ? "" : " with a zero point", ", but got ", features);
+}
+
+// The configuration for a convolution: its input is per tensor, or floating.
+QuantConfig conv_config(const QuantConfig& config) {
+  const auto& activation = config.activation();
+  if (!activation.has_value() || activation->granularity() == "per_tensor") return config;
+  return QuantConfig(config.weight()).observer(config.observer());
+}
+
+}  // namespace
+
+// ---- FakeQuantizedLinear ------------------------------------------------------------------------
+
+FakeQuantizedLinearImpl::FakeQuantizedLinearImpl(const FakeQuantizedLinearOptions& options)
+    : FakeQuantizedLinearImpl(
+          *torch::nn::Linear(torch::nn::LinearOptions(options.in_features(), options.out_features())
+                                 .bias(options.bias())),
+          options.config()) {}
+
+FakeQuantizedLinearImpl::FakeQuantizedLinearImpl(const torch::nn::LinearImpl& linear,
+                                                 const QuantConfig& config)
+    : FakeQuantizedLinearImpl(linear.weight, linear.bias, config) {
+  train(linear.is_training());
+}
+
+FakeQuantizedLinearImpl::FakeQuantizedLinearImpl(const torch::Tensor& given,
+                                                 const torch::Tensor& given_bias,
+                                                 const QuantConfig& config)
+    : FakeQuantizedLayer("FakeQuantizedLinear", given, given_bias) {
+  check_linear(config, in_features());
+  set_quantizers(config, config.activation());
+  is_integer_ = is_integer_product(config);
+  is_whole_ = is_whole_product(config);
+}
+
+torch::Tensor FakeQuantizedLinearImpl::forward(const torch::Tensor& input) {
+  if (is_whole_ && is_integer()) {
+    // Under autocast qat_linear would cast the weight, which no converted layer does.
+    const bool is_on = weight_fake_quant->rounds() && input_fake_quant->rounds();
+    const bool is_autocast = at::autocast::is_autocast_enabled(input.device().type());
+    if (is_training() ? is_on : !is_autocast) return whole(input);
+  }
+  return is_integer() && !is_training() ? integer_output(input) : float_output(input);
+}
+
+torch::Tensor FakeQuantizedLinearImpl::whole(const torch::Tensor& input) {
+  const auto &how = config().weight(), &activation = *config().activation();
+  return qat_linear(input, weight, maybe(bias), activation.symmetric(), how.quant_min(),
+                    how.quant_max(), activation.quant_min(), activation.quant_max());
+}
+
+torch::Tensor FakeQuantizedLinearImpl::float_output(const torch::Tensor& input) {
+  const auto rounded = fake_quantized_weight();
+  return float_linear(rounded_input(input), rounded, bias);
+}
+
+torch::Tensor FakeQuantizedLinearImpl::integer_output(const torch::Tensor& input) {
+  const auto [integers, scale, zero_point] = input_fake_quant->quantize(input.detach());
+  const auto [qweight, weight_scale, zeros] = quantized_weight();
+  const bool symmetric = config().activation()->symmetric();
+  const auto output = int8_linear(
+      integers, qweight, scale, weight_scale, bias.defined() ? maybe(bias.detach()) : std::nullopt,
+      symmetric ? std::nullopt : std::optional(zero_point), std::nullopt, input.scalar_type());
+  const bool trains = input.requires_grad() || weight.requires_grad();
+  if (!torch::GradMode::is_enabled() || !trains) return output;
+  return straight_through(output, float_output(input));
+}
+
+std::shared_ptr<torch::nn::Module> FakeQuantizedLinearImpl::clone(
+    const std::optional<torch::Device>& device) const {
+  const auto own_weight = cloned(weight, device).set_requires_grad(weight.requires_grad());
+  auto own_bias = cloned(bias, device);
+  if (own_bias.defined()) own_bias.set_requires_grad(bias.requires_grad());
+  auto copy = std::make_shared<FakeQuantizedLinearImpl>(own_weight, own_bias, config());
+  clone_into(*copy, device);
+  return copy;
+}
+
+BARAQUANT_CLONE_CHILD(FakeQuantizedLinearImpl)
+
+void FakeQuantizedLinearImpl::pretty_print(std::ostream& stream) const {
+  stream << "baraquant::nn::FakeQuantizedLinear(in_features=" << in_features()
+         << ", out_features=" << out_features() << ", bias=" << (bias.defined() ? "true" : "false")
+         << ", " << config().str() << ")";
+}
+
+// ---- FakeQuantizedConv2d ------------------------------------------------------------------------
+
+FakeQuantizedConv2dImpl::FakeQuantizedConv2dImpl(const torch::nn::Conv2dOptions& given,
+                                                 const QuantConfig& config)
+    : FakeQuantizedConv2dImpl(*torch::nn::Conv2d(given), config) {}
+
+FakeQuantizedConv2dImpl::FakeQuantizedConv2dImpl(const torch::nn::Conv2dImpl& conv,
+                                                 const QuantConfig& config)
+    : FakeQuantizedConv2dImpl(like_conv2d(conv.options), conv.weight, conv.bias, config) {
+  train(conv.is_training());
+}
+
+FakeQuantizedConv2dImpl::FakeQuantizedConv2dImpl(const torch::nn::Conv2dOptions& given,
+                                                 const torch::Tensor& given_weight,
+                                                 const torch::Tensor& given_bias,
+                                                 const QuantConfig& config)
+    : FakeQuantizedLayer("FakeQuantizedConv2d", given_weight, given_bias), options(given) {
+  const auto own = conv_config(config);
+  check_groups(own.weight(), options.in_channels() / options.groups(), "in_channels / groups");
+  set_quantizers(own, own.activation(), weight.size(2) * weight.size(3));
+}
+
+torch::Tensor FakeQuantizedConv2dImpl::forward(const torch::Tensor& input) {
+  const auto rounded = fake_quantized_weight();
+  return float_conv2d(rounded_input(input), rounded, bias, options);
+}
+
+std::shared_ptr<torch::nn::Module> FakeQuantizedConv2dImpl::clone(
+    const std::optional<torch::Device>& device) const {
+  const auto own_weight = cloned(weight, device).set_requires_grad(weight.requires_grad());
+  auto own_bias = cloned(bias, device);
+  if (own_bias.defined()) own_bias.set_requires_grad(bias.requires_grad());
+  auto copy = std::make_shared<FakeQuantizedConv2dImpl>(options, own_weight, own_bias, config());
+  clone_into(*copy, device);
+  return copy;
+}
+
+BARAQUANT_CLONE_CHILD(FakeQuantizedConv2dImpl)
+
+void FakeQuantizedConv2dImpl::pretty_print(std::ostream& stream) const {
+  stream << "baraquant::nn::FakeQuantizedConv2d(" << options.in_channels() << ", "
+         << options.out_channels() << ", kernel_size=" << options.kernel_size() << ", "
+         << config().str() << ")";
+}
+
+// ---- FakeQuantizedEmbedding ---------------------------------------------------------------------
+
+FakeQuantizedEmbeddingImpl::FakeQuantizedEmbeddingImpl(const torch::nn::EmbeddingOptions& given,
+                                                       const QuantConfig& config)
+    : FakeQuantizedEmbeddingImpl(*torch::nn::Embedding(given), config) {}
+
+FakeQuantizedEmbeddingImpl::FakeQuantizedEmbeddingImpl(const torch::nn::EmbeddingImpl& embedding,
+                                                       const QuantConfig& config)
+    : FakeQuantizedLayer("FakeQuantizedEmbedding", embedding.weight, {}),
+      options(embedding.options) {
+  start(config);
+  train(embedding.is_training());
+}
+
+void FakeQuantizedEmbeddingImpl::start(const QuantConfig& config) {
+  const auto& how = config.weight();
+  TORCH_CHECK_VALUE(!options.max_norm().has_value(), "expected no max_norm, but got ",
+                    options.max_norm().value_or(0.0));
+  check_groups(how, weight.size(1), "embedding_dim");
+  options._weight({});
+  set_quantizers(QuantConfig(how), std::nullopt);
+  rounds_rows_ = how.dynamic() && how.granularity() != "per_tensor";
+}
+
+torch::Tensor FakeQuantizedEmbeddingImpl::rows(const torch::Tensor& input,
+                                               const torch::Tensor& table) {
+  return at::embedding(table, input, options.padding_idx().value_or(-1),
+                       options.scale_grad_by_freq(), options.sparse());
+}
+
+torch::Tensor FakeQuantizedEmbeddingImpl::forward(const torch::Tensor& input) {
+  if (!rounds_rows_) return rows(input, fake_quantized_weight());
+  const auto found = rows(input, weight);
+  if (!weight_fake_quant->rounds() && is_training()) return found;
+  const auto& how = config().weight();
+  if (how.group_size().has_value()) {
+    return dynamic_fake_quantize_per_group(found, *how.group_size(), -1, how.quant_min(),
+                                           how.quant_max(), how.symmetric());
+  }
+  return dynamic_fake_quantize_per_token(found, how.quant_min(), how.quant_max(), how.symmetric());
+}
+
+std::shared_ptr<torch::nn::Module> FakeQuantizedEmbeddingImpl::clone(
+    const std::optional<torch::Device>& device) const {
+  const auto own_weight = cloned(weight, device).set_requires_grad(weight.requires_grad());
+  auto given = options;
+  auto copy = std::make_shared<FakeQuantizedEmbeddingImpl>(
+      *torch::nn::Embedding(given._weight(own_weight)), config());
+  copy->weight.set_requires_grad(weight.requires_grad());
+  clone_into(*copy, device);
+  return copy;
+}
+
+BARAQUANT_CLONE_CHILD(FakeQuantizedEmbeddingImpl)
+
+void FakeQuantizedEmbeddingImpl::pretty_print(std::ostream& stream) const {
+  stream << "baraquant::nn::FakeQuantizedEmbedding(" << weight.size(0) << ", " << weight.size(1)
+         << ", weight=" << config().weight().str() << ")";
+}
+
+}  // namespace baraquant::nn

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "nn/freeze.h"
+
+namespace baraquant::nn {
+
+namespace {
+
+constexpr const char* unseen =
+    "expected the range of its input to be known, but it has seen no data: run batches in training "
+    "mode first";
+
+bool is_empty_range(const FakeQuantizeImpl& quantizer) {
+  return (quantizer.min_val > quantizer.max_val).any().item<bool>();
+}
+
+}  // namespace
+
+bool is_unseen(const Quantizer& quantizer) {
+  if (const auto* learned = dynamic_cast<const LearnedFakeQuantizeImpl*>(&quantizer)) {
+    return !learned->scale.is_meta() && !learned->is_initialized();
+  }
+  const auto* one = dynamic_cast<const FakeQuantizeImpl*>(&quantizer);
+  if (one == nullptr || !one->is_observed() || one->scale.is_meta()) return false;
+  return one->skipped_batches.item<int64_t>() == 0 && is_empty_range(*one);
+}
+
+std::string skipped(const Quantizer* quantizer) {
+  const auto* one = dynamic_cast<const FakeQuantizeImpl*>(quantizer);
+  if (one == nullptr || !one->is_observed() || one->skipped_batches.is_meta()) return "";
+  const auto count = one->skipped_batches.item<int64_t>();
+  if (count == 0) return "";
+  const auto batches = count == 1 ? "1 batch" : std::to_string(count) + " batches";
+  return "; " + batches + " with a NaN or infinity took no part in its input's range";
+}
+
+void check_finite(const char* what, const torch::Tensor& scale) {
+  TORCH_CHECK_VALUE(scale.is_meta() || scale.isfinite().all().item<bool>(),
+                    "expected the scale of ", what,
+                    " to be finite, but got NaN or infinity, as a value was");
+}
+
+std::shared_ptr<FakeQuantizeImpl> FakeQuantizedLayer::frozen_input() const {
+  if (const auto learned = std::dynamic_pointer_cast<LearnedFakeQuantizeImpl>(input_fake_quant)) {
+    const auto [scale, zero_point] = learned->calculate_qparams();
+    TORCH_CHECK_VALUE(learned->is_initialized() || scale.is_meta(), unseen);
+    check_finite("the input", scale);
+    return std::make_shared<FakeQuantizeImpl>(FakeQuantizeOptions()
+                                                  .scale(scale)
+                                                  .zero_point(zero_point)
+                                                  .quant_min(learned->quant_min())
+                                                  .quant_max(learned->quant_max()));
+  }
+  const auto one = std::dynamic_pointer_cast<FakeQuantizeImpl>(input_fake_quant);
+  if (one == nullptr) return nullptr;
+  if (one->is_dynamic()) {
+    auto dynamic = std::dynamic_pointer_cast<FakeQuantizeImpl>(one->clone());
+    dynamic->enable_fake_quant();
+    return dynamic;
+  }
+  const bool is_unset = one->is_observed() && !one->scale.is_meta() && is_empty_range(*one);
+  TORCH_CHECK_VALUE(!is_unset, unseen, skipped(one.get()));
+  check_finite("the input", one->scale);
+  return one->freeze();
+}
+
+bool FakeQuantizedLayer::has_unseen_input() const {
+  return input_fake_quant != nullptr && is_unseen(*input_fake_quant);
+}
+
+}  // namespace baraquant::nn

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Checks of the scales that training has found.
+#pragma once
+
+#include "api/nn/training.h"
+
+namespace baraquant::nn {
+
+// Whether a quantizer has a range that no batch has set; none was skipped either.
+bool is_unseen(const Quantizer& quantizer);
+// A note of how many batches the range of an input ignored; empty if none.
+std::string skipped(const Quantizer* quantizer);
+// Check that a scale is finite.
+void check_finite(const char* what, const torch::Tensor& scale);
+
+}  // namespace baraquant::nn

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "nn/layer_arguments.h"
+
+#include "nn/text.h"
+
+namespace baraquant::nn {
+
+namespace {
+
+// The layout of a layer's integers.
+const char* layout_of(int64_t dimensions) {
+  return dimensions == 2 ? "out_features, in_features"
+                         : "out_channels, in_channels / groups, height, width";
+}
+
+torch::Tensor plain(const torch::Tensor& tensor) {
+  return tensor.requires_grad() ? tensor.detach() : tensor;
+}
+
+void check_dtype(const char* name, const char* argument, const torch::Tensor& scale) {
+  const auto dtype = scale.scalar_type();
+  TORCH_CHECK_TYPE(dtype == torch::kFloat32 || dtype == torch::kFloat64, name, ": expected ",
+                   argument, " to be float32 or float64, but got ", text::dtype(scale));
+}
+
+void check_integer(const char* name, const char* argument, const torch::Tensor& tensor) {
+  TORCH_CHECK_TYPE(c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/false), name,
+                   ": expected ", argument, " to be integer, but got ", text::dtype(tensor));
+}
+
+}  // namespace
+
+void check_bits(const char* name, const char* argument, int64_t bits) {
+  TORCH_CHECK_VALUE(bits >= 2 && bits <= 8, name, ": expected ", argument,
+                    " to be an int in [2, 8], but got ", bits);
+}
+
+void check_weight(const char* name, const torch::Tensor& weight, const torch::Tensor& bias,
+                  int64_t dimensions) {
+  TORCH_CHECK_TYPE(weight.defined(), name, ": expected qweight to be a Tensor, but got none");
+  TORCH_CHECK_TYPE(weight.scalar_type() == torch::kChar, name,
+                   ": expected qweight to be int8, but got ", text::dtype(weight));
+  TORCH_CHECK_VALUE(weight.dim() == dimensions, name, ": expected qweight to have ", dimensions,
+                    " dimensions (", layout_of(dimensions), "), but got ", text::shape(weight));
+  if (!bias.defined()) return;
+  TORCH_CHECK_TYPE(bias.is_floating_point(), name, ": expected bias to be floating, but got ",
+                   text::dtype(bias));
+  TORCH_CHECK_VALUE(bias.dim() == 1 && bias.size(0) == weight.size(0), name,
+                    ": expected bias to have ", weight.size(0),
+                    " elements (qweight.size(0)), but got ", text::shape(bias));
+}
+
+torch::Dtype weight_dtype(const char* name, std::optional<torch::Dtype> dtype,
+                          const torch::Tensor& bias, const torch::Tensor& scale) {
+  if (!dtype.has_value()) return bias.defined() ? bias.scalar_type() : scale.scalar_type();
+  TORCH_CHECK_TYPE(c10::isFloatingType(*dtype), name, ": expected dtype to be floating, but got ",
+                   dtype_name(*dtype));
+  return *dtype;
+}
+
+torch::Tensor scale_of_weight(const char* name, const torch::Tensor& scale,
+                              const torch::Tensor& weight, std::optional<int64_t> group_size) {
+  TORCH_CHECK_TYPE(scale.defined(), name, ": expected weight_scale to be a Tensor, but got none");
+  const auto channels = weight.size(0), features = weight.size(1);
+  if (!group_size.has_value()) {
+    check_dtype(name, "weight_scale", scale);
+    TORCH_CHECK_VALUE(scale.dim() == 1 && scale.size(0) == channels, name,
+                      ": expected weight_scale to have ", channels,
+                      " elements (qweight.size(0)), but got ", text::shape(scale));
+    return plain(scale).contiguous();
+  }
+  TORCH_CHECK_VALUE(*group_size > 0, name, ": expected group_size > 0, but got ", *group_size);
+  check_dtype(name, "weight_scale", scale);
+  const auto groups = features / *group_size + (features % *group_size != 0 ? 1 : 0);
+  TORCH_CHECK_VALUE(scale.sizes() == at::IntArrayRef({channels, groups}), name,
+                    ": expected weight_scale to have the shape [", channels, ", ", groups,
+                    "] (groups of ", *group_size, "), but got ", text::shape(scale));
+  return plain(scale).contiguous();
+}
+
+torch::Tensor zero_point_of_weight(const char* name, const torch::Tensor& zero_point,
+                                   const torch::Tensor& scale) {
+  if (!zero_point.defined()) return zero_point;
+  check_integer(name, "weight_zero_point", zero_point);
+  TORCH_CHECK_VALUE(zero_point.sizes() == scale.sizes(), name,
+                    ": expected weight_zero_point to have the shape of weight_scale (",
+                    text::shape(scale), "), but got ", text::shape(zero_point));
+  return plain(zero_point).to(torch::kInt32).contiguous();
+}
+
+torch::Tensor scale_of_inputs(const char* name, const torch::Tensor& smooth, int64_t features) {
+  const char* argument = std::string(name) == "QuantizedLinear" ? "smooth" : "smooth_scale";
+  check_dtype(name, argument, smooth);
+  TORCH_CHECK_VALUE(smooth.dim() == 1 && smooth.size(0) == features, name, ": expected ", argument,
+                    " to have ", features, " elements (qweight.size(1)), but got ",
+                    text::shape(smooth));
+  return plain(smooth).contiguous();
+}
+
+std::tuple<torch::Tensor, torch::Tensor> scale_of_tensor(const char* name,
+                                                         const torch::Tensor& scale,
+                                                         const torch::Tensor& zero_point) {
+  TORCH_CHECK_TYPE(scale.defined(), name, ": expected act_scale to be a Tensor, but got none");
+  check_dtype(name, "act_scale", scale);
+  TORCH_CHECK_VALUE(scale.numel() == 1, name, ": expected act_scale to have one element, but got ",
+                    text::shape(scale));
+  const auto one = plain(scale).reshape(at::IntArrayRef{});
+  if (!zero_point.defined()) return {one, zero_point};
+  check_integer(name, "act_zero_point", zero_point);
+  TORCH_CHECK_VALUE(zero_point.numel() == 1, name,
+                    ": expected act_zero_point to have one element, but got ",
+                    text::shape(zero_point));
+  return {one, plain(zero_point).to(torch::kInt32).reshape(at::IntArrayRef{})};
+}
+
+}  // namespace baraquant::nn

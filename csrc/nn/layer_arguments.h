@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Checks the arguments of the layers for inference, and makes buffers of them.
+#pragma once
+
+#include "api/nn/inference.h"
+
+namespace baraquant::nn {
+
+void check_bits(const char* name, const char* argument, int64_t bits);
+// Check int8 weights and their bias.
+void check_weight(const char* name, const torch::Tensor& weight, const torch::Tensor& bias,
+                  int64_t dimensions = 2);
+// The dtype of the floating weight: as given, else of the bias, else of the scale.
+torch::Dtype weight_dtype(const char* name, std::optional<torch::Dtype> dtype,
+                          const torch::Tensor& bias, const torch::Tensor& scale);
+// A scale for each output channel, or for each of its groups of inputs.
+torch::Tensor scale_of_weight(const char* name, const torch::Tensor& scale,
+                              const torch::Tensor& weight, std::optional<int64_t> group_size);
+// An int32 zero point for each scale; undefined if there is none.
+torch::Tensor zero_point_of_weight(const char* name, const torch::Tensor& zero_point,
+                                   const torch::Tensor& scale);
+// A factor for each input feature.
+torch::Tensor scale_of_inputs(const char* name, const torch::Tensor& smooth, int64_t features);
+// The one scale of an input, `[]`, and its int32 zero point; undefined if there is none.
+std::tuple<torch::Tensor, torch::Tensor> scale_of_tensor(const char* name,
+                                                         const torch::Tensor& scale,
+                                                         const torch::Tensor& zero_point);
+
+}  // namespace baraquant::nn

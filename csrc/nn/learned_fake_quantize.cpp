@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <cmath>
+#include <limits>
+#include <ostream>
+
+#include "api/nn/quantizers.h"
+#include "nn/by_granularity.h"
+#include "nn/clone.h"
+#include "nn/quantizer_arguments.h"
+
+namespace baraquant::nn {
+
+namespace {
+
+constexpr double smallest_normal = 0x1p-126;  // of float32
+
+ByGranularity ops_of(const LearnedFakeQuantizeOptions& options) {
+  return {.granularity = options.granularity(),
+          .axis = options.axis().value_or(-1),
+          .group_size = options.group_size().value_or(0),
+          .low = options.quant_min(),
+          .high = options.quant_max()};
+}
+
+torch::Dtype compute_dtype(torch::Dtype dtype) {
+  return dtype == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32;
+}
+
+std::optional<torch::Tensor> maybe(const torch::Tensor& tensor) {
+  return tensor.defined() ? std::optional(tensor) : std::nullopt;
+}
+
+}  // namespace
+
+LearnedFakeQuantizeImpl::LearnedFakeQuantizeImpl(LearnedFakeQuantizeOptions given)
+    : Quantizer("LearnedFakeQuantize"), options(std::move(given)) {
+  check_learned(options);
+  const auto unknown = torch::full(
+      options.shape(), std::numeric_limits<double>::quiet_NaN(),
+      torch::TensorOptions().dtype(options.dtype()).device(options.device().value_or(torch::kCPU)));
+  scale = register_parameter("scale", unknown);
+  if (!options.symmetric()) zero_point = register_parameter("zero_point", unknown.clone());
+}
+
+bool LearnedFakeQuantizeImpl::is_scale(const std::string&) const { return true; }
+
+bool LearnedFakeQuantizeImpl::is_initialized() const {
+  // If other code wrote into the parameter, its value decides.
+  if (!initialized_ && !scale.is_meta()) {
+    initialized_ = !scale.detach().isnan().any().item<bool>();
+  }
+  return initialized_;
+}
+
+torch::Tensor LearnedFakeQuantizeImpl::forward(const torch::Tensor& input) {
+  if (is_training() && (saw_zeros_ || !is_initialized())) {
+    const bool only_zeros =
+        !input.is_meta() && input.numel() > 0 && !input.detach().any().item<bool>();
+    if (!(only_zeros && saw_zeros_)) {
+      initialize(input);
+      saw_zeros_ = only_zeros;
+    }
+    if (saw_zeros_) {
+      // A 0 that depends on the parameters, which may still be written before backward.
+      auto total = scale.sum();
+      if (zero_point.defined()) total = total + zero_point.sum();
+      return input + (total * 0.0).to(input.scalar_type());
+    }
+  }
+  return rounds_ ? round(input) : input;
+}
+
+void LearnedFakeQuantizeImpl::initialize(const torch::Tensor& input) {
+  if (input.numel() == 0) return;
+  const torch::NoGradGuard no_grad;
+  const auto rows = segments(input.detach()).to(scale.scalar_type());  // [scales, values]
+  torch::Tensor step;
+  if (zero_point.defined()) {
+    torch::Tensor zeros;
+    std::tie(step, zeros) =
+        choose_qparams_per_channel(rows, 0, options.quant_min(), options.quant_max(), false);
+    zero_point.copy_(zeros.reshape(zero_point.sizes()));
+  } else {
+    const auto magnitude = rows.abs();
+    const auto root = std::pow(static_cast<double>(options.quant_max()), 0.5);
+    step = magnitude.mean(1) * 2.0 / root;
+    step = torch::minimum(step, magnitude.amax(1) / options.quant_max());
+    step = step.masked_fill(step == 0, 1.0);
+  }
+  scale.copy_(step.reshape(scale.sizes()));
+  initialized_ = true;
+  saw_zeros_ = false;
+}
+
+void LearnedFakeQuantizeImpl::start(const torch::Tensor& given, const torch::Tensor& zeros) {
+  const torch::NoGradGuard no_grad;
+  scale.copy_(given.reshape(-1));
+  if (zero_point.defined()) zero_point.copy_(zeros.reshape(-1));
+  initialized_ = true;
+}
+
+torch::Tensor LearnedFakeQuantizeImpl::round(const torch::Tensor& input) {
+  if (!is_initialized()) {
+    if (input.numel() == 0) return input;
+    TORCH_CHECK(false,
+                "LearnedFakeQuantize: expected a batch in training mode, or initialize(), before "
+                "anything is rounded: the scale is not known");
+  }
+  auto values = input.numel() / scale.numel();
+  if (options.per_sample() && input.dim() > 1) values /= std::max<int64_t>(input.size(0), 1);
+  const auto count = std::max<int64_t>(values, 1) * options.quant_max();
+  const auto factor = std::pow(static_cast<double>(count), -0.5);
+  auto [step, zeros] = parameters_of(input.scalar_type());
+  // The second term of this sum is 0 and carries the gradient, so the bits of the value do not
+  // change.
+  const auto scaled = [factor](const torch::Tensor& parameter) {
+    const auto part = parameter * factor;
+    return parameter.detach() + (part - part.detach());
+  };
+  step = scaled(step);
+  if (zeros.defined()) zeros = scaled(zeros);
+  return ops_of(options).fake_quantize(input, step, maybe(zeros), std::nullopt);
+}
+
+Quantized LearnedFakeQuantizeImpl::quantize(const torch::Tensor& input) {
+  auto [step, zeros] = calculate_qparams();
+  step = step.to(compute_dtype(input.scalar_type()));
+  return {ops_of(options).quantize(input, step, zeros), step, zeros};
+}
+
+std::tuple<torch::Tensor, torch::Tensor> LearnedFakeQuantizeImpl::calculate_qparams() const {
+  auto [step, zeros] = parameters_of(scale.scalar_type());
+  step = step.detach();
+  if (!zeros.defined()) return {step, torch::zeros_like(step, torch::kInt32)};
+  const auto low = options.quant_min(), high = options.quant_max();
+  const auto rounded = zeros.detach().round().clamp(low, high);
+  return {step, rounded.nan_to_num(static_cast<double>(low)).to(torch::kInt32)};
+}
+
+std::tuple<torch::Tensor, torch::Tensor> LearnedFakeQuantizeImpl::parameters_of(
+    torch::Dtype dtype) const {
+  const auto compute = compute_dtype(dtype);
+  const auto step = scale.to(compute).abs().clamp_min(smallest_normal);
+  return {step, zero_point.defined() ? zero_point.to(compute) : zero_point};
+}
+
+torch::Tensor LearnedFakeQuantizeImpl::segments(const torch::Tensor& input) const {
+  const auto& granularity = options.granularity();
+  const auto axis = options.axis().value_or(-1), size = options.group_size().value_or(0);
+  if (granularity == "per_tensor") return input.reshape({1, -1});
+  if (granularity == "per_channel") {
+    const auto rows = input.movedim(axis, 0);
+    return rows.reshape({rows.size(0), -1});
+  }
+  const auto rows = input.movedim(axis, -1);
+  TORCH_CHECK_VALUE(rows.size(-1) % size == 0,
+                    "LearnedFakeQuantize: expected group_size to divide ", rows.size(-1),
+                    ", but got ", size);
+  TORCH_CHECK_VALUE(axis == -1 || axis == input.dim() - 1,
+                    "LearnedFakeQuantize: expected groups along the last dimension");
+  return rows.reshape({-1, size});
+}
+
+std::shared_ptr<torch::nn::Module> LearnedFakeQuantizeImpl::clone(
+    const std::optional<torch::Device>& device) const {
+  auto copy = std::make_shared<LearnedFakeQuantizeImpl>(options);
+  copy->rounds_ = rounds_;
+  copy->initialized_ = initialized_;
+  copy->saw_zeros_ = saw_zeros_;
+  copy_tensors(*copy, *this, device);
+  return copy;
+}
+
+BARAQUANT_CLONE_CHILD(LearnedFakeQuantizeImpl)
+
+void LearnedFakeQuantizeImpl::pretty_print(std::ostream& stream) const {
+  stream << "baraquant::nn::LearnedFakeQuantize(" << options.granularity()
+         << ", quant_min=" << options.quant_min() << ", quant_max=" << options.quant_max() << ")";
+}
+
+}  // namespace baraquant::nn

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The floating computations that layers for training and for inference share.
+#pragma once
+
+#include <ATen/ops/conv2d.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/nan_to_num.h>
+#include <ATen/ops/pad.h>
+#include <torch/nn/options/conv.h>
+
+#include <string>
+#include <vector>
+
+namespace baraquant::nn {
+
+inline std::optional<at::Tensor> maybe(const at::Tensor& tensor) {
+  return tensor.defined() ? std::optional(tensor) : std::nullopt;
+}
+
+// linear(), by the same algorithm whether or not the weight requires grad: leading dimensions are
+// always folded into one, so that a prepared and a converted layer give the same bits.
+inline at::Tensor float_linear(const at::Tensor& input, const at::Tensor& weight,
+                               const at::Tensor& bias) {
+  if (input.dim() <= 2) return at::linear(input, weight, maybe(bias));
+  const auto rows = at::linear(input.flatten(0, -2), weight, maybe(bias));
+  auto sizes = input.sizes().vec();
+  sizes.back() = rows.size(-1);
+  return rows.reshape(sizes);
+}
+
+// `output` with the gradient of `smooth`, the same formula in floating point. What is subtracted is
+// +0.0, which keeps the sign of -0.0, and stays 0 if the formula overflows.
+inline at::Tensor straight_through(const at::Tensor& output, const at::Tensor& smooth) {
+  return output - (smooth.detach() - smooth).nan_to_num(0.0).to(output.scalar_type());
+}
+
+// The convolution of torch::nn::Conv2d with a given weight.
+at::Tensor float_conv2d(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
+                        const torch::nn::Conv2dOptions& options);
+
+}  // namespace baraquant::nn

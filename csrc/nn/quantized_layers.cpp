@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The layers that multiply integers, QuantizedLinear and StaticQuantizedLinear, and what all layers
+// for inference share.
+#include <ostream>
+
+#include "api/nn/inference.h"
+#include "api/ops.h"
+#include "nn/clone.h"
+#include "nn/layer_arguments.h"
+#include "nn/product.h"
+#include "nn/text.h"
+
+namespace baraquant::nn {
+
+namespace {
+
+int64_t low_of(int64_t bits) { return -(int64_t{1} << (bits - 1)); }
+int64_t high_of(int64_t bits) { return (int64_t{1} << (bits - 1)) - 1; }
+
+// The sums of the weight's rows, which a zero point of the input needs.
+torch::Tensor sums_of(const torch::Tensor& qweight) { return qweight.sum(1, false, torch::kInt32); }
+
+torch::Tensor dequantized_rows(const QuantizedLayer& layer) {
+  return dequantize_per_channel(layer.qweight, layer.weight_scale, std::nullopt, 0);
+}
+
+void print_linear(std::ostream& stream, const QuantizedLayer& layer) {
+  stream << "in_features=" << layer.qweight.size(1) << ", out_features=" << layer.qweight.size(0)
+         << ", bias=" << (layer.bias.defined() ? "true" : "false") << ", weight=int"
+         << layer.weight_bits() << " per_channel";
+}
+
+}  // namespace
+
+// ---- QuantizedLayer -----------------------------------------------------------------------------
+
+bool QuantizedLayer::is_scale(const std::string& name) const {
+  return name.ends_with("scale") || name == "smooth";
+}
+
+void QuantizedLayer::converted(const std::optional<torch::Device>&,
+                               const std::optional<torch::Dtype>& dtype) {
+  if (dtype.has_value() && c10::isFloatingType(*dtype)) dtype_ = *dtype;
+}
+
+// ---- QuantizedLinear ----------------------------------------------------------------------------
+
+QuantizedLinearImpl::QuantizedLinearImpl(const QuantizedLinearOptions& options)
+    : QuantizedLayer("QuantizedLinear"),
+      symmetric_(options.symmetric()),
+      bits_(options.bits()),
+      granularity_(options.granularity()) {
+  const char* name = "QuantizedLinear";
+  check_weight(name, options.qweight(), options.bias());
+  check_bits(name, "weight_bits", options.weight_bits());
+  weight_bits_ = options.weight_bits();
+  const auto scale = scale_of_weight(name, options.weight_scale(), options.qweight(), std::nullopt);
+  dtype_ = weight_dtype(name, options.dtype(), options.bias(), scale);
+  check_bits(name, "bits", bits_);
+  TORCH_CHECK_VALUE(granularity_ == "per_token" || granularity_ == "per_tensor", name,
+                    ": expected granularity to be per_token or per_tensor, but got ",
+                    text::quoted(granularity_));
+  qweight = register_buffer("qweight", options.qweight().contiguous());
+  weight_scale = register_buffer("weight_scale", scale);
+  if (options.bias().defined()) bias = register_buffer("bias", options.bias().detach());
+  if (options.smooth().defined()) {
+    smooth = register_buffer("smooth", scale_of_inputs(name, options.smooth(), qweight.size(1)));
+  }
+  if (!symmetric_) weight_sum = sums_of(qweight);
+}
+
+void QuantizedLinearImpl::converted(const std::optional<torch::Device>& device,
+                                    const std::optional<torch::Dtype>& dtype) {
+  QuantizedLayer::converted(device, dtype);
+  if (weight_sum.defined()) weight_sum = sums_of(qweight);
+}
+
+torch::Tensor QuantizedLinearImpl::forward(const torch::Tensor& input) {
+  const auto rows = smooth.defined() ? input / smooth : input;
+  const auto low = low_of(bits_), high = high_of(bits_);
+  if (granularity_ == "per_token") {
+    return quantized_linear(rows, qweight, weight_scale, maybe(bias), symmetric_, maybe(weight_sum),
+                            low, high, input.scalar_type());
+  }
+  const auto [scale, zero_point] = choose_qparams_per_tensor(rows.detach(), low, high, symmetric_);
+  const auto zeros = symmetric_ ? std::nullopt : std::optional(zero_point);
+  return static_quantized_linear(rows, qweight, weight_scale, scale, maybe(bias), zeros,
+                                 std::nullopt, maybe(weight_sum), low, high, input.scalar_type());
+}
+
+torch::Tensor QuantizedLinearImpl::dequantized_weight() {
+  const auto weight = dequantized_rows(*this);
+  return (smooth.defined() ? weight / smooth : weight).to(dtype_);
+}
+
+std::shared_ptr<torch::nn::Module> QuantizedLinearImpl::clone(
+    const std::optional<torch::Device>& device) const {
+  auto copy = std::make_shared<QuantizedLinearImpl>(
+      QuantizedLinearOptions(cloned(qweight, device), cloned(weight_scale, device))
+          .bias(cloned(bias, device))
+          .symmetric(symmetric_)
+          .bits(bits_)
+          .granularity(granularity_)
+          .smooth(cloned(smooth, device))
+          .weight_bits(weight_bits_)
+          .dtype(dtype_));
+  copy->train(is_training());
+  return copy;
+}
+
+BARAQUANT_CLONE_CHILD(QuantizedLinearImpl)
+
+void QuantizedLinearImpl::pretty_print(std::ostream& stream) const {
+  stream << "baraquant::nn::QuantizedLinear(";
+  print_linear(stream, *this);
+  stream << ", input=int" << bits_ << " " << granularity_
+         << (symmetric_ ? " symmetric" : " asymmetric") << " dynamic"
+         << (smooth.defined() ? ", smooth)" : ")");
+}
+
+// ---- StaticQuantizedLinear ----------------------------------------------------------------------
+
+StaticQuantizedLinearImpl::StaticQuantizedLinearImpl(const StaticQuantizedLinearOptions& options)
+    : QuantizedLayer("StaticQuantizedLinear"), bits_(options.bits()) {
+  const char* name = "StaticQuantizedLinear";
+  check_weight(name, options.qweight(), options.bias());
+  check_bits(name, "weight_bits", options.weight_bits());
+  weight_bits_ = options.weight_bits();
+  const auto scale = scale_of_weight(name, options.weight_scale(), options.qweight(), std::nullopt);
+  dtype_ = weight_dtype(name, options.dtype(), options.bias(), scale);
+  check_bits(name, "bits", bits_);
+  const auto [one, zero] = scale_of_tensor(name, options.act_scale(), options.act_zero_point());
+  qweight = register_buffer("qweight", options.qweight().contiguous());
+  weight_scale = register_buffer("weight_scale", scale);
+  if (options.bias().defined()) bias = register_buffer("bias", options.bias().detach());
+  act_scale = register_buffer("act_scale", one);
+  if (zero.defined()) act_zero_point = register_buffer("act_zero_point", zero);
+  if (options.smooth_scale().defined()) {
+    const auto smooth = scale_of_inputs(name, options.smooth_scale(), qweight.size(1));
+    smooth_scale = register_buffer("smooth_scale", smooth);
+  }
+  if (zero.defined()) weight_sum = sums_of(qweight);
+}
+
+void StaticQuantizedLinearImpl::converted(const std::optional<torch::Device>& device,
+                                          const std::optional<torch::Dtype>& dtype) {
+  QuantizedLayer::converted(device, dtype);
+  if (weight_sum.defined()) weight_sum = sums_of(qweight);
+}
+
+torch::Tensor StaticQuantizedLinearImpl::forward(const torch::Tensor& input) {
+  return static_quantized_linear(input, qweight, weight_scale, act_scale, maybe(bias),
+                                 maybe(act_zero_point), maybe(smooth_scale), maybe(weight_sum),
+                                 low_of(bits_), high_of(bits_));
+}
+
+torch::Tensor StaticQuantizedLinearImpl::dequantized_weight() {
+  auto weight = dequantized_rows(*this);
+  if (smooth_scale.defined()) weight = weight / (smooth_scale / act_scale);
+  return weight.to(dtype_);
+}
+
+std::shared_ptr<torch::nn::Module> StaticQuantizedLinearImpl::clone(
+    const std::optional<torch::Device>& device) const {
+  auto copy = std::make_shared<StaticQuantizedLinearImpl>(
+      StaticQuantizedLinearOptions(cloned(qweight, device), cloned(weight_scale, device),
+                                   cloned(act_scale, device))
+          .bias(cloned(bias, device))
+          .act_zero_point(cloned(act_zero_point, device))
+          .smooth_scale(cloned(smooth_scale, device))
+          .bits(bits_)
+          .weight_bits(weight_bits_)
+          .dtype(dtype_));
+  copy->train(is_training());
+  return copy;
+}
+
+BARAQUANT_CLONE_CHILD(StaticQuantizedLinearImpl)
+
+void StaticQuantizedLinearImpl::pretty_print(std::ostream& stream) const {
+  stream << "baraquant::nn::StaticQuantizedLinear(";
+  print_linear(stream, *this);
+  stream << ", input=int" << bits_ << " per_tensor"
+         << (act_zero_point.defined() ? " asymmetric" : " symmetric") << " static"
+         << (smooth_scale.defined() ? ", smooth)" : ")");
+}
+
+}  // namespace baraquant::nn

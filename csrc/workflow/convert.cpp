@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "workflow/convert.h"
+
+#include "nn/freeze.h"
+#include "workflow/select.h"
+
+namespace baraquant {
+
+namespace workflow {
+
+std::shared_ptr<nn::QuantizedLayer> Converter::convert(nn::FakeQuantizedLayer& prepared,
+                                                       bool floating_input) {
+  auto layer = workflow::convert(prepared, integers_of(prepared), floating_input);
+  layer->train(prepared.is_training());
+  return layer;
+}
+
+const Integers& Converter::integers_of(nn::FakeQuantizedLayer& prepared) {
+  const auto& how = prepared.config().weight();
+  const auto* one = dynamic_cast<const nn::FakeQuantizeImpl*>(prepared.weight_fake_quant.get());
+  const bool is_own = how.dynamic() && one != nullptr && one->is_dynamic();
+  const void* quantizer = is_own ? nullptr : prepared.weight_fake_quant.get();
+  const Key key{prepared.weight.unsafeGetTensorImpl(), quantizer, how.str()};
+  const auto found = known_.find(key);
+  if (found != known_.end()) return found->second;
+  const auto [integers, scale, zero_point] = prepared.quantized_weight();
+  nn::check_finite("the weight", scale);
+  const auto zeros = how.symmetric() ? torch::Tensor() : zero_point;
+  return known_.emplace(key, Integers{integers, scale, zeros}).first->second;
+}
+
+}  // namespace workflow
+
+namespace {
+
+using namespace workflow;
+
+constexpr const char* caller = "baraquant.qat.convert_";
+
+// The layers that no batch has reached, where others have been reached. Where none has, training was
+// forgotten: then the first of them is an error.
+std::set<const torch::nn::Module*> unseen_of(const std::vector<Place>& places) {
+  std::set<const torch::nn::Module*> unseen, all;
+  for (const auto& place : places) {
+    const auto* layer = dynamic_cast<const nn::FakeQuantizedLayer*>(place.module);
+    if (layer == nullptr || !layer->config().is_static()) continue;
+    all.insert(layer);
+    if (layer->has_unseen_input()) unseen.insert(layer);
+  }
+  return unseen.size() < all.size() ? unseen : std::set<const torch::nn::Module*>();
+}
+
+std::string why_not(const torch::nn::Module& module) {
+  if (is_converted(module)) return "it is converted already";
+  if (kind_of(module) != nullptr) return "it was not prepared";
+  return weights_of(module).empty() || is_prepared(module) ? "" : "it was not prepared";
+}
+
+}  // namespace
+
+Report convert_(torch::nn::Module& model) {
+  Report report;
+  const auto places = places_of(model);
+  report.total_parameters = total_parameters(model);
+  report.bytes_before = total_bytes(model);
+  TORCH_CHECK_VALUE(!is_prepared(model), caller,
+                    ": expected a model that contains the layers to swap, but got a ",
+                    type_name(model), " itself; wrap it in nn.Sequential");
+  const auto unseen = unseen_of(places);
+  Converter converter;
+  Swaps swaps;
+  std::set<const torch::nn::Module*> seen;
+  std::set<const void*> counted;
+  std::string inside;  // the path of a layer, whose quantizers are no layers
+  bool is_converted_already = false;
+  for (const auto& place : places) {
+    if (!inside.empty() && place.path.starts_with(inside)) continue;
+    inside.clear();
+    auto* prepared = dynamic_cast<nn::FakeQuantizedLayer*>(place.module);
+    is_converted_already |= is_converted(*place.module);
+    if (prepared != nullptr || is_converted(*place.module)) inside = place.path + ".";
+    if (!seen.insert(place.module).second) continue;
+    if (prepared == nullptr) {
+      const auto reason = why_not(*place.module);
+      if (!reason.empty()) report.left_out.emplace_back(place.path, reason);
+      continue;
+    }
+    const bool is_unseen = unseen.count(prepared) != 0;
+    auto about = nn::skipped(prepared->input_fake_quant.get());
+    if (is_unseen) about += "; its input stays floating, as training never called it";
+    with_path(caller, place.path, [&] {
+      auto layer = converter.convert(*prepared, is_unseen);
+      report.changed.emplace_back(place.path, type_name(*layer) + about);
+      swaps[prepared] = std::move(layer);
+    });
+    if (counted.insert(prepared->weight.unsafeGetTensorImpl()).second) {
+      report.quantized_parameters += prepared->weight.numel();
+    }
+  }
+  TORCH_CHECK_VALUE(!swaps.empty() || !is_converted_already, caller,
+                    ": expected a prepared model, but ", type_name(model), " is converted already");
+  TORCH_CHECK_VALUE(!swaps.empty(), caller,
+                    ": expected a model prepared by baraquant.qat.prepare_, but ", type_name(model),
+                    " has no prepared layer");
+  check_owners(caller, places, swaps);
+  swap(places, swaps);
+  report.bytes_after = total_bytes(model);
+  return report;
+}
+
+}  // namespace baraquant

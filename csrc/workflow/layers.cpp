@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "workflow/layers.h"
+
+#include <torch/nn/modules/container/sequential.h>
+
+#include <array>
+#include <typeinfo>
+
+#include "nn/configs.h"
+
+namespace baraquant::workflow {
+
+namespace {
+
+template <typename Float>
+bool is_exactly(const torch::nn::Module& module) {
+  return typeid(module) == typeid(Float);
+}
+
+template <typename Float, typename Training>
+std::shared_ptr<nn::FakeQuantizedLayer> prepare(const torch::nn::Module& module,
+                                                const QuantConfig& config) {
+  return std::make_shared<Training>(dynamic_cast<const Float&>(module), config);
+}
+
+std::string no_reason(const torch::nn::Module&) { return ""; }
+
+std::string why_not_embedding(const torch::nn::Module& module) {
+  const auto& embedding = dynamic_cast<const torch::nn::EmbeddingImpl&>(module);
+  return embedding.options.max_norm().has_value() ? "its max_norm rewrites the weight" : "";
+}
+
+template <typename Float, typename Training>
+constexpr Kind kind(std::string (*why_not)(const torch::nn::Module&), bool keeps_input) {
+  return {is_exactly<Float>, prepare<Float, Training>, why_not, keeps_input};
+}
+
+const std::array kinds = {
+    kind<torch::nn::LinearImpl, nn::FakeQuantizedLinearImpl>(no_reason, /*keeps_input=*/false),
+    kind<torch::nn::Conv2dImpl, nn::FakeQuantizedConv2dImpl>(no_reason, /*keeps_input=*/true),
+    kind<torch::nn::EmbeddingImpl, nn::FakeQuantizedEmbeddingImpl>(why_not_embedding,
+                                                                   /*keeps_input=*/true),
+};
+
+// A copy of a bias that no optimizer changes.
+torch::Tensor own(const torch::Tensor& bias) {
+  return bias.defined() ? bias.detach().clone() : bias;
+}
+
+nn::DequantizedOptions dequantized(nn::FakeQuantizedLayer& prepared, const Integers& integers,
+                                   bool floating_input) {
+  const auto& how = prepared.config().weight();
+  return nn::DequantizedOptions(integers.qweight, integers.scale)
+      .bias(own(prepared.bias))
+      .weight_zero_point(integers.zero_point)
+      .group_size(how.group_size())
+      .input_fake_quant(floating_input ? nullptr : prepared.frozen_input())
+      .weight_bits(how.bits())
+      .dtype(prepared.weight.scalar_type());
+}
+
+std::shared_ptr<nn::QuantizedLayer> convert_linear(nn::FakeQuantizedLinearImpl& prepared,
+                                                   const Integers& integers, bool floating_input) {
+  if (floating_input || !prepared.is_integer()) {
+    return std::make_shared<nn::WeightOnlyLinearImpl>(
+        dequantized(prepared, integers, floating_input));
+  }
+  const auto &how = prepared.config().weight(), &activation = *prepared.config().activation();
+  const auto dtype = prepared.weight.scalar_type();
+  if (activation.dynamic()) {
+    return std::make_shared<nn::QuantizedLinearImpl>(
+        nn::QuantizedLinearOptions(integers.qweight, integers.scale)
+            .bias(own(prepared.bias))
+            .symmetric(activation.symmetric())
+            .bits(activation.bits())
+            .granularity(activation.granularity())
+            .weight_bits(how.bits())
+            .dtype(dtype));
+  }
+  const auto frozen = prepared.frozen_input();
+  const auto scale = frozen->scale.to(integers.scale.scalar_type());
+  return std::make_shared<nn::StaticQuantizedLinearImpl>(
+      nn::StaticQuantizedLinearOptions(integers.qweight, integers.scale, scale)
+          .bias(own(prepared.bias))
+          .act_zero_point(activation.symmetric() ? torch::Tensor() : frozen->zero_point)
+          .bits(activation.bits())
+          .weight_bits(how.bits())
+          .dtype(dtype));
+}
+
+template <typename... Modules>
+struct Known {
+  // Calls `use` with the module in its own class; false if it is none of these.
+  template <typename Use>
+  static bool visit(const std::shared_ptr<torch::nn::Module>& module, const Use& use) {
+    const auto attempt = [&](auto typed) {
+      if (typed != nullptr) use(typed);
+      return typed != nullptr;
+    };
+    return (attempt(std::dynamic_pointer_cast<Modules>(module)) || ...);
+  }
+};
+
+using KnownLayers =
+    Known<nn::FakeQuantizedLinearImpl, nn::FakeQuantizedConv2dImpl, nn::FakeQuantizedEmbeddingImpl,
+          nn::QuantizedLinearImpl, nn::StaticQuantizedLinearImpl, nn::WeightOnlyLinearImpl,
+          nn::QuantizedConv2dImpl, nn::QuantizedEmbeddingImpl, nn::FakeQuantizeImpl,
+          nn::LearnedFakeQuantizeImpl, nn::Layer, torch::nn::LinearImpl, torch::nn::Conv2dImpl,
+          torch::nn::EmbeddingImpl>;
+
+}  // namespace
+
+const Kind* kind_of(const torch::nn::Module& module) {
+  for (const auto& kind : kinds) {
+    if (kind.matches(module)) return &kind;
+  }
+  return nullptr;
+}
+
+std::shared_ptr<nn::QuantizedLayer> convert(nn::FakeQuantizedLayer& prepared,
+                                            const Integers& integers, bool floating_input) {
+  if (auto* linear = dynamic_cast<nn::FakeQuantizedLinearImpl*>(&prepared)) {
+    return convert_linear(*linear, integers, floating_input);
+  }
+  if (auto* conv = dynamic_cast<nn::FakeQuantizedConv2dImpl*>(&prepared)) {
+    return std::make_shared<nn::QuantizedConv2dImpl>(
+        dequantized(prepared, integers, floating_input), conv->options);
+  }
+  const auto& embedding = dynamic_cast<const nn::FakeQuantizedEmbeddingImpl&>(prepared);
+  const auto& how = prepared.config().weight();
+  return std::make_shared<nn::QuantizedEmbeddingImpl>(
+      nn::QuantizedEmbeddingOptions(integers.qweight, integers.scale)
+          .weight_zero_point(integers.zero_point)
+          .group_size(how.group_size())
+          .dtype(prepared.weight.scalar_type())
+          .padding_idx(embedding.options.padding_idx())
+          .weight_bits(how.bits()));
+}
+
+bool is_prepared(const torch::nn::Module& module) {
+  return dynamic_cast<const nn::FakeQuantizedLayer*>(&module) != nullptr;
+}
+
+bool is_converted(const torch::nn::Module& module) {
+  return dynamic_cast<const nn::QuantizedLayer*>(&module) != nullptr;
+}
+
+std::string type_name(const torch::nn::Module& module) {
+  auto name = module.name();
+  name = name.substr(name.rfind(':') == std::string::npos ? 0 : name.rfind(':') + 1);
+  return name.ends_with("Impl") ? name.substr(0, name.size() - 4) : name;
+}
+
+torch::nn::AnyModule any_module(const std::shared_ptr<torch::nn::Module>& module) {
+  torch::nn::AnyModule result;
+  const bool is_known =
+      KnownLayers::visit(module, [&](const auto& typed) { result = torch::nn::AnyModule(typed); });
+  TORCH_INTERNAL_ASSERT(is_known, "not a layer: ", module->name());
+  return result;
+}
+
+std::optional<torch::Tensor> call_layer(torch::nn::Module& module, const torch::Tensor& input) {
+  if (auto* layer = dynamic_cast<nn::Layer*>(&module)) return layer->forward(input);
+  if (auto* linear = module.as<torch::nn::LinearImpl>()) return linear->forward(input);
+  if (auto* conv = module.as<torch::nn::Conv2dImpl>()) return conv->forward(input);
+  if (auto* embedding = module.as<torch::nn::EmbeddingImpl>()) return embedding->forward(input);
+  if (auto* sequential = module.as<torch::nn::SequentialImpl>()) return sequential->forward(input);
+  return std::nullopt;
+}
+
+std::vector<torch::Tensor> weights_of(const torch::nn::Module& module) {
+  std::vector<torch::Tensor> weights;
+  for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+    if (item->dim() > 1 && !item.key().ends_with("bias")) weights.push_back(*item);
+  }
+  return weights;
+}
+
+}  // namespace baraquant::workflow

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "api/workflow.h"
+#include "nn/range.h"
+#include "workflow/calibrate.h"
+#include "workflow/convert.h"
+#include "workflow/fit.h"
+#include "workflow/select.h"
+
+namespace baraquant {
+
+namespace {
+
+using namespace workflow;
+
+constexpr const char* caller = "baraquant.quantize_";
+
+// A configuration as it is without training.
+QuantConfig after_training(const QuantConfig& config, const Kind& kind) {
+  auto weight = config.weight();
+  weight.learned(false).dynamic(true);
+  auto activation = config.activation();
+  if (kind.keeps_input) {
+    activation = std::nullopt;
+  } else if (activation.has_value() && activation->learned()) {
+    activation->learned(false).dynamic(false);
+  }
+  auto result = QuantConfig(weight, activation);
+  result.observer(config.observer()).scale_rule(config.scale_rule());
+  return result;
+}
+
+void check_weights(const torch::nn::Module& module) {
+  for (const auto& weight : weights_of(module)) {
+    TORCH_CHECK_VALUE(!weight.is_meta(),
+                      "expected a weight with data, but it is on the meta device");
+    TORCH_CHECK_VALUE(weight.isfinite().all().item<bool>(),
+                      "expected a finite weight, but it holds NaN or infinity");
+  }
+}
+
+// Give layers with static inputs the scales of the calibration data.
+void calibrate(torch::nn::Module& model, const std::vector<Place>& places,
+               std::vector<Chosen>& chosen, const QuantConfig& config, const Options& options) {
+  const auto ranges =
+      observe_inputs(caller, model, places, chosen, config.observer(), options.calibration);
+  for (auto& one : chosen) {
+    if (!one.prepared->config().is_static()) continue;
+    const auto found = ranges.find(one.path);
+    if (found == ranges.end()) {
+      one.prepared->set_input_quantizer(nullptr);
+      one.remark = "; its input stays floating, as the calibration data does not reach it";
+      continue;
+    }
+    const auto& activation = *one.prepared->config().activation();
+    const auto [scale, zero_point] =
+        nn::qparams_of_range(found->second.min_val, found->second.max_val, activation.quant_min(),
+                             activation.quant_max(), activation.symmetric());
+    const auto device = one.prepared->weight.device();
+    one.prepared->set_input_quantizer(
+        std::make_shared<nn::FakeQuantizeImpl>(nn::FakeQuantizeOptions()
+                                                   .scale(scale.to(device))
+                                                   .zero_point(zero_point.to(device))
+                                                   .quant_min(activation.quant_min())
+                                                   .quant_max(activation.quant_max())));
+  }
+}
+
+// Search the scales of weights of few bits; layers with one weight share them.
+void search_scales(std::vector<Chosen>& chosen, const QuantConfig& config) {
+  if (config.weight().bits() >= 8 || config.scale_rule() != "search") return;
+  std::map<std::tuple<const void*, std::vector<int64_t>>, std::shared_ptr<nn::FakeQuantizeImpl>>
+      fitted;
+  for (auto& one : chosen) {
+    const auto rows = one.prepared->rows_of_weight();
+    auto& known = fitted[{rows.data_ptr(), rows.sizes().vec()}];
+    if (known == nullptr) {
+      const auto& quantizer =
+          dynamic_cast<const nn::FakeQuantizeImpl&>(*one.prepared->weight_fake_quant);
+      known = fit_scale(rows, quantizer);
+    }
+    one.prepared->set_weight_quantizer(known);
+  }
+}
+
+}  // namespace
+
+Report quantize_(torch::nn::Module& model, const QuantConfig& config, const Options& options) {
+  TORCH_CHECK_VALUE(options.calibration || !config.is_static(), caller,
+                    ": expected calibration data for a static input, but got None");
+  Report report;
+  const auto places = places_of(model);
+  const Choice choice{caller, [&](const Kind& kind) { return after_training(config, kind); },
+                      check_weights};
+  auto chosen = choose(model, places, choice, options.filter, report);
+  TORCH_CHECK_VALUE(!chosen.empty(), caller,
+                    ": expected a model with a Linear, Conv1d, Conv2d, Embedding or another layer "
+                    "to quantize, but ",
+                    type_name(model), " has none", reasons(report));
+  if (config.is_static()) calibrate(model, places, chosen, config, options);
+  search_scales(chosen, config);
+  Converter converter;
+  Swaps swaps;
+  report.changed.clear();
+  for (auto& one : chosen) {
+    with_path(caller, one.path, [&] {
+      auto layer = converter.convert(*one.prepared);
+      report.changed.emplace_back(one.path, type_name(*layer) + one.remark);
+      swaps[one.module] = std::move(layer);
+    });
+  }
+  swap(places, swaps);
+  report.bytes_after = total_bytes(model);
+  return report;
+}
+
+}  // namespace baraquant

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "workflow/replace.h"
+
+#include <torch/nn/modules/container/moduledict.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#include <set>
+
+#include "workflow/layers.h"
+
+namespace baraquant::workflow {
+
+namespace {
+
+void visit(torch::nn::Module& parent, const std::string& prefix, std::vector<Place>& places) {
+  for (const auto& child : parent.named_children()) {
+    const auto path = prefix + child.key();
+    places.push_back({path, child.key(), &parent, child.value().get()});
+    visit(*child.value(), path + ".", places);
+  }
+}
+
+// Whether a container owns its children a second time.
+bool is_container(const torch::nn::Module& parent) {
+  return dynamic_cast<const torch::nn::SequentialImpl*>(&parent) != nullptr ||
+         dynamic_cast<const torch::nn::ModuleListImpl*>(&parent) != nullptr ||
+         dynamic_cast<const torch::nn::ModuleDictImpl*>(&parent) != nullptr;
+}
+
+}  // namespace
+
+std::vector<Place> places_of(torch::nn::Module& model) {
+  std::vector<Place> places;
+  visit(model, "", places);
+  return places;
+}
+
+void check_owner(const std::string& caller, const std::vector<Place>& places,
+                 torch::nn::Module& module) {
+  std::set<std::pair<torch::nn::Module*, std::string>> counted;  // a parent may have several paths
+  int64_t owners = 0;
+  const Place* first = nullptr;
+  for (const auto& place : places) {
+    if (place.module != &module || !counted.emplace(place.parent, place.name).second) continue;
+    owners += is_container(*place.parent) ? 2 : 1;
+    first = first == nullptr ? &place : first;
+  }
+  const auto found = module.shared_from_this().use_count() - 1;  // without the one here
+  TORCH_CHECK_VALUE(
+      first == nullptr || found <= owners, caller, ": ", first->path,
+      ": expected the model alone to hold this ", type_name(module),
+      ", but something else holds it too, such as a typed member, and would go on with the old "
+      "layer. Register the layer without a member and call it with baraquant::call(*this, \"",
+      first->name, "\", x), or release the variable that holds it");
+}
+
+void check_owners(const std::string& caller, const std::vector<Place>& places, const Swaps& swaps) {
+  std::set<const torch::nn::Module*> checked;
+  for (const auto& place : places) {
+    if (swaps.count(place.module) == 0 || !checked.insert(place.module).second) continue;
+    check_owner(caller, places, *place.module);
+  }
+}
+
+void put(torch::nn::Module& parent, const std::string& name,
+         const std::shared_ptr<torch::nn::Module>& module, const torch::nn::AnyModule& any) {
+  const auto* old = parent.named_children()[name].get();
+  parent.replace_module(name, module);
+  if (auto* sequential = dynamic_cast<torch::nn::SequentialImpl*>(&parent)) {
+    for (auto& entry : *sequential) {
+      if (entry.ptr().get() == old) entry = any;
+    }
+  } else if (auto* list = dynamic_cast<torch::nn::ModuleListImpl*>(&parent)) {
+    for (auto& entry : *list) {
+      if (entry.get() == old) entry = module;
+    }
+  } else if (auto* dictionary = dynamic_cast<torch::nn::ModuleDictImpl*>(&parent)) {
+    for (auto& entry : *dictionary) {
+      if (entry.key() == name) entry.value() = module;
+    }
+  }
+}
+
+void swap(const std::vector<Place>& places, const Swaps& swaps) {
+  for (const auto& place : places) {
+    const auto found = swaps.find(place.module);
+    if (found == swaps.end()) continue;
+    // A parent that is registered twice has been changed already.
+    if (place.parent->named_children()[place.name].get() != place.module) continue;
+    put(*place.parent, place.name, found->second, any_module(found->second));
+  }
+}
+
+}  // namespace baraquant::workflow
