@@ -53,7 +53,6 @@ class OutputFile {
 
 // Let `write` write a temporary file, which then replaces `path`: the file appears whole or not at
 // all, with the permissions of the file that it replaces, or those that open() would give it.
-void replace_file(const std::filesystem::path& path,
-                  const std::function<void(OutputFile&)>& write);
+void replace_file(const std::filesystem::path& path, const std::function<void(OutputFile&)>& write);
 
 }  // namespace baraquant::files

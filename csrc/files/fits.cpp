@@ -9,6 +9,7 @@
 #include "files/layers.h"
 #include "files/text.h"
 #include "frame/checks.h"
+#include "workflow/layers.h"
 #include "workflow/replace.h"
 
 namespace baraquant::files {
@@ -52,7 +53,7 @@ void check_kind(const std::string& path, const torch::nn::Module* module,
   }
   const char* layer = layer_of(*module);
   if (is_stored_kind(*module, stored) || (layer != nullptr && stored.form->layer == layer)) return;
-  fail(begin_of_place(path, stored), ", but the model has a ", class_name(*module));
+  fail(begin_of_place(path, stored), ", but the model has a ", workflow::type_name(*module));
 }
 
 void check_sizes(const std::string& path, const torch::nn::Module& module,
@@ -94,7 +95,8 @@ void check_shared(const std::string& path, std::vector<std::string> stored,
 }
 
 std::string few(const std::vector<std::string>& names) {
-  std::string text = join({names.begin(), names.begin() + std::min<std::ptrdiff_t>(3, std::ssize(names))}, ", ");
+  std::string text =
+      join({names.begin(), names.begin() + std::min<std::ptrdiff_t>(3, std::ssize(names))}, ", ");
   if (names.empty()) text = "none";
   if (names.size() > 3) text += c10::str(" and ", names.size() - 3, " more");
   return text + (names.size() == 1 ? " is" : " are");
@@ -146,7 +148,7 @@ void check_rest(const State& wanted, const Manifest& manifest, const Tensors& me
 
 // Check that the tensors that the model shares are one tensor of the file. The values are copied
 // into the model's tensors, so this holds for buffers too, which Python replaces.
-void check_ties(const State& wanted, const Manifest& manifest) {
+void check_ties(const State& wanted, const Manifest& manifest, const Tensors& metas) {
   std::map<std::string, std::vector<std::string>> groups;  // by the place in memory
   std::vector<const std::vector<std::string>*> ordered;
   for (const auto& [name, tensor] : wanted) {
@@ -161,7 +163,7 @@ void check_ties(const State& wanted, const Manifest& manifest) {
     std::set<std::string> firsts;
     for (const std::string& name : *names) {
       const std::string* first = manifest.shared_tensors.find(name);
-      if (first == nullptr) first = manifest.constants.find(name);
+      if (first == nullptr && !metas.contains(name)) first = manifest.constants.find(name);
       firsts.insert(first != nullptr ? *first : name);
     }
     if (firsts.size() == 1) continue;
@@ -285,7 +287,7 @@ void check_fits(const torch::nn::Module& model, const Paths& paths, const Manife
     if (!is_inside(name)) wanted.emplace_back(name, tensor);
   }
   check_rest(wanted, manifest, metas, is_inside);
-  check_ties(wanted, manifest);
+  check_ties(wanted, manifest, metas);
 }
 
 }  // namespace baraquant::files

@@ -65,9 +65,10 @@ torch::nn::detail::conv_padding_mode_t padding_mode_of(const std::string& name) 
   if (name == "reflect") return torch::kReflect;
   if (name == "replicate") return torch::kReplicate;
   if (name == "circular") return torch::kCircular;
-  fail("padding_mode must be one of {'zeros', 'reflect', 'replicate', 'circular'}, but got "
-       "padding_mode='",
-       name, "'");
+  fail(
+      "padding_mode must be one of {'zeros', 'reflect', 'replicate', 'circular'}, but got "
+      "padding_mode='",
+      name, "'");
 }
 
 // The checks of PyTorch's convolutions in Python.

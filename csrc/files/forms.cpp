@@ -32,8 +32,8 @@ std::vector<T> with(std::vector<T> base, const std::vector<T>& more) {
 std::vector<Form> linear_forms() {
   const std::vector<Option> options = {int_option("weight_bits"), dtype_option("dtype"),
                                        bool_option("transposed")};
-  const std::map<std::string, std::pair<int64_t, Json>> since = {
-      {"dtype", kDtypeSince}, {"transposed", {3, Json(false)}}};
+  const std::map<std::string, std::pair<int64_t, Json>> since = {{"dtype", kDtypeSince},
+                                                                 {"transposed", {3, Json(false)}}};
   return {
       {"QuantizedLinear", "Linear",
        with(options, {bool_option("symmetric"), int_option("bits"), name_option("granularity")}),
@@ -167,9 +167,8 @@ Options parse_options(const Form& form, const Json& options, int64_t version) {
   }
   std::sort(known.begin(), known.end());
   if (!options.is<Json::Object>() || options.keys() != known) {
-    const std::string got = options.is<Json::Object>()
-                                ? first_characters(repr(options.keys()), 80)
-                                : repr(options, 80);
+    const std::string got =
+        options.is<Json::Object>() ? first_characters(repr(options.keys()), 80) : repr(options, 80);
     fail("expected the options ", repr(known), ", but got ", got);
   }
   for (const JsonMember& member : options.get<Json::Object>()) {
@@ -193,8 +192,7 @@ std::shared_ptr<torch::nn::Module> build(const Form& form, const Options& option
   const auto rounder = options.find("input_fake_quant");
   const bool is_rounded = rounder != options.end() && !rounder->second.is_null();
   for (const auto& [name, _] : tensors) {
-    const bool is_part =
-        name == "input_fake_quant.scale" || name == "input_fake_quant.zero_point";
+    const bool is_part = name == "input_fake_quant.scale" || name == "input_fake_quant.zero_point";
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
     if (!is_rounded || !is_part) unknown.push_back(name);
   }

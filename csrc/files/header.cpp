@@ -211,7 +211,7 @@ Header read_header(const InputFile& file) {
   const Json header = parse(text);
   if (!header.is<Json::Object>()) {
     const bool is_number = header.is<Json::Integer>();
-    const char* type = header.is_null()         ? "NoneType"
+    const char* type = header.is_null()          ? "NoneType"
                        : header.is<bool>()       ? "bool"
                        : is_number               ? "int"
                        : header.is<double>()     ? "float"

@@ -10,7 +10,7 @@
 namespace baraquant::files {
 namespace {
 
-constexpr int kDeepest = 500;       // values within values; Python's own limit is about 1000
+constexpr int kDeepest = 500;         // values within values; Python's own limit is about 1000
 constexpr size_t kMostDigits = 4300;  // of a whole number, as in Python
 
 bool is_digit(char c) { return '0' <= c && c <= '9'; }

@@ -10,6 +10,7 @@
 
 #include "api/nn/inference.h"
 #include "files/text.h"
+#include "workflow/layers.h"
 
 namespace baraquant::files {
 namespace {
@@ -78,16 +79,8 @@ std::vector<std::pair<std::string, at::Tensor>> state_of(const torch::nn::Module
   return state;
 }
 
-std::string class_name(const torch::nn::Module& module) {
-  std::string name = module.name();  // "torch::nn::LinearImpl"
-  name = name.substr(0, name.find('<'));
-  const size_t scope = name.rfind("::");
-  if (scope != std::string::npos) name.erase(0, scope + 2);
-  if (name.size() > 4 && name.ends_with("Impl")) name.erase(name.size() - 4);
-  return name;
-}
-
 const char* layer_of(const torch::nn::Module& module) {
+  if (workflow::kind_of(module) == nullptr) return nullptr;  // a subclass, for example
   if (as<torch::nn::LinearImpl>(module) != nullptr) return "Linear";
   if (as<torch::nn::Conv2dImpl>(module) != nullptr) return "Conv2d";
   return as<torch::nn::EmbeddingImpl>(module) != nullptr ? "Embedding" : nullptr;

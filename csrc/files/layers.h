@@ -13,9 +13,6 @@ namespace baraquant::files {
 // The parameters and buffers of a module by their names, in the order of Python's state dict.
 std::vector<std::pair<std::string, at::Tensor>> state_of(const torch::nn::Module& module);
 
-// The name of a module's class as in Python: "Linear".
-std::string class_name(const torch::nn::Module& module);
-
 // The kind of layer that can be quantized: "Linear", "Conv2d" or "Embedding"; null for others.
 const char* layer_of(const torch::nn::Module& module);
 

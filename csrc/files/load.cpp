@@ -31,8 +31,9 @@ using Modules = std::map<std::string, std::shared_ptr<torch::nn::Module>>;
 Manifest manifest_of(const Header& header) {
   const auto found = header.metadata.find("baraquant");
   if (found == header.metadata.end()) {
-    fail("expected a file of baraquant.save, but it is a safetensors file without its "
-         "configuration");
+    fail(
+        "expected a file of baraquant.save, but it is a safetensors file without its "
+        "configuration");
   }
   return parse_manifest(found->second);
 }
@@ -149,8 +150,9 @@ Changes read(torch::nn::Module& model, const InputFile& file) {
   Changes changes{build_modules(paths, manifest, values), {}};
   for (const auto& [name, tensor] : state_of(model)) {
     if (is_inside(name)) continue;
-    const std::string* constant = manifest.constants.find(name);
-    const at::Tensor& value = values.at(constant != nullptr ? *constant : name);
+    const auto own = values.find(name);
+    const at::Tensor value =
+        own != values.end() ? own->second : values.at(manifest.constants[name]);
     // A constant of another shape stays what the model has computed, as in Python.
     if (value.sizes() != tensor.sizes() || value.scalar_type() != tensor.scalar_type()) continue;
     if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {

@@ -56,7 +56,8 @@ const Form& form_of_class(const std::string& path, const Json& name, int64_t ver
   }
   known.insert(known.end(), kOnlyPython.begin(), kOnlyPython.end());
   std::sort(known.begin(), known.end());
-  const std::string got = name.is<std::string>() ? first_characters(repr(text), 80) : repr(name, 80);
+  const std::string got =
+      name.is<std::string>() ? first_characters(repr(text), 80) : repr(name, 80);
   fail(path, ": expected a class of ", join(known, ", "), ", but got ", got,
        "; one of your own has to be registered first, by baraquant.register_layer");
 }
@@ -135,9 +136,8 @@ int64_t version_of(const Json& data) {
 // Check the keys, and the values that are no names.
 void check_keys(const Json& data, int64_t version) {
   const std::string unpacked = version > 2 ? "unpacked" : "attentions";
-  std::vector<std::string> keys = {"format",         "modules",        "sha256",
-                                   "shared_modules", "shared_tensors", "writer",
-                                   unpacked};
+  std::vector<std::string> keys = {"format",         "modules", "sha256", "shared_modules",
+                                   "shared_tensors", "writer",  unpacked};
   if (version > 1) keys.emplace_back("constants");
   std::sort(keys.begin(), keys.end());
   if (data.keys() != keys) {

@@ -7,7 +7,9 @@
 // had other names for some classes, tensors and keys.
 #pragma once
 
-#include <torch/ordered_dict.h>
+#include <c10/util/Exception.h>
+
+#include <torch/ordered_dict.h>  // uses the macros of the header above
 
 #include <map>
 #include <string>

@@ -4,7 +4,6 @@
 #include <tuple>
 
 #include "api/files.h"
-#include "api/nn/inference.h"
 #include "files/disk.h"
 #include "files/header.h"
 #include "files/layers.h"
@@ -13,6 +12,7 @@
 #include "files/text.h"
 #include "frame/build_info.h"
 #include "frame/checks.h"
+#include "workflow/layers.h"
 #include "workflow/replace.h"
 
 namespace baraquant {
@@ -40,7 +40,7 @@ void check_name(const std::string& name) {
 
 Quantized quantized_modules(const torch::nn::Module& model) {
   if (form_of(model) != nullptr) {
-    fail(kCaller, "expected a model that contains ", class_name(model),
+    fail(kCaller, "expected a model that contains ", workflow::type_name(model),
          ", but got one itself; wrap it in nn.Sequential");
   }
   Quantized result;
@@ -49,8 +49,8 @@ Quantized quantized_modules(const torch::nn::Module& model) {
   for (const auto& place : workflow::places_of(const_cast<torch::nn::Module&>(model))) {
     const torch::nn::Module& module = *place.module;
     if (form_of(module) == nullptr) {
-      if (dynamic_cast<const nn::FakeQuantizedLayer*>(&module) != nullptr) {
-        fail(kCaller, place.path, ": expected a converted model, but ", class_name(module),
+      if (workflow::is_prepared(module)) {
+        fail(kCaller, place.path, ": expected a converted model, but ", workflow::type_name(module),
              " is prepared for training; call baraquant.qat.convert_ first");
       }
       continue;
@@ -65,7 +65,7 @@ Quantized quantized_modules(const torch::nn::Module& model) {
     result.places.emplace_back(place.path, &module);
   }
   if (result.modules.empty()) {
-    fail(kCaller, "expected a quantized model, but got a ", class_name(model),
+    fail(kCaller, "expected a quantized model, but got a ", workflow::type_name(model),
          " without a quantized module");
   }
   return result;
@@ -145,8 +145,7 @@ std::pair<Tensors, Json::Object> stored_tensors(const torch::nn::Module& model,
         continue;
       }
     }
-    stored[name] = bits > 0 ? pack(tensor, bits)
-                            : tensor.detach().cpu().resolve_neg().contiguous();
+    stored[name] = bits > 0 ? pack(tensor, bits) : tensor.detach().cpu().resolve_neg().contiguous();
   }
   return {std::move(stored), std::move(shared)};
 }

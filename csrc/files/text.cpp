@@ -157,9 +157,7 @@ std::string repr(const std::vector<std::string>& texts) {
   return c10::str("[", join(parts, ", "), "]");
 }
 
-std::string repr(c10::IntArrayRef sizes) {
-  return c10::str("[", numbers(sizes), "]");
-}
+std::string repr(c10::IntArrayRef sizes) { return c10::str("[", numbers(sizes), "]"); }
 
 std::string tuple_repr(c10::IntArrayRef sizes) {
   return c10::str("(", numbers(sizes), sizes.size() == 1 ? ",)" : ")");
