@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "files/fits.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "files/layers.h"
+#include "files/text.h"
+#include "frame/checks.h"
+#include "workflow/layers.h"
+#include "workflow/replace.h"
+
+namespace baraquant::files {
+namespace {
+
+using Aliases = std::map<std::string, std::vector<std::string>>;
+
+at::Tensor meta(const std::string& name, c10::IntArrayRef shape, c10::ScalarType dtype) {
+  try {
+    return at::empty(shape, at::TensorOptions(dtype).device(at::kMeta));
+  } catch (const c10::Error&) {  // a dimension of 0 beside others whose product is too large
+    fail(name, ": expected a shape that a tensor can have, but got ", tuple_repr(shape));
+  }
+}
+
+void check_packed(const std::string& name, const Entry* entry, c10::IntArrayRef shape,
+                  const StoredModule& stored) {
+  const int64_t bits = int_of(stored.options, "weight_bits");
+  if (bits < 2 || bits > 7) {
+    fail(name, ": expected a width of 2 to 7 bits for packed integers, not ", bits);
+  }
+  if (entry == nullptr) return;  // another module's tensor, or missing: that is noticed later
+  const std::string size = product_text(shape, bits, 8);
+  const Layout& got = entry->layout;
+  const bool fits = got.shape.size() == 1 && std::to_string(got.shape[0]) == size;
+  if (fits && got.dtype == at::kByte) return;
+  fail(name, ": expected ", size, " bytes for packed integers of shape ", repr(shape), ", but got ",
+       dtype_name(got.dtype), " ", repr(got.shape));
+}
+
+std::string begin_of_place(const std::string& path, const StoredModule& stored) {
+  return c10::str(path, ": expected a ", stored.form->layer, " for the ", stored.form->name,
+                  " of the file");
+}
+
+// Check that the module of a path is of a kind that can become the stored one.
+void check_kind(const std::string& path, const torch::nn::Module* module,
+                const StoredModule& stored) {
+  if (module == nullptr) {
+    fail(begin_of_place(path, stored), ", but the model has no such module");
+  }
+  const char* layer = layer_of(*module);
+  if (is_stored_kind(*module, stored) || (layer != nullptr && stored.form->layer == layer)) return;
+  fail(begin_of_place(path, stored), ", but the model has a ", workflow::type_name(*module));
+}
+
+void check_sizes(const std::string& path, const torch::nn::Module& module,
+                 const torch::nn::Module& quantized) {
+  const auto wanted = sizes_of_layer(quantized), got = sizes_of_layer(module);
+  for (size_t i = 0; i < wanted.size() && i < got.size(); ++i) {
+    if (wanted[i] == got[i]) continue;
+    fail(path, ": expected ", wanted[i].first, " to be ", wanted[i].second,
+         ", as in the file, but the model has ", got[i].second);
+  }
+}
+
+void check_place(const std::string& path, const torch::nn::Module& module,
+                 const StoredModule& stored, const torch::nn::Module& quantized) {
+  check_sizes(path, module, quantized);
+  const at::Tensor bias = bias_of(quantized);
+  if (bias.defined() != bias_of(module).defined()) {
+    fail(path, ": expected ", bias.defined() ? "a bias" : "no bias",
+         ", as in the file, but the model has ", bias.defined() ? "none" : "one");
+  }
+  auto dtype = dtype_of(stored.options);
+  if (!dtype && bias.defined()) dtype = bias.scalar_type();  // format 1
+  if (!dtype || is_stored_kind(module, stored)) return;
+  const auto got = weight_of(module).scalar_type();
+  if (*dtype != got) {
+    fail(path, ": expected a model of ", dtype_name(*dtype), ", as in the file, but it is ",
+         dtype_name(got), "; convert it first: model.to(", dtype_name(*dtype), ")");
+  }
+}
+
+void check_shared(const std::string& path, std::vector<std::string> stored,
+                  std::vector<std::string> model) {
+  stored.push_back(path);
+  std::sort(stored.begin(), stored.end());
+  std::sort(model.begin(), model.end());
+  if (stored == model) return;
+  fail(path, ": expected a module shared by ", repr(stored), ", but the model's is shared by ",
+       repr(model));
+}
+
+std::string few(const std::vector<std::string>& names) {
+  std::string text =
+      join({names.begin(), names.begin() + std::min<std::ptrdiff_t>(3, std::ssize(names))}, ", ");
+  if (names.empty()) text = "none";
+  if (names.size() > 3) text += c10::str(" and ", names.size() - 3, " more");
+  return text + (names.size() == 1 ? " is" : " are");
+}
+
+void check_same_names(const std::set<std::string>& wanted, const std::set<std::string>& given) {
+  if (wanted == given) return;
+  std::vector<std::string> missing, unknown;
+  std::set_difference(wanted.begin(), wanted.end(), given.begin(), given.end(),
+                      std::back_inserter(missing));
+  std::set_difference(given.begin(), given.end(), wanted.begin(), wanted.end(),
+                      std::back_inserter(unknown));
+  fail("expected the tensors of the model, but ", few(missing), " missing in the file, and ",
+       few(unknown), " unknown to the model");
+}
+
+using State = std::vector<std::pair<std::string, at::Tensor>>;
+
+// Check the tensors outside of quantized layers.
+void check_rest(const State& wanted, const Manifest& manifest, const Tensors& metas,
+                const Inside& is_inside) {
+  std::set<std::string> wanted_names, constants, given_names;
+  for (const auto& [name, _] : wanted) {
+    // What is a constant in Python is an ordinary buffer in C++.
+    if (metas.contains(name) || !manifest.constants.contains(name)) wanted_names.insert(name);
+  }
+  for (const auto& item : manifest.constants) constants.insert(item.value());
+  for (const auto& [name, _] : metas) {
+    const bool is_constant = constants.contains(name) && !wanted_names.contains(name);
+    if (!is_constant && !is_inside(name)) given_names.insert(name);
+  }
+  check_same_names(wanted_names, given_names);
+  for (const auto& [name, tensor] : wanted) {
+    if (tensor.is_meta()) {
+      fail(name, ": expected a tensor with data, but it is on the meta device");
+    }
+    if (!wanted_names.contains(name)) continue;
+    const at::Tensor& stored = metas.at(name);
+    if (stored.sizes() == tensor.sizes() && stored.scalar_type() == tensor.scalar_type()) continue;
+    fail(name, ": expected ", dtype_name(tensor.scalar_type()), " ", repr(tensor.sizes()),
+         " as in the model, but the file has ", dtype_name(stored.scalar_type()), " ",
+         repr(stored.sizes()));
+  }
+  for (const auto& item : manifest.constants) {
+    if (metas.contains(item.value())) continue;
+    fail(item.key(), ": expected a tensor ", item.value(), " in the file, but it has none");
+  }
+}
+
+// Check that the tensors that the model shares are one tensor of the file. The values are copied
+// into the model's tensors, so this holds for buffers too, which Python replaces.
+void check_ties(const State& wanted, const Manifest& manifest, const Tensors& metas) {
+  std::map<std::string, std::vector<std::string>> groups;  // by the place in memory
+  std::vector<const std::vector<std::string>*> ordered;
+  for (const auto& [name, tensor] : wanted) {
+    const void* place = tensor.numel() > 0 ? tensor.const_data_ptr() : tensor.unsafeGetTensorImpl();
+    const std::string key = c10::str(place, " ", dtype_name(tensor.scalar_type()), " ",
+                                     repr(tensor.sizes()), " ", repr(tensor.strides()));
+    const auto [group, is_new] = groups.try_emplace(key);
+    if (is_new) ordered.push_back(&group->second);
+    group->second.push_back(name);
+  }
+  for (const auto* names : ordered) {
+    std::set<std::string> firsts;
+    for (const std::string& name : *names) {
+      const std::string* first = manifest.shared_tensors.find(name);
+      if (first == nullptr && !metas.contains(name)) first = manifest.constants.find(name);
+      firsts.insert(first != nullptr ? *first : name);
+    }
+    if (firsts.size() == 1) continue;
+    fail(names->front(), ": expected one tensor for ", join(*names, ", "),
+         ", which the model shares, but the file has ", firsts.size());
+  }
+}
+
+}  // namespace
+
+Paths::Paths(torch::nn::Module& model) {
+  at_[""] = &model;
+  paths_[&model].emplace_back("");
+  for (const workflow::Place& place : workflow::places_of(model)) {
+    at_[place.path] = place.module;
+    paths_[place.module].push_back(place.path);
+  }
+}
+
+torch::nn::Module* Paths::find(const std::string& path) const {
+  const auto found = at_.find(path);
+  return found == at_.end() ? nullptr : found->second;
+}
+
+const std::vector<std::string>& Paths::of(const torch::nn::Module* module) const {
+  return paths_.at(module);
+}
+
+Inside::Inside(const Manifest& manifest) {
+  for (const auto& item : manifest.modules) paths_.insert(item.key());
+  for (const auto& item : manifest.shared_modules) paths_.insert(item.key());
+  for (const std::string& path : paths_) longest_ = std::max(longest_, path.size());
+}
+
+std::vector<std::string> Inside::layers_of(std::string_view name) const {
+  std::vector<std::string> result;
+  for (size_t dot = name.find('.'); dot != std::string_view::npos && dot <= longest_;
+       dot = name.find('.', dot + 1)) {
+    const std::string_view path = name.substr(0, dot);
+    if (paths_.contains(path)) result.emplace_back(path);
+  }
+  return result;
+}
+
+Tensors meta_tensors(const std::map<std::string, Entry>& entries, const Manifest& manifest) {
+  Tensors tensors;
+  for (const auto& [name, entry] : entries) {
+    tensors[name] = meta(name, entry.layout.shape, entry.layout.dtype);
+  }
+  for (const auto& item : manifest.modules) {
+    for (const auto& [name, shape] : item.value().packed) {
+      const std::string full = item.key() + "." + name;
+      const auto entry = entries.find(full);
+      const bool is_stored = entry != entries.end();
+      check_packed(full, is_stored ? &entry->second : nullptr, shape, item.value());
+      if (is_stored) tensors[full] = meta(full, shape, at::kChar);
+    }
+  }
+  Tensors shared;
+  for (const auto& item : manifest.shared_tensors) {
+    const bool has_both = tensors.contains(item.key());
+    if (has_both || !tensors.contains(item.value())) {
+      fail(item.key(), ": expected to be the same tensor as ", item.value(), ", but the file has ",
+           has_both ? "both" : "none");
+    }
+    shared[item.key()] = tensors.at(item.value());
+  }
+  tensors.merge(shared);
+  return tensors;
+}
+
+std::shared_ptr<torch::nn::Module> build_module(const std::string& path, const StoredModule& stored,
+                                                const Tensors& tensors,
+                                                const torch::nn::Module& like) {
+  const std::string prefix = path + ".";
+  Tensors own;
+  for (auto it = tensors.lower_bound(prefix); it != tensors.end(); ++it) {
+    if (!it->first.starts_with(prefix)) break;
+    own[it->first.substr(prefix.size())] = it->second;
+  }
+  try {
+    return build(*stored.form, stored.options, std::move(own), like);
+  } catch (const c10::Error& error) {
+    fail(path, ": ", error.what_without_backtrace());
+  }
+}
+
+bool is_stored_kind(const torch::nn::Module& module, const StoredModule& stored) {
+  return form_of(module) == stored.form;
+}
+
+void check_fits(const torch::nn::Module& model, const Paths& paths, const Manifest& manifest,
+                const Tensors& metas) {
+  Aliases aliases;
+  for (const auto& item : manifest.shared_modules) aliases[item.value()].push_back(item.key());
+  Aliases keys;  // the names of the tensors of each module
+  for (const auto& item : manifest.modules) {
+    const std::string& path = item.key();
+    torch::nn::Module* module = paths.find(path);
+    check_kind(path, module, item.value());
+    const auto built = build_module(path, item.value(), metas, *module);
+    check_place(path, *module, item.value(), *built);
+    check_shared(path, aliases[path], paths.of(module));
+    for (const auto& [name, _] : state_of(*built)) keys[path].push_back(name);
+  }
+  for (const auto& [name, _] : aliases) {
+    if (!manifest.modules.contains(name)) {
+      fail(name, ": expected a module of the file, but there is none");
+    }
+  }
+  for (const auto& item : manifest.shared_modules) {
+    for (const std::string& key : keys[item.value()]) {
+      const std::string name = item.key() + "." + key;
+      if (manifest.shared_tensors.contains(name)) continue;
+      fail(name, ": expected to be the tensor of ", item.value());
+    }
+  }
+  const Inside is_inside(manifest);
+  State wanted;
+  for (const auto& [name, tensor] : state_of(model)) {
+    if (!is_inside(name)) wanted.emplace_back(name, tensor);
+  }
+  check_rest(wanted, manifest, metas, is_inside);
+  check_ties(wanted, manifest, metas);
+}
+
+}  // namespace baraquant::files

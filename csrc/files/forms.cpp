@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "files/forms.h"
+
+#include <ATen/ops/aminmax.h>
+#include <ATen/ops/isfinite.h>
+
+#include <algorithm>
+
+#include "api/nn/inference.h"
+#include "files/form_makers.h"
+#include "files/layers.h"
+#include "files/text.h"
+
+namespace baraquant::files {
+namespace {
+
+template <typename T>
+bool is(const torch::nn::Module& module) {
+  return dynamic_cast<const T*>(&module) != nullptr;
+}
+
+const std::vector<std::pair<std::string, bool>> kWeightTensors = {
+    {"qweight", true}, {"weight_scale", true}, {"bias", false}};
+const std::pair<int64_t, Json> kDtypeSince = {2, Json()};
+
+template <typename T>
+std::vector<T> with(std::vector<T> base, const std::vector<T>& more) {
+  base.insert(base.end(), more.begin(), more.end());
+  return base;
+}
+
+std::vector<Form> linear_forms() {
+  const std::vector<Option> options = {int_option("weight_bits"), dtype_option("dtype"),
+                                       bool_option("transposed")};
+  const std::map<std::string, std::pair<int64_t, Json>> since = {{"dtype", kDtypeSince},
+                                                                 {"transposed", {3, Json(false)}}};
+  return {
+      {"QuantizedLinear", "Linear",
+       with(options, {bool_option("symmetric"), int_option("bits"), name_option("granularity")}),
+       since, with(kWeightTensors, {{"smooth", false}}), is<nn::QuantizedLinearImpl>,
+       read_quantized_linear, make_quantized_linear},
+      {"StaticQuantizedLinear", "Linear", with(options, {int_option("bits")}), since,
+       with(kWeightTensors,
+            {{"act_scale", true}, {"act_zero_point", false}, {"smooth_scale", false}}),
+       is<nn::StaticQuantizedLinearImpl>, read_static_linear, make_static_linear},
+      {"WeightOnlyLinear", "Linear",
+       with(options, {maybe_int_option("group_size"), rounder_option("input_fake_quant")}), since,
+       with(kWeightTensors, {{"weight_zero_point", false}}), is<nn::WeightOnlyLinearImpl>,
+       read_weight_only_linear, make_weight_only_linear}};
+}
+
+Form conv_form() {
+  return {"QuantizedConv2d",
+          "Conv2d",
+          {int_option("groups"), maybe_int_option("group_size"), name_option("padding_mode"),
+           rounder_option("input_fake_quant"), int_option("weight_bits"), dtype_option("dtype"),
+           sizes_option("stride"), padding_option("padding"), sizes_option("dilation")},
+          {{"dtype", kDtypeSince}, {"group_size", {3, Json()}}},
+          with(kWeightTensors, {{"weight_zero_point", false}}),
+          is<nn::QuantizedConv2dImpl>,
+          read_conv,
+          make_conv};
+}
+
+Form embedding_form() {
+  return {"QuantizedEmbedding",
+          "Embedding",
+          {maybe_int_option("group_size"), maybe_int_option("padding_idx"),
+           int_option("weight_bits"), dtype_option("dtype")},
+          {},
+          {{"qweight", true}, {"weight_scale", true}, {"weight_zero_point", false}},
+          is<nn::QuantizedEmbeddingImpl>,
+          read_embedding,
+          make_embedding};
+}
+
+const std::vector<Form>& forms() {
+  static const std::vector<Form> all = with(linear_forms(), {embedding_form(), conv_form()});
+  return all;
+}
+
+void check_value(const Option& option, const Json& value) {
+  if (option.is_valid(value)) return;
+  fail("expected ", option.name, " to be ", option.expected, ", but got ", repr(value, 80));
+}
+
+void check_within(const std::string& name, const at::Tensor& tensor, int64_t low, int64_t high) {
+  if (tensor.numel() == 0) return;
+  const auto [min, max] = at::aminmax(tensor);
+  const int64_t smallest = min.item<int64_t>(), largest = max.item<int64_t>();
+  if (smallest >= low && largest <= high) return;
+  fail(name, ": expected integers in [", low, ", ", high, "], but got ", smallest, " to ", largest);
+}
+
+void check_positive(const std::string& name, const at::Tensor& tensor) {
+  if (at::isfinite(tensor).logical_and(tensor > 0).all().item<bool>()) return;
+  fail(name, ": expected finite numbers > 0, but it holds others");
+}
+
+// The width of the input's integers.
+int64_t input_bits_of(const torch::nn::Module& module) {
+  if (const auto* dynamic = dynamic_cast<const nn::QuantizedLinearImpl*>(&module)) {
+    return dynamic->bits();
+  }
+  const auto* fixed = dynamic_cast<const nn::StaticQuantizedLinearImpl*>(&module);
+  return fixed != nullptr ? fixed->bits() : 8;
+}
+
+void check_rounder(const torch::nn::Module& module) {
+  const auto* layer = dynamic_cast<const nn::DequantizedLayer*>(&module);
+  const auto rounder = layer != nullptr ? layer->input_fake_quant : nullptr;
+  if (rounder == nullptr || !rounder->scale.defined()) return;
+  check_within("input_fake_quant.zero_point", rounder->zero_point, rounder->quant_min(),
+               rounder->quant_max());
+  check_positive("input_fake_quant.scale", rounder->scale);
+}
+
+std::vector<std::string> names_of(const Tensors& tensors) {
+  std::vector<std::string> names;
+  for (const auto& [name, _] : tensors) names.push_back(name);
+  return names;
+}
+
+}  // namespace
+
+const Form* form_of(const torch::nn::Module& module) {
+  for (const Form& form : forms()) {
+    if (form.matches(module)) return &form;
+  }
+  return nullptr;
+}
+
+const Form* form_named(const std::string& name) {
+  for (const Form& form : forms()) {
+    if (form.name == name) return &form;
+  }
+  return nullptr;
+}
+
+std::vector<std::string> form_names() {
+  std::vector<std::string> names;
+  for (const Form& form : forms()) names.push_back(form.name);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+Json read_options(const Form& form, const torch::nn::Module& module) {
+  const Options values = form.read(module);
+  Json::Object object;
+  for (const Option& option : form.options) {
+    check_value(option, values.at(option.name));
+    object.push_back({option.name, values.at(option.name)});
+  }
+  return object;
+}
+
+Options parse_options(const Form& form, const Json& options, int64_t version) {
+  std::vector<std::string> known;
+  Options parsed;
+  for (const Option& option : form.options) {
+    const auto since = form.since.find(option.name);
+    if (since != form.since.end() && version < since->second.first) {
+      parsed[option.name] = since->second.second;
+    } else {
+      known.push_back(option.name);
+    }
+  }
+  std::sort(known.begin(), known.end());
+  if (!options.is<Json::Object>() || options.keys() != known) {
+    const std::string got =
+        options.is<Json::Object>() ? first_characters(repr(options.keys()), 80) : repr(options, 80);
+    fail("expected the options ", repr(known), ", but got ", got);
+  }
+  for (const JsonMember& member : options.get<Json::Object>()) {
+    for (const Option& option : form.options) {
+      if (option.name == member.key) check_value(option, member.value);
+    }
+    parsed[member.key] = member.value;
+  }
+  return parsed;
+}
+
+std::shared_ptr<torch::nn::Module> build(const Form& form, const Options& options, Tensors tensors,
+                                         const torch::nn::Module& like) {
+  std::vector<std::string> known, unknown;
+  for (const auto& [name, is_required] : form.tensors) {
+    if (is_required && !tensors.contains(name)) {
+      fail("expected a tensor ", name, ", but there is none");
+    }
+    known.push_back(name);
+  }
+  const auto rounder = options.find("input_fake_quant");
+  const bool is_rounded = rounder != options.end() && !rounder->second.is_null();
+  for (const auto& [name, _] : tensors) {
+    const bool is_part = name == "input_fake_quant.scale" || name == "input_fake_quant.zero_point";
+    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+    if (!is_rounded || !is_part) unknown.push_back(name);
+  }
+  // Where something is unknown, the module that rounds the input comes first, as in Python.
+  if (!unknown.empty()) {
+    if (is_rounded) make_rounder(rounder->second, tensors);
+    std::sort(known.begin(), known.end());
+    fail("expected the tensors ", repr(known), ", but got ", unknown.front());
+  }
+  return form.make(options, std::move(tensors), like);
+}
+
+void check_values(const Form& form, const torch::nn::Module& module) {
+  Tensors own;
+  for (const auto& [name, tensor] : state_of(module)) own[name] = tensor;
+  const int64_t weight = int64_t{1} << (weight_bits_of(module) - 1);
+  const int64_t input = int64_t{1} << (input_bits_of(module) - 1);
+  for (const auto& [name, is_required] : form.tensors) {
+    const auto found = own.find(name);
+    if (found == own.end()) {
+      if (!is_required) continue;
+      fail("expected ", form.name, " to have a tensor ", name, ", but it has ",
+           own.empty() ? "none" : join(names_of(own), ", "));
+    }
+    if (name == "qweight" || name == "weight_zero_point") {
+      check_within(name, found->second, -weight, weight - 1);
+    } else if (name.ends_with("zero_point")) {
+      check_within(name, found->second, -input, input - 1);
+    } else if (name.ends_with("scale") || name.ends_with("smooth")) {
+      check_positive(name, found->second);
+    }
+  }
+  check_rounder(module);
+}
+
+int64_t weight_bits_of(const torch::nn::Module& module) {
+  return dynamic_cast<const nn::QuantizedLayer&>(module).weight_bits();
+}
+
+}  // namespace baraquant::files

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// How a converted module is stored: its options, which are plain values, and its tensors.
+//
+// All have the names of Python's constructor's arguments. The constructor checks that they fit, on
+// the meta device, before any data is read.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "files/options.h"
+
+namespace baraquant::files {
+
+using Tensors = std::map<std::string, at::Tensor>;
+
+// How a class of modules is stored.
+struct Form {
+  std::string name;   // of the class, in Python
+  std::string layer;  // the kind of float layer that it replaces
+  std::vector<Option> options;
+  // Options that older files lack: the first format that has the option, and its value for older
+  // formats.
+  std::map<std::string, std::pair<int64_t, Json>> since;
+  // The tensors by their names in the state dict; true if required.
+  std::vector<std::pair<std::string, bool>> tensors;
+  // Whether a module is of the class.
+  bool (*matches)(const torch::nn::Module& module);
+  // The options of a module of the class.
+  Options (*read)(const torch::nn::Module& module);
+  // Call the constructor. `like` is the module that the new one replaces.
+  std::shared_ptr<torch::nn::Module> (*make)(const Options& options, Tensors tensors,
+                                             const torch::nn::Module& like);
+};
+
+// How a converted module is stored; null if it is not one.
+const Form* form_of(const torch::nn::Module& module);
+// How modules of a class of this name are stored; null if C++ has no such class.
+const Form* form_named(const std::string& name);
+// The names of all classes of converted modules that C++ has.
+std::vector<std::string> form_names();
+
+// The options of a module as plain data.
+//
+// Throws c10::ValueError: a file cannot hold the value of an option.
+Json read_options(const Form& form, const torch::nn::Module& module);
+
+// The arguments for options that are read from a file of a format.
+//
+// Throws c10::ValueError: an option is missing, unknown, or of another type.
+Options parse_options(const Form& form, const Json& options, int64_t version);
+
+// Make a module from its tensors, which may be on the meta device.
+//
+// Throws c10::ValueError, or what the constructor throws.
+std::shared_ptr<torch::nn::Module> build(const Form& form, const Options& options, Tensors tensors,
+                                         const torch::nn::Module& like);
+
+// Check the values in a module's tensors.
+//
+// Throws c10::ValueError: a tensor is missing, an integer does not fit its width, or a scale is not
+// finite and > 0.
+void check_values(const Form& form, const torch::nn::Module& module);
+
+// The width of a converted module's weight.
+int64_t weight_bits_of(const torch::nn::Module& module);
+
+}  // namespace baraquant::files

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A model as a file sees it: its modules, their kinds and sizes, and its tensors in Python's order.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace baraquant::files {
+
+// The parameters and buffers of a module by their names, in the order of Python's state dict.
+std::vector<std::pair<std::string, at::Tensor>> state_of(const torch::nn::Module& module);
+
+// The kind of layer that can be quantized: "Linear", "Conv2d" or "Embedding"; null for others.
+const char* layer_of(const torch::nn::Module& module);
+
+// The sizes of a float or converted layer that must be equal in both, by their names, as text.
+std::vector<std::pair<std::string, std::string>> sizes_of_layer(const torch::nn::Module& module);
+
+// The weight and the bias of a float or converted layer; undefined if it has none.
+at::Tensor weight_of(const torch::nn::Module& module);
+at::Tensor bias_of(const torch::nn::Module& module);
+
+}  // namespace baraquant::files

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// save: a quantized model as one safetensors file.
+#include <map>
+#include <tuple>
+
+#include "api/files.h"
+#include "files/disk.h"
+#include "files/header.h"
+#include "files/layers.h"
+#include "files/manifest.h"
+#include "files/packing.h"
+#include "files/text.h"
+#include "frame/build_info.h"
+#include "frame/checks.h"
+#include "workflow/layers.h"
+#include "workflow/replace.h"
+
+namespace baraquant {
+namespace files {
+namespace {
+
+constexpr const char* kCaller = "baraquant.save: ";
+
+using Layer = std::pair<std::string, const torch::nn::Module*>;
+
+// The quantized modules of a model.
+struct Quantized {
+  std::vector<Layer> modules;  // by their first paths
+  Json::Object shared;         // the other paths of shared ones, and their first path
+  std::vector<Layer> places;   // by all of their paths
+};
+
+void check_name(const std::string& name) {
+  try {
+    check_utf8(name);
+  } catch (const c10::ValueError&) {
+    fail(kCaller, repr(name), ": expected a name in UTF-8");
+  }
+}
+
+Quantized quantized_modules(const torch::nn::Module& model) {
+  if (form_of(model) != nullptr) {
+    fail(kCaller, "expected a model that contains ", workflow::type_name(model),
+         ", but got one itself; wrap it in nn.Sequential");
+  }
+  Quantized result;
+  std::map<const torch::nn::Module*, std::string> first;
+  // The walk is for those who swap modules; nothing changes here.
+  for (const auto& place : workflow::places_of(const_cast<torch::nn::Module&>(model))) {
+    const torch::nn::Module& module = *place.module;
+    if (form_of(module) == nullptr) {
+      if (workflow::is_prepared(module)) {
+        fail(kCaller, place.path, ": expected a converted model, but ", workflow::type_name(module),
+             " is prepared for training; call baraquant.qat.convert_ first");
+      }
+      continue;
+    }
+    check_name(place.path);
+    const auto [known, is_new] = first.try_emplace(&module, place.path);
+    if (is_new) {
+      result.modules.emplace_back(place.path, &module);
+    } else {
+      result.shared.push_back({place.path, known->second});
+    }
+    result.places.emplace_back(place.path, &module);
+  }
+  if (result.modules.empty()) {
+    fail(kCaller, "expected a quantized model, but got a ", workflow::type_name(model),
+         " without a quantized module");
+  }
+  return result;
+}
+
+// The configuration's entry for a module, whose values are checked first.
+Json entry_of(const std::string& path, const torch::nn::Module& module) {
+  const Form& form = *form_of(module);
+  Json options;
+  try {
+    check_values(form, module);
+    options = read_options(form, module);
+  } catch (const c10::ValueError& error) {
+    fail(kCaller, path, ": ", error.what_without_backtrace());
+  }
+  Json::Object packed;
+  if (weight_bits_of(module) < 8) {
+    for (const auto& [name, tensor] : state_of(module)) {
+      if (name == "qweight") packed.push_back({name, json_of(tensor.sizes())});
+    }
+  }
+  return Json::Object{{"class", form.name},
+                      {"options", std::move(options)},
+                      {"packed", std::move(packed)},
+                      {"further", Json::List()}};
+}
+
+std::string layout_text(const at::Tensor& tensor) {
+  switch (tensor.layout()) {
+    case c10::kStrided:
+      return "torch.strided";
+    case c10::kSparse:
+      return "torch.sparse_coo";
+    case c10::kSparseCsr:
+      return "torch.sparse_csr";
+    case c10::kSparseCsc:
+      return "torch.sparse_csc";
+    case c10::kSparseBsr:
+      return "torch.sparse_bsr";
+    case c10::kSparseBsc:
+      return "torch.sparse_bsc";
+    default:
+      return c10::str(tensor.layout());
+  }
+}
+
+void check_storable(const std::string& name, const at::Tensor& tensor) {
+  check_name(name);
+  const bool is_dense = tensor.layout() == c10::kStrided && !tensor.is_nested();
+  if (is_dense && is_storable(tensor.scalar_type()) && !tensor.is_meta()) return;
+  fail(kCaller, name, ": expected a dense tensor of a common dtype, with data, but got ",
+       dtype_name(tensor.scalar_type()), ", ", layout_text(tensor), ", on ", tensor.device().str());
+}
+
+// Where a tensor has its values, and how they are stored: equal for tensors that are stored once.
+using Storage = std::tuple<const void*, std::string, std::vector<int64_t>, std::vector<int64_t>,
+                           c10::ScalarType, int64_t>;
+
+// The tensors as they are stored, each once, and the names that share a tensor.
+//
+// If modules share a weight but not its width, each width has its own copy, because packing differs.
+std::pair<Tensors, Json::Object> stored_tensors(const torch::nn::Module& model,
+                                                const std::map<std::string, int64_t>& widths) {
+  Tensors stored;
+  Json::Object shared;
+  std::map<Storage, std::string> first;
+  for (const auto& [name, tensor] : state_of(model)) {
+    check_storable(name, tensor);
+    const auto width = widths.find(name);
+    const int64_t bits = width != widths.end() ? width->second : 0;
+    if (tensor.numel() > 0) {
+      const Storage storage(tensor.const_data_ptr(), tensor.device().str(), tensor.sizes().vec(),
+                            tensor.strides().vec(), tensor.scalar_type(), bits);
+      const auto [known, is_new] = first.try_emplace(storage, name);
+      if (!is_new) {
+        shared.push_back({name, known->second});
+        continue;
+      }
+    }
+    stored[name] = bits > 0 ? pack(tensor, bits) : tensor.detach().cpu().resolve_neg().contiguous();
+  }
+  return {std::move(stored), std::move(shared)};
+}
+
+}  // namespace
+}  // namespace files
+
+void save(const torch::nn::Module& model, const std::filesystem::path& path) {
+  using namespace files;
+  Quantized quantized = quantized_modules(model);
+  Json::Object modules;
+  for (const auto& [name, module] : quantized.modules) {
+    modules.push_back({name, entry_of(name, *module)});
+  }
+  std::map<std::string, int64_t> widths;
+  for (const auto& [name, module] : quantized.places) {
+    const int64_t bits = weight_bits_of(*module);
+    if (bits < 8) widths[name + ".qweight"] = bits;
+  }
+  auto [stored, shared] = stored_tensors(model, widths);
+  Json::Object plain = {{"format", kFormat},
+                        {"writer", c10::str("baraquant ", build_info().version)},
+                        {"modules", std::move(modules)},
+                        {"shared_modules", std::move(quantized.shared)},
+                        {"shared_tensors", std::move(shared)},
+                        {"constants", Json::Object()},
+                        {"unpacked", Json::List()}};
+  const std::string text = write_manifest(std::move(plain), stored);
+  const auto [header, ordered] = write_header(stored, "baraquant", text);
+  replace_file(path, [&](OutputFile& file) {
+    file.write(header.data(), header.size());
+    for (const at::Tensor& tensor : ordered) {
+      if (tensor.numel() > 0) file.write(tensor.const_data_ptr(), tensor.nbytes());
+    }
+  });
+}
+
+}  // namespace baraquant
