@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
+SYMBOLS = CSRC / "libbaraquant.map.in"  # those that libbaraquant.so exports
 
 # The numerics: every step rounds by itself (no contraction to fma, no -ffast-math). errno and
 # floating-point traps are given up, since without that rint and division do not vectorise.
@@ -64,6 +65,19 @@ def installed_as(header: Path) -> Path:
     """The place of a header below include/baraquant: at its root for those of csrc/api."""
     place = header.relative_to(CSRC)
     return place.relative_to("api") if place.parts[0] == "api" else place
+
+
+def version_script(version: str, folder: Path) -> Path:
+    """Writes SYMBOLS for the linker, with the version of the interface: that of the package.
+
+    Before 1.0 its first two numbers, as in cmake/baraquantConfigVersion.cmake.in; then the first.
+    """
+    major, minor, *_ = version.split(".")
+    interface = f"0.{minor}" if major == "0" else major
+    script = folder / SYMBOLS.stem
+    folder.mkdir(parents=True, exist_ok=True)
+    script.write_text(SYMBOLS.read_text().replace("@BARAQUANT_INTERFACE@", interface))
+    return script
 
 
 def sanitizer_flags() -> list[str]:

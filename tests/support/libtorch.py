@@ -14,6 +14,8 @@ import toolchain
 
 PACKAGE = Path(baraquant.__file__).resolve().parent
 TORCH = Path(torch.__file__).resolve().parent
+INCLUDES = [TORCH / "include", TORCH / "include" / "torch" / "csrc" / "api" / "include"]
+SYSTEM = [option for folder in INCLUDES for option in ("-isystem", folder)]
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
@@ -31,7 +33,7 @@ def compile_only(source: Path, *options: str | Path) -> None:
     """Whether the compiler takes a source with LibTorch's headers."""
     checked = run(
         *(*toolchain.program_compiler().split(), "-std=c++20", "-fsyntax-only", source),
-        *("-isystem", TORCH / "include", *options),
+        *(*SYSTEM, *options),
     )
     assert checked.returncode == 0, checked.stdout
 
@@ -42,7 +44,7 @@ def build_program(source: Path, program: Path, *options: str | Path) -> None:
     built = run(
         *toolchain.program_compiler().split(),
         *("-std=c++20", source, "-o", program, *options),
-        *("-isystem", TORCH / "include", "-I", PACKAGE / "include"),
+        *(*SYSTEM, "-I", PACKAGE / "include"),
         *(f"-L{folder}" for folder in folders),
         *("-Wl,--no-as-needed", "-lbaraquant", "-ltorch", "-ltorch_cpu", "-lc10"),
         *(f"-Wl,-rpath,{folder}" for folder in folders),
