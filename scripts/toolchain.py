@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -59,6 +60,25 @@ def library_sources(suffix: str) -> list[Path]:
 def headers() -> list[Path]:
     """Every header below csrc, sorted."""
     return sorted(p for p in CSRC.rglob("*") if p.suffix in (".h", ".cuh"))
+
+
+def torch_includes() -> list[Path]:
+    """The folders of torch's headers, without importing torch."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise RuntimeError("torch is not installed")
+    include = Path(spec.origin).resolve().parent / "include"
+    return [include, include / "torch" / "csrc" / "api" / "include"]
+
+
+def packaged_program(name: str) -> Path | None:
+    """The program of the PyPI package of the same name, whose version pyproject.toml chooses."""
+    try:
+        listed = importlib.metadata.files(name) or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    programs = [Path(str(p.locate())) for p in listed if p.parts[-2:] == ("bin", name)]
+    return next((p for p in programs if p.exists()), None)
 
 
 def installed_as(header: Path) -> Path:
