@@ -47,7 +47,7 @@ def test_a_missing_tool_fails_unless_it_is_optional(
         ("std::string f(std::string a) { std::string b = std::move(a); return a + b; }", "moved"),
         ("std::size_t f(std::string a) { return a.size(); }", "unnecessary-value-param"),
         ("int f(std::size_t a) { return a; }", "shorten-64-to-32"),
-        ("[[maybe_unused]] static bool f(const std::string& a) { return a.empty(); }", None),
+        ("std::string::size_type size(const std::string& a);", None),
     ],
 )
 def test_a_mistake_is_found(text: str, found: str | None, tmp_path: Path) -> None:
