@@ -15,7 +15,7 @@ import baraquant
 import baraquant.info
 import toolchain
 from digits import float_network
-from tests.support.libtorch import PACKAGE, TORCH, build_program, run, run_program
+from tests.support.libtorch import build_program, run, run_program
 
 EXAMPLES = toolchain.ROOT / "examples" / "cpp"
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -35,9 +35,9 @@ def check_ops(program: Path) -> None:
     assert "backward: as expected" in printed
     assert "int8_linear: as expected" in printed
     assert f"baraquant {baraquant.__version__}, built for torch {torch.__version__}" in printed
-    needed = run("ldd", program).stdout
+    needed = [Path(line.split()[0]).name for line in run("ldd", program).stdout.splitlines()]
     assert "libbaraquant.so" in needed
-    assert "python" not in needed.replace(str(TORCH), "").replace(str(PACKAGE), "")
+    assert [name for name in needed if "python" in name] == []
 
 
 def why_not_cmake(tmp_path: Path) -> str | None:
