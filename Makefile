@@ -30,8 +30,8 @@ CHECK = set -e; py=$$($(ENVIRONMENT) --need test,examples --want lint,tidy --bar
 	"$$py" -m pytest -n $(WORKERS) --dist worksteal --durations 10 --budget $(TEST_BUDGET)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo minilm test test-all zoo asan tsan gpu-sanitize bench figures docs headers build lint tidy \
-	format clean
+.PHONY: help demo demo-cpp minilm test test-all zoo asan tsan gpu-sanitize bench figures docs headers \
+	build lint tidy format clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -40,6 +40,11 @@ demo: ## train the digits with quantization in the loop: a table, a plot and a J
 	@set -e; py=$$($(ENVIRONMENT) --need examples); \
 	"$$py" scripts/build.py; \
 	"$$py" examples/qat_digits.py $(DEMO_ARGS)
+
+demo-cpp: ## the same in C++ alone: train, save, load and serve the digits, with Python's bits
+	@set -e; py=$$($(ENVIRONMENT) --need examples); \
+	"$$py" scripts/build.py; \
+	"$$py" scripts/demo_cpp.py $(DEMO_ARGS)
 
 minilm: ## quantize a sentence encoder, all-MiniLM-L6-v2: a table, a plot and a JSON
 	@set -e; py=$$($(ENVIRONMENT) --need examples --bare minilm); \

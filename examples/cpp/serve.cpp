@@ -31,7 +31,7 @@ Tensor read_tensor(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   TORCH_CHECK(file, path.string(), ": expected a tensor, but the file cannot be read");
   const std::vector<char> bytes((std::istreambuf_iterator<char>(file)), {});
-  return torch::pickle_load(bytes).toTensor();
+  return torch::jit::pickle_load(bytes).toTensor();
 }
 
 Network from_torchscript(const std::filesystem::path& path, torch::Device device) {

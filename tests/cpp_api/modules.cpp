@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // <baraquant/nn.h> and <baraquant/workflow.h> as a program that trains uses them.
-// Usage: modules FOLDER. FOLDER has a file `MODEL.CONFIG.DTYPE.in` for each case, with the parameters
+// Usage: modules FOLDER [DEVICE]. FOLDER has a file `MODEL.CONFIG.DTYPE.in` for each case, with the parameters
 // and the inputs; the results are written beside it. The errors are printed.
 #include <baraquant/nn.h>
 #include <baraquant/workflow.h>
@@ -156,21 +156,22 @@ void quantize(const std::string& name, torch::nn::Sequential& model, const Tenso
   add(results, "quantized.", *model);
 }
 
-void run_case(const std::filesystem::path& path) {
+void run_case(const std::filesystem::path& path, torch::Device device) {
   const auto name = path.stem().string();
   const auto dot = name.find('.'), last = name.rfind('.');
   const auto model_name = name.substr(0, dot), dtype = name.substr(last + 1);
   const auto& config = configs.at(name.substr(dot + 1, last - dot - 1));
   auto inputs = read(path);
   Tensors parameters, results;
-  for (const auto& [key, tensor] : inputs) {
+  for (auto& [key, tensor] : inputs) {
+    tensor = tensor.to(device);
     if (!key.starts_with("input")) parameters[key] = tensor;
   }
   for (const bool trains : {true, false}) {
     auto model = build(model_name);
-    model->to(dtype == "float32"   ? torch::kFloat32
-              : dtype == "float64" ? torch::kFloat64
-                                   : torch::kBFloat16);
+    model->to(device, dtype == "float32"   ? torch::kFloat32
+                      : dtype == "float64" ? torch::kFloat64
+                                           : torch::kBFloat16);
     baraquant::load_state_dict(*model, parameters);
     (trains ? train : quantize)(name, model, inputs, config, results);
   }
@@ -311,12 +312,13 @@ void of_cpp_alone() {
 }  // namespace
 
 int main(int count, char** arguments) {
-  if (count != 2) return 2;
+  if (count < 2) return 2;
   std::cout << std::unitbuf;  // so that a crash shows where it came
   torch::manual_seed(0);
   errors();
   of_cpp_alone();
+  const torch::Device device(count > 2 ? arguments[2] : "cpu");
   for (const auto& entry : std::filesystem::directory_iterator(arguments[1])) {
-    if (entry.path().extension() == ".in") run_case(entry.path());
+    if (entry.path().extension() == ".in") run_case(entry.path(), device);
   }
 }

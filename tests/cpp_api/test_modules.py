@@ -66,18 +66,22 @@ INPUTS: dict[str, Callable[[], Tensor]] = {
     "text": lambda: torch.randint(0, 20, (3, 7)),
     "conv": lambda: torch.randn(2, 4, 8, 8),
 }
-# Every configuration with every model in float32, and with one model in the other dtypes.
+# Every configuration with every model in float32, and with one model in the other dtypes. On CUDA
+# PyTorch's convolutions may take another algorithm in each process.
 CASES = [
-    *((model, config, "float32") for model, config in itertools.product(MODELS, CONFIGS)),
-    *(("mlp", config, dtype) for config in CONFIGS for dtype in ("bfloat16", "float64")),
+    *(("cpu", model, config, "float32") for model, config in itertools.product(MODELS, CONFIGS)),
+    *(("cpu", "mlp", config, dtype) for config in CONFIGS for dtype in ("bfloat16", "float64")),
+    *(("cuda", model, config, "float32") for model in ("mlp", "text") for config in CONFIGS),
 ]
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+CASES = [case for case in CASES if case[0] in DEVICES]
 
 
-def given(model: str, dtype: str) -> tuple[nn.Sequential, dict[str, Tensor]]:
+def given(device: str, model: str, dtype: str) -> tuple[nn.Sequential, dict[str, Tensor]]:
     """The float model of a case, and its inputs."""
     torch.manual_seed(len(model))
-    network = MODELS[model]().to(getattr(torch, dtype))
-    inputs = {f"input{i}": INPUTS[model]() for i in range(3)}
+    network = MODELS[model]().to(device, getattr(torch, dtype))
+    inputs = {f"input{i}": INPUTS[model]().to(device) for i in range(3)}
     for name, value in inputs.items():
         if value.is_floating_point():
             inputs[name] = value.to(getattr(torch, dtype))
@@ -89,20 +93,25 @@ def folder(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
     """The results of the program for every case, and what it printed."""
 
     def build(folder: Path) -> None:
-        for model, config, dtype in CASES:
-            network, inputs = given(model, dtype)
-            tensors = dict(network.state_dict()) | inputs
-            torch.save(tensors, folder / f"{model}.{config}.{dtype}.in")
         source = Path(__file__).with_name("modules.cpp")
         build_program(source, folder / "modules", *STRICT)
-        (folder / "printed").write_text(run_program(folder / "modules", folder))
+        for device, model, config, dtype in CASES:
+            network, inputs = given("cpu", model, dtype)
+            (folder / device).mkdir(exist_ok=True)
+            tensors = dict(network.state_dict()) | inputs
+            torch.save(tensors, folder / device / f"{model}.{config}.{dtype}.in")
+        for device in DEVICES:
+            printed = run_program(folder / "modules", folder / device, device)
+            (folder / device / "printed").write_text(printed)
 
     return made_once("cpp_modules", build)
 
 
 @pytest.fixture(scope="module")
-def printed(folder: Path) -> list[list[str]]:
-    return [line.split("\t") for line in (folder / "printed").read_text().splitlines()]
+def printed(folder: Path) -> dict[str, list[list[str]]]:
+    """What it printed on each device, as fields of lines."""
+    texts = {device: (folder / device / "printed").read_text() for device in DEVICES}
+    return {key: [line.split("\t") for line in text.splitlines()] for key, text in texts.items()}
 
 
 def states(model: nn.Module, prefix: str) -> dict[str, Tensor]:
@@ -159,16 +168,22 @@ def quantized(
     return results, {"quantized": report.changed}
 
 
-@pytest.mark.parametrize(("model", "config", "dtype"), CASES)
+@pytest.mark.parametrize(("device", "model", "config", "dtype"), CASES)
 def test_the_bits_and_the_state_dicts_are_pythons(
-    model: str, config: str, dtype: str, folder: Path, printed: list[list[str]]
+    device: str,
+    model: str,
+    config: str,
+    dtype: str,
+    folder: Path,
+    printed: dict[str, list[list[str]]],
 ) -> None:
     name = f"{model}.{config}.{dtype}"
-    got = torch.load(folder / f"{name}.out", weights_only=False)  # written by our own program
+    # Our own program has written it, with the types of a dictionary of LibTorch.
+    got = torch.load(folder / device / f"{name}.out", weights_only=False)
     wanted: dict[str, Tensor] = {}
     reports: dict[str, dict[str, str]] = {}
     for steps in (trained, quantized):
-        network, inputs = given(model, dtype)
+        network, inputs = given(device, model, dtype)
         results, report = steps(network, inputs, CONFIGS[config])
         wanted |= results
         reports |= report
@@ -176,7 +191,7 @@ def test_the_bits_and_the_state_dicts_are_pythons(
     for key, value in wanted.items():
         assert got[key].dtype == value.dtype, key
         assert torch.equal(got[key].nan_to_num(7.0), value.detach().nan_to_num(7.0)), key
-    lines = [line[2:] for line in printed if line[:2] == ["report", name]]
+    lines = [line[2:] for line in printed[device] if line[:2] == ["report", name]]
     for what, changed in reports.items():
         assert {path: text for kind, path, text in lines if kind == what} == changed
 
@@ -226,8 +241,8 @@ def errors() -> dict[str, Callable[[], Any]]:
     }
 
 
-def test_the_errors_have_pythons_type_and_text(printed: list[list[str]]) -> None:
-    got = {line[1]: line[2:] for line in printed if line[0] == "error"}
+def test_the_errors_have_pythons_type_and_text(printed: dict[str, list[list[str]]]) -> None:
+    got = {line[1]: line[2:] for line in printed["cpu"] if line[0] == "error"}
     wrong = errors()
     assert got.keys() == wrong.keys() and len(wrong) >= 18
     for name, call in wrong.items():
@@ -236,7 +251,7 @@ def test_the_errors_have_pythons_type_and_text(printed: list[list[str]]) -> None
         assert got[name] == [type(caught.value).__name__, str(caught.value)], name
 
 
-def test_what_cpp_alone_has(printed: list[list[str]]) -> None:
-    checks = {line[1]: line[2] for line in printed if line[0] == "check"}
+def test_what_cpp_alone_has(printed: dict[str, list[list[str]]]) -> None:
+    checks = {line[1]: line[2] for line in printed["cpu"] if line[0] == "check"}
     assert len(checks) >= 10
     assert set(checks.values()) == {"right"}, checks

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Builds C++ programs against LibTorch and libbaraquant.so by the bare compiler, and runs them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import torch
+
+import baraquant
+import toolchain
+
+PACKAGE = Path(baraquant.__file__).resolve().parent
+TORCH = Path(torch.__file__).resolve().parent
+SYSTEM = [option for folder in toolchain.torch_includes() for option in ("-isystem", folder)]
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs a tool; what it prints is in `stdout`, errors too."""
+    return subprocess.run(
+        [str(part) for part in command],
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def build_program(source: Path, program: Path, *options: str | Path) -> None:
+    """Compiles a program against the installed headers and links it."""
+    folders = (PACKAGE, TORCH / "lib")
+    built = run(
+        *toolchain.program_compiler().split(),
+        *("-std=c++20", source, "-o", program, *options),
+        *(*SYSTEM, "-I", PACKAGE / "include"),
+        *(f"-L{folder}" for folder in folders),
+        *("-Wl,--no-as-needed", "-lbaraquant", "-ltorch", "-ltorch_cpu", "-lc10"),
+        *(f"-Wl,-rpath,{folder}" for folder in folders),
+        *(f"-Wl,-rpath-link,{folder}" for folder in folders),
+        "-Wl,--allow-shlib-undefined",  # libbaraquant.so's CUDA libraries are torch's affair
+    )
+    assert built.returncode == 0, built.stdout
+
+
+def environment() -> dict[str, str]:
+    """One in which neither PYTHONPATH nor LD_LIBRARY_PATH helps to find a library."""
+    variables = {k: v for k, v in os.environ.items() if not k.startswith(("LD_", "PYTHON"))}
+    if torch.version.cuda:  # the CUDA libraries that torch depends on come as packages of their own
+        packages = TORCH.parent / "nvidia"
+        folders = [str(TORCH / "lib")]
+        folders += sorted({str(p.parent) for p in packages.glob("**/lib/lib*.so*")})
+        variables["LD_LIBRARY_PATH"] = ":".join(folders)
+    return variables
+
+
+def run_program(program: Path, *arguments: str | Path) -> str:
+    """Runs a program alone; returns what it prints."""
+    result = subprocess.run(
+        [str(part) for part in (program, *arguments)],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment(),
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
