@@ -23,15 +23,15 @@ ZOO_ARGS ?=
 ASAN_CALLS ?= 20000
 
 # What `test` and `test-all` share.
-CHECK = set -e; py=$$($(ENVIRONMENT) --need test,examples --want lint --bare minilm); \
+CHECK = set -e; py=$$($(ENVIRONMENT) --need test,examples --want lint,tidy --bare minilm); \
 	"$$py" scripts/lint.py --optional; \
 	"$$py" scripts/build.py; \
 	"$$py" scripts/check_cuda.py; \
 	"$$py" -m pytest -n $(WORKERS) --dist worksteal --durations 10 --budget $(TEST_BUDGET)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo minilm test test-all zoo asan tsan gpu-sanitize bench figures docs headers build lint format \
-	clean
+.PHONY: help demo minilm test test-all zoo asan tsan gpu-sanitize bench figures docs headers build lint tidy \
+	format clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -49,10 +49,11 @@ minilm: ## quantize a sentence encoder, all-MiniLM-L6-v2: a table, a plot and a 
 test: ## lint, build, compile check of CUDA, the short tests: some minutes
 	@$(CHECK) -m "not exhaustive" $(PYTEST_ARGS)
 
-test-all: ## the same with every test, and the docs; PART=2/4 is the second of four parts
+test-all: ## the same with every test, docs and tidy; PART=2/4 is the second of four parts
 	@$(CHECK) --part $(PART) $(PYTEST_ARGS)
 	@case "$(PART)" in 1/*) $(MAKE) --no-print-directory asan gpu-sanitize ASAN_CALLS=4000 \
-	&& "$$($(ENVIRONMENT) --want docs)" scripts/docs.py --optional;; esac
+	&& "$$($(ENVIRONMENT) --want docs)" scripts/docs.py --optional \
+	&& "$$($(ENVIRONMENT) --want tidy)" scripts/tidy.py --optional;; esac
 
 zoo: ## whole models under every scheme, some ten minutes; writes docs/models.md
 	@set -e; py=$$($(ENVIRONMENT) --need test,examples --aside zoo); \
@@ -99,6 +100,10 @@ build: ## build libbaraquant.so and baraquant._C in place
 lint: ## clang-format, ruff, mypy
 	@set -e; py=$$($(ENVIRONMENT) --need lint); \
 	"$$py" scripts/lint.py
+
+tidy: ## clang-tidy over the C++ interface and what is behind it: a minute or two
+	@set -e; py=$$($(ENVIRONMENT) --need tidy); \
+	"$$py" scripts/tidy.py
 
 format: ## format the sources in place
 	@set -e; py=$$($(ENVIRONMENT) --need lint); \

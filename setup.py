@@ -157,7 +157,7 @@ def extensions() -> list[Extension]:
         libraries=libraries,
         extra_compile_args={"cxx": cxx_flags, "nvcc": [*nvcc_flags, *system]},  # type: ignore[arg-type]
         extra_link_args=["-Wl,-soname,libbaraquant.so", *NO_UNDEFINED, "-fopenmp", *LINK_FLAGS],
-        depends=headers,
+        depends=[*headers, *relative([toolchain.SYMBOLS])],
         language="c++",
     )
     module = Extension(
@@ -199,6 +199,9 @@ class BuildLibraries(cpp_extension.BuildExtension):  # type: ignore[misc]
         self.build_temp = os.path.join(shared, ext.name)
         if ext.name == "baraquant._C":
             ext.library_dirs.append(os.path.join(self.build_lib, "baraquant"))
+        else:
+            script = toolchain.version_script(VERSION, Path(self.build_temp))
+            ext.extra_link_args.append(f"-Wl,--version-script={script}")
         # Without ninja nothing else notices that a flag has changed.
         mark = Path(self.build_temp) / "flags.txt"
         flags = repr((ext.sources, ext.define_macros, ext.extra_compile_args))

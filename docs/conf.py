@@ -8,6 +8,7 @@ between two pages is the same on a code host and in what is built.
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -15,12 +16,13 @@ from sphinx.application import Sphinx
 import baraquant
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "docs"))  # cpp_reference
 
 project = "baraquant"
 author = copyright = "baraquant contributors"
 version = release = baraquant.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "cpp_reference"]
 root_doc = "README"
 include_patterns = ["*.md", "docs/**.md", "docs/**.rst", "examples/**.md"]
 exclude_patterns = ["build", "dist", "results", ".*", "**/__pycache__"]
@@ -32,6 +34,8 @@ nitpick_ignore_regex = [
     (r"py:.*", r"([A-Z][a-z]+Error|StopIteration|optional)"),
     (r"py:.*", r"baraquant\.(nn\.training\._quantizers|workflow\.\w+)\..*"),  # not public
     (r"py:.*", r"baraquant\.configs\.C"),
+    (r"cpp:.*", r"(at|c10|std|torch)(::.*)?|int64_t"),
+    (r"cpp:.*", r"baraquant(::(backward|nn))?"),  # a namespace is nothing to link to
 ]
 
 # ---- Docstrings ---------------------------------------------------------------------------------
@@ -70,11 +74,11 @@ CONTENTS = """
 CONTRIBUTING
 CHANGELOG
 SECURITY
-examples/libtorch/README
+examples/cpp/README
 ```
 """
 PAGES = ["guide", "training", "migration", "ops", "models", "speed", "testing"]
-API = ["baraquant", "qat", "nn", "ops", "ops_backward", "reference", "calibration", "info"]
+API = ["baraquant", "qat", "nn", "ops", "ops_backward", "reference", "calibration", "info", "cpp"]
 
 
 def prepare(app: Sphinx, name: str, source: list[str]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OUTPUT = ROOT / "build" / "docs"
-PACKAGES = ("sphinx", "myst_parser", "furo")
+PACKAGES = ("sphinx", "myst_parser", "furo", "cxxheaderparser")
 
 
 def main(arguments: list[str]) -> int:

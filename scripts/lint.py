@@ -14,6 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import toolchain
+
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = ["baraquant", "tests", "benchmarks", "docs", "examples", "scripts"]
 PYTHON += ["conftest.py", "setup.py"]
@@ -57,22 +59,12 @@ def own_rules() -> list[str]:
     return problems
 
 
-def clang_format() -> Path | None:
-    """The program of the PyPI package: another version formats otherwise."""
-    try:
-        listed = importlib.metadata.files("clang-format") or []
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    programs = [Path(str(p.locate())) for p in listed if p.parts[-2:] == ("bin", "clang-format")]
-    return next((p for p in programs if p.exists()), None)
-
-
 def commands(fix: bool) -> tuple[dict[str, list[list[str]]], list[str]]:
     """The commands of each tool, and the tools that are not installed."""
     todo: dict[str, list[list[str]]] = {}
     missing = []
     python = [folder for folder in PYTHON if (ROOT / folder).exists()]
-    formatter = clang_format()
+    formatter = toolchain.packaged_program("clang-format")  # another version formats otherwise
     if formatter is None:
         missing.append("clang-format")
     else:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
+SYMBOLS = CSRC / "libbaraquant.map.in"  # those that libbaraquant.so exports
 
 # The numerics: every step rounds by itself (no contraction to fma, no -ffast-math). errno and
 # floating-point traps are given up, since without that rint and division do not vectorise.
@@ -60,10 +62,42 @@ def headers() -> list[Path]:
     return sorted(p for p in CSRC.rglob("*") if p.suffix in (".h", ".cuh"))
 
 
+def torch_includes() -> list[Path]:
+    """The folders of torch's headers, without importing torch."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise RuntimeError("torch is not installed")
+    include = Path(spec.origin).resolve().parent / "include"
+    return [include, include / "torch" / "csrc" / "api" / "include"]
+
+
+def packaged_program(name: str) -> Path | None:
+    """The program of the PyPI package of the same name, whose version pyproject.toml chooses."""
+    try:
+        listed = importlib.metadata.files(name) or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    programs = [Path(str(p.locate())) for p in listed if p.parts[-2:] == ("bin", name)]
+    return next((p for p in programs if p.exists()), None)
+
+
 def installed_as(header: Path) -> Path:
     """The place of a header below include/baraquant: at its root for those of csrc/api."""
     place = header.relative_to(CSRC)
     return place.relative_to("api") if place.parts[0] == "api" else place
+
+
+def version_script(version: str, folder: Path) -> Path:
+    """Writes SYMBOLS for the linker, with the version of the interface: that of the package.
+
+    Before 1.0 its first two numbers, as in cmake/baraquantConfigVersion.cmake.in; then the first.
+    """
+    major, minor, *_ = version.split(".")
+    interface = f"0.{minor}" if major == "0" else major
+    script = folder / SYMBOLS.stem
+    folder.mkdir(parents=True, exist_ok=True)
+    script.write_text(SYMBOLS.read_text().replace("@BARAQUANT_INTERFACE@", interface))
+    return script
 
 
 def sanitizer_flags() -> list[str]:

@@ -91,14 +91,16 @@ BARAQUANT_API Report quantize_(torch::nn::Module& model, const QuantConfig& conf
 BARAQUANT_API torch::Tensor call(torch::nn::Module& parent, const std::string& name,
                                  const torch::Tensor& input);
 
+/// Tensors by their names, such as `0.weight`.
+using StateDict = std::map<std::string, torch::Tensor>;
+
 /// Parameters and buffers by their names, as Python's state_dict() returns them.
-BARAQUANT_API std::map<std::string, torch::Tensor> state_dict(const torch::nn::Module& model);
+BARAQUANT_API StateDict state_dict(const torch::nn::Module& model);
 
 /// Copy tensors into a model's parameters and buffers.
 ///
 /// @throws c10::ValueError A name is missing or unknown, or a shape differs.
-BARAQUANT_API void load_state_dict(torch::nn::Module& model,
-                                   const std::map<std::string, torch::Tensor>& tensors);
+BARAQUANT_API void load_state_dict(torch::nn::Module& model, const StateDict& tensors);
 
 namespace workflow {
 BARAQUANT_API void replace_child(torch::nn::Module& parent, const std::string& name,

@@ -38,8 +38,9 @@ LearnedFakeQuantizeImpl::LearnedFakeQuantizeImpl(LearnedFakeQuantizeOptions give
   const auto unknown = torch::full(
       options.shape(), std::numeric_limits<double>::quiet_NaN(),
       torch::TensorOptions().dtype(options.dtype()).device(options.device().value_or(torch::kCPU)));
+  const auto zeros = unknown.clone();
   scale = register_parameter("scale", unknown);
-  if (!options.symmetric()) zero_point = register_parameter("zero_point", unknown.clone());
+  if (!options.symmetric()) zero_point = register_parameter("zero_point", zeros);
 }
 
 bool LearnedFakeQuantizeImpl::is_scale(const std::string&) const { return true; }

@@ -8,6 +8,8 @@
 #include <iostream>
 #include <string>
 
+#include "errors.h"
+
 namespace {
 
 // Numbers from 0 on, in steps of 0.37, as a tensor of that shape.
@@ -25,25 +27,6 @@ void show(const std::string& name, const at::Tensor& tensor) {
     std::cout << '\t' << std::hexfloat << values[i].item<double>();
   }
   std::cout << '\n';
-}
-
-template <typename F>
-void show_error(const std::string& name, const F& call) {
-  std::string kind = "none", text;
-  try {
-    call();
-  } catch (const c10::ValueError& error) {
-    kind = "ValueError", text = error.what_without_backtrace();
-  } catch (const c10::TypeError& error) {
-    kind = "TypeError", text = error.what_without_backtrace();
-  } catch (const c10::IndexError& error) {
-    kind = "IndexError", text = error.what_without_backtrace();
-  } catch (const c10::NotImplementedError& error) {
-    kind = "NotImplementedError", text = error.what_without_backtrace();
-  } catch (const c10::Error& error) {
-    kind = "RuntimeError", text = error.what_without_backtrace();
-  }
-  std::cout << "error\t" << name << '\t' << kind << '\t' << text << '\n';
 }
 
 const at::Tensor kX = numbers({4, 8}), kScale = at::tensor({0.5f});

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import toolchain
 from baraquant import ops
-from tests.support.libtorch import build_program, compile_only, run, run_program
+from tests.support.libtorch import build_program, clang_only, compile_only, run, run_program
 
 API = toolchain.CSRC / "api"
 STRICT = ("-Wall", "-Wextra", "-Wconversion", "-Werror")
@@ -26,11 +26,22 @@ def test_the_headers_are_those_of_the_schemas() -> None:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("check", [compile_only, clang_only], ids=["g++", "clang"])
 @pytest.mark.parametrize("header", sorted(p.relative_to(API) for p in API.rglob("*.h")), ids=str)
-def test_a_header_compiles_alone(header: Path, tmp_path: Path) -> None:
+def test_a_header_compiles_alone(header: Path, check: Callable[..., None], tmp_path: Path) -> None:
     source = tmp_path / "alone.cpp"
     source.write_text(f'#include "{header}"\n')
-    compile_only(source, *STRICT, f"-I{API}", f"-I{toolchain.CSRC}")
+    check(source, *STRICT, f"-I{API}", f"-I{toolchain.CSRC}")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("check", [compile_only, clang_only], ids=["g++", "clang"])
+def test_the_check_of_headers_notices_a_warning(check: Callable[..., None], tmp_path: Path) -> None:
+    source = tmp_path / "narrow.cpp"
+    source.write_text("int narrow(long x) { return x; }\n")
+    check(source)
+    with pytest.raises(AssertionError, match="onver"):
+        check(source, *STRICT)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// <baraquant/nn.h> and <baraquant/workflow.h> as a program that trains uses them.
+// Usage: modules FOLDER. FOLDER has a file `MODEL.CONFIG.DTYPE.in` for each case, with the parameters
+// and the inputs; the results are written beside it. The errors are printed.
+#include <baraquant/nn.h>
+#include <baraquant/workflow.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/nn/modules.h>
+#include <torch/optim/sgd.h>
+#include <torch/serialize.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "errors.h"
+
+namespace {
+
+using baraquant::PerChannel;
+using baraquant::PerGroup;
+using baraquant::PerTensor;
+using baraquant::PerToken;
+using baraquant::QuantConfig;
+using baraquant::TensorConfig;
+using torch::Tensor;
+
+TensorConfig activation(bool symmetric = true) {
+  return TensorConfig(8).granularity(PerTensor()).symmetric(symmetric).dynamic(false);
+}
+
+TensorConfig learned(int64_t bits, const baraquant::Granularity& granularity, bool symmetric) {
+  return TensorConfig(bits).granularity(granularity).symmetric(symmetric).learned(true);
+}
+
+const std::map<std::string, QuantConfig> configs = {
+    {"w8a8", baraquant::W8A8()},
+    {"w8a8_asymmetric", baraquant::W8A8(false)},
+    {"static", baraquant::W8A8Static()},
+    {"static_average", baraquant::W8A8Static("moving_average", false)},
+    {"w8a16", baraquant::W8A16()},
+    {"w4a16", baraquant::W4A16(4)},
+    {"w4a16_asymmetric", baraquant::W4A16(4, false)},
+    {"w4a8", baraquant::W4A8(std::nullopt)},
+    {"w4a8_groups", baraquant::W4A8(4, true, "max")},
+    {"per_tensor", QuantConfig(TensorConfig(6).granularity(PerTensor()),
+                               TensorConfig(7).granularity(PerTensor()))},
+    {"groups_of_inputs", QuantConfig(TensorConfig(8), TensorConfig(8).granularity(PerGroup(4)))},
+    {"learned", QuantConfig(learned(4, PerChannel(), true), learned(8, PerTensor(), true))},
+    {"learned_asymmetric",
+     QuantConfig(learned(4, PerGroup(4), false), learned(8, PerTensor(), false))},
+    {"observed_weights",
+     QuantConfig(TensorConfig(4).granularity(PerGroup(4)).dynamic(false), activation(false))},
+};
+
+torch::nn::Sequential build(const std::string& model) {
+  using namespace torch::nn;
+  if (model == "mlp") return Sequential(Linear(16, 12), ReLU(), Linear(12, 8));
+  if (model == "text") {
+    return Sequential(Embedding(20, 16), Linear(LinearOptions(16, 16).bias(false)), Linear(16, 8));
+  }
+  return Sequential(
+      Conv2d(Conv2dOptions(4, 8, 3).padding(1)), ReLU(),
+      Conv2d(Conv2dOptions(8, 8, 3).stride(2).groups(2).padding(1).padding_mode(torch::kReflect)),
+      Conv2d(Conv2dOptions(8, 8, {2, 3}).padding(torch::kSame).dilation(2).bias(false)), Flatten(),
+      Linear(8 * 4 * 4, 8));
+}
+
+using Tensors = std::map<std::string, Tensor>;
+
+Tensors read(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::vector<char> bytes((std::istreambuf_iterator<char>(file)), {});
+  Tensors tensors;
+  for (const auto& item : torch::pickle_load(bytes).toGenericDict()) {
+    tensors[item.key().toStringRef()] = item.value().toTensor();
+  }
+  return tensors;
+}
+
+void write(const std::filesystem::path& path, const Tensors& tensors) {
+  c10::Dict<std::string, Tensor> dictionary;
+  for (const auto& [name, tensor] : tensors) dictionary.insert(name, tensor.detach().clone());
+  const auto bytes = torch::pickle_save(dictionary);
+  std::ofstream(path, std::ios::binary)
+      .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+}
+
+void add(Tensors& results, const std::string& prefix, const torch::nn::Module& model) {
+  for (const auto& [name, tensor] : baraquant::state_dict(model)) {
+    results.emplace(prefix + name, tensor.clone());
+  }
+}
+
+void report(const std::string& name, const std::string& what, const baraquant::Report& report) {
+  for (const auto& [path, became] : report.changed) {
+    std::cout << "report\t" << name << '\t' << what << '\t' << path << '\t' << became << '\n';
+  }
+}
+
+Tensor run(torch::nn::Sequential& model, const Tensor& input) { return model->forward(input); }
+
+// The gradient that reaches a floating input in evaluation.
+void add_gradient(Tensors& results, const std::string& name, torch::nn::Sequential& model,
+                  const Tensor& input) {
+  if (!input.is_floating_point()) return;
+  const auto leaf = input.detach().clone().requires_grad_();
+  run(model, leaf).square().sum().backward();
+  results[name] = leaf.grad();
+}
+
+void train(const std::string& name, torch::nn::Sequential& model, const Tensors& inputs,
+           const QuantConfig& config, Tensors& results) {
+  report(name, "prepared", baraquant::prepare_(model, config));
+  add(results, "prepared.", *model);
+  torch::optim::SGD optimizer(model->parameters(), 0.05);
+  for (const auto* step : {"0", "1", "2"}) {
+    optimizer.zero_grad();
+    const auto output = run(model, inputs.at(std::string("input") + step));
+    results[std::string("output") + step] = output;
+    output.square().mean().backward();
+    optimizer.step();
+  }
+  model->eval();
+  results["evaluated"] = run(model, inputs.at("input0"));
+  add(results, "trained.", *model);
+  const auto copy = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(model->clone());
+  results["cloned"] = copy->forward(inputs.at("input0"));
+  add_gradient(results, "gradient of prepared", model, inputs.at("input0"));
+  report(name, "converted", baraquant::convert_(model));
+  results["converted"] = run(model, inputs.at("input0"));
+  add_gradient(results, "gradient of converted", model, inputs.at("input0"));
+  add(results, "converted.", *model);
+  auto again =
+      torch::nn::Sequential(std::dynamic_pointer_cast<torch::nn::SequentialImpl>(model->clone()));
+  results["cloned again"] = run(again, inputs.at("input0"));
+  if (results["evaluated"].scalar_type() != torch::kFloat32) return;
+  model->to(torch::kBFloat16);
+  const auto& input = inputs.at("input0");
+  results["in bfloat16"] =
+      run(model, input.is_floating_point() ? input.to(torch::kBFloat16) : input);
+}
+
+void quantize(const std::string& name, torch::nn::Sequential& model, const Tensors& inputs,
+              const QuantConfig& config, Tensors& results) {
+  const baraquant::Options options{.calibration = [&] {
+    run(model, inputs.at("input1"));
+    run(model, inputs.at("input2"));
+  }};
+  report(name, "quantized", baraquant::quantize_(model, config, options));
+  model->eval();
+  results["quantized"] = run(model, inputs.at("input0"));
+  add(results, "quantized.", *model);
+}
+
+void run_case(const std::filesystem::path& path) {
+  const auto name = path.stem().string();
+  const auto dot = name.find('.'), last = name.rfind('.');
+  const auto model_name = name.substr(0, dot), dtype = name.substr(last + 1);
+  const auto& config = configs.at(name.substr(dot + 1, last - dot - 1));
+  auto inputs = read(path);
+  Tensors parameters, results;
+  for (const auto& [key, tensor] : inputs) {
+    if (!key.starts_with("input")) parameters[key] = tensor;
+  }
+  for (const bool trains : {true, false}) {
+    auto model = build(model_name);
+    model->to(dtype == "float32"   ? torch::kFloat32
+              : dtype == "float64" ? torch::kFloat64
+                                   : torch::kBFloat16);
+    baraquant::load_state_dict(*model, parameters);
+    (trains ? train : quantize)(name, model, inputs, config, results);
+  }
+  write(std::filesystem::path(path).replace_extension(".out"), results);
+}
+
+// ---- Wrong calls --------------------------------------------------------------------------------
+
+void errors() {
+  using namespace baraquant::nn;
+  const auto int8 = torch::ones({3, 4}, torch::kChar);
+  const auto scale = torch::ones({3});
+  using Given = FakeQuantizeOptions;
+  show_error("mode", [] { FakeQuantize(Given().mode("running")); });
+  show_error("no scale", [] { FakeQuantize(Given{}); });
+  show_error("number", [] { FakeQuantize(Given().scale(-0.5)); });
+  show_error("granularity", [] { FakeQuantize(Given().mode("dynamic").granularity("per_row")); });
+  show_error("no axis", [] { FakeQuantize(Given().mode("dynamic").granularity("per_channel")); });
+  show_error("scale dtype", [&] { FakeQuantize(Given().scale(int8)); });
+  show_error("zero point",
+             [&] { FakeQuantize(Given().scale(0.5).zero_point(torch::ones({2}, torch::kInt))); });
+  show_error("observed", [] { FakeQuantize(Given().mode("observed").granularity("per_token")); });
+  show_error("average", [] { FakeQuantize(Given().mode("observed").averaging_constant(1.5)); });
+  show_error("learned",
+             [] { LearnedFakeQuantize(LearnedFakeQuantizeOptions().quant_max(0).quant_min(-8)); });
+  show_error("not initialized",
+             [] { LearnedFakeQuantize()->eval(), LearnedFakeQuantize()->round(torch::ones({2})); });
+  show_error("no qparams", [] { FakeQuantize(Given().mode("dynamic"))->calculate_qparams(); });
+  show_error("no observer", [] { FakeQuantize(Given().scale(0.5))->enable_observer(); });
+  show_error("groups", [] {
+    FakeQuantizedLinear(FakeQuantizedLinearOptions(6, 4).config(baraquant::W4A16(4)));
+  });
+  show_error("depth", [] { FakeQuantizedLinear(FakeQuantizedLinearOptions(131072, 1)); });
+  show_error("max_norm",
+             [] { FakeQuantizedEmbedding(torch::nn::EmbeddingOptions(4, 4).max_norm(1.5)); });
+  show_error("weight dtype",
+             [&] { QuantizedLinear(QuantizedLinearOptions(int8.to(torch::kInt), scale)); });
+  show_error("scale shape",
+             [&] { QuantizedLinear(QuantizedLinearOptions(int8, torch::ones({4}))); });
+  show_error("bits", [&] { QuantizedLinear(QuantizedLinearOptions(int8, scale).bits(9)); });
+  show_error("static scale", [&] {
+    StaticQuantizedLinear(StaticQuantizedLinearOptions(int8, scale, torch::ones({2})));
+  });
+  show_error("groups of integers",
+             [&] { WeightOnlyLinear(DequantizedOptions(int8, scale).group_size(2)); });
+  show_error("dimensions", [&] {
+    QuantizedConv2d(DequantizedOptions(int8, scale), torch::nn::Conv2dOptions(4, 3, 1));
+  });
+  show_error("config bits", [] { QuantConfig(TensorConfig(9)); });
+  show_error("config token", [] { QuantConfig(TensorConfig(8).granularity(PerToken())); });
+  show_error("config learned", [] { TensorConfig().learned(true).dynamic(true).check(); });
+  show_error("config observer", [] { baraquant::W8A8Static("median"); });
+  torch::nn::Sequential relu{torch::nn::ReLU()};
+  show_error("nothing", [&] { baraquant::prepare_(relu, baraquant::W8A8()); });
+  show_error("not prepared", [&] { baraquant::convert_(relu); });
+  torch::nn::Sequential linear(torch::nn::Linear(4, 4));
+  show_error("no calibration", [&] { baraquant::quantize_(linear, baraquant::W8A8Static()); });
+  show_error("misfit", [&] { baraquant::prepare_(linear, baraquant::W4A16(3)); });
+  torch::nn::Sequential broken(torch::nn::Linear(2, 2));
+  torch::NoGradGuard no_grad;
+  broken->parameters()[0].fill_(std::numeric_limits<float>::quiet_NaN());
+  show_error("not finite", [&] { baraquant::quantize_(broken, baraquant::W8A8()); });
+  torch::nn::Sequential unseen(torch::nn::Linear(4, 4));
+  baraquant::prepare_(unseen, baraquant::W8A8Static());
+  show_error("unseen", [&] { baraquant::convert_(unseen); });
+  show_error("twice", [&] { baraquant::prepare_(unseen, baraquant::W8A8()); });
+}
+
+struct Typed : torch::nn::Module {
+  torch::nn::Linear fc = register_module("fc", torch::nn::Linear(4, 4));
+};
+
+struct Named : torch::nn::Module {
+  Named() {
+    register_module("fc", torch::nn::Linear(4, 4));
+    register_module("layers", torch::nn::ModuleList(torch::nn::Linear(4, 4)));
+    using Entries = std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>;
+    register_module("by_name",
+                    torch::nn::ModuleDict(Entries{{"one", torch::nn::Linear(4, 4).ptr()}}));
+  }
+  Tensor forward(const Tensor& x) {
+    auto& list = *named_children()["layers"]->as<torch::nn::ModuleListImpl>();
+    auto& dictionary = *named_children()["by_name"]->as<torch::nn::ModuleDictImpl>();
+    const auto first = baraquant::call(list, "0", baraquant::call(*this, "fc", x));
+    return baraquant::call(dictionary, "one", first);
+  }
+};
+
+bool says(const char* part, const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const c10::ValueError& error) {
+    return std::string(error.what_without_backtrace()).find(part) != std::string::npos;
+  }
+  return false;
+}
+
+// What has no counterpart in Python: typed members, containers, children by name.
+void of_cpp_alone() {
+  auto typed = std::make_shared<Typed>();
+  const auto show = [](const char* name, bool right) {
+    std::cout << "check\t" << name << '\t' << (right ? "right" : "WRONG") << '\n';
+  };
+  show("a typed member is an error", says("fc: expected the model alone to hold this Linear",
+                                          [&] { baraquant::prepare_(*typed, baraquant::W8A8()); }));
+  show("the error leaves the model as it was",
+       typed->named_children()["fc"].get() == typed->fc.get());
+  auto named = std::make_shared<Named>();
+  const auto x = torch::randn({3, 4});
+  const auto floats = named->forward(x);
+  const auto prepared = baraquant::prepare_(*named, baraquant::W8A8());
+  const auto report = baraquant::convert_(*named);
+  show("containers", prepared.changed.size() == 3 && report.changed.size() == 3);
+  const auto near = torch::cosine_similarity(named->forward(x), floats, 1).min().item<double>();
+  show("children by name", near > 0.98 && !torch::equal(named->forward(x), floats));
+  show("unknown child",
+       says("expected a child other", [&] { baraquant::call(*named, "other", x); }));
+  const torch::nn::Linear shared(4, 4);
+  torch::nn::Sequential twice(shared, torch::nn::ReLU(), shared);
+  show("a variable is an error",
+       says("something else holds it", [&] { baraquant::prepare_(twice, baraquant::W8A8()); }));
+  torch::nn::Sequential replaced(torch::nn::Linear(4, 4), torch::nn::ReLU());
+  baraquant::replace_module(*replaced, "1", torch::nn::Tanh());
+  show("replace_module",
+       replaced->forward(x).abs().max().item<double>() < 1 &&
+           replaced->at<torch::nn::TanhImpl>(1).name().find("Tanh") != std::string::npos);
+  torch::nn::Sequential filtered(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
+  const auto some = baraquant::quantize_(
+      filtered, baraquant::W8A8(),
+      {.filter = [](const torch::nn::Module&, const std::string& path) { return path == "1"; }});
+  show("filter", some.changed.size() == 1 && some.left_out.front().second == "filter_fn");
+  show("a layer by its own type",
+       filtered->at<baraquant::nn::QuantizedLinearImpl>(1).qweight.scalar_type() == torch::kChar);
+  const auto table = some.str();
+  show("a report", table.find("1 changed, 1 left out; 40.0 % of 40") != std::string::npos);
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  if (count != 2) return 2;
+  std::cout << std::unitbuf;  // so that a crash shows where it came
+  torch::manual_seed(0);
+  errors();
+  of_cpp_alone();
+  for (const auto& entry : std::filesystem::directory_iterator(arguments[1])) {
+    if (entry.path().extension() == ".in") run_case(entry.path());
+  }
+}

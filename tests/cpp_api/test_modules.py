@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The modules and the workflow of C++: Python's bits, Python's state dicts, Python's errors."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import baraquant
+from baraquant import PerChannel, PerGroup, PerTensor, PerToken, QuantConfig, TensorConfig
+from tests.support.libtorch import build_program, run_program
+
+pytestmark = [pytest.mark.process, pytest.mark.smoke]
+
+STRICT = ("-Wall", "-Wextra", "-Wconversion", "-Werror")
+
+
+def activation(symmetric: bool = True) -> TensorConfig:
+    return TensorConfig(8, PerTensor(), symmetric, dynamic=False)
+
+
+def learned(bits: int, granularity: Any, symmetric: bool) -> TensorConfig:
+    return TensorConfig(bits, granularity, symmetric, learned=True)
+
+
+CONFIGS = {
+    "w8a8": baraquant.W8A8(),
+    "w8a8_asymmetric": baraquant.W8A8(False),
+    "static": baraquant.W8A8Static(),
+    "static_average": baraquant.W8A8Static("moving_average", False),
+    "w8a16": baraquant.W8A16(),
+    "w4a16": baraquant.W4A16(4),
+    "w4a16_asymmetric": baraquant.W4A16(4, False),
+    "w4a8": baraquant.W4A8(None),
+    "w4a8_groups": baraquant.W4A8(4, True, "max"),
+    "per_tensor": QuantConfig(TensorConfig(6, PerTensor()), TensorConfig(7, PerTensor())),
+    "groups_of_inputs": QuantConfig(TensorConfig(8), TensorConfig(8, PerGroup(4))),
+    "learned": QuantConfig(learned(4, PerChannel(), True), learned(8, PerTensor(), True)),
+    "learned_asymmetric": QuantConfig(
+        learned(4, PerGroup(4), False), learned(8, PerTensor(), False)
+    ),
+    "observed_weights": QuantConfig(TensorConfig(4, PerGroup(4), dynamic=False), activation(False)),
+}
+MODELS: dict[str, Callable[[], nn.Sequential]] = {
+    "mlp": lambda: nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 8)),
+    "text": lambda: nn.Sequential(
+        nn.Embedding(20, 16), nn.Linear(16, 16, bias=False), nn.Linear(16, 8)
+    ),
+    "conv": lambda: nn.Sequential(
+        nn.Conv2d(4, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, stride=2, groups=2, padding=1, padding_mode="reflect"),
+        nn.Conv2d(8, 8, (2, 3), padding="same", dilation=2, bias=False),
+        nn.Flatten(),
+        nn.Linear(8 * 4 * 4, 8),
+    ),
+}
+INPUTS: dict[str, Callable[[], Tensor]] = {
+    "mlp": lambda: torch.randn(5, 16),
+    "text": lambda: torch.randint(0, 20, (3, 7)),
+    "conv": lambda: torch.randn(2, 4, 8, 8),
+}
+# Every configuration with every model in float32, and with one model in the other dtypes.
+CASES = [
+    *((model, config, "float32") for model, config in itertools.product(MODELS, CONFIGS)),
+    *(("mlp", config, dtype) for config in CONFIGS for dtype in ("bfloat16", "float64")),
+]
+
+
+def given(model: str, dtype: str) -> tuple[nn.Sequential, dict[str, Tensor]]:
+    """The float model of a case, and its inputs."""
+    torch.manual_seed(len(model))
+    network = MODELS[model]().to(getattr(torch, dtype))
+    inputs = {f"input{i}": INPUTS[model]() for i in range(3)}
+    for name, value in inputs.items():
+        if value.is_floating_point():
+            inputs[name] = value.to(getattr(torch, dtype))
+    return network, inputs
+
+
+@pytest.fixture(scope="module")
+def folder(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+    """The results of the program for every case, and what it printed."""
+
+    def build(folder: Path) -> None:
+        for model, config, dtype in CASES:
+            network, inputs = given(model, dtype)
+            tensors = dict(network.state_dict()) | inputs
+            torch.save(tensors, folder / f"{model}.{config}.{dtype}.in")
+        source = Path(__file__).with_name("modules.cpp")
+        build_program(source, folder / "modules", *STRICT)
+        (folder / "printed").write_text(run_program(folder / "modules", folder))
+
+    return made_once("cpp_modules", build)
+
+
+@pytest.fixture(scope="module")
+def printed(folder: Path) -> list[list[str]]:
+    return [line.split("\t") for line in (folder / "printed").read_text().splitlines()]
+
+
+def states(model: nn.Module, prefix: str) -> dict[str, Tensor]:
+    return {prefix + name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def gradient(model: nn.Module, input: Tensor) -> dict[str, Tensor]:
+    if not input.is_floating_point():
+        return {}
+    leaf = input.clone().requires_grad_()
+    model(leaf).square().sum().backward()
+    assert leaf.grad is not None
+    return {"": leaf.grad}
+
+
+def trained(
+    model: nn.Sequential, inputs: dict[str, Tensor], config: QuantConfig
+) -> tuple[dict[str, Tensor], dict[str, dict[str, str]]]:
+    """What the program does in training, in Python."""
+    reports = {"prepared": baraquant.qat.prepare_(model, config).changed}
+    results = states(model, "prepared.")
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    for step in range(3):
+        optimizer.zero_grad()
+        output = model(inputs[f"input{step}"])
+        results[f"output{step}"] = output
+        output.square().mean().backward()
+        optimizer.step()
+    model.eval()
+    results["evaluated"] = results["cloned"] = model(inputs["input0"])
+    results |= states(model, "trained.")
+    for value in gradient(model, inputs["input0"]).values():
+        results["gradient of prepared"] = value
+    reports["converted"] = baraquant.qat.convert_(model).changed
+    results["converted"] = results["cloned again"] = model(inputs["input0"])
+    for value in gradient(model, inputs["input0"]).values():
+        results["gradient of converted"] = value
+    results |= states(model, "converted.")
+    if results["evaluated"].dtype == torch.float32:
+        input = inputs["input0"]
+        model.to(torch.bfloat16)
+        results["in bfloat16"] = model(input.bfloat16() if input.is_floating_point() else input)
+    return results, reports
+
+
+def quantized(
+    model: nn.Sequential, inputs: dict[str, Tensor], config: QuantConfig
+) -> tuple[dict[str, Tensor], dict[str, dict[str, str]]]:
+    """What the program does without training, in Python."""
+    data = [inputs["input1"], inputs["input2"]]
+    report = baraquant.quantize_(model, config, calibration=data, progress=False)
+    model.eval()
+    results = {"quantized": model(inputs["input0"])} | states(model, "quantized.")
+    return results, {"quantized": report.changed}
+
+
+@pytest.mark.parametrize(("model", "config", "dtype"), CASES)
+def test_the_bits_and_the_state_dicts_are_pythons(
+    model: str, config: str, dtype: str, folder: Path, printed: list[list[str]]
+) -> None:
+    name = f"{model}.{config}.{dtype}"
+    got = torch.load(folder / f"{name}.out", weights_only=False)  # written by our own program
+    wanted: dict[str, Tensor] = {}
+    reports: dict[str, dict[str, str]] = {}
+    for steps in (trained, quantized):
+        network, inputs = given(model, dtype)
+        results, report = steps(network, inputs, CONFIGS[config])
+        wanted |= results
+        reports |= report
+    assert got.keys() == wanted.keys()
+    for key, value in wanted.items():
+        assert got[key].dtype == value.dtype, key
+        assert torch.equal(got[key].nan_to_num(7.0), value.detach().nan_to_num(7.0)), key
+    lines = [line[2:] for line in printed if line[:2] == ["report", name]]
+    for what, changed in reports.items():
+        assert {path: text for kind, path, text in lines if kind == what} == changed
+
+
+def errors() -> dict[str, Callable[[], Any]]:
+    """The wrong calls of the program, in Python."""
+    fake, bnn = baraquant.nn.FakeQuantize, baraquant.nn
+    int8, scale = torch.ones(3, 4, dtype=torch.int8), torch.ones(3)
+    relu, linear = nn.Sequential(nn.ReLU()), nn.Sequential(nn.Linear(4, 4))
+    broken, unseen = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(4, 4))
+    nn.init.constant_(broken[0].weight, float("nan"))
+    baraquant.qat.prepare_(unseen, baraquant.W8A8Static())
+    return {
+        "mode": lambda: fake(mode="running"),
+        "no scale": lambda: fake(),
+        "number": lambda: fake(-0.5),
+        "granularity": lambda: fake(mode="dynamic", granularity="per_row"),
+        "no axis": lambda: fake(mode="dynamic", granularity="per_channel"),
+        "scale dtype": lambda: fake(int8),
+        "zero point": lambda: fake(0.5, torch.ones(2, dtype=torch.int32)),
+        "observed": lambda: fake(mode="observed", granularity="per_token"),
+        "average": lambda: fake(mode="observed", averaging_constant=1.5),
+        "learned": lambda: bnn.LearnedFakeQuantize(quant_min=-8, quant_max=0),
+        "not initialized": lambda: bnn.LearnedFakeQuantize().round(torch.ones(2)),
+        "no qparams": lambda: fake(mode="dynamic").calculate_qparams(),
+        "no observer": lambda: fake(0.5).enable_observer(),
+        "groups": lambda: bnn.FakeQuantizedLinear(6, 4, config=baraquant.W4A16(4)),
+        "depth": lambda: bnn.FakeQuantizedLinear(131072, 1),
+        "max_norm": lambda: bnn.FakeQuantizedEmbedding(4, 4, max_norm=1.5),
+        "weight dtype": lambda: bnn.QuantizedLinear(int8.int(), scale),
+        "scale shape": lambda: bnn.QuantizedLinear(int8, torch.ones(4)),
+        "bits": lambda: bnn.QuantizedLinear(int8, scale, bits=9),
+        "static scale": lambda: bnn.StaticQuantizedLinear(int8, scale, torch.ones(2)),
+        "groups of integers": lambda: bnn.WeightOnlyLinear(int8, scale, group_size=2),
+        "dimensions": lambda: bnn.QuantizedConv2d(int8, scale),
+        "config bits": lambda: QuantConfig(TensorConfig(9)),
+        "config token": lambda: QuantConfig(TensorConfig(8, PerToken())),
+        "config learned": lambda: TensorConfig(learned=True, dynamic=True),
+        "config observer": lambda: baraquant.W8A8Static("median"),
+        "nothing": lambda: baraquant.qat.prepare_(relu, baraquant.W8A8()),
+        "not prepared": lambda: baraquant.qat.convert_(relu),
+        "no calibration": lambda: baraquant.quantize_(linear, baraquant.W8A8Static()),
+        "misfit": lambda: baraquant.qat.prepare_(linear, baraquant.W4A16(3)),
+        "not finite": lambda: baraquant.quantize_(broken, baraquant.W8A8()),
+        "unseen": lambda: baraquant.qat.convert_(unseen),
+        "twice": lambda: baraquant.qat.prepare_(unseen, baraquant.W8A8()),
+    }
+
+
+def test_the_errors_have_pythons_type_and_text(printed: list[list[str]]) -> None:
+    got = {line[1]: line[2:] for line in printed if line[0] == "error"}
+    wrong = errors()
+    assert got.keys() == wrong.keys() and len(wrong) >= 18
+    for name, call in wrong.items():
+        with pytest.raises(Exception) as caught:
+            call()
+        assert got[name] == [type(caught.value).__name__, str(caught.value)], name
+
+
+def test_what_cpp_alone_has(printed: list[list[str]]) -> None:
+    checks = {line[1]: line[2] for line in printed if line[0] == "check"}
+    assert len(checks) >= 10
+    assert set(checks.values()) == {"right"}, checks

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""examples/cpp, built by CMake and by the bare compiler, and run without Python."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+import baraquant
+import baraquant.info
+import toolchain
+from digits import float_network
+from tests.support.libtorch import build_program, run, run_program
+
+EXAMPLES = toolchain.ROOT / "examples" / "cpp"
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+# As the example's README says it.
+FIND_TORCH = """
+cmake_minimum_required(VERSION 3.18)
+project(only_torch LANGUAGES CXX)
+find_package(Torch REQUIRED)
+"""
+
+
+def check_ops(program: Path) -> None:
+    """Runs it, and looks at what it prints and what it needs."""
+    printed = run_program(program)
+    assert "forward: as expected" in printed
+    assert "backward: as expected" in printed
+    assert "int8_linear: as expected" in printed
+    assert f"baraquant {baraquant.__version__}, built for torch {torch.__version__}" in printed
+    needed = [Path(line.split()[0]).name for line in run("ldd", program).stdout.splitlines()]
+    assert "libbaraquant.so" in needed
+    assert [name for name in needed if "python" in name] == []
+
+
+def why_not_cmake(tmp_path: Path) -> str | None:
+    """Why torch's own CMake package cannot be used here; None where it can."""
+    if shutil.which("cmake") is None:
+        return "there is no cmake here"
+    if torch.version.cuda is None:
+        return None  # then it must work
+    source = tmp_path / "only_torch"
+    source.mkdir()
+    (source / "CMakeLists.txt").write_text(FIND_TORCH)
+    found = run(
+        *("cmake", "-S", source, "-B", tmp_path / "only_torch_build"),
+        f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}",
+    )
+    if found.returncode == 0:
+        return None
+    errors = [line for line in found.stdout.splitlines() if line.strip()]
+    at = next((i for i, line in enumerate(errors) if "CMake Error" in line), len(errors) - 1)
+    return "find_package(Torch) alone fails with this CUDA torch: " + " ".join(errors[at : at + 3])
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What export_digits.py writes on a device; the folder has its name."""
+    folder = tmp_path_factory.mktemp("exported") / request.param
+    written = run(sys.executable, EXAMPLES / "export_digits.py", folder, "--device", request.param)
+    assert written.returncode == 0, written.stdout
+    return folder
+
+
+def check_training_and_serving(folder: Path, data: Path) -> None:
+    """Runs qat_digits and serve; what C++ has written is loaded in Python."""
+    on_cuda = ["--cuda"] if data.name == "cuda" else []
+    options = ["--epochs", "4", *on_cuda]
+    table = run_program(folder / "qat_digits", data / "digits.csv", data / "cpp", *options)
+    assert table.count("the same") == 6
+    assert "DIFFERENT" not in table
+    check_files(data)
+    served = run_program(folder / "serve", data, *on_cuda)
+    assert served.count("gives the bits of Python") == 3, served
+
+
+def check_files(data: Path) -> None:
+    """The networks that C++ has trained, in Python: as accurate as the program says."""
+    rows = numpy.loadtxt(data / "digits.csv", delimiter=",", dtype="float32")
+    rows = rows[len(rows) * 7 // 10 :]
+    labels, images = torch.from_numpy(rows[:, 0]), torch.from_numpy(rows[:, 1:] / 16)
+    files = sorted((data / "cpp").glob("*.safetensors"))
+    assert len(files) == 6
+    for file in files:
+        network = baraquant.load_(float_network, file).eval()
+        hits = network(images).argmax(dim=1) == labels
+        assert hits.float().mean() > (0.6 if file.stem.startswith("w2") else 0.8), file.stem
+
+
+@pytest.mark.packaging
+def test_cmake(tmp_path: Path, data: Path) -> None:
+    reason = why_not_cmake(tmp_path)
+    if reason is not None:
+        pytest.skip(reason)
+    build = tmp_path / "build"
+    configured = run(
+        *("cmake", "-S", EXAMPLES, "-B", build, "-DCMAKE_BUILD_TYPE=Release"),
+        f"-DCMAKE_CXX_COMPILER={toolchain.program_compiler()}",
+        f"-DCMAKE_PREFIX_PATH={baraquant.info.cmake_prefix()}",
+    )
+    assert configured.returncode == 0, configured.stdout
+    built = run("cmake", "--build", build)
+    assert built.returncode == 0, built.stdout
+    check_ops(build / "ops")
+    check_training_and_serving(build, data)
+
+
+@pytest.mark.packaging
+@pytest.mark.smoke
+def test_compiler(tmp_path: Path) -> None:
+    build_program(EXAMPLES / "ops.cpp", tmp_path / "ops", "-O2")
+    check_ops(tmp_path / "ops")
+
+
+@pytest.mark.packaging
+def test_compiler_of_whole_programs(tmp_path: Path, data: Path) -> None:
+    for name in ("qat_digits", "serve"):
+        build_program(EXAMPLES / f"{name}.cpp", tmp_path / name, "-O1", "-Wall", "-Wextra")
+    check_training_and_serving(tmp_path, data)
