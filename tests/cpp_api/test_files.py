@@ -3,222 +3,37 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import stat
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 import baraquant
 from baraquant import W4A8, W4A16, W8A8, W8A16
 from baraquant.nn import (
-    FakeQuantize,
-    FakeQuantizedLinear,
-    QuantizedConv2d,
     QuantizedEmbedding,
     QuantizedLinear,
     StaticQuantizedLinear,
-    WeightOnlyLinear,
 )
-from tests.serialization.contradictory_files import LIES
+from tests.cpp_api.file_models import EVERY, LINE, TIED, Network, all_widths
 from tests.serialization.damaged_bytes import (
-    CORRUPTIONS,
     DTYPES,
-    header_length,
     parts,
     signed,
     write,
 )
-from tests.support.libtorch import TORCH, build_program, run_program
-from tests.support.models.every_layer import Every, integers, same, scales
+from tests.support.models.every_layer import integers, same, scales
 
-STRICT = ("-Wall", "-Wextra", "-Wconversion", "-Werror")
-FRONTEND = ("-isystem", TORCH / "include" / "torch" / "csrc" / "api" / "include")
 DATA = Path(__file__).resolve().parents[1] / "data"
-LINE = "fc:Linear,8,8,1"
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture(scope="module")
-def program(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
-    def build(folder: Path) -> None:
-        source = Path(__file__).with_name("files.cpp")
-        build_program(source, folder / "files", *STRICT, *FRONTEND)
-
-    return made_once("cpp_files", build) / "files"
-
-
-Job = tuple[str, str, str, Any, Any, str]  # kind, dtype, model, input, output, configuration
-
-
-@pytest.fixture
-def run_jobs(
-    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., list[list[str]]]:
-    """Runs jobs in one program; returns the fields of the line that it prints for each."""
-
-    def run(*jobs: Job) -> list[list[str]]:
-        lines = ["\t".join(map(str, (*job[:5], job[5] or "-"))) for job in jobs]
-        (tmp_path / "jobs").write_text("\n".join(lines) + "\n")
-        monkeypatch.setenv("BARAQUANT_TEST_JOBS", str(tmp_path / "jobs"))
-        printed = [line.split("\t") for line in run_program(program).splitlines()]
-        (tmp_path / "jobs").unlink()
-        assert len(printed) == len(jobs)
-        return printed
-
-    return run
-
-
-class Network(nn.Module):
-    """A model by its description, as files.cpp builds it."""
-
-    def __init__(self, description: str, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__()
-        for entry in description.split():
-            path, arguments = entry.split(":")
-            parent: nn.Module = self
-            *parents, name = path.split(".")
-            for part in parents:
-                if not hasattr(parent, part):
-                    parent.add_module(part, nn.Module())
-                parent = getattr(parent, part)
-            kind, *rest = arguments.split(",")
-            if kind == "Buffer":
-                number = torch.complex64 if rest[0] == "complex" else torch.int64
-                parent.register_buffer(name, torch.full((int(rest[1]),), 7, dtype=number))
-            else:
-                parent.add_module(name, self._module(kind, rest, dtype))
-        self.eval()
-
-    def _module(self, kind: str, rest: list[str], dtype: torch.dtype) -> nn.Module:
-        if kind == "same":
-            return self.get_submodule(rest[0])
-        if kind == "tie":
-            weight = self.get_submodule(rest[0]).weight
-            linear = nn.Linear(*reversed(weight.shape), bias=False)
-            linear.weight = weight
-            return linear
-        if kind == "Conv2d":
-            sizes = [int(number) for number in rest[:5]]
-            return nn.Conv2d(
-                *sizes[:2], sizes[2:4], sizes[4],
-                rest[5] if rest[5] == "same" else int(rest[5]),
-                groups=int(rest[6]), padding_mode=rest[7], dtype=dtype,
-            )  # fmt: skip
-        numbers = [int(number) for number in rest]
-        if kind == "Linear":
-            return nn.Linear(*numbers[:2], bias=numbers[2] == 1, dtype=dtype)
-        if kind == "Embedding":
-            padding = None if numbers[2] < 0 else numbers[2]
-            return nn.Embedding(*numbers[:2], padding_idx=padding, dtype=dtype)
-        if kind == "Prepared":
-            return FakeQuantizedLinear(*numbers)
-        return getattr(nn, kind)(*numbers, dtype=dtype)
-
-
-EVERY = (
-    "embedding:Embedding,7,8,1 table:Embedding,5,8,-1 dynamic:Linear,8,8,1 narrow:Linear,8,8,0 "
-    "static:Linear,8,8,1 grouped:Linear,8,8,1 rounded:Linear,8,8,1 "
-    "conv1:Conv2d,3,4,3,3,2,1,1,zeros conv2:Conv2d,4,4,1,3,1,same,2,circular norm:BatchNorm1d,8"
-)
-
-
-def every() -> Network:
-    """A quantized module of every class that C++ has; Python's tests have one more."""
-    model = Network(EVERY)
-    for name, module in Every().quantize().named_children():
-        model.add_module(name, module)
-    model.conv1 = QuantizedConv2d(
-        integers(4, 3, 3, 3), scales(4), torch.rand(4), stride=2, padding=1
-    )
-    return model.eval()
-
-
-@pytest.fixture
-def stored(tmp_path: Path) -> Path:
-    torch.manual_seed(5)
-    baraquant.save(every(), tmp_path / "every.safetensors")
-    return tmp_path / "every.safetensors"
-
-
-def floats(*shape: int, dtype: torch.dtype) -> Tensor:
-    return (torch.rand(shape) + 0.5).to(torch.promote_types(dtype, torch.float32))
-
-
-def all_widths(dtype: torch.dtype) -> tuple[str, Network]:
-    """Every class with every width; the description of the float model, and the quantized one."""
-    made: dict[str, tuple[str, nn.Module]] = {}
-    for bits in range(2, 9):
-        high = 1 << (bits - 1)
-        how: dict[str, Any] = {"weight_bits": bits, "dtype": dtype}
-        weight, scale, bias = (
-            integers(8, 8, bits=bits),
-            floats(8, dtype=dtype),
-            torch.rand(8).to(dtype),
-        )
-        zeros = torch.randint(-high, high, (8, 2), dtype=torch.int32)
-        fixed = FakeQuantize(floats(dtype=dtype) * 0.1, 1, quant_min=-high, quant_max=high - 1)
-        tokens = FakeQuantize(mode="dynamic", granularity="per_token", symmetric=False)
-        groups = FakeQuantize(
-            floats(3, 2, dtype=dtype),
-            0,
-            "per_group",
-            group_size=4,
-            quant_min=-high,
-            quant_max=high - 1,
-        )
-        line, table = "Linear,8,8,1", "Embedding,9,8,-1"
-        linear = QuantizedLinear(
-            weight, scale, bias, symmetric=False, bits=bits, smooth=floats(8, dtype=dtype), **how
-        )
-        static = StaticQuantizedLinear(
-            weight, scale, floats(1, dtype=dtype), bias,
-            act_zero_point=torch.tensor(-1), bits=bits, **how,
-        )  # fmt: skip
-        grouped = WeightOnlyLinear(
-            weight, floats(8, 2, dtype=dtype), bias, weight_zero_point=zeros, group_size=4,
-            input_fake_quant=tokens, **how,
-        )  # fmt: skip
-        conv = QuantizedConv2d(
-            integers(6, 2, 3, 1, bits=bits), floats(6, 2, dtype=dtype), torch.rand(6).to(dtype),
-            group_size=1, groups=3, padding=2, input_fake_quant=copy.deepcopy(fixed), **how,
-        )  # fmt: skip
-        made |= {
-            f"linear{bits}": (line, linear),
-            f"static{bits}": (line, static),
-            f"grouped{bits}": (line, grouped),
-            f"fixed{bits}": (
-                line,
-                WeightOnlyLinear(weight, scale, bias, input_fake_quant=fixed, **how),
-            ),
-            f"rows{bits}": (
-                line,
-                WeightOnlyLinear(weight, scale, bias, input_fake_quant=groups, **how),
-            ),
-            f"plain{bits}": (
-                "Linear,8,8,0",
-                WeightOnlyLinear(integers(8, 8, bits=bits), scale, **how),
-            ),
-            f"conv{bits}": ("Conv2d,6,6,3,1,1,2,3,zeros", conv),
-            f"table{bits}": (
-                table,
-                QuantizedEmbedding(integers(9, 8, bits=bits), floats(9, dtype=dtype), **how),
-            ),
-        }
-    description = " ".join(f"{name}:{text}" for name, (text, _) in made.items())
-    model = Network(description, dtype)
-    for name, (_, module) in made.items():
-        model.add_module(name, module)
-    return description, model.eval()
 
 
 X = (torch.arange(24, dtype=torch.float64) * 0.37 - 4).view(3, 8)
@@ -295,7 +110,6 @@ def test_a_model_that_cpp_quantized_is_loaded_by_python(
     baraquant.save(loaded, b)
     assert b.read_bytes() == a.read_bytes()
     fresh = Network(MIXED, getattr(torch, dtype))
-    fresh.load_state_dict(Network(MIXED, getattr(torch, dtype)).state_dict())
     baraquant.quantize_(fresh, CONFIGS[config])
     assert [type(m) for m in fresh.modules()] == [type(m) for m in loaded.modules()]
 
@@ -309,12 +123,6 @@ def test_a_model_with_calibrated_inputs(
     assert type(loaded.fc) is StaticQuantizedLinear and loaded.fc.act_zero_point is not None
     baraquant.save(loaded, b)
     assert b.read_bytes() == a.read_bytes()
-
-
-TIED = (
-    "embedding:Embedding,20,16,0 first.query:Linear,16,16,1 first.down:Linear,16,16,1 second:same,first "
-    "norm:LayerNorm,16 head:tie,embedding"
-)
 
 
 @pytest.mark.parametrize("some", [False, True])
@@ -420,234 +228,6 @@ def test_a_tied_file_of_format_1(run_jobs: Callable[..., list[list[str]]], tmp_p
     baraquant.save(baraquant.load_(Network(model), a), c)
     assert b.read_bytes() == c.read_bytes()
     assert parts(b)[1]["shared_tensors"]["head.qweight"] == "embedding.qweight"
-
-
-# Errors.
-
-
-def python_error(path: Path, model: str) -> list[str]:
-    """What Python says, as the program prints it."""
-    try:
-        baraquant.load_(Network(model), path)
-    except (ValueError, OSError) as error:
-        kind = "ValueError" if isinstance(error, ValueError) else "Error"
-        return [kind, str(error).replace("\n", "\\n"), "unchanged"]
-    return ["ok"]
-
-
-# Where the text differs: Python shows a set in any order, and only C++ lacks what these have.
-OTHER_TEXT = {
-    "padding of text": "conv2: Invalid padding string 'odd', should be one of {'same', 'valid'}",
-    "further modules": "dynamic: expected nothing beside the layer's own tensors, but got "
-    "['adapter']; baraquant.load_ of Python loads it",
-    "further of its own": "dynamic: expected nothing beside the layer's own tensors, but got "
-    "['qweight']; baraquant.load_ of Python loads it",
-    "unpacked a layer": "dynamic: expected a model without attentions and recurrent modules of "
-    "PyTorch that are quantized, but it is one; baraquant.load_ of Python loads it",
-    "unpacked nothing": "nowhere: expected a model without attentions and recurrent modules of "
-    "PyTorch that are quantized, but it is one; baraquant.load_ of Python loads it",
-}
-
-
-@pytest.mark.smoke
-def test_damaged_files_have_pythons_errors(
-    run_jobs: Callable[..., list[list[str]]], stored: Path, tmp_path: Path
-) -> None:
-    raw, original = stored.read_bytes(), parts(stored)
-    names = [*CORRUPTIONS, *LIES]
-    for number, name in enumerate(names):
-        path = tmp_path / f"{number}.safetensors"
-        if name in CORRUPTIONS:
-            path.write_bytes(CORRUPTIONS[name][0](raw))
-        else:
-            header, data = LIES[name][0](*copy.deepcopy(original))
-            write(path, header, data)
-    files = [tmp_path / f"{number}.safetensors" for number in range(len(names))]
-    printed = run_jobs(*(("copy", "float32", EVERY, path, "", "") for path in files))
-    assert len(names) > 100
-    for name, path, got in zip(names, files, printed, strict=True):
-        wanted = python_error(path, EVERY)
-        assert wanted[0] == "ValueError", name
-        if name in OTHER_TEXT:
-            wanted[1] = f"baraquant.load_: {path.name}: {OTHER_TEXT[name]}"
-        assert got == wanted, name
-
-
-def test_cuts_and_flipped_bits_have_pythons_errors(
-    run_jobs: Callable[..., list[list[str]]], stored: Path, tmp_path: Path
-) -> None:
-    raw = stored.read_bytes()
-    whole = 8 + header_length(stored)
-    files = []
-    for place in [*range(8), *range(8, whole, 61), *range(whole, len(raw), 61)]:
-        for flipped in (False, True):
-            path = tmp_path / f"{place}{'f' if flipped else 'c'}.safetensors"
-            bit = bytes([raw[place] ^ 4]) + raw[place + 1 :] if flipped else b""
-            path.write_bytes(raw[:place] + bit)
-            files.append(path)
-    printed = run_jobs(*(("copy", "float32", EVERY, path, "", "") for path in files))
-    for path, got in zip(files, printed, strict=True):
-        wanted = python_error(path, EVERY)
-        if wanted[0] == "ok" or "SafetensorError" in wanted[1] or "whole file, but" in wanted[1]:
-            assert got[0] in ("ok", "ValueError")
-        else:
-            assert got == wanted, path.name
-
-
-OTHERS = {
-    "wider": TIED.replace("first.down:Linear,16,16", "first.down:Linear,32,17"),
-    "no bias": TIED.replace("first.query:Linear,16,16,1", "first.query:Linear,16,16,0"),
-    "a bias": TIED.replace("head:tie,embedding", "head:Linear,16,20,1"),
-    "longer": TIED + " more:LayerNorm,3",
-    "shorter": TIED.replace("norm:LayerNorm,16 ", ""),
-    "a convolution": TIED.replace(
-        "first.query:Linear,16,16,1", "first.query:Conv2d,16,16,1,1,1,0,1,zeros"
-    ),
-    "unshared": TIED.replace(
-        "second:same,first", "second.query:Linear,16,16,1 second.down:Linear,16,16,1"
-    ),
-    "resized": TIED.replace("norm:LayerNorm,16", "norm:LayerNorm,17"),
-    "others": LINE,
-    "a padding": TIED.replace("Embedding,20,16,0", "Embedding,20,16,-1"),
-}
-
-
-@pytest.mark.parametrize("bits", [8, 4])
-def test_other_architectures_have_pythons_errors(
-    bits: int, run_jobs: Callable[..., list[list[str]]], tmp_path: Path
-) -> None:
-    model = Network(TIED)
-    baraquant.quantize_(model, W8A8() if bits == 8 else W4A8(4))
-    path = tmp_path / "model.safetensors"
-    baraquant.save(model, path)
-    printed = run_jobs(*(("copy", "float32", text, path, "", "") for text in OTHERS.values()))
-    printed += run_jobs(("copy", "float64", TIED, path, "", ""))
-    for (name, text), got in zip(OTHERS.items(), printed, strict=False):
-        assert got == python_error(path, text), name
-    with pytest.raises(ValueError) as caught:
-        baraquant.load_(Network(TIED, torch.float64), path)
-    assert printed[-1] == ["ValueError", str(caught.value), "unchanged"]
-
-
-def test_ties_that_the_file_does_not_have(
-    run_jobs: Callable[..., list[list[str]]], tmp_path: Path
-) -> None:
-    untied = TIED.replace("head:tie,embedding", "head:Linear,16,20,0")
-    model = Network(untied)
-    baraquant.quantize_(model, W8A8(), filter_fn=lambda module, name: "." in name)
-    baraquant.save(model, tmp_path / "a")
-    (got,) = run_jobs(("copy", "float32", TIED, tmp_path / "a", "", ""))
-    assert got == python_error(tmp_path / "a", TIED)
-    assert "embedding.weight: expected one tensor for embedding.weight, head.weight" in got[1]
-
-
-def test_bits_behind_the_last_packed_integer(
-    run_jobs: Callable[..., list[list[str]]], tmp_path: Path
-) -> None:
-    model = Network("fc:Linear,3,3,1")
-    model.fc = QuantizedLinear(integers(3, 3, bits=3), scales(3), torch.zeros(3), weight_bits=3)
-    path = tmp_path / "narrow.safetensors"
-    baraquant.save(model, path)
-    header, config, data = parts(path)
-    last = header["fc.qweight"]["data_offsets"][1] - 1
-    data = data[:last] + bytes([data[last] ^ 1 << 5]) + data[last + 1 :]
-    write(path, signed(header, config, data), data)
-    (got,) = run_jobs(("copy", "float32", "fc:Linear,3,3,1", path, "", ""))
-    assert got == python_error(path, "fc:Linear,3,3,1")
-    assert "the 5 bits behind the last integer" in got[1]
-
-
-def test_what_the_system_refuses(
-    run_jobs: Callable[..., list[list[str]]], stored: Path, tmp_path: Path
-) -> None:
-    none, folder = tmp_path / "none", tmp_path / "it's a folder"
-    folder.mkdir()
-    printed = run_jobs(
-        ("copy", "float32", EVERY, none, "", ""),
-        ("copy", "float32", EVERY, f"{tmp_path}/./{folder.name}//", "", ""),
-        ("copy", "float32", EVERY, stored, tmp_path / "no" / "x", ""),
-    )
-    assert printed[0] == python_error(none, EVERY)
-    assert printed[1] == python_error(folder, EVERY)
-    kind, text, _ = printed[2]
-    assert kind == "Error" and text.startswith("[Errno 2] No such file or directory: ")
-    assert text.endswith(".partial'") and str(tmp_path / "no" / "x") in text
-
-
-REFUSED = {
-    "fc:Prepared,4,4": "",
-    f"{LINE} norm:LayerNorm,8": "save",
-    f"{LINE} odd:Buffer,complex,2": "quantized",
-    f"{LINE} part.odd:Buffer,complex,2": "quantized",
-}
-
-
-@pytest.mark.parametrize("text", REFUSED)
-def test_models_that_are_not_saved(
-    text: str, run_jobs: Callable[..., list[list[str]]], tmp_path: Path
-) -> None:
-    path = tmp_path / "folder" / "a"
-    path.parent.mkdir()
-    model = Network(text)
-    is_quantized = REFUSED[text] == "quantized"
-    if is_quantized:
-        baraquant.quantize_(model, W8A16())
-    with pytest.raises(ValueError) as caught:
-        baraquant.save(model, path)
-    kind = "quantize" if is_quantized else "save"
-    (got,) = run_jobs((kind, "float32", text, "", path, "W8A16"))
-    assert got[:2] == ["ValueError", str(caught.value)]
-    assert not list(path.parent.iterdir())
-
-
-def test_a_model_with_a_wrong_scale_is_not_saved(
-    run_jobs: Callable[..., list[list[str]]], tmp_path: Path
-) -> None:
-    path = tmp_path / "folder" / "a"
-    path.parent.mkdir()
-    (got,) = run_jobs(("wrong", "float32", LINE, "fc.weight_scale", path, "W8A8"))
-    wanted = "baraquant.save: fc: weight_scale: expected finite numbers > 0, but it holds others"
-    assert got[:2] == ["ValueError", wanted]
-    assert not list(path.parent.iterdir())
-
-
-def test_a_typed_member_that_would_keep_the_old_layer(
-    run_jobs: Callable[..., list[list[str]]], tmp_path: Path
-) -> None:
-    model = Network(LINE)
-    baraquant.quantize_(model, W8A8())
-    baraquant.save(model, tmp_path / "a")
-    (got,) = run_jobs(("typed", "float32", LINE, tmp_path / "a", "", ""))
-    assert got[0] == "ValueError" and got[1].startswith("baraquant.load_: fc: expected the model ")
-
-
-def test_buffers_of_no_state_dict(run_jobs: Callable[..., list[list[str]]], tmp_path: Path) -> None:
-    """C++ has none: they are left out, or are ordinary buffers, which get the values."""
-    model = Network(LINE)
-    model.register_buffer("positions", torch.arange(3), persistent=False)
-    baraquant.quantize_(model, W8A8())
-    baraquant.save(model, tmp_path / "a")
-    left_out, filled, longer = run_jobs(
-        ("copy", "float32", LINE, tmp_path / "a", "", ""),
-        ("state", "float32", f"{LINE} positions:Buffer,long,3", tmp_path / "a", "", ""),
-        ("state", "float32", f"{LINE} positions:Buffer,long,2", tmp_path / "a", "", ""),
-    )
-    assert left_out == ["ok"]
-    assert [float.fromhex(value) for value in filled[filled.index("positions") + 1 :]] == [0, 1, 2]
-    assert [float.fromhex(value) for value in longer[longer.index("positions") + 1 :]] == [7, 7]
-
-
-def test_a_transposed_layer(run_jobs: Callable[..., list[list[str]]], tmp_path: Path) -> None:
-    model = Network(LINE)
-    model.fc = QuantizedLinear(integers(8, 8), scales(8), torch.zeros(8), transposed=True)
-    baraquant.save(model, tmp_path / "a")
-    (got,) = run_jobs(("copy", "float32", LINE, tmp_path / "a", "", ""))
-    assert got == [
-        "ValueError",
-        "baraquant.load_: a: fc: expected a layer in place of a Linear, but got one of a Conv1D of "
-        "transformers; baraquant.load_ of Python loads it",
-        "unchanged",
-    ]
 
 
 # How a file is written.
