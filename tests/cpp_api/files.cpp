@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// <baraquant/files.h> as a LibTorch program uses it. BARAQUANT_TEST_JOBS names a file with a job in
+// each line, its fields split by tabs; the program prints a line for each. test_files.py writes the
+// jobs, and compares the files and the lines with Python's.
+#include <baraquant/files.h>
+#include <baraquant/nn.h>
+#include <baraquant/workflow.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/normalization.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+
+namespace {
+
+using torch::Tensor;
+using ModulePtr = std::shared_ptr<torch::nn::Module>;
+
+std::vector<std::string> split(const std::string& text, char at) {
+  std::vector<std::string> parts;
+  std::istringstream stream(text);
+  for (std::string part; std::getline(stream, part, at);) parts.push_back(part);
+  return parts;
+}
+
+struct Network : torch::nn::Module {};
+
+// The module of a path, whose last part need not exist.
+torch::nn::Module& parent_of(torch::nn::Module& model, const std::string& path) {
+  torch::nn::Module* at = &model;
+  const auto parts = split(path, '.');
+  for (size_t i = 0; i + 1 < parts.size(); ++i) {
+    const auto children = at->named_children();
+    at = children.contains(parts[i])
+             ? children[parts[i]].get()
+             : at->register_module(parts[i], std::make_shared<Network>()).get();
+  }
+  return *at;
+}
+
+std::string last_of(const std::string& path) { return split(path, '.').back(); }
+
+ModulePtr child(torch::nn::Module& model, const std::string& path) {
+  return parent_of(model, path).named_children()[last_of(path)];
+}
+
+ModulePtr conv_of(const std::vector<std::string>& arguments) {
+  const auto number = [&](size_t i) { return std::stoll(arguments[i]); };
+  auto options = torch::nn::Conv2dOptions(number(1), number(2), {number(3), number(4)});
+  options.stride(number(5)).groups(number(7));
+  if (arguments[6] == "same") {
+    options.padding(torch::kSame);
+  } else {
+    options.padding(torch::ExpandingArray<2>(number(6)));
+  }
+  if (arguments[8] == "circular") options.padding_mode(torch::kCircular);
+  return std::make_shared<torch::nn::Conv2dImpl>(options);
+}
+
+ModulePtr module_of(torch::nn::Module& model, const std::vector<std::string>& arguments) {
+  const std::string& kind = arguments[0];
+  const auto number = [&](size_t i) { return std::stoll(arguments[i]); };
+  if (kind == "Linear" || kind == "tie") {
+    const bool is_tied = kind == "tie";
+    torch::nn::LinearOptions options(is_tied ? 1 : number(1), is_tied ? 1 : number(2));
+    const auto linear =
+        std::make_shared<torch::nn::LinearImpl>(options.bias(!is_tied && number(3) == 1));
+    if (is_tied) {
+      const auto embedding =
+          std::dynamic_pointer_cast<torch::nn::EmbeddingImpl>(child(model, arguments[1]));
+      linear->weight.set_data(embedding->weight);
+      linear->options.in_features(linear->weight.size(1)).out_features(linear->weight.size(0));
+    }
+    return linear;
+  }
+  if (kind == "Embedding") {
+    torch::nn::EmbeddingOptions options(number(1), number(2));
+    if (number(3) >= 0) options.padding_idx(number(3));
+    return std::make_shared<torch::nn::EmbeddingImpl>(options);
+  }
+  if (kind == "Conv2d") return conv_of(arguments);
+  if (kind == "Prepared") return baraquant::nn::FakeQuantizedLinear(number(1), number(2)).ptr();
+  if (kind == "LayerNorm") {
+    return std::make_shared<torch::nn::LayerNormImpl>(
+        torch::nn::LayerNormOptions(std::vector<int64_t>{number(1)}));
+  }
+  if (kind == "BatchNorm1d") return std::make_shared<torch::nn::BatchNorm1dImpl>(number(1));
+  if (kind == "same") return child(model, arguments[1]);
+  throw std::runtime_error("no such kind: " + kind);
+}
+
+// A model by its description: "fc:Linear,8,4,1 norm:LayerNorm,4".
+ModulePtr build(const std::string& description, torch::Dtype dtype) {
+  const ModulePtr model = std::make_shared<Network>();
+  for (const std::string& entry : split(description, ' ')) {
+    const auto parts = split(entry, ':');
+    const auto arguments = split(parts[1], ',');
+    torch::nn::Module& parent = parent_of(*model, parts[0]);
+    if (arguments[0] == "Buffer") {
+      const auto type = arguments[1] == "complex" ? torch::kComplexFloat : torch::kLong;
+      parent.register_buffer(last_of(parts[0]),
+                             torch::full({std::stoll(arguments[2])}, 7, torch::dtype(type)));
+      continue;
+    }
+    const ModulePtr module = module_of(*model, arguments);
+    // to() would convert the counter of a BatchNorm too.
+    if (dtype != torch::kFloat && arguments[0] != "same") module->to(dtype);
+    parent.register_module(last_of(parts[0]), module);
+  }
+  model->eval();
+  return model;
+}
+
+torch::Dtype dtype_of(const std::string& name) {
+  if (name == "float64") return torch::kDouble;
+  if (name == "float16") return torch::kHalf;
+  return name == "bfloat16" ? torch::kBFloat16 : torch::kFloat;
+}
+
+baraquant::QuantConfig config_of(const std::string& name) {
+  using namespace baraquant;
+  if (name == "W8A8") return W8A8(false);
+  if (name == "W8A8Static") return W8A8Static("min_max", false);
+  if (name == "W4A16") return W4A16(4, false);
+  return name == "W4A8" ? W4A8(8) : W8A16();
+}
+
+// What load_ may change: the modules, and copies of the tensors.
+struct Content {
+  std::vector<const torch::nn::Module*> modules;
+  std::map<std::string, Tensor> tensors;
+
+  explicit Content(const torch::nn::Module& model) {
+    for (const auto& module : model.modules(false)) modules.push_back(module.get());
+    for (const auto& [name, tensor] : baraquant::state_dict(model)) tensors[name] = tensor.clone();
+  }
+  bool operator==(const Content& other) const {
+    if (modules != other.modules || tensors.size() != other.tensors.size()) return false;
+    for (const auto& [name, tensor] : tensors) {
+      if (!tensor.equal(other.tensors.at(name))) return false;
+    }
+    return true;
+  }
+};
+
+void show(const Tensor& tensor) {
+  const Tensor values = tensor.to(torch::kDouble).contiguous().view(-1);
+  for (int64_t i = 0; i < values.numel(); ++i) {
+    std::cout << '\t' << std::hexfloat << values[i].item<double>();
+  }
+}
+
+Tensor numbers(torch::Dtype dtype) {
+  return (torch::arange(24, torch::kDouble) * 0.37 - 4).view({3, 8}).to(dtype);
+}
+
+// The outputs of all layers that take eight features.
+void show_outputs(torch::nn::Module& model, torch::Dtype dtype) {
+  for (const auto& item : model.named_children()) {
+    const auto* layer = dynamic_cast<baraquant::nn::QuantizedLayer*>(item.value().get());
+    if (layer == nullptr || layer->qweight.dim() != 2) continue;
+    const bool is_table =
+        dynamic_cast<const baraquant::nn::QuantizedEmbeddingImpl*>(layer) != nullptr;
+    if (!is_table && layer->qweight.size(1) != 8) continue;
+    const Tensor input = is_table ? torch::arange(4) : numbers(dtype);
+    std::cout << '\t' << item.key();
+    show(baraquant::call(model, item.key(), input));
+  }
+}
+
+void work(const std::vector<std::string>& job, torch::nn::Module& model) {
+  const std::string &kind = job[0], &input = job[3], &output = job[4];
+  if (kind == "quantize") {
+    baraquant::quantize_(model, config_of(job[5]));
+  } else if (kind == "static") {
+    baraquant::Options options;
+    options.calibration = [&] { baraquant::call(model, "fc", numbers(torch::kFloat)); };
+    baraquant::quantize_(model, config_of(job[5]), options);
+  } else if (kind == "wrong") {  // one with a scale that is no number
+    baraquant::quantize_(model, config_of(job[5]));
+    const torch::NoGradGuard no_grad;
+    baraquant::state_dict(model).at(job[3])[1] = NAN;
+  } else if (kind != "save") {
+    baraquant::load_(model, input);
+  }
+  if (kind == "twice") baraquant::load_(model, input);
+  if (!output.empty()) baraquant::save(model, output);
+}
+
+void print_error(const std::string& type, std::string text) {
+  for (size_t at = 0; (at = text.find('\n', at)) != std::string::npos; at += 2) {
+    text.replace(at, 1, "\\n");
+  }
+  std::cout << type << '\t' << text;
+}
+
+void run(const std::vector<std::string>& job) {
+  torch::manual_seed(3);
+  const torch::Dtype dtype = dtype_of(job[1]);
+  const ModulePtr model = build(job[2], dtype);
+  const Content before(*model);
+  try {
+    work(job, *model);
+    std::cout << "ok";
+    if (job[0] == "outputs" || job[0] == "quantize") show_outputs(*model, dtype);
+    if (job[0] == "state") {
+      for (const auto& [name, tensor] : baraquant::state_dict(*model)) {
+        std::cout << '\t' << name;
+        show(tensor);
+      }
+    }
+    return;
+  } catch (const c10::ValueError& error) {
+    print_error("ValueError", error.what_without_backtrace());
+  } catch (const c10::TypeError& error) {
+    print_error("TypeError", error.what_without_backtrace());
+  } catch (const c10::Error& error) {
+    print_error("Error", error.what_without_backtrace());
+  }
+  const bool is_unchanged = job[0] == "wrong" || before == Content(*model);
+  std::cout << '\t' << (is_unchanged ? "unchanged" : "changed");
+}
+
+// A typed member would still hold the float layer after the file was loaded.
+struct Typed : torch::nn::Module {
+  Typed() { register_module("fc", fc); }
+  torch::nn::Linear fc{8, 8};
+};
+
+}  // namespace
+
+int main() {
+  std::ifstream jobs(std::getenv("BARAQUANT_TEST_JOBS"));
+  for (std::string line; std::getline(jobs, line);) {
+    const auto job = split(line, '\t');
+    if (job[0] == "typed") {
+      torch::nn::ModuleHolder<Typed> model(std::make_shared<Typed>());
+      try {
+        baraquant::load_(model, job[3]);
+      } catch (const c10::ValueError& error) {
+        print_error("ValueError", error.what_without_backtrace());
+      }
+    } else {
+      run(job);
+    }
+    std::cout << std::endl;
+  }
+}

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Wrong files and wrong models: the errors of C++ are Python's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import baraquant
+from baraquant import W4A8, W8A8, W8A16
+from baraquant.nn import (
+    QuantizedLinear,
+)
+from tests.cpp_api.file_models import EVERY, LINE, TIED, Network
+from tests.serialization.contradictory_files import LIES
+from tests.serialization.damaged_bytes import (
+    CORRUPTIONS,
+    header_length,
+    parts,
+    signed,
+    write,
+)
+from tests.support.models.every_layer import integers, scales
+
+pytestmark = pytest.mark.process
+
+
+def python_error(path: Path, model: str) -> list[str]:
+    """What Python says, as the program prints it."""
+    try:
+        baraquant.load_(Network(model), path)
+    except (ValueError, OSError) as error:
+        kind = "ValueError" if isinstance(error, ValueError) else "Error"
+        return [kind, str(error).replace("\n", "\\n"), "unchanged"]
+    return ["ok"]
+
+
+# Where the text differs: Python shows a set in any order, and only C++ lacks what these have.
+OTHER_TEXT = {
+    "padding of text": "conv2: Invalid padding string 'odd', should be one of {'same', 'valid'}",
+    "further modules": "dynamic: expected nothing beside the layer's own tensors, but got "
+    "['adapter']; baraquant.load_ of Python loads it",
+    "further of its own": "dynamic: expected nothing beside the layer's own tensors, but got "
+    "['qweight']; baraquant.load_ of Python loads it",
+    "unpacked a layer": "dynamic: expected a model without attentions and recurrent modules of "
+    "PyTorch that are quantized, but it is one; baraquant.load_ of Python loads it",
+    "unpacked nothing": "nowhere: expected a model without attentions and recurrent modules of "
+    "PyTorch that are quantized, but it is one; baraquant.load_ of Python loads it",
+}
+
+
+@pytest.mark.smoke
+def test_damaged_files_have_pythons_errors(
+    run_jobs: Callable[..., list[list[str]]], stored: Path, tmp_path: Path
+) -> None:
+    raw, original = stored.read_bytes(), parts(stored)
+    names = [*CORRUPTIONS, *LIES]
+    for number, name in enumerate(names):
+        path = tmp_path / f"{number}.safetensors"
+        if name in CORRUPTIONS:
+            path.write_bytes(CORRUPTIONS[name][0](raw))
+        else:
+            header, data = LIES[name][0](*copy.deepcopy(original))
+            write(path, header, data)
+    files = [tmp_path / f"{number}.safetensors" for number in range(len(names))]
+    printed = run_jobs(*(("copy", "float32", EVERY, path, "", "") for path in files))
+    assert len(names) > 100
+    for name, path, got in zip(names, files, printed, strict=True):
+        wanted = python_error(path, EVERY)
+        assert wanted[0] == "ValueError", name
+        if name in OTHER_TEXT:
+            wanted[1] = f"baraquant.load_: {path.name}: {OTHER_TEXT[name]}"
+        assert got == wanted, name
+
+
+def test_cuts_and_flipped_bits_have_pythons_errors(
+    run_jobs: Callable[..., list[list[str]]], stored: Path, tmp_path: Path
+) -> None:
+    raw = stored.read_bytes()
+    whole = 8 + header_length(stored)
+    files = []
+    for place in [*range(8), *range(8, whole, 61), *range(whole, len(raw), 61)]:
+        for flipped in (False, True):
+            path = tmp_path / f"{place}{'f' if flipped else 'c'}.safetensors"
+            bit = bytes([raw[place] ^ 4]) + raw[place + 1 :] if flipped else b""
+            path.write_bytes(raw[:place] + bit)
+            files.append(path)
+    printed = run_jobs(*(("copy", "float32", EVERY, path, "", "") for path in files))
+    for path, got in zip(files, printed, strict=True):
+        wanted = python_error(path, EVERY)
+        if wanted[0] == "ok" or "SafetensorError" in wanted[1] or "whole file, but" in wanted[1]:
+            assert got[0] in ("ok", "ValueError")
+        else:
+            assert got == wanted, path.name
+
+
+OTHERS = {
+    "wider": TIED.replace("first.down:Linear,16,16", "first.down:Linear,32,17"),
+    "no bias": TIED.replace("first.query:Linear,16,16,1", "first.query:Linear,16,16,0"),
+    "a bias": TIED.replace("head:tie,embedding", "head:Linear,16,20,1"),
+    "longer": TIED + " more:LayerNorm,3",
+    "shorter": TIED.replace("norm:LayerNorm,16 ", ""),
+    "a convolution": TIED.replace(
+        "first.query:Linear,16,16,1", "first.query:Conv2d,16,16,1,1,1,0,1,zeros"
+    ),
+    "unshared": TIED.replace(
+        "second:same,first", "second.query:Linear,16,16,1 second.down:Linear,16,16,1"
+    ),
+    "resized": TIED.replace("norm:LayerNorm,16", "norm:LayerNorm,17"),
+    "others": LINE,
+    "a padding": TIED.replace("Embedding,20,16,0", "Embedding,20,16,-1"),
+}
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_other_architectures_have_pythons_errors(
+    bits: int, run_jobs: Callable[..., list[list[str]]], tmp_path: Path
+) -> None:
+    model = Network(TIED)
+    baraquant.quantize_(model, W8A8() if bits == 8 else W4A8(4))
+    path = tmp_path / "model.safetensors"
+    baraquant.save(model, path)
+    printed = run_jobs(*(("copy", "float32", text, path, "", "") for text in OTHERS.values()))
+    printed += run_jobs(("copy", "float64", TIED, path, "", ""))
+    for (name, text), got in zip(OTHERS.items(), printed, strict=False):
+        assert got == python_error(path, text), name
+    with pytest.raises(ValueError) as caught:
+        baraquant.load_(Network(TIED, torch.float64), path)
+    assert printed[-1] == ["ValueError", str(caught.value), "unchanged"]
+
+
+def test_ties_that_the_file_does_not_have(
+    run_jobs: Callable[..., list[list[str]]], tmp_path: Path
+) -> None:
+    untied = TIED.replace("head:tie,embedding", "head:Linear,16,20,0")
+    model = Network(untied)
+    baraquant.quantize_(model, W8A8(), filter_fn=lambda module, name: "." in name)
+    baraquant.save(model, tmp_path / "a")
+    (got,) = run_jobs(("copy", "float32", TIED, tmp_path / "a", "", ""))
+    assert got == python_error(tmp_path / "a", TIED)
+    assert "embedding.weight: expected one tensor for embedding.weight, head.weight" in got[1]
+
+
+def test_bits_behind_the_last_packed_integer(
+    run_jobs: Callable[..., list[list[str]]], tmp_path: Path
+) -> None:
+    model = Network("fc:Linear,3,3,1")
+    model.fc = QuantizedLinear(integers(3, 3, bits=3), scales(3), torch.zeros(3), weight_bits=3)
+    path = tmp_path / "narrow.safetensors"
+    baraquant.save(model, path)
+    header, config, data = parts(path)
+    last = header["fc.qweight"]["data_offsets"][1] - 1
+    data = data[:last] + bytes([data[last] ^ 1 << 5]) + data[last + 1 :]
+    write(path, signed(header, config, data), data)
+    (got,) = run_jobs(("copy", "float32", "fc:Linear,3,3,1", path, "", ""))
+    assert got == python_error(path, "fc:Linear,3,3,1")
+    assert "the 5 bits behind the last integer" in got[1]
+
+
+def test_what_the_system_refuses(
+    run_jobs: Callable[..., list[list[str]]], stored: Path, tmp_path: Path
+) -> None:
+    none, folder = tmp_path / "none", tmp_path / "it's a folder"
+    folder.mkdir()
+    printed = run_jobs(
+        ("copy", "float32", EVERY, none, "", ""),
+        ("copy", "float32", EVERY, f"{tmp_path}/./{folder.name}//", "", ""),
+        ("copy", "float32", EVERY, stored, tmp_path / "no" / "x", ""),
+    )
+    assert printed[0] == python_error(none, EVERY)
+    assert printed[1] == python_error(folder, EVERY)
+    kind, text, _ = printed[2]
+    assert kind == "Error" and text.startswith("[Errno 2] No such file or directory: ")
+    assert text.endswith(".partial'") and str(tmp_path / "no" / "x") in text
+
+
+REFUSED = {
+    "fc:Prepared,4,4": "",
+    f"{LINE} norm:LayerNorm,8": "save",
+    f"{LINE} odd:Buffer,complex,2": "quantized",
+    f"{LINE} part.odd:Buffer,complex,2": "quantized",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_models_that_are_not_saved(
+    text: str, run_jobs: Callable[..., list[list[str]]], tmp_path: Path
+) -> None:
+    path = tmp_path / "folder" / "a"
+    path.parent.mkdir()
+    model = Network(text)
+    is_quantized = REFUSED[text] == "quantized"
+    if is_quantized:
+        baraquant.quantize_(model, W8A16())
+    with pytest.raises(ValueError) as caught:
+        baraquant.save(model, path)
+    kind = "quantize" if is_quantized else "save"
+    (got,) = run_jobs((kind, "float32", text, "", path, "W8A16"))
+    assert got[:2] == ["ValueError", str(caught.value)]
+    assert not list(path.parent.iterdir())
+
+
+def test_a_model_with_a_wrong_scale_is_not_saved(
+    run_jobs: Callable[..., list[list[str]]], tmp_path: Path
+) -> None:
+    path = tmp_path / "folder" / "a"
+    path.parent.mkdir()
+    (got,) = run_jobs(("wrong", "float32", LINE, "fc.weight_scale", path, "W8A8"))
+    wanted = "baraquant.save: fc: weight_scale: expected finite numbers > 0, but it holds others"
+    assert got[:2] == ["ValueError", wanted]
+    assert not list(path.parent.iterdir())
+
+
+def test_a_typed_member_that_would_keep_the_old_layer(
+    run_jobs: Callable[..., list[list[str]]], tmp_path: Path
+) -> None:
+    model = Network(LINE)
+    baraquant.quantize_(model, W8A8())
+    baraquant.save(model, tmp_path / "a")
+    (got,) = run_jobs(("typed", "float32", LINE, tmp_path / "a", "", ""))
+    assert got[0] == "ValueError" and got[1].startswith("baraquant.load_: fc: expected the model ")
+
+
+def test_buffers_of_no_state_dict(run_jobs: Callable[..., list[list[str]]], tmp_path: Path) -> None:
+    """C++ has none: they are left out, or are ordinary buffers, which get the values."""
+    model = Network(LINE)
+    model.register_buffer("positions", torch.arange(3), persistent=False)
+    baraquant.quantize_(model, W8A8())
+    baraquant.save(model, tmp_path / "a")
+    left_out, filled, longer = run_jobs(
+        ("copy", "float32", LINE, tmp_path / "a", "", ""),
+        ("state", "float32", f"{LINE} positions:Buffer,long,3", tmp_path / "a", "", ""),
+        ("state", "float32", f"{LINE} positions:Buffer,long,2", tmp_path / "a", "", ""),
+    )
+    assert left_out == ["ok"]
+    assert [float.fromhex(value) for value in filled[filled.index("positions") + 1 :]] == [0, 1, 2]
+    assert [float.fromhex(value) for value in longer[longer.index("positions") + 1 :]] == [7, 7]
+
+
+def test_a_transposed_layer(run_jobs: Callable[..., list[list[str]]], tmp_path: Path) -> None:
+    model = Network(LINE)
+    model.fc = QuantizedLinear(integers(8, 8), scales(8), torch.zeros(8), transposed=True)
+    baraquant.save(model, tmp_path / "a")
+    (got,) = run_jobs(("copy", "float32", LINE, tmp_path / "a", "", ""))
+    assert got == [
+        "ValueError",
+        "baraquant.load_: a: fc: expected a layer in place of a Linear, but got one of a Conv1D of "
+        "transformers; baraquant.load_ of Python loads it",
+        "unchanged",
+    ]

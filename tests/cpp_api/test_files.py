@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Files of C++ and of Python: the same bytes, the same bits of the models, the same errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+import baraquant
+from baraquant import W4A8, W4A16, W8A8, W8A16
+from baraquant.nn import (
+    QuantizedEmbedding,
+    QuantizedLinear,
+    StaticQuantizedLinear,
+)
+from tests.cpp_api.file_models import EVERY, LINE, TIED, Network, all_widths
+from tests.serialization.damaged_bytes import (
+    DTYPES,
+    parts,
+    signed,
+    write,
+)
+from tests.support.models.every_layer import integers, same, scales
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+
+pytestmark = pytest.mark.process
+
+
+X = (torch.arange(24, dtype=torch.float64) * 0.37 - 4).view(3, 8)
+
+
+def outputs(model: Network, dtype: torch.dtype) -> dict[str, Tensor]:
+    """What show_outputs of files.cpp prints."""
+    found = {}
+    for name, module in model.named_children():
+        if isinstance(module, QuantizedEmbedding):
+            found[name] = module(torch.arange(4))
+        elif getattr(getattr(module, "qweight", None), "shape", None) == (8, 8):
+            found[name] = module(X.to(dtype))
+    return found
+
+
+def assert_outputs(printed: list[str], wanted: dict[str, Tensor]) -> None:
+    assert printed[0] == "ok", printed
+    got: dict[str, list[float]] = {}
+    for field in printed[1:]:
+        if field in wanted:
+            values = got[field] = []
+        else:
+            values.append(float.fromhex(field))
+    assert list(got) == list(wanted) != []
+    for name, found in got.items():
+        expected = wanted[name].detach().double().flatten()
+        assert torch.equal(torch.tensor(found, dtype=torch.float64), expected), name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_a_file_of_python_becomes_the_same_file_of_cpp(
+    dtype: str, run_jobs: Callable[..., list[list[str]]], tmp_path: Path
+) -> None:
+    """Every class and width, loaded into a float model, and into a quantized one."""
+    torch.manual_seed(2)
+    a, b, c = (tmp_path / name for name in "abc")
+    description, model = all_widths(getattr(torch, dtype))
+    baraquant.save(model, a)
+    once, twice = run_jobs(
+        ("outputs", dtype, description, a, b, ""), ("twice", dtype, description, a, c, "")
+    )
+    assert_outputs(once, outputs(model, getattr(torch, dtype)))
+    assert twice == ["ok"]
+    assert b.read_bytes() == a.read_bytes() == c.read_bytes()
+    assert same(baraquant.load_(Network(description, getattr(torch, dtype)), b), model)
+
+
+@pytest.mark.smoke
+def test_modules_of_every_class(run_jobs: Callable[..., list[list[str]]], stored: Path) -> None:
+    again = stored.with_name("again")
+    assert run_jobs(("copy", "float32", EVERY, stored, again, "")) == [["ok"]]
+    assert again.read_bytes() == stored.read_bytes()
+
+
+CONFIGS = {
+    "W8A8": W8A8(False),
+    "W4A16": W4A16(4, False),
+    "W4A8": W4A8(8),
+    "W8A16": W8A16(),
+}
+MIXED = f"{LINE} part.head:Linear,8,6,0 table:Embedding,9,8,-1 norm:LayerNorm,8"
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_that_cpp_quantized_is_loaded_by_python(
+    config: str, dtype: str, run_jobs: Callable[..., list[list[str]]], tmp_path: Path
+) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    (printed,) = run_jobs(("quantize", dtype, MIXED, "", a, config))
+    loaded = baraquant.load_(Network(MIXED, getattr(torch, dtype)), a)
+    assert_outputs(printed, outputs(loaded, getattr(torch, dtype)))
+    baraquant.save(loaded, b)
+    assert b.read_bytes() == a.read_bytes()
+    fresh = Network(MIXED, getattr(torch, dtype))
+    baraquant.quantize_(fresh, CONFIGS[config])
+    assert [type(m) for m in fresh.modules()] == [type(m) for m in loaded.modules()]
+
+
+def test_a_model_with_calibrated_inputs(
+    run_jobs: Callable[..., list[list[str]]], tmp_path: Path
+) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    assert run_jobs(("static", "float32", LINE, "", a, "W8A8Static")) == [["ok"]]
+    loaded = baraquant.load_(Network(LINE), a)
+    assert type(loaded.fc) is StaticQuantizedLinear and loaded.fc.act_zero_point is not None
+    baraquant.save(loaded, b)
+    assert b.read_bytes() == a.read_bytes()
+
+
+@pytest.mark.parametrize("some", [False, True])
+def test_shared_modules_and_tied_tensors(
+    some: bool, run_jobs: Callable[..., list[list[str]]], tmp_path: Path
+) -> None:
+    model = Network(TIED)
+    keep = (lambda module, name: "." in name) if some else None
+    baraquant.quantize_(model, W4A16(4), filter_fn=keep)
+    a, b = tmp_path / "a", tmp_path / "b"
+    baraquant.save(model, a)
+    assert run_jobs(("copy", "float32", TIED, a, b, "")) == [["ok"]]
+    assert b.read_bytes() == a.read_bytes()
+    header, config, _ = parts(b)
+    assert not any(name.startswith(("second.", "head.")) for name in header)
+    assert len(config["shared_tensors"]) >= 5
+    loaded = baraquant.load_(Network(TIED), b)
+    assert same(loaded, model) and loaded.first is loaded.second
+
+
+@pytest.mark.parametrize("bits", range(2, 8))
+def test_a_weight_that_is_shared_by_two_widths(
+    bits: int, run_jobs: Callable[..., list[list[str]]], tmp_path: Path
+) -> None:
+    layer = QuantizedLinear(integers(3, 3, bits=bits), scales(3), weight_bits=bits)
+    model = Network("first:Linear,3,3,0 again:same,first other:Linear,3,3,0 wider:Linear,3,3,0")
+    model.first = model.again = layer
+    model.other = QuantizedLinear(layer.qweight, scales(3), weight_bits=bits)
+    model.wider = QuantizedLinear(layer.qweight, scales(3), weight_bits=bits + 1)
+    a, b = tmp_path / "a", tmp_path / "b"
+    baraquant.save(model, a)
+    floats = "first:Linear,3,3,0 again:same,first other:Linear,3,3,0 wider:Linear,3,3,0"
+    assert run_jobs(("copy", "float32", floats, a, b, "")) == [["ok"]]
+    assert b.read_bytes() == a.read_bytes()
+
+
+# Files of older formats.
+
+
+def without(path: Path, module: str) -> None:
+    """Take a module out of a file."""
+    header, config, data = parts(path)
+    tensors = {}
+    for name, entry in header.items():
+        if name != "__metadata__" and not name.startswith(f"{module}."):
+            begin, end = entry["data_offsets"]
+            raw = torch.frombuffer(bytearray(data[begin:end]), dtype=DTYPES[entry["dtype"]])
+            tensors[name] = raw.reshape(entry["shape"])
+    del config["modules"][module]
+    save_file(tensors, path, {"baraquant": json.dumps(config)})
+    header, _, data = parts(path)
+    write(path, signed(header, config, data), data)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_files_of_older_formats(
+    version: int, run_jobs: Callable[..., list[list[str]]], tmp_path: Path
+) -> None:
+    """Files of those times; C++ has no Conv1d."""
+    a, b, c = (tmp_path / name for name in "abc")
+    a.write_bytes((DATA / f"format_{version}_every.safetensors").read_bytes())
+    (refused,) = run_jobs(("copy", "float32", EVERY, a, b, ""))
+    assert refused[1:] == [
+        f"baraquant.load_: {a.name}: conv1: expected a class that C++ has (QuantizedConv2d, "
+        "QuantizedEmbedding, QuantizedLinear, StaticQuantizedLinear, WeightOnlyLinear), but got "
+        "QuantizedConv1d; baraquant.load_ of Python loads it",
+        "unchanged",
+    ]
+    without(a, "conv1")
+    rest = " ".join(entry for entry in EVERY.split() if not entry.startswith("conv1"))
+    assert run_jobs(("copy", "float32", rest, a, b, "")) == [["ok"]]
+    baraquant.save(baraquant.load_(Network(rest), a), c)
+    assert b.read_bytes() == c.read_bytes()
+    assert parts(a)[1]["format"] == version and parts(b)[1]["format"] == 3
+
+
+def test_a_tied_file_of_format_1(run_jobs: Callable[..., list[list[str]]], tmp_path: Path) -> None:
+    """The one of those times has an attention; without that, the renamed tensors stay tied."""
+    a, b, c = (tmp_path / name for name in "abc")
+    a.write_bytes((DATA / "format_1_tied.safetensors").read_bytes())
+    model = (
+        "embedding:Embedding,11,16,-1 block.self_attn.out_proj:Linear,16,16,1 "
+        "block.linear1:Linear,16,32,1 block.linear2:Linear,32,16,1 block.norm1:LayerNorm,16 "
+        "block.norm2:LayerNorm,16 again:same,block.linear1 head:tie,embedding"
+    )
+    (refused,) = run_jobs(("copy", "float32", model, a, b, ""))
+    assert refused[1].startswith(f"baraquant.load_: {a.name}: block.self_attn: expected a model wi")
+    header, config, data = parts(a)
+    config["attentions"] = []
+    names = [name.removesuffix(".out_proj") for name in config["modules"]]
+    model = " ".join(
+        f"{path}:Linear,{16 if path != 'block.linear2' else 32},"
+        f"{32 if path == 'block.linear1' else 16},1"
+        if path.startswith("block")
+        else f"{path}:Embedding,11,16,-1"
+        for path in config["modules"]
+        if path != "head"
+    )
+    model += " block.norm1:LayerNorm,16 block.norm2:LayerNorm,16 again:same,block.linear1"
+    model += " head:tie,embedding"
+    write(a, signed(header, config, data), data)
+    assert names and run_jobs(("copy", "float32", model, a, b, "")) == [["ok"]]
+    baraquant.save(baraquant.load_(Network(model), a), c)
+    assert b.read_bytes() == c.read_bytes()
+    assert parts(b)[1]["shared_tensors"]["head.qweight"] == "embedding.qweight"
+
+
+# How a file is written.
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_the_permissions_are_those_of_open(
+    umask: int, run_jobs: Callable[..., list[list[str]]], stored: Path
+) -> None:
+    fresh, link, dangling = (stored.with_name(name) for name in ("fresh", "link", "dangling"))
+    link.symlink_to(stored.name)
+    dangling.symlink_to(stored.with_name("target"))
+    stored.chmod(0o640)
+    raw = stored.read_bytes()
+    before = os.umask(umask)
+    try:
+        printed = run_jobs(
+            *(("copy", "float32", EVERY, stored, f, "") for f in (fresh, link, dangling))
+        )
+    finally:
+        os.umask(before)
+    assert printed == [["ok"]] * 3
+    assert link.is_symlink() and dangling.is_symlink()
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in stored.parent.iterdir()}
+    new = 0o666 & ~umask
+    assert modes == {
+        "fresh": new,
+        "link": 0o640,
+        stored.name: 0o640,
+        "target": new,
+        "dangling": new,
+    }
+    assert all(file.read_bytes() == raw for file in stored.parent.iterdir())
+
+
+def test_the_checksum_does_not_depend_on_the_instructions(
+    run_jobs: Callable[..., list[list[str]]], stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BARAQUANT_CPU_ISA", "default")
+    again = stored.with_name("again")
+    assert run_jobs(("copy", "float32", EVERY, stored, again, "")) == [["ok"]]
+    assert again.read_bytes() == stored.read_bytes()
+
+
+def test_names_and_texts_beyond_ascii(
+    run_jobs: Callable[..., list[list[str]]], tmp_path: Path
+) -> None:
+    """Names with characters that JSON escapes, and a configuration whose JSON is laid out anew."""
+    text = "größe😀\"\\'\x7f:Linear,8,8,1"
+    model = Network(text)
+    baraquant.quantize_(model, W4A16(4))
+    a, b, c = (tmp_path / name for name in "abc")
+    baraquant.save(model, a)
+    assert run_jobs(("copy", "float32", text, a, b, "")) == [["ok"]]
+    assert b.read_bytes() == a.read_bytes()
+    header, config, data = parts(a)
+    config["writer"] = ["a 😀", 1.5, -0.0, 1e16, 1e-5, 2**70, None, True, {"b": 1, "a": [0.1]}]
+    header = signed(header, config, data)
+    header["__metadata__"]["baraquant"] = json.dumps(
+        json.loads(header["__metadata__"]["baraquant"]), indent=3, ensure_ascii=False
+    )
+    write(c, header, data)
+    assert run_jobs(("copy", "float32", text, c, b, "")) == [["ok"]]
+    assert b.read_bytes() == a.read_bytes()
+    assert struct.unpack("<Q", a.read_bytes()[:8])[0] % 8 == 0
