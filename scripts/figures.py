@@ -110,6 +110,11 @@ def calls(case: str) -> list[results.Row]:
     return rows(CPU, what="call overhead", op="baraquant.ops", case=lambda text: case in text)
 
 
+def cpp_calls(case: str) -> list[results.Row]:
+    """The rows of what a call through <baraquant/ops.h> costs."""
+    return rows(CPU, "cpp_calls", what="C++ calls", case=lambda text: case in text)
+
+
 def cpu_product(**wanted: Any) -> list[results.Row]:
     """The rows of int8_linear on two cores from 128 rows on."""
     chosen: dict[str, Any] = {"what": "linear", "threads": 2, "m": at_least(128)}
@@ -232,6 +237,10 @@ FIGURES: dict[str, Figure] = {
     "call.no_grad": lambda: span(peers(calls("no grad"), "PyTorch")),
     "call.grad": lambda: span(peers(calls("grad recorded"), "PyTorch")),
     "call.both": lambda: span(peers(calls("forward + backward"), "PyTorch")),
+    "cpp.time": lambda: span(fields(cpp_calls("no grad"), "seconds", 1e6), ".1f"),
+    "cpp.no_grad": lambda: span(peers(cpp_calls("no grad"), "PyTorch")),
+    "cpp.grad": lambda: span(peers(cpp_calls("grad recorded"), "PyTorch")),
+    "cpp.both": lambda: span(peers(cpp_calls("forward + backward"), "PyTorch")),
     # The sentence encoder
     "minilm.float.retrieval": minilm("float32", lambda row, _: f"{row['retrieval']:.1f}"),
     "minilm.cosine": minilm("W8A8", lambda row, _: f"{row['cosine']:.3f}"),
