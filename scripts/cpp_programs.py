@@ -25,6 +25,8 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        # A sanitizer's runtime is not for compilers.
+        env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
     )
 
 
@@ -40,6 +42,7 @@ def build_program(source: Path, program: Path, *options: str | Path) -> None:
         *(f"-Wl,-rpath,{folder}" for folder in folders),
         *(f"-Wl,-rpath-link,{folder}" for folder in folders),
         "-Wl,--allow-shlib-undefined",  # libbaraquant.so's CUDA libraries are torch's affair
+        *toolchain.sanitizer_flags(),
     )
     assert built.returncode == 0, built.stdout
 

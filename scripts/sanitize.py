@@ -27,12 +27,14 @@ RUNTIMES = {"address": ("libasan.so", "libubsan.so"), "thread": ("libtsan.so",)}
 NAMES = {"address": "asan", "thread": "tsan"}
 REPORTS = ("ERROR: AddressSanitizer: ", "runtime error: ", "WARNING: ThreadSanitizer: ")
 FAILED = 99  # the exit code of a process in which a sanitizer found something
-# Values, errors, layouts, gradients and special values of the three families of ops.
+# Values, errors, layouts, gradients and special values of the three families of ops; the C++
+# programs, which are instrumented themselves.
 TESTS = {
     "affine": ("values", "dequantize", "errors", "layouts", "gradients", "learned"),
     "range": ("values", "errors", "layouts", "gradients", "observe"),
     "int8_mm": ("values", "errors", "layouts", "gradients", "special", "autograd"),
     "ops": ("calls", "threads", "lazy_values"),
+    "cpp_api": ("ops", "modules", "files"),
 }
 PROBE = r"""
 #include <cstdint>
@@ -112,6 +114,7 @@ class Run:
             "ignore_noninstrumented_modules=1",
             "PYTHONPATH": os.pathsep.join(map(str, (self.lib, ROOT / "scripts", ROOT))),
             "BARAQUANT_SANITIZED": str(self.lib),
+            "BARAQUANT_SANITIZE": self.kind,
             "CUDA_VISIBLE_DEVICES": "",
         }
 
