@@ -242,6 +242,12 @@ int main() {
       } catch (const c10::ValueError& error) {
         print_error("ValueError", error.what_without_backtrace());
       }
+      std::cout << '\t';
+      try {
+        baraquant::save(model, job[3]);
+      } catch (const c10::ValueError& error) {
+        print_error("ValueError", error.what_without_backtrace());
+      }
     } else {
       run(job);
     }

@@ -223,6 +223,8 @@ def test_a_typed_member_that_would_keep_the_old_layer(
     baraquant.save(model, tmp_path / "a")
     (got,) = run_jobs(("typed", "float32", LINE, tmp_path / "a", "", ""))
     assert got[0] == "ValueError" and got[1].startswith("baraquant.load_: fc: expected the model ")
+    text = "baraquant.save: expected a quantized model, but got a Typed without a quantized module"
+    assert got[2:] == ["ValueError", text]
 
 
 def test_buffers_of_no_state_dict(run_jobs: Callable[..., list[list[str]]], tmp_path: Path) -> None:
