@@ -15,7 +15,7 @@ import baraquant
 import baraquant.info
 import toolchain
 from digits import float_network
-from tests.support.libtorch import build_program, run, run_program
+from tests.support.libtorch import TORCH, build_program, run, run_program
 
 EXAMPLES = toolchain.ROOT / "examples" / "cpp"
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -94,18 +94,32 @@ def check_files(data: Path) -> None:
         assert hits.float().mean() > (0.6 if file.stem.startswith("w2") else 0.8), file.stem
 
 
+def zip_layout(folder: Path) -> Path:
+    """LibTorch in the folders of the zip from pytorch.org, which pip's package has too."""
+    libtorch = folder / "libtorch"
+    libtorch.mkdir()
+    for name in ("include", "lib", "share"):
+        (libtorch / name).symlink_to(TORCH / name)
+    return libtorch
+
+
 @pytest.mark.packaging
-def test_cmake(tmp_path: Path, data: Path) -> None:
+@pytest.mark.parametrize("layout", ["pip", "zip"])
+def test_cmake(layout: str, tmp_path: Path, data: Path) -> None:
     reason = why_not_cmake(tmp_path)
     if reason is not None:
         pytest.skip(reason)
-    build = tmp_path / "build"
+    build, prefix = tmp_path / "build", baraquant.info.cmake_prefix()
+    if layout == "zip":
+        prefix = f"{zip_layout(tmp_path)};{prefix}"
     configured = run(
         *("cmake", "-S", EXAMPLES, "-B", build, "-DCMAKE_BUILD_TYPE=Release"),
         f"-DCMAKE_CXX_COMPILER={toolchain.program_compiler()}",
-        f"-DCMAKE_PREFIX_PATH={baraquant.info.cmake_prefix()}",
+        f"-DCMAKE_PREFIX_PATH={prefix}",
     )
     assert configured.returncode == 0, configured.stdout
+    found = (build / "CMakeCache.txt").read_text()
+    assert (f"Torch_DIR:PATH={tmp_path / 'libtorch'}/" in found) == (layout == "zip")
     built = run("cmake", "--build", build)
     assert built.returncode == 0, built.stdout
     check_ops(build / "ops")

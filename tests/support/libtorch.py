@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 import toolchain
-from cpp_programs import PACKAGE, SYSTEM, build_program, run, run_program
+from cpp_programs import PACKAGE, SYSTEM, TORCH, build_program, run, run_program
 
 __all__ = [
     "PACKAGE",
     "SYSTEM",
+    "TORCH",
     "build_program",
     "clang_only",
     "compile_only",
