@@ -65,7 +65,7 @@ class Header:
         for same in by_name(scope.functions):
             yield from self.of_overloads(same, name, True)
         for inner, found in scope.namespaces.items():
-            if inner != "api":  # behind the functions, not for callers
+            if inner not in ("api", "workflow"):  # behind the functions, not for callers
                 yield from self.of_namespace(found, f"{name}{inner}::")
 
     def of_class(self, scope: ClassScope, namespace: str) -> Iterator[str]:
