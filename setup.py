@@ -122,7 +122,7 @@ def extensions() -> list[Extension]:
         ("BARAQUANT_NVCC_VERSION", '""'),
         ("BARAQUANT_CUDA_ARCHITECTURES", '""'),
     ]
-    sources = toolchain.library_sources(".cpp")
+    sources = toolchain.compiled_sources()
     libraries = ["c10", "torch", "torch_cpu"]
     device = "cpu"
     nvcc_flags = [*toolchain.NVCC_FLAGS, *(toolchain.NVCC_WERROR if werror else [])]

@@ -245,7 +245,7 @@ std::shared_ptr<torch::nn::Module> build_module(const std::string& path, const S
     own[it->first.substr(prefix.size())] = it->second;
   }
   try {
-    return build(*stored.form, stored.options, std::move(own), like);
+    return build(*stored.form, stored.options, own, like);
   } catch (const c10::Error& error) {
     fail(path, ": ", error.what_without_backtrace());
   }

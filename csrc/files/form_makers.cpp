@@ -173,7 +173,8 @@ Options read_embedding(const torch::nn::Module& module) {
   return options;
 }
 
-Made make_quantized_linear(const Options& options, Tensors tensors, const torch::nn::Module&) {
+Made make_quantized_linear(const Options& options, const Tensors& tensors,
+                           const torch::nn::Module&) {
   nn::QuantizedLinearOptions result(tensors.at("qweight"), tensors.at("weight_scale"));
   result.bias(tensor_of(tensors, "bias")).smooth(tensor_of(tensors, "smooth"));
   result.symmetric(bool_of(options, "symmetric")).bits(int_of(options, "bits"));
@@ -182,7 +183,7 @@ Made make_quantized_linear(const Options& options, Tensors tensors, const torch:
   return std::make_shared<nn::QuantizedLinearImpl>(result);
 }
 
-Made make_static_linear(const Options& options, Tensors tensors, const torch::nn::Module&) {
+Made make_static_linear(const Options& options, const Tensors& tensors, const torch::nn::Module&) {
   nn::StaticQuantizedLinearOptions result(tensors.at("qweight"), tensors.at("weight_scale"),
                                           tensors.at("act_scale"));
   result.bias(tensor_of(tensors, "bias")).bits(int_of(options, "bits"));
@@ -192,11 +193,12 @@ Made make_static_linear(const Options& options, Tensors tensors, const torch::nn
   return std::make_shared<nn::StaticQuantizedLinearImpl>(result);
 }
 
-Made make_weight_only_linear(const Options& options, Tensors tensors, const torch::nn::Module&) {
+Made make_weight_only_linear(const Options& options, const Tensors& tensors,
+                             const torch::nn::Module&) {
   return std::make_shared<nn::WeightOnlyLinearImpl>(dequantized_options(options, tensors));
 }
 
-Made make_conv(const Options& options, Tensors tensors, const torch::nn::Module& like) {
+Made make_conv(const Options& options, const Tensors& tensors, const torch::nn::Module& like) {
   const nn::DequantizedOptions result = dequantized_options(options, tensors);
   const at::Tensor& weight = result.qweight();
   torch::nn::Conv2dOptions conv(1, 1, 1);
@@ -223,7 +225,7 @@ Made make_conv(const Options& options, Tensors tensors, const torch::nn::Module&
   return std::make_shared<nn::QuantizedConv2dImpl>(result, conv);
 }
 
-Made make_embedding(const Options& options, Tensors tensors, const torch::nn::Module&) {
+Made make_embedding(const Options& options, const Tensors& tensors, const torch::nn::Module&) {
   nn::QuantizedEmbeddingOptions result(tensors.at("qweight"), tensors.at("weight_scale"));
   result.weight_zero_point(tensor_of(tensors, "weight_zero_point"));
   result.group_size(maybe_int_of(options, "group_size"));

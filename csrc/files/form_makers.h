@@ -17,12 +17,14 @@ Options read_embedding(const torch::nn::Module& module);
 
 using Made = std::shared_ptr<torch::nn::Module>;
 
-Made make_quantized_linear(const Options& options, Tensors tensors, const torch::nn::Module& like);
-Made make_static_linear(const Options& options, Tensors tensors, const torch::nn::Module& like);
-Made make_weight_only_linear(const Options& options, Tensors tensors,
+Made make_quantized_linear(const Options& options, const Tensors& tensors,
+                           const torch::nn::Module& like);
+Made make_static_linear(const Options& options, const Tensors& tensors,
+                        const torch::nn::Module& like);
+Made make_weight_only_linear(const Options& options, const Tensors& tensors,
                              const torch::nn::Module& like);
-Made make_conv(const Options& options, Tensors tensors, const torch::nn::Module& like);
-Made make_embedding(const Options& options, Tensors tensors, const torch::nn::Module& like);
+Made make_conv(const Options& options, const Tensors& tensors, const torch::nn::Module& like);
+Made make_embedding(const Options& options, const Tensors& tensors, const torch::nn::Module& like);
 
 // The module that rounds the input.
 std::shared_ptr<nn::FakeQuantizeImpl> make_rounder(const Json& options, const Tensors& tensors);

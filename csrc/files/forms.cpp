@@ -19,9 +19,11 @@ bool is(const torch::nn::Module& module) {
   return dynamic_cast<const T*>(&module) != nullptr;
 }
 
-const std::vector<std::pair<std::string, bool>> kWeightTensors = {
-    {"qweight", true}, {"weight_scale", true}, {"bias", false}};
-const std::pair<int64_t, Json> kDtypeSince = {2, Json()};
+std::vector<std::pair<std::string, bool>> weight_tensors() {
+  return {{"qweight", true}, {"weight_scale", true}, {"bias", false}};
+}
+
+std::pair<int64_t, Json> dtype_since() { return {2, Json()}; }
 
 template <typename T>
 std::vector<T> with(std::vector<T> base, const std::vector<T>& more) {
@@ -32,20 +34,20 @@ std::vector<T> with(std::vector<T> base, const std::vector<T>& more) {
 std::vector<Form> linear_forms() {
   const std::vector<Option> options = {int_option("weight_bits"), dtype_option("dtype"),
                                        bool_option("transposed")};
-  const std::map<std::string, std::pair<int64_t, Json>> since = {{"dtype", kDtypeSince},
+  const std::map<std::string, std::pair<int64_t, Json>> since = {{"dtype", dtype_since()},
                                                                  {"transposed", {3, Json(false)}}};
   return {
       {"QuantizedLinear", "Linear",
        with(options, {bool_option("symmetric"), int_option("bits"), name_option("granularity")}),
-       since, with(kWeightTensors, {{"smooth", false}}), is<nn::QuantizedLinearImpl>,
+       since, with(weight_tensors(), {{"smooth", false}}), is<nn::QuantizedLinearImpl>,
        read_quantized_linear, make_quantized_linear},
       {"StaticQuantizedLinear", "Linear", with(options, {int_option("bits")}), since,
-       with(kWeightTensors,
+       with(weight_tensors(),
             {{"act_scale", true}, {"act_zero_point", false}, {"smooth_scale", false}}),
        is<nn::StaticQuantizedLinearImpl>, read_static_linear, make_static_linear},
       {"WeightOnlyLinear", "Linear",
        with(options, {maybe_int_option("group_size"), rounder_option("input_fake_quant")}), since,
-       with(kWeightTensors, {{"weight_zero_point", false}}), is<nn::WeightOnlyLinearImpl>,
+       with(weight_tensors(), {{"weight_zero_point", false}}), is<nn::WeightOnlyLinearImpl>,
        read_weight_only_linear, make_weight_only_linear}};
 }
 
@@ -55,8 +57,8 @@ Form conv_form() {
           {int_option("groups"), maybe_int_option("group_size"), name_option("padding_mode"),
            rounder_option("input_fake_quant"), int_option("weight_bits"), dtype_option("dtype"),
            sizes_option("stride"), padding_option("padding"), sizes_option("dilation")},
-          {{"dtype", kDtypeSince}, {"group_size", {3, Json()}}},
-          with(kWeightTensors, {{"weight_zero_point", false}}),
+          {{"dtype", dtype_since()}, {"group_size", {3, Json()}}},
+          with(weight_tensors(), {{"weight_zero_point", false}}),
           is<nn::QuantizedConv2dImpl>,
           read_conv,
           make_conv};
@@ -180,8 +182,8 @@ Options parse_options(const Form& form, const Json& options, int64_t version) {
   return parsed;
 }
 
-std::shared_ptr<torch::nn::Module> build(const Form& form, const Options& options, Tensors tensors,
-                                         const torch::nn::Module& like) {
+std::shared_ptr<torch::nn::Module> build(const Form& form, const Options& options,
+                                         const Tensors& tensors, const torch::nn::Module& like) {
   std::vector<std::string> known, unknown;
   for (const auto& [name, is_required] : form.tensors) {
     if (is_required && !tensors.contains(name)) {
@@ -202,7 +204,7 @@ std::shared_ptr<torch::nn::Module> build(const Form& form, const Options& option
     std::sort(known.begin(), known.end());
     fail("expected the tensors ", repr(known), ", but got ", unknown.front());
   }
-  return form.make(options, std::move(tensors), like);
+  return form.make(options, tensors, like);
 }
 
 void check_values(const Form& form, const torch::nn::Module& module) {

@@ -34,7 +34,7 @@ struct Form {
   // The options of a module of the class.
   Options (*read)(const torch::nn::Module& module);
   // Call the constructor. `like` is the module that the new one replaces.
-  std::shared_ptr<torch::nn::Module> (*make)(const Options& options, Tensors tensors,
+  std::shared_ptr<torch::nn::Module> (*make)(const Options& options, const Tensors& tensors,
                                              const torch::nn::Module& like);
 };
 
@@ -58,8 +58,8 @@ Options parse_options(const Form& form, const Json& options, int64_t version);
 // Make a module from its tensors, which may be on the meta device.
 //
 // Throws c10::ValueError, or what the constructor throws.
-std::shared_ptr<torch::nn::Module> build(const Form& form, const Options& options, Tensors tensors,
-                                         const torch::nn::Module& like);
+std::shared_ptr<torch::nn::Module> build(const Form& form, const Options& options,
+                                         const Tensors& tensors, const torch::nn::Module& like);
 
 // Check the values in a module's tensors.
 //

@@ -61,6 +61,7 @@ const NamedDtype* named(std::string_view name) {
 
 std::string names_of_dtypes() {
   std::vector<std::string> names;
+  names.reserve(kDtypes.size());
   for (const NamedDtype& one : kDtypes) names.emplace_back(one.name);
   return join(names, ", ");
 }
@@ -110,7 +111,7 @@ std::string read_text(const InputFile& file) {
   return text;
 }
 
-Json parse(const std::string& text) {
+Json parse_header(const std::string& text) {
   try {
     check_utf8(text);
     return parse_json(text);
@@ -165,9 +166,12 @@ Entry entry_of(const std::string& name, const Json& value) {
 // Check that the tensors fill the data in order, without gap, overlap or remainder.
 void check_places(const std::vector<std::pair<std::string, Entry>>& entries, int64_t size) {
   std::vector<const std::pair<std::string, Entry>*> sorted;
+  sorted.reserve(entries.size());
   for (const auto& one : entries) sorted.push_back(&one);
-  std::stable_sort(sorted.begin(), sorted.end(), [](const auto* a, const auto* b) {
-    return std::tie(a->second.begin, a->second.end) < std::tie(b->second.begin, b->second.end);
+  std::sort(sorted.begin(), sorted.end(), [](const auto* a, const auto* b) {
+    // Of two with one place, the first in the file comes first.
+    return std::tie(a->second.begin, a->second.end, a) <
+           std::tie(b->second.begin, b->second.end, b);
   });
   int64_t end = 0;
   for (const auto* one : sorted) {
@@ -208,7 +212,7 @@ std::string quoted(const std::string& text) {
 
 Header read_header(const InputFile& file) {
   const std::string text = read_text(file);
-  const Json header = parse(text);
+  const Json header = parse_header(text);
   if (!header.is<Json::Object>()) {
     const bool is_number = header.is<Json::Integer>();
     const char* type = header.is_null()          ? "NoneType"

@@ -29,15 +29,23 @@ class Json {
   using List = std::vector<Json>;
   using Object = std::vector<JsonMember>;
 
-  Json() = default;  // null
-  Json(bool value) : value_(value) {}
-  Json(std::string text) : value_(std::move(text)) {}
-  Json(const char* text) : value_(std::string(text)) {}
-  Json(Integer value) : value_(std::move(value)) {}
-  Json(double value) : value_(value) {}
-  Json(int64_t value) : value_(Integer{std::to_string(value)}) {}
-  Json(List list) : value_(std::move(list)) {}
-  Json(Object object) : value_(std::move(object)) {}
+  // A value becomes JSON by itself, as in a list of them.
+  // NOLINTBEGIN(misc-explicit-constructor)
+  Json();  // null
+  Json(bool value);
+  Json(std::string text);
+  Json(const char* text);
+  Json(Integer value);
+  Json(double value);
+  Json(int64_t value);
+  Json(List list);
+  Json(Object object);
+  // NOLINTEND(misc-explicit-constructor)
+  Json(const Json& other);
+  Json(Json&& other) noexcept;
+  Json& operator=(const Json& other);
+  Json& operator=(Json&& other) noexcept;
+  ~Json();
 
   bool is_null() const { return is<std::monostate>(); }
   template <typename T>
@@ -66,6 +74,22 @@ struct JsonMember {
   std::string key;
   Json value;
 };
+
+// These need to know JsonMember.
+inline Json::Json() = default;
+inline Json::Json(bool value) : value_(value) {}
+inline Json::Json(std::string text) : value_(std::move(text)) {}
+inline Json::Json(const char* text) : value_(std::string(text)) {}
+inline Json::Json(Integer value) : value_(std::move(value)) {}
+inline Json::Json(double value) : value_(value) {}
+inline Json::Json(int64_t value) : value_(Integer{std::to_string(value)}) {}
+inline Json::Json(List list) : value_(std::move(list)) {}
+inline Json::Json(Object object) : value_(std::move(object)) {}
+inline Json::Json(const Json& other) = default;
+inline Json::Json(Json&& other) noexcept = default;
+inline Json& Json::operator=(const Json& other) = default;
+inline Json& Json::operator=(Json&& other) noexcept = default;
+inline Json::~Json() = default;
 
 // Parse JSON; NaN, infinity and keys that stand in an object twice are errors.
 //

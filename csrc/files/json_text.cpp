@@ -18,7 +18,7 @@ void append_unit(std::string& text, uint32_t unit) {
 }
 
 // A text in ASCII.
-std::string quoted(const std::string& text) {
+std::string ascii_quoted(const std::string& text) {
   constexpr std::string_view letters = "\"\\bfnrt", meanings = "\"\\\b\f\n\r\t";
   std::string result = "\"";
   for (size_t place = 0; place < text.size();) {
@@ -82,7 +82,7 @@ void append_members(std::string& text, const Json::Object& object, bool in_json)
   for (const JsonMember* member : members) {
     if (!is_first) text += ", ";
     is_first = false;
-    text += in_json ? quoted(member->key) : repr(member->key);
+    text += in_json ? ascii_quoted(member->key) : repr(member->key);
     text += ": ";
     append(text, member->value, in_json);
   }
@@ -98,7 +98,7 @@ void append(std::string& text, const Json& value, bool in_json) {
   } else if (value.is<double>()) {
     append_float(text, value.get<double>(), in_json);
   } else if (value.is<std::string>()) {
-    text += in_json ? quoted(value.get<std::string>()) : repr(value.get<std::string>());
+    text += in_json ? ascii_quoted(value.get<std::string>()) : repr(value.get<std::string>());
   } else if (value.is<Json::List>()) {
     text += '[';
     bool is_first = true;

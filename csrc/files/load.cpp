@@ -24,7 +24,7 @@ namespace baraquant {
 namespace files {
 namespace {
 
-constexpr const char* kCaller = "baraquant.load_";
+constexpr const char* kLoad = "baraquant.load_";
 
 using Modules = std::map<std::string, std::shared_ptr<torch::nn::Module>>;
 
@@ -169,9 +169,9 @@ Changes read_file(torch::nn::Module& model, const std::filesystem::path& path) {
   try {
     return read(model, file);
   } catch (const c10::ValueError& error) {
-    fail(kCaller, ": ", name, ": ", error.what_without_backtrace());
+    fail(kLoad, ": ", name, ": ", error.what_without_backtrace());
   } catch (const c10::TypeError& error) {
-    fail(kCaller, ": ", name, ": ", error.what_without_backtrace());
+    fail(kLoad, ": ", name, ": ", error.what_without_backtrace());
   }
 }
 
@@ -194,7 +194,7 @@ void load_(torch::nn::Module& model, const std::filesystem::path& path) {
     const auto found = changes.modules.find(place.path);
     if (found != changes.modules.end()) swaps[place.module] = found->second;
   }
-  workflow::check_owners(files::kCaller, places, swaps);
+  workflow::check_owners(files::kLoad, places, swaps);
   workflow::swap(places, swaps);
   for (const auto& [tensor, value] : changes.values) files::put(tensor, value);
 }

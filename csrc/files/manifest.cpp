@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <string_view>
 
 #include "files/header.h"
 #include "files/sha256.h"
@@ -13,7 +14,7 @@ namespace baraquant::files {
 namespace {
 
 // The classes that Python has and C++ lacks.
-const std::vector<std::string> kOnlyPython = {
+constexpr std::array<std::string_view, 6> kOnlyPython = {
     "QuantizedConv1d",          "QuantizedConv3d",          "QuantizedConvTranspose1d",
     "QuantizedConvTranspose2d", "QuantizedConvTranspose3d", "QuantizedExperts"};
 constexpr const char* kLoadedByPython = "; baraquant.load_ of Python loads it";
@@ -183,7 +184,7 @@ void rename_weights(Manifest& manifest, const Json& modules) {
   manifest.shared_tensors = shared;
 }
 
-Json parse(const std::string& text) {
+Json parse_config(const std::string& text) {
   try {
     return parse_json(text);
   } catch (const c10::ValueError& error) {
@@ -194,7 +195,7 @@ Json parse(const std::string& text) {
 }  // namespace
 
 Manifest parse_manifest(const std::string& text) {
-  const Json data = parse(text);
+  const Json data = parse_config(text);
   const int64_t version = version_of(data);
   check_keys(data, version);
   Manifest manifest;
@@ -221,9 +222,10 @@ Manifest parse_manifest(const std::string& text) {
   return manifest;
 }
 
-std::string write_manifest(Json::Object plain, const Tensors& tensors) {
-  plain.push_back({"sha256", digest(plain, tensors)});
-  return dump(plain);
+std::string write_manifest(const Json::Object& plain, const Tensors& tensors) {
+  Json::Object whole = plain;
+  whole.push_back({"sha256", digest(plain, tensors)});
+  return dump(whole);
 }
 
 std::string digest(const Json& plain, const Tensors& tensors) {

@@ -50,7 +50,7 @@ Manifest parse_manifest(const std::string& text);
 
 // The JSON that parse_manifest reads, with the checksum of all tensors, which are on the CPU and
 // contiguous.
-std::string write_manifest(Json::Object plain, const Tensors& tensors);
+std::string write_manifest(const Json::Object& plain, const Tensors& tensors);
 
 // The SHA-256 of the configuration and of all tensors.
 std::string digest(const Json& plain, const Tensors& tensors);

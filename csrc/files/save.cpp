@@ -19,7 +19,7 @@ namespace baraquant {
 namespace files {
 namespace {
 
-constexpr const char* kCaller = "baraquant.save: ";
+constexpr const char* kSave = "baraquant.save: ";
 
 using Layer = std::pair<std::string, const torch::nn::Module*>;
 
@@ -34,13 +34,13 @@ void check_name(const std::string& name) {
   try {
     check_utf8(name);
   } catch (const c10::ValueError&) {
-    fail(kCaller, repr(name), ": expected a name in UTF-8");
+    fail(kSave, repr(name), ": expected a name in UTF-8");
   }
 }
 
 Quantized quantized_modules(const torch::nn::Module& model) {
   if (form_of(model) != nullptr) {
-    fail(kCaller, "expected a model that contains ", workflow::type_name(model),
+    fail(kSave, "expected a model that contains ", workflow::type_name(model),
          ", but got one itself; wrap it in nn.Sequential");
   }
   Quantized result;
@@ -50,7 +50,7 @@ Quantized quantized_modules(const torch::nn::Module& model) {
     const torch::nn::Module& module = *place.module;
     if (form_of(module) == nullptr) {
       if (workflow::is_prepared(module)) {
-        fail(kCaller, place.path, ": expected a converted model, but ", workflow::type_name(module),
+        fail(kSave, place.path, ": expected a converted model, but ", workflow::type_name(module),
              " is prepared for training; call baraquant.qat.convert_ first");
       }
       continue;
@@ -65,7 +65,7 @@ Quantized quantized_modules(const torch::nn::Module& model) {
     result.places.emplace_back(place.path, &module);
   }
   if (result.modules.empty()) {
-    fail(kCaller, "expected a quantized model, but got a ", workflow::type_name(model),
+    fail(kSave, "expected a quantized model, but got a ", workflow::type_name(model),
          " without a quantized module");
   }
   return result;
@@ -79,7 +79,7 @@ Json entry_of(const std::string& path, const torch::nn::Module& module) {
     check_values(form, module);
     options = read_options(form, module);
   } catch (const c10::ValueError& error) {
-    fail(kCaller, path, ": ", error.what_without_backtrace());
+    fail(kSave, path, ": ", error.what_without_backtrace());
   }
   Json::Object packed;
   if (weight_bits_of(module) < 8) {
@@ -116,7 +116,7 @@ void check_storable(const std::string& name, const at::Tensor& tensor) {
   check_name(name);
   const bool is_dense = tensor.layout() == c10::kStrided && !tensor.is_nested();
   if (is_dense && is_storable(tensor.scalar_type()) && !tensor.is_meta()) return;
-  fail(kCaller, name, ": expected a dense tensor of a common dtype, with data, but got ",
+  fail(kSave, name, ": expected a dense tensor of a common dtype, with data, but got ",
        dtype_name(tensor.scalar_type()), ", ", layout_text(tensor), ", on ", tensor.device().str());
 }
 
@@ -166,14 +166,14 @@ void save(const torch::nn::Module& model, const std::filesystem::path& path) {
     if (bits < 8) widths[name + ".qweight"] = bits;
   }
   auto [stored, shared] = stored_tensors(model, widths);
-  Json::Object plain = {{"format", kFormat},
-                        {"writer", c10::str("baraquant ", build_info().version)},
-                        {"modules", std::move(modules)},
-                        {"shared_modules", std::move(quantized.shared)},
-                        {"shared_tensors", std::move(shared)},
-                        {"constants", Json::Object()},
-                        {"unpacked", Json::List()}};
-  const std::string text = write_manifest(std::move(plain), stored);
+  const Json::Object plain = {{"format", kFormat},
+                              {"writer", c10::str("baraquant ", build_info().version)},
+                              {"modules", std::move(modules)},
+                              {"shared_modules", std::move(quantized.shared)},
+                              {"shared_tensors", std::move(shared)},
+                              {"constants", Json::Object()},
+                              {"unpacked", Json::List()}};
+  const std::string text = write_manifest(plain, stored);
   const auto [header, ordered] = write_header(stored, "baraquant", text);
   replace_file(path, [&](OutputFile& file) {
     file.write(header.data(), header.size());

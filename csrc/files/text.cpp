@@ -153,6 +153,7 @@ std::string repr(std::string_view text) {
 
 std::string repr(const std::vector<std::string>& texts) {
   std::vector<std::string> parts;
+  parts.reserve(texts.size());
   for (const std::string& text : texts) parts.push_back(repr(text));
   return c10::str("[", join(parts, ", "), "]");
 }

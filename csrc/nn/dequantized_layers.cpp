@@ -31,7 +31,7 @@ void print_weight(std::ostream& stream, int64_t bits, const char* whole,
 
 // ---- DequantizedLayer ---------------------------------------------------------------------------
 
-DequantizedLayer::DequantizedLayer(std::string name, const DequantizedOptions& options,
+DequantizedLayer::DequantizedLayer(const std::string& name, const DequantizedOptions& options,
                                    int64_t dimensions)
     : QuantizedLayer(name), group_size_(options.group_size()) {
   check_weight(name.c_str(), options.qweight(), options.bias(), dimensions);

@@ -92,7 +92,7 @@ torch::Tensor FakeQuantizedLinearImpl::integer_output(const torch::Tensor& input
   const auto [integers, scale, zero_point] = input_fake_quant->quantize(input.detach());
   const auto [qweight, weight_scale, zeros] = quantized_weight();
   const bool symmetric = config().activation()->symmetric();
-  const auto output = int8_linear(
+  auto output = int8_linear(
       integers, qweight, scale, weight_scale, bias.defined() ? maybe(bias.detach()) : std::nullopt,
       symmetric ? std::nullopt : std::optional(zero_point), std::nullopt, input.scalar_type());
   const bool trains = input.requires_grad() || weight.requires_grad();
@@ -195,7 +195,7 @@ torch::Tensor FakeQuantizedEmbeddingImpl::rows(const torch::Tensor& input,
 
 torch::Tensor FakeQuantizedEmbeddingImpl::forward(const torch::Tensor& input) {
   if (!rounds_rows_) return rows(input, fake_quantized_weight());
-  const auto found = rows(input, weight);
+  auto found = rows(input, weight);
   if (!weight_fake_quant->rounds() && is_training()) return found;
   const auto& how = config().weight();
   if (how.group_size().has_value()) {

@@ -6,6 +6,7 @@
 #include "api/nn/quantizers.h"
 #include "nn/by_granularity.h"
 #include "nn/clone.h"
+#include "nn/product.h"
 #include "nn/quantizer_arguments.h"
 
 namespace baraquant::nn {
@@ -24,10 +25,6 @@ ByGranularity ops_of(const LearnedFakeQuantizeOptions& options) {
 
 torch::Dtype compute_dtype(torch::Dtype dtype) {
   return dtype == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32;
-}
-
-std::optional<torch::Tensor> maybe(const torch::Tensor& tensor) {
-  return tensor.defined() ? std::optional(tensor) : std::nullopt;
 }
 
 }  // namespace

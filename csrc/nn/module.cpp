@@ -30,7 +30,7 @@ void Module::convert(const std::optional<torch::Device>& device,
       child->to(*dtype, non_blocking);
     }
   }
-  const auto convert_one = [&](const std::string& name, torch::Tensor tensor) {
+  const auto convert_one = [&](const std::string& name, const torch::Tensor& tensor) {
     auto target = tensor.scalar_type();
     if (dtype.has_value() && tensor.is_floating_point() && c10::isFloatingType(*dtype)) {
       const bool is_exact = *dtype == torch::kFloat32 || *dtype == torch::kFloat64;

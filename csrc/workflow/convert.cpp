@@ -35,7 +35,7 @@ namespace {
 
 using namespace workflow;
 
-constexpr const char* caller = "baraquant.qat.convert_";
+constexpr const char* convert_name = "baraquant.qat.convert_";
 
 // The layers that no batch has reached, where others have been reached. Where none has, training was
 // forgotten: then the first of them is an error.
@@ -63,7 +63,7 @@ Report convert_(torch::nn::Module& model) {
   const auto places = places_of(model);
   report.total_parameters = total_parameters(model);
   report.bytes_before = total_bytes(model);
-  TORCH_CHECK_VALUE(!is_prepared(model), caller,
+  TORCH_CHECK_VALUE(!is_prepared(model), convert_name,
                     ": expected a model that contains the layers to swap, but got a ",
                     type_name(model), " itself; wrap it in nn.Sequential");
   const auto unseen = unseen_of(places);
@@ -85,10 +85,10 @@ Report convert_(torch::nn::Module& model) {
       if (!reason.empty()) report.left_out.emplace_back(place.path, reason);
       continue;
     }
-    const bool is_unseen = unseen.count(prepared) != 0;
+    const bool is_unseen = unseen.contains(prepared);
     auto about = nn::skipped(prepared->input_fake_quant.get());
     if (is_unseen) about += "; its input stays floating, as training never called it";
-    with_path(caller, place.path, [&] {
+    with_path(convert_name, place.path, [&] {
       auto layer = converter.convert(*prepared, is_unseen);
       report.changed.emplace_back(place.path, type_name(*layer) + about);
       swaps[prepared] = std::move(layer);
@@ -97,12 +97,12 @@ Report convert_(torch::nn::Module& model) {
       report.quantized_parameters += prepared->weight.numel();
     }
   }
-  TORCH_CHECK_VALUE(!swaps.empty() || !is_converted_already, caller,
+  TORCH_CHECK_VALUE(!swaps.empty() || !is_converted_already, convert_name,
                     ": expected a prepared model, but ", type_name(model), " is converted already");
-  TORCH_CHECK_VALUE(!swaps.empty(), caller,
+  TORCH_CHECK_VALUE(!swaps.empty(), convert_name,
                     ": expected a model prepared by baraquant.qat.prepare_, but ", type_name(model),
                     " has no prepared layer");
-  check_owners(caller, places, swaps);
+  check_owners(convert_name, places, swaps);
   swap(places, swaps);
   report.bytes_after = total_bytes(model);
   return report;

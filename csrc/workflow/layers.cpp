@@ -35,7 +35,7 @@ constexpr Kind kind(std::string (*why_not)(const torch::nn::Module&), bool keeps
   return {is_exactly<Float>, prepare<Float, Training>, why_not, keeps_input};
 }
 
-const std::array kinds = {
+constexpr std::array kinds = {
     kind<torch::nn::LinearImpl, nn::FakeQuantizedLinearImpl>(no_reason, /*keeps_input=*/false),
     kind<torch::nn::Conv2dImpl, nn::FakeQuantizedConv2dImpl>(no_reason, /*keeps_input=*/true),
     kind<torch::nn::EmbeddingImpl, nn::FakeQuantizedEmbeddingImpl>(why_not_embedding,
@@ -93,7 +93,7 @@ struct Known {
   // Calls `use` with the module in its own class; false if it is none of these.
   template <typename Use>
   static bool visit(const std::shared_ptr<torch::nn::Module>& module, const Use& use) {
-    const auto attempt = [&](auto typed) {
+    const auto attempt = [&](const auto& typed) {
       if (typed != nullptr) use(typed);
       return typed != nullptr;
     };
@@ -147,6 +147,7 @@ bool is_converted(const torch::nn::Module& module) {
 
 std::string type_name(const torch::nn::Module& module) {
   auto name = module.name();
+  name = name.substr(0, name.find('<'));
   name = name.substr(name.rfind(':') == std::string::npos ? 0 : name.rfind(':') + 1);
   return name.ends_with("Impl") ? name.substr(0, name.size() - 4) : name;
 }

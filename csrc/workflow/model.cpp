@@ -72,7 +72,7 @@ void load_state_dict(torch::nn::Module& model,
                       ": expected the shape ", tensor.sizes(), ", but got ", found->second.sizes());
   }
   for (const auto& [name, tensor] : tensors) {
-    TORCH_CHECK_VALUE(own.count(name) != 0, "baraquant::load_state_dict: expected no tensor ", name,
+    TORCH_CHECK_VALUE(own.contains(name), "baraquant::load_state_dict: expected no tensor ", name,
                       ", which the model does not have");
   }
   const torch::NoGradGuard no_grad;

@@ -10,7 +10,7 @@ namespace {
 
 using namespace workflow;
 
-constexpr const char* caller = "baraquant.qat.prepare_";
+constexpr const char* prepare_name = "baraquant.qat.prepare_";
 
 std::string nothing_to_prepare(const std::vector<Place>& places, const torch::nn::Module& model,
                                const Report& report) {
@@ -51,12 +51,12 @@ void start_range(nn::Quantizer& quantizer, const Observed& observed) {
 Report prepare_(torch::nn::Module& model, const QuantConfig& config, const Options& options) {
   Report report;
   const auto places = places_of(model);
-  const Choice choice{caller, [&](const Kind&) { return config; }, [](const auto&) {}};
+  const Choice choice{prepare_name, [&](const Kind&) { return config; }, [](const auto&) {}};
   const auto chosen = choose(model, places, choice, options.filter, report);
-  TORCH_CHECK_VALUE(!chosen.empty(), caller, ": ", nothing_to_prepare(places, model, report));
+  TORCH_CHECK_VALUE(!chosen.empty(), prepare_name, ": ", nothing_to_prepare(places, model, report));
   if (options.calibration) {
-    for (const auto& [path, observed] :
-         observe_inputs(caller, model, places, chosen, config.observer(), options.calibration)) {
+    for (const auto& [path, observed] : observe_inputs(prepare_name, model, places, chosen,
+                                                       config.observer(), options.calibration)) {
       for (const auto& one : chosen) {
         if (one.path == path) start_range(*one.prepared->input_fake_quant, observed);
       }

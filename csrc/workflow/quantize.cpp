@@ -12,7 +12,7 @@ namespace {
 
 using namespace workflow;
 
-constexpr const char* caller = "baraquant.quantize_";
+constexpr const char* quantize_name = "baraquant.quantize_";
 
 // A configuration as it is without training.
 QuantConfig after_training(const QuantConfig& config, const Kind& kind) {
@@ -42,7 +42,7 @@ void check_weights(const torch::nn::Module& module) {
 void calibrate(torch::nn::Module& model, const std::vector<Place>& places,
                std::vector<Chosen>& chosen, const QuantConfig& config, const Options& options) {
   const auto ranges =
-      observe_inputs(caller, model, places, chosen, config.observer(), options.calibration);
+      observe_inputs(quantize_name, model, places, chosen, config.observer(), options.calibration);
   for (auto& one : chosen) {
     if (!one.prepared->config().is_static()) continue;
     const auto found = ranges.find(one.path);
@@ -85,14 +85,14 @@ void search_scales(std::vector<Chosen>& chosen, const QuantConfig& config) {
 }  // namespace
 
 Report quantize_(torch::nn::Module& model, const QuantConfig& config, const Options& options) {
-  TORCH_CHECK_VALUE(options.calibration || !config.is_static(), caller,
+  TORCH_CHECK_VALUE(options.calibration || !config.is_static(), quantize_name,
                     ": expected calibration data for a static input, but got None");
   Report report;
   const auto places = places_of(model);
-  const Choice choice{caller, [&](const Kind& kind) { return after_training(config, kind); },
+  const Choice choice{quantize_name, [&](const Kind& kind) { return after_training(config, kind); },
                       check_weights};
   auto chosen = choose(model, places, choice, options.filter, report);
-  TORCH_CHECK_VALUE(!chosen.empty(), caller,
+  TORCH_CHECK_VALUE(!chosen.empty(), quantize_name,
                     ": expected a model with a Linear, Conv1d, Conv2d, Embedding or another layer "
                     "to quantize, but ",
                     type_name(model), " has none", reasons(report));
@@ -102,7 +102,7 @@ Report quantize_(torch::nn::Module& model, const QuantConfig& config, const Opti
   Swaps swaps;
   report.changed.clear();
   for (auto& one : chosen) {
-    with_path(caller, one.path, [&] {
+    with_path(quantize_name, one.path, [&] {
       auto layer = converter.convert(*one.prepared);
       report.changed.emplace_back(one.path, type_name(*layer) + one.remark);
       swaps[one.module] = std::move(layer);

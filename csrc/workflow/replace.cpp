@@ -58,7 +58,7 @@ void check_owner(const std::string& caller, const std::vector<Place>& places,
 void check_owners(const std::string& caller, const std::vector<Place>& places, const Swaps& swaps) {
   std::set<const torch::nn::Module*> checked;
   for (const auto& place : places) {
-    if (swaps.count(place.module) == 0 || !checked.insert(place.module).second) continue;
+    if (!swaps.contains(place.module) || !checked.insert(place.module).second) continue;
     check_owner(caller, places, *place.module);
   }
 }

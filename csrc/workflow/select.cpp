@@ -89,7 +89,7 @@ struct Chooser {
     std::map<std::string, std::string> why(report.left_out.begin(), report.left_out.end());
     std::map<Key, std::string> floating;
     const auto note = [&](const torch::nn::Module& module, const std::string& path) {
-      if (swapped.count(&module) != 0 || is_prepared(module)) return;
+      if (swapped.contains(&module) || is_prepared(module)) return;
       const auto reason = why.find(path);
       if (reason != why.end() && reason->second == filtered) return;
       for (const auto& tensor : module.parameters(/*recurse=*/false)) {

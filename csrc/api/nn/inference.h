@@ -172,7 +172,7 @@ class BARAQUANT_API DequantizedLayer : public QuantizedLayer {
   std::shared_ptr<FakeQuantizeImpl> input_fake_quant;  ///< empty if the input stays as it is
 
  protected:
-  DequantizedLayer(std::string name, const DequantizedOptions& options, int64_t dimensions);
+  DequantizedLayer(const std::string& name, const DequantizedOptions& options, int64_t dimensions);
   torch::Tensor dequantized(torch::Dtype dtype);
   torch::Tensor rounded_input(const torch::Tensor& input);
   /// This layer's options, with copies of its tensors.
