@@ -87,8 +87,9 @@ class BARAQUANT_API QuantConfig {
   /// @throws c10::ValueError A field has a value that it cannot have.
   explicit QuantConfig(TensorConfig weight, std::optional<TensorConfig> activation = std::nullopt);
 
-  /// How to find the range of a static activation: "min_max" (of all data) or "moving_average" (the
-  /// default, in which each batch counts 1 %).
+  /// How to find the range of a static activation: "min_max" (of all data), "moving_average" (the
+  /// default, in which each batch counts 1 %), "percentile" (without the most extreme 0.01 % of the
+  /// values) or "mse" (the minimum squared error). The last two need calibration data.
   /// @throws c10::ValueError Another name.
   QuantConfig& observer(std::string_view name);
   /// How to find a scale of weights below eight bits that is not trained: "search" (the default; 26

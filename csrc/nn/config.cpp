@@ -107,10 +107,6 @@ QuantConfig::QuantConfig(TensorConfig weight, std::optional<TensorConfig> activa
 
 QuantConfig& QuantConfig::observer(std::string_view name) {
   check_choice("QuantConfig", "observer", name, observers);
-  TORCH_CHECK_VALUE(name == "min_max" || name == "moving_average",
-                    "QuantConfig: expected observer to be min_max or moving_average in C++, but "
-                    "got ",
-                    text::quoted(std::string(name)), ", which Python has");
   observer_ = name;
   return *this;
 }

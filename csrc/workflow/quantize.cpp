@@ -52,9 +52,10 @@ void calibrate(torch::nn::Module& model, const std::vector<Place>& places,
       continue;
     }
     const auto& activation = *one.prepared->config().activation();
-    const auto [scale, zero_point] =
-        nn::qparams_of_range(found->second.min_val, found->second.max_val, activation.quant_min(),
-                             activation.quant_max(), activation.symmetric());
+    const auto [low, high] = found->second->range(activation.quant_min(), activation.quant_max(),
+                                                  activation.symmetric());
+    const auto [scale, zero_point] = nn::qparams_of_range(
+        low, high, activation.quant_min(), activation.quant_max(), activation.symmetric());
     const auto device = one.prepared->weight.device();
     one.prepared->set_input_quantizer(
         std::make_shared<nn::FakeQuantizeImpl>(nn::FakeQuantizeOptions()

@@ -41,6 +41,8 @@ const std::map<std::string, QuantConfig> configs = {
     {"w8a8_asymmetric", baraquant::W8A8(false)},
     {"static", baraquant::W8A8Static()},
     {"static_average", baraquant::W8A8Static("moving_average", false)},
+    {"static_percentile", baraquant::W8A8Static("percentile")},
+    {"static_mse", baraquant::W8A8Static("mse", false)},
     {"w8a16", baraquant::W8A16()},
     {"w4a16", baraquant::W4A16(4)},
     {"w4a16_asymmetric", baraquant::W4A16(4, false)},
@@ -114,7 +116,11 @@ void add_gradient(Tensors& results, const std::string& name, torch::nn::Sequenti
 
 void train(const std::string& name, torch::nn::Sequential& model, const Tensors& inputs,
            const QuantConfig& config, Tensors& results) {
-  report(name, "prepared", baraquant::prepare_(model, config));
+  baraquant::Options options;
+  if (config.observer() == "percentile" || config.observer() == "mse") {
+    options.calibration = [&] { run(model, inputs.at("input1")), run(model, inputs.at("input2")); };
+  }
+  report(name, "prepared", baraquant::prepare_(model, config, options));
   add(results, "prepared.", *model);
   torch::optim::SGD optimizer(model->parameters(), 0.05);
   for (const auto* step : {"0", "1", "2"}) {
@@ -229,6 +235,7 @@ void errors() {
   show_error("not prepared", [&] { baraquant::convert_(relu); });
   torch::nn::Sequential linear(torch::nn::Linear(4, 4));
   show_error("no calibration", [&] { baraquant::quantize_(linear, baraquant::W8A8Static()); });
+  show_error("no data for mse", [&] { baraquant::prepare_(linear, baraquant::W8A8Static("mse")); });
   show_error("misfit", [&] { baraquant::prepare_(linear, baraquant::W4A16(3)); });
   torch::nn::Sequential broken(torch::nn::Linear(2, 2));
   torch::NoGradGuard no_grad;

@@ -34,6 +34,8 @@ CONFIGS = {
     "w8a8_asymmetric": baraquant.W8A8(False),
     "static": baraquant.W8A8Static(),
     "static_average": baraquant.W8A8Static("moving_average", False),
+    "static_percentile": baraquant.W8A8Static("percentile"),
+    "static_mse": baraquant.W8A8Static("mse", False),
     "w8a16": baraquant.W8A16(),
     "w4a16": baraquant.W4A16(4),
     "w4a16_asymmetric": baraquant.W4A16(4, False),
@@ -131,7 +133,11 @@ def trained(
     model: nn.Sequential, inputs: dict[str, Tensor], config: QuantConfig
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, str]]]:
     """What the program does in training, in Python."""
-    reports = {"prepared": baraquant.qat.prepare_(model, config).changed}
+    data = (
+        [inputs["input1"], inputs["input2"]] if config.observer in ("percentile", "mse") else None
+    )
+    prepared = baraquant.qat.prepare_(model, config, calibration=data, progress=False)
+    reports = {"prepared": prepared.changed}
     results = states(model, "prepared.")
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     for step in range(3):
@@ -234,6 +240,7 @@ def errors() -> dict[str, Callable[[], Any]]:
         "nothing": lambda: baraquant.qat.prepare_(relu, baraquant.W8A8()),
         "not prepared": lambda: baraquant.qat.convert_(relu),
         "no calibration": lambda: baraquant.quantize_(linear, baraquant.W8A8Static()),
+        "no data for mse": lambda: baraquant.qat.prepare_(linear, baraquant.W8A8Static("mse")),
         "misfit": lambda: baraquant.qat.prepare_(linear, baraquant.W4A16(3)),
         "not finite": lambda: baraquant.quantize_(broken, baraquant.W8A8()),
         "unseen": lambda: baraquant.qat.convert_(unseen),

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Observers: find the range of a tensor over the batches of a calibration, in constant memory.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "workflow/histogram.h"
+
+namespace baraquant::workflow {
+
+// Whether training can update the range with each batch; else it comes from calibration alone.
+bool follows_training(const std::string& observer);
+
+class Observer {
+ public:
+  // `name` is "min_max", "moving_average", "percentile" or "mse".
+  explicit Observer(std::string name) : name_(std::move(name)) {}
+
+  // Observe a floating input of any shape; an empty one changes nothing. An input with a NaN or an
+  // infinity changes nothing either.
+  void observe(at::Tensor input);
+  // Whether an input was seen, and whether one of them was finite.
+  bool is_reached() const { return min_val_.defined(); }
+  bool is_finite() const;
+  // The ends of the range that the scale must cover, `[]` each.
+  std::tuple<at::Tensor, at::Tensor> range(int64_t quant_min, int64_t quant_max,
+                                           bool symmetric) const;
+
+ private:
+  // The bins, cut at the minimum and the maximum.
+  Bins cut_bins() const;
+  std::tuple<double, double> percentile_ends(bool symmetric) const;
+  std::tuple<double, double> mse_ends(int64_t quant_min, int64_t quant_max, bool symmetric) const;
+
+  std::string name_;
+  at::Tensor min_val_, max_val_, skipped_;  // undefined before the first input
+  std::optional<Histogram> histogram_;
+};
+
+}  // namespace baraquant::workflow
