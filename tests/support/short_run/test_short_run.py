@@ -245,7 +245,7 @@ TOOLS = {
     "autocast": "torch_stack/test_autograd.py::test_autocast_changes_nothing",
     "checkpoint": "torch_stack/test_autograd.py::test_checkpoint",
     "processes": "nn/test_distributed.py::test_union_over_a_group",
-    "a program on libtorch": "packaging/test_libtorch.py::test_compiler",
+    "a program on libtorch": "packaging/test_cpp_examples.py::test_compiler",
     "a program without torch": "cpp/test_cpp.py::test_program",
     "the example of each op": "ops/test_docs.py::test_example_runs",
 }
