@@ -16,7 +16,7 @@ import toolchain
 
 sys.path.append(str(toolchain.ROOT))  # finds a build in place as well
 
-from cpp_programs import build_program, environment
+from cpp_programs import PACKAGE, build_program, environment
 
 EXAMPLES = toolchain.ROOT / "examples" / "cpp"
 PROGRAMS = ("ops", "qat_digits", "serve")
@@ -24,8 +24,6 @@ PROGRAMS = ("ops", "qat_digits", "serve")
 
 def built(folder: Path) -> dict[str, Path]:
     """The programs; compiled anew where a source or the library is newer."""
-    from cpp_programs import PACKAGE
-
     folder.mkdir(parents=True, exist_ok=True)
     programs = {name: folder / name for name in PROGRAMS}
     for name, program in programs.items():

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // How Python writes values: json.dumps and repr.
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <cmath>
 
 #include "files/json.h"
 #include "files/text.h"
+#include "nn/text.h"
 
 namespace baraquant::files {
 namespace {
@@ -39,33 +38,11 @@ std::string ascii_quoted(const std::string& text) {
   return result + '"';
 }
 
-// The text of a float: the shortest digits that give it back.
-void append_float(std::string& text, double value, bool in_json) {
-  if (std::signbit(value)) text += '-';
-  if (!std::isfinite(value)) {
-    text += in_json ? "Infinity" : "inf";
-    return;
-  }
-  std::array<char, 32> buffer;
-  const auto [end, _] = std::to_chars(buffer.data(), buffer.data() + buffer.size(), std::abs(value),
-                                      std::chars_format::scientific);
-  const std::string_view all(buffer.data(), static_cast<size_t>(end - buffer.data()));
-  const size_t split = all.find('e');  // of "1.25e+03"
-  std::string digits(all.substr(0, 1));
-  if (split > 2) digits += all.substr(2, split - 2);
-  const int exponent = std::stoi(std::string(all.substr(split + 1)));
-  if (exponent < -4 || exponent >= 16) {
-    text += all;
-  } else if (exponent < 0) {
-    text += "0.";
-    text.append(static_cast<size_t>(-exponent - 1), '0');
-    text += digits;
+void append_float(std::string& result, double value, bool in_json) {
+  if (in_json && std::isinf(value)) {
+    result += value < 0 ? "-Infinity" : "Infinity";
   } else {
-    const size_t whole = static_cast<size_t>(exponent) + 1;
-    if (digits.size() <= whole) digits.append(whole + 1 - digits.size(), '0');
-    text.append(digits, 0, whole);
-    text += '.';
-    text.append(digits, whole);
+    result += text::of(value);
   }
 }
 

@@ -10,6 +10,8 @@
 
 #include "api/nn/inference.h"
 #include "files/text.h"
+#include "nn/configs.h"
+#include "nn/product.h"
 #include "workflow/layers.h"
 
 namespace baraquant::files {
@@ -41,20 +43,13 @@ std::string padding_text(const torch::nn::Conv2dOptions& conv) {
   return tuple_repr(std::get<torch::ExpandingArray<2>>(conv.padding()));
 }
 
-std::string padding_mode_text(const torch::nn::Conv2dOptions& conv) {
-  const auto& mode = conv.padding_mode();
-  if (std::holds_alternative<torch::enumtype::kReflect>(mode)) return "reflect";
-  if (std::holds_alternative<torch::enumtype::kReplicate>(mode)) return "replicate";
-  return std::holds_alternative<torch::enumtype::kCircular>(mode) ? "circular" : "zeros";
-}
-
 Sizes conv_sizes(const torch::nn::Conv2dOptions& conv, int64_t in_channels, int64_t out_channels,
                  c10::IntArrayRef kernel) {
   return {{"in_channels", std::to_string(in_channels)},
           {"out_channels", std::to_string(out_channels)},
           {"kernel_size", tuple_repr(kernel)},
           {"groups", std::to_string(conv.groups())},
-          {"padding_mode", padding_mode_text(conv)},
+          {"padding_mode", nn::padding_mode_of(conv)},
           {"stride", tuple_repr(conv.stride())},
           {"padding", padding_text(conv)},
           {"dilation", tuple_repr(conv.dilation())}};
@@ -91,12 +86,9 @@ Sizes sizes_of_layer(const torch::nn::Module& module) {
     return linear_sizes(linear->options.in_features(), linear->options.out_features());
   }
   if (const auto* conv = as<torch::nn::Conv2dImpl>(module)) {
-    const auto& options = conv->options;
-    torch::nn::Conv2dOptions same(options.in_channels(), options.out_channels(),
-                                  options.kernel_size());
-    same.stride(options.stride()).padding(options.padding()).dilation(options.dilation());
-    same.groups(options.groups()).padding_mode(options.padding_mode());
-    return conv_sizes(same, options.in_channels(), options.out_channels(), options.kernel_size());
+    const auto options = nn::like_conv2d(conv->options);
+    return conv_sizes(options, options.in_channels(), options.out_channels(),
+                      options.kernel_size());
   }
   if (const auto* embedding = as<torch::nn::EmbeddingImpl>(module)) {
     const auto& options = embedding->options;

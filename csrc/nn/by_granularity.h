@@ -71,4 +71,14 @@ struct ByGranularity {
   }
 };
 
+// The ops for the options of FakeQuantize or LearnedFakeQuantize.
+template <typename Options>
+ByGranularity ops_of(const Options& options) {
+  return {.granularity = options.granularity(),
+          .axis = options.axis().value_or(-1),
+          .group_size = options.group_size().value_or(0),
+          .low = options.quant_min(),
+          .high = options.quant_max()};
+}
+
 }  // namespace baraquant::nn

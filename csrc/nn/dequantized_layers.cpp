@@ -8,9 +8,7 @@
 #include "api/nn/inference.h"
 #include "api/ops.h"
 #include "nn/clone.h"
-#include "nn/layer_arguments.h"
 #include "nn/product.h"
-#include "nn/text.h"
 
 namespace baraquant::nn {
 
@@ -34,17 +32,14 @@ void print_weight(std::ostream& stream, int64_t bits, const char* whole,
 DequantizedLayer::DequantizedLayer(const std::string& name, const DequantizedOptions& options,
                                    int64_t dimensions)
     : QuantizedLayer(name), group_size_(options.group_size()) {
-  check_weight(name.c_str(), options.qweight(), options.bias(), dimensions);
-  check_bits(name.c_str(), "weight_bits", options.weight_bits());
-  weight_bits_ = options.weight_bits();
-  const auto scale =
-      scale_of_weight(name.c_str(), options.weight_scale(), options.qweight(), group_size_);
-  const auto zeros = zero_point_of_weight(name.c_str(), options.weight_zero_point(), scale);
-  dtype_ = weight_dtype(name.c_str(), options.dtype(), options.bias(), scale);
-  qweight = register_buffer("qweight", options.qweight().contiguous());
-  weight_scale = register_buffer("weight_scale", scale);
-  if (options.bias().defined()) bias = register_buffer("bias", options.bias().detach());
-  if (zeros.defined()) weight_zero_point = register_buffer("weight_zero_point", zeros);
+  store({.qweight = options.qweight(),
+         .weight_scale = options.weight_scale(),
+         .bias = options.bias(),
+         .weight_zero_point = options.weight_zero_point(),
+         .weight_bits = options.weight_bits(),
+         .dtype = options.dtype(),
+         .group_size = group_size_},
+        dimensions);
   input_fake_quant = options.input_fake_quant();
   if (input_fake_quant != nullptr) register_module("input_fake_quant", input_fake_quant);
 }
@@ -156,16 +151,13 @@ QuantizedEmbeddingImpl::QuantizedEmbeddingImpl(const QuantizedEmbeddingOptions& 
     : QuantizedLayer("QuantizedEmbedding"),
       group_size_(options.group_size()),
       padding_idx_(options.padding_idx()) {
-  const char* name = "QuantizedEmbedding";
-  check_weight(name, options.qweight(), {});
-  check_bits(name, "weight_bits", options.weight_bits());
-  weight_bits_ = options.weight_bits();
-  const auto scale = scale_of_weight(name, options.weight_scale(), options.qweight(), group_size_);
-  dtype_ = weight_dtype(name, options.dtype(), {}, scale);
-  const auto zeros = zero_point_of_weight(name, options.weight_zero_point(), scale);
-  qweight = register_buffer("qweight", options.qweight().contiguous());
-  weight_scale = register_buffer("weight_scale", scale);
-  if (zeros.defined()) weight_zero_point = register_buffer("weight_zero_point", zeros);
+  store({.qweight = options.qweight(),
+         .weight_scale = options.weight_scale(),
+         .bias = {},
+         .weight_zero_point = options.weight_zero_point(),
+         .weight_bits = options.weight_bits(),
+         .dtype = options.dtype(),
+         .group_size = group_size_});
 }
 
 torch::Tensor QuantizedEmbeddingImpl::forward(const torch::Tensor& input) {

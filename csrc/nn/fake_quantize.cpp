@@ -10,18 +10,6 @@
 
 namespace baraquant::nn {
 
-namespace {
-
-ByGranularity ops_of(const FakeQuantizeOptions& options) {
-  return {.granularity = options.granularity(),
-          .axis = options.axis().value_or(-1),
-          .group_size = options.group_size().value_or(0),
-          .low = options.quant_min(),
-          .high = options.quant_max()};
-}
-
-}  // namespace
-
 FakeQuantizeImpl::FakeQuantizeImpl(FakeQuantizeOptions given)
     : Quantizer("FakeQuantize"), options(std::move(given)) {
   check_mode(options);

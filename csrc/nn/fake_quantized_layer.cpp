@@ -2,18 +2,13 @@
 #include <limits>
 
 #include "api/nn/training.h"
+#include "frame/dtypes.h"
 #include "nn/clone.h"
+#include "nn/range.h"
 
 namespace baraquant::nn {
 
 namespace {
-
-// The weight of each batch in a moving average, the same as in torch.ao's observers.
-constexpr double averaging_constant = 0.01;
-
-torch::Dtype compute_dtype(const torch::Tensor& weight) {
-  return weight.scalar_type() == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32;
-}
 
 FakeQuantizeOptions range_of(const TensorConfig& config) {
   return FakeQuantizeOptions()
@@ -33,16 +28,17 @@ std::shared_ptr<Quantizer> learned_of_weight(const TensorConfig& config,
   std::vector<int64_t> shape = {1};
   if (granularity == "per_channel") shape = {weight.size(0)};
   if (granularity == "per_group") shape = {weight.size(0), weight.size(-1) / *size};
-  auto learned = std::make_shared<LearnedFakeQuantizeImpl>(LearnedFakeQuantizeOptions()
-                                                               .granularity(granularity)
-                                                               .axis(channel_axis(granularity))
-                                                               .group_size(size)
-                                                               .shape(shape)
-                                                               .quant_min(config.quant_min())
-                                                               .quant_max(config.quant_max())
-                                                               .symmetric(config.symmetric())
-                                                               .device(weight.device())
-                                                               .dtype(compute_dtype(weight)));
+  auto learned =
+      std::make_shared<LearnedFakeQuantizeImpl>(LearnedFakeQuantizeOptions()
+                                                    .granularity(granularity)
+                                                    .axis(channel_axis(granularity))
+                                                    .group_size(size)
+                                                    .shape(shape)
+                                                    .quant_min(config.quant_min())
+                                                    .quant_max(config.quant_max())
+                                                    .symmetric(config.symmetric())
+                                                    .device(weight.device())
+                                                    .dtype(compute_dtype(weight.scalar_type())));
   if (!weight.is_meta()) learned->initialize(weight);
   return learned;
 }
@@ -66,7 +62,7 @@ std::shared_ptr<Quantizer> of_weight(const TensorConfig& config, const torch::Te
     options.granularity("per_channel").axis(0).channels(scales);
   }
   auto observed = std::make_shared<FakeQuantizeImpl>(options);
-  observed->to(weight.device(), compute_dtype(weight));
+  observed->to(weight.device(), compute_dtype(weight.scalar_type()));
   const torch::NoGradGuard no_grad;
   observed->forward(size.has_value() ? weight.reshape({-1, *size}) : weight);
   return observed;
@@ -76,13 +72,14 @@ std::shared_ptr<Quantizer> of_activation(const std::optional<TensorConfig>& conf
                                          const std::string& observer, const torch::Tensor& weight) {
   if (!config.has_value()) return nullptr;
   if (config->learned()) {
-    return std::make_shared<LearnedFakeQuantizeImpl>(LearnedFakeQuantizeOptions()
-                                                         .quant_min(config->quant_min())
-                                                         .quant_max(config->quant_max())
-                                                         .symmetric(config->symmetric())
-                                                         .per_sample(true)
-                                                         .device(weight.device())
-                                                         .dtype(compute_dtype(weight)));
+    return std::make_shared<LearnedFakeQuantizeImpl>(
+        LearnedFakeQuantizeOptions()
+            .quant_min(config->quant_min())
+            .quant_max(config->quant_max())
+            .symmetric(config->symmetric())
+            .per_sample(true)
+            .device(weight.device())
+            .dtype(compute_dtype(weight.scalar_type())));
   }
   if (config->dynamic()) {
     return std::make_shared<FakeQuantizeImpl>(range_of(*config)
@@ -91,11 +88,11 @@ std::shared_ptr<Quantizer> of_activation(const std::optional<TensorConfig>& conf
                                                   .group_size(config->group_size()));
   }
   auto options = range_of(*config).mode("observed");
-  if (observer == "moving_average") options.averaging_constant(averaging_constant);
+  if (observer == "moving_average") options.averaging_constant(kAveragingConstant);
   auto observed = std::make_shared<FakeQuantizeImpl>(options);
   // Evaluation before the first batch gives NaN, not values that look valid.
   observed->scale.fill_(std::numeric_limits<double>::quiet_NaN());
-  observed->to(weight.device(), compute_dtype(weight));
+  observed->to(weight.device(), compute_dtype(weight.scalar_type()));
   return observed;
 }
 

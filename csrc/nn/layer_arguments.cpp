@@ -71,6 +71,7 @@ torch::Tensor scale_of_weight(const char* name, const torch::Tensor& scale,
   }
   TORCH_CHECK_VALUE(*group_size > 0, name, ": expected group_size > 0, but got ", *group_size);
   check_dtype(name, "weight_scale", scale);
+  // A file chooses the size, so divide_up could overflow.
   const auto groups = features / *group_size + (features % *group_size != 0 ? 1 : 0);
   TORCH_CHECK_VALUE(scale.sizes() == at::IntArrayRef({channels, groups}), name,
                     ": expected weight_scale to have the shape [", channels, ", ", groups,

@@ -4,6 +4,7 @@
 #include <ostream>
 
 #include "api/nn/quantizers.h"
+#include "frame/dtypes.h"
 #include "nn/by_granularity.h"
 #include "nn/clone.h"
 #include "nn/product.h"
@@ -14,18 +15,6 @@ namespace baraquant::nn {
 namespace {
 
 constexpr double smallest_normal = 0x1p-126;  // of float32
-
-ByGranularity ops_of(const LearnedFakeQuantizeOptions& options) {
-  return {.granularity = options.granularity(),
-          .axis = options.axis().value_or(-1),
-          .group_size = options.group_size().value_or(0),
-          .low = options.quant_min(),
-          .high = options.quant_max()};
-}
-
-torch::Dtype compute_dtype(torch::Dtype dtype) {
-  return dtype == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32;
-}
 
 }  // namespace
 

@@ -26,7 +26,9 @@ std::vector<int64_t> sides_of(const Options& options) {
   return sides;
 }
 
-const char* mode_of(const Options& options) {
+}  // namespace
+
+const char* padding_mode_of(const Options& options) {
   const auto& mode = options.padding_mode();
   if (std::holds_alternative<torch::enumtype::kReflect>(mode)) return "reflect";
   if (std::holds_alternative<torch::enumtype::kReplicate>(mode)) return "replicate";
@@ -34,11 +36,9 @@ const char* mode_of(const Options& options) {
   return "zeros";
 }
 
-}  // namespace
-
 at::Tensor float_conv2d(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
                         const Options& options) {
-  const std::string mode = mode_of(options);
+  const std::string mode = padding_mode_of(options);
   const auto &stride = *options.stride(), &dilation = *options.dilation();
   if (mode != "zeros") {
     const auto padded = at::pad(input, sides_of(options), mode);

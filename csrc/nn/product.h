@@ -34,6 +34,9 @@ inline at::Tensor straight_through(const at::Tensor& output, const at::Tensor& s
   return output - (smooth.detach() - smooth).nan_to_num(0.0).to(output.scalar_type());
 }
 
+// "zeros", "reflect", "replicate" or "circular".
+const char* padding_mode_of(const torch::nn::Conv2dOptions& options);
+
 // The convolution of torch::nn::Conv2d with a given weight.
 at::Tensor float_conv2d(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
                         const torch::nn::Conv2dOptions& options);

@@ -17,9 +17,6 @@ namespace {
 int64_t low_of(int64_t bits) { return -(int64_t{1} << (bits - 1)); }
 int64_t high_of(int64_t bits) { return (int64_t{1} << (bits - 1)) - 1; }
 
-// The sums of the weight's rows, which a zero point of the input needs.
-torch::Tensor sums_of(const torch::Tensor& qweight) { return qweight.sum(1, false, torch::kInt32); }
-
 torch::Tensor dequantized_rows(const QuantizedLayer& layer) {
   return dequantize_per_channel(layer.qweight, layer.weight_scale, std::nullopt, 0);
 }
@@ -43,36 +40,53 @@ void QuantizedLayer::converted(const std::optional<torch::Device>&,
   if (dtype.has_value() && c10::isFloatingType(*dtype)) dtype_ = *dtype;
 }
 
+void QuantizedLayer::store(const Given& given, int64_t dimensions) {
+  const std::string own = name();
+  const char* kind = own.c_str();
+  check_weight(kind, given.qweight, given.bias, dimensions);
+  check_bits(kind, "weight_bits", given.weight_bits);
+  weight_bits_ = given.weight_bits;
+  const auto scale = scale_of_weight(kind, given.weight_scale, given.qweight, given.group_size);
+  const auto zeros = zero_point_of_weight(kind, given.weight_zero_point, scale);
+  dtype_ = weight_dtype(kind, given.dtype, given.bias, scale);
+  qweight = register_buffer("qweight", given.qweight.contiguous());
+  weight_scale = register_buffer("weight_scale", scale);
+  if (given.bias.defined()) bias = register_buffer("bias", given.bias.detach());
+  if (zeros.defined()) weight_zero_point = register_buffer("weight_zero_point", zeros);
+}
+
+// ---- IntegerLinear ------------------------------------------------------------------------------
+
+void IntegerLinear::converted(const std::optional<torch::Device>& device,
+                              const std::optional<torch::Dtype>& dtype) {
+  QuantizedLayer::converted(device, dtype);
+  if (weight_sum.defined()) sum_weight();
+}
+
+void IntegerLinear::sum_weight() { weight_sum = qweight.sum(1, false, torch::kInt32); }
+
 // ---- QuantizedLinear ----------------------------------------------------------------------------
 
 QuantizedLinearImpl::QuantizedLinearImpl(const QuantizedLinearOptions& options)
-    : QuantizedLayer("QuantizedLinear"),
+    : IntegerLinear("QuantizedLinear"),
       symmetric_(options.symmetric()),
       bits_(options.bits()),
       granularity_(options.granularity()) {
   const char* name = "QuantizedLinear";
-  check_weight(name, options.qweight(), options.bias());
-  check_bits(name, "weight_bits", options.weight_bits());
-  weight_bits_ = options.weight_bits();
-  const auto scale = scale_of_weight(name, options.weight_scale(), options.qweight(), std::nullopt);
-  dtype_ = weight_dtype(name, options.dtype(), options.bias(), scale);
+  store({.qweight = options.qweight(),
+         .weight_scale = options.weight_scale(),
+         .bias = options.bias(),
+         .weight_zero_point = {},
+         .weight_bits = options.weight_bits(),
+         .dtype = options.dtype()});
   check_bits(name, "bits", bits_);
   TORCH_CHECK_VALUE(granularity_ == "per_token" || granularity_ == "per_tensor", name,
                     ": expected granularity to be per_token or per_tensor, but got ",
                     text::quoted(granularity_));
-  qweight = register_buffer("qweight", options.qweight().contiguous());
-  weight_scale = register_buffer("weight_scale", scale);
-  if (options.bias().defined()) bias = register_buffer("bias", options.bias().detach());
   if (options.smooth().defined()) {
     smooth = register_buffer("smooth", scale_of_inputs(name, options.smooth(), qweight.size(1)));
   }
-  if (!symmetric_) weight_sum = sums_of(qweight);
-}
-
-void QuantizedLinearImpl::converted(const std::optional<torch::Device>& device,
-                                    const std::optional<torch::Dtype>& dtype) {
-  QuantizedLayer::converted(device, dtype);
-  if (weight_sum.defined()) weight_sum = sums_of(qweight);
+  if (!symmetric_) sum_weight();
 }
 
 torch::Tensor QuantizedLinearImpl::forward(const torch::Tensor& input) {
@@ -121,31 +135,23 @@ void QuantizedLinearImpl::pretty_print(std::ostream& stream) const {
 // ---- StaticQuantizedLinear ----------------------------------------------------------------------
 
 StaticQuantizedLinearImpl::StaticQuantizedLinearImpl(const StaticQuantizedLinearOptions& options)
-    : QuantizedLayer("StaticQuantizedLinear"), bits_(options.bits()) {
+    : IntegerLinear("StaticQuantizedLinear"), bits_(options.bits()) {
   const char* name = "StaticQuantizedLinear";
-  check_weight(name, options.qweight(), options.bias());
-  check_bits(name, "weight_bits", options.weight_bits());
-  weight_bits_ = options.weight_bits();
-  const auto scale = scale_of_weight(name, options.weight_scale(), options.qweight(), std::nullopt);
-  dtype_ = weight_dtype(name, options.dtype(), options.bias(), scale);
+  store({.qweight = options.qweight(),
+         .weight_scale = options.weight_scale(),
+         .bias = options.bias(),
+         .weight_zero_point = {},
+         .weight_bits = options.weight_bits(),
+         .dtype = options.dtype()});
   check_bits(name, "bits", bits_);
   const auto [one, zero] = scale_of_tensor(name, options.act_scale(), options.act_zero_point());
-  qweight = register_buffer("qweight", options.qweight().contiguous());
-  weight_scale = register_buffer("weight_scale", scale);
-  if (options.bias().defined()) bias = register_buffer("bias", options.bias().detach());
   act_scale = register_buffer("act_scale", one);
   if (zero.defined()) act_zero_point = register_buffer("act_zero_point", zero);
   if (options.smooth_scale().defined()) {
     const auto smooth = scale_of_inputs(name, options.smooth_scale(), qweight.size(1));
     smooth_scale = register_buffer("smooth_scale", smooth);
   }
-  if (zero.defined()) weight_sum = sums_of(qweight);
-}
-
-void StaticQuantizedLinearImpl::converted(const std::optional<torch::Device>& device,
-                                          const std::optional<torch::Dtype>& dtype) {
-  QuantizedLayer::converted(device, dtype);
-  if (weight_sum.defined()) weight_sum = sums_of(qweight);
+  if (zero.defined()) sum_weight();
 }
 
 torch::Tensor StaticQuantizedLinearImpl::forward(const torch::Tensor& input) {

@@ -2,11 +2,12 @@
 // The scale and the zero point of an observed range.
 #pragma once
 
-#include <limits>
-
 #include "api/ops.h"
 
 namespace baraquant::nn {
+
+// The weight of each batch in a moving average, the same as in torch.ao's observers.
+constexpr double kAveragingConstant = 0.01;
 
 // What choose_qparams gives for data with these ends; both `[]` or `[C]`. An empty range (inf, -inf)
 // gets the ends 0, and so the scale 1. A NaN stays.

@@ -52,8 +52,7 @@ std::set<const torch::nn::Module*> unseen_of(const std::vector<Place>& places) {
 
 std::string why_not(const torch::nn::Module& module) {
   if (is_converted(module)) return "it is converted already";
-  if (kind_of(module) != nullptr) return "it was not prepared";
-  return weights_of(module).empty() || is_prepared(module) ? "" : "it was not prepared";
+  return kind_of(module) != nullptr || !weights_of(module).empty() ? "it was not prepared" : "";
 }
 
 }  // namespace
@@ -69,17 +68,11 @@ Report convert_(torch::nn::Module& model) {
   const auto unseen = unseen_of(places);
   Converter converter;
   Swaps swaps;
-  std::set<const torch::nn::Module*> seen;
   std::set<const void*> counted;
-  std::string inside;  // the path of a layer, whose quantizers are no layers
   bool is_converted_already = false;
-  for (const auto& place : places) {
-    if (!inside.empty() && place.path.starts_with(inside)) continue;
-    inside.clear();
+  for (const auto& place : first_places(places)) {
     auto* prepared = dynamic_cast<nn::FakeQuantizedLayer*>(place.module);
     is_converted_already |= is_converted(*place.module);
-    if (prepared != nullptr || is_converted(*place.module)) inside = place.path + ".";
-    if (!seen.insert(place.module).second) continue;
     if (prepared == nullptr) {
       const auto reason = why_not(*place.module);
       if (!reason.empty()) report.left_out.emplace_back(place.path, reason);

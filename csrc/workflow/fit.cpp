@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "api/ops.h"
+#include "frame/dtypes.h"
 #include "nn/range.h"
 
 namespace baraquant::workflow {
@@ -19,8 +20,7 @@ constexpr int64_t chunk = int64_t{1} << 22;
 std::tuple<torch::Tensor, torch::Tensor> fit(const torch::Tensor& segments,
                                              const nn::FakeQuantizeOptions& options) {
   const auto low_end = options.quant_min(), high_end = options.quant_max();
-  const bool is_double = segments.scalar_type() == torch::kFloat64;
-  const auto values = segments.to(is_double ? torch::kFloat64 : torch::kFloat32);
+  const auto values = segments.to(compute_dtype(segments.scalar_type()));
   const auto [low, high] = torch::aminmax(values, 1);
   auto best = torch::full_like(low, std::numeric_limits<double>::infinity());
   auto [scale, zero_point] =

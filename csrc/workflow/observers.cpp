@@ -8,13 +8,13 @@
 #include <limits>
 
 #include "api/ops.h"
+#include "frame/dtypes.h"
 #include "nn/range.h"
 
 namespace baraquant::workflow {
 
 namespace {
 
-constexpr double averaging_constant = 0.01;  // the weight of a batch in "moving_average"
 constexpr double percentile = 99.99;
 // The candidates of "mse" go down to 2^-12 of the widest range.
 constexpr int64_t octaves = 12;
@@ -46,7 +46,7 @@ void Observer::observe(at::Tensor input) {
   input = input.detach();
   const bool is_double = input.scalar_type() == at::kDouble;
   if (!is_reached()) {
-    const auto options = input.options().dtype(is_double ? at::kDouble : at::kFloat);
+    const auto options = input.options().dtype(compute_dtype(input.scalar_type()));
     const auto infinity = std::numeric_limits<double>::infinity();
     min_val_ = at::full({}, infinity, options);
     max_val_ = at::full({}, -infinity, options);
@@ -58,7 +58,7 @@ void Observer::observe(at::Tensor input) {
   const auto before = skipped_.clone();
   const bool averages = name_ == "moving_average";
   observe_min_max_(input, min_val_, max_val_, std::nullopt,
-                   averages ? std::optional(averaging_constant) : std::nullopt, skipped_);
+                   averages ? std::optional(nn::kAveragingConstant) : std::nullopt, skipped_);
   if (follows_training(name_)) return;
   if (!histogram_.has_value()) histogram_.emplace(input.device());
   histogram_->add(input, skipped_ == before);

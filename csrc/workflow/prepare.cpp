@@ -12,22 +12,6 @@ using namespace workflow;
 
 constexpr const char* prepare_name = "baraquant.qat.prepare_";
 
-std::string nothing_to_prepare(const std::vector<Place>& places, const torch::nn::Module& model,
-                               const Report& report) {
-  const auto kind = type_name(model);
-  for (const auto& place : places) {
-    if (is_prepared(*place.module)) {
-      return "expected a float model, but " + kind + " is prepared already";
-    }
-    if (is_converted(*place.module)) {
-      return "expected a float model, but " + kind + " is converted already";
-    }
-  }
-  return "expected a model with a Linear, Conv1d, Conv2d, Embedding or another layer to prepare, "
-         "but " +
-         kind + " has none" + reasons(report);
-}
-
 // Give a static input the range of the calibration data.
 void start_range(nn::Quantizer& quantizer, const Observer& observer, bool follows_training) {
   const auto quant_min = quantizer.quant_min(), quant_max = quantizer.quant_max();
@@ -70,7 +54,8 @@ Report prepare_(torch::nn::Module& model, const QuantConfig& config, const Optio
   const auto places = places_of(model);
   const Choice choice{prepare_name, [&](const Kind&) { return config; }, [](const auto&) {}};
   const auto chosen = choose(model, places, choice, options.filter, report);
-  TORCH_CHECK_VALUE(!chosen.empty(), prepare_name, ": ", nothing_to_prepare(places, model, report));
+  TORCH_CHECK_VALUE(!chosen.empty(), prepare_name, ": ",
+                    nothing_to("prepare", model, places, report));
   check_calibration(chosen, config, options);
   if (options.calibration) {
     const auto observers =

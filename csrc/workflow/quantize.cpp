@@ -93,10 +93,8 @@ Report quantize_(torch::nn::Module& model, const QuantConfig& config, const Opti
   const Choice choice{quantize_name, [&](const Kind& kind) { return after_training(config, kind); },
                       check_weights};
   auto chosen = choose(model, places, choice, options.filter, report);
-  TORCH_CHECK_VALUE(!chosen.empty(), quantize_name,
-                    ": expected a model with a Linear, Conv1d, Conv2d, Embedding or another layer "
-                    "to quantize, but ",
-                    type_name(model), " has none", reasons(report));
+  TORCH_CHECK_VALUE(!chosen.empty(), quantize_name, ": ",
+                    nothing_to("quantize", model, places, report));
   if (config.is_static()) calibrate(model, places, chosen, config, options);
   search_scales(chosen, config);
   Converter converter;

@@ -36,6 +36,19 @@ std::vector<Place> places_of(torch::nn::Module& model) {
   return places;
 }
 
+std::vector<Place> first_places(const std::vector<Place>& places) {
+  std::vector<Place> result;
+  std::set<const torch::nn::Module*> seen;
+  std::string inside;  // the path of the last layer of ours
+  for (const auto& place : places) {
+    if (!inside.empty() && place.path.starts_with(inside)) continue;
+    inside.clear();
+    if (is_prepared(*place.module) || is_converted(*place.module)) inside = place.path + ".";
+    if (seen.insert(place.module).second) result.push_back(place);
+  }
+  return result;
+}
+
 void check_owner(const std::string& caller, const std::vector<Place>& places,
                  torch::nn::Module& module) {
   std::set<std::pair<torch::nn::Module*, std::string>> counted;  // a parent may have several paths

@@ -24,6 +24,9 @@ struct Place {
 // below a module that is registered twice is listed for both of its paths.
 std::vector<Place> places_of(torch::nn::Module& model);
 
+// The first place of each module, without those in layers of ours, whose quantizers are no layers.
+std::vector<Place> first_places(const std::vector<Place>& places);
+
 using Swaps = std::map<const torch::nn::Module*, std::shared_ptr<torch::nn::Module>>;
 
 // Check that nothing owns the modules to be swapped except their places in the model: another owner,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "workflow/select.h"
 
+#include <algorithm>
 #include <map>
 
 namespace baraquant::workflow {
@@ -122,14 +123,7 @@ std::vector<Chosen> choose(torch::nn::Module& model, const std::vector<Place>& p
   report.total_parameters = total_parameters(model);
   report.bytes_before = report.bytes_after = total_bytes(model);
   Chooser chooser{model, places, choice, filter, report, {}, {}};
-  std::set<const torch::nn::Module*> seen;
-  std::string inside;  // the path of a layer of ours, whose quantizers are no layers
-  for (const auto& place : places) {
-    if (!inside.empty() && place.path.starts_with(inside)) continue;
-    inside.clear();
-    if (is_prepared(*place.module) || is_converted(*place.module)) inside = place.path + ".";
-    if (seen.insert(place.module).second) chooser.visit(place);
-  }
+  for (const auto& place : first_places(places)) chooser.visit(place);
   chooser.leave_out_tied();
   Swaps swaps;
   std::set<Key> counted;
@@ -153,6 +147,9 @@ void with_path(const std::string& caller, const std::string& path,
   }
 }
 
+namespace {
+
+// The first reasons of a report in brackets; empty if there are none.
 std::string reasons(const Report& report) {
   std::vector<std::pair<std::string, std::string>> found;
   for (const auto& one : report.left_out) {
@@ -164,6 +161,21 @@ std::string reasons(const Report& report) {
     text += (i == 0 ? " (" : "; ") + found[i].first + ": " + found[i].second;
   }
   return text.empty() ? "" : text + ")";
+}
+
+}  // namespace
+
+std::string nothing_to(const char* verb, const torch::nn::Module& model,
+                       const std::vector<Place>& places, const Report& report) {
+  const auto kind = type_name(model);
+  const auto has = [&](bool (*is)(const torch::nn::Module&)) {
+    return std::any_of(places.begin(), places.end(),
+                       [&](const Place& place) { return is(*place.module); });
+  };
+  if (has(is_prepared)) return "expected a float model, but " + kind + " is prepared already";
+  if (has(is_converted)) return "expected a float model, but " + kind + " is converted already";
+  return c10::str("expected a model with a Linear, Conv1d, Conv2d, Embedding or another layer to ",
+                  verb, ", but ", kind, " has none", reasons(report));
 }
 
 int64_t total_bytes(const torch::nn::Module& model) {

@@ -40,8 +40,9 @@ std::vector<Chosen> choose(torch::nn::Module& model, const std::vector<Place>& p
 void with_path(const std::string& caller, const std::string& path,
                const std::function<void()>& function);
 
-// The first reasons of a report in brackets; empty if there are none.
-std::string reasons(const Report& report);
+// The message for a model in which nothing can be prepared or quantized.
+std::string nothing_to(const char* verb, const torch::nn::Module& model,
+                       const std::vector<Place>& places, const Report& report);
 
 // The bytes of a model's parameters and buffers, each counted once.
 int64_t total_bytes(const torch::nn::Module& model);

@@ -12,9 +12,7 @@ import torch
 
 import baraquant
 from tests.cpp_api.file_models import every
-from tests.support.libtorch import build_program, run_program
-
-STRICT = ("-Wall", "-Wextra", "-Wconversion", "-Werror")
+from tests.support.libtorch import STRICT, build_program, run_program
 
 
 @pytest.fixture(scope="module")

@@ -245,6 +245,7 @@ void errors() {
   baraquant::prepare_(unseen, baraquant::W8A8Static());
   show_error("unseen", [&] { baraquant::convert_(unseen); });
   show_error("twice", [&] { baraquant::prepare_(unseen, baraquant::W8A8()); });
+  show_error("quantized when prepared", [&] { baraquant::quantize_(unseen, baraquant::W8A8()); });
 }
 
 struct Typed : torch::nn::Module {

@@ -14,11 +14,9 @@ from torch import Tensor, nn
 
 import baraquant
 from baraquant import PerChannel, PerGroup, PerTensor, PerToken, QuantConfig, TensorConfig
-from tests.support.libtorch import build_program, run_program
+from tests.support.libtorch import STRICT, build_program, run_program
 
 pytestmark = [pytest.mark.process, pytest.mark.smoke]
-
-STRICT = ("-Wall", "-Wextra", "-Wconversion", "-Werror")
 
 
 def activation(symmetric: bool = True) -> TensorConfig:
@@ -245,6 +243,7 @@ def errors() -> dict[str, Callable[[], Any]]:
         "not finite": lambda: baraquant.quantize_(broken, baraquant.W8A8()),
         "unseen": lambda: baraquant.qat.convert_(unseen),
         "twice": lambda: baraquant.qat.prepare_(unseen, baraquant.W8A8()),
+        "quantized when prepared": lambda: baraquant.quantize_(unseen, baraquant.W8A8()),
     }
 
 

@@ -14,10 +14,9 @@ from torch import Tensor
 
 import toolchain
 from baraquant import ops
-from tests.support.libtorch import build_program, clang_only, compile_only, run, run_program
+from tests.support.libtorch import STRICT, build_program, clang_only, compile_only, run, run_program
 
 API = toolchain.CSRC / "api"
-STRICT = ("-Wall", "-Wextra", "-Wconversion", "-Werror")
 
 
 def test_the_headers_are_those_of_the_schemas() -> None:

@@ -14,6 +14,7 @@ from cpp_programs import PACKAGE, SYSTEM, TORCH, build_program, run, run_program
 
 __all__ = [
     "PACKAGE",
+    "STRICT",
     "SYSTEM",
     "TORCH",
     "build_program",
@@ -22,6 +23,8 @@ __all__ = [
     "run",
     "run_program",
 ]
+
+STRICT = ("-Wall", "-Wextra", "-Wconversion", "-Werror")
 
 
 def compile_only(source: Path, *options: str | Path) -> None:

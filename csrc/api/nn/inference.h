@@ -30,8 +30,31 @@ class BARAQUANT_API QuantizedLayer : public Layer {
   bool is_scale(const std::string& name) const override;
   void converted(const std::optional<torch::Device>& device,
                  const std::optional<torch::Dtype>& dtype) override;
+  /// What all layers store, as it was given.
+  struct Given {
+    torch::Tensor qweight, weight_scale, bias, weight_zero_point;
+    int64_t weight_bits;
+    std::optional<torch::Dtype> dtype;
+    std::optional<int64_t> group_size = std::nullopt;
+  };
+  /// Check the weight with its scale, zero point and bias, and keep them.
+  void store(const Given& given, int64_t dimensions = 2);
   torch::Dtype dtype_ = torch::kFloat32;
   int64_t weight_bits_ = 8;
+};
+
+/// A linear layer that multiplies integers.
+class BARAQUANT_API IntegerLinear : public QuantizedLayer {
+ public:
+  /// int32 `[out_features]`, if the input has a zero point; in no state dict
+  torch::Tensor weight_sum;
+
+ protected:
+  using QuantizedLayer::QuantizedLayer;
+  void converted(const std::optional<torch::Device>& device,
+                 const std::optional<torch::Dtype>& dtype) override;
+  /// Sum the rows of the weight, which a zero point of the input needs.
+  void sum_weight();
 };
 
 /// Options of QuantizedLinear.
@@ -62,7 +85,7 @@ struct BARAQUANT_API QuantizedLinearOptions {
 /// @throws c10::ValueError A shape, width or granularity does not fit.
 /// @throws c10::TypeError The weight is not int8, the scale is not float32 or float64, or the dtype
 ///     is not floating.
-class BARAQUANT_API QuantizedLinearImpl : public QuantizedLayer {
+class BARAQUANT_API QuantizedLinearImpl : public IntegerLinear {
  public:
   explicit QuantizedLinearImpl(const QuantizedLinearOptions& options);
 
@@ -76,12 +99,7 @@ class BARAQUANT_API QuantizedLinearImpl : public QuantizedLayer {
       const std::optional<torch::Device>& device = std::nullopt) const override;
   void pretty_print(std::ostream& stream) const override;
 
-  torch::Tensor smooth;      ///< undefined without smoothing
-  torch::Tensor weight_sum;  ///< int32 `[out_features]`, if not symmetric; in no state dict
-
- protected:
-  void converted(const std::optional<torch::Device>& device,
-                 const std::optional<torch::Dtype>& dtype) override;
+  torch::Tensor smooth;  ///< undefined without smoothing
 
  private:
   void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
@@ -116,7 +134,7 @@ struct BARAQUANT_API StaticQuantizedLinearOptions {
 ///
 /// @throws c10::ValueError A shape or width does not fit.
 /// @throws c10::TypeError A dtype does not fit.
-class BARAQUANT_API StaticQuantizedLinearImpl : public QuantizedLayer {
+class BARAQUANT_API StaticQuantizedLinearImpl : public IntegerLinear {
  public:
   explicit StaticQuantizedLinearImpl(const StaticQuantizedLinearOptions& options);
 
@@ -131,11 +149,6 @@ class BARAQUANT_API StaticQuantizedLinearImpl : public QuantizedLayer {
   torch::Tensor act_scale;
   torch::Tensor act_zero_point;  ///< undefined if symmetric
   torch::Tensor smooth_scale;    ///< undefined without smoothing
-  torch::Tensor weight_sum;      ///< int32 `[out_features]`, if not symmetric; in no state dict
-
- protected:
-  void converted(const std::optional<torch::Device>& device,
-                 const std::optional<torch::Dtype>& dtype) override;
 
  private:
   void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
