@@ -92,14 +92,16 @@ QuantizedLinearImpl::QuantizedLinearImpl(const QuantizedLinearOptions& options)
 torch::Tensor QuantizedLinearImpl::forward(const torch::Tensor& input) {
   const auto rows = smooth.defined() ? input / smooth : input;
   const auto low = low_of(bits_), high = high_of(bits_);
+  // As in Python, given only where it differs from the default, the dtype of rows.
+  const auto dtype = smooth.defined() ? std::optional(input.scalar_type()) : std::nullopt;
   if (granularity_ == "per_token") {
     return quantized_linear(rows, qweight, weight_scale, maybe(bias), symmetric_, maybe(weight_sum),
-                            low, high, input.scalar_type());
+                            low, high, dtype);
   }
   const auto [scale, zero_point] = choose_qparams_per_tensor(rows.detach(), low, high, symmetric_);
   const auto zeros = symmetric_ ? std::nullopt : std::optional(zero_point);
   return static_quantized_linear(rows, qweight, weight_scale, scale, maybe(bias), zeros,
-                                 std::nullopt, maybe(weight_sum), low, high, input.scalar_type());
+                                 std::nullopt, maybe(weight_sum), low, high, dtype);
 }
 
 torch::Tensor QuantizedLinearImpl::dequantized_weight() {

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy
@@ -17,6 +18,7 @@ import toolchain
 from digits import float_network
 from tests.support.libtorch import TORCH, build_program, run, run_program
 
+MakeOnce = Callable[[str, Callable[[Path], None]], Path]
 EXAMPLES = toolchain.ROOT / "examples" / "cpp"
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -61,32 +63,35 @@ def why_not_cmake(tmp_path: Path) -> str | None:
 
 
 @pytest.fixture(scope="module", params=DEVICES)
-def data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(request: pytest.FixtureRequest, made_once: MakeOnce) -> Path:
     """What export_digits.py writes on a device; the folder has its name."""
-    folder = tmp_path_factory.mktemp("exported") / request.param
-    written = run(sys.executable, EXAMPLES / "export_digits.py", folder, "--device", request.param)
-    assert written.returncode == 0, written.stdout
-    return folder
+
+    def export(folder: Path) -> None:
+        options = (folder / request.param, "--device", request.param)
+        written = run(sys.executable, EXAMPLES / "export_digits.py", *options)
+        assert written.returncode == 0, written.stdout
+
+    return made_once(f"exported_{request.param}", export) / request.param
 
 
-def check_training_and_serving(folder: Path, data: Path) -> None:
+def check_training_and_serving(folder: Path, data: Path, written: Path) -> None:
     """Runs qat_digits and serve; what C++ has written is loaded in Python."""
     on_cuda = ["--cuda"] if data.name == "cuda" else []
     options = ["--epochs", "4", *on_cuda]
-    table = run_program(folder / "qat_digits", data / "digits.csv", data / "cpp", *options)
-    assert table.count("the same") == 6
+    table = run_program(folder / "qat_digits", data / "digits.csv", written, *options)
+    assert table.count("the same") == 6, table
     assert "DIFFERENT" not in table
-    check_files(data)
+    check_files(data / "digits.csv", written)
     served = run_program(folder / "serve", data, *on_cuda)
     assert served.count("gives the bits of Python") == 3, served
 
 
-def check_files(data: Path) -> None:
+def check_files(digits: Path, written: Path) -> None:
     """The networks that C++ has trained, in Python: as accurate as the program says."""
-    rows = numpy.loadtxt(data / "digits.csv", delimiter=",", dtype="float32")
+    rows = numpy.loadtxt(digits, delimiter=",", dtype="float32")
     rows = rows[len(rows) * 7 // 10 :]
     labels, images = torch.from_numpy(rows[:, 0]), torch.from_numpy(rows[:, 1:] / 16)
-    files = sorted((data / "cpp").glob("*.safetensors"))
+    files = sorted(written.glob("*.safetensors"))
     assert len(files) == 6
     for file in files:
         network = baraquant.load_(float_network, file).eval()
@@ -103,15 +108,11 @@ def zip_layout(folder: Path) -> Path:
     return libtorch
 
 
-@pytest.mark.packaging
-@pytest.mark.parametrize("layout", ["pip", "zip"])
-def test_cmake(layout: str, tmp_path: Path, data: Path) -> None:
-    reason = why_not_cmake(tmp_path)
-    if reason is not None:
-        pytest.skip(reason)
-    build, prefix = tmp_path / "build", baraquant.info.cmake_prefix()
+def configure_and_build(layout: str, folder: Path) -> None:
+    """Every program of the example, by CMake, in `folder`/build."""
+    build, prefix = folder / "build", baraquant.info.cmake_prefix()
     if layout == "zip":
-        prefix = f"{zip_layout(tmp_path)};{prefix}"
+        prefix = f"{zip_layout(folder)};{prefix}"
     configured = run(
         *("cmake", "-S", EXAMPLES, "-B", build, "-DCMAKE_BUILD_TYPE=Release"),
         f"-DCMAKE_CXX_COMPILER={toolchain.program_compiler()}",
@@ -119,11 +120,20 @@ def test_cmake(layout: str, tmp_path: Path, data: Path) -> None:
     )
     assert configured.returncode == 0, configured.stdout
     found = (build / "CMakeCache.txt").read_text()
-    assert (f"Torch_DIR:PATH={tmp_path / 'libtorch'}/" in found) == (layout == "zip")
-    built = run("cmake", "--build", build)
+    assert (f"Torch_DIR:PATH={folder / 'libtorch'}/" in found) == (layout == "zip")
+    built = run("cmake", "--build", build, "--parallel", "3")
     assert built.returncode == 0, built.stdout
-    check_ops(build / "ops")
-    check_training_and_serving(build, data)
+
+
+@pytest.mark.packaging
+@pytest.mark.parametrize("layout", ["pip", "zip"])
+def test_cmake(layout: str, tmp_path: Path, data: Path, made_once: MakeOnce) -> None:
+    reason = why_not_cmake(tmp_path)
+    if reason is not None:
+        pytest.skip(reason)
+    programs = made_once(layout, lambda folder: configure_and_build(layout, folder)) / "build"
+    check_ops(programs / "ops")
+    check_training_and_serving(programs, data, tmp_path / "cpp")
 
 
 @pytest.mark.packaging
@@ -139,4 +149,4 @@ def test_compiler_of_whole_programs(tmp_path: Path, data: Path) -> None:
         pytest.skip("test_cmake has built and run them")
     for name in ("qat_digits", "serve"):
         build_program(EXAMPLES / f"{name}.cpp", tmp_path / name, "-O1", "-Wall", "-Wextra")
-    check_training_and_serving(tmp_path, data)
+    check_training_and_serving(tmp_path, data, tmp_path / "cpp")

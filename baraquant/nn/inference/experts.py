@@ -221,7 +221,6 @@ class QuantizedExperts(RunsExperts, KeepsScales):
                 weight_sum=weight_sum,
                 quant_min=rounder.quant_min,
                 quant_max=rounder.quant_max,
-                dtype=input.dtype,
             )
         output = integer_output(
             rounder,

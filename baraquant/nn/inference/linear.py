@@ -207,6 +207,9 @@ class QuantizedLinear(_IntegerLinear):
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
         smooth = self.smooth
         rows = input if smooth is None else input / smooth
+        # Given only where it differs from the default, the dtype of rows: AOTInductor of torch 2.11
+        # hands any dtype argument to a custom op as another dtype.
+        dtype = None if smooth is None else input.dtype
         low, high, symmetric = self.quant_min, self.quant_max, self.symmetric
         if self.per_token:
             output = ops.quantized_linear(
@@ -218,7 +221,7 @@ class QuantizedLinear(_IntegerLinear):
                 weight_sum=self.weight_sum,
                 quant_min=low,
                 quant_max=high,
-                dtype=input.dtype,
+                dtype=dtype,
             )
         else:
             scale, zero_point = ops.choose_qparams_per_tensor(
@@ -234,7 +237,7 @@ class QuantizedLinear(_IntegerLinear):
                 weight_sum=self.weight_sum,
                 quant_min=low,
                 quant_max=high,
-                dtype=input.dtype,
+                dtype=dtype,
             )
         return output
 
