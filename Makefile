@@ -23,7 +23,7 @@ ZOO_ARGS ?=
 ASAN_CALLS ?= 20000
 
 # What `test` and `test-all` share.
-CHECK = set -e; py=$$($(ENVIRONMENT) --need test,examples --want lint,tidy --bare minilm); \
+CHECK = set -e; py=$$($(ENVIRONMENT) --need test,examples --want lint,tidy,hf,gguf,onnx,peft,interop --bare minilm); \
 	"$$py" scripts/lint.py --optional; \
 	"$$py" scripts/build.py; \
 	"$$py" scripts/check_cuda.py; \

@@ -4,7 +4,8 @@
 Importing the package registers ``torch.ops.baraquant.*``. :mod:`baraquant.ops` has a typed,
 documented function for each of them, :mod:`baraquant.reference` has the same functions in plain
 PyTorch, and :mod:`baraquant.nn` has the modules. :mod:`baraquant.qat` trains a model for integers,
-and :func:`quantize_` quantizes it after training. :func:`save` and :func:`load_` store it.
+and :func:`quantize_` quantizes it after training. :func:`save` and :func:`load_` store it,
+and :mod:`baraquant.export` writes it in the formats of other programs.
 :func:`plan` shows which kernels a call would launch, and :func:`can_implement` whether an op takes
 the call. ``python -m baraquant.info`` shows what was built, and checks it.
 """
@@ -17,6 +18,7 @@ from baraquant import (  # noqa: E402
     _vmap,
     calibration,
     configs,
+    export,
     nn,
     ops,
     planning,
@@ -60,6 +62,7 @@ __all__ = [
     "calibration",
     "can_implement",
     "configs",
+    "export",
     "load_",
     "nn",
     "ops",

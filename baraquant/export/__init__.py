@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Quantized models in the formats of other programs. Each export needs its own optional packages.
+
+The functions take a model from :func:`baraquant.quantize_` or :func:`baraquant.qat.convert_`, check
+everything that the format cannot hold, and write nothing if a check fails.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+# A function is imported when it is first used: none of the optional packages is needed before.
+_HOMES = {
+    "from_compressed_tensors": "compressed_tensors",
+    "tie_fused_scales": "fused",
+    "to_compressed_tensors": "compressed_tensors",
+    "to_gguf": "gguf",
+    "to_onnx": "onnx",
+    "to_pt2e_ops": "pt2e",
+}
+
+__all__ = [
+    "from_compressed_tensors",
+    "tie_fused_scales",
+    "to_compressed_tensors",
+    "to_gguf",
+    "to_onnx",
+    "to_pt2e_ops",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

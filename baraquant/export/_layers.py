@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A converted model as the exporters see it: integers, scales, and how inputs are rounded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..nn import FakeQuantize
+from ..workflow.layers import form_of, is_converted, is_prepared, layer_with
+
+
+@dataclass(frozen=True)
+class QuantizedInput:
+    """How the input of a layer becomes integers.
+
+    Attributes:
+        bits: The width of the integers.
+        symmetric: Whether there is no zero point.
+        granularity: ``per_token``, ``per_tensor`` or ``per_group``.
+        group_size: The number of adjacent values that share a scale, for ``per_group``.
+        scale: float32, of one element. None: computed from the values in each call.
+        zero_point: Integer, of one element. None: 0, or computed in each call.
+    """
+
+    bits: int
+    symmetric: bool
+    granularity: str
+    group_size: int | None = None
+    scale: Tensor | None = None
+    zero_point: Tensor | None = None
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the scale is fixed."""
+        return self.scale is not None
+
+
+@dataclass(frozen=True)
+class IntegerLayer:
+    """A quantized layer.
+
+    Attributes:
+        path: Its first name in the model.
+        module: The converted module.
+        float_name: The class of the float layer that it replaces: ``Linear``, ``Embedding``,
+            ``Conv2d``, ...
+        qweight: int8, ``[N, K]`` for a linear layer or an embedding.
+        scale: ``[N]``, or ``[N, K / group_size]``.
+        zero_point: Integer, shaped like ``scale``; None stands for 0.
+        bias: ``[N]``, or None.
+        bits: The width of the weight's integers.
+        group_size: The number of adjacent values of a row that share a scale. None: all of them.
+        dtype: The dtype of the float layer.
+        transposed: Whether the float layer keeps its weight as ``[K, N]`` (transformers'
+            ``Conv1D``); the integers are ``[N, K]`` all the same.
+        input: How the input is rounded; None leaves it as it is.
+        smooth: ``[K]``: the input is divided by it first. None: by nothing.
+    """
+
+    path: str
+    module: nn.Module
+    float_name: str
+    qweight: Tensor
+    scale: Tensor
+    zero_point: Tensor | None
+    bias: Tensor | None
+    bits: int
+    group_size: int | None
+    dtype: torch.dtype
+    transposed: bool
+    input: QuantizedInput | None
+    smooth: Tensor | None
+
+    @property
+    def grouped_scale(self) -> Tensor:
+        """The scale as ``[N, groups]``; one group where a scale is for a whole row."""
+        return self.scale.reshape(self.qweight.shape[0], -1)
+
+    @property
+    def grouped_zero_point(self) -> Tensor | None:
+        """The zero point as ``[N, groups]``."""
+        zero_point = self.zero_point
+        return None if zero_point is None else zero_point.reshape(self.qweight.shape[0], -1)
+
+
+def integer_layers(model: nn.Module, caller: str) -> dict[str, IntegerLayer]:
+    """Return the quantized layers of a converted model by all of their names.
+
+    A layer that several parents share stands under each name, as the same object.
+
+    Args:
+        model: A model from :func:`baraquant.quantize_` or :func:`baraquant.qat.convert_`.
+        caller: The public function, for messages.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+        ValueError: It has prepared layers, or no quantized layer.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{caller}: expected model to be a Module, but got {type(model).__name__}")
+    found: dict[str, IntegerLayer] = {}
+    known: dict[int, IntegerLayer] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if is_prepared(module):
+            raise ValueError(
+                f"{caller}: {path or 'the model'}: expected converted layers, but it is prepared "
+                "for training; call baraquant.qat.convert_ first"
+            )
+        if not is_converted(module):
+            continue
+        if id(module) not in known:
+            known[id(module)] = integer_layer(path, module, caller)
+        found[path] = known[id(module)]
+    if not found:
+        raise ValueError(
+            f"{caller}: expected a quantized model, but got a {type(model).__name__} without a "
+            "quantized layer; call baraquant.quantize_ or baraquant.qat.convert_ first"
+        )
+    return found
+
+
+def integer_layer(path: str, module: Any, caller: str) -> IntegerLayer:
+    """Return what an exporter needs of a converted module.
+
+    Raises:
+        ValueError: The module is one of experts, which have several weights, or its values do not
+            fit its widths.
+    """
+    form = form_of(module)
+    assert form is not None
+    if form.takes_place:
+        raise ValueError(
+            f"{caller}: {path}: a {type(module).__name__} has a weight for each expert, which no "
+            "exporter writes yet; keep the experts floating (a rule that maps them to None)"
+        )
+    try:
+        form.check_values(module)
+    except ValueError as error:
+        raise ValueError(f"{caller}: {path}: {error}") from None
+    return IntegerLayer(
+        path=path,
+        module=module,
+        float_name=layer_with(form).name,
+        qweight=module.qweight,
+        scale=module.weight_scale,
+        zero_point=getattr(module, "weight_zero_point", None),
+        bias=getattr(module, "bias", None),
+        bits=module.weight_bits,
+        group_size=getattr(module, "group_size", None) or None,
+        dtype=module.dtype,
+        transposed=bool(getattr(module, "transposed", False)),
+        input=_input_of(module),
+        smooth=_smooth_of(module),
+    )
+
+
+def _input_of(module: Any) -> QuantizedInput | None:
+    if hasattr(module, "act_scale"):
+        zero_point = module.act_zero_point
+        return QuantizedInput(
+            module.bits, zero_point is None, "per_tensor", None, module.act_scale, zero_point
+        )
+    if hasattr(module, "granularity"):
+        return QuantizedInput(module.bits, module.symmetric, module.granularity)
+    rounder = getattr(module, "input_fake_quant", None)
+    if not isinstance(rounder, FakeQuantize):
+        return None
+    is_fixed = rounder.mode == "fixed"
+    bits = (rounder.quant_max - rounder.quant_min).bit_length()
+    return QuantizedInput(
+        bits,
+        rounder.symmetric,
+        rounder.granularity,
+        rounder.group_size or None,
+        rounder.scale if is_fixed else None,
+        None if rounder.symmetric or not is_fixed else rounder.zero_point,
+    )
+
+
+def _smooth_of(module: Any) -> Tensor | None:
+    smooth: Tensor | None = getattr(module, "smooth", None)
+    if smooth is None and getattr(module, "smooth_scale", None) is not None:
+        smooth = module.smooth_scale / module.act_scale
+    return smooth
