@@ -210,9 +210,10 @@ def _check_rest(model: nn.Module, plan: dict[int, _Layer], entries: dict[str, En
                     f"{list(entry.shape)}"
                 )
             if entry.dtype != tensor.dtype:
+                convert = f"; convert the model first: model.to({entry.dtype})"
                 raise ValueError(
                     f"{name}: expected {tensor.dtype} as in the model, but the folder has "
-                    f"{entry.dtype}; convert the model first: model.to({entry.dtype})"
+                    f"{entry.dtype}{_hint(name, entries) or convert}"
                 )
     names = {name for names in tied.values() for name in names if not is_inside(name)}
     names |= model.state_dict().keys()
