@@ -38,14 +38,26 @@ def write_weights(
     )
 
 
-def write_config_json(model: nn.Module, quantization_config: dict[str, Any], folder: Path) -> None:
-    """Write config.json: that of the model, if it has one, with the quantization."""
+def write_config_json(
+    model: nn.Module, quantization_config: dict[str, Any], unties: bool, folder: Path
+) -> None:
+    """Write config.json: that of the model, if it has one, with the quantization.
+
+    Args:
+        model: The model.
+        quantization_config: How it is quantized.
+        unties: Whether the folder has a tensor of its own for the layer of the logits, which the
+            float model tied to the embedding.
+        folder: The folder.
+    """
     config = getattr(model, "config", None)
     if hasattr(config, "to_json_string"):
         plain = json.loads(config.to_json_string(use_diff=False))
         dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
         name = str(dtype or torch.float32).removeprefix("torch.")
         plain |= {"dtype": name, "torch_dtype": name}
+        if unties and plain.get("tie_word_embeddings"):
+            plain["tie_word_embeddings"] = False
     else:
         plain = {}
     plain["architectures"] = [type(model).__name__]
