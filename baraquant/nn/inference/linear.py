@@ -87,6 +87,17 @@ class _IntegerLinear(LaysOutWeight):
         super()._load_from_state_dict(*args, **kwargs)
         self._sum_weight()
 
+    def _bias_for(self, dtype: torch.dtype) -> Tensor | None:
+        """Return the bias for an input of a dtype, which may be another than the layer's.
+
+        A bfloat16 model has float32 inputs after the norms of autocast.
+        """
+        bias = self.bias
+        if bias is not None:  # noqa: SIM102 - alone: TorchScript knows that it is None
+            if bias.dtype != dtype and bias.dtype != self.weight_scale.dtype:
+                bias = bias.to(dtype)
+        return bias
+
     def _dequantized(self) -> Tensor:
         return ops.dequantize_per_channel(self.qweight, self.weight_scale, None, 0)
 
@@ -210,13 +221,14 @@ class QuantizedLinear(_IntegerLinear):
         # Given only where it differs from the default, the dtype of rows: AOTInductor of torch 2.11
         # hands any dtype argument to a custom op as another dtype.
         dtype = None if smooth is None else input.dtype
+        bias = self._bias_for(input.dtype)
         low, high, symmetric = self.quant_min, self.quant_max, self.symmetric
         if self.per_token:
             output = ops.quantized_linear(
                 rows,
                 self.qweight,
                 self.weight_scale,
-                self.bias,
+                bias,
                 symmetric=symmetric,
                 weight_sum=self.weight_sum,
                 quant_min=low,
@@ -232,7 +244,7 @@ class QuantizedLinear(_IntegerLinear):
                 self.qweight,
                 self.weight_scale,
                 scale,
-                self.bias,
+                bias,
                 act_zero_point=None if symmetric else zero_point,
                 weight_sum=self.weight_sum,
                 quant_min=low,
@@ -373,7 +385,7 @@ class StaticQuantizedLinear(_IntegerLinear):
             self.qweight,
             self.weight_scale,
             self.act_scale,
-            self.bias,
+            self._bias_for(input.dtype),
             act_zero_point=self.act_zero_point,
             smooth_scale=self.smooth_scale,
             weight_sum=self.weight_sum,
