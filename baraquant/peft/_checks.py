@@ -34,7 +34,7 @@ def check_layer(path: str, module: nn.Module, config: Any) -> None:
             f"convolutions that are not transposed), but got a {kind}; leave it out of "
             "target_modules"
         )
-    check_groups(where, module, config)
+    _check_groups(where, module, config)
     if is_converted(module):
         _check_writing(where, kind, module, config)
         if config.bias != "none" and getattr(module, "bias", None) is not None:
@@ -60,7 +60,7 @@ def _has_lora(module: nn.Module) -> bool:
     return lora_class(module) is not None
 
 
-def check_groups(where: str, module: Any, config: Any) -> None:
+def _check_groups(where: str, module: Any, config: Any) -> None:
     """Check the rank of an adapter of a convolution with groups."""
     groups = getattr(module, "groups", 1)
     if config.r % groups != 0 and not config.rank_pattern:

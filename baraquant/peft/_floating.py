@@ -9,7 +9,13 @@ import torch
 from torch import nn
 
 from ..nn._subclassed import _own_class, with_forward_of
-from ..workflow.layers import Layer, is_converted, is_prepared, layer_of_prepared, layer_of_converted
+from ..workflow.layers import (
+    Layer,
+    is_converted,
+    is_prepared,
+    layer_of_converted,
+    layer_of_prepared,
+)
 
 
 def layer_kind(module: nn.Module) -> Layer | None:

@@ -15,12 +15,14 @@ import inspect
 from typing import Any
 
 import peft
-from peft import mixed_model, peft_model
+from peft import TaskType, mixed_model, peft_model
 from peft.tuners import tuners_utils
 from peft.tuners.lora import layer as lora
 from peft.tuners.lora import model as lora_model
 from peft.utils import other
+from peft.utils.constants import INCLUDE_LINEAR_LAYERS_SHORTHAND, SEQ_CLS_HEAD_NAMES
 from torch import nn
+from transformers import PreTrainedModel
 
 from ._checks import check_model
 from ._floating import integer_parameters, is_quantized, with_floating_layers
@@ -85,7 +87,7 @@ def _create_new_module(
 
 def _include_all_linear_layers(original: Any, config: Any, model: nn.Module) -> Any:
     targets = getattr(config, "target_modules", None)
-    is_all = isinstance(targets, str) and targets.lower() == tuners_utils.INCLUDE_LINEAR_LAYERS_SHORTHAND
+    is_all = isinstance(targets, str) and targets.lower() == INCLUDE_LINEAR_LAYERS_SHORTHAND
     config = original(config, model)
     if is_all:
         config.target_modules |= _linear_names(model, config)
@@ -101,13 +103,13 @@ def _is_target(config: Any, path: str) -> bool:
 
 def _linear_names(model: nn.Module, config: Any) -> set[str]:
     """Return the quantized linear layers that PEFT would target if they were float."""
-    heads = []
-    if isinstance(model, tuners_utils.PreTrainedModel):
-        output = model.get_output_embeddings()
+    heads: list[nn.Module] = []
+    if isinstance(model, PreTrainedModel):
+        output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         if output is not None:
             heads = [output]
-        elif config.task_type == tuners_utils.TaskType.SEQ_CLS:
-            found = (getattr(model, name, None) for name in tuners_utils.SEQ_CLS_HEAD_NAMES)
+        elif config.task_type == TaskType.SEQ_CLS:
+            found = (getattr(model, name, None) for name in SEQ_CLS_HEAD_NAMES)
             heads = [head for head in found if head is not None][:1]
     adapted = [
         f"{path}." for path, module in model.named_modules()

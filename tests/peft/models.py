@@ -18,7 +18,7 @@ peft = package("peft")
 transformers = package("transformers")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    import baraquant.peft  # noqa: E402
+    import baraquant.peft
 
 WIDTH, TOKENS = 32, 20
 MLP = ("0", "2")  # the paths of the linear layers of mlp()

@@ -388,4 +388,6 @@ def test_copies_and_pickles(scheme: str, tmp_path: Path) -> None:
     wanted = evaluate(adapter, batch)
     assert torch.equal(evaluate(copy.deepcopy(adapter), batch), wanted)
     torch.save(adapter, tmp_path / "model.pt")
-    assert torch.equal(evaluate(torch.load(tmp_path / "model.pt", weights_only=False), batch), wanted)
+    assert torch.equal(
+        evaluate(torch.load(tmp_path / "model.pt", weights_only=False), batch), wanted
+    )

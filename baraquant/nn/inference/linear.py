@@ -13,6 +13,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ... import ops
+from .._product import matching_bias
 from ..training._quantizers import Integers, own
 from ..training.linear import FakeQuantizedLinear
 from . import _arguments
@@ -68,8 +69,7 @@ class _IntegerLinear(LaysOutWeight):
         _arguments.check_weight(name, qweight, bias)
         _arguments.check_bits(name, "weight_bits", weight_bits)
         self.out_features, self.in_features = qweight.shape
-        self.weight_bits = weight_bits
-        self.symmetric = symmetric
+        self.weight_bits, self.symmetric = weight_bits, symmetric
         scale = _arguments.scale_of_channels(name, weight_scale, self.out_features)
         self.dtype = _arguments.weight_dtype(name, dtype, bias, scale)
         self.register_buffer("qweight", _arguments.plain(qweight).contiguous())
@@ -86,17 +86,6 @@ class _IntegerLinear(LaysOutWeight):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self._sum_weight()
-
-    def _bias_for(self, dtype: torch.dtype) -> Tensor | None:
-        """Return the bias for an input of a dtype, which may be another than the layer's.
-
-        A bfloat16 model has float32 inputs after the norms of autocast.
-        """
-        bias = self.bias
-        if bias is not None:  # noqa: SIM102 - alone: TorchScript knows that it is None
-            if bias.dtype != dtype and bias.dtype != self.weight_scale.dtype:
-                bias = bias.to(dtype)
-        return bias
 
     def _dequantized(self) -> Tensor:
         return ops.dequantize_per_channel(self.qweight, self.weight_scale, None, 0)
@@ -221,7 +210,7 @@ class QuantizedLinear(_IntegerLinear):
         # Given only where it differs from the default, the dtype of rows: AOTInductor of torch 2.11
         # hands any dtype argument to a custom op as another dtype.
         dtype = None if smooth is None else input.dtype
-        bias = self._bias_for(input.dtype)
+        bias = matching_bias(self.bias, input, self.weight_scale)
         low, high, symmetric = self.quant_min, self.quant_max, self.symmetric
         if self.per_token:
             output = ops.quantized_linear(
@@ -385,7 +374,7 @@ class StaticQuantizedLinear(_IntegerLinear):
             self.qweight,
             self.weight_scale,
             self.act_scale,
-            self._bias_for(input.dtype),
+            matching_bias(self.bias, input, self.weight_scale),
             act_zero_point=self.act_zero_point,
             smooth_scale=self.smooth_scale,
             weight_sum=self.weight_sum,
