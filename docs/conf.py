@@ -77,7 +77,7 @@ SECURITY
 examples/cpp/README
 ```
 """
-PAGES = ["guide", "training", "migration", "ops", "models", "speed", "testing"]
+PAGES = ["guide", "training", "adapters", "migration", "ops", "models", "speed", "testing"]
 API = ["baraquant", "qat", "nn", "ops", "ops_backward", "reference", "calibration", "info", "cpp"]
 
 

@@ -42,6 +42,7 @@ def outputs(step: LoraStep) -> list[Tensor]:
     return [y.detach(), step.x.grad, *(p.grad for p in trained)]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", HERE)
 def test_bases_train_the_same_adapters(name: str) -> None:
     most = 0.3 if "W4" in name else 0.05
@@ -59,6 +60,7 @@ def test_own_adapters_compute_what_pefts_do(name: str) -> None:
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", HERE)
 def test_a_step_trains_adapters_alone(name: str) -> None:
     step = step_of(name)
@@ -96,6 +98,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Row]
     yield bench_lora.main([*options, *files]), folder
 
 
+@pytest.mark.exhaustive
 def test_runs_whole(report: tuple[list[Row], Path]) -> None:
     rows, _ = report
     assert [row.op for row in rows] == list(VARIANTS) and {row.what for row in rows} == {"eager"}
@@ -111,6 +114,7 @@ def test_runs_whole(report: tuple[list[Row], Path]) -> None:
     assert 0.25 < own.weights_of_baseline < 0.26 and own.targets == []
 
 
+@pytest.mark.exhaustive
 def test_writes_its_results(report: tuple[list[Row], Path]) -> None:
     rows, folder = report
     written = json.loads((folder / "lora.json").read_text())["rows"]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import warnings
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,12 +14,22 @@ import baraquant
 from baraquant.workflow.layers import is_converted
 from tests.support.optional_packages import package
 
-peft = package("peft")
-transformers = package("transformers")
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import baraquant.peft
 
+
+class _Later:
+    """A package that is imported when it is first used: importing PEFT takes seconds."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        module = package(self.name)
+        if self.name == "peft":
+            importlib.import_module("baraquant.peft")
+        return getattr(module, attribute)
+
+
+peft, transformers = _Later("peft"), _Later("transformers")
 WIDTH, TOKENS = 32, 20
 MLP = ("0", "2")  # the paths of the linear layers of mlp()
 

@@ -32,7 +32,14 @@ def refuses(model: nn.Module, error: type[Exception], text: str, **options: Any)
     assert models.same(model.state_dict(), state)
 
 
-@pytest.mark.parametrize("init", ["pissa", "pissa_niter_4", "olora", "corda", "loftq"])
+@pytest.mark.parametrize(
+    "init",
+    ["pissa"]
+    + [
+        pytest.param(name, marks=pytest.mark.exhaustive)
+        for name in ("pissa_niter_4", "olora", "corda", "loftq")
+    ],
+)
 def test_initial_values_that_rewrite_the_weight(init: str) -> None:
     extra = {"loftq_config": {"loftq_bits": 4}} if init == "loftq" else {}
     text = rf"baraquant.peft: 0: expected initial values .* init_lora_weights='{init}': the weight"

@@ -78,7 +78,9 @@ def test_trains_saves_and_loads(scheme: str, dtype: torch.dtype, tmp_path: Path)
     assert not any(p.requires_grad for p in loaded.parameters())
 
 
-@pytest.mark.parametrize("scheme", ["dynamic", "4 bits in groups"])
+@pytest.mark.parametrize(
+    "scheme", ["dynamic", pytest.param("4 bits in groups", marks=pytest.mark.exhaustive)]
+)
 def test_computes_the_base_plus_the_adapter(scheme: str) -> None:
     """And passes the base's gradient on to the input."""
     model = base(scheme)
@@ -233,6 +235,7 @@ def test_prepared_layers(scheme: str, convert_first: bool) -> None:
         torch.testing.assert_close(now, weights)
 
 
+@pytest.mark.exhaustive
 def test_target_sizes_are_known_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
     adapted(base("dynamic"))
     assert not [str(w.message) for w in recwarn if "Unsupported layer" in str(w.message)]
