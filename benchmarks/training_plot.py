@@ -16,7 +16,12 @@ COLORS = {"forward": "#4c72b0", "backward": "#55a868", "optimizer": "#c7a252", "
 OWN_COLOR, PEER_COLOR = "#c44e52", "#999999"
 
 
-def plot_training(rows: list[Row], about: dict[str, Any], path: Path) -> None:
+def plot_training(
+    rows: list[Row],
+    about: dict[str, Any],
+    path: Path,
+    what: str = "training step of a Transformer block",
+) -> None:
     """Draws, of the largest size, bars of the phases for each mode, and of the peaks of memory."""
     largest = max((row.shape for row in rows if row.seconds), default=None, key=_elements)
     drawn = [row for row in rows if row.seconds is not None and row.shape == largest]
@@ -37,7 +42,7 @@ def plot_training(rows: list[Row], about: dict[str, Any], path: Path) -> None:
         axis.invert_yaxis()
     shape = "x".join(map(str, largest))
     figure.suptitle(
-        f"training step of a Transformer block, batch x tokens x width {shape}, {drawn[0].dtype}: "
+        f"{what}, batch x tokens x width {shape}, {drawn[0].dtype}: "
         f"{about['device']}, torch {about['torch']}",
         fontsize="medium",
     )

@@ -89,11 +89,18 @@ class Figures:
 
 
 class Stepper:
-    """Prepares variants in one mode, for :meth:`bench.Timer.in_turns`."""
+    """Prepares variants in one mode, for :meth:`bench.Timer.in_turns`; ``make`` makes a step."""
 
     def __init__(
-        self, mode: str, device: torch.device, dtype: torch.dtype, shape: list[int], until: float
+        self,
+        mode: str,
+        device: torch.device,
+        dtype: torch.dtype,
+        shape: list[int],
+        until: float,
+        make: Callable[..., Step] = Step.of,
     ) -> None:
+        self.make = make
         self.mode, self.device, self.dtype, self.shape = mode, device, dtype, shape
         self.until = until  # when, by time.monotonic(), nothing is compiled any more
         self.figures: dict[str, Figures] = {}
@@ -115,7 +122,7 @@ class Stepper:
             self.skipped[variant.name] = "not compiled: the time was used up"
             raise TimeoutError
         figures = self.figures[variant.name] = Figures()
-        step = Step.of(variant, self.device, self.dtype, self.shape, compiled)
+        step = self.make(variant, self.device, self.dtype, self.shape, compiled)
         for _ in range(WARM_UP):
             step.run()
         if self.mode == "graph":

@@ -77,7 +77,10 @@ SECURITY
 examples/cpp/README
 ```
 """
-PAGES = ["guide", "training", "migration", "ops", "models", "speed", "testing"]
+PAGES = [
+    *("guide", "training", "adapters", "serving", "served", "migration", "ops", "models", "speed"),
+    "testing",
+]
 API = [
     *("baraquant", "qat", "nn", "ops", "ops_backward", "reference", "calibration", "export"),
     *("info", "cpp"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The floating product of the layers that store integers but do not multiply them."""
+"""What products of layers that store integers share."""
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -16,3 +16,13 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(input, weight, bias)
     rows = F.linear(input.flatten(0, -2), weight, bias)
     return rows.reshape(input.shape[:-1] + rows.shape[-1:])
+
+
+def matching_bias(bias: Tensor | None, input: Tensor, scale: Tensor) -> Tensor | None:
+    """Return the bias in a dtype that a product of an input takes: its own, or the input's.
+
+    A bfloat16 model gets float32 inputs from the norms under autocast.
+    """
+    if bias is None or bias.dtype == input.dtype or bias.dtype == scale.dtype:
+        return bias
+    return bias.to(input.dtype)

@@ -316,6 +316,14 @@ def layer_with(form: Form) -> Layer:
     return next(layer for layer in LAYERS if form in layer.forms)
 
 
+def layer_of_converted(module: nn.Module) -> Layer | None:
+    """Return the kind of layer that a converted module replaces; None if it is not converted."""
+    form = form_of(module)
+    rows = [layer for layer in LAYERS if form in layer.forms]
+    is_conv1d = bool(getattr(module, "transposed", False))
+    return next((row for row in rows if isinstance(row, TransformersConv1D) is is_conv1d), None)
+
+
 def further_names(module: nn.Module) -> set[str]:
     """Return what a layer registers in addition to the tensors of its kind.
 

@@ -24,6 +24,7 @@ from baraquant import calibration
 from tests.support import documents
 from tests.support.aot_inductor import CRASHES_ON_CPU
 from tests.support.documents import DOCUMENTS, FENCE, ROOT, blocks, name_of
+from tests.support.optional_packages import package
 
 DOCS = [path for path in DOCUMENTS if path.parent == ROOT / "docs"]
 MIGRATION = ROOT / "docs" / "migration.md"
@@ -106,6 +107,11 @@ def is_missing(text: str) -> bool:
     return bool(missing)
 
 
+def needs_peft(path: Path) -> bool:
+    texts = (text for _, text, _ in blocks(path))
+    return any(re.search(r"^\s*(?:from|import) peft\b", text, re.MULTILINE) for text in texts)
+
+
 def crashes(text: str) -> bool:
     return CRASHES_ON_CPU and "aoti_load_package" in text
 
@@ -135,6 +141,8 @@ def test_runs_from_top_to_bottom(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each Python block, as a reader would type them; not those that need torchao or crash."""
+    if needs_peft(path):
+        package("peft")
     torch._dynamo.reset()
     count = sum(language in ("python", "pycon") for language, _, _ in blocks(path))
     other = sum(needs_torchao(text) for _, text, _ in blocks(path))

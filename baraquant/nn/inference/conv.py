@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ..._docstrings import documented
 from .._convolution import swap_channels
+from .._recomputed import product_of_integers
 from ..training.fake_quantize import FakeQuantize
 from . import _arguments
 from ._dequantizes import Dequantizes
@@ -155,8 +156,12 @@ class _QuantizedConv(Convolution):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the convolution of ``input``, in its dtype."""
-        weight = self._dequantized(input.dtype)
-        return self._conv_forward(self.input_fake_quant(input), weight, self.bias)
+        rounded = self.input_fake_quant(input)
+        if torch.jit.is_scripting():
+            output = self._conv_forward(rounded, self._dequantized(input.dtype), self.bias)
+        else:
+            output = product_of_integers(self, rounded, self._conv_forward)
+        return output
 
 
 @documented(CONVOLUTION, kind="Conv1d", kernel="kernel")

@@ -4,6 +4,7 @@
 Their integers are ``[out_channels, in_channels / groups, ...]``, as in other convolutions.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from ..._docstrings import documented
 from .._convolution import Transposes
+from .._recomputed import product_of_integers
 from ..training.fake_quantize import FakeQuantize
 from .conv import CONVOLUTION, OPTIONS, Convolution
 
@@ -68,8 +70,14 @@ class _QuantizedConvTranspose(Transposes, Convolution):
             output_size: The sizes of the output's dimensions after the channels, among those that
                 the stride allows. None: ``output_padding`` decides.
         """
-        weight = self._dequantized(input.dtype)
-        return self._conv_transpose(self.input_fake_quant(input), weight, self.bias, output_size)
+        rounded = self.input_fake_quant(input)
+        if torch.jit.is_scripting():
+            weight = self._dequantized(input.dtype)
+            output = self._conv_transpose(rounded, weight, self.bias, output_size)
+        else:
+            product = functools.partial(self._conv_transpose, output_size=output_size)
+            output = product_of_integers(self, rounded, product)
+        return output
 
 
 @documented(_TRANSPOSED, kind="ConvTranspose1d", kernel="kernel")

@@ -13,6 +13,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ... import ops
+from .._product import matching_bias
 from ..training._quantizers import Integers, own
 from ..training.linear import FakeQuantizedLinear
 from . import _arguments
@@ -68,8 +69,7 @@ class _IntegerLinear(LaysOutWeight):
         _arguments.check_weight(name, qweight, bias)
         _arguments.check_bits(name, "weight_bits", weight_bits)
         self.out_features, self.in_features = qweight.shape
-        self.weight_bits = weight_bits
-        self.symmetric = symmetric
+        self.weight_bits, self.symmetric = weight_bits, symmetric
         scale = _arguments.scale_of_channels(name, weight_scale, self.out_features)
         self.dtype = _arguments.weight_dtype(name, dtype, bias, scale)
         self.register_buffer("qweight", _arguments.plain(qweight).contiguous())
@@ -210,13 +210,14 @@ class QuantizedLinear(_IntegerLinear):
         # Given only where it differs from the default, the dtype of rows: AOTInductor of torch 2.11
         # hands any dtype argument to a custom op as another dtype.
         dtype = None if smooth is None else input.dtype
+        bias = matching_bias(self.bias, input, self.weight_scale)
         low, high, symmetric = self.quant_min, self.quant_max, self.symmetric
         if self.per_token:
             output = ops.quantized_linear(
                 rows,
                 self.qweight,
                 self.weight_scale,
-                self.bias,
+                bias,
                 symmetric=symmetric,
                 weight_sum=self.weight_sum,
                 quant_min=low,
@@ -232,7 +233,7 @@ class QuantizedLinear(_IntegerLinear):
                 self.qweight,
                 self.weight_scale,
                 scale,
-                self.bias,
+                bias,
                 act_zero_point=None if symmetric else zero_point,
                 weight_sum=self.weight_sum,
                 quant_min=low,
@@ -373,7 +374,7 @@ class StaticQuantizedLinear(_IntegerLinear):
             self.qweight,
             self.weight_scale,
             self.act_scale,
-            self.bias,
+            matching_bias(self.bias, input, self.weight_scale),
             act_zero_point=self.act_zero_point,
             smooth_scale=self.smooth_scale,
             weight_sum=self.weight_sum,

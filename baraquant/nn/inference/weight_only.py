@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from .._product import linear
+from .._recomputed import product_of_integers
 from ..training.fake_quantize import FakeQuantize
 from . import _arguments
 from ._dequantizes import Dequantizes
@@ -86,7 +87,12 @@ class WeightOnlyLinear(Dequantizes, LaysOutWeight):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
-        return linear(self.input_fake_quant(input), self._dequantized(input.dtype), self.bias)
+        rows = self.input_fake_quant(input)
+        if torch.jit.is_scripting():
+            output = linear(rows, self._dequantized(input.dtype), self.bias)
+        else:
+            output = product_of_integers(self, rows, linear)
+        return output
 
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What an adapter cannot do on a quantized layer, with errors that name the layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from ..workflow.layers import is_converted, is_prepared, layer_of_converted, layer_of_prepared
+from ._floating import float_type
+
+# Initial values that PEFT makes by writing into the weight of the layer.
+_WRITING = ("pissa", "corda", "olora", "loftq")
+
+
+def check_layer(path: str, module: nn.Module, config: Any) -> None:
+    """Check that LoRA of a configuration fits a prepared or converted layer.
+
+    Args:
+        path: The path of the layer, for messages.
+        module: The layer.
+        config: The ``LoraConfig``.
+
+    Raises:
+        NotImplementedError: PEFT has no LoRA for the kind of layer.
+        ValueError: The configuration writes into the weight, or trains what is not a parameter.
+    """
+    where = f"baraquant.peft: {path}"
+    kind = type(module).__name__
+    if float_type(module) is None or not _has_lora(module):
+        raise NotImplementedError(
+            f"{where}: expected a layer that PEFT has a LoRA for (linear layers, embeddings, "
+            f"convolutions that are not transposed), but got a {kind}; leave it out of "
+            "target_modules"
+        )
+    _check_groups(where, module, config)
+    if is_converted(module):
+        _check_writing(where, kind, module, config)
+        if config.bias != "none" and getattr(module, "bias", None) is not None:
+            raise ValueError(
+                f"{where}: expected bias='none', but got {config.bias!r}: the bias of a {kind} is "
+                "frozen; lora_bias=True adds one that is trained"
+            )
+    if is_prepared(module) and config.use_dora:
+        raise ValueError(
+            f"{where}: expected use_dora=False for a prepared layer, whose weight is rounded in "
+            "each forward; call baraquant.qat.convert_ first, or use plain LoRA"
+        )
+    if getattr(config, "kasa_config", None) is not None:
+        raise ValueError(
+            f"{where}: expected kasa_config=None, but got one: KaSA truncates the weight, and the "
+            f"weight of a {kind} is quantized; apply KaSA to the float model"
+        )
+
+
+def _has_lora(module: nn.Module) -> bool:
+    from ._layers import lora_class
+
+    return lora_class(module) is not None
+
+
+def _check_groups(where: str, module: Any, config: Any) -> None:
+    """Check the rank of an adapter of a convolution with groups."""
+    groups = getattr(module, "groups", 1)
+    if config.r % groups != 0 and not config.rank_pattern:
+        raise ValueError(
+            f"{where}: expected a rank that is a multiple of the convolution's {groups} groups, "
+            f"but got r={config.r}"
+        )
+
+
+def _check_writing(where: str, kind: str, module: nn.Module, config: Any) -> None:
+    init = config.init_lora_weights
+    name = init.lower() if isinstance(init, str) else ""
+    writes = name.startswith(_WRITING)
+    if name == "lora_ga":  # without a gradient PEFT falls back to plain initial values
+        writes = hasattr(module, "_peft_loraga_grad")
+    if writes:
+        raise ValueError(
+            f"{where}: expected initial values that leave the weight as it is (True, 'gaussian', "
+            f"'orthogonal', 'eva', 'mica'), but got init_lora_weights={init!r}: the weight of a "
+            f"{kind} is quantized; initialize on the float model, then quantize it"
+        )
+
+
+def check_model(model: nn.Module, config: Any, is_target: Any) -> None:
+    """Check a whole model before PEFT changes it.
+
+    Args:
+        model: The model.
+        config: The configuration of an adapter of any type.
+        is_target: Whether the configuration targets the layer of a path.
+
+    Raises:
+        NotImplementedError: A targeted layer has no adapter of this type.
+        ValueError: As in :func:`check_layer`.
+    """
+    is_lora = _type_name(config) == "LORA"
+    parameters = set(getattr(config, "target_parameters", None) or ())
+    tokens = getattr(config, "trainable_token_indices", None)
+    for path, module in model.named_modules():
+        if not (is_converted(module) or is_prepared(module)):
+            continue
+        if is_target(path):
+            if is_lora:
+                check_layer(path, module, config)
+            elif is_converted(module):
+                raise NotImplementedError(
+                    f"baraquant.peft: {path}: expected a LoRA adapter (LoraConfig), but got "
+                    f"{type(config).__name__}: PEFT's other adapters do not know a "
+                    f"{type(module).__name__}"
+                )
+        _check_parameters(path, module, parameters)
+        if tokens is not None and is_converted(module) and _holds_tokens(path, model, tokens):
+            raise ValueError(
+                f"baraquant.peft: {path}: expected a float embedding for trainable_token_indices, "
+                f"but got a {type(module).__name__}; keep the embedding floating (a rule that maps "
+                "it to None), or train a copy of it with modules_to_save"
+            )
+
+
+def _type_name(config: Any) -> str:
+    kind = getattr(config, "peft_type", None)
+    return str(getattr(kind, "value", kind))
+
+
+def _check_parameters(path: str, module: nn.Module, parameters: set[str]) -> None:
+    for name in parameters:
+        layer, _, last = name.rpartition(".")
+        is_here = layer == path or (layer != "" and path.endswith(f".{layer}"))
+        if is_here:
+            raise NotImplementedError(
+                f"baraquant.peft: {path}: expected target_parameters to name parameters of float "
+                f"layers, but got {name!r}, and {last} is quantized ({type(module).__name__}); "
+                "name the layer in target_modules, or keep it floating"
+            )
+
+
+def _holds_tokens(path: str, model: Any, tokens: Any) -> bool:
+    """Whether trainable tokens are rows of the embedding of this path."""
+    module = model.get_submodule(path)
+    if isinstance(tokens, dict):
+        return any(path == name or path.endswith(f".{name}") for name in tokens)
+    find = getattr(model, "get_input_embeddings", None)
+    if find is not None:
+        return find() is module
+    row = layer_of_converted(module) or layer_of_prepared(module)
+    return row is not None and row.float_type is nn.Embedding

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Floating layers out of quantized ones, for what PEFT writes into a weight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..nn._subclassed import _own_class, with_forward_of
+from ..workflow.layers import (
+    Layer,
+    is_converted,
+    is_prepared,
+    layer_of_converted,
+    layer_of_prepared,
+)
+
+
+def layer_kind(module: nn.Module) -> Layer | None:
+    """Return the kind of layer that a quantized module replaces; None if it is not quantized."""
+    return layer_of_prepared(module) or layer_of_converted(module)
+
+
+def is_quantized(module: nn.Module) -> bool:
+    """Whether a module is a prepared or a converted layer."""
+    return is_prepared(module) or is_converted(module)
+
+
+def float_type(module: nn.Module) -> type[nn.Module] | None:
+    """Return the float class that a quantized layer replaces; None if it is not known."""
+    kind = layer_kind(module)
+    if kind is None or kind.float_type is not None:
+        return None if kind is None else kind.float_type
+    if getattr(module, "nx", None) is None:
+        return None
+    from transformers.pytorch_utils import Conv1D
+
+    conv1d: type[nn.Module] = Conv1D
+    return conv1d
+
+
+def floating(module: Any) -> nn.Module:
+    """Return the float layer with the weight of a quantized layer.
+
+    A converted layer gives its dequantized weight, in a new tensor. A prepared layer gives its own
+    parameters, which both layers then share.
+
+    Args:
+        module: A layer for which :func:`float_type` is not None.
+    """
+    kind, row = float_type(module), layer_kind(module)
+    assert kind is not None and row is not None
+    with torch.device("meta"):
+        plain = kind(**{name: getattr(module, own) for own, name in row.sizes.items()})
+    if is_prepared(module):
+        weight, bias = module.float_weight(), module.bias if hasattr(module, "bias") else None
+    else:
+        weight, bias = _parameter(module.weight.clone()), getattr(module, "bias", None)
+        bias = None if bias is None else _parameter(bias.clone())
+    plain.weight = weight
+    if hasattr(plain, "bias"):
+        plain.bias = bias
+    result = with_forward_of(plain, module, kind)
+    if result is not plain:
+        result.__class__ = _own_class(module, kind)
+    return result.train(module.training)
+
+
+def _parameter(tensor: torch.Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)
+
+
+def with_floating_layers(module: nn.Module) -> nn.Module:
+    """Return a module in which float layers stand for the converted ones; change it in place."""
+    if is_converted(module):
+        return floating(module) if float_type(module) is not None else module
+    for name, child in list(module.named_children()):
+        setattr(module, name, with_floating_layers(child))
+    return module
+
+
+def integer_parameters(model: nn.Module) -> int:
+    """Return how many numbers the converted layers of a model hold instead of parameters."""
+    tensors = {
+        id(buffer): buffer.numel()
+        for module in model.modules()
+        if is_converted(module)
+        for name, buffer in module.named_buffers(recurse=False)
+        if name.endswith(("qweight", "bias"))
+    }
+    return sum(tensors.values())

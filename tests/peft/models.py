@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Small models of every kind that adapters know, and what the tests of adapters do with them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import baraquant
+from baraquant.workflow.layers import is_converted
+from tests.support.optional_packages import package
+
+
+
+class _Later:
+    """A package that is imported when it is first used: importing PEFT takes seconds."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        module = package(self.name)
+        if self.name == "peft":
+            importlib.import_module("baraquant.peft")
+        return getattr(module, attribute)
+
+
+peft, transformers = _Later("peft"), _Later("transformers")
+WIDTH, TOKENS = 32, 20
+MLP = ("0", "2")  # the paths of the linear layers of mlp()
+
+# All forms that a converted linear layer can take.
+SCHEMES: dict[str, Any] = {
+    "dynamic": baraquant.W8A8(),
+    "dynamic asymmetric": baraquant.W8A8(symmetric=False),
+    "static": baraquant.W8A8Static(),
+    "static asymmetric": baraquant.W8A8Static(symmetric=False),
+    "smoothed dynamic": baraquant.SmoothQuant(),
+    "smoothed static": baraquant.SmoothQuant(activation=baraquant.W8A8Static()),
+    "weight only": baraquant.W8A16(),
+    "4 bits": baraquant.W4A16(group_size=None),
+    "4 bits in groups": baraquant.W4A16(group_size=16),
+    "4 bits in groups, asymmetric": baraquant.W4A16(group_size=16, symmetric=False),
+    "4 bits in groups, int8 input": baraquant.W4A8(group_size=16),
+    "4 bits, int8 input": baraquant.W4A8(group_size=None),
+}
+
+
+def mlp(dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)).to(
+        dtype
+    )
+
+
+class OfTokens(nn.Module):
+    """An embedding and a convolution, to whose adapters the input needs no gradient."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.table = nn.Embedding(TOKENS, WIDTH, padding_idx=0)
+        self.body = body
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        rows: Tensor = self.body(self.table(tokens))
+        return rows
+
+
+class Conv(nn.Module):
+    """A convolution over one to three dimensions, with all its options."""
+
+    def __init__(self, dimensions: int, groups: int = 1, **options: Any) -> None:
+        super().__init__()
+        kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dimensions - 1]
+        options = {"stride": 2, "padding": 1, "bias": True} | options
+        self.conv = kind(8, 16, 3, groups=groups, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x)
+        return y
+
+
+def llama(dtype: torch.dtype = torch.float32, **options: Any) -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=TOKENS, hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64,
+        bos_token_id=1, eos_token_id=2, initializer_range=0.2, **options,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).to(dtype)
+
+
+def bert(dtype: torch.dtype = torch.float32) -> Any:
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=TOKENS, hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=2,
+        num_attention_heads=2, max_position_embeddings=64, num_labels=3,
+    )  # fmt: skip
+    return transformers.BertForSequenceClassification(config).to(dtype)
+
+
+def gpt2(dtype: torch.dtype = torch.float32) -> Any:
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=TOKENS, n_embd=WIDTH, n_layer=2, n_head=2, n_positions=64,
+        initializer_range=0.2, bos_token_id=1, eos_token_id=2, loss_type="ForCausalLM",
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config).to(dtype)
+
+
+def inputs(dtype: torch.dtype = torch.float32, rows: int = 6) -> Tensor:
+    return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(7)).to(dtype)
+
+
+def tokens(batch: int = 2, length: int = 8) -> Tensor:
+    generator = torch.Generator().manual_seed(7)
+    return torch.randint(3, TOKENS, (batch, length), generator=generator)
+
+
+def quantized(model: nn.Module, scheme: Any, batch: Any = None, **options: Any) -> Any:
+    """The model with integers; a batch is the calibration data."""
+    calibration = None if batch is None else [batch]
+    baraquant.quantize_(model, scheme, calibration=calibration, progress=False, **options)
+    assert any(is_converted(module) for module in model.modules())
+    return model
+
+
+def adapted(model: nn.Module, targets: Any = "all-linear", **options: Any) -> Any:
+    torch.manual_seed(1)
+    return peft.get_peft_model(model, peft.LoraConfig(target_modules=targets, r=4, **options))
+
+
+def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
+    if batch.is_floating_point() or not hasattr(model, "config"):
+        return (model(batch).float() - 1).square().mean()
+    labels = batch if not isinstance(batch, tuple) else batch[1]
+    return model(input_ids=batch, labels=labels).loss
+
+
+def train(
+    model: nn.Module,
+    batch: Tensor,
+    steps: int = 3,
+    rate: float = 1e-2,
+    loss: Callable[[nn.Module, Tensor], Tensor] = loss_of,
+) -> list[float]:
+    """The losses of some steps of AdamW."""
+    model.train()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=rate)
+    losses = []
+    for _ in range(steps):
+        value = loss(model, batch)
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(value.item())
+    return losses
+
+
+def evaluate(model: nn.Module, batch: Tensor) -> Tensor:
+    model.eval()
+    with torch.no_grad():
+        output = model(batch)
+    result: Tensor = output if isinstance(output, Tensor) else output.logits
+    return result
+
+
+def base_state(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a model that belong to no adapter, and no range that a batch moves."""
+    others = ("lora_", "modules_to_save", "input_fake_quant")
+    return {
+        name: tensor.detach().clone()
+        for name, tensor in model.state_dict().items()
+        if not any(part in name for part in others)
+    }
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def lora_layers(model: nn.Module) -> Iterator[Any]:
+    return (m for m in model.modules() if isinstance(m, peft.tuners.lora.LoraLayer))

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What adapters over integers cannot do says so, before anything has changed."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import baraquant
+from baraquant import nn as bnn
+from tests.nn.expert_models import experts
+from tests.peft import models
+from tests.peft.models import SCHEMES, adapted, evaluate, peft, quantized
+
+
+def base(scheme: str = "dynamic") -> Any:
+    return quantized(models.mlp(), SCHEMES[scheme], models.inputs())
+
+
+def refuses(model: nn.Module, error: type[Exception], text: str, **options: Any) -> None:
+    """The call fails with this text, and the model is what it was."""
+    kinds = [(name, type(module)) for name, module in model.named_modules()]
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(error, match=text):
+        adapted(model, **options)
+    assert [(name, type(module)) for name, module in model.named_modules()] == kinds
+    assert models.same(model.state_dict(), state)
+
+
+@pytest.mark.parametrize(
+    "init",
+    ["pissa"]
+    + [
+        pytest.param(name, marks=pytest.mark.exhaustive)
+        for name in ("pissa_niter_4", "olora", "corda", "loftq")
+    ],
+)
+def test_initial_values_that_rewrite_the_weight(init: str) -> None:
+    extra = {"loftq_config": {"loftq_bits": 4}} if init == "loftq" else {}
+    text = rf"baraquant.peft: 0: expected initial values .* init_lora_weights='{init}': the weight"
+    refuses(base(), ValueError, text, init_lora_weights=init, **extra)
+
+
+@pytest.mark.exhaustive
+def test_initial_values_out_of_gradients() -> None:
+    config = {"init_lora_weights": "lora_ga", "lora_ga_config": peft.LoraGAConfig()}
+    adapted(base(), **config)  # without a gradient PEFT takes plain initial values
+    model = base()
+    model[2]._peft_loraga_grad = torch.zeros(32, 64)
+    refuses(model, ValueError, "baraquant.peft: 2: expected initial values", **config)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("bias", ["all", "lora_only"])
+@pytest.mark.parametrize("scheme", ["dynamic", "4 bits in groups"])
+def test_biases_are_frozen(bias: str, scheme: str) -> None:
+    text = rf"baraquant.peft: 0: expected bias='none', but got '{bias}'.*lora_bias=True"
+    refuses(base(scheme), ValueError, text, bias=bias)
+    without = quantized(nn.Sequential(nn.Linear(32, 32, bias=False)), SCHEMES[scheme])
+    adapted(without, bias=bias)
+
+
+@pytest.mark.exhaustive
+def test_kasa() -> None:
+    text = "baraquant.peft: 0: expected kasa_config=None"
+    refuses(base(), ValueError, text, kasa_config=peft.tuners.lora.config.KasaConfig())
+
+
+@pytest.mark.exhaustive
+def test_dora_over_a_prepared_layer() -> None:
+    model = models.mlp()
+    baraquant.qat.prepare_(model, baraquant.W8A8())
+    text = "baraquant.peft: 0: expected use_dora=False for a prepared layer.*convert_"
+    refuses(model, ValueError, text, use_dora=True)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("prepared", [False, True])
+def test_transposed_convolutions(prepared: bool) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ConvTranspose1d(8, 8, 3))
+    if prepared:
+        baraquant.qat.prepare_(model, baraquant.W8A16())
+    else:
+        quantized(model, baraquant.W8A16())
+    text = "1: expected a layer that PEFT has a LoRA for.*ConvTranspose1d; leave it out"
+    refuses(model, NotImplementedError, text, targets=["0", "1"])
+
+
+@pytest.mark.exhaustive
+def test_ranks_that_do_not_fit_groups() -> None:
+    model = nn.Sequential(nn.Conv1d(8, 8, 1), nn.Conv1d(9, 9, 1, groups=3))
+    quantized(model, baraquant.W8A16())
+    text = "1: expected a rank that is a multiple of the convolution's 3 groups, but got r=4"
+    refuses(model, ValueError, text, targets=["0", "1"])
+
+
+@pytest.mark.exhaustive
+def test_experts() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), experts())
+    quantized(model, baraquant.W8A16())
+    assert isinstance(model[1], bnn.QuantizedExperts)
+    text = "1: expected a layer that PEFT has a LoRA for.*QuantizedExperts"
+    refuses(model, NotImplementedError, text, targets=["0", "1"])
+    text = "1: expected target_parameters to name parameters of float layers, but got '1.down_proj'"
+    refuses(model, NotImplementedError, text, targets=["0"], target_parameters=["1.down_proj"])
+
+
+@pytest.mark.exhaustive
+def test_parameters_of_quantized_layers() -> None:
+    text = "0: expected target_parameters .* but got '0.weight', and weight is quantized"
+    refuses(base(), NotImplementedError, text, targets=None, target_parameters=["0.weight"])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["IA3Config", "LoHaConfig", "LoKrConfig", "OFTConfig"])
+def test_other_adapters(name: str) -> None:
+    extra = {"feedforward_modules": []} if name == "IA3Config" else {}
+    config = getattr(peft, name)(target_modules="all-linear", **extra)
+    model = base()
+    text = rf"baraquant.peft: 0: expected a LoRA adapter \(LoraConfig\), but got {name}"
+    with pytest.raises(NotImplementedError, match=text):
+        peft.get_peft_model(model, config)
+    assert [type(m) for m in model] == [bnn.QuantizedLinear, nn.GELU, bnn.QuantizedLinear]
+
+
+@pytest.mark.exhaustive
+def test_trainable_tokens() -> None:
+    model = quantized(models.OfTokens(models.mlp()), baraquant.W8A16())
+    text = "baraquant.peft: table: expected a float embedding for trainable_token_indices"
+    refuses(model, ValueError, text, targets=["0"], trainable_token_indices={"table": [1]})
+    whole = quantized(models.llama(), baraquant.W8A16())
+    text = "embed_tokens: expected a float embedding for trainable_token_indices"
+    refuses(whole, ValueError, text, targets=["q_proj"], trainable_token_indices=[1])
+    floating = {"*embed_tokens": None, "*": baraquant.W8A16()}
+    adapted(quantized(models.llama(), floating), ["q_proj"], trainable_token_indices=[1])
+
+
+@pytest.mark.exhaustive
+def test_unmerging_what_was_converted() -> None:
+    model = models.mlp()
+    baraquant.qat.prepare_(model, baraquant.W8A8())
+    adapter = adapted(model, list(models.MLP), init_lora_weights=False)
+    adapter.merge_adapter()
+    baraquant.qat.convert_(adapter)
+    merged = evaluate(adapter, models.inputs())
+    with pytest.raises(RuntimeError, match=r"merged and then became a QuantizedLinear"):
+        adapter.unmerge_adapter()
+    assert torch.equal(evaluate(adapter, models.inputs()), merged)
+
+
+FAILING = {
+    "not finite": (ValueError, "NaNs detected"),
+    "groups": (NotImplementedError, "groups > 1"),
+    "no bias": (RuntimeError, "Impossible to merge"),
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", FAILING)
+def test_a_merge_that_fails_leaves_the_integers(case: str) -> None:
+    error, text = FAILING[case]
+    options: dict[str, Any] = {"targets": ["0"]}
+    if case == "groups":
+        model, batch = nn.Sequential(nn.Conv1d(8, 8, 1, groups=2)), torch.randn(2, 8, 5)
+    else:
+        model, batch = nn.Sequential(nn.Linear(32, 32, bias=case != "no bias")), models.inputs()
+        options["lora_bias"] = case == "no bias"
+    quantized(model, baraquant.W8A16())
+    kind = type(model[0])
+    with pytest.warns(UserWarning) if case != "not finite" else _quiet():
+        adapter = adapted(model, **options)
+    layer = adapter.base_model.model[0]
+    before = evaluate(adapter, batch)
+    if case == "not finite":
+        layer.lora_B.default.weight.data.fill_(float("nan"))
+    state = models.base_state(adapter)
+    with pytest.raises(error, match=text):
+        adapter.merge_adapter(safe_merge=True)
+    assert type(layer.base_layer) is kind and not layer.merged and layer._kept == ()
+    assert models.same(models.base_state(adapter), state)
+    if case != "not finite":
+        assert torch.equal(evaluate(adapter, batch), before)
+
+
+class _quiet:  # noqa: N801
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+@pytest.mark.exhaustive
+def test_targets_that_are_not_there() -> None:
+    refuses(base(), ValueError, "(?i)target modules .*nothing", targets=["nothing"])
+
+
+@pytest.mark.exhaustive
+def test_without_peft(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = [name for name in sys.modules if name.startswith("baraquant.peft")]
+    for name in own:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ImportError, match=r'baraquant\.peft: .*pip install "baraquant\[peft\]"'):
+        importlib.import_module("baraquant.peft")
+
+
+@pytest.mark.exhaustive
+def test_a_peft_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(peft.tuners.tuners_utils, "_maybe_include_all_linear_layers")
+    with pytest.raises(ImportError, match=r"expected PEFT 0\.21 or a newer one.*but got 0\."):
+        baraquant.peft.register()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["dynamic", "4 bits in groups"])
+def test_writing_into_a_weight_is_refused(name: str) -> None:
+    """As PEFT's own layers would do it, which a user's mapping may name."""
+    config = peft.LoraConfig(target_modules=["0"])
+    kind = type(base(name)[0])
+    config._register_custom_module({kind: peft.tuners.lora.Linear})
+    with pytest.warns(UserWarning, match="Unsupported layer type"):
+        adapter = peft.get_peft_model(base(name), config)
+    with pytest.raises(RuntimeError, match="expected weight to be read only"):
+        adapter.merge_adapter()

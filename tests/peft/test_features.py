@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What PEFT and PyTorch do with LoRA layers, over integers."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import baraquant
+from baraquant import nn as bnn
+from tests.peft import models
+from tests.peft.models import SCHEMES, adapted, evaluate, peft, quantized
+
+pytestmark = pytest.mark.exhaustive
+BASES = ("dynamic", "static asymmetric", "4 bits in groups")
+every_base = pytest.mark.parametrize("scheme", BASES)
+
+
+def base(scheme: str, dtype: torch.dtype = torch.float32) -> Any:
+    return quantized(models.mlp(dtype), SCHEMES[scheme], models.inputs(dtype, 32))
+
+
+# --- variants of LoRA ----------------------------------------------------------------------------
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "rslora": {"use_rslora": True},
+    "dropout": {"lora_dropout": 0.3},
+    "bias": {"lora_bias": True},
+    "dora": {"use_dora": True},
+    "dora with dropout": {"use_dora": True, "lora_dropout": 0.3},
+    "gaussian": {"init_lora_weights": "gaussian"},
+    "orthogonal": {"init_lora_weights": "orthogonal"},
+    "mica": {"init_lora_weights": "mica"},
+    "not initialized": {"init_lora_weights": False},
+    "ranks by name": {"rank_pattern": {"0": 2}, "alpha_pattern": {"0": 3}},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("variant", VARIANTS)
+@every_base
+def test_variants(scheme: str, variant: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Each trains, is loaded with the same bits, and merges back and forth."""
+    model, batch = base(scheme, dtype), models.inputs(dtype)
+    again = copy.deepcopy(model)
+    adapter = adapted(model, **VARIANTS[variant])
+    state = models.base_state(adapter)
+    losses = models.train(adapter, batch, steps=6)
+    assert min(losses[3:]) < losses[0]
+    after = evaluate(adapter, batch)
+    adapter.save_pretrained(tmp_path)
+    loaded = peft.PeftModel.from_pretrained(again, tmp_path)
+    assert torch.equal(evaluate(loaded, batch), after)
+    adapter.merge_adapter(safe_merge=True)
+    merged = evaluate(adapter, batch)
+    assert (merged.float() - after.float()).norm() / after.float().norm() < 0.05
+    adapter.unmerge_adapter()
+    assert models.same(models.base_state(adapter), state)
+    assert torch.equal(evaluate(adapter, batch), after)
+
+
+@pytest.mark.parametrize("kind", ["conv", "embedding"])
+def test_dora_over_other_kinds(kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    if kind == "conv":
+        model, batch, target = models.Conv(2), torch.randn(2, 8, 7, 7), "conv"
+    else:
+        model, batch, target = models.OfTokens(models.mlp()), models.tokens(), "table"
+    quantized(model, baraquant.W4A16(group_size=4))
+    again = copy.deepcopy(model)
+    adapter = adapted(model, [target], use_dora=True)
+    losses = models.train(adapter, batch, steps=5)
+    assert losses[-1] < losses[0]
+    after = evaluate(adapter, batch)
+    adapter.save_pretrained(tmp_path, save_embedding_layers=False)
+    loaded = peft.PeftModel.from_pretrained(again, tmp_path)
+    assert torch.equal(evaluate(loaded, batch), after)
+    merged = adapter.merge_and_unload()
+    torch.testing.assert_close(evaluate(merged, batch), after, rtol=1e-4, atol=1e-5)
+
+
+# --- several adapters ----------------------------------------------------------------------------
+
+
+@every_base
+def test_several_adapters(scheme: str) -> None:
+    batch = models.inputs()
+    adapter = adapted(base(scheme))
+    models.train(adapter, batch)
+    first, integers = evaluate(adapter, batch), models.base_state(adapter)
+    config = peft.LoraConfig(
+        target_modules="all-linear", r=2, lora_alpha=0.2, init_lora_weights=False
+    )
+    adapter.add_adapter("second", config)
+    assert config.target_modules == {"0", "2"}
+    assert torch.equal(evaluate(adapter, batch), first)
+    adapter.set_adapter("second")
+    second = evaluate(adapter, batch)
+    with adapter.disable_adapter():
+        plain = evaluate(adapter, batch)
+    assert torch.equal(plain, evaluate(base(scheme), batch))
+    assert not torch.equal(second, first) and not torch.equal(second, plain)
+    adapter.base_model.set_adapter(["default", "second"])
+    both = evaluate(adapter, batch)
+    adapter.merge_adapter(adapter_names=["default"])
+    adapter.merge_adapter(adapter_names=["second"])
+    assert (evaluate(adapter, batch) - both).norm() / both.norm() < 0.05
+    adapter.unmerge_adapter()
+    assert models.same(
+        {n: t for n, t in models.base_state(adapter).items() if "second" not in n}, integers
+    )
+    assert torch.equal(evaluate(adapter, batch), both)
+    adapter.add_weighted_adapter(["default", "second"], [0.5, 0.5], "mixed", "cat")
+    adapter.set_adapter("mixed")
+    assert torch.isfinite(evaluate(adapter, batch)).all()
+    adapter.delete_adapter("mixed")
+    adapter.delete_adapter("second")
+    adapter.set_adapter("default")
+    assert torch.equal(evaluate(adapter, batch), first)
+
+
+def test_a_batch_of_several_adapters() -> None:
+    batch = models.inputs(rows=4)
+    adapter = adapted(base("dynamic"), init_lora_weights=False)
+    adapter.add_adapter("b", peft.LoraConfig(target_modules="all-linear", init_lora_weights=False))
+    names = ["default", "b", "__base__", "default"]
+    with torch.no_grad():
+        adapter.eval()
+        mixed = adapter(batch, adapter_names=names)
+    adapter.set_adapter("b")
+    torch.testing.assert_close(mixed[1], evaluate(adapter, batch)[1])
+    with adapter.disable_adapter():
+        torch.testing.assert_close(mixed[2], evaluate(adapter, batch)[2])
+
+
+# --- targets -------------------------------------------------------------------------------------
+
+
+def test_all_linear_finds_what_it_finds_in_the_float_model() -> None:
+    for make in (models.llama, models.bert, models.gpt2):
+        wanted = adapted(make()).peft_config["default"].target_modules
+        for scheme in (baraquant.W8A8(), baraquant.W4A16(group_size=16)):
+            got = adapted(quantized(make(), scheme)).peft_config["default"].target_modules
+            assert got == wanted and wanted
+    some = quantized(models.llama(), {"*.q_proj": None, "*": baraquant.W8A8()})
+    whole = adapted(models.llama()).peft_config["default"].target_modules
+    assert adapted(some).peft_config["default"].target_modules == whole
+
+
+def test_all_linear_leaves_out_heads() -> None:
+    for task, head in (("CAUSAL_LM", "lm_head"), (None, "lm_head")):
+        adapter = adapted(quantized(models.llama(), baraquant.W8A8()), task_type=task)
+        assert head not in adapter.peft_config["default"].target_modules
+    model = quantized(models.bert(), baraquant.W8A8())
+    assert type(model.classifier) is bnn.QuantizedLinear
+    adapter = adapted(model, task_type="SEQ_CLS")
+    assert "classifier" not in adapter.peft_config["default"].target_modules
+
+
+def test_a_mixed_base() -> None:
+    """Float layers keep PEFT's own adapters."""
+    model = quantized(models.mlp(), {"0": None, "2": baraquant.W8A8()})
+    adapter = adapted(model)
+    kinds = [type(layer) for layer in models.lora_layers(adapter)]
+    assert kinds == [peft.tuners.lora.Linear, baraquant.peft.LoraLinear]
+    models.train(adapter, models.inputs())
+    assert [type(m) for m in adapter.merge_and_unload()] == [nn.Linear, nn.GELU, nn.Linear]
+
+
+def test_a_layer_with_two_names() -> None:
+    """PEFT adapts a module under its first name alone; so it does over integers."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(8, 8)
+            self.b = self.a
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.b(self.a(x))
+            return y
+
+    for model in (Twice(), quantized(Twice(), baraquant.W8A8())):
+        adapter = adapted(model, ["a", "b"])
+        inner = adapter.base_model.model
+        assert isinstance(inner.a, peft.tuners.lora.Linear) and inner.a.base_layer is inner.b
+
+
+def test_tied_weights_stay_as_they_are() -> None:
+    """An adapter of the embedding does not reach the head, and merging leaves the head alone."""
+    model = quantized(models.gpt2(), baraquant.W8A16())
+    assert model.lm_head.qweight is model.transformer.wte.qweight
+    adapter = adapted(model, ["wte"])
+    models.train(adapter, models.tokens())
+    head = adapter.base_model.model.lm_head.qweight.clone()
+    merged = adapter.merge_and_unload()
+    assert type(merged.transformer.wte) is nn.Embedding
+    assert torch.equal(merged.lm_head.qweight, head)
+
+
+def test_a_tied_model_merges() -> None:
+    """PEFT compares the places of the two weights, which integers do not have."""
+    adapter = adapted(quantized(models.gpt2(), baraquant.W8A8()), "all-linear")
+    models.train(adapter, models.tokens())
+    wanted = evaluate(adapter, models.tokens())
+    merged = adapter.merge_and_unload()
+    assert type(merged.transformer.h[0].attn.c_attn).__name__ == "Conv1D"
+    error = evaluate(merged, models.tokens()) - wanted
+    assert error.norm() / wanted.norm() < 0.05
+
+
+def test_layers_of_a_users_own_mapping_come_first() -> None:
+    class Own(peft.tuners.lora.Linear):
+        pass
+
+    config = peft.LoraConfig(target_modules=["0"])
+    config._register_custom_module({bnn.QuantizedLinear: Own})
+    with pytest.warns(UserWarning, match="Unsupported layer type"):
+        adapter = peft.get_peft_model(base("dynamic"), config)
+    assert type(adapter.base_model.model[0]) is Own
+
+
+def test_registering_twice_changes_nothing() -> None:
+    made = peft.tuners.lora.LoraModel._create_new_module
+    baraquant.peft.register()
+    assert peft.tuners.lora.LoraModel._create_new_module is made
+
+
+# --- modules_to_save -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["dynamic", "4 bits in groups"])
+def test_modules_to_save_train_a_float_copy(scheme: str, tmp_path: Path) -> None:
+    model, batch = base(scheme), models.inputs()
+    again, integers = copy.deepcopy(model), model[2].qweight.clone()
+    adapter = adapted(model, ["0"], modules_to_save=["2"])
+    wrapper = adapter.base_model.model[2]
+    trained = wrapper.modules_to_save.default
+    assert type(trained) is nn.Linear and trained.weight.requires_grad
+    assert torch.equal(trained.weight, wrapper.original_module.weight)
+    before = trained.weight.detach().clone()
+    models.train(adapter, batch)
+    assert not torch.equal(trained.weight, before)
+    assert torch.equal(wrapper.original_module.qweight, integers)
+    after = evaluate(adapter, batch)
+    adapter.save_pretrained(tmp_path)
+    loaded = peft.PeftModel.from_pretrained(again, tmp_path)
+    assert torch.equal(evaluate(loaded, batch), after)
+    assert not any(p.requires_grad for p in loaded.parameters())
+    assert type(adapter.merge_and_unload()[2]) is nn.Linear
+
+
+def test_modules_to_save_that_contain_integers() -> None:
+    model = quantized(nn.Sequential(models.mlp(), models.mlp()), baraquant.W8A8())
+    adapter = adapted(model, ["0.0"], modules_to_save=["1"])
+    copied = adapter.base_model.model[1].modules_to_save.default
+    assert [type(m) for m in copied] == [nn.Linear, nn.GELU, nn.Linear]
+    losses = models.train(adapter, models.inputs())
+    assert losses[-1] < losses[0] and all(p.requires_grad for p in copied.parameters())
+
+
+# --- loading, counting, moving -------------------------------------------------------------------
+
+
+@every_base
+@pytest.mark.parametrize("low_memory", [False, True])
+def test_loading_as_a_further_adapter(scheme: str, low_memory: bool, tmp_path: Path) -> None:
+    model, batch = base(scheme), models.inputs()
+    again = copy.deepcopy(model)
+    adapter = adapted(model)
+    models.train(adapter, batch)
+    adapter.save_pretrained(tmp_path)
+    other = adapted(again)
+    other.load_adapter(tmp_path, "loaded", low_cpu_mem_usage=low_memory)
+    other.set_adapter("loaded")
+    assert torch.equal(evaluate(other, batch), evaluate(adapter, batch))
+
+
+def test_an_adapter_of_the_float_model_loads_onto_integers(tmp_path: Path) -> None:
+    """And one of the integers onto the float model: the files have the same names."""
+    model, batch = models.gpt2(), models.tokens()
+    folders = tmp_path / "float", tmp_path / "integers"
+    adapters = [adapted(m) for m in (models.gpt2(), quantized(models.gpt2(), baraquant.W8A8()))]
+    for adapter, folder in zip(adapters, folders, strict=True):
+        models.train(adapter, batch)
+        adapter.save_pretrained(folder)
+    onto = peft.PeftModel.from_pretrained(quantized(model, baraquant.W8A8()), folders[0])
+    back = peft.PeftModel.from_pretrained(models.gpt2(), folders[1])
+    names = [set(peft.get_peft_model_state_dict(m)) for m in (*adapters, onto, back)]
+    assert all(found == names[0] for found in names)
+    fan = [m.peft_config["default"].fan_in_fan_out for m in (*adapters, onto, back)]
+    assert fan == [True] * 4
+    close = evaluate(onto, batch) - evaluate(adapters[0], batch)
+    assert close.norm() / evaluate(adapters[0], batch).norm() < 0.05
+
+
+def test_counts_what_the_integers_stand_for() -> None:
+    for make in (models.llama, models.bert, models.gpt2, models.mlp):
+        wanted = adapted(make()).get_nb_trainable_parameters()
+        for scheme in (baraquant.W8A8(), baraquant.W4A16(group_size=16, symmetric=False)):
+            adapter = adapted(quantized(make(), scheme))
+            assert adapter.get_nb_trainable_parameters() == wanted
+            adapter.merge_adapter()
+            assert adapter.get_nb_trainable_parameters() == wanted
+
+
+@every_base
+def test_follows_conversions(scheme: str) -> None:
+    adapter = adapted(base(scheme)).to(torch.bfloat16)
+    lora = adapter.base_model.model[0]
+    assert lora.lora_A.default.weight.dtype == lora.weight.dtype == torch.bfloat16
+    assert lora.base_layer.weight_scale.dtype == torch.float32
+    batch = models.inputs(torch.bfloat16)
+    losses = models.train(adapter, batch)
+    assert losses[-1] < losses[0] and evaluate(adapter, batch).dtype == torch.bfloat16
+
+
+def test_adapters_of_the_bases_dtype() -> None:
+    config = peft.LoraConfig(target_modules="all-linear")
+    model = base("dynamic", torch.bfloat16)
+    adapter = peft.get_peft_model(model, config, autocast_adapter_dtype=False)
+    assert {p.dtype for p in adapter.parameters() if p.requires_grad} == {torch.bfloat16}
+
+
+def test_weight_is_floating() -> None:
+    """Models cast activations to the dtype of a layer's weight; it must not be int8."""
+    lora = adapted(base("dynamic", torch.bfloat16)).base_model.model[0]
+    assert lora.weight.dtype == torch.bfloat16 and lora.weight.shape == (64, 32)
+
+
+# --- under PyTorch's tools -----------------------------------------------------------------------
+
+
+@every_base
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_autocast(scheme: str, dtype: torch.dtype) -> None:
+    adapter, batch = adapted(base(scheme, dtype)), models.inputs(torch.float32)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = model(x)
+        return (y.float() - 1).square().mean()
+
+    losses = models.train(adapter, batch, 5, loss=loss)
+    assert losses[-1] < losses[0]
+
+
+@every_base
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_gives_the_same_gradients(scheme: str, reentrant: bool) -> None:
+    adapter = adapted(base(scheme), init_lora_weights=False)
+    batch = models.inputs().requires_grad_()
+    adapters = [p for p in adapter.parameters() if p.requires_grad]
+    grads = []
+    for output in (adapter(batch), checkpoint(adapter, batch, use_reentrant=reentrant)):
+        for parameter in (*adapters, batch):
+            parameter.grad = None
+        output.square().sum().backward()
+        grads.append([p.grad.clone() for p in (*adapters, batch)])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+@every_base
+@pytest.mark.parametrize("variant", ["plain", "dora"])
+def test_a_compiled_step(scheme: str, variant: str) -> None:
+    torch._dynamo.reset()
+    batch = models.inputs()
+    adapter = adapted(base(scheme), init_lora_weights=False, use_dora=variant == "dora")
+    adapters = [p for p in adapter.parameters() if p.requires_grad]
+    compiled = torch.compile(adapter, backend="aot_eager")
+    grads = []
+    for model in (adapter, compiled):
+        loss = models.loss_of(model, batch)
+        grads.append([loss.detach(), *torch.autograd.grad(loss, adapters)])
+    for got, wanted in zip(*grads, strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+@every_base
+def test_copies_and_pickles(scheme: str, tmp_path: Path) -> None:
+    adapter, batch = adapted(base(scheme), init_lora_weights=False), models.inputs()
+    wanted = evaluate(adapter, batch)
+    assert torch.equal(evaluate(copy.deepcopy(adapter), batch), wanted)
+    torch.save(adapter, tmp_path / "model.pt")
+    assert torch.equal(
+        evaluate(torch.load(tmp_path / "model.pt", weights_only=False), batch), wanted
+    )
