@@ -23,7 +23,7 @@ struct Kind {
                                                      const QuantConfig& config);
   // Why a float module stays floating; empty if it does not.
   std::string (*why_not)(const torch::nn::Module& module);
-  // Whether quantize_ leaves the input floating.
+  // Whether quantize_ leaves the input floating unless conv_inputs is true.
   bool keeps_input;
 };
 
