@@ -82,7 +82,7 @@ class Converter:
             module = module.with_floating_input()
             about = "; its input stays floating, as training never called it"
         new = self.convert(module)
-        return Swap(new, type(new).__name__ + about)
+        return Swap(new, type(new).__name__ + about_input(module) + about)
 
     def convert(self, prepared: nn.Module) -> nn.Module:
         """Return the quantized layer for a prepared one.
@@ -119,6 +119,14 @@ class Converter:
             self._kept.append(module)
             self._shared[key] = Integers(integers, scale, None if config.symmetric else zero_point)
         return self._shared[key]
+
+
+def about_input(prepared: nn.Module) -> str:
+    """Return what a report says of the input of a convolution that ``conv_inputs`` rounds."""
+    layer = layer_of_prepared(prepared)
+    if layer is None or not layer.keeps_input or not prepared.config.conv_inputs:
+        return ""
+    return f", input={prepared.config.activation}"
 
 
 def _unseen(model: nn.Module) -> set[int]:

@@ -19,7 +19,7 @@ from ..nn._subclassed import with_forward_of
 from ..schemes import SmoothQuant
 from .calibration.run import UNREACHED, Calibration
 from .calibration.static import observe_inputs
-from .convert import Converter
+from .convert import Converter, about_input
 from .fit import fit_scale
 from .layers import Layer, linear_form, weights_of
 from .replace import FilterFn, swap, take_over
@@ -122,7 +122,14 @@ def quantize_(
         made = {path: _make(maker, path, one) for path, one in chosen.items()}
     swaps = {id(chosen[path].module): module for path, module in made.items()}
     changed = {
-        path: type(new).__name__ + _about(plan.get(path)) + chosen[path].remark
+        path: "".join(
+            [
+                type(new).__name__,
+                _about(plan.get(path)),
+                about_input(chosen[path].prepared),
+                chosen[path].remark,
+            ]
+        )
         for path, new in made.items()
     }
     report = swap(model, swaps, replace(report, changed=changed))

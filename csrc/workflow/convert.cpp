@@ -79,7 +79,8 @@ Report convert_(torch::nn::Module& model) {
       continue;
     }
     const bool is_unseen = unseen.contains(prepared);
-    auto about = nn::skipped(prepared->input_fake_quant.get());
+    auto about = is_unseen ? "" : about_input(*prepared);
+    about += nn::skipped(prepared->input_fake_quant.get());
     if (is_unseen) about += "; its input stays floating, as training never called it";
     with_path(convert_name, place.path, [&] {
       auto layer = converter.convert(*prepared, is_unseen);

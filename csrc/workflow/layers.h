@@ -39,6 +39,9 @@ struct Integers {
 std::shared_ptr<nn::QuantizedLayer> convert(nn::FakeQuantizedLayer& prepared,
                                             const Integers& integers, bool floating_input);
 
+// What a report says of the input of a convolution that conv_inputs rounds; else empty.
+std::string about_input(const nn::FakeQuantizedLayer& prepared);
+
 bool is_prepared(const torch::nn::Module& module);
 bool is_converted(const torch::nn::Module& module);
 

@@ -106,7 +106,8 @@ Report quantize_(torch::nn::Module& model, const QuantConfig& config, const Opti
   for (auto& one : chosen) {
     with_path(quantize_name, one.path, [&] {
       auto layer = converter.convert(*one.prepared);
-      report.changed.emplace_back(one.path, type_name(*layer) + one.remark);
+      report.changed.emplace_back(one.path,
+                                  type_name(*layer) + about_input(*one.prepared) + one.remark);
       swaps[one.module] = std::move(layer);
     });
   }

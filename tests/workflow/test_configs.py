@@ -243,7 +243,7 @@ def test_what_schemes_refuse(build, error: type[Exception], message: str) -> Non
         ({"scheme": "tensor"}, ValueError, "scheme quant, but got 'tensor'"),
         ({"scheme": "smoothquant"}, ValueError, "scheme quant, but got 'smoothquant'"),
         ({"scheme": ["quant"]}, ValueError, "scheme quant"),
-        ({"extra": 1}, ValueError, "the fields activation, .*, but got activation, conv_inputs, extra, .*"),
+        ({"extra": 1}, ValueError, "the fields activation, .*, but got activation, .*, extra, .*"),
         ({"observer": 3}, TypeError, "observer to be a str, but got int"),
         ({"scale_rule": "no"}, ValueError, "scale_rule to be one of search, max, but got 'no'"),
         ({"weight": [8]}, TypeError, "weight to be a TensorConfig, but got list"),
