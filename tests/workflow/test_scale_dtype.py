@@ -41,12 +41,15 @@ by_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 def rounded(values: Tensor, dtype: str) -> Tensor:
     """The nearest float16 or bfloat16 of float32 numbers, by NumPy or by their bits."""
-    numbers = values.detach().cpu().float().numpy()
+    numbers = values.detach().float().reshape(-1).numpy()
     if dtype == "float16":
-        return torch.from_numpy(numbers.astype(np.float16).astype(np.float32))
-    bits = numbers.view(np.uint32).astype(np.uint64)
-    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16
-    return torch.from_numpy(bits.astype(np.uint32).view(np.float32).reshape(numbers.shape))
+        with np.errstate(over="ignore"):
+            nearest = numbers.astype(np.float16).astype(np.float32)
+    else:
+        bits = numbers.view(np.uint32).astype(np.uint64)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16
+        nearest = bits.astype(np.uint32).view(np.float32)
+    return torch.from_numpy(nearest).reshape(values.shape)
 
 
 def rows_of(prepared: Any) -> Tensor:

@@ -199,14 +199,14 @@ class FakeQuantize(ByGranularity, ObservedRange):
 
     def _round_observed(self, input: Tensor, observer_enabled: Tensor) -> Tensor:
         scale, zero_point = self.calculate_qparams()
-        is_new = observer_enabled[0].bool() & is_known(self.min_val, self.max_val)
+        is_new = (observer_enabled[0] != 0) & is_known(self.min_val, self.max_val)
         self.scale.copy_(torch.where(is_new, scale, self.scale))
         self.zero_point.copy_(torch.where(is_new, zero_point, self.zero_point))
         # The next forward pass may write into the buffers before this one's backward pass.
         output = self._fake_quantize(
             input, self.scale.clone(), self.zero_point.clone(), self.save_mask
         )
-        return torch.where(self.fake_quant_enabled[0].bool(), output, input)
+        return torch.where(self.fake_quant_enabled[0] != 0, output, input)
 
     def _qparams_of(self, input: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scale and the zero point of one input, in the shapes of ``granularity``."""
