@@ -8,17 +8,20 @@ torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
 
 from .granularity import GRANULARITIES, Granularity, PerGroup
 
-VERSION = 1  # of the dictionaries
+VERSION = 2  # of the dictionaries
+# The fields that older dictionaries lack: the version that has them first, and their value before.
+_SINCE: dict[str, tuple[int, Any]] = {"scale_dtype": (2, "float32"), "conv_inputs": (2, None)}
 
 OBSERVERS = ("min_max", "moving_average", "percentile", "mse")
 # The observers that training can update with each batch.
 TRAINING_OBSERVERS = ("min_max", "moving_average")
 SCALE_RULES = ("search", "max")
+SCALE_DTYPES = ("float32", "bfloat16", "float16")
 
 C = TypeVar("C", bound="Config")
 
@@ -39,6 +42,8 @@ class Config:
     def from_dict(cls: type[C], data: dict[str, Any]) -> C:
         """Return the configuration that :meth:`to_dict` wrote; ``Config`` itself takes any.
 
+        A field that was added after the dictionary's version gets its default.
+
         Raises:
             ValueError: The scheme is another one, the version is newer, a field is missing or
                 unknown, or a value is invalid.
@@ -57,6 +62,9 @@ class Config:
             known = cls.scheme or ", ".join(_kinds())
             raise ValueError(f"{cls.__name__}: expected scheme {known}, but got {scheme!r}")
         names = {entry.name for entry in fields(kind)}
+        since = {name: _SINCE[name] for name in names & _SINCE.keys()}
+        older = {name: value for name, (first, value) in since.items() if version < first}
+        names -= older.keys()
         given = data.keys() - {"scheme", "version"}
         if given != names:
             raise ValueError(
@@ -66,7 +74,7 @@ class Config:
             name: Config.from_dict(data[name]) if isinstance(data[name], dict) else data[name]
             for name in names
         }
-        return kind(**values)
+        return kind(**values, **older)
 
 
 @dataclass(frozen=True)
@@ -186,6 +194,20 @@ class QuantConfig(Config):
         scale_rule: How to find a scale of weights below eight bits that is not trained. ``search``
             tries 26 scales, from the one for the largest absolute value down to half of it, and
             takes the one with the minimum squared error. ``max`` takes the first of these.
+        scale_dtype: The dtype in which a server will hold the scales of weights: ``float32``,
+            ``bfloat16`` or ``float16``. Every scale of a weight is rounded to it, to the nearest
+            number and of two to the even one, before the weight is quantized: in training, in
+            evaluation and by :func:`baraquant.quantize_`, whose search compares rounded scales.
+            The integers and the zero points are those of the rounded scale. The stored scales are
+            float32 (float64 for float64 weights) and hold numbers that the dtype has. A scale
+            below the dtype's range becomes its smallest positive number (float16: 2**-24, with
+            fewer bits below 2**-14). One above it (float16: 65504) becomes infinite, and
+            conversion raises an error. Scales of inputs are not rounded.
+        conv_inputs: Whether the inputs of convolutions are rounded. True: by
+            :func:`baraquant.qat.prepare_` and by :func:`baraquant.quantize_`; the activation has
+            to be ``per_tensor``, static or dynamic, because a convolution has no tokens. False: by
+            neither. None: ``prepare_`` rounds them if the activation is ``per_tensor``, and
+            ``quantize_`` leaves them floating.
 
     Example:
         >>> int4 = baraquant.TensorConfig(bits=4)
@@ -201,6 +223,8 @@ class QuantConfig(Config):
     activation: TensorConfig | None = None
     observer: str = "moving_average"
     scale_rule: str = "search"
+    scale_dtype: str = "float32"
+    conv_inputs: bool | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -213,12 +237,25 @@ class QuantConfig(Config):
                 )
         check_choice(self, "observer", OBSERVERS)
         check_choice(self, "scale_rule", SCALE_RULES)
+        check_choice(self, "scale_dtype", SCALE_DTYPES)
+        if self.conv_inputs is not None:
+            _check_bools(self, "conv_inputs")
         if self.weight.granularity == "per_token":
             raise ValueError(
                 "QuantConfig: expected weight.granularity to be per_tensor, per_channel or "
                 "per_group, but got 'per_token'"
             )
+        self._check_activation()
+
+    def _check_activation(self) -> None:
         activation = self.activation
+        got = None if activation is None else activation.granularity
+        if self.conv_inputs and got not in ("per_tensor", "per_channel"):
+            raise ValueError(
+                f"QuantConfig: expected a per_tensor activation with conv_inputs=True, but got "
+                f"{got!r}; the input of a convolution has one scale: use "
+                "W8A8Static(conv_inputs=True), or another configuration for the convolutions"
+            )
         if activation is None:
             return
         if activation.granularity == "per_channel":
@@ -237,9 +274,19 @@ class QuantConfig(Config):
         """Whether the range of the inputs is fixed in advance: observed, calibrated or learned."""
         return self.activation is not None and not self.activation.dynamic
 
+    @property
+    def weight_str(self) -> str:
+        """How weights are quantized, with the dtype of their scales unless it is float32."""
+        dtype = "" if self.scale_dtype == "float32" else f" scale_dtype={self.scale_dtype}"
+        return f"{self.weight}{dtype}"
+
+    def with_floating_input(self) -> QuantConfig:
+        """Return the same configuration of the weights, but with floating inputs."""
+        return replace(self, activation=None, conv_inputs=None)
+
     def __str__(self) -> str:
         """Return a short form: ``weight=int8 per_channel symmetric dynamic, input=float``."""
-        return f"weight={self.weight}, input={self.activation or 'float'}"
+        return f"weight={self.weight_str}, input={self.activation or 'float'}"
 
 
 def _kinds() -> dict[str, type[Config]]:

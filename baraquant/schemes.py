@@ -8,43 +8,63 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from .configs import Config, QuantConfig, TensorConfig
 
 
-def W8A8(symmetric: bool = True) -> QuantConfig:  # noqa: N802 - named as a scheme is
+def W8A8(  # noqa: N802 - named as a scheme is
+    symmetric: bool = True, *, scale_dtype: str = "float32"
+) -> QuantConfig:
     """Return int8 weights with a scale per channel, and int8 inputs with a dynamic scale per token.
 
     Args:
         symmetric: True for inputs without a zero point; False adds one.
+        scale_dtype: As in :class:`QuantConfig`.
     """
     _check_symmetric("W8A8", symmetric)
-    return QuantConfig(TensorConfig(8), TensorConfig(8, "per_token", symmetric))
+    activation = TensorConfig(8, "per_token", symmetric)
+    return QuantConfig(TensorConfig(8), activation, scale_dtype=scale_dtype)
 
 
 def W8A8Static(  # noqa: N802
-    observer: str = "min_max", symmetric: bool = True
+    observer: str = "min_max",
+    symmetric: bool = True,
+    *,
+    scale_dtype: str = "float32",
+    conv_inputs: bool | None = None,
 ) -> QuantConfig:
     """Return int8 weights with a scale per channel, and int8 inputs with one scale for each layer.
 
     Args:
         observer: How to find the range of an input, as in :class:`QuantConfig`.
         symmetric: True for inputs without a zero point; False adds one.
+        scale_dtype: As in :class:`QuantConfig`.
+        conv_inputs: As in :class:`QuantConfig`: True for int8 convolutions.
     """
     _check_symmetric("W8A8Static", symmetric)
     activation = TensorConfig(8, "per_tensor", symmetric, dynamic=False)
-    return QuantConfig(TensorConfig(8), activation, observer)
+    return QuantConfig(
+        TensorConfig(8), activation, observer, scale_dtype=scale_dtype, conv_inputs=conv_inputs
+    )
 
 
-def W8A16() -> QuantConfig:  # noqa: N802
-    """Return int8 weights with a scale per channel, and floating inputs."""
-    return QuantConfig(TensorConfig(8))
+def W8A16(*, scale_dtype: str = "float32") -> QuantConfig:  # noqa: N802
+    """Return int8 weights with a scale per channel, and floating inputs.
+
+    Args:
+        scale_dtype: As in :class:`QuantConfig`.
+    """
+    return QuantConfig(TensorConfig(8), scale_dtype=scale_dtype)
 
 
 def W4A16(  # noqa: N802
-    group_size: int | None = 128, symmetric: bool = True, scale_rule: str = "search"
+    group_size: int | None = 128,
+    symmetric: bool = True,
+    scale_rule: str = "search",
+    *,
+    scale_dtype: str = "float32",
 ) -> QuantConfig:
     """Return 4-bit weights with a scale for each group of inputs, and floating inputs.
 
@@ -52,12 +72,18 @@ def W4A16(  # noqa: N802
         group_size: The number of adjacent inputs that share a scale. None: one scale per channel.
         symmetric: True for weights without a zero point; False adds one.
         scale_rule: As in :class:`QuantConfig`.
+        scale_dtype: As in :class:`QuantConfig`.
     """
-    return QuantConfig(_int4("W4A16", group_size, symmetric), scale_rule=scale_rule)
+    weight = _int4("W4A16", group_size, symmetric)
+    return QuantConfig(weight, scale_rule=scale_rule, scale_dtype=scale_dtype)
 
 
 def W4A8(  # noqa: N802
-    group_size: int | None = 128, symmetric: bool = True, scale_rule: str = "search"
+    group_size: int | None = 128,
+    symmetric: bool = True,
+    scale_rule: str = "search",
+    *,
+    scale_dtype: str = "float32",
 ) -> QuantConfig:
     """Return 4-bit weights with a scale for each group, and int8 inputs with a scale per token.
 
@@ -68,9 +94,11 @@ def W4A8(  # noqa: N802
         group_size: The number of adjacent inputs that share a scale. None: one scale per channel.
         symmetric: True for weights without a zero point; False adds one.
         scale_rule: As in :class:`QuantConfig`.
+        scale_dtype: As in :class:`QuantConfig`.
     """
     weight = _int4("W4A8", group_size, symmetric)
-    return QuantConfig(weight, TensorConfig(8, "per_token"), scale_rule=scale_rule)
+    activation = TensorConfig(8, "per_token")
+    return QuantConfig(weight, activation, scale_rule=scale_rule, scale_dtype=scale_dtype)
 
 
 def _int4(name: str, group_size: int | None, symmetric: bool) -> TensorConfig:
@@ -115,8 +143,9 @@ class SmoothQuant(Config):
                 f"but got {type(self.activation).__name__}"
             )
         symmetric = self.activation.activation is None or self.activation.activation.symmetric
-        observer = self.activation.observer
-        if self.activation not in (W8A8(symmetric), W8A8Static(observer, symmetric)):
+        # The rest of the scheme is free: how a static range is observed, scale_dtype, conv_inputs.
+        plain = replace(self.activation, scale_dtype="float32", conv_inputs=None)
+        if plain not in (W8A8(symmetric), W8A8Static(plain.observer, symmetric)):
             raise ValueError(
                 "SmoothQuant: expected activation to be W8A8(...) or W8A8Static(...), "
                 f"but got {self.activation}"

@@ -68,7 +68,7 @@ class Converter:
 
     def __init__(self, unseen: set[int] | None = None) -> None:
         self._unseen = unseen or set()
-        self._shared: dict[tuple[int, int, int | None, TensorConfig], Integers] = {}
+        self._shared: dict[tuple[int, int, int | None, TensorConfig, str], Integers] = {}
         self._kept: list[nn.Module] = []  # whose ids are those keys
 
     def decide(self, module: nn.Module) -> Decision:
@@ -82,7 +82,7 @@ class Converter:
             module = module.with_floating_input()
             about = "; its input stays floating, as training never called it"
         new = self.convert(module)
-        return Swap(new, type(new).__name__ + about)
+        return Swap(new, type(new).__name__ + about_input(module) + about)
 
     def convert(self, prepared: nn.Module) -> nn.Module:
         """Return the quantized layer for a prepared one.
@@ -111,13 +111,22 @@ class Converter:
         config = module.config.weight
         is_own = config.dynamic and module.weight_fake_quant.is_dynamic
         quantizer = None if is_own else id(module.weight_fake_quant)
-        key = id(module.float_weight()), module.transposed_groups, quantizer, config
+        dtype = module.config.scale_dtype
+        key = id(module.float_weight()), module.transposed_groups, quantizer, config, dtype
         if key not in self._shared:
             integers, scale, zero_point = module.quantized_weight()
-            check_scale("the weight", scale)
+            check_scale("the weight", scale, dtype)
             self._kept.append(module)
             self._shared[key] = Integers(integers, scale, None if config.symmetric else zero_point)
         return self._shared[key]
+
+
+def about_input(prepared: nn.Module) -> str:
+    """Return what a report says of the input of a convolution that ``conv_inputs`` rounds."""
+    layer = layer_of_prepared(prepared)
+    if layer is None or not layer.keeps_input or not prepared.config.conv_inputs:
+        return ""
+    return f", input={prepared.config.activation}"
 
 
 def _unseen(model: nn.Module) -> set[int]:

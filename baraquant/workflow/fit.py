@@ -47,6 +47,7 @@ def fit_scale(rows: Tensor, quantizer: FakeQuantize) -> FakeQuantize:
         group_size=size or None,
         quant_min=quantizer.quant_min,
         quant_max=quantizer.quant_max,
+        scale_dtype=quantizer.scale_dtype,
     )
 
 
@@ -56,9 +57,10 @@ def _fit(segments: Tensor, quantizer: FakeQuantize) -> tuple[Tensor, Tensor]:
     values = segments.to(torch.float64 if segments.dtype == torch.float64 else torch.float32)
     low, high = torch.aminmax(values, dim=1)
     best = torch.full_like(low, math.inf)
-    scale, zero_point = qparams_of_range(low, high, low_end, high_end, symmetric)
+    how = (low_end, high_end, symmetric, quantizer.scale_dtype)
+    scale, zero_point = qparams_of_range(low, high, *how)
     for factor in FACTORS:
-        tried, zeros = qparams_of_range(low * factor, high * factor, low_end, high_end, symmetric)
+        tried, zeros = qparams_of_range(low * factor, high * factor, *how)
         rounded = ops.fake_quantize_per_channel(values, tried, zeros, 0, low_end, high_end)
         error = (rounded - values).square_().sum(dim=1)
         is_better = error < best

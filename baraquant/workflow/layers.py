@@ -44,7 +44,8 @@ class Layer:
         sizes: The attributes that must be equal in a converted module and the float one: the name
             in the converted one, and the name in the float one.
         why_not: Returns why a float module stays floating with a configuration, or None.
-        keeps_input: Whether :func:`baraquant.quantize_` leaves the input floating.
+        keeps_input: Whether :func:`baraquant.quantize_` leaves the input floating, unless the
+            configuration has ``conv_inputs=True``.
     """
 
     float_type: type[nn.Module] | None

@@ -19,7 +19,7 @@ from ..nn._subclassed import with_forward_of
 from ..schemes import SmoothQuant
 from .calibration.run import UNREACHED, Calibration
 from .calibration.static import observe_inputs
-from .convert import Converter
+from .convert import Converter, about_input
 from .fit import fit_scale
 from .layers import Layer, linear_form, weights_of
 from .replace import FilterFn, swap, take_over
@@ -51,8 +51,9 @@ def quantize_(
     than eight bits by ``scale_rule``. Tied weights stay tied; if one of their layers cannot be
     quantized, all of them stay floating. A module in several places stays one module.
 
-    A convolution quantizes only its weight, whatever the scheme: convolutions compute in floating
-    point, so rounding the input would cost accuracy and gain nothing.
+    A convolution quantizes only its weight, unless the scheme has ``conv_inputs=True``. Here
+    convolutions compute in floating point, so rounding the input costs accuracy and gains nothing;
+    it is for models that another runtime will compute with int8 convolutions.
 
     With :class:`~baraquant.SmoothQuant`, the division of an input is folded into the preceding
     LayerNorm, RMSNorm or Linear if nothing else reads its output. A run on the calibration data
@@ -121,7 +122,14 @@ def quantize_(
         made = {path: _make(maker, path, one) for path, one in chosen.items()}
     swaps = {id(chosen[path].module): module for path, module in made.items()}
     changed = {
-        path: type(new).__name__ + _about(plan.get(path)) + chosen[path].remark
+        path: "".join(
+            [
+                type(new).__name__,
+                _about(plan.get(path)),
+                about_input(chosen[path].prepared),
+                chosen[path].remark,
+            ]
+        )
         for path, new in made.items()
     }
     report = swap(model, swaps, replace(report, changed=changed))
@@ -133,9 +141,9 @@ def _after_training(config: QuantConfig, layer: Layer) -> QuantConfig:
     """Return a configuration as it is without training."""
     weight = replace(config.weight, learned=False, dynamic=True)
     activation = config.activation
-    if layer.keeps_input:
-        activation = None
-    elif activation is not None and activation.learned:
+    if layer.keeps_input and not config.conv_inputs:
+        return replace(config.with_floating_input(), weight=weight)
+    if activation is not None and activation.learned:
         activation = replace(activation, learned=False, dynamic=False)
     return replace(config, weight=weight, activation=activation)
 
@@ -244,7 +252,7 @@ class _Maker:
     def __init__(self, plan: Mapping[str, Smoothing]) -> None:
         self._plan = plan
         self._converter = Converter()
-        self._fitted: dict[tuple[int, torch.Size, str, TensorConfig], FakeQuantize] = {}
+        self._fitted: dict[tuple[int, torch.Size, str, TensorConfig, str], FakeQuantize] = {}
         self._kept: list[Tensor] = []  # whose addresses are those keys
         # The divisor of a layer's own output, for the layers after it.
         self._divisors = {
@@ -266,7 +274,7 @@ class _Maker:
         if weight.bits < 8 and one.scheme.scale_rule == "search":
             for name, rows in prepared.weight_rows().items():
                 # Tied weights have the same one.
-                key = rows.data_ptr(), rows.shape, name, weight
+                key = rows.data_ptr(), rows.shape, name, weight, one.scheme.scale_dtype
                 if key not in self._fitted:
                     self._fitted[key] = fit_scale(rows, getattr(prepared, name))
                     self._kept.append(rows)

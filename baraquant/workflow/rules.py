@@ -109,11 +109,15 @@ class Rules:
         if weight is None:
             return
         other, chosen = self._chosen.setdefault(id(weight), (name, config))
-        if chosen.weight != config.weight or chosen.scale_rule != config.scale_rule:
+        if (chosen.weight, chosen.scale_rule, chosen.scale_dtype) != (
+            config.weight,
+            config.scale_rule,
+            config.scale_dtype,
+        ):
             raise ValueError(
                 f"expected one configuration for a weight that {other} and {name} share, but "
-                f"{other} gets {chosen.weight}, scale_rule {chosen.scale_rule}, and "
-                f"{name} gets {config.weight}, scale_rule {config.scale_rule}"
+                f"{other} gets {chosen.weight_str}, scale_rule {chosen.scale_rule}, and "
+                f"{name} gets {config.weight_str}, scale_rule {config.scale_rule}"
             )
 
     def check_used(self, names: Iterable[str]) -> None:

@@ -104,7 +104,7 @@ class Selector:
         check: Callable[[nn.Module, Config], str | None] = lambda module, config: None,
     ) -> None:
         self._caller, self._rules, self._adapt, self._check = caller, rules, adapt, check
-        self._quantizers: dict[tuple[int, int, TensorConfig], nn.Module] = {}
+        self._quantizers: dict[tuple[int, int, TensorConfig, str], nn.Module] = {}
 
     def choose(
         self, model: nn.Module, filter_fn: FilterFn | None, parts: Unpacked
@@ -214,7 +214,8 @@ class Selector:
             return
         config = prepared.config.weight
         if not config.dynamic:
-            key = id(prepared.float_weight()), prepared.transposed_groups, config
+            dtype = prepared.config.scale_dtype
+            key = id(prepared.float_weight()), prepared.transposed_groups, config, dtype
             prepared.weight_fake_quant = self._quantizers.setdefault(
                 key, prepared.weight_fake_quant
             )
@@ -232,7 +233,7 @@ def _why_unknown(module: nn.Module) -> str | None:
 
 def _about(prepared: nn.Module) -> str:
     config: QuantConfig = prepared.config
-    what = f"weight={config.weight}" if isinstance(prepared, nn.Embedding) else str(config)
+    what = f"weight={config.weight_str}" if isinstance(prepared, nn.Embedding) else str(config)
     return f"{type(prepared).__name__}({what})"
 
 

@@ -96,13 +96,30 @@ class BARAQUANT_API QuantConfig {
   /// scales, the minimum squared error) or "max".
   /// @throws c10::ValueError Another name.
   QuantConfig& scale_rule(std::string_view name);
+  /// The dtype in which a server will hold the scales of weights: "float32" (the default), "bfloat16"
+  /// or "float16". Every scale of a weight is rounded to it before the weight is quantized, in
+  /// training and after it. The scales stay float32 tensors, with values that the dtype has.
+  /// @throws c10::ValueError Another name.
+  QuantConfig& scale_dtype(std::string_view name);
+  /// Whether the inputs of convolutions are rounded: true by prepare_ and quantize_, false by neither.
+  /// std::nullopt (the default): prepare_ rounds them if the activation is per tensor, and quantize_
+  /// leaves them floating.
+  /// @throws c10::ValueError true, and the activation is not per tensor.
+  QuantConfig& conv_inputs(std::optional<bool> conv_inputs);
 
   const TensorConfig& weight() const { return weight_; }
   const std::optional<TensorConfig>& activation() const { return activation_; }
   const std::string& observer() const { return observer_; }
   const std::string& scale_rule() const { return scale_rule_; }
+  const std::string& scale_dtype() const { return scale_dtype_; }
+  std::optional<bool> conv_inputs() const { return conv_inputs_; }
   /// Whether the range of the inputs is fixed in advance: observed, calibrated or learned.
   bool is_static() const { return activation_.has_value() && !activation_->dynamic(); }
+  /// The same for the weights, but with floating inputs.
+  QuantConfig with_floating_input() const;
+  /// How weights are quantized: the short form of weight(), and the dtype of their scales unless it is
+  /// float32.
+  std::string weight_str() const;
   /// A short form: `weight=int8 per_channel symmetric dynamic, input=float`.
   std::string str() const;
   bool operator==(const QuantConfig& other) const;
@@ -112,6 +129,8 @@ class BARAQUANT_API QuantConfig {
   std::optional<TensorConfig> activation_;
   std::string observer_ = "moving_average";
   std::string scale_rule_ = "search";
+  std::string scale_dtype_ = "float32";
+  std::optional<bool> conv_inputs_;
 };
 
 /// int8 weights with a scale per channel, and int8 inputs with a dynamic scale per token.

@@ -50,6 +50,7 @@ void check_choice(const char* owner, const char* name, std::string_view value,
 constexpr std::array granularities = {"per_tensor", "per_channel", "per_token", "per_group"};
 constexpr std::array observers = {"min_max", "moving_average", "percentile", "mse"};
 constexpr std::array scale_rules = {"search", "max"};
+constexpr std::array scale_dtypes = {"float32", "bfloat16", "float16"};
 
 }  // namespace
 
@@ -117,14 +118,44 @@ QuantConfig& QuantConfig::scale_rule(std::string_view name) {
   return *this;
 }
 
+QuantConfig& QuantConfig::scale_dtype(std::string_view name) {
+  check_choice("QuantConfig", "scale_dtype", name, scale_dtypes);
+  scale_dtype_ = name;
+  return *this;
+}
+
+QuantConfig& QuantConfig::conv_inputs(std::optional<bool> conv_inputs) {
+  const auto got = activation_.has_value() ? text::quoted(activation_->granularity()) : "None";
+  const bool per_tensor = activation_.has_value() && activation_->granularity() == "per_tensor";
+  TORCH_CHECK_VALUE(!conv_inputs.value_or(false) || per_tensor,
+                    "QuantConfig: expected a per_tensor activation with conv_inputs=True, but got ",
+                    got,
+                    "; the input of a convolution has one scale: use W8A8Static(conv_inputs=True), "
+                    "or another configuration for the convolutions");
+  conv_inputs_ = conv_inputs;
+  return *this;
+}
+
+QuantConfig QuantConfig::with_floating_input() const {
+  auto result = *this;
+  result.activation_ = std::nullopt;
+  result.conv_inputs_ = std::nullopt;
+  return result;
+}
+
+std::string QuantConfig::weight_str() const {
+  return weight_.str() + (scale_dtype_ == "float32" ? "" : " scale_dtype=" + scale_dtype_);
+}
+
 std::string QuantConfig::str() const {
-  return "weight=" + weight_.str() +
+  return "weight=" + weight_str() +
          ", input=" + (activation_.has_value() ? activation_->str() : "float");
 }
 
 bool QuantConfig::operator==(const QuantConfig& other) const {
   return weight_ == other.weight_ && activation_ == other.activation_ &&
-         observer_ == other.observer_ && scale_rule_ == other.scale_rule_;
+         observer_ == other.observer_ && scale_rule_ == other.scale_rule_ &&
+         scale_dtype_ == other.scale_dtype_ && conv_inputs_ == other.conv_inputs_;
 }
 
 namespace {

@@ -21,7 +21,7 @@ inline bool is_integer_product(const QuantConfig& config) {
 inline bool is_whole_product(const QuantConfig& config) {
   const auto& activation = config.activation();
   return is_integer_product(config) && config.weight() == TensorConfig(config.weight().bits()) &&
-         activation->granularity() == "per_token";
+         config.scale_dtype() == "float32" && activation->granularity() == "per_token";
 }
 
 // The options of a Conv2d, from those that torch::nn::Conv2d stores.

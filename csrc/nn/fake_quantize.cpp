@@ -2,6 +2,7 @@
 #include <ostream>
 
 #include "api/nn/quantizers.h"
+#include "frame/dtypes.h"
 #include "nn/by_granularity.h"
 #include "nn/clone.h"
 #include "nn/quantizer_arguments.h"
@@ -15,6 +16,7 @@ FakeQuantizeImpl::FakeQuantizeImpl(FakeQuantizeOptions given)
   check_mode(options);
   check_granularity(options.granularity(), options.axis(), options.group_size());
   check_range(options);
+  check_scale_dtype("FakeQuantize", options.scale_dtype());
   if (is_observed()) {
     check_observed(options);
     std::vector<int64_t> shape;
@@ -30,7 +32,8 @@ FakeQuantizeImpl::FakeQuantizeImpl(FakeQuantizeOptions given)
     fake_quant_enabled = register_buffer("fake_quant_enabled", torch::ones({1}, torch::kUInt8));
     skipped_batches = register_buffer("skipped_batches", torch::zeros({}, torch::kInt64));
   } else if (!is_dynamic()) {
-    scale = register_buffer("scale", scale_tensor(options));
+    const auto given = rounded_scale(scale_tensor(options), options.scale_dtype());
+    scale = register_buffer("scale", given);
     zero_point = register_buffer("zero_point", zero_point_tensor(options, scale));
   }
   options.scale(std::monostate{}).zero_point(std::monostate{});
@@ -40,6 +43,7 @@ bool FakeQuantizeImpl::is_scale(const std::string&) const { return true; }
 
 torch::Tensor FakeQuantizeImpl::forward(const torch::Tensor& input) {
   if (is_observed()) {
+    if (rounds_scale()) return observe_and_round(input);
     const bool per_channel = options.granularity() == "per_channel";
     const auto axis = per_channel ? options.axis() : std::nullopt;
     return observe_fake_quantize(input, min_val, max_val, scale, zero_point, observer_enabled,
@@ -50,14 +54,60 @@ torch::Tensor FakeQuantizeImpl::forward(const torch::Tensor& input) {
   return rounds_ ? round(input) : input;
 }
 
+// The same with a scale that is rounded: the op of forward() does not know of it.
+torch::Tensor FakeQuantizeImpl::observe_and_round(const torch::Tensor& input) {
+  const bool per_channel = options.granularity() == "per_channel";
+  observe_fake_quantize(input.detach(), min_val, max_val, scale, zero_point, observer_enabled,
+                        torch::zeros_like(fake_quant_enabled),
+                        per_channel ? options.axis() : std::nullopt, options.quant_min(),
+                        options.quant_max(), options.symmetric(), options.averaging_constant(),
+                        skipped_batches);
+  const auto [step, zeros] = calculate_qparams();
+  const auto is_new = observer_enabled.to(torch::kBool) & min_val.isfinite() & max_val.isfinite() &
+                      (min_val <= max_val);
+  scale.copy_(torch::where(is_new, step, scale).reshape(scale.sizes()));
+  zero_point.copy_(torch::where(is_new, zeros, zero_point).reshape(zero_point.sizes()));
+  // The next forward pass writes into the buffers, maybe before this backward pass.
+  const auto rounded =
+      ops_of(options).fake_quantize(input, scale.clone(), zero_point.clone(), options.save_mask());
+  return torch::where(fake_quant_enabled.to(torch::kBool), rounded, input);
+}
+
+std::tuple<torch::Tensor, torch::Tensor> FakeQuantizeImpl::qparams_of(
+    const torch::Tensor& input) const {
+  const auto values = input.detach();
+  auto rows = segments("FakeQuantize", options.granularity(), options.axis().value_or(-1),
+                       options.group_size().value_or(0), values)
+                  .to(compute_dtype(input.scalar_type()));
+  if (rows.size(1) == 0) rows = rows.new_zeros({rows.size(0), 1});
+  const auto [step, zeros] =
+      qparams_of_range(rows.amin(1), rows.amax(1), options.quant_min(), options.quant_max(),
+                       options.symmetric(), options.scale_dtype());
+  std::vector<int64_t> shape;
+  if (options.granularity() == "per_channel") shape = {rows.size(0)};
+  if (options.granularity() == "per_token" || options.granularity() == "per_group") {
+    shape = values.sizes().vec();
+    shape.back() = options.granularity() == "per_token" ? 1 : shape.back() / *options.group_size();
+  }
+  return {step.reshape(shape), zeros.reshape(shape)};
+}
+
 torch::Tensor FakeQuantizeImpl::round(const torch::Tensor& input) {
   const auto ops = ops_of(options);
+  if (is_dynamic() && rounds_scale()) {
+    const auto [step, zeros] = qparams_of(input);
+    return ops.fake_quantize(input, step, zeros, options.save_mask());
+  }
   if (is_dynamic()) return ops.dynamic_fake_quantize(input, options.symmetric());
   return ops.fake_quantize(input, scale, zero_point, options.save_mask());
 }
 
 Quantized FakeQuantizeImpl::quantize(const torch::Tensor& input) {
   const auto ops = ops_of(options);
+  if (is_dynamic() && rounds_scale()) {
+    const auto [step, zeros] = qparams_of(input);
+    return {ops.quantize(input, step, zeros), step, zeros};
+  }
   if (is_dynamic()) return ops.dynamic_quantize(input, options.symmetric());
   return {ops.quantize(input, scale, zero_point), scale, zero_point};
 }
@@ -65,7 +115,7 @@ Quantized FakeQuantizeImpl::quantize(const torch::Tensor& input) {
 std::tuple<torch::Tensor, torch::Tensor> FakeQuantizeImpl::calculate_qparams() const {
   if (is_observed()) {
     return qparams_of_range(min_val, max_val, options.quant_min(), options.quant_max(),
-                            options.symmetric());
+                            options.symmetric(), options.scale_dtype());
   }
   TORCH_CHECK(!is_dynamic(),
               "FakeQuantize: expected mode 'fixed' or 'observed' for a scale, but got 'dynamic', "

@@ -10,11 +10,13 @@ namespace baraquant::nn {
 
 namespace {
 
-FakeQuantizeOptions range_of(const TensorConfig& config) {
+FakeQuantizeOptions range_of(const TensorConfig& config,
+                             const std::string& scale_dtype = "float32") {
   return FakeQuantizeOptions()
       .quant_min(config.quant_min())
       .quant_max(config.quant_max())
-      .symmetric(config.symmetric());
+      .symmetric(config.symmetric())
+      .scale_dtype(scale_dtype);
 }
 
 std::optional<int64_t> channel_axis(const std::string& granularity) {
@@ -23,7 +25,8 @@ std::optional<int64_t> channel_axis(const std::string& granularity) {
 
 std::shared_ptr<Quantizer> learned_of_weight(const TensorConfig& config,
                                              const torch::Tensor& weight,
-                                             std::optional<int64_t> size) {
+                                             std::optional<int64_t> size,
+                                             const std::string& scale_dtype) {
   const auto& granularity = config.granularity();
   std::vector<int64_t> shape = {1};
   if (granularity == "per_channel") shape = {weight.size(0)};
@@ -38,24 +41,25 @@ std::shared_ptr<Quantizer> learned_of_weight(const TensorConfig& config,
                                                     .quant_max(config.quant_max())
                                                     .symmetric(config.symmetric())
                                                     .device(weight.device())
-                                                    .dtype(compute_dtype(weight.scalar_type())));
+                                                    .dtype(compute_dtype(weight.scalar_type()))
+                                                    .scale_dtype(scale_dtype));
   if (!weight.is_meta()) learned->initialize(weight);
   return learned;
 }
 
 // The quantizer of a weight `[channels, ...]`; of a matrix for groups of `size`.
 std::shared_ptr<Quantizer> of_weight(const TensorConfig& config, const torch::Tensor& weight,
-                                     std::optional<int64_t> size) {
+                                     std::optional<int64_t> size, const std::string& scale_dtype) {
   const auto& granularity = config.granularity();
   if (config.dynamic()) {
-    return std::make_shared<FakeQuantizeImpl>(range_of(config)
+    return std::make_shared<FakeQuantizeImpl>(range_of(config, scale_dtype)
                                                   .mode("dynamic")
                                                   .granularity(granularity)
                                                   .axis(channel_axis(granularity))
                                                   .group_size(size));
   }
-  if (config.learned()) return learned_of_weight(config, weight, size);
-  auto options = range_of(config).mode("observed");
+  if (config.learned()) return learned_of_weight(config, weight, size, scale_dtype);
+  auto options = range_of(config, scale_dtype).mode("observed");
   options.averaging_constant(1.0);  // the current weight, until the observer is disabled
   if (granularity != "per_tensor") {
     const auto scales = size.has_value() ? weight.numel() / *size : weight.size(0);
@@ -115,7 +119,7 @@ void FakeQuantizedLayer::set_quantizers(const QuantConfig& config,
   is_grouped_ = how.group_size().has_value();
   const auto size = is_grouped_ ? std::optional(*how.group_size() * positions) : std::nullopt;
   fold_ = !is_grouped_ || how.dynamic() || how.learned() ? 0 : *size;
-  weight_fake_quant = of_weight(how, rows_of_weight(), size);
+  weight_fake_quant = of_weight(how, rows_of_weight(), size, config.scale_dtype());
   input_fake_quant = of_activation(activation, config.observer(), weight);
   register_module("weight_fake_quant", weight_fake_quant);
   if (input_fake_quant != nullptr) register_module("input_fake_quant", input_fake_quant);
@@ -171,7 +175,7 @@ void FakeQuantizedLayer::set_input_quantizer(std::shared_ptr<Quantizer> quantize
   input_fake_quant = std::move(quantizer);
   if (input_fake_quant == nullptr) {
     if (is_registered) unregister_module("input_fake_quant");
-    config_ = QuantConfig(config_.weight());
+    config_ = config_.with_floating_input();
   } else if (is_registered) {
     replace_module("input_fake_quant", input_fake_quant);
   } else {

@@ -37,8 +37,9 @@ void check_linear(const QuantConfig& config, int64_t features) {
 // The configuration for a convolution: its input is per tensor, or floating.
 QuantConfig conv_config(const QuantConfig& config) {
   const auto& activation = config.activation();
-  if (!activation.has_value() || activation->granularity() == "per_tensor") return config;
-  return QuantConfig(config.weight()).observer(config.observer());
+  if (!activation.has_value()) return config;
+  const bool per_tensor = activation->granularity() == "per_tensor";
+  return per_tensor && config.conv_inputs().value_or(true) ? config : config.with_floating_input();
 }
 
 }  // namespace
@@ -183,7 +184,7 @@ void FakeQuantizedEmbeddingImpl::start(const QuantConfig& config) {
                     options.max_norm().value_or(0.0));
   check_groups(how, weight.size(1), "embedding_dim");
   options._weight({});
-  set_quantizers(QuantConfig(how), std::nullopt);
+  set_quantizers(config.with_floating_input(), std::nullopt);
   rounds_rows_ = how.dynamic() && how.granularity() != "per_tensor";
 }
 
@@ -198,6 +199,12 @@ torch::Tensor FakeQuantizedEmbeddingImpl::forward(const torch::Tensor& input) {
   auto found = rows(input, weight);
   if (!weight_fake_quant->rounds() && is_training()) return found;
   const auto& how = config().weight();
+  if (config().scale_dtype() != "float32") {
+    // The op for rows rounds no scale. An empty batch has no rows.
+    if (found.numel() == 0) return found;
+    const auto table = found.reshape({-1, found.size(-1)});
+    return weight_fake_quant->round(table).reshape(found.sizes());
+  }
   if (how.group_size().has_value()) {
     return dynamic_fake_quantize_per_group(found, *how.group_size(), -1, how.quant_min(),
                                            how.quant_max(), how.symmetric());
@@ -220,7 +227,7 @@ BARAQUANT_CLONE_CHILD(FakeQuantizedEmbeddingImpl)
 
 void FakeQuantizedEmbeddingImpl::pretty_print(std::ostream& stream) const {
   stream << "baraquant::nn::FakeQuantizedEmbedding(" << weight.size(0) << ", " << weight.size(1)
-         << ", weight=" << config().weight().str() << ")";
+         << ", weight=" << config().weight_str() << ")";
 }
 
 }  // namespace baraquant::nn

@@ -33,10 +33,14 @@ std::string skipped(const Quantizer* quantizer) {
   return "; " + batches + " with a NaN or infinity took no part in its input's range";
 }
 
-void check_finite(const char* what, const torch::Tensor& scale) {
-  TORCH_CHECK_VALUE(scale.is_meta() || scale.isfinite().all().item<bool>(),
-                    "expected the scale of ", what,
+void check_finite(const char* what, const torch::Tensor& scale, const std::string& scale_dtype) {
+  if (scale.is_meta() || scale.isfinite().all().item<bool>()) return;
+  TORCH_CHECK_VALUE(scale_dtype != "float32", "expected the scale of ", what,
                     " to be finite, but got NaN or infinity, as a value was");
+  TORCH_CHECK_VALUE(false, "expected the scale of ", what, " to be a finite ", scale_dtype,
+                    ", but got NaN or infinity: a value was, or the scale is larger than ",
+                    scale_dtype == "float16" ? "65504" : "3.39e+38",
+                    "; then take another scale_dtype");
 }
 
 std::shared_ptr<FakeQuantizeImpl> FakeQuantizedLayer::frozen_input() const {

@@ -10,7 +10,8 @@ namespace baraquant::nn {
 bool is_unseen(const Quantizer& quantizer);
 // A note of how many batches the range of an input ignored; empty if none.
 std::string skipped(const Quantizer* quantizer);
-// Check that a scale is finite.
-void check_finite(const char* what, const torch::Tensor& scale);
+// Check that a scale is finite; `scale_dtype` is what it was rounded to.
+void check_finite(const char* what, const torch::Tensor& scale,
+                  const std::string& scale_dtype = "float32");
 
 }  // namespace baraquant::nn

@@ -9,6 +9,7 @@
 #include "nn/clone.h"
 #include "nn/product.h"
 #include "nn/quantizer_arguments.h"
+#include "nn/range.h"
 
 namespace baraquant::nn {
 
@@ -21,6 +22,7 @@ constexpr double smallest_normal = 0x1p-126;  // of float32
 LearnedFakeQuantizeImpl::LearnedFakeQuantizeImpl(LearnedFakeQuantizeOptions given)
     : Quantizer("LearnedFakeQuantize"), options(std::move(given)) {
   check_learned(options);
+  check_scale_dtype("LearnedFakeQuantize", options.scale_dtype());
   const auto unknown = torch::full(
       options.shape(), std::numeric_limits<double>::quiet_NaN(),
       torch::TensorOptions().dtype(options.dtype()).device(options.device().value_or(torch::kCPU)));
@@ -60,12 +62,16 @@ torch::Tensor LearnedFakeQuantizeImpl::forward(const torch::Tensor& input) {
 void LearnedFakeQuantizeImpl::initialize(const torch::Tensor& input) {
   if (input.numel() == 0) return;
   const torch::NoGradGuard no_grad;
-  const auto rows = segments(input.detach()).to(scale.scalar_type());  // [scales, values]
+  const auto rows = segments("LearnedFakeQuantize", options.granularity(),
+                             options.axis().value_or(-1), options.group_size().value_or(0),
+                             input.detach())
+                        .to(scale.scalar_type());  // [scales, values]
   torch::Tensor step;
   if (zero_point.defined()) {
     torch::Tensor zeros;
     std::tie(step, zeros) =
-        choose_qparams_per_channel(rows, 0, options.quant_min(), options.quant_max(), false);
+        qparams_of_range(rows.amin(1), rows.amax(1), options.quant_min(), options.quant_max(),
+                         /*symmetric=*/false, options.scale_dtype());
     zero_point.copy_(zeros.reshape(zero_point.sizes()));
   } else {
     const auto magnitude = rows.abs();
@@ -104,7 +110,8 @@ torch::Tensor LearnedFakeQuantizeImpl::round(const torch::Tensor& input) {
     const auto part = parameter * factor;
     return parameter.detach() + (part - part.detach());
   };
-  step = scaled(step);
+  const auto gradient = step * factor;
+  step = rounded_scale(step.detach(), options.scale_dtype()) + (gradient - gradient.detach());
   if (zeros.defined()) zeros = scaled(zeros);
   return ops_of(options).fake_quantize(input, step, maybe(zeros), std::nullopt);
 }
@@ -117,7 +124,7 @@ Quantized LearnedFakeQuantizeImpl::quantize(const torch::Tensor& input) {
 
 std::tuple<torch::Tensor, torch::Tensor> LearnedFakeQuantizeImpl::calculate_qparams() const {
   auto [step, zeros] = parameters_of(scale.scalar_type());
-  step = step.detach();
+  step = rounded_scale(step.detach(), options.scale_dtype());
   if (!zeros.defined()) return {step, torch::zeros_like(step, torch::kInt32)};
   const auto low = options.quant_min(), high = options.quant_max();
   const auto rounded = zeros.detach().round().clamp(low, high);
@@ -129,23 +136,6 @@ std::tuple<torch::Tensor, torch::Tensor> LearnedFakeQuantizeImpl::parameters_of(
   const auto compute = compute_dtype(dtype);
   const auto step = scale.to(compute).abs().clamp_min(smallest_normal);
   return {step, zero_point.defined() ? zero_point.to(compute) : zero_point};
-}
-
-torch::Tensor LearnedFakeQuantizeImpl::segments(const torch::Tensor& input) const {
-  const auto& granularity = options.granularity();
-  const auto axis = options.axis().value_or(-1), size = options.group_size().value_or(0);
-  if (granularity == "per_tensor") return input.reshape({1, -1});
-  if (granularity == "per_channel") {
-    const auto rows = input.movedim(axis, 0);
-    return rows.reshape({rows.size(0), -1});
-  }
-  const auto rows = input.movedim(axis, -1);
-  TORCH_CHECK_VALUE(rows.size(-1) % size == 0,
-                    "LearnedFakeQuantize: expected group_size to divide ", rows.size(-1),
-                    ", but got ", size);
-  TORCH_CHECK_VALUE(axis == -1 || axis == input.dim() - 1,
-                    "LearnedFakeQuantize: expected groups along the last dimension");
-  return rows.reshape({-1, size});
 }
 
 std::shared_ptr<torch::nn::Module> LearnedFakeQuantizeImpl::clone(

@@ -119,6 +119,12 @@ void check_observed(const FakeQuantizeOptions& options) {
                     text::of(averaging.value_or(0.0)));
 }
 
+void check_scale_dtype(const char* owner, const std::string& scale_dtype) {
+  TORCH_CHECK_VALUE(is_one_of(scale_dtype, {"float32", "bfloat16", "float16"}), owner,
+                    ": expected scale_dtype to be one of float32, bfloat16, float16, but got ",
+                    text::quoted(scale_dtype));
+}
+
 void check_learned(const LearnedFakeQuantizeOptions& options) {
   const auto& granularity = options.granularity();
   check_granularity(granularity, options.axis(), options.group_size());

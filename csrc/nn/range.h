@@ -1,22 +1,32 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The scale and the zero point of an observed range.
+// The scale and the zero point of a range, and the one place that rounds scales to a dtype.
 #pragma once
 
-#include "api/ops.h"
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <tuple>
 
 namespace baraquant::nn {
 
 // The weight of each batch in a moving average, the same as in torch.ao's observers.
 constexpr double kAveragingConstant = 0.01;
 
+// The nearest number of a dtype ("float32", "bfloat16" or "float16") for each scale, of two the even
+// one, in the scale's own dtype. The smallest positive number of the dtype takes the place of 0
+// (bfloat16: the smallest normal one). Beyond the largest number it is infinite.
+at::Tensor rounded_scale(const at::Tensor& scale, const std::string& scale_dtype);
+
 // What choose_qparams gives for data with these ends; both `[]` or `[C]`. An empty range (inf, -inf)
-// gets the ends 0, and so the scale 1. A NaN stays.
-inline std::tuple<at::Tensor, at::Tensor> qparams_of_range(const at::Tensor& min_val,
-                                                           const at::Tensor& max_val, int64_t low,
-                                                           int64_t high, bool symmetric) {
-  const auto ends = at::stack({min_val, max_val}).masked_fill(min_val > max_val, 0.0);
-  if (ends.dim() == 1) return choose_qparams_per_tensor(ends, low, high, symmetric);
-  return choose_qparams_per_channel(ends, 1, low, high, symmetric);
-}
+// gets the ends 0, and so the scale 1. A NaN stays. The scale is rounded to `scale_dtype`, and the
+// zero point is that of the rounded scale.
+std::tuple<at::Tensor, at::Tensor> qparams_of_range(const at::Tensor& min_val,
+                                                    const at::Tensor& max_val, int64_t low,
+                                                    int64_t high, bool symmetric,
+                                                    const std::string& scale_dtype = "float32");
+
+// A matrix with a row of values for each scale. `axis` and `size` are those of the granularity.
+at::Tensor segments(const std::string& owner, const std::string& granularity, int64_t axis,
+                    int64_t size, const at::Tensor& input);
 
 }  // namespace baraquant::nn

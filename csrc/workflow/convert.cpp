@@ -20,11 +20,11 @@ const Integers& Converter::integers_of(nn::FakeQuantizedLayer& prepared) {
   const auto* one = dynamic_cast<const nn::FakeQuantizeImpl*>(prepared.weight_fake_quant.get());
   const bool is_own = how.dynamic() && one != nullptr && one->is_dynamic();
   const void* quantizer = is_own ? nullptr : prepared.weight_fake_quant.get();
-  const Key key{prepared.weight.unsafeGetTensorImpl(), quantizer, how.str()};
+  const Key key{prepared.weight.unsafeGetTensorImpl(), quantizer, prepared.config().weight_str()};
   const auto found = known_.find(key);
   if (found != known_.end()) return found->second;
   const auto [integers, scale, zero_point] = prepared.quantized_weight();
-  nn::check_finite("the weight", scale);
+  nn::check_finite("the weight", scale, prepared.config().scale_dtype());
   const auto zeros = how.symmetric() ? torch::Tensor() : zero_point;
   return known_.emplace(key, Integers{integers, scale, zeros}).first->second;
 }
@@ -79,7 +79,8 @@ Report convert_(torch::nn::Module& model) {
       continue;
     }
     const bool is_unseen = unseen.contains(prepared);
-    auto about = nn::skipped(prepared->input_fake_quant.get());
+    auto about = is_unseen ? "" : about_input(*prepared);
+    about += nn::skipped(prepared->input_fake_quant.get());
     if (is_unseen) about += "; its input stays floating, as training never called it";
     with_path(convert_name, place.path, [&] {
       auto layer = converter.convert(*prepared, is_unseen);

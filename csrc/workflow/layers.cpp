@@ -137,6 +137,12 @@ std::shared_ptr<nn::QuantizedLayer> convert(nn::FakeQuantizedLayer& prepared,
           .weight_bits(how.bits()));
 }
 
+std::string about_input(const nn::FakeQuantizedLayer& prepared) {
+  const bool is_conv = dynamic_cast<const nn::FakeQuantizedConv2dImpl*>(&prepared) != nullptr;
+  if (!is_conv || !prepared.config().conv_inputs().value_or(false)) return "";
+  return ", input=" + prepared.config().activation()->str();
+}
+
 bool is_prepared(const torch::nn::Module& module) {
   return dynamic_cast<const nn::FakeQuantizedLayer*>(&module) != nullptr;
 }

@@ -23,7 +23,7 @@ struct Kind {
                                                      const QuantConfig& config);
   // Why a float module stays floating; empty if it does not.
   std::string (*why_not)(const torch::nn::Module& module);
-  // Whether quantize_ leaves the input floating.
+  // Whether quantize_ leaves the input floating unless conv_inputs is true.
   bool keeps_input;
 };
 
@@ -38,6 +38,9 @@ struct Integers {
 // The layer for inference that gives the same bits as a prepared layer in evaluation.
 std::shared_ptr<nn::QuantizedLayer> convert(nn::FakeQuantizedLayer& prepared,
                                             const Integers& integers, bool floating_input);
+
+// What a report says of the input of a convolution that conv_inputs rounds; else empty.
+std::string about_input(const nn::FakeQuantizedLayer& prepared);
 
 bool is_prepared(const torch::nn::Module& module);
 bool is_converted(const torch::nn::Module& module);

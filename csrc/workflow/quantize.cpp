@@ -19,13 +19,16 @@ QuantConfig after_training(const QuantConfig& config, const Kind& kind) {
   auto weight = config.weight();
   weight.learned(false).dynamic(true);
   auto activation = config.activation();
-  if (kind.keeps_input) {
+  const bool keeps_input = kind.keeps_input && !config.conv_inputs().value_or(false);
+  if (keeps_input) {
     activation = std::nullopt;
   } else if (activation.has_value() && activation->learned()) {
     activation->learned(false).dynamic(false);
   }
   auto result = QuantConfig(weight, activation);
   result.observer(config.observer()).scale_rule(config.scale_rule());
+  result.scale_dtype(config.scale_dtype());
+  if (!keeps_input) result.conv_inputs(config.conv_inputs());
   return result;
 }
 
@@ -103,7 +106,8 @@ Report quantize_(torch::nn::Module& model, const QuantConfig& config, const Opti
   for (auto& one : chosen) {
     with_path(quantize_name, one.path, [&] {
       auto layer = converter.convert(*one.prepared);
-      report.changed.emplace_back(one.path, type_name(*layer) + one.remark);
+      report.changed.emplace_back(one.path,
+                                  type_name(*layer) + about_input(*one.prepared) + one.remark);
       swaps[one.module] = std::move(layer);
     });
   }

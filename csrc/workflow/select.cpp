@@ -26,7 +26,7 @@ std::string about(const nn::FakeQuantizedLayer& prepared) {
   const auto& config = prepared.config();
   const bool is_embedding = dynamic_cast<const nn::FakeQuantizedEmbeddingImpl*>(&prepared);
   return type_name(prepared) + "(" +
-         (is_embedding ? "weight=" + config.weight().str() : config.str()) + ")";
+         (is_embedding ? "weight=" + config.weight_str() : config.str()) + ")";
 }
 
 struct Chooser {

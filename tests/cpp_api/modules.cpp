@@ -56,6 +56,26 @@ const std::map<std::string, QuantConfig> configs = {
      QuantConfig(learned(4, PerGroup(4), false), learned(8, PerTensor(), false))},
     {"observed_weights",
      QuantConfig(TensorConfig(4).granularity(PerGroup(4)).dynamic(false), activation(false))},
+    {"bfloat16_w8a8", baraquant::W8A8().scale_dtype("bfloat16")},
+    {"bfloat16_search", baraquant::W4A16(4).scale_dtype("bfloat16")},
+    {"float16_search", baraquant::W4A16(4, false).scale_dtype("float16")},
+    {"float16_max", baraquant::W4A8(std::nullopt, false, "max").scale_dtype("float16")},
+    {"bfloat16_tensor", QuantConfig(TensorConfig(6).granularity(PerTensor()).symmetric(false))
+                            .scale_dtype("bfloat16")},
+    {"bfloat16_learned", QuantConfig(learned(4, PerChannel(), true)).scale_dtype("bfloat16")},
+    {"float16_learned", QuantConfig(learned(4, PerGroup(4), false)).scale_dtype("float16")},
+    {"bfloat16_observed",
+     QuantConfig(TensorConfig(4).granularity(PerGroup(4)).symmetric(false).dynamic(false))
+         .scale_dtype("bfloat16")},
+    {"float16_observed", QuantConfig(TensorConfig(8).dynamic(false)).scale_dtype("float16")},
+    {"conv_inputs",
+     baraquant::W8A8Static("min_max", false).scale_dtype("float16").conv_inputs(true)},
+    {"conv_inputs_dynamic",
+     QuantConfig(TensorConfig(8), TensorConfig(8).granularity(PerTensor()).symmetric(false))
+         .conv_inputs(true)},
+    {"conv_inputs_learned",
+     QuantConfig(TensorConfig(8), learned(8, PerTensor(), false)).conv_inputs(true)},
+    {"conv_inputs_off", baraquant::W8A8Static().conv_inputs(false)},
 };
 
 torch::nn::Sequential build(const std::string& model) {
@@ -230,6 +250,16 @@ void errors() {
   show_error("config token", [] { QuantConfig(TensorConfig(8).granularity(PerToken())); });
   show_error("config learned", [] { TensorConfig().learned(true).dynamic(true).check(); });
   show_error("config observer", [] { baraquant::W8A8Static("median"); });
+  show_error("config scale dtype", [] { baraquant::W8A8().scale_dtype("half"); });
+  show_error("config conv inputs", [] {
+    QuantConfig(TensorConfig(8), TensorConfig(8).granularity(PerToken())).conv_inputs(true);
+  });
+  show_error("config conv floats", [] { QuantConfig(TensorConfig(8)).conv_inputs(true); });
+  show_error("quantizer scale dtype",
+             [] { FakeQuantize(Given().scale(0.5).scale_dtype("float64")); });
+  show_error("learned scale dtype", [] {
+    LearnedFakeQuantize(baraquant::nn::LearnedFakeQuantizeOptions().scale_dtype("float64"));
+  });
   torch::nn::Sequential relu{torch::nn::ReLU()};
   show_error("nothing", [&] { baraquant::prepare_(relu, baraquant::W8A8()); });
   show_error("not prepared", [&] { baraquant::convert_(relu); });
@@ -241,6 +271,10 @@ void errors() {
   torch::NoGradGuard no_grad;
   broken->parameters()[0].fill_(std::numeric_limits<float>::quiet_NaN());
   show_error("not finite", [&] { baraquant::quantize_(broken, baraquant::W8A8()); });
+  torch::nn::Sequential large(torch::nn::Linear(2, 2));
+  large->parameters()[0].fill_(1e8);
+  show_error("large scale",
+             [&] { baraquant::quantize_(large, baraquant::W8A8().scale_dtype("float16")); });
   torch::nn::Sequential unseen(torch::nn::Linear(4, 4));
   baraquant::prepare_(unseen, baraquant::W8A8Static());
   show_error("unseen", [&] { baraquant::convert_(unseen); });

@@ -46,6 +46,27 @@ CONFIGS = {
         learned(4, PerGroup(4), False), learned(8, PerTensor(), False)
     ),
     "observed_weights": QuantConfig(TensorConfig(4, PerGroup(4), dynamic=False), activation(False)),
+    "bfloat16_w8a8": baraquant.W8A8(scale_dtype="bfloat16"),
+    "bfloat16_search": baraquant.W4A16(4, scale_dtype="bfloat16"),
+    "float16_search": baraquant.W4A16(4, False, scale_dtype="float16"),
+    "float16_max": baraquant.W4A8(None, False, "max", scale_dtype="float16"),
+    "bfloat16_tensor": QuantConfig(
+        TensorConfig(6, PerTensor(), symmetric=False), scale_dtype="bfloat16"
+    ),
+    "bfloat16_learned": QuantConfig(learned(4, PerChannel(), True), scale_dtype="bfloat16"),
+    "float16_learned": QuantConfig(learned(4, PerGroup(4), False), scale_dtype="float16"),
+    "bfloat16_observed": QuantConfig(
+        TensorConfig(4, PerGroup(4), symmetric=False, dynamic=False), scale_dtype="bfloat16"
+    ),
+    "float16_observed": QuantConfig(TensorConfig(8, dynamic=False), scale_dtype="float16"),
+    "conv_inputs": baraquant.W8A8Static(symmetric=False, scale_dtype="float16", conv_inputs=True),
+    "conv_inputs_dynamic": QuantConfig(
+        TensorConfig(8), TensorConfig(8, PerTensor(), symmetric=False), conv_inputs=True
+    ),
+    "conv_inputs_learned": QuantConfig(
+        TensorConfig(8), learned(8, PerTensor(), False), conv_inputs=True
+    ),
+    "conv_inputs_off": baraquant.W8A8Static(conv_inputs=False),
 }
 MODELS: dict[str, Callable[[], nn.Sequential]] = {
     "mlp": lambda: nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 8)),
@@ -207,6 +228,8 @@ def errors() -> dict[str, Callable[[], Any]]:
     relu, linear = nn.Sequential(nn.ReLU()), nn.Sequential(nn.Linear(4, 4))
     broken, unseen = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(4, 4))
     nn.init.constant_(broken[0].weight, float("nan"))
+    large = nn.Sequential(nn.Linear(2, 2))
+    nn.init.constant_(large[0].weight, 1e8)
     baraquant.qat.prepare_(unseen, baraquant.W8A8Static())
     return {
         "mode": lambda: fake(mode="running"),
@@ -235,6 +258,14 @@ def errors() -> dict[str, Callable[[], Any]]:
         "config token": lambda: QuantConfig(TensorConfig(8, PerToken())),
         "config learned": lambda: TensorConfig(learned=True, dynamic=True),
         "config observer": lambda: baraquant.W8A8Static("median"),
+        "config scale dtype": lambda: baraquant.W8A8(scale_dtype="half"),
+        "config conv inputs": lambda: QuantConfig(
+            TensorConfig(8), TensorConfig(8, PerToken()), conv_inputs=True
+        ),
+        "config conv floats": lambda: QuantConfig(TensorConfig(8), conv_inputs=True),
+        "quantizer scale dtype": lambda: fake(0.5, scale_dtype="float64"),
+        "learned scale dtype": lambda: bnn.LearnedFakeQuantize(scale_dtype="float64"),
+        "large scale": lambda: baraquant.quantize_(large, baraquant.W8A8(scale_dtype="float16")),
         "nothing": lambda: baraquant.qat.prepare_(relu, baraquant.W8A8()),
         "not prepared": lambda: baraquant.qat.convert_(relu),
         "no calibration": lambda: baraquant.quantize_(linear, baraquant.W8A8Static()),

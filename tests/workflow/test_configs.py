@@ -67,7 +67,7 @@ PRESETS = {
 @pytest.mark.parametrize("config", ALL, ids=str)
 def test_to_a_dictionary_and_back(config: Config) -> None:
     data = json.loads(json.dumps(config.to_dict()))
-    assert data["scheme"] == type(config).scheme and data["version"] == 1
+    assert data["scheme"] == type(config).scheme and data["version"] == 2
     for kind in (type(config), Config):
         back = kind.from_dict(data)
         assert back == config and hash(back) == hash(config) and type(back) is type(config)
@@ -235,15 +235,15 @@ def test_what_schemes_refuse(build, error: type[Exception], message: str) -> Non
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"version": 2}, ValueError, "version to be at most 1, but got 2; a newer baraquant"),
-        ({"version": "1"}, ValueError, "version to be at most 1, but got '1'"),
+        ({"version": 3}, ValueError, "version to be at most 2, but got 3; a newer baraquant"),
+        ({"version": "1"}, ValueError, "version to be at most 2, but got '1'"),
         ({"version": None}, ValueError, "version"),
         ({"version": True}, ValueError, "version"),
         ({"scheme": "w4a4"}, ValueError, "scheme quant, but got 'w4a4'"),
         ({"scheme": "tensor"}, ValueError, "scheme quant, but got 'tensor'"),
         ({"scheme": "smoothquant"}, ValueError, "scheme quant, but got 'smoothquant'"),
         ({"scheme": ["quant"]}, ValueError, "scheme quant"),
-        ({"extra": 1}, ValueError, "the fields activation, .*, but got activation, extra, .*"),
+        ({"extra": 1}, ValueError, "the fields activation, .*, but got activation, .*, extra, .*"),
         ({"observer": 3}, TypeError, "observer to be a str, but got int"),
         ({"scale_rule": "no"}, ValueError, "scale_rule to be one of search, max, but got 'no'"),
         ({"weight": [8]}, TypeError, "weight to be a TensorConfig, but got list"),
@@ -276,7 +276,7 @@ def test_other_data_is_refused() -> None:
         Config.from_dict(none)
     nested = SmoothQuant().to_dict()
     nested["activation"]["version"] = 7
-    with pytest.raises(ValueError, match="version to be at most 1, but got 7"):
+    with pytest.raises(ValueError, match="version to be at most 2, but got 7"):
         SmoothQuant.from_dict(nested)
 
 

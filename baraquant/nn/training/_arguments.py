@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...configs import SCALE_DTYPES
 from ...granularity import GRANULARITIES
 
 MODES = ("fixed", "dynamic", "observed")
@@ -96,6 +97,15 @@ def check_observed(
         raise ValueError(
             "FakeQuantize: expected averaging_constant to lie in (0, 1], "
             f"but got {averaging_constant}"
+        )
+
+
+def check_scale_dtype(name: str, scale_dtype: str) -> None:
+    """Check that scales can be rounded to a dtype of this name."""
+    if scale_dtype not in SCALE_DTYPES:
+        raise ValueError(
+            f"{name}: expected scale_dtype to be one of {', '.join(SCALE_DTYPES)}, "
+            f"but got {scale_dtype!r}"
         )
 
 

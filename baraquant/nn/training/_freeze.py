@@ -61,13 +61,20 @@ def skipped(quantizer: nn.Module) -> str:
     return f"; {batches} with a NaN or infinity took no part in its input's range" if count else ""
 
 
-def check_scale(what: str, scale: Tensor) -> None:
-    """Check that a scale is finite.
+def check_scale(what: str, scale: Tensor, scale_dtype: str = "float32") -> None:
+    """Check that a scale is finite; ``scale_dtype`` is what it was rounded to.
 
     Raises:
         ValueError: It is not.
     """
-    if not scale.is_meta and not bool(scale.isfinite().all()):
+    if scale.is_meta or bool(scale.isfinite().all()):
+        return
+    if scale_dtype == "float32":
         raise ValueError(
             f"expected the scale of {what} to be finite, but got NaN or infinity, as a value was"
         )
+    largest = "65504" if scale_dtype == "float16" else "3.39e+38"
+    raise ValueError(
+        f"expected the scale of {what} to be a finite {scale_dtype}, but got NaN or infinity: a "
+        f"value was, or the scale is larger than {largest}; then take another scale_dtype"
+    )

@@ -15,7 +15,12 @@ class ByGranularity(nn.Module):  # type: ignore[misc]
     """
 
     # TorchScript takes these as constants.
-    __constants__ = ("granularity", "axis", "group_size", "quant_min", "quant_max")
+    __constants__ = (
+        *("granularity", "axis", "group_size"),
+        *("quant_min", "quant_max", "scale_dtype", "_name"),
+    )
+    _name: str  # of the class, for messages
+    scale_dtype: str
     granularity: str
     axis: int
     group_size: int
@@ -26,6 +31,27 @@ class ByGranularity(nn.Module):  # type: ignore[misc]
         self.granularity = granularity
         self.axis = -1 if axis is None else axis
         self.group_size = 0 if group_size is None else group_size
+
+    def _segments(self, input: Tensor) -> Tensor:
+        """Return a matrix with a row of values for each scale."""
+        if self.granularity == "per_tensor":
+            return input.reshape(1, input.numel())
+        if self.granularity == "per_channel":
+            rows = input.movedim(self.axis, 0)
+            return rows.reshape(rows.shape[0], rows.numel() // max(rows.shape[0], 1))
+        size = input.shape[-1]
+        if self.granularity == "per_token":
+            tokens = 1
+            for length in input.shape[:-1]:
+                tokens *= length
+            return input.reshape(tokens, size)
+        if self.axis != -1 and self.axis != input.dim() - 1:
+            raise ValueError(f"{self._name}: expected groups along the last dimension")
+        if size % self.group_size != 0:
+            raise ValueError(
+                f"{self._name}: expected group_size to divide {size}, but got {self.group_size}"
+            )
+        return input.reshape(-1, self.group_size)
 
     def _fake_quantize(
         self, input: Tensor, scale: Tensor, zero_point: Tensor | None, save_mask: bool | None

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._range import is_known, reduce_range, sum_of_processes
+from ._range import is_known, reduce_range, rounded_scale, sum_of_processes
 
 
 class ObservedRange(nn.Module):  # type: ignore[misc]
@@ -22,6 +22,7 @@ class ObservedRange(nn.Module):  # type: ignore[misc]
     observer_enabled: Tensor
     fake_quant_enabled: Tensor
     skipped_batches: Tensor
+    scale_dtype: str
     _skipped_together: int  # of skipped_batches, those that every process has counted
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
@@ -73,5 +74,8 @@ class ObservedRange(nn.Module):  # type: ignore[misc]
             # The state was saved by a version that did not count.
             state_dict[counter] = torch.zeros((), dtype=torch.int64, device=low.device)
         super()._load_from_state_dict(state_dict, prefix, *args)
+        if self.scale_dtype != "float32" and "scale" in self._buffers:
+            # The state may be that of a module whose scales were not rounded.
+            self._buffers["scale"] = rounded_scale(self.scale, self.scale_dtype)
         if self.is_observed and counter in state_dict and not self.skipped_batches.is_meta:
             self._skipped_together = int(self.skipped_batches)

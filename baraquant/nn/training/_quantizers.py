@@ -2,7 +2,6 @@
 """The fake quantizers of a layer in training, made from its configuration."""
 
 import copy
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -76,7 +75,7 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
         self.fold = 0 if size is None or weight.dynamic or weight.learned else size
         channels = self._channels_first(parameter.detach())
         rows = channels.flatten(1) if self.is_grouped else channels
-        self.weight_fake_quant = _of_weight(weight, rows, size)
+        self.weight_fake_quant = _of_weight(weight, rows, size, config.scale_dtype)
         self.input_fake_quant = _of_activation(activation, config.observer, parameter)
         self.rounds_input = activation is not None
 
@@ -158,7 +157,7 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
         """Return a layer that shares all with this one, but leaves its input floating."""
         layer = copy.copy(self)
         layer.__dict__["_modules"] = dict(self._modules)
-        layer.config = replace(self.config, activation=None)
+        layer.config = self.config.with_floating_input()
         layer.input_fake_quant = nn.Identity()
         layer.rounds_input = False
         return layer
@@ -226,7 +225,7 @@ def check_groups(config: TensorConfig, features: int, name: str) -> None:
 
 
 def _of_weight(
-    config: TensorConfig, weight: Tensor, size: int | None
+    config: TensorConfig, weight: Tensor, size: int | None, scale_dtype: str
 ) -> FakeQuantize | LearnedFakeQuantize:
     """Return the quantizer of a weight ``[channels, ...]``; of a matrix for groups of ``size``."""
     granularity = str(config.granularity)
@@ -241,6 +240,7 @@ def _of_weight(
             quant_max=high,
             mode="dynamic",
             symmetric=config.symmetric,
+            scale_dtype=scale_dtype,
         )
     channels = weight.shape[0]
     if config.learned:
@@ -256,6 +256,7 @@ def _of_weight(
             symmetric=config.symmetric,
             device=weight.device,
             dtype=_compute_dtype(weight),
+            scale_dtype=scale_dtype,
         )
         if not weight.is_meta:
             learned.initialize(weight)
@@ -271,6 +272,7 @@ def _of_weight(
         mode="observed",
         symmetric=config.symmetric,
         averaging_constant=1.0,  # the current weight, until the observer is disabled
+        scale_dtype=scale_dtype,
     )
     observed.to(weight.device, _compute_dtype(weight))
     with torch.no_grad():

@@ -10,15 +10,70 @@ from torch import Tensor
 from ... import ops
 
 
+def rounded_scale(scale: Tensor, scale_dtype: str) -> Tensor:
+    """Return the nearest numbers of a dtype, of two the even one, in the scale's own dtype.
+
+    The smallest positive number of the dtype takes the place of 0 (bfloat16: the smallest normal
+    one). Beyond the largest number the result is infinite. This is the only place that rounds
+    scales.
+    """
+    if scale_dtype == "float32":
+        return scale
+    is_bfloat16 = scale_dtype == "bfloat16"
+    # The op dequantizes ones, so its result is the scale, rounded once. Two casts would not do:
+    # Inductor removes them.
+    values = ops.dequantize_per_channel(
+        torch.ones([scale.numel(), 1], dtype=torch.int8, device=scale.device),
+        scale.reshape(-1),
+        None,
+        0,
+        dtype=torch.bfloat16 if is_bfloat16 else torch.float16,
+    )
+    return (
+        values.reshape(scale.shape)
+        .to(scale.dtype)
+        .clamp_min(2.0**-126 if is_bfloat16 else 2.0**-24)
+    )
+
+
 def qparams_of_range(
-    min_val: Tensor, max_val: Tensor, quant_min: int, quant_max: int, symmetric: bool
+    min_val: Tensor,
+    max_val: Tensor,
+    quant_min: int,
+    quant_max: int,
+    symmetric: bool,
+    scale_dtype: str = "float32",
 ) -> tuple[Tensor, Tensor]:
-    """Return what ``choose_qparams`` gives for data with these ends; both ``[]`` or ``[C]``."""
+    """Return what ``choose_qparams`` gives for data with these ends; both ``[]`` or ``[C]``.
+
+    The scale is rounded to ``scale_dtype``, and the zero point is that of the rounded scale.
+    """
     # An empty range (inf, -inf) gets the ends 0, and so the scale 1. A NaN stays.
     ends = torch.stack([min_val, max_val]).masked_fill(min_val > max_val, 0.0)  # [2] or [2, C]
     if ends.dim() == 1:
-        return ops.choose_qparams_per_tensor(ends, quant_min, quant_max, symmetric=symmetric)
-    return ops.choose_qparams_per_channel(ends, 1, quant_min, quant_max, symmetric=symmetric)
+        scale, zero_point = ops.choose_qparams_per_tensor(
+            ends, quant_min, quant_max, symmetric=symmetric
+        )
+    else:
+        scale, zero_point = ops.choose_qparams_per_channel(
+            ends, 1, quant_min, quant_max, symmetric=symmetric
+        )
+    if scale_dtype == "float32":
+        return scale, zero_point
+    scale = rounded_scale(scale, scale_dtype)
+    if symmetric:
+        return scale, zero_point
+    # quant_min - rint(min / scale), clamped: the op has the one formula of the rounding.
+    zeros = ops.quantize_per_channel(
+        (-ends[0]).clamp_min(0.0).reshape(-1, 1),
+        scale.reshape(-1),
+        torch.full_like(zero_point, quant_min).reshape(-1),
+        0,
+        quant_min,
+        quant_max,
+        dtype=scale.dtype,
+    )
+    return scale, zeros.reshape(scale.shape).to(torch.int32)
 
 
 def is_known(min_val: Tensor, max_val: Tensor) -> Tensor:

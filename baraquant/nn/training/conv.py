@@ -34,12 +34,13 @@ $example
 """
 _CONVOLUTION = f"""
 The input of a convolution takes no scale per token or per group, because a vector along its last
-dimension is a row of space. With such a configuration the input stays floating.
+dimension is a row of space. With such a configuration the input stays floating, and with
+``conv_inputs=False`` too.
 {_ARGUMENTS}"""
 _TRANSPOSED = f"""
 Its scales belong to output channels, although PyTorch lays out the weight as
 ``[in_channels, out_channels / groups, ...]``. An input with a scale per token or per group stays
-floating.
+floating, and with ``conv_inputs=False`` too.
 {_ARGUMENTS}"""
 
 _CONSTANTS = (*QuantizesWeight.__constants__, *nn.Conv2d.__constants__)
@@ -65,9 +66,7 @@ class _FakeQuantizedConv(DropIn):
 
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""
-        activation = self.config.activation
-        about = f"weight={self.config.weight}, input={activation or 'float'}"
-        return f"{nn.modules.conv._ConvNd.extra_repr(self)}, {about}"
+        return f"{nn.modules.conv._ConvNd.extra_repr(self)}, {self.config}"
 
 
 class _FakeQuantizedConvTranspose(Transposes, _FakeQuantizedConv):
@@ -165,6 +164,8 @@ class FakeQuantizedConvTranspose3d(_FakeQuantizedConvTranspose, nn.ConvTranspose
 
 def conv_config(config: QuantConfig) -> QuantConfig:
     """Return the configuration for a convolution: its input is per tensor, or floating."""
-    if config.activation is None or config.activation.granularity == "per_tensor":
+    activation = config.activation
+    if activation is None:
         return config
-    return QuantConfig(config.weight, None, config.observer)
+    rounds = activation.granularity == "per_tensor" and config.conv_inputs is not False
+    return config if rounds else config.with_floating_input()

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ... import ops
-from ...configs import Config, QuantConfig
+from ...configs import Config
 from ...schemes import quant_config
 from ._drop_in import DropIn
 from ._quantizers import QuantizesWeight, check_groups
@@ -28,16 +28,24 @@ class FakeQuantizedEmbedding(DropIn, nn.Embedding):  # type: ignore[misc]
         TypeError: ``config`` is not a configuration.
     """
 
-    __constants__ = (*QuantizesWeight.__constants__, *nn.Embedding.__constants__, "rounds_rows")
+    __constants__ = (
+        *QuantizesWeight.__constants__,
+        *nn.Embedding.__constants__,
+        "rounds_rows",
+        "rounds_scale",
+    )
     padding_idx: int | None
     rounds_rows: bool  # those asked for, not the table
+    rounds_scale: bool
 
     def _set_config(self, config: Config) -> None:
-        weight = quant_config(config).weight
+        qat = quant_config(config).with_floating_input()
+        weight = qat.weight
         if self.max_norm is not None:
             raise ValueError(f"expected no max_norm, but got {self.max_norm}")
         check_groups(weight, self.embedding_dim, "embedding_dim")
-        self.set_quantizers(QuantConfig(weight), None)
+        self.set_quantizers(qat, None)
+        self.rounds_scale = qat.scale_dtype != "float32"
         self.rounds_rows = bool(weight.dynamic) and weight.granularity != "per_tensor"
         self.group_size = 0 if weight.group_size is None else weight.group_size
         self.quant_min, self.quant_max = weight.quant_min, weight.quant_max
@@ -66,6 +74,9 @@ class FakeQuantizedEmbedding(DropIn, nn.Embedding):  # type: ignore[misc]
         return is_on or not self.training
 
     def _round_rows(self, rows: Tensor) -> Tensor:
+        if self.rounds_scale:  # the ops of rows round no scale
+            table = rows.reshape(-1, self.embedding_dim)
+            return self.weight_fake_quant.round(table).reshape(rows.shape)
         low, high, symmetric = self.quant_min, self.quant_max, self.symmetric
         if self.group_size > 0:
             return ops.dynamic_fake_quantize_per_group(
@@ -75,4 +86,4 @@ class FakeQuantizedEmbedding(DropIn, nn.Embedding):  # type: ignore[misc]
 
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""
-        return f"{nn.Embedding.extra_repr(self)}, weight={self.config.weight}"
+        return f"{nn.Embedding.extra_repr(self)}, weight={self.config.weight_str}"

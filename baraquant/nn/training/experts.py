@@ -86,7 +86,7 @@ class FakeQuantizedExperts(RunsExperts):
             rows = weight.reshape(-1, _row_length(qat.weight, weight))
             self.add_module(
                 f"{name}_weight_fake_quant",
-                _of_weight(_of_rows(qat.weight), rows, qat.weight.group_size),
+                _of_weight(_of_rows(qat.weight), rows, qat.weight.group_size, qat.scale_dtype),
             )
             rounder = _of_activation(qat.activation, qat.observer, weight)
             self.add_module(f"{name}_input_fake_quant", rounder)
@@ -267,10 +267,7 @@ class FakeQuantizedExperts(RunsExperts):
         shapes = ", ".join(
             f"{name}={list(self._canonical(name).shape)}" for name in self.form.weights
         )
-        return (
-            f"{shapes}, bias={self.form.has_bias}, weight={self.config.weight}, "
-            f"input={self.config.activation or 'float'}"
-        )
+        return f"{shapes}, bias={self.form.has_bias}, {self.config}"
 
 
 def integer_output(

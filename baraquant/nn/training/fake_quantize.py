@@ -13,7 +13,7 @@ from ...ops._recompute import unless_recomputing
 from . import _arguments
 from ._granularity import ByGranularity
 from ._observed_range import ObservedRange
-from ._range import qparams_of_range
+from ._range import is_known, qparams_of_range, rounded_scale
 
 
 class FakeQuantize(ByGranularity, ObservedRange):
@@ -76,10 +76,14 @@ class FakeQuantize(ByGranularity, ObservedRange):
             A number c in (0, 1] gives a moving average, in which each input has the weight c (1:
             only the last input counts).
         channels: For ``observed`` and ``per_channel``: the input's size along ``axis``.
+        scale_dtype: The dtype that every scale is rounded to before it is used: ``float32``,
+            ``bfloat16`` or ``float16``, as in :class:`baraquant.QuantConfig`. The scale stays a
+            float32 tensor. The zero point of a range is computed with the rounded scale. Groups
+            then have to lie along the last dimension, and to divide it.
 
     Raises:
-        ValueError: A mode, granularity, shape, range or number does not fit, or an argument is
-            given that the mode does not use.
+        ValueError: A mode, granularity, shape, range, number or ``scale_dtype`` does not fit, or an
+            argument is given that the mode does not use.
         TypeError: The scale is not float32 or float64, or the zero point is not an integer tensor.
 
     Example:
@@ -100,6 +104,7 @@ class FakeQuantize(ByGranularity, ObservedRange):
     save_mask: Final[bool | None]
     symmetric: Final[bool]
     averaging_constant: Final[float | None]
+    rounds_scale: Final[bool]
 
     def __init__(
         self,
@@ -116,6 +121,7 @@ class FakeQuantize(ByGranularity, ObservedRange):
         symmetric: bool = True,
         averaging_constant: float | None = None,
         channels: int | None = None,
+        scale_dtype: str = "float32",
     ) -> None:
         super().__init__()
         _arguments.check_mode(
@@ -129,6 +135,10 @@ class FakeQuantize(ByGranularity, ObservedRange):
         )
         _arguments.check_granularity(granularity, axis, group_size)
         _arguments.check_range(mode, symmetric, quant_min, quant_max)
+        _arguments.check_scale_dtype("FakeQuantize", scale_dtype)
+        self._name = "FakeQuantize"
+        self.scale_dtype = scale_dtype
+        self.rounds_scale = scale_dtype != "float32"
         self.mode = mode
         self.is_dynamic = mode == "dynamic"
         self.is_observed = mode == "observed"
@@ -146,7 +156,7 @@ class FakeQuantize(ByGranularity, ObservedRange):
         else:
             self._rounds = True
         if scale is not None:
-            scale = _arguments.scale_tensor(scale, granularity)
+            scale = rounded_scale(_arguments.scale_tensor(scale, granularity), scale_dtype)
             zero_point = _arguments.zero_point_tensor(zero_point, scale, quant_min, quant_max)
             self.register_buffer("scale", scale)
             self.register_buffer("zero_point", zero_point)
@@ -165,14 +175,17 @@ class FakeQuantize(ByGranularity, ObservedRange):
         observer_enabled = self.observer_enabled
         if not torch.jit.is_scripting():
             observer_enabled = unless_recomputing(observer_enabled)
-        return ops.observe_fake_quantize(
+        rounds = self.fake_quant_enabled
+        if self.rounds_scale:
+            rounds = torch.zeros_like(rounds)  # the op would round with a scale of its own
+        output = ops.observe_fake_quantize(
             input,
             self.min_val,
             self.max_val,
             self.scale,
             self.zero_point,
             observer_enabled,
-            self.fake_quant_enabled,
+            rounds,
             self.axis if self.granularity == "per_channel" else None,
             self.quant_min,
             self.quant_max,
@@ -180,11 +193,50 @@ class FakeQuantize(ByGranularity, ObservedRange):
             averaging_constant=self.averaging_constant,
             skipped_batches=self.skipped_batches,
         )
+        if self.rounds_scale:
+            output = self._round_observed(input, observer_enabled)
+        return output
+
+    def _round_observed(self, input: Tensor, observer_enabled: Tensor) -> Tensor:
+        scale, zero_point = self.calculate_qparams()
+        is_new = (observer_enabled[0] != 0) & is_known(self.min_val, self.max_val)
+        self.scale.copy_(torch.where(is_new, scale, self.scale))
+        self.zero_point.copy_(torch.where(is_new, zero_point, self.zero_point))
+        # The next forward pass may write into the buffers before this one's backward pass.
+        output = self._fake_quantize(
+            input, self.scale.clone(), self.zero_point.clone(), self.save_mask
+        )
+        return torch.where(self.fake_quant_enabled[0] != 0, output, input)
+
+    def _qparams_of(self, input: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the scale and the zero point of one input, in the shapes of ``granularity``."""
+        compute = torch.float64 if input.dtype == torch.float64 else torch.float32
+        rows = self._segments(input.detach()).to(compute)  # [scales, values]
+        if rows.shape[1] == 0:
+            rows = torch.zeros([rows.shape[0], 1], dtype=compute, device=input.device)
+        scale, zero_point = qparams_of_range(
+            rows.amin(dim=1),
+            rows.amax(dim=1),
+            self.quant_min,
+            self.quant_max,
+            self.symmetric,
+            self.scale_dtype,
+        )
+        if self.granularity == "per_tensor":
+            return scale[0], zero_point[0]
+        if self.granularity == "per_channel":
+            return scale, zero_point
+        shape = list(input.shape)
+        shape[-1] = 1 if self.granularity == "per_token" else shape[-1] // self.group_size
+        return scale.reshape(shape), zero_point.reshape(shape)
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def round(self, input: Tensor) -> Tensor:
         """Return ``input`` rounded to the current grid; without observing, and without switches."""
-        if self.is_dynamic:
+        if self.is_dynamic and self.rounds_scale:
+            scale, zero_point = self._qparams_of(input)
+            output = self._fake_quantize(input, scale, zero_point, self.save_mask)
+        elif self.is_dynamic:
             output = self._dynamic_fake_quantize(input, self.symmetric)
         else:
             output = self._fake_quantize(input, self.scale, self.zero_point, self.save_mask)
@@ -196,7 +248,10 @@ class FakeQuantize(ByGranularity, ObservedRange):
 
         ``round`` returns these integers dequantized. The range must fit int8.
         """
-        if self.is_dynamic:
+        if self.is_dynamic and self.rounds_scale:
+            scale, zero_point = self._qparams_of(input)
+            result = self._quantize(input, scale, zero_point), scale, zero_point
+        elif self.is_dynamic:
             result = self._dynamic_quantize(input, self.symmetric)
         else:
             integers = self._quantize(input, self.scale, self.zero_point)
@@ -253,7 +308,12 @@ class FakeQuantize(ByGranularity, ObservedRange):
         """
         if self.is_observed:
             qparams = qparams_of_range(
-                self.min_val, self.max_val, self.quant_min, self.quant_max, self.symmetric
+                self.min_val,
+                self.max_val,
+                self.quant_min,
+                self.quant_max,
+                self.symmetric,
+                self.scale_dtype,
             )
         elif not self.is_dynamic:
             qparams = self.scale, self.zero_point
@@ -281,6 +341,7 @@ class FakeQuantize(ByGranularity, ObservedRange):
             quant_min=self.quant_min,
             quant_max=self.quant_max,
             save_mask=self.save_mask,
+            scale_dtype=self.scale_dtype,
         )
         frozen.train(self.training)
         return frozen
@@ -300,6 +361,8 @@ class FakeQuantize(ByGranularity, ObservedRange):
             parts.append(f"averaging_constant={self.averaging_constant}")
         if not self.is_dynamic:
             parts.append(f"scale={list(self.scale.shape)}")
+        if self.rounds_scale:
+            parts.append(f"scale_dtype={self.scale_dtype}")
         return ", ".join(parts)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

@@ -9,11 +9,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from ... import ops
 from .._precision import with_precision
 from . import _arguments
 from ._first_batch import check_unwrapped, is_known, is_zero
 from ._granularity import ByGranularity
+from ._range import qparams_of_range, rounded_scale
 
 NAN = float("nan")
 
@@ -53,9 +53,14 @@ class LearnedFakeQuantize(ByGranularity):
         symmetric: True for no zero point.
         per_sample: Whether ``n`` excludes the first dimension. Use it for activations, whose
             gradient is a mean over the batch.
+        device: Of the parameters.
+        dtype: Of the parameters: float32 or float64.
+        scale_dtype: The dtype that the step is rounded to before each use: ``float32``,
+            ``bfloat16`` or ``float16``. The gradient goes straight through, and the parameter
+            itself keeps its precision.
 
     Raises:
-        ValueError: A granularity, shape or range does not fit.
+        ValueError: A granularity, shape, range or ``scale_dtype`` does not fit.
 
     Example:
         >>> quantizer = baraquant.nn.LearnedFakeQuantize(quant_min=-8, quant_max=7)
@@ -83,9 +88,11 @@ class LearnedFakeQuantize(ByGranularity):
         per_sample: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
+        scale_dtype: str = "float32",
     ) -> None:
         super().__init__()
         _arguments.check_granularity(granularity, axis, group_size)
+        _arguments.check_scale_dtype("LearnedFakeQuantize", scale_dtype)
         if granularity == "per_token":
             raise ValueError(
                 "LearnedFakeQuantize: expected granularity to be per_tensor, per_channel or "
@@ -104,6 +111,8 @@ class LearnedFakeQuantize(ByGranularity):
                 f"but got {list(shape)}"
             )
         self.is_observed = False
+        self._name = "LearnedFakeQuantize"
+        self.scale_dtype = scale_dtype
         self._set_granularity(granularity, axis, group_size)
         self.quant_min = quant_min
         self.quant_max = quant_max
@@ -138,8 +147,13 @@ class LearnedFakeQuantize(ByGranularity):
                 step = torch.minimum(step, magnitude.amax(dim=1) / self.quant_max)
                 step = step.masked_fill(step == 0, 1.0)
             else:
-                step, zeros = ops.choose_qparams_per_channel(
-                    rows, 0, self.quant_min, self.quant_max, symmetric=False
+                step, zeros = qparams_of_range(
+                    rows.amin(dim=1),
+                    rows.amax(dim=1),
+                    self.quant_min,
+                    self.quant_max,
+                    False,
+                    self.scale_dtype,
                 )
                 zero_point.copy_(zeros.reshape(zero_point.shape))
             self.scale.copy_(step.reshape(self.scale.shape))
@@ -202,7 +216,7 @@ class LearnedFakeQuantize(ByGranularity):
         # The second term of this sum is 0 and carries the gradient, so the bits of the value do not
         # change.
         step = scale * factor
-        scale = scale.detach() + (step - step.detach())
+        scale = rounded_scale(scale.detach(), self.scale_dtype) + (step - step.detach())
         if zero_point is not None:
             step = zero_point * factor
             zero_point = zero_point.detach() + (step - step.detach())
@@ -222,7 +236,7 @@ class LearnedFakeQuantize(ByGranularity):
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """Return the positive scale and the int32 zero point of the current grid."""
         scale, zero_point = self._parameters_of(self.scale.dtype)
-        scale = scale.detach()
+        scale = rounded_scale(scale.detach(), self.scale_dtype)
         if zero_point is None:
             return scale, torch.zeros_like(scale, dtype=torch.int32)
         zeros = zero_point.detach().round().clamp(self.quant_min, self.quant_max)
@@ -270,23 +284,8 @@ class LearnedFakeQuantize(ByGranularity):
             parts.append(f"axis={self.axis}")
         parts += [f"quant_min={self.quant_min}", f"quant_max={self.quant_max}"]
         parts += [f"symmetric={self.symmetric}", f"scale={list(self.scale.shape)}"]
+        parts += [] if self.scale_dtype == "float32" else [f"scale_dtype={self.scale_dtype}"]
         return ", ".join(parts)
-
-    def _segments(self, input: Tensor) -> Tensor:
-        """Return a matrix with a row of values for each scale."""
-        if self.granularity == "per_tensor":
-            return input.reshape(1, -1)
-        rows = input.movedim(self.axis, 0 if self.granularity == "per_channel" else -1)
-        if self.granularity == "per_channel":
-            return rows.reshape(rows.shape[0], -1)
-        if rows.shape[-1] % self.group_size != 0:
-            raise ValueError(
-                f"LearnedFakeQuantize: expected group_size to divide {rows.shape[-1]}, "
-                f"but got {self.group_size}"
-            )
-        if self.axis != -1 and self.axis != input.dim() - 1:
-            raise ValueError("LearnedFakeQuantize: expected groups along the last dimension")
-        return rows.reshape(-1, self.group_size)
 
     def _parameters_of(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """Return the positive scale and the zero point, for an input of this dtype."""

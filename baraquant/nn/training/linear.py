@@ -20,8 +20,9 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
     In evaluation it gives the same bits as the layer that :func:`baraquant.qat.convert_` makes of
     it. In training:
 
-    * If weights are symmetric per channel, inputs are per token, and both are dynamic with 2 to 8
-      bits (W8A8, W4A8), it computes the integer product itself: :func:`baraquant.ops.qat_linear`.
+    * If weights are symmetric per channel, inputs are per token, both are dynamic with 2 to 8 bits
+      (W8A8, W4A8), and ``scale_dtype`` is float32, it computes the integer product itself:
+      :func:`baraquant.ops.qat_linear`.
     * Otherwise it computes ``linear(input_fake_quant(x), weight_fake_quant(weight), bias)``, where
       both are a :class:`FakeQuantize` or a :class:`LearnedFakeQuantize`. An integer product may
       differ in the last bit; only evaluation computes it.
@@ -171,11 +172,9 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
 
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""
-        activation = self.config.activation
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"bias={self.bias is not None}, weight={self.config.weight}, "
-            f"input={'float' if activation is None else activation}"
+            f"bias={self.bias is not None}, {self.config}"
         )
 
 
@@ -250,6 +249,7 @@ def is_whole_product(config: QuantConfig) -> bool:
     return (
         is_integer_product(config)
         and weight == TensorConfig(weight.bits)
+        and config.scale_dtype == "float32"
         and activation is not None
         and activation == TensorConfig(activation.bits, "per_token", activation.symmetric)
     )

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ... import ops
+from ...nn import FakeQuantize
 from ..calibration.observers import Observer
 
 # None means s = 1, the unchanged layer: a search is never worse than that.
@@ -123,13 +124,22 @@ class AlphaSearch:
         channels: The range of the input's channels, for static activations. None: dynamic
             activations, with a scale for each token.
         symmetric: Whether the activations have no zero point.
+        scale_dtype: The dtype that the scales of the weights are rounded to.
     """
 
     def __init__(
-        self, weight: Tensor, factors: Tensor, channels: ChannelRange | None, symmetric: bool
+        self,
+        weight: Tensor,
+        factors: Tensor,
+        channels: ChannelRange | None,
+        symmetric: bool,
+        scale_dtype: str = "float32",
     ) -> None:
         self.weight, self.factors, self.channels = weight.detach(), factors, channels
         self.symmetric = symmetric
+        self._quantizer = FakeQuantize(
+            granularity="per_channel", axis=0, mode="dynamic", scale_dtype=scale_dtype
+        )
         self.errors = torch.zeros(len(factors), dtype=torch.float64, device=weight.device)
         self.skipped_batches = torch.zeros((), dtype=torch.int64, device=weight.device)
         self._batches = 0
@@ -147,7 +157,7 @@ class AlphaSearch:
         wanted = F.linear(rows, weight)
         for index, smooth in enumerate(self.factors):
             rounded = self._round(rows / smooth, smooth)
-            got = F.linear(rounded, ops.dynamic_fake_quantize_per_channel(weight * smooth, 0))
+            got = F.linear(rounded, self._quantizer.round(weight * smooth))
             error = (got - wanted).square().sum(dtype=torch.float64)
             self.errors[index] += torch.where(is_finite, error, 0.0)
 

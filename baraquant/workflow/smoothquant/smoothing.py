@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...configs import QuantConfig
 from ...schemes import SmoothQuant
 from ..calibration.observers import OBSERVERS
 from ..calibration.run import Calibration, Watcher, calibrate, runs_once
@@ -102,7 +103,7 @@ def find_smoothings(
     fixed = fixed - unreached
     groups = _groups(layers, feeds, fixed)
     if config.alpha == "search":
-        _search(groups, weights, ranges, activation, run)
+        _search(groups, weights, ranges, scheme, run)
     else:
         for group in groups:
             group.alpha = float(config.alpha)
@@ -182,18 +183,23 @@ def _search(
     groups: list[_Group],
     weights: Mapping[str, Tensor],
     ranges: Mapping[str, ChannelRange],
-    activation: Any,
+    scheme: QuantConfig,
     run: Any,
 ) -> None:
     """Give each group the alpha with the minimum error of its layers' outputs."""
-    is_static = not activation.dynamic
+    activation = scheme.activation
+    assert activation is not None
     searches: dict[str, AlphaSearch] = {}
     for group in groups:
         factors = torch.stack([_factors(group, weights, ranges, alpha) for alpha in ALPHAS])
         for path in group.layers:
-            channels = ranges[path] if is_static else None
-            weight = weights[path]
-            searches[path] = AlphaSearch(weight, factors, channels, activation.symmetric)
+            searches[path] = AlphaSearch(
+                weights[path],
+                factors,
+                ranges[path] if scheme.is_static else None,
+                activation.symmetric,
+                scheme.scale_dtype,
+            )
     run(searches, "search for alpha")
     for group in groups:
         errors = torch.stack([searches[path].errors for path in group.layers]).sum(dim=0)

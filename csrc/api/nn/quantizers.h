@@ -64,6 +64,9 @@ struct BARAQUANT_API FakeQuantizeOptions {
   TORCH_ARG(std::optional<double>, averaging_constant);
   /// For "observed" and "per_channel": the size of the input along `axis`.
   TORCH_ARG(std::optional<int64_t>, channels);
+  /// The dtype that every scale is rounded to before it is used: "float32", "bfloat16" or "float16".
+  /// The zero points of a range are computed with the rounded scale.
+  TORCH_ARG(std::string, scale_dtype) = "float32";
 };
 
 /// Rounds its input to a quantization grid; the gradient goes straight through.
@@ -113,6 +116,10 @@ class BARAQUANT_API FakeQuantizeImpl : public Quantizer {
 
  private:
   void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
+  bool rounds_scale() const { return options.scale_dtype() != "float32"; }
+  // The scale and the zero point of one input.
+  std::tuple<torch::Tensor, torch::Tensor> qparams_of(const torch::Tensor& input) const;
+  torch::Tensor observe_and_round(const torch::Tensor& input);
   bool rounds_ = true;
 };
 TORCH_MODULE(FakeQuantize);
@@ -136,6 +143,9 @@ struct BARAQUANT_API LearnedFakeQuantizeOptions {
   TORCH_ARG(bool, per_sample) = false;
   TORCH_ARG(std::optional<torch::Device>, device);
   TORCH_ARG(torch::Dtype, dtype) = torch::kFloat32;
+  /// The dtype that the step is rounded to before each use, straight-through: "float32", "bfloat16"
+  /// or "float16".
+  TORCH_ARG(std::string, scale_dtype) = "float32";
 };
 
 /// Rounds its input to a quantization grid, and learns the grid's step by gradient descent (LSQ;
@@ -178,7 +188,6 @@ class BARAQUANT_API LearnedFakeQuantizeImpl : public Quantizer {
 
  private:
   void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
-  torch::Tensor segments(const torch::Tensor& input) const;
   std::tuple<torch::Tensor, torch::Tensor> parameters_of(torch::Dtype dtype) const;
 
   bool rounds_ = true;

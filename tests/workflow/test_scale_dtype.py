@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``scale_dtype``: the scales of weights are numbers of that dtype, and the integers are theirs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import baraquant
+from baraquant import QuantConfig, SmoothQuant, TensorConfig, W8A8Static
+from baraquant.qat import convert_, prepare_
+from tests.support.models.one_layer import Holder
+
+DTYPES = ("bfloat16", "float16")
+GRANULARITIES: dict[str, dict[str, Any]] = {
+    "per_tensor": {"granularity": "per_tensor"},
+    "per_channel": {"granularity": "per_channel"},
+    "per_group": {"granularity": "per_group", "group_size": 2},
+}
+RULES: dict[str, dict[str, bool]] = {
+    "max": {},
+    "search": {},
+    "learned": {"learned": True},
+    "observed": {"dynamic": False},
+}
+LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "linear": (lambda: nn.Linear(8, 6), lambda: torch.randn(5, 8)),
+    "conv": (lambda: nn.Conv2d(8, 6, 3, groups=2, padding=1), lambda: torch.randn(2, 8, 5, 4)),
+    "transposed": (lambda: nn.ConvTranspose1d(4, 6, 3, stride=2), lambda: torch.randn(2, 4, 5)),
+    "embedding": (lambda: nn.Embedding(9, 8), lambda: torch.randint(0, 9, (3, 4))),
+}
+by_dtype = pytest.mark.parametrize("dtype", DTYPES)
+
+
+def rounded(values: Tensor, dtype: str) -> Tensor:
+    """The nearest float16 or bfloat16 of float32 numbers, by NumPy or by their bits."""
+    numbers = values.detach().float().reshape(-1).numpy()
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            nearest = numbers.astype(np.float16).astype(np.float32)
+    else:
+        bits = numbers.view(np.uint32).astype(np.uint64)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16
+        nearest = bits.astype(np.uint32).view(np.float32)
+    return torch.from_numpy(nearest).reshape(values.shape)
+
+
+def rows_of(prepared: Any) -> Tensor:
+    """The float weight, ``[channels, values]``."""
+    return prepared._channels_first(prepared.float_weight().detach()).flatten(1).float()
+
+
+def per_value(scales: Tensor, rows: Tensor) -> Tensor:
+    """The scale (or zero point) of each value of ``rows``."""
+    grid = scales.reshape(rows.shape[0], -1)
+    return grid.repeat_interleave(rows.shape[1] // grid.shape[1], dim=1)
+
+
+def check(rows: Tensor, layer: Any, config: QuantConfig, dtype: str) -> None:
+    """Check scale, zero point and integers of a converted layer."""
+    scale, zeros = layer.weight_scale, getattr(layer, "weight_zero_point", None)
+    assert scale.dtype == torch.float32 and bool((scale > 0).all())
+    assert torch.equal(rounded(scale, dtype), scale), "not a number of the dtype"
+    steps = per_value(scale, rows)
+    shift = torch.zeros_like(steps) if zeros is None else per_value(zeros, rows).float()
+    assert (zeros is None) == config.weight.symmetric
+    low, high = config.weight.quant_min, config.weight.quant_max
+    wanted = ((rows / steps).round() + shift).clamp(low, high).to(torch.int8)
+    assert torch.equal(layer.qweight.flatten(1), wanted)
+
+
+def check_range(rows: Tensor, layer: Any, config: QuantConfig, dtype: str) -> None:
+    """Check that scale and zero point are those of the whole range, with the rounded scale."""
+    groups = layer.weight_scale.reshape(rows.shape[0], -1).shape[1]
+    parts = rows.reshape(rows.shape[0] * groups, -1)
+    if config.weight.granularity == "per_tensor":
+        parts = rows.reshape(1, -1).expand(rows.shape[0], -1)
+    low, high = config.weight.quant_min, config.weight.quant_max
+    least, most = parts.amin(1).clamp_max(0), parts.amax(1).clamp_min(0)
+    if config.weight.symmetric:
+        wanted = parts.abs().amax(1) / high
+    else:
+        wanted = (0.5 * most - 0.5 * least) / (0.5 * (high - low))
+    scale = rounded(wanted, dtype)
+    assert torch.equal(layer.weight_scale.reshape(-1), scale)
+    assert not torch.equal(scale, wanted), "nothing was rounded: the test shows nothing"
+    if not config.weight.symmetric:
+        zeros = (low - (least / scale).round()).clamp(low, high).to(torch.int32)
+        assert torch.equal(layer.weight_zero_point.reshape(-1), zeros)
+
+
+def trained(model: nn.Module, config: QuantConfig, data: Callable[[], Tensor]) -> nn.Module:
+    """The model prepared, after a step of training."""
+    prepare_(model, config)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    model(data()).square().mean().backward()
+    optimizer.step()
+    model(data())  # an observed scale is that of the last weight that training has used
+    return model.eval()
+
+
+def weights(bits: int, granularity: str, rule: str, symmetric: bool) -> TensorConfig:
+    return TensorConfig(bits, symmetric=symmetric, **GRANULARITIES[granularity], **RULES[rule])
+
+
+@by_dtype
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.exhaustive
+def test_scales_integers_and_bits(layer: str, granularity: str, rule: str, dtype: str) -> None:
+    build, data = LAYERS[layer]
+    for bits, symmetric in itertools.product((2, 4, 8), (True, False)):
+        torch.manual_seed(bits)
+        weight = weights(bits, granularity, rule, symmetric)
+        config = QuantConfig(weight, scale_rule="max", scale_dtype=dtype)
+        if rule != "search":
+            model = trained(Holder(build()), config, data)
+            rows, x = rows_of(model.child), data()
+            evaluated, read = model(x), model.child.weight + 0
+            convert_(model)
+            assert torch.equal(model(x), evaluated)
+            assert torch.equal(model.child.weight + 0, read)
+            check(rows, model.child, config, dtype)
+            if rule != "learned":
+                check_range(rows, model.child, config, dtype)
+        model, same = Holder(build()), Holder(build())
+        same.load_state_dict(model.state_dict())
+        after = QuantConfig(
+            weight, scale_rule="search" if rule == "search" else "max", scale_dtype=dtype
+        )
+        baraquant.quantize_(model, after)
+        prepare_(same, after)
+        check(rows_of(same.child), model.child, after, dtype)
+        if rule != "search" or bits == 8:
+            check_range(rows_of(same.child), model.child, after, dtype)
+
+
+def error_of(rows: Tensor, scale: Tensor, zeros: Tensor, config: TensorConfig) -> Tensor:
+    steps, shift = scale[:, None], zeros[:, None]
+    integers = ((rows / steps).round() + shift).clamp(config.quant_min, config.quant_max)
+    return ((integers - shift) * steps - rows).double().square().sum(1)
+
+
+@by_dtype
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.exhaustive
+def test_the_search_compares_rounded_scales(dtype: str, symmetric: bool) -> None:
+    torch.manual_seed(0)
+    model = Holder(nn.Linear(32, 40))
+    rows = model.child.weight.detach().clone()
+    config = QuantConfig(TensorConfig(3, symmetric=symmetric), scale_dtype=dtype)
+    baraquant.quantize_(model, config)
+    low, high = config.weight.quant_min, config.weight.quant_max
+    tried, errors = [], []
+    for step in range(26):
+        ends = torch.stack([rows.amin(1), rows.amax(1)]) * (1.0 - step / 50)
+        if symmetric:
+            scale = rounded(ends.abs().amax(0) / high, dtype)
+            zeros = torch.zeros_like(scale)
+        else:
+            scale = rounded((0.5 * ends[1] - 0.5 * ends[0]) / (0.5 * (high - low)), dtype)
+            zeros = (low - (ends[0] / scale).round()).clamp(low, high)
+        tried.append(scale)
+        errors.append(error_of(rows, scale, zeros, config.weight))
+    got = model.child.weight_scale
+    assert bool((torch.stack(tried) == got).any(0).all())
+    zeros = torch.zeros_like(got) if symmetric else model.child.weight_zero_point.float()
+    least = torch.stack(errors).amin(0)
+    # The layer adds up errors in float32: two candidates that are this close may change places.
+    assert bool((error_of(rows, got, zeros, config.weight) <= least * (1 + 1e-5)).all())
+    assert not torch.equal(got, tried[0])
+
+
+@by_dtype
+def test_a_layer_and_its_file(dtype: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    config = baraquant.W4A8(4, scale_dtype=dtype)
+    model = trained(Holder(nn.Linear(8, 6)), config, lambda: torch.randn(5, 8))
+    rows, x = rows_of(model.child), torch.randn(3, 8)
+    evaluated = model(x)
+    report = convert_(model)
+    assert report.changed and torch.equal(model(x), evaluated)
+    check(rows, model.child, config, dtype)
+    check_range(rows, model.child, config, dtype)
+    baraquant.save(model, tmp_path / "model.safetensors")
+    loaded = Holder(nn.Linear(8, 6)).eval()
+    baraquant.load_(loaded, tmp_path / "model.safetensors")
+    assert torch.equal(loaded(x), evaluated)
+    assert torch.equal(loaded.child.weight_scale, model.child.weight_scale)
+
+
+@by_dtype
+@pytest.mark.parametrize("model_dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("config", ["W8A8", "W8A8Static", "W8A16", "W4A8", "W4A16"])
+@pytest.mark.exhaustive
+def test_the_presets_in_every_dtype(config: str, model_dtype: torch.dtype, dtype: str) -> None:
+    options = {"group_size": 4} if config.startswith("W4") else {}
+    scheme = getattr(baraquant, config)(**options, scale_dtype=dtype)
+    assert scheme.scale_dtype == dtype
+    torch.manual_seed(2)
+    model = Holder(nn.Linear(8, 6)).to(model_dtype)
+    prepare_(model, scheme)
+    x = torch.randn(5, 8, dtype=model_dtype)
+    model(x)
+    evaluated = model.eval()(x)
+    convert_(model)
+    assert torch.equal(model(x), evaluated)
+    scale = model.child.weight_scale
+    assert scale.dtype == (torch.float64 if model_dtype == torch.float64 else torch.float32)
+    assert torch.equal(rounded(scale, dtype).to(scale.dtype), scale)
+
+
+def test_float32_is_what_it_was() -> None:
+    for config in (baraquant.W8A8(), baraquant.W4A16(4), W8A8Static()):
+        assert config.scale_dtype == "float32" and "scale_dtype" not in str(config)
+        assert config.conv_inputs is None
+
+
+@by_dtype
+@pytest.mark.exhaustive
+def test_training_computes_with_the_rounded_scale(dtype: str) -> None:
+    """The training forward and its gradient, for W8A8, whose float32 form is one op."""
+    torch.manual_seed(3)
+    config = baraquant.W8A8(scale_dtype=dtype)
+    model = Holder(nn.Linear(8, 6))
+    prepare_(model, config)
+    weight, x = model.child.float_weight(), torch.randn(5, 8)
+    scale = rounded(weight.detach().abs().amax(1) / 127, dtype)
+    near = (weight.detach() / scale[:, None]).round().clamp(-128, 127) * scale[:, None]
+    tokens = baraquant.ops.dynamic_fake_quantize_per_token(x)
+    wanted = nn.functional.linear(tokens, near, model.child.bias)
+    got = model(x)
+    torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
+    got.sum().backward()
+    torch.testing.assert_close(weight.grad, tokens.sum(0).expand(6, 8))
+
+
+@by_dtype
+def test_ties_tied_weights_and_words(dtype: str) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model[1].weight = model[0].weight
+    message = f"share, but .* gets .* scale_dtype={dtype}"
+    for call in (prepare_, baraquant.quantize_):
+        with pytest.raises(ValueError, match=message):
+            call(model, {"0": baraquant.W8A16(), "1": baraquant.W8A16(scale_dtype=dtype)})
+    report = prepare_(model, baraquant.W8A16(scale_dtype=dtype))
+    assert f"scale_dtype={dtype}, input=float" in report.changed["0"]
+    assert f"scale_dtype={dtype}" in repr(model[0])
+
+
+@pytest.mark.exhaustive
+def test_a_scale_beyond_float16_is_an_error() -> None:
+    for rule in RULES.values():
+        if "learned" in rule:
+            continue
+        config = QuantConfig(TensorConfig(8, **rule), scale_dtype="float16")
+        model = nn.Sequential(nn.Linear(4, 4))
+        with torch.no_grad():
+            model[0].weight[1, 2] = 1e8
+        message = "0: expected the scale of the weight to be a finite float16, .* than 65504"
+        with pytest.raises(ValueError, match=message):
+            baraquant.quantize_(model, config)
+        assert type(model[0]) is nn.Linear
+        prepare_(model, config)
+        assert bool(model(torch.ones(4)).isnan()[1]), "training shows it"
+        with pytest.raises(ValueError, match=message):
+            convert_(model)
+        bfloat16 = QuantConfig(TensorConfig(8, **rule), scale_dtype="bfloat16")
+        model = nn.Sequential(nn.Linear(4, 4))
+        nn.init.constant_(model[0].weight, 1e8)
+        baraquant.quantize_(model, bfloat16)
+        assert bool(model(torch.ones(4)).isfinite().all())
+
+
+@pytest.mark.exhaustive
+def test_small_scales_and_groups_of_zeros() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([1e-3, 1e-9, 1e-30, 0.0])[:, None].expand(4, 4))
+    baraquant.quantize_(model, baraquant.W8A16(scale_dtype="float16"))
+    scale = model[0].weight_scale
+    assert scale[1:].tolist() == [2.0**-24, 2.0**-24, 1.0]
+    # 1e-3 / 127 is a subnormal float16: a multiple of 2**-24.
+    assert scale[0] == round(1e-3 / 127 * 2**24) / 2**24
+    assert bool(model(torch.ones(4)).isfinite().all())
+
+
+@by_dtype
+@pytest.mark.parametrize("activation", ["dynamic", "static"])
+@pytest.mark.exhaustive
+def test_smoothquant(dtype: str, activation: str) -> None:
+    scheme = baraquant.W8A8(scale_dtype=dtype)
+    if activation == "static":
+        scheme = W8A8Static(scale_dtype=dtype, symmetric=False)
+    for alpha in (0.5, "search"):
+        torch.manual_seed(4)
+        model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
+        batches = [torch.randn(6, 8) for _ in range(2)]
+        expected = model(batches[0])
+        baraquant.quantize_(model, SmoothQuant(alpha, scheme), calibration=batches)
+        for index in (1, 3):
+            scale = model[index].weight_scale
+            assert torch.equal(rounded(scale, dtype), scale)
+        assert (model(batches[0]) - expected).norm() < 0.05 * expected.norm()
+
+
+@by_dtype
+@pytest.mark.parametrize("kind", ["LSTM", "MultiheadAttention"])
+@pytest.mark.exhaustive
+def test_modules_with_packed_weights(kind: str, dtype: str) -> None:
+    torch.manual_seed(5)
+    build = {"LSTM": lambda: nn.LSTM(8, 8), "MultiheadAttention": lambda: nn.TransformerEncoderLayer(
+        8, 2, 16, dropout=0.0, batch_first=True
+    )}  # fmt: skip
+    model = Holder(build[kind]())
+    prepare_(model, baraquant.W4A8(4, scale_dtype=dtype))
+    x = torch.randn(2, 3, 8)
+    evaluated = model.eval()(x)
+    convert_(model)
+    got = model(x)
+    pairs = [(got, evaluated)] if kind != "LSTM" else [(got[0], evaluated[0])]
+    assert all(torch.equal(one, other) for one, other in pairs)
+    scales = [t for name, t in model.state_dict().items() if name.endswith("weight_scale")]
+    assert len(scales) >= 2
+    assert all(torch.equal(rounded(scale, dtype), scale) for scale in scales)
