@@ -56,6 +56,7 @@ class _Linear(nn.Module):  # type: ignore[misc]
 
     @property
     def weight(self) -> Any:
+        """The dequantized weight, for parents that read it."""
         return self._float[0].weight
 
 
@@ -90,6 +91,7 @@ class DynamicLinear(_IntegerLinear):
             self.register_buffer("weight_sum", layer.qweight.sum(1, dtype=torch.int32))
 
     def forward(self, input: Tensor) -> Tensor:
+        """Return the layer's output."""
         rows = input.float()
         if self.smooth is not None:
             rows = rows / self.smooth
@@ -103,63 +105,67 @@ class DynamicLinear(_IntegerLinear):
         return self._output(sums, scale, input.dtype)
 
 
-class StaticLinear(_IntegerLinear):
-    """``StaticQuantizedLinear``, as a product of integers."""
+class _StaticLinear(_IntegerLinear):
+    """The base for ``StaticQuantizedLinear``: the input's scale, and how it becomes integers.
 
-    def __init__(self, layer: IntegerLayer) -> None:
+    Args:
+        layer: The layer.
+        is_signed: Whether the integers are int8. They are uint8 otherwise, 128 larger.
+    """
+
+    def __init__(self, layer: IntegerLayer, is_signed: bool) -> None:
         super().__init__(layer)
         assert layer.input is not None and layer.input.scale is not None
-        zero_point = layer.input.zero_point
-        zero = torch.zeros((), dtype=torch.int32) if zero_point is None else zero_point
-        zero = zero.reshape(()).int() + _MIDDLE
+        self.integers = torch.int8 if is_signed else torch.uint8
+        self.shift = 0 if is_signed else _MIDDLE
+        given = layer.input.zero_point
+        zero_point = torch.zeros((), dtype=torch.int32) if given is None else given.reshape(())
+        zero_point = (zero_point.int() + self.shift).to(self.integers)
         self.register_buffer("act_scale", layer.input.scale.reshape(()))
-        self.register_buffer("zero_point", zero.to(torch.uint8))
+        self.register_buffer("zero_point", zero_point)
         smooth_scale = getattr(layer.module, "smooth_scale", None)
         self.register_buffer("smooth_scale", smooth_scale)
         if smooth_scale is not None:
             # A zero point for each feature, as QuantizeLinear wants one for each scale.
-            self.register_buffer("zero_points", self.zero_point.expand(smooth_scale.shape).clone())
+            self.register_buffer("zero_points", zero_point.expand(smooth_scale.shape).clone())
+
+    def _quantized(self, rows: Tensor) -> Tensor:
+        low, high, kind = self.low + self.shift, self.high + self.shift, self.integers
+        if self.smooth_scale is None:
+            return ops.quantize_per_tensor(
+                rows, self.act_scale, self.zero_point, low, high, dtype=kind
+            )
+        return ops.quantize_per_channel(
+            rows, self.smooth_scale, self.zero_points, -1, low, high, dtype=kind
+        )
+
+
+class StaticLinear(_StaticLinear):
+    """``StaticQuantizedLinear``, as a product of integers."""
+
+    def __init__(self, layer: IntegerLayer) -> None:
+        super().__init__(layer, is_signed=False)
 
     def forward(self, input: Tensor) -> Tensor:
-        low, high = self.low + _MIDDLE, self.high + _MIDDLE
-        rows = input.float()
-        if self.smooth_scale is None:
-            integers = ops.quantize_per_tensor(
-                rows, self.act_scale, self.zero_point, low, high, dtype=torch.uint8
-            )
-        else:
-            integers = ops.quantize_per_channel(
-                rows, self.smooth_scale, self.zero_points, -1, low, high, dtype=torch.uint8
-            )
+        """Return the layer's output."""
+        integers = self._quantized(input.float())
         sums = torch.ops.baraquant_export.integer_product(integers, self.qweight, self.zero_point)
         return self._output(sums, self.act_scale, input.dtype)
 
 
-class StaticLinearQDQ(_IntegerLinear):
-    """``StaticQuantizedLinear``, as QuantizeLinear and DequantizeLinear around a MatMul."""
+class StaticLinearQDQ(_StaticLinear):
+    """``StaticQuantizedLinear``, as QuantizeLinear and DequantizeLinear around a MatMul.
+
+    The integers are int8, as TensorRT wants them. With a smoothing they are uint8: TensorRT has no
+    scale for each feature of an input, and onnxruntime 1.32 fails to make uint8 of int8 itself.
+    """
 
     def __init__(self, layer: IntegerLayer) -> None:
-        super().__init__(layer)
-        assert layer.input is not None and layer.input.scale is not None
-        zero_point = layer.input.zero_point
-        zero = torch.zeros((), dtype=torch.int8) if zero_point is None else zero_point
-        self.register_buffer("act_scale", layer.input.scale.reshape(()))
-        self.register_buffer("zero_point", zero.reshape(()).to(torch.int8))
-        smooth_scale = getattr(layer.module, "smooth_scale", None)
-        self.register_buffer("smooth_scale", smooth_scale)
-        if smooth_scale is not None:
-            self.register_buffer("zero_points", self.zero_point.expand(smooth_scale.shape).clone())
+        super().__init__(layer, is_signed=layer.smooth is None)
 
     def forward(self, input: Tensor) -> Tensor:
-        rows = input.float()
-        if self.smooth_scale is None:
-            integers = ops.quantize_per_tensor(
-                rows, self.act_scale, self.zero_point, self.low, self.high
-            )
-        else:
-            integers = ops.quantize_per_channel(
-                rows, self.smooth_scale, self.zero_points, -1, self.low, self.high
-            )
+        """Return the layer's output."""
+        integers = self._quantized(input.float())
         rows = ops.dequantize_per_tensor(integers, self.act_scale, self.zero_point)
         weight = ops.dequantize_per_channel(self.qweight, self.weight_scale, None, 1)
         output = torch.matmul(rows, weight)
@@ -186,6 +192,7 @@ class WeightOnly(_Linear):
         self.input_fake_quant = rounder
 
     def forward(self, input: Tensor) -> Tensor:
+        """Return the layer's output."""
         scale, zero_point = self.weight_scale, self.weight_zero_point
         if self.group_size is None:
             weight = ops.dequantize_per_channel(self.qweight, scale, zero_point, 1)
@@ -205,6 +212,7 @@ class DynamicRounder(nn.Module):  # type: ignore[misc]
         self.low, self.high = rounder.quant_min, rounder.quant_max
 
     def forward(self, input: Tensor) -> Tensor:
+        """Return the rounded input."""
         values = input.float()
         if self.granularity == "per_group":
             output = self._by_groups(values)

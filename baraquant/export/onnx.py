@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -18,10 +17,11 @@ from ..nn import (
     StaticQuantizedLinear,
     WeightOnlyLinear,
 )
-from ..nn._subclassed import plain_type, with_forward_of
+from ..nn._subclassed import plain_type
 from ._folder import new_files
 from ._layers import IntegerLayer, integer_layers
 from ._packages import need
+from ._rewrite import rewritten
 
 _CALLER = "to_onnx"
 _STYLES = ("integer", "qdq")
@@ -139,8 +139,6 @@ def _rewritten(
 ) -> tuple[nn.Module, list[str]]:
     """Return a copy of the model for the exporter, and the names of what becomes int4.
 
-    The copy shares tensors with the model where it can.
-
     Raises:
         ValueError: A layer has no form in this style.
     """
@@ -150,17 +148,9 @@ def _rewritten(
                 f"{_CALLER}: {layer.path}: expected a float32 scale, but got float64, which "
                 "QuantizeLinear does not take; quantize a float32 model"
             )
-    made: dict[int, nn.Module] = {}
-    replaced: dict[str, nn.Module] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
-        if id(module) not in made:
-            made[id(module)] = _replacement(path, module, layers.get(path), style)
-        if made[id(module)] is not module:
-            replaced[path] = made[id(module)]
-    memo: dict[int, Any] = {id(t): t for t in (*model.parameters(), *model.buffers())}
-    memo |= {id(model.get_submodule(path)): new for path, new in replaced.items()}
-    copied = replaced.get("") or copy.deepcopy(model, memo)
-    copied = copied.eval()
+    copied = rewritten(
+        model, layers, lambda path, module, layer: _replacement(path, module, layer, style)
+    )
     four_bits = [
         f"{path}.{name}".lstrip(".")
         for path, layer in layers.items()
@@ -183,7 +173,8 @@ def _replacement(path: str, module: nn.Module, layer: IntegerLayer | None, style
         return _rounder(path, module, style)
     if layer is None:
         return module
-    kind, new = plain_type(module), None
+    kind = plain_type(module)
+    new: nn.Module | None = None
     if kind is QuantizedLinear:
         if style == "qdq":
             raise _not_static(path)
@@ -196,11 +187,7 @@ def _replacement(path: str, module: nn.Module, layer: IntegerLayer | None, style
         if isinstance(rounder, FakeQuantize):
             rounder = _rounder(f"{path}.input_fake_quant", rounder, style)
         new = forms.WeightOnly(layer, rounder)
-    if new is None:
-        return module
-    for name in ("_forward_hooks", "_forward_pre_hooks"):
-        getattr(new, name).update(getattr(module, name))
-    return with_forward_of(new, module, nn.Linear) if type(module) is not kind else new
+    return module if new is None else new
 
 
 def _rounder(path: str, rounder: FakeQuantize, style: str) -> nn.Module:
