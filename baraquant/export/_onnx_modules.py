@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from .. import ops
 from ..nn import FakeQuantize
+from ..nn.training._granularity import ByGranularity
 from ._layers import IntegerLayer
 
 _SMALLEST = torch.finfo(torch.float32).tiny
@@ -122,7 +123,7 @@ class _StaticLinear(_IntegerLinear):
         zero_point = torch.zeros((), dtype=torch.int32) if given is None else given.reshape(())
         zero_point = (zero_point.int() + self.shift).to(self.integers)
         self.register_buffer("act_scale", layer.input.scale.reshape(()))
-        self.register_buffer("zero_point", zero_point)
+        self.register_buffer("zero_point", None if is_signed else zero_point)
         smooth_scale = getattr(layer.module, "smooth_scale", None)
         self.register_buffer("smooth_scale", smooth_scale)
         if smooth_scale is not None:
@@ -156,12 +157,14 @@ class StaticLinear(_StaticLinear):
 class StaticLinearQDQ(_StaticLinear):
     """``StaticQuantizedLinear``, as QuantizeLinear and DequantizeLinear around a MatMul.
 
-    The integers are int8, as TensorRT wants them. With a smoothing they are uint8: TensorRT has no
-    scale for each feature of an input, and onnxruntime 1.32 fails to make uint8 of int8 itself.
+    The integers are int8 without a zero point, as TensorRT wants them. Where TensorRT has no such
+    input, with a zero point or a scale for each feature, they are uint8: onnxruntime 1.32 makes
+    uint8 of int8 itself, and fails where a Reshape stands in between.
     """
 
     def __init__(self, layer: IntegerLayer) -> None:
-        super().__init__(layer, is_signed=layer.smooth is None)
+        assert layer.input is not None
+        super().__init__(layer, is_signed=layer.input.symmetric and layer.smooth is None)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output."""
@@ -200,6 +203,34 @@ class WeightOnly(_Linear):
             weight = ops.dequantize_per_group(self.qweight, scale, zero_point, self.group_size, 0)
         output = torch.matmul(self.input_fake_quant(input), weight.to(input.dtype))
         return output if self.bias is None else output + self.bias
+
+
+class FixedRounder(ByGranularity):
+    """A ``FakeQuantize`` with given scales, on int8 without zero points, or else on uint8.
+
+    The reason is that of :class:`StaticLinearQDQ`. Where zero points and limits grow by 128, the
+    values stay the same.
+    """
+
+    zero_point: Tensor | None
+
+    def __init__(self, rounder: FakeQuantize) -> None:
+        super().__init__()
+        self._set_granularity(rounder.granularity, rounder.axis, rounder.group_size or None)
+        self.quant_min, self.quant_max = rounder.quant_min, rounder.quant_max
+        zero_point: Tensor | None = rounder.zero_point
+        if not bool(rounder.zero_point.any()):
+            zero_point = None
+        elif self.quant_min >= -_MIDDLE and self.quant_max < _MIDDLE:
+            zero_point = rounder.zero_point + _MIDDLE
+            self.quant_min += _MIDDLE
+            self.quant_max += _MIDDLE
+        self.register_buffer("scale", rounder.scale)
+        self.register_buffer("zero_point", zero_point)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the rounded input."""
+        return self._fake_quantize(input, self.scale, self.zero_point, None)
 
 
 class DynamicRounder(nn.Module):  # type: ignore[misc]

@@ -199,14 +199,15 @@ def _rounder(path: str, rounder: FakeQuantize, style: str) -> nn.Module:
                 f"{_CALLER}: {path}: expected a FakeQuantize whose range is fixed, but its "
                 "observer is on; call disable_observer() first"
             )
-        return rounder.freeze() if int(rounder.fake_quant_enabled) != 0 else nn.Identity()
+        is_off = int(rounder.fake_quant_enabled) == 0
+        return nn.Identity() if is_off else forms.FixedRounder(rounder.freeze())
     if not rounder._rounds:
         return nn.Identity()
     if rounder.is_dynamic:
         if style == "qdq":
             raise _not_static(path)
         return forms.DynamicRounder(rounder)
-    return rounder
+    return forms.FixedRounder(rounder)
 
 
 def _not_static(path: str) -> ValueError:
