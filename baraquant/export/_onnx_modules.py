@@ -22,7 +22,7 @@ from ._layers import IntegerLayer
 _SMALLEST = torch.finfo(torch.float32).tiny
 _MIDDLE = 128  # what makes a uint8 of an int8
 
-_library = torch.library.Library("baraquant_export", "DEF")  # noqa: TOR901
+_library = torch.library.Library("baraquant_export", "DEF")
 _library.define("integer_product(Tensor input, Tensor weight, Tensor zero_point) -> Tensor")
 
 
@@ -123,7 +123,7 @@ class _StaticLinear(_IntegerLinear):
         zero_point = torch.zeros((), dtype=torch.int32) if given is None else given.reshape(())
         zero_point = (zero_point.int() + self.shift).to(self.integers)
         self.register_buffer("act_scale", layer.input.scale.reshape(()))
-        self.register_buffer("zero_point", None if is_signed else zero_point)
+        self.register_buffer("zero_point", zero_point)
         smooth_scale = getattr(layer.module, "smooth_scale", None)
         self.register_buffer("smooth_scale", smooth_scale)
         if smooth_scale is not None:
@@ -157,14 +157,18 @@ class StaticLinear(_StaticLinear):
 class StaticLinearQDQ(_StaticLinear):
     """``StaticQuantizedLinear``, as QuantizeLinear and DequantizeLinear around a MatMul.
 
-    The integers are int8 without a zero point, as TensorRT wants them. Where TensorRT has no such
-    input, with a zero point or a scale for each feature, they are uint8: onnxruntime 1.32 makes
-    uint8 of int8 itself, and fails where a Reshape stands in between.
+    The integers are int8 with the zero point 0, as TensorRT wants them. Where TensorRT has no such
+    input, with another zero point or a scale for each feature, they are uint8, as onnxruntime wants
+    them: it makes uint8 of int8 itself, and 1.32 fails at some of these. The bias is subtracted with
+    its sign changed: of a MatMul and an Add onnxruntime makes a Gemm, for which it dequantizes the
+    weight in each call (15 times slower).
     """
 
     def __init__(self, layer: IntegerLayer) -> None:
         assert layer.input is not None
         super().__init__(layer, is_signed=layer.input.symmetric and layer.smooth is None)
+        if layer.bias is not None:
+            self.register_buffer("minus_bias", -layer.bias.float())
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output."""
@@ -173,7 +177,7 @@ class StaticLinearQDQ(_StaticLinear):
         weight = ops.dequantize_per_channel(self.qweight, self.weight_scale, None, 1)
         output = torch.matmul(rows, weight)
         if self.bias is not None:
-            output = output + self.bias.float()
+            output = output - self.minus_bias
         return output.to(input.dtype)
 
 
@@ -208,19 +212,24 @@ class WeightOnly(_Linear):
 class FixedRounder(ByGranularity):
     """A ``FakeQuantize`` with given scales, on int8 without zero points, or else on uint8.
 
-    The reason is that of :class:`StaticLinearQDQ`. Where zero points and limits grow by 128, the
-    values stay the same.
+    Where zero points and limits grow by 128, the values stay the same. onnxruntime makes uint8 of
+    int8 itself, and 1.32 fails at that where a zero point is given and a Reshape comes next. But
+    without a zero point it recognizes no integer convolution.
+
+    Args:
+        rounder: The module, of mode ``fixed``.
+        keeps_zero: Whether a zero point of 0 is written: for the input of a convolution.
     """
 
     zero_point: Tensor | None
 
-    def __init__(self, rounder: FakeQuantize) -> None:
+    def __init__(self, rounder: FakeQuantize, keeps_zero: bool) -> None:
         super().__init__()
         self._set_granularity(rounder.granularity, rounder.axis, rounder.group_size or None)
         self.quant_min, self.quant_max = rounder.quant_min, rounder.quant_max
         zero_point: Tensor | None = rounder.zero_point
         if not bool(rounder.zero_point.any()):
-            zero_point = None
+            zero_point = rounder.zero_point if keeps_zero else None
         elif self.quant_min >= -_MIDDLE and self.quant_max < _MIDDLE:
             zero_point = rounder.zero_point + _MIDDLE
             self.quant_min += _MIDDLE
@@ -294,9 +303,7 @@ def _positive(scale: Tensor, width: Tensor) -> Tensor:
     return torch.where(width == 0, 1.0, scale.clamp(min=_SMALLEST))
 
 
-def _round(
-    values: Tensor, scale: Tensor, zero_point: Tensor | None, low: int, high: int
-) -> Tensor:
+def _round(values: Tensor, scale: Tensor, zero_point: Tensor | None, low: int, high: int) -> Tensor:
     """Return integers as floats."""
     integers = torch.round(values / scale)
     if zero_point is not None:

@@ -13,8 +13,9 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from onnxscript import opset21 as op
+from onnxscript import opset21
 
+op: Any = opset21  # its annotations are of types of tensors that nothing here holds
 _FLOAT, _INT8, _UINT8 = ir.DataType.FLOAT, ir.DataType.INT8, ir.DataType.UINT8
 _RANGES = {_INT8: (-128, 127), _UINT8: (0, 255)}
 

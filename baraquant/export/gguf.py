@@ -41,9 +41,7 @@ class _Entry:
     offset: float = 0.0
 
 
-def to_gguf(
-    model: nn.Module, path: str | os.PathLike[str], *, float_inputs: bool = False
-) -> None:
+def to_gguf(model: nn.Module, path: str | os.PathLike[str], *, float_inputs: bool = False) -> None:
     """Write a quantized language model as a GGUF file, with its own integers and scales.
 
     Layers with 4-bit weights become Q4_0, and layers with 8-bit weights Q8_0. Their weights must be

@@ -193,6 +193,7 @@ def _replacement(path: str, module: nn.Module, layer: IntegerLayer | None, style
 def _rounder(path: str, rounder: FakeQuantize, style: str) -> nn.Module:
     from . import _onnx_modules as forms
 
+    is_input = path.endswith("input_fake_quant")
     if rounder.is_observed:
         if int(rounder.observer_enabled) != 0:
             raise ValueError(
@@ -200,14 +201,14 @@ def _rounder(path: str, rounder: FakeQuantize, style: str) -> nn.Module:
                 "observer is on; call disable_observer() first"
             )
         is_off = int(rounder.fake_quant_enabled) == 0
-        return nn.Identity() if is_off else forms.FixedRounder(rounder.freeze())
+        return nn.Identity() if is_off else forms.FixedRounder(rounder.freeze(), is_input)
     if not rounder._rounds:
         return nn.Identity()
     if rounder.is_dynamic:
         if style == "qdq":
             raise _not_static(path)
         return forms.DynamicRounder(rounder)
-    return forms.FixedRounder(rounder)
+    return forms.FixedRounder(rounder, is_input)
 
 
 def _not_static(path: str) -> ValueError:
@@ -235,4 +236,3 @@ def _exported(model: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) 
             f"{_CALLER}: PyTorch's exporter could not follow the model ({reason}); see the error "
             "above, and check that torch.export.export(model, args) works"
         ) from error
-

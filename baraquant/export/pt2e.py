@@ -56,9 +56,7 @@ class DecomposedLinear(nn.Module):  # type: ignore[misc]
             rows = rows / self.smooth
         scale, zero_point = ops.choose_qparams_per_token_asymmetric(rows, torch.int8)
         q = ops.quantize_per_token(rows, scale, zero_point, -128, 127, torch.int8)
-        rows = ops.dequantize_per_token(
-            q, scale, zero_point, -128, 127, torch.int8, torch.float32
-        )
+        rows = ops.dequantize_per_token(q, scale, zero_point, -128, 127, torch.int8, torch.float32)
         weight = ops.dequantize_per_channel(
             self.qweight, self.weight_scale, self.weight_zero_point, 0, -127, 127, torch.int8
         )

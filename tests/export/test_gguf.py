@@ -186,9 +186,7 @@ def test_biases_of_attention_and_mlp_are_written(tmp_path: Path) -> None:
     expected = attention.q_proj.bias.view(4, 2, 8).transpose(1, 2).flatten()
     assert torch.equal(tensors["blk.0.attn_q.bias"], expected)
     assert torch.equal(tensors["blk.0.attn_v.bias"], attention.v_proj.bias)
-    assert torch.equal(
-        tensors["blk.0.ffn_down.bias"], model.model.layers[0].mlp.down_proj.bias
-    )
+    assert torch.equal(tensors["blk.0.ffn_down.bias"], model.model.layers[0].mlp.down_proj.bias)
 
 
 @pytest.mark.exhaustive

@@ -33,10 +33,16 @@ def refused(
 
 
 LAYERS: dict[str, tuple[Any, str]] = {
-    "asymmetric": (baraquant.W4A16(32, symmetric=False), "embed_tokens: expected symmetric weights"),
+    "asymmetric": (
+        baraquant.W4A16(32, symmetric=False),
+        "embed_tokens: expected symmetric weights",
+    ),
     "3 bits": (QuantConfig(TensorConfig(3, PerGroup(32))), "embed_tokens: expected 4 or 8 bits"),
     "6 bits": (QuantConfig(TensorConfig(6)), "embed_tokens: expected 4 or 8 bits .* but got 6"),
-    "groups of 16": (baraquant.W4A16(16), "embed_tokens: expected a scale for a multiple of 32 inputs"),
+    "groups of 16": (
+        baraquant.W4A16(16),
+        "embed_tokens: expected a scale for a multiple of 32 inputs",
+    ),
     "dynamic": (baraquant.W8A8(), r"q_proj: expected a floating input, but got int8 \(dynamic\)"),
     "groups, dynamic": (baraquant.W4A8(32), "q_proj: expected a floating input, but got int8"),
 }
@@ -60,7 +66,9 @@ def test_static_and_smooth(tmp_path: Path) -> None:
 
 def test_scales(tmp_path: Path) -> None:
     model = quantized(tiny("llama"), Q4, half=False)
-    refused(model, tmp_path, 'embed_tokens: expected scales that are exact in float16.*scale_dtype="fl')
+    refused(
+        model, tmp_path, 'embed_tokens: expected scales that are exact in float16.*scale_dtype="fl'
+    )
     model = quantized(tiny("llama"), Q4)
     for value in (1e6, 1e-9, 0.1):
         model.model.layers[1].mlp.up_proj.weight_scale[3, 1] = value

@@ -99,9 +99,9 @@ def test_models(case: str, tmp_path: Path) -> None:
 
 
 ARGUMENTS: dict[str, tuple[dict[str, Any], str, type[Exception]]] = {
-    "style": ({"style": "QDQ"}, "expected style to be one of integer, qdq, but got 'QDQ'", ValueError),
+    "style": ({"style": "QDQ"}, "style to be one of integer, qdq, but got 'QDQ'", ValueError),
     "style type": ({"style": None}, "expected style to be one of", ValueError),
-    "opset 20": ({"opset_version": 20}, r"opset_version to lie in \[21, 25\], but got 20", ValueError),
+    "opset 20": ({"opset_version": 20}, r"to lie in \[21, 25\], but got 20", ValueError),
     "opset 99": ({"opset_version": 99}, "opset_version to lie in", ValueError),
     "opset True": ({"opset_version": True}, "opset_version to lie in", ValueError),
     "opset text": ({"opset_version": "21"}, "opset_version to lie in", ValueError),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Small networks of the shapes of ResNet-18 and MobileNetV2, with rounded inputs of convolutions."""
+"""Small networks like ResNet-18 and MobileNetV2, whose convolutions round their inputs."""
 
 from __future__ import annotations
 
