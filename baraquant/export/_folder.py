@@ -56,6 +56,25 @@ def new_file(caller: str, path: str | os.PathLike[str]) -> Iterator[Path]:
         partial.replace(target)
 
 
+@contextmanager
+def new_files(caller: str, path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield the path of a temporary file beside ``path``, as :func:`new_file` does.
+
+    The caller may write further files beside the temporary one, whose names begin with its name.
+    They are moved too, before the main file, so that this never names a file that is not there.
+
+    Raises:
+        OSError: ``path`` is a folder, or its parent does not exist or cannot be written to.
+    """
+    target = Path(path).resolve()
+    with new_file(caller, path) as partial:
+        yield partial
+        for further in sorted(partial.parent.iterdir()):
+            if further != partial:
+                further.chmod(0o666 & ~_umask())
+                further.replace(target.parent / further.name)
+
+
 def check_absent(caller: str, path: Path) -> None:
     """Check that a folder can be made at ``path``: nothing is there, or an empty folder.
 

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Copies of models in which some layers are others."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from ..nn._subclassed import plain_type, with_forward_of
+from ._layers import IntegerLayer
+
+
+def rewritten(
+    model: nn.Module,
+    layers: dict[str, IntegerLayer],
+    replace: Callable[[str, nn.Module, IntegerLayer | None], nn.Module],
+) -> nn.Module:
+    """Return a copy of a model, in evaluation mode, that shares its tensors.
+
+    Args:
+        model: A converted model; it does not change.
+        layers: Its integer layers.
+        replace: ``replace(path, module, layer)`` returns what a module becomes in the copy: itself,
+            if it stays. A module of several paths is asked for once. The new module gets the hooks
+            of the old one, and the forward of a subclass of ``Linear``.
+    """
+    made: dict[int, nn.Module] = {}
+    memo: dict[int, Any] = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if id(module) in made:
+            continue
+        new = made[id(module)] = replace(path, module, layers.get(path))
+        if new is module:
+            continue
+        if path in layers and type(module) is not plain_type(module):
+            new = with_forward_of(new, module, nn.Linear)
+        for name in ("_forward_hooks", "_forward_pre_hooks"):
+            getattr(new, name).update(getattr(module, name))
+        memo[id(module)] = new
+    copied: nn.Module = copy.deepcopy(model, memo)
+    return copied.eval()

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""GGUF, the format of llama.cpp: our integers in blocks of Q4_0 and Q8_0.
+
+A block holds 32 integers of a row and their scale in float16. A layer's scale is for 32 values, or
+for more: then several blocks repeat it. A reader computes ``scale * integer`` in float32, which are
+the bits of the converted layer.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ._folder import new_file
+from ._gguf_architectures import (
+    Architecture,
+    architecture_of,
+    head_dim_of,
+    rope_factors,
+    write_config,
+)
+from ._layers import IntegerLayer, integer_layers
+from ._packages import need
+
+_CALLER = "to_gguf"
+_BLOCK = 32
+_TYPES = {4: "Q4_0", 8: "Q8_0"}
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A tensor of the file: its GGUF name, and the layer or the tensor that it comes from."""
+
+    name: str
+    source: IntegerLayer | Tensor
+    heads: int = 0  # the rows of q and k are permuted within this many heads; 0: they are not
+    offset: float = 0.0
+
+
+def to_gguf(model: nn.Module, path: str | os.PathLike[str], *, float_inputs: bool = False) -> None:
+    """Write a quantized language model as a GGUF file, with its own integers and scales.
+
+    Layers with 4-bit weights become Q4_0, and layers with 8-bit weights Q8_0. Their weights must be
+    symmetric, with a scale for 32 inputs, a multiple of 32, or a whole row. Their scales must be
+    float16 values, because a block stores its scale so: quantize with ``scale_dtype="float16"``.
+    Then a reader that computes in float32 dequantizes the bits of the converted layer. Floating
+    matrices keep their dtype; norms and biases become float32.
+
+    The file holds the weights and the configuration, and no tokenizer. transformers reads it with
+    ``from_pretrained(folder, gguf_file=name)`` (Gemma 1 excepted) and takes the tokenizer of the
+    original model.
+
+    Args:
+        model: A converted ``ForCausalLM`` of transformers: Llama, Mistral, Qwen 2, Qwen 3, or the
+            text models Gemma 1, 2 and 3.
+        path: The file. It is replaced if it exists.
+        float_inputs: GGUF cannot say that inputs are rounded. False refuses layers that round
+            theirs, such as those of ``W8A8()``. True writes their weights alone, so that readers
+            compute with other inputs than the converted model does.
+
+    Raises:
+        ImportError: The package gguf is missing.
+        TypeError: ``model`` is not a model of transformers, or an argument has another type.
+        ValueError: A layer or the configuration is something that the format cannot hold.
+        OSError: The file cannot be written.
+
+    Example::
+
+        baraquant.quantize_(model, baraquant.W4A16(32, scale_dtype="float16"))
+        baraquant.export.to_gguf(model, "model-q4_0.gguf")
+    """
+    if type(float_inputs) is not bool:
+        raise TypeError(
+            f"{_CALLER}: expected float_inputs to be a bool, but got {type(float_inputs).__name__}"
+        )
+    gguf: Any = need(_CALLER, "gguf", "gguf")
+    layers = integer_layers(model, _CALLER)
+    row = architecture_of(_CALLER, model)
+    checked: set[int] = set()
+    for layer in layers.values():
+        if id(layer) not in checked:
+            _check_layer(layer, float_inputs)
+            checked.add(id(layer))
+    entries = _entries(gguf, model, layers, row)
+    with new_file(_CALLER, path) as partial:
+        _write(gguf, partial, model, entries, row)
+
+
+def _check_layer(layer: IntegerLayer, float_inputs: bool) -> None:
+    reason = _why_not(layer, float_inputs)
+    if reason is not None:
+        raise ValueError(f"{_CALLER}: {layer.path}: {reason}")
+
+
+def _why_not(layer: IntegerLayer, float_inputs: bool) -> str | None:
+    group, features = layer.group_size, layer.qweight.shape[1]
+    if layer.float_name not in ("Linear", "Embedding"):
+        return f"expected a Linear or an Embedding, but got a {layer.float_name}"
+    if layer.smooth is not None:
+        return (
+            "expected no smoothing of the input, which GGUF cannot hold; quantize with a scheme "
+            "without SmoothQuant"
+        )
+    if layer.input is not None and not float_inputs:
+        kind = "static" if layer.input.is_static else "dynamic"
+        return (
+            f"expected a floating input, but got int{layer.input.bits} ({kind}), which GGUF cannot "
+            "hold; quantize with weights only (W4A16, W8A16), or pass float_inputs=True to write "
+            "the weights alone"
+        )
+    if layer.bits not in _TYPES:
+        return f"expected 4 or 8 bits (Q4_0, Q8_0), but got {layer.bits}"
+    if layer.zero_point is not None:
+        return "expected symmetric weights (Q4_0, Q8_0), but got zero points"
+    if features % _BLOCK != 0:
+        return (
+            f"expected a multiple of {_BLOCK} inputs, but got {features}; keep the layer floating "
+            "(a rule that maps it to None)"
+        )
+    if group is not None and group % _BLOCK != 0:
+        return f"expected a scale for a multiple of {_BLOCK} inputs, but got group_size={group}"
+    stored = layer.scale.half().to(layer.scale.dtype)
+    if not torch.equal(stored, layer.scale) or not bool(torch.isfinite(layer.scale).all()):
+        return (
+            "expected scales that are exact in float16, as a block stores them, but got others; "
+            'quantize or train with scale_dtype="float16" in the configuration'
+        )
+    return None
+
+
+def _entries(
+    gguf: Any, model: nn.Module, layers: dict[str, IntegerLayer], row: Architecture
+) -> list[_Entry]:
+    """Return the tensors of the file.
+
+    Raises:
+        ValueError: A tensor of the model has no name in GGUF.
+    """
+    config: Any = model.config
+    architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[row.name]
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    heads = {"attn_q": config.num_attention_heads, "attn_k": key_heads} if row.permutes else {}
+    entries: dict[str, _Entry] = {}
+    tied = _tied_head(model, layers)
+    for path, source in _sources(model, layers):
+        module, _, end = path.rpartition(".")
+        if module == tied:
+            continue
+        name = names.get_name(module)
+        if name is None or end not in ("weight", "bias"):
+            raise ValueError(
+                f"{_CALLER}: {path}: expected a tensor that GGUF's {row.name!r} has a name for, "
+                "but it has none"
+            )
+        offset = row.norm_offset if name.endswith("_norm") else 0.0
+        permuted = heads.get(name.rpartition(".")[2], 0)
+        entries[f"{name}.{end}"] = _Entry(f"{name}.{end}", source, permuted, offset)
+    factors = rope_factors(config)
+    if factors is not None:
+        entries["rope_freqs.weight"] = _Entry("rope_freqs.weight", factors)
+    return list(entries.values())
+
+
+def _sources(
+    model: nn.Module, layers: dict[str, IntegerLayer]
+) -> list[tuple[str, IntegerLayer | Tensor]]:
+    """Return weights and biases under the names that the floating model has for them."""
+    found: list[tuple[str, IntegerLayer | Tensor]] = []
+    for path, layer in layers.items():
+        found.append((f"{path}.weight", layer))
+        if layer.bias is not None:
+            found.append((f"{path}.bias", layer.bias))
+    inside = tuple(f"{path}." for path in layers)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if not name.startswith(inside):
+            if not tensor.is_floating_point() or tensor.dtype == torch.float64:
+                raise ValueError(
+                    f"{_CALLER}: {name}: expected float32, float16 or bfloat16, but got "
+                    f"{tensor.dtype}"
+                )
+            found.append((name, tensor))
+    return found
+
+
+def _tied_head(model: Any, layers: dict[str, IntegerLayer]) -> str | None:
+    """Return the path of the head if it equals the embedding, so that the file leaves it out."""
+    names = {module: path for path, module in model.named_modules(remove_duplicate=True)}
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    head_path, path = names[head], names[embedding]
+    ours, theirs = layers.get(head_path), layers.get(path)
+    if getattr(head, "bias", None) is not None:
+        return None
+    if ours is None and theirs is None:
+        return head_path if head.weight is embedding.weight else None
+    if ours is None or theirs is None:
+        return None
+    is_same = (
+        ours.bits == theirs.bits
+        and torch.equal(ours.qweight, theirs.qweight)
+        and ours.scale.shape == theirs.scale.shape
+        and torch.equal(ours.scale, theirs.scale)
+    )
+    return head_path if is_same else None
+
+
+def _write(gguf: Any, path: Any, model: Any, entries: list[_Entry], row: Architecture) -> None:
+    writer = gguf.GGUFWriter(path, row.name)
+    try:
+        write_config(writer, model.config, row)
+        bits = [entry.source.bits for entry in entries if isinstance(entry.source, IntegerLayer)]
+        most = _TYPES[max(sorted(set(bits)), key=bits.count)]
+        writer.add_file_type(getattr(gguf.LlamaFileType, f"MOSTLY_{most}"))
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+        head_dim = head_dim_of(model.config)
+        for entry in entries:
+            kind, shape, size = _layout(gguf, entry)
+            writer.add_tensor_info(entry.name, shape, None, size, kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for entry in entries:  # one at a time: a model need not fit into memory twice
+            writer.write_tensor_data(_bytes(entry, head_dim).numpy())
+    finally:
+        writer.close()
+
+
+def _layout(gguf: Any, entry: _Entry) -> tuple[Any, list[int], int]:
+    """Return the type of a tensor in the file, its shape, and its size in bytes."""
+    kinds, source = gguf.GGMLQuantizationType, entry.source
+    if isinstance(source, IntegerLayer):
+        kind = kinds[_TYPES[source.bits]]
+        values, size = gguf.GGML_QUANT_SIZES[kind]
+        return kind, list(source.qweight.shape), source.qweight.numel() // values * size
+    dtype = _stored_dtype(source)
+    names = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+    return kinds[names[dtype]], list(source.shape), source.numel() * dtype.itemsize
+
+
+def _stored_dtype(tensor: Tensor) -> torch.dtype:
+    return tensor.dtype if tensor.dim() > 1 else torch.float32
+
+
+def _bytes(entry: _Entry, head_dim: int) -> Tensor:
+    """Return the bytes of a tensor of the file, uint8."""
+    source = entry.source
+    if not isinstance(source, IntegerLayer):
+        tensor = source.detach().cpu()
+        tensor = _permute(tensor, entry.heads, head_dim)
+        if entry.offset != 0.0:
+            tensor = tensor.float() + entry.offset
+        return tensor.to(_stored_dtype(source)).contiguous().view(torch.uint8)
+    integers, scale = source.qweight.cpu(), source.grouped_scale.cpu()
+    features = integers.shape[1]
+    repeats = (source.group_size or features) // _BLOCK
+    scale = scale.repeat_interleave(repeats, dim=1)[:, : features // _BLOCK]
+    integers = _permute(integers, entry.heads, head_dim)
+    return _blocks(integers, _permute(scale, entry.heads, head_dim), source.bits)
+
+
+def _permute(rows: Tensor, heads: int, head_dim: int) -> Tensor:
+    """Put rows that are rotated together, half a head apart, side by side."""
+    if heads == 0:
+        return rows
+    halves = rows.reshape(heads, 2, head_dim // 2, *rows.shape[1:])
+    return halves.transpose(1, 2).reshape(rows.shape)
+
+
+def _blocks(integers: Tensor, scale: Tensor, bits: int) -> Tensor:
+    """Return blocks of a float16 scale and 32 integers: ``[N, bytes]`` uint8.
+
+    In Q4_0 byte i holds the integers i (low bits) and i + 16, each plus 8.
+    """
+    rows = integers.shape[0]
+    scales = scale.reshape(-1, 1).half().view(torch.uint8)  # [blocks, 2]
+    values = integers.reshape(-1, _BLOCK)
+    if bits == 4:
+        unsigned = (values + 8).view(torch.uint8)
+        values = unsigned[:, :16] | unsigned[:, 16:] << 4
+    return torch.cat([scales, values.view(torch.uint8)], dim=1).view(rows, -1)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Exports models, and runs the files in onnxruntime."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import baraquant
+
+
+def exported(model: nn.Module, x: Any, folder: Path, **options: Any) -> Path:
+    """The path of a file that was exported and that ONNX's own checker accepts."""
+    import onnx
+
+    path = folder / "model.onnx"
+    baraquant.export.to_onnx(model, x, path, **options)
+    onnx.checker.check_model(path)
+    return path
+
+
+def run(path: Path, *inputs: Tensor, optimize: bool = True, save: Path | None = None) -> Tensor:
+    """The first output, where inputs of int4 layers stay floating."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 2
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    if not optimize:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if save is not None:
+        options.optimized_model_filepath = str(save)
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_inputs()]
+    fed = dict(zip(names, (one.numpy() for one in inputs), strict=True))
+    return torch.from_numpy(session.run(None, fed)[0])
+
+
+def nodes(path: Path) -> Counter[str]:
+    """How often each kind of node stands in a file."""
+    import onnx
+
+    return Counter(node.op_type for node in onnx.load(path).graph.node)
+
+
+def constants(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The dtypes and shapes of the constants of a file that are no scalars."""
+    import onnx
+
+    return {
+        one.name: (onnx.TensorProto.DataType.Name(one.data_type), tuple(one.dims))
+        for one in onnx.load(path, load_external_data=False).graph.initializer
+        if one.dims
+    }
+
+
+def error_of(theirs: Tensor, ours: Tensor) -> float:
+    """The relative error, of the norms."""
+    assert theirs.shape == ours.shape and theirs.dtype == ours.dtype
+    assert bool(torch.isfinite(ours).all()) and float(ours.norm()) > 0
+    return float((theirs.double() - ours.double()).norm() / ours.double().norm())
+
+
+@contextmanager
+def no_file_is_left(folder: Path) -> Iterator[None]:
+    before = sorted(folder.iterdir())
+    yield
+    assert sorted(folder.iterdir()) == before

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""GGUF files: transformers' own reader computes our logits, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import baraquant
+from baraquant import PerGroup, QuantConfig, TensorConfig
+from baraquant.export import gguf as exporter
+from tests.export.tiny_decoders import OPTIONS, quantized, tiny, tokens
+from tests.support.optional_packages import package
+
+gguf = package("gguf")
+package("transformers")
+
+SCHEMES: dict[str, Any] = {
+    "Q4_0": baraquant.W4A16(32),
+    "Q4_0 of groups of 64": baraquant.W4A16(64),
+    "Q4_0 of channels": baraquant.W4A16(None),
+    "Q8_0": QuantConfig(TensorConfig(8, PerGroup(32))),
+    "Q8_0 of channels": baraquant.W8A16(),
+}
+
+
+def read_back(path: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32
+    )
+
+
+def same_logits(model: Any, path: Path) -> None:
+    theirs = read_back(path).eval()
+    kind = type(model).__name__.replace("Mistral", "Llama")  # one architecture in GGUF
+    assert type(theirs).__name__ == kind
+    with torch.no_grad():
+        ours, read = model(tokens()).logits, theirs(tokens()).logits
+    assert torch.equal(ours, read)
+    assert not bool((ours == ours[:, :1]).all())  # they depend on the tokens
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_blocks_are_what_gguf_dequantizes(rows: int) -> None:
+    """Every integer, in every place of a block, with scales of both signs."""
+    for bits, kind in ((4, "Q4_0"), (8, "Q8_0")):
+        low = -(1 << bits - 1)
+        integers = torch.arange(rows * 256).remainder(1 << bits).add(low).to(torch.int8)
+        integers = integers.view(rows, 256)
+        scale = torch.randn(rows, 8).half().float()
+        packed = exporter._blocks(integers, scale, bits).numpy()
+        read = gguf.dequantize(packed, gguf.GGMLQuantizationType[kind])
+        expected = integers * scale.repeat_interleave(32, dim=1)
+        assert torch.equal(torch.from_numpy(read), expected)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [
+        (name, scheme)
+        for name in OPTIONS
+        for scheme in SCHEMES
+        if name == "llama" or (name != "gemma" and scheme in ("Q4_0", "Q8_0 of channels"))
+    ],
+)
+def test_transformers_reads_our_logits(name: str, scheme: str, tmp_path: Path) -> None:
+    model = quantized(tiny(name), SCHEMES[scheme])
+    path = tmp_path / "model.gguf"
+    baraquant.export.to_gguf(model, path)
+    kinds = {tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
+    assert scheme.split()[0] in kinds
+    same_logits(model, path)
+    assert [file.name for file in tmp_path.iterdir()] == ["model.gguf"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("scheme", ["Q4_0", "Q8_0"])
+def test_gemma_1_holds_our_weights(scheme: str, tmp_path: Path) -> None:
+    """transformers' reader does not know Gemma 1: its tensors are read one by one."""
+    model = quantized(tiny("gemma"), SCHEMES[scheme])
+    path = tmp_path / "model.gguf"
+    baraquant.export.to_gguf(model, path)
+    reader = gguf.GGUFReader(path)
+    read = {
+        tensor.name: torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy())
+        for tensor in reader.tensors
+    }
+    block = model.model.layers[1]
+    assert torch.equal(read["blk.1.attn_q.weight"], block.self_attn.q_proj.weight)
+    assert torch.equal(read["blk.1.attn_k.weight"], block.self_attn.k_proj.weight)
+    assert torch.equal(read["blk.1.ffn_norm.weight"], block.post_attention_layernorm.weight + 1)
+    assert torch.equal(read["output_norm.weight"], model.model.norm.weight + 1)
+    assert reader.fields["general.architecture"].contents() == "gemma"
+
+
+@pytest.mark.exhaustive
+def test_quantized_embeddings_and_mixed_layers(tmp_path: Path) -> None:
+    """An integer table, a 4-bit and an 8-bit layer side by side, and floating ones."""
+    eight = QuantConfig(TensorConfig(8, PerGroup(32)))
+    rules = {
+        torch.nn.Embedding: eight,
+        "*.q_proj": baraquant.W4A16(32),
+        "*.down_proj": baraquant.W8A16(),
+        "*": None,
+    }
+    model = quantized(tiny("llama"), rules)
+    assert type(model.model.embed_tokens) is baraquant.nn.QuantizedEmbedding
+    path = tmp_path / "model.gguf"
+    baraquant.export.to_gguf(model, path)
+    kinds = {t.name: t.tensor_type.name for t in gguf.GGUFReader(path).tensors}
+    assert kinds["token_embd.weight"] == kinds["blk.0.ffn_down.weight"] == "Q8_0"
+    assert kinds["blk.0.attn_q.weight"] == "Q4_0" and kinds["blk.0.attn_v.weight"] == "F32"
+    same_logits(model, path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["llama tied", "qwen3"])
+def test_tied_tables(name: str, tmp_path: Path) -> None:
+    """A head that equals the embedding is left out; a head of its own integers is not."""
+    rules = {"lm_head": None, torch.nn.Embedding: None, torch.nn.Linear: baraquant.W4A16(32)}
+    floating = quantized(tiny(name), rules)
+    path = tmp_path / "model.gguf"
+    baraquant.export.to_gguf(floating, path)
+    assert "output.weight" not in {t.name for t in gguf.GGUFReader(path).tensors}
+    same_logits(floating, path)
+    own = quantized(tiny(name), {"lm_head": baraquant.W4A16(32), "*": None})
+    baraquant.export.to_gguf(own, path)
+    assert "output.weight" in {t.name for t in gguf.GGUFReader(path).tensors}
+    same_logits(own, path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_floating_layers_keep_their_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = quantized(tiny("qwen2").to(dtype), {"*.mlp.*": baraquant.W4A16(32), "*": None})
+    path = tmp_path / "model.gguf"
+    baraquant.export.to_gguf(model, path)
+    kinds = {t.name: t.tensor_type.name for t in gguf.GGUFReader(path).tensors}
+    stored = "F16" if dtype == torch.float16 else "BF16"
+    assert kinds["blk.0.attn_q.weight"] == kinds["token_embd.weight"] == stored
+    assert kinds["blk.0.attn_q.bias"] == kinds["output_norm.weight"] == "F32"
+    read = read_back(path)
+    state = read.state_dict()
+    for key, value in model.state_dict().items():
+        if key in state:
+            assert torch.equal(state[key], value.float()), key
+    for index, block in enumerate(read.model.layers):
+        ours = model.model.layers[index].mlp.down_proj
+        assert torch.equal(block.mlp.down_proj.weight.to(dtype), ours.weight)
+
+
+@pytest.mark.exhaustive
+def test_rope_factors_are_transformers_own(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 5e5,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
+    model = quantized(tiny("llama", rope_parameters=rope, head_dim=64), baraquant.W4A16(32))
+    path = tmp_path / "model.gguf"
+    baraquant.export.to_gguf(model, path)
+    tensors = {t.name: t for t in gguf.GGUFReader(path).tensors}
+    factors = torch.from_numpy(tensors["rope_freqs.weight"].data.copy())
+    frequencies = 1 / 5e5 ** (torch.arange(0, 64, 2) / 64)
+    torch.testing.assert_close(frequencies / factors, model.model.rotary_emb.inv_freq)
+    assert factors[0] == 1 and factors[-1] == 8 and bool((factors > 1).any())
+
+
+@pytest.mark.exhaustive
+def test_biases_of_attention_and_mlp_are_written(tmp_path: Path) -> None:
+    model = quantized(tiny("llama", attention_bias=True, mlp_bias=True), baraquant.W4A16(32))
+    path = tmp_path / "model.gguf"
+    baraquant.export.to_gguf(model, path)
+    tensors = {t.name: torch.from_numpy(t.data.copy()) for t in gguf.GGUFReader(path).tensors}
+    attention = model.model.layers[0].self_attn
+    # llama.cpp's order: the two halves of each of the 4 heads are interleaved.
+    expected = attention.q_proj.bias.view(4, 2, 8).transpose(1, 2).flatten()
+    assert torch.equal(tensors["blk.0.attn_q.bias"], expected)
+    assert torch.equal(tensors["blk.0.attn_v.bias"], attention.v_proj.bias)
+    assert torch.equal(tensors["blk.0.ffn_down.bias"], model.model.layers[0].mlp.down_proj.bias)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("scheme", [baraquant.W8A8(), baraquant.W4A8(None), baraquant.W4A8(32)])
+def test_weights_alone_of_integer_layers(scheme: Any, tmp_path: Path) -> None:
+    model = quantized(tiny("llama"), scheme)
+    path = tmp_path / "model.gguf"
+    baraquant.export.to_gguf(model, path, float_inputs=True)
+    read = read_back(path)
+    for key, module in model.named_modules():
+        if hasattr(module, "qweight"):
+            assert torch.equal(read.get_submodule(key).weight, module.weight), key
