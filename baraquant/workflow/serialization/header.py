@@ -87,8 +87,12 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path, expected: str = "a file of baraquant.save") -> Header:
     """Read and check the header of the file at ``path``.
+
+    Args:
+        path: The file.
+        expected: What it should be, for the message about another kind of file.
 
     Raises:
         ValueError: The file is truncated, is of another kind, or its header is inconsistent.
@@ -103,7 +107,7 @@ def read_header(path: Path) -> Header:
         is_possible = len(start) == 8 and length <= _LONGEST_HEADER
         for magic, kind in _FOREIGN.items():
             if start.startswith(magic) and not is_possible:
-                raise ValueError(f"expected a file of baraquant.save, but it is {kind}")
+                raise ValueError(f"expected {expected}, but it is {kind}")
         if len(start) < 8:
             raise ValueError(f"expected at least 8 bytes, but it has {size}: it is cut off")
         if length > _LONGEST_HEADER:

@@ -16,15 +16,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ...nn._subclassed import with_forward_of
-from ..layers import inside, layer_of, layer_with, parents, weights_of
-from ..replace import Swap, check_model, replace_modules, take_over
+from ..layers import parents, weights_of
+from ..replace import check_model
 from ..unpack import unpacked
 from .fits import Metas, build_module, check_fits, renamed
 from .header import Header, read_header
 from .manifest import Manifest, digest, parse_manifest
-from .meta import Built, put_aliases, put_constants
+from .meta import Built
 from .packing import check_spare_bits, unpack
+from .place import put
 from .save import import_safetensors
 
 _CALLER = "baraquant.load_"
@@ -88,7 +88,8 @@ def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[st
         raise ValueError(f"{_CALLER}: {file.name}: {error}") from error
     except safetensors.SafetensorError as error:
         raise ValueError(f"{_CALLER}: {file.name}: expected a whole file, but {error}") from error
-    _put(model, manifest, modules, values)
+    constants = {name: values[stored] for name, stored in manifest.constants.items()}
+    put(model, _CALLER, modules, values, constants)
     return model
 
 
@@ -159,50 +160,3 @@ def _build(built: Built, manifest: Manifest, values: dict[str, Tensor]) -> dict[
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
     return modules
-
-
-def _put(
-    model: nn.Module,
-    manifest: Manifest,
-    modules: dict[str, nn.Module],
-    values: dict[str, Tensor],
-) -> None:
-    """Change the model. No step here can fail."""
-    before = _registered(model)
-
-    def decide(module: nn.Module, name: str) -> Swap | None:
-        if name not in modules:
-            return None
-        layer = layer_of(module) or layer_with(manifest.modules[name].form)
-        modules[name] = with_forward_of(modules[name], module, layer.base_of(module))
-        take_over(modules[name], module)
-        return Swap(modules[name], "")
-
-    replace_modules(model, _CALLER, decide)
-    quantized = {id(module) for module in modules.values()}
-    is_inside = inside(
-        {
-            path: module
-            for path, module in model.named_modules(remove_duplicate=False)
-            if id(module) in quantized
-        }
-    )
-    rest = {name: tensor for name, tensor in values.items() if not is_inside(name)}
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    made: dict[int, nn.Parameter] = {}
-    for name, tensor in rest.items():
-        if name in parameters:
-            grad = parameters[name].requires_grad
-            rest[name] = made.setdefault(id(tensor), nn.Parameter(tensor, requires_grad=grad))
-    model.load_state_dict(rest, strict=False, assign=True)
-    constants = {name: values[stored] for name, stored in manifest.constants.items()}
-    put_constants(model, constants, is_inside)
-    after = _registered(model)
-    put_aliases(model, {id(old): after[name] for name, old in before.items() if name in after})
-
-
-def _registered(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers by all of their names."""
-    return dict(model.named_parameters(remove_duplicate=False)) | dict(
-        model.named_buffers(remove_duplicate=False)
-    )

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a server needs of a folder beyond the format. Each rule has a name, by which it is allowed.
+
+Each rule is a function of the quantized layers, their schemes and the model that yields the errors
+it finds: the paths of layers, and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ._ct_scheme import PACKED, Scheme
+from ._layers import IntegerLayer
+from .fused import fused_paths
+
+SERVERS = ("vllm", "transformers")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What is about to be written: the model, its quantized layers, and their schemes by path."""
+
+    model: nn.Module
+    layers: dict[str, IntegerLayer]
+    schemes: dict[str, Scheme]
+
+
+Rule = Callable[[Exported], Iterator[str]]
+
+
+def check_server(exported: Exported, serve: str | None, allow: Iterable[str], caller: str) -> None:
+    """Check the rules of a server.
+
+    Args:
+        exported: What is about to be written.
+        serve: ``vllm``, ``transformers``, or None for no rule.
+        allow: The names of rules that are not checked.
+        caller: The public function, for messages.
+
+    Raises:
+        ValueError: A rule does not hold, or a name is unknown.
+    """
+    allowed = _allowed(allow, caller)
+    if serve is None:
+        return
+    if serve not in SERVERS:
+        raise ValueError(
+            f"{caller}: expected serve to be {', '.join(map(repr, SERVERS))} or None, but got "
+            f"{serve!r}"
+        )
+    for name, (servers, rule) in RULES.items():
+        if serve not in servers or name in allowed:
+            continue
+        found = list(rule(exported))
+        if found:
+            more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
+            raise ValueError(f"{caller}: {name}: {'; '.join(found[:3])}{more}")
+
+
+def _allowed(allow: Iterable[str], caller: str) -> set[str]:
+    names = {allow} if isinstance(allow, str) else set(allow)
+    unknown = sorted(names - RULES.keys())
+    if unknown:
+        raise ValueError(
+            f"{caller}: expected allow to name rules of {', '.join(RULES)}, but got {unknown[0]!r}"
+        )
+    return names
+
+
+def _kernels(exported: Exported) -> Iterator[str]:
+    """A scheme that vLLM has a kernel for."""
+    for path, scheme in exported.schemes.items():
+        weight, input = scheme.weight, scheme.input
+        if input is None:
+            continue
+        has_kernel = (
+            weight.bits == input.bits == 8
+            and weight.symmetric
+            and weight.strategy != "group"
+            and input.strategy == ("token" if input.dynamic else "tensor")
+        )
+        if not has_kernel:
+            yield (
+                f"{path}: vLLM has no kernel for {scheme}; it has int8 inputs with a dynamic scale "
+                "per token (W8A8) or one static scale (W8A8Static) for weights without groups and "
+                "zero points, and floating inputs (W4A16, W8A16)"
+            )
+
+
+def _fused_schemes(exported: Exported) -> Iterator[str]:
+    """One scheme in layers that vLLM fuses."""
+    linear = [n for n, m in exported.model.named_modules() if hasattr(m, "weight")]
+    for group in fused_paths(linear):
+        schemes = {exported.schemes.get(path) for path in group}
+        if len(schemes) > 1:
+            kinds = ", ".join(f"{path} {exported.schemes.get(path) or 'float'}" for path in group)
+            yield f"vLLM computes {kinds} as one layer: give them one configuration"
+
+
+def _fused_input_scale(exported: Exported) -> Iterator[str]:
+    """One static input scale in layers that vLLM fuses: it takes the last one for all."""
+    for group in fused_paths(exported.layers):
+        inputs = [exported.layers[path].input for path in group]
+        scales = [
+            (float(input.scale), 0 if input.zero_point is None else int(input.zero_point))
+            for input in inputs
+            if input is not None and input.scale is not None
+        ]
+        if len(set(scales)) > 1:
+            values = ", ".join(f"{scale:.6g}" for scale, _ in scales)
+            yield (
+                f"{', '.join(group)} have the input scales {values}, and vLLM takes the last one "
+                "for all; call baraquant.export.tie_fused_scales(model) before, or "
+                "calibrate with observer='min_max'"
+            )
+
+
+def _static_zero_point(exported: Exported) -> Iterator[str]:
+    """A static zero point that vLLM's CUDA kernels rebuild without being off by one."""
+    for path, layer in exported.layers.items():
+        input = layer.input
+        if input is None or input.scale is None or input.zero_point is None:
+            continue
+        if nudged_scale(input.scale, input.zero_point) is None:
+            yield (
+                f"{path}: vLLM on CUDA would rebuild the input's zero point "
+                f"{int(input.zero_point)} with the scale {float(input.scale):.9g} off by one; use "
+                "W8A8Static(symmetric=True), or W8A8(symmetric=False) with dynamic scales"
+            )
+
+
+def _shapes(exported: Exported) -> Iterator[str]:
+    """Sizes that vLLM's kernels take."""
+    for path, layer in exported.layers.items():
+        if layer.float_name == "Embedding":
+            continue
+        rows, columns = layer.qweight.shape
+        step = 16 if exported.schemes[path].input is not None else 32
+        if rows % step or columns % step:
+            yield (
+                f"{path}: vLLM's kernels for {exported.schemes[path]} need multiples of {step} in "
+                f"and out, but its weight is {[rows, columns]}; keep it floating"
+            )
+        elif exported.schemes[path].input is None and layer.group_size not in (None, 32, 64, 128):
+            yield (
+                f"{path}: vLLM's kernels take groups of 32, 64 or 128, but it has "
+                f"{layer.group_size}"
+            )
+
+
+def _widths(exported: Exported) -> Iterator[str]:
+    """A width of packed weights that vLLM's common kernels take."""
+    for path, scheme in exported.schemes.items():
+        common = scheme.weight.bits == 4 or (scheme.weight.bits == 8 and scheme.weight.symmetric)
+        if scheme.format == PACKED and not common:
+            yield (
+                f"{path}: vLLM's Marlin kernels take 4 bits, or 8 bits without zero points, not "
+                f"{scheme}; a server with other kernels may take it"
+            )
+
+
+def _rounded_scales(exported: Exported) -> Iterator[str]:
+    """Scales that the server's dtype holds: it converts the scales of packed weights."""
+    for path, layer in exported.layers.items():
+        if exported.schemes[path].format == PACKED and not is_exact(layer.scale, layer.dtype):
+            name = str(layer.dtype).removeprefix("torch.")
+            yield (
+                f"{path}: the server rounds its scales to {name}, and so computes with other "
+                f"weights; quantize with scale_dtype={name!r} in the configuration"
+            )
+
+
+def _integer_scales(exported: Exported) -> Iterator[str]:
+    """The same for layers that multiply integers, whose scales only transformers converts."""
+    for path, layer in exported.layers.items():
+        if exported.schemes[path].format != PACKED and not is_exact(layer.scale, layer.dtype):
+            name = str(layer.dtype).removeprefix("torch.")
+            yield (
+                f"{path}: transformers rounds its scales to {name} unless the folder is loaded "
+                f"with CompressedTensorsConfig(dequantize=True); quantize with scale_dtype={name!r}"
+            )
+
+
+# Which servers a rule is for, and the rule.
+RULES: dict[str, tuple[tuple[str, ...], Rule]] = {
+    "kernels": (("vllm",), _kernels),
+    "fused_schemes": (("vllm",), _fused_schemes),
+    "fused_input_scale": (("vllm",), _fused_input_scale),
+    "static_zero_point": (("vllm",), _static_zero_point),
+    "shapes": (("vllm",), _shapes),
+    "widths": (("vllm",), _widths),
+    "rounded_scales": (SERVERS, _rounded_scales),
+    "integer_scales": (("transformers",), _integer_scales),
+}
+
+
+def is_exact(scale: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a dtype represents all of these scales exactly."""
+    return bool((scale.to(dtype).to(scale.dtype) == scale).all())
+
+
+def nudged_scale(scale: Tensor, zero_point: Tensor) -> Tensor | None:
+    """Return a scale within four units in the last place that vLLM keeps the zero point of.
+
+    vLLM on CUDA computes the ends of the range from the scale and the zero point, and from these
+    the scale and the zero point again, which it truncates.
+
+    Args:
+        scale: float32, of one element.
+        zero_point: Integer, of one element.
+
+    Returns:
+        float32 of the same shape: ``scale`` itself if it is good, else the nearest good one; None
+        if there is none.
+    """
+    step = torch.tensor([0, 1, -1, 2, -2, 3, -3, 4, -4], dtype=torch.int32)
+    bits = scale.detach().cpu().to(torch.float32).reshape(1).view(torch.int32)
+    candidates = (bits + step).view(torch.float32)
+    zero = zero_point.detach().cpu().to(torch.int32).reshape(())
+    highest, lowest = candidates * (127 - zero), candidates * (-128 - zero)
+    rebuilt = (highest - lowest) / 255
+    zeros = (-128 - lowest / rebuilt).to(torch.int32)
+    good = torch.nonzero((zeros == zero) & (candidates > 0) & candidates.isfinite())
+    return None if good.numel() == 0 else candidates[good[0, 0]].reshape(scale.shape)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A converted model as the tensors and the configuration of a compressed-tensors folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..nn import FakeQuantize
+from ..workflow.layers import inside, is_prepared
+from ..workflow.unpack import UNPACKED
+from ._ct_checks import Exported, check_server, is_exact, nudged_scale
+from ._ct_config import write_config
+from ._ct_scheme import Scheme, scheme_of
+from ._ct_tensors import tensors_of
+from ._layers import IntegerLayer, integer_layers
+
+# The float layers that compressed-tensors has integers for.
+_KINDS = ("Linear", "Embedding")
+
+
+def describe(
+    model: nn.Module,
+    *,
+    serve: str | None = None,
+    allow: Iterable[str] = (),
+    float_embeddings: bool = False,
+    caller: str,
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return what goes into a folder.
+
+    Args:
+        model: A converted model.
+        serve: The server whose rules are checked: ``vllm``, ``transformers`` or None.
+        allow: The names of rules that are not checked.
+        float_embeddings: Whether embeddings are written dequantized. Their values are the same.
+        caller: The public function, for messages.
+
+    Returns:
+        The tensors by name, and the object ``quantization_config``.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+        ValueError: The format cannot hold a layer, or a rule of the server does not hold.
+    """
+    layers = integer_layers(model, caller)
+    _check_parts(model, caller)
+    written: dict[str, IntegerLayer] = {}
+    floats: dict[str, IntegerLayer] = {}
+    for path, layer in layers.items():
+        is_float = layer.float_name not in _KINDS or (
+            float_embeddings and layer.float_name == "Embedding"
+        )
+        _check_format(path, layer, is_float, caller)
+        (floats if is_float else written)[path] = layer
+    if not written:
+        raise ValueError(
+            f"{caller}: expected a quantized Linear or Embedding, but {', '.join(floats)} is all "
+            "that is quantized, and the format has no such integers"
+        )
+    schemes = {path: scheme_of(layer) for path, layer in written.items()}
+    check_server(Exported(model, written, schemes), serve, allow, caller)
+    if serve == "vllm":
+        written = {path: _nudged(layer) for path, layer in written.items()}
+    tensors = _tensors(model, written, schemes, floats, caller)
+    return tensors, write_config(schemes, _floating(model, schemes), _class_of(written))
+
+
+def _check_parts(model: nn.Module, caller: str) -> None:
+    for path, module in model.named_modules():
+        if type(module) in UNPACKED.values():
+            raise ValueError(
+                f"{caller}: {path}: expected layers with the names of the float model, but "
+                f"{type(module).__name__} holds its weights in layers of its own; keep this part "
+                "floating, or use baraquant.save"
+            )
+        if isinstance(module, FakeQuantize) and not _belongs_to_layer(path, model):
+            raise ValueError(
+                f"{caller}: {path}: the format has no place for a FakeQuantize outside of a layer"
+            )
+
+
+def _belongs_to_layer(path: str, model: nn.Module) -> bool:
+    parent = model.get_submodule(path.rpartition(".")[0])
+    return is_prepared(parent) or hasattr(parent, "qweight")
+
+
+def _check_format(path: str, layer: IntegerLayer, is_float: bool, caller: str) -> None:
+    """Check what no folder of this format can hold, whatever reads it."""
+    if is_float and layer.input is not None:
+        raise ValueError(
+            f"{caller}: {path}: the format has no quantized inputs for a {layer.float_name}; "
+            "leave its input floating"
+        )
+    if layer.smooth is not None:
+        raise ValueError(
+            f"{caller}: {path}: its input is divided by a smoothing factor, for which the format "
+            "has no place; use SmoothQuant only where a preceding layer takes the factor, or keep "
+            "this layer out of it"
+        )
+    if layer.transposed and not is_float:
+        raise ValueError(
+            f"{caller}: {path}: the format has no {layer.float_name}, which keeps its weight "
+            "transposed; keep it floating, or use baraquant.save"
+        )
+    if layer.scale.dtype == torch.float64:
+        raise ValueError(f"{caller}: {path}: expected float32 scales, but they are float64")
+
+
+def _nudged(layer: IntegerLayer) -> IntegerLayer:
+    """Return the layer with a static scale from which vLLM rebuilds the zero point."""
+    input = layer.input
+    if input is None or input.scale is None or input.zero_point is None:
+        return layer
+    scale = nudged_scale(input.scale, input.zero_point)
+    return layer if scale is None else replace(layer, input=replace(input, scale=scale))
+
+
+def _tensors(
+    model: nn.Module,
+    written: dict[str, IntegerLayer],
+    schemes: dict[str, Scheme],
+    floats: dict[str, IntegerLayer],
+    caller: str,
+) -> dict[str, Tensor]:
+    """Return all tensors by name, on the CPU; tensors and layers with several names once."""
+    is_inside = inside({path: layer.module for path, layer in (written | floats).items()})
+    tensors: dict[str, Tensor] = {}
+    done: set[int] = set()
+    for path, layer in (written | floats).items():
+        if id(layer.module) in done:
+            continue
+        done.add(id(layer.module))
+        if path in floats:
+            own = {"weight": layer.module.weight.detach()}
+            if layer.bias is not None:
+                own["bias"] = layer.bias
+        else:
+            exact = is_exact(layer.scale, layer.dtype)
+            own = tensors_of(layer, schemes[path], layer.dtype if exact else torch.float32)
+        tensors |= {f"{path}.{name}": tensor for name, tensor in own.items()}
+    first: set[tuple[Any, ...]] = set()
+    for name, tensor in model.state_dict().items():
+        if is_inside(name):
+            continue
+        if type(tensor) not in (Tensor, nn.Parameter) or tensor.is_meta:
+            raise ValueError(f"{caller}: {name}: expected a plain tensor with data")
+        place = (tensor.data_ptr(), tensor.device, tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel() and place in first:
+            continue  # a tied weight: the reader ties it again
+        first.add(place)
+        tensors[name] = tensor
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+
+
+def _floating(model: nn.Module, schemes: dict[str, Scheme]) -> list[str]:
+    """Return the paths of floating layers of the kinds that a target could mean."""
+    return [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, (nn.Linear, nn.Embedding)) and path not in schemes
+    ]
+
+
+def _class_of(layers: dict[str, IntegerLayer]) -> str | None:
+    """Return the class that may stand for all layers."""
+    names = {layer.float_name for layer in layers.values()}
+    return "Linear" if names == {"Linear"} else None

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Reads a folder of compressed-tensors into a float model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..workflow.layers import inside, is_converted, is_prepared, layer_of
+from ..workflow.replace import check_model
+from ..workflow.serialization.header import Entry, parse_json, read_header
+from ..workflow.serialization.place import put
+from ..workflow.serialization.save import import_safetensors
+from ._ct_config import CtConfig, read_config
+from ._ct_scheme import METHOD, Scheme
+from ._ct_tensors import build_layer
+
+_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+def load_folder(model: nn.Module, folder: Path, caller: str) -> nn.Module:
+    """Load a folder; the model is unchanged if an error is raised."""
+    check_model(model, caller)
+    _check_float(model, caller)
+    config = read_folder_config(folder, caller)
+    try:
+        files = _read_headers(folder)
+        entries = {name: entry for file in files.values() for name, entry in file.items()}
+        plan = _plan(model, config, entries, caller)
+        metas = {n: torch.empty(e.shape, dtype=e.dtype, device="meta") for n, e in entries.items()}
+        _build(plan, metas, caller)
+        _check_rest(model, plan, entries)
+        values = _read(folder, files, caller)
+        modules = _build(plan, values, caller)
+    except ValueError as error:
+        text = str(error).removeprefix(f"{caller}: ")
+        raise ValueError(f"{caller}: {text}") from error
+    _place(model, plan, modules, values, caller)
+    return model
+
+
+def read_folder_config(folder: Path, caller: str) -> CtConfig:
+    """Read the configuration of a folder.
+
+    Raises:
+        NotADirectoryError: There is no such folder.
+        FileNotFoundError: It has no config.json.
+        ValueError: config.json is damaged, or is not that of a model in this format.
+    """
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{caller}: expected a folder, but {folder} is none")
+    path = folder / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{caller}: expected a file config.json in {folder}")
+    try:
+        config = parse_json(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{caller}: expected config.json to be JSON, but {error}") from None
+    given = config.get("quantization_config") if isinstance(config, dict) else None
+    given = (
+        config.get("compression_config") if given is None and isinstance(config, dict) else given
+    )
+    if given is None:
+        raise ValueError(
+            f"{caller}: expected config.json with a quantization_config of {METHOD}, but it has "
+            "none: the folder holds a floating model"
+        )
+    return read_config(given, caller)
+
+
+def _check_float(model: nn.Module, caller: str) -> None:
+    for path, module in model.named_modules():
+        if is_prepared(module) or is_converted(module):
+            raise ValueError(
+                f"{caller}: {path}: expected a float model, but it is "
+                f"{'prepared' if is_prepared(module) else 'quantized'} already; build a new one"
+            )
+
+
+def _read_headers(folder: Path) -> dict[str, dict[str, Entry]]:
+    """Return the entries of each file, checked against the index if there is one."""
+    index = folder / _INDEX
+    if not index.is_file():
+        if not (folder / _SINGLE).is_file():
+            raise FileNotFoundError(
+                f"expected {_SINGLE} or {_INDEX} in {folder}, but there is neither"
+            )
+        return {_SINGLE: _header(folder, _SINGLE)}
+    try:
+        plain = parse_json(index.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{_INDEX}: expected JSON, but {error}") from None
+    weight_map = plain.get("weight_map") if isinstance(plain, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ValueError(f"{_INDEX}: expected an object weight_map with the file of each tensor")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file or not file:
+            raise ValueError(f"{_INDEX}: {name}: expected the name of a file, but got {file!r:.60}")
+    files = {file: _header(folder, file) for file in sorted(set(weight_map.values()))}
+    for file, entries in files.items():
+        named = {name for name, home in weight_map.items() if home == file}
+        if named != entries.keys():
+            name = min(named ^ entries.keys())
+            where = "in the index only" if name in named else "in the file only"
+            raise ValueError(
+                f"{_INDEX}: {file}: expected the tensors of the file, but {name} is {where}"
+            )
+    return files
+
+
+def _header(folder: Path, file: str) -> dict[str, Entry]:
+    if not (folder / file).is_file():
+        raise FileNotFoundError(f"expected a file {file} in {folder}, but there is none")
+    try:
+        return read_header(folder / file, "a safetensors file").tensors
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+
+
+@dataclass
+class _Layer:
+    """A layer that will be swapped: its float module, its scheme, and all of its paths."""
+
+    module: nn.Module
+    scheme: Scheme
+    paths: list[str]
+    home: str = ""  # the path under which the file has it
+
+
+def _plan(
+    model: nn.Module, config: CtConfig, entries: dict[str, Entry], caller: str
+) -> dict[int, _Layer]:
+    plan: dict[int, _Layer] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        scheme = config.scheme_of(path, module)
+        if scheme is None:
+            continue
+        if layer_of(module) is None:
+            # A target may be a class that also names modules without a weight of their own.
+            if not any(name.rpartition(".")[0] == path for name in entries):
+                continue
+            raise ValueError(f"{path}: baraquant has no quantized {type(module).__name__}")
+        plan.setdefault(id(module), _Layer(module, scheme, [])).paths.append(path)
+    for layer in plan.values():
+        stored = [p for p in layer.paths if f"{p}.weight_scale" in entries]
+        layer.home = stored[0] if stored else layer.paths[0]
+    if not plan:
+        raise ValueError(
+            "expected a model with layers that the folder quantizes, but no target of its "
+            f"config_groups matches a layer of {type(model).__name__}; it may be of another "
+            "architecture, or wrapped under another name"
+        )
+    return plan
+
+
+def _build(
+    plan: dict[int, _Layer], tensors: dict[str, Tensor], caller: str
+) -> dict[int, nn.Module]:
+    """Build all layers from their tensors; on the meta device everything is checked."""
+    built = {}
+    for key, layer in plan.items():
+        prefix = f"{layer.home}."
+        own = {name: tensors[full] for name in _NAMES if (full := f"{prefix}{name}") in tensors}
+        has_bias = getattr(layer.module, "bias", None) is not None
+        if has_bias != ("bias" in own):
+            raise ValueError(
+                f"{layer.home}: expected {'a' if has_bias else 'no'} bias, as in the model, but "
+                f"the folder has {'none' if has_bias else 'one'}"
+            )
+        built[key] = build_layer(layer.home, layer.scheme, own, layer.module, caller)
+    return built
+
+
+_NAMES = (
+    "weight",
+    "weight_packed",
+    "weight_scale",
+    "weight_shape",
+    "weight_zero_point",
+    "weight_g_idx",
+    "input_scale",
+    "input_zero_point",
+    "bias",
+)
+
+
+def _check_rest(model: nn.Module, plan: dict[int, _Layer], entries: dict[str, Entry]) -> None:
+    """Check the tensors outside of quantized layers: names, shapes and dtypes."""
+    is_inside = inside({path: layer.module for layer in plan.values() for path in layer.paths})
+    known = {f"{layer.home}.{name}" for layer in plan.values() for name in _NAMES}
+    tied: dict[int, list[str]] = {}
+    for name, tensor in _named(model).items():
+        tied.setdefault(id(tensor), []).append(name)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if is_inside(name):
+            continue
+        stored = [n for n in tied.get(id(tensor), [name]) if n in entries]
+        if not stored:
+            hint = _hint(name, entries)
+            raise ValueError(f"{name}: expected it in the folder, but it is missing{hint}")
+        for home in stored:
+            entry = entries[home]
+            if entry.shape != tuple(tensor.shape):
+                raise ValueError(
+                    f"{name}: expected {list(tensor.shape)} as in the model, but the folder has "
+                    f"{list(entry.shape)}"
+                )
+            if entry.dtype != tensor.dtype:
+                raise ValueError(
+                    f"{name}: expected {tensor.dtype} as in the model, but the folder has "
+                    f"{entry.dtype}; convert the model first: model.to({entry.dtype})"
+                )
+    names = {name for names in tied.values() for name in names if not is_inside(name)}
+    names |= model.state_dict().keys()
+    unknown = sorted(
+        name for name in entries.keys() - known if name not in names or is_inside(name)
+    )
+    if unknown:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise ValueError(
+            f"{unknown[0]}{more}: the folder has it, but the model and its schemes have no place "
+            "for it"
+        )
+
+
+def _hint(name: str, entries: dict[str, Entry]) -> str:
+    path = name.rpartition(".")[0]
+    if f"{path}.weight_scale" in entries:
+        return f": {path} is quantized in the folder, but no target of config_groups names it"
+    return ""
+
+
+def _named(model: nn.Module) -> dict[str, Tensor]:
+    return dict(model.named_parameters(remove_duplicate=False)) | dict(
+        model.named_buffers(remove_duplicate=False)
+    )
+
+
+def _read(folder: Path, files: dict[str, dict[str, Entry]], caller: str) -> dict[str, Tensor]:
+    safetensors = import_safetensors(caller)
+    values: dict[str, Tensor] = {}
+    for file, entries in files.items():
+        try:
+            loaded = safetensors.torch.load_file(folder / file)
+        except safetensors.SafetensorError as error:
+            raise ValueError(f"{file}: expected a whole file, but {error}") from error
+        for name, tensor in loaded.items():
+            entry = entries.get(name)
+            if entry is None or (entry.dtype, entry.shape) != (tensor.dtype, tuple(tensor.shape)):
+                raise ValueError(
+                    f"{name}: expected the header that was read before, but it changed"
+                )
+            values[name] = tensor.clone()  # a mapped file could change after the checks
+    return values
+
+
+def _place(
+    model: nn.Module,
+    plan: dict[int, _Layer],
+    modules: dict[int, nn.Module],
+    values: dict[str, Tensor],
+    caller: str,
+) -> None:
+    """Change the model: each tensor goes to the device of the one that it replaces."""
+    own = {f"{layer.home}.{name}" for layer in plan.values() for name in _NAMES}
+    rest: dict[str, Tensor] = {}
+    named = _named(model)
+    homes: dict[int, Tensor] = {}
+    for name, tensor in named.items():
+        if name in values and name not in own:
+            homes.setdefault(id(tensor), values[name].to(_device(tensor)))
+    rest = {name: homes[id(tensor)] for name, tensor in named.items() if id(tensor) in homes}
+    swapped: dict[str, Any] = {}
+    for key, module in modules.items():
+        weight = plan[key].module.weight
+        swapped[plan[key].paths[0]] = module.to(_device(weight))
+    put(model, caller, swapped, rest, {})
+
+
+def _device(tensor: Any) -> torch.device:
+    device: torch.device = tensor.device
+    return torch.device("cpu") if device.type == "meta" else device

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The tensors of a layer in a folder of compressed-tensors, written and read.
+
+``int-quantized`` keeps ``weight`` as int8. ``pack-quantized`` packs the integers of a row, with
+``2^(bits-1)`` added, into a string of bits: integer ``i`` takes the bits ``i * bits`` to
+``(i + 1) * bits - 1``, its low bit first, and 32 bits make an int32. Zero points are packed along
+the rows of the weight by the same rule.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import nn as bnn
+from ..workflow.layers import LAYERS, Layer
+from ._ct_scheme import PACKED, Scheme, TensorScheme
+from ._layers import IntegerLayer
+
+Expected = dict[str, tuple[tuple[int, ...], tuple[torch.dtype, ...]]]
+
+_SCALES = (torch.float32, torch.bfloat16, torch.float16)
+# As other programs write zero points.
+_ZERO_POINTS = (torch.int8, torch.int32, torch.int64, torch.uint8)
+
+
+def pack_rows(integers: Tensor, bits: int) -> Tensor:
+    """Pack each row of signed integers.
+
+    Args:
+        integers: ``[rows, columns]``, in ``[-2^(bits-1), 2^(bits-1) - 1]``.
+        bits: 1 to 8.
+
+    Returns:
+        int32 ``[rows, ceil(columns * bits / 32)]``.
+    """
+    rows, columns = integers.shape
+    words = packed_width(columns, bits)
+    # 32 integers take `bits` words exactly.
+    padded = torch.zeros(rows, -(-columns // 32) * 32, dtype=torch.int64, device=integers.device)
+    padded[:, :columns] = integers.to(torch.int64) + (1 << (bits - 1))
+    padded = padded.view(rows, -1, 32)
+    packed = torch.zeros(rows, padded.shape[1], bits, dtype=torch.int64, device=integers.device)
+    for integer in range(32):
+        word, shift = divmod(integer * bits, 32)
+        value = padded[:, :, integer] << shift
+        packed[:, :, word] |= value & 0xFFFFFFFF
+        if shift + bits > 32:
+            packed[:, :, word + 1] |= value >> 32
+    # From unsigned words to int32 of the same bits.
+    packed = torch.where(packed >= 1 << 31, packed - (1 << 32), packed)
+    return packed.view(rows, -1)[:, :words].to(torch.int32).contiguous()
+
+
+def unpack_rows(packed: Tensor, bits: int, columns: int) -> Tensor:
+    """Return the integers of :func:`pack_rows`, int8 ``[rows, columns]``."""
+    rows = packed.shape[0]
+    groups = -(-columns // 32)
+    words = torch.zeros(rows, groups * bits, dtype=torch.int64, device=packed.device)
+    words[:, : packed.shape[1]] = packed.to(torch.int64) & 0xFFFFFFFF
+    words = words.view(rows, groups, bits)
+    result = torch.empty(rows, groups, 32, dtype=torch.int8, device=packed.device)
+    for integer in range(32):
+        word, shift = divmod(integer * bits, 32)
+        value = words[:, :, word] >> shift
+        if shift + bits > 32:
+            value = value | words[:, :, word + 1] << (32 - shift)
+        result[:, :, integer] = (value & ((1 << bits) - 1)) - (1 << (bits - 1))
+    return result.view(rows, -1)[:, :columns].contiguous()
+
+
+def packed_width(columns: int, bits: int) -> int:
+    """Return the number of int32 words of a packed row."""
+    return -(-columns * bits // 32)
+
+
+def tensors_of(layer: IntegerLayer, scheme: Scheme, scale_dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the tensors of a layer by their names in the file.
+
+    Args:
+        layer: The layer.
+        scheme: Its scheme.
+        scale_dtype: The dtype in which packed weights' scales are stored. The scales of layers
+            that multiply integers stay float32.
+    """
+    weight, scale, zero_point = layer.qweight, layer.grouped_scale, layer.grouped_zero_point
+    bits = scheme.weight.bits
+    if scheme.format == PACKED:
+        tensors = {
+            "weight_packed": pack_rows(weight, bits),
+            "weight_scale": scale.to(scale_dtype),
+            "weight_shape": torch.tensor(weight.shape, dtype=torch.int64),
+        }
+        if zero_point is not None:
+            rows = pack_rows(zero_point.t().contiguous(), bits)
+            tensors["weight_zero_point"] = rows.t().contiguous()
+    else:
+        tensors = {"weight": weight, "weight_scale": scale.to(torch.float32)}
+        if zero_point is not None:
+            tensors["weight_zero_point"] = zero_point.to(torch.int8)
+    input = layer.input
+    if input is not None and input.scale is not None:
+        tensors["input_scale"] = input.scale.reshape(1).to(torch.float32)
+        if input.zero_point is not None:
+            tensors["input_zero_point"] = input.zero_point.reshape(1).to(torch.int8)
+    if layer.bias is not None:
+        tensors["bias"] = layer.bias
+    return tensors
+
+
+def expected_tensors(scheme: Scheme, module: nn.Module) -> Expected:
+    """Return the shapes and the possible dtypes of a layer's tensors, without its bias.
+
+    Args:
+        scheme: Its scheme.
+        module: The floating layer, a ``Linear`` or an ``Embedding``.
+    """
+    rows, columns = module.weight.shape
+    weight = scheme.weight
+    groups = columns // weight.group_size if weight.group_size else 1
+    scales = (1,) if weight.strategy == "tensor" else (rows, groups)
+    expected: Expected = {"weight_scale": (scales, _SCALES)}
+    if scheme.format == PACKED:
+        width = packed_width(columns, weight.bits)
+        expected["weight_packed"] = (rows, width), (torch.int32,)
+        expected["weight_shape"] = (2,), (torch.int64, torch.int32)
+    else:
+        expected["weight"] = (rows, columns), (torch.int8,)
+    if not weight.symmetric:
+        if scheme.format == PACKED and weight.strategy != "tensor":
+            zeros = packed_width(rows, weight.bits), groups
+            expected["weight_zero_point"] = zeros, (torch.int32,)
+        else:
+            expected["weight_zero_point"] = scales, _ZERO_POINTS
+    if scheme.input is not None and not scheme.input.dynamic:
+        expected["input_scale"] = (1,), _SCALES
+        if not scheme.input.symmetric:
+            expected["input_zero_point"] = (1,), _ZERO_POINTS
+    return expected
+
+
+def check_layer(path: str, scheme: Scheme, module: nn.Module) -> None:
+    """Check that baraquant has a quantized form of a floating layer with a scheme.
+
+    Raises:
+        ValueError: It has none.
+    """
+    kind = _kind_of(module)
+    if kind is None:
+        names = ", ".join(sorted(layer.name for layer in _readable()))
+        raise ValueError(
+            f"{path}: expected a {names} for the scheme {scheme}, but the model has a "
+            f"{type(module).__name__}"
+        )
+    size, columns = scheme.weight.group_size, module.weight.shape[1]
+    if size is not None and columns % size:
+        raise ValueError(
+            f"{path}: expected groups of {size} that divide its {columns} inputs, but they do not"
+        )
+    if kind.training is bnn.FakeQuantizedEmbedding and scheme.input is not None:
+        raise ValueError(f"{path}: expected an embedding without quantized inputs, got {scheme}")
+
+
+def build_layer(
+    path: str, scheme: Scheme, tensors: dict[str, Tensor], like: nn.Module, caller: str
+) -> nn.Module:
+    """Build the quantized layer of a path.
+
+    Args:
+        path: Its path, for messages.
+        scheme: Its scheme.
+        tensors: Its tensors as in the file, and ``bias`` if it has one.
+        like: The floating layer that it replaces, whose dtype it takes.
+        caller: The public function, for messages.
+
+    Raises:
+        ValueError: The layer has no quantized form, a tensor is missing or does not fit, or a
+            value is out of its range.
+    """
+    try:
+        check_layer(path, scheme, like)
+        _check_tensors(path, scheme, tensors, like)
+        module = _build(scheme, tensors, like)
+        form = next(form for layer in _readable() for form in layer.forms if _is(module, form))
+        if module.qweight.device.type != "meta":
+            form.check_values(module)
+    except (ValueError, TypeError) as error:
+        prefix = "" if str(error).startswith(f"{path}:") else f"{path}: "
+        raise ValueError(f"{caller}: {prefix}{error}") from None
+    return module
+
+
+def _is(module: nn.Module, form: Any) -> bool:
+    return type(module) is form.module
+
+
+def _readable() -> list[Layer]:
+    """Return the kinds of layers that compressed-tensors has, from the table of layers."""
+    return [layer for layer in LAYERS if layer.float_type in (nn.Linear, nn.Embedding)]
+
+
+def _kind_of(module: nn.Module) -> Layer | None:
+    return next((layer for layer in _readable() if layer.matches(module)), None)
+
+
+def _check_tensors(path: str, scheme: Scheme, given: dict[str, Tensor], like: nn.Module) -> None:
+    expected = expected_tensors(scheme, like)
+    missing = sorted(expected.keys() - given.keys())
+    extra = sorted(given.keys() - expected.keys() - {"bias"})
+    if missing:
+        raise ValueError(f"{path}: expected a tensor {missing[0]} for {scheme}, but there is none")
+    if extra:
+        reason = ""
+        if extra[0] == "weight_g_idx":
+            reason = ": columns were reordered; quantize again with actorder='weight'"
+        raise ValueError(f"{path}: expected no tensor {extra[0]} for {scheme}{reason}")
+    for name, (shape, dtypes) in expected.items():
+        tensor = given[name]
+        is_scalar = tensor.dim() == 0 and shape == (1,)
+        flat = shape[1:] == (1,) and tuple(tensor.shape) == shape[:1]
+        if tuple(tensor.shape) != shape and not is_scalar and not flat:
+            raise ValueError(
+                f"{path}.{name}: expected the shape {list(shape)}, but got {list(tensor.shape)}"
+            )
+        if tensor.dtype not in dtypes:
+            raise ValueError(
+                f"{path}.{name}: expected {' or '.join(str(d) for d in dtypes)}, but got "
+                f"{tensor.dtype}"
+            )
+    shape_of = given.get("weight_shape")
+    if shape_of is not None and shape_of.device.type != "meta":
+        stored = tuple(int(size) for size in shape_of)
+        if stored != tuple(like.weight.shape):
+            raise ValueError(
+                f"{path}.weight_shape: expected {list(like.weight.shape)} as in the model, but got "
+                f"{list(stored)}"
+            )
+
+
+def _build(scheme: Scheme, tensors: dict[str, Tensor], like: nn.Module) -> Any:
+    rows, columns = like.weight.shape
+    weight = scheme.weight
+    if scheme.format == PACKED:
+        qweight = unpack_rows(tensors["weight_packed"], weight.bits, columns)
+    else:
+        qweight = tensors["weight"]
+    options: dict[str, Any] = {"weight_bits": weight.bits, "dtype": like.weight.dtype}
+    scale = _per_row(tensors["weight_scale"].to(torch.float32), weight, rows)
+    zero_point = _zero_point(scheme, tensors, rows)
+    if isinstance(like, nn.Embedding):
+        return bnn.QuantizedEmbedding(
+            qweight,
+            scale,
+            weight_zero_point=zero_point,
+            group_size=weight.group_size,
+            padding_idx=like.padding_idx,
+            **options,
+        )
+    bias = tensors.get("bias")
+    input = scheme.input
+    is_integer = input is not None and weight.symmetric and weight.strategy != "group"
+    if is_integer and input is not None and not input.dynamic:
+        zeros = None if input.symmetric else tensors["input_zero_point"].reshape(()).to(torch.int32)
+        act_scale = tensors["input_scale"].reshape(()).to(torch.float32)
+        return bnn.StaticQuantizedLinear(
+            qweight, scale, act_scale, bias, act_zero_point=zeros, bits=input.bits, **options
+        )
+    if is_integer and input is not None and input.strategy in ("token", "tensor"):
+        granularity = f"per_{input.strategy}"
+        return bnn.QuantizedLinear(
+            *(qweight, scale, bias),
+            symmetric=input.symmetric,
+            bits=input.bits,
+            granularity=granularity,
+            **options,
+        )
+    return bnn.WeightOnlyLinear(
+        qweight,
+        scale,
+        bias,
+        weight_zero_point=zero_point,
+        group_size=weight.group_size,
+        input_fake_quant=None if input is None else _rounder(input, tensors),
+        **options,
+    )
+
+
+def _per_row(tensor: Tensor, weight: TensorScheme, rows: int) -> Tensor:
+    """Return a scale or zero point as a layer takes it: ``[rows]``, or ``[rows, groups]``."""
+    if weight.strategy == "tensor":
+        return tensor.reshape(1).expand(rows).contiguous()
+    return tensor if weight.strategy == "group" else tensor.reshape(rows)
+
+
+def _zero_point(scheme: Scheme, tensors: dict[str, Tensor], rows: int) -> Tensor | None:
+    weight = scheme.weight
+    if weight.symmetric:
+        return None
+    stored = tensors["weight_zero_point"]
+    if scheme.format == PACKED and weight.strategy != "tensor":
+        stored = unpack_rows(stored.t().contiguous(), weight.bits, rows).t().contiguous()
+    return _per_row(stored.to(torch.int32), weight, rows)
+
+
+def _rounder(input: TensorScheme, tensors: dict[str, Tensor]) -> bnn.FakeQuantize:
+    options: dict[str, Any] = {
+        "granularity": f"per_{input.strategy}",
+        "quant_min": -(1 << (input.bits - 1)),
+        "quant_max": (1 << (input.bits - 1)) - 1,
+        "symmetric": input.symmetric,
+    }
+    if input.strategy == "group":
+        options |= {"group_size": input.group_size, "axis": -1}
+    if input.dynamic:
+        return bnn.FakeQuantize(None, None, mode="dynamic", **options)
+    zero_point = None if input.symmetric else tensors["input_zero_point"].to(torch.int32)
+    return bnn.FakeQuantize(tensors["input_scale"].to(torch.float32), zero_point, **options)

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A folder as the Hugging Face hub has it: config.json, shards, tokenizer files, a model card."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ._packages import need
+
+# Files of a source folder that hold weights, or that describe them.
+_WEIGHTS = (
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".gguf",
+    ".h5",
+    ".msgpack",
+    ".onnx",
+    ".index.json",
+)
+_OWN = {"config.json", "README.md", ".gitattributes"}
+
+
+def write_weights(
+    caller: str, tensors: dict[str, Tensor], folder: Path, max_shard_size: str
+) -> None:
+    """Write safetensors: one file, or shards with an index."""
+    hub = need(caller, "huggingface_hub", "hf")
+    hub.save_torch_state_dict(
+        tensors, folder, max_shard_size=max_shard_size, metadata={"format": "pt"}
+    )
+
+
+def write_config_json(model: nn.Module, quantization_config: dict[str, Any], folder: Path) -> None:
+    """Write config.json: that of the model, if it has one, with the quantization."""
+    config = getattr(model, "config", None)
+    if hasattr(config, "to_json_string"):
+        plain = json.loads(config.to_json_string(use_diff=False))
+        dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+        name = str(dtype or torch.float32).removeprefix("torch.")
+        plain |= {"dtype": name, "torch_dtype": name}
+    else:
+        plain = {}
+    plain["architectures"] = [type(model).__name__]
+    plain["quantization_config"] = quantization_config
+    _write_json(folder / "config.json", plain)
+    generation = getattr(model, "generation_config", None)
+    if hasattr(generation, "save_pretrained"):
+        generation.save_pretrained(folder)
+
+
+def source_folder(caller: str, model: nn.Module, source: Any) -> Path | None:
+    """Return the folder whose tokenizer files are copied: as given, else where the model is from.
+
+    Raises:
+        NotADirectoryError: What was given is not a folder.
+    """
+    if source is not None:
+        path = Path(source)
+        if not path.is_dir():
+            raise NotADirectoryError(f"{caller}: expected source to be a folder, but got {source}")
+        return path
+    name = getattr(getattr(model, "config", None), "_name_or_path", None)
+    return Path(name) if isinstance(name, str) and name and Path(name).is_dir() else None
+
+
+def copy_others(source: Path, folder: Path) -> None:
+    """Copy what a source folder holds except weights and what has been written."""
+    for entry in sorted(source.iterdir()):
+        name = entry.name
+        if name.startswith(".") or name in _OWN or name.endswith(_WEIGHTS):
+            continue
+        target = folder / name
+        if target.exists():
+            continue
+        if entry.is_file():
+            shutil.copyfile(entry, target)
+        elif entry.is_dir() and not _has_weights(entry):
+            shutil.copytree(entry, target)
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(file.name.endswith(_WEIGHTS) for file in folder.rglob("*"))
+
+
+def save_tokenizer(caller: str, tokenizer: Any, folder: Path) -> None:
+    """Write a tokenizer or processor object into the folder.
+
+    Raises:
+        TypeError: It cannot be written.
+    """
+    if not hasattr(tokenizer, "save_pretrained"):
+        raise TypeError(
+            f"{caller}: expected tokenizer to have save_pretrained, but got "
+            f"{type(tokenizer).__name__}"
+        )
+    tokenizer.save_pretrained(folder)
+
+
+def write_card(caller: str, model: nn.Module, config: dict[str, Any], folder: Path) -> None:
+    """Write README.md: what is quantized and how, and how to load it."""
+    hub = need(caller, "huggingface_hub", "hf")
+    name = getattr(getattr(model, "config", None), "_name_or_path", "") or None
+    base = None if name is None or Path(name).is_absolute() or Path(name).exists() else name
+    formats = sorted({group["format"] for group in config["config_groups"].values()})
+    data = hub.ModelCardData(
+        base_model=base,
+        base_model_relation="quantized" if base else None,
+        library_name="transformers",
+        tags=["baraquant", "compressed-tensors", *formats],
+    )
+    text = f"---\n{data.to_yaml()}\n---\n\n{_body(model, config)}"
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def _body(model: nn.Module, config: dict[str, Any]) -> str:
+    from .. import __version__
+    from ._ct_scheme import parse_scheme
+
+    lines = [f"# {type(model).__name__}, quantized by baraquant", ""]
+    lines += ["| layers | scheme |", "|---|---|"]
+    for name, group in config["config_groups"].items():
+        targets, scheme = parse_scheme(name, group, None)
+        shown = ", ".join(f"`{target}`" for target in targets[:4])
+        more = f" and {len(targets) - 4} more" if len(targets) > 4 else ""
+        lines.append(f"| {shown}{more} | {scheme} |")
+    if config["ignore"]:
+        lines += ["", "Floating: " + ", ".join(f"`{path}`" for path in config["ignore"]) + "."]
+    lines += [
+        "",
+        f"Written by baraquant {__version__} with PyTorch {torch.__version__} in the format "
+        "compressed-tensors, which vLLM, SGLang and transformers load:",
+        "",
+        "```python",
+        "from vllm import LLM",
+        "",
+        'llm = LLM(model="this/folder")',
+        "```",
+        "",
+        "```python",
+        "from transformers import AutoModel",
+        "",
+        'model = AutoModel.from_pretrained("this/folder")',
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _write_json(path: Path, plain: dict[str, Any]) -> None:
+    path.write_text(json.dumps(plain, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Folders of the format compressed-tensors, which vLLM, SGLang and transformers load."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ._ct_model import describe
+from ._ct_read import load_folder
+from ._folder import check_absent, new_folder
+from ._hf_folder import (
+    copy_others,
+    save_tokenizer,
+    source_folder,
+    write_card,
+    write_config_json,
+    write_weights,
+)
+from ._packages import need
+
+_TO = "baraquant.export.to_compressed_tensors"
+_FROM = "baraquant.export.from_compressed_tensors"
+
+
+def to_compressed_tensors(
+    model: nn.Module,
+    folder: str | os.PathLike[str],
+    *,
+    serve: str | None = "vllm",
+    tokenizer: Any = None,
+    source: str | os.PathLike[str] | None = None,
+    float_embeddings: bool | None = None,
+    allow: Iterable[str] = (),
+    max_shard_size: str = "5GB",
+) -> Path:
+    """Write a folder that vLLM, SGLang and transformers load.
+
+    Layers of integers (:func:`baraquant.W8A8`, :func:`baraquant.W8A8Static`) are stored as
+    ``int-quantized`` with float32 scales, weight-only layers of 2 to 8 bits as ``pack-quantized``.
+    One model may have several schemes. Convolutions whose inputs are floating are written
+    dequantized, with the same values.
+
+    What a server would compute wrongly or refuse is checked before anything is written. Each rule
+    has a name, which the message begins with:
+
+    * ``kernels``: a scheme that vLLM has no kernel for.
+    * ``fused_schemes``: layers that vLLM computes as one (``q_proj``, ``k_proj``, ``v_proj``;
+      ``gate_proj``, ``up_proj``) have different schemes.
+    * ``fused_input_scale``: these layers have different static input scales, of which vLLM takes
+      the last. :func:`tie_fused_scales` gives them one.
+    * ``static_zero_point``: vLLM on CUDA rebuilds a static zero point by truncation. The scale is
+      nudged by up to four units in the last place; if none of these keeps the zero point, this is
+      an error.
+    * ``shapes``, ``widths``: sizes, groups and widths that vLLM's common kernels do not take.
+    * ``rounded_scales``: the scales of packed weights are not representable in the model's dtype,
+      to which the server converts them. ``scale_dtype`` in the configuration makes them so.
+    * ``integer_scales``: the same for layers of integers; only transformers converts these.
+
+    Args:
+        model: A model from :func:`baraquant.quantize_` or :func:`baraquant.qat.convert_`.
+        folder: The folder to write. It must not exist, or be empty; its parent must exist.
+        serve: Whose rules are checked: ``"vllm"``, ``"transformers"``, or None for none.
+        tokenizer: A tokenizer or processor to write too.
+        source: The folder of the floating model, from which tokenizer files and the like are
+            copied. None: where the model was loaded from, if that is a folder.
+        float_embeddings: True writes embeddings dequantized, with the same values. None: True for
+            ``serve="vllm"``, which reads quantized ones on GPUs alone.
+        allow: Names of rules that are not checked.
+        max_shard_size: The size of a file, above which several are written.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: The format or the server cannot hold a layer, which is named.
+        TypeError: ``model`` is not a module, or ``tokenizer`` cannot be written.
+        FileExistsError: The folder exists and is not empty.
+        OSError: The folder cannot be written.
+        ImportError: huggingface_hub is not installed.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 32))
+        >>> _ = baraquant.quantize_(model, baraquant.W8A8())
+        >>> folder = baraquant.export.to_compressed_tensors(model, "served")
+        >>> fresh = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 32))
+        >>> _ = baraquant.export.from_compressed_tensors(fresh, folder)
+        >>> x = torch.randn(3, 32)
+        >>> torch.equal(fresh(x), model(x))
+        True
+    """
+    need(_TO, "huggingface_hub", "hf")
+    target = Path(folder)
+    check_absent(_TO, target.resolve())
+    origin = source_folder(_TO, model, source)
+    floats = serve == "vllm" if float_embeddings is None else float_embeddings
+    tensors, config = describe(model, serve=serve, allow=allow, float_embeddings=floats, caller=_TO)
+    with new_folder(_TO, target) as partial:
+        write_config_json(model, config, partial)
+        write_weights(_TO, tensors, partial, max_shard_size)
+        if tokenizer is not None:
+            save_tokenizer(_TO, tokenizer, partial)
+        if origin is not None:
+            copy_others(origin, partial)
+        write_card(_TO, model, config, partial)
+    return target
+
+
+def from_compressed_tensors(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
+    """Load a folder of compressed-tensors into a float model, which becomes a quantized one.
+
+    Reads what baraquant, llm-compressor and transformers write: ``int-quantized``,
+    ``naive-quantized`` and ``pack-quantized`` integers of 2 to 8 bits, symmetric or not, by tensor,
+    channel or group, with floating, static or dynamic inputs, in one or several files.
+
+    The folder need not be trusted. Everything is checked before the model changes: the headers of
+    the files, the index, names, shapes and dtypes against the model, and the values.
+
+    Args:
+        model: A float model of the same architecture, in the dtype of the folder's floating
+            tensors; it is changed in place.
+        folder: The folder.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: The folder is damaged, incomplete, of another kind, or does not fit the model.
+            The message has the path of the layer or the tensor. The model is unchanged.
+        TypeError: ``model`` is not a module.
+        OSError: A file is missing or cannot be read.
+        ImportError: safetensors is not installed.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{_FROM}: expected model to be a Module, but got {type(model).__name__}")
+    return load_folder(model, Path(folder), _FROM)

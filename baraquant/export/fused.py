@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Layers that servers fuse into one product: they must have one scheme and one static scale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from .. import nn as bnn
+from ..nn.training._range import qparams_of_range
+from ..workflow.layers import is_prepared
+
+# Names of layers that vLLM computes as one, where they are children of one module.
+FUSED = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("query", "key", "value"),
+    ("wq", "wk", "wv"),
+    ("gate_proj", "up_proj"),
+    ("w1", "w3"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+    ("in_proj_qkv", "in_proj_z"),
+    ("in_proj_b", "in_proj_a"),
+)
+_CALLER = "baraquant.export.tie_fused_scales"
+
+
+def fused_paths(paths: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the groups of paths that a server fuses, each with at least two."""
+    known = set(paths)
+    parents = dict.fromkeys(path.rpartition(".")[0] for path in known)
+    for parent in sorted(parents):
+        prefix = f"{parent}." if parent else ""
+        for names in FUSED:
+            group = [f"{prefix}{name}" for name in names if f"{prefix}{name}" in known]
+            if len(group) > 1:
+                yield group
+
+
+def tie_fused_scales(model: nn.Module) -> list[list[str]]:
+    """Give layers that servers fuse, such as ``q_proj`` and ``k_proj``, one scale of their input.
+
+    A server multiplies by all weights of such a group at once, so it has one scale for their input.
+
+    * In a prepared model the layers share the module that learns the scale, so that training goes
+      on with one. Observed ranges need nothing: they see the same input.
+    * In a converted model the scale and the zero point are those of the union of the ranges. Its
+      outputs change as far as the ranges differed, so evaluate it again.
+
+    Args:
+        model: A prepared or a converted model; it is changed in place.
+
+    Returns:
+        The paths of the layers that were changed, group by group.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+        ValueError: Some layers of a group quantize their input to other widths than the rest, or
+            only some of them have a zero point.
+
+    Example:
+        >>> names = "gate_proj", "up_proj"
+        >>> block = torch.nn.ModuleDict({name: torch.nn.Linear(8, 8) for name in names})
+        >>> config = baraquant.W8A8Static(observer="min_max")
+        >>> _ = baraquant.qat.prepare_(block, config)
+        >>> _ = block["gate_proj"](torch.ones(2, 8)), block["up_proj"](torch.full((2, 8), 3.0))
+        >>> _ = baraquant.qat.convert_(block)
+        >>> baraquant.export.tie_fused_scales(block)
+        [['gate_proj', 'up_proj']]
+        >>> block["gate_proj"].act_scale == block["up_proj"].act_scale
+        tensor(True)
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{_CALLER}: expected model to be a Module, but got {type(model).__name__}")
+    at = dict(model.named_modules(remove_duplicate=False))
+    plans = [plan for group in fused_paths(at) if (plan := _plan(group, at)) is not None]
+    for plan in plans:
+        plan.carry_out()
+    return [plan.paths for plan in plans]
+
+
+class _Plan:
+    """What is changed in one group; all groups are checked before any is changed."""
+
+    def __init__(self, paths: list[str]) -> None:
+        self.paths = paths
+
+    def carry_out(self) -> None:
+        """Change the layers."""
+        raise NotImplementedError
+
+
+class _Share(_Plan):
+    """Prepared layers share the first one's learned quantizer."""
+
+    def __init__(self, paths: list[str], layers: list[nn.Module]) -> None:
+        super().__init__(paths)
+        self.layers = layers
+
+    def carry_out(self) -> None:
+        """Put the first quantizer, with the largest scale, into all layers."""
+        quantizers = [layer.input_fake_quant for layer in self.layers]
+        widest = max(quantizers, key=lambda quantizer: float(quantizer.scale))
+        for layer in self.layers:
+            layer.input_fake_quant = widest
+
+
+class _Unite(_Plan):
+    """Converted layers get the scale of the union of their ranges."""
+
+    def __init__(self, paths: list[str], layers: list[bnn.StaticQuantizedLinear]) -> None:
+        super().__init__(paths)
+        self.layers = layers
+        self.scale, self.zero_point = _union(layers)
+
+    def carry_out(self) -> None:
+        """Set the scales, and the divisors of smoothed inputs, which contain the scale."""
+        for layer in self.layers:
+            if layer.smooth_scale is not None:
+                layer.smooth_scale = layer.smooth_scale / layer.act_scale * self.scale
+            layer.act_scale = self.scale.to(layer.act_scale.device).clone()
+            if layer.act_zero_point is not None:
+                layer.act_zero_point = self.zero_point.to(layer.act_zero_point)
+
+
+def _plan(paths: list[str], at: dict[str, nn.Module]) -> _Plan | None:
+    layers = [at[path] for path in paths]
+    if all(is_prepared(layer) for layer in layers):
+        quantizers = [getattr(layer, "input_fake_quant", None) for layer in layers]
+        learned = [q for q in quantizers if isinstance(q, bnn.LearnedFakeQuantize)]
+        if not learned or len({id(q) for q in quantizers}) == 1:
+            return None
+        _check_alike(paths, [(q.quant_min, q.quant_max, q.symmetric) for q in learned], len(layers))
+        return _Share(paths, layers)
+    static = [layer for layer in layers if isinstance(layer, bnn.StaticQuantizedLinear)]
+    if not static:
+        return None
+    _check_alike(paths, [(layer.bits, layer.symmetric) for layer in static], len(layers))
+    plan = _Unite(paths, static)
+    return None if all(_has(layer, plan) for layer in static) else plan
+
+
+def _check_alike(paths: list[str], kinds: list[tuple[object, ...]], count: int) -> None:
+    if len(kinds) != count or len(set(kinds)) != 1:
+        raise ValueError(
+            f"{_CALLER}: {', '.join(paths)}: expected layers whose inputs have one width and one "
+            "kind of static scale, but they differ; give them one configuration"
+        )
+
+
+def _has(layer: bnn.StaticQuantizedLinear, plan: _Unite) -> bool:
+    zero_point = layer.act_zero_point
+    same = zero_point is None or bool(zero_point.cpu() == plan.zero_point.cpu())
+    return same and bool(layer.act_scale.cpu() == plan.scale.cpu())
+
+
+def _union(layers: list[bnn.StaticQuantizedLinear]) -> tuple[Tensor, Tensor]:
+    """Return the scale and the zero point of a range that contains all of them."""
+    scales = [layer.act_scale.detach().cpu().reshape(()) for layer in layers]
+    zeros = [_zero_of(layer) for layer in layers]
+    # Layers that agree keep their numbers: a computed union could round.
+    if len({(float(s), z) for s, z in zip(scales, zeros, strict=True)}) == 1:
+        return scales[0], torch.tensor(zeros[0])
+    first = layers[0]
+    if first.symmetric:
+        return max(scales), torch.tensor(0)
+    pairs = list(zip(scales, zeros, strict=True))
+    lowest = min(scale * (first.quant_min - zero) for scale, zero in pairs)
+    highest = max(scale * (first.quant_max - zero) for scale, zero in pairs)
+    scale, zero_point = qparams_of_range(
+        lowest, highest, first.quant_min, first.quant_max, symmetric=False
+    )
+    return scale, zero_point
+
+
+def _zero_of(layer: bnn.StaticQuantizedLinear) -> int:
+    zero_point = layer.act_zero_point
+    return 0 if zero_point is None else int(zero_point)
