@@ -68,8 +68,8 @@ def to_compressed_tensors(
         tokenizer: A tokenizer or processor to write too.
         source: The folder of the floating model, from which tokenizer files and the like are
             copied. None: where the model was loaded from, if that is a folder.
-        float_embeddings: True writes embeddings dequantized, with the same values. None: True for
-            ``serve="vllm"``, which reads quantized ones on GPUs alone.
+        float_embeddings: True writes embeddings dequantized, with the same values. None: True if
+            ``serve`` is given: vLLM reads quantized ones on GPUs alone, transformers nowhere.
         allow: Names of rules that are not checked.
         max_shard_size: The size of a file, above which several are written.
 
@@ -97,7 +97,7 @@ def to_compressed_tensors(
     target = Path(folder)
     check_absent(_TO, target.resolve())
     origin = source_folder(_TO, model, source)
-    floats = serve == "vllm" if float_embeddings is None else float_embeddings
+    floats = serve is not None if float_embeddings is None else float_embeddings
     tensors, config = describe(model, serve=serve, allow=allow, float_embeddings=floats, caller=_TO)
     with new_folder(_TO, target) as partial:
         write_config_json(model, config, partial)

@@ -9,23 +9,20 @@ at :class:`~baraquant.workflow.stream.Stream`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers.quantizers import auto
-from transformers.quantizers.base import HfQuantizer
 
-from ..export._ct_model import describe
 from ..workflow.layers import layer_of
 from ..workflow.report import Report
 from ..workflow.stream import Stream
 from ._config import CALLER, NAME, BaraquantConfig
-from ._versions import ConversionOps, refresh_sums
+from ._versions import ConversionOps, mark_loaded, refresh_sums
+from ._writer import WritesCompressedTensors, note_ties
 
 
-class BaraquantQuantizer(HfQuantizer):  # type: ignore[misc]
+class BaraquantQuantizer(WritesCompressedTensors):
     """Quantizes the layers of a model while its weights are loaded.
 
     Attributes:
@@ -38,23 +35,10 @@ class BaraquantQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def __init__(self, quantization_config: BaraquantConfig, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
+        self.serve = quantization_config.serve
         self.report: Report | None = None
         self._stream: Stream | None = None
         self._missing: set[str] = set()
-
-    def is_serializable(self, *args: Any, **kwargs: Any) -> bool:
-        """Return True: ``save_pretrained`` writes compressed-tensors."""
-        return True
-
-    @property
-    def is_trainable(self) -> bool:
-        """True: adapters can be trained, as the layers pass a gradient to their input."""
-        return True
-
-    @property
-    def is_compileable(self) -> bool:
-        """True."""
-        return True
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
         """Refuse what the layers cannot be loaded with.
@@ -79,6 +63,7 @@ class BaraquantQuantizer(HfQuantizer):  # type: ignore[misc]
                     return False
             return name not in kept
 
+        _tie(model)
         self._stream = Stream(model, config.scheme, CALLER, takes)
         _untie(model, self._stream)
         return model
@@ -127,7 +112,9 @@ class BaraquantQuantizer(HfQuantizer):  # type: ignore[misc]
         self._missing |= set(missing_keys)
         return missing_keys
 
-    def take(self, tensors: dict[str, Any], missing: set[str] | None) -> dict[str, Any]:
+    def take(
+        self, model: nn.Module, tensors: dict[str, Any], missing: set[str] | None
+    ) -> dict[str, Any]:
         """Quantize those of some tensors that are to be, and return the others.
 
         A weight that cannot be quantized is returned too: transformers reports a wrong shape, and
@@ -150,6 +137,8 @@ class BaraquantQuantizer(HfQuantizer):  # type: ignore[misc]
                 rest[name] = given
                 continue
             self._missing -= {f"{path}.weight" for path in paths}
+            for path in paths:
+                mark_loaded(model.get_submodule(path))
         return rest
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
@@ -158,6 +147,7 @@ class BaraquantQuantizer(HfQuantizer):  # type: ignore[misc]
         self.report = stream.finish()
         self._fill_missing(model)
         refresh_sums(model)
+        note_ties(model)
         return model
 
     def _fill_missing(self, model: nn.Module) -> None:
@@ -168,19 +158,6 @@ class BaraquantQuantizer(HfQuantizer):  # type: ignore[misc]
             if isinstance(bias, Tensor) and f"{path}.bias" in self._missing:
                 bias.zero_()
 
-    def get_state_dict_and_metadata(
-        self, model: Any, *args: Any, **kwargs: Any
-    ) -> tuple[dict[str, Tensor] | None, dict[str, str]]:
-        """Return the tensors of the format compressed-tensors, and note its configuration.
-
-        Adapters of peft are saved by themselves.
-        """
-        if getattr(model, "_hf_peft_config_loaded", False):
-            return None, {}
-        config = self.quantization_config
-        state, config.written = describe(model, serve=config.serve, caller="save_pretrained")
-        return state, {}
-
 
 class QuantizeOnLoad(ConversionOps):
     """The operation of transformers 5 for a weight that is quantized when it arrives."""
@@ -189,10 +166,15 @@ class QuantizeOnLoad(ConversionOps):
         self._quantizer = quantizer
 
     def convert(
-        self, input_dict: dict[str, Any], *args: Any, missing_keys: Any = None, **kwargs: Any
+        self,
+        input_dict: dict[str, Any],
+        *args: Any,
+        model: Any = None,
+        missing_keys: Any = None,
+        **kwargs: Any,
     ) -> dict[str, Any]:
         """Quantize the tensors that are to be, and return the others."""
-        return self._quantizer.take(input_dict, missing_keys)
+        return self._quantizer.take(model, input_dict, missing_keys)
 
 
 _NO_TENSOR_PARALLEL = (
@@ -214,6 +196,13 @@ def _matches(name: str, path: str) -> bool:
     except re.error:
         starts = False
     return starts or path.endswith(name)
+
+
+def _tie(model: Any) -> None:
+    """Tie the weights, which transformers 5 does only after it has loaded them."""
+    for target, source in getattr(model, "all_tied_weights_keys", {}).items():
+        path, _, leaf = target.rpartition(".")
+        setattr(model.get_submodule(path), leaf, model.get_parameter(source))
 
 
 def _untie(model: Any, stream: Stream) -> None:

@@ -80,6 +80,7 @@ class _IntegerLinear(LaysOutWeight):
         self.sum_weight()
 
     def sum_weight(self) -> None:
+        """Compute ``weight_sum`` from the weight again."""
         if not self.symmetric:
             self.weight_sum = self.qweight.sum(dim=1, dtype=torch.int32)
 
