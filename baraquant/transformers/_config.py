@@ -80,7 +80,7 @@ class BaraquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
     def to_dict(self) -> dict[str, Any]:
         """Return what is written into ``config.json``.
 
-        For a model that is being saved, or has been, this is the configuration of compressed-tensors.
+        For a model that is being saved, or has been, this is what compressed-tensors reads.
         """
         if self.written is not None:
             return dict(self.written)

@@ -125,9 +125,8 @@ class FolderQuantizer(WritesCompressedTensors):
             rest = sorted(stored - known) or sorted(stored)
             raise ValueError(
                 f"{CALLER}: {rest[0]}: the folder holds a quantized layer there, but no target of "
-                "its config_groups matches such a layer of the model; it may be ignored by mistake, "
-                "or a layer that this version of transformers keeps in another form, such as "
-                "experts in one tensor"
+                "its config_groups matches such a layer of the model; it may be ignored by "
+                "mistake, or transformers keeps such layers in another form, as it does experts"
             )
 
     def _take_ties(self, model: Any) -> None:
@@ -188,7 +187,7 @@ class FolderQuantizer(WritesCompressedTensors):
         """Give a slot without tensors those of the layer that it is tied to."""
         for pair in self._ties:
             slots = [self._slots.get(path) for path in pair]
-            for path, slot, other in zip(pair, slots, slots[::-1], strict=True):
+            for slot, other in zip(slots, slots[::-1], strict=True):
                 if slot is None or other is None or other.missing() or slot.arrived - {"bias"}:
                     continue
                 tensors = {n: t for n, t in other.tensors().items() if n != "bias"}

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.quantizers import auto
 
+from ..nn import HoldsIntegers
 from ..workflow.layers import layer_of
 from ..workflow.report import Report
 from ..workflow.stream import Stream
@@ -138,12 +139,17 @@ class BaraquantQuantizer(WritesCompressedTensors):
                 continue
             self._missing -= {f"{path}.weight" for path in paths}
             for path in paths:
-                mark_loaded(model.get_submodule(path))
+                new: Any = model.get_submodule(path)
+                mark_loaded(new)
+                new.register_placeholder()  # initial values may need the dtype of a parameter
         return rest
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         stream, self._stream = self._stream, None
         assert stream is not None
+        for module in model.modules():
+            if isinstance(module, HoldsIntegers):
+                module._parameters.pop("placeholder", None)
         self.report = stream.finish()
         self._fill_missing(model)
         refresh_sums(model)
@@ -208,12 +214,17 @@ def _tie(model: Any) -> None:
 def _untie(model: Any, stream: Stream) -> None:
     """Take the ties of layers that are quantized from transformers: the stream knows them.
 
-    Where only one side of a tie is quantized, it waits until transformers has tied the weights.
+    Where only one side of a tie is quantized, or another tensor of a layer is tied, such as a bias,
+    it waits until transformers has tied the weights.
     """
     ties = getattr(model, "all_tied_weights_keys", None)
     if ties is None:  # transformers 4.57 ties the weights itself, before and after it loads them
         stream.refuse_ties()
         return
+    for name in (*ties.keys(), *ties.values()):
+        path, _, leaf = name.rpartition(".")
+        if leaf != "weight":
+            stream.refuse([f"{path}.weight"])
     for target, source in list(ties.items()):
         both = stream.takes(target), stream.takes(source)
         if all(both):

@@ -68,4 +68,10 @@ def cast_scales_of_slots() -> None:
     modeling_utils._infer_parameter_dtype = infer
 
 
-__all__: list[Any] = ["IS_5", "ConversionOps", "cast_scales_of_slots", "mark_loaded", "refresh_sums"]
+__all__: list[Any] = [
+    "IS_5",
+    "ConversionOps",
+    "cast_scales_of_slots",
+    "mark_loaded",
+    "refresh_sums",
+]

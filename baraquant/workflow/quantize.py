@@ -141,10 +141,16 @@ def after_training(config: QuantConfig, layer: Layer) -> QuantConfig:
 
 
 def needs_calibration(config: Config) -> bool:
+    """Whether a configuration needs calibration data."""
     return isinstance(config, SmoothQuant) or scheme_of(config).is_static
 
 
 def check_module(module: nn.Module, config: Config) -> str | None:
+    """Return why a float module stays floating, by its values; None if it does not.
+
+    Raises:
+        ValueError: A weight is not finite, or has no data.
+    """
     for weight in weights_of(module):
         if weight.is_meta:
             raise ValueError("expected a weight with data, but it is on the meta device")
