@@ -30,7 +30,7 @@ CHECK = set -e; py=$$($(ENVIRONMENT) --need test,examples --want lint,tidy,hf,gg
 	"$$py" -m pytest -n $(WORKERS) --dist worksteal --durations 10 --budget $(TEST_BUDGET)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-cpp minilm test test-all zoo asan tsan gpu-sanitize bench figures docs headers \
+.PHONY: help demo demo-cpp minilm test test-all zoo serve-check asan tsan gpu-sanitize bench figures docs headers \
 	build lint tidy format clean
 
 help: ## show this list
@@ -64,6 +64,11 @@ zoo: ## whole models under every scheme, some ten minutes; writes docs/models.md
 	@set -e; py=$$($(ENVIRONMENT) --need test,examples --aside zoo); \
 	"$$py" scripts/build.py; \
 	"$$py" -m tests.zoo.run $(ZOO_ARGS)
+
+serve-check: ## serve exported models with vLLM's CPU build: 4 GB and minutes; writes docs/served.md
+	@set -e; py=$$($(ENVIRONMENT) --need examples,hf --bare minilm); \
+	"$$py" scripts/build.py; \
+	"$$py" scripts/serve_check/run.py
 
 asan: ## short tests and hostile calls under AddressSanitizer and UndefinedBehaviorSanitizer
 	@set -e; py=$$($(ENVIRONMENT) --need test); \

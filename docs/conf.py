@@ -78,7 +78,10 @@ examples/cpp/README
 ```
 """
 PAGES = ["guide", "training", "migration", "ops", "models", "speed", "testing"]
-API = ["baraquant", "qat", "nn", "ops", "ops_backward", "reference", "calibration", "info", "cpp"]
+API = [
+    *("baraquant", "qat", "nn", "ops", "ops_backward", "reference", "calibration", "export"),
+    *("info", "cpp"),
+]
 
 
 def prepare(app: Sphinx, name: str, source: list[str]) -> None:

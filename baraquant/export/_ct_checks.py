@@ -163,6 +163,28 @@ def _widths(exported: Exported) -> Iterator[str]:
             )
 
 
+def _half_models(exported: Exported) -> Iterator[str]:
+    """A model of 16 bits around packed weights: vLLM converts float32 ones."""
+    for path, layer in exported.layers.items():
+        if exported.schemes[path].format == PACKED and layer.dtype == torch.float32:
+            yield (
+                f"{path}: vLLM computes packed weights in bfloat16 or float16, and converts a "
+                "float32 model and its scales; convert the float model first "
+                "(model.to(torch.bfloat16)), and quantize it with scale_dtype='bfloat16'"
+            )
+
+
+def _packed_zero_points(exported: Exported) -> Iterator[str]:
+    """Packed weights without zero points, which transformers fails to load."""
+    for path, scheme in exported.schemes.items():
+        if scheme.format == PACKED and not scheme.weight.symmetric:
+            yield (
+                f"{path}: transformers cannot load packed weights with zero points (its shapes do "
+                "not fit those of the format); use symmetric=True, serve it with vLLM, or load it "
+                "with baraquant.export.from_compressed_tensors"
+            )
+
+
 def _rounded_scales(exported: Exported) -> Iterator[str]:
     """Scales that the server's dtype holds: it converts the scales of packed weights."""
     for path, layer in exported.layers.items():
@@ -193,6 +215,8 @@ RULES: dict[str, tuple[tuple[str, ...], Rule]] = {
     "static_zero_point": (("vllm",), _static_zero_point),
     "shapes": (("vllm",), _shapes),
     "widths": (("vllm",), _widths),
+    "half_models": (("vllm",), _half_models),
+    "packed_zero_points": (("transformers",), _packed_zero_points),
     "rounded_scales": (SERVERS, _rounded_scales),
     "integer_scales": (("transformers",), _integer_scales),
 }

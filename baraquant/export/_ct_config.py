@@ -114,7 +114,7 @@ def _check_patterns(name: str, targets: Iterable[str]) -> None:
 
 
 def write_config(
-    schemes: dict[str, Scheme], floating: list[str], by_class: str | None
+    schemes: dict[str, Scheme], floating: list[str], by_class: str | None, head: str | None
 ) -> dict[str, Any]:
     """Return the object ``quantization_config``.
 
@@ -123,12 +123,15 @@ def write_config(
         floating: The paths of layers that stay floating and that a target could mean.
         by_class: The class that all quantized layers have. If they have one scheme too, the class
             is the target, as servers expect it of simple models. None: paths are the targets.
+        head: The path of the layer that gives the logits. In vLLM its class is not ``Linear``, so
+            it is a target of its own.
     """
     groups: dict[Scheme, list[str]] = {}
     for path, scheme in schemes.items():
         groups.setdefault(scheme, []).append(path)
     if by_class is not None and len(groups) == 1:
-        groups = {scheme: [by_class] for scheme in groups}
+        heads = [head] if head is not None and head in schemes else []
+        groups = {scheme: [*heads, by_class] for scheme in groups}
     formats = {scheme.format for scheme in groups}
     return {
         "quant_method": METHOD,

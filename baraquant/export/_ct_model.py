@@ -68,7 +68,8 @@ def describe(
     if serve == "vllm":
         written = {path: _nudged(layer) for path, layer in written.items()}
     tensors = _tensors(model, written, schemes, floats, caller)
-    return tensors, write_config(schemes, _floating(model, schemes), _class_of(written))
+    config = write_config(schemes, _floating(model, schemes), _class_of(written), head_of(model))
+    return tensors, config
 
 
 def _check_parts(model: nn.Module, caller: str) -> None:
@@ -174,3 +175,10 @@ def _class_of(layers: dict[str, IntegerLayer]) -> str | None:
     """Return the class that may stand for all layers."""
     names = {layer.float_name for layer in layers.values()}
     return "Linear" if names == {"Linear"} else None
+
+
+def head_of(model: nn.Module) -> str | None:
+    """Return the path of the layer that gives a language model's logits."""
+    find = getattr(model, "get_output_embeddings", None)
+    head = find() if callable(find) else None
+    return next((path for path, module in model.named_modules() if module is head), None)

@@ -198,7 +198,8 @@ def _check_rest(model: nn.Module, plan: dict[int, _Layer], entries: dict[str, En
     for name, tensor in model.state_dict(keep_vars=True).items():
         if is_inside(name):
             continue
-        stored = [n for n in tied.get(id(tensor), [name]) if n in entries]
+        names = tied.get(id(tensor), [name])
+        stored = [n for n in names if n in entries and not is_inside(n)]
         if not stored:
             hint = _hint(name, entries)
             raise ValueError(f"{name}: expected it in the folder, but it is missing{hint}")
@@ -210,15 +211,14 @@ def _check_rest(model: nn.Module, plan: dict[int, _Layer], entries: dict[str, En
                     f"{list(entry.shape)}"
                 )
             if entry.dtype != tensor.dtype:
+                convert = f"; convert the model first: model.to({entry.dtype})"
                 raise ValueError(
                     f"{name}: expected {tensor.dtype} as in the model, but the folder has "
-                    f"{entry.dtype}; convert the model first: model.to({entry.dtype})"
+                    f"{entry.dtype}{_hint(name, entries) or convert}"
                 )
-    names = {name for names in tied.values() for name in names if not is_inside(name)}
-    names |= model.state_dict().keys()
-    unknown = sorted(
-        name for name in entries.keys() - known if name not in names or is_inside(name)
-    )
+    rest = {name for names in tied.values() for name in names} | model.state_dict().keys()
+    rest = {name for name in rest if not is_inside(name)}
+    unknown = sorted(entries.keys() - known - rest)
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise ValueError(

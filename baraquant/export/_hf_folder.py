@@ -39,15 +39,25 @@ def write_weights(
     )
 
 
-def write_config_json(model: nn.Module, quantization_config: dict[str, Any], folder: Path) -> None:
-    """Write config.json: that of the model, if it has one, with the quantization."""
+def write_config_json(
+    model: nn.Module, quantization_config: dict[str, Any], unties: bool, folder: Path
+) -> None:
+    """Write config.json: that of the model, if it has one, with the quantization.
+
+    Args:
+        model: The model.
+        quantization_config: How it is quantized.
+        unties: Whether the folder has a tensor of its own for the layer of the logits, which the
+            float model tied to the embedding.
+        folder: The folder.
+    """
     config = getattr(model, "config", None)
     if hasattr(config, "to_json_string"):
         plain = json.loads(config.to_json_string(use_diff=False))
         dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
         name = str(dtype or torch.float32).removeprefix("torch.")
         plain |= {"dtype": name, "torch_dtype": name}
-        if loses_ties(model):
+        if unties or loses_ties(model):
             _untie(plain)
     else:
         plain = {}
@@ -63,7 +73,6 @@ def _untie(plain: dict[str, Any]) -> None:
     for each in (plain, *plain.values()):
         if isinstance(each, dict) and "tie_word_embeddings" in each:
             each["tie_word_embeddings"] = False
-    plain["tie_word_embeddings"] = False
 
 
 def source_folder(caller: str, model: nn.Module, source: Any) -> Path | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from ._ct_model import describe
+from ._ct_model import describe, head_of
 from ._ct_read import load_folder
 from ._folder import check_absent, new_folder
 from ._hf_folder import (
@@ -57,6 +57,8 @@ def to_compressed_tensors(
       nudged by up to four units in the last place; if none of these keeps the zero point, this is
       an error.
     * ``shapes``, ``widths``: sizes, groups and widths that vLLM's common kernels do not take.
+    * ``half_models``: packed weights in a float32 model, which vLLM converts to 16 bits.
+    * ``packed_zero_points``: packed weights with zero points, which transformers fails to load.
     * ``rounded_scales``: the scales of packed weights are not representable in the model's dtype,
       to which the server converts them. ``scale_dtype`` in the configuration makes them so.
     * ``integer_scales``: the same for layers of integers; only transformers converts these.
@@ -68,8 +70,8 @@ def to_compressed_tensors(
         tokenizer: A tokenizer or processor to write too.
         source: The folder of the floating model, from which tokenizer files and the like are
             copied. None: where the model was loaded from, if that is a folder.
-        float_embeddings: True writes embeddings dequantized, with the same values. None: True if
-            ``serve`` is given: vLLM reads quantized ones on GPUs alone, transformers nowhere.
+        float_embeddings: True writes embeddings dequantized, with the same values. None: True,
+            unless ``serve`` is None: vLLM reads quantized ones on GPUs alone, transformers never.
         allow: Names of rules that are not checked.
         max_shard_size: The size of a file, above which several are written.
 
@@ -100,7 +102,8 @@ def to_compressed_tensors(
     floats = serve is not None if float_embeddings is None else float_embeddings
     tensors, config = describe(model, serve=serve, allow=allow, float_embeddings=floats, caller=_TO)
     with new_folder(_TO, target) as partial:
-        write_config_json(model, config, partial)
+        unties = f"{head_of(model)}.weight_scale" in tensors
+        write_config_json(model, config, unties, partial)
         write_weights(_TO, tensors, partial, max_shard_size)
         if tokenizer is not None:
             save_tokenizer(_TO, tokenizer, partial)

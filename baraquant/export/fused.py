@@ -101,7 +101,7 @@ class _Share(_Plan):
     def carry_out(self) -> None:
         """Put the first quantizer, with the largest scale, into all layers."""
         quantizers = [layer.input_fake_quant for layer in self.layers]
-        widest = max(quantizers, key=lambda quantizer: float(quantizer.scale))
+        widest = max(quantizers, key=lambda quantizer: float(quantizer.scale.detach()))
         for layer in self.layers:
             layer.input_fake_quant = widest
 

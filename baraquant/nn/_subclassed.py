@@ -134,7 +134,8 @@ def _try_as_parent(module: nn.Module, parent: type[nn.Module], weight: Tensor) -
     if extends_forward(module, parent):
         return False  # its own forward is kept, with all that it does besides
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        # Another default device may be in force, such as meta.
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("cpu"):
             return all(_is_same(module, weight, train) for train in (False, True))
     except Exception:  # whatever another's code may raise: it is no forward as it is known here
         return False
@@ -185,7 +186,7 @@ def extends_forward(module: nn.Module, parent: type[nn.Module]) -> bool:
         return False
     try:
         devices = [weight.device] if weight.is_cuda else []
-        with torch.random.fork_rng(devices), torch.no_grad():
+        with torch.random.fork_rng(devices), torch.no_grad(), torch.device("cpu"):
             return all(_follows_parent(module, parent, weight, train) for train in (False, True))
     except Exception:  # whatever another's code may raise: it is no forward as it is known here
         return False

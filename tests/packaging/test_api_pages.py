@@ -12,11 +12,11 @@ from collections import Counter
 from types import ModuleType
 
 import baraquant
-from baraquant import calibration, nn, ops, qat, reference
+from baraquant import calibration, export, nn, ops, qat, reference
 from tests.support.documents import ROOT
 
 PAGES = sorted((ROOT / "docs" / "api").glob("*.rst"))
-PUBLIC = (baraquant, calibration, nn, ops, ops.backward, qat, reference)
+PUBLIC = (baraquant, calibration, export, nn, ops, ops.backward, qat, reference)
 DIRECTIVE = re.compile(r"\.\. ((?:auto)?(?:class|function|data|module)|currentmodule):: ([\w.]+)")
 
 

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a folder holds beside the integers: configuration, tokenizer, card, ties, floating parts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import baraquant
+from baraquant import export
+from baraquant.export._ct_tensors import pack_rows, unpack_rows
+from tests.support.compressed_folders import IDS, block
+from tests.support.optional_packages import package
+
+
+def quantized(config: Any = None) -> nn.Module:
+    model = block()
+    baraquant.quantize_(model, config or {nn.Linear: baraquant.W8A8(), nn.Embedding: None})
+    return model
+
+
+def settings(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text())
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_packing(bits: int) -> None:
+    """Element i of a row is in bits i * bits of a string of little-endian words."""
+    generator = torch.Generator().manual_seed(bits)
+    low, high = -(1 << (bits - 1)), 1 << (bits - 1)
+    for columns in (1, 7, 32, 33, 100):
+        integers = torch.randint(low, high, (3, columns), generator=generator, dtype=torch.int8)
+        packed = pack_rows(integers, bits)
+        assert packed.shape == (3, -(-columns * bits // 32))
+        assert packed.dtype == torch.int32
+        for row, words in zip(integers.tolist(), packed.tolist(), strict=True):
+            string = sum((word & 0xFFFFFFFF) << (32 * i) for i, word in enumerate(words))
+            assert string == sum((q - low) << (i * bits) for i, q in enumerate(row))
+        assert torch.equal(unpack_rows(packed, bits, columns), integers)
+
+
+def test_the_configuration(tmp_path: Path) -> None:
+    package("huggingface_hub")
+    folder = export.to_compressed_tensors(quantized(), tmp_path / "out")
+    config = settings(folder)["quantization_config"]
+    assert settings(folder)["architectures"] == ["Block"]
+    assert config["format"] == "int-quantized"
+    assert config["ignore"] == ["embed"]
+    group = config["config_groups"]["group_0"]
+    assert group["targets"] == ["Linear"]
+    assert group["weights"] == {
+        "num_bits": 8,
+        "type": "int",
+        "symmetric": True,
+        "strategy": "channel",
+        "group_size": None,
+        "dynamic": False,
+    }
+    assert group["input_activations"]["strategy"] == "token"
+    state = load_file(folder / "model.safetensors")
+    assert state["q_proj.weight"].dtype == torch.int8
+    assert state["q_proj.weight_scale"].shape == (64, 1)
+    card = (folder / "README.md").read_text()
+    assert "library_name: transformers" in card
+    assert "int8 channel weights, int8 token dynamic inputs" in card
+    assert "Floating: `embed`." in card
+
+
+@pytest.mark.exhaustive
+def test_groups_of_layers_with_several_schemes(tmp_path: Path) -> None:
+    package("huggingface_hub")
+    model = quantized({"o_proj": baraquant.W4A16(32), nn.Linear: baraquant.W8A8()})
+    folder = export.to_compressed_tensors(model, tmp_path / "out", serve=None)
+    config = settings(folder)["quantization_config"]
+    assert config["format"] == "mixed-precision"
+    groups = {group["format"]: group["targets"] for group in config["config_groups"].values()}
+    assert groups == {
+        "int-quantized": ["q_proj", "k_proj", "v_proj"],
+        "pack-quantized": ["o_proj"],
+    }
+
+
+@pytest.mark.exhaustive
+def test_embeddings_keep_their_values_as_floats(tmp_path: Path) -> None:
+    package("huggingface_hub")
+    model = quantized({nn.Linear: baraquant.W8A8(), nn.Embedding: baraquant.W8A16()})
+    folder = export.to_compressed_tensors(model, tmp_path / "out")
+    loaded = export.from_compressed_tensors(block(seed=1), folder)
+    assert type(loaded.embed) is nn.Embedding
+    assert torch.equal(loaded(IDS), model(IDS))
+
+
+@pytest.mark.exhaustive
+def test_convolutions_keep_their_values_as_floats(tmp_path: Path) -> None:
+    package("huggingface_hub")
+
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(32, 32)).eval()
+
+    model, x = network(), torch.randn(2, 3, 4, 4)
+    baraquant.quantize_(model, baraquant.W8A8())
+    assert isinstance(model[0], baraquant.nn.QuantizedConv2d)
+    folder = export.to_compressed_tensors(model, tmp_path / "out")
+    loaded = export.from_compressed_tensors(network(), folder)
+    assert type(loaded[0]) is nn.Conv2d
+    assert torch.equal(loaded(x), model(x))
+
+
+@pytest.mark.exhaustive
+def test_a_layer_that_two_parents_share(tmp_path: Path) -> None:
+    package("huggingface_hub")
+
+    def network() -> nn.Module:
+        shared = nn.Linear(32, 32)
+        return nn.Sequential(shared, nn.ReLU(), shared).eval()
+
+    model, x = network(), torch.randn(2, 32)
+    baraquant.quantize_(model, baraquant.W8A8())
+    folder = export.to_compressed_tensors(model, tmp_path / "out")
+    assert set(load_file(folder / "model.safetensors")) == {
+        "0.weight",
+        "0.weight_scale",
+        "0.bias",
+    }
+    loaded = export.from_compressed_tensors(network(), folder)
+    assert loaded[0] is loaded[2]
+    assert torch.equal(loaded(x), model(x))
+
+
+def llama(tied: bool, dtype: torch.dtype = torch.float32) -> Any:
+    transformers = package("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        vocab_size=96,
+        tie_word_embeddings=tied,
+    )
+    return transformers.LlamaForCausalLM(config).to(dtype).eval()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("head", [True, False], ids=["head", "float head"])
+def test_a_language_model(tied: bool, dtype: torch.dtype, head: bool, tmp_path: Path) -> None:
+    """The head is a target by name; tied or not, the folder gives the bits back."""
+    model = llama(tied, dtype)
+    layers: dict[Any, Any] = {nn.Linear: baraquant.W8A8(), nn.Embedding: None}
+    if not head:
+        layers = {"lm_head": None, **layers}
+    baraquant.quantize_(model, layers)
+    wanted = model(IDS).logits
+    folder = export.to_compressed_tensors(model, tmp_path / "out")
+    plain = settings(folder)
+    is_quantized = hasattr(model.lm_head, "qweight")
+    assert is_quantized == head
+    group = plain["quantization_config"]["config_groups"]["group_0"]
+    assert group["targets"] == (["lm_head", "Linear"] if is_quantized else ["Linear"])
+    assert plain["tie_word_embeddings"] == (tied and not is_quantized)
+    assert plain["dtype"] == str(dtype).removeprefix("torch.")
+    assert (folder / "generation_config.json").exists()
+    loaded = export.from_compressed_tensors(llama(tied, dtype), folder)
+    assert torch.equal(loaded(IDS).logits, wanted)
+
+
+@pytest.mark.exhaustive
+def test_files_of_the_source_folder_come_along(tmp_path: Path) -> None:
+    """Tokenizer files and the pooling of a sentence encoder; no weights and no old index."""
+    source = tmp_path / "source"
+    (source / "1_Pooling").mkdir(parents=True)
+    (source / "onnx").mkdir()
+    for name in (
+        "tokenizer.json",
+        "vocab.txt",
+        "modules.json",
+        "1_Pooling/config.json",
+        "model.safetensors.index.json",
+        "pytorch_model.bin",
+        "onnx/model.onnx",
+        ".hidden",
+        "README.md",
+    ):
+        (source / name).write_text("source")
+    package("huggingface_hub")
+    folder = export.to_compressed_tensors(quantized(), tmp_path / "out", source=source)
+    copied = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+    assert copied == {
+        "tokenizer.json",
+        "vocab.txt",
+        "modules.json",
+        "1_Pooling/config.json",
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    }
+    assert (folder / "README.md").read_text() != "source"
+
+
+@pytest.mark.exhaustive
+def test_an_empty_folder_may_be_there(tmp_path: Path) -> None:
+    package("huggingface_hub")
+    (tmp_path / "out").mkdir()
+    model = quantized()
+    folder = export.to_compressed_tensors(model, tmp_path / "out")
+    assert folder.stat().st_mode & 0o777 == (tmp_path / "out").stat().st_mode & 0o777
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.exhaustive
+def test_a_model_on_the_meta_device_is_filled(tmp_path: Path) -> None:
+    package("huggingface_hub")
+    model = quantized()
+    folder = export.to_compressed_tensors(model, tmp_path / "out")
+    loaded = export.from_compressed_tensors(block().to("meta"), folder)
+    assert torch.equal(loaded(IDS), model(IDS))
+
+
+@pytest.mark.exhaustive
+def test_training_goes_on_to_a_folder(tmp_path: Path) -> None:
+    """Prepared, trained, converted, written, read: the bits of the last evaluation."""
+    package("huggingface_hub")
+    model = block()
+    baraquant.qat.prepare_(model, {nn.Linear: baraquant.W4A16(32), nn.Embedding: None})
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(IDS).square().mean().backward()
+        optimizer.step()
+    wanted = model.eval()(IDS)
+    baraquant.qat.convert_(model)
+    folder = export.to_compressed_tensors(model, tmp_path / "out", serve=None)
+    assert torch.equal(export.from_compressed_tensors(block(), folder)(IDS), wanted)

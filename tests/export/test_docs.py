@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The docstrings of the exports: their examples run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baraquant import export
+from tests.support.docstrings import run_examples
+from tests.support.optional_packages import package
+
+# What the example of each function needs.
+NEEDED = {
+    "to_gguf": ("gguf", "transformers"),
+    "to_onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "to_compressed_tensors": ("huggingface_hub",),
+}
+# An example of another function shows it.
+WITHOUT = {"from_compressed_tensors"}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", sorted(set(export.__all__) - WITHOUT))
+def test_examples(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for needed in NEEDED.get(name, ()):
+        package(needed)
+    monkeypatch.chdir(tmp_path)
+    run_examples(getattr(export, name), name)
