@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers.quantizers import auto
 
 from ..nn import HoldsIntegers
-from ..workflow.layers import layer_of
+from ..workflow.layers import layer_of, parents
 from ..workflow.report import Report
 from ..workflow.stream import Stream
 from ._config import CALLER, NAME, BaraquantConfig
@@ -88,7 +88,8 @@ class BaraquantQuantizer(WritesCompressedTensors):
                 )
         in_float32 = list(getattr(model, "_keep_in_fp32_modules", None) or ())
         skipped = self.get_modules_to_not_convert(model, names, in_float32)
-        return {path for path in paths if any(_matches(name, path) for name in skipped)}
+        kept = {path for path in paths if any(_matches(name, path) for name in skipped)}
+        return {path for path in paths if path in kept or not kept.isdisjoint(parents(path))}
 
     def param_needs_quantization(self, model: nn.Module, param_name: str, **kwargs: Any) -> bool:
         """Whether a tensor of the file is the weight of a layer to quantize."""
