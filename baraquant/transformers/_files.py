@@ -29,18 +29,25 @@ class Headers:
         self._prefixes, self._entries = list(prefixes), entries
 
     @classmethod
-    def read(cls, files: Any, base: str) -> Headers:
+    def read(cls, files: Any, base: str, caller: str) -> Headers:
         """Read the headers of some files.
 
         Args:
             files: Their paths, or None.
             base: The name of the model without its head in the model with a head.
+            caller: The public function, for messages.
+
+        Raises:
+            ValueError: A file is damaged.
         """
         entries: dict[str, Entry] = {}
         for file in files or ():
             if not str(file).endswith(".safetensors"):
                 return cls([], {})
-            entries |= read_header(Path(file), "a safetensors file").tensors
+            try:
+                entries |= read_header(Path(file), "a safetensors file").tensors
+            except ValueError as error:
+                raise ValueError(f"{caller}: {Path(file).name}: {error}") from None
         return cls([f"{base}."] if base else [], entries)
 
     def quantized(self) -> set[str]:

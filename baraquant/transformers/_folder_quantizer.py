@@ -78,7 +78,7 @@ class FolderQuantizer(WritesCompressedTensors):
                 f"{CALLER}: expected a model with layers that the folder quantizes, but no target "
                 f"of its config_groups matches a layer of {type(model).__name__}"
             )
-        self._headers = Headers.read(checkpoint_files, model.base_model_prefix)
+        self._headers = Headers.read(checkpoint_files, model.base_model_prefix, CALLER)
         self._check_headers(model)
         self._take_ties(model)
         return model
