@@ -9,6 +9,7 @@ at :class:`~baraquant.workflow.stream.Stream`.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from transformers.quantizers import auto
 
 from ..nn import HoldsIntegers
 from ..workflow.layers import layer_of, parents
-from ..workflow.report import Report
+from ..workflow.report import FILTERED, Report
 from ..workflow.stream import Stream
 from ._config import CALLER, NAME, BaraquantConfig
 from ._versions import ConversionOps, mark_loaded, refresh_sums
@@ -40,6 +41,7 @@ class BaraquantQuantizer(WritesCompressedTensors):
         self.report: Report | None = None
         self._stream: Stream | None = None
         self._missing: set[str] = set()
+        self._kept_paths: set[str] = set()
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
         """Refuse what the layers cannot be loaded with.
@@ -55,7 +57,7 @@ class BaraquantQuantizer(WritesCompressedTensors):
 
     def _process_model_before_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
         config = self.quantization_config
-        kept = self._kept(model)
+        kept = self._kept_paths = self._kept(model)
 
         def takes(module: nn.Module, name: str) -> bool:
             if config.is_one:
@@ -151,11 +153,23 @@ class BaraquantQuantizer(WritesCompressedTensors):
         for module in model.modules():
             if isinstance(module, HoldsIntegers):
                 module._parameters.pop("placeholder", None)
-        self.report = stream.finish()
+        report = stream.finish()
+        reasons = {
+            path: self._why_filtered(path) if reason == FILTERED else reason
+            for path, reason in report.left_out.items()
+        }
+        self.report = replace(report, left_out=reasons)
         self._fill_missing(model)
         refresh_sums(model)
         note_ties(model)
         return model
+
+    def _why_filtered(self, path: str) -> str:
+        if path not in self._kept_paths:
+            return "one scheme for all layers quantizes linear layers alone"
+        if self.quantization_config.modules_to_not_convert is None:
+            return "transformers keeps it floating: an output layer, or a weight tied to it"
+        return "it is in modules_to_not_convert, or kept in float32"
 
     def _fill_missing(self, model: nn.Module) -> None:
         """Set the biases that the file lacks to 0, as transformers does for a linear layer."""

@@ -28,6 +28,14 @@ SCHEMES: dict[str, Any] = {
     "dictionary": {"*layer*.0.*": baraquant.W8A8(), nn.Linear: baraquant.W4A16(None)},
     "embeddings": {nn.Embedding: baraquant.W8A16(), nn.Linear: baraquant.W8A16()},
 }
+# Every model in float32, and one of them in the other dtypes.
+CASES = [(name, torch.float32) for name in MODELS]
+CASES += [("qwen2", torch.bfloat16), ("tied_llama", torch.float16)]
+# Each is here for something that the others lack: ties of biases, forwards of their own, modules
+# without a parameter of their own left, convolutions, experts, several towers.
+ARCHITECTURES = ["bert", "deberta_v2", "funnel", "modernbert", "t5", "bart", "gpt2", "opt", "gemma"]
+ARCHITECTURES += ["falcon", "mamba2", "jamba", "recurrent_gemma", "swinv2", "clip", "llava"]
+ARCHITECTURES += ["whisper", "qwen3_moe", "vit", "wavlm"]
 HEADS = ("lm_head", "cls.predictions.decoder")
 
 
@@ -66,12 +74,14 @@ def test_one_scheme_while_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert torch.equal(logits(model), logits(by_hand("llama", folder, config.scheme, None)))
     assert len(arrived) == 14 == len(model.hf_quantizer.report.changed)
     assert type(model.lm_head) is nn.Linear
+    left_out = model.hf_quantizer.report.left_out
+    assert "output layer" in left_out["lm_head"]
+    assert "linear layers alone" in left_out["model.embed_tokens"]
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("name", MODELS)
 def test_same_as_quantize_(name: str, scheme: str, dtype: torch.dtype, tmp_path: Path) -> None:
     folder = saved(tmp_path / "float", name, dtype)
     wanted = by_hand(name, folder, SCHEMES[scheme], dtype)
@@ -84,7 +94,7 @@ def test_same_as_quantize_(name: str, scheme: str, dtype: torch.dtype, tmp_path:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", tiny.TINY)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_architecture(name: str, tmp_path: Path) -> None:
     entry = tiny.TINY[name]
     for needed in (entry.model, entry.config):
@@ -102,10 +112,9 @@ def test_every_architecture(name: str, tmp_path: Path) -> None:
     model = type(original).from_pretrained(tmp_path, quantization_config=config)
     got = model.hf_quantizer.report
     assert got.changed == report.changed
-    assert got.left_out == report.left_out
+    assert got.left_out.keys() == report.left_out.keys()
     assert (got.bytes_before, got.bytes_after) == (report.bytes_before, report.bytes_after)
     # Some models of transformers compute something else if they are said to be quantized.
-    del model.config._is_quantized
     for module in model.modules():
         if hasattr(module, "config") and hasattr(module.config, "_is_quantized"):
             del module.config._is_quantized
@@ -202,7 +211,8 @@ def test_new_head_is_quantized_after_loading(tmp_path: Path) -> None:
 def test_missing_bias_is_zero(tmp_path: Path) -> None:
     model = build("qwen2")
     model.config.save_pretrained(tmp_path)
-    state = {n: t for n, t in model.state_dict().items() if n != "model.layers.0.self_attn.q_proj.bias"}
+    state = dict(model.state_dict())
+    del state["model.layers.0.self_attn.q_proj.bias"]
     torch.save(state, tmp_path / "pytorch_model.bin")
     model = load("qwen2", tmp_path, quantization_config=BaraquantConfig(baraquant.W8A8()))
     assert not model.model.layers[0].self_attn.q_proj.bias.any()
