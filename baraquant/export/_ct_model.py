@@ -17,6 +17,7 @@ from ._ct_checks import Exported, check_server, is_exact, nudged_scale
 from ._ct_config import write_config
 from ._ct_scheme import Scheme, scheme_of
 from ._ct_tensors import tensors_of
+from ._ct_ties import add_copies, loses_ties
 from ._layers import IntegerLayer, integer_layers
 
 # The float layers that compressed-tensors has integers for.
@@ -155,7 +156,10 @@ def _tensors(
             continue  # a tied weight: the reader ties it again
         first.add(place)
         tensors[name] = tensor
-    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    if loses_ties(model):
+        add_copies(model, tensors)
+    return tensors
 
 
 def _floating(model: nn.Module, schemes: dict[str, Scheme]) -> list[str]:

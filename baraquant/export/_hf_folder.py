@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ._ct_ties import loses_ties
 from ._packages import need
 
 # Files of a source folder that hold weights, or that describe them.
@@ -56,8 +57,8 @@ def write_config_json(
         dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
         name = str(dtype or torch.float32).removeprefix("torch.")
         plain |= {"dtype": name, "torch_dtype": name}
-        if unties and plain.get("tie_word_embeddings"):
-            plain["tie_word_embeddings"] = False
+        if unties or loses_ties(model):
+            _untie(plain)
     else:
         plain = {}
     plain["architectures"] = [type(model).__name__]
@@ -66,6 +67,12 @@ def write_config_json(
     generation = getattr(model, "generation_config", None)
     if hasattr(generation, "save_pretrained"):
         generation.save_pretrained(folder)
+
+
+def _untie(plain: dict[str, Any]) -> None:
+    for each in (plain, *plain.values()):
+        if isinstance(each, dict) and "tie_word_embeddings" in each:
+            each["tie_word_embeddings"] = False
 
 
 def source_folder(caller: str, model: nn.Module, source: Any) -> Path | None:

@@ -2,6 +2,24 @@
 """Refuses ``save_pretrained`` of other packages: nothing could read the file back."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_is_allowed = ContextVar("_is_allowed", default=False)
+
+
+@contextmanager
+def tensors_to_translate() -> Iterator[None]:
+    """Let the tensors be asked for within ``save_pretrained``.
+
+    The caller translates them to a format that ``from_pretrained`` reads.
+    """
+    token = _is_allowed.set(True)
+    try:
+        yield
+    finally:
+        _is_allowed.reset(token)
 
 
 def refuse_save_pretrained() -> None:
@@ -15,6 +33,8 @@ def refuse_save_pretrained() -> None:
     Raises:
         RuntimeError: A ``save_pretrained`` of a ``modeling_utils`` module is being executed.
     """
+    if _is_allowed.get():
+        return
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
@@ -25,5 +45,6 @@ def refuse_save_pretrained() -> None:
             raise RuntimeError(
                 "save_pretrained: expected a floating model, but this one holds integers of "
                 "baraquant, which from_pretrained does not read; call "
+                "baraquant.export.to_compressed_tensors(model, folder), which it does read, or "
                 "baraquant.save(model, path), and baraquant.load_(model, path) on a fresh model"
             )

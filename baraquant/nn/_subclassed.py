@@ -134,7 +134,8 @@ def _try_as_parent(module: nn.Module, parent: type[nn.Module], weight: Tensor) -
     if extends_forward(module, parent):
         return False  # its own forward is kept, with all that it does besides
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        # Another default device may be in force, such as meta.
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("cpu"):
             return all(_is_same(module, weight, train) for train in (False, True))
     except Exception:  # whatever another's code may raise: it is no forward as it is known here
         return False
@@ -145,8 +146,7 @@ def _is_same(module: nn.Module, weight: Tensor, train: bool) -> bool:
     given = [weight] if bias is None else [weight, bias]
     random = [nn.Parameter(torch.randn(p.shape, dtype=torch.float64), False) for p in given]
     numbers = {id(p): r for p, r in zip(given, random, strict=True)}
-    # PyTorch multiplies a tensor on the CPU by one on the meta device, and gives what memory holds.
-    if any(isinstance(value, Tensor) and value.is_meta for value in vars(module).values()):
+    if _has_loose_meta(module):
         return False
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.is_meta and id(tensor) not in numbers:
@@ -158,11 +158,19 @@ def _is_same(module: nn.Module, weight: Tensor, train: bool) -> bool:
     return got.shape == wanted.shape and bool(torch.allclose(got, wanted, rtol=1e-9, atol=1e-9))
 
 
-def _random_like(tensor: Tensor) -> Tensor:
+def _has_loose_meta(module: nn.Module) -> bool:
+    """Whether a plain attribute is a tensor on the meta device, which no trial can replace.
+
+    PyTorch multiplies a tensor on the CPU by one on the meta device, and gives what memory holds.
+    """
+    return any(isinstance(value, Tensor) and value.is_meta for value in vars(module).values())
+
+
+def _random_like(tensor: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
     """Return random numbers on the CPU, as a parameter where ``tensor`` is one."""
     if not tensor.is_floating_point():
         return torch.ones(tensor.shape, dtype=tensor.dtype)
-    numbers = torch.randn(tensor.shape, dtype=torch.float64)
+    numbers = torch.randn(tensor.shape, dtype=dtype)
     return nn.Parameter(numbers, False) if isinstance(tensor, nn.Parameter) else numbers
 
 
@@ -171,14 +179,14 @@ def extends_forward(module: nn.Module, parent: type[nn.Module]) -> bool:
 
     The forward is tried on a copy whose weight is NaN and whose parent returns given numbers. The
     result must be finite and must depend on these numbers. Only linear layers and embeddings are
-    tried.
+    tried. What is on the meta device is tried with random numbers on the CPU.
     """
     weight = module._parameters.get("weight")
-    if parent not in (nn.Linear, nn.Embedding) or weight is None or weight.is_meta:
+    if parent not in (nn.Linear, nn.Embedding) or weight is None or _has_loose_meta(module):
         return False
     try:
         devices = [weight.device] if weight.is_cuda else []
-        with torch.random.fork_rng(devices), torch.no_grad():
+        with torch.random.fork_rng(devices), torch.no_grad(), torch.device("cpu"):
             return all(_follows_parent(module, parent, weight, train) for train in (False, True))
     except Exception:  # whatever another's code may raise: it is no forward as it is known here
         return False
@@ -198,19 +206,22 @@ class _Given:
 def _follows_parent(
     module: nn.Module, parent: type[nn.Module], weight: Tensor, train: bool
 ) -> bool:
-    unknown = torch.full((), float("nan"), dtype=weight.dtype, device=weight.device)
+    device = torch.device("cpu") if weight.is_meta else weight.device
+    unknown = torch.full((), float("nan"), dtype=weight.dtype, device=device)
     nan = nn.Parameter(unknown.expand(weight.shape), requires_grad=False)
-    trial = copy.deepcopy(module, {id(weight): nan})
+    others = [t for t in (*module.parameters(), *module.buffers()) if t.is_meta and t is not weight]
+    numbers = {id(tensor): _random_like(tensor, tensor.dtype) for tensor in others}
+    trial = copy.deepcopy(module, numbers | {id(weight): nan})
     stub = type("Given", (_Given, parent), {})
     trial.__class__ = type("Trial", (type(module), stub), {})
     trial.train(train)
     if parent is nn.Embedding:
-        size, input = weight.shape[1], torch.zeros(1, 2, dtype=torch.long, device=weight.device)
+        size, input = weight.shape[1], torch.zeros(1, 2, dtype=torch.long, device=device)
     else:
-        size, input = weight.shape[0], torch.ones(1, 2, weight.shape[1]).to(weight)
+        size, input = weight.shape[0], torch.ones(1, 2, weight.shape[1]).to(nan)
     results = []
     for number in (1.0, 2.0):
-        rows = torch.linspace(-number, number, 2 * size).reshape(1, 2, size).to(weight)
+        rows = torch.linspace(-number, number, 2 * size).reshape(1, 2, size).to(nan)
         vars(trial).update(_given=rows, _calls=0)
         results.append(trial.forward(input))
         if trial._calls != 1:

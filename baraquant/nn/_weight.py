@@ -35,6 +35,8 @@ class WeightView(Tensor):  # type: ignore[misc]
     _compute: Callable[[], Tensor]
     _layer: str
     _of: Tensor | None
+    # transformers gives no initial values to a tensor that has this attribute.
+    _is_hf_initialized = True
 
     @staticmethod
     def __new__(

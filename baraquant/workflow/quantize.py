@@ -106,10 +106,10 @@ def quantize_(
     """
     rules = Rules(config, _CALLER, trains=False)
     for one in rules.configs():
-        if calibration is None and _needs_calibration(one):
+        if calibration is None and needs_calibration(one):
             what = "SmoothQuant" if isinstance(one, SmoothQuant) else "a static input"
             raise ValueError(f"{_CALLER}: expected calibration data for {what}, but got None")
-    selector = Selector(_CALLER, rules, _after_training, _check)
+    selector = Selector(_CALLER, rules, after_training, check_module)
     chosen_by = filter_of(filter_fn)
     with unpacked(model, _CALLER, chosen_by) as parts:
         chosen, report = selector.choose(model, filter_of(chosen_by, parts), parts)
@@ -118,8 +118,8 @@ def quantize_(
         plan = _smoothings(model, chosen, calibration, progress)
         static = {path: one for path, one in chosen.items() if path not in plan}
         _calibrate(model, static, calibration, progress)
-        maker = _Maker(plan)
-        made = {path: _make(maker, path, one) for path, one in chosen.items()}
+        maker = Maker(plan)
+        made = {path: make(maker, path, one) for path, one in chosen.items()}
     swaps = {id(chosen[path].module): module for path, module in made.items()}
     changed = {
         path: "".join(
@@ -137,7 +137,7 @@ def quantize_(
     return report
 
 
-def _after_training(config: QuantConfig, layer: Layer) -> QuantConfig:
+def after_training(config: QuantConfig, layer: Layer) -> QuantConfig:
     """Return a configuration as it is without training."""
     weight = replace(config.weight, learned=False, dynamic=True)
     activation = config.activation
@@ -148,17 +148,23 @@ def _after_training(config: QuantConfig, layer: Layer) -> QuantConfig:
     return replace(config, weight=weight, activation=activation)
 
 
-def _needs_calibration(config: Config) -> bool:
+def needs_calibration(config: Config) -> bool:
+    """Whether a configuration needs calibration data."""
     return isinstance(config, SmoothQuant) or scheme_of(config).is_static
 
 
-def _check(module: nn.Module, config: Config) -> str | None:
+def check_module(module: nn.Module, config: Config) -> str | None:
+    """Return why a float module stays floating, by its values; None if it does not.
+
+    Raises:
+        ValueError: A weight is not finite, or has no data.
+    """
     for weight in weights_of(module):
         if weight.is_meta:
             raise ValueError("expected a weight with data, but it is on the meta device")
         if not bool(torch.isfinite(weight).all()):
             raise ValueError("expected a finite weight, but it holds NaN or infinity")
-        if _needs_calibration(config) and weight.numel() == 0:
+        if needs_calibration(config) and weight.numel() == 0:
             return _EMPTY
     return None
 
@@ -238,15 +244,15 @@ def _fixed(
     return FakeQuantize(scale, zero_point, quant_min=low, quant_max=high)
 
 
-def _make(maker: _Maker, path: str, one: Chosen) -> nn.Module:
+def make(maker: Maker, path: str, one: Chosen, caller: str = _CALLER) -> nn.Module:
     """Convert a layer; if that fails, name the layer: a registered one may raise anything."""
     try:
         return maker.make(path, one)
     except (ValueError, TypeError) as error:
-        raise type(error)(f"{_CALLER}: {path}: {error}") from error
+        raise type(error)(f"{caller}: {path}: {error}") from error
 
 
-class _Maker:
+class Maker:
     """Makes the converted layers; layers that share a weight share its integers."""
 
     def __init__(self, plan: Mapping[str, Smoothing]) -> None:

@@ -129,7 +129,7 @@ class Selector:
                 return config
             if config is None or layer is None:
                 return _why_unknown(module)
-            made = self._prepare(module, layer, config)
+            made = self.prepare(module, layer, config)
             if isinstance(made, str):
                 return made
             for weight in weights_of(module):
@@ -184,7 +184,7 @@ class Selector:
                     raise ValueError(f"{self._caller}: {names[0]}: {error}") from None
         return configs
 
-    def _prepare(self, module: nn.Module, layer: Layer, config: Config) -> nn.Module | str:
+    def prepare(self, module: nn.Module, layer: Layer, config: Config) -> nn.Module | str:
         """Return the prepared layer, or why there is none."""
         scheme = self._adapt(scheme_of(config), layer)
         reason = (

@@ -113,7 +113,7 @@ class QuantizedExperts(RunsExperts, KeepsScales):
             and group_size is None
             and all(self._buffers[f"{name}_zero_point"] is None for name in form.weights)
         )
-        self._sum_weights()
+        self.sum_weight()
 
     @classmethod
     def from_prepared(cls, prepared: FakeQuantizedExperts) -> Self:
@@ -278,7 +278,8 @@ class QuantizedExperts(RunsExperts, KeepsScales):
     def _bias(self, name: str) -> Tensor | None:
         return self._buffers.get(f"{name}_bias")
 
-    def _sum_weights(self) -> None:
+    def sum_weight(self) -> None:
+        """Compute the sums of the weights' rows from the weights again."""
         if self.is_integer and not self.symmetric:
             for name in self.form.weights:
                 total = self._integers(name).sum(dim=2, dtype=torch.int32)
@@ -293,7 +294,7 @@ class QuantizedExperts(RunsExperts, KeepsScales):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._sum_weights()
+        self.sum_weight()
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         refuse_save_pretrained()

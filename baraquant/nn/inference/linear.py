@@ -77,15 +77,16 @@ class _IntegerLinear(LaysOutWeight):
         self.register_buffer("bias", None if bias is None else _arguments.plain(bias))
         self.set_layout(transposed)
         self.register_buffer("weight_sum", None, persistent=False)
-        self._sum_weight()
+        self.sum_weight()
 
-    def _sum_weight(self) -> None:
+    def sum_weight(self) -> None:
+        """Compute ``weight_sum`` from the weight again."""
         if not self.symmetric:
             self.weight_sum = self.qweight.sum(dim=1, dtype=torch.int32)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._sum_weight()
+        self.sum_weight()
 
     def _dequantized(self) -> Tensor:
         return ops.dequantize_per_channel(self.qweight, self.weight_scale, None, 0)

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The quantizer that loads a folder of compressed-tensors into baraquant's layers.
+
+Before the weights are loaded, each layer that the folder quantizes becomes a slot for its tensors
+(:mod:`._slots`). Whatever the folder's configuration and its files do not agree on is an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..export._ct_config import CtConfig
+from ..export._ct_scheme import METHOD, Scheme
+from ..export._ct_tensors import check_layer
+from ..export._ct_ties import ends_of
+from ..workflow.layers import layer_of, weights_of
+from ..workflow.replace import paths_of
+from ._files import Headers
+from ._slots import Slot, place
+from ._versions import refresh_sums
+from ._writer import WritesCompressedTensors, note_ties
+
+CALLER = "from_pretrained"
+
+
+class FolderQuantizer(WritesCompressedTensors):
+    """Loads a folder of compressed-tensors into baraquant's layers.
+
+    Args:
+        quantization_config: The object of ``config.json``.
+        parsed: The same, checked.
+    """
+
+    requires_calibration = True  # a floating folder cannot be loaded with this configuration
+
+    def __init__(self, quantization_config: Any, parsed: CtConfig, **kwargs: Any) -> None:
+        super().__init__(quantization_config, **kwargs)
+        self._parsed = parsed
+        self._slots: dict[str, Slot] = {}
+        self._ties: list[tuple[str, str]] = []
+        self._headers = Headers([], {})
+
+    def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
+        """Refuse what the layers cannot be loaded with.
+
+        Raises:
+            ValueError: Layers would be offloaded to the disk.
+        """
+        if isinstance(device_map, dict) and "disk" in device_map.values():
+            raise ValueError(
+                f"{CALLER}: expected a device_map of devices, but it puts modules on the disk, "
+                "from where quantized layers cannot be loaded"
+            )
+
+    def _process_model_before_weight_loading(
+        self, model: Any, checkpoint_files: Any = None, **kwargs: Any
+    ) -> Any:
+        names = paths_of(model)
+        at = {id(module): module for module in model.modules()}
+        for key, paths in names.items():
+            scheme = self._scheme(model, paths, at[key])
+            if scheme is None:
+                continue
+            try:
+                check_layer(paths[0], scheme, at[key])
+            except ValueError as error:
+                raise ValueError(f"{CALLER}: {error}") from None
+            self._slots[paths[0]] = slot = Slot(model, paths, scheme, at[key], CALLER)
+            place(model, paths, slot)
+        if not self._slots:
+            raise ValueError(
+                f"{CALLER}: expected a model with layers that the folder quantizes, but no target "
+                f"of its config_groups matches a layer of {type(model).__name__}"
+            )
+        self._headers = Headers.read(checkpoint_files, model.base_model_prefix, CALLER)
+        self._check_headers(model)
+        self._take_ties(model)
+        return model
+
+    def _scheme(self, model: Any, paths: list[str], module: nn.Module) -> Scheme | None:
+        """Return the scheme of a module, under the names that it may have in the folder."""
+        if not weights_of(module) or not paths[0]:
+            return None  # an expression may match containers and norms, which have no weights
+        found: dict[str, Scheme] = {}
+        unignored = replace(self._parsed, ignore=())
+        for path in paths:
+            for name in _names_in_folder(model, path):
+                scheme = self._parsed.scheme_of(name, module)
+                if scheme is not None:
+                    found[path] = scheme
+                elif unignored.scheme_of(name, module) is not None:
+                    return None
+        if not found:
+            return None
+        if layer_of(module) is None:
+            raise ValueError(
+                f"{CALLER}: {paths[0]}: baraquant has no quantized {type(module).__name__}"
+            )
+        return next(iter(found.values()))
+
+    def _check_headers(self, model: Any) -> None:
+        """Compare the headers of the files with the slots, before anything is read.
+
+        Raises:
+            ValueError: They contradict each other.
+        """
+        for path, slot in self._slots.items():
+            for name in slot.wanted:
+                self._headers.check(f"{path}.{name}", slot._buffers[name], CALLER)
+        stored = self._headers.quantized()
+        stored -= {path for path in stored if _is_of_head(model, path, stored)}
+        if len(stored) > sum(len(slot.paths) for slot in self._slots.values()):
+            known = {
+                name
+                for slot in self._slots.values()
+                for path in slot.paths
+                for name in _names_in_folder(slot.model, path)
+            }
+            rest = sorted(stored - known) or sorted(stored)
+            raise ValueError(
+                f"{CALLER}: {rest[0]}: the folder holds a quantized layer there, but no target of "
+                "its config_groups matches such a layer of the model; it may be ignored by "
+                "mistake, or transformers keeps such layers in another form, as it does experts"
+            )
+
+    def _take_ties(self, model: Any) -> None:
+        """Take the ties of slots from transformers, which ties parameters by name."""
+        ties = getattr(model, "all_tied_weights_keys", None)
+        if ties is None:
+            return
+        for target, source in list(ties.items()):
+            ends = [name.rpartition(".")[0] for name in (target, source)]
+            is_slot = [isinstance(model.get_submodule(end), Slot) for end in ends]
+            if not any(is_slot):
+                continue
+            del ties[target]
+            self._ties.append((ends[0], ends[1]))
+            for name, quantized in zip((target, source), is_slot, strict=True):
+                if not quantized and not self._headers.has(name):
+                    raise ValueError(
+                        f"{CALLER}: {name}: expected it in the folder, as it cannot be tied to "
+                        "integers, but it is missing"
+                    )
+
+    def get_new_dtype(self, converter: Any, param: Any, dtype: torch.dtype | None) -> Any:
+        """Refuse floating numbers where integers belong (transformers 5).
+
+        Raises:
+            ValueError: The file has floating numbers for a tensor of integers.
+        """
+        new = super().get_new_dtype(converter, param, dtype)
+        if new is not None and not new.is_floating_point:
+            name = ", ".join(getattr(converter, "target_patterns", ()))
+            raise ValueError(f"{CALLER}: {name}: expected integers, but the folder has floats")
+        return new
+
+    def update_missing_keys(self, model: nn.Module, missing_keys: list[str], prefix: str) -> Any:
+        """Note which tensors the files lack (transformers 4.57)."""
+        for name in missing_keys:
+            path, _, leaf = name.rpartition(".")
+            if path in self._slots:
+                self._slots[path].absent.add(leaf)
+        return missing_keys
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        self._fill_from_ties(model)
+        for path, slot in self._slots.items():
+            missing = slot.missing()
+            if missing:
+                raise ValueError(
+                    f"{CALLER}: {path}.{missing[0]}: expected it in the folder for {slot.scheme}, "
+                    "but it is missing"
+                )
+        self._slots.clear()
+        _share(ends_of(model))
+        refresh_sums(model)
+        note_ties(model)
+        return model
+
+    def _fill_from_ties(self, model: nn.Module) -> None:
+        """Give a slot without tensors those of the layer that it is tied to."""
+        for pair in self._ties:
+            slots = [self._slots.get(path) for path in pair]
+            for slot, other in zip(slots, slots[::-1], strict=True):
+                if slot is None or other is None or other.missing() or slot.arrived - {"bias"}:
+                    continue
+                tensors = {n: t for n, t in other.tensors().items() if n != "bias"}
+                new = slot.made({**slot.tensors(), **tensors})
+                slot.arrived = set(slot.wanted)
+                place(model, slot.paths, new)
+
+
+def _names_in_folder(model: Any, path: str) -> Iterator[str]:
+    """Yield the names that a path may have in the folder of a model with or without a head."""
+    yield path
+    prefix = model.base_model_prefix
+    if not prefix:
+        return
+    if hasattr(model, prefix):
+        if path.startswith(f"{prefix}."):
+            yield path.removeprefix(f"{prefix}.")
+    else:
+        yield f"{prefix}.{path}"
+
+
+def _is_of_head(model: Any, path: str, stored: set[str]) -> bool:
+    """Whether a layer of the folder belongs to a part that this model does not have by design."""
+    prefix = model.base_model_prefix
+    ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    if any(re.search(pattern, f"{path}.weight") for pattern in ignored):
+        return True
+    if not prefix or hasattr(model, prefix) or path.startswith(f"{prefix}."):
+        return False
+    return any(other.startswith(f"{prefix}.") for other in stored)
+
+
+def _share(ends: list[nn.Module]) -> None:
+    """Let equal input and output embeddings have the same integers in memory."""
+    names = ("qweight", "weight_scale", "weight_zero_point")
+    if len(ends) != 2 or ends[0] is ends[1]:
+        return
+    pairs = [tuple(end._buffers.get(name) for end in ends) for name in names]
+    for one, other in pairs:
+        if (one is None) != (other is None):
+            return
+        if one is not None and (one.device != other.device or not torch.equal(one, other)):
+            return
+    if pairs[0][0] is not None:
+        for name in names:
+            ends[1]._buffers[name] = ends[0]._buffers.get(name)
+
+
+__all__ = ["CALLER", "METHOD", "FolderQuantizer"]

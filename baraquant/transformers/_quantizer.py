@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The quantizer behind :class:`BaraquantConfig`: quantizes while ``from_pretrained`` loads.
+
+transformers 5 asks ``param_needs_quantization`` for each tensor and hands it to the operation that
+``get_quantize_ops`` returns; transformers 4.57 hands it to ``create_quantized_param``. Both arrive
+at :class:`~baraquant.workflow.stream.Stream`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.quantizers import auto
+
+from ..nn import HoldsIntegers
+from ..workflow.layers import layer_of, parents
+from ..workflow.report import FILTERED, Report
+from ..workflow.stream import Stream
+from ._config import CALLER, NAME, BaraquantConfig
+from ._versions import ConversionOps, mark_loaded, refresh_sums
+from ._writer import WritesCompressedTensors, note_ties
+
+
+class BaraquantQuantizer(WritesCompressedTensors):
+    """Quantizes the layers of a model while its weights are loaded.
+
+    Attributes:
+        report: What was quantized, and what was left out and why. None before the model is loaded.
+    """
+
+    requires_calibration = False
+    requires_parameters_quantization = True  # transformers 4.57 asks for it
+    quantization_config: BaraquantConfig
+
+    def __init__(self, quantization_config: BaraquantConfig, **kwargs: Any) -> None:
+        super().__init__(quantization_config, **kwargs)
+        self.serve = quantization_config.serve
+        self.report: Report | None = None
+        self._stream: Stream | None = None
+        self._missing: set[str] = set()
+        self._kept_paths: set[str] = set()
+
+    def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
+        """Refuse what the layers cannot be loaded with.
+
+        Raises:
+            ValueError: Layers would be offloaded to the disk.
+        """
+        if isinstance(device_map, dict) and "disk" in device_map.values():
+            raise ValueError(
+                f"{CALLER}: expected a device_map of devices, but it puts modules on the disk, "
+                "from where quantized layers cannot be loaded"
+            )
+
+    def _process_model_before_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
+        config = self.quantization_config
+        kept = self._kept_paths = self._kept(model)
+
+        def takes(module: nn.Module, name: str) -> bool:
+            if config.is_one:
+                layer = layer_of(module)
+                if layer is None or layer.name not in ("Linear", "Conv1D"):
+                    return False
+            return name not in kept
+
+        _tie(model)
+        self._stream = Stream(model, config.scheme, CALLER, takes)
+        _untie(model, self._stream)
+        return model
+
+    def _kept(self, model: Any) -> set[str]:
+        """Return the paths of the modules that stay floating.
+
+        Raises:
+            ValueError: A name of ``modules_to_not_convert`` matches no module.
+        """
+        config = self.quantization_config
+        names = config.modules_to_not_convert
+        if names is None and not config.is_one:
+            names = []
+        paths = [path for path, _ in model.named_modules() if path]
+        for name in names or ():
+            if not any(_matches(name, path) for path in paths):
+                raise ValueError(
+                    f"{CALLER}: expected modules_to_not_convert to name modules of the model, but "
+                    f"{name!r} matches none of them, for example not {', '.join(paths[:3])}"
+                )
+        in_float32 = list(getattr(model, "_keep_in_fp32_modules", None) or ())
+        skipped = self.get_modules_to_not_convert(model, names, in_float32)
+        kept = {path for path in paths if any(_matches(name, path) for name in skipped)}
+        return {path for path in paths if path in kept or not kept.isdisjoint(parents(path))}
+
+    def param_needs_quantization(self, model: nn.Module, param_name: str, **kwargs: Any) -> bool:
+        """Whether a tensor of the file is the weight of a layer to quantize."""
+        stream = self._stream
+        return stream is not None and param_name not in self._missing and stream.takes(param_name)
+
+    def get_quantize_ops(self) -> ConversionOps:
+        """Return the operation that quantizes a weight when it arrives (transformers 5)."""
+        return QuantizeOnLoad(self)
+
+    def create_quantized_param(
+        self, model: nn.Module, param_value: Tensor, param_name: str, target_device: Any, **_: Any
+    ) -> None:
+        """Quantize a weight when it arrives (transformers 4.57)."""
+        assert self._stream is not None
+        if "device_mesh" in _:
+            raise ValueError(_NO_TENSOR_PARALLEL)
+        self._stream.add(param_name, param_value.to(target_device))
+
+    def update_missing_keys(self, model: nn.Module, missing_keys: list[str], prefix: str) -> Any:
+        """Note which tensors the file does not hold (transformers 4.57)."""
+        self._missing |= set(missing_keys)
+        return missing_keys
+
+    def take(
+        self, model: nn.Module, tensors: dict[str, Any], missing: set[str] | None
+    ) -> dict[str, Any]:
+        """Quantize those of some tensors that are to be, and return the others.
+
+        A weight that cannot be quantized is returned too: transformers reports a wrong shape, and
+        :meth:`Stream.finish` raises any other error, with the path of the layer.
+        """
+        stream, rest = self._stream, {}
+        assert stream is not None
+        self._missing = set() if missing is None else missing
+        for name, given in tensors.items():
+            value = given[0] if isinstance(given, list) else given
+            if stream.takes(name) and value.shape != stream.shape(name):
+                stream.refuse([name])
+            if not stream.takes(name):
+                rest[name] = given
+                continue
+            try:
+                paths = stream.add(name, value)
+            except (ValueError, TypeError):
+                stream.refuse([name])
+                rest[name] = given
+                continue
+            self._missing -= {f"{path}.weight" for path in paths}
+            for path in paths:
+                new: Any = model.get_submodule(path)
+                mark_loaded(new)
+                new.register_placeholder()  # initial values may need the dtype of a parameter
+        return rest
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        stream, self._stream = self._stream, None
+        assert stream is not None
+        for module in model.modules():
+            if isinstance(module, HoldsIntegers):
+                module._parameters.pop("placeholder", None)
+        report = stream.finish()
+        reasons = {
+            path: self._why_filtered(path) if reason == FILTERED else reason
+            for path, reason in report.left_out.items()
+        }
+        self.report = replace(report, left_out=reasons)
+        self._fill_missing(model)
+        refresh_sums(model)
+        note_ties(model)
+        return model
+
+    def _why_filtered(self, path: str) -> str:
+        if path not in self._kept_paths:
+            return "one scheme for all layers quantizes linear layers alone"
+        if self.quantization_config.modules_to_not_convert is None:
+            return "transformers keeps it floating: an output layer, or a weight tied to it"
+        return "it is in modules_to_not_convert, or kept in float32"
+
+    def _fill_missing(self, model: nn.Module) -> None:
+        """Set the biases that the file lacks to 0, as transformers does for a linear layer."""
+        assert self.report is not None
+        for path in self.report.changed:
+            bias = getattr(model.get_submodule(path), "bias", None)
+            if isinstance(bias, Tensor) and f"{path}.bias" in self._missing:
+                bias.zero_()
+
+
+class QuantizeOnLoad(ConversionOps):
+    """The operation of transformers 5 for a weight that is quantized when it arrives."""
+
+    def __init__(self, quantizer: BaraquantQuantizer) -> None:
+        self._quantizer = quantizer
+
+    def convert(
+        self,
+        input_dict: dict[str, Any],
+        *args: Any,
+        model: Any = None,
+        missing_keys: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Quantize the tensors that are to be, and return the others."""
+        return self._quantizer.take(model, input_dict, missing_keys)
+
+
+_NO_TENSOR_PARALLEL = (
+    f"{CALLER}: expected a model on whole devices, but tensor parallelism splits its weights; load "
+    "without tp_plan"
+)
+
+
+def register() -> None:
+    """Make ``from_pretrained`` know the configuration and its quantizer."""
+    auto.AUTO_QUANTIZATION_CONFIG_MAPPING[NAME] = BaraquantConfig
+    auto.AUTO_QUANTIZER_MAPPING[NAME] = BaraquantQuantizer
+
+
+def _matches(name: str, path: str) -> bool:
+    """Whether a name of ``modules_to_not_convert`` means a module, by the rule of transformers."""
+    try:
+        starts = re.match(rf"(?:{name})(?:(?<=\.)|(?=\.|$))", path) is not None
+    except re.error:
+        starts = False
+    return starts or path.endswith(name)
+
+
+def _tie(model: Any) -> None:
+    """Tie the weights, which transformers 5 does only after it has loaded them."""
+    for target, source in getattr(model, "all_tied_weights_keys", {}).items():
+        path, _, leaf = target.rpartition(".")
+        setattr(model.get_submodule(path), leaf, model.get_parameter(source))
+
+
+def _untie(model: Any, stream: Stream) -> None:
+    """Take the ties of layers that are quantized from transformers: the stream knows them.
+
+    Where only one side of a tie is quantized, or another tensor of a layer is tied, such as a bias,
+    it waits until transformers has tied the weights.
+    """
+    ties = getattr(model, "all_tied_weights_keys", None)
+    if ties is None:  # transformers 4.57 ties the weights itself, before and after it loads them
+        stream.refuse_ties()
+        return
+    for name in (*ties.keys(), *ties.values()):
+        path, _, leaf = name.rpartition(".")
+        if leaf != "weight":
+            stream.refuse([f"{path}.weight"])
+    for target, source in list(ties.items()):
+        both = stream.takes(target), stream.takes(source)
+        if all(both):
+            del ties[target]
+        elif any(both):
+            stream.refuse([target, source])

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``use_for_compressed_tensors``: folders of compressed-tensors as baraquant's layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from transformers.quantizers import auto
+from transformers.utils.quantization_config import CompressedTensorsConfig as TheirConfig
+
+from ..export._ct_config import read_config
+from ..export._ct_scheme import METHOD
+from ._folder_quantizer import CALLER, FolderQuantizer
+from ._versions import cast_scales_of_slots
+
+_CONFIGS = auto.AUTO_QUANTIZATION_CONFIG_MAPPING
+_QUANTIZERS = auto.AUTO_QUANTIZER_MAPPING
+# What transformers registers for the format.
+_THEIRS = _CONFIGS[METHOD], _QUANTIZERS[METHOD]
+
+
+class FolderConfig(TheirConfig):  # type: ignore[misc]
+    """The object ``quantization_config`` of a folder, as it stands there.
+
+    It has the name and the loading options of transformers' class, which may be given to
+    ``from_pretrained``, but does not need the package compressed-tensors.
+
+    Attributes:
+        written: What ``save_pretrained`` writes into ``config.json``.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        self.written = given
+        self.quant_method = METHOD
+        # What an argument of from_pretrained may set. transformers 4.57 has the second one.
+        self.dequantize = False
+        self.run_compressed = True
+        self.use_optimized_inference = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object."""
+        return {**self.written, "quant_method": METHOD}
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """Return the object."""
+        return self.to_dict()
+
+
+# transformers compares the names of the classes.
+FolderConfig.__name__ = TheirConfig.__name__
+
+
+class _Switch:
+    """Takes back what a call of :func:`use_for_compressed_tensors` changed."""
+
+    def __init__(self, before: tuple[Any, Any]) -> None:
+        self._before = before
+
+    def __enter__(self) -> None:
+        """Do nothing: the call has already happened."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Restore the reader that was there before."""
+        _CONFIGS[METHOD], _QUANTIZERS[METHOD] = self._before
+
+
+def use_for_compressed_tensors(on: bool = True) -> _Switch:
+    """Let ``from_pretrained`` load folders of compressed-tensors as baraquant's layers.
+
+    transformers itself decompresses such weights and imitates the rounding of inputs; baraquant's
+    layers multiply the integers. A folder that baraquant wrote gives the bits of the model that it
+    was written from. The package compressed-tensors is not needed.
+
+    The call holds for the whole process, until ``use_for_compressed_tensors(False)``, or until the
+    end of a ``with`` block. Folders are loaded by transformers' own reader all the same with
+    ``quantization_config=CompressedTensorsConfig(dequantize=True)``.
+
+    ``from_pretrained`` then raises a ValueError for folders whose weights are no integers of 2 to 8
+    bits, and for folders that are damaged or contradict their configuration. The message has the
+    path of the layer.
+
+    Args:
+        on: False gives the format back to transformers' own reader.
+
+    Returns:
+        A context manager that restores the reader that was there before.
+
+    Raises:
+        TypeError: ``on`` is not a bool.
+
+    Example:
+        >>> import baraquant.transformers
+        >>> with baraquant.transformers.use_for_compressed_tensors():
+        ...     pass  # model = AutoModelForCausalLM.from_pretrained(folder)
+    """
+    if type(on) is not bool:
+        raise TypeError(
+            f"use_for_compressed_tensors: expected on to be a bool, but got {type(on).__name__}"
+        )
+    before = _CONFIGS[METHOD], _QUANTIZERS[METHOD]
+    if on:
+        cast_scales_of_slots()
+    _CONFIGS[METHOD], _QUANTIZERS[METHOD] = (FolderConfig, _reader) if on else _THEIRS
+    return _Switch(before)
+
+
+def _reader(config: Any, **kwargs: Any) -> Any:
+    """Return the quantizer for a folder, or transformers' own where it is to be dequantized."""
+    if getattr(config, "dequantize", False) or not getattr(config, "run_compressed", True):
+        theirs = _THEIRS[0].from_dict(config.to_dict())
+        theirs.dequantize = True
+        theirs.run_compressed = False
+        make: Callable[..., Any] = _THEIRS[1]
+        return make(theirs, **kwargs)
+    if not isinstance(config, FolderConfig):
+        raise ValueError(
+            f"{CALLER}: expected a folder in the format {METHOD}, but it holds a floating model; "
+            "to quantize it while it is loaded, give BaraquantConfig(scheme)"
+        )
+    return FolderQuantizer(config, read_config(config.to_dict(), CALLER), **kwargs)

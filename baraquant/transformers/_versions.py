@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What differs between transformers 4.57 and 5, and what both leave undone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import transformers
+from torch import nn
+from transformers import modeling_utils
+
+from ..nn import HoldsIntegers
+
+IS_5 = int(transformers.__version__.partition(".")[0]) >= 5
+
+if TYPE_CHECKING:
+
+    class ConversionOps:
+        """The base of the operations on tensors that arrive, in transformers 5."""
+
+else:
+    try:
+        from transformers.core_model_loading import ConversionOps
+    except ImportError:  # transformers 4.57
+
+        class ConversionOps:
+            """Never used: 4.57 has no such operations."""
+
+
+def refresh_sums(model: nn.Module) -> None:
+    """Compute the sums of the weights' rows again.
+
+    They are in no file, and transformers replaces every such buffer by an uninitialized one.
+    """
+    for module in model.modules():
+        if isinstance(module, HoldsIntegers) and hasattr(module, "sum_weight"):
+            module.sum_weight()
+
+
+def mark_loaded(module: nn.Module) -> None:
+    """Keep transformers from giving initial values to the tensors of a quantized layer.
+
+    Args:
+        module: The layer. What it does not hold yet, on the meta device, is not marked.
+    """
+    for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+        if not tensor.is_meta:
+            tensor._is_hf_initialized = True
+
+
+def cast_scales_of_slots() -> None:
+    """Keep transformers 4.57 from casting the tensors of slots to the model's dtype.
+
+    Version 5 asks the quantizer. 4.57 casts each floating tensor of a quantized model, so a float32
+    scale would be rounded.
+    """
+    if IS_5 or hasattr(modeling_utils._infer_parameter_dtype, "_of_baraquant"):
+        return
+    theirs = modeling_utils._infer_parameter_dtype
+
+    def infer(model: nn.Module, param_name: str, *args: Any, **kwargs: Any) -> Any:
+        contiguous, dtype = theirs(model, param_name, *args, **kwargs)
+        path, _, leaf = param_name.rpartition(".")
+        wanted = getattr(model.get_submodule(path), "wanted", ())
+        return contiguous, None if leaf in wanted and leaf != "bias" else dtype
+
+    infer._of_baraquant = True  # type: ignore[attr-defined]
+    modeling_utils._infer_parameter_dtype = infer
+
+
+__all__: list[Any] = [
+    "IS_5",
+    "ConversionOps",
+    "cast_scales_of_slots",
+    "mark_loaded",
+    "refresh_sums",
+]

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What ``save_pretrained`` writes for models of baraquant: the format compressed-tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers.quantizers.base import HfQuantizer
+
+from ..export._ct_model import describe
+from ..export._ct_ties import configs_of, loses_ties
+from ..nn._pretrained import tensors_to_translate
+
+
+class WritesCompressedTensors(HfQuantizer):  # type: ignore[misc]
+    """A quantizer whose models ``save_pretrained`` writes as compressed-tensors.
+
+    Its ``quantization_config`` has an attribute ``written``, which ``config.json`` gets.
+    """
+
+    serve: str | None = None
+
+    def is_serializable(self, *args: Any, **kwargs: Any) -> bool:
+        """Return True."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """True: adapters can be trained, as the layers pass a gradient to their input."""
+        return True
+
+    @property
+    def is_compileable(self) -> bool:
+        """True."""
+        return True
+
+    def get_state_dict_and_metadata(
+        self, model: Any, *args: Any, **kwargs: Any
+    ) -> tuple[dict[str, Tensor] | None, dict[str, str]]:
+        """Return the tensors of the format compressed-tensors, and note its configuration.
+
+        Embeddings are written dequantized, with the same values: transformers cannot load quantized
+        ones. Adapters of peft are saved by themselves.
+
+        Raises:
+            ValueError: The format cannot hold a layer, which is named.
+        """
+        if getattr(model, "_hf_peft_config_loaded", False):
+            return None, {}
+        with tensors_to_translate():
+            state, written = describe(
+                model, serve=self.serve, float_embeddings=True, caller="save_pretrained"
+            )
+        self.quantization_config.written = written
+        return state, {}
+
+
+def note_ties(model: Any) -> None:
+    """Let the configuration say that the embeddings are not tied, if one is quantized."""
+    if loses_ties(model):
+        for config in configs_of(model.config):
+            config.tie_word_embeddings = False

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Quantizes the layers of a model while their weights are loaded, one weight after the other.
+
+The model is built on the meta device. Each weight that arrives becomes integers at once, and the
+floating numbers are freed, so that the floating model is never in memory as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from ..configs import Config
+from ..nn import QuantizesWeight
+from .layers import weights_of
+from .quantize import Maker, after_training, check_module, make, quantize_
+from .replace import FilterFn, paths_of, swap
+from .report import Report
+from .rules import Rule, Rules
+from .select import Chosen, Selector, nothing_to
+from .unpack import Unpacked, is_packed
+
+
+class Stream:
+    """Chooses the layers of a model without data, and quantizes them when their weights arrive.
+
+    It makes the layers that :func:`baraquant.quantize_` makes from the loaded model. Layers that
+    hold several weights, such as experts, and weights that never arrive are quantized by
+    :meth:`finish`. So is everything in a model with a packed module, such as ``nn.LSTM``: unpacking
+    it earlier would rename its tensors.
+
+    Args:
+        model: The model on the meta device, its tied weights tied.
+        config: As in :func:`baraquant.quantize_`, without what needs calibration.
+        caller: The public function, for messages.
+        filter_fn: As in :func:`baraquant.quantize_`.
+
+    Raises:
+        ValueError: No layer can be quantized, or a key of ``config`` matches no layer.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: Config | Mapping[Rule, Config | None],
+        caller: str,
+        filter_fn: FilterFn,
+    ) -> None:
+        self._model, self._caller = model, caller
+        self._config, self._filter = config, filter_fn
+        self._chosen: dict[str, Chosen] = {}
+        self._made: dict[str, nn.Module] = {}
+        self._ties: dict[str, list[str]] = {}
+        self._names: dict[str, str] = {}  # from each path of a layer to its first one
+        self._is_packed = any(map(is_packed, model.modules()))
+        if self._is_packed:
+            return
+        rules = Rules(config, caller, trains=False)
+        self._selector = Selector(caller, rules, after_training, _check_if_loaded)
+        self._chosen, self._report = self._selector.choose(model, filter_fn, Unpacked())
+        if not self._chosen:
+            raise ValueError(f"{caller}: {nothing_to('quantize', model, self._report)}")
+        self._paths = paths_of(model)
+        by_weight: dict[int, list[str]] = {}
+        for path, one in self._chosen.items():
+            if isinstance(one.prepared, QuantizesWeight) and len(weights_of(one.module)) == 1:
+                self._names |= dict.fromkeys(self._paths[id(one.module)], path)
+                by_weight.setdefault(id(one.module.weight), []).append(path)
+        for group in by_weight.values():
+            self._ties |= dict.fromkeys(group, group)
+
+    def takes(self, name: str) -> bool:
+        """Whether :meth:`add` quantizes the tensor of this name."""
+        path, _, leaf = name.rpartition(".")
+        return leaf == "weight" and path in self._names
+
+    def is_chosen(self, path: str) -> bool:
+        """Whether the layer at a path is quantized, by :meth:`add` or by :meth:`finish`."""
+        return path in self._names or path in self._chosen
+
+    def shape(self, name: str) -> torch.Size:
+        """Return the shape of a tensor that :meth:`takes` accepts."""
+        shape: torch.Size = self._chosen[self._names[name.rpartition(".")[0]]].module.weight.shape
+        return shape
+
+    def refuse(self, names: Iterable[str]) -> None:
+        """Leave the layers with these tensors to :meth:`finish`, with the layers tied to them."""
+        for name in names:
+            first = self._names.get(name.rpartition(".")[0])
+            for path in () if first is None else self._ties[first]:
+                for every in self._paths[id(self._chosen[path].module)]:
+                    self._names.pop(every, None)
+
+    def refuse_ties(self) -> None:
+        """Leave all layers with tied weights to :meth:`finish`."""
+        groups = [group for group in self._ties.values() if len(group) > 1]
+        self.refuse(f"{path}.weight" for group in groups for path in group)
+
+    def add(self, name: str, value: Tensor) -> list[str]:
+        """Quantize a weight, and put the new layer into the model.
+
+        Layers with tied weights are quantized when the first of their weights arrives. Where the
+        file holds another one with other numbers, the two are not tied any more.
+
+        Args:
+            name: The name of the tensor, which :meth:`takes` accepts.
+            value: The floating weight, of the shape of the layer's.
+
+        Returns:
+            The paths of the layers that this weight belongs to.
+
+        Raises:
+            ValueError: The weight is not finite.
+        """
+        path = self._names[name.rpartition(".")[0]]
+        if path not in self._made:
+            news = self._converted(self._ties[path], value)
+        else:
+            news = self._converted([path], value)
+            if _same_integers(news[path], self._made[path]):
+                return [path]
+        for each, new in news.items():
+            self._place(each, new)
+        return [every for each in news for every in self._paths[id(self._chosen[each].module)]]
+
+    def finish(self) -> Report:
+        """Quantize what has not arrived as a single weight, and return the report.
+
+        Raises:
+            ValueError: A weight is not finite.
+        """
+        if self._is_packed:
+            return quantize_(self._model, self._config, filter_fn=self._filter, progress=False)
+        left_out = dict(self._report.left_out)
+        self._tie_again()
+        maker = Maker({})
+        for path, one in self._chosen.items():
+            if path in self._made:
+                continue
+            prepared = self._prepared(path, one)
+            if isinstance(prepared, str):
+                left_out[path] = prepared
+            else:
+                self._place(path, make(maker, path, replace(one, prepared=prepared), self._caller))
+        changed = {
+            path: type(self._made[path]).__name__ + one.remark
+            for path, one in self._chosen.items()
+            if path in self._made
+        }
+        swaps = {id(self._chosen[path].module): self._made[path] for path in changed}
+        report = replace(self._report, changed=changed, left_out=left_out)
+        return swap(self._model, swaps, report)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _converted(self, paths: list[str], value: Tensor) -> dict[str, nn.Module]:
+        """Return the new layers of one weight. They share its integers."""
+        maker, news = Maker({}), {}
+        weight = nn.Parameter(value, requires_grad=False)
+        for path in paths:
+            one = self._chosen[path]
+            empty, one.module.weight = one.module.weight, weight
+            try:
+                prepared = self._prepared(path, one)
+                if isinstance(prepared, str):
+                    raise ValueError(f"{self._caller}: {path}: {prepared}")
+                news[path] = make(maker, path, replace(one, prepared=prepared), self._caller)
+            finally:
+                one.module.weight = empty
+        return news
+
+    def _prepared(self, path: str, one: Chosen) -> nn.Module | str:
+        try:
+            return self._selector.prepare(one.module, one.layer, one.config)
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"{self._caller}: {path}: {error}") from error
+
+    def _place(self, path: str, new: nn.Module) -> None:
+        for name in self._paths[id(self._chosen[path].module)]:
+            parent, _, leaf = name.rpartition(".")
+            self._model.get_submodule(parent)._modules[leaf] = new
+        self._made[path] = new
+
+    def _tie_again(self) -> None:
+        """Tie the weights that have not arrived: the loader gave each of them values of its own."""
+        for group in self._ties.values():
+            first = self._chosen[group[0]].module
+            for path in group[1:]:
+                if path not in self._made:
+                    self._chosen[path].module.weight = first.weight
+
+
+def _check_if_loaded(module: nn.Module, config: Config) -> str | None:
+    if any(weight.is_meta for weight in weights_of(module)):
+        return None
+    return check_module(module, config)
+
+
+def _same_integers(one: nn.Module, other: nn.Module) -> bool:
+    names = ("qweight", "weight_scale", "weight_zero_point")
+    pairs = [(getattr(one, name, None), getattr(other, name, None)) for name in names]
+    return all(
+        mine is theirs
+        or (mine is not None and theirs is not None and torch.equal(mine.to(theirs), theirs))
+        for mine, theirs in pairs
+    )

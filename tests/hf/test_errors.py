@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Wrong arguments, and folders that are damaged or contradict themselves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import baraquant
+from tests.hf.models import build, load, saved, transformers
+
+pytest.importorskip("transformers")
+from baraquant.transformers import BaraquantConfig, use_for_compressed_tensors  # noqa: E402
+
+ARGUMENTS: list[tuple[tuple[Any, ...], type[Exception], str]] = [
+    (("W8A8",), TypeError, "expected config to be a QuantConfig"),
+    ((baraquant.W8A8,), TypeError, r"the function W8A8; write W8A8\(\)"),
+    ((None,), TypeError, "QuantConfig"),
+    (({},), ValueError, "an empty dictionary"),
+    (({"*": 8},), TypeError, r"'\*'"),
+    (({3: baraquant.W8A8()},), TypeError, "pattern of paths"),
+    ((baraquant.W8A8Static(),), ValueError, "a static input.*baraquant.quantize_"),
+    (({"*": baraquant.W8A8Static()},), ValueError, "calibration"),
+    ((baraquant.SmoothQuant(),), ValueError, "SmoothQuant.*calibration="),
+    ((baraquant.W8A8(), "lm_head"), TypeError, "list of names.*but got str"),
+    ((baraquant.W8A8(), [3]), TypeError, "modules_to_not_convert.*3"),
+    ((baraquant.W8A8(), [""]), TypeError, "modules_to_not_convert"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "kind", "text"), ARGUMENTS)
+def test_arguments_of_the_config(
+    arguments: tuple[Any, ...], kind: type[Exception], text: str
+) -> None:
+    with pytest.raises(kind, match=text):
+        BaraquantConfig(*arguments)
+
+
+def test_argument_of_the_switch() -> None:
+    with pytest.raises(TypeError, match="expected on to be a bool, but got str"):
+        use_for_compressed_tensors("no")  # type: ignore[arg-type]
+
+
+LOADING: list[tuple[Any, str]] = [
+    (BaraquantConfig(baraquant.W8A8(), ["lm_had"]), "'lm_had' matches none"),
+    (BaraquantConfig(baraquant.W8A8(), ["model("]), "matches none"),
+    (BaraquantConfig({"decoder.*": baraquant.W8A8()}), r"'decoder\.\*' to match a layer"),
+    (BaraquantConfig(baraquant.W4A16(48)), "48"),
+    (BaraquantConfig(baraquant.W8A8(), ["model", "lm_head"]), "Linear"),
+    (BaraquantConfig({nn.Conv2d: baraquant.W8A16()}), "Conv2d to match a layer"),
+]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("config", "text"), LOADING)
+def test_configs_that_do_not_fit_the_model(config: Any, text: str, tmp_path: Path) -> None:
+    folder = saved(tmp_path, "llama")
+    with pytest.raises(ValueError, match=text):
+        load("llama", folder, quantization_config=config)
+
+
+@pytest.mark.exhaustive
+def test_weight_that_is_not_finite(tmp_path: Path) -> None:
+    model = build("llama")
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[2, 3] = float("nan")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"model\.layers\.1\.mlp\.up_proj: expected a finite"):
+        load("llama", tmp_path, quantization_config=BaraquantConfig(baraquant.W8A8()))
+
+
+@pytest.mark.exhaustive
+def test_disk(tmp_path: Path) -> None:
+    folder = saved(tmp_path, "llama")
+    options = {"quantization_config": BaraquantConfig(baraquant.W8A8())}
+    with pytest.raises(ValueError, match="device_map of devices"):
+        load("llama", folder, device_map={"model": "disk", "lm_head": "cpu"}, **options)
+
+
+@pytest.mark.exhaustive
+def test_model_without_linear_layers(tmp_path: Path) -> None:
+    config = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], layer_type="basic"
+    )
+    transformers.ResNetModel(config).save_pretrained(tmp_path)
+    options = {"quantization_config": BaraquantConfig(baraquant.W8A8())}
+    with pytest.raises(ValueError, match="ResNetModel has none"):
+        transformers.ResNetModel.from_pretrained(tmp_path, **options)
+
+
+@pytest.mark.exhaustive
+def test_folders_of_other_states(tmp_path: Path) -> None:
+    folder = served(tmp_path)
+    with pytest.raises(ValueError, match="quantized with CompressedTensorsConfig"):
+        load("llama", folder, quantization_config=BaraquantConfig(baraquant.W8A8()))
+    with (
+        use_for_compressed_tensors(),
+        pytest.raises(ValueError, match="it holds a floating model.*BaraquantConfig"),
+    ):
+        options = transformers.CompressedTensorsConfig()
+        load("llama", tmp_path / "float", quantization_config=options)
+    change_config(tmp_path / "float", lambda config: config.update(OWN))
+    with pytest.raises(ValueError, match=r"quant_method 'baraquant'.*save_pretrained"):
+        load("llama", tmp_path / "float")
+
+
+OWN = {"quantization_config": {"quant_method": "baraquant"}}
+
+
+def served(folder: Path, scheme: Any = None) -> Path:
+    model = load("llama", saved(folder / "float", "llama"))
+    baraquant.quantize_(model, {"lm_head": None, nn.Linear: scheme or baraquant.W4A16(32)})
+    return baraquant.export.to_compressed_tensors(model, folder / "served", serve=None)
+
+
+def change_config(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    change(config)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def change_group(**values: Any) -> Callable[[Path], None]:
+    def change(config: dict[str, Any]) -> None:
+        for group in config["quantization_config"]["config_groups"].values():
+            group["weights"].update(values)
+
+    return lambda folder: change_config(folder, change)
+
+
+def change_tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+    return apply
+
+
+def truncate(folder: Path) -> None:
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+
+
+Q = "model.layers.1.self_attn.q_proj"
+HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "group size": (change_group(group_size=64), r"weight_scale: expected the shape \[64, 1\]"),
+    "width": (change_group(num_bits=8), "weight_packed: expected the shape"),
+    "asymmetric": (change_group(symmetric=False), "weight_zero_point.*it is missing"),
+    "floats": (change_group(type="float"), "expected integers, but type is 'float'"),
+    "format": (
+        lambda f: change_config(
+            f,
+            lambda c: [
+                group.update(format="marlin-24")
+                for group in c["quantization_config"]["config_groups"].values()
+            ],
+        ),
+        "marlin-24",
+    ),
+    "ignored": (
+        lambda f: change_config(f, lambda c: c["quantization_config"]["ignore"].append(Q)),
+        f"{Q}: the folder holds a quantized layer",
+    ),
+    "nothing matches": (
+        lambda f: change_config(
+            f,
+            lambda c: c["quantization_config"]["config_groups"]["group_0"].update(
+                targets=["Conv2d"]
+            ),
+        ),
+        "no target",
+    ),
+    "scale missing": (
+        change_tensors(lambda t: t.pop(f"{Q}.weight_scale")),
+        f"{Q}.weight_scale: expected it in the folder",
+    ),
+    "scale of another shape": (
+        change_tensors(lambda t: t.update({f"{Q}.weight_scale": torch.ones(3)})),
+        f"{Q}.weight_scale: expected the shape",
+    ),
+    "floating integers": (
+        change_tensors(lambda t: t.update({f"{Q}.weight_packed": t[f"{Q}.weight_packed"].float()})),
+        f"{Q}.weight_packed: expected torch.int32",
+    ),
+    "another shape inside": (
+        change_tensors(lambda t: t.update({f"{Q}.weight_shape": torch.tensor([64, 65])})),
+        f"{Q}.weight_shape: expected",
+    ),
+    "truncated": (truncate, r"from_pretrained: model\.safetensors: .*cut off"),
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", HOSTILE)
+def test_folders_that_lie(case: str, tmp_path: Path) -> None:
+    folder = served(tmp_path)
+    damage, text = HOSTILE[case]
+    damage(folder)
+    with use_for_compressed_tensors(), pytest.raises(ValueError, match=text):
+        load("llama", folder)

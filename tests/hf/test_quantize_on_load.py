@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""from_pretrained with BaraquantConfig: the bits of loading, then baraquant.quantize_."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import baraquant
+from baraquant.workflow.stream import Stream
+from tests.hf.models import MODELS, TOKENS, build, load, logits, saved, transformers
+from tests.support.tiny_transformers import build as tiny
+
+pytest.importorskip("transformers")
+from baraquant.transformers import BaraquantConfig  # noqa: E402
+
+SCHEMES: dict[str, Any] = {
+    "W8A8": baraquant.W8A8(),
+    "W8A8 asymmetric": baraquant.W8A8(symmetric=False),
+    "W8A16": baraquant.W8A16(),
+    "W4A16": baraquant.W4A16(32),
+    "W4A16 asymmetric": baraquant.W4A16(32, symmetric=False),
+    "W4A8": baraquant.W4A8(32),
+    "dictionary": {"*layer*.0.*": baraquant.W8A8(), nn.Linear: baraquant.W4A16(None)},
+    "embeddings": {nn.Embedding: baraquant.W8A16(), nn.Linear: baraquant.W8A16()},
+}
+# Every model in float32, and one of them in the other dtypes.
+CASES = [(name, torch.float32) for name in MODELS]
+CASES += [("qwen2", torch.bfloat16), ("tied_llama", torch.float16)]
+# Each is here for something that the others lack: ties of biases, forwards of their own, modules
+# without a parameter of their own left, convolutions, experts, several towers.
+ARCHITECTURES = ["bert", "deberta_v2", "funnel", "modernbert", "t5", "bart", "gpt2", "opt", "gemma"]
+ARCHITECTURES += ["falcon", "mamba2", "jamba", "recurrent_gemma", "swinv2", "clip", "llava"]
+ARCHITECTURES += ["whisper", "qwen3_moe", "vit", "wavlm"]
+HEADS = ("lm_head", "cls.predictions.decoder")
+
+
+def by_hand(name: str, folder: Path, scheme: Any, dtype: torch.dtype) -> nn.Module:
+    model = load(name, folder, dtype=dtype)
+    if isinstance(scheme, dict):
+        baraquant.quantize_(model, scheme)
+    else:
+        baraquant.quantize_(
+            model,
+            scheme,
+            filter_fn=lambda module, path: isinstance(module, nn.Linear) and path not in HEADS,
+        )
+    return model
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the weights that were quantized when they arrived."""
+    names: list[str] = []
+    original = Stream.add
+
+    def add(self: Stream, name: str, value: torch.Tensor) -> list[str]:
+        names.append(name)
+        return original(self, name, value)
+
+    monkeypatch.setattr(Stream, "add", add)
+    return names
+
+
+def test_one_scheme_while_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = saved(tmp_path / "float", "llama", shard="60KB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    arrived = counted(monkeypatch)
+    config = BaraquantConfig(baraquant.W8A8())
+    model = load("llama", folder, quantization_config=config)
+    assert torch.equal(logits(model), logits(by_hand("llama", folder, config.scheme, None)))
+    assert len(arrived) == 14 == len(model.hf_quantizer.report.changed)
+    assert type(model.lm_head) is nn.Linear
+    left_out = model.hf_quantizer.report.left_out
+    assert "output layer" in left_out["lm_head"]
+    assert "linear layers alone" in left_out["model.embed_tokens"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_same_as_quantize_(name: str, scheme: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "float", name, dtype)
+    wanted = by_hand(name, folder, SCHEMES[scheme], dtype)
+    config = BaraquantConfig(SCHEMES[scheme])
+    model = load(name, folder, dtype=dtype, quantization_config=config)
+    assert model.dtype == dtype
+    assert torch.equal(logits(model), logits(wanted))
+    kinds = {path: type(module).__name__ for path, module in wanted.named_modules()}
+    assert {path: type(m).__name__ for path, m in model.named_modules()} == kinds
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture(name: str, tmp_path: Path) -> None:
+    entry = tiny.TINY[name]
+    for needed in (entry.model, entry.config):
+        if not hasattr(transformers, needed):
+            pytest.skip(f"transformers {transformers.__version__} has no {needed}")
+    original = tiny.liven(tiny.build(name))
+    original.save_pretrained(tmp_path)
+    scheme = {"*": baraquant.W8A16()}
+    wanted = type(original).from_pretrained(tmp_path)
+    kept = tuple(getattr(wanted, "_keep_in_fp32_modules", None) or ())
+    report = baraquant.quantize_(
+        wanted, scheme, filter_fn=lambda module, path: not path.endswith(kept)
+    )
+    config = BaraquantConfig(scheme)
+    model = type(original).from_pretrained(tmp_path, quantization_config=config)
+    got = model.hf_quantizer.report
+    assert got.changed == report.changed
+    assert got.left_out.keys() == report.left_out.keys()
+    assert (got.bytes_before, got.bytes_after) == (report.bytes_before, report.bytes_after)
+    # Some models of transformers compute something else if they are said to be quantized.
+    for module in model.modules():
+        if hasattr(module, "config") and hasattr(module.config, "_is_quantized"):
+            del module.config._is_quantized
+    outputs = tiny.outputs(model, entry.inputs()), tiny.outputs(wanted, entry.inputs())
+    assert len(outputs[0]) == len(outputs[1]) > 0
+    assert all(torch.equal(a, b) for a, b in zip(*outputs, strict=True))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["tied_llama", "opt", "bert"])
+def test_tied_embeddings_share_integers(name: str, tmp_path: Path) -> None:
+    folder = saved(tmp_path, name)
+    scheme = {nn.Embedding: baraquant.W8A16(), nn.Linear: baraquant.W8A16()}
+    model = load(name, folder, quantization_config=BaraquantConfig(scheme))
+    ends = model.get_input_embeddings(), model.get_output_embeddings()
+    assert ends[0].qweight is ends[1].qweight
+    assert not model.config.tie_word_embeddings
+    model.tie_weights()  # transformers calls it in many places
+
+
+@pytest.mark.exhaustive
+def test_tied_head_alone(tmp_path: Path) -> None:
+    folder = saved(tmp_path, "tied_llama")
+    scheme = {"lm_head": baraquant.W8A16()}
+    model = load("tied_llama", folder, quantization_config=BaraquantConfig(scheme))
+    assert type(model.model.embed_tokens) is nn.Embedding
+    assert torch.equal(logits(model), logits(by_hand("tied_llama", folder, scheme, None)))
+    assert not model.config.tie_word_embeddings
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("is_same", [True, False])
+def test_file_with_both_tied_weights(is_same: bool, tmp_path: Path) -> None:
+    """Pickled files hold both; if they differ, transformers does not tie them."""
+    model = build("tied_llama")
+    model.config.save_pretrained(tmp_path)
+    state = dict(model.state_dict())
+    if not is_same:
+        state["lm_head.weight"] = state["lm_head.weight"] * 2 + 0.01
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    scheme = {nn.Embedding: baraquant.W8A16(), nn.Linear: baraquant.W8A16()}
+    model = load("tied_llama", tmp_path, quantization_config=BaraquantConfig(scheme))
+    assert (model.lm_head.qweight is model.model.embed_tokens.qweight) == is_same
+    assert torch.equal(logits(model), logits(by_hand("tied_llama", tmp_path, scheme, None)))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("names", "floating"),
+    [
+        ([], set()),
+        (["lm_head"], {"lm_head"}),
+        (["model.layers.0", "lm_head"], {"model.layers.0", "lm_head"}),
+        (["k_proj", "mlp"], {"k_proj", "mlp"}),
+        ([r"model\.layers\.\d+\.self_attn\.[qk]_proj"], {"q_proj", "k_proj"}),
+    ],
+)
+def test_modules_to_not_convert(names: list[str], floating: set[str], tmp_path: Path) -> None:
+    folder = saved(tmp_path, "llama")
+    config = BaraquantConfig(baraquant.W8A8(), modules_to_not_convert=names)
+    model = load("llama", folder, quantization_config=config)
+    for path, module in build("llama").named_modules():
+        if isinstance(module, nn.Linear):
+            keeps = any(f".{name}." in f".{path}." for name in floating)
+            kind = nn.Linear if keeps else baraquant.nn.QuantizedLinear
+            assert type(model.get_submodule(path)) is kind, path
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("device_map", ["cpu", "auto", {"": "cpu"}], ids=str)
+def test_device_map(device_map: Any, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    folder = saved(tmp_path, "llama")
+    config = BaraquantConfig(baraquant.W8A8(symmetric=False))
+    model = load("llama", folder, quantization_config=config, device_map=device_map)
+    assert torch.equal(logits(model), logits(by_hand("llama", folder, config.scheme, None)))
+
+
+@pytest.mark.exhaustive
+def test_new_head_is_quantized_after_loading(tmp_path: Path) -> None:
+    folder = saved(tmp_path, "bert")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(
+        folder,
+        quantization_config=BaraquantConfig(baraquant.W8A8(), modules_to_not_convert=[]),
+        num_labels=3,
+    )
+    assert type(model.classifier) is baraquant.nn.QuantizedLinear
+    assert model.classifier.qweight.float().std() > 10  # initial values, not arbitrary memory
+    assert not model.classifier.bias.any()
+    assert logits(model).shape == (2, 3)
+
+
+@pytest.mark.exhaustive
+def test_missing_bias_is_zero(tmp_path: Path) -> None:
+    model = build("qwen2")
+    model.config.save_pretrained(tmp_path)
+    state = dict(model.state_dict())
+    del state["model.layers.0.self_attn.q_proj.bias"]
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    model = load("qwen2", tmp_path, quantization_config=BaraquantConfig(baraquant.W8A8()))
+    assert not model.model.layers[0].self_attn.q_proj.bias.any()
+    assert model.model.layers[1].self_attn.q_proj.bias.any()
+
+
+@pytest.mark.exhaustive
+def test_mismatched_size_is_quantized_after_loading(tmp_path: Path) -> None:
+    folder = saved(tmp_path, "llama")
+    config = transformers.AutoConfig.from_pretrained(folder)
+    config.vocab_size = 50
+    model = load(
+        "llama",
+        folder,
+        config=config,
+        ignore_mismatched_sizes=True,
+        quantization_config=BaraquantConfig(baraquant.W8A8(), modules_to_not_convert=[]),
+    )
+    assert model.lm_head.qweight.shape == (50, 64)
+    assert model(TOKENS % 50).logits.isfinite().all()
+
+
+@pytest.mark.exhaustive
+def test_half_the_model_elsewhere(tmp_path: Path) -> None:
+    """The base model of a folder with a head, and the other way round."""
+    folder = saved(tmp_path / "whole", "llama")
+    config = BaraquantConfig(baraquant.W8A8())
+    base = transformers.AutoModel.from_pretrained(folder, quantization_config=config)
+    whole = load("llama", folder, quantization_config=config)
+    assert torch.equal(base(TOKENS).last_hidden_state, whole.model(TOKENS).last_hidden_state)

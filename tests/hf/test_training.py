@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""prepare_, transformers' Trainer, convert_, a folder, from_pretrained: equal bits at every step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import baraquant
+from tests.hf.models import TOKENS, load, logits, saved, transformers
+from tests.support.optional_packages import package
+
+pytest.importorskip("transformers")
+from baraquant.transformers import BaraquantConfig, use_for_compressed_tensors  # noqa: E402
+
+ROWS = [{"input_ids": row, "labels": row} for row in TOKENS.repeat(4, 1)]
+SCHEME = {"lm_head": None, nn.Linear: baraquant.W4A16(32)}
+
+
+def trained(model: nn.Module, folder: Path, **options: Any) -> nn.Module:
+    """The model after a few steps of Trainer."""
+    arguments = transformers.TrainingArguments(
+        str(folder),
+        max_steps=3,
+        learning_rate=1e-2,
+        per_device_train_batch_size=2,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        **options,
+    )
+    transformers.Trainer(model=model, args=arguments, train_dataset=ROWS).train()
+    return model.eval()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_trainer_to_folder(checkpointing: bool, tmp_path: Path) -> None:
+    package("accelerate")
+    package("compressed_tensors")
+    model = load("llama", saved(tmp_path / "float", "llama"))
+    before = logits(model)
+    baraquant.qat.prepare_(model, SCHEME)
+    trained(model, tmp_path / "runs", gradient_checkpointing=checkpointing)
+    wanted = logits(model)
+    assert (wanted - before).abs().max() > 0.1  # it has learned something
+    baraquant.qat.convert_(model)
+    assert torch.equal(logits(model), wanted)
+    baraquant.export.to_compressed_tensors(model, tmp_path / "served", serve=None)
+    assert torch.equal(logits(load("llama", tmp_path / "served")), wanted)
+    with use_for_compressed_tensors():
+        read = load("llama", tmp_path / "served")
+    assert torch.equal(logits(read), wanted)
+
+
+@pytest.mark.exhaustive
+def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:
+    package("accelerate")
+    folder = saved(tmp_path / "float", "llama")
+    results = []
+    for checkpointing in (False, True):
+        model = load("llama", folder)
+        baraquant.qat.prepare_(model, baraquant.W8A8())
+        trained(model, tmp_path / "runs", gradient_checkpointing=checkpointing)
+        results.append(logits(model))
+    assert torch.equal(*results)
+
+
+@pytest.mark.exhaustive
+def test_accelerate(tmp_path: Path) -> None:
+    """A loop of one's own with Accelerator.prepare, and what it unwraps."""
+    accelerate = package("accelerate")
+    folder = saved(tmp_path / "float", "llama")
+    results = []
+    for with_accelerate in (False, True):
+        model = load("llama", folder)
+        baraquant.qat.prepare_(model, SCHEME)
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        accelerator = accelerate.Accelerator(cpu=True) if with_accelerate else None
+        wrapped = model
+        if accelerator is not None:
+            wrapped, optimizer = accelerator.prepare(model, optimizer)
+        wrapped.train()
+        for _ in range(2):
+            loss = wrapped(TOKENS, labels=TOKENS).loss
+            loss.backward() if accelerator is None else accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        if accelerator is not None:
+            model = accelerator.unwrap_model(wrapped)
+        wanted = logits(model.eval())
+        baraquant.qat.convert_(model)
+        assert torch.equal(logits(model), wanted)
+        results.append(wanted)
+    assert torch.equal(*results)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("scheme", [baraquant.W8A8(), baraquant.W4A16(32)], ids=str)
+@pytest.mark.parametrize("name", ["llama", "qwen3", "opt"])
+def test_generate(name: str, scheme: Any, tmp_path: Path) -> None:
+    """With and without the cache; where inputs are floating, the same tokens."""
+    config = BaraquantConfig(scheme)
+    model = load(name, saved(tmp_path, name), quantization_config=config)
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    tokens = model.generate(TOKENS[:, :5], **options)
+    assert tokens.shape == (2, 11)
+    assert torch.equal(tokens, model.generate(TOKENS[:, :5], use_cache=False, **options))
+    static = model.generate(TOKENS[:, :5], cache_implementation="static", **options)
+    assert torch.equal(tokens, static)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("scheme", [baraquant.W8A8(), baraquant.W4A16(32)], ids=str)
+def test_compiled_step_of_generation(scheme: Any, tmp_path: Path) -> None:
+    """A decoding step with a static cache, compiled whole; its logits have the bits of eager."""
+    config = BaraquantConfig(scheme)
+    model = load("llama", saved(tmp_path, "llama"), quantization_config=config)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    results = []
+    for run in (model, compiled):
+        cache = transformers.StaticCache(config=model.config, max_cache_len=16)
+        with torch.no_grad():
+            run_first = model(TOKENS[:, :5], past_key_values=cache, use_cache=True)
+            positions = torch.tensor([5])
+            step = run(
+                TOKENS[:, 5:6], past_key_values=run_first.past_key_values, cache_position=positions
+            )
+        results.append(step.logits)
+    assert torch.equal(*results)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.inductor
+def test_generate_compiled_by_inductor(tmp_path: Path) -> None:
+    model = load(
+        "llama",
+        saved(tmp_path, "llama"),
+        quantization_config=BaraquantConfig(baraquant.W8A8()),
+    )
+    compiled = torch.compile(model)
+    with torch.no_grad():
+        outputs, wanted = compiled(TOKENS).logits, model(TOKENS).logits
+    assert (outputs - wanted).norm() < 0.05 * wanted.norm()
+
+
+@pytest.mark.exhaustive
+def test_quantized_models_refuse_full_training_but_pass_gradients(tmp_path: Path) -> None:
+    config = BaraquantConfig(baraquant.W8A8())
+    model = load("llama", saved(tmp_path / "float", "llama"), quantization_config=config)
+    with pytest.raises(ValueError, match="purely quantized"):
+        trained(model, tmp_path / "runs")
+    embedded = model.get_input_embeddings()(TOKENS).detach().requires_grad_()
+    model(inputs_embeds=embedded).logits.square().mean().backward()
+    assert embedded.grad is not None and embedded.grad.abs().sum() > 0
