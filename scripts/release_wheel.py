@@ -7,7 +7,7 @@ torch. But the compiled library goes with one minor version alone. Here the whee
     the version     0.1.0+torch2.15.cpu, or 0.1.0+torch2.15.cu13 with CUDA kernels
     the requirement torch==2.15.*
     the platform    of torch's own wheel, such as manylinux_2_28_x86_64, if the libraries need no
-                    newer libc or libstdc++ than torch's; else it stays linux_x86_64
+                    newer libc or libstdc++ than it has; else it stays linux_x86_64
 
 The torch and CUDA are read from the library's bytes, so a label cannot disagree with its contents.
 Standard library only.
@@ -41,6 +41,11 @@ TORCH_LIBRARIES = ("libc10.so", "libtorch_cpu.so", "libtorch_python.so")
 
 Versions = dict[str, tuple[int, ...]]
 
+# What every system has that a platform's name promises, where torch itself asks for less.
+PROMISED: dict[str, Versions] = {
+    "manylinux_2_28": {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11)}
+}
+
 
 def fail(text: str) -> None:
     """Ends the program with one line."""
@@ -59,10 +64,11 @@ def needed(libraries: Iterable[bytes | mmap.mmap]) -> Versions:
 
 
 def platform_of_torch(torch: Path, ours: Versions) -> str | None:
-    """The platform of torch's wheel where our libraries ask for no more than torch's do."""
+    """The platform of torch's wheel, where a system that torch runs on has what ours need."""
     found = sorted(torch.parent.glob("torch-*.dist-info/WHEEL"))
     tags = re.findall(r"^Tag: \S+-(manylinux\S+)$", found[0].read_text(), re.M) if found else []
-    theirs: Versions = {}
+    promised = (PROMISED.get(tag.removesuffix("_x86_64"), {}) for tag in tags[:1])
+    theirs: Versions = next(promised, {}).copy()
     for name in TORCH_LIBRARIES:
         with (
             (torch / "lib" / name).open("rb") as file,
@@ -74,7 +80,7 @@ def platform_of_torch(torch: Path, ours: Versions) -> str | None:
     for name in newer:
         wants = ".".join(map(str, ours[name]))
         has = ".".join(map(str, theirs.get(name, ()))) or "none"
-        print(f"note: needs {name} {wants}, but torch {has}", file=sys.stderr)
+        print(f"note: needs {name} {wants}, but torch's platform has {has}", file=sys.stderr)
     return str(tags[0]) if tags and not newer else None
 
 

@@ -189,6 +189,7 @@ def test_a_wheel_is_labelled_with_what_it_was_built_for(
     [
         (b"\0GLIBC_2.17\0GLIBCXX_3.4.21\0", "manylinux_2_28_x86_64"),
         (b"\0GLIBC_2.28\0GLIBCXX_3.4.24\0CXXABI_1.3.9\0", "manylinux_2_28_x86_64"),
+        (b"\0GLIBC_2.26\0GLIBCXX_3.4.24\0CXXABI_1.3.11\0", "manylinux_2_28_x86_64"),
         (b"\0GLIBC_2.34\0GLIBCXX_3.4.21\0", "linux_x86_64"),
         (b"\0GLIBC_2.17\0GLIBCXX_3.4.30\0", "linux_x86_64"),
         (b"\0GLIBC_2.17\0CXXABI_1.3.13\0", "linux_x86_64"),
@@ -197,7 +198,7 @@ def test_a_wheel_is_labelled_with_what_it_was_built_for(
 def test_the_platform_is_torchs_unless_more_is_needed(
     ours: bytes, platform: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    theirs = make_torch(tmp_path / "site", b"\0GLIBC_2.28\0GLIBCXX_3.4.24\0CXXABI_1.3.9\0")
+    theirs = make_torch(tmp_path / "site", b"\0GLIBC_2.28\0GLIBCXX_3.4.22\0CXXABI_1.3.9\0")
     made = release_wheel.release(make_wheel(tmp_path, extra=ours), theirs, tmp_path / "out")
     assert made.name.endswith(f"-cp311-cp311-{platform}.whl")
     with zipfile.ZipFile(made) as wheel:
