@@ -44,7 +44,7 @@ try:
     from torch.utils import cpp_extension
 except ImportError:
     sys.exit(
-        "baraquant: setup.py needs PyTorch 2.11 to 2.13 in this environment. Install torch, then "
+        "baraquant: setup.py needs PyTorch 2.11 to 2.15 in this environment. Install torch, then "
         "run: pip install --no-build-isolation ."
     )
 

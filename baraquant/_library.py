@@ -52,7 +52,7 @@ def load() -> None:
         import torch
     except ImportError as error:
         raise ImportError(
-            f"baraquant needs PyTorch 2.11 to 2.13, but torch cannot be imported ({error}). "
+            f"baraquant needs PyTorch 2.11 to 2.15, but torch cannot be imported ({error}). "
             f"Install torch, then run: {mend()}"
         ) from error
     if not LIBRARY.exists() or LIBRARY.stat().st_size == 0:

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 STATE = ROOT / "build" / "environment.json"
 TORCH = "torch==2.13.0"
-SUPPORTED = ("2.11.", "2.12.", "2.13.")
+SUPPORTED = ("2.11.", "2.12.", "2.13.", "2.14.", "2.15.")
 RETRY_OPTIONAL_AFTER = 24 * 3600  # seconds
 # Packages that no other code of the environment should find. tests/zoo/torchvision_support.py
 ASIDE = ROOT / "build" / "aside"
@@ -193,7 +193,7 @@ def choose(needed: list[str]) -> tuple[Path, str]:
     version = torch_version(here, probe(here, []))
     if version:
         if not version.startswith(SUPPORTED):
-            say(f"note: baraquant is tested with torch 2.11 to 2.13, but {here} has {version}")
+            say(f"note: baraquant is tested with torch 2.11 to 2.15, but {here} has {version}")
         return here, version
     python = VENV / "bin" / "python"
     found = probe(python, [])
@@ -234,8 +234,11 @@ def install_optional(python: Path, packages: list[str], torch: str, *options: st
 
 
 def paired(text: str, torch: str) -> str:
-    """The requirement of torchvision that a torch has: 0.26 belongs to torch 2.11, and so on."""
-    minor = int(torch.split(".")[1])
+    """The requirement of torchvision that a torch has: 0.26 belongs to torch 2.11, and so on.
+
+    From 0.29.1 on, one wheel of torchvision serves torch 2.14 and those after it.
+    """
+    minor = min(int(torch.split(".")[1]), 14)
     return f"torchvision==0.{minor + 15}.*" if text.startswith("torchvision") else text
 
 

@@ -22,6 +22,9 @@ from baraquant.nn._experts import is_experts
 from tests.nn import expert_models
 from tests.nn.expert_models import CONFIGS, SOME, prepared
 
+if "mixtral" not in expert_models.KINDS:
+    pytest.skip("transformers before 5 has no such experts", allow_module_level=True)
+
 
 @pytest.mark.parametrize("config", ["w8a8 asymmetric", "w8a8 static", "groups"])
 @pytest.mark.parametrize("kind", expert_models.existing("gpt_oss", "deepseek_v4", "muse_spark"))

@@ -123,7 +123,7 @@ def test_copy_can_be_imported(copied: Path) -> None:
 
 def test_import_without_torch(copied: Path) -> None:
     message = import_error(copied, "import sys; sys.modules['torch'] = None")
-    assert "baraquant needs PyTorch 2.11 to 2.13" in message
+    assert "baraquant needs PyTorch 2.11 to 2.15" in message
     assert "pip install --no-build-isolation" in message
 
 

@@ -203,7 +203,7 @@ def test_torchvision_is_kept_aside(machine: Machine, monkeypatch: pytest.MonkeyP
     """The one of the torch that is there, in a folder that nothing else looks into."""
     folder = environment.ROOT / "build" / "aside"
     monkeypatch.setattr(environment, "ASIDE", folder)
-    assert environment.paired("torchvision>=0.26,<0.29", "2.11.0+cu130") == "torchvision==0.26.*"
+    assert environment.paired("torchvision>=0.26,<0.30", "2.11.0+cu130") == "torchvision==0.26.*"
     machine.add(HERE, "2.13.0+cpu", "torchvision==0.28.*")
     environment.prepare(["build", "test"], ["lint"])
     assert machine.installed == []  # nobody asked for it
@@ -211,6 +211,23 @@ def test_torchvision_is_kept_aside(machine: Machine, monkeypatch: pytest.MonkeyP
     assert machine.installed == [(HERE, ["torchvision==0.28.*"], "2.13.0+cpu")]
     assert machine.options == [("--no-deps", "--upgrade", "--target", str(folder))]
     (folder / "torchvision-0.28.1.dist-info").mkdir(parents=True)
+    environment.prepare(["build"], [], [], ["zoo"])
+    assert len(machine.installed) == 1
+
+
+@pytest.mark.parametrize("torch", ["2.14.1", "2.15.0+cu132"])
+def test_torchvision_of_a_newer_torch(
+    torch: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From 0.29.1 on, torchvision has one wheel for every torch from 2.14 on."""
+    folder = environment.ROOT / "build" / "aside"
+    monkeypatch.setattr(environment, "ASIDE", folder)
+    wanted = "torchvision==0.29.*"
+    assert environment.paired("torchvision>=0.26,<0.30", torch) == wanted
+    machine.add(HERE, torch, wanted)
+    environment.prepare(["build"], [], [], ["zoo"])
+    assert machine.installed == [(HERE, [wanted], torch)]
+    (folder / "torchvision-0.29.2.dist-info").mkdir(parents=True)
     environment.prepare(["build"], [], [], ["zoo"])
     assert len(machine.installed) == 1
 

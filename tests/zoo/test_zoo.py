@@ -93,6 +93,15 @@ def test_the_runner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "| unet | segmentation, ConvTranspose2d |" in page.read_text()
 
 
+def test_the_torchvision_of_a_torch() -> None:
+    belongs = torchvision_support.belongs
+    assert belongs("0.26.0+cu130", "2.11.0") and belongs("0.28.0", "2.13.0+cpu")
+    assert belongs("0.29.0", "2.14.0") and belongs("0.29.2", "2.14.1")
+    assert belongs("0.29.1", "2.15.0+cu132") and belongs("0.29.2+cpu", "2.15.0")
+    assert not belongs("0.28.0", "2.14.0") and not belongs("0.29.2", "2.13.0")
+    assert not belongs("0.29.0", "2.15.0")  # built for torch 2.14 alone
+
+
 def test_a_failure_says_how_to_see_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -34,12 +35,22 @@ def version() -> str | None:
     return next((str(one.version) for one in found), None)
 
 
+def belongs(found: str, to_torch: str) -> bool:
+    """Whether a torchvision is one of a torch: 0.26 of torch 2.11, ..., 0.29 of 2.14.
+
+    From 0.29.1 on, one wheel serves torch 2.14 and those after it.
+    """
+    minor, patch = (int(number) for number in re.findall(r"\d+", found)[1:3])
+    torch_minor = int(to_torch.split(".")[1])
+    return minor == min(torch_minor, 14) + 15 and (torch_minor < 15 or patch > 0)
+
+
 def missing() -> str | None:
     """Why torchvision cannot be used here; None where it can."""
-    found, torch_minor = version(), torch.__version__.split(".")[1]
+    found = version()
     if found is None:
         return "torchvision is not installed"
-    if int(found.split(".")[1]) != int(torch_minor) + 15:
+    if not belongs(found, torch.__version__):
         return f"torchvision {found} is not the one of torch {torch.__version__}"
     return None
 

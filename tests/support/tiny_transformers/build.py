@@ -41,9 +41,11 @@ def construct(tiny: Tiny, seed: int = 0) -> nn.Module:
     """The model of a configuration, in evaluation."""
     import transformers
 
-    nested = {
+    nested: dict[str, Any] = {
         key: getattr(transformers, config)(**sizes) for key, (config, sizes) in tiny.nested.items()
     }
+    for key in nested.keys() & {"text_config", "vision_config"}:
+        nested[key] = nested[key].to_dict()  # transformers 4 takes these as dictionaries alone
     config = getattr(transformers, tiny.config)(**tiny.sizes, **nested)
     config._attn_implementation = "eager"
     torch.manual_seed(seed)
