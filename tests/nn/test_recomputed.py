@@ -63,9 +63,7 @@ def kept(layer: nn.Module, input: Tensor) -> int:
 @every_layer
 @every_scheme
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-def test_gradients_are_those_of_the_float_layer(
-    name: str, scheme: str, dtype: torch.dtype
-) -> None:
+def test_gradients_are_those_of_the_float_layer(name: str, scheme: str, dtype: torch.dtype) -> None:
     layer, x = layer_and_input(name, scheme, dtype)
     grads = []
     for module in (layer, floating(layer, name)):

@@ -15,7 +15,6 @@ from baraquant.workflow.layers import is_converted
 from tests.support.optional_packages import package
 
 
-
 class _Later:
     """A package that is imported when it is first used: importing PEFT takes seconds."""
 

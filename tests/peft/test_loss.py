@@ -104,7 +104,7 @@ def losses(scheme: Any) -> list[float]:
 )
 def test_reaches_the_loss_of_the_float_base(scheme: Any) -> None:
     floating, integers = losses(None), losses(scheme)
-    x, classes, test_x, test_classes = task("second")
+    _, _, test_x, test_classes = task("second")
     with torch.no_grad():
         before = float(F.cross_entropy(trained_base()(test_x.bfloat16()).float(), test_classes))
     assert max(floating) < 0.7 * before, "the adapters have something to learn"
