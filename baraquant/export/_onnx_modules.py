@@ -159,9 +159,9 @@ class StaticLinearQDQ(_StaticLinear):
 
     The integers are int8 with the zero point 0, as TensorRT wants them. Where TensorRT has no such
     input, with another zero point or a scale for each feature, they are uint8, as onnxruntime wants
-    them: it makes uint8 of int8 itself, and 1.32 fails at some of these. The bias is subtracted with
-    its sign changed: of a MatMul and an Add onnxruntime makes a Gemm, for which it dequantizes the
-    weight in each call (15 times slower).
+    them: it makes uint8 of int8 itself, and 1.32 fails at some of these. The bias is subtracted
+    with its sign changed: of a MatMul and an Add onnxruntime makes a Gemm, for which it dequantizes
+    the weight in each call, tens of times slower.
     """
 
     def __init__(self, layer: IntegerLayer) -> None:
