@@ -51,7 +51,7 @@ def write_config_json(
             float model tied to the embedding.
         folder: The folder.
     """
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if hasattr(config, "to_json_string"):
         plain = json.loads(config.to_json_string(use_diff=False))
         dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
@@ -64,7 +64,7 @@ def write_config_json(
     plain["architectures"] = [type(model).__name__]
     plain["quantization_config"] = quantization_config
     _write_json(folder / "config.json", plain)
-    generation = getattr(model, "generation_config", None)
+    generation: Any = getattr(model, "generation_config", None)
     if hasattr(generation, "save_pretrained"):
         generation.save_pretrained(folder)
 

@@ -44,6 +44,7 @@ class BaraquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
     Example:
         >>> import baraquant.transformers
+        >>> from torch import nn
         >>> config = baraquant.transformers.BaraquantConfig(
         ...     {"lm_head": None, "*.mlp.*": baraquant.W4A16(32), nn.Linear: baraquant.W8A8()}
         ... )

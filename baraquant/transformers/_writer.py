@@ -53,6 +53,8 @@ class WritesCompressedTensors(HfQuantizer):  # type: ignore[misc]
                 model, serve=self.serve, float_embeddings=True, caller="save_pretrained"
             )
         self.quantization_config.written = written
+        # transformers 4.57 has given the model a copy.
+        model.config.quantization_config = self.quantization_config
         return state, {}
 
 

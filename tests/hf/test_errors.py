@@ -17,7 +17,7 @@ import baraquant
 from tests.hf.models import build, load, saved, transformers
 
 pytest.importorskip("transformers")
-from baraquant.transformers import BaraquantConfig, use_for_compressed_tensors  # noqa: E402
+from baraquant.transformers import BaraquantConfig, use_for_compressed_tensors
 
 ARGUMENTS: list[tuple[tuple[Any, ...], type[Exception], str]] = [
     (("W8A8",), TypeError, "expected config to be a QuantConfig"),
@@ -102,7 +102,7 @@ def test_folders_of_other_states(tmp_path: Path) -> None:
         load("llama", folder, quantization_config=BaraquantConfig(baraquant.W8A8()))
     with (
         use_for_compressed_tensors(),
-        pytest.raises(ValueError, match="it holds a floating model.*BaraquantConfig"),
+        pytest.raises(ValueError, match=r"it holds a floating model.*BaraquantConfig"),
     ):
         options = transformers.CompressedTensorsConfig()
         load("llama", tmp_path / "float", quantization_config=options)

@@ -35,7 +35,8 @@ def measured(load):
     thread = threading.Thread(target=watch); thread.start()
     model = load()
     done.set(); thread.join()
-    return peak[0], sum(p.numel() * p.element_size() for p in (*model.parameters(), *model.buffers()))
+    tensors = (*model.parameters(), *model.buffers())
+    return peak[0], sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 kind, folder = transformers.LlamaForCausalLM, sys.argv[1]
 warm = kind.from_pretrained(sys.argv[2], quantization_config=BaraquantConfig(baraquant.W8A8()))
 config = BaraquantConfig({"*": baraquant.W8A8()})

@@ -16,7 +16,7 @@ from tests.hf.models import MODELS, TOKENS, build, load, logits, saved, transfor
 from tests.support.tiny_transformers import build as tiny
 
 pytest.importorskip("transformers")
-from baraquant.transformers import BaraquantConfig  # noqa: E402
+from baraquant.transformers import BaraquantConfig
 
 SCHEMES: dict[str, Any] = {
     "W8A8": baraquant.W8A8(),

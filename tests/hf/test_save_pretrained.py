@@ -16,7 +16,7 @@ from tests.hf.models import MODELS, load, logits, saved
 from tests.support.optional_packages import package
 
 pytest.importorskip("transformers")
-from baraquant.transformers import BaraquantConfig, use_for_compressed_tensors  # noqa: E402
+from baraquant.transformers import BaraquantConfig, use_for_compressed_tensors
 
 WEIGHTS: dict[str, Any] = {
     "W8A16": baraquant.W8A16(),

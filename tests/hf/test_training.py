@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""prepare_, transformers' Trainer, convert_, a folder, from_pretrained: equal bits at every step."""
+"""prepare_, Trainer, convert_, a folder, from_pretrained: equal bits at every step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.hf.models import TOKENS, load, logits, saved, transformers
 from tests.support.optional_packages import package
 
 pytest.importorskip("transformers")
-from baraquant.transformers import BaraquantConfig, use_for_compressed_tensors  # noqa: E402
+from baraquant.transformers import BaraquantConfig, use_for_compressed_tensors
 
 ROWS = [{"input_ids": row, "labels": row} for row in TOKENS.repeat(4, 1)]
 SCHEME = {"lm_head": None, nn.Linear: baraquant.W4A16(32)}
