@@ -24,7 +24,7 @@ FakeQuantizeImpl::FakeQuantizeImpl(FakeQuantizeOptions given)
     const auto infinity = std::numeric_limits<float>::infinity();
     min_val = register_buffer("min_val", torch::full(shape, infinity));
     max_val = register_buffer("max_val", torch::full(shape, -infinity));
-    const auto [first, zeros] = calculate_qparams();
+    const auto [first, zeros] = FakeQuantizeImpl::calculate_qparams();
     scale = register_buffer("scale", first);
     zero_point = register_buffer("zero_point", zeros);
     // The flags are uint8: broadcasts of NCCL have no bool.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "nn/range.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/stack.h>
@@ -50,7 +51,7 @@ at::Tensor segments(const std::string& owner, const std::string& granularity, in
   if (granularity == "per_tensor") return input.reshape({1, input.numel()});
   if (granularity == "per_channel") return as_rows(input.movedim(axis, 0));
   if (granularity == "per_token") {
-    const auto tokens = c10::multiply_integers(input.sizes().slice(0, input.dim() - 1));
+    const auto tokens = c10::multiply_integers(input.sizes().slice(0, input.sizes().size() - 1));
     return input.reshape({tokens, input.size(-1)});
   }
   TORCH_CHECK_VALUE(axis == -1 || axis == input.dim() - 1, owner,

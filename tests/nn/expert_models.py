@@ -125,6 +125,13 @@ CONFIGS: dict[str, Config] = {
     "observed groups": QuantConfig(T(4, "per_group", dynamic=False, group_size=4), LEARNED),
     "learned groups": QuantConfig(T(4, "per_group", False, learned=True, group_size=4)),
     "groups of inputs": QuantConfig(T(8), T(8, "per_group", group_size=4)),
+    "w8a8 bfloat16": W8A8(scale_dtype="bfloat16"),
+    "tensor float16": QuantConfig(T(8, "per_tensor", False), scale_dtype="float16"),
+    "groups float16": QuantConfig(
+        T(4, "per_group", False, group_size=4), TOKEN, scale_dtype="float16"
+    ),
+    "observed bfloat16": QuantConfig(T(6, dynamic=False), TOKEN, scale_dtype="bfloat16"),
+    "learned bfloat16": QuantConfig(T(4, learned=True), LEARNED, scale_dtype="bfloat16"),
 }
 SOME = ("w8a8", "w8a8 static asymmetric", "asymmetric groups")
 

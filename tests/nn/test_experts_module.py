@@ -61,6 +61,24 @@ def test_the_state_dict_is_that_of_integers() -> None:
     )
 
 
+@pytest.mark.parametrize("config", [name for name in CONFIGS if "float16" in name])
+@pytest.mark.exhaustive
+def test_scales_of_another_dtype(config: str) -> None:
+    dtype = getattr(torch, CONFIGS[config].scale_dtype)
+    module = prepared("mixtral", config)
+    for name, rows in zip(module.form.weights, module.weight_rows().values(), strict=True):
+        integers, scale, zero_point = module.quantized_weight(name)
+        assert torch.equal(scale.to(dtype).to(scale.dtype), scale)
+        steps = scale.reshape(*scale.shape[:2], -1).repeat_interleave(
+            integers.shape[2] // (scale[0, 0].numel()), dim=2
+        )
+        shift = zero_point.reshape(*scale.shape[:2], -1).expand(*scale.shape[:2], -1)
+        shift = shift.repeat_interleave(integers.shape[2] // shift.shape[2], dim=2)
+        low, high = CONFIGS[config].weight.quant_min, CONFIGS[config].weight.quant_max
+        wanted = ((rows.reshape(integers.shape) / steps).round() + shift).clamp(low, high)
+        assert torch.equal(integers, wanted.to(torch.int8))
+
+
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("place", ["cpu", "meta"])
 def test_plain_options_and_tensors_are_enough(config: str, place: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from baraquant import QuantConfig, TensorConfig, W8A16, ops
+from baraquant import W8A16, QuantConfig, TensorConfig, ops
 from baraquant.nn import FakeQuantize, LearnedFakeQuantize
 from baraquant.nn.training._range import rounded_scale
 from baraquant.qat import prepare_
@@ -99,7 +99,9 @@ def test_an_observed_scale(dtype: str, symmetric: bool, channels: int | None) ->
         assert torch.equal(got, module.round(x))
         assert all(
             torch.equal(one, two)
-            for one, two in zip(module.calculate_qparams(), (module.scale, module.zero_point))
+            for one, two in zip(
+                module.calculate_qparams(), (module.scale, module.zero_point), strict=True
+            )
         )
     scale = module.scale.clone()
     assert torch.equal(module(torch.full((3, 8), float("nan"))).isnan(), torch.ones(3, 8) > 0)
@@ -160,7 +162,7 @@ def test_a_learned_step_is_rounded_straight_through(dtype: str, symmetric: bool)
         output.square().sum().backward()
         results.append([output.detach(), leaf.grad, *(p.grad for p in one.parameters())])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(module.quantize(x), twin.quantize(x)))
+    assert all(torch.equal(a, b) for a, b in zip(module.quantize(x), twin.quantize(x), strict=True))
     assert torch.equal(module.calculate_qparams()[0], twin.scale)
 
 

@@ -52,6 +52,14 @@ ALL = [
     *(QuantConfig(TensorConfig(3), a) for a in training_models.activation_configs(bits=(4, 8))),
     QuantConfig(TensorConfig(), observer="min_max"),
     QuantConfig(TensorConfig(), observer="mse"),
+    W8A8(scale_dtype="bfloat16"),
+    W8A16(scale_dtype="float16"),
+    W4A16(32, scale_dtype="bfloat16"),
+    W4A8(32, scale_dtype="float16"),
+    W8A8Static(scale_dtype="bfloat16", conv_inputs=True),
+    W8A8Static(conv_inputs=False),
+    SmoothQuant("search", W8A8Static("mse", False, scale_dtype="bfloat16", conv_inputs=True)),
+    SmoothQuant(activation=W8A8(scale_dtype="float16")),
 ]
 PRESETS = {
     W8A8: QuantConfig(TensorConfig(8), TensorConfig(8, "per_token")),
@@ -71,6 +79,26 @@ def test_to_a_dictionary_and_back(config: Config) -> None:
     for kind in (type(config), Config):
         back = kind.from_dict(data)
         assert back == config and hash(back) == hash(config) and type(back) is type(config)
+
+
+@pytest.mark.parametrize("config", [W8A8(), W4A16(32), SmoothQuant(), TensorConfig(4)], ids=str)
+def test_a_dictionary_of_the_first_version(config: Config) -> None:
+    def older(data: dict[str, object]) -> dict[str, object]:
+        new = {"version": 1}
+        return {
+            key: older(value) if isinstance(value, dict) else new.get(key, value)
+            for key, value in data.items()
+            if key not in ("scale_dtype", "conv_inputs")
+        }
+
+    data = older(config.to_dict())
+    assert "scale_dtype" not in str(data) and "'version': 2" not in str(data)
+    assert Config.from_dict(data) == config
+    if isinstance(config, QuantConfig):
+        with pytest.raises(ValueError, match="QuantConfig: expected the fields"):
+            Config.from_dict(data | {"scale_dtype": "float32"})
+        with pytest.raises(ValueError, match="QuantConfig: expected the fields"):
+            Config.from_dict(data | {"version": 2})
 
 
 def test_frozen() -> None:
@@ -211,6 +239,12 @@ def test_what_a_tensor_config_refuses(
             ValueError,
             "QuantConfig: expected scale_rule to be one of search, max, but got 'least'",
         ),
+        (
+            lambda: W8A16(scale_dtype="half"),
+            ValueError,
+            "QuantConfig: expected scale_dtype to be one of float32, bfloat16, float16, but got",
+        ),
+        (lambda: W8A8(scale_dtype=16), TypeError, "expected scale_dtype to be a str, but got int"),
         (lambda: W4A16(scale_rule=None), TypeError, "expected scale_rule to be a str, but got Non"),
         (lambda: W4A16(symmetric=1), TypeError, "W4A16: expected symmetric to be a bool, but got"),
         (lambda: W4A8(symmetric=0), TypeError, "W4A8: expected symmetric to be a bool, but got"),
