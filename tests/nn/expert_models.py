@@ -69,7 +69,7 @@ def existing(*kinds: str) -> list[str]:
 
 
 def experts(kind: str = "mixtral", dtype: torch.dtype = torch.float32, **changes: Any) -> nn.Module:
-    """Return experts of a kind, with random parameters. The test is skipped where there are none."""
+    """Return experts of a kind, with random parameters; skips the test where there are none."""
     if kind not in KINDS:
         pytest.skip(f"the transformers that is installed has no {_KINDS[kind]}")
     module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
