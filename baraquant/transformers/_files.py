@@ -71,17 +71,7 @@ class Headers:
         entry = self._entry(name)
         if entry is None:
             return
-        shape = tuple(place.shape)
-        if entry.shape != shape and not (entry.shape == () and shape == (1,)):
-            raise ValueError(
-                f"{caller}: {name}: expected the shape {list(shape)} by the model and the scheme, "
-                f"but the folder has {list(entry.shape)}"
-            )
-        if entry.dtype.is_floating_point != place.dtype.is_floating_point:
-            raise ValueError(
-                f"{caller}: {name}: expected {place.dtype} by the scheme, but the folder has "
-                f"{entry.dtype}"
-            )
+        check_fits(name, entry.shape, entry.dtype, place, caller)
 
     def _entry(self, name: str) -> Entry | None:
         for prefix in self._prefixes:
@@ -89,3 +79,23 @@ class Headers:
                 if other in self._entries:
                     return self._entries[other]
         return self._entries.get(name)
+
+
+def check_fits(
+    name: str, got: tuple[int, ...], dtype: torch.dtype, place: torch.Tensor, caller: str
+) -> None:
+    """Check that a stored tensor has the shape of its place, and is floating if the place is.
+
+    Raises:
+        ValueError: It does not fit.
+    """
+    shape = tuple(place.shape)
+    if got != shape and not (got == () and shape == (1,)):
+        raise ValueError(
+            f"{caller}: {name}: expected the shape {list(shape)} by the model and the scheme, "
+            f"but the folder has {list(got)}"
+        )
+    if dtype.is_floating_point != place.dtype.is_floating_point:
+        raise ValueError(
+            f"{caller}: {name}: expected {place.dtype} by the scheme, but the folder has {dtype}"
+        )

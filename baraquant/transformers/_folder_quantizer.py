@@ -122,12 +122,7 @@ class FolderQuantizer(WritesCompressedTensors):
                 for path in slot.paths
                 for name in _names_in_folder(slot.model, path)
             }
-            rest = sorted(stored - known) or sorted(stored)
-            raise ValueError(
-                f"{CALLER}: {rest[0]}: the folder holds a quantized layer there, but no target of "
-                "its config_groups matches such a layer of the model; it may be ignored by "
-                "mistake, or transformers keeps such layers in another form, as it does experts"
-            )
+            raise _without_slot(min(stored - known or stored))
 
     def _take_ties(self, model: Any) -> None:
         """Take the ties of slots from transformers, which ties parameters by name."""
@@ -168,6 +163,22 @@ class FolderQuantizer(WritesCompressedTensors):
                 self._slots[path].absent.add(leaf)
         return missing_keys
 
+    def update_unexpected_keys(self, model: nn.Module, unexpected_keys: list[str]) -> list[str]:
+        """Refuse integers that no slot takes (transformers 4.57).
+
+        Raises:
+            ValueError: There are such.
+        """
+        stored = {
+            name.rpartition(".")[0]
+            for name in unexpected_keys
+            if name.endswith((".weight_packed", ".weight_scale"))
+        }
+        rest = {path for path in stored if not _is_of_head(model, path, set(self._slots))}
+        if rest and len(self._headers.quantized()) == 0:
+            raise _without_slot(min(rest))
+        return unexpected_keys
+
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         self._fill_from_ties(model)
         for path, slot in self._slots.items():
@@ -207,6 +218,14 @@ def _names_in_folder(model: Any, path: str) -> Iterator[str]:
             yield path.removeprefix(f"{prefix}.")
     else:
         yield f"{prefix}.{path}"
+
+
+def _without_slot(path: str) -> ValueError:
+    return ValueError(
+        f"{CALLER}: {path}: the folder holds a quantized layer there, but no target of its "
+        "config_groups matches such a layer of the model; it may be ignored by mistake, or "
+        "transformers keeps such layers in another form, as it does experts"
+    )
 
 
 def _is_of_head(model: Any, path: str, stored: set[str]) -> bool:

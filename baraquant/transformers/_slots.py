@@ -18,6 +18,7 @@ from ..export._ct_tensors import build_layer, expected_tensors
 from ..nn._subclassed import with_forward_of
 from ..workflow.layers import further_names, layer_of
 from ..workflow.replace import take_over
+from ._files import check_fits
 from ._versions import IS_5, mark_loaded
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
@@ -62,6 +63,20 @@ class Slot(nn.Module):  # type: ignore[misc]
         self.arrived.add(name)
         if self.arrived >= self.wanted:
             place(self.model, self.paths, self.made(self.tensors()))
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        """Take tensors, as transformers 4.57 hands them over.
+
+        Raises:
+            ValueError: A tensor does not fit.
+        """
+        for name in self.wanted & state_dict.keys():
+            value = state_dict[name]
+            path = f"{self.paths[0]}.{name}"
+            check_fits(path, tuple(value.shape), value.dtype, self._buffers[name], self.caller)
+            setattr(self, name, value)
+        rest = {name: value for name, value in state_dict.items() if name not in self.wanted}
+        return super().load_state_dict(rest, *args, **kwargs)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors that have arrived."""
