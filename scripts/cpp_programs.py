@@ -50,6 +50,8 @@ def build_program(source: Path, program: Path, *options: str | Path) -> None:
 def environment() -> dict[str, str]:
     """One in which neither PYTHONPATH nor LD_LIBRARY_PATH helps to find a library."""
     variables = {k: v for k, v in os.environ.items() if not k.startswith(("LD_", "PYTHON"))}
+    # As in this process: the gradient of a convolution depends on how many threads split its sum.
+    variables["OMP_NUM_THREADS"] = str(torch.get_num_threads())
     if torch.version.cuda:  # the CUDA libraries that torch depends on come as packages of their own
         packages = TORCH.parent / "nvidia"
         folders = [str(TORCH / "lib")]
