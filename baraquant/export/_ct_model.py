@@ -68,7 +68,7 @@ def describe(
     if serve == "vllm":
         written = {path: _nudged(layer) for path, layer in written.items()}
     tensors = _tensors(model, written, schemes, floats, caller)
-    config = write_config(schemes, _floating(model, schemes), _class_of(written), head_of(model))
+    config = write_config(schemes, _floating(model, schemes), _class_of(written), _head_of(model))
     return tensors, config
 
 
@@ -177,7 +177,7 @@ def _class_of(layers: dict[str, IntegerLayer]) -> str | None:
     return "Linear" if names == {"Linear"} else None
 
 
-def head_of(model: nn.Module) -> str | None:
+def _head_of(model: nn.Module) -> str | None:
     """Return the path of the layer that gives a language model's logits."""
     find = getattr(model, "get_output_embeddings", None)
     head = find() if callable(find) else None

@@ -39,16 +39,12 @@ def write_weights(
     )
 
 
-def write_config_json(
-    model: nn.Module, quantization_config: dict[str, Any], unties: bool, folder: Path
-) -> None:
+def write_config_json(model: nn.Module, quantization_config: dict[str, Any], folder: Path) -> None:
     """Write config.json: that of the model, if it has one, with the quantization.
 
     Args:
         model: The model.
         quantization_config: How it is quantized.
-        unties: Whether the folder has a tensor of its own for the layer of the logits, which the
-            float model tied to the embedding.
         folder: The folder.
     """
     config: Any = getattr(model, "config", None)
@@ -57,7 +53,7 @@ def write_config_json(
         dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
         name = str(dtype or torch.float32).removeprefix("torch.")
         plain |= {"dtype": name, "torch_dtype": name}
-        if unties or loses_ties(model):
+        if loses_ties(model):
             _untie(plain)
     else:
         plain = {}

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from ._ct_model import describe, head_of
+from ._ct_model import describe
 from ._ct_read import load_folder
 from ._folder import check_absent, new_folder
 from ._hf_folder import (
@@ -102,8 +102,7 @@ def to_compressed_tensors(
     floats = serve is not None if float_embeddings is None else float_embeddings
     tensors, config = describe(model, serve=serve, allow=allow, float_embeddings=floats, caller=_TO)
     with new_folder(_TO, target) as partial:
-        unties = f"{head_of(model)}.weight_scale" in tensors
-        write_config_json(model, config, unties, partial)
+        write_config_json(model, config, partial)
         write_weights(_TO, tensors, partial, max_shard_size)
         if tokenizer is not None:
             save_tokenizer(_TO, tokenizer, partial)

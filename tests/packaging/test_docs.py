@@ -77,10 +77,13 @@ OPTIONAL = SERVERS | {
 NEEDED = {
     "_compressed_tensors": ("huggingface_hub",),
     "baraquant.peft": ("peft",),
-    "baraquant.transformers": ("transformers", "compressed_tensors"),
-    "to_gguf": ("gguf",),
+    "AutoModelForCausalLM": ("transformers",),
+    "TrainingArguments": ("accelerate",),
+    "to_gguf": ("gguf", "transformers"),
     "to_onnx": ("onnx", "onnxscript", "onnxruntime"),
 }
+# Classes of transformers, accelerate and huggingface_hub that docs/serving.md names.
+FOREIGN = {"Accelerator", "PyTorchModelHubMixin", "Trainer"}
 ARGUMENTS = {"filter_fn", "scale_rule"}  # in the documents as what a reader hands over
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated:DeprecationWarning"),
@@ -223,7 +226,7 @@ def test_dotted_names_exist(path: Path) -> None:
 @pytest.mark.parametrize("path", [p for p in WITH_PYTHON if p != MIGRATION], ids=name_of)
 def test_classes_exist(path: Path) -> None:
     missing = {n for n in classes_in(code_spans(path.read_text())) if not is_in(n, OWN)}
-    assert not missing
+    assert missing <= FOREIGN
 
 
 @pytest.mark.parametrize("title", OTHERS)
