@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..workflow.layers import inside, is_converted, is_prepared, layer_of
 from ..workflow.replace import check_model
 from ..workflow.serialization.header import Entry, parse_json, read_header
-from ..workflow.serialization.place import put
+from ..workflow.serialization.place import put, registered
 from ..workflow.serialization.save import import_safetensors
 from ._ct_config import CtConfig, read_config
 from ._ct_scheme import METHOD, Scheme
@@ -30,7 +30,7 @@ def load_folder(model: nn.Module, folder: Path, caller: str) -> nn.Module:
     try:
         files = _read_headers(folder)
         entries = {name: entry for file in files.values() for name, entry in file.items()}
-        plan = _plan(model, config, entries, caller)
+        plan = _plan(model, config, entries)
         metas = {n: torch.empty(e.shape, dtype=e.dtype, device="meta") for n, e in entries.items()}
         _build(plan, metas, caller)
         _check_rest(model, plan, entries)
@@ -131,9 +131,7 @@ class _Layer:
     home: str = ""  # the path under which the file has it
 
 
-def _plan(
-    model: nn.Module, config: CtConfig, entries: dict[str, Entry], caller: str
-) -> dict[int, _Layer]:
+def _plan(model: nn.Module, config: CtConfig, entries: dict[str, Entry]) -> dict[int, _Layer]:
     plan: dict[int, _Layer] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         scheme = config.scheme_of(path, module)
@@ -193,7 +191,7 @@ def _check_rest(model: nn.Module, plan: dict[int, _Layer], entries: dict[str, En
     is_inside = inside({path: layer.module for layer in plan.values() for path in layer.paths})
     known = {f"{layer.home}.{name}" for layer in plan.values() for name in _NAMES}
     tied: dict[int, list[str]] = {}
-    for name, tensor in _named(model).items():
+    for name, tensor in registered(model).items():
         tied.setdefault(id(tensor), []).append(name)
     for name, tensor in model.state_dict(keep_vars=True).items():
         if is_inside(name):
@@ -234,12 +232,6 @@ def _hint(name: str, entries: dict[str, Entry]) -> str:
     return ""
 
 
-def _named(model: nn.Module) -> dict[str, Tensor]:
-    return dict(model.named_parameters(remove_duplicate=False)) | dict(
-        model.named_buffers(remove_duplicate=False)
-    )
-
-
 def _read(folder: Path, files: dict[str, dict[str, Entry]], caller: str) -> dict[str, Tensor]:
     safetensors = import_safetensors(caller)
     values: dict[str, Tensor] = {}
@@ -268,7 +260,7 @@ def _place(
     """Change the model: each tensor goes to the device of the one that it replaces."""
     own = {f"{layer.home}.{name}" for layer in plan.values() for name in _NAMES}
     rest: dict[str, Tensor] = {}
-    named = _named(model)
+    named = registered(model)
     homes: dict[int, Tensor] = {}
     for name, tensor in named.items():
         if name in values and name not in own:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .. import nn as bnn
 from ..workflow.layers import LAYERS, Layer
+from ..workflow.serialization.packing import pack, unpack
 from ._ct_scheme import PACKED, Scheme, TensorScheme
 from ._layers import IntegerLayer
 
@@ -31,44 +32,29 @@ def pack_rows(integers: Tensor, bits: int) -> Tensor:
 
     Args:
         integers: ``[rows, columns]``, in ``[-2^(bits-1), 2^(bits-1) - 1]``.
-        bits: 1 to 8.
+        bits: 2 to 8.
 
     Returns:
         int32 ``[rows, ceil(columns * bits / 32)]``.
     """
     rows, columns = integers.shape
-    words = packed_width(columns, bits)
-    # 32 integers take `bits` words exactly.
-    padded = torch.zeros(rows, -(-columns // 32) * 32, dtype=torch.int64, device=integers.device)
-    padded[:, :columns] = integers.to(torch.int64) + (1 << (bits - 1))
-    padded = padded.view(rows, -1, 32)
-    packed = torch.zeros(rows, padded.shape[1], bits, dtype=torch.int64, device=integers.device)
-    for integer in range(32):
-        word, shift = divmod(integer * bits, 32)
-        value = padded[:, :, integer] << shift
-        packed[:, :, word] |= value & 0xFFFFFFFF
-        if shift + bits > 32:
-            packed[:, :, word + 1] |= value >> 32
-    # From unsigned words to int32 of the same bits.
-    packed = torch.where(packed >= 1 << 31, packed - (1 << 32), packed)
-    return packed.view(rows, -1)[:, :words].to(torch.int32).contiguous()
+    # Two's complement with its sign bit turned over is the integer with 2^(bits-1) added. 32
+    # integers take `bits` words exactly, so that the stream of all rows has no gap between them.
+    padded = torch.zeros(rows, -(-columns // 32) * 32, dtype=torch.int8)
+    padded[:, :columns] = integers.cpu().to(torch.int8) ^ -(1 << (bits - 1))
+    words = pack(padded, bits).view(torch.int32).view(rows, -1)
+    return words[:, : packed_width(columns, bits)].to(integers.device).contiguous()
 
 
 def unpack_rows(packed: Tensor, bits: int, columns: int) -> Tensor:
     """Return the integers of :func:`pack_rows`, int8 ``[rows, columns]``."""
-    rows = packed.shape[0]
-    groups = -(-columns // 32)
-    words = torch.zeros(rows, groups * bits, dtype=torch.int64, device=packed.device)
-    words[:, : packed.shape[1]] = packed.to(torch.int64) & 0xFFFFFFFF
-    words = words.view(rows, groups, bits)
-    result = torch.empty(rows, groups, 32, dtype=torch.int8, device=packed.device)
-    for integer in range(32):
-        word, shift = divmod(integer * bits, 32)
-        value = words[:, :, word] >> shift
-        if shift + bits > 32:
-            value = value | words[:, :, word + 1] << (32 - shift)
-        result[:, :, integer] = (value & ((1 << bits) - 1)) - (1 << (bits - 1))
-    return result.view(rows, -1)[:, :columns].contiguous()
+    rows, padded = packed.shape[0], -(-columns // 32) * 32
+    if packed.is_meta:
+        return torch.empty(rows, columns, dtype=torch.int8, device="meta")
+    words = torch.zeros(rows, padded // 32 * bits, dtype=torch.int32)
+    words[:, : packed.shape[1]] = packed.cpu()
+    integers = unpack(words.view(-1).view(torch.uint8), bits, (rows, padded))
+    return (integers[:, :columns] ^ -(1 << (bits - 1))).to(packed.device).contiguous()
 
 
 def packed_width(columns: int, bits: int) -> int:

@@ -25,18 +25,12 @@ def new_folder(caller: str, path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     target = Path(path).resolve()
     check_absent(caller, target)
-    try:
-        partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as error:
-        raise _unwritable(caller, target.parent, error) from error
-    try:
+    with _beside(caller, target) as folder:
+        partial = folder / target.name
+        partial.mkdir()
         yield partial
-        partial.chmod(0o777 & ~_umask())  # mkdtemp lets nobody else read it
         check_absent(caller, target)
         partial.replace(target)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
 @contextmanager

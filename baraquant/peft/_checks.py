@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from ..workflow.layers import is_converted, is_prepared, layer_of_converted, layer_of_prepared
-from ._floating import float_type
+from ..workflow.layers import is_converted, is_prepared
+from ._floating import float_type, layer_kind
 
 # Initial values that PEFT makes by writing into the weight of the layer.
 _WRITING = ("pissa", "corda", "olora", "loftq")
@@ -145,5 +145,5 @@ def _holds_tokens(path: str, model: Any, tokens: Any) -> bool:
     find = getattr(model, "get_input_embeddings", None)
     if find is not None:
         return find() is module
-    row = layer_of_converted(module) or layer_of_prepared(module)
+    row = layer_kind(module)
     return row is not None and row.float_type is nn.Embedding

@@ -16,13 +16,13 @@ import torch
 from torch import nn
 
 from ..export._ct_config import CtConfig
-from ..export._ct_scheme import METHOD, Scheme
+from ..export._ct_scheme import Scheme
 from ..export._ct_tensors import check_layer
 from ..export._ct_ties import ends_of
 from ..workflow.layers import layer_of, weights_of
-from ..workflow.replace import paths_of
+from ..workflow.replace import paths_of, put_at
 from ._files import Headers
-from ._slots import Slot, place
+from ._slots import Slot
 from ._versions import refresh_sums
 from ._writer import WritesCompressedTensors, note_ties
 
@@ -37,6 +37,7 @@ class FolderQuantizer(WritesCompressedTensors):
         parsed: The same, checked.
     """
 
+    caller = CALLER
     requires_calibration = True  # a floating folder cannot be loaded with this configuration
 
     def __init__(self, quantization_config: Any, parsed: CtConfig, **kwargs: Any) -> None:
@@ -45,18 +46,6 @@ class FolderQuantizer(WritesCompressedTensors):
         self._slots: dict[str, Slot] = {}
         self._ties: list[tuple[str, str]] = []
         self._headers = Headers([], {})
-
-    def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
-        """Refuse what the layers cannot be loaded with.
-
-        Raises:
-            ValueError: Layers would be offloaded to the disk.
-        """
-        if isinstance(device_map, dict) and "disk" in device_map.values():
-            raise ValueError(
-                f"{CALLER}: expected a device_map of devices, but it puts modules on the disk, "
-                "from where quantized layers cannot be loaded"
-            )
 
     def _process_model_before_weight_loading(
         self, model: Any, checkpoint_files: Any = None, **kwargs: Any
@@ -72,7 +61,7 @@ class FolderQuantizer(WritesCompressedTensors):
             except ValueError as error:
                 raise ValueError(f"{CALLER}: {error}") from None
             self._slots[paths[0]] = slot = Slot(model, paths, scheme, at[key], CALLER)
-            place(model, paths, slot)
+            put_at(model, paths, slot)
         if not self._slots:
             raise ValueError(
                 f"{CALLER}: expected a model with layers that the folder quantizes, but no target "
@@ -204,7 +193,7 @@ class FolderQuantizer(WritesCompressedTensors):
                 tensors = {n: t for n, t in other.tensors().items() if n != "bias"}
                 new = slot.made({**slot.tensors(), **tensors})
                 slot.arrived = set(slot.wanted)
-                place(model, slot.paths, new)
+                put_at(model, slot.paths, new)
 
 
 def _names_in_folder(model: Any, path: str) -> Iterator[str]:
@@ -253,6 +242,3 @@ def _share(ends: list[nn.Module]) -> None:
     if pairs[0][0] is not None:
         for name in names:
             ends[1]._buffers[name] = ends[0]._buffers.get(name)
-
-
-__all__ = ["CALLER", "METHOD", "FolderQuantizer"]

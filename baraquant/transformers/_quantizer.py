@@ -31,6 +31,7 @@ class BaraquantQuantizer(WritesCompressedTensors):
         report: What was quantized, and what was left out and why. None before the model is loaded.
     """
 
+    caller = CALLER
     requires_calibration = False
     requires_parameters_quantization = True  # transformers 4.57 asks for it
     quantization_config: BaraquantConfig
@@ -42,18 +43,6 @@ class BaraquantQuantizer(WritesCompressedTensors):
         self._stream: Stream | None = None
         self._missing: set[str] = set()
         self._kept_paths: set[str] = set()
-
-    def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
-        """Refuse what the layers cannot be loaded with.
-
-        Raises:
-            ValueError: Layers would be offloaded to the disk.
-        """
-        if isinstance(device_map, dict) and "disk" in device_map.values():
-            raise ValueError(
-                f"{CALLER}: expected a device_map of devices, but it puts modules on the disk, "
-                "from where quantized layers cannot be loaded"
-            )
 
     def _process_model_before_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
         config = self.quantization_config

@@ -17,7 +17,7 @@ from ..export._ct_scheme import Scheme
 from ..export._ct_tensors import build_layer, expected_tensors
 from ..nn._subclassed import with_forward_of
 from ..workflow.layers import further_names, layer_of
-from ..workflow.replace import take_over
+from ..workflow.replace import put_at, take_over
 from ._files import check_fits
 from ._versions import IS_5, mark_loaded
 
@@ -62,7 +62,7 @@ class Slot(nn.Module):  # type: ignore[misc]
             return
         self.arrived.add(name)
         if self.arrived >= self.wanted:
-            place(self.model, self.paths, self.made(self.tensors()))
+            put_at(self.model, self.paths, self.made(self.tensors()))
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         """Take tensors, as transformers 4.57 hands them over.
@@ -110,10 +110,3 @@ def _is_loaded(slot: Slot, name: str, value: Any) -> bool:
     if not isinstance(value, Tensor) or value.is_meta:
         return False
     return getattr(value, "_is_hf_initialized", False) if IS_5 else name not in slot.absent
-
-
-def place(model: nn.Module, paths: list[str], new: nn.Module) -> None:
-    """Put a module at all of its paths."""
-    for path in paths:
-        parent, _, leaf = path.rpartition(".")
-        model.get_submodule(parent)._modules[leaf] = new

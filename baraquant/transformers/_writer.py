@@ -20,6 +20,19 @@ class WritesCompressedTensors(HfQuantizer):  # type: ignore[misc]
     """
 
     serve: str | None = None
+    caller: str  # the public function, for messages
+
+    def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
+        """Refuse what the layers cannot be loaded with.
+
+        Raises:
+            ValueError: Layers would be offloaded to the disk.
+        """
+        if isinstance(device_map, dict) and "disk" in device_map.values():
+            raise ValueError(
+                f"{self.caller}: expected a device_map of devices, but it puts modules on the "
+                "disk, from where quantized layers cannot be loaded"
+            )
 
     def is_serializable(self, *args: Any, **kwargs: Any) -> bool:
         """Return True."""

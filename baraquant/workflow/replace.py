@@ -255,6 +255,13 @@ def put(model: nn.Module, swaps: dict[int, nn.Module]) -> None:
                 vars(parent)[name] = _with_swaps(value, swaps)
 
 
+def put_at(model: nn.Module, paths: list[str], new: nn.Module) -> None:
+    """Put a module at all of its paths."""
+    for path in paths:
+        parent, _, leaf = path.rpartition(".")
+        model.get_submodule(parent)._modules[leaf] = new
+
+
 def _with_swaps(value: Any, swaps: dict[int, nn.Module], depth: int = 0) -> Any:
     """Return a value with the modules in it swapped; lists and dictionaries change in place."""
     if isinstance(value, nn.Module):

@@ -17,7 +17,7 @@ from ..configs import Config
 from ..nn import QuantizesWeight
 from .layers import weights_of
 from .quantize import Maker, after_training, check_module, make, quantize_
-from .replace import FilterFn, paths_of, swap
+from .replace import FilterFn, paths_of, put_at, swap
 from .report import Report
 from .rules import Rule, Rules
 from .select import Chosen, Selector, nothing_to
@@ -76,10 +76,6 @@ class Stream:
         """Whether :meth:`add` quantizes the tensor of this name."""
         path, _, leaf = name.rpartition(".")
         return leaf == "weight" and path in self._names
-
-    def is_chosen(self, path: str) -> bool:
-        """Whether the layer at a path is quantized, by :meth:`add` or by :meth:`finish`."""
-        return path in self._names or path in self._chosen
 
     def shape(self, name: str) -> torch.Size:
         """Return the shape of a tensor that :meth:`takes` accepts."""
@@ -178,9 +174,7 @@ class Stream:
             raise type(error)(f"{self._caller}: {path}: {error}") from error
 
     def _place(self, path: str, new: nn.Module) -> None:
-        for name in self._paths[id(self._chosen[path].module)]:
-            parent, _, leaf = name.rpartition(".")
-            self._model.get_submodule(parent)._modules[leaf] = new
+        put_at(self._model, self._paths[id(self._chosen[path].module)], new)
         self._made[path] = new
 
     def _tie_again(self) -> None:

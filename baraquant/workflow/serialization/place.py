@@ -29,7 +29,7 @@ def put(
         values: All tensors that were read, by name; the same object for one with several names.
         constants: The values of buffers that are in no state dict.
     """
-    before = _registered(model)
+    before = registered(model)
 
     def decide(module: nn.Module, name: str) -> Swap | None:
         if name not in modules:
@@ -59,11 +59,11 @@ def put(
             rest[name] = made.setdefault(id(tensor), nn.Parameter(tensor, requires_grad=grad))
     model.load_state_dict(rest, strict=False, assign=True)
     put_constants(model, constants, is_inside)
-    after = _registered(model)
+    after = registered(model)
     put_aliases(model, {id(old): after[name] for name, old in before.items() if name in after})
 
 
-def _registered(model: nn.Module) -> dict[str, Tensor]:
+def registered(model: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and buffers by all of their names."""
     return dict(model.named_parameters(remove_duplicate=False)) | dict(
         model.named_buffers(remove_duplicate=False)
