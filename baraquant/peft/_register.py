@@ -101,11 +101,11 @@ def _is_target(config: Any, path: str) -> bool:
     return bool(tuners_utils.check_target_module_exists(config, path))
 
 
-def _linear_names(model: nn.Module, config: Any) -> set[str]:
+def _linear_names(model: Any, config: Any) -> set[str]:
     """Return the quantized linear layers that PEFT would target if they were float."""
     heads: list[nn.Module] = []
     if isinstance(model, PreTrainedModel):
-        output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        output = model.get_output_embeddings()
         if output is not None:
             heads = [output]
         elif config.task_type == TaskType.SEQ_CLS:
