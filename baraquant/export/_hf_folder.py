@@ -131,15 +131,20 @@ def write_card(caller: str, model: nn.Module, config: dict[str, Any], folder: Pa
         library_name="transformers",
         tags=["baraquant", "compressed-tensors", *formats],
     )
-    text = f"---\n{data.to_yaml()}\n---\n\n{_body(model, config)}"
+    dtype = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("dtype")
+    text = f"---\n{data.to_yaml()}\n---\n\n{_body(model, config, dtype)}"
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
-def _body(model: nn.Module, config: dict[str, Any]) -> str:
+def _body(model: nn.Module, config: dict[str, Any], dtype: str | None) -> str:
     from .. import __version__
     from ._ct_scheme import parse_scheme
 
-    lines = [f"# {type(model).__name__}, quantized by baraquant", ""]
+    kind = type(model)
+    loader = kind.__name__ if kind.__module__.startswith("transformers.") else "AutoModel"
+    # By default vLLM computes a float32 model in 16 bits, which rounds other inputs.
+    given = ', dtype="float32"' if dtype == "float32" else ""
+    lines = [f"# {kind.__name__}, quantized by baraquant", ""]
     lines += ["| layers | scheme |", "|---|---|"]
     for name, group in config["config_groups"].items():
         targets, scheme = parse_scheme(name, group, None)
@@ -156,13 +161,13 @@ def _body(model: nn.Module, config: dict[str, Any]) -> str:
         "```python",
         "from vllm import LLM",
         "",
-        'llm = LLM(model="this/folder")',
+        f'llm = LLM(model="this/folder"{given})',
         "```",
         "",
         "```python",
-        "from transformers import AutoModel",
+        f"from transformers import {loader}",
         "",
-        'model = AutoModel.from_pretrained("this/folder")',
+        f'model = {loader}.from_pretrained("this/folder")',
         "```",
         "",
     ]

@@ -140,7 +140,9 @@ def other_last_digits(model: nn.Module) -> Iterator[None]:
     """
     generator = torch.Generator().manual_seed(2)
 
-    def move(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    def move(module: nn.Module, args: Any, output: Any) -> Any:
+        if not isinstance(output, Tensor):  # rotary embeddings: a sine and a cosine
+            return output
         steps = torch.randint(-1, 2, output.shape, generator=generator, dtype=torch.int32)
         return (output.view(torch.int32) + steps).view(torch.float32)
 

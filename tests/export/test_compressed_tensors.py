@@ -73,6 +73,17 @@ def test_the_configuration(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_card_keeps_vllm_from_another_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Without one, vLLM computes a float32 model in 16 bits."""
+    model = quantized().to(dtype)
+    model.config = package("transformers").PretrainedConfig()
+    card = (export.to_compressed_tensors(model, tmp_path / "out") / "README.md").read_text()
+    given = ', dtype="float32"' if dtype == torch.float32 else ""
+    assert f'llm = LLM(model="this/folder"{given})' in card
+
+
+@pytest.mark.exhaustive
 def test_groups_of_layers_with_several_schemes(tmp_path: Path) -> None:
     package("huggingface_hub")
     model = quantized({"o_proj": baraquant.W4A16(32), nn.Linear: baraquant.W8A8()})
