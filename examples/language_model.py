@@ -24,6 +24,7 @@ and the plot in ``lm_report.py``.
 import argparse
 import copy
 import json
+import math
 import os
 import platform
 import sys
@@ -227,32 +228,52 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").split("\n", 1)[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        epilog="The rows are compared with W8A8, which has a floating backward pass. "
+        f"Schemes: {', '.join(SCHEMES)}. All but W4A8-g32 are the default.",
     )
     add = parser.add_argument
+    sizes = ", ".join(f"{name} {size.width} x {size.layers}" for name, size in SIZES.items())
     has_cuda = torch.cuda.is_available()
-    add("--size", choices=SIZES, default="cpu", help="of the model and of its training")
-    add("--mlp", choices=MLPS, default="swiglu", help="the feed-forward part")
-    add("--steps", type=int, help="of training from scratch (default: as the size has it)")
+    add("--size", choices=SIZES, default="cpu", help=f"width x layers: {sizes} (default: cpu)")
+    add("--mlp", choices=MLPS, default="swiglu", help="the feed-forward part (default: swiglu)")
+    add("--steps", type=int, help="of training from scratch (default: the size's)")
     add("--tuning-steps", type=int, help="from a checkpoint (default: a quarter of --steps)")
-    add("--batch", type=int, help="windows in a step (default: as the size has it)")
-    add("--seeds", type=int, default=3, help="how many seeds, from 0 on")
-    add("--schemes", nargs="+", choices=SCHEMES, default=DEFAULT, help="what to compare")
-    add("--modes", nargs="+", choices=MODES, default=list(MODES), help="where to start from")
+    add("--batch", type=int, help="windows in a step (default: the size's)")
+    add("--learning-rate", type=float, help="its maximum (default: the size's)")
+    add("--seeds", type=int, default=3, help="how many seeds, from 0 on (default: 3)")
+    add(
+        "--schemes", nargs="+", choices=SCHEMES, default=DEFAULT, metavar="SCHEME", help="see below"
+    )
+    add("--modes", nargs="+", choices=MODES, default=list(MODES), help="(default: both)")
     add("--cosine", type=int, default=0, metavar="N", help="compare gradients at N steps")
-    add("--device", type=torch.device, default="cuda" if has_cuda else "cpu")
-    add("--dtype", choices=DTYPES, help="of float products (default: bfloat16 on a GPU)")
-    add("--strict", action="store_true", help="fail if anything asked is not reached or not there")
-    add("--out", type=Path, default=Path("results"), help="folder of the results")
+    add(
+        "--device",
+        type=torch.device,
+        default="cuda" if has_cuda else "cpu",
+        help="(default: cuda where there is a GPU)",
+    )
+    add(
+        "--dtype",
+        choices=DTYPES,
+        help="of floating products; the weights are float32 (default: bfloat16 on a GPU)",
+    )
+    add("--strict", action="store_true", help="fail if anything asked is missing or not reached")
+    add(
+        "--out", type=Path, default=Path("results"), help="folder of the results (default: results)"
+    )
     args = parser.parse_args(argv)
-    args.steps = args.steps or SIZES[args.size].steps
-    args.batch = args.batch or SIZES[args.size].batch
-    args.tuning_steps = args.tuning_steps or max(2, args.steps // 4)
+    for name in ("steps", "batch", "learning_rate"):
+        if getattr(args, name) is None:
+            setattr(args, name, getattr(SIZES[args.size], name))
+    if args.tuning_steps is None:
+        args.tuning_steps = max(2, args.steps // 4)
     args.dtype = args.dtype or ("float32" if args.device.type == "cpu" else "bfloat16")
     args.missing = missing(args.schemes)
     args.schemes = [name for name in SCHEMES if name in args.schemes and name not in args.missing]
     if min(args.seeds, args.batch) < 1 or min(args.steps, args.tuning_steps) < 2:
         parser.error("--seeds and --batch have to be at least 1, --steps and --tuning-steps 2")
+    if not 0 < args.learning_rate < math.inf:
+        parser.error(f"--learning-rate has to be a positive number, but is {args.learning_rate}")
     if not args.schemes:
         parser.error(f"nothing to train: {'; '.join(args.missing.values())}")
     if not 0 <= args.cosine <= args.steps:
@@ -274,7 +295,8 @@ def main(argv: list[str] | None = None) -> int:
     """Train all, print the tables, write the plot and the JSON; return the exit status."""
     args, console = parse_args(argv), Console()
     console = console if console.is_terminal else Console(width=150)
-    size = replace(SIZES[args.size], steps=args.steps, batch=args.batch)
+    chosen = {name: getattr(args, name) for name in ("steps", "batch", "learning_rate")}
+    size = replace(SIZES[args.size], **chosen)
     text = load_text(args.device)
     console.print(
         f"{len(text.training):,} bytes of {text.files[0]} files to train with, "

@@ -178,6 +178,6 @@ def continued(model: nn.Module, prompt: str, count: int, context: int, dtype: to
     for _ in range(count):
         with autocast(device, dtype):
             logits = model(tokens[:, -context:])[0, -1].float().cpu()
-        drawn = torch.multinomial((logits / 0.6).softmax(dim=0), 1, generator=generator)
+        drawn = torch.multinomial((logits / 0.8).softmax(dim=0), 1, generator=generator)
         tokens = torch.cat((tokens, drawn.to(device)[None]), dim=1)
     return bytes(tokens[0].tolist()).decode(errors="replace")

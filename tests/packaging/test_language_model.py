@@ -140,6 +140,8 @@ def test_what_baraquant_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["--steps", "1"], "have to be at least 1, --steps and --tuning-steps 2"),
         (["--seeds", "0"], "have to be at least 1"),
+        (["--batch", "0"], "have to be at least 1"),
+        (["--learning-rate", "nan"], "has to be a positive number, but is nan"),
         (["--size", "tiny", "--cosine", "21"], "has to lie between 0 and --steps, which is 20"),
         (["--schemes", "W8A8", "--cosine", "2"], "no scheme to compare with W8A8"),
         (["--schemes", "W9A9"], "invalid choice: 'W9A9'"),
