@@ -53,7 +53,7 @@ minilm: ## quantize a sentence encoder, all-MiniLM-L6-v2: a table, a plot and a 
 	"$$py" scripts/build.py; \
 	"$$py" examples/smoothquant_minilm.py $(MINILM_ARGS)
 
-lm: ## train a language model under every scheme, ten minutes: tables, a plot and a JSON
+lm: ## train a language model under every scheme, some minutes: tables, a plot and a JSON
 	@set -e; py=$$($(ENVIRONMENT) --need examples); \
 	"$$py" scripts/build.py; \
 	"$$py" examples/language_model.py $(LM_ARGS)

@@ -291,12 +291,25 @@ def all_passed(rows: list[Row], cosines: list[Cosines], absent: dict[str, str]) 
     return not absent and all(verdict == PASSED for verdict in verdicts)
 
 
+def train_all(args: argparse.Namespace, text: Text, console: Console) -> tuple[Experiment, Any]:
+    """Train every seed under one progress bar; return that and the cosines."""
+    chosen = {name: getattr(args, name) for name in ("steps", "batch", "learning_rate")}
+    columns = (TextColumn("{task.description:<48}"), BarColumn(bar_width=None))
+    columns += (MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        experiment = Experiment(args, replace(SIZES[args.size], **chosen), text, progress)
+        for seed in range(args.seeds):
+            experiment.run_seed(seed)
+        cosines = experiment.cosines()
+        experiment.tick("done", 0)
+    return experiment, cosines
+
+
 def main(argv: list[str] | None = None) -> int:
     """Train all, print the tables, write the plot and the JSON; return the exit status."""
     args, console = parse_args(argv), Console()
     console = console if console.is_terminal else Console(width=150)
-    chosen = {name: getattr(args, name) for name in ("steps", "batch", "learning_rate")}
-    size = replace(SIZES[args.size], **chosen)
+    args.out.mkdir(parents=True, exist_ok=True)
     text = load_text(args.device)
     console.print(
         f"{len(text.training):,} bytes of {text.files[0]} files to train with, "
@@ -305,21 +318,13 @@ def main(argv: list[str] | None = None) -> int:
         highlight=False,
     )
     start = time.perf_counter()
-    columns = (TextColumn("{task.description:<48}"), BarColumn(bar_width=None))
-    columns += (MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        experiment = Experiment(args, size, text, progress)
-        for seed in range(args.seeds):
-            experiment.run_seed(seed)
-        cosines = experiment.cosines()
-        experiment.tick("done", 0)
+    experiment, cosines = train_all(args, text, console)
     rows = summarize(experiment.runs, experiment.speeds())
     print_tables(rows, cosines, console)
     conclusion = conclude(rows, cosines, args.missing)
     for line in conclusion:
         console.print(line, highlight=False)
 
-    args.out.mkdir(parents=True, exist_ok=True)
     everything = {
         **describe(experiment, time.perf_counter() - start),
         "conclusion": conclusion,

@@ -173,7 +173,7 @@ def conclude(rows: list[Row], cosines: list[Cosines], missing: dict[str, str]) -
                 f"{_plus_minus(row.validation)} nats per byte{beside}."
             )
         elif row.verdict:
-            change = "" if row.change is None else f" ({row.change:+.2%})"
+            change = "" if row.change is None else f" ({_percent(row.change)})"
             lines.append(f"{row.scheme}, {MODES[row.mode]}: {row.verdict}{change}.")
     checked = [(row.same_bits, row.seeds) for row in rows if row.same_bits is not None]
     if checked:
@@ -222,7 +222,7 @@ def _table(title: str, headings: tuple[str, ...], rows: list[Row]) -> Table:
             row.scheme,
             f"{row.before:.3f}",
             _plus_minus(row.validation),
-            "" if row.change is None else f"{row.change:+.2%}",
+            "" if row.change is None else _percent(row.change),
             row.verdict,
             f"{1e3 * row.step_seconds:.1f}",
             f"{1e3 * row.cpu_seconds:.1f}",
@@ -232,6 +232,10 @@ def _table(title: str, headings: tuple[str, ...], rows: list[Row]) -> Table:
             "" if row.faster is None else f"{row.faster:.2f} x",
         )
     return table
+
+
+def _percent(share: float) -> str:
+    return f"{round(share, 4) + 0.0:+.2%}"  # + 0.0: what rounds to zero has no minus
 
 
 def _plus_minus(pair: tuple[float, float]) -> str:

@@ -151,7 +151,8 @@ def language_row(mode: str, scheme: str) -> Row:
 def language_change(mode: str, scheme: str) -> str:
     """By how many percent the loss of a scheme is above the float model's."""
     losses = [language_row(mode, name)["validation"][0] for name in (scheme, "float")]
-    return f"{100 * (losses[0] / losses[1] - 1):+.2f}"
+    change = round(100 * (losses[0] / losses[1] - 1), 2)
+    return f"{change:+.2f}" if change else "0.00"
 
 
 def language_same_bits() -> str:
