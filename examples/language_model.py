@@ -33,9 +33,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-# Before torch is imported: the profiler, which measures memory on a CPU, writes notes to stderr.
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+if __name__ == "__main__":
+    # Before torch is imported: its profiler, which measures memory on a CPU, writes to stderr.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 import torch
 from rich.console import Console

@@ -135,6 +135,7 @@ def test_what_baraquant_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not language_model.all_passed([], [], args.missing)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -155,6 +156,7 @@ def test_wrong_options(
     assert message in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.exhaustive
 def test_planned_steps_are_those_of_all_runs() -> None:
     args = language_model.parse_args(["--size", "tiny", "--schemes", "W8A8", "--seeds", "2"])
     assert language_model.planned_steps(args, SIZES["tiny"]) == 2 * (
@@ -189,6 +191,7 @@ def one_run(scheme: str, seed: int, loss: float, mode: str = "scratch") -> Run:
     return Run(mode, scheme, seed, 5.5, loss, training, same)
 
 
+@pytest.mark.exhaustive
 def test_rows_say_what_the_runs_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     losses = {"float": (1.9, 2.0), "W8A8": (2.0, 2.1), "W8A8-int8-nearest": (2.0, 2.2)}
     runs = [one_run(name, seed, own[seed]) for seed in (0, 1) for name, own in losses.items()]

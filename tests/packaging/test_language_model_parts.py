@@ -37,6 +37,7 @@ def library(folder: Path) -> list[str]:
     return names
 
 
+@pytest.mark.exhaustive
 def test_files_are_on_one_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = library(tmp_path)
     with pytest.raises(SystemExit, match=r"expected at least 1,000,000 bytes .* found 600"):
@@ -55,6 +56,7 @@ def some_text(length: int = 1000) -> lm_text.Text:
     return lm_text.Text(counted, counted.flip(0), (1, 1), "")
 
 
+@pytest.mark.exhaustive
 def test_batches_are_windows_of_the_text() -> None:
     first, second = (lm_text.batches(some_text(), 3, 4, 16) for _ in range(2))
     batch = next(first)
@@ -82,6 +84,7 @@ def test_the_decoder_looks_back_only(mlp: str, device: str) -> None:
     assert not torch.allclose(logits[:, 8:], changed[:, 8:])
 
 
+@pytest.mark.exhaustive
 def test_rotary_positions_are_relative() -> None:
     q, k = torch.randn(2, 8, generator=torch.Generator().manual_seed(0)).double()
     speeds = torch.tensor([1.0, 0.3, 0.1, 0.01], dtype=torch.float64)
@@ -95,6 +98,7 @@ def test_rotary_positions_are_relative() -> None:
     assert abs(product(3, 1) - product(3, 2)) > 1e-3
 
 
+@pytest.mark.exhaustive
 def test_sizes_are_as_they_say() -> None:
     def parameters(size: str, mlp: str) -> int:
         with torch.device("meta"):
@@ -104,12 +108,14 @@ def test_sizes_are_as_they_say() -> None:
     assert 0.8e6 < parameters("cpu", "swiglu") < 0.9e6
 
 
+@pytest.mark.exhaustive
 def test_the_rate_rises_and_falls() -> None:
     rates = [lm_training.rate(step, 100) for step in range(100)]
     assert rates[:2] == [0.1, 0.2] and rates[9] == rates[10] == 1.0
     assert rates[10:] == sorted(rates[10:], reverse=True) and 0.1 <= rates[-1] < 0.102
 
 
+@pytest.mark.exhaustive
 def test_peak_memory_is_the_most_that_is_held(device: str) -> None:
     mib = 2**20
     with lm_training.peak_memory(torch.device(device)) as found:
@@ -120,6 +126,7 @@ def test_peak_memory_is_the_most_that_is_held(device: str) -> None:
     assert found == [3 * mib] and second.nbytes + third.nbytes < 3 * mib
 
 
+@pytest.mark.exhaustive
 def test_training_lowers_the_loss_and_counts_its_steps() -> None:
     torch.manual_seed(0)
     model, ticks = Decoder(TINY), []
@@ -137,6 +144,7 @@ def test_training_lowers_the_loss_and_counts_its_steps() -> None:
     assert written.startswith("ab")
 
 
+@pytest.mark.exhaustive
 def test_other_logits_are_found() -> None:
     torch.manual_seed(0)
     model = Decoder(TINY)
@@ -187,12 +195,14 @@ def test_cosines_show_where_a_gradient_is_wrong() -> None:
         assert (float(value) < 0.99999) == is_wrong, (way, path, what)
 
 
+@pytest.mark.exhaustive
 def test_another_forward_is_an_error() -> None:
     exact, other, batch = two_prepared(baraquant.W4A8(None))
     with pytest.raises(AssertionError, match="the forward passes differ"):
         lm_gradients.compare(exact, other, batch, FLOAT32)
 
 
+@pytest.mark.exhaustive
 def test_the_least_cosine_is_kept_and_training_goes_on() -> None:
     torch.manual_seed(0)
     floats, ticks = Decoder(TINY), []
