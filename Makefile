@@ -17,6 +17,8 @@ BENCH ?= affine range int8_mm grouped training lora cpp_calls
 BENCH_ARGS ?=
 DEMO_ARGS ?=
 MINILM_ARGS ?=
+# --size gpu: 26 million parameters; --cosine 200: compare gradients; --help lists all
+LM_ARGS ?=
 # --full: every cell in both dtypes; --only llama: one architecture; --device cuda
 ZOO_ARGS ?=
 # Hostile calls under the sanitizers; test-all makes fewer of them.
@@ -30,7 +32,7 @@ CHECK = set -e; py=$$($(ENVIRONMENT) --need test,examples --want lint,tidy,hf,gg
 	"$$py" -m pytest -n $(WORKERS) --dist worksteal --durations 10 --budget $(TEST_BUDGET)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-cpp minilm test test-all zoo serve-check asan tsan gpu-sanitize bench figures docs headers \
+.PHONY: help demo demo-cpp minilm lm test test-all zoo serve-check asan tsan gpu-sanitize bench figures docs headers \
 	build lint tidy format clean
 
 help: ## show this list
@@ -50,6 +52,11 @@ minilm: ## quantize a sentence encoder, all-MiniLM-L6-v2: a table, a plot and a 
 	@set -e; py=$$($(ENVIRONMENT) --need examples --bare minilm); \
 	"$$py" scripts/build.py; \
 	"$$py" examples/smoothquant_minilm.py $(MINILM_ARGS)
+
+lm: ## train a language model under every scheme, some minutes: tables, a plot and a JSON
+	@set -e; py=$$($(ENVIRONMENT) --need examples); \
+	"$$py" scripts/build.py; \
+	"$$py" examples/language_model.py $(LM_ARGS)
 
 test: ## lint, build, compile check of CUDA, the short tests: some minutes
 	@$(CHECK) -m "not exhaustive" $(PYTEST_ARGS)

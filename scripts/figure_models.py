@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Figures and tables of whole models: a training step, the sentence encoder, the digits."""
+"""Figures and tables of whole models: a step, the encoder, the language model, the digits."""
 
 from __future__ import annotations
 
@@ -122,6 +122,64 @@ def encoders_guide() -> str:
     return table(["scheme", "cosine similarity", "retrieval", size, "faster than float32"], lines)
 
 
+# --- the language model
+
+
+LANGUAGE_SCHEMES = {
+    "float": "float32, not quantized",
+    "W8A8": "`W8A8()`",
+    "W8A8-int8_input-nearest": '`W8A8(backward="int8_input", rounding="nearest")`',
+    "W8A8-int8_input-stochastic": '`W8A8(backward="int8_input", rounding="stochastic")`',
+    "W8A8-int8-nearest": '`W8A8(backward="int8", rounding="nearest")`',
+    "W8A8-int8-stochastic": '`W8A8(backward="int8", rounding="stochastic")`',
+    "W4A8": "`W4A8(group_size=None)`",
+    "W4A8-g32": "`W4A8(group_size=32)`",
+}
+
+
+def language() -> dict[str, Any]:
+    """Everything of the language model on a CPU."""
+    return results.report(CPU, "language_model")
+
+
+def language_row(mode: str, scheme: str) -> Row:
+    """All seeds of a scheme."""
+    (found,) = results.pick(language()["rows"], mode=mode, scheme=scheme)
+    return found
+
+
+def language_change(mode: str, scheme: str) -> str:
+    """By how many percent the loss of a scheme is above the float model's."""
+    losses = [language_row(mode, name)["validation"][0] for name in (scheme, "float")]
+    change = round(100 * (losses[0] / losses[1] - 1), 2)
+    return f"{change:+.2f}" if change else "0.00"
+
+
+def language_same_bits() -> str:
+    """How many of the converted models gave the logits of evaluation."""
+    checked = [row for row in language()["rows"] if row["same_bits"] is not None]
+    counts = [sum(row[name] for row in checked) for name in ("same_bits", "seeds")]
+    return f"{counts[0]} of {counts[1]}"
+
+
+def language_model() -> str:
+    """Losses, time and memory of every scheme that was trained."""
+    lines = []
+    for scheme, name in LANGUAGE_SCHEMES.items():
+        if not any(row["scheme"] == scheme for row in language()["rows"]):
+            continue
+        scratch, tuned = (language_row(mode, scheme) for mode in ("scratch", "checkpoint"))
+        cells = [_loss(scratch), f"{tuned['before']:.4f}", _loss(tuned)]
+        cells += [f"{1e3 * scratch['cpu_seconds']:.0f}", f"{scratch['peak_bytes'] / 2**20:.1f}"]
+        lines.append([name, *cells])
+    titles = ["from scratch", "checkpoint, not trained on", "checkpoint, trained on"]
+    return table(["", *titles, "ms of a step", "MiB of a step"], lines)
+
+
+def _loss(row: Row) -> str:
+    return "{:.4f} ± {:.4f}".format(*row["validation"])
+
+
 # --- the handwritten digits
 
 
@@ -236,6 +294,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "table.training": training,
     "table.encoders.readme": encoders_readme,
     "table.encoders.guide": encoders_guide,
+    "table.language_model": language_model,
     "table.digits.readme": digits_readme,
     "table.digits.guide": digits_guide,
     "demo.ending": demo_ending,

@@ -246,6 +246,13 @@ FIGURES: dict[str, Figure] = {
     "minilm.cosine": minilm("W8A8", lambda row, _: f"{row['cosine']:.3f}"),
     "minilm.smaller": minilm("W8A8", lambda row, f: f"{f['file_bytes'] / row['file_bytes']:.1f}"),
     "minilm.faster": minilm("W8A8", lambda row, _: f"{row['speeds']['32 x 64']['faster']:.1f}"),
+    # The language model
+    "lm.parameters": lambda: f"{figure_models.language()['parameters']:,}",
+    "lm.seconds": lambda: f"{figure_models.language()['seconds'] / 60:.0f}",
+    "lm.load": lambda: f"{figure_models.language()['machine']['load']:.0f}",
+    "lm.same_bits": figure_models.language_same_bits,
+    "lm.scratch.change": lambda: figure_models.language_change("scratch", "W8A8"),
+    "lm.checkpoint.change": lambda: figure_models.language_change("checkpoint", "W8A8"),
     # The handwritten digits
     "digits.float": width("float", 2, 4),
     "digits.2-4.qat": width("qat", 2, 4),
