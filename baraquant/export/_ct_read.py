@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from ..workflow.layers import inside, is_converted, is_prepared, layer_of
 from ..workflow.replace import check_model
 from ..workflow.serialization.header import Entry, parse_json, read_header
+from ..workflow.serialization.meta import Built, check_constants
 from ..workflow.serialization.place import put, registered
 from ..workflow.serialization.save import import_safetensors
 from ._ct_config import CtConfig, read_config
@@ -22,8 +24,10 @@ from ._ct_tensors import build_layer
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
-def load_folder(model: nn.Module, folder: Path, caller: str) -> nn.Module:
+def load_folder(given: nn.Module | Callable[[], nn.Module], folder: Path, caller: str) -> nn.Module:
     """Load a folder; the model is unchanged if an error is raised."""
+    built = Built(given)
+    model = built.model
     check_model(model, caller)
     _check_float(model, caller)
     config = read_folder_config(folder, caller)
@@ -34,12 +38,14 @@ def load_folder(model: nn.Module, folder: Path, caller: str) -> nn.Module:
         metas = {n: torch.empty(e.shape, dtype=e.dtype, device="meta") for n, e in entries.items()}
         _build(plan, metas, caller)
         _check_rest(model, plan, entries)
+        is_inside = inside({path: layer.module for layer in plan.values() for path in layer.paths})
+        check_constants(model, {}, is_inside, f"{caller}(lambda: Model(...), folder)")
         values = _read(folder, files, caller)
         modules = _build(plan, values, caller)
     except ValueError as error:
         text = str(error).removeprefix(f"{caller}: ")
         raise ValueError(f"{caller}: {text}") from error
-    _place(model, plan, modules, values, caller)
+    _place(built, plan, modules, values, caller)
     return model
 
 
@@ -251,7 +257,7 @@ def _read(folder: Path, files: dict[str, dict[str, Entry]], caller: str) -> dict
 
 
 def _place(
-    model: nn.Module,
+    built: Built,
     plan: dict[int, _Layer],
     modules: dict[int, nn.Module],
     values: dict[str, Tensor],
@@ -259,20 +265,15 @@ def _place(
 ) -> None:
     """Change the model: each tensor goes to the device of the one that it replaces."""
     own = {f"{layer.home}.{name}" for layer in plan.values() for name in _NAMES}
-    rest: dict[str, Tensor] = {}
-    named = registered(model)
+    devices = built.devices()
+    named = registered(built.model)
     homes: dict[int, Tensor] = {}
     for name, tensor in named.items():
         if name in values and name not in own:
-            homes.setdefault(id(tensor), values[name].to(_device(tensor)))
+            homes.setdefault(id(tensor), values[name].to(devices.get(name, tensor.device)))
     rest = {name: homes[id(tensor)] for name, tensor in named.items() if id(tensor) in homes}
     swapped: dict[str, Any] = {}
     for key, module in modules.items():
-        weight = plan[key].module.weight
-        swapped[plan[key].paths[0]] = module.to(_device(weight))
-    put(model, caller, swapped, rest, {})
-
-
-def _device(tensor: Any) -> torch.device:
-    device: torch.device = tensor.device
-    return torch.device("cpu") if device.type == "meta" else device
+        path = plan[key].paths[0]
+        swapped[path] = module.to(devices[f"{path}.weight"])
+    put(built.model, caller, swapped, rest, {})

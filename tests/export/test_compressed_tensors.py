@@ -226,6 +226,47 @@ def test_a_model_on_the_meta_device_is_filled(tmp_path: Path) -> None:
     assert torch.equal(loaded(IDS), model(IDS))
 
 
+class Positions(nn.Module):
+    """What no folder holds: a buffer that is in no state dict, and a plain tensor."""
+
+    def __init__(self, plain: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+        if plain:
+            self.table = torch.arange(32) / 32
+        else:
+            self.register_buffer("table", torch.arange(32) / 32, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x + self.table)
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["buffer", "plain"])
+def test_what_a_constructor_computes(plain: bool, tmp_path: Path) -> None:
+    """On the meta device an error that names it; a function that builds the model has it."""
+    package("huggingface_hub")
+    model = Positions(plain).eval()
+    baraquant.quantize_(model, baraquant.W8A8())
+    folder = export.to_compressed_tensors(model, tmp_path / "out")
+    with torch.device("meta"):
+        empty = Positions(plain).eval()
+    message = "no buffer that a file could hold" if plain else "a buffer with data"
+    with pytest.raises(ValueError, match=rf"table: .*{message}.*\(lambda: Model.*, folder\)"):
+        export.from_compressed_tensors(empty, folder)
+    assert type(empty.layer) is nn.Linear and empty.layer.weight.is_meta
+    weights: list[bool] = []
+
+    def build() -> nn.Module:
+        built = Positions(plain).eval()
+        weights.append(built.layer.weight.is_meta)
+        return built
+
+    loaded = export.from_compressed_tensors(build, folder)
+    assert weights == [True]  # none was made only to be discarded
+    x = torch.linspace(-1, 1, 96).reshape(3, 32)
+    assert torch.equal(loaded(x), model(x))
+
+
 @pytest.mark.exhaustive
 def test_training_goes_on_to_a_folder(tmp_path: Path) -> None:
     """Prepared, trained, converted, written, read: the bits of the last evaluation."""
