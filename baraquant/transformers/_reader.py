@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
@@ -71,7 +72,7 @@ class _Switch:
         _CONFIGS[METHOD], _QUANTIZERS[METHOD] = self._before
 
 
-def use_for_compressed_tensors(on: bool = True) -> _Switch:
+def use_for_compressed_tensors(on: bool = True) -> AbstractContextManager[None]:
     """Let ``from_pretrained`` load folders of compressed-tensors as baraquant's layers.
 
     transformers itself decompresses such weights and imitates the rounding of inputs; baraquant's
