@@ -17,7 +17,7 @@ from ._ct_checks import Exported, check_server, is_exact, nudged_scale
 from ._ct_config import write_config
 from ._ct_scheme import Scheme, scheme_of
 from ._ct_tensors import tensors_of
-from ._ct_ties import add_copies, loses_ties
+from ._ct_ties import add_copies, check_ties, head_of, loses_ties
 from ._layers import IntegerLayer, integer_layers
 
 # The float layers that compressed-tensors has integers for.
@@ -50,6 +50,7 @@ def describe(
     """
     layers = integer_layers(model, caller)
     _check_parts(model, caller)
+    check_ties(model, caller)
     written: dict[str, IntegerLayer] = {}
     floats: dict[str, IntegerLayer] = {}
     for path, layer in layers.items():
@@ -68,7 +69,7 @@ def describe(
     if serve == "vllm":
         written = {path: _nudged(layer) for path, layer in written.items()}
     tensors = _tensors(model, written, schemes, floats, caller)
-    config = write_config(schemes, _floating(model, schemes), _class_of(written), _head_of(model))
+    config = write_config(schemes, _floating(model, schemes), _class_of(written), head_of(model))
     return tensors, config
 
 
@@ -93,6 +94,11 @@ def _belongs_to_layer(path: str, model: nn.Module) -> bool:
 
 def _check_format(path: str, layer: IntegerLayer, is_float: bool, caller: str) -> None:
     """Check what no folder of this format can hold, whatever reads it."""
+    if layer.transposed:
+        raise ValueError(
+            f"{caller}: {path}: the format has no integers for a {layer.float_name}, which keeps "
+            "its weight transposed; keep it floating (map it to None), or use baraquant.save"
+        )
     if is_float and layer.input is not None:
         raise ValueError(
             f"{caller}: {path}: the format has no quantized inputs for a {layer.float_name}; "
@@ -103,11 +109,6 @@ def _check_format(path: str, layer: IntegerLayer, is_float: bool, caller: str) -
             f"{caller}: {path}: its input is divided by a smoothing factor, for which the format "
             "has no place; use SmoothQuant only where a preceding layer takes the factor, or keep "
             "this layer out of it"
-        )
-    if layer.transposed and not is_float:
-        raise ValueError(
-            f"{caller}: {path}: the format has no {layer.float_name}, which keeps its weight "
-            "transposed; keep it floating, or use baraquant.save"
         )
     if layer.scale.dtype == torch.float64:
         raise ValueError(f"{caller}: {path}: expected float32 scales, but they are float64")
@@ -175,10 +176,3 @@ def _class_of(layers: dict[str, IntegerLayer]) -> str | None:
     """Return the class that may stand for all layers."""
     names = {layer.float_name for layer in layers.values()}
     return "Linear" if names == {"Linear"} else None
-
-
-def _head_of(model: nn.Module) -> str | None:
-    """Return the path of the layer that gives a language model's logits."""
-    find = getattr(model, "get_output_embeddings", None)
-    head = find() if callable(find) else None
-    return next((path for path, module in model.named_modules() if module is head), None)

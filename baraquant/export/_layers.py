@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import FakeQuantize
-from ..workflow.layers import form_of, is_converted, is_prepared, layer_with
+from ..workflow.layers import form_of, is_converted, is_prepared, layer_of_converted, layer_with
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class IntegerLayer:
         path: Its first name in the model.
         module: The converted module.
         float_name: The class of the float layer that it replaces: ``Linear``, ``Embedding``,
-            ``Conv2d``, ...
+            ``Conv1D`` (transformers' layer), ``Conv2d``, ...
         qweight: int8, ``[N, K]`` for a linear layer or an embedding.
         scale: ``[N]``, or ``[N, K / group_size]``.
         zero_point: Integer, shaped like ``scale``; None stands for 0.
@@ -144,7 +144,7 @@ def integer_layer(path: str, module: Any, caller: str) -> IntegerLayer:
     return IntegerLayer(
         path=path,
         module=module,
-        float_name=layer_with(form).name,
+        float_name=(layer_of_converted(module) or layer_with(form)).name,
         qweight=module.qweight,
         scale=module.weight_scale,
         zero_point=getattr(module, "weight_zero_point", None),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import types
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,46 @@ def test_a_model_on_the_meta_device_is_filled(tmp_path: Path) -> None:
     folder = export.to_compressed_tensors(model, tmp_path / "out")
     loaded = export.from_compressed_tensors(block().to("meta"), folder)
     assert torch.equal(loaded(IDS), model(IDS))
+
+
+class ScalesIfTied(nn.Module):
+    """A language model that computes something else if its embeddings are not tied, as T5 does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = types.SimpleNamespace(tie_word_embeddings=True, to_dict=dict)
+        self.embed = nn.Embedding(32, 32)
+        self.layer = nn.Linear(32, 32)
+        self.head = nn.Linear(32, 32, bias=False)
+        self.head.weight = self.embed.weight
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.layer(self.embed(ids))
+        if self.config.tie_word_embeddings:
+            x = x * 32**-0.5
+        return self.head(x)
+
+
+def test_ties_that_the_forward_computes_with(tmp_path: Path) -> None:
+    package("huggingface_hub")
+    model = ScalesIfTied().eval()
+    baraquant.quantize_(model, {"*": baraquant.W8A8()})
+    message = r"to_compressed_tensors: embed, head: .* computes something else .* map them to None"
+    with pytest.raises(ValueError, match=message):
+        export.to_compressed_tensors(model, tmp_path / "out", serve=None, float_embeddings=True)
+    assert list(tmp_path.iterdir()) == []
+    model = ScalesIfTied().eval()
+    baraquant.quantize_(model, {"layer": baraquant.W8A8()})
+    folder = export.to_compressed_tensors(model, tmp_path / "out", serve=None)
+    loaded = export.from_compressed_tensors(ScalesIfTied().eval(), folder)
+    ids = torch.arange(12).reshape(2, 6)
+    assert torch.equal(loaded(ids), model(ids))
 
 
 class Positions(nn.Module):
