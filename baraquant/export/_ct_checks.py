@@ -187,24 +187,28 @@ def _packed_zero_points(exported: Exported) -> Iterator[str]:
 
 def _rounded_scales(exported: Exported) -> Iterator[str]:
     """Scales that the server's dtype holds: it converts the scales of packed weights."""
-    for path, layer in exported.layers.items():
-        if exported.schemes[path].format == PACKED and not is_exact(layer.scale, layer.dtype):
-            name = str(layer.dtype).removeprefix("torch.")
-            yield (
-                f"{path}: the server rounds its scales to {name}, and so computes with other "
-                f"weights; quantize with scale_dtype={name!r} in the configuration"
-            )
+    for path, name in _inexact(exported, packed=True):
+        yield (
+            f"{path}: the server rounds its scales to {name}, and so computes with other "
+            f"weights; quantize with scale_dtype={name!r} in the configuration"
+        )
 
 
 def _integer_scales(exported: Exported) -> Iterator[str]:
     """The same for layers that multiply integers, whose scales only transformers converts."""
+    for path, name in _inexact(exported, packed=False):
+        yield (
+            f"{path}: transformers rounds its scales to {name} unless the folder is loaded "
+            f"with CompressedTensorsConfig(dequantize=True); quantize with scale_dtype={name!r}"
+        )
+
+
+def _inexact(exported: Exported, packed: bool) -> Iterator[tuple[str, str]]:
+    """Yield the layers whose scales their dtype does not hold, with the name of the dtype."""
     for path, layer in exported.layers.items():
-        if exported.schemes[path].format != PACKED and not is_exact(layer.scale, layer.dtype):
-            name = str(layer.dtype).removeprefix("torch.")
-            yield (
-                f"{path}: transformers rounds its scales to {name} unless the folder is loaded "
-                f"with CompressedTensorsConfig(dequantize=True); quantize with scale_dtype={name!r}"
-            )
+        is_packed = exported.schemes[path].format == PACKED
+        if is_packed == packed and not is_exact(layer.scale, layer.dtype):
+            yield path, str(layer.dtype).removeprefix("torch.")
 
 
 # Which servers a rule is for, and the rule.

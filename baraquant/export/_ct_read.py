@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from ..workflow.layers import inside, is_converted, is_prepared, layer_of
 from ..workflow.replace import check_model
+from ..workflow.serialization.data import read_tensors
 from ..workflow.serialization.header import Entry, parse_json, read_header
 from ..workflow.serialization.meta import Built, check_constants
 from ..workflow.serialization.place import put, registered
-from ..workflow.serialization.save import import_safetensors
 from ._ct_config import CtConfig, read_config
 from ._ct_scheme import METHOD, Scheme
 from ._ct_tensors import build_layer
@@ -239,20 +239,12 @@ def _hint(name: str, entries: dict[str, Entry]) -> str:
 
 
 def _read(folder: Path, files: dict[str, dict[str, Entry]], caller: str) -> dict[str, Tensor]:
-    safetensors = import_safetensors(caller)
     values: dict[str, Tensor] = {}
     for file, entries in files.items():
         try:
-            loaded = safetensors.torch.load_file(folder / file)
-        except safetensors.SafetensorError as error:
-            raise ValueError(f"{file}: expected a whole file, but {error}") from error
-        for name, tensor in loaded.items():
-            entry = entries.get(name)
-            if entry is None or (entry.dtype, entry.shape) != (tensor.dtype, tuple(tensor.shape)):
-                raise ValueError(
-                    f"{name}: expected the header that was read before, but it changed"
-                )
-            values[name] = tensor.clone()  # a mapped file could change after the checks
+            values |= read_tensors(folder / file, entries, caller)
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from error
     return values
 
 
