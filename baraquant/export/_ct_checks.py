@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..nn import QuantizedExperts
 from ._ct_scheme import PACKED, Scheme
 from ._layers import IntegerLayer
 from .fused import fused_paths
@@ -76,6 +77,13 @@ def _kernels(exported: Exported) -> Iterator[str]:
     for path, scheme in exported.schemes.items():
         weight, input = scheme.weight, scheme.input
         if input is None:
+            continue
+        is_expert = isinstance(exported.layers[path].module, QuantizedExperts)
+        if is_expert and not (input.dynamic and input.symmetric):
+            yield (
+                f"{path}: vLLM has no kernel for experts with {scheme}; it has int8 inputs with a "
+                "dynamic scale per token and no zero point (W8A8), and floating inputs"
+            )
             continue
         has_kernel = (
             weight.bits == input.bits == 8

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..nn._experts import is_experts
 from ..workflow.layers import inside, is_converted, is_prepared, layer_of
 from ..workflow.replace import check_model
 from ..workflow.serialization.data import read_tensors
@@ -18,8 +19,9 @@ from ..workflow.serialization.header import Entry, parse_json, read_header
 from ..workflow.serialization.meta import Built, check_constants
 from ..workflow.serialization.place import put, registered
 from ._ct_config import CtConfig, read_config
+from ._ct_read_experts import Files, StoredExperts
 from ._ct_scheme import METHOD, Scheme
-from ._ct_tensors import build_layer
+from ._ct_tensors import TENSORS, build_layer
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -33,19 +35,27 @@ def load_folder(given: nn.Module | Callable[[], nn.Module], folder: Path, caller
     config = read_folder_config(folder, caller)
     try:
         files = _read_headers(folder)
-        entries = {name: entry for file in files.values() for name, entry in file.items()}
-        plan = _plan(model, config, entries)
-        metas = {n: torch.empty(e.shape, dtype=e.dtype, device="meta") for n, e in entries.items()}
-        _build(plan, metas, caller)
-        _check_rest(model, plan, entries)
-        is_inside = inside({path: layer.module for layer in plan.values() for path in layer.paths})
+        stored = {name: entry for file in files.values() for name, entry in file.items()}
+        in_memory = Files(model, config)
+        entries = in_memory.entries(stored)
+        plan = _plan(model, config, entries, in_memory.quantized())
+        metas = {n: torch.empty(e.shape, dtype=e.dtype, device="meta") for n, e in stored.items()}
+        _build(plan, in_memory.values(metas), caller)
+        for one in in_memory.quantized():
+            one.built(metas, caller)
+        quantized = {path: layer.module for layer in plan.values() for path in layer.paths}
+        quantized |= {one.path: one.module for one in in_memory.quantized()}
+        is_inside = inside(quantized)
+        _check_rest(model, plan, entries, is_inside)
         check_constants(model, {}, is_inside, f"{caller}(lambda: Model(...), folder)")
-        values = _read(folder, files, caller)
+        read = _read(folder, files, caller)
+        values = in_memory.values(read)
         modules = _build(plan, values, caller)
+        experts = {one.path: one.built(read, caller) for one in in_memory.quantized()}
     except ValueError as error:
         text = str(error).removeprefix(f"{caller}: ")
         raise ValueError(f"{caller}: {text}") from error
-    _place(built, plan, modules, values, caller)
+    _place(built, plan, modules, experts, values, caller)
     return model
 
 
@@ -137,11 +147,16 @@ class _Layer:
     home: str = ""  # the path under which the file has it
 
 
-def _plan(model: nn.Module, config: CtConfig, entries: dict[str, Entry]) -> dict[int, _Layer]:
+def _plan(
+    model: nn.Module,
+    config: CtConfig,
+    entries: dict[str, Entry],
+    experts: list[StoredExperts],
+) -> dict[int, _Layer]:
     plan: dict[int, _Layer] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         scheme = config.scheme_of(path, module)
-        if scheme is None:
+        if scheme is None or is_experts(module):
             continue
         if layer_of(module) is None:
             # A target may be a class that also names modules without a weight of their own.
@@ -152,7 +167,7 @@ def _plan(model: nn.Module, config: CtConfig, entries: dict[str, Entry]) -> dict
     for layer in plan.values():
         stored = [p for p in layer.paths if f"{p}.weight_scale" in entries]
         layer.home = stored[0] if stored else layer.paths[0]
-    if not plan:
+    if not plan and not experts:
         raise ValueError(
             "expected a model with layers that the folder quantizes, but no target of its "
             f"config_groups matches a layer of {type(model).__name__}; it may be of another "
@@ -168,7 +183,7 @@ def _build(
     built = {}
     for key, layer in plan.items():
         prefix = f"{layer.home}."
-        own = {name: tensors[full] for name in _NAMES if (full := f"{prefix}{name}") in tensors}
+        own = {name: tensors[full] for name in TENSORS if (full := f"{prefix}{name}") in tensors}
         has_bias = getattr(layer.module, "bias", None) is not None
         if has_bias != ("bias" in own):
             raise ValueError(
@@ -179,23 +194,14 @@ def _build(
     return built
 
 
-_NAMES = (
-    "weight",
-    "weight_packed",
-    "weight_scale",
-    "weight_shape",
-    "weight_zero_point",
-    "weight_g_idx",
-    "input_scale",
-    "input_zero_point",
-    "bias",
-)
-
-
-def _check_rest(model: nn.Module, plan: dict[int, _Layer], entries: dict[str, Entry]) -> None:
+def _check_rest(
+    model: nn.Module,
+    plan: dict[int, _Layer],
+    entries: dict[str, Entry],
+    is_inside: Callable[[str], bool],
+) -> None:
     """Check the tensors outside of quantized layers: names, shapes and dtypes."""
-    is_inside = inside({path: layer.module for layer in plan.values() for path in layer.paths})
-    known = {f"{layer.home}.{name}" for layer in plan.values() for name in _NAMES}
+    known = {f"{layer.home}.{name}" for layer in plan.values() for name in TENSORS}
     tied: dict[int, list[str]] = {}
     for name, tensor in registered(model).items():
         tied.setdefault(id(tensor), []).append(name)
@@ -252,11 +258,12 @@ def _place(
     built: Built,
     plan: dict[int, _Layer],
     modules: dict[int, nn.Module],
+    experts: dict[str, nn.Module],
     values: dict[str, Tensor],
     caller: str,
 ) -> None:
     """Change the model: each tensor goes to the device of the one that it replaces."""
-    own = {f"{layer.home}.{name}" for layer in plan.values() for name in _NAMES}
+    own = {f"{layer.home}.{name}" for layer in plan.values() for name in TENSORS}
     devices = built.devices()
     named = registered(built.model)
     homes: dict[int, Tensor] = {}
@@ -268,4 +275,6 @@ def _place(
     for key, module in modules.items():
         path = plan[key].paths[0]
         swapped[path] = module.to(devices[f"{path}.weight"])
+    for path, module in experts.items():
+        swapped[path] = module.to(devices[f"{path}.down_proj"])
     put(built.model, caller, swapped, rest, {})

@@ -23,6 +23,18 @@ from ._layers import IntegerLayer
 
 Expected = dict[str, tuple[tuple[int, ...], tuple[torch.dtype, ...]]]
 
+# All tensors that a layer may have in a folder.
+TENSORS = (
+    "weight",
+    "weight_packed",
+    "weight_scale",
+    "weight_shape",
+    "weight_zero_point",
+    "weight_g_idx",
+    "input_scale",
+    "input_zero_point",
+    "bias",
+)
 _SCALES = (torch.float32, torch.bfloat16, torch.float16)
 # As other programs write zero points.
 _ZERO_POINTS = (torch.int8, torch.int32, torch.int64, torch.uint8)

@@ -43,7 +43,10 @@ def to_compressed_tensors(
     Layers of integers (:func:`baraquant.W8A8`, :func:`baraquant.W8A8Static`) are stored as
     ``int-quantized`` with float32 scales, weight-only layers of 2 to 8 bits as ``pack-quantized``.
     One model may have several schemes. Convolutions whose inputs are floating are written
-    dequantized, with the same values.
+    dequantized, with the same values. Experts of transformers 5 (Mixtral, Qwen-MoE, DeepSeek and
+    others) are written as files of transformers have them, with a layer for each expert and
+    projection. :func:`from_compressed_tensors` reads these back; ``from_pretrained`` dequantizes
+    weight-only ones with ``CompressedTensorsConfig(dequantize=True)``.
 
     What a server would compute wrongly or refuse is checked before anything is written. Each rule
     has a name, which the message begins with:

@@ -214,7 +214,8 @@ def _without_slot(path: str) -> ValueError:
     return ValueError(
         f"{CALLER}: {path}: the folder holds a quantized layer there, but no target of its "
         "config_groups matches such a layer of the model; it may be ignored by mistake, or "
-        "transformers keeps such layers in another form, as it does experts"
+        "transformers keeps such layers in another form, as it does experts: then load the folder "
+        "with baraquant.export.from_compressed_tensors"
     )
 
 
