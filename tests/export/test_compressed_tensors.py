@@ -16,6 +16,7 @@ from torch import nn
 import baraquant
 from baraquant import export
 from baraquant.export._ct_tensors import pack_rows, unpack_rows
+from tests.export.tiny_decoders import tiny
 from tests.support.compressed_folders import IDS, block
 from tests.support.optional_packages import package
 
@@ -135,19 +136,8 @@ def test_a_layer_that_two_parents_share(tmp_path: Path) -> None:
 
 
 def llama(tied: bool, dtype: torch.dtype = torch.float32) -> Any:
-    transformers = package("transformers")
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        vocab_size=96,
-        tie_word_embeddings=tied,
-    )
-    return transformers.LlamaForCausalLM(config).to(dtype).eval()
+    package("transformers")
+    return tiny("llama tied" if tied else "llama").to(dtype)
 
 
 @pytest.mark.exhaustive
