@@ -20,7 +20,7 @@ from ..workflow.layers import inside
 from ..workflow.serialization.header import Entry
 from ..workflow.serialization.place import registered
 from ._ct_config import CtConfig
-from ._ct_experts import Places, in_files, places_of
+from ._ct_experts import Places, has_experts, in_files, places_of
 from ._ct_scheme import Scheme
 from ._ct_tensors import TENSORS, build_layer
 
@@ -125,19 +125,19 @@ class Files:
             if places is not None:
                 self.experts.append(_with_scheme(StoredExperts(path, module, places), config))
         self._apart = {layer for one in self.experts for layer in one.layers()}
-        self._memory = self._names(model) if self.experts else {}
+        self._memory = self._names(model) if has_experts(model) else {}
+        # The paths of layers, whose tensors in the folder have other leaves than in memory.
+        paths = [(a.rpartition("."), b.rpartition(".")) for a, b in self._memory.items()]
+        self._paths = {a[0]: b[0] for a, b in paths if a[2] == b[2]}
 
     def _names(self, model: nn.Module) -> dict[str, str]:
-        """Return names in memory by names in files, where they differ, without a layer's leaf."""
+        """Return names in memory by names in files, where they differ."""
         is_inside = inside({one.path: one.module for one in self.experts})
         names = [name for name in registered(model) if not is_inside(name)]
         numbered = {name: torch.tensor([i]) for i, name in enumerate(names)}
         found = in_files(model, numbered)
-        return {
-            stored.rpartition(".")[0]: names[int(number)].rpartition(".")[0]
-            for stored, number in found.items()
-            if stored != names[int(number)]
-        }
+        pairs = [(stored, names[int(number)]) for stored, number in found.items()]
+        return {stored: name for stored, name in pairs if stored != name}
 
     def quantized(self) -> list[StoredExperts]:
         """Return the experts that the folder has integers of."""
@@ -184,8 +184,10 @@ class Files:
         return path in self._apart and leaf in TENSORS
 
     def _name(self, name: str) -> str:
+        if name in self._memory:
+            return self._memory[name]
         path, _, leaf = name.rpartition(".")
-        path = self._memory.get(path, path)
+        path = self._paths.get(path, path)
         return f"{path}.{leaf}" if path else leaf
 
     def _floating(self) -> Iterator[tuple[str, Places, Tensor]]:

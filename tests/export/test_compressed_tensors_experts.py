@@ -18,6 +18,7 @@ from baraquant import export
 from baraquant.nn import QuantizedExperts
 from tests.support.optional_packages import package
 from tests.support.tiny_transformers import build as tiny
+from tests.zoo.architectures_text import TEXT
 
 package("transformers")
 package("huggingface_hub")
@@ -60,7 +61,7 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 def same(model: nn.Module, other: nn.Module, name: str) -> bool:
-    inputs = tiny.TINY[name].inputs()
+    inputs = TEXT[name].inputs()
     pairs = zip(tiny.outputs(model, inputs), tiny.outputs(other, inputs), strict=True)
     return all(torch.equal(a, b) for a, b in pairs)
 
@@ -102,6 +103,22 @@ def test_names_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         read = export.from_compressed_tensors(tiny.build(name, 3), folder)
         assert same(read, model, name)
         assert bool(experts_of(read)) == (experts is not None)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["gpt_oss", "granite_moe"])
+def test_experts_that_files_keep_together(name: str, tmp_path: Path) -> None:
+    """They float, under the names of files, and are read back; servers are told of them."""
+    row = TEXT[name]
+    model = row.model(torch.float32, "cpu")
+    model.save_pretrained(tmp_path / "float")
+    wanted = load_file(tmp_path / "float" / "model.safetensors").keys()
+    baraquant.quantize_(model, {"lm_head": None, "*experts": None, nn.Linear: baraquant.W8A8()})
+    folder = written(model, tmp_path / "out")
+    got = load_file(folder / "model.safetensors").keys()
+    assert {key.removesuffix("_scale") for key in got} == wanted
+    read = export.from_compressed_tensors(row.make(3).eval(), folder)
+    assert same(read, model, name)
 
 
 @pytest.mark.exhaustive
@@ -205,6 +222,10 @@ def test_errors_when_writing(tmp_path: Path) -> None:
         export.to_compressed_tensors(static, tmp_path / "out", allow=["shapes"])
     with pytest.raises(ValueError, match="has a weight for each expert, which only to_comp"):
         export.to_gguf(static, tmp_path / "model.gguf")
+    granite = TEXT["granite_moe"].model(torch.float32, "cpu")
+    baraquant.quantize_(granite, {"*experts": baraquant.W8A8()})
+    with pytest.raises(ValueError, match="experts: expected experts that have layers of their own"):
+        written(granite, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
