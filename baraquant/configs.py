@@ -77,6 +77,11 @@ class Config:
         return kind(**values, **older)
 
 
+def integer_range(bits: int) -> tuple[int, int]:
+    """Return the smallest and the largest signed integer of a width."""
+    return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+
+
 @dataclass(frozen=True)
 class TensorConfig(Config):
     """How one tensor, a weight or an activation, becomes integers.
@@ -163,12 +168,12 @@ class TensorConfig(Config):
     @property
     def quant_min(self) -> int:
         """The smallest integer."""
-        return -(1 << (self.bits - 1))
+        return integer_range(self.bits)[0]
 
     @property
     def quant_max(self) -> int:
         """The largest integer."""
-        return (1 << (self.bits - 1)) - 1
+        return integer_range(self.bits)[1]
 
     def __str__(self) -> str:
         """Return a short description: ``int4 per_group(32) symmetric dynamic``."""

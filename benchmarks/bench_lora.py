@@ -22,14 +22,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.bench import describe, free_memory
+from benchmarks.bench import free_memory
 from benchmarks.bench_cli import Plan, parse, parser_of, parts_of, run
 from benchmarks.bench_report import Layout, Part, verdicts
 from benchmarks.bench_row import Row
 
 # isort: split
 from benchmarks import training_row
-from benchmarks.bench_training import COMPILE_FOR, filled, timer_of
+from benchmarks.bench_training import COMPILE_FOR, measured, timer_of
 from benchmarks.lora_block import LAYERS, OWN_INT8, LoraStep, adapter_name, variants
 from benchmarks.training_block import Variant
 from benchmarks.training_plot import plot_training
@@ -165,21 +165,18 @@ def measure(
         return step
 
     stepper = Stepper(mode, device, dtype, shape, until, make)
-    try:
-        results = stepper.measure([v for v in known if not v.missing], timer)
-    except Exception as error:  # such as too little memory
-        results = {v.name: describe(error) for v in known}
     threads = torch.get_num_threads() if device.type == "cpu" else None
-    for variant in known:
-        row = LoraRow(
+
+    def row_of(variant: Variant) -> LoraRow:
+        return LoraRow(
             *(mode, variant.name, mode, baseline, shape, threads),
             targets_of(variant, baseline, device),
-            note=variant.missing or stepper.skipped.get(variant.name, ""),
             baseline=baseline,
             weights={n: weights[n] for n in {variant.name, baseline} & weights.keys()},
             adapters=adapter_name(),
         )
-        yield row if row.note else filled(row, results, stepper.figures)
+
+    yield from measured(stepper, known, timer, row_of)
     free_memory(device)
 
 

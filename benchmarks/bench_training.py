@@ -14,7 +14,7 @@ import argparse
 import functools
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,20 +105,31 @@ def measure(
     shape, baseline = parse_shape(size), name_of(dtype)
     known = [variant for variant in variants(baseline) if mode in variant.modes]
     stepper = Stepper(mode, device, dtype, shape, until)
+    threads = torch.get_num_threads() if device.type == "cpu" else None
+
+    def row_of(variant: Variant) -> TrainingRow:
+        return TrainingRow(
+            *(mode, variant.name, mode, baseline, shape, threads),
+            targets_of(variant, mode, baseline, device),
+            baseline=baseline,
+        )
+
+    yield from measured(stepper, known, timer, row_of)
+    free_memory(device)
+
+
+def measured(
+    stepper: Stepper, known: list[Variant], timer: Timer, row_of: Callable[[Variant], TrainingRow]
+) -> Iterator[Row]:
+    """The rows of variants that are measured in turns; ``row_of`` makes one without figures."""
     try:
         results = stepper.measure([v for v in known if not v.missing], timer)
     except Exception as error:  # such as too little memory
         results = {v.name: describe(error) for v in known}
-    threads = torch.get_num_threads() if device.type == "cpu" else None
     for variant in known:
-        row = TrainingRow(
-            *(mode, variant.name, mode, baseline, shape, threads),
-            targets_of(variant, mode, baseline, device),
-            note=variant.missing or stepper.skipped.get(variant.name, ""),
-            baseline=baseline,
-        )
+        row = row_of(variant)
+        row.note = variant.missing or stepper.skipped.get(variant.name, "")
         yield row if row.note else filled(row, results, stepper.figures)
-    free_memory(device)
 
 
 def filled(

@@ -7,6 +7,7 @@ between two pages is the same on a code host and in what is built.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -25,11 +26,15 @@ version = release = baraquant.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "cpp_reference"]
 root_doc = "README"
 include_patterns = ["*.md", "docs/**.md", "docs/**.rst", "examples/**.md"]
+# These modules import packages that the others do without. Where one is not installed, its page is
+# left out: with autodoc's mocks of the packages, the page would show what no user has.
+LEFT_OUT = [page for page in ("transformers", "peft") if importlib.util.find_spec(page) is None]
 exclude_patterns = ["build", "dist", "results", ".*", "**/__pycache__"]
+exclude_patterns += [f"docs/api/{page}.rst" for page in LEFT_OUT]
 nitpicky = True
 # No other project's index is fetched: the build needs no network.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(torch|collections|fnmatch|pathlib|os|typing)\b.*"),
+    (r"py:.*", r"(torch|transformers|peft|collections|contextlib|fnmatch|pathlib|os|typing)\b.*"),
     (r"py:.*", r"(int|str|float|bool|bytes|None|Ellipsis|object)"),
     (r"py:.*", r"([A-Z][a-z]+Error|StopIteration|optional)"),
     (r"py:.*", r"baraquant\.(nn\.training\._quantizers|workflow\.\w+)\..*"),  # not public
@@ -83,7 +88,7 @@ PAGES = [
 ]
 API = [
     *("baraquant", "qat", "nn", "ops", "ops_backward", "reference", "calibration", "export"),
-    *("info", "cpp"),
+    *("transformers", "peft", "info", "cpp"),
 ]
 
 
@@ -102,7 +107,7 @@ def prepare(app: Sphinx, name: str, source: list[str]) -> None:
     text = LINK.sub(built, MARK.sub("", source[0]))
     if name == root_doc:
         pages = [f"docs/{page}" for page in PAGES if (ROOT / f"docs/{page}.md").exists()]
-        api = [f"docs/api/{page}" for page in API]
+        api = [f"docs/api/{page}" for page in API if page not in LEFT_OUT]
         text += CONTENTS.replace("{pages}", "\n".join(pages)).replace("{api}", "\n".join(api))
     source[0] = text
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..nn import QuantizedExperts
 from ._ct_scheme import PACKED, Scheme
 from ._layers import IntegerLayer
 from .fused import fused_paths
@@ -76,6 +77,13 @@ def _kernels(exported: Exported) -> Iterator[str]:
     for path, scheme in exported.schemes.items():
         weight, input = scheme.weight, scheme.input
         if input is None:
+            continue
+        is_expert = isinstance(exported.layers[path].module, QuantizedExperts)
+        if is_expert and not (input.dynamic and input.symmetric):
+            yield (
+                f"{path}: vLLM has no kernel for experts with {scheme}; it has int8 inputs with a "
+                "dynamic scale per token and no zero point (W8A8), and floating inputs"
+            )
             continue
         has_kernel = (
             weight.bits == input.bits == 8
@@ -187,24 +195,28 @@ def _packed_zero_points(exported: Exported) -> Iterator[str]:
 
 def _rounded_scales(exported: Exported) -> Iterator[str]:
     """Scales that the server's dtype holds: it converts the scales of packed weights."""
-    for path, layer in exported.layers.items():
-        if exported.schemes[path].format == PACKED and not is_exact(layer.scale, layer.dtype):
-            name = str(layer.dtype).removeprefix("torch.")
-            yield (
-                f"{path}: the server rounds its scales to {name}, and so computes with other "
-                f"weights; quantize with scale_dtype={name!r} in the configuration"
-            )
+    for path, name in _inexact(exported, packed=True):
+        yield (
+            f"{path}: the server rounds its scales to {name}, and so computes with other "
+            f"weights; quantize with scale_dtype={name!r} in the configuration"
+        )
 
 
 def _integer_scales(exported: Exported) -> Iterator[str]:
     """The same for layers that multiply integers, whose scales only transformers converts."""
+    for path, name in _inexact(exported, packed=False):
+        yield (
+            f"{path}: transformers rounds its scales to {name} unless the folder is loaded "
+            f"with CompressedTensorsConfig(dequantize=True); quantize with scale_dtype={name!r}"
+        )
+
+
+def _inexact(exported: Exported, packed: bool) -> Iterator[tuple[str, str]]:
+    """Yield the layers whose scales their dtype does not hold, with the name of the dtype."""
     for path, layer in exported.layers.items():
-        if exported.schemes[path].format != PACKED and not is_exact(layer.scale, layer.dtype):
-            name = str(layer.dtype).removeprefix("torch.")
-            yield (
-                f"{path}: transformers rounds its scales to {name} unless the folder is loaded "
-                f"with CompressedTensorsConfig(dequantize=True); quantize with scale_dtype={name!r}"
-            )
+        is_packed = exported.schemes[path].format == PACKED
+        if is_packed == packed and not is_exact(layer.scale, layer.dtype):
+            yield path, str(layer.dtype).removeprefix("torch.")
 
 
 # Which servers a rule is for, and the rule.

@@ -10,14 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..nn import FakeQuantize
-from ..workflow.layers import inside, is_prepared
+from ..nn import FakeQuantize, QuantizedExperts
+from ..workflow.layers import inside, is_converted, is_prepared
 from ..workflow.unpack import UNPACKED
 from ._ct_checks import Exported, check_server, is_exact, nudged_scale
 from ._ct_config import write_config
+from ._ct_experts import (
+    expert_layers,
+    floating_targets,
+    has_experts,
+    in_files,
+    path_in_files,
+    routers_of,
+    target_of,
+)
 from ._ct_scheme import Scheme, scheme_of
 from ._ct_tensors import tensors_of
-from ._ct_ties import add_copies, loses_ties
+from ._ct_ties import add_copies, check_ties, head_of, loses_ties
 from ._layers import IntegerLayer, integer_layers
 
 # The float layers that compressed-tensors has integers for.
@@ -48,8 +57,9 @@ def describe(
         TypeError: ``model`` is not a module.
         ValueError: The format cannot hold a layer, or a rule of the server does not hold.
     """
-    layers = integer_layers(model, caller)
+    layers = integer_layers(model, caller, expert_layers)
     _check_parts(model, caller)
+    check_ties(model, caller)
     written: dict[str, IntegerLayer] = {}
     floats: dict[str, IntegerLayer] = {}
     for path, layer in layers.items():
@@ -68,7 +78,12 @@ def describe(
     if serve == "vllm":
         written = {path: _nudged(layer) for path, layer in written.items()}
     tensors = _tensors(model, written, schemes, floats, caller)
-    config = write_config(schemes, _floating(model, schemes), _class_of(written), _head_of(model))
+    floating = [*_floating(model, schemes), *routers_of(model), *floating_targets(model)]
+    named = {
+        target_of(path) if isinstance(written[path].module, QuantizedExperts) else path: scheme
+        for path, scheme in schemes.items()
+    }
+    config = write_config(named, floating, _class_of(written), head_of(model))
     return tensors, config
 
 
@@ -88,11 +103,16 @@ def _check_parts(model: nn.Module, caller: str) -> None:
 
 def _belongs_to_layer(path: str, model: nn.Module) -> bool:
     parent = model.get_submodule(path.rpartition(".")[0])
-    return is_prepared(parent) or hasattr(parent, "qweight")
+    return is_prepared(parent) or is_converted(parent)
 
 
 def _check_format(path: str, layer: IntegerLayer, is_float: bool, caller: str) -> None:
     """Check what no folder of this format can hold, whatever reads it."""
+    if layer.transposed:
+        raise ValueError(
+            f"{caller}: {path}: the format has no integers for a {layer.float_name}, which keeps "
+            "its weight transposed; keep it floating (map it to None), or use baraquant.save"
+        )
     if is_float and layer.input is not None:
         raise ValueError(
             f"{caller}: {path}: the format has no quantized inputs for a {layer.float_name}; "
@@ -103,11 +123,6 @@ def _check_format(path: str, layer: IntegerLayer, is_float: bool, caller: str) -
             f"{caller}: {path}: its input is divided by a smoothing factor, for which the format "
             "has no place; use SmoothQuant only where a preceding layer takes the factor, or keep "
             "this layer out of it"
-        )
-    if layer.transposed and not is_float:
-        raise ValueError(
-            f"{caller}: {path}: the format has no {layer.float_name}, which keeps its weight "
-            "transposed; keep it floating, or use baraquant.save"
         )
     if layer.scale.dtype == torch.float64:
         raise ValueError(f"{caller}: {path}: expected float32 scales, but they are float64")
@@ -130,13 +145,19 @@ def _tensors(
     caller: str,
 ) -> dict[str, Tensor]:
     """Return all tensors by name, on the CPU; tensors and layers with several names once."""
-    is_inside = inside({path: layer.module for path, layer in (written | floats).items()})
+    converted = {
+        path: module
+        for path, module in model.named_modules(remove_duplicate=False)
+        if is_converted(module)
+    }
+    is_inside = inside(converted)
+    stored_apart = has_experts(model)  # then files of transformers have other names
     tensors: dict[str, Tensor] = {}
     done: set[int] = set()
     for path, layer in (written | floats).items():
-        if id(layer.module) in done:
+        if id(layer) in done:
             continue
-        done.add(id(layer.module))
+        done.add(id(layer))
         if path in floats:
             own = {"weight": layer.module.weight.detach()}
             if layer.bias is not None:
@@ -144,7 +165,10 @@ def _tensors(
         else:
             exact = is_exact(layer.scale, layer.dtype)
             own = tensors_of(layer, schemes[path], layer.dtype if exact else torch.float32)
-        tensors |= {f"{path}.{name}": tensor for name, tensor in own.items()}
+        is_expert = isinstance(layer.module, QuantizedExperts)
+        home = path if is_expert or not stored_apart else path_in_files(model, path)
+        tensors |= {f"{home}.{name}": tensor for name, tensor in own.items()}
+    rest: dict[str, Tensor] = {}
     first: set[tuple[Any, ...]] = set()
     for name, tensor in model.state_dict().items():
         if is_inside(name):
@@ -155,7 +179,8 @@ def _tensors(
         if tensor.numel() and place in first:
             continue  # a tied weight: the reader ties it again
         first.add(place)
-        tensors[name] = tensor
+        rest[name] = tensor
+    tensors |= in_files(model, rest) if stored_apart else rest
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     if loses_ties(model):
         add_copies(model, tensors)
@@ -175,10 +200,3 @@ def _class_of(layers: dict[str, IntegerLayer]) -> str | None:
     """Return the class that may stand for all layers."""
     names = {layer.float_name for layer in layers.values()}
     return "Linear" if names == {"Linear"} else None
-
-
-def _head_of(model: nn.Module) -> str | None:
-    """Return the path of the layer that gives a language model's logits."""
-    find = getattr(model, "get_output_embeddings", None)
-    head = find() if callable(find) else None
-    return next((path for path, module in model.named_modules() if module is head), None)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,36 +11,51 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..nn._experts import is_experts
 from ..workflow.layers import inside, is_converted, is_prepared, layer_of
 from ..workflow.replace import check_model
+from ..workflow.serialization.data import read_tensors
 from ..workflow.serialization.header import Entry, parse_json, read_header
+from ..workflow.serialization.meta import Built, check_constants
 from ..workflow.serialization.place import put, registered
-from ..workflow.serialization.save import import_safetensors
 from ._ct_config import CtConfig, read_config
+from ._ct_read_experts import Files, StoredExperts
 from ._ct_scheme import METHOD, Scheme
-from ._ct_tensors import build_layer
+from ._ct_tensors import TENSORS, build_layer
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
-def load_folder(model: nn.Module, folder: Path, caller: str) -> nn.Module:
+def load_folder(given: nn.Module | Callable[[], nn.Module], folder: Path, caller: str) -> nn.Module:
     """Load a folder; the model is unchanged if an error is raised."""
+    built = Built(given)
+    model = built.model
     check_model(model, caller)
     _check_float(model, caller)
     config = read_folder_config(folder, caller)
     try:
         files = _read_headers(folder)
-        entries = {name: entry for file in files.values() for name, entry in file.items()}
-        plan = _plan(model, config, entries)
-        metas = {n: torch.empty(e.shape, dtype=e.dtype, device="meta") for n, e in entries.items()}
-        _build(plan, metas, caller)
-        _check_rest(model, plan, entries)
-        values = _read(folder, files, caller)
+        stored = {name: entry for file in files.values() for name, entry in file.items()}
+        in_memory = Files(model, config)
+        entries = in_memory.entries(stored)
+        plan = _plan(model, config, entries, in_memory.quantized())
+        metas = {n: torch.empty(e.shape, dtype=e.dtype, device="meta") for n, e in stored.items()}
+        _build(plan, in_memory.values(metas), caller)
+        for one in in_memory.quantized():
+            one.built(metas, caller)
+        quantized = {path: layer.module for layer in plan.values() for path in layer.paths}
+        quantized |= {one.path: one.module for one in in_memory.quantized()}
+        is_inside = inside(quantized)
+        _check_rest(model, plan, entries, is_inside)
+        check_constants(model, {}, is_inside, f"{caller}(lambda: Model(...), folder)")
+        read = _read(folder, files, caller)
+        values = in_memory.values(read)
         modules = _build(plan, values, caller)
+        experts = {one.path: one.built(read, caller) for one in in_memory.quantized()}
     except ValueError as error:
         text = str(error).removeprefix(f"{caller}: ")
         raise ValueError(f"{caller}: {text}") from error
-    _place(model, plan, modules, values, caller)
+    _place(built, plan, modules, experts, values, caller)
     return model
 
 
@@ -131,11 +147,16 @@ class _Layer:
     home: str = ""  # the path under which the file has it
 
 
-def _plan(model: nn.Module, config: CtConfig, entries: dict[str, Entry]) -> dict[int, _Layer]:
+def _plan(
+    model: nn.Module,
+    config: CtConfig,
+    entries: dict[str, Entry],
+    experts: list[StoredExperts],
+) -> dict[int, _Layer]:
     plan: dict[int, _Layer] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         scheme = config.scheme_of(path, module)
-        if scheme is None:
+        if scheme is None or is_experts(module):
             continue
         if layer_of(module) is None:
             # A target may be a class that also names modules without a weight of their own.
@@ -146,7 +167,7 @@ def _plan(model: nn.Module, config: CtConfig, entries: dict[str, Entry]) -> dict
     for layer in plan.values():
         stored = [p for p in layer.paths if f"{p}.weight_scale" in entries]
         layer.home = stored[0] if stored else layer.paths[0]
-    if not plan:
+    if not plan and not experts:
         raise ValueError(
             "expected a model with layers that the folder quantizes, but no target of its "
             f"config_groups matches a layer of {type(model).__name__}; it may be of another "
@@ -162,7 +183,7 @@ def _build(
     built = {}
     for key, layer in plan.items():
         prefix = f"{layer.home}."
-        own = {name: tensors[full] for name in _NAMES if (full := f"{prefix}{name}") in tensors}
+        own = {name: tensors[full] for name in TENSORS if (full := f"{prefix}{name}") in tensors}
         has_bias = getattr(layer.module, "bias", None) is not None
         if has_bias != ("bias" in own):
             raise ValueError(
@@ -173,23 +194,14 @@ def _build(
     return built
 
 
-_NAMES = (
-    "weight",
-    "weight_packed",
-    "weight_scale",
-    "weight_shape",
-    "weight_zero_point",
-    "weight_g_idx",
-    "input_scale",
-    "input_zero_point",
-    "bias",
-)
-
-
-def _check_rest(model: nn.Module, plan: dict[int, _Layer], entries: dict[str, Entry]) -> None:
+def _check_rest(
+    model: nn.Module,
+    plan: dict[int, _Layer],
+    entries: dict[str, Entry],
+    is_inside: Callable[[str], bool],
+) -> None:
     """Check the tensors outside of quantized layers: names, shapes and dtypes."""
-    is_inside = inside({path: layer.module for layer in plan.values() for path in layer.paths})
-    known = {f"{layer.home}.{name}" for layer in plan.values() for name in _NAMES}
+    known = {f"{layer.home}.{name}" for layer in plan.values() for name in TENSORS}
     tied: dict[int, list[str]] = {}
     for name, tensor in registered(model).items():
         tied.setdefault(id(tensor), []).append(name)
@@ -233,46 +245,36 @@ def _hint(name: str, entries: dict[str, Entry]) -> str:
 
 
 def _read(folder: Path, files: dict[str, dict[str, Entry]], caller: str) -> dict[str, Tensor]:
-    safetensors = import_safetensors(caller)
     values: dict[str, Tensor] = {}
     for file, entries in files.items():
         try:
-            loaded = safetensors.torch.load_file(folder / file)
-        except safetensors.SafetensorError as error:
-            raise ValueError(f"{file}: expected a whole file, but {error}") from error
-        for name, tensor in loaded.items():
-            entry = entries.get(name)
-            if entry is None or (entry.dtype, entry.shape) != (tensor.dtype, tuple(tensor.shape)):
-                raise ValueError(
-                    f"{name}: expected the header that was read before, but it changed"
-                )
-            values[name] = tensor.clone()  # a mapped file could change after the checks
+            values |= read_tensors(folder / file, entries, caller)
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from error
     return values
 
 
 def _place(
-    model: nn.Module,
+    built: Built,
     plan: dict[int, _Layer],
     modules: dict[int, nn.Module],
+    experts: dict[str, nn.Module],
     values: dict[str, Tensor],
     caller: str,
 ) -> None:
     """Change the model: each tensor goes to the device of the one that it replaces."""
-    own = {f"{layer.home}.{name}" for layer in plan.values() for name in _NAMES}
-    rest: dict[str, Tensor] = {}
-    named = registered(model)
+    own = {f"{layer.home}.{name}" for layer in plan.values() for name in TENSORS}
+    devices = built.devices()
+    named = registered(built.model)
     homes: dict[int, Tensor] = {}
     for name, tensor in named.items():
         if name in values and name not in own:
-            homes.setdefault(id(tensor), values[name].to(_device(tensor)))
+            homes.setdefault(id(tensor), values[name].to(devices.get(name, tensor.device)))
     rest = {name: homes[id(tensor)] for name, tensor in named.items() if id(tensor) in homes}
     swapped: dict[str, Any] = {}
     for key, module in modules.items():
-        weight = plan[key].module.weight
-        swapped[plan[key].paths[0]] = module.to(_device(weight))
-    put(model, caller, swapped, rest, {})
-
-
-def _device(tensor: Any) -> torch.device:
-    device: torch.device = tensor.device
-    return torch.device("cpu") if device.type == "meta" else device
+        path = plan[key].paths[0]
+        swapped[path] = module.to(devices[f"{path}.weight"])
+    for path, module in experts.items():
+        swapped[path] = module.to(devices[f"{path}.down_proj"])
+    put(built.model, caller, swapped, rest, {})

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import nn as bnn
+from ..configs import integer_range
 from ..workflow.layers import LAYERS, Layer
 from ..workflow.serialization.packing import pack, unpack
 from ._ct_scheme import PACKED, Scheme, TensorScheme
@@ -22,6 +23,18 @@ from ._layers import IntegerLayer
 
 Expected = dict[str, tuple[tuple[int, ...], tuple[torch.dtype, ...]]]
 
+# All tensors that a layer may have in a folder.
+TENSORS = (
+    "weight",
+    "weight_packed",
+    "weight_scale",
+    "weight_shape",
+    "weight_zero_point",
+    "weight_g_idx",
+    "input_scale",
+    "input_zero_point",
+    "bias",
+)
 _SCALES = (torch.float32, torch.bfloat16, torch.float16)
 # As other programs write zero points.
 _ZERO_POINTS = (torch.int8, torch.int32, torch.int64, torch.uint8)
@@ -291,10 +304,11 @@ def _zero_point(scheme: Scheme, tensors: dict[str, Tensor], rows: int) -> Tensor
 
 
 def _rounder(input: TensorScheme, tensors: dict[str, Tensor]) -> bnn.FakeQuantize:
+    low, high = integer_range(input.bits)
     options: dict[str, Any] = {
         "granularity": f"per_{input.strategy}",
-        "quant_min": -(1 << (input.bits - 1)),
-        "quant_max": (1 << (input.bits - 1)) - 1,
+        "quant_min": low,
+        "quant_max": high,
         "symmetric": input.symmetric,
     }
     if input.strategy == "group":

@@ -8,6 +8,7 @@ holds each of the two, and its ``config.json`` says that they are not tied.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,15 +21,16 @@ def ends_of(model: nn.Module) -> list[nn.Module]:
 
     The list is empty for other models.
     """
-    ends = []
-    for name in ("get_input_embeddings", "get_output_embeddings"):
-        try:
-            end = getattr(model, name)()
-        except (AttributeError, NotImplementedError):  # a model without embeddings, or another one
-            end = None
-        if isinstance(end, nn.Module):
-            ends.append(end)
-    return ends
+    ends = [_end_of(model, name) for name in ("get_input_embeddings", "get_output_embeddings")]
+    return [end for end in ends if end is not None]
+
+
+def _end_of(model: nn.Module, getter: str) -> nn.Module | None:
+    try:
+        end = getattr(model, getter)()
+    except (AttributeError, NotImplementedError):  # a model without embeddings, or another one
+        return None
+    return end if isinstance(end, nn.Module) else None
 
 
 def loses_ties(model: nn.Module) -> bool:
@@ -36,6 +38,38 @@ def loses_ties(model: nn.Module) -> bool:
     config = getattr(model, "config", None)
     is_tied = any(getattr(each, "tie_word_embeddings", False) for each in configs_of(config))
     return is_tied and any(map(is_converted, ends_of(model)))
+
+
+def computes_ties(model: nn.Module) -> bool:
+    """Whether a model computes something else if its configuration does not tie its embeddings.
+
+    T5 of transformers 4 scales the input of its output layer only if they are tied.
+    """
+    forward = inspect.unwrap(type(model).forward)
+    return "tie_word_embeddings" in getattr(getattr(forward, "__code__", None), "co_names", ())
+
+
+def check_ties(model: nn.Module, caller: str) -> None:
+    """Check that a folder in which embeddings are not tied gives the same model.
+
+    Raises:
+        ValueError: It gives a model that computes something else.
+    """
+    if loses_ties(model) and computes_ties(model):
+        names = {id(module): path for path, module in model.named_modules()}
+        paths = ", ".join(sorted({names[id(end)] for end in ends_of(model)}))
+        raise ValueError(
+            f"{caller}: {paths}: expected tied embeddings that are floating, but they are "
+            f"quantized, so that the folder cannot tie them, and this {type(model).__name__} "
+            "computes something else where they are not tied; map them to None, or use "
+            "transformers 5"
+        )
+
+
+def head_of(model: nn.Module) -> str | None:
+    """Return the path of the layer that gives a language model's logits."""
+    head = _end_of(model, "get_output_embeddings")
+    return next((path for path, module in model.named_modules() if module is head), None)
 
 
 def configs_of(config: Any) -> list[Any]:

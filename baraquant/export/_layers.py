@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import FakeQuantize
-from ..workflow.layers import form_of, is_converted, is_prepared, layer_with
+from ..workflow.forms import Form
+from ..workflow.layers import form_of, is_prepared, layer_of_converted, layer_with
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class IntegerLayer:
         path: Its first name in the model.
         module: The converted module.
         float_name: The class of the float layer that it replaces: ``Linear``, ``Embedding``,
-            ``Conv2d``, ...
+            ``Conv1D`` (transformers' layer), ``Conv2d``, ...
         qweight: int8, ``[N, K]`` for a linear layer or an embedding.
         scale: ``[N]``, or ``[N, K / group_size]``.
         zero_point: Integer, shaped like ``scale``; None stands for 0.
@@ -87,7 +89,9 @@ class IntegerLayer:
         return None if zero_point is None else zero_point.reshape(self.qweight.shape[0], -1)
 
 
-def integer_layers(model: nn.Module, caller: str) -> dict[str, IntegerLayer]:
+def integer_layers(
+    model: nn.Module, caller: str, experts: Callable[..., dict[str, IntegerLayer]] | None = None
+) -> dict[str, IntegerLayer]:
     """Return the quantized layers of a converted model by all of their names.
 
     A layer that several parents share stands under each name, as the same object.
@@ -95,6 +99,8 @@ def integer_layers(model: nn.Module, caller: str) -> dict[str, IntegerLayer]:
     Args:
         model: A model from :func:`baraquant.quantize_` or :func:`baraquant.qat.convert_`.
         caller: The public function, for messages.
+        experts: ``experts(model, path, module, caller)`` returns the layers that a format has for a
+            module of experts, by their paths there. None: experts are an error.
 
     Raises:
         TypeError: ``model`` is not a module.
@@ -110,7 +116,12 @@ def integer_layers(model: nn.Module, caller: str) -> dict[str, IntegerLayer]:
                 f"{caller}: {path or 'the model'}: expected converted layers, but it is prepared "
                 "for training; call baraquant.qat.convert_ first"
             )
-        if not is_converted(module):
+        form = form_of(module)
+        if form is None:
+            continue
+        if form.takes_place and experts is not None:
+            _check_values(form, path, module, caller)
+            found |= experts(model, path, module, caller)
             continue
         if id(module) not in known:
             known[id(module)] = integer_layer(path, module, caller)
@@ -134,17 +145,15 @@ def integer_layer(path: str, module: Any, caller: str) -> IntegerLayer:
     assert form is not None
     if form.takes_place:
         raise ValueError(
-            f"{caller}: {path}: a {type(module).__name__} has a weight for each expert, which no "
-            "exporter writes yet; keep the experts floating (a rule that maps them to None)"
+            f"{caller}: {path}: a {type(module).__name__} has a weight for each expert, which only "
+            "to_compressed_tensors writes; keep the experts floating (a rule that maps them to "
+            "None)"
         )
-    try:
-        form.check_values(module)
-    except ValueError as error:
-        raise ValueError(f"{caller}: {path}: {error}") from None
+    _check_values(form, path, module, caller)
     return IntegerLayer(
         path=path,
         module=module,
-        float_name=layer_with(form).name,
+        float_name=(layer_of_converted(module) or layer_with(form)).name,
         qweight=module.qweight,
         scale=module.weight_scale,
         zero_point=getattr(module, "weight_zero_point", None),
@@ -156,6 +165,13 @@ def integer_layer(path: str, module: Any, caller: str) -> IntegerLayer:
         input=_input_of(module),
         smooth=_smooth_of(module),
     )
+
+
+def _check_values(form: Form, path: str, module: nn.Module, caller: str) -> None:
+    try:
+        form.check_values(module)
+    except ValueError as error:
+        raise ValueError(f"{caller}: {path}: {error}") from None
 
 
 def _input_of(module: Any) -> QuantizedInput | None:

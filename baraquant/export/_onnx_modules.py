@@ -8,16 +8,16 @@ Transpose or in a Gemm a weight of four bits would be dequantized in each call.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import ops
+from ..configs import integer_range
 from ..nn import FakeQuantize
 from ..nn.training._granularity import ByGranularity
 from ._layers import IntegerLayer
+from ._rewrite import RewrittenLinear
 
 _SMALLEST = torch.finfo(torch.float32).tiny
 _MIDDLE = 128  # what makes a uint8 of an int8
@@ -41,24 +41,15 @@ torch.library.register_fake(
 )
 
 
-class _Linear(nn.Module):  # type: ignore[misc]
-    """The base: the integers as ``[K, N]`` and the bias. ``weight`` is for parents that read it."""
+class _Linear(RewrittenLinear):
+    """The base: the integers as ``[K, N]``."""
 
     qweight: Tensor
     weight_scale: Tensor
-    bias: Tensor | None
 
     def __init__(self, layer: IntegerLayer) -> None:
-        super().__init__()
-        self._float = [layer.module]  # in a list, so that it is no submodule
-        self.in_features, self.out_features = layer.qweight.shape[::-1]
+        super().__init__(layer)
         self.register_buffer("qweight", layer.qweight.t().contiguous())
-        self.register_buffer("bias", layer.bias)
-
-    @property
-    def weight(self) -> Any:
-        """The dequantized weight, for parents that read it."""
-        return self._float[0].weight
 
 
 class _IntegerLinear(_Linear):
@@ -68,8 +59,7 @@ class _IntegerLinear(_Linear):
         super().__init__(layer)
         self.register_buffer("weight_scale", layer.scale)
         assert layer.input is not None
-        self.low = -(1 << (layer.input.bits - 1))
-        self.high = -self.low - 1
+        self.low, self.high = integer_range(layer.input.bits)
 
     def _output(self, sums: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
         output = sums.float() * self.weight_scale * scale

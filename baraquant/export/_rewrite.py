@@ -7,10 +7,27 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..nn._subclassed import plain_type, with_forward_of
 from ._layers import IntegerLayer
+
+
+class RewrittenLinear(nn.Module):  # type: ignore[misc]
+    """The base of layers that stand for a quantized linear layer in a copy."""
+
+    bias: Tensor | None
+
+    def __init__(self, layer: IntegerLayer) -> None:
+        super().__init__()
+        self._float = [layer.module]  # in a list, so that it is no submodule
+        self.out_features, self.in_features = layer.qweight.shape
+        self.register_buffer("bias", layer.bias)
+
+    @property
+    def weight(self) -> Any:
+        """The dequantized weight, for parents that read it."""
+        return self._float[0].weight
 
 
 def rewritten(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,10 @@ def to_compressed_tensors(
     Layers of integers (:func:`baraquant.W8A8`, :func:`baraquant.W8A8Static`) are stored as
     ``int-quantized`` with float32 scales, weight-only layers of 2 to 8 bits as ``pack-quantized``.
     One model may have several schemes. Convolutions whose inputs are floating are written
-    dequantized, with the same values.
+    dequantized, with the same values. Experts of transformers 5 (Mixtral, Qwen-MoE, DeepSeek and
+    others) are written as files of transformers have them, with a layer for each expert and
+    projection. :func:`from_compressed_tensors` reads these back; ``from_pretrained`` dequantizes
+    weight-only ones with ``CompressedTensorsConfig(dequantize=True)``.
 
     What a server would compute wrongly or refuse is checked before anything is written. Each rule
     has a name, which the message begins with:
@@ -112,7 +115,9 @@ def to_compressed_tensors(
     return target
 
 
-def from_compressed_tensors(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
+def from_compressed_tensors(
+    model: nn.Module | Callable[[], nn.Module], folder: str | os.PathLike[str]
+) -> nn.Module:
     """Load a folder of compressed-tensors into a float model, which becomes a quantized one.
 
     Reads what baraquant, llm-compressor and transformers write: ``int-quantized``,
@@ -124,7 +129,9 @@ def from_compressed_tensors(model: nn.Module, folder: str | os.PathLike[str]) ->
 
     Args:
         model: A float model of the same architecture, in the dtype of the folder's floating
-            tensors; it is changed in place.
+            tensors; it is changed in place. Or a function that builds one, which takes no memory
+            for weights that are discarded. A model on the meta device is filled too, on the CPU;
+            what only its constructor could compute there is an error.
         folder: The folder.
 
     Returns:
@@ -133,10 +140,13 @@ def from_compressed_tensors(model: nn.Module, folder: str | os.PathLike[str]) ->
     Raises:
         ValueError: The folder is damaged, incomplete, of another kind, or does not fit the model.
             The message has the path of the layer or the tensor. The model is unchanged.
-        TypeError: ``model`` is not a module.
+        TypeError: ``model`` is neither a module nor a function that returns one.
         OSError: A file is missing or cannot be read.
         ImportError: safetensors is not installed.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{_FROM}: expected model to be a Module, but got {type(model).__name__}")
+    if not isinstance(model, nn.Module) and not callable(model):
+        raise TypeError(
+            f"{_FROM}: expected model to be a Module or a function that builds one, but got "
+            f"{type(model).__name__}"
+        )
     return load_folder(model, Path(folder), _FROM)

@@ -13,13 +13,13 @@ from torch.nn import functional as F
 from ..nn import QuantizedLinear
 from ..nn._subclassed import plain_type
 from ._layers import IntegerLayer, integer_layers
-from ._rewrite import rewritten
+from ._rewrite import RewrittenLinear, rewritten
 
 _CALLER = "to_pt2e_ops"
 _OPS_HOME = "torch.ao.quantization.fx._decomposed"
 
 
-class DecomposedLinear(nn.Module):  # type: ignore[misc]
+class DecomposedLinear(RewrittenLinear):
     """A ``QuantizedLinear`` with zero points, as XNNPACK's pattern of a dynamic integer product.
 
     Both are one formula, but these ops multiply by the reciprocal of the scale where ours divide by
@@ -29,24 +29,15 @@ class DecomposedLinear(nn.Module):  # type: ignore[misc]
     qweight: Tensor
     weight_scale: Tensor
     weight_zero_point: Tensor
-    bias: Tensor | None
     smooth: Tensor | None
 
     def __init__(self, layer: IntegerLayer) -> None:
-        super().__init__()
-        self._float = [layer.module]  # in a list, so that it is no submodule
-        self.out_features, self.in_features = layer.qweight.shape
+        super().__init__(layer)
         self.register_buffer("qweight", layer.qweight)
         self.register_buffer("weight_scale", layer.scale)
         zero_point = torch.zeros_like(layer.scale, dtype=torch.int64)
         self.register_buffer("weight_zero_point", zero_point)
-        self.register_buffer("bias", layer.bias)
         self.register_buffer("smooth", layer.smooth)
-
-    @property
-    def weight(self) -> Any:
-        """The dequantized weight, for parents that read it."""
-        return self._float[0].weight
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""

@@ -92,6 +92,10 @@ class BaraquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
             "serve": self.serve,
         }
 
+    def to_diff_dict(self) -> dict[str, Any]:
+        """Return the same; transformers 4.57 prints a model's configuration with it."""
+        return self.to_dict()
+
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Refuse a ``config.json`` with this configuration: no quantized folder holds it.

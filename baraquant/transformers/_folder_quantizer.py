@@ -163,7 +163,8 @@ class FolderQuantizer(WritesCompressedTensors):
             for name in unexpected_keys
             if name.endswith((".weight_packed", ".weight_scale"))
         }
-        rest = {path for path in stored if not _is_of_head(model, path, set(self._slots))}
+        rest = {path for path in stored if not _is_beside_base(model, path)}
+        rest -= {path for path in rest if _is_of_head(model, path, set(self._slots))}
         if rest and len(self._headers.quantized()) == 0:
             raise _without_slot(min(rest))
         return unexpected_keys
@@ -213,7 +214,8 @@ def _without_slot(path: str) -> ValueError:
     return ValueError(
         f"{CALLER}: {path}: the folder holds a quantized layer there, but no target of its "
         "config_groups matches such a layer of the model; it may be ignored by mistake, or "
-        "transformers keeps such layers in another form, as it does experts"
+        "transformers keeps such layers in another form, as it does experts: then load the folder "
+        "with baraquant.export.from_compressed_tensors"
     )
 
 
@@ -226,6 +228,12 @@ def _is_of_head(model: Any, path: str, stored: set[str]) -> bool:
     if not prefix or hasattr(model, prefix) or path.startswith(f"{prefix}."):
         return False
     return any(other.startswith(f"{prefix}.") for other in stored)
+
+
+def _is_beside_base(model: Any, path: str) -> bool:
+    """Whether a path lies outside of a base model that is loaded without its head."""
+    prefix, first = model.base_model_prefix, path.split(".")[0]
+    return bool(prefix) and not hasattr(model, prefix) and first not in {prefix, *model._modules}
 
 
 def _share(ends: list[nn.Module]) -> None:

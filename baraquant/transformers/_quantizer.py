@@ -20,7 +20,7 @@ from ..workflow.layers import layer_of, parents
 from ..workflow.report import FILTERED, Report
 from ..workflow.stream import Stream
 from ._config import CALLER, NAME, BaraquantConfig
-from ._versions import ConversionOps, mark_loaded, refresh_sums
+from ._versions import ConversionOps, mark_loaded, refresh_sums, stop_telling, tell_missing
 from ._writer import WritesCompressedTensors, note_ties
 
 
@@ -58,6 +58,7 @@ class BaraquantQuantizer(WritesCompressedTensors):
         _tie(model)
         self._stream = Stream(model, config.scheme, CALLER, takes)
         _untie(model, self._stream)
+        tell_missing(model, self._missing.update)
         return model
 
     def _kept(self, model: Any) -> set[str]:
@@ -102,7 +103,7 @@ class BaraquantQuantizer(WritesCompressedTensors):
 
     def update_missing_keys(self, model: nn.Module, missing_keys: list[str], prefix: str) -> Any:
         """Note which tensors the file does not hold (transformers 4.57)."""
-        self._missing |= set(missing_keys)
+        self._missing.update(missing_keys)
         return missing_keys
 
     def take(
@@ -139,6 +140,7 @@ class BaraquantQuantizer(WritesCompressedTensors):
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         stream, self._stream = self._stream, None
         assert stream is not None
+        stop_telling(model)
         for module in model.modules():
             if isinstance(module, HoldsIntegers):
                 module._parameters.pop("placeholder", None)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
@@ -71,7 +72,7 @@ class _Switch:
         _CONFIGS[METHOD], _QUANTIZERS[METHOD] = self._before
 
 
-def use_for_compressed_tensors(on: bool = True) -> _Switch:
+def use_for_compressed_tensors(on: bool = True) -> AbstractContextManager[None]:
     """Let ``from_pretrained`` load folders of compressed-tensors as baraquant's layers.
 
     transformers itself decompresses such weights and imitates the rounding of inputs; baraquant's
@@ -80,7 +81,8 @@ def use_for_compressed_tensors(on: bool = True) -> _Switch:
 
     The call holds for the whole process, until ``use_for_compressed_tensors(False)``, or until the
     end of a ``with`` block. Folders are loaded by transformers' own reader all the same with
-    ``quantization_config=CompressedTensorsConfig(dequantize=True)``.
+    ``quantization_config=CompressedTensorsConfig(dequantize=True)``; in transformers 4.57 it is
+    ``run_compressed=False``.
 
     ``from_pretrained`` then raises a ValueError for folders whose weights are no integers of 2 to 8
     bits, and for folders that are damaged or contradict their configuration. The message has the

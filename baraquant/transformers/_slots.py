@@ -73,7 +73,8 @@ class Slot(nn.Module):  # type: ignore[misc]
         for name in self.wanted & state_dict.keys():
             value = state_dict[name]
             path = f"{self.paths[0]}.{name}"
-            check_fits(path, tuple(value.shape), value.dtype, self._buffers[name], self.caller)
+            if name not in self.absent:  # else transformers has made it, in any dtype
+                check_fits(path, tuple(value.shape), value.dtype, self._buffers[name], self.caller)
             setattr(self, name, value)
         rest = {name: value for name, value in state_dict.items() if name not in self.wanted}
         return super().load_state_dict(rest, *args, **kwargs)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import transformers
@@ -48,6 +49,35 @@ def mark_loaded(module: nn.Module) -> None:
             tensor._is_hf_initialized = True
 
 
+def tell_missing(model: Any, tell: Callable[[Iterable[str]], None]) -> None:
+    """Let transformers 4.57 tell which tensors will not come from a file, before it makes them.
+
+    These are the missing ones, and those of another shape. It makes them without values, and gives
+    values to those that have stayed floating.
+
+    Args:
+        model: The model. :func:`stop_telling` takes the change back.
+        tell: Gets the names.
+    """
+    theirs = getattr(model, _MAKES_MISSING, None)
+    if IS_5 or theirs is None:
+        return
+
+    def make(missing_keys: list[str], *args: Any, **kwargs: Any) -> None:
+        tell(missing_keys)
+        theirs(missing_keys, *args, **kwargs)
+
+    vars(model)[_MAKES_MISSING] = make
+
+
+def stop_telling(model: nn.Module) -> None:
+    """Take back what :func:`tell_missing` changed."""
+    vars(model).pop(_MAKES_MISSING, None)
+
+
+_MAKES_MISSING = "_move_missing_keys_from_meta_to_cpu"
+
+
 def cast_scales_of_slots() -> None:
     """Keep transformers 4.57 from casting the tensors of slots to the model's dtype.
 
@@ -74,4 +104,6 @@ __all__: list[Any] = [
     "cast_scales_of_slots",
     "mark_loaded",
     "refresh_sums",
+    "stop_telling",
+    "tell_missing",
 ]

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.quantizers.base import HfQuantizer
 
 from ..export._ct_model import describe
-from ..export._ct_ties import configs_of, loses_ties
+from ..export._ct_ties import computes_ties, configs_of, loses_ties
 from ..nn._pretrained import tensors_to_translate
 
 
@@ -73,6 +73,6 @@ class WritesCompressedTensors(HfQuantizer):  # type: ignore[misc]
 
 def note_ties(model: Any) -> None:
     """Let the configuration say that the embeddings are not tied, if one is quantized."""
-    if loses_ties(model):
+    if loses_ties(model) and not computes_ties(model):
         for config in configs_of(model.config):
             config.tie_word_embeddings = False

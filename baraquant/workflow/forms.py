@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..configs import integer_range
 from ..nn import FakeQuantize
 
 _INPUT = "input_fake_quant"
@@ -152,7 +153,7 @@ class Form:
                 finite and > 0.
         """
         own = module.state_dict()
-        weight, input = _limits(module.weight_bits), _limits(getattr(module, "bits", 8))
+        weight, input = integer_range(module.weight_bits), integer_range(getattr(module, "bits", 8))
         for name, required in self.tensors.items():
             tensor = own.get(name)
             if tensor is None and required:
@@ -173,10 +174,6 @@ class Form:
             limits = rounder.quant_min, rounder.quant_max
             _check_within(f"{_INPUT}.zero_point", rounder.zero_point, limits)
             _check_positive(f"{_INPUT}.scale", rounder.scale)
-
-
-def _limits(bits: int) -> tuple[int, int]:
-    return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
 
 
 def _check_within(name: str, tensor: Tensor, limits: tuple[int, int]) -> None:

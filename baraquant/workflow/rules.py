@@ -18,7 +18,7 @@ from ..configs import Config, QuantConfig
 from ..schemes import SmoothQuant, quant_config
 from .report import FLOATING, UNMATCHED
 
-Rule: TypeAlias = "str | type[nn.Module]"
+Rule: TypeAlias = str | type[nn.Module]
 Configs: TypeAlias = "Config | Mapping[Rule, Config | None]"
 
 

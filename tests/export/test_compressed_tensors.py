@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import types
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import nn
 import baraquant
 from baraquant import export
 from baraquant.export._ct_tensors import pack_rows, unpack_rows
+from tests.export.tiny_decoders import tiny
 from tests.support.compressed_folders import IDS, block
 from tests.support.optional_packages import package
 
@@ -145,19 +147,8 @@ def test_a_layer_that_two_parents_share(tmp_path: Path) -> None:
 
 
 def llama(tied: bool, dtype: torch.dtype = torch.float32) -> Any:
-    transformers = package("transformers")
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        vocab_size=96,
-        tie_word_embeddings=tied,
-    )
-    return transformers.LlamaForCausalLM(config).to(dtype).eval()
+    package("transformers")
+    return tiny("llama tied" if tied else "llama").to(dtype)
 
 
 @pytest.mark.exhaustive
@@ -235,6 +226,87 @@ def test_a_model_on_the_meta_device_is_filled(tmp_path: Path) -> None:
     folder = export.to_compressed_tensors(model, tmp_path / "out")
     loaded = export.from_compressed_tensors(block().to("meta"), folder)
     assert torch.equal(loaded(IDS), model(IDS))
+
+
+class ScalesIfTied(nn.Module):
+    """A language model that computes something else if its embeddings are not tied, as T5 does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = types.SimpleNamespace(tie_word_embeddings=True, to_dict=dict)
+        self.embed = nn.Embedding(32, 32)
+        self.layer = nn.Linear(32, 32)
+        self.head = nn.Linear(32, 32, bias=False)
+        self.head.weight = self.embed.weight
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.layer(self.embed(ids))
+        if self.config.tie_word_embeddings:
+            x = x * 32**-0.5
+        return self.head(x)
+
+
+def test_ties_that_the_forward_computes_with(tmp_path: Path) -> None:
+    package("huggingface_hub")
+    model = ScalesIfTied().eval()
+    baraquant.quantize_(model, {"*": baraquant.W8A8()})
+    message = r"to_compressed_tensors: embed, head: .* computes something else .* map them to None"
+    with pytest.raises(ValueError, match=message):
+        export.to_compressed_tensors(model, tmp_path / "out", serve=None, float_embeddings=True)
+    assert list(tmp_path.iterdir()) == []
+    model = ScalesIfTied().eval()
+    baraquant.quantize_(model, {"layer": baraquant.W8A8()})
+    folder = export.to_compressed_tensors(model, tmp_path / "out", serve=None)
+    loaded = export.from_compressed_tensors(ScalesIfTied().eval(), folder)
+    ids = torch.arange(12).reshape(2, 6)
+    assert torch.equal(loaded(ids), model(ids))
+
+
+class Positions(nn.Module):
+    """What no folder holds: a buffer that is in no state dict, and a plain tensor."""
+
+    def __init__(self, plain: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+        if plain:
+            self.table = torch.arange(32) / 32
+        else:
+            self.register_buffer("table", torch.arange(32) / 32, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x + self.table)
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["buffer", "plain"])
+def test_what_a_constructor_computes(plain: bool, tmp_path: Path) -> None:
+    """On the meta device an error that names it; a function that builds the model has it."""
+    package("huggingface_hub")
+    model = Positions(plain).eval()
+    baraquant.quantize_(model, baraquant.W8A8())
+    folder = export.to_compressed_tensors(model, tmp_path / "out")
+    with torch.device("meta"):
+        empty = Positions(plain).eval()
+    message = "no buffer that a file could hold" if plain else "a buffer with data"
+    with pytest.raises(ValueError, match=rf"table: .*{message}.*\(lambda: Model.*, folder\)"):
+        export.from_compressed_tensors(empty, folder)
+    assert type(empty.layer) is nn.Linear and empty.layer.weight.is_meta
+    weights: list[bool] = []
+
+    def build() -> nn.Module:
+        built = Positions(plain).eval()
+        weights.append(built.layer.weight.is_meta)
+        return built
+
+    loaded = export.from_compressed_tensors(build, folder)
+    assert weights == [True]  # none was made only to be discarded
+    x = torch.linspace(-1, 1, 96).reshape(3, 32)
+    assert torch.equal(loaded(x), model(x))
 
 
 @pytest.mark.exhaustive

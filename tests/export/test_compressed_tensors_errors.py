@@ -84,6 +84,15 @@ def attention() -> nn.Module:
     return model
 
 
+def conv1d(config: Any) -> nn.Module:
+    package("transformers")
+    from transformers.pytorch_utils import Conv1D
+
+    model = nn.Sequential(Conv1D(32, 32), nn.Linear(32, 32))
+    baraquant.quantize_(model, config)
+    return model
+
+
 def float16_w4a16(group_size: int = 32, symmetric: bool = True, bits: int = 4) -> nn.Module:
     granularity = baraquant.PerGroup(group_size)
     weight = baraquant.TensorConfig(bits, granularity, symmetric)
@@ -139,6 +148,16 @@ MODELS: dict[str, tuple[Callable[[], Any], str, dict[str, Any]]] = {
     "a rule unknown": (quantized, "expected allow to name rules of kernels", {"allow": ["x"]}),
     "data on meta": (meta, "norm.weight: expected a plain tensor with data", {}),
     "unpacked attention": (attention, "self_attn: expected layers with the names", {}),
+    "Conv1D": (
+        lambda: conv1d(baraquant.W8A16()),
+        "0: the format has no integers for a Conv1D, .* use baraquant.save",
+        {"serve": None},
+    ),
+    "Conv1D of integers": (
+        lambda: conv1d(baraquant.W8A8()),
+        "0: the format has no integers for a Conv1D, .* use baraquant.save",
+        {"serve": None},
+    ),
     "a tokenizer that is none": (quantized, "expected tokenizer to have", {"tokenizer": 1}),
     "a source that is none": (quantized, "expected source to be a folder", {"source": "none"}),
 }

@@ -62,7 +62,11 @@ def saved(
 
 
 def load(name: str, folder: Path, **options: Any) -> Any:
-    """What from_pretrained of the model's class returns."""
+    """What from_pretrained of the model's class returns, by default in the dtype of the folder.
+
+    transformers 4.57 has other defaults: float32, but float16 for a folder of compressed-tensors.
+    """
+    options.setdefault("dtype", "auto")
     return getattr(transformers, MODELS[name][0]).from_pretrained(folder, **options)
 
 

@@ -35,6 +35,7 @@ class Net(nn.Module, hub.PyTorchModelHubMixin):  # type: ignore[misc]
     def _from_pretrained(
         cls, *, model_id: str, revision: Any, cache_dir: Any, force_download: bool,
         local_files_only: bool, token: Any, map_location: str = "cpu", strict: bool = False,
+        proxies: Any = None, resume_download: Any = None,  # of huggingface_hub before 1.0
         **sizes: Any,
     ) -> Net:  # fmt: skip
         file = Path(model_id) / "model.safetensors"

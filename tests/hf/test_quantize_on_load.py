@@ -17,6 +17,7 @@ from tests.support.tiny_transformers import build as tiny
 
 pytest.importorskip("transformers")
 from baraquant.transformers import BaraquantConfig
+from baraquant.transformers._versions import IS_5
 
 SCHEMES: dict[str, Any] = {
     "W8A8": baraquant.W8A8(),
@@ -36,7 +37,8 @@ CASES += [("qwen2", torch.bfloat16), ("tied_llama", torch.float16)]
 ARCHITECTURES = ["bert", "deberta_v2", "funnel", "modernbert", "t5", "bart", "gpt2", "opt", "gemma"]
 ARCHITECTURES += ["falcon", "mamba2", "jamba", "recurrent_gemma", "swinv2", "clip", "llava"]
 ARCHITECTURES += ["whisper", "qwen3_moe", "vit", "wavlm"]
-HEADS = ("lm_head", "cls.predictions.decoder")
+# What transformers keeps floating; 4.57 keeps all of the last part of BERT.
+HEADS = ("lm_head", "cls.predictions.decoder" if IS_5 else "cls")
 
 
 def by_hand(name: str, folder: Path, scheme: Any, dtype: torch.dtype) -> nn.Module:
@@ -47,7 +49,9 @@ def by_hand(name: str, folder: Path, scheme: Any, dtype: torch.dtype) -> nn.Modu
         baraquant.quantize_(
             model,
             scheme,
-            filter_fn=lambda module, path: isinstance(module, nn.Linear) and path not in HEADS,
+            filter_fn=lambda module, path: (
+                isinstance(module, nn.Linear) and not path.startswith(HEADS)
+            ),
         )
     return model
 
@@ -148,7 +152,7 @@ def test_tied_head_alone(tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("is_same", [True, False])
 def test_file_with_both_tied_weights(is_same: bool, tmp_path: Path) -> None:
-    """Pickled files hold both; if they differ, transformers does not tie them."""
+    """Pickled files hold both; if they differ, transformers 5 does not tie them."""
     model = build("tied_llama")
     model.config.save_pretrained(tmp_path)
     state = dict(model.state_dict())
@@ -157,7 +161,8 @@ def test_file_with_both_tied_weights(is_same: bool, tmp_path: Path) -> None:
     torch.save(state, tmp_path / "pytorch_model.bin")
     scheme = {nn.Embedding: baraquant.W8A16(), nn.Linear: baraquant.W8A16()}
     model = load("tied_llama", tmp_path, quantization_config=BaraquantConfig(scheme))
-    assert (model.lm_head.qweight is model.model.embed_tokens.qweight) == is_same
+    is_tied = is_same or not IS_5
+    assert (model.lm_head.qweight is model.model.embed_tokens.qweight) == is_tied
     assert torch.equal(logits(model), logits(by_hand("tied_llama", tmp_path, scheme, None)))
 
 

@@ -11,12 +11,17 @@ import re
 from collections import Counter
 from types import ModuleType
 
+import pytest
+
 import baraquant
 from baraquant import calibration, export, nn, ops, qat, reference
 from tests.support.documents import ROOT
+from tests.support.optional_packages import package
 
 PAGES = sorted((ROOT / "docs" / "api").glob("*.rst"))
 PUBLIC = (baraquant, calibration, export, nn, ops, ops.backward, qat, reference)
+# Public modules that import another package.
+OPTIONAL = {"baraquant.transformers": "transformers", "baraquant.peft": "peft"}
 DIRECTIVE = re.compile(r"\.\. ((?:auto)?(?:class|function|data|module)|currentmodule):: ([\w.]+)")
 
 
@@ -52,7 +57,19 @@ def test_every_documented_name_exists_and_has_one_place() -> None:
     assert {name for name, count in names.items() if count > 1} == set()
     for name in names:
         module, _, attribute = name.rpartition(".")
-        assert hasattr(importlib.import_module(module), attribute), name
+        if module not in OPTIONAL:
+            assert hasattr(importlib.import_module(module), attribute), name
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_the_page_of_a_module_that_needs_a_package(name: str) -> None:
+    package(OPTIONAL[name])
+    module = importlib.import_module(name)
+    listed = {one for one in documented() if one.rpartition(".")[0] == name}
+    assert listed == {f"{name}.{public}" for public in module.__all__}
+    text = (ROOT / "docs" / "api" / f"{OPTIONAL[name]}.rst").read_text()
+    assert f".. automodule:: {name}\n" in text
 
 
 def test_every_module_has_its_docstring_on_a_page() -> None:

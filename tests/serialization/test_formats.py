@@ -150,6 +150,41 @@ def test_a_plain_tensor_on_the_meta_device_is_refused_and_a_function_makes_it(tm
     assert torch.equal(baraquant.load_(Plain, tmp_path / "a")(X), model(X))
 
 
+def test_a_second_name_that_to_left_on_the_meta_device(tmp_path):
+    """`model.to(dtype)` replaces a buffer; a plain second name of it is the old one."""
+
+    def build():
+        return Rotary().to(torch.bfloat16)
+
+    model = quantized(build)
+    baraquant.save(model, tmp_path / "a")
+    empty = on_meta(build)
+    assert empty.original.is_meta and empty.original.dtype == torch.float32
+    with pytest.raises(
+        ValueError, match=r"original: .* is on the meta device, and is no buffer .* a function"
+    ):
+        baraquant.load_(empty, tmp_path / "a")
+    assert all(tensor.is_meta for tensor in (*empty.parameters(), *empty.buffers()))
+    loaded = baraquant.load_(build, tmp_path / "a")
+    assert torch.equal(loaded.original, torch.arange(8) / 8)
+    x = X.to(torch.bfloat16)
+    assert torch.equal(loaded(x), model(x))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("several", [list, tuple, lambda given: dict(enumerate(given))])
+def test_plain_tensors_in_containers_on_the_meta_device(several, tmp_path):
+    class Several(Rotary):
+        def __init__(self):
+            super().__init__()
+            self.tables = several([torch.arange(8) / 4])
+
+    baraquant.save(quantized(Several), tmp_path / "a")
+    with pytest.raises(ValueError, match=r"tables: .* is no buffer that a file could hold"):
+        baraquant.load_(on_meta(Several), tmp_path / "a")
+    baraquant.load_(Several, tmp_path / "a")
+
+
 def test_a_function_builds_no_weights(tmp_path):
     """Its parameters are on the meta device from the start; their devices are remembered."""
     model = quantized(Rotary)

@@ -49,17 +49,20 @@ class QuantizedExperts(RunsExperts, KeepsScales):
             * ``<w>_zero_point``: integer, shaped like the scale; 0 if it is missing.
             * ``<w>_bias``: floating ``[experts, out_features]``, as in the floating experts.
             * ``<w>_input_fake_quant.scale`` and ``<w>_input_fake_quant.zero_point``: for the input,
-              ``[]`` or ``[1]``, if ``is_static``. like: The experts that it replaces, on any
-              device, including the meta device. It shares their submodules (an activation, a norm).
-              group_size: The number of adjacent input features that share a scale. weight_bits: The
-              width of the weights' integers, 2 to 8. They are always stored as int8. granularity:
-              The granularity of the inputs: ``per_token``, ``per_tensor`` or ``per_group``; None:
-              the inputs stay floating. bits: The width of the inputs' integers, 2 to 8. symmetric:
-              True for no zero point: 0 is in the middle of the inputs' integers. False adds a zero
-              point. is_static: Whether the inputs' scale is given; else it is computed from the
-              input. input_group_size: The number of adjacent values of an input that share a scale,
-              for ``per_group``. dtype: The dtype of the floating weights. None: the dtype of the
-              bias, else of the scale.
+              ``[]`` or ``[1]``, if ``is_static``.
+        like: The experts that it replaces, on any device, including the meta device. It shares
+            their submodules (an activation, a norm).
+        group_size: The number of adjacent input features that share a scale.
+        weight_bits: The width of the weights' integers, 2 to 8. They are always stored as int8.
+        granularity: The granularity of the inputs: ``per_token``, ``per_tensor`` or ``per_group``;
+            None: the inputs stay floating.
+        bits: The width of the inputs' integers, 2 to 8.
+        symmetric: True for no zero point: 0 is in the middle of the inputs' integers. False adds a
+            zero point.
+        is_static: Whether the inputs' scale is given; else it is computed from the input.
+        input_group_size: The number of adjacent values of an input that share a scale, for
+            ``per_group``.
+        dtype: The dtype of the floating weights. None: the dtype of the bias, else of the scale.
 
     Raises:
         ValueError: A tensor is missing or unknown, or a shape, width or option does not fit.

@@ -13,6 +13,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ... import ops
+from ...configs import integer_range
 from .._product import matching_bias
 from ..training._quantizers import Integers, own
 from ..training.linear import FakeQuantizedLinear
@@ -167,7 +168,7 @@ class QuantizedLinear(_IntegerLinear):
         self.bits = bits
         self.granularity = granularity
         self.per_token = granularity == "per_token"
-        self.quant_min, self.quant_max = _range_of(bits)
+        self.quant_min, self.quant_max = integer_range(bits)
         if smooth is not None:
             smooth = _arguments.scale_of_inputs("QuantizedLinear", smooth, self.in_features)
         self.register_buffer("smooth", smooth)
@@ -324,7 +325,7 @@ class StaticQuantizedLinear(_IntegerLinear):
         _arguments.check_bits(name, "bits", bits)
         act_scale, act_zero_point = _arguments.scale_of_tensor(name, act_scale, act_zero_point)
         self.bits = bits
-        self.quant_min, self.quant_max = _range_of(bits)
+        self.quant_min, self.quant_max = integer_range(bits)
         self.register_buffer("act_scale", act_scale)
         self.register_buffer("act_zero_point", act_zero_point)
         if smooth_scale is not None:
@@ -394,7 +395,3 @@ class StaticQuantizedLinear(_IntegerLinear):
         zero = "symmetric" if self.symmetric else "asymmetric"
         smooth = "" if self.smooth_scale is None else ", smooth"
         return f"{super().extra_repr()}, input=int{self.bits} per_tensor {zero} static{smooth}"
-
-
-def _range_of(bits: int) -> tuple[int, int]:
-    return -(1 << (bits - 1)), (1 << (bits - 1)) - 1

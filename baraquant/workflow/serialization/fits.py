@@ -196,7 +196,8 @@ def _check_tensors(model: nn.Module, manifest: Manifest, metas: Metas) -> None:
             raise ValueError(
                 f"{name}: expected a tensor {tensor_name} in the file, but it has none"
             )
-    check_constants(model, {n: metas.tensors[t] for n, t in manifest.constants.items()}, is_inside)
+    buffers = {name: metas.tensors[stored] for name, stored in manifest.constants.items()}
+    check_constants(model, buffers, is_inside, "baraquant.load_(lambda: Model(...), path)")
     _check_ties(model, manifest, is_inside)
 
 

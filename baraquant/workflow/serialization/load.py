@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ..layers import parents, weights_of
 from ..replace import check_model
 from ..unpack import unpacked
+from .data import read_tensors
 from .fits import Metas, build_module, check_fits, renamed
 from .header import Header, read_header
 from .manifest import Manifest, digest, parse_manifest
@@ -66,7 +67,7 @@ def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[st
         True
     """
     file = Path(path)
-    safetensors = import_safetensors(_CALLER)
+    import_safetensors(_CALLER)
     if not isinstance(model, nn.Module) and not callable(model):
         raise TypeError(
             f"{_CALLER}: expected model to be a Module or a function that builds one, but got "
@@ -86,8 +87,6 @@ def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[st
             modules = _build(built, manifest, values)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{_CALLER}: {file.name}: {error}") from error
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"{_CALLER}: {file.name}: expected a whole file, but {error}") from error
     constants = {name: values[stored] for name, stored in manifest.constants.items()}
     put(model, _CALLER, modules, values, constants)
     return model
@@ -104,13 +103,7 @@ def _manifest(header: Header) -> Manifest:
 
 def _read(file: Path, header: Header, manifest: Manifest) -> dict[str, Tensor]:
     """Read all tensors, shared ones as the same object, and check the checksum."""
-    stored: dict[str, Tensor] = {}
-    for name, tensor in import_safetensors(_CALLER).torch.load_file(file).items():
-        entry = header.tensors.get(name)
-        if entry is None or (entry.dtype, entry.shape) != (tensor.dtype, tuple(tensor.shape)):
-            raise ValueError(f"{name}: expected the header that was read before, but it changed")
-        # This copies: a mapped file could still change after the check.
-        stored[name] = tensor.clone()
+    stored = read_tensors(file, header.tensors, _CALLER)
     if digest(manifest.plain, stored) != manifest.sha256:
         raise ValueError("expected the data that was saved, but its checksum differs: damaged")
     stored = renamed(stored, manifest.names)

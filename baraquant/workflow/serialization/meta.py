@@ -81,6 +81,7 @@ def check_constants(
     model: nn.Module,
     constants: Mapping[str, Tensor],
     is_inside: Callable[[str], bool],
+    call: str,
 ) -> None:
     """Check that the file holds what is on the meta device and in no state dict.
 
@@ -88,10 +89,15 @@ def check_constants(
         model: The float model.
         constants: The buffers of the file, on the meta device.
         is_inside: Whether a name lies within a module that will be swapped.
+        call: A call of the public function with a function that builds the model, for messages.
 
     Raises:
         ValueError: The file lacks a buffer or holds a different one, or a tensor is not a buffer.
     """
+    instead = (
+        "give a function that builds the model, so that everything is there that the constructor "
+        f"computes: {call}"
+    )
     for name, buffer in other_buffers(model, is_inside).items():
         if not buffer.is_meta:
             continue
@@ -99,29 +105,43 @@ def check_constants(
         if stored is None:
             raise ValueError(
                 f"{name}: expected a buffer with data, but it is on the meta device, and the file "
-                f"has none; {_INSTEAD}"
+                f"has none; {instead}"
             )
         if stored.shape != buffer.shape or stored.dtype != buffer.dtype:
             raise ValueError(
                 f"{name}: expected {buffer.dtype} {list(buffer.shape)} as in the model, but the "
                 f"file has {stored.dtype} {list(stored.shape)}"
             )
+    for name in _unregistered(model):
+        if not is_inside(name):
+            raise ValueError(
+                f"{name}: expected a tensor with data, but it is on the meta device, and is no "
+                f"buffer that a file could hold; {instead}"
+            )
+
+
+def _unregistered(model: nn.Module) -> Iterator[str]:
+    """Yield the names of attributes with tensors on the meta device that are not registered.
+
+    Such a tensor may once have been a buffer: ``model.to(dtype)`` replaces the buffer, and leaves
+    a second name of it as it is.
+    """
     registered = {id(t) for t in (*model.parameters(), *model.buffers())}
     for path, module in model.named_modules():
         for name, value in vars(module).items():
-            full = f"{path}.{name}" if path else name
-            is_meta = isinstance(value, Tensor) and value.is_meta
-            if is_meta and id(value) not in registered and not is_inside(full):
-                raise ValueError(
-                    f"{full}: expected a tensor with data, but it is on the meta device, and is no "
-                    f"buffer that a file could hold; {_INSTEAD}"
-                )
+            if name in ("_parameters", "_buffers", "_modules"):
+                continue
+            if any(tensor.is_meta and id(tensor) not in registered for tensor in _tensors(value)):
+                yield f"{path}.{name}" if path else name
 
 
-_INSTEAD = (
-    "give load_ a function that builds the model, and it gets what the constructor computes: "
-    "baraquant.load_(lambda: Model(...), path)"
-)
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield a tensor, or the tensors of a list, a tuple or the values of a dict."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    for each in value if isinstance(value, (list, tuple)) else (value,):
+        if isinstance(each, Tensor):
+            yield each
 
 
 def put_constants(
