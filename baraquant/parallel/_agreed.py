@@ -27,11 +27,16 @@ class LocalFakeQuantize(FakeQuantize):
         quantizer.__class__ = LocalFakeQuantize
 
     def sync_qparams(self, process_group: object = None) -> None:
-        """Raise an error: the ranges lie on several processes already."""
-        raise RuntimeError(
-            "FakeQuantize: expected sync_qparams before parallelize_module, but got a layer that "
-            "is parallel already; its processes agree, and replicas of it are not joined"
-        )
+        """Give all replicas of this process's part the union of their ranges.
+
+        Args:
+            process_group: The processes that have the same part, as ``mesh["dp"].get_group()``.
+
+        Raises:
+            RuntimeError: There is no ``process_group``: other processes have other channels.
+        """
+        _check_replicas(process_group)
+        super().sync_qparams(process_group)
 
 
 class AgreedFakeQuantize(FakeQuantize):
@@ -60,7 +65,8 @@ class AgreedFakeQuantize(FakeQuantize):
     def quantize(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return ``input`` as int8 integers, with their agreed scale and zero point."""
         if not self.is_dynamic:
-            return super().quantize(input)
+            fixed: tuple[Tensor, Tensor, Tensor] = super().quantize(input)
+            return fixed
         scale, zero_point = self.agreed_qparams(input)
         return self._quantize(input, scale, zero_point), scale, zero_point
 
@@ -117,5 +123,15 @@ class AgreedFakeQuantize(FakeQuantize):
         return torch.where(self.fake_quant_enabled[0] != 0, output, input)
 
     def sync_qparams(self, process_group: object = None) -> None:
-        """Raise an error: the processes agree on each batch already."""
-        LocalFakeQuantize.sync_qparams(self, process_group)  # type: ignore[arg-type]
+        """Give all replicas the union of their ranges; as in :class:`LocalFakeQuantize`."""
+        _check_replicas(process_group)
+        super().sync_qparams(process_group)
+
+
+def _check_replicas(process_group: object) -> None:
+    if process_group is None:
+        raise RuntimeError(
+            "FakeQuantize: expected process_group to be the replicas of a layer that is split over "
+            "processes, but got None, which is all processes; give the group of data parallelism, "
+            'as mesh["dp"].get_group(). The processes that share a layer agree already'
+        )

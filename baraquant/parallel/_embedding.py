@@ -31,7 +31,8 @@ class FeaturesOfTable(Parallel):
     def forward(self: Any, input: Tensor) -> Tensor:
         """Return the features of this process, in the layout that the style says."""
         index = self._layout.arriving(input, Replicate(), Replicate())
-        return self._layout.leaving(super().forward(index), Shard(-1), self.embedding_dim)
+        rows = super().forward(index)  # type: ignore[misc]
+        return self._layout.leaving(rows, Shard(-1), self.embedding_dim)
 
 
 class RowsOfTable(Parallel):
@@ -48,13 +49,15 @@ class RowsOfTable(Parallel):
         layout = self._layout
         index = layout.arriving(input, Replicate(), Replicate())
         known = ((index >= 0) & (index < self.num_embeddings)).all()
-        torch._assert_async(known, f"an embedding of {self.num_embeddings} rows: index out of range")
+        torch._assert_async(known, f"expected indices of {self.num_embeddings} rows")
         first, count = self._first_row, self._own_rows()
         is_here = (index >= first) & (index < first + count)
         if count == 0:  # more processes than parts of the table
             rows = self._no_rows(index)
         else:
-            rows = super().forward(torch.where(is_here, index - first, 0))
+            rows = super().forward(  # type: ignore[misc]
+                torch.where(is_here, index - first, 0)
+            )
             rows = rows.masked_fill(~is_here.unsqueeze(-1), 0)
         whole = DTensor.from_local(rows, layout.mesh, [Partial()], run_check=False)
         return layout.finished(whole.redistribute(layout.mesh, [layout.output]).to_local())

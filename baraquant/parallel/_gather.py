@@ -16,8 +16,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from .. import ops
-from ..ops import backward
 from ..nn.training.linear import FakeQuantizedLinear
+from ..ops import backward
+from ..workflow.replace import FilterFn
 
 _aten = torch.ops.aten
 # The ops whose result is a part or a copy of the parameter, and goes on in its place.
@@ -83,8 +84,8 @@ class ShardedWeight(Tensor):  # type: ignore[misc]
         if outer_size[0] % mesh.size() != 0:
             raise ValueError(
                 "quantize_all_gather: expected out_features to be a multiple of the "
-                f"{mesh.size()} processes, but got {outer_size[0]}; shard that layer without "
-                "quantize_all_gather (prepare it in a module of its own)"
+                f"{mesh.size()} processes, but got {outer_size[0]}; leave that layer out "
+                "with filter_fn"
             )
         rows = self._rows if mp_policy.param_dtype is None else self._rows.to(mp_policy.param_dtype)
         integers, scale, _ = ops.dynamic_range_quantize_per_channel(rows, 0, *self._range)
@@ -161,6 +162,8 @@ def _is_whole(weight: Tensor, size: Any, stride: Any, offset: int | None = None)
 class GathersIntegers(FakeQuantizedLinear):
     """A prepared linear layer whose weight ``fully_shard`` gathers as integers."""
 
+    _is_on_several_processes = True
+
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]``."""
         weight = self._parameters["weight"]
@@ -201,7 +204,7 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
     """``qat_linear`` for a weight that is integers already: the same bits and gradients."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         input: Tensor,
         weight: Tensor,
@@ -233,7 +236,7 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
         )
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         qinput, input_scale, zero, inside, integers, scale = ctx.saved_tensors
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         dx = dw = db = None
@@ -251,7 +254,7 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
         return dx, dw, db, None, None, None, None, None
 
 
-def quantize_all_gather(model: nn.Module) -> list[str]:
+def quantize_all_gather(model: nn.Module, filter_fn: FilterFn | None = None) -> list[str]:
     """Let ``fully_shard`` gather the weights of a prepared model as int8, in place.
 
     Before each use of a layer, ``fully_shard`` sends the rows of its weight to all processes. The
@@ -267,6 +270,9 @@ def quantize_all_gather(model: nn.Module) -> list[str]:
 
     Args:
         model: A prepared model, before ``fully_shard``.
+        filter_fn: ``filter_fn(module, path)`` says which of these layers to take; None: all. A
+            layer whose ``out_features`` is no multiple of the number of processes has to be left
+            out.
 
     Returns:
         The paths of the layers whose weights are gathered as integers.
@@ -293,14 +299,15 @@ def quantize_all_gather(model: nn.Module) -> list[str]:
     found = {}
     for name, module in model.named_modules():
         weight = module._parameters.get("weight")
-        if type(module) is not FakeQuantizedLinear or not module.is_whole or weight is None:
+        if not isinstance(module, FakeQuantizedLinear) or not module.is_whole or weight is None:
             continue
         if isinstance(weight, DTensor):
             raise ValueError(
                 f"quantize_all_gather: {name}: expected a plain weight, but it is sharded already; "
                 "call quantize_all_gather before fully_shard and parallelize_module"
             )
-        if holders[id(weight)] == 1:
+        is_plain = type(module) is FakeQuantizedLinear and holders[id(weight)] == 1
+        if is_plain and (filter_fn is None or filter_fn(module, name)):
             found[name] = module
     if not found:
         raise ValueError(

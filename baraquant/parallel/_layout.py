@@ -134,8 +134,8 @@ def is_same(placements: tuple[Placement, ...], wanted: Placement, dims: int) -> 
     """Whether a layout is the wanted one; the last dimension has two numbers."""
     (has,) = placements
     if isinstance(has, Shard) and isinstance(wanted, Shard):
-        return has.dim % dims == wanted.dim % dims
-    return has == wanted
+        return bool(has.dim % dims == wanted.dim % dims)
+    return bool(has == wanted)
 
 
 def _counted_from_front(layout: Placement, dims: int) -> Placement:

@@ -25,11 +25,14 @@ from ._agreed import AgreedFakeQuantize
 from ._layout import Layout, local, local_attribute
 from ._product import Grid, Product, product_of_parts, sum_of_floats
 
+_WEIGHT: Any = QuantizesWeight.weight
+
 
 class Parallel:
     """A layer that lies on several processes."""
 
     _layout: Layout
+    _is_on_several_processes = True
 
     def extra_repr(self) -> str:
         """Return what the layer is, and how it is split, for ``repr``."""
@@ -48,12 +51,10 @@ class LocalParameters(Parallel):
         return local(super()._own_weight())  # type: ignore[misc]
 
     def _weight(self: Any) -> Tensor:
-        """The whole parameter, a DTensor, in training; this process's rounded part otherwise."""
-        if self.training:
-            return self._parameters["weight"]
-        return QuantizesWeight.weight.fget(self)
+        """The whole parameter, a DTensor, in evaluation too."""
+        return self._parameters["weight"]
 
-    weight = QuantizesWeight.weight.getter(_weight)
+    weight = _WEIGHT.getter(_weight)
 
 
 class LocalIntegers(Parallel):
@@ -75,7 +76,8 @@ class Columns(Parallel):
     def forward(self: Any, input: Tensor) -> Tensor:
         """Return the outputs of this process, in the layout that the style says."""
         rows = self._layout.arriving(input, Replicate(), Partial())
-        return self._layout.leaving(super().forward(rows), Shard(-1), self.out_features)
+        output = super().forward(rows)  # type: ignore[misc]
+        return self._layout.leaving(output, Shard(-1), self.out_features)
 
 
 class Rows(Parallel):

@@ -65,7 +65,9 @@ class Grid(NamedTuple):
             kept = backward.fake_quantize_per_tensor_backward(ones, input, scale, zero, low, high)
         else:
             zero = self._of_features(zero)
-            kept = backward.fake_quantize_per_channel_backward(ones, input, scale, zero, -1, low, high)
+            kept = backward.fake_quantize_per_channel_backward(
+                ones, input, scale, zero, -1, low, high
+            )
         return kept != 0
 
 
@@ -133,7 +135,7 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
     """The product, with the gradient of the straight-through estimator."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         input: Tensor,
         weight: Tensor | None,
@@ -164,7 +166,7 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
         return _rounded(part, scale, weight_scale, bias, product)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         inside, factor, scale, zero_point, qweight, weight_scale, qinput = ctx.saved_tensors
         layout = ctx.product.layout
         if isinstance(layout.output, Shard):

@@ -299,10 +299,11 @@ def _agree_on_input(module: nn.Module, layout: Layout) -> None:
 
 
 def _class_of(module: nn.Module, kind: type[nn.Module], by_rows: bool) -> type[Any]:
-    made = _CLASSES[kind][by_rows]
+    made: Any = _CLASSES[kind][by_rows]
     if kind is type(module):
         return made
-    return subclassed(type(module).__mro__[1], made, nn.Embedding)
+    own: Any = type(module).__mro__[1]
+    return subclassed(own, made, nn.Embedding)
 
 
 def _name(module: nn.Module) -> str:

@@ -36,9 +36,7 @@ SCHEMES: dict[str, Scheme] = {
         QuantConfig(TensorConfig(4), TensorConfig(6, "per_token", False)), trains_exactly=True
     ),
     "weight_per_tensor": Scheme(QuantConfig(TensorConfig(8, "per_tensor"), TOKEN)),
-    "input_per_tensor": Scheme(
-        QuantConfig(TensorConfig(8), TensorConfig(8, "per_tensor", False))
-    ),
+    "input_per_tensor": Scheme(QuantConfig(TensorConfig(8), TensorConfig(8, "per_tensor", False))),
     "static": Scheme(W8A8Static("moving_average", symmetric=False)),
     "static_symmetric": Scheme(W8A8Static("min_max")),
     "observed_weight": Scheme(QuantConfig(TensorConfig(8, dynamic=False), TOKEN)),

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    set_model_state_dict,
-)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
@@ -220,61 +214,8 @@ def recomputed() -> dict[str, Tensor]:
     return results
 
 
-def stored(form: str) -> dict[str, Any]:
-    """Whole files: written by a parallel model and read by one process, and the other way round."""
-    parallel = models.prepared(SCHEMES["static"].config, device=place())
-    if form == "converted":
-        convert_(parallel.eval())
-    empty = models.twin(parallel)
-    with torch.no_grad():
-        for tensor in (*empty.parameters(), *empty.buffers()):
-            tensor.zero_()
-    plan = {
-        "table": RowwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel(),
-        "out": ColwiseParallel(output_layouts=Replicate()),
-    }  # fmt: skip
-    parallelize_module(parallel, mesh(), plan)
-    options = StateDictOptions(full_state_dict=True)
-    state = get_model_state_dict(parallel, options=options)
-    read = models.twin(empty)
-    read.load_state_dict(state)
-    parallelize_module(empty, mesh(), plan)
-    set_model_state_dict(empty, state, options=options)
-    index = models.indices().to(place())
-    file = io.BytesIO()
-    torch.save({name: models.whole(t) for name, t in state.items()}, file)
-    with torch.no_grad():
-        return {
-            "expected": parallel.eval()(index), "y": read.eval()(index),
-            "loaded": empty.eval()(index), "bytes": len(file.getvalue()),
-        }  # fmt: skip
-
-
-def distributed_checkpoint(folder: str) -> dict[str, Tensor]:
-    import torch.distributed.checkpoint as dcp
-
-    model = mlp("groups", "converted")
-    empty = models.twin(model)
-    with torch.no_grad():
-        for tensor in empty.buffers():
-            tensor.zero_()
-    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
-    parallel = parallelize_module(models.twin(model), mesh(), plan)
-    folders: list[Any] = [folder]
-    dist.broadcast_object_list(folders)
-    dcp.save(parallel.state_dict(), checkpoint_id=folders[0])
-    state = empty.state_dict()
-    dcp.load(state, checkpoint_id=folders[0])
-    empty.load_state_dict(state)
-    index = models.indices().to(place())
-    with torch.no_grad():
-        return {"y": empty(index), "expected": model(index)}
-
-
 def compute(rank: int) -> dict[str, Any]:
     """What each process does."""
-    import tempfile
-
     results: dict[str, Any] = {}
     for form in FORMS:
         for name in KINDS:
@@ -284,16 +225,12 @@ def compute(rank: int) -> dict[str, Any]:
         results[f"rounded {form}"] = rounded_sums(form)
         results[f"tied {form}"] = tied(form)
         results[f"compiled {form}"] = compiled(form)
-        results[f"stored {form}"] = stored(form)
     results["smoothed dynamic"] = smoothed(W8A8(symmetric=False))
     results["smoothed static"] = smoothed(W8A8Static(symmetric=False))
     for style in ("columns", "rows"):
         results[f"transposed {style}"] = transposed(style)
     results["autocast"] = in_autocast()
     results["recomputed"] = recomputed()
-    with tempfile.TemporaryDirectory() as folder:
-        results["checkpoint"] = distributed_checkpoint(folder)
-        dist.barrier()
     return results
 
 
@@ -399,16 +336,3 @@ def test_checkpointing(results: list[dict[str, Any]]) -> None:
         ranges = [key for key in found if key.startswith("y ") and "min_" in key]
         assert ranges
         equal(found, "y", "y dx", *ranges)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_whole_files(form: str, results: list[dict[str, Any]]) -> None:
-    for result in results:
-        found = result[f"stored {form}"]
-        equal(found, "y")
-        assert torch.equal(found["loaded"], found["expected"])
-
-
-def test_distributed_checkpoints(results: list[dict[str, Any]]) -> None:
-    for result in results:
-        equal(result["checkpoint"], "y")
