@@ -79,11 +79,11 @@ examples/cpp/README
 """
 PAGES = [
     *("guide", "training", "adapters", "serving", "served", "migration", "ops", "models", "speed"),
-    "testing",
+    *("distributed", "testing"),
 ]
 API = [
     *("baraquant", "qat", "nn", "ops", "ops_backward", "reference", "calibration", "export"),
-    *("info", "cpp"),
+    *("parallel", "info", "cpp"),
 ]
 
 

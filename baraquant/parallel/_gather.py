@@ -79,7 +79,7 @@ class ShardedWeight(Tensor):  # type: ignore[misc]
 
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
-    ) -> tuple[tuple[Tensor, Tensor], Any]:
+    ) -> tuple[tuple[Tensor, ...], Any]:
         """Return what is sent: the integers of these rows, and their scales."""
         if outer_size[0] % mesh.size() != 0:
             raise ValueError(
@@ -88,6 +88,8 @@ class ShardedWeight(Tensor):  # type: ignore[misc]
                 "with filter_fn"
             )
         rows = self._rows if mp_policy.param_dtype is None else self._rows.to(mp_policy.param_dtype)
+        if mesh.size() == 1:
+            return (rows,), None  # nothing is sent, and fully_shard takes one tensor only
         integers, scale, _ = ops.dynamic_range_quantize_per_channel(rows, 0, *self._range)
         return (integers, scale), None
 
@@ -102,6 +104,8 @@ class ShardedWeight(Tensor):  # type: ignore[misc]
         """Return the whole weight, and the tensors that may be freed after its use."""
         if out is not None:
             return None  # it holds the same memory
+        if len(all_gather_outputs) == 1:
+            return all_gather_outputs[0], all_gather_outputs
         integers, scale = all_gather_outputs
         return GatheredWeight(integers, scale, param_dtype), (integers, scale)
 

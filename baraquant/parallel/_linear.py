@@ -45,10 +45,11 @@ class Parallel:
 class LocalParameters(Parallel):
     """A prepared layer: its weight and bias, of which this process has parts."""
 
-    bias = local_attribute("bias")
-
     def _own_weight(self) -> Tensor:
         return local(super()._own_weight())  # type: ignore[misc]
+
+    def _own_bias(self: Any) -> Tensor | None:
+        return local(self._parameters["bias"])
 
     def _weight(self: Any) -> Tensor:
         """The whole parameter, a DTensor, in evaluation too."""
@@ -122,10 +123,10 @@ class _RowsInTraining(Rows, LocalParameters):
         if is_whole if self.training else self.is_integer:
             return self._sum_of_integers(input)
         part = linear(self.rounded_input(input), self._rounded_channels_first(), None)
-        return sum_of_floats(part, self.bias, self._layout)
+        return sum_of_floats(part, self._own_bias(), self._layout)
 
     def _sum_of_integers(self: Any, input: Tensor) -> Tensor:
-        weight, bias = self._channels_first(self.float_weight()), self.bias
+        weight, bias = self._channels_first(self.float_weight()), self._own_bias()
         if self.training and _is_autocast(input):  # as qat_linear, which casts what it is given
             dtype = torch.get_autocast_dtype(input.device.type)
             input, weight = _cast(input, dtype), _cast(weight, dtype)

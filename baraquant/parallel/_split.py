@@ -301,9 +301,10 @@ def _agree_on_input(module: nn.Module, layout: Layout) -> None:
 def _class_of(module: nn.Module, kind: type[nn.Module], by_rows: bool) -> type[Any]:
     made: Any = _CLASSES[kind][by_rows]
     if kind is type(module):
-        return made
+        return _CLASSES[kind][by_rows]
     own: Any = type(module).__mro__[1]
-    return subclassed(own, made, nn.Embedding)
+    kind_with_forward: type[Any] = subclassed(own, made, nn.Embedding)
+    return kind_with_forward
 
 
 def _name(module: nn.Module) -> str:

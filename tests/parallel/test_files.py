@@ -80,21 +80,23 @@ def distributed_checkpoint(folder: str) -> dict[str, Tensor]:
         return {"y": empty(index), "expected": model(index)}
 
 
+TOOLS: dict[str, Callable[[Any], Any]] = {
+    "convert_": convert_,
+    "prepare_": lambda model: prepare_(model, baraquant.W8A8()),
+    "quantize_": lambda model: baraquant.quantize_(model, baraquant.W8A8()),
+    "save": lambda model: baraquant.save(model, "never_written.safetensors"),
+}
+
+
 def refusals() -> dict[str, str]:
     """What tools say that take whole models only."""
     messages = {}
     for form in FORMS:
         model = mlp("w8a8", form)
         parallelize_module(model, mesh(), {"up": ColwiseParallel()})
-        tools: dict[str, Callable[[], Any]] = {
-            "convert_": lambda: convert_(model),
-            "prepare_": lambda: prepare_(model, baraquant.W8A8()),
-            "quantize_": lambda: baraquant.quantize_(model, baraquant.W8A8()),
-            "save": lambda: baraquant.save(model, "never_written.safetensors"),
-        }
-        for name, tool in tools.items():
+        for name, tool in TOOLS.items():
             try:
-                tool()
+                tool(model)
                 messages[f"{form} {name}"] = ""
             except ValueError as error:
                 messages[f"{form} {name}"] = str(error)
