@@ -84,11 +84,11 @@ examples/cpp/README
 """
 PAGES = [
     *("guide", "training", "adapters", "serving", "served", "migration", "ops", "models", "speed"),
-    "testing",
+    *("distributed", "testing"),
 ]
 API = [
     *("baraquant", "qat", "nn", "ops", "ops_backward", "reference", "calibration", "export"),
-    *("transformers", "peft", "info", "cpp"),
+    *("transformers", "peft", "parallel", "info", "cpp"),
 ]
 
 

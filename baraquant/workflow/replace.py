@@ -170,11 +170,27 @@ def check_model(model: Any, caller: str) -> None:
                 f"{caller}: {where}expected a model before it is wrapped for several processes, "
                 f"but got {wrapped}"
             )
+        _check_whole(module, caller, where)
         if _is_scripted(module):
             raise TypeError(
                 f"{caller}: {where}expected a model in Python, but got {wrapped}; swap its "
                 "modules first, then script it"
             )
+
+
+def check_whole(model: nn.Module, caller: str) -> None:
+    """Check that no layer lies on several processes."""
+    for name, module in model.named_modules():
+        _check_whole(module, caller, f"{name}: " if name else "")
+
+
+def _check_whole(module: nn.Module, caller: str, where: str) -> None:
+    if getattr(module, "_is_on_several_processes", False):
+        raise ValueError(
+            f"{caller}: {where}expected a model before it is split over processes, but got "
+            f"{type(module).__name__}; gather its state (get_model_state_dict with "
+            "full_state_dict=True), load it into a model that is whole, and go on with that"
+        )
 
 
 def take_over(new: nn.Module, old: nn.Module) -> None:

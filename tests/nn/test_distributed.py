@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Observed ranges over processes: two of them, joined by gloo, train one model on other data."""
+"""Observed ranges over processes: two of them train one model on other data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from baraquant import ops
 from baraquant.nn import FakeQuantize
 from tests.support import cases
-from tests.support.ranks import results_of, spawn
+from tests.support.ranks import DEVICES, RANKS, results_of, skip_without_devices, spawn
 
 STEPS = 4
 OBSERVED = ("1", "3")  # the names of the observed modules of `network`
@@ -31,6 +31,10 @@ RANGES = [
 UNION = ([-4.0, -3.0, -2.0, INF, INF], [2.0, 1.0, 3.0, -INF, -INF])
 SEEN = [0, 1, 2]  # the channels with a finite range
 SKIPPED = [2, 5]  # batches that each rank has left out
+
+
+def device() -> str:
+    return "cuda" if dist.get_backend() == "nccl" else "cpu"
 
 
 def network() -> nn.Sequential:
@@ -49,12 +53,12 @@ def batch(rank: int, step: int) -> Tensor:
 
 def train(rank: int, broadcast_buffers: bool) -> dict[str, Any]:
     """A few steps of the parallel model; its states before and after the ranges are joined."""
-    model = DistributedDataParallel(network(), broadcast_buffers=broadcast_buffers)
+    model = DistributedDataParallel(network().to(device()), broadcast_buffers=broadcast_buffers)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     losses = []
     for step in range(STEPS):
         optimizer.zero_grad()
-        loss = model(batch(rank, step)).square().mean()
+        loss = model(batch(rank, step).to(device())).square().mean()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -81,12 +85,12 @@ def join(rank: int) -> dict[str, Any]:
         "scripted": torch.jit.script(with_range(rank)),
     }
     for module in modules.values():
-        module.sync_qparams()
+        module.to(device()).sync_qparams()
     modules["again"] = copy.deepcopy(modules["module"])
     modules["again"].skipped_batches += 1 + rank
     for _ in range(2):
         modules["again"].sync_qparams()
-    modules["alone"] = with_range(rank)
+    modules["alone"] = with_range(rank).to(device())
     if rank == 0:
         modules["alone"].sync_qparams(alone)
     return {name: module.state_dict() for name, module in modules.items()}
@@ -101,10 +105,15 @@ def compute(rank: int) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="session")
-def results(made_once: Callable[[str, Callable[[Path], None]], Path]) -> list[dict[str, Any]]:
+@pytest.fixture(scope="session", params=DEVICES)
+def results(
+    request: pytest.FixtureRequest, made_once: Callable[[str, Callable[[Path], None]], Path]
+) -> list[dict[str, Any]]:
     """What each rank brought home."""
-    return results_of(made_once("distributed", lambda folder: spawn(folder, compute)))
+    where = request.param
+    skip_without_devices(where)
+    name = f"distributed_{where}"
+    return results_of(made_once(name, lambda folder: spawn(folder, compute, RANKS, where)))
 
 
 def qparams(low: Tensor, high: Tensor, quantizer: FakeQuantize) -> tuple[Tensor, Tensor]:

@@ -18,8 +18,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.fsdp
+import torch.distributed.tensor
 
 import baraquant
+import baraquant.parallel
 from baraquant import calibration
 from tests.support import documents
 from tests.support.aot_inductor import CRASHES_ON_CPU
@@ -34,12 +36,14 @@ OWN = (
     baraquant.nn,
     baraquant.qat,
     baraquant.configs,
+    baraquant.parallel,
     calibration,
     torch,
     torch.nn,
     torch.optim,
     torch.nn.parallel,
     torch.distributed.fsdp,
+    torch.distributed.tensor,
     torch.utils.data,
     builtins,
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Quantization-aware training by two processes (gloo) beside one that has the whole batch."""
+"""Quantization-aware training by two processes beside one that has the whole batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from baraquant import nn as bnn
 from baraquant.configs import Config
 from baraquant.qat import convert_, prepare_
 from tests.support.models import training_models
-from tests.support.ranks import RANKS, results_of, spawn
+from tests.support.ranks import DEVICES, RANKS, results_of, skip_without_devices, spawn
 
 STEPS = 4
 OBSERVED = W8A8Static("min_max")
@@ -31,11 +31,15 @@ CONFIGS: dict[str, Config] = {
     "learned": training_models.LEARNED,
     "observed": OBSERVED,
 }
-WRAPPERS = ("ddp", "fsdp")
+WRAPPERS = ("ddp", "fsdp", "ddp compiled", "fsdp compiled")
+
+
+def device() -> str:
+    return "cuda" if dist.is_initialized() and dist.get_backend() == "nccl" else "cpu"
 
 
 def batch(step: int) -> Tensor:
-    return training_models.data(2 * RANKS, 3, 16, seed=step)
+    return training_models.data(2 * RANKS, 3, 16, seed=step).to(device())
 
 
 def part(x: Tensor, rank: int | None) -> Tensor:
@@ -44,7 +48,7 @@ def part(x: Tensor, rank: int | None) -> Tensor:
 
 def model_for(config: Config, rank: int | None) -> nn.Module:
     """A prepared block whose scales are known: each process has seen its part of a batch."""
-    model = training_models.block()
+    model = training_models.block().to(device())
     prepare_(model, config)
     if config == training_models.LEARNED:
         with torch.no_grad():
@@ -61,12 +65,17 @@ def model_for(config: Config, rank: int | None) -> nn.Module:
 
 
 def wrap(model: nn.Module, wrapper: str) -> nn.Module:
-    if wrapper == "ddp":
-        return DistributedDataParallel(model)
+    is_compiled = wrapper.endswith("compiled")
+    torch._dynamo.reset()
+    if wrapper.startswith("ddp"):
+        parallel = DistributedDataParallel(model)
+        return torch.compile(parallel, backend="aot_eager") if is_compiled else parallel
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (RANKS,))
+    mesh = init_device_mesh(device(), (RANKS,))
+    if is_compiled:
+        model.compile(backend="aot_eager")
     for layer in (model.up, model.attention):
         fully_shard(layer, mesh=mesh)
     return fully_shard(model, mesh=mesh)
@@ -89,7 +98,7 @@ def train(config: Config, rank: int | None, wrapper: str = "") -> dict[str, Any]
             total = total / RANKS
         losses.append(total.item())
     state = {
-        name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        name: (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).cpu()
         for name, tensor in model.state_dict().items()
     }
     return {"losses": losses, "state": copy.deepcopy(state)}
@@ -99,8 +108,8 @@ def mean_of_learned(rank: int) -> dict[str, Tensor]:
     module = bnn.LearnedFakeQuantize(symmetric=False)
     module.initialize(training_models.data(8, seed=rank))
     module.scale.data.mul_(-1 if rank else 1)
-    module.apply(bnn.sync_qparams)
-    return module.state_dict()
+    module.to(device()).apply(bnn.sync_qparams)
+    return {name: tensor.cpu() for name, tensor in module.state_dict().items()}
 
 
 def compute(rank: int) -> dict[str, Any]:
@@ -110,21 +119,27 @@ def compute(rank: int) -> dict[str, Any]:
         for wrapper in WRAPPERS
         for name, config in CONFIGS.items()
     }
+    results |= {f"alone {name}": train(config, None) for name, config in CONFIGS.items()}
     results["mean"] = mean_of_learned(rank)
     return results
 
 
-@pytest.fixture(scope="session")
-def results(made_once: Callable[[str, Callable[[Path], None]], Path]) -> list[dict[str, Any]]:
+@pytest.fixture(scope="session", params=DEVICES)
+def results(
+    request: pytest.FixtureRequest, made_once: Callable[[str, Callable[[Path], None]], Path]
+) -> list[dict[str, Any]]:
     """What each rank brought home."""
-    return results_of(made_once("qat_distributed", lambda folder: spawn(folder, compute)))
+    where = request.param
+    skip_without_devices(where)
+    name = f"qat_distributed_{where}"
+    return results_of(made_once(name, lambda folder: spawn(folder, compute, RANKS, where)))
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_two_processes_train_as_one(name: str, wrapper: str, results: list[dict[str, Any]]) -> None:
-    alone = train(CONFIGS[name], None)
+    alone = results[0][f"alone {name}"]
     ours, theirs = (result[f"{wrapper} {name}"] for result in results)
     assert ours["losses"] == theirs["losses"]
     assert len(set(alone["losses"])) == STEPS, "it learns"

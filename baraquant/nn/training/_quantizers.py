@@ -35,8 +35,8 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
 
     The layer itself reads its parameter with :meth:`float_weight`. Other code that reads
     ``layer.weight`` gets the parameter in training, and the rounded weight in evaluation, which is
-    also what the converted layer returns. (In TorchScript ``layer.weight`` is always the
-    parameter.)
+    also what the converted layer returns. (In TorchScript ``layer.weight`` is always the parameter,
+    and so it is where several processes share the parameter, a DTensor.)
     """
 
     __constants__: tuple[str, ...] = ("fold", "is_grouped", "transposed_groups", "rounds_input")
@@ -83,7 +83,9 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
     def weight(self) -> Tensor:
         """The parameter in training; the rounded weight in evaluation."""
         parameter = self._own_weight()
-        if self.training or is_for_torchscript():
+        # fully_shard finds its parameter by this name, in evaluation too: it is a DTensor.
+        is_sharded = hasattr(parameter, "device_mesh")
+        if self.training or is_sharded or is_for_torchscript():
             return parameter
         return weight_to_read(
             self, self.fake_quantized_weight, parameter, parameter.dtype, parameter

@@ -136,7 +136,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         return ops.qat_linear(
             input,
             self._channels_first(self.float_weight()),
-            self.bias,
+            self._own_bias(),
             symmetric=self.symmetric,
             weight_quant_min=self.weight_quant_min,
             weight_quant_max=self.weight_quant_max,
@@ -146,12 +146,12 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
 
     def _float_output(self, input: Tensor) -> Tensor:
         weight = self._rounded_channels_first()
-        return linear(self.rounded_input(input), weight, self.bias)
+        return linear(self.rounded_input(input), weight, self._own_bias())
 
     def _integer_output(self, input: Tensor) -> Tensor:
         integers, scale, zero_point = self.input_fake_quant.quantize(input.detach())
         weight, weight_scale, _ = self.quantized_weight()
-        bias = self.bias
+        bias = self._own_bias()
         output = ops.int8_linear(
             integers,
             weight,
@@ -165,6 +165,10 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         if torch.is_grad_enabled() and trains:
             output = straight_through(output, self._float_output(input))
         return output
+
+    def _own_bias(self) -> Tensor | None:
+        """Return the bias to compute with; a layer on several processes has a part of it."""
+        return self.bias
 
     def _is_on(self) -> bool:
         is_on: bool = self.weight_fake_quant._rounds and self.input_fake_quant._rounds

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ...nn._subclassed import plain_type
 from ..layers import form_of, further_names, inside, is_prepared
+from ..replace import check_whole
 from ..unpack import UNPACKED
 from .header import DTYPES
 from .manifest import FORMAT, write_manifest
@@ -52,6 +53,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         >>> fresh = torch.nn.Sequential(torch.nn.Linear(4, 2))
         >>> fresh = baraquant.load_(fresh, "model.safetensors")
     """
+    check_whole(model, _CALLER)
     save_file = import_safetensors(_CALLER).torch.save_file
     modules, shared_modules = _quantized(model)
     entries = {name: _entry(name, module) for name, module in modules.items()}

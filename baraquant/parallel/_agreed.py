@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``AgreedFakeQuantize``: a fake quantizer whose segments lie on several processes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import ops
+from ..nn.training._range import qparams_of_range
+from ..nn.training.fake_quantize import FakeQuantize
+from ..ops._recompute import unless_recomputing
+from ._layout import Layout, local_attribute
+
+
+class LocalFakeQuantize(FakeQuantize):
+    """A fake quantizer with a scale for each channel; this process has some of the channels."""
+
+    min_val = local_attribute("min_val")
+    max_val = local_attribute("max_val")
+    scale = local_attribute("scale")
+    zero_point = local_attribute("zero_point")
+
+    @staticmethod
+    def of(quantizer: FakeQuantize) -> None:
+        """Make a fake quantizer one of this class."""
+        quantizer.__class__ = LocalFakeQuantize
+
+    def sync_qparams(self, process_group: object = None) -> None:
+        """Give all replicas of this process's part the union of their ranges.
+
+        Args:
+            process_group: The processes that have the same part, as ``mesh["dp"].get_group()``.
+
+        Raises:
+            RuntimeError: There is no ``process_group``: other processes have other channels.
+        """
+        _check_replicas(process_group)
+        super().sync_qparams(process_group)
+
+
+class AgreedFakeQuantize(FakeQuantize):
+    """A fake quantizer that computes its scale from the range over all processes.
+
+    Each process has a part of every segment: of a token or a channel along the dimension that is
+    split, or of the whole tensor. One maximum of integers over the processes makes the ranges
+    equal, and from there everything is as in one process.
+    """
+
+    _layout: Layout
+
+    @staticmethod
+    def of(quantizer: FakeQuantize, layout: Layout) -> None:
+        """Make a fake quantizer one of this class."""
+        quantizer.__class__ = AgreedFakeQuantize
+        quantizer._layout = layout
+
+    def round(self, input: Tensor) -> Tensor:
+        """Return ``input`` rounded to the agreed grid; without observing, and without switches."""
+        if not self.is_dynamic:
+            return super().round(input)
+        scale, zero_point = self.agreed_qparams(input)
+        return self._fake_quantize(input, scale, zero_point, self.save_mask)
+
+    def quantize(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return ``input`` as int8 integers, with their agreed scale and zero point."""
+        if not self.is_dynamic:
+            fixed: tuple[Tensor, Tensor, Tensor] = super().quantize(input)
+            return fixed
+        scale, zero_point = self.agreed_qparams(input)
+        return self._quantize(input, scale, zero_point), scale, zero_point
+
+    def agreed_qparams(self, input: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the scale and the zero point of an input of which this is one part."""
+        low, high = self._layout.ends(*self._own_ends(input.detach()))
+        scale, zero_point = qparams_of_range(
+            low, high, self.quant_min, self.quant_max, self.symmetric, self.scale_dtype
+        )
+        if self.granularity == "per_token":
+            shape = [*input.shape[:-1], 1]
+            return scale.reshape(shape), zero_point.reshape(shape)
+        if self.granularity == "per_tensor":
+            return scale.reshape(()), zero_point.reshape(())
+        return scale, zero_point
+
+    def _own_ends(self, input: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the smallest and the largest number of each segment's part, ``[segments]``."""
+        compute = torch.float64 if input.dtype == torch.float64 else torch.float32
+        rows = self._segments(input)
+        if rows.shape[1] == 0:
+            none = torch.full([rows.shape[0]], float("inf"), dtype=compute, device=input.device)
+            return none, -none
+        low, high = torch.aminmax(rows, dim=1)
+        return low.to(compute), high.to(compute)
+
+    def _observe_and_round(self, input: Tensor) -> Tensor:
+        if input.numel() == 0:
+            return super()._observe_and_round(input)
+        # The running range depends on a batch's ends alone, so the ends stand in for the batch.
+        low, high = self._layout.ends(*self._own_ends(input.detach()))
+        per_channel = self.granularity == "per_channel"
+        ends = torch.stack([low, high]) if per_channel else torch.cat([low, high])
+        ops.observe_fake_quantize(
+            ends,
+            self.min_val,
+            self.max_val,
+            self.scale,
+            self.zero_point,
+            unless_recomputing(self.observer_enabled),
+            torch.zeros_like(self.fake_quant_enabled),
+            1 if per_channel else None,
+            self.quant_min,
+            self.quant_max,
+            symmetric=self.symmetric,
+            averaging_constant=self.averaging_constant,
+            skipped_batches=self.skipped_batches,
+        )
+        if self.rounds_scale:
+            return self._round_observed(input, self.observer_enabled)
+        output = self._fake_quantize(
+            input, self.scale.clone(), self.zero_point.clone(), self.save_mask
+        )
+        return torch.where(self.fake_quant_enabled[0] != 0, output, input)
+
+    def sync_qparams(self, process_group: object = None) -> None:
+        """Give all replicas the union of their ranges; as in :class:`LocalFakeQuantize`."""
+        _check_replicas(process_group)
+        super().sync_qparams(process_group)
+
+
+def _check_replicas(process_group: object) -> None:
+    if process_group is None:
+        raise RuntimeError(
+            "FakeQuantize: expected process_group to be the replicas of a layer that is split over "
+            "processes, but got None, which is all processes; give the group of data parallelism, "
+            'as mesh["dp"].get_group(). The processes that share a layer agree already'
+        )

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What happens to a layer when it is split: checks, its tensors, its fake quantizers, its class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from .. import nn as bnn
+from ..nn._subclassed import plain_type, subclassed
+from ..nn.inference._integers import HoldsIntegers
+from ..nn.training._quantizers import QuantizesWeight
+from ..nn.training.fake_quantize import FakeQuantize
+from ._agreed import AgreedFakeQuantize, LocalFakeQuantize
+from ._embedding import (
+    FeaturesInTraining,
+    FeaturesOfIntegers,
+    RowsOfTableInTraining,
+    RowsOfTableOfIntegers,
+)
+from ._layout import Layout
+from ._linear import (
+    ColumnsInTraining,
+    ColumnsOfConv1D,
+    ColumnsOfIntegers,
+    ColumnsOfStaticIntegers,
+    ColumnsOfWeights,
+    Parallel,
+    RowsInTraining,
+    RowsOfConv1D,
+    RowsOfIntegers,
+    RowsOfStaticIntegers,
+    RowsOfWeights,
+)
+
+# The classes of a layer that is split by its outputs (or features), and by its inputs (or rows).
+_CLASSES: dict[type[nn.Module], tuple[type[Any], type[Any]]] = {
+    bnn.FakeQuantizedLinear: (ColumnsInTraining, RowsInTraining),
+    bnn.FakeQuantizedConv1D: (ColumnsOfConv1D, RowsOfConv1D),
+    bnn.QuantizedLinear: (ColumnsOfIntegers, RowsOfIntegers),
+    bnn.StaticQuantizedLinear: (ColumnsOfStaticIntegers, RowsOfStaticIntegers),
+    bnn.WeightOnlyLinear: (ColumnsOfWeights, RowsOfWeights),
+    bnn.FakeQuantizedEmbedding: (FeaturesInTraining, RowsOfTableInTraining),
+    bnn.QuantizedEmbedding: (FeaturesOfIntegers, RowsOfTableOfIntegers),
+}
+_EMBEDDINGS = (bnn.FakeQuantizedEmbedding, bnn.QuantizedEmbedding)
+_OF_A_SCALE = ("min_val", "max_val", "scale", "zero_point")
+
+# For a parameter that several layers share: the DTensor that the first of them got, and its layout.
+_shared = WeakIdKeyDictionary()
+
+
+def is_quantized(module: nn.Module) -> bool:
+    """Whether a module is a layer of this package, prepared or converted."""
+    return isinstance(module, (QuantizesWeight, HoldsIntegers))
+
+
+def is_embedding(module: nn.Module) -> bool:
+    """Whether a layer is an embedding of this package."""
+    return isinstance(module, _EMBEDDINGS)
+
+
+def split(module: nn.Module, layout: Layout, style: str, by_rows: bool, source: int | None) -> None:
+    """Split a layer over processes, in place; nothing is changed if it cannot be split.
+
+    Args:
+        module: The layer.
+        layout: The processes, and the layouts of input and output.
+        style: The name of the style, for messages.
+        by_rows: Whether the style is ``RowwiseParallel``.
+        source: The process whose numbers count; None: each process keeps its part of its own.
+    """
+    kind = _check_kind(module, style)
+    has_table = kind in _EMBEDDINGS
+    # Whether a part of the weight has all of a channel, which is a row of an embedding.
+    splits_channels = by_rows if has_table else not by_rows
+    _check_weight(module, style, layout.mesh, splits_channels)
+    _check_size(module, style, layout, by_rows and not has_table)
+    _check_quantizers(module, style, layout.mesh, splits_channels, by_rows and not has_table)
+    placements = _placements(module, splits_channels)
+    for name, placement in placements.items():
+        _check_shared(module, style, name, placement)
+    if by_rows and has_table:
+        rank, total = layout.mesh.get_local_rank(), module.num_embeddings
+        module._first_row = min(total, rank * -(-total // layout.mesh.size()))
+    for name, placement in placements.items():
+        _distribute(module, name, layout.mesh, placement, source)
+    if isinstance(module, QuantizesWeight):
+        _split_quantizer(module.weight_fake_quant, layout, splits_channels, source)
+    if by_rows and not has_table:
+        _agree_on_input(module, layout)
+    module._layout = layout
+    module.__class__ = _class_of(module, kind, by_rows)
+    if hasattr(module, "sum_weight"):
+        module.sum_weight()
+
+
+def _check_kind(module: nn.Module, style: str) -> type[nn.Module]:
+    if isinstance(module, Parallel):
+        raise ValueError(
+            f"{style}: {_name(module)}: expected a layer that is on one process, but got one that "
+            "is parallel already; name each layer once in the plan"
+        )
+    kind = plain_type(module)
+    if kind not in _CLASSES:
+        raise NotImplementedError(
+            f"{style}: {_name(module)}: expected one of "
+            f"{', '.join(known.__name__ for known in _CLASSES)}, nn.Linear or nn.Embedding, but "
+            f"got {kind.__name__}; leave it out of the plan, and every process computes it whole"
+        )
+    if kind is not type(module) and kind not in _EMBEDDINGS:
+        raise NotImplementedError(
+            f"{style}: {_name(module)}: expected a layer with a forward of its kind, but got "
+            f"{type(module).__name__}, whose forward adds to it; leave it out of the plan"
+        )
+    return kind
+
+
+def _check_weight(module: nn.Module, style: str, mesh: DeviceMesh, splits_channels: bool) -> None:
+    if isinstance(module, QuantizesWeight):
+        weight = module._parameters.get("weight")
+        if weight is None:
+            raise NotImplementedError(
+                f"{style}: {_name(module)}: expected weight to be a parameter, but a "
+                "parametrization or a hook computes it; remove that first"
+            )
+    else:
+        weight = module._buffers["qweight"]
+    if isinstance(weight, DTensor):
+        raise ValueError(
+            f"{style}: {_name(module)}: expected a plain weight, but got a DTensor; call "
+            "parallelize_module before fully_shard"
+        )
+    if getattr(module, "sparse", False) or (
+        splits_channels and getattr(module, "scale_grad_by_freq", False)
+    ):
+        raise NotImplementedError(
+            f"{style}: {_name(module)}: expected sparse=False and scale_grad_by_freq=False, of "
+            "whose gradients several processes know only parts"
+        )
+
+
+def _check_size(module: nn.Module, style: str, layout: Layout, splits_inputs: bool) -> None:
+    size = layout.mesh.size()
+    if splits_inputs and module.in_features % size != 0:
+        raise ValueError(
+            f"{style}: {_name(module)}: expected in_features to be a multiple of the {size} "
+            f"processes, but got {module.in_features}; use ColwiseParallel or fewer processes"
+        )
+    for name, placement in (("input", layout.input), ("output", layout.output)):
+        if type(placement) not in (Shard, Replicate):
+            raise ValueError(
+                f"{style}: {_name(module)}: expected {name}_layouts to be Shard(dim) or "
+                f"Replicate(), but got {placement}"
+            )
+
+
+def _check_quantizers(
+    module: nn.Module, style: str, mesh: DeviceMesh, splits_channels: bool, splits_inputs: bool
+) -> None:
+    for name, quantizer in module.named_modules():
+        if isinstance(quantizer, bnn.LearnedFakeQuantize):
+            raise NotImplementedError(
+                f"{style}: {_name(module)}: expected {name} to compute or observe its scale, but "
+                "it learns it, and each process would learn another one; train with fully_shard, "
+                "or with a scheme whose scales are dynamic"
+            )
+    size = _group_size(module)
+    if size is not None and not splits_channels:
+        features = module.in_features if splits_inputs else module.embedding_dim
+        _check_group(module, style, mesh, "group_size", size, features)
+    if getattr(module, "fold", 0) > 0 and (
+        not splits_channels or module.float_weight().shape[0] % mesh.size() != 0
+    ):
+        raise NotImplementedError(
+            f"{style}: {_name(module)}: expected groups with dynamic scales, but the weight's "
+            "scales are observed, in one list for all channels and groups; prepare with "
+            "dynamic=True for the weight, or use a style that gives each process whole channels"
+        )
+    quantizer = getattr(module, "input_fake_quant", None)
+    if not splits_inputs or not isinstance(quantizer, FakeQuantize):
+        return
+    if quantizer.granularity == "per_group":
+        of_input = quantizer.group_size
+        _check_group(module, style, mesh, "group_size of the input", of_input, module.in_features)
+    elif quantizer.mode == "fixed" and quantizer.scale.numel() != 1:
+        raise NotImplementedError(
+            f"{style}: {_name(module)}: expected one fixed scale for the input, but got "
+            f"{quantizer.scale.numel()}; use ColwiseParallel"
+        )
+
+
+def _check_group(
+    module: nn.Module, style: str, mesh: DeviceMesh, what: str, size: int, features: int
+) -> None:
+    if features % mesh.size() != 0 or features // mesh.size() % size != 0:
+        raise ValueError(
+            f"{style}: {_name(module)}: expected {what} to divide the features of a process "
+            f"({features} / {mesh.size()}), but got {size}; a group must not lie on two processes"
+        )
+
+
+def _group_size(module: nn.Module) -> int | None:
+    if isinstance(module, QuantizesWeight):
+        return module.config.weight.group_size
+    size: int | None = getattr(module, "group_size", None)
+    return size
+
+
+def _placements(module: nn.Module, splits_channels: bool) -> dict[str, Placement]:
+    """Return the layout of each parameter and buffer of a layer."""
+    whole = Replicate()
+    if isinstance(module, QuantizesWeight):
+        dim = int(not splits_channels) ^ int(module.transposed_groups > 0)
+        return {"weight": Shard(dim), "bias": Shard(0) if splits_channels else whole}
+    scale: Placement = Shard(0)
+    if not splits_channels:
+        scale = whole if _group_size(module) is None else Shard(1)
+    return {
+        "qweight": Shard(0 if splits_channels else 1),
+        "weight_scale": scale,
+        "weight_zero_point": scale,
+        "bias": Shard(0) if splits_channels else whole,
+        # Of each feature of a linear layer's input.
+        "smooth": whole if splits_channels else Shard(0),
+        "smooth_scale": whole if splits_channels else Shard(0),
+    }
+
+
+def _check_shared(module: nn.Module, style: str, name: str, placement: Placement) -> None:
+    parameter = module._parameters.get(name)
+    known = None if parameter is None else _shared.get(parameter)
+    if known is not None and known[1] != placement:
+        raise ValueError(
+            f"{style}: {_name(module)}: expected the layers that share its {name} to be split "
+            f"alike, but got {placement} here and {known[1]} there; an embedding by rows goes with "
+            "an output layer by columns"
+        )
+
+
+def _distribute(
+    module: nn.Module, name: str, mesh: DeviceMesh, placement: Placement, source: int | None
+) -> None:
+    """Make a parameter or buffer a DTensor; those that a layer lacks are left out."""
+    parameter, buffer = module._parameters.get(name), module._buffers.get(name)
+    if buffer is not None:
+        module._buffers[name] = _as_dtensor(buffer, mesh, placement, source)
+    if parameter is None:
+        return
+    known = _shared.get(parameter)
+    if known is None:
+        tensor = _as_dtensor(parameter.detach(), mesh, placement, source)
+        known = nn.Parameter(tensor, parameter.requires_grad), placement
+        _shared[parameter] = known
+    module._parameters[name] = known[0]
+
+
+def _as_dtensor(
+    tensor: Tensor, mesh: DeviceMesh, placement: Placement, source: int | None
+) -> DTensor:
+    with torch.no_grad():
+        return distribute_tensor(tensor, mesh, [placement], src_data_rank=source)
+
+
+def _split_quantizer(
+    quantizer: nn.Module, layout: Layout, splits_channels: bool, source: int | None
+) -> None:
+    """Let the fake quantizer of a weight agree with those of the other processes where it must."""
+    if not isinstance(quantizer, FakeQuantize) or quantizer.granularity == "per_group":
+        return
+    if quantizer.granularity == "per_tensor" or not splits_channels:
+        AgreedFakeQuantize.of(quantizer, layout)
+    elif quantizer.is_observed:
+        for name in _OF_A_SCALE:
+            _distribute(quantizer, name, layout.mesh, Shard(0), source)
+        LocalFakeQuantize.of(quantizer)
+
+
+def _agree_on_input(module: nn.Module, layout: Layout) -> None:
+    quantizer: Any = getattr(module, "input_fake_quant", None)
+    if isinstance(module, bnn.QuantizedLinear):
+        quantizer = FakeQuantize(
+            granularity=module.granularity,
+            quant_min=module.quant_min,
+            quant_max=module.quant_max,
+            mode="dynamic",
+            symmetric=module.symmetric,
+        )
+        module.__dict__["_input_quant"] = quantizer  # it holds no tensor, so it is no submodule
+    if not isinstance(quantizer, FakeQuantize) or quantizer.mode == "fixed":
+        return
+    if quantizer.granularity != "per_group":
+        AgreedFakeQuantize.of(quantizer, layout)
+
+
+def _class_of(module: nn.Module, kind: type[nn.Module], by_rows: bool) -> type[Any]:
+    made: Any = _CLASSES[kind][by_rows]
+    if kind is type(module):
+        return _CLASSES[kind][by_rows]
+    own: Any = type(module).__mro__[1]
+    kind_with_forward: type[Any] = subclassed(own, made, nn.Embedding)
+    return kind_with_forward
+
+
+def _name(module: nn.Module) -> str:
+    return f"{plain_type(module).__name__}({module.extra_repr()})"

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A small model to split over processes, and every scheme that can be split."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from baraquant import W4A16, W8A8, W8A16, QuantConfig, TensorConfig, W8A8Static
+from baraquant.configs import Config
+from baraquant.qat import prepare_
+from tests.support import cases
+
+SIZE, HIDDEN, ROWS = 16, 32, 21
+TOKEN, TENSOR = TensorConfig(8, "per_token"), TensorConfig(8, "per_tensor")
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+    """A configuration, and in which phases its layers multiply integers."""
+
+    config: Config
+    trains_exactly: bool = False
+    serves_exactly: bool = True
+
+
+SCHEMES: dict[str, Scheme] = {
+    "w8a8": Scheme(W8A8(), trains_exactly=True),
+    "w8a8_asymmetric": Scheme(W8A8(symmetric=False), trains_exactly=True),
+    "w4a8_channels": Scheme(QuantConfig(TensorConfig(4), TOKEN), trains_exactly=True),
+    "w4a6": Scheme(
+        QuantConfig(TensorConfig(4), TensorConfig(6, "per_token", False)), trains_exactly=True
+    ),
+    "weight_per_tensor": Scheme(QuantConfig(TensorConfig(8, "per_tensor"), TOKEN)),
+    "input_per_tensor": Scheme(QuantConfig(TensorConfig(8), TensorConfig(8, "per_tensor", False))),
+    "static": Scheme(W8A8Static("moving_average", symmetric=False)),
+    "static_symmetric": Scheme(W8A8Static("min_max")),
+    "observed_weight": Scheme(QuantConfig(TensorConfig(8, dynamic=False), TOKEN)),
+    "observed_weight_per_tensor": Scheme(
+        QuantConfig(TensorConfig(4, "per_tensor", dynamic=False), TENSOR)
+    ),
+    "bfloat16_scales": Scheme(QuantConfig(TensorConfig(8), TOKEN, scale_dtype="bfloat16")),
+    "weight_only": Scheme(W8A16(), serves_exactly=False),
+    "weight_with_zero_points": Scheme(
+        QuantConfig(TensorConfig(3, symmetric=False), TOKEN), serves_exactly=False
+    ),
+    "groups": Scheme(W4A16(group_size=4), serves_exactly=False),
+    "groups_everywhere": Scheme(
+        QuantConfig(
+            TensorConfig(4, "per_group", False, group_size=4),
+            TensorConfig(8, "per_group", group_size=2),
+        ),
+        serves_exactly=False,
+    ),
+}
+
+
+class Model(nn.Module):
+    """An embedding, two linear layers of a block, and an output layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(ROWS, SIZE, padding_idx=3)
+        self.up, self.down = nn.Linear(SIZE, HIDDEN), nn.Linear(HIDDEN, SIZE)
+        self.out = nn.Linear(SIZE, ROWS, bias=False)
+
+    def forward(self, index: Tensor) -> Tensor:
+        return self.out(self.mlp(self.table(index)))
+
+    def mlp(self, x: Tensor) -> Tensor:
+        return self.down(nn.functional.gelu(self.up(x)))
+
+
+def prepared(config: Config, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Model:
+    """A prepared model whose ranges are known."""
+    torch.manual_seed(0)
+    model = Model().to(device, dtype)
+    prepare_(model, config)
+    model.train()
+    with torch.no_grad():
+        model(indices(9).to(device))
+    return model
+
+
+def indices(seed: int = 0) -> Tensor:
+    return torch.randint(0, ROWS, (4, 6), generator=cases.generator(seed))
+
+
+def features(size: int, dtype: torch.dtype, special: bool = False) -> Tensor:
+    """Rows of different sizes; with special ones: zeros, a NaN in the last part, an infinity."""
+    x = torch.randn(4, 6, size, generator=cases.generator(size))
+    x = x * torch.logspace(-2, 2, 24).reshape(4, 6, 1) + 0.1
+    if special:
+        x[0, 0] = 0
+        x[0, 1] = -x[0, 1].abs()
+        x[1, 0, -1] = float("nan")
+        x[1, 1, 0] = float("inf")
+        x[1, 2, 0] = -float("nan")
+    return x.to(dtype)
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    """The gradients of all parameters, whole."""
+    return {
+        name: whole(parameter.grad).cpu().clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    """The state, whole."""
+    return {name: whole(tensor).cpu().clone() for name, tensor in model.state_dict().items()}
+
+
+def whole(tensor: Any) -> Tensor:
+    with torch.no_grad():
+        return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
+
+
+def twin(model: nn.Module) -> Any:
+    return copy.deepcopy(model)

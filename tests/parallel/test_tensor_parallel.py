@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Linear layers and embeddings, split over two and four processes, beside one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import parallelize_module
+
+from baraquant.parallel import ColwiseParallel, RowwiseParallel
+from baraquant.qat import convert_
+from tests.parallel import models
+from tests.parallel.models import SCHEMES
+from tests.support.ranks import DEVICES, results_of, skip_without_devices, spawn
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+# Each scheme in float32, and those of an integer product in the others.
+CASES = [(name, "float32") for name in SCHEMES]
+CASES += [(name, d) for name in ("w8a8_asymmetric", "static") for d in ("bfloat16", "float64")]
+TABLES = {"features": ColwiseParallel, "rows": RowwiseParallel}
+Pair = dict[str, dict[str, Tensor]]  # what one process gives, and what several give
+
+
+def device() -> str:
+    return "cuda" if dist.get_backend() == "nccl" else "cpu"
+
+
+def split(model: nn.Module, **styles: Any) -> Any:
+    return parallelize_module(model, init_device_mesh(device(), (dist.get_world_size(),)), styles)
+
+
+def weights_like(y: Tensor) -> Tensor:
+    return torch.linspace(-1, 1, y.numel(), device=y.device).reshape(y.shape)
+
+
+def train(model: Any, x: Tensor) -> dict[str, Tensor]:
+    x = x.clone().requires_grad_()
+    y = model.mlp(x)
+    (y.float() * weights_like(y)).sum().backward()
+    return {"y": y.detach(), "dx": x.grad, **models.gradients(model)}
+
+
+def input_gradient(model: Any, x: Tensor) -> dict[str, Tensor]:
+    x = x.clone().requires_grad_()
+    y = model.mlp(x)
+    y.square().sum().backward()
+    return {"dx": x.grad}
+
+
+def mlp_of(name: str, dtype: str) -> dict[str, Pair]:
+    """Two linear layers, first by outputs and then by inputs, in each phase of their life."""
+    results: dict[str, Pair] = {}
+    x = models.features(models.SIZE, DTYPES[dtype]).to(device())
+    special = models.features(models.SIZE, DTYPES[dtype], special=True).to(device())
+    alone = models.prepared(SCHEMES[name].config, DTYPES[dtype], device())
+    ours = models.twin(alone)
+    split(ours, up=ColwiseParallel(), down=RowwiseParallel())
+    results["train"] = {"alone": train(alone, x), "ours": train(ours, x)}
+    results["state"] = {"alone": models.state(alone), "ours": models.state(ours)}
+    alone.eval(), ours.eval()
+    with torch.no_grad():
+        results["eval"] = {"alone": {"y": alone.mlp(special)}, "ours": {"y": ours.mlp(special)}}
+    results["eval gradient"] = {
+        "alone": input_gradient(alone, x), "ours": input_gradient(ours, x)
+    }  # fmt: skip
+    convert_(alone)
+    ours = models.twin(alone)
+    split(ours, up=ColwiseParallel(), down=RowwiseParallel())
+    with torch.no_grad():
+        y = {"y": ours.mlp(special)}
+        results["converted"] = {"alone": {"y": alone.mlp(special)}, "ours": y}
+    results["converted gradient"] = {
+        "alone": input_gradient(alone, x), "ours": input_gradient(ours, x)
+    }  # fmt: skip
+    results["converted state"] = {"alone": models.state(alone), "ours": models.state(ours)}
+    return results
+
+
+def table_of(name: str, style: str) -> dict[str, Pair]:
+    """An embedding in each phase."""
+    results: dict[str, Pair] = {}
+    index = models.indices().to(device())
+    alone = models.prepared(SCHEMES[name].config, device=device())
+    ours = models.twin(alone)
+    kind = TABLES[style](output_layouts=Replicate())
+    split(ours, table=kind)
+    for key, model in {"alone": alone, "ours": ours}.items():
+        y = model.table(index)
+        (y * weights_like(y)).sum().backward()
+        found = {"y": y.detach(), "grad": models.gradients(model)["table.weight"]}
+        results.setdefault("train", {})[key] = found
+        results.setdefault("eval", {})[key] = {"y": model.eval().table(index).detach()}
+    convert_(alone)
+    ours = models.twin(alone)
+    split(ours, table=kind)
+    for key, model in {"alone": alone, "ours": ours}.items():
+        results.setdefault("converted", {})[key] = {"y": model.table(index)}
+    results["state"] = {"alone": models.state(alone), "ours": models.state(ours)}
+    return results
+
+
+def compute(rank: int) -> dict[str, Any]:
+    """What each process does."""
+    results: dict[str, Any] = {f"{name} {dtype}": mlp_of(name, dtype) for name, dtype in CASES}
+    for name in SCHEMES:
+        for style in TABLES:
+            results[f"{name} {style}"] = table_of(name, style)
+    return results
+
+
+@pytest.fixture(scope="session", params=DEVICES)
+def where(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="session", params=[2, 4])
+def results(
+    request: pytest.FixtureRequest,
+    where: str,
+    made_once: Callable[[str, Callable[[Path], None]], Path],
+) -> list[dict[str, Any]]:
+    """What each rank brought home."""
+    ranks = request.param
+    skip_without_devices(where, ranks)
+    folder = made_once(
+        f"tensor_parallel_{where}_{ranks}", lambda folder: spawn(folder, compute, ranks, where)
+    )
+    return results_of(folder, ranks)
+
+
+def check(pair: Pair, exact: bool, bits_of: tuple[str, ...] = (), tolerance: float = 0) -> None:
+    alone, ours = pair["alone"], pair["ours"]
+    assert ours.keys() == alone.keys()
+    for key, expected in alone.items():
+        near = 0.0 if exact and (not bits_of or key in bits_of) else tolerance
+        assert ours[key].shape == expected.shape and ours[key].dtype == expected.dtype, key
+        size = expected.abs().nan_to_num(0, 0, 0).amax().item() if expected.numel() else 0.0
+        torch.testing.assert_close(
+            ours[key], expected, rtol=near, atol=near * size, equal_nan=True,
+            msg=lambda m, k=key: f"{k}: {m}",
+        )  # fmt: skip
+
+
+ROUNDING = {"float32": 2e-6, "bfloat16": 2e-2, "float64": 1e-14}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.process
+@pytest.mark.parametrize("name, dtype", CASES)
+def test_layers_that_are_split(name: str, dtype: str, results: list[dict[str, Any]]) -> None:
+    """The bits of integer products; other numbers to the rounding of sums."""
+    scheme, near = SCHEMES[name], ROUNDING[dtype]
+    for result in results:
+        found = result[f"{name} {dtype}"]
+        check(found["train"], scheme.trains_exactly, ("y",), near)
+        check(found["state"], True)
+        check(found["eval"], scheme.serves_exactly, (), near)
+        check(found["eval gradient"], False, (), near)
+        check(found["converted"], scheme.serves_exactly, (), near)
+        check(found["converted gradient"], False, (), near)
+        check(found["converted state"], True)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.process
+@pytest.mark.parametrize("style", TABLES)
+@pytest.mark.parametrize("name", SCHEMES)
+def test_embeddings_that_are_split(name: str, style: str, results: list[dict[str, Any]]) -> None:
+    """The bits of one process, in each phase; gradients are sums in the same order."""
+    for result in results:
+        for pair in result[f"{name} {style}"].values():
+            check(pair, True)
