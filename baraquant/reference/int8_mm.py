@@ -19,6 +19,7 @@ from .integer_backward import integer_input_gradient, integer_weight_gradient, r
 from .products import rescaled, sums_of_products
 from .rules import round_to
 
+
 def _per_token(qparams: Tensor, input: Tensor) -> Tensor:
     """Return ``[..., 1]``, one value for each token, from one for all or one for each."""
     tokens = input.shape[:-1]

@@ -244,7 +244,8 @@ void check_backward(const LinearArgs& args, const BackwardArgs& b) {
                     "'int8'");
   TORCH_CHECK_NOT_IMPLEMENTED(!args.is_grouped() || b.is_float(), args.op,
                               ": expected backward to be 'float' for groups of tokens, but got '",
-                              how, "': a backward of integers needs the product of each group's "
+                              how,
+                              "': a backward of integers needs the product of each group's "
                               "transposes, which has no kernel; use qat_linear for each group");
 }
 

@@ -35,8 +35,7 @@ struct Schemes {
 struct BackwardArgs {
   std::string_view backward = "float", rounding = "nearest";
 
-  static constexpr const char* kSchema =
-      "str backward=\"float\", str rounding=\"nearest\"";
+  static constexpr const char* kSchema = "str backward=\"float\", str rounding=\"nearest\"";
   using Flat = std::tuple<std::string_view, std::string_view>;
   Flat flat() const { return {backward, rounding}; }
   static BackwardArgs from_flat(std::string_view backward, std::string_view rounding) {

@@ -88,9 +88,7 @@ class Total {
   bool is_first_ = true;
 };
 
-at::Tensor vector_of(const at::Tensor& tensor) {
-  return contiguous(tensor).view({tensor.numel()});
-}
+at::Tensor vector_of(const at::Tensor& tensor) { return contiguous(tensor).view({tensor.numel()}); }
 
 // `maxima` are those that gradient_of_weight needs of grad, or undefined.
 at::Tensor gradient_of_input(const Part& grad, const IntegerBackwardArgs& args,
@@ -125,9 +123,8 @@ at::Tensor gradient_of_weight(const Part& grad, const IntegerBackwardArgs& args,
     };
     at::Tensor sums;
     if (zero_point.defined()) sums = filled({grad.columns}, 0, input.options().dtype(at::kInt));
-    const auto rows =
-        scaled::quantize_columns(scaled::rows_of(grad, begin, end), of_block(scale), random, maxima,
-                                 of_block(zero_point), sums);
+    const auto rows = scaled::quantize_columns(scaled::rows_of(grad, begin, end), of_block(scale),
+                                               random, maxima, of_block(zero_point), sums);
     total.add(rows, scaled::transposed(of_block(input)), sums);
   });
   return total.result();
@@ -177,9 +174,9 @@ TensorPair integer_backward_meta(const at::Tensor& grad, const IntegerBackwardAr
   if (args.qweight) sizes.back() = args.qweight->sym_size(1);
   const auto none = at::empty({0}, grad.options());
   return {args.qweight ? at::empty_symint(sizes, grad.options()) : none,
-          args.qinput ? at::empty_symint({grad.sym_size(-1), args.qinput->sym_size(-1)},
-                                         grad.options())
-                      : none};
+          args.qinput
+              ? at::empty_symint({grad.sym_size(-1), args.qinput->sym_size(-1)}, grad.options())
+              : none};
 }
 
 TensorPair integer_backward_device(const at::Tensor& grad, const IntegerBackwardArgs& args) {

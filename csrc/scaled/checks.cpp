@@ -54,8 +54,8 @@ void check_transpose(const at::Tensor& input) {
   const char* op = "baraquant::transpose_int8";
   check_dispatchable(op, "input", input);
   check_dtype(op, "input", input, at::kChar, "for other dtypes use .t().contiguous()");
-  TORCH_CHECK_VALUE(input.dim() == 2, op,
-                    ": expected input to have 2 dimensions, but got shape ", input.sym_sizes());
+  TORCH_CHECK_VALUE(input.dim() == 2, op, ": expected input to have 2 dimensions, but got shape ",
+                    input.sym_sizes());
 }
 
 void check_draw(const at::Tensor& like, int64_t count) {

@@ -22,9 +22,7 @@ at::TensorOptions compute_options(const at::Tensor& tensor) {
 
 bool is_empty(const Part& part) { return part.rows == 0 || part.columns == 0; }
 
-at::Tensor as_vector(const at::Tensor& tensor) {
-  return contiguous(tensor).view({tensor.numel()});
-}
+at::Tensor as_vector(const at::Tensor& tensor) { return contiguous(tensor).view({tensor.numel()}); }
 
 RandomState state_of(const OptionalTensor& random) {
   return {random ? contiguous(*random) : at::Tensor(), 0};
