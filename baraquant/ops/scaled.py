@@ -55,7 +55,7 @@ def scaled_quantize_transposed(
 def transpose_int8(input: Tensor) -> Tensor:
     """Return the transpose of an int8 matrix as a new, contiguous one.
 
-    The same as ``input.t().contiguous()``, but fast: products of integers need both matrices with
+    ``y = input.t().contiguous()``, but fast: products of integers need both matrices with
     the summed dimension last.
 
     Example:
@@ -71,7 +71,7 @@ def transpose_int8(input: Tensor) -> Tensor:
 def draw_random(like: Tensor, count: int = 1) -> Tensor:
     """Draw a state for stochastic rounding from PyTorch's default generator of a device.
 
-    Each call gives another state, and each replay of a captured CUDA graph does too.
+    ``random = [seed, offset]``: each call gives another one, and each replay of a captured CUDA graph does too.
     :func:`torch.manual_seed` makes them repeat.
 
     Example:

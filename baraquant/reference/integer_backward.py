@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The gradients of :func:`baraquant.reference.qat_linear` as products of integers."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -16,8 +18,8 @@ def _blocks(depth: int, limit: int) -> list[slice]:
     if depth <= limit:
         return [slice(0, depth)]
     most = limit // 16 * 16
-    count = -(-depth // most)
-    size = -(-(-(-depth // count)) // 16) * 16
+    count = math.ceil(depth / most)
+    size = math.ceil(depth / (16 * count)) * 16
     return [slice(begin, min(begin + size, depth)) for begin in range(0, depth, size)]
 
 

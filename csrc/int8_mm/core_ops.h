@@ -42,6 +42,7 @@ struct BackwardArgs {
     return {backward, rounding};
   }
   bool is_float() const { return backward == "float"; }
+  bool has_weight() const { return backward == "int8"; }
   bool is_stochastic() const { return rounding == "stochastic"; }
 };
 

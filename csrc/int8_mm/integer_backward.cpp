@@ -197,12 +197,27 @@ TensorPair integer_backward_device(const at::Tensor& grad, const IntegerBackward
   return {dx, dw};
 }
 
+// NB: tensors that the dispatcher would send elsewhere are refused here, before the call below.
+void check_all_dispatchable(const at::Tensor& grad, const IntegerBackwardArgs& args) {
+  check_dispatchable(kOp, "grad", grad);
+  const auto check = [](const char* name, const OptionalTensor& tensor) {
+    if (tensor) check_dispatchable(kOp, name, *tensor);
+  };
+  check("qinput", args.qinput);
+  check("input_scale", args.input_scale);
+  check("input_zero_point", args.input_zero_point);
+  check("qweight", args.qweight);
+  check("weight_scale", args.weight_scale);
+  check("random", args.random);
+}
+
 void refuse_to_record(const at::Tensor& grad) {
   TORCH_CHECK_NOT_IMPLEMENTED(!(at::GradMode::is_enabled() && grad.requires_grad()), kOp,
                               ": a gradient that is rounded to integers cannot be differentiated");
 }
 
 TensorPair integer_backward_autograd(const at::Tensor& grad, const IntegerBackwardArgs& args) {
+  check_all_dispatchable(grad, args);
   refuse_to_record(grad);
   const at::AutoDispatchBelowADInplaceOrView guard;
   return integer_backward(grad, args);

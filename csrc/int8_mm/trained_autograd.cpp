@@ -123,7 +123,8 @@ class QatLinear : public Function<QatLinear> {
     if (offsets) saved.offsets = *offsets;
     save_tensors(ctx, saved);
     ctx->saved_data["dtype"] = static_cast<int64_t>(input.scalar_type());
-    ctx->saved_data["backward"] = std::string(backward.backward);
+    ctx->saved_data["is_float"] = backward.is_float();
+    ctx->saved_data["has_weight"] = backward.has_weight();
     ctx->saved_data["is_stochastic"] = backward.is_stochastic();
     ctx->saved_data["weight_quant_min"] = schemes.weight.quant_min;
     ctx->saved_data["weight_quant_max"] = schemes.weight.quant_max;
@@ -153,10 +154,10 @@ class QatLinear : public Function<QatLinear> {
   // Sets the gradients that a backward of integers computes.
   static void set_integer_gradients(AutogradContext* ctx, const at::Tensor& dy,
                                     const SavedProduct& saved, variable_list& result) {
-    const std::string how = ctx->saved_data["backward"].toStringRef();
-    if (how == "float") return;
+    if (ctx->saved_data["is_float"].toBool()) return;
+    const bool has_weight = ctx->saved_data["has_weight"].toBool();
     TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled(), "baraquant::qat_linear: backward='",
-                                how,
+                                has_weight ? "int8" : "int8_input",
                                 "' rounds the gradient to integers and cannot be differentiated "
                                 "again (create_graph=True); use backward='float'");
     IntegerBackwardArgs args;
@@ -164,7 +165,7 @@ class QatLinear : public Function<QatLinear> {
       args.qweight = saved.weight;
       args.weight_scale = saved.weight_scale;
     }
-    if (saved.qinput.defined() && how == "int8") {
+    if (saved.qinput.defined() && has_weight) {
       args.qinput = saved.qinput;
       args.input_scale = saved.input_scale;
       if (saved.input_zero_point.defined()) args.input_zero_point = saved.input_zero_point;

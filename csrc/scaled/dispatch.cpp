@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include "frame/checks.h"
 #include "frame/copies.h"
 #include "frame/core_op.h"
 #include "frame/outputs.h"
@@ -72,25 +73,36 @@ at::Tensor draw_random_device(const at::Tensor& like, int64_t count) {
 }
 
 // ---- Autograd: integers and the scales that come from data are constants to it ------------------
+// NB: tensors that the dispatcher would send elsewhere are refused here, before the call below.
+
+void check_all_dispatchable(const ScaledArgs& args) {
+  check_dispatchable(args.op, "input", args.input);
+  check_dispatchable(args.op, "factor", args.factor);
+  if (args.random) check_dispatchable(args.op, "random", *args.random);
+}
 
 TensorPair quantize_per_token_autograd(const at::Tensor& input, const at::Tensor& factor,
                                        const OptionalTensor& random) {
+  check_all_dispatchable({"baraquant::scaled_quantize_per_token", input, factor, random});
   const at::AutoDispatchBelowADInplaceOrView guard;
   return scaled_quantize_per_token(input, factor, random);
 }
 
 TensorPair quantize_transposed_autograd(const at::Tensor& input, const at::Tensor& factor,
                                         const OptionalTensor& random) {
+  check_all_dispatchable({"baraquant::scaled_quantize_transposed", input, factor, random});
   const at::AutoDispatchBelowADInplaceOrView guard;
   return scaled_quantize_transposed(input, factor, random);
 }
 
 at::Tensor transpose_int8_autograd(const at::Tensor& input) {
+  check_dispatchable("baraquant::transpose_int8", "input", input);
   const at::AutoDispatchBelowADInplaceOrView guard;
   return transpose_int8(input);
 }
 
 at::Tensor draw_random_autograd(const at::Tensor& like, int64_t count) {
+  check_dispatchable("baraquant::draw_random", "like", like);
   const at::AutoDispatchBelowADInplaceOrView guard;
   return draw_random(like, count);
 }

@@ -72,6 +72,13 @@ $example
 
 Gradient:
     None: integers have no gradient.
+
+Rounding:
+    None: the bytes are copied.
+
+References:
+    Products of eight bits on Hopper read both matrices with the summed dimension last: NVIDIA, "PTX
+    ISA", section "Asynchronous Warpgroup Level Matrix Shared Memory Layout".
 """
 
 DRAW_RANDOM = f"""

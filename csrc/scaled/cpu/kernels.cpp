@@ -161,7 +161,7 @@ struct Cpu {
   }
 
   static void transpose(const at::Tensor& values, const at::Tensor& result) {
-    if (only_planned_as("transpose_int8", "int8")) return;
+    if (only_planned_as("transpose_int8", "int32")) return;
     const int64_t rows = values.size(0), columns = values.size(1);
     const auto* from = static_cast<const int8_t*>(values.const_data_ptr());
     auto* to = static_cast<int8_t*>(result.mutable_data_ptr());
@@ -184,7 +184,7 @@ struct Cpu {
   // The CPU's generator has no offset: each draw takes a new seed, and the calls that share a state
   // count from 0.
   static void draw(const at::Tensor& state, int64_t) {
-    if (only_planned_as("draw_random", "int64")) return;
+    if (only_planned_as("draw_random", "int32")) return;
     const at::Generator& generator = at::detail::getDefaultCPUGenerator();
     auto* own = at::check_generator<at::CPUGeneratorImpl>(generator);
     auto* numbers = static_cast<int64_t*>(state.mutable_data_ptr());
