@@ -71,8 +71,8 @@ def transpose_int8(input: Tensor) -> Tensor:
 def draw_random(like: Tensor, count: int = 1) -> Tensor:
     """Draw a state for stochastic rounding from PyTorch's default generator of a device.
 
-    ``random = [seed, offset]``: each call gives another one, and each replay of a captured CUDA graph does too.
-    :func:`torch.manual_seed` makes them repeat.
+    ``random = [seed, offset]``: each call gives another one, and so does each replay of a captured
+    CUDA graph. :func:`torch.manual_seed` makes them repeat.
 
     Example:
         >>> x = torch.randn(4, 8)

@@ -168,15 +168,21 @@ void check_integer_backward(const at::Tensor& grad, const IntegerBackwardArgs& a
   if (args.random) check_kept(grad, "random", args.random, at::kLong, 2);
 }
 
+// What stands for a gradient that is not computed.
+at::Tensor nothing_like(const at::Tensor& grad) { return at::empty({0}, grad.options()); }
+
 TensorPair integer_backward_meta(const at::Tensor& grad, const IntegerBackwardArgs& args) {
   check_integer_backward(grad, args);
-  std::vector<c10::SymInt> sizes = grad.sym_sizes().vec();
-  if (args.qweight) sizes.back() = args.qweight->sym_size(1);
-  const auto none = at::empty({0}, grad.options());
-  return {args.qweight ? at::empty_symint(sizes, grad.options()) : none,
-          args.qinput
-              ? at::empty_symint({grad.sym_size(-1), args.qinput->sym_size(-1)}, grad.options())
-              : none};
+  at::Tensor dx = nothing_like(grad), dw = nothing_like(grad);
+  if (args.qweight) {
+    std::vector<c10::SymInt> sizes = grad.sym_sizes().vec();
+    sizes.back() = args.qweight->sym_size(1);
+    dx = at::empty_symint(sizes, grad.options());
+  }
+  if (args.qinput) {
+    dw = at::empty_symint({grad.sym_size(-1), args.qinput->sym_size(-1)}, grad.options());
+  }
+  return {dx, dw};
 }
 
 TensorPair integer_backward_device(const at::Tensor& grad, const IntegerBackwardArgs& args) {
@@ -185,7 +191,7 @@ TensorPair integer_backward_device(const at::Tensor& grad, const IntegerBackward
   const Part rows = scaled::whole(grad);
   const at::Tensor state = args.random ? contiguous(*args.random) : at::Tensor();
   const SumBlocks tokens(rows.rows, args.input_zero_point ? kMaxShiftedDepth : kMaxDepth);
-  at::Tensor dx = at::empty({0}, grad.options()), dw = dx, maxima;
+  at::Tensor dx = nothing_like(grad), dw = nothing_like(grad), maxima;
   // Where the scales of dw hold for all tokens, the pass for dx finds them too.
   if (args.qweight && args.qinput && tokens.is_one()) maxima = scaled::no_maxima(rows);
   if (args.qweight) {

@@ -71,9 +71,9 @@ def test_options_of_other_types(name: str) -> None:
 
 def test_vmap_is_refused() -> None:
     x = torch.ones(3, 4, 5)
-    with pytest.raises(NotImplementedError, match="scaled_quantize_per_token.*vmap"):
+    with pytest.raises(NotImplementedError, match=r"scaled_quantize_per_token.*vmap"):
         torch.vmap(ops.scaled_quantize_per_token)(x, torch.ones(3, 5))
-    with pytest.raises(NotImplementedError, match="transpose_int8.*vmap"):
+    with pytest.raises(NotImplementedError, match=r"transpose_int8.*vmap"):
         torch.vmap(ops.transpose_int8)(x.to(torch.int8))
 
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""qat_linear with a backward of integers: gradients against the oracle, and against floating ones.
-"""
+"""qat_linear with a backward of integers: gradients against the oracle and floating ones."""
 
 from __future__ import annotations
 
@@ -24,7 +23,14 @@ by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_o
 by_backward = pytest.mark.parametrize("backward", ("int8_input", "int8"))
 by_rounding = pytest.mark.parametrize("rounding", ("nearest", "stochastic"))
 by_mode = pytest.mark.parametrize("symmetric", (True, False), ids=("symmetric", "asymmetric"))
-SHAPES = (((40,), 19, 24), ((2, 9), 7, 33), ((), 5, 16), ((0,), 3, 8), ((5,), 4, 0), ((128,), 64, 32))
+SHAPES = (
+    ((40,), 19, 24),
+    ((2, 9), 7, 33),
+    ((), 5, 16),
+    ((0,), 3, 8),
+    ((5,), 4, 0),
+    ((128,), 64, 32),
+)
 SHAPES += (((3, 0), 4, 6), ((17,), 1, 1), ((1,), 48, 80), ((2, 3, 4), 16, 48))
 by_shape = pytest.mark.parametrize(("tokens", "n", "k"), SHAPES)
 

@@ -131,7 +131,7 @@ def test_bits_are_uniform_and_independent(device: str) -> None:
 
 
 def test_bits_belong_to_the_element(device: str) -> None:
-    """A row's or a column's bits do not depend on what else is in the matrix, only on its number."""
+    """The bits of an element depend on its number, and not on what else is in the matrix."""
     x = torch.full((9, 40), 0.5, device=device)
     x[:, 0], x[0] = 127.0, 127.0
     r = torch.tensor([17, 4], device=device)

@@ -34,7 +34,9 @@ def test_opcheck_of_the_ops(device: str) -> None:
     values = torch.randint(-128, 128, (6, 20), dtype=torch.int8, device=device)
     torch.library.opcheck(torch.ops.baraquant.transpose_int8.default, (values,))
     torch.library.opcheck(
-        torch.ops.baraquant.draw_random.default, (x, 2), test_utils=("test_schema", "test_faketensor")
+        torch.ops.baraquant.draw_random.default,
+        (x, 2),
+        test_utils=("test_schema", "test_faketensor"),
     )
 
 
@@ -102,7 +104,9 @@ def test_compiled_is_eager(backward: str, rounding: str, compiler: str, device: 
             if compiler == "aot_eager":
                 assert_same_bits(got, want)
             else:  # the square and the sums around the ops are compiled
-                torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-2 * want.abs().max().item())
+                torch.testing.assert_close(
+                    got, want, rtol=1e-2, atol=1e-2 * want.abs().max().item()
+                )
 
 
 @pytest.mark.exhaustive
@@ -159,16 +163,14 @@ def test_layers_take_the_option_from_their_configuration(device: str) -> None:
         assert ("backward" in repr(net)) == (name != "float")
         found[name] = net_gradients(net, net, x)
     y = {name: net(x) for name, net in nets.items()}
-    assert torch.equal(y["float"], y["int8"])
-    for i, differs in ((1, ("int8",)), (0, ("int8", "int8_input"))):
-        for name in ("int8_input", "int8"):
-            same = torch.equal(found[name][i], found["float"][i])
-            if i == 0:
-                assert not same
-            del differs
-    # The last layer's weight gradient comes from integers in "int8" alone.
-    assert torch.equal(found["int8_input"][3], found["float"][3])
-    assert not torch.equal(found["int8"][3], found["float"][3])
+    assert torch.equal(y["float"], y["int8_input"]) and torch.equal(y["float"], y["int8"])
+    of_input, of_last_weight = 0, 3
+    for name in ("int8_input", "int8"):
+        assert not torch.equal(found[name][of_input], found["float"][of_input])
+    # The gradient of the last weight depends on no gradient of an input.
+    last = {name: gradients_of[of_last_weight] for name, gradients_of in found.items()}
+    assert torch.equal(last["int8_input"], last["float"])
+    assert not torch.equal(last["int8"], last["float"])
 
 
 @pytest.mark.exhaustive
@@ -183,7 +185,7 @@ def test_a_switched_off_layer_has_floating_gradients(device: str) -> None:
 
 
 def test_layers_without_integer_products_keep_float() -> None:
-    """Nothing is ignored in silence: what a layer does stands in its configuration and the report."""
+    """Nothing is ignored in silence: each layer's configuration and the report say what it does."""
     model = nn.Sequential(
         nn.Embedding(10, 16), nn.Linear(16, 8), nn.Unflatten(1, (8, 1)), nn.Conv1d(8, 4, 1)
     )

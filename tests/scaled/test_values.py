@@ -82,7 +82,7 @@ def test_columns(shape, dtype, random, module, device) -> None:  # type: ignore[
 
 @by_dtype
 def test_are_the_public_composition(dtype: torch.dtype, device: str) -> None:
-    """What `dynamic_range_quantize_per_token` makes of the scaled numbers, or of their transpose."""
+    """They are `dynamic_range_quantize_per_token` of the scaled numbers, or of their transpose."""
     compute = cases.compute_dtype(dtype)
     x = numbers((37, 51), dtype).to(device)
     f, g = factors(51, dtype).to(device), factors(37, dtype).to(device)

@@ -109,8 +109,8 @@ __global__ void __launch_bounds__(kTileThreads)
       for (int j = 0; j < 4; ++j) {
         tile.words[warp * kSize + 4 * g + j][lane] = column[j];
         if (with_sums) {
-          sums[4 * g + j] = __dp4a(static_cast<int>(column[j]), static_cast<int>(zero_points),
-                                   sums[4 * g + j]);
+          sums[4 * g + j] =
+              __dp4a(static_cast<int>(column[j]), static_cast<int>(zero_points), sums[4 * g + j]);
         }
       }
     }

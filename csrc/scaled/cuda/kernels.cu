@@ -68,9 +68,9 @@ __global__ void __launch_bounds__(kTileThreads)
 __global__ void draw_kernel(const at::PhiloxCudaState drawn, int64_t* state) {
   const bool captured = drawn.captured_;
   const uint64_t seed = captured ? static_cast<uint64_t>(*drawn.seed_.ptr) : drawn.seed_.val;
-  const uint64_t offset =
-      captured ? static_cast<uint64_t>(*drawn.offset_.ptr) + drawn.offset_intragraph_
-               : drawn.offset_.val;
+  const uint64_t offset = captured
+                              ? static_cast<uint64_t>(*drawn.offset_.ptr) + drawn.offset_intragraph_
+                              : drawn.offset_.val;
   state[0] = static_cast<int64_t>(seed);
   state[1] = static_cast<int64_t>(offset / 4);  // four words of 32 bits are one call of Philox
 }

@@ -17,9 +17,10 @@ void maxima_cuda(const Matrix<T>& x, const ComputeType<T>* factor, ComputeType<T
   launch_maxima(x, factor, maxima, place.multiprocessors, place.stream);
 }
 
-#define BARAQUANT_ROWS(T)                                                                      \
-  template void rows_cuda<T>(const RowsParams<T>&, const Place&);                              \
-  template void maxima_cuda<T>(const Matrix<T>&, const ComputeType<T>*, ComputeType<T>*, const Place&);
+#define BARAQUANT_ROWS(T)                                                                \
+  template void rows_cuda<T>(const RowsParams<T>&, const Place&);                        \
+  template void maxima_cuda<T>(const Matrix<T>&, const ComputeType<T>*, ComputeType<T>*, \
+                               const Place&);
 BARAQUANT_ROWS(float)
 BARAQUANT_ROWS(double)
 BARAQUANT_ROWS(Float16)

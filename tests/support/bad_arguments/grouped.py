@@ -168,5 +168,11 @@ def wrong_options() -> Iterator[Bad]:
     yield Bad("rounding", "stochastic", constant("stochastic"), ValueError, words)
 
 
-BAD = [*wrong_dtypes(), *wrong_layouts_and_devices(), *wrong_shapes(), *wrong_ranges(), *wrong_options()]
+BAD = [
+    *wrong_dtypes(),
+    *wrong_layouts_and_devices(),
+    *wrong_shapes(),
+    *wrong_ranges(),
+    *wrong_options(),
+]
 PAIRS = [(op, bad) for op in OPS for bad in BAD if bad.applies(op)]

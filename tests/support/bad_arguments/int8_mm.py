@@ -302,10 +302,10 @@ WORDS = ("", "Float", "INT8", "int8 ", " int8", "int4", "fp8", "bfloat16", "none
 
 
 def wrong_options() -> Iterator[Bad]:
-    for word in (*WORDS, "stochastic", "int8-input", "int8_weight", "int8\0"):
+    for word in (*WORDS, "stochastic", "int8-input", "int8_weight"):
         words = rf"'float', 'int8_input' or 'int8', but got '{word}'$"
         yield Bad("backward", repr(word), constant(word), ValueError, words)
-    for word in (*WORDS, "random", "Nearest", "up", "nearest\0"):
+    for word in (*WORDS, "random", "Nearest", "up"):
         words = rf"'nearest' or 'stochastic', but got '{word}'$"
         yield Bad("rounding", repr(word), constant(word), ValueError, words)
     words = r"'nearest' with backward='float'.*but got 'stochastic'; choose backward='int8_input'"
