@@ -13,15 +13,22 @@ from typing import Any, ClassVar, TypeVar
 
 from .granularity import GRANULARITIES, Granularity, PerGroup
 
-VERSION = 2  # of the dictionaries
+VERSION = 3  # of the dictionaries
 # The fields that older dictionaries lack: the version that has them first, and their value before.
-_SINCE: dict[str, tuple[int, Any]] = {"scale_dtype": (2, "float32"), "conv_inputs": (2, None)}
+_SINCE: dict[str, tuple[int, Any]] = {
+    "scale_dtype": (2, "float32"),
+    "conv_inputs": (2, None),
+    "backward": (3, "float"),
+    "rounding": (3, "nearest"),
+}
 
 OBSERVERS = ("min_max", "moving_average", "percentile", "mse")
 # The observers that training can update with each batch.
 TRAINING_OBSERVERS = ("min_max", "moving_average")
 SCALE_RULES = ("search", "max")
 SCALE_DTYPES = ("float32", "bfloat16", "float16")
+BACKWARDS = ("float", "int8_input", "int8")
+ROUNDINGS = ("nearest", "stochastic")
 
 C = TypeVar("C", bound="Config")
 
@@ -213,6 +220,15 @@ class QuantConfig(Config):
             to be ``per_tensor``, static or dynamic, because a convolution has no tokens. False: by
             neither. None: ``prepare_`` rounds them if the activation is ``per_tensor``, and
             ``quantize_`` leaves them floating.
+        backward: How linear layers compute their gradients in training, as in
+            :func:`baraquant.ops.qat_linear`. ``float``: by floating products. ``int8_input``: the
+            gradient of the input by a product of integers. ``int8``: that of the weight too. The
+            last two need a product of integers in training: a symmetric dynamic weight
+            ``per_channel``, a dynamic activation ``per_token`` and ``scale_dtype="float32"``, as in
+            ``W8A8(backward="int8")``. Layers without one (convolutions, embeddings, recurrent
+            cells, experts) keep ``float``, and their part of the report names no ``backward``.
+        rounding: How ``int8_input`` and ``int8`` round gradients to integers: to the ``nearest``,
+            or ``stochastic``, which is right on average and draws from PyTorch's generator.
 
     Example:
         >>> int4 = baraquant.TensorConfig(bits=4)
@@ -230,6 +246,8 @@ class QuantConfig(Config):
     scale_rule: str = "search"
     scale_dtype: str = "float32"
     conv_inputs: bool | None = None
+    backward: str = "float"
+    rounding: str = "nearest"
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -243,6 +261,8 @@ class QuantConfig(Config):
         check_choice(self, "observer", OBSERVERS)
         check_choice(self, "scale_rule", SCALE_RULES)
         check_choice(self, "scale_dtype", SCALE_DTYPES)
+        check_choice(self, "backward", BACKWARDS)
+        check_choice(self, "rounding", ROUNDINGS)
         if self.conv_inputs is not None:
             _check_bools(self, "conv_inputs")
         if self.weight.granularity == "per_token":
@@ -251,6 +271,23 @@ class QuantConfig(Config):
                 "per_group, but got 'per_token'"
             )
         self._check_activation()
+        self._check_backward()
+
+    def _check_backward(self) -> None:
+        if self.backward == "float":
+            if self.rounding != "nearest":
+                raise ValueError(
+                    "QuantConfig: expected rounding='nearest' with backward='float', which rounds "
+                    f"no gradient to integers, but got {self.rounding!r}; choose "
+                    "backward='int8_input' or 'int8'"
+                )
+            return
+        if not self.trains_on_integers:
+            raise ValueError(
+                f"QuantConfig: expected backward='float' for layers that train on floating "
+                f"products, but got {self.backward!r} with {self._scheme_str}; use "
+                f"W8A8(backward={self.backward!r}) or W4A8(None, backward={self.backward!r})"
+            )
 
     def _check_activation(self) -> None:
         activation = self.activation
@@ -280,6 +317,17 @@ class QuantConfig(Config):
         return self.activation is not None and not self.activation.dynamic
 
     @property
+    def trains_on_integers(self) -> bool:
+        """Whether :func:`baraquant.ops.qat_linear` computes a linear layer in training."""
+        activation = self.activation
+        return (
+            activation is not None
+            and self.weight == TensorConfig(self.weight.bits)
+            and self.scale_dtype == "float32"
+            and activation == TensorConfig(activation.bits, "per_token", activation.symmetric)
+        )
+
+    @property
     def weight_str(self) -> str:
         """How weights are quantized, with the dtype of their scales unless it is float32."""
         dtype = "" if self.scale_dtype == "float32" else f" scale_dtype={self.scale_dtype}"
@@ -287,11 +335,25 @@ class QuantConfig(Config):
 
     def with_floating_input(self) -> QuantConfig:
         """Return the same configuration of the weights, but with floating inputs."""
-        return replace(self, activation=None, conv_inputs=None)
+        plain = self.with_float_backward()
+        return replace(plain, activation=None, conv_inputs=None)
+
+    def with_float_backward(self) -> QuantConfig:
+        """Return the same configuration, but with floating products in the backward pass."""
+        return replace(self, backward="float", rounding="nearest")
+
+    @property
+    def _scheme_str(self) -> str:
+        return f"weight={self.weight_str}, input={self.activation or 'float'}"
 
     def __str__(self) -> str:
-        """Return a short form: ``weight=int8 per_channel symmetric dynamic, input=float``."""
-        return f"weight={self.weight_str}, input={self.activation or 'float'}"
+        """Return a short form: ``weight=int8 per_channel symmetric dynamic, input=float``.
+
+        A backward pass of integers is added: ``, backward=int8 stochastic``.
+        """
+        if self.backward == "float":
+            return self._scheme_str
+        return f"{self._scheme_str}, backward={self.backward} {self.rounding}"
 
 
 def _kinds() -> dict[str, type[Config]]:

@@ -15,17 +15,29 @@ from .configs import Config, QuantConfig, TensorConfig
 
 
 def W8A8(  # noqa: N802 - named as a scheme is
-    symmetric: bool = True, *, scale_dtype: str = "float32"
+    symmetric: bool = True,
+    *,
+    scale_dtype: str = "float32",
+    backward: str = "float",
+    rounding: str = "nearest",
 ) -> QuantConfig:
     """Return int8 weights with a scale per channel, and int8 inputs with a dynamic scale per token.
 
     Args:
         symmetric: True for inputs without a zero point; False adds one.
         scale_dtype: As in :class:`QuantConfig`.
+        backward: As in :class:`QuantConfig`: ``int8`` for gradients from products of integers.
+        rounding: As in :class:`QuantConfig`.
     """
     _check_symmetric("W8A8", symmetric)
     activation = TensorConfig(8, "per_token", symmetric)
-    return QuantConfig(TensorConfig(8), activation, scale_dtype=scale_dtype)
+    return QuantConfig(
+        TensorConfig(8),
+        activation,
+        scale_dtype=scale_dtype,
+        backward=backward,
+        rounding=rounding,
+    )
 
 
 def W8A8Static(  # noqa: N802
@@ -84,6 +96,8 @@ def W4A8(  # noqa: N802
     scale_rule: str = "search",
     *,
     scale_dtype: str = "float32",
+    backward: str = "float",
+    rounding: str = "nearest",
 ) -> QuantConfig:
     """Return 4-bit weights with a scale for each group, and int8 inputs with a scale per token.
 
@@ -95,10 +109,19 @@ def W4A8(  # noqa: N802
         symmetric: True for weights without a zero point; False adds one.
         scale_rule: As in :class:`QuantConfig`.
         scale_dtype: As in :class:`QuantConfig`.
+        backward: As in :class:`QuantConfig`; anything but ``float`` needs ``group_size=None``.
+        rounding: As in :class:`QuantConfig`.
     """
     weight = _int4("W4A8", group_size, symmetric)
     activation = TensorConfig(8, "per_token")
-    return QuantConfig(weight, activation, scale_rule=scale_rule, scale_dtype=scale_dtype)
+    return QuantConfig(
+        weight,
+        activation,
+        scale_rule=scale_rule,
+        scale_dtype=scale_dtype,
+        backward=backward,
+        rounding=rounding,
+    )
 
 
 def _int4(name: str, group_size: int | None, symmetric: bool) -> TensorConfig:

@@ -24,6 +24,7 @@ FAMILIES = {
     "affine": "quantize, dequantize and fake_quantize with given scales and zero points",
     "range": "scales and zero points from the range of the data",
     "int8_mm": "products of integers",
+    "scaled": "scaled quantization, transposes and random states, for a backward of integers",
     "backward": "the gradients of the affine ops, for programs that call them by hand",
 }
 
@@ -38,6 +39,7 @@ PARAMETERS = {
     "float?": "std::optional<double>",
     "bool": "bool",
     "bool?": "std::optional<bool>",
+    "str": "std::string_view",
     "ScalarType": "at::ScalarType",
     "ScalarType?": "std::optional<at::ScalarType>",
 }

@@ -21,6 +21,10 @@ and in TorchScript. :mod:`baraquant.reference` computes the same in plain PyTorc
 ``int8_grouped_linear``                     ``int8_linear`` with a weight for each group of tokens
 ``quantized_grouped_linear``                ``quantized_linear`` in the same way
 ``qat_grouped_linear``                      ``qat_linear`` in the same way
+``scaled_quantize_per_token``               rows of ``x * f`` quantized, stochastically if wanted
+``scaled_quantize_transposed``              columns of ``x * f`` quantized and transposed
+``transpose_int8``                          the transpose of an int8 matrix
+``draw_random``                             a state of PyTorch's generator for these
 ==========================================  =====================================================
 
 ``{G}`` is ``tensor``, ``channel``, ``token`` or ``group``: which elements share a scale.
@@ -68,6 +72,12 @@ from .range import (
     observe_fake_quantize,
     observe_min_max_,
 )
+from .scaled import (
+    draw_random,
+    scaled_quantize_per_token,
+    scaled_quantize_transposed,
+    transpose_int8,
+)
 
 __all__ = [
     "choose_qparams_per_channel",
@@ -78,6 +88,7 @@ __all__ = [
     "dequantize_per_group",
     "dequantize_per_tensor",
     "dequantize_per_token",
+    "draw_random",
     "dynamic_fake_quantize_per_channel",
     "dynamic_fake_quantize_per_group",
     "dynamic_fake_quantize_per_tensor",
@@ -102,6 +113,9 @@ __all__ = [
     "quantize_per_token",
     "quantized_grouped_linear",
     "quantized_linear",
+    "scaled_quantize_per_token",
+    "scaled_quantize_transposed",
     "smoothquant_linear",
     "static_quantized_linear",
+    "transpose_int8",
 ]

@@ -206,6 +206,8 @@ def qat_linear(
     weight_quant_max: int = 127,
     quant_min: int = -128,
     quant_max: int = 127,
+    backward: str = "float",
+    rounding: str = "nearest",
 ) -> Tensor:
     """Quantize weights and tokens to int8 and multiply them in integers, differentiably.
 
@@ -232,6 +234,8 @@ def qat_linear(
         weight_quant_max=weight_quant_max,
         quant_min=quant_min,
         quant_max=quant_max,
+        backward=backward,
+        rounding=rounding,
     )
 
 
@@ -335,6 +339,8 @@ def qat_grouped_linear(
     weight_quant_max: int = 127,
     quant_min: int = -128,
     quant_max: int = 127,
+    backward: str = "float",
+    rounding: str = "nearest",
 ) -> Tensor:
     """Quantize weights and tokens to int8 and multiply them in groups, differentiably.
 
@@ -364,4 +370,6 @@ def qat_grouped_linear(
         weight_quant_max=weight_quant_max,
         quant_min=quant_min,
         quant_max=quant_max,
+        backward=backward,
+        rounding=rounding,
     )

@@ -26,6 +26,11 @@ and in the matrix products, with ``sw`` the scale of the weight's row n, ``C`` t
 
     acc[t, n]      sum_k (q[t, k] - z[t]) * w[n, k]          exact
     y[t, n]        fma(C(acc[t, n]) * sw[n], s[t], bias[n]), rounded once
+
+and where numbers are scaled and rounded stochastically, with ``k`` 16 bits of Philox4x32-10::
+
+    v              C(x) * f                                  rounded once
+    q              clamp(floor(v / s + u), -128, 127)        u = (k + 1/2) / 2^16; NaN: 0
 """
 
 from .affine import (
@@ -60,18 +65,16 @@ from .affine import (
 )
 from .granularity import Segments, expand_qparams, segments, sum_segments
 from .int8_mm import (
-    fused_multiply_add,
     int8_grouped_linear,
     int8_linear,
     qat_grouped_linear,
     qat_linear,
     quantized_grouped_linear,
     quantized_linear,
-    rescaled,
     smoothquant_linear,
     static_quantized_linear,
-    sums_of_products,
 )
+from .products import fused_multiply_add, rescaled, sums_of_products
 from .range import (
     choose_qparams_per_channel,
     choose_qparams_per_group,
@@ -89,6 +92,14 @@ from .range import (
     observe_min_max_,
 )
 from .rules import compute_dtype, dequantized, grid_position, is_inside, round_to
+from .scaled import (
+    draw_random,
+    philox,
+    scaled_quantize_per_token,
+    scaled_quantize_transposed,
+    transpose_int8,
+    uniform_numbers,
+)
 
 __all__ = [
     "Segments",
@@ -106,6 +117,7 @@ __all__ = [
     "dequantize_per_token",
     "dequantize_per_token_backward",
     "dequantized",
+    "draw_random",
     "dynamic_fake_quantize_per_channel",
     "dynamic_fake_quantize_per_group",
     "dynamic_fake_quantize_per_tensor",
@@ -134,6 +146,7 @@ __all__ = [
     "is_inside",
     "observe_fake_quantize",
     "observe_min_max_",
+    "philox",
     "qat_grouped_linear",
     "qat_linear",
     "quantize_per_channel",
@@ -148,9 +161,13 @@ __all__ = [
     "quantized_linear",
     "rescaled",
     "round_to",
+    "scaled_quantize_per_token",
+    "scaled_quantize_transposed",
     "segments",
     "smoothquant_linear",
     "static_quantized_linear",
     "sum_segments",
     "sums_of_products",
+    "transpose_int8",
+    "uniform_numbers",
 ]

@@ -11,89 +11,13 @@ from torch import Tensor
 
 from baraquant import ops
 
-from . import affine
+from . import affine, scaled
 from . import range as ranges
 from ._functions import Rule, like_the_op
 from .granularity import INT32_MAX, INT32_MIN, segments
+from .integer_backward import integer_input_gradient, integer_weight_gradient, rows_of
+from .products import rescaled, sums_of_products
 from .rules import round_to
-
-# ---- Arithmetic ---------------------------------------------------------------------------------
-
-
-def sums_of_products(q: Tensor, z: Tensor | None, w: Tensor) -> Tensor:
-    """Return ``sum_k (q[t, k] - z[t]) * w[n, k]``, int32 ``[..., N]``; ``z`` is ``[..., 1]``.
-
-    The sum is exact: float64 holds every sum of products. (A zero point outside the range of the
-    integers may make a sum exceed int32, which wraps.)
-    """
-    products = (q.to(torch.float64) @ w.to(torch.float64).T).to(torch.int64)
-    if z is not None:
-        products = products - z.to(torch.int64) * w.sum(1, dtype=torch.int64)
-    return products.to(torch.int32)
-
-
-def add_rounding_to_odd(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``a + b`` in float64; if it is inexact, the neighbour whose last bit is 1."""
-    total = a + b
-    part = total - a
-    rest = (a - (total - part)) + (b - part)  # Knuth: the exact error of the sum
-    even = total.view(torch.int64).bitwise_and(1) == 0
-    towards = torch.nextafter(total, torch.where(rest > 0, torch.inf, -torch.inf))
-    return torch.where(total.isfinite() & (rest != 0) & even, towards, total)
-
-
-def balanced(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two float64 of similar magnitude with the same product."""
-    (a_part, a_power), (b_part, b_power) = torch.frexp(a), torch.frexp(b)
-    power = (a_power + b_power).to(torch.float64)  # NB: ldexp computes 2^power in this dtype
-    half = torch.floor(power / 2)
-    return torch.ldexp(a_part, half), torch.ldexp(b_part, power - half)
-
-
-def exact_product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two float64 whose sum is ``a * b`` (Dekker 1971)."""
-
-    def halves(x: Tensor) -> tuple[Tensor, Tensor]:
-        high = x * 134217729.0  # 2^27 + 1
-        high = high - (high - x)
-        return high, x - high
-
-    (a_high, a_low), (b_high, b_low) = halves(a), halves(b)
-    product = a * b
-    rest = ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
-    return product, rest
-
-
-def fused_multiply_add(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """Return ``a * b + c`` with one rounding, in the dtype of the arguments.
-
-    float32: float64 holds the product, and a sum rounded to odd rounds as the exact one would.
-    float64: Boldo and Melquiond 2008, "Emulation of FMA and Correctly Rounded Sums"; products
-    below 2^-969 are rounded twice.
-    """
-    if a.dtype == torch.float32:
-        product = a.to(torch.float64) * b.to(torch.float64)
-        return add_rounding_to_odd(product, c.to(torch.float64)).to(torch.float32)
-
-    def exact_sum(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        total = x + y
-        part = total - x
-        return total, (x - (total - part)) + (y - part)
-
-    product, rest = exact_product(*balanced(a, b))
-    high, low = exact_sum(c, rest)
-    total, error = exact_sum(product, high)
-    result = total + add_rounding_to_odd(low, error)
-    return torch.where(result.isfinite() & (result != 0), result, a * b + c)
-
-
-def rescaled(acc: Tensor, s: Tensor, sw: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return ``fma(C(acc) * sw, s, bias)``, rounded once; all but ``acc`` have dtype ``C``."""
-    scaled = acc.to(sw.dtype) * sw
-    if bias is None:
-        return round_to(scaled * s, dtype)
-    scaled, s, bias = torch.broadcast_tensors(scaled, s, bias.to(sw.dtype))
-    return round_to(fused_multiply_add(scaled, s, bias), dtype)
 
 
 def _per_token(qparams: Tensor, input: Tensor) -> Tensor:
@@ -107,11 +31,6 @@ def _per_token(qparams: Tensor, input: Tensor) -> Tensor:
 # ---- Gradients ----------------------------------------------------------------------------------
 
 
-def _rows(grad: Tensor) -> Tensor:
-    """Return ``[tokens, N]`` of ``[..., N]``."""
-    return grad.reshape(grad.shape[:-1].numel(), grad.shape[-1])
-
-
 def _products_gradient(dy: Tensor, weight: Tensor, sw: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``dy @ w^`` in ``dtype``, where ``w^ = w * sw``."""
     return dy.to(dtype) @ round_to(weight.to(sw.dtype) * sw.unsqueeze(1), dtype)
@@ -120,7 +39,7 @@ def _products_gradient(dy: Tensor, weight: Tensor, sw: Tensor, dtype: torch.dtyp
 def _bias_gradient(dy: Tensor, bias: Tensor | None) -> Tensor:
     """Return the sum over tokens."""
     assert bias is not None
-    return _rows(dy).sum(0, dtype=bias.dtype)
+    return rows_of(dy).sum(0, dtype=bias.dtype)
 
 
 # ---- The ops ------------------------------------------------------------------------------------
@@ -280,6 +199,8 @@ def qat_linear(
     weight_quant_max: int = 127,
     quant_min: int = -128,
     quant_max: int = 127,
+    backward: str = "float",
+    rounding: str = "nearest",
 ) -> Tensor:
     """Return :func:`quantized_linear` of the quantized weight; its gradient is straight through."""
     of_weight = (0, weight_quant_min, weight_quant_max)
@@ -290,19 +211,32 @@ def qat_linear(
         w, sw, _ = ranges.dynamic_range_quantize_per_channel(weight.detach(), *of_weight)
         return quantized_linear(input, w, sw, bias, **of_input)
 
+    def input_gradient(dy: Tensor, random: Tensor | None) -> Tensor:
+        if backward == "float":
+            return dy @ ranges.dynamic_fake_quantize_per_channel(weight, *of_weight)
+        w, sw, _ = ranges.dynamic_range_quantize_per_channel(weight.detach(), *of_weight)
+        return integer_input_gradient(dy, w, sw, random)
+
+    def weight_gradient(dy: Tensor, random: Tensor | None) -> Tensor:
+        if backward != "int8":
+            x = ranges.dynamic_fake_quantize_per_token(input, **of_input)
+            return rows_of(dy).T @ rows_of(x)
+        q, s, z = ranges.dynamic_range_quantize_per_token(input.detach(), **of_input)
+        return integer_weight_gradient(dy, q, s, None if symmetric else z, random)
+
     def gradient(dy: Tensor, *needed: bool) -> tuple[Tensor | None, ...]:
-        rounded_input = ranges.dynamic_fake_quantize_per_token(input, **of_input)
-        rounded_weight = ranges.dynamic_fake_quantize_per_channel(weight, *of_weight)
-        rows = _rows(dy)
-        dx = dw = db = None
+        dx = dw = db = random = None
+        if rounding == "stochastic" and (needed[0] or (needed[1] and backward == "int8")):
+            random = scaled.draw_random(dy, 2)
         if needed[0]:
             scale, zero_point = ranges.choose_qparams_per_token(input, **of_input)
             of_token = segments(input.shape, "per_token", device=input.device)
             dx = affine.fake_quantize_backward(
-                dy @ rounded_weight, input, scale, zero_point, of_token, quant_min, quant_max
+                input_gradient(dy, random),
+                *(input, scale, zero_point, of_token, quant_min, quant_max),
             )
         if needed[1]:
-            dw = rows.T @ rounded_input.reshape(rows.shape[0], weight.shape[1])
+            dw = weight_gradient(dy, random)
         if needed[2]:
             db = _bias_gradient(dy, bias)
         return dx, dw, db

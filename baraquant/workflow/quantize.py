@@ -145,7 +145,8 @@ def after_training(config: QuantConfig, layer: Layer) -> QuantConfig:
         return replace(config.with_floating_input(), weight=weight)
     if activation is not None and activation.learned:
         activation = replace(activation, learned=False, dynamic=False)
-    return replace(config, weight=weight, activation=activation)
+    plain = config.with_float_backward()
+    return replace(plain, weight=weight, activation=activation)
 
 
 def needs_calibration(config: Config) -> bool:

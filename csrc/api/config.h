@@ -106,6 +106,13 @@ class BARAQUANT_API QuantConfig {
   /// leaves them floating.
   /// @throws c10::ValueError true, and the activation is not per tensor.
   QuantConfig& conv_inputs(std::optional<bool> conv_inputs);
+  /// How linear layers compute their gradients in training: "float" (the default), "int8_input" (the
+  /// gradient of the input by a product of integers) or "int8" (that of the weight too). The last two
+  /// need a symmetric dynamic weight per channel, a dynamic activation per token and the scale_dtype
+  /// "float32". `rounding` says how they round gradients to integers: to the "nearest", or
+  /// "stochastic". Layers without a product of integers keep "float".
+  /// @throws c10::ValueError Another name, or a scheme whose products are floating in training.
+  QuantConfig& backward(std::string_view name, std::string_view rounding = "nearest");
 
   const TensorConfig& weight() const { return weight_; }
   const std::optional<TensorConfig>& activation() const { return activation_; }
@@ -113,6 +120,10 @@ class BARAQUANT_API QuantConfig {
   const std::string& scale_rule() const { return scale_rule_; }
   const std::string& scale_dtype() const { return scale_dtype_; }
   std::optional<bool> conv_inputs() const { return conv_inputs_; }
+  const std::string& backward() const { return backward_; }
+  const std::string& rounding() const { return rounding_; }
+  /// Whether qat_linear computes a linear layer in training.
+  bool trains_on_integers() const;
   /// Whether the range of the inputs is fixed in advance: observed, calibrated or learned.
   bool is_static() const { return activation_.has_value() && !activation_->dynamic(); }
   /// The same for the weights, but with floating inputs.
@@ -120,7 +131,8 @@ class BARAQUANT_API QuantConfig {
   /// How weights are quantized: the short form of weight(), and the dtype of their scales unless it is
   /// float32.
   std::string weight_str() const;
-  /// A short form: `weight=int8 per_channel symmetric dynamic, input=float`.
+  /// A short form: `weight=int8 per_channel symmetric dynamic, input=float`. A backward pass of
+  /// integers is added: `, backward=int8 stochastic`.
   std::string str() const;
   bool operator==(const QuantConfig& other) const;
 
@@ -131,6 +143,10 @@ class BARAQUANT_API QuantConfig {
   std::string scale_rule_ = "search";
   std::string scale_dtype_ = "float32";
   std::optional<bool> conv_inputs_;
+  std::string backward_ = "float", rounding_ = "nearest";
+
+  void check_backward() const;
+  std::string scheme_str() const;
 };
 
 /// int8 weights with a scale per channel, and int8 inputs with a dynamic scale per token.

@@ -17,3 +17,4 @@
 #include "ops/backward.h"
 #include "ops/int8_mm.h"
 #include "ops/range.h"
+#include "ops/scaled.h"

@@ -6,6 +6,7 @@
 #include "affine/launch.h"
 #include "int8_mm/launch.h"
 #include "range/launch.h"
+#include "scaled/launch.h"
 
 namespace baraquant {
 namespace {
@@ -24,6 +25,7 @@ namespace {
 const affine::Kernels& affine::cuda_kernels() { raise(); }
 const range::Kernels& range::cuda_kernels() { raise(); }
 const int8_mm::Kernels& int8_mm::cuda_kernels() { raise(); }
+const scaled::Kernels& scaled::cuda_kernels() { raise(); }
 
 }  // namespace baraquant
 #endif

@@ -22,24 +22,26 @@ at::Tensor lowered(const at::Tensor& tensor) {
 
 template <at::DeviceType device>
 at::Tensor qat_linear_autocast(const at::Tensor& input, const at::Tensor& weight,
-                               const OptionalTensor& bias, const Schemes& schemes) {
+                               const OptionalTensor& bias, const Schemes& schemes,
+                               const BackwardArgs& backward) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       at::autocast::get_autocast_dispatch_key_from_device_type(device));
   const OptionalTensor lowered_bias =
       bias ? OptionalTensor(lowered<device>(*bias)) : OptionalTensor();
-  return qat_linear(lowered<device>(input), lowered<device>(weight), lowered_bias, schemes);
+  return qat_linear(lowered<device>(input), lowered<device>(weight), lowered_bias, schemes,
+                    backward);
 }
 
 template <at::DeviceType device>
 at::Tensor qat_grouped_linear_autocast(const at::Tensor& input, const at::Tensor& weight,
                                        const at::Tensor& offsets, const OptionalTensor& bias,
-                                       const Schemes& schemes) {
+                                       const Schemes& schemes, const BackwardArgs& backward) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       at::autocast::get_autocast_dispatch_key_from_device_type(device));
   const OptionalTensor lowered_bias =
       bias ? OptionalTensor(lowered<device>(*bias)) : OptionalTensor();
   return qat_grouped_linear(lowered<device>(input), lowered<device>(weight), offsets, lowered_bias,
-                            schemes);
+                            schemes, backward);
 }
 
 }  // namespace

@@ -230,6 +230,25 @@ void check_qat_linear(const LinearArgs& args, const Schemes& schemes) {
   check_bias(args, args.input.scalar_type());
 }
 
+void check_backward(const LinearArgs& args, const BackwardArgs& b) {
+  const std::string_view how = b.backward, rounding = b.rounding;
+  TORCH_CHECK_VALUE(how == "float" || how == "int8_input" || how == "int8", args.op,
+                    ": expected backward to be 'float', 'int8_input' or 'int8', but got '", how,
+                    "'");
+  TORCH_CHECK_VALUE(rounding == "nearest" || rounding == "stochastic", args.op,
+                    ": expected rounding to be 'nearest' or 'stochastic', but got '", rounding,
+                    "'");
+  TORCH_CHECK_VALUE(!b.is_float() || !b.is_stochastic(), args.op,
+                    ": expected rounding to be 'nearest' with backward='float', which rounds no "
+                    "gradient to integers, but got 'stochastic'; choose backward='int8_input' or "
+                    "'int8'");
+  TORCH_CHECK_NOT_IMPLEMENTED(!args.is_grouped() || b.is_float(), args.op,
+                              ": expected backward to be 'float' for groups of tokens, but got '",
+                              how,
+                              "': a backward of integers needs the product of each group's "
+                              "transposes, which has no kernel; use qat_linear for each group");
+}
+
 void check_offset_values(const LinearArgs& args) {
   if (!args.offsets || !args.offsets->is_cpu()) return;
   const at::Tensor offsets = args.offsets->contiguous();

@@ -6,9 +6,9 @@
 namespace baraquant::int8_mm {
 
 at::Tensor qat_linear(const at::Tensor& input, const at::Tensor& weight, const OptionalTensor& bias,
-                      const Schemes& schemes) {
+                      const Schemes& schemes, const BackwardArgs& backward) {
   static const CoreOp<decltype(qat_linear)> op("baraquant::qat_linear");
-  return op(input, weight, bias, schemes);
+  return op(input, weight, bias, schemes, backward);
 }
 
 KeptByQatLinear qat_linear_kept(const at::Tensor& input, const at::Tensor& weight,
@@ -20,9 +20,9 @@ KeptByQatLinear qat_linear_kept(const at::Tensor& input, const at::Tensor& weigh
 
 at::Tensor qat_grouped_linear(const at::Tensor& input, const at::Tensor& weight,
                               const at::Tensor& offsets, const OptionalTensor& bias,
-                              const Schemes& schemes) {
+                              const Schemes& schemes, const BackwardArgs& backward) {
   static const CoreOp<decltype(qat_grouped_linear)> op("baraquant::qat_grouped_linear");
-  return op(input, weight, offsets, bias, schemes);
+  return op(input, weight, offsets, bias, schemes, backward);
 }
 
 KeptByQatLinear qat_grouped_linear_kept(const at::Tensor& input, const at::Tensor& weight,

@@ -3,6 +3,7 @@
 // stands with its schema in schema.cpp.
 #pragma once
 
+#include <string_view>
 #include <tuple>
 
 #include "granularity/arguments.h"
@@ -30,6 +31,21 @@ struct Schemes {
   }
 };
 
+// How a backward pass computes gradients, by the names that a user gives.
+struct BackwardArgs {
+  std::string_view backward = "float", rounding = "nearest";
+
+  static constexpr const char* kSchema = "str backward=\"float\", str rounding=\"nearest\"";
+  using Flat = std::tuple<std::string_view, std::string_view>;
+  Flat flat() const { return {backward, rounding}; }
+  static BackwardArgs from_flat(std::string_view backward, std::string_view rounding) {
+    return {backward, rounding};
+  }
+  bool is_float() const { return backward == "float"; }
+  bool has_weight() const { return backward == "int8"; }
+  bool is_stochastic() const { return rounding == "stochastic"; }
+};
+
 // The output, and a bit for each element of the input, row by row: whether it lay inside the range.
 using MaskedProduct = std::tuple<at::Tensor, at::Tensor>;
 
@@ -39,12 +55,12 @@ using KeptByQatLinear =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 at::Tensor qat_linear(const at::Tensor& input, const at::Tensor& weight, const OptionalTensor& bias,
-                      const Schemes& schemes);
+                      const Schemes& schemes, const BackwardArgs& backward);
 KeptByQatLinear qat_linear_kept(const at::Tensor& input, const at::Tensor& weight,
                                 const OptionalTensor& bias, const Schemes& schemes, bool with_mask);
 at::Tensor qat_grouped_linear(const at::Tensor& input, const at::Tensor& weight,
                               const at::Tensor& offsets, const OptionalTensor& bias,
-                              const Schemes& schemes);
+                              const Schemes& schemes, const BackwardArgs& backward);
 KeptByQatLinear qat_grouped_linear_kept(const at::Tensor& input, const at::Tensor& weight,
                                         const at::Tensor& offsets, const OptionalTensor& bias,
                                         const Schemes& schemes, bool with_mask);

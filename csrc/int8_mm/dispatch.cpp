@@ -251,8 +251,10 @@ std::pair<QuantizedRows, QuantizedRows> quantize_and_multiply(const LinearArgs& 
   return {rows, w};
 }
 
-at::Tensor qat_product(const LinearArgs& args, const Schemes& schemes) {
+at::Tensor qat_product(const LinearArgs& args, const Schemes& schemes,
+                       const BackwardArgs& backward) {
   check_qat_linear(args, schemes);
+  check_backward(args, backward);
   check_values(args);
   const at::Tensor output = empty_output(args, args.input.scalar_type());
   if (is_left_to_do(args, output)) {
@@ -294,9 +296,11 @@ KeptByQatLinear qat_product_kept(const LinearArgs& args, const Schemes& schemes,
 }
 
 at::Tensor qat_linear_device(const at::Tensor& input, const at::Tensor& weight,
-                             const OptionalTensor& bias, const Schemes& schemes) {
+                             const OptionalTensor& bias, const Schemes& schemes,
+                             const BackwardArgs& backward) {
   return qat_product(
-      {.op = "baraquant::qat_linear", .input = input, .weight = weight, .bias = bias}, schemes);
+      {.op = "baraquant::qat_linear", .input = input, .weight = weight, .bias = bias}, schemes,
+      backward);
 }
 
 KeptByQatLinear qat_linear_kept_device(const at::Tensor& input, const at::Tensor& weight,
@@ -309,13 +313,13 @@ KeptByQatLinear qat_linear_kept_device(const at::Tensor& input, const at::Tensor
 
 at::Tensor qat_grouped_linear_device(const at::Tensor& input, const at::Tensor& weight,
                                      const at::Tensor& offsets, const OptionalTensor& bias,
-                                     const Schemes& schemes) {
+                                     const Schemes& schemes, const BackwardArgs& backward) {
   return qat_product({.op = "baraquant::qat_grouped_linear",
                       .input = input,
                       .weight = weight,
                       .bias = bias,
                       .offsets = &offsets},
-                     schemes);
+                     schemes, backward);
 }
 
 KeptByQatLinear qat_grouped_linear_kept_device(const at::Tensor& input, const at::Tensor& weight,

@@ -32,6 +32,8 @@
 //   (weight_)quant_min, (weight_)quant_max
 //                 the range of the input's and of the weight's integers, within int8. A symmetric
 //                 scheme (the weight's always is) needs 0 in the middle
+//   backward, rounding
+//                 how the backward pass computes: integer_backward.h
 //   dtype         of the output, floating; None: the input's. It has the compute type of a floating
 //                 input
 // The output is [..., N], contiguous.
@@ -70,14 +72,17 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
          "Tensor act_scale, Tensor? bias=None, *, Tensor? act_zero_point=None, "
          "Tensor? smooth_scale=None, Tensor? weight_sum=None, int quant_min=-128, "
          "int quant_max=127, ScalarType? dtype=None) -> Tensor");
+  const std::string backward = BackwardArgs::kSchema;
   define(m,
          "qat_linear(Tensor input, Tensor weight, Tensor? bias=None, *, bool symmetric=True, "
          "int weight_quant_min=-128, int weight_quant_max=127, int quant_min=-128, "
-         "int quant_max=127) -> Tensor");
+         "int quant_max=127, " +
+             backward + ") -> Tensor");
   define(m,
          "qat_grouped_linear(Tensor input, Tensor weight, Tensor offsets, Tensor? bias=None, *, "
          "bool symmetric=True, int weight_quant_min=-128, int weight_quant_max=127, "
-         "int quant_min=-128, int quant_max=127) -> Tensor");
+         "int quant_min=-128, int quant_max=127, " +
+             backward + ") -> Tensor");
   // These also return what a backward needs. A mask holds one bit for each element of the input.
   define(m,
          "_quantized_linear_with_mask(Tensor input, Tensor weight, Tensor weight_scale, "
@@ -92,6 +97,11 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
          "Tensor act_scale, Tensor? bias, Tensor? act_zero_point, Tensor? smooth_scale, "
          "Tensor? weight_sum, int quant_min, int quant_max, ScalarType? dtype) "
          "-> (Tensor output, Tensor mask)");
+  // The gradients of a product from integers; what is not given is not computed.
+  define(m,
+         "_integer_backward(Tensor grad, Tensor? qinput, Tensor? input_scale, "
+         "Tensor? input_zero_point, Tensor? qweight, Tensor? weight_scale, Tensor? random) -> "
+         "(Tensor grad_input, Tensor grad_weight)");
   const std::string kept = std::string(Schemes::kSchema) +
                            ", bool with_mask) -> (Tensor output, Tensor qinput, "
                            "Tensor input_scale, Tensor input_zero_point, Tensor mask, "

@@ -9,6 +9,7 @@
 // are kept too, unless the weight is a parameter, which stays in memory in any case: then only its
 // scales are kept and it is rounded again. The weight's scheme is symmetric around 0, so its scale
 // clips nothing: |x| <= quant_max * s, and x / s rounds to quant_max at most.
+// A backward of integers (integer_backward.h) keeps the integers of both, for it uses them again.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -20,6 +21,8 @@
 #include "int8_mm/checks.h"
 #include "int8_mm/core_ops.h"
 #include "int8_mm/gradients.h"
+#include "int8_mm/integer_backward.h"
+#include "scaled/core_ops.h"
 
 namespace baraquant::int8_mm {
 namespace {
@@ -97,7 +100,7 @@ class QatLinear : public Function<QatLinear> {
 
   static Variable forward(AutogradContext* ctx, const at::Tensor& input, const at::Tensor& weight,
                           const OptionalTensor& bias, const OptionalTensor& offsets,
-                          const Schemes& schemes) {
+                          const Schemes& schemes, const BackwardArgs& backward) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const bool symmetric = schemes.input.symmetric;
     const bool input_grad = input.requires_grad(), weight_grad = weight.requires_grad();
@@ -112,13 +115,17 @@ class QatLinear : public Function<QatLinear> {
       if (!symmetric) saved.input_zero_point = input_zero_point;
     }
     if (input_grad) {
-      saved.weight = is_kept_anyway(weight) || is_graph_input(weight) ? weight : qweight;
+      const bool keeps_weight = is_kept_anyway(weight) || is_graph_input(weight);
+      saved.weight = keeps_weight && backward.is_float() ? weight : qweight;
       saved.weight_scale = weight_scale;
     }
     if (with_mask) saved.mask = mask;
     if (offsets) saved.offsets = *offsets;
     save_tensors(ctx, saved);
     ctx->saved_data["dtype"] = static_cast<int64_t>(input.scalar_type());
+    ctx->saved_data["is_float"] = backward.is_float();
+    ctx->saved_data["has_weight"] = backward.has_weight();
+    ctx->saved_data["is_stochastic"] = backward.is_stochastic();
     ctx->saved_data["weight_quant_min"] = schemes.weight.quant_min;
     ctx->saved_data["weight_quant_max"] = schemes.weight.quant_max;
     if (bias) ctx->saved_data["bias_dtype"] = static_cast<int64_t>(bias->scalar_type());
@@ -127,19 +134,61 @@ class QatLinear : public Function<QatLinear> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    const auto saved = saved_tensors<SavedProduct>(ctx);
+    auto saved = saved_tensors<SavedProduct>(ctx);
     const at::Tensor& dy = grads[0];
+    variable_list result(6);
+    set_integer_gradients(ctx, dy, saved, result);
+    set_float_gradients(ctx, dy, saved, result);
     const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
-    variable_list result(5);
+    if (result[0].defined() && saved.mask.defined()) {
+      result[0] = clip_gradient(result[0], saved.mask, dtype);
+    }
+    if (ctx->saved_data.count("bias_dtype") && ctx->needs_input_grad(2)) {
+      const auto bias_dtype = static_cast<at::ScalarType>(ctx->saved_data["bias_dtype"].toInt());
+      result[2] = bias_gradient(dy, bias_dtype, saved.offsets);
+    }
+    return result;
+  }
+
+ private:
+  // Sets the gradients that a backward of integers computes.
+  static void set_integer_gradients(AutogradContext* ctx, const at::Tensor& dy,
+                                    const SavedProduct& saved, variable_list& result) {
+    if (ctx->saved_data["is_float"].toBool()) return;
+    const bool has_weight = ctx->saved_data["has_weight"].toBool();
+    TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled(), "baraquant::qat_linear: backward='",
+                                has_weight ? "int8" : "int8_input",
+                                "' rounds the gradient to integers and cannot be differentiated "
+                                "again (create_graph=True); use backward='float'");
+    IntegerBackwardArgs args;
     if (saved.weight.defined()) {
+      args.qweight = saved.weight;
+      args.weight_scale = saved.weight_scale;
+    }
+    if (saved.qinput.defined() && has_weight) {
+      args.qinput = saved.qinput;
+      args.input_scale = saved.input_scale;
+      if (saved.input_zero_point.defined()) args.input_zero_point = saved.input_zero_point;
+    }
+    if (!args.qweight && !args.qinput) return;
+    if (ctx->saved_data["is_stochastic"].toBool()) args.random = scaled::draw_random(dy, 2);
+    const auto [dx, dw] = integer_backward(dy, args);
+    if (args.qweight) result[0] = dx;
+    if (args.qinput) result[1] = dw;
+  }
+
+  // Sets the gradients that are wanted and not set yet.
+  static void set_float_gradients(AutogradContext* ctx, const at::Tensor& dy,
+                                  const SavedProduct& saved, variable_list& result) {
+    const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
+    if (saved.weight.defined() && !result[0].defined()) {
       const RowScheme scheme{.symmetric = true,
                              .quant_min = ctx->saved_data["weight_quant_min"].toInt(),
                              .quant_max = ctx->saved_data["weight_quant_max"].toInt()};
       const at::Tensor rounded = rounded_weight(saved.weight, saved.weight_scale, scheme, dtype);
-      const at::Tensor dx = input_gradient(dy, connected(rounded, kWeight), saved.offsets);
-      result[0] = saved.mask.defined() ? clip_gradient(dx, saved.mask, dtype) : dx;
+      result[0] = input_gradient(dy, connected(rounded, kWeight), saved.offsets);
     }
-    if (saved.qinput.defined()) {
+    if (saved.qinput.defined() && !result[1].defined()) {
       at::Tensor rounded =
           connected(dequantized(saved.qinput, saved.input_scale, saved.input_zero_point,
                                 Granularity::kPerToken, dtype),
@@ -149,11 +198,6 @@ class QatLinear : public Function<QatLinear> {
       }
       result[1] = weight_gradient(dy, rounded, saved.offsets);
     }
-    if (ctx->saved_data.count("bias_dtype") && ctx->needs_input_grad(2)) {
-      const auto bias_dtype = static_cast<at::ScalarType>(ctx->saved_data["bias_dtype"].toInt());
-      result[2] = bias_gradient(dy, bias_dtype, saved.offsets);
-    }
-    return result;
   }
 };
 
@@ -167,29 +211,34 @@ bool is_recorded(const at::Tensor& input, const at::Tensor& weight, const Option
 }
 
 at::Tensor qat_linear_autograd(const at::Tensor& input, const at::Tensor& weight,
-                               const OptionalTensor& bias, const Schemes& schemes) {
-  check_all_dispatchable(
-      {.op = "baraquant::qat_linear", .input = input, .weight = weight, .bias = bias});
+                               const OptionalTensor& bias, const Schemes& schemes,
+                               const BackwardArgs& backward) {
+  const LinearArgs args{
+      .op = "baraquant::qat_linear", .input = input, .weight = weight, .bias = bias};
+  check_all_dispatchable(args);
   if (is_recorded(input, weight, bias)) {
-    return QatLinear::apply(input, weight, bias, OptionalTensor(), schemes);
+    check_backward(args, backward);
+    return QatLinear::apply(input, weight, bias, OptionalTensor(), schemes, backward);
   }
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return qat_linear(input, weight, bias, schemes);
+  return qat_linear(input, weight, bias, schemes, backward);
 }
 
 at::Tensor qat_grouped_linear_autograd(const at::Tensor& input, const at::Tensor& weight,
                                        const at::Tensor& offsets, const OptionalTensor& bias,
-                                       const Schemes& schemes) {
-  check_all_dispatchable({.op = "baraquant::qat_grouped_linear",
-                          .input = input,
-                          .weight = weight,
-                          .bias = bias,
-                          .offsets = &offsets});
+                                       const Schemes& schemes, const BackwardArgs& backward) {
+  const LinearArgs args{.op = "baraquant::qat_grouped_linear",
+                        .input = input,
+                        .weight = weight,
+                        .bias = bias,
+                        .offsets = &offsets};
+  check_all_dispatchable(args);
   if (is_recorded(input, weight, bias)) {
-    return QatLinear::apply(input, weight, bias, OptionalTensor(offsets), schemes);
+    check_backward(args, backward);
+    return QatLinear::apply(input, weight, bias, OptionalTensor(offsets), schemes, backward);
   }
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return qat_grouped_linear(input, weight, offsets, bias, schemes);
+  return qat_grouped_linear(input, weight, offsets, bias, schemes, backward);
 }
 
 void refuse_to_record(const char* op, const at::Tensor& input, const at::Tensor& weight) {

@@ -51,6 +51,8 @@ constexpr std::array granularities = {"per_tensor", "per_channel", "per_token", 
 constexpr std::array observers = {"min_max", "moving_average", "percentile", "mse"};
 constexpr std::array scale_rules = {"search", "max"};
 constexpr std::array scale_dtypes = {"float32", "bfloat16", "float16"};
+constexpr std::array backwards = {"float", "int8_input", "int8"};
+constexpr std::array roundings = {"nearest", "stochastic"};
 
 }  // namespace
 
@@ -121,7 +123,42 @@ QuantConfig& QuantConfig::scale_rule(std::string_view name) {
 QuantConfig& QuantConfig::scale_dtype(std::string_view name) {
   check_choice("QuantConfig", "scale_dtype", name, scale_dtypes);
   scale_dtype_ = name;
+  check_backward();
   return *this;
+}
+
+QuantConfig& QuantConfig::backward(std::string_view name, std::string_view rounding) {
+  check_choice("QuantConfig", "backward", name, backwards);
+  check_choice("QuantConfig", "rounding", rounding, roundings);
+  backward_ = name;
+  rounding_ = rounding;
+  check_backward();
+  return *this;
+}
+
+void QuantConfig::check_backward() const {
+  if (backward_ == "float") {
+    TORCH_CHECK_VALUE(
+        rounding_ == "nearest",
+        "QuantConfig: expected rounding='nearest' with backward='float', which rounds "
+        "no gradient to integers, but got ",
+        text::quoted(rounding_), "; choose backward='int8_input' or 'int8'");
+    return;
+  }
+  const std::string got = text::quoted(backward_);
+  TORCH_CHECK_VALUE(trains_on_integers(),
+                    "QuantConfig: expected backward='float' for layers that train on floating "
+                    "products, but got ",
+                    got, " with ", scheme_str(), "; use W8A8(backward=", got,
+                    ") or W4A8(None, backward=", got, ")");
+}
+
+bool QuantConfig::trains_on_integers() const {
+  return activation_.has_value() && weight_ == TensorConfig(weight_.bits()) &&
+         scale_dtype_ == "float32" &&
+         *activation_ == TensorConfig(activation_->bits())
+                             .granularity(PerToken())
+                             .symmetric(activation_->symmetric());
 }
 
 QuantConfig& QuantConfig::conv_inputs(std::optional<bool> conv_inputs) {
@@ -140,6 +177,8 @@ QuantConfig QuantConfig::with_floating_input() const {
   auto result = *this;
   result.activation_ = std::nullopt;
   result.conv_inputs_ = std::nullopt;
+  result.backward_ = "float";
+  result.rounding_ = "nearest";
   return result;
 }
 
@@ -147,15 +186,21 @@ std::string QuantConfig::weight_str() const {
   return weight_.str() + (scale_dtype_ == "float32" ? "" : " scale_dtype=" + scale_dtype_);
 }
 
-std::string QuantConfig::str() const {
+std::string QuantConfig::scheme_str() const {
   return "weight=" + weight_str() +
          ", input=" + (activation_.has_value() ? activation_->str() : "float");
+}
+
+std::string QuantConfig::str() const {
+  if (backward_ == "float") return scheme_str();
+  return scheme_str() + ", backward=" + backward_ + " " + rounding_;
 }
 
 bool QuantConfig::operator==(const QuantConfig& other) const {
   return weight_ == other.weight_ && activation_ == other.activation_ &&
          observer_ == other.observer_ && scale_rule_ == other.scale_rule_ &&
-         scale_dtype_ == other.scale_dtype_ && conv_inputs_ == other.conv_inputs_;
+         scale_dtype_ == other.scale_dtype_ && conv_inputs_ == other.conv_inputs_ &&
+         backward_ == other.backward_ && rounding_ == other.rounding_;
 }
 
 namespace {

@@ -18,11 +18,7 @@ inline bool is_integer_product(const QuantConfig& config) {
 }
 
 // Whether qat_linear computes the whole layer.
-inline bool is_whole_product(const QuantConfig& config) {
-  const auto& activation = config.activation();
-  return is_integer_product(config) && config.weight() == TensorConfig(config.weight().bits()) &&
-         config.scale_dtype() == "float32" && activation->granularity() == "per_token";
-}
+inline bool is_whole_product(const QuantConfig& config) { return config.trains_on_integers(); }
 
 // The options of a Conv2d, from those that torch::nn::Conv2d stores.
 inline torch::nn::Conv2dOptions like_conv2d(const torch::nn::detail::ConvNdOptions<2>& options) {

@@ -81,7 +81,8 @@ torch::Tensor FakeQuantizedLinearImpl::forward(const torch::Tensor& input) {
 torch::Tensor FakeQuantizedLinearImpl::whole(const torch::Tensor& input) {
   const auto &how = config().weight(), &activation = *config().activation();
   return qat_linear(input, weight, maybe(bias), activation.symmetric(), how.quant_min(),
-                    how.quant_max(), activation.quant_min(), activation.quant_max());
+                    how.quant_max(), activation.quant_min(), activation.quant_max(),
+                    config().backward(), config().rounding());
 }
 
 torch::Tensor FakeQuantizedLinearImpl::float_output(const torch::Tensor& input) {

@@ -76,6 +76,9 @@ const std::map<std::string, QuantConfig> configs = {
     {"conv_inputs_learned",
      QuantConfig(TensorConfig(8), learned(8, PerTensor(), false)).conv_inputs(true)},
     {"conv_inputs_off", baraquant::W8A8Static().conv_inputs(false)},
+    {"int8_backward", baraquant::W8A8().backward("int8")},
+    {"int8_backward_asymmetric", baraquant::W8A8(false).backward("int8")},
+    {"int8_input_backward", baraquant::W4A8(std::nullopt).backward("int8_input")},
 };
 
 torch::nn::Sequential build(const std::string& model) {
@@ -251,6 +254,12 @@ void errors() {
   show_error("config learned", [] { TensorConfig().learned(true).dynamic(true).check(); });
   show_error("config observer", [] { baraquant::W8A8Static("median"); });
   show_error("config scale dtype", [] { baraquant::W8A8().scale_dtype("half"); });
+  show_error("config backward", [] { baraquant::W8A8().backward("int4"); });
+  show_error("config rounding", [] { baraquant::W8A8().backward("int8", "up"); });
+  show_error("config float rounding", [] { baraquant::W8A8().backward("float", "stochastic"); });
+  show_error("config float products", [] { baraquant::W8A8Static().backward("int8"); });
+  show_error("config rounded scales",
+             [] { baraquant::W8A8().backward("int8_input").scale_dtype("bfloat16"); });
   show_error("config conv inputs", [] {
     QuantConfig(TensorConfig(8), TensorConfig(8).granularity(PerToken())).conv_inputs(true);
   });

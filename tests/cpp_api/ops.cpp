@@ -87,6 +87,24 @@ void products() {
   show("qat_linear", baraquant::qat_linear(kX, numbers({3, 8}, -2), numbers({3})));
 }
 
+void integer_backward() {
+  const at::Tensor random = at::arange(1, 3), leaf = kX.detach().clone().requires_grad_();
+  const auto [rows, row_scales] = baraquant::scaled_quantize_per_token(kX, at::arange(1.0f, 9.0f));
+  show("scaled rows", rows);
+  show("scaled row scales", row_scales);
+  const auto [columns, scales] =
+      baraquant::scaled_quantize_transposed(kX, at::arange(1.0f, 5.0f), random);
+  show("scaled columns", columns);
+  show("scaled column scales", scales);
+  show("transpose_int8", baraquant::transpose_int8(columns));
+  at::manual_seed(3);
+  show("draw_random", baraquant::draw_random(kX, 2).slice(0, 1));
+  const auto y = baraquant::qat_linear(leaf, numbers({3, 8}, -2), numbers({3}), true, -128, 127,
+                                       -128, 127, "int8", "stochastic");
+  y.sum().backward();
+  show("gradient from integers", leaf.grad());
+}
+
 void errors() {
   using namespace baraquant;
   const at::Tensor integers = at::ones({4, 8}, at::kChar), weight = at::ones({3, 8}, at::kChar);
@@ -102,6 +120,13 @@ void errors() {
   show_error("symmetric", [] { dynamic_fake_quantize_per_tensor(kX, 0, 1); });
   show_error("depth", [&] { int8_linear(integers, weight.narrow(1, 0, 4), kTokens, kScales); });
   show_error("weight", [] { quantized_linear(kX, kX, kScales); });
+  show_error("factor", [] { scaled_quantize_per_token(kX, at::ones({7})); });
+  show_error("random", [] { scaled_quantize_per_token(kX, at::ones({8}), at::ones({2})); });
+  show_error("bytes", [] { transpose_int8(kX); });
+  show_error("count", [] { draw_random(kX, 0); });
+  show_error("backward", [] {
+    qat_linear(kX, numbers({3, 8}, -2), std::nullopt, true, -128, 127, -128, 127, "int4");
+  });
   show_error("learned", [] {
     quantize_per_channel(kX, kScales.clone().requires_grad_(), std::nullopt, 0, -8, 7, at::kFloat);
   });
@@ -114,5 +139,6 @@ int main() {
   gradients();
   range();
   products();
+  integer_backward();
   errors();
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,9 @@ CONFIGS = {
         TensorConfig(8), learned(8, PerTensor(), False), conv_inputs=True
     ),
     "conv_inputs_off": baraquant.W8A8Static(conv_inputs=False),
+    "int8_backward": baraquant.W8A8(backward="int8"),
+    "int8_backward_asymmetric": baraquant.W8A8(False, backward="int8"),
+    "int8_input_backward": baraquant.W4A8(None, backward="int8_input"),
 }
 MODELS: dict[str, Callable[[], nn.Sequential]] = {
     "mlp": lambda: nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 8)),
@@ -259,6 +263,13 @@ def errors() -> dict[str, Callable[[], Any]]:
         "config learned": lambda: TensorConfig(learned=True, dynamic=True),
         "config observer": lambda: baraquant.W8A8Static("median"),
         "config scale dtype": lambda: baraquant.W8A8(scale_dtype="half"),
+        "config backward": lambda: baraquant.W8A8(backward="int4"),
+        "config rounding": lambda: baraquant.W8A8(backward="int8", rounding="up"),
+        "config float rounding": lambda: baraquant.W8A8(rounding="stochastic"),
+        "config float products": lambda: replace(baraquant.W8A8Static(), backward="int8"),
+        "config rounded scales": lambda: baraquant.W8A8(
+            backward="int8_input", scale_dtype="bfloat16"
+        ),
         "config conv inputs": lambda: QuantConfig(
             TensorConfig(8), TensorConfig(8, PerToken()), conv_inputs=True
         ),

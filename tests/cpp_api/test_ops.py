@@ -107,6 +107,26 @@ def results() -> dict[str, Tensor]:
         "smoothquant_linear": ops.smoothquant_linear(rows, w, sw, 0.5),
         "static_quantized_linear": ops.static_quantized_linear(X, w, sw, SCALE),
         "qat_linear": ops.qat_linear(X, weight, numbers(3)),
+        **integer_backward(weight),
+    }
+
+
+def integer_backward(weight: Tensor) -> dict[str, Tensor]:
+    rows, row_scales = ops.scaled_quantize_per_token(X, torch.arange(1.0, 9.0))
+    random = torch.tensor([1, 2])
+    columns, scales = ops.scaled_quantize_transposed(X, torch.arange(1.0, 5.0), random=random)
+    torch.manual_seed(3)
+    drawn, leaf = ops.draw_random(X, 2)[1:], X.detach().clone().requires_grad_()
+    options = {"backward": "int8", "rounding": "stochastic"}
+    ops.qat_linear(leaf, weight, numbers(3), **options).sum().backward()
+    return {
+        "scaled rows": rows,
+        "scaled row scales": row_scales,
+        "scaled columns": columns,
+        "scaled column scales": scales,
+        "transpose_int8": ops.transpose_int8(columns),
+        "draw_random": drawn,
+        "gradient from integers": leaf.grad,
     }
 
 
@@ -127,6 +147,11 @@ def errors() -> dict[str, Callable[[], Any]]:
         "symmetric": lambda: ops.dynamic_fake_quantize_per_tensor(X, 0, 1),
         "depth": lambda: ops.int8_linear(integers, weight[:, :4], TOKENS, SCALES),
         "weight": lambda: ops.quantized_linear(X, X, SCALES),
+        "factor": lambda: ops.scaled_quantize_per_token(X, torch.ones(7)),
+        "random": lambda: ops.scaled_quantize_per_token(X, torch.ones(8), random=torch.ones(2)),
+        "bytes": lambda: ops.transpose_int8(X),
+        "count": lambda: ops.draw_random(X, 0),
+        "backward": lambda: ops.qat_linear(X, numbers(3, 8, begin=-2), backward="int4"),
         "learned": lambda: ops.quantize_per_channel(
             X, learned, None, 0, -8, 7, dtype=torch.float32
         ),

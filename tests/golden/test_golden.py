@@ -19,6 +19,7 @@ SHORT = {
     "ranges": (torch.bfloat16, ("from_data per_group(3,0)", "observe per_channel(0) asymmetric")),
     "products": (torch.float32, ("gradients", "grouped", "int8_linear uint8")),
     "modules": (torch.float32, ("linear", "file of every module")),
+    "scaled": (torch.float16, ("scaled",)),
 }
 
 

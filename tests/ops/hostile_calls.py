@@ -23,6 +23,7 @@ from tests.ops import hostile_values
 from tests.support import cases
 from tests.support.calls.affine import ALL_CALLS, outputs
 from tests.support.calls.range import OBSERVE_CALLS, ObserveCall
+from tests.support.calls.scaled import INTEGER_QAT_CALLS, SCALED_CALLS
 from tests.support.cases import function_of
 
 SHAPES = ((3, 4, 20), (2, 9), (1, 1), (5, 3), (2, 3, 4, 5), (17, 33), (3, 130), (0, 4), (4, 0))
@@ -122,7 +123,8 @@ class Recorder(TorchDispatchMode):
 
 def right_call(rng: Random) -> tuple[torch._ops.OpOverload, dict[str, Any]]:
     """A public op and arguments that it takes."""
-    call: Any = rng.choice((*ALL_CALLS, *OBSERVE_CALLS, *OBSERVE_CALLS))
+    observed = (*OBSERVE_CALLS, *OBSERVE_CALLS)
+    call: Any = rng.choice((*ALL_CALLS, *observed, *SCALED_CALLS, *INTEGER_QAT_CALLS))
     shape = rng.choice(SHAPES if rng.random() < 0.97 else LARGE_SHAPES)
     chooses = "granularity" in {field.name for field in dataclasses.fields(call)}
     if chooses and not call.number and rng.random() < 0.5:

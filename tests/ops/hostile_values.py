@@ -195,12 +195,33 @@ def integers(rng: Random, right: Any) -> Any:
     return rng.choice((*made, *OBJECTS))
 
 
+WORDS = (
+    "float",
+    "int8_input",
+    "int8",
+    "nearest",
+    "stochastic",
+    "",
+    "Int8",
+    "int8 ",
+    "\u00fc",
+    "x" * 999,
+)
+
+
+def string(rng: Random, right: Any) -> Any:
+    if rng.random() < 0.15:
+        return rng.choice((*(o for o in OBJECTS if not isinstance(o, str)), 1, 0.5, True))
+    return rng.choice(WORDS)
+
+
 BY_TYPE: dict[str, Callable[[Random, Any], Any]] = {
     "Tensor": tensor,
     "int": integer,
     "SymInt": integer,
     "float": floating,
     "bool": boolean,
+    "str": string,
     "ScalarType": scalar_type,
     "List[int]": integers,
 }

@@ -60,6 +60,10 @@ ALL = [
     W8A8Static(conv_inputs=False),
     SmoothQuant("search", W8A8Static("mse", False, scale_dtype="bfloat16", conv_inputs=True)),
     SmoothQuant(activation=W8A8(scale_dtype="float16")),
+    *(W8A8(s, backward="int8", rounding=r) for s in (True, False) for r in configs.ROUNDINGS),
+    W8A8(backward="int8_input"),
+    W4A8(None, backward="int8_input", rounding="stochastic"),
+    QuantConfig(TensorConfig(3), TensorConfig(5, "per_token"), backward="int8"),
 ]
 PRESETS = {
     W8A8: QuantConfig(TensorConfig(8), TensorConfig(8, "per_token")),
@@ -75,7 +79,7 @@ PRESETS = {
 @pytest.mark.parametrize("config", ALL, ids=str)
 def test_to_a_dictionary_and_back(config: Config) -> None:
     data = json.loads(json.dumps(config.to_dict()))
-    assert data["scheme"] == type(config).scheme and data["version"] == 2
+    assert data["scheme"] == type(config).scheme and data["version"] == 3
     for kind in (type(config), Config):
         back = kind.from_dict(data)
         assert back == config and hash(back) == hash(config) and type(back) is type(config)
@@ -88,17 +92,52 @@ def test_a_dictionary_of_the_first_version(config: Config) -> None:
         return {
             key: older(value) if isinstance(value, dict) else new.get(key, value)
             for key, value in data.items()
-            if key not in ("scale_dtype", "conv_inputs")
+            if key not in ("scale_dtype", "conv_inputs", "backward", "rounding")
         }
 
     data = older(config.to_dict())
-    assert "scale_dtype" not in str(data) and "'version': 2" not in str(data)
+    assert "scale_dtype" not in str(data) and "'version': 3" not in str(data)
     assert Config.from_dict(data) == config
     if isinstance(config, QuantConfig):
         with pytest.raises(ValueError, match="QuantConfig: expected the fields"):
             Config.from_dict(data | {"scale_dtype": "float32"})
         with pytest.raises(ValueError, match="QuantConfig: expected the fields"):
             Config.from_dict(data | {"version": 2})
+
+
+def test_a_dictionary_of_the_second_version() -> None:
+    config = W8A8(scale_dtype="bfloat16")
+    data = json.loads(json.dumps(config.to_dict()).replace('"version": 3', '"version": 2'))
+    with pytest.raises(ValueError, match="QuantConfig: expected the fields"):
+        Config.from_dict(data)
+    del data["backward"], data["rounding"]
+    assert Config.from_dict(data) == config
+    with pytest.raises(ValueError, match="QuantConfig: expected the fields"):
+        Config.from_dict(data | {"version": 3})
+
+
+def test_floating_forms() -> None:
+    config = W8A8(backward="int8", rounding="stochastic")
+    assert config.with_float_backward() == W8A8()
+    assert config.with_floating_input() == W8A16()
+    assert config.trains_on_integers and W4A8(None).trains_on_integers
+    for other in (W4A8(), W8A16(), W8A8Static(), W8A8(scale_dtype="float16")):
+        assert not other.trains_on_integers
+
+
+WORDS = ("", "Float", "INT8", "int8 ", " int8", "int4", "fp8", "bfloat16", "none", "int8_weight")
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_words_that_are_no_option(word: str) -> None:
+    message = (
+        f"QuantConfig: expected backward to be one of float, int8_input, int8, but got '{word}'"
+    )
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        W8A8(backward=word)
+    message = f"QuantConfig: expected rounding to be one of nearest, stochastic, but got '{word}'"
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        W8A8(backward="int8", rounding=word)
 
 
 def test_frozen() -> None:
@@ -166,6 +205,7 @@ def test_in_words() -> None:
     assert str(TensorConfig(learned=True)) == "int8 per_channel symmetric learned"
     assert str(TensorConfig(granularity="per_tensor", dynamic=False)).endswith("static")
     assert str(W8A16()) == "weight=int8 per_channel symmetric dynamic, input=float"
+    assert str(W8A8(backward="int8_input")) == f"{W8A8()}, backward=int8_input nearest"
     assert str(SmoothQuant(0.5)) == f"SmoothQuant(alpha=0.5, {W8A8()})"
 
 
@@ -244,6 +284,30 @@ def test_what_a_tensor_config_refuses(
             ValueError,
             "QuantConfig: expected scale_dtype to be one of float32, bfloat16, float16, but got",
         ),
+        (lambda: W8A8(backward=8), TypeError, "expected backward to be a str, but got int"),
+        (lambda: W8A8(rounding=None), TypeError, "expected rounding to be a str, but got NoneType"),
+        (
+            lambda: W8A8(rounding="stochastic"),
+            ValueError,
+            "rounding='nearest' with backward='float'.*but got 'stochastic'; choose backward='int8",
+        ),
+        *(
+            (build, ValueError, r"backward='float' for layers that train on floating.*use W8A8\(")
+            for build in (
+                lambda: W4A8(backward="int8"),
+                lambda: W4A8(None, False, backward="int8"),
+                lambda: W8A8(scale_dtype="bfloat16", backward="int8_input"),
+                lambda: QuantConfig(TensorConfig(8), backward="int8"),
+                lambda: dataclasses.replace(W8A8Static(), backward="int8"),
+                lambda: dataclasses.replace(W4A16(), backward="int8_input"),
+                lambda: QuantConfig(TensorConfig(8, learned=True), PER_TOKEN, backward="int8"),
+            )
+        ),
+        (
+            lambda: SmoothQuant(activation=W8A8(backward="int8")),
+            ValueError,
+            r"activation to be W8A8\(...\).*but got .*backward=int8 nearest",
+        ),
         (lambda: W8A8(scale_dtype=16), TypeError, "expected scale_dtype to be a str, but got int"),
         (lambda: W4A16(scale_rule=None), TypeError, "expected scale_rule to be a str, but got Non"),
         (lambda: W4A16(symmetric=1), TypeError, "W4A16: expected symmetric to be a bool, but got"),
@@ -269,8 +333,8 @@ def test_what_schemes_refuse(build, error: type[Exception], message: str) -> Non
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"version": 3}, ValueError, "version to be at most 2, but got 3; a newer baraquant"),
-        ({"version": "1"}, ValueError, "version to be at most 2, but got '1'"),
+        ({"version": 4}, ValueError, "version to be at most 3, but got 4; a newer baraquant"),
+        ({"version": "1"}, ValueError, "version to be at most 3, but got '1'"),
         ({"version": None}, ValueError, "version"),
         ({"version": True}, ValueError, "version"),
         ({"scheme": "w4a4"}, ValueError, "scheme quant, but got 'w4a4'"),
@@ -310,7 +374,7 @@ def test_other_data_is_refused() -> None:
         Config.from_dict(none)
     nested = SmoothQuant().to_dict()
     nested["activation"]["version"] = 7
-    with pytest.raises(ValueError, match="version to be at most 2, but got 7"):
+    with pytest.raises(ValueError, match="version to be at most 3, but got 7"):
         SmoothQuant.from_dict(nested)
 
 

@@ -42,7 +42,8 @@ class FakeQuantizedExperts(RunsExperts):
     Each of the two products has its own input quantizer.
 
     The gradient goes straight through the rounding to the input and all parameters, in evaluation
-    too.
+    too. Its products are floating: ``backward`` of the configuration is for linear layers, and
+    ``config`` of the experts has ``"float"``.
 
     Args:
         experts: Floating experts for which :meth:`why_not` returns None. The parameters and the
@@ -67,7 +68,7 @@ class FakeQuantizedExperts(RunsExperts):
         reason = why_not(experts)
         if reason is not None:
             raise ValueError(f"FakeQuantizedExperts: expected experts to swap, but {reason}")
-        qat = quant_config(config)
+        qat = quant_config(config).with_float_backward()
         self._take_place_of(experts)
         for name in self.form.weights:
             self.register_parameter(name, experts._parameters[name])

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from ... import ops
-from ...configs import Config, QuantConfig, TensorConfig
+from ...configs import Config, QuantConfig
 from ...ops._limits import MAX_FEATURES, MAX_SHIFTED_FEATURES
 from ...schemes import W8A8, quant_config
 from .._product import linear
@@ -27,8 +27,10 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
       both are a :class:`FakeQuantize` or a :class:`LearnedFakeQuantize`. An integer product may
       differ in the last bit; only evaluation computes it.
 
-    The gradient goes straight through the rounding, in evaluation too. The switches of
-    :mod:`baraquant.nn`, such as :func:`disable_fake_quant`, act only in training.
+    The gradient goes straight through the rounding, in evaluation too. Where the layer computes
+    :func:`baraquant.ops.qat_linear`, ``backward`` and ``rounding`` of the configuration say how the
+    gradient is computed. The switches of :mod:`baraquant.nn`, such as :func:`disable_fake_quant`,
+    act only in training; with one of them the products are floating, those of the gradient too.
 
     Args:
         in_features: Size of each input.
@@ -61,6 +63,8 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         "quant_max",
         "weight_quant_min",
         "weight_quant_max",
+        "backward",
+        "rounding",
     )
     _transposed_groups = 0
     bias: Tensor | None
@@ -71,6 +75,8 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
     quant_max: int
     weight_quant_min: int
     weight_quant_max: int
+    backward: str  # as in qat_linear
+    rounding: str
 
     def __init__(
         self,
@@ -108,6 +114,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         if qat.activation is not None:
             self.quant_min, self.quant_max = qat.activation.quant_min, qat.activation.quant_max
         self.weight_quant_min, self.weight_quant_max = qat.weight.quant_min, qat.weight.quant_max
+        self.backward, self.rounding = qat.backward, qat.rounding
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def with_floating_input(self) -> Self:
@@ -142,6 +149,8 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
             weight_quant_max=self.weight_quant_max,
             quant_min=self.quant_min,
             quant_max=self.quant_max,
+            backward=self.backward,
+            rounding=self.rounding,
         )
 
     def _float_output(self, input: Tensor) -> Tensor:
@@ -249,14 +258,7 @@ def is_integer_product(config: QuantConfig) -> bool:
 
 def is_whole_product(config: QuantConfig) -> bool:
     """Whether :func:`baraquant.ops.qat_linear` computes the whole layer."""
-    weight, activation = config.weight, config.activation
-    return (
-        is_integer_product(config)
-        and weight == TensorConfig(weight.bits)
-        and config.scale_dtype == "float32"
-        and activation is not None
-        and activation == TensorConfig(activation.bits, "per_token", activation.symmetric)
-    )
+    return config.trains_on_integers
 
 
 def check_config(config: QuantConfig, features: int) -> None:

@@ -18,6 +18,27 @@ ONE_WEIGHT = {
         and its scales.""",
     "grouped_gradient": " ",  # a line of spaces is left out
     "grouped_source": " ",
+    "backward": """\
+backward: How the backward pass computes, see below: ``"float"``, ``"int8_input"`` (the gradient
+        of ``input`` from integers) or ``"int8"`` (that of ``weight`` too).
+    rounding: How ``"int8_input"`` and ``"int8"`` round the gradient of the output: ``"nearest"``,
+        or ``"stochastic"`` with the numbers of PyTorch's generator of the device.""",
+    "integer_gradient": """\
+    With ``backward="int8_input"`` and ``"int8"`` the products of the backward pass are sums of
+    integers too. The scales ``sw`` and ``s`` are folded into the gradient ``dy`` of the output,
+    which is then quantized as :func:`scaled_quantize_per_token` (``qd``, ``sd`` for each token) and
+    :func:`scaled_quantize_transposed` (``qe``, ``se`` for each output) do it; ``qw``, ``qx`` and
+    ``z`` of the forward pass are used again as they are:
+    ``dx[t, k] = (sum_n qd[t, n] * qw[n, k]) * sd[t]`` with ``qd, sd`` from ``dy[t, n] * sw[n]``,
+    ``dw[n, k] = (sum_t qe[n, t] * (qx[t, k] - z[t])) * se[n]`` with ``qe, se`` from
+    ``dy[t, n] * s[t]``. Both are computed as in :func:`int8_linear`, and have the same bits on
+    every device. With ``"int8_input"`` the gradient of ``weight`` is a floating product. For
+    ``"stochastic"`` each backward pass draws ``random = draw_random(dy, 2)`` for ``qd``, and
+    ``random + [0, 1]`` for ``qe``; the expectation of the gradients is then that of ``"float"``, up
+    to 2**-17 of a step. More than 131071 tokens or outputs (65536 tokens with ``symmetric=False``)
+    are more than an int32 sum holds: they are cut into blocks of equal length, each with scales of
+    its own, whose products are added. Both keep the integers of the weight in any case. They cannot
+    be differentiated twice: ``create_graph=True`` raises NotImplementedError.""",
 }
 GROUPED = {
     "input": "``[T, K]``, the tokens of each group in adjacent rows",
@@ -39,6 +60,10 @@ offsets: Where the rows of each group end, ``[E]``, int32: group e has the rows 
     "grouped_source": """\
     Groups of tokens with a weight each: Shazeer et al. 2017, "Outrageously Large Neural Networks:
     The Sparsely-Gated Mixture-of-Experts Layer".""",
+    "backward": """\
+backward: ``"float"``; for groups there is no backward pass of integers yet.
+    rounding: ``"nearest"``; only a backward pass of integers rounds.""",
+    "integer_gradient": " ",
 }
 
 # ---- What several verbs say ---------------------------------------------------------------------
@@ -230,6 +255,7 @@ Args:
         least -128. Four bits are -8 and 7.
     weight_quant_max: The largest integer of the weight, 1 to 127.
 {_RANGE}
+    $backward
 
 Returns:
     $output, of the dtype of ``input``, contiguous.
@@ -245,6 +271,7 @@ Gradient:
     pass: the integers, one byte per element, and their scales; if ``symmetric`` is False, also one
     bit per element of ``input``. If the weight is a leaf (a parameter) or a view of one, it is kept
     itself instead of its integers, at no cost. Only what the requested gradients need is kept.
+$integer_gradient
 $grouped_gradient
 
 {_ROUNDING}

@@ -212,6 +212,10 @@ inline at::Tensor static_quantized_linear(
 /// @param quant_min The smallest integer of the input, at least -128. If `symmetric` is true, it is
 ///     `-quant_max` or one less. Four bits are -8 and 7.
 /// @param quant_max The largest integer of the input, at most 127.
+/// @param backward How the backward pass computes, see below: `"float"`, `"int8_input"` (the
+///     gradient of `input` from integers) or `"int8"` (that of `weight` too).
+/// @param rounding How `"int8_input"` and `"int8"` round the gradient of the output: `"nearest"`,
+///     or `"stochastic"` with the numbers of PyTorch's generator of the device.
 /// @return `[..., N]`, of the dtype of `input`, contiguous.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
 /// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
@@ -222,12 +226,13 @@ inline at::Tensor qat_linear(const at::Tensor& input, const at::Tensor& weight,
                              const std::optional<at::Tensor>& bias = std::nullopt,
                              bool symmetric = true, int64_t weight_quant_min = -128,
                              int64_t weight_quant_max = 127, int64_t quant_min = -128,
-                             int64_t quant_max = 127) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                           bool, int64_t, int64_t, int64_t, int64_t)>("qat_linear", "");
+                             int64_t quant_max = 127, std::string_view backward = "float",
+                             std::string_view rounding = "nearest") {
+  static const auto op = api::find<at::Tensor(
+      const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, bool, int64_t,
+      int64_t, int64_t, int64_t, std::string_view, std::string_view)>("qat_linear", "");
   return op.call(input, weight, bias, symmetric, weight_quant_min, weight_quant_max, quant_min,
-                 quant_max);
+                 quant_max, backward, rounding);
 }
 
 /// Multiply the integers of each group of tokens by the weight of the group.
@@ -350,6 +355,8 @@ inline at::Tensor quantized_grouped_linear(
 /// @param quant_min The smallest integer of the input, at least -128. If `symmetric` is true, it is
 ///     `-quant_max` or one less. Four bits are -8 and 7.
 /// @param quant_max The largest integer of the input, at most 127.
+/// @param backward `"float"`; for groups there is no backward pass of integers yet.
+/// @param rounding `"nearest"`; only a backward pass of integers rounds.
 /// @return `[T, N]`, of the dtype of `input`, contiguous.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
 /// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
@@ -360,12 +367,14 @@ inline at::Tensor qat_grouped_linear(const at::Tensor& input, const at::Tensor& 
                                      const std::optional<at::Tensor>& bias = std::nullopt,
                                      bool symmetric = true, int64_t weight_quant_min = -128,
                                      int64_t weight_quant_max = 127, int64_t quant_min = -128,
-                                     int64_t quant_max = 127) {
-  static const auto op = api::find<at::Tensor(
-      const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-      bool, int64_t, int64_t, int64_t, int64_t)>("qat_grouped_linear", "");
+                                     int64_t quant_max = 127, std::string_view backward = "float",
+                                     std::string_view rounding = "nearest") {
+  static const auto op =
+      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                           const std::optional<at::Tensor>&, bool, int64_t, int64_t, int64_t,
+                           int64_t, std::string_view, std::string_view)>("qat_grouped_linear", "");
   return op.call(input, weight, offsets, bias, symmetric, weight_quant_min, weight_quant_max,
-                 quant_min, quant_max);
+                 quant_min, quant_max, backward, rounding);
 }
 
 }  // namespace baraquant

@@ -71,6 +71,7 @@ class Op:
             found |= {"symmetric": not self.full, **dict(zip(INPUT_RANGE, (-8, 7), strict=True))}
         if self.name == TRAINED:
             found |= dict(zip(WEIGHT_RANGE, (-2, 1), strict=True))
+            found |= {"backward": "float", "rounding": "nearest"}
         else:
             found |= {"weight_scale": ones((E, N), self.compute), "dtype": self.output}
         if self.full:
@@ -153,5 +154,25 @@ def wrong_ranges() -> Iterator[Bad]:
             yield Bad(low, f"{ends}", constant(ends[0]), ValueError, words, also=also)
 
 
-BAD = [*wrong_dtypes(), *wrong_layouts_and_devices(), *wrong_shapes(), *wrong_ranges()]
+def wrong_options() -> Iterator[Bad]:
+    for word in ("", "int4", "INT8"):
+        words = rf"'float', 'int8_input' or 'int8', but got '{word}'$"
+        yield Bad("backward", repr(word), constant(word), ValueError, words)
+    for word in ("int8_input", "int8"):
+        words = rf"'float' for groups of tokens, but got '{word}'.*use qat_linear for each group"
+        yield Bad("backward", word, constant(word), NotImplementedError, words)
+    for word in ("", "random"):
+        words = rf"'nearest' or 'stochastic', but got '{word}'$"
+        yield Bad("rounding", repr(word), constant(word), ValueError, words)
+    words = "'nearest' with backward='float'.*but got 'stochastic'"
+    yield Bad("rounding", "stochastic", constant("stochastic"), ValueError, words)
+
+
+BAD = [
+    *wrong_dtypes(),
+    *wrong_layouts_and_devices(),
+    *wrong_shapes(),
+    *wrong_ranges(),
+    *wrong_options(),
+]
 PAIRS = [(op, bad) for op in OPS for bad in BAD if bad.applies(op)]

@@ -88,6 +88,7 @@ class Op:
             found |= dict(zip(INPUT_RANGE, (-8, 7), strict=True))
         if self.name == "qat_linear":
             found |= dict(zip(WEIGHT_RANGE, (-2, 1), strict=True))
+            found |= {"backward": "int8", "rounding": "stochastic"}
         else:
             found["dtype"] = self.output
         if self.name == "static_quantized_linear" and self.full:
@@ -297,6 +298,21 @@ def wrong_ranges() -> Iterator[Bad]:
             yield bad(names, ends, f"{low} and {high} to have 0 in the middle", **symmetric)
 
 
+WORDS = ("", "Float", "INT8", "int8 ", " int8", "int4", "fp8", "bfloat16", "none", "true", "8")
+
+
+def wrong_options() -> Iterator[Bad]:
+    for word in (*WORDS, "stochastic", "int8-input", "int8_weight"):
+        words = rf"'float', 'int8_input' or 'int8', but got '{word}'$"
+        yield Bad("backward", repr(word), constant(word), ValueError, words)
+    for word in (*WORDS, "random", "Nearest", "up"):
+        words = rf"'nearest' or 'stochastic', but got '{word}'$"
+        yield Bad("rounding", repr(word), constant(word), ValueError, words)
+    words = r"'nearest' with backward='float'.*but got 'stochastic'; choose backward='int8_input'"
+    yield Bad("rounding", "of float", constant("stochastic"), ValueError, words,
+              also={"backward": "float"})  # fmt: skip
+
+
 BAD = [*wrong_dtypes(), *wrong_together(), *wrong_layouts_and_devices(), *wrong_shapes()]
-BAD += [*wrong_numbers(), *wrong_ranges()]
+BAD += [*wrong_numbers(), *wrong_ranges(), *wrong_options()]
 PAIRS = [(op, bad) for op in OPS for bad in BAD if bad.applies(op)]

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "int8_mm/integer_backward.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <algorithm>
+
+#include "frame/checks.h"
+#include "frame/copies.h"
+#include "frame/core_op.h"
+#include "frame/outputs.h"
+#include "frame/plan.h"
+#include "int8_mm/launch.h"
+#include "int8_mm/math.h"
+#include "scaled/quantize.h"
+
+namespace baraquant::int8_mm {
+namespace {
+
+using scaled::Part;
+using scaled::RandomState;
+
+constexpr const char* kOp = "baraquant::_integer_backward";
+// The second of the two states in `random` is for the gradient of the weight.
+constexpr uint64_t kWeightStep = 1;
+
+using TensorPair = std::tuple<at::Tensor, at::Tensor>;
+
+// A sum of `depth` terms, cut into blocks that int32 holds.
+struct SumBlocks {
+  int64_t depth, size;
+
+  SumBlocks(int64_t terms, int64_t most) : depth(terms), size(std::max<int64_t>(terms, 1)) {
+    if (terms <= most) return;
+    most = most / 16 * 16;
+    const int64_t count = (terms + most - 1) / most;
+    size = ((terms + count - 1) / count + 15) / 16 * 16;
+  }
+  bool is_one() const { return depth <= size; }
+
+  // Calls of(begin, end) for each block; once for an empty sum.
+  template <typename Of>
+  void for_each(const Of& of) const {
+    for (int64_t begin = 0; begin == 0 || begin < depth; begin += size) {
+      of(begin, std::min(begin + size, depth));
+    }
+  }
+};
+
+// Collects the products of the blocks of a sum.
+class Total {
+ public:
+  Total(int64_t rows, int64_t columns, at::ScalarType dtype, const at::Tensor& like, bool is_one)
+      : dtype_(dtype), options_(like.options().dtype(compute_dtype(dtype))), columns_(columns) {
+    const at::ScalarType summed = is_one ? dtype : compute_dtype(dtype);
+    total_ = at::empty({rows, columns}, options_.dtype(summed));
+    ones_ = filled({columns}, 1, options_);
+  }
+
+  // Adds scale[r] * sum over d of (values[r, d] * weight[c, d] - shifts[r]). Undefined shifts are 0.
+  void add(const scaled::Quantized& rows, const at::Tensor& weight, const at::Tensor& shifts) {
+    if (!has_work(total_)) return;
+    ProductCall call;
+    call.input = rows.values;
+    call.weight = weight;
+    call.input_scale = rows.scale;
+    call.weight_scale = ones_;
+    call.has_zero_point = shifts.defined();
+    if (shifts.defined()) {
+      call.zero_point = shifts;
+      call.weight_sum = filled({columns_}, 1, options_.dtype(at::kInt));
+    }
+    call.output = is_first_ ? total_ : at::empty(total_.sizes(), total_.options());
+    kernels(weight).product(call);
+    if (!is_first_ && !is_planning()) total_.add_(call.output);
+    is_first_ = false;
+  }
+
+  at::Tensor result() const { return cast(total_, dtype_); }
+
+ private:
+  at::ScalarType dtype_;
+  at::TensorOptions options_;
+  int64_t columns_;
+  at::Tensor total_, ones_;
+  bool is_first_ = true;
+};
+
+at::Tensor vector_of(const at::Tensor& tensor) { return contiguous(tensor).view({tensor.numel()}); }
+
+// `maxima` are those that gradient_of_weight needs of grad, or undefined.
+at::Tensor gradient_of_input(const Part& grad, const IntegerBackwardArgs& args,
+                             const RandomState& random, const at::Tensor& maxima) {
+  const at::Tensor weight = contiguous(*args.qweight), scale = vector_of(*args.weight_scale);
+  const at::Tensor row_factor = maxima.defined() ? vector_of(*args.input_scale) : at::Tensor();
+  const SumBlocks blocks(grad.columns, kMaxDepth);
+  Total total(grad.rows, weight.size(1), grad.matrix.scalar_type(), weight, blocks.is_one());
+  blocks.for_each([&](int64_t begin, int64_t end) {
+    const auto of_block = [&](const at::Tensor& t) {
+      return t.defined() ? t.narrow(0, begin, end - begin) : t;
+    };
+    total.add(scaled::quantize_rows(scaled::columns_of(grad, begin, end), of_block(scale), random,
+                                    row_factor, of_block(maxima)),
+              scaled::transposed(of_block(weight)), {});
+  });
+  return total.result();
+}
+
+at::Tensor gradient_of_weight(const Part& grad, const IntegerBackwardArgs& args,
+                              const SumBlocks& blocks, const RandomState& random,
+                              const at::Tensor& maxima) {
+  const int64_t depth = args.qinput->size(-1);
+  const at::Tensor input = contiguous(*args.qinput).view({grad.rows, depth});
+  const at::Tensor scale = vector_of(*args.input_scale);
+  const at::Tensor zero_point =
+      args.input_zero_point ? vector_of(*args.input_zero_point) : at::Tensor();
+  Total total(grad.columns, depth, grad.matrix.scalar_type(), input, blocks.is_one());
+  blocks.for_each([&](int64_t begin, int64_t end) {
+    const auto of_block = [&](const at::Tensor& t) {
+      return t.defined() ? t.narrow(0, begin, end - begin) : t;
+    };
+    at::Tensor sums;
+    if (zero_point.defined()) sums = filled({grad.columns}, 0, input.options().dtype(at::kInt));
+    const auto rows = scaled::quantize_columns(scaled::rows_of(grad, begin, end), of_block(scale),
+                                               random, maxima, of_block(zero_point), sums);
+    total.add(rows, scaled::transposed(of_block(input)), sums);
+  });
+  return total.result();
+}
+
+// ---- Checks -------------------------------------------------------------------------------------
+
+// Checks a tensor that has to be there, its dtype, and its number of elements.
+void check_kept(const at::Tensor& grad, const char* name, const OptionalTensor& tensor,
+                at::ScalarType dtype, const c10::SymInt& count) {
+  TORCH_CHECK_TYPE(tensor.has_value(), kOp, ": expected ", name, " to be a tensor, but got none");
+  check_dispatchable(kOp, name, *tensor);
+  check_dtype(kOp, name, *tensor, dtype, "as the forward pass keeps it");
+  check_same_device(kOp, name, *tensor, grad, "gradient");
+  TORCH_CHECK_VALUE(same_size(tensor->sym_numel(), count), kOp, ": expected ", name, " to have ",
+                    count, " elements, but got shape ", tensor->sym_sizes());
+}
+
+void check_integer_backward(const at::Tensor& grad, const IntegerBackwardArgs& args) {
+  check_dispatchable(kOp, "grad", grad);
+  check_floating(kOp, "grad", grad);
+  TORCH_CHECK_VALUE(grad.dim() >= 1, kOp, ": expected grad to have at least 1 dimension");
+  const at::ScalarType compute = compute_dtype(grad.scalar_type());
+  c10::SymInt rows = 1;
+  for (const auto& size : grad.sym_sizes().slice(0, grad.dim() - 1)) rows *= size;
+  if (args.qweight) {
+    TORCH_CHECK_VALUE(args.qweight->dim() == 2, kOp, ": expected qweight to have 2 dimensions");
+    const c10::SymInt outputs = grad.sym_size(-1);
+    check_kept(grad, "qweight", args.qweight, at::kChar, outputs * args.qweight->sym_size(1));
+    check_kept(grad, "weight_scale", args.weight_scale, compute, outputs);
+  }
+  if (args.qinput) {
+    TORCH_CHECK_VALUE(args.qinput->dim() >= 1, kOp,
+                      ": expected qinput to have at least 1 dimension");
+    check_kept(grad, "qinput", args.qinput, at::kChar, rows * args.qinput->sym_size(-1));
+    check_kept(grad, "input_scale", args.input_scale, compute, rows);
+    if (args.input_zero_point) {
+      check_kept(grad, "input_zero_point", args.input_zero_point, at::kInt, rows);
+    }
+  }
+  if (args.random) check_kept(grad, "random", args.random, at::kLong, 2);
+}
+
+// What stands for a gradient that is not computed.
+at::Tensor nothing_like(const at::Tensor& grad) { return at::empty({0}, grad.options()); }
+
+TensorPair integer_backward_meta(const at::Tensor& grad, const IntegerBackwardArgs& args) {
+  check_integer_backward(grad, args);
+  at::Tensor dx = nothing_like(grad), dw = nothing_like(grad);
+  if (args.qweight) {
+    std::vector<c10::SymInt> sizes = grad.sym_sizes().vec();
+    sizes.back() = args.qweight->sym_size(1);
+    dx = at::empty_symint(sizes, grad.options());
+  }
+  if (args.qinput) {
+    dw = at::empty_symint({grad.sym_size(-1), args.qinput->sym_size(-1)}, grad.options());
+  }
+  return {dx, dw};
+}
+
+TensorPair integer_backward_device(const at::Tensor& grad, const IntegerBackwardArgs& args) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  check_integer_backward(grad, args);
+  const Part rows = scaled::whole(grad);
+  const at::Tensor state = args.random ? contiguous(*args.random) : at::Tensor();
+  const SumBlocks tokens(rows.rows, args.input_zero_point ? kMaxShiftedDepth : kMaxDepth);
+  at::Tensor dx = nothing_like(grad), dw = nothing_like(grad), maxima;
+  // Where the scales of dw hold for all tokens, the pass for dx finds them too.
+  if (args.qweight && args.qinput && tokens.is_one()) maxima = scaled::no_maxima(rows);
+  if (args.qweight) {
+    std::vector<int64_t> sizes = grad.sizes().vec();
+    sizes.back() = args.qweight->size(1);
+    dx = gradient_of_input(rows, args, {state}, maxima).view(sizes);
+  }
+  if (args.qinput) dw = gradient_of_weight(rows, args, tokens, {state, kWeightStep}, maxima);
+  return {dx, dw};
+}
+
+// NB: tensors that the dispatcher would send elsewhere are refused here, before the call below.
+void check_all_dispatchable(const at::Tensor& grad, const IntegerBackwardArgs& args) {
+  check_dispatchable(kOp, "grad", grad);
+  const auto check = [](const char* name, const OptionalTensor& tensor) {
+    if (tensor) check_dispatchable(kOp, name, *tensor);
+  };
+  check("qinput", args.qinput);
+  check("input_scale", args.input_scale);
+  check("input_zero_point", args.input_zero_point);
+  check("qweight", args.qweight);
+  check("weight_scale", args.weight_scale);
+  check("random", args.random);
+}
+
+void refuse_to_record(const at::Tensor& grad) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!(at::GradMode::is_enabled() && grad.requires_grad()), kOp,
+                              ": a gradient that is rounded to integers cannot be differentiated");
+}
+
+TensorPair integer_backward_autograd(const at::Tensor& grad, const IntegerBackwardArgs& args) {
+  check_all_dispatchable(grad, args);
+  refuse_to_record(grad);
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return integer_backward(grad, args);
+}
+
+}  // namespace
+
+TensorPair integer_backward(const at::Tensor& grad, const IntegerBackwardArgs& args) {
+  static const CoreOp<decltype(integer_backward)> op(kOp);
+  return op(grad, args);
+}
+
+TORCH_LIBRARY_IMPL(baraquant, CPU, m) {
+  m.impl("_integer_backward", kernel_of<&integer_backward_device>);
+}
+TORCH_LIBRARY_IMPL(baraquant, CUDA, m) {
+  m.impl("_integer_backward", kernel_of<&integer_backward_device>);
+}
+TORCH_LIBRARY_IMPL(baraquant, Meta, m) {
+  m.impl("_integer_backward", kernel_of<&integer_backward_meta>);
+}
+TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {
+  m.impl("_integer_backward", kernel_of<&integer_backward_autograd>);
+}
+
+}  // namespace baraquant::int8_mm

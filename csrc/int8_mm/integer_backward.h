@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The gradients of qat_linear as products of integers. The scales of the weight and of the input
+// are folded into dy, so that dy alone is rounded and the integers of the forward pass are used
+// again as they are. With the symmetric int8 rounding q() of a row, whose scale is sd:
+//   dx[m, k] = sd[m] * sum over n of q(dy[m, n] * sw[n]) * qw[n, k]
+//   dw[n, k] = sd[n] * sum over m of q(dy[m, n] * sx[m]) * (qx[m, k] - zx[m])
+// The sums are exact in int32. A sum of more terms than int32 holds is cut into blocks of equal
+// length (a multiple of 16, the last one may be shorter), each rounded with scales of its own; the
+// blocks are added in the compute type, in order.
+#pragma once
+
+#include "granularity/arguments.h"
+
+namespace baraquant::int8_mm {
+
+// What is kept of the forward pass. Without qweight dx is not computed, without qinput dw is not.
+struct IntegerBackwardArgs {
+  OptionalTensor qinput, input_scale, input_zero_point;  // [..., K], [..., 1], [..., 1]
+  OptionalTensor qweight, weight_scale;                  // [N, K], [N]
+  OptionalTensor random;  // of draw_random(count=2): dx uses the first state, dw the second
+
+  using Flat = std::tuple<OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor,
+                          OptionalTensor, OptionalTensor>;
+  Flat flat() const {
+    return {qinput, input_scale, input_zero_point, qweight, weight_scale, random};
+  }
+  static IntegerBackwardArgs from_flat(OptionalTensor qinput, OptionalTensor input_scale,
+                                       OptionalTensor input_zero_point, OptionalTensor qweight,
+                                       OptionalTensor weight_scale, OptionalTensor random) {
+    return {std::move(qinput),  std::move(input_scale),  std::move(input_zero_point),
+            std::move(qweight), std::move(weight_scale), std::move(random)};
+  }
+};
+
+// Returns dx and dw, in the dtype of grad; an empty tensor for one that is not computed.
+std::tuple<at::Tensor, at::Tensor> integer_backward(const at::Tensor& grad,
+                                                    const IntegerBackwardArgs& args);
+
+}  // namespace baraquant::int8_mm

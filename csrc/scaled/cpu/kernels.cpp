@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The CPU kernels of the scaled family. A pass finds the scale of a row, and a second one quantizes
+// the row while it is still in a cache. Columns are handled in strips, whose transpose is put
+// together in a tile.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <mutex>
+#include <vector>
+
+#include "frame/cpu_plan.h"
+#include "machine/cpu_isa.h"
+#include "scaled/launch.h"
+
+namespace baraquant::scaled {
+namespace {
+
+constexpr int64_t kUnit = 16384;  // the fewest elements for a task of a thread
+constexpr int64_t kBlock = 1024;  // elements that are scaled together
+constexpr int64_t kTile = 64;     // rows and columns of a tile; a multiple of kOctet
+
+bool only_planned_as(const char* name, const char* compute) {
+  return only_planned([&] {
+    KernelPlan plan = cpu_plan<float>(name, "1");
+    plan.compute_dtype = compute;
+    return plan;
+  });
+}
+
+// The factors or scales of neighbours: one for each, or one for all.
+template <typename C>
+struct Each {
+  const C* values;
+  BARAQUANT_HD C at(int64_t i) const { return values[i]; }
+};
+template <typename C>
+struct One {
+  C value;
+  BARAQUANT_HD C at(int64_t) const { return value; }
+};
+
+// The key of the greatest |x * factor|.
+template <typename T, typename F>
+BARAQUANT_HD Key<ComputeType<T>> magnitude(const T* __restrict x, const F& factor, int64_t count) {
+  using C = ComputeType<T>;
+  Key<C> max = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const Key<C> key = range::magnitude_key(scaled(x[i], factor.at(i)));
+    max = key > max ? key : max;
+  }
+  return max;
+}
+
+// Raises the maxima of neighbouring columns, kept as keys.
+template <typename T, typename C>
+BARAQUANT_HD void raise_maxima(Key<C>* __restrict maxima, const T* __restrict x, C factor,
+                               int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const Key<C> key = range::magnitude_key(scaled(x[i], factor));
+    maxima[i] = key > maxima[i] ? key : maxima[i];
+  }
+}
+
+// Writes the random bits of the elements from `number` on.
+BARAQUANT_HD void fill_bits(uint32_t* bits, const Stream& stream, int64_t number, int64_t count) {
+  for (int64_t i = 0; i < count;) {
+    const int begin = static_cast<int>((number + i) % kOctet);
+    const Octet octet = random_octet(stream, static_cast<uint64_t>(number + i) / kOctet);
+    for (int k = begin; k < kOctet && i < count; ++k, ++i) bits[i] = octet.bits(k);
+  }
+}
+
+// Quantizes at most kBlock neighbours, the first of which is element `number`.
+template <typename T, typename F, typename S>
+BARAQUANT_HD void quantize(const T* __restrict x, const F& factor, const S& scale, int64_t count,
+                           const Random& random, int64_t number, int8_t* __restrict q) {
+  using C = ComputeType<T>;
+  if (random.state == nullptr) {
+    for (int64_t i = 0; i < count; ++i) {
+      q[i] = round_nearest<C>(scaled(x[i], factor.at(i)), scale.at(i));
+    }
+    return;
+  }
+  uint32_t bits[kBlock];
+  fill_bits(bits, Stream::of(random), number, count);
+  for (int64_t i = 0; i < count; ++i) {
+    q[i] = round_stochastic<C>(scaled(x[i], factor.at(i)), scale.at(i), bits[i]);
+  }
+}
+
+// Merges keys into maxima that several threads share.
+template <typename C>
+void merge_maxima(C* maxima, const std::vector<Key<C>>& keys, std::mutex& mutex) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (keys[i] > bit_cast<Key<C>>(maxima[i])) maxima[i] = bit_cast<C>(keys[i]);
+  }
+}
+
+template <typename T>
+BARAQUANT_HD void quantize_row(const RowsParams<T>& args, int64_t m) {
+  using C = ComputeType<T>;
+  const Matrix<T>& x = args.input;
+  const T* row = x.data + x.number(m, 0);
+  const C scale = scale_of<C>(magnitude(row, Each<C>{args.factor}, x.columns));
+  args.scale[m] = scale;
+  for (int64_t n = 0; n < x.columns; n += kBlock) {
+    quantize(row + n, Each<C>{args.factor + n}, One<C>{scale}, std::min(kBlock, x.columns - n),
+             args.random, x.number(m, n), args.values + m * x.columns + n);
+  }
+}
+
+struct Cpu {
+  template <typename T>
+  static void rows(const RowsParams<T>& args) {
+    using C = ComputeType<T>;
+    if (only_planned_as("scaled_quantize_rows", compute_name<C>())) return;
+    const Matrix<T>& x = args.input;
+    std::mutex mutex;
+    at::parallel_for(0, x.rows, grain(x.columns), [&](int64_t from, int64_t to) {
+      std::vector<Key<C>> maxima(args.maxima ? static_cast<size_t>(x.columns) : 0, 0);
+      run_on_isa(cpu_isa(), [&]() __attribute__((always_inline)) {
+        for (int64_t m = from; m < to; ++m) {
+          quantize_row(args, m);
+          if (args.maxima == nullptr) continue;
+          raise_maxima<T, C>(maxima.data(), x.data + x.number(m, 0), args.row_factor[m], x.columns);
+        }
+      });
+      if (args.maxima) merge_maxima(args.maxima, maxima, mutex);
+    });
+  }
+
+  template <typename T>
+  static void maxima(const Matrix<T>& x, const ComputeType<T>* factor, ComputeType<T>* maxima) {
+    using C = ComputeType<T>;
+    if (only_planned_as("scaled_maxima", compute_name<C>())) return;
+    std::mutex mutex;
+    at::parallel_for(0, x.rows, grain(x.columns), [&](int64_t from, int64_t to) {
+      std::vector<Key<C>> keys(static_cast<size_t>(x.columns), 0);
+      run_on_isa(cpu_isa(), [&]() __attribute__((always_inline)) {
+        for (int64_t m = from; m < to; ++m) {
+          raise_maxima<T, C>(keys.data(), x.data + x.number(m, 0), factor[m], x.columns);
+        }
+      });
+      merge_maxima(maxima, keys, mutex);
+    });
+  }
+
+  template <typename T>
+  static void columns(const ColumnsParams<T>& args) {
+    if (only_planned_as("scaled_quantize_columns", compute_name<ComputeType<T>>())) return;
+    const Matrix<T>& x = args.input;
+    const int64_t strips = (x.columns + kTile - 1) / kTile;
+    at::parallel_for(0, strips, grain(x.rows * kTile), [&](int64_t from, int64_t to) {
+      for (int64_t strip = from; strip < to; ++strip) {
+        const int64_t n = strip * kTile;
+        quantize_strip(args, n, std::min(kTile, x.columns - n));
+      }
+    });
+  }
+
+  static void transpose(const at::Tensor& values, const at::Tensor& result) {
+    if (only_planned_as("transpose_int8", "int32")) return;
+    const int64_t rows = values.size(0), columns = values.size(1);
+    const auto* from = static_cast<const int8_t*>(values.const_data_ptr());
+    auto* to = static_cast<int8_t*>(result.mutable_data_ptr());
+    const int64_t strips = (columns + kTile - 1) / kTile;
+    at::parallel_for(0, strips, grain(rows * kTile), [&](int64_t begin, int64_t end) {
+      for (int64_t n = begin * kTile; n < std::min(end * kTile, columns); n += kTile) {
+        const int64_t width = std::min(kTile, columns - n);
+        for (int64_t m = 0; m < rows; m += kTile) {
+          const int64_t height = std::min(kTile, rows - m);
+          for (int64_t j = 0; j < width; ++j) {
+            for (int64_t i = 0; i < height; ++i) {
+              to[(n + j) * rows + m + i] = from[(m + i) * columns + n + j];
+            }
+          }
+        }
+      }
+    });
+  }
+
+  // The CPU's generator has no offset: each draw takes a new seed, and the calls that share a state
+  // count from 0.
+  static void draw(const at::Tensor& state, int64_t) {
+    if (only_planned_as("draw_random", "int32")) return;
+    const at::Generator& generator = at::detail::getDefaultCPUGenerator();
+    auto* own = at::check_generator<at::CPUGeneratorImpl>(generator);
+    auto* numbers = static_cast<int64_t*>(state.mutable_data_ptr());
+    const std::lock_guard<std::mutex> lock(own->mutex_);
+    numbers[0] = static_cast<int64_t>(own->random64());
+    numbers[1] = 0;
+  }
+
+ private:
+  static int64_t grain(int64_t elements) { return std::max<int64_t>(kUnit / elements, 1); }
+
+  // Quantizes `width` columns from n on, a tile at a time.
+  template <typename T>
+  static void quantize_strip(const ColumnsParams<T>& args, int64_t n, int64_t width) {
+    using C = ComputeType<T>;
+    const Matrix<T>& x = args.input;
+    C scale[kTile];
+    for (int64_t j = 0; j < width; ++j) {
+      scale[j] = args.scale[n + j] = scale_of<C>(bit_cast<Key<C>>(args.maxima[n + j]));
+    }
+    int32_t sums[kTile] = {};
+    int8_t tile[kTile][kTile];
+    for (int64_t m = 0; m < x.rows; m += kTile) {
+      const int64_t height = std::min(kTile, x.rows - m);
+      run_on_isa(cpu_isa(), [&]() __attribute__((always_inline)) {
+        for (int64_t i = 0; i < height; ++i) {
+          const int64_t number = x.number(m + i, n);
+          quantize(x.data + number, One<C>{args.factor[m + i]}, Each<C>{scale}, width, args.random,
+                   number, tile[i]);
+          if (args.zero_point == nullptr) continue;
+          for (int64_t j = 0; j < width; ++j) sums[j] += tile[i][j] * args.zero_point[m + i];
+        }
+      });
+      for (int64_t j = 0; j < width; ++j) {
+        int8_t* const to = args.values + (n + j) * x.rows + m;
+        for (int64_t i = 0; i < height; ++i) to[i] = tile[i][j];
+      }
+    }
+    if (args.zero_point == nullptr) return;
+    for (int64_t j = 0; j < width; ++j) args.sums[n + j] += sums[j];
+  }
+};
+
+}  // namespace
+
+const Kernels& cpu_kernels() {
+  using L = Launch<Cpu>;
+  static const Kernels kernels{&L::rows, &L::maxima, &L::columns, &Cpu::transpose, &Cpu::draw};
+  return kernels;
+}
+
+}  // namespace baraquant::scaled

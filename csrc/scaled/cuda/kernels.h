@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The CUDA kernels of the scaled family, as kernels.cu launches them. They are spread over several
+// .cu files, which compile in parallel.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "scaled/operands.h"
+
+namespace baraquant::scaled {
+
+struct Place {
+  int multiprocessors;
+  cudaStream_t stream;
+};
+
+template <typename T>
+void rows_cuda(const RowsParams<T>& args, const Place& place);
+template <typename T>
+void maxima_cuda(const Matrix<T>& x, const ComputeType<T>* factor, ComputeType<T>* maxima,
+                 const Place& place);
+template <typename T>
+void columns_cuda(const ColumnsParams<T>& args, const Place& place);
+
+}  // namespace baraquant::scaled

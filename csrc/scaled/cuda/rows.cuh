@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Quantizes rows. A block (or a warp, for short rows) takes one row after the other, so each thread
+// keeps the factors of its columns in registers, and the maxima of its columns too; it loads the
+// next row before it reduces this one. The row is read once. Rows that are too long for that, or
+// are not aligned, are read twice by scaled_long_rows_kernel, the second time from the cache, and
+// their maxima come from scaled_maxima_kernel.
+#pragma once
+
+#include <algorithm>
+
+#include "frame/cuda_plan.cuh"
+#include "scaled/cuda/numbers.cuh"
+
+namespace baraquant::scaled {
+
+constexpr int kRowThreads = 512;    // at most; leaves 128 registers for each
+constexpr int kShortThreads = 256;  // of a block whose warps have rows of their own
+constexpr int kMaxRowPacks = 2;
+
+struct RowTeams {
+  int threads;   // of a block
+  int team;      // threads of a row: a warp, or the block
+  int64_t grid;  // blocks
+};
+
+// Merges over the block; each thread gets the result. `slot` alternates from call to call, so that
+// a slow warp still reads the last result while a fast one writes the next.
+template <typename C>
+__device__ __forceinline__ C greatest_of_block(C value, C (&of_warps)[2][kWarp], int slot) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, warps = static_cast<int>(blockDim.x) / 32;
+  value = greatest_of_warp(value);
+  if (lane == 0) of_warps[slot][threadIdx.x / kWarp] = value;
+  __syncthreads();
+  return greatest_of_warp(lane < warps ? of_warps[slot][lane] : C(0));
+}
+
+// The columns of a thread: packs `team` threads apart.
+template <typename T, int packs>
+struct RowShare {
+  NumberWords<T> words[packs];
+
+  __device__ __forceinline__ void load(const Matrix<T>& x, int64_t m, int lane, int team) {
+#pragma unroll
+    for (int p = 0; p < packs; ++p) {
+      const int64_t n = int64_t(p * team + lane) * kPack<T>;
+      if (m < x.rows && n < x.columns) {
+        load_words(words[p], x.data, x.number(m, n));
+      } else {
+        words[p].fill({});
+      }
+    }
+  }
+};
+
+template <typename T, bool stochastic>
+__device__ __forceinline__ void write_pack(const RowsParams<T>& args, const NumberWords<T>& words,
+                                           const ComputeType<T> (&factor)[kPack<T>],
+                                           const Rounder<ComputeType<T>>& rounder,
+                                           const Stream& stream, int64_t m, int64_t n) {
+  using C = ComputeType<T>;
+  uint32_t q[kPack<T>];
+  const bool fast = rounder.is_fast();
+  if constexpr (stochastic) {
+    const PackBits<T> bits(stream, args.input.number(m, n));
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) {
+      q[i] = rounder.stochastic(scaled<C>(words.get(i), factor[i]), bits.at(i), fast);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) {
+      q[i] = rounder.nearest(scaled<C>(words.get(i), factor[i]), fast);
+    }
+  }
+  Pack<uint32_t, kPack<T> / 4> result;
+#pragma unroll
+  for (int i = 0; i < kPack<T> / 4; ++i) {
+    result.at[i] = pack_bytes(q[4 * i], q[4 * i + 1], q[4 * i + 2], q[4 * i + 3]);
+  }
+  using Result = Pack<uint32_t, kPack<T> / 4>;
+  *reinterpret_cast<Result*>(args.values + m * args.input.columns + n) = result;
+}
+
+template <typename T, int packs, bool stochastic, bool with_maxima>
+__global__ void __launch_bounds__(kRowThreads)
+    scaled_rows_kernel(const RowsParams<T> args, const int team) {
+  using C = ComputeType<T>;
+  constexpr int kSize = kPack<T>;
+  __shared__ C of_warps[2][kWarp];
+  const Matrix<T>& x = args.input;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % team;
+  const int64_t teams = static_cast<int>(blockDim.x) / team;
+  const int64_t step = int64_t(gridDim.x) * teams;
+  const bool is_block = team > kWarp;
+  const Stream stream = stochastic ? Stream::of(args.random) : Stream{};
+
+  C factor[packs][kSize], maxima[packs][kSize];
+#pragma unroll
+  for (int p = 0; p < packs; ++p) {
+    const int64_t n = int64_t(p * team + lane) * kSize;
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) {
+      factor[p][i] = n < x.columns ? args.factor[n + i] : C(0);
+      maxima[p][i] = C(0);
+    }
+  }
+  int64_t m = blockIdx.x * teams + thread / team;
+  RowShare<T, packs> next;
+  next.load(x, m, lane, team);
+  // NB: every warp of a block makes the same number of steps if the block is one team; otherwise
+  // no warp waits for another.
+  for (int slot = 0; m < x.rows; m += step, slot ^= 1) {
+    const RowShare<T, packs> row = next;
+    next.load(x, m + step, lane, team);
+    C greatest = C(0);
+    const C row_factor = with_maxima ? args.row_factor[m] : C(0);
+#pragma unroll
+    for (int p = 0; p < packs; ++p) {
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) {
+        const T number = row.words[p].get(i);
+        greatest = greater(greatest, magnitude(scaled<C>(number, factor[p][i])));
+        if (with_maxima) {
+          maxima[p][i] = greater(maxima[p][i], magnitude(scaled<C>(number, row_factor)));
+        }
+      }
+    }
+    greatest = is_block ? greatest_of_block(greatest, of_warps, slot) : greatest_of_warp(greatest);
+    const C scale = scale_of<C>(bit_cast<Key<C>>(greatest));
+    if (lane == 0) args.scale[m] = scale;
+    const Rounder<C> rounder(scale);
+#pragma unroll
+    for (int p = 0; p < packs; ++p) {
+      const int64_t n = int64_t(p * team + lane) * kSize;
+      if (n < x.columns) {
+        write_pack<T, stochastic>(args, row.words[p], factor[p], rounder, stream, m, n);
+      }
+    }
+  }
+  if constexpr (with_maxima) {
+#pragma unroll
+    for (int p = 0; p < packs; ++p) {
+      const int64_t n = int64_t(p * team + lane) * kSize;
+      if (n >= x.columns) continue;
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) raise(args.maxima + n + i, maxima[p][i]);
+    }
+  }
+}
+
+template <typename T, bool stochastic>
+__global__ void __launch_bounds__(kRowThreads) scaled_long_rows_kernel(const RowsParams<T> args) {
+  using C = ComputeType<T>;
+  __shared__ C of_warps[2][kWarp];
+  const Matrix<T>& x = args.input;
+  const Stream stream = stochastic ? Stream::of(args.random) : Stream{};
+  for (int64_t m = blockIdx.x, slot = 0; m < x.rows; m += gridDim.x, slot ^= 1) {
+    C greatest = C(0);
+    for (int64_t n = threadIdx.x; n < x.columns; n += blockDim.x) {
+      const C v = scaled<C>(x.data[x.number(m, n)], args.factor[n]);
+      greatest = greater(greatest, magnitude(v));
+    }
+    greatest = greatest_of_block(greatest, of_warps, static_cast<int>(slot));
+    const C scale = scale_of<C>(bit_cast<Key<C>>(greatest));
+    if (threadIdx.x == 0) args.scale[m] = scale;
+    const Rounder<C> rounder(scale);
+    for (int64_t n = threadIdx.x; n < x.columns; n += blockDim.x) {
+      const int64_t number = x.number(m, n);
+      const C v = scaled<C>(x.data[number], args.factor[n]);
+      uint32_t q;
+      if constexpr (stochastic) {
+        q = rounder.stochastic(v, random_bits(stream, number), rounder.is_fast());
+      } else {
+        q = rounder.nearest(v, rounder.is_fast());
+      }
+      args.values[m * x.columns + n] = static_cast<int8_t>(q);
+    }
+  }
+}
+
+constexpr int kMaximaThreads = 256;
+
+// A thread takes `pack` columns (or one, if packs are not whole) of some rows.
+template <typename T, int pack>
+__global__ void __launch_bounds__(kMaximaThreads)
+    scaled_maxima_kernel(const Matrix<T> x, const ComputeType<T>* factor, ComputeType<T>* maxima) {
+  using C = ComputeType<T>;
+  constexpr int kUnroll = 4;  // rows that are loaded before the first is used
+  const int thread = static_cast<int>(threadIdx.x);
+  const int64_t n = (int64_t(blockIdx.x) * kWarp + thread % kWarp) * pack;
+  if (n >= x.columns) return;
+  const int64_t step = int64_t(gridDim.y) * (kMaximaThreads / kWarp);
+  C greatest[pack] = {};
+  for (int64_t m = int64_t(blockIdx.y) * (kMaximaThreads / kWarp) + thread / kWarp; m < x.rows;
+       m += kUnroll * step) {
+    Words<T, pack> words[kUnroll];
+    C factors[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int64_t row = m + u * step < x.rows ? m + u * step : m;  // a row twice changes nothing
+      load_words(words[u], x.data, x.number(row, n));
+      factors[u] = factor[row];
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+#pragma unroll
+      for (int i = 0; i < pack; ++i) {
+        greatest[i] = greater(greatest[i], magnitude(scaled<C>(words[u].get(i), factors[u])));
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < pack; ++i) raise(maxima + n + i, greatest[i]);
+}
+
+// ---- Launchers ----------------------------------------------------------------------------------
+
+inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Whether each pack of the part is whole, and aligned for accesses of 16 bytes.
+template <typename T>
+bool has_whole_packs(const Matrix<T>& x) {
+  return is_aligned(x.data + x.first, 16) && x.columns % kPack<T> == 0 &&
+         (x.rows == 1 || x.stride * sizeof(T) % 16 == 0);
+}
+
+template <typename T>
+void launch_maxima(const Matrix<T>& x, const ComputeType<T>* factor, ComputeType<T>* maxima,
+                   int multiprocessors, cudaStream_t stream) {
+  const bool whole = has_whole_packs(x);
+  const int64_t wide = divide_up(x.columns, kWarp * (whole ? kPack<T> : 1));
+  const int64_t rows = divide_up(x.rows, kMaximaThreads / kWarp);
+  // Some waves of blocks, and at least a few rows for each thread.
+  const int64_t wanted = std::max<int64_t>(divide_up(8 * multiprocessors, wide), 1);
+  const int64_t high = std::clamp<int64_t>(divide_up(rows, 8), 1, std::min<int64_t>(wanted, 65535));
+  const dim3 grid(static_cast<unsigned>(wide), static_cast<unsigned>(high));
+  if (whole) {
+    scaled_maxima_kernel<T, kPack<T>><<<grid, kMaximaThreads, 0, stream>>>(x, factor, maxima);
+  } else {
+    scaled_maxima_kernel<T, 1><<<grid, kMaximaThreads, 0, stream>>>(x, factor, maxima);
+  }
+}
+
+template <typename T, int packs, bool stochastic>
+void launch_short_rows(const RowsParams<T>& args, const RowTeams& teams, cudaStream_t stream) {
+  auto kernel = args.maxima ? &scaled_rows_kernel<T, packs, stochastic, true>
+                            : &scaled_rows_kernel<T, packs, stochastic, false>;
+  kernel<<<static_cast<unsigned>(teams.grid), teams.threads, 0, stream>>>(args, teams.team);
+}
+
+template <typename T, bool stochastic>
+void launch_rows(const RowsParams<T>& args, int multiprocessors, cudaStream_t stream) {
+  const Matrix<T>& x = args.input;
+  const int64_t packs = divide_up(x.columns, kPack<T>);
+  const bool fits = packs <= kRowThreads * kMaxRowPacks && has_whole_packs(x) &&
+                    is_aligned(args.values, kPack<T>);
+  if (!fits) {
+    const auto grid = static_cast<unsigned>(std::min<int64_t>(x.rows, 16 * multiprocessors));
+    scaled_long_rows_kernel<T, stochastic><<<grid, kRowThreads, 0, stream>>>(args);
+    if (args.maxima) {
+      launch_maxima(x, args.row_factor, args.maxima, multiprocessors, stream);
+    }
+    return;
+  }
+  RowTeams teams;
+  const int64_t of_thread = packs <= kRowThreads ? 1 : 2;
+  teams.team = static_cast<int>(divide_up(divide_up(packs, of_thread), kWarp)) * kWarp;
+  teams.threads = teams.team == kWarp ? kShortThreads : teams.team;
+  const int64_t in_block = teams.threads / teams.team;
+  // As many blocks as are resident, each of which loads its factors once.
+  const int64_t resident = multiprocessors * std::max(1024 / teams.threads, 1);
+  teams.grid = std::min(divide_up(x.rows, in_block), resident);
+  of_thread == 1 ? launch_short_rows<T, 1, stochastic>(args, teams, stream)
+                 : launch_short_rows<T, 2, stochastic>(args, teams, stream);
+}
+
+}  // namespace baraquant::scaled

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The ops of the scaled family below autograd, one function each for CPU, CUDA and Meta. It checks,
+// allocates and launches. Meta stops before the launches, so shapes and errors are the same on
+// every device. Outputs are contiguous.
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include "frame/checks.h"
+#include "frame/copies.h"
+#include "frame/core_op.h"
+#include "frame/outputs.h"
+#include "scaled/checks.h"
+#include "scaled/core_ops.h"
+#include "scaled/quantize.h"
+
+namespace baraquant::scaled {
+namespace {
+
+at::TensorOptions compute_options(const at::Tensor& tensor) {
+  return tensor.options().dtype(compute_dtype(tensor.scalar_type()));
+}
+
+bool is_empty(const Part& part) { return part.rows == 0 || part.columns == 0; }
+
+at::Tensor as_vector(const at::Tensor& tensor) { return contiguous(tensor).view({tensor.numel()}); }
+
+RandomState state_of(const OptionalTensor& random) {
+  return {random ? contiguous(*random) : at::Tensor(), 0};
+}
+
+TensorPair quantize_per_token_device(const at::Tensor& input, const at::Tensor& factor,
+                                     const OptionalTensor& random) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  check_scaled({"baraquant::scaled_quantize_per_token", input, factor, random}, false);
+  std::vector<c10::SymInt> per_token = input.sym_sizes().vec();
+  per_token.back() = 1;
+  if (input.is_meta()) {
+    return {at::empty_symint(input.sym_sizes(), input.options().dtype(at::kChar)),
+            at::empty_symint(per_token, compute_options(input))};
+  }
+  const Quantized q = quantize_rows(whole(input), as_vector(factor), state_of(random));
+  return {q.values.view(input.sizes()), q.scale.view_symint(per_token)};
+}
+
+TensorPair quantize_transposed_device(const at::Tensor& input, const at::Tensor& factor,
+                                      const OptionalTensor& random) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  check_scaled({"baraquant::scaled_quantize_transposed", input, factor, random}, true);
+  if (input.is_meta()) {
+    const c10::SymInt columns = input.sym_size(-1);
+    return {at::empty_symint({columns, factor.sym_numel()}, input.options().dtype(at::kChar)),
+            at::empty_symint({columns}, compute_options(input))};
+  }
+  const Quantized q = quantize_columns(whole(input), as_vector(factor), state_of(random));
+  return {q.values, q.scale};
+}
+
+at::Tensor transpose_int8_device(const at::Tensor& input) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  check_transpose(input);
+  if (input.is_meta()) {
+    return at::empty_symint({input.sym_size(1), input.sym_size(0)}, input.options());
+  }
+  return transposed(contiguous(input));
+}
+
+at::Tensor draw_random_device(const at::Tensor& like, int64_t count) {
+  check_draw(like, count);
+  const at::Tensor state = at::empty({2}, like.options().dtype(at::kLong));
+  if (!like.is_meta()) kernels(like).draw(state, count);
+  return state;
+}
+
+// ---- Autograd: integers and the scales that come from data are constants to it ------------------
+// NB: tensors that the dispatcher would send elsewhere are refused here, before the call below.
+
+void check_all_dispatchable(const ScaledArgs& args) {
+  check_dispatchable(args.op, "input", args.input);
+  check_dispatchable(args.op, "factor", args.factor);
+  if (args.random) check_dispatchable(args.op, "random", *args.random);
+}
+
+TensorPair quantize_per_token_autograd(const at::Tensor& input, const at::Tensor& factor,
+                                       const OptionalTensor& random) {
+  check_all_dispatchable({"baraquant::scaled_quantize_per_token", input, factor, random});
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return scaled_quantize_per_token(input, factor, random);
+}
+
+TensorPair quantize_transposed_autograd(const at::Tensor& input, const at::Tensor& factor,
+                                        const OptionalTensor& random) {
+  check_all_dispatchable({"baraquant::scaled_quantize_transposed", input, factor, random});
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return scaled_quantize_transposed(input, factor, random);
+}
+
+at::Tensor transpose_int8_autograd(const at::Tensor& input) {
+  check_dispatchable("baraquant::transpose_int8", "input", input);
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return transpose_int8(input);
+}
+
+at::Tensor draw_random_autograd(const at::Tensor& like, int64_t count) {
+  check_dispatchable("baraquant::draw_random", "like", like);
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return draw_random(like, count);
+}
+
+void register_kernels(torch::Library& m) {
+  m.impl("scaled_quantize_per_token", kernel_of<&quantize_per_token_device>);
+  m.impl("scaled_quantize_transposed", kernel_of<&quantize_transposed_device>);
+  m.impl("transpose_int8", kernel_of<&transpose_int8_device>);
+  m.impl("draw_random", kernel_of<&draw_random_device>);
+}
+
+}  // namespace
+
+Part whole(const at::Tensor& input) {
+  int64_t rows = 1;
+  for (const int64_t size : input.sizes().slice(0, input.dim() - 1)) rows *= size;
+  const int64_t columns = input.size(-1);
+  return {contiguous(input), rows, columns, columns, 0};
+}
+
+Part rows_of(const Part& matrix, int64_t begin, int64_t end) {
+  Part part = matrix;
+  part.rows = end - begin;
+  part.first += begin * matrix.stride;
+  return part;
+}
+
+Part columns_of(const Part& matrix, int64_t begin, int64_t end) {
+  Part part = matrix;
+  part.columns = end - begin;
+  part.first += begin;
+  return part;
+}
+
+at::Tensor no_maxima(const Part& input) {
+  return filled({input.columns}, 0, compute_options(input.matrix));
+}
+
+Quantized quantize_rows(const Part& input, const at::Tensor& factor, const RandomState& random,
+                        const at::Tensor& row_factor, const at::Tensor& maxima) {
+  const auto options = compute_options(input.matrix);
+  Quantized q{at::empty({input.rows, input.columns}, options.dtype(at::kChar)), {}};
+  if (is_empty(input)) {
+    q.scale = filled({input.rows}, 1, options);
+    return q;
+  }
+  q.scale = at::empty({input.rows}, options);
+  RowsCall call;
+  call.input = input;
+  call.factor = factor;
+  call.values = q.values;
+  call.scale = q.scale;
+  call.row_factor = row_factor;
+  call.maxima = maxima;
+  call.random = random;
+  kernels(input.matrix).rows(call);
+  return q;
+}
+
+Quantized quantize_columns(const Part& input, const at::Tensor& factor, const RandomState& random,
+                           at::Tensor maxima, const at::Tensor& zero_point,
+                           const at::Tensor& sums) {
+  const auto options = compute_options(input.matrix);
+  Quantized q{at::empty({input.columns, input.rows}, options.dtype(at::kChar)), {}};
+  if (is_empty(input)) {
+    q.scale = filled({input.columns}, 1, options);
+    return q;
+  }
+  q.scale = at::empty({input.columns}, options);
+  ColumnsCall call;
+  call.input = input;
+  call.factor = factor;
+  call.values = q.values;
+  call.scale = q.scale;
+  call.zero_point = zero_point;
+  call.sums = sums;
+  call.random = random;
+  call.maxima = maxima.defined() ? maxima : no_maxima(input);
+  if (!maxima.defined()) kernels(input.matrix).maxima(call);
+  kernels(input.matrix).columns(call);
+  return q;
+}
+
+at::Tensor transposed(const at::Tensor& values) {
+  const at::Tensor result = at::empty({values.size(1), values.size(0)}, values.options());
+  if (has_work(values)) kernels(values).transpose(values, result);
+  return result;
+}
+
+TORCH_LIBRARY_IMPL(baraquant, CPU, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(baraquant, CUDA, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(baraquant, Meta, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {
+  m.impl("scaled_quantize_per_token", kernel_of<&quantize_per_token_autograd>);
+  m.impl("scaled_quantize_transposed", kernel_of<&quantize_transposed_autograd>);
+  m.impl("transpose_int8", kernel_of<&transpose_int8_autograd>);
+  m.impl("draw_random", kernel_of<&draw_random_autograd>);
+}
+
+}  // namespace baraquant::scaled

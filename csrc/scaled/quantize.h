@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What the scaled ops compute, below the dispatcher: other ops call it, for parts of a matrix too.
+#pragma once
+
+#include "scaled/launch.h"
+
+namespace baraquant::scaled {
+
+// An input [..., N] as a contiguous [M, N]; also if N is 0.
+Part whole(const at::Tensor& input);
+
+// The rows begin .. end - 1 of a whole matrix, or its columns.
+Part rows_of(const Part& matrix, int64_t begin, int64_t end);
+Part columns_of(const Part& matrix, int64_t begin, int64_t end);
+
+struct Quantized {
+  at::Tensor values;  // int8: [rows, columns], or [columns, rows] if transposed
+  at::Tensor scale;   // one for each row of the values
+};
+
+// One zero for each column, for the maxima below.
+at::Tensor no_maxima(const Part& input);
+
+// factor: [columns]. If row_factor and maxima are defined: see RowsCall.
+Quantized quantize_rows(const Part& input, const at::Tensor& factor, const RandomState& random,
+                        const at::Tensor& row_factor = {}, const at::Tensor& maxima = {});
+
+// factor: [rows]. If maxima are undefined, a pass over the input finds them. zero_point and sums
+// may be undefined: see ColumnsCall.
+Quantized quantize_columns(const Part& input, const at::Tensor& factor, const RandomState& random,
+                           at::Tensor maxima = {}, const at::Tensor& zero_point = {},
+                           const at::Tensor& sums = {});
+
+// values: int8 [rows, columns], contiguous.
+at::Tensor transposed(const at::Tensor& values);
+
+}  // namespace baraquant::scaled

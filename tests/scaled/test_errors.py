@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Bad input to the scaled family: the right exception with the right words, on all devices."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from baraquant import ops
+from tests.support.bad_arguments.affine import DEVICE, not_plain
+from tests.support.bad_arguments.scaled import BAD, OPS, PAIRS, Op
+from tests.support.checks.bad_calls import check_messages, check_meta
+
+by_op = pytest.mark.parametrize("op", OPS, ids=str)
+
+
+@by_op
+def test_right_arguments_are_taken(op: Op, any_device: str) -> None:
+    """So that each wrong call below is wrong in one way only."""
+    op(op.arguments(any_device))
+
+
+@by_op
+def test_at_least_twelve_bad_cases(op: Op) -> None:
+    assert sum(other == op for other, _ in PAIRS) >= 12
+
+
+@by_op
+def test_type_and_words(op: Op, any_device: str) -> None:
+    check_messages(op, BAD, any_device)
+
+
+@by_op
+def test_meta_says_the_same(op: Op) -> None:
+    check_meta(op, BAD, but=DEVICE)
+
+
+@by_op
+def test_tensors_of_other_kinds(op: Op) -> None:
+    for name, value in op.arguments("cpu").items():
+        if not isinstance(value, torch.Tensor):
+            continue
+        for kind, make in not_plain(value).items():
+            with pytest.raises(TypeError) as raised:
+                op(op.arguments("cpu") | {name: make()})
+            pattern = rf"^baraquant::{op.name}: expected {name} to be a (plain|dense)"
+            assert re.match(pattern, str(raised.value)), f"{kind}: {raised.value}"
+
+
+def test_arguments_of_other_types() -> None:
+    x, f = torch.ones(2, 3), torch.ones(3)
+    with pytest.raises(TypeError, match=r"scaled_quantize_per_token: expected factor to be of"):
+        ops.scaled_quantize_per_token(x, 2.0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"scaled_quantize_per_token: expected random to be of"):
+        ops.scaled_quantize_per_token(x, f, random=7)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"draw_random: expected count to be of"):
+        ops.draw_random(x, 1.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"draw_random: expected count to fit in 64 bits"):
+        ops.draw_random(x, 2**70)
+
+
+@pytest.mark.parametrize("name", ("backward", "rounding"))
+def test_options_of_other_types(name: str) -> None:
+    x, w = torch.ones(2, 3), torch.ones(4, 3)
+    for value in (1, None, 2.0, True):
+        with pytest.raises(TypeError, match=rf"qat_linear: expected {name} to be of type str"):
+            ops.qat_linear(x, w, **{name: value})
+
+
+def test_vmap_is_refused() -> None:
+    x = torch.ones(3, 4, 5)
+    with pytest.raises(NotImplementedError, match=r"scaled_quantize_per_token.*vmap"):
+        torch.vmap(ops.scaled_quantize_per_token)(x, torch.ones(3, 5))
+    with pytest.raises(NotImplementedError, match=r"transpose_int8.*vmap"):
+        torch.vmap(ops.transpose_int8)(x.to(torch.int8))
+
+
+def test_integers_have_no_gradient() -> None:
+    x = torch.ones(3, 4, requires_grad=True)
+    for t in (
+        *ops.scaled_quantize_per_token(x, torch.ones(4)),
+        *ops.scaled_quantize_transposed(x, torch.ones(3, requires_grad=True)),
+        ops.draw_random(x),
+    ):
+        assert not t.requires_grad

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""qat_linear with a backward of integers: gradients against the oracle and floating ones."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from baraquant import ops, reference
+from tests.support import cases
+from tests.support.bits import assert_same_bits, to_numpy
+from tests.support.cases import PER_TOKEN, per_channel
+from tests.support.oracle import affine as affine_oracle
+from tests.support.oracle import scaled as oracle
+from tests.support.oracle.range import Dynamic
+
+by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
+by_backward = pytest.mark.parametrize("backward", ("int8_input", "int8"))
+by_rounding = pytest.mark.parametrize("rounding", ("nearest", "stochastic"))
+by_mode = pytest.mark.parametrize("symmetric", (True, False), ids=("symmetric", "asymmetric"))
+SHAPES = (
+    ((40,), 19, 24),
+    ((2, 9), 7, 33),
+    ((), 5, 16),
+    ((0,), 3, 8),
+    ((5,), 4, 0),
+    ((128,), 64, 32),
+)
+SHAPES += (((3, 0), 4, 6), ((17,), 1, 1), ((1,), 48, 80), ((2, 3, 4), 16, 48))
+by_shape = pytest.mark.parametrize(("tokens", "n", "k"), SHAPES)
+
+
+def leaves(
+    tokens: tuple[int, ...], n: int, k: int, dtype: torch.dtype, device: str = "cpu"
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Input, weight, bias, and a gradient of the output."""
+    rng = torch.Generator().manual_seed(math.prod(tokens) + 100 * n + k)
+
+    def made(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=rng, dtype=torch.float64).to(device, dtype)
+
+    x, w, b, dy = made(*tokens, k), made(n, k), made(n), made(*tokens, n)
+    if dy.dim() > 1:  # tokens of different size
+        dy = dy * torch.exp(made(*tokens, 1))
+    return x.requires_grad_(), w.requires_grad_(), b.requires_grad_(), dy.to(dtype)
+
+
+def expected(
+    x: Tensor,
+    w: Tensor,
+    dy: Tensor,
+    symmetric: bool,
+    random: tuple[int, int] | None,
+    ends: dict[str, int] | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """dx and dw by the oracle."""
+    ends = ends or {}
+    of_weight = (ends.get("weight_quant_min", -128), ends.get("weight_quant_max", 127))
+    of_input = (ends.get("quant_min", -128), ends.get("quant_max", 127))
+    x, w, dy = x.detach().cpu(), w.detach().cpu(), dy.cpu()
+    rule = Dynamic(w, per_channel(0), *of_weight)
+    token = Dynamic(x, PER_TOKEN, *of_input, symmetric)
+    rows = dy.numel() // max(w.shape[0], 1) if w.shape[0] else math.prod(dy.shape[:-1])
+    dx = oracle.input_gradient(dy, rule.quantize(), to_numpy(rule.scale), random)
+    dx = dx.reshape(x.shape)
+    if not symmetric:
+        dx = np.where(token.mask, dx, np.zeros((), dx.dtype))
+    q = token.quantize().reshape(rows, x.shape[-1])
+    zero_point = None if symmetric else to_numpy(token.zero_point).reshape(rows)
+    dw = oracle.weight_gradient(dy, q, to_numpy(token.scale).reshape(rows), zero_point, random)
+    return dx, dw
+
+
+def state_of(dy: Tensor) -> tuple[int, int]:
+    """What a backward pass would draw now; nothing is drawn."""
+    if dy.is_cuda:
+        generator = torch.cuda.default_generators[dy.get_device()]
+        return generator.initial_seed(), generator.get_offset() // 4
+    before = torch.get_rng_state()
+    state = ops.draw_random(dy, 2).tolist()
+    torch.set_rng_state(before)
+    return state[0], state[1]
+
+
+def gradients(x: Tensor, w: Tensor, b: Tensor | None, dy: Tensor, **options: Any) -> list[Tensor]:
+    y = ops.qat_linear(x, w, b, **options)
+    return list(torch.autograd.grad(y, [t for t in (x, w, b) if t is not None], dy))
+
+
+@by_shape
+@by_dtype
+@by_backward
+@by_rounding
+@by_mode
+def test_bits(tokens, n, k, dtype, backward, rounding, symmetric, device) -> None:  # type: ignore[no-untyped-def]
+    x, w, b, dy = leaves(tokens, n, k, dtype, device)
+    options: dict[str, Any] = {"symmetric": symmetric}
+    random = state_of(dy) if rounding == "stochastic" else None
+    dx, dw, db = gradients(x, w, b, dy, backward=backward, rounding=rounding, **options)
+    of_float = gradients(x, w, b, dy, **options)
+    wanted = expected(x, w, dy, symmetric, random)
+    assert_same_bits(dx, wanted[0], "dx")
+    assert_same_bits(dw, wanted[1] if backward == "int8" else of_float[1], "dw")
+    assert_same_bits(db, of_float[2], "db")
+    assert dx.dtype == dw.dtype == dtype and dx.shape == x.shape and dw.shape == w.shape
+
+
+@pytest.mark.exhaustive
+@by_dtype
+@by_rounding
+@by_mode
+def test_reference(dtype, rounding, symmetric) -> None:  # type: ignore[no-untyped-def]
+    for tokens, n, k in SHAPES:
+        x, w, b, dy = leaves(tokens, n, k, dtype)
+        for backward in ("int8_input", "int8"):
+            options = {"symmetric": symmetric, "backward": backward, "rounding": rounding}
+            found = []
+            for module in (ops, reference):
+                torch.manual_seed(8)
+                y = module.qat_linear(x, w, b, **options)
+                found.append(torch.autograd.grad(y, (x, w, b), dy))
+            for a, e in zip(*found, strict=True):
+                assert_same_bits(a, e)
+
+
+@pytest.mark.exhaustive
+@by_mode
+def test_narrow_ranges(symmetric: bool, device: str) -> None:
+    x, w, b, dy = leaves((33,), 20, 48, torch.float32, device)
+    ends = {"weight_quant_min": -8, "weight_quant_max": 7, "quant_min": -7, "quant_max": 7}
+    dx, dw, _ = gradients(x, w, b, dy, symmetric=symmetric, backward="int8", **ends)
+    wanted = expected(x, w, dy, symmetric, None, ends)
+    assert_same_bits(dx, wanted[0])
+    assert_same_bits(dw, wanted[1])
+
+
+@by_mode
+def test_is_a_composition_of_public_ops(symmetric: bool, device: str) -> None:
+    x, w, b, dy = leaves((37,), 21, 40, torch.bfloat16, device)
+    torch.manual_seed(4)
+    state = torch.tensor(state_of(dy), device=device)
+    options = {"symmetric": symmetric, "backward": "int8", "rounding": "stochastic"}
+    _, dw, _ = gradients(x, w, b, dy, **options)
+    qw, sw, _ = ops.dynamic_range_quantize_per_channel(w.detach(), 0)
+    qx, sx, zx = ops.dynamic_range_quantize_per_token(x.detach(), symmetric=symmetric)
+    to = {"dtype": torch.bfloat16}
+    if symmetric:
+        dx = gradients(x, w, b, dy, symmetric=True, backward="int8_input")[0]
+        qd, sd = ops.scaled_quantize_per_token(dy, sw)
+        ones = torch.ones(40, device=device)
+        assert_same_bits(dx, ops.int8_linear(qd, ops.transpose_int8(qw), sd, ones, **to))
+    step = torch.tensor([0, 1], device=device)
+    qe, se = ops.scaled_quantize_transposed(dy, sx, random=state + step)
+    one = torch.ones((), dtype=torch.float64, device=device)
+    z = zx.to(torch.int8).reshape(1, -1)
+    shift = ops.int8_linear(qe, z, one, one.reshape(1), dtype=torch.float64).to(torch.int32)
+    whole = torch.ones(40, device=device)
+    composed = ops.int8_linear(
+        qe,
+        ops.transpose_int8(qx),
+        se,
+        whole,
+        input_zero_point=shift.reshape(-1),
+        weight_sum=whole.to(torch.int32),
+        **to,
+    )
+    assert_same_bits(dw, composed)
+
+
+@by_mode
+@by_rounding
+@by_dtype
+def test_close_to_the_floating_gradients(dtype, rounding, symmetric, device) -> None:  # type: ignore[no-untyped-def]
+    x, w, b, dy = leaves((512,), 96, 128, dtype, device)
+    exact = gradients(
+        *(t.detach().double().requires_grad_() for t in (x, w, b)), dy.double(), symmetric=symmetric
+    )
+    found = gradients(x, w, b, dy, symmetric=symmetric, backward="int8", rounding=rounding)
+    # Rounding to the nearest has a variance of 1/12 of a step, stochastic rounding of 1/6.
+    share = 0.03 if rounding == "nearest" else 0.03 * math.sqrt(2)
+    for got, want in zip(found[:2], exact[:2], strict=True):
+        cosine = torch.nn.functional.cosine_similarity(got.double().flatten(), want.flatten(), 0)
+        assert cosine > 0.999
+        assert (got.double() - want).norm() < share * want.norm()
+
+
+@pytest.mark.exhaustive
+def test_stochastic_gradients_are_right_on_average(device: str) -> None:
+    """Nearest has an error that stays; the mean of stochastic ones goes to the exact gradient."""
+    x, w, b, dy = leaves((64,), 32, 48, torch.float32, device)
+    exact = gradients(x, w, b, dy)
+    count, sums = 600, [torch.zeros_like(t, dtype=torch.float64) for t in (x, w)]
+    squares = [torch.zeros_like(s) for s in sums]
+    torch.manual_seed(0)
+    for _ in range(count):
+        found = gradients(x, w, b, dy, backward="int8", rounding="stochastic")
+        for total, square, g in zip(sums, squares, found[:2], strict=True):
+            total += g.double()
+            square += g.double() ** 2
+    for total, square, want in zip(sums, squares, exact[:2], strict=True):
+        mean = total / count
+        sigma = ((square / count - mean**2).clamp(min=1e-20) / count).sqrt()
+        z = (mean - want.double()) / sigma
+        assert z.abs().max() < 5.5, "of some thousands"
+        assert (z.abs() < 4).double().mean() > 0.999
+        assert 0.9 < z.square().mean() < 1.1
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("symmetric", (True, False), ids=("symmetric", "asymmetric"))
+@by_rounding
+def test_more_tokens_than_a_sum_holds(symmetric: bool, rounding: str, device: str) -> None:
+    tokens = 131_100 if symmetric else 65_600
+    x, w, b, dy = leaves((tokens,), 2, 3, torch.float32, device)
+    dy = dy.sign() + 0.1 * dy.clamp(-3, 3)  # no token outweighs the others
+    random = state_of(dy) if rounding == "stochastic" else None
+    _, dw, _ = gradients(x, w, b, dy, symmetric=symmetric, backward="int8", rounding=rounding)
+    assert_same_bits(dw, expected(x, w, dy, symmetric, random)[1])
+    exact = gradients(x, w, b, dy, symmetric=symmetric)[1]
+    assert (dw - exact).norm() < 0.02 * exact.norm()
+
+
+@pytest.mark.exhaustive
+@by_rounding
+def test_more_outputs_than_a_sum_holds(rounding: str, device: str) -> None:
+    """The head of a language model has 151936, for example."""
+    x, w, b, dy = leaves((3,), 151_936, 5, torch.bfloat16, device)
+    random = state_of(dy) if rounding == "stochastic" else None
+    dx, dw, _ = gradients(x, w, b, dy, backward="int8", rounding=rounding)
+    wanted = expected(x, w, dy, True, random)
+    assert_same_bits(dx, wanted[0])
+    assert_same_bits(dw, wanted[1])
+
+
+def test_the_greatest_sums_are_exact(device: str) -> None:
+    """All products have one sign and the greatest magnitude."""
+    tokens = 131_071
+    x = torch.ones(tokens, 2, device=device, requires_grad=True)
+    w = torch.ones(3, 2, device=device, requires_grad=True)
+    dy = torch.ones(tokens, 3, device=device)
+    dw = torch.autograd.grad(ops.qat_linear(x, w, backward="int8"), w, dy)[0]
+    rule = affine_oracle.round_to(np.float32(127 * 127 * tokens), torch.float32)
+    scale = np.float32(1) / np.float32(127) / np.float32(127)
+    assert dw.unique().tolist() == [float(np.float32(rule) * np.float32(scale))]
+
+
+def test_nan_and_infinity_stay_visible(device: str) -> None:
+    x, w, b, dy = leaves((20,), 6, 16, torch.float32, device)
+    dy = dy.clone()
+    dy[3, 2] = torch.inf
+    dx, dw, _ = gradients(x, w, b, dy, backward="int8")
+    assert not dx[3].isfinite().any() and dx[torch.arange(20) != 3].isfinite().all()
+    assert not dw[2].isfinite().any() and dw[torch.arange(6) != 2].isfinite().all()
+
+
+def test_zeros_give_zeros(device: str) -> None:
+    x, w, b, dy = leaves((20,), 6, 16, torch.float16, device)
+    for rounding in ("nearest", "stochastic"):
+        for g in gradients(x, w, b, torch.zeros_like(dy), backward="int8", rounding=rounding):
+            assert torch.equal(g, torch.zeros_like(g))
+
+
+@by_backward
+def test_only_what_is_asked_for(backward: str, device: str) -> None:
+    x, w, b, dy = leaves((20,), 6, 16, torch.float32, device)
+    both = gradients(x, w, b, dy, backward=backward)
+    for keeps in ((True, False), (False, True)):
+        own = [t.detach().requires_grad_(k) for t, k in zip((x, w), keeps, strict=True)]
+        y = ops.qat_linear(*own, backward=backward)
+        wanted = [t for t in own if t.requires_grad]
+        got = torch.autograd.grad(y, wanted, dy)[0]
+        assert_same_bits(got, both[0] if keeps[0] else both[1])
+
+
+@pytest.mark.exhaustive
+def test_gradients_with_any_strides(device: str) -> None:
+    x, w, b, dy = leaves((6, 4), 12, 20, torch.float32, device)
+    for name, given in {
+        "transposed": dy.transpose(0, 1).contiguous().transpose(0, 1),
+        "steps": dy.repeat_interleave(2, -1)[..., ::2],
+        "expanded": dy[:1].expand(6, 4, 12),
+        "one number": dy.new_ones(()).expand(6, 4, 12),
+    }.items():
+        got = gradients(x, w, b, given, backward="int8")
+        want = gradients(x, w, b, given.contiguous(), backward="int8")
+        for a, e in zip(got[:2], want[:2], strict=True):  # torch sums the bias in another order
+            assert_same_bits(a, e, name)
+    total = ops.qat_linear(x, w, b, backward="int8").sum()  # its gradient is expanded
+    assert torch.autograd.grad(total, x)[0].isfinite().all()
+
+
+@by_backward
+def test_twice_is_an_error_that_names_the_option(backward: str, device: str) -> None:
+    x, w, b, _ = leaves((5,), 6, 16, torch.float32, device)
+    y = ops.qat_linear(x, w, b, backward=backward)
+    with pytest.raises(NotImplementedError, match=f"backward='{backward}'.*backward='float'"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+    torch.autograd.grad(y.sum(), x)  # once is fine
+
+
+def test_the_same_every_time(device: str) -> None:
+    x, w, b, dy = leaves((300,), 40, 56, torch.bfloat16, device)
+    first = gradients(x, w, b, dy, backward="int8")
+    for _ in range(3):
+        for a, e in zip(gradients(x, w, b, dy, backward="int8"), first, strict=True):
+            assert torch.equal(a, e)
+
+
+def test_stochastic_gradients_follow_the_seed(device: str) -> None:
+    x, w, b, dy = leaves((300,), 40, 56, torch.bfloat16, device)
+    options = {"backward": "int8", "rounding": "stochastic"}
+    found = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        found.append(gradients(x, w, b, dy, **options))
+    assert all(torch.equal(a, e) for a, e in zip(found[0], found[1], strict=True))
+    assert not torch.equal(found[0][0], found[2][0])
+    assert not torch.equal(found[0][1], found[2][1])
+    again = gradients(x, w, b, dy, **options)
+    assert not torch.equal(again[0], found[2][0]), "the generator went on"
+
+
+def test_a_changed_weight_does_not_matter(device: str) -> None:
+    """The integers of the forward pass are kept, not the parameter."""
+    x, w, b, dy = leaves((9,), 6, 16, torch.float32, device)
+    want = gradients(x, w, b, dy, backward="int8")[0]
+    y = ops.qat_linear(x, w, b, backward="int8")
+    with torch.no_grad():
+        w.mul_(2)
+    assert_same_bits(torch.autograd.grad(y, x, dy)[0], want)

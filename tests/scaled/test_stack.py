@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A backward of integers in PyTorch: opcheck, compilers, autocast, checkpointing, other kinds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import baraquant
+from baraquant import ops
+from tests.scaled.test_gradients import gradients, leaves
+from tests.support.bits import assert_same_bits
+
+by_backward = pytest.mark.parametrize("backward", ("int8_input", "int8"))
+by_rounding = pytest.mark.parametrize("rounding", ("nearest", "stochastic"))
+
+
+@pytest.mark.exhaustive
+def test_opcheck_of_the_ops(device: str) -> None:
+    x = torch.randn(6, 20, device=device)
+    f, g = torch.rand(20, device=device), torch.rand(6, device=device)
+    r = torch.tensor([1, 2], device=device)
+    for random in (None, r):
+        torch.library.opcheck(
+            torch.ops.baraquant.scaled_quantize_per_token.default, (x, f), {"random": random}
+        )
+        torch.library.opcheck(
+            torch.ops.baraquant.scaled_quantize_transposed.default, (x, g), {"random": random}
+        )
+    values = torch.randint(-128, 128, (6, 20), dtype=torch.int8, device=device)
+    torch.library.opcheck(torch.ops.baraquant.transpose_int8.default, (values,))
+    torch.library.opcheck(
+        torch.ops.baraquant.draw_random.default,
+        (x, 2),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("symmetric", (True, False))
+def test_opcheck_of_qat_linear(symmetric: bool, device: str) -> None:
+    x, w, b, _ = leaves((2, 6), 12, 20, torch.float32, device)
+    for backward in ("int8_input", "int8"):
+        options = {"symmetric": symmetric, "backward": backward}
+        torch.library.opcheck(torch.ops.baraquant.qat_linear.default, (x, w, b), options)
+
+
+@pytest.mark.exhaustive
+def test_opcheck_of_the_core_op(device: str) -> None:
+    def integers(*shape: int) -> Tensor:
+        return torch.randint(-128, 128, shape, dtype=torch.int8, device=device)
+
+    dy = torch.randn(2, 6, 12, device=device)
+    qx, sx = integers(2, 6, 20), torch.rand(2, 6, 1, device=device)
+    zx = torch.randint(-9, 9, (2, 6, 1), dtype=torch.int32, device=device)
+    qw, sw = integers(12, 20), torch.rand(12, device=device)
+    random = torch.tensor([1, 2], device=device)
+    op = torch.ops.baraquant._integer_backward.default
+    for args in (
+        (qx, sx, zx, qw, sw, random),
+        (qx, sx, None, qw, sw, None),
+        (None, None, None, qw, sw, random),
+        (qx, sx, zx, None, None, None),
+        (None, None, None, None, None, None),
+    ):
+        torch.library.opcheck(op, (dy, *args))
+
+
+class Net(nn.Module):
+    def __init__(self, backward: str, rounding: str, symmetric: bool = True) -> None:
+        super().__init__()
+        config = baraquant.W8A8(symmetric, backward=backward, rounding=rounding)
+        self.first = baraquant.nn.FakeQuantizedLinear(24, 40, config=config)
+        self.second = baraquant.nn.FakeQuantizedLinear(40, 9, bias=False, config=config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+def net_gradients(model: nn.Module, net: Net, x: Tensor) -> list[Tensor]:
+    x = x.detach().requires_grad_()
+    torch.manual_seed(6)
+    net.zero_grad()
+    model(x).square().sum().backward()
+    return [x.grad, *(p.grad for p in net.parameters())]
+
+
+@pytest.mark.exhaustive
+@by_backward
+@by_rounding
+@pytest.mark.parametrize("compiler", ("aot_eager", "inductor"))
+def test_compiled_is_eager(backward: str, rounding: str, compiler: str, device: str) -> None:
+    """One graph forward, one backward; dynamic sizes; the generator is used as in eager mode."""
+    torch._dynamo.reset()
+    net = Net(backward, rounding, symmetric=False).to(device)
+    model = torch.compile(net, fullgraph=True, backend=compiler, dynamic=True)
+    for tokens in (16, 33):
+        x = torch.randn(2, tokens, 24, device=device)
+        for got, want in zip(net_gradients(model, net, x), net_gradients(net, net, x), strict=True):
+            if compiler == "aot_eager":
+                assert_same_bits(got, want)
+            else:  # the square and the sums around the ops are compiled
+                torch.testing.assert_close(
+                    got, want, rtol=1e-2, atol=1e-2 * want.abs().max().item()
+                )
+
+
+@pytest.mark.exhaustive
+@by_backward
+def test_compiled_autograd(backward: str) -> None:
+    torch._dynamo.reset()
+    net = Net(backward, "nearest")
+    x = torch.randn(12, 24)
+    want = net_gradients(net, net, x)
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        got = net_gradients(net, net, x)
+    for a, e in zip(got, want, strict=True):
+        assert_same_bits(a, e)
+
+
+@pytest.mark.parametrize("low", (torch.bfloat16, torch.float16))
+def test_autocast(low: torch.dtype, device: str) -> None:
+    x, w, b, dy = leaves((7,), 12, 20, torch.float32, device)
+    with torch.autocast(device, dtype=low):
+        y = ops.qat_linear(x, w, b, backward="int8")
+    assert y.dtype == low
+    found = torch.autograd.grad(y, (x, w, b), dy.to(low))
+    lowered = [t.detach().to(low).requires_grad_() for t in (x, w, b)]
+    want = gradients(*lowered, dy.to(low), backward="int8")
+    for a, e in zip(found, want, strict=True):
+        assert a.dtype == torch.float32
+        assert_same_bits(a, e.float())
+
+
+@by_rounding
+@pytest.mark.parametrize("reentrant", (False, True))
+def test_checkpointing(rounding: str, reentrant: bool, device: str) -> None:
+    net = Net("int8", rounding).to(device)
+    x = torch.randn(8, 24, device=device)
+
+    class Checkpointed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(net, x, use_reentrant=reentrant)
+
+    for got, want in zip(
+        net_gradients(Checkpointed(), net, x), net_gradients(net, net, x), strict=True
+    ):
+        assert_same_bits(got, want)
+
+
+def test_layers_take_the_option_from_their_configuration(device: str) -> None:
+    x = torch.randn(30, 24, device=device)
+    nets = {b: Net(b, "nearest").to(device) for b in ("float", "int8_input", "int8")}
+    state = nets["float"].state_dict()
+    found = {}
+    for name, net in nets.items():
+        net.load_state_dict(state)
+        assert net.first.config.backward == name
+        assert ("backward" in repr(net)) == (name != "float")
+        found[name] = net_gradients(net, net, x)
+    y = {name: net(x) for name, net in nets.items()}
+    assert torch.equal(y["float"], y["int8_input"]) and torch.equal(y["float"], y["int8"])
+    of_input, of_last_weight = 0, 3
+    for name in ("int8_input", "int8"):
+        assert not torch.equal(found[name][of_input], found["float"][of_input])
+    # The gradient of the last weight depends on no gradient of an input.
+    last = {name: gradients_of[of_last_weight] for name, gradients_of in found.items()}
+    assert torch.equal(last["int8_input"], last["float"])
+    assert not torch.equal(last["int8"], last["float"])
+
+
+@pytest.mark.exhaustive
+def test_a_switched_off_layer_has_floating_gradients(device: str) -> None:
+    net, plain = Net("int8", "nearest").to(device), Net("float", "nearest").to(device)
+    plain.load_state_dict(net.state_dict())
+    x = torch.randn(5, 24, device=device)
+    for model in (net, plain):
+        model.apply(baraquant.nn.disable_fake_quant)
+    for a, e in zip(net_gradients(net, net, x), net_gradients(plain, plain, x), strict=True):
+        assert_same_bits(a, e)
+
+
+def test_layers_without_integer_products_keep_float() -> None:
+    """Nothing is ignored in silence: each layer's configuration and the report say what it does."""
+    model = nn.Sequential(
+        nn.Embedding(10, 16), nn.Linear(16, 8), nn.Unflatten(1, (8, 1)), nn.Conv1d(8, 4, 1)
+    )
+    report = baraquant.qat.prepare_(model, baraquant.W8A8(backward="int8", rounding="stochastic"))
+    text = str(report)
+    assert text.count("backward=int8 stochastic") == 1
+    assert model[1].config.backward == "int8" and model[1].config.rounding == "stochastic"
+    assert model[0].config.backward == "float" and model[3].config.backward == "float"
+
+
+@pytest.mark.exhaustive
+def test_torchscript(device: str) -> None:
+    net = Net("int8", "nearest").to(device)
+    x = torch.randn(5, 24, device=device)
+    scripted: Any = torch.jit.script(net)
+    for a, e in zip(net_gradients(scripted, net, x), net_gradients(net, net, x), strict=True):
+        assert_same_bits(a, e)
+
+
+def test_meta_has_the_shapes() -> None:
+    x, w, b, dy = leaves((3, 7), 12, 20, torch.bfloat16)
+    made = [t.detach().to("meta").requires_grad_() for t in (x, w, b)]
+    for rounding in ("nearest", "stochastic"):
+        y = ops.qat_linear(*made, symmetric=False, backward="int8", rounding=rounding)
+        found = torch.autograd.grad(y, made, dy.to("meta"))
+        assert [g.shape for g in found] == [t.shape for t in (x, w, b)]
+        assert all(g.dtype == torch.bfloat16 and g.is_meta for g in found)

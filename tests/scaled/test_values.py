@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The scaled ops against the NumPy oracle, bit for bit; the reference too; layouts and shapes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from baraquant import ops, reference
+from tests.support import cases
+from tests.support.bits import assert_same_bits
+from tests.support.oracle import scaled as oracle
+
+SHAPES = (
+    *((1,), (17,), (3, 8), (5, 7), (64, 48), (129, 200), (2, 3, 33), (257, 16), (16, 1031)),
+    *((40, 2064), (0, 5), (5, 0), (1, 1), (2, 0, 3)),
+)
+RANDOM = (None, (0, 0), (-(2**63), 2**63 - 1), (123456789012345, 77))
+by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
+by_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+by_random = pytest.mark.parametrize("random", RANDOM, ids=("nearest", "zero", "ends", "usual"))
+by_module = pytest.mark.parametrize("module", (ops, reference), ids=("ops", "reference"))
+
+
+def numbers(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
+    """Rows of very different size, one of zeros, and special numbers where there is room."""
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=rng, dtype=torch.float64)
+    x *= torch.exp(2 * torch.randn((*shape[:-1], 1), generator=rng, dtype=torch.float64))
+    flat = x.reshape(-1, shape[-1]) if x.numel() else x
+    if x.numel() > 20 and flat.shape[0] > 4:
+        flat[2] = 0
+        flat[1, 0], flat[3, -1] = -0.0, 1e-42
+        if flat.shape[0] > 40:
+            flat[5, 3], flat[6, 4], flat[7, 5] = torch.nan, torch.inf, -torch.inf
+    return x.to(dtype)
+
+
+def factors(count: int, dtype: torch.dtype, seed: int = 1) -> Tensor:
+    rng = torch.Generator().manual_seed(seed)
+    compute = cases.compute_dtype(dtype)
+    return torch.exp(torch.randn(count, generator=rng, dtype=torch.float64)).to(compute)
+
+
+def state(random: tuple[int, int] | None, device: str = "cpu") -> Tensor | None:
+    return None if random is None else torch.tensor(random, device=device)
+
+
+@by_module
+@by_random
+@by_dtype
+@by_shape
+def test_rows(shape, dtype, random, module, device) -> None:  # type: ignore[no-untyped-def]
+    x, f = numbers(shape, dtype), factors(shape[-1], dtype)
+    q, s = module.scaled_quantize_per_token(
+        x.to(device), f.to(device), random=state(random, device)
+    )
+    expected = oracle.scaled_quantize_per_token(x, f, random)
+    assert_same_bits(s, expected.scale, "scale")
+    assert_same_bits(q, expected.values, "integers")
+    assert q.is_contiguous() and q.dtype == torch.int8
+
+
+@by_module
+@by_random
+@by_dtype
+@by_shape
+def test_columns(shape, dtype, random, module, device) -> None:  # type: ignore[no-untyped-def]
+    x = numbers(shape, dtype)
+    f = factors(math.prod(shape[:-1]), dtype).reshape(shape[:-1])
+    q, s = module.scaled_quantize_transposed(
+        x.to(device), f.to(device), random=state(random, device)
+    )
+    expected = oracle.scaled_quantize_transposed(x, f, random)
+    assert_same_bits(s, expected.scale, "scale")
+    assert_same_bits(q, expected.values, "integers")
+    assert q.is_contiguous() and q.dtype == torch.int8
+
+
+@by_dtype
+def test_are_the_public_composition(dtype: torch.dtype, device: str) -> None:
+    """They are `dynamic_range_quantize_per_token` of the scaled numbers, or of their transpose."""
+    compute = cases.compute_dtype(dtype)
+    x = numbers((37, 51), dtype).to(device)
+    f, g = factors(51, dtype).to(device), factors(37, dtype).to(device)
+    for got, v in (
+        (ops.scaled_quantize_per_token(x, f), x.to(compute) * f),
+        (ops.scaled_quantize_transposed(x, g), (x.to(compute) * g[:, None]).T.contiguous()),
+    ):
+        q, s, z = ops.dynamic_range_quantize_per_token(v)
+        assert_same_bits(got[0], q)
+        assert_same_bits(got[1].reshape(-1), s.reshape(-1))
+        assert not z.any()
+
+
+@pytest.mark.exhaustive
+@by_random
+def test_strides_and_shapes_of_the_factor(random, device) -> None:  # type: ignore[no-untyped-def]
+    base = numbers((6, 4, 20), torch.bfloat16).to(device)
+    r = state(random, device)
+    layouts = {
+        "transposed": base.transpose(0, 1),
+        "steps": base.repeat_interleave(2, -1)[..., ::2],
+        "expanded": base[:1].expand(6, 4, 20),
+        "flipped": base.flip(0),
+        "offset": torch.cat([base.new_zeros(1), base.reshape(-1)])[1:].view(6, 4, 20),
+    }
+    for name, x in layouts.items():
+        same = x.contiguous()
+        f, g = factors(20, x.dtype).to(device), factors(24, x.dtype).to(device)
+        g = g.view(x.shape[:-1])
+        row = ops.scaled_quantize_per_token(same, f, random=r)
+        column = ops.scaled_quantize_transposed(same, g, random=r)
+        strided = torch.stack([f, f], 1)[:, 0]
+        for got in (
+            ops.scaled_quantize_per_token(x, f, random=r),
+            ops.scaled_quantize_per_token(x, strided, random=r),
+        ):
+            assert torch.equal(got[0], row[0]) and torch.equal(got[1], row[1]), name
+        for got in (
+            ops.scaled_quantize_transposed(x, g, random=r),
+            ops.scaled_quantize_transposed(x, g.unsqueeze(-1), random=r),
+        ):
+            assert torch.equal(got[0], column[0]) and torch.equal(got[1], column[1]), name
+
+
+@by_dtype
+def test_one_number_as_a_row_and_as_a_column(dtype: torch.dtype, device: str) -> None:
+    x = torch.tensor([3.0, -1.0], dtype=dtype, device=device)
+    one = torch.ones((), dtype=cases.compute_dtype(dtype), device=device)
+    q, s = ops.scaled_quantize_transposed(x, one)
+    assert q.tolist() == [[127], [-127]] and q.shape == (2, 1)
+    assert_same_bits(s, (x.to(one.dtype).abs() / torch.tensor(127.0).to(one)))
+    q, s = ops.scaled_quantize_transposed(x, one.reshape(1))
+    assert q.tolist() == [[127], [-127]]
+
+
+TRANSPOSED = ((1, 1), (3, 5), (16, 16), (64, 65), (128, 128), (129, 257), (200, 64), (300, 31))
+
+
+@pytest.mark.parametrize("shape", (*TRANSPOSED, (0, 4), (4, 0), (0, 0)), ids=str)
+def test_transpose(shape: tuple[int, int], device: str) -> None:
+    x = torch.randint(-128, 128, shape, dtype=torch.int8, device=device)
+    for given in (x, x.flip(0), x[:, ::2], x.t(), x[:1].expand(shape) if shape[0] else x):
+        for function in (ops.transpose_int8, reference.transpose_int8):
+            y = function(given)
+            assert torch.equal(y, given.t()) and y.is_contiguous()
+    y = ops.transpose_int8(x.t())
+    if x.numel():
+        assert y.data_ptr() != x.data_ptr(), "a new tensor, also where nothing has to move"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("begin", (1, 2, 4, 8))
+def test_any_alignment(begin: int, device: str) -> None:
+    """Tensors that begin anywhere in memory, and with sizes that suit wide accesses."""
+    x = numbers((48, 64), torch.bfloat16).to(device)
+    memory = torch.cat([x.new_zeros(begin), x.reshape(-1)])
+    moved = memory[begin:].view(48, 64)
+    f, g = factors(64, x.dtype).to(device), factors(48, x.dtype).to(device)
+    r = state((5, 6), device)
+    for random in (None, r):
+        for op, factor in (
+            (ops.scaled_quantize_per_token, f),
+            (ops.scaled_quantize_transposed, g),
+        ):
+            for got, expected in zip(
+                op(moved, factor, random=random), op(x, factor, random=random), strict=True
+            ):
+                assert_same_bits(got, expected)
+    values = torch.randint(-128, 128, (begin + 48 * 64,), dtype=torch.int8, device=device)
+    own = values[begin:].view(48, 64)
+    assert torch.equal(ops.transpose_int8(own), own.t())
+
+
+@pytest.mark.exhaustive
+@by_dtype
+@by_random
+def test_scales_that_are_extreme(dtype, random, device) -> None:  # type: ignore[no-untyped-def]
+    """Subnormal and huge numbers, so that no fast way of dividing may be taken."""
+    compute = cases.compute_dtype(dtype)
+    tiny, huge = torch.finfo(dtype).tiny, torch.finfo(dtype).max
+    rng = torch.Generator().manual_seed(4)
+    base = torch.rand((6, 32), generator=rng, dtype=torch.float64) * 2 - 1
+    sizes = torch.tensor([tiny, tiny * 64, 1e-12, 1.0, huge / 300, huge], dtype=torch.float64)
+    x = (base * sizes[:, None]).to(dtype)
+    for power in (0, -100, 100, -30):
+        f = torch.full((32,), 2.0**power, dtype=compute)
+        q, s = ops.scaled_quantize_per_token(
+            x.to(device), f.to(device), random=state(random, device)
+        )
+        expected = oracle.scaled_quantize_per_token(x, f, random)
+        assert_same_bits(s, expected.scale)
+        assert_same_bits(q, expected.values)
+        g = torch.full((6,), 2.0**power, dtype=compute)
+        q, s = ops.scaled_quantize_transposed(
+            x.to(device), g.to(device), random=state(random, device)
+        )
+        expected = oracle.scaled_quantize_transposed(x, g, random)
+        assert_same_bits(s, expected.scale)
+        assert_same_bits(q, expected.values)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The scaled family, and qat_linear with a backward of integers, as functions of tensors alone.
+
+`draw_random` is none: each call of it gives something else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baraquant import ops
+from tests.support import cases
+from tests.support.calls.int8_mm import Int8Call
+from tests.support.family_cases.int8_mm import integers
+
+
+@dataclass(frozen=True)
+class ScaledCall:
+    """One op; `random`: with a state for stochastic rounding."""
+
+    verb: str
+    random: bool = False
+
+    number = False
+    differentiable = False
+
+    def __str__(self) -> str:
+        return self.verb + ("-random" if self.random else "")
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        return getattr(ops, self.verb)
+
+    def tensors(
+        self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, device: str = "cpu"
+    ) -> tuple[Tensor, ...]:
+        rng = cases.generator(sum(shape))
+        if self.verb == "transpose_int8":
+            rows = math.prod(shape[:-1])
+            return (integers((rows, shape[-1]), torch.int8, "random", 1).to(device),)
+        x = torch.randn(shape, generator=rng, dtype=torch.float64)
+        of_rows = self.verb == "scaled_quantize_transposed"
+        compute = cases.compute_dtype(dtype)
+        factor = cases.scales(shape[:-1] if of_rows else shape[-1:], compute, 3)
+        found = [x.to(device, dtype), factor.to(device)]
+        found += [torch.tensor([sum(shape), 2**40], device=device)] if self.random else []
+        return tuple(found)
+
+    def arguments(self, *tensors: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not self.random:
+            return tensors, {}
+        return tensors[:-1], {"random": tensors[-1]}
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        args, kwargs = self.arguments(*tensors)
+        return self.function(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class IntegerQatCall(Int8Call):
+    """qat_linear; `backward` is not "float"."""
+
+    backward: str = "int8"
+
+    def arguments(self, *tensors: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args, kwargs = super().arguments(*tensors)
+        return args, kwargs | {"backward": self.backward}
+
+
+SCALED_CALLS = (
+    *(ScaledCall("scaled_quantize_per_token", random) for random in (False, True)),
+    *(ScaledCall("scaled_quantize_transposed", random) for random in (False, True)),
+    ScaledCall("transpose_int8"),
+)
+INTEGER_QAT_CALLS = (
+    IntegerQatCall("qat_linear", bias=True),
+    IntegerQatCall("qat_linear", shift=True),
+    IntegerQatCall("qat_linear", backward="int8_input"),
+)
