@@ -26,6 +26,8 @@ and in the matrix products, with ``sw`` the scale of the weight's row n, ``C`` t
 
     acc[t, n]      sum_k (q[t, k] - z[t]) * w[n, k]          exact
     y[t, n]        fma(C(acc[t, n]) * sw[n], s[t], bias[n]), rounded once
+
+The norms, the activations and the rotation are in :mod:`baraquant.reference.fused`.
 """
 
 from .affine import (
@@ -57,6 +59,18 @@ from .affine import (
     quantize_per_tensor_backward,
     quantize_per_token,
     quantize_per_token_backward,
+)
+from .fused import (
+    gelu,
+    gelu_quantize_per_token,
+    hadamard,
+    hadamard_quantize_per_token,
+    layer_norm,
+    layer_norm_quantize_per_token,
+    rms_norm,
+    rms_norm_quantize_per_token,
+    silu_mul,
+    silu_mul_quantize_per_token,
 )
 from .granularity import Segments, expand_qparams, segments, sum_segments
 from .int8_mm import (
@@ -128,10 +142,16 @@ __all__ = [
     "fake_quantize_per_token_backward",
     "fake_quantize_per_token_backward_qparams",
     "fused_multiply_add",
+    "gelu",
+    "gelu_quantize_per_token",
     "grid_position",
+    "hadamard",
+    "hadamard_quantize_per_token",
     "int8_grouped_linear",
     "int8_linear",
     "is_inside",
+    "layer_norm",
+    "layer_norm_quantize_per_token",
     "observe_fake_quantize",
     "observe_min_max_",
     "qat_grouped_linear",
@@ -147,8 +167,12 @@ __all__ = [
     "quantized_grouped_linear",
     "quantized_linear",
     "rescaled",
+    "rms_norm",
+    "rms_norm_quantize_per_token",
     "round_to",
     "segments",
+    "silu_mul",
+    "silu_mul_quantize_per_token",
     "smoothquant_linear",
     "static_quantized_linear",
     "sum_segments",

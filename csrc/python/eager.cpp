@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Calls ops from eager Python without the cost of torch.ops, which matches arguments to schemas
 // through generic conversions (about 4 us a call). Here a schema is parsed once. Plain arguments
-// (exactly a Tensor or Parameter, int, float, bool, dtype or None, as the schema requires) go to
+// (exactly a Tensor or Parameter, int, float, bool, str, dtype or None, as the schema requires) go to
 // the dispatcher. For anything else, such as a Tensor subclass or a SymInt, the callable returns
 // NotImplemented, and the caller uses torch.ops.
 #include "python/eager.h"
@@ -20,7 +20,7 @@ namespace {
 
 constexpr size_t kMaxArguments = 16;
 
-enum class Kind { kTensor, kInt, kFloat, kBool, kDtype };
+enum class Kind { kTensor, kInt, kFloat, kBool, kString, kDtype };
 
 struct Parameter {
   PyObject* name;  // interned
@@ -58,6 +58,9 @@ bool read_type(c10::TypePtr type, Parameter& parameter) {
       return true;
     case c10::TypeKind::BoolType:
       parameter.kind = Kind::kBool;
+      return true;
+    case c10::TypeKind::StringType:
+      parameter.kind = Kind::kString;
       return true;
     case c10::TypeKind::ScalarTypeType:
       parameter.kind = Kind::kDtype;
@@ -109,6 +112,14 @@ bool push(torch::jit::Stack& stack, PyObject* object, const Parameter& parameter
       if (!PyBool_Check(object)) return false;
       stack.emplace_back(object == Py_True);
       return true;
+    case Kind::kString: {
+      if (!PyUnicode_CheckExact(object)) return false;
+      Py_ssize_t size = 0;
+      const char* text = PyUnicode_AsUTF8AndSize(object, &size);
+      if (text == nullptr) throw python_error();
+      stack.emplace_back(std::string(text, static_cast<size_t>(size)));
+      return true;
+    }
     case Kind::kDtype:
       if (!THPDtype_Check(object)) return false;
       stack.emplace_back(static_cast<int64_t>(reinterpret_cast<THPDtype*>(object)->scalar_type));
