@@ -95,7 +95,7 @@ def rms_norm_quantize_per_token(
     quant_max: int = 127,
     dtype: torch.dtype = torch.int8,
 ) -> Triple | Quadruple:
-    """Divide each vector along the last dimension by its root mean square, and quantize it.
+    """Divide each vector by its root mean square, and quantize it.
 
     Example:
         >>> x = torch.tensor([[3.0, 4.0, 0.0, 0.0]])
@@ -200,7 +200,7 @@ def layer_norm_quantize_per_token(
     quant_max: int = 127,
     dtype: torch.dtype = torch.int8,
 ) -> Triple | Quadruple:
-    """Shift and scale each vector along the last dimension to mean 0 and variance 1, and quantize it.
+    """Shift and scale each vector to mean 0 and variance 1, and quantize it.
 
     Example:
         >>> x = torch.tensor([[1.0, 3.0, 1.0, 3.0]])

@@ -226,21 +226,29 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     return _times_sigmoid(x, w, rest)
 
 
+def _product_plus(x: Tensor, y: Tensor, z: float) -> Sum:
+    product = x * y
+    main = z + product
+    part = main - z
+    rest = (z - (main - part)) + (product - part)
+    return main, rest + _fma(x, y, -product)
+
+
 def _gelu(x: Tensor) -> Tensor:
     a = x.clamp(-14.5, 14.5).abs()
     s = a * a
     significand, half, other = _exp(-0.5 * s, -0.5 * _fma(a, a, -s))
     p = _fma(a, "0x1.0dc640p-8", "0x1.4cdfb2p-5")
-    for c in ("0x1.77452ap-3", "0x1.c0d128p-2", "0x1p-1"):
+    for c in ("0x1.77452ap-3", "0x1.c0d128p-2"):
         p = _fma(a, p, c)
     q = _fma(a, "0x1.521bb0p-7", "0x1.a138ccp-4")
-    for c in ("0x1.e0be78p-2", "0x1.33d7d8p+0", "0x1.acaac4p+0", "0x1p+0"):
+    for c in ("0x1.e0be78p-2", "0x1.33d7d8p+0", "0x1.acaac4p+0"):
         q = _fma(a, q, c)
-    zero = torch.zeros_like(x)
+    numerator = _product_plus(a, p, 0.5)
     power = _product(a, significand)
-    tail = _product(power[0], (p, zero))
-    tail = tail[0], _fma(power[1], p, tail[1])
-    scaled = _divide(tail, (q, zero)) * half * other
+    tail = _product(power[0], numerator)
+    tail = tail[0], _fma(power[1], numerator[0], tail[1])
+    scaled = _divide(tail, _product_plus(a, q, 1.0)) * half * other
     return torch.where(x < 0, -scaled, x - scaled)
 
 
@@ -279,7 +287,7 @@ def gelu(input: Tensor, *, approximate: str = "none") -> Tensor:
             slope = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * math.sqrt(2 / math.pi) * (
                 1 + 3 * 0.044715 * x * x
             )
-        return (dy.float() * slope).to(input.dtype)
+        return ((dy.float() * slope).to(input.dtype),)
 
     result: Tensor = Rule.apply(value, gradient, input)
     return result
@@ -319,7 +327,7 @@ def _rotated(x: Tensor, block: int) -> Tensor:
 def hadamard(input: Tensor, block: int) -> Tensor:
     """Return the rotated blocks."""
     result: Tensor = Rule.apply(
-        lambda: _rotated(input.detach(), block), lambda dy, *_: _rotated(dy, block), input
+        lambda: _rotated(input.detach(), block), lambda dy, *_: (_rotated(dy, block),), input
     )
     return result
 

@@ -163,7 +163,15 @@ void run_hadamard(const at::Tensor& input, int64_t block, const Outputs& to) {
   HadamardCall call;
   set_input(call, input);
   call.block = block;
-  run(call, to, kernels(input).hadamard);
+  run(call, to, [&](const HadamardCall& rows) {
+    if (kernels(input).hadamard(rows)) return true;
+    if (rows.to.values.defined()) return false;
+    HadamardCall blocks = rows;  // each block as a row of its own
+    blocks.input = contiguous(rows.input).view({-1, block});
+    blocks.count = blocks.input.size(0);
+    blocks.length = block;
+    return kernels(input).hadamard(blocks);
+  });
 }
 
 at::Tensor hadamard_device(const at::Tensor& input, int64_t block) {

@@ -34,8 +34,8 @@ Gradient:
 def _quantized(name: str) -> str:
     return f"""\
 Rounding:
-    The result of :func:`{name}` is rounded to the dtype of the input and then quantized: the bits
-    are those of the float op, followed by :func:`dynamic_range_quantize_per_token`."""
+    The result of :func:`{name}` is rounded to the dtype of the input, and then quantized:
+    the bits are those of the float op, followed by :func:`dynamic_range_quantize_per_token`."""
 
 
 # ---- Norms --------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ $example
 
 Rounding:
 {_ACCURACY}
-    By tanh it is within 2 ulp of the exact value, else within 5 ulp, and for x >= -1 within 2.
+    It is within 2 ulp of the exact value, and without tanh within 5 ulp for ``x < -1``.
 
 {_GELU_REFERENCE}"""
 
@@ -280,8 +280,8 @@ $example
 # ---- The rotation -------------------------------------------------------------------------------
 
 _HADAMARD_FORMULA = """\
-``y = H x / sqrt(block)`` for each ``block`` neighbours along the last dimension, with ``H`` the
-Hadamard matrix of Sylvester: ``H[i, j]`` is 1 or -1 as ``i & j`` has an even or odd number of bits"""
+``y = H x / sqrt(block)`` for each ``block`` neighbours along the last dimension, with Sylvester's
+Hadamard matrix ``H``: ``H[i, j]`` is 1 or -1 as ``i & j`` has an even or odd number of bits"""
 _HADAMARD_ARGS = """\
     input: ``[..., D]``; float32, float64, float16 or bfloat16.
     block: A power of two that divides ``D``, at most 32768."""
