@@ -143,7 +143,7 @@ FORWARD_CALLS: tuple[Call | RangeCall | Int8Call | FusedCall, ...] = (
     *range_calls.FAKE_CALLS,
     *int8_calls.QAT_CALLS,
     *int8_calls.SERVED_CALLS,
-    *fused_calls.FLOAT_CALLS,
+    *fused_calls.SINGLE_CALLS,
 )
 BACKWARD_CALLS = tuple(Call(verb, g) for verb in BACKWARD for g in KINDS)
 ALL_CALLS = (
@@ -151,6 +151,7 @@ ALL_CALLS = (
     *BACKWARD_CALLS,
     *range_calls.OTHER_CALLS,
     *int8_calls.INT8_CALLS,
+    *fused_calls.RESIDUAL_CALLS,
     *fused_calls.QUANTIZE_CALLS,
 )
 
