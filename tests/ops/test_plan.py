@@ -83,7 +83,7 @@ def test_nothing_runs_and_nothing_is_written(op: Any, device: str) -> None:
     for name, value in arguments.items():
         if not isinstance(value, Tensor):
             continue
-        if value.dim() > 1 and name in ("input", "grad"):
+        if value.dim() > 1 and name in ("input", "gate", "grad"):
             arguments[name] = torch.ones_like(value).repeat_interleave(2, -1)[..., ::2]
         if name.endswith("zero_point") and op.name not in ("observe_fake_quantize",):
             arguments[name] = value.to(torch.int64)
