@@ -23,6 +23,7 @@ FOLDER = ROOT / "csrc" / "api" / "ops"
 FAMILIES = {
     "affine": "quantize, dequantize and fake_quantize with given scales and zero points",
     "range": "scales and zero points from the range of the data",
+    "fused": "norms, activations and a rotation of vectors, and the same quantized",
     "int8_mm": "products of integers",
     "scaled": "scaled quantization, transposes and random states, for a backward of integers",
     "backward": "the gradients of the affine ops, for programs that call them by hand",
@@ -44,6 +45,11 @@ PARAMETERS = {
     "ScalarType?": "std::optional<at::ScalarType>",
 }
 DEFAULTS = {"None": "std::nullopt", "True": "true", "False": "false"}
+OVERLOADS = {
+    "residual": "The same of input + residual, which is returned as well, after the other results.",
+    "scale_tensor": "The same; the scale is a tensor and the zero point a number.",
+    "number": "The same; the scale is a number and the zero point a number.",
+}
 DTYPES = {"int8": "at::kChar", "float": "at::kFloat", "1": "at::kChar", "6": "at::kFloat"}
 
 
@@ -187,8 +193,7 @@ def header(family: str) -> str:
             if overload == "default":
                 lines += comment(getattr(module, name).__doc__, given)
             else:
-                kinds = ("a number", "a tensor")[overload == "scale_tensor"]
-                lines.append(f"/// The same; the scale is {kinds} and the zero point a number.")
+                lines.append(f"/// {OVERLOADS[overload]}")
             lines += [declaration(schema), ""]
     return "\n".join([*lines, f"}}  // namespace {inner}", ""])
 

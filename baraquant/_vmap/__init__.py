@@ -15,21 +15,21 @@ per group      the scale is repeated, the axis       unchanged, the axis moves b
                moves by one
 =============  ====================================  ==========================================
 
-The ops of the integer matrix family have rules of their own, because a batch of inputs is only a
-larger number of tokens.
+In the fused family a batch is only a larger number of vectors. The ops of the integer matrix
+family have rules of their own, because a batch of inputs is only a larger number of tokens.
 """
 
 from collections.abc import Iterator
 
 import torch
 
-from . import affine, int8_mm, scaled
+from . import affine, fused, int8_mm, scaled
 from . import range as ranges
 
 
 def register() -> None:
     """Register the rules; called once, when the library is loaded."""
-    for name, rule in {**affine.RULES, **ranges.RULES}.items():
+    for name, rule in {**affine.RULES, **ranges.RULES, **fused.RULES}.items():
         torch.library.register_vmap(f"baraquant::{name}", rule, lib=_library)
     int8_mm.register(_library)
     scaled.register(_library)

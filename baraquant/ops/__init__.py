@@ -25,6 +25,10 @@ and in TorchScript. :mod:`baraquant.reference` computes the same in plain PyTorc
 ``scaled_quantize_transposed``              columns of ``x * f`` quantized and transposed
 ``transpose_int8``                          the transpose of an int8 matrix
 ``draw_random``                             a state of PyTorch's generator for these
+``rms_norm``, ``layer_norm``                norms of vectors, with the same bits on every device
+``silu_mul``, ``gelu``                      activations, likewise
+``hadamard``                                a rotation of blocks of a vector
+``..._quantize_per_token``                  each of these five, quantized as it is computed
 ==========================================  =====================================================
 
 ``{G}`` is ``tensor``, ``channel``, ``token`` or ``group``: which elements share a scale.
@@ -45,6 +49,18 @@ from .affine import (
     quantize_per_group,
     quantize_per_tensor,
     quantize_per_token,
+)
+from .fused import (
+    gelu,
+    gelu_quantize_per_token,
+    hadamard,
+    hadamard_quantize_per_token,
+    layer_norm,
+    layer_norm_quantize_per_token,
+    rms_norm,
+    rms_norm_quantize_per_token,
+    silu_mul,
+    silu_mul_quantize_per_token,
 )
 from .int8_mm import (
     int8_grouped_linear,
@@ -101,8 +117,14 @@ __all__ = [
     "fake_quantize_per_group",
     "fake_quantize_per_tensor",
     "fake_quantize_per_token",
+    "gelu",
+    "gelu_quantize_per_token",
+    "hadamard",
+    "hadamard_quantize_per_token",
     "int8_grouped_linear",
     "int8_linear",
+    "layer_norm",
+    "layer_norm_quantize_per_token",
     "observe_fake_quantize",
     "observe_min_max_",
     "qat_grouped_linear",
@@ -113,8 +135,12 @@ __all__ = [
     "quantize_per_token",
     "quantized_grouped_linear",
     "quantized_linear",
+    "rms_norm",
+    "rms_norm_quantize_per_token",
     "scaled_quantize_per_token",
     "scaled_quantize_transposed",
+    "silu_mul",
+    "silu_mul_quantize_per_token",
     "smoothquant_linear",
     "static_quantized_linear",
     "transpose_int8",

@@ -31,6 +31,8 @@ and where numbers are scaled and rounded stochastically, with ``k`` 16 bits of P
 
     v              C(x) * f                                  rounded once
     q              clamp(floor(v / s + u), -128, 127)        u = (k + 1/2) / 2^16; NaN: 0
+
+The norms, the activations and the rotation are in :mod:`baraquant.reference.fused`.
 """
 
 from .affine import (
@@ -62,6 +64,18 @@ from .affine import (
     quantize_per_tensor_backward,
     quantize_per_token,
     quantize_per_token_backward,
+)
+from .fused import (
+    gelu,
+    gelu_quantize_per_token,
+    hadamard,
+    hadamard_quantize_per_token,
+    layer_norm,
+    layer_norm_quantize_per_token,
+    rms_norm,
+    rms_norm_quantize_per_token,
+    silu_mul,
+    silu_mul_quantize_per_token,
 )
 from .granularity import Segments, expand_qparams, segments, sum_segments
 from .int8_mm import (
@@ -140,10 +154,16 @@ __all__ = [
     "fake_quantize_per_token_backward",
     "fake_quantize_per_token_backward_qparams",
     "fused_multiply_add",
+    "gelu",
+    "gelu_quantize_per_token",
     "grid_position",
+    "hadamard",
+    "hadamard_quantize_per_token",
     "int8_grouped_linear",
     "int8_linear",
     "is_inside",
+    "layer_norm",
+    "layer_norm_quantize_per_token",
     "observe_fake_quantize",
     "observe_min_max_",
     "philox",
@@ -160,10 +180,14 @@ __all__ = [
     "quantized_grouped_linear",
     "quantized_linear",
     "rescaled",
+    "rms_norm",
+    "rms_norm_quantize_per_token",
     "round_to",
     "scaled_quantize_per_token",
     "scaled_quantize_transposed",
     "segments",
+    "silu_mul",
+    "silu_mul_quantize_per_token",
     "smoothquant_linear",
     "static_quantized_linear",
     "sum_segments",

@@ -296,7 +296,7 @@ def test_timer_inside_a_graph(cuda: str) -> None:
 
 
 @pytest.mark.packaging
-@pytest.mark.parametrize("family", ["affine", "range", "int8_mm"])
+@pytest.mark.parametrize("family", ["affine", "range", "fused", "int8_mm"])
 def test_programs_start_anywhere(family: str, tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-m", f"benchmarks.bench_{family}", "--help"],

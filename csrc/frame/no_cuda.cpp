@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include "affine/launch.h"
+#include "fused/launch.h"
 #include "int8_mm/launch.h"
 #include "range/launch.h"
 #include "scaled/launch.h"
@@ -24,6 +25,7 @@ namespace {
 
 const affine::Kernels& affine::cuda_kernels() { raise(); }
 const range::Kernels& range::cuda_kernels() { raise(); }
+const fused::Kernels& fused::cuda_kernels() { raise(); }
 const int8_mm::Kernels& int8_mm::cuda_kernels() { raise(); }
 const scaled::Kernels& scaled::cuda_kernels() { raise(); }
 

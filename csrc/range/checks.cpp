@@ -2,30 +2,10 @@
 #include "range/checks.h"
 
 #include <initializer_list>
-#include <limits>
 #include <string>
-
-#include "frame/checks.h"
 
 namespace baraquant::range {
 namespace {
-
-template <typename Op>
-void check_chosen_range(const Op& op, int64_t quant_min, int64_t quant_max, at::ScalarType dtype,
-                        bool symmetric, const char* prefix = "") {
-  check_range(op, quant_min, quant_max, dtype, prefix);
-  constexpr int64_t kMin = std::numeric_limits<int32_t>::min();
-  constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
-  TORCH_CHECK_VALUE(quant_min >= kMin && quant_max <= kMax, op, ": expected ", prefix,
-                    "quant_min and ", prefix,
-                    "quant_max to fit in 32 bits, as the zero point has to, but got ", quant_min,
-                    " and ", quant_max);
-  TORCH_CHECK_VALUE(!symmetric || quant_max - quant_min >= 2, op, ": expected ", prefix,
-                    "quant_max - ", prefix,
-                    "quant_min to be at least 2 in a symmetric scheme (with one step there is no "
-                    "room on both sides of zero), but got ",
-                    quant_min, " and ", quant_max);
-}
 
 // Checks a tensor that the op writes, with one entry for each range.
 void check_written(const char* op, const char* name, const at::Tensor& tensor,

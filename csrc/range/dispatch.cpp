@@ -179,7 +179,23 @@ void register_kernels(torch::Library& m) {
   m.impl("_observe_qparams_", &observe_qparams_device);
 }
 
+RangeCall call_of_rows(const at::Tensor& rows, const RowScheme& scheme, const RowTargets& to) {
+  RangeCall call;
+  call.input = rows;
+  call.scale = to.scale;
+  call.zero_point = to.zero_point;
+  call.map = make_per_group_map(rows.size(0), rows.size(1), 1, rows.size(1));
+  call.quant_min = scheme.quant_min;
+  call.quant_max = scheme.quant_max;
+  call.symmetric = scheme.symmetric;
+  return call;
+}
+
 }  // namespace
+
+void quantize_rows_into(const at::Tensor& rows, const RowScheme& scheme, const RowTargets& to) {
+  run_quantize(call_of_rows(rows, scheme, to), to.values, {});
+}
 
 QuantizedRows quantize_rows(const at::Tensor& rows, const RowScheme& scheme, bool with_mask) {
   const int64_t count = rows.size(0), length = rows.size(1);
@@ -196,14 +212,7 @@ QuantizedRows quantize_rows(const at::Tensor& rows, const RowScheme& scheme, boo
   }
   q.scale = at::empty({count}, options);
   if (!scheme.symmetric) q.zero_point = at::empty({count}, options.dtype(at::kInt));
-  RangeCall call;
-  call.input = rows;
-  call.scale = q.scale;
-  call.zero_point = q.zero_point;
-  call.map = make_per_group_map(count, length, 1, length);
-  call.quant_min = scheme.quant_min;
-  call.quant_max = scheme.quant_max;
-  call.symmetric = scheme.symmetric;
+  const RangeCall call = call_of_rows(rows, scheme, {q.values, q.scale, q.zero_point});
   run_quantize(call, q.values, q.mask);
   return q;
 }

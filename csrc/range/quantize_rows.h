@@ -8,7 +8,7 @@
 
 namespace baraquant::range {
 
-// If symmetric, 0 is the middle of the range (check_row_scheme).
+// For quantize_rows 0 is the middle of the range if symmetric (check_row_scheme).
 struct RowScheme {
   bool symmetric = true;
   int64_t quant_min = -128, quant_max = 127;
@@ -23,5 +23,12 @@ struct QuantizedRows {
 
 // rows: [rows, length], contiguous, floating, on the CPU or a GPU.
 QuantizedRows quantize_rows(const at::Tensor& rows, const RowScheme& scheme, bool with_mask);
+
+// The same into given tensors, and for any range: values int8 or uint8 [rows, length], scale and
+// zero_point [rows], all contiguous. The rows are not empty.
+struct RowTargets {
+  at::Tensor values, scale, zero_point;
+};
+void quantize_rows_into(const at::Tensor& rows, const RowScheme& scheme, const RowTargets& to);
 
 }  // namespace baraquant::range

@@ -17,6 +17,8 @@ from torch import Tensor
 
 import baraquant
 from tests.support import cases
+from tests.support.calls.affine import outputs
+from tests.support.calls.fused import FLOAT_CALLS, QUANTIZE_CALLS
 from tests.support.cases import Granularity
 from tests.support.family_cases.range import MODES, characterful
 from tests.support.instruction_sets import ISAS, digest, missing
@@ -131,6 +133,17 @@ def product_results(dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         yield f"quantized_linear {m}", y
 
 
+def fused_results(dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Of norms, activations and rotations: short rows, rows with a tail, several slices of sums."""
+    for call in (*FLOAT_CALLS, *QUANTIZE_CALLS):
+        if dtype == torch.float64 and not call.takes_float64:
+            continue
+        for shape in ((40, 4), (5, 120), (3, 5004)):
+            tensors = tuple(8 * t.detach() for t in call.tensors(shape, dtype))
+            for part in outputs(call(*tensors)):
+                yield f"{call} {shape}", part
+
+
 def main() -> None:
     """Print the instruction set in use and one line per result."""
     print(baraquant._C.cpu_isa())
@@ -139,7 +152,7 @@ def main() -> None:
             for results in (affine_results, range_results):
                 for name, tensor in results(dtype, granularity):
                     print(cases.name_of(dtype), granularity, name, digest(tensor))
-        for name, tensor in product_results(dtype):
+        for name, tensor in (*product_results(dtype), *fused_results(dtype)):
             print(cases.name_of(dtype), name, digest(tensor))
 
 

@@ -15,6 +15,7 @@ import baraquant
 from baraquant import _C, ops
 from baraquant.planning import KernelPlan
 from tests.support.bad_arguments import affine as bad_arguments
+from tests.support.bad_arguments import fused as fused_bad_arguments
 from tests.support.bad_arguments import grouped as grouped_bad_arguments
 from tests.support.bad_arguments import int8_mm as int8_bad_arguments
 from tests.support.bad_arguments import range as range_bad_arguments
@@ -23,7 +24,7 @@ from tests.support.cases import OP_NAMES, function_of
 from tests.support.docstrings import run_examples
 
 OPS: list[Any] = [*bad_arguments.OPS, *range_bad_arguments.OPS, *int8_bad_arguments.OPS]
-OPS += [*grouped_bad_arguments.OPS, *scaled_bad_arguments.OPS]
+OPS += [*fused_bad_arguments.OPS, *grouped_bad_arguments.OPS, *scaled_bad_arguments.OPS]
 by_op = pytest.mark.parametrize("op", OPS, ids=str)
 # What torch may do meanwhile: take memory, and look at tensors differently.
 HARMLESS = (
@@ -83,7 +84,7 @@ def test_nothing_runs_and_nothing_is_written(op: Any, device: str) -> None:
     for name, value in arguments.items():
         if not isinstance(value, Tensor):
             continue
-        if value.dim() > 1 and name in ("input", "grad"):
+        if value.dim() > 1 and name in ("input", "gate", "grad"):
             arguments[name] = torch.ones_like(value).repeat_interleave(2, -1)[..., ::2]
         if name.endswith("zero_point") and op.name not in ("observe_fake_quantize",):
             arguments[name] = value.to(torch.int64)

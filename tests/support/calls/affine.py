@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The ops as functions of tensors alone: what PyTorch's tools take.
 
-Those of the affine family are here, the others in `range.py` and `int8_mm.py`; the ops that change
-a running range in place, and the grouped products, whose inputs are matrices sorted by group, are
-not among `ALL_CALLS`, but have tests of their own.
+Those of the affine family are here, the others in `range.py`, `int8_mm.py` and `fused.py`; the ops
+that change a running range in place, and the grouped products, whose inputs are matrices sorted by
+group, are not among `ALL_CALLS`, but have tests of their own.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from torch import Tensor
 
 from baraquant import ops
 from tests.support import cases
+from tests.support.calls import fused as fused_calls
 from tests.support.calls import int8_mm as int8_calls
 from tests.support.calls import range as range_calls
+from tests.support.calls.fused import FusedCall
 from tests.support.calls.int8_mm import Int8Call
 from tests.support.calls.range import RANGE, RangeCall
 from tests.support.cases import Granularity
@@ -131,7 +133,7 @@ NUMBERS = (
     Call("dequantize", cases.PER_TENSOR, number=True),
     Call("fake_quantize", cases.PER_TENSOR, number=True),
 )
-FORWARD_CALLS: tuple[Call | RangeCall | Int8Call, ...] = (
+FORWARD_CALLS: tuple[Call | RangeCall | Int8Call | FusedCall, ...] = (
     *(Call("quantize", g) for g in KINDS),
     *(Call("quantize", g, dtype=torch.float32) for g in KINDS),
     *(Call("dequantize", g) for g in KINDS),
@@ -141,9 +143,17 @@ FORWARD_CALLS: tuple[Call | RangeCall | Int8Call, ...] = (
     *range_calls.FAKE_CALLS,
     *int8_calls.QAT_CALLS,
     *int8_calls.SERVED_CALLS,
+    *fused_calls.SINGLE_CALLS,
 )
 BACKWARD_CALLS = tuple(Call(verb, g) for verb in BACKWARD for g in KINDS)
-ALL_CALLS = FORWARD_CALLS + BACKWARD_CALLS + range_calls.OTHER_CALLS + int8_calls.INT8_CALLS
+ALL_CALLS = (
+    *FORWARD_CALLS,
+    *BACKWARD_CALLS,
+    *range_calls.OTHER_CALLS,
+    *int8_calls.INT8_CALLS,
+    *fused_calls.RESIDUAL_CALLS,
+    *fused_calls.QUANTIZE_CALLS,
+)
 
 
 def outputs(result: Any) -> tuple[Tensor, ...]:

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The fused family under autograd. The float ops are differentiable; their gradients are computed
+// from the saved input by PyTorch's ops in the compute type, and so can be differentiated again.
+// Integers carry no gradient: the ops that quantize refuse tensors that require one, because a
+// gradient that goes missing on the way to a norm's weight would not be noticed.
+#include <ATen/TensorOperators.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/mean.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
+#include <ATen/ops/sum.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "frame/core_op.h"
+#include "frame/dtypes.h"
+#include "frame/saved_tensors.h"
+#include "fused/checks.h"
+#include "fused/core_ops.h"
+
+namespace baraquant::fused {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+
+bool is_recorded(const at::Tensor& tensor) {
+  if (at::GradMode::is_enabled() && tensor.requires_grad()) return true;
+  return tensor._fw_grad(/*level=*/0).defined();  // refused by the Function
+}
+bool is_recorded(const OptionalTensor& tensor) { return tensor && is_recorded(*tensor); }
+
+// `instead`: the float op whose result is to be fake-quantized.
+template <typename... Tensors>
+void refuse_gradient(const FusedName& op, const Tensors&... tensors) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !(is_recorded(tensors) || ...), op,
+      ": integers carry no gradient, but an argument requires one. In training call ", op.verb,
+      " and then dynamic_fake_quantize_per_token, which computes the same numbers and is "
+      "differentiable; for inference call the op under torch.no_grad()");
+}
+
+at::Tensor in_compute_type(const at::Tensor& tensor) {
+  return tensor.to(compute_dtype(tensor.scalar_type()));
+}
+
+at::Tensor mean_of_rows(const at::Tensor& tensor) { return tensor.mean(-1, /*keepdim=*/true); }
+
+// The sum over all rows, as the gradient of a weight or bias.
+at::Tensor sum_over_rows(const at::Tensor& tensor, at::ScalarType dtype) {
+  const c10::SymInt length = tensor.sym_size(-1);
+  return tensor.reshape_symint({tensor.sym_numel() / (length == 0 ? 1 : length), length})
+      .sum(0)
+      .to(dtype);
+}
+
+struct SavedNorm {
+  at::Tensor x, weight, bias;
+  auto fields() { return std::tie(x, weight, bias); }
+};
+
+// With n = (x - m) r and g = dy * weight:
+//   dx = r (g - mean(g) - n mean(g n)), without mean(g) if not centered
+//   d weight = sum over rows of dy * n,  d bias = sum over rows of dy
+struct NormGradients {
+  at::Tensor x, weight, bias;
+
+  NormGradients(const at::Tensor& grad, const SavedNorm& saved, double eps, bool centered) {
+    const at::Tensor dy = in_compute_type(grad);
+    at::Tensor d = in_compute_type(saved.x);
+    if (centered) d = d - mean_of_rows(d);
+    const at::Tensor r = at::rsqrt(mean_of_rows(d * d) + eps);
+    const at::Tensor n = d * r;
+    const at::Tensor g = saved.weight.defined() ? dy * saved.weight : dy;
+    at::Tensor dx = g - n * mean_of_rows(g * n);
+    if (centered) dx = dx - mean_of_rows(g);
+    x = (r * dx).to(saved.x.scalar_type());
+    if (saved.weight.defined()) weight = sum_over_rows(dy * n, saved.weight.scalar_type());
+    if (saved.bias.defined()) bias = sum_over_rows(dy, saved.bias.scalar_type());
+  }
+};
+
+// residual: may be absent. Returns the output and, with a residual, the sum.
+class NormFunction : public Function<NormFunction> {
+ public:
+  static constexpr bool is_traceable = true;
+
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& input,
+                               const OptionalTensor& residual, const OptionalTensor& weight,
+                               const OptionalTensor& bias, double eps, bool centered) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    const NormArgs args{.weight = weight, .bias = bias, .eps = eps, .centered = centered};
+    variable_list results;
+    if (residual) {
+      auto [output, sum] = norm_residual(input, *residual, args);
+      results = {output, sum};
+    } else {
+      results = {norm(input, args)};
+    }
+    ctx->saved_data["eps"] = eps;
+    ctx->saved_data["centered"] = centered;
+    save_tensors(ctx, SavedNorm{residual ? results[1] : input, weight.value_or(at::Tensor()),
+                                bias.value_or(at::Tensor())});
+    return results;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const NormGradients d(grads[0], saved_tensors<SavedNorm>(ctx),
+                          ctx->saved_data["eps"].toDouble(), ctx->saved_data["centered"].toBool());
+    if (grads.size() == 1) return {d.x, {}, d.weight, d.bias, {}, {}};
+    const at::Tensor dx = d.x + grads[1];
+    return {dx, dx, d.weight, d.bias, {}, {}};
+  }
+};
+
+at::Tensor norm_autograd(const at::Tensor& input, const NormArgs& args) {
+  if (!is_recorded(input) && !is_recorded(args.weight) && !is_recorded(args.bias)) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    return norm(input, args);
+  }
+  return NormFunction::apply(input, std::nullopt, args.weight, args.bias, args.eps,
+                             args.centered)[0];
+}
+
+TensorPair norm_residual_autograd(const at::Tensor& input, const at::Tensor& residual,
+                                  const NormArgs& args) {
+  if (!is_recorded(input) && !is_recorded(residual) && !is_recorded(args.weight) &&
+      !is_recorded(args.bias)) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    return norm_residual(input, residual, args);
+  }
+  const variable_list results = NormFunction::apply(input, OptionalTensor(residual), args.weight,
+                                                    args.bias, args.eps, args.centered);
+  return {results[0], results[1]};
+}
+
+TensorTriple norm_quantize_autograd(const at::Tensor& input, const NormArgs& args,
+                                    const QuantizeArgs& q) {
+  refuse_gradient(name_of(args, true), input, args.weight, args.bias);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return norm_quantize(input, args, q);
+}
+
+TensorQuadruple norm_residual_quantize_autograd(const at::Tensor& input, const at::Tensor& residual,
+                                                const NormArgs& args, const QuantizeArgs& q) {
+  refuse_gradient(name_of(args, true), input, residual, args.weight, args.bias);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return norm_residual_quantize(input, residual, args, q);
+}
+
+struct SavedActivation {
+  at::Tensor input, up;
+  auto fields() { return std::tie(input, up); }
+};
+
+class ActivationFunction : public Function<ActivationFunction> {
+ public:
+  static constexpr bool is_traceable = true;
+
+  static Variable forward(AutogradContext* ctx, const at::Tensor& input, const OptionalTensor& up,
+                          int64_t number) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->saved_data["activation"] = number;
+    const Variable result = activation(input, up, number);
+    save_tensors(ctx, SavedActivation{input, up.value_or(at::Tensor())});
+    return result;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const SavedActivation saved = saved_tensors<SavedActivation>(ctx);
+    const at::ScalarType dtype = saved.input.scalar_type();
+    const at::Tensor dy = in_compute_type(grads[0]), x = in_compute_type(saved.input);
+    const Activation kind = activation_of(ctx->saved_data["activation"].toInt());
+    if (kind != Activation::kSiluMul) {
+      const char* approximate = kind == Activation::kGelu ? "none" : "tanh";
+      return {at::gelu_backward(dy, x, approximate).to(dtype), {}, {}};
+    }
+    const at::Tensor d_gate = at::silu_backward(dy * in_compute_type(saved.up), x);
+    const at::Tensor d_up = dy * at::silu(x);
+    return {d_gate.to(dtype), d_up.to(dtype), {}};
+  }
+};
+
+at::Tensor activation_autograd(const at::Tensor& input, const OptionalTensor& up, int64_t number) {
+  if (!is_recorded(input) && !is_recorded(up)) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    return activation(input, up, number);
+  }
+  return ActivationFunction::apply(input, up, number);
+}
+
+TensorTriple activation_quantize_autograd(const at::Tensor& input, const OptionalTensor& up,
+                                          int64_t number, const QuantizeArgs& q) {
+  refuse_gradient(name_of(activation_of(number), true), input, up);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return activation_quantize(input, up, number, q);
+}
+
+// The rotation is its own transpose, and so its own gradient.
+class HadamardFunction : public Function<HadamardFunction> {
+ public:
+  static constexpr bool is_traceable = true;
+
+  static Variable forward(AutogradContext* ctx, const at::Tensor& input, int64_t block) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->saved_data["block"] = block;
+    return hadamard(input, block);
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    return {hadamard(grads[0], ctx->saved_data["block"].toInt()), {}};
+  }
+};
+
+at::Tensor hadamard_autograd(const at::Tensor& input, int64_t block) {
+  if (!is_recorded(input)) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    return hadamard(input, block);
+  }
+  return HadamardFunction::apply(input, block);
+}
+
+TensorTriple hadamard_quantize_autograd(const at::Tensor& input, int64_t block,
+                                        const QuantizeArgs& q) {
+  refuse_gradient({"hadamard", true}, input);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return hadamard_quantize(input, block, q);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {
+  m.impl("_norm", kernel_of<&norm_autograd>);
+  m.impl("_norm_residual", kernel_of<&norm_residual_autograd>);
+  m.impl("_norm_quantize", kernel_of<&norm_quantize_autograd>);
+  m.impl("_norm_residual_quantize", kernel_of<&norm_residual_quantize_autograd>);
+  m.impl("_activation", kernel_of<&activation_autograd>);
+  m.impl("_activation_quantize", kernel_of<&activation_quantize_autograd>);
+  m.impl("_hadamard", kernel_of<&hadamard_autograd>);
+  m.impl("_hadamard_quantize", kernel_of<&hadamard_quantize_autograd>);
+}
+
+}  // namespace baraquant::fused

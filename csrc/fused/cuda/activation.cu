@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The CUDA kernels of the activations: rows in registers, and rows of any length.
+#include "fused/cuda/kernels.cuh"
+#include "fused/elementary.h"
+
+namespace baraquant::fused {
+namespace {
+
+// Replaces the pack by its activation. NB: a missing element stays +0, which every activation keeps.
+template <typename T>
+__device__ __forceinline__ void activate(RowWords<T>& words, const RowWords<T>& up,
+                                         Activation activation) {
+#pragma unroll
+  for (int i = 0; i < kPack<T>; ++i) {
+    const float x = to_compute<float>(words.get(i));
+    float y;
+    if (activation == Activation::kSiluMul) {
+      y = silu(x) * to_compute<float>(up.get(i));
+    } else {
+      y = activation == Activation::kGelu ? gelu(x) : gelu_tanh(x);
+    }
+    words.set(i, from_compute<T>(y));
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ void make_pack(RowWords<T>& words, const ActivationParams<T>& args,
+                                          const Place& place, int p) {
+  RowWords<T> up;
+  up.fill(T{});
+  load_pack(words, args.rows.input.row(place.row), place, p);
+  if (args.up.data) load_pack(up, args.up.row(place.row), place, p);
+  activate(words, up, args.activation);
+}
+
+template <typename Storage>
+struct ActivationStage {
+  using T = Storage;
+  using Params = ActivationParams<T>;
+
+  template <int packs>
+  __device__ static __forceinline__ void make(RowWords<T> (&row)[packs], const Params& args,
+                                              const Mapping&, const Place& place) {
+#pragma unroll
+    for (int p = 0; p < packs; ++p) make_pack(row[p], args, place, p);
+  }
+};
+
+// A thread has one pack of a row that no registers hold: the row is a team of as many threads.
+template <typename T>
+__global__ void __launch_bounds__(kSharedThreads)
+    long_activation_kernel(const ActivationParams<T> args, bool whole, Divisor packs_of_row) {
+  const int64_t pack = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64_t row = packs_of_row.divide(pack);
+  Place place(Mapping{}, args.rows.count, args.rows.length);
+  place.row = row;
+  place.length = row < args.rows.count ? args.rows.length : 0;
+  place.lane = static_cast<int>(pack - row * packs_of_row.value);
+  place.whole = whole;
+  RowWords<T> words;
+  make_pack(words, args, place, 0);
+  store_pack(words, args.rows.output + row * args.rows.length, place, 0);
+}
+
+struct Cuda {
+  template <typename T>
+  static bool activation(const ActivationParams<T>& args) {
+    const char* name = activation_name(args.activation);
+    const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
+    const bool up_is_whole = !args.up.data || is_aligned_rows<T>(args.up.data, args.up.stride);
+    if (launch_rows<ActivationStage<T>>(args, up_is_whole, name, "", stream)) {
+      C10_CUDA_KERNEL_LAUNCH_CHECK();
+      return true;
+    }
+    const Rows<T>& rows = args.rows;
+    if (rows.values) return false;
+    if (only_planned_rows(name, rows, 1, 1, "")) return true;
+    const Divisor packs(divide_up(rows.length, kPack<T>));
+    const int64_t blocks = divide_up(rows.count * packs.value, kSharedThreads);
+    long_activation_kernel<T><<<static_cast<unsigned>(blocks), kSharedThreads, 0, stream>>>(
+        args, up_is_whole && are_whole(rows), packs);
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+    return true;
+  }
+};
+
+}  // namespace
+
+bool activation_cuda(const ActivationCall& call) {
+  const c10::cuda::CUDAGuard guard(call.input.device());
+  return Launch<Cuda>::activation(call);
+}
+
+}  // namespace baraquant::fused

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Reads rows once, makes new rows of them in registers, and stores these or quantizes them at once:
+// load, make, find the range, choose, quantize, store. A stage (norm.cu, activation.cu,
+// hadamard.cu) is what makes a row. A team of threads shares a row. Its size depends on the length
+// alone, since the order of the sums does (math.h): every thread holds one pack of neighbours of
+// each kMaxLanes elements. If a row ends within a pack or is not aligned, its packs are loaded and
+// stored element by element; the arithmetic stays the same.
+#pragma once
+
+#include "affine/elementwise_ops.h"
+#include "frame/cuda_plan.cuh"
+#include "fused/math.h"
+#include "fused/rows.h"
+#include "range/cuda/extremes.cuh"
+
+namespace baraquant::fused {
+
+using range::kAllLanes;
+constexpr int kWarp = 32;
+
+template <typename T>
+constexpr int kPack = 32 / static_cast<int>(sizeof(T));  // 32 bytes, as in elementwise/cuda.cuh
+template <typename T>
+constexpr int kMaxTeam = kMaxLanes / kPack<T>;
+// Rows of short teams share a block of this many threads.
+constexpr int kSharedThreads = 256;
+template <typename T>
+constexpr int kMaxThreads = kMaxTeam<T> > kSharedThreads ? kMaxTeam<T> : kSharedThreads;
+constexpr int kMaxPacks = 8;  // of a thread; a longer row does not fit into registers
+constexpr int64_t kMaxLength = int64_t(kMaxPacks) * kMaxLanes;
+
+template <typename T>
+using RowWords = Words<T, kPack<T>>;
+
+// Which threads work on which rows.
+struct Mapping {
+  int team_log2 = 0, threads = kSharedThreads;
+  bool whole = false;  // every pack is whole and aligned
+
+  BARAQUANT_HD bool is_block() const { return (1 << team_log2) > kWarp; }
+  int64_t grid(int64_t rows) const { return divide_up(rows << team_log2, threads); }
+};
+
+template <typename T>
+Mapping map_rows(int64_t length) {
+  const int pack_log2 = log2_up(kPack<T>, 8), lanes = lanes_log2(length);
+  Mapping m;
+  m.team_log2 = lanes > pack_log2 ? lanes - pack_log2 : 0;
+  if (m.is_block()) m.threads = 1 << m.team_log2;
+  return m;
+}
+
+// The place of a thread.
+struct Place {
+  int64_t row = 0;
+  int lane = 0, team = 1, team_log2 = 0;
+  int64_t length = 0;  // 0: beyond the last row
+  bool whole = false;
+
+  __device__ Place(const Mapping& m, int64_t rows, int64_t row_length)
+      : team(1 << m.team_log2), team_log2(m.team_log2), whole(m.whole) {
+    const int64_t thread = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    row = thread >> team_log2;
+    lane = static_cast<int>(thread) & (team - 1);
+    if (row < rows) length = row_length;
+  }
+  // The first element of pack p, and how many elements it has.
+  __device__ int64_t offset(int p, int pack) const { return (int64_t(p) * team + lane) * pack; }
+  __device__ int count(int p, int pack) const {
+    const int64_t left = length - offset(p, pack);
+    return left >= pack ? pack : left > 0 ? static_cast<int>(left) : 0;
+  }
+};
+
+// Missing elements become +0.
+template <typename T>
+__device__ __forceinline__ void load_pack(RowWords<T>& words, const T* row, const Place& place,
+                                          int p) {
+  const int count = place.count(p, kPack<T>);
+  if (place.whole && count > 0) {
+    load_words(words, row, place.offset(p, kPack<T>));
+    return;
+  }
+  words.fill(T{});
+#pragma unroll
+  for (int i = 0; i < kPack<T>; ++i) {
+    if (i < count) words.set(i, row[place.offset(p, kPack<T>) + i]);
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ void store_pack(const RowWords<T>& words, T* row, const Place& place,
+                                           int p) {
+  const int count = place.count(p, kPack<T>);
+  if (place.whole && count > 0) {
+    *reinterpret_cast<RowWords<T>*>(row + place.offset(p, kPack<T>)) = words;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kPack<T>; ++i) {
+    if (i < count) row[place.offset(p, kPack<T>) + i] = words.get(i);
+  }
+}
+
+template <typename T, int packs, typename G>
+__device__ __forceinline__ void quantize_row(const RowWords<T> (&row)[packs], uint8_t* values,
+                                             const Place& place, const G& grid) {
+  using Op = affine::Quantize<T, uint8_t, affine::Mask::kNone>;
+#pragma unroll
+  for (int p = 0; p < packs; ++p) {
+    Pack<uint8_t, kPack<T>> result;
+    bool unused = false;
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) result.at[i] = Op::apply(row[p].get(i), {}, unused, grid);
+    const int count = place.count(p, kPack<T>);
+    if (count > 0) store(result, values, place.offset(p, kPack<T>), count, place.whole);
+  }
+}
+
+// Chooses the scale of the made row and writes its integers. NB: all threads of a block call this.
+template <typename T, int packs>
+__device__ __forceinline__ void finish_quantized(const RowWords<T> (&row)[packs],
+                                                 const Rows<T>& rows, const Mapping& mapping,
+                                                 const Place& place) {
+  using C = ComputeType<T>;
+  using Fastest = affine::FastestGrid<C>;
+  const bool two_sided = !rows.rule.symmetric;
+  auto words = range::WordExtremes<T>::of_nothing();
+#pragma unroll
+  for (int p = 0; p < packs; ++p) range::add_words(words, row[p], two_sided);
+  const range::Extremes<T> mine = words.all(two_sided);
+  const auto seen = mapping.is_block()
+                        ? range::merge_block(range::merge_warp(mine, two_sided), two_sided)
+                        : range::merge_lanes(mine, 0, place.team_log2, two_sided);
+  if (place.length == 0) return;
+  const range::Chosen<C> chosen = range::choose(seen, rows.rule);
+  if (place.lane == 0) {
+    rows.scale[place.row] = chosen.scale;
+    rows.zero_point[place.row] = chosen.zero_point;
+  }
+  uint8_t* const values = rows.values + place.row * rows.length;
+  const C zero_point = static_cast<C>(chosen.zero_point);
+  const affine::QuantRange<C> limits = rows.rule.range;
+  if (!affine::fastest_accepts_range(limits) || !Fastest::accepts(chosen.scale, zero_point)) {
+    quantize_row<T, packs>(row, values, place, affine::Grid<C>(chosen.scale, zero_point, limits));
+  } else if (two_sided) {
+    quantize_row<T, packs>(row, values, place,
+                           affine::FastestOwnGrid<C, false>(chosen.scale, zero_point, limits));
+  } else {
+    quantize_row<T, packs>(row, values, place,
+                           affine::FastestOwnGrid<C, true>(chosen.scale, zero_point, limits));
+  }
+}
+
+// Stage::make(row, args, mapping, place) fills the row's registers, with +0 for missing elements.
+template <typename Stage, int packs, bool quantized>
+__global__ void __launch_bounds__(kMaxThreads<typename Stage::T>)
+    rows_kernel(const typename Stage::Params args, const Mapping mapping) {
+  using T = typename Stage::T;
+  const Rows<T>& rows = args.rows;
+  const Place place(mapping, rows.count, rows.length);
+  RowWords<T> row[packs];
+  Stage::template make<packs>(row, args, mapping, place);
+  if constexpr (quantized) {
+    finish_quantized<T, packs>(row, rows, mapping, place);
+  } else {
+    T* const output = rows.output + place.row * rows.length;
+#pragma unroll
+    for (int p = 0; p < packs; ++p) store_pack(row[p], output, place, p);
+  }
+}
+
+// Whether rows that start at `data` and lie `stride` elements apart have aligned packs.
+template <typename T>
+bool is_aligned_rows(const void* data, int64_t stride) {
+  return is_aligned(data, 16) && stride * static_cast<int64_t>(sizeof(T)) % 16 == 0;
+}
+
+template <typename T>
+bool are_whole(const Rows<T>& rows) {
+  return rows.length % kPack<T> == 0 && is_aligned_rows<T>(rows.input.data, rows.input.stride) &&
+         is_aligned(rows.output, 16) && is_aligned(rows.values, kPack<T>);
+}
+
+template <typename T>
+bool only_planned_rows(const std::string& name, const Rows<T>& rows, int team, int packs,
+                       const char* accumulator) {
+  return only_planned([&] {  // shown as threads of a team x elements of a thread
+    return cuda_plan<ComputeType<T>>(
+        name + (rows.values ? "_quantize_rows" : "_rows"),
+        std::to_string(team) + "x" + (packs > 0 ? std::to_string(packs * kPack<T>) : "any"), 0,
+        accumulator);
+  });
+}
+
+template <typename Stage, int packs>
+void launch_packs(const typename Stage::Params& args, const Mapping& mapping, cudaStream_t stream) {
+  const auto grid = static_cast<unsigned>(mapping.grid(args.rows.count));
+  const auto threads = static_cast<unsigned>(mapping.threads);
+  if (args.rows.values) {
+    rows_kernel<Stage, packs, true><<<grid, threads, 0, stream>>>(args, mapping);
+  } else {
+    rows_kernel<Stage, packs, false><<<grid, threads, 0, stream>>>(args, mapping);
+  }
+}
+
+// Returns false, having launched nothing, if the rows do not fit in the registers.
+template <typename Stage>
+bool launch_rows(const typename Stage::Params& args, bool whole, const char* name,
+                 const char* accumulator, cudaStream_t stream) {
+  using T = typename Stage::T;
+  const Rows<T>& rows = args.rows;
+  if (rows.length > kMaxLength) return false;
+  Mapping mapping = map_rows<T>(rows.length);
+  mapping.whole = whole && are_whole(rows);
+  const int64_t needed = divide_up(rows.length, int64_t(kPack<T>) << mapping.team_log2);
+  // NB: few threads of a block may have many registers, so that float64 takes eight packs at once.
+  const int packs = needed == 1 ? 1 : sizeof(T) == 8 || needed > 4 ? 8 : needed > 2 ? 4 : 2;
+  if (only_planned_rows(name, rows, 1 << mapping.team_log2, packs, accumulator)) return true;
+  if (packs == 1) {
+    launch_packs<Stage, 1>(args, mapping, stream);
+  } else if (packs == 8) {
+    launch_packs<Stage, 8>(args, mapping, stream);
+  } else if constexpr (sizeof(T) < 8) {
+    if (packs == 2) {
+      launch_packs<Stage, 2>(args, mapping, stream);
+    } else {
+      launch_packs<Stage, 4>(args, mapping, stream);
+    }
+  }
+  return true;
+}
+
+}  // namespace baraquant::fused

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The activations against their exact values, over float32 numbers of every size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from baraquant import ops
+
+# Of gelu below -1: its tail comes from a quotient of two polynomials, of which each rounds.
+ULPS = {"silu": 2.0, "gelu": 2.0, "gelu_tanh": 2.0}
+ULPS_OF_TAIL = 5.0
+
+
+def silu(x: Tensor) -> Tensor:
+    return ops.silu_mul(x, torch.ones_like(x))
+
+
+def exact_gelu(x: Tensor) -> Tensor:
+    return 0.5 * x * torch.special.erfc(-x * math.sqrt(0.5))
+
+
+def exact_gelu_tanh(x: Tensor) -> Tensor:
+    return exact_silu_of(x, 2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
+
+
+def exact_silu_of(x: Tensor, w: Tensor) -> Tensor:
+    e = torch.exp(-w.abs())
+    return x * torch.where(w < 0, e / (1 + e), 1 / (1 + e))
+
+
+FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "silu": (silu, lambda x: exact_silu_of(x, x)),
+    "gelu": (ops.gelu, exact_gelu),
+    "gelu_tanh": (lambda x: ops.gelu(x, approximate="tanh"), exact_gelu_tanh),
+}
+by_name = pytest.mark.parametrize("name", FUNCTIONS)
+
+
+def errors(name: str, x: Tensor) -> Tensor:
+    """The distance from the exact value, in units of the last place of that value."""
+    own, exact = FUNCTIONS[name]
+    value = exact(x.double())
+    _, exponent = torch.frexp(value)
+    unit = torch.ldexp(torch.ones_like(value), exponent.clamp(min=-125) - 24)
+    return (own(x).double() - value).abs() / unit
+
+
+def check(name: str, bits: Tensor) -> None:
+    x = bits.to(torch.int32).view(torch.float32)
+    x = x[x.isfinite() & (x.abs() < 1e30)]
+    found = errors(name, x)
+    assert not found.isnan().any()
+    tail = (x < -1) & (name == "gelu")
+    for part, limit in ((~tail, ULPS[name]), (tail, ULPS_OF_TAIL)):
+        if part.any():
+            worst = found[part].argmax()
+            assert found[part][worst] <= limit, f"{name} at {x[part][worst].item().hex()}"
+
+
+@by_name
+def test_some_numbers_of_every_exponent(name: str, device: str) -> None:
+    check(name, torch.arange(-(2**31), 2**31, 65537 // 4, device=device))
+
+
+@pytest.mark.exhaustive
+@by_name
+@pytest.mark.parametrize("part", range(8))
+def test_many_numbers(name: str, part: int, device: str) -> None:
+    """Every 97th number: 44 million of them."""
+    first = -(2**31) + part * 2**29
+    for begin in range(first, first + 2**29, 2**27):
+        check(name, torch.arange(begin, begin + 2**27, 97, device=device))
+
+
+@pytest.mark.exhaustive
+@by_name
+def test_every_number_near_one(name: str, device: str) -> None:
+    """All of [1, 2) and (-2, -1]."""
+    one = 0x3F800000
+    for sign in (0, -(2**31)):
+        for begin in range(one, one + 2**23, 2**21):
+            check(name, torch.arange(begin, begin + 2**21, device=device) + sign)
+
+
+@by_name
+def test_the_ends(name: str, device: str) -> None:
+    own, _ = FUNCTIONS[name]
+    special = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 3e38, -3e38], device=device)
+    found = own(special).tolist()
+    assert math.copysign(1, found[0]) == 1 and math.copysign(1, found[1]) == -1
+    assert found[2] == math.inf and found[3] == 0 and math.isnan(found[4])
+    assert found[5] == special[5].item() and found[6] == 0
+
+
+@by_name
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_every_number_of_16_bits(name: str, dtype: torch.dtype, device: str) -> None:
+    """The float32 result, rounded once."""
+    x = torch.arange(-(2**15), 2**15, device=device).to(torch.int16).view(dtype)
+    own, _ = FUNCTIONS[name]
+    expected = own(x.float()).to(dtype)
+    assert torch.equal(own(x).nan_to_num(7.0), expected.nan_to_num(7.0))

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The fused family on a GPU: the CPU's bits for every team of threads, and rows of any length."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import baraquant
+from baraquant import ops
+from tests.support import cases
+from tests.support.bits import assert_same_bits
+from tests.support.calls.affine import outputs
+from tests.support.calls.fused import FLOAT_CALLS, QUANTIZE_CALLS, FusedCall
+from tests.support.family_cases.fused import LENGTHS, LONG_LENGTHS, LONGEST_LENGTHS
+
+pytestmark = [pytest.mark.cuda, pytest.mark.exhaustive]
+CALLS = (*FLOAT_CALLS, *QUANTIZE_CALLS)
+by_call = pytest.mark.parametrize("call", CALLS, ids=str)
+by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
+
+
+def check(call: FusedCall, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if dtype == torch.float64 and call.base in ("silu_mul", "gelu"):
+        return
+    tensors = tuple(t.detach() for t in call.tensors(shape, dtype))
+    expected = outputs(call(*tensors))
+    there = tuple(t.cuda() for t in tensors)
+    for actual, wanted in zip(outputs(call(*there)), expected, strict=True):
+        assert_same_bits(actual.cpu(), wanted, f"{call} {shape} {dtype}")
+
+
+@by_dtype
+@by_call
+def test_every_length(call: FusedCall, dtype: torch.dtype) -> None:
+    lengths = (*LENGTHS, *LONG_LENGTHS, *LONGEST_LENGTHS)
+    for length in lengths:
+        if call.base == "hadamard" and length % 4:
+            continue
+        for count in (1, 5) if length > 4096 else (1, 3, 300):
+            check(call, (count, length), dtype)
+
+
+@by_dtype
+@pytest.mark.parametrize("block", [2**k for k in range(16)])
+def test_every_block(block: int, dtype: torch.dtype) -> None:
+    for blocks in (1, 2, 3, 5):
+        x = torch.randn(3, blocks * block, generator=cases.generator(block)).to(dtype)
+        assert_same_bits(ops.hadamard(x.cuda(), block).cpu(), ops.hadamard(x, block))
+        found = ops.hadamard_quantize_per_token(x.cuda(), block)
+        for actual, wanted in zip(found, ops.hadamard_quantize_per_token(x, block), strict=True):
+            assert_same_bits(actual.cpu(), wanted)
+
+
+@by_dtype
+@by_call
+def test_strided_and_unaligned(call: FusedCall, dtype: torch.dtype) -> None:
+    if dtype == torch.float64 and call.base in ("silu_mul", "gelu"):
+        return
+    tensors = tuple(t.detach() for t in call.tensors((7, 4, 512), dtype))
+    expected = outputs(call(*tensors))
+
+    def shifted(t: Tensor, by: int) -> Tensor:
+        wide = torch.zeros(*t.shape[:-1], t.shape[-1] + 8, dtype=dtype, device="cuda")
+        wide[..., by : by + t.shape[-1]] = t.cuda()
+        return wide[..., by : by + t.shape[-1]]
+
+    for by in (0, 1, 4, 8):
+        found = outputs(call(*(shifted(t, by) for t in tensors)))
+        for actual, wanted in zip(found, expected, strict=True):
+            assert_same_bits(actual.cpu(), wanted, f"{call} by {by}")
+
+
+@by_call
+def test_many_rows(call: FusedCall) -> None:
+    check(call, (70_000, 64), torch.bfloat16)
+    check(call, (2000, 4096), torch.bfloat16)
+
+
+@by_call
+def test_in_a_graph(call: FusedCall) -> None:
+    """Captured without a synchronisation, and replayed with other data."""
+    tensors = tuple(t.detach().cuda() for t in call.tensors((8, 512), torch.bfloat16))
+    call(*tensors)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = outputs(call(*tensors))
+    tensors[0].mul_(0.5)
+    graph.replay()
+    for actual, wanted in zip(captured, outputs(call(*tensors)), strict=True):
+        assert_same_bits(actual, wanted)
+
+
+def test_one_kernel_for_rows_that_registers_hold() -> None:
+    weight = torch.ones(40_000, device="cuda")
+    for length, kernels in ((4096, 1), (32768, 1), (40_000, 2)):
+        x = torch.zeros(4, length, device="cuda")
+        plan = baraquant.plan(ops.rms_norm_quantize_per_token, x, weight[:length], 1e-5)
+        assert len(plan) >= kernels
+        assert (len(plan) == 1) == (kernels == 1)

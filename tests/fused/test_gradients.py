@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Gradients of the float ops: numerically, against PyTorch's own, twice; and with fake quantize."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from baraquant import ops, reference
+from tests.support import cases
+from tests.support.calls.affine import outputs, value_and_gradients
+from tests.support.calls.fused import EPS, FLOAT_CALLS, NORMS, FusedCall
+
+IN_FLOAT64 = [c for c in FLOAT_CALLS if c.base in (*NORMS, "hadamard")]
+by_call = pytest.mark.parametrize("call", FLOAT_CALLS, ids=str)
+
+
+@pytest.mark.parametrize("call", IN_FLOAT64, ids=str)
+def test_numerically(call: FusedCall, device: str) -> None:
+    tensors = call.tensors((3, 8), torch.float64, device)
+    assert torch.autograd.gradcheck(call, tensors)
+    assert torch.autograd.gradgradcheck(call, tensors)
+
+
+def peer(call: FusedCall) -> Callable[..., Any]:
+    """PyTorch's ops for the same."""
+
+    def norm(x: Tensor, *others: Tensor) -> Any:
+        total, *vectors = (x + others[0], *others[1:]) if call.residual else (x, *others)
+        if call.base == "rms_norm":
+            y = torch.nn.functional.rms_norm(total, x.shape[-1:], *vectors, eps=EPS)
+        else:
+            vectors = vectors or [None, None]
+            y = torch.nn.functional.layer_norm(total, x.shape[-1:], *vectors, EPS)
+        return (y, total) if call.residual else y
+
+    if call.base in NORMS:
+        return norm
+    if call.base == "silu_mul":
+        return lambda gate, up: torch.nn.functional.silu(gate) * up
+    approximate = "tanh" if call.approximate else "none"
+    return lambda x: torch.nn.functional.gelu(x, approximate=approximate)
+
+
+@pytest.mark.parametrize("call", [c for c in FLOAT_CALLS if c.base != "hadamard"], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=cases.name_of)
+def test_like_pytorchs(call: FusedCall, dtype: torch.dtype, device: str) -> None:
+    """PyTorch's in float64, from the same numbers."""
+    tensors = call.tensors((5, 4, 40), dtype, device)
+    exact = tuple(t.detach().double().requires_grad_() for t in tensors)
+    wanted = value_and_gradients(peer(call), exact)
+    eps = torch.finfo(dtype).eps
+    for actual, expected in zip(value_and_gradients(call, tensors), wanted, strict=True):
+        assert actual.dtype == dtype
+        limit = {"rtol": 4 * eps, "atol": 8 * eps * (1 + expected.abs().max().item())}
+        torch.testing.assert_close(actual.double(), expected, **limit)
+
+
+@by_call
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=cases.name_of)
+def test_like_the_reference(call: FusedCall, dtype: torch.dtype, device: str) -> None:
+    def referred(*tensors: Tensor) -> Any:
+        args, kwargs = call.arguments(*tensors)
+        return getattr(reference, call.verb)(*args, **kwargs)
+
+    tensors = call.tensors((5, 4, 40), dtype, device)
+    wanted = value_and_gradients(referred, tensors)
+    count = call.returns
+    for i, (a, e) in enumerate(zip(value_and_gradients(call, tensors), wanted, strict=True)):
+        assert a.dtype == e.dtype
+        if i < count:
+            assert torch.equal(a, e)
+        torch.testing.assert_close(a, e)
+
+
+@by_call
+def test_the_same_gradient_twice(call: FusedCall, device: str) -> None:
+    tensors = call.tensors((64, 40), device=device)
+    first, second = (value_and_gradients(call, tensors) for _ in range(2))
+    assert all(map(torch.equal, first, second))
+
+
+@by_call
+def test_only_what_requires_grad_gets_one(call: FusedCall, device: str) -> None:
+    tensors = call.tensors((4, 8), device=device)
+    everything = value_and_gradients(call, tensors)[call.returns :]
+    for chosen in range(len(tensors)):
+        some = tuple(t.detach().requires_grad_(i == chosen) for i, t in enumerate(tensors))
+        (found,) = value_and_gradients(call, some)[call.returns :]
+        assert torch.equal(found, everything[chosen])
+
+
+@by_call
+def test_nothing_is_recorded_without_grad_mode(call: FusedCall, device: str) -> None:
+    tensors = call.tensors((4, 8), device=device)
+    with torch.no_grad():
+        assert not any(t.requires_grad for t in outputs(call(*tensors)))
+
+
+def test_training_form_has_the_numbers_of_the_integers(device: str) -> None:
+    """What the error message of the ops that quantize recommends."""
+    call = next(c for c in FLOAT_CALLS if c.base == "rms_norm" and c.affine)
+    x, weight = call.tensors((6, 40), torch.bfloat16, device)
+    y = ops.dynamic_fake_quantize_per_token(ops.rms_norm(x, weight, EPS))
+    with torch.no_grad():
+        q, scale, zero = ops.rms_norm_quantize_per_token(x, weight, EPS)
+    assert torch.equal(y, ops.dequantize_per_token(q, scale, zero, dtype=torch.bfloat16))
+    y.sum().backward()
+    assert x.grad is not None and weight.grad is not None

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The fused family of `baraquant.reference` against the NumPy oracle, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from baraquant import reference
+from tests.support import cases
+from tests.support.bits import assert_same_bits
+from tests.support.calls.affine import outputs
+from tests.support.calls.fused import QUANTIZE_CALLS, FusedCall
+from tests.support.family_cases.fused import hostile, rows
+from tests.support.oracle import fused as oracle
+
+by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
+
+
+@by_dtype
+@pytest.mark.parametrize("centered", [False, True])
+@pytest.mark.parametrize("length", [1, 3, 40, 1000, 4096, 9000])
+def test_norms(length: int, centered: bool, dtype: torch.dtype) -> None:
+    weight, bias = (rows((length,), dtype, i, "plain") for i in (1, 2))
+    for seed, x in enumerate((rows((2, length), dtype, length), rows((2, length), dtype, 4))):
+        residual = rows((2, length), dtype, seed + 1, "plain")
+        total = oracle.added(x, residual)
+        expected = oracle.norm(total, weight, bias if centered else None, 1e-6, centered)
+        if centered:
+            y, sums = reference.layer_norm(x, weight, bias, 1e-6, residual=residual)
+        else:
+            y, sums = reference.rms_norm(x, weight, 1e-6, residual=residual)
+        assert_same_bits(y, expected)
+        assert_same_bits(sums, total)
+
+
+@by_dtype
+def test_hostile_values(dtype: torch.dtype) -> None:
+    x = hostile(dtype)
+    assert_same_bits(reference.rms_norm(x, None, 0.0), oracle.norm(x, None, None, 0.0, False))
+    layer = reference.layer_norm(x, None, None, 0.0)
+    assert_same_bits(layer, oracle.norm(x, None, None, 0.0, True))
+    assert_same_bits(reference.hadamard(x, 8), oracle.hadamard(x, 8))
+
+
+@by_dtype
+@pytest.mark.parametrize("block", [1, 2, 8, 512, 8192])
+def test_rotation(block: int, dtype: torch.dtype) -> None:
+    x = rows((3, 2 * block), dtype, block)
+    assert_same_bits(reference.hadamard(x, block), oracle.hadamard(x, block))
+
+
+@pytest.mark.parametrize("call", QUANTIZE_CALLS, ids=str)
+def test_quantized(call: FusedCall) -> None:
+    """With the signatures and defaults of the ops."""
+    for dtype in (torch.float32, torch.bfloat16):
+        tensors = call.tensors((3, 5, 32), dtype)
+        args, kwargs = call.arguments(*tensors)
+        expected = outputs(call(*tensors))
+        found = outputs(getattr(reference, call.verb)(*args, **kwargs))
+        for actual, wanted in zip(found, expected, strict=True):
+            assert_same_bits(actual, wanted)

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Values of the fused family, bit for bit, on every device: the oracle, the parts, the reference.
+
+An op that quantizes is its float op followed by dynamic_range_quantize_per_token.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from baraquant import ops, reference
+from tests.support import cases
+from tests.support.bits import assert_same_bits
+from tests.support.cases import FLOAT_DTYPES
+from tests.support.family_cases.fused import (
+    ACTIVATION_DTYPES,
+    CHARACTERS,
+    LENGTHS,
+    LONG_LENGTHS,
+    hostile,
+    rows,
+)
+from tests.support.oracle import fused as oracle
+
+by_dtype = pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=cases.name_of)
+by_activation_dtype = pytest.mark.parametrize("dtype", ACTIVATION_DTYPES, ids=cases.name_of)
+by_base = pytest.mark.parametrize("base", ["rms_norm", "layer_norm"])
+SCHEMES: tuple[dict[str, Any], ...] = (
+    {},
+    {"symmetric": False},
+    {"symmetric": False, "quant_min": 0, "quant_max": 255, "dtype": torch.uint8},
+    {"quant_min": -8, "quant_max": 7},
+    {"quant_min": 0, "quant_max": 200, "dtype": torch.uint8},
+)
+ACTIVATIONS = (("silu_mul", {}), ("gelu", {}), ("gelu", {"approximate": "tanh"}))
+
+
+def check_quantized(name: str, args: tuple[Any, ...], y: Tensor, **kwargs: Any) -> None:
+    """Of every scheme, from the result of the float op."""
+    quantize = getattr(ops, f"{name}_quantize_per_token")
+    for scheme in SCHEMES:
+        ends = scheme.get("quant_min", -128), scheme.get("quant_max", 127)
+        mode = {k: v for k, v in scheme.items() if k in ("symmetric", "dtype")}
+        expected = ops.dynamic_range_quantize_per_token(y, *ends, **mode)
+        found = quantize(*args, **kwargs, **scheme)
+        for part, actual, wanted in zip(("values", "scale", "zero"), found, expected, strict=False):
+            assert_same_bits(actual, wanted, f"{name} {tuple(y.shape)} {scheme} {part}")
+
+
+def check_norm(
+    base: str,
+    x: Tensor,
+    device: str,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    eps: float = 1e-5,
+) -> None:
+    centered = base == "layer_norm"
+    total = oracle.added(x, residual)
+    expected = oracle.norm(total, weight, bias if centered else None, eps, centered)
+
+    def here(t: Tensor | None) -> Tensor | None:
+        return None if t is None else t.to(device)
+
+    args = (here(x), here(weight), *((here(bias),) if centered else ()), eps)
+    note = f"{base} {tuple(x.shape)} {x.dtype}"
+    if residual is None:
+        y = getattr(ops, base)(*args)
+        assert_same_bits(y, expected, note)
+        check_quantized(base, args, y)
+        return
+    y, sums = getattr(ops, base)(*args, residual=here(residual))
+    assert_same_bits(y, expected, f"{note} with a residual")
+    assert_same_bits(sums, total, f"{note} sum")
+    check_quantized(base, args, y, residual=here(residual))
+    quantize = getattr(ops, f"{base}_quantize_per_token")
+    assert_same_bits(quantize(*args, residual=here(residual))[3], total, f"{note} sum")
+
+
+def vectors(length: int, dtype: torch.dtype, seed: int) -> tuple[Tensor | None, Tensor | None]:
+    """A weight and a bias in every combination of presence and dtype."""
+    dtypes = oracle.weight_dtypes(dtype)
+    weight = rows((length,), dtypes[seed % len(dtypes)], seed, "plain")
+    bias = rows((length,), dtypes[seed // 2 % len(dtypes)], seed + 1, "plain")
+    return (weight if seed % 4 != 3 else None), (bias if seed % 3 != 2 else None)
+
+
+@by_base
+@by_dtype
+@pytest.mark.parametrize("length", LENGTHS)
+def test_norm_of_every_length(length: int, dtype: torch.dtype, base: str, device: str) -> None:
+    for count in (1, 2, 19):
+        seed = length + count
+        x, residual = rows((count, length), dtype, seed), rows((count, length), dtype, seed + 1)
+        check_norm(base, x, device, *vectors(length, dtype, seed), residual if seed % 2 else None)
+
+
+@pytest.mark.exhaustive
+@by_base
+@by_dtype
+@pytest.mark.parametrize("length", LONG_LENGTHS)
+def test_norm_of_long_rows(length: int, dtype: torch.dtype, base: str, device: str) -> None:
+    for seed in (length, length + 1):
+        x, residual = rows((3, length), dtype, seed), rows((3, length), dtype, seed + 1)
+        check_norm(base, x, device, *vectors(length, dtype, seed), residual if seed % 2 else None)
+
+
+@by_base
+@by_dtype
+@pytest.mark.parametrize("character", CHARACTERS)
+def test_norm_of_every_character(
+    character: str, dtype: torch.dtype, base: str, device: str
+) -> None:
+    for seed in range(4):
+        x = rows((4, 96), dtype, seed, character)
+        check_norm(base, x, device, *vectors(96, dtype, seed), eps=(0.0, 1e-6)[seed % 2])
+
+
+@by_base
+@by_dtype
+def test_norm_of_hostile_values(dtype: torch.dtype, base: str, device: str) -> None:
+    x = hostile(dtype)
+    check_norm(base, x, device, *vectors(40, dtype, 0))
+    check_norm(base, x, device, *vectors(40, dtype, 0), x.flip(0))
+
+
+@by_dtype
+def test_a_poisoned_row_stays_visible(dtype: torch.dtype, device: str) -> None:
+    x = rows((3, 50), dtype, character="plain").to(device)
+    for poison in (float("nan"), float("inf")):
+        x[1, 7] = poison
+        _, scale, _ = ops.rms_norm_quantize_per_token(x, None, 1e-5)
+        assert scale.isnan().view(-1).tolist() == [False, True, False]
+
+
+@by_activation_dtype
+@pytest.mark.parametrize(("name", "options"), ACTIVATIONS, ids=["silu_mul", "gelu", "tanh"])
+def test_activations(name: str, options: dict[str, Any], dtype: torch.dtype, device: str) -> None:
+    shapes = [(3, length) for length in (1, 5, 16, 33, 513, 4099)]
+    for seed, shape in enumerate(shapes):
+        inputs = [rows(shape, dtype, seed, "spiked") * 4]
+        inputs += [rows(shape, dtype, seed + 1, "plain")] if name == "silu_mul" else []
+        check_activation(name, options, inputs, device)
+    many = hostile(dtype)
+    check_activation(name, options, [many, many.flip(0)][: 1 + (name == "silu_mul")], device)
+
+
+def check_activation(name: str, options: dict[str, Any], inputs: list[Tensor], device: str) -> None:
+    args = tuple(t.to(device) for t in inputs)
+    y = getattr(ops, name)(*args, **options)
+    assert_same_bits(y, getattr(reference, name)(*inputs, **options), f"{name} {options}")
+    check_quantized(name, args, y, **options)
+
+
+@by_dtype
+@pytest.mark.parametrize("block", [1, 2, 4, 8, 16, 32, 64, 256, 1024, 4096])
+def test_rotation(block: int, dtype: torch.dtype, device: str) -> None:
+    for blocks in (1, 3) if block < 1024 else (1, 2):
+        x = rows((2, blocks * block), dtype, block)
+        y = ops.hadamard(x.to(device), block)
+        assert_same_bits(y, oracle.hadamard(x, block), f"block {block}")
+        check_quantized("hadamard", (x.to(device), block), y)
+
+
+@pytest.mark.exhaustive
+@by_dtype
+@pytest.mark.parametrize("block", [8192, 16384, 32768])
+def test_rotation_of_long_blocks(block: int, dtype: torch.dtype, device: str) -> None:
+    for blocks in (1, 3):
+        x = rows((2, blocks * block), dtype, block)
+        y = ops.hadamard(x.to(device), block)
+        assert_same_bits(y, oracle.hadamard(x, block), f"block {block}")
+        check_quantized("hadamard", (x.to(device), block), y)
+
+
+@by_dtype
+def test_rotation_of_hostile_values(dtype: torch.dtype, device: str) -> None:
+    x = hostile(dtype)
+    y = ops.hadamard(x.to(device), 8)
+    assert_same_bits(y, oracle.hadamard(x, 8))
+    check_quantized("hadamard", (x.to(device), 8), y)
+
+
+def test_rotation_twice_is_the_identity(device: str) -> None:
+    x = torch.randint(-50, 50, (4, 64), generator=cases.generator(0)).float().to(device)
+    assert torch.equal(ops.hadamard(ops.hadamard(x, 16), 16), x)
+
+
+@by_dtype
+def test_like_pytorchs_norms(dtype: torch.dtype, device: str) -> None:
+    """Within the rounding of the dtype: what a user replaces by these ops.
+
+    The mean of 300 rounds by half a unit of its last place, in PyTorch's float64 too.
+    """
+    x = rows((7, 300), dtype, 1, "shifted").to(device)
+    weight, bias = (rows((300,), dtype, i, "plain").to(device) for i in (2, 3))
+    exact = x.double(), (300,), weight.double()
+    tolerance = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 1200 * torch.finfo(dtype).eps}
+    y = ops.rms_norm(x, weight, 1e-6).double()
+    torch.testing.assert_close(y, torch.nn.functional.rms_norm(*exact, eps=1e-6), **tolerance)
+    if dtype in (torch.float32, torch.float64):
+        y = ops.layer_norm(x, weight, bias, 1e-5).double()
+        expected = torch.nn.functional.layer_norm(*exact, bias.double(), 1e-5)
+        torch.testing.assert_close(y, expected, **tolerance)
