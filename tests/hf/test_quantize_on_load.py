@@ -81,6 +81,7 @@ def test_one_scheme_while_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     left_out = model.hf_quantizer.report.left_out
     assert "output layer" in left_out["lm_head"]
     assert "linear layers alone" in left_out["model.embed_tokens"]
+    assert '"quant_method": "baraquant"' in repr(model.config)
 
 
 @pytest.mark.exhaustive
