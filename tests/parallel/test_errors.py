@@ -62,11 +62,6 @@ def model(config: Config) -> Any:
     return built
 
 
-def static_groups() -> Any:
-    built = model(OBSERVED_GROUPS)
-    return built
-
-
 def twice() -> Any:
     built = model(W8A8())
     parallelize_module(built, mesh(), {"linear": ColwiseParallel()})
@@ -126,7 +121,7 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] =
         {"linear": RowwiseParallel()}, ValueError, "expected group_size of the input to divide",
     ),
     "observed groups": (
-        static_groups, {"linear": RowwiseParallel()}, NotImplementedError,
+        lambda: model(OBSERVED_GROUPS), {"linear": RowwiseParallel()}, NotImplementedError,
         "expected groups with dynamic scales, but the weight's scales are observed",
     ),
     "convolution": (
@@ -142,7 +137,8 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] =
         "expected weight_fake_quant to compute or observe its scale, but it learns it",
     ),
     "two dimensions": (
-        W8, {"linear": ColwiseParallel()}, ValueError, r"a mesh of one dimension, but got 2.*\"tp\"",
+        W8, {"linear": ColwiseParallel()}, ValueError,
+        r"a mesh of one dimension, but got 2.*\"tp\"",
     ),
     "twice": (
         twice, {"linear": RowwiseParallel()}, ValueError, "but got one that is parallel already",
@@ -172,6 +168,7 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] =
 }  # fmt: skip
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", BAD)
 def test_bad_plans(case: str) -> None:
     make, plan, kind, message = BAD[case]
