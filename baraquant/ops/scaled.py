@@ -28,7 +28,10 @@ def scaled_quantize_per_token(
                 [-127,   11]], dtype=torch.int8), tensor([[1.],
                 [3.]]))
     """
-    return torch.ops.baraquant.scaled_quantize_per_token.default(input, factor, random=random)
+    result: tuple[Tensor, Tensor] = torch.ops.baraquant.scaled_quantize_per_token.default(
+        input, factor, random=random
+    )
+    return result
 
 
 @operator(SCALED_QUANTIZE, TO_TRANSPOSE)
@@ -48,7 +51,10 @@ def scaled_quantize_transposed(
         (tensor([[  42, -127],
                 [ 127,   32]], dtype=torch.int8), tensor([3., 2.]))
     """
-    return torch.ops.baraquant.scaled_quantize_transposed.default(input, factor, random=random)
+    result: tuple[Tensor, Tensor] = torch.ops.baraquant.scaled_quantize_transposed.default(
+        input, factor, random=random
+    )
+    return result
 
 
 @operator(TRANSPOSE_INT8)

@@ -51,8 +51,8 @@ Rounding:
     four words of Philox4x32-10 with the key ``random[0]`` and the counter ``random[1]`` (low 64
     bits), ``i // 8`` (high 64 bits), the low half of a word first; so they are the same on every
     device. An integer is kept as it is, and the mean over all ``k`` is within ``2**-17`` of
-    ``v / s``. One NaN or infinity makes the scale of its $line NaN or infinite; its integers are 0,
-    and dequantize to NaN.
+    ``v / s``. One NaN or infinity makes the scale of its $line NaN or infinite; its integers are
+    0, and dequantize to NaN.
 
 References:
     Stochastic rounding: Gupta et al. 2015, "Deep Learning with Limited Numerical Precision".

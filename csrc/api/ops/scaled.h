@@ -59,8 +59,8 @@ inline std::tuple<at::Tensor, at::Tensor> scaled_quantize_transposed(
 
 /// Return the transpose of an int8 matrix as a new, contiguous one.
 ///
-/// The same as `input.t().contiguous()`, but fast: products of integers need both matrices with the
-/// summed dimension last.
+/// `y = input.t().contiguous()`, but fast: products of integers need both matrices with the summed
+/// dimension last.
 ///
 /// @param input `[M, N]`, int8. Any strides; what is not contiguous is copied first.
 /// @return `[N, M]`, int8, contiguous.
@@ -75,8 +75,8 @@ inline at::Tensor transpose_int8(const at::Tensor& input) {
 
 /// Draw a state for stochastic rounding from PyTorch's default generator of a device.
 ///
-/// Each call gives another state, and each replay of a captured CUDA graph does too.
-/// torch.manual_seed makes them repeat.
+/// `random = [seed, offset]`: each call gives another one, and so does each replay of a captured
+/// CUDA graph. torch.manual_seed makes them repeat.
 ///
 /// @param like A tensor on the device whose generator is used; its values are not read.
 /// @param count How many calls will use the state: call number i adds i to its second number.

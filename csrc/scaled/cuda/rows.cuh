@@ -198,7 +198,11 @@ __global__ void __launch_bounds__(kMaximaThreads)
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int64_t row = m + u * step < x.rows ? m + u * step : m;  // a row twice changes nothing
-      load_words(words[u], x.data, x.number(row, n));
+      if constexpr (pack == 1) {
+        words[u].fill(x.data[x.number(row, n)]);  // NB: words of one number are wider than it
+      } else {
+        load_words(words[u], x.data, x.number(row, n));
+      }
       factors[u] = factor[row];
     }
 #pragma unroll
