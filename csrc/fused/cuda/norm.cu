@@ -33,13 +33,16 @@ struct LaneSums {
       if (i < count) at[i] += summand(to_compute<C>(words.get(i)));
     }
   }
+  // NB: recursive, since a loop over `left` was not unrolled, which put the sums into memory.
+  template <int left = kPack<T> / 2>
   __device__ __forceinline__ double added_in_pairs() {
-#pragma unroll
-    for (int left = kPack<T> / 2; left >= 1; left /= 2) {
+    if constexpr (left >= 1) {
 #pragma unroll
       for (int i = 0; i < left; ++i) at[i] = at[2 * i] + at[2 * i + 1];
+      return added_in_pairs<left / 2>();
+    } else {
+      return at[0];
     }
-    return at[0];
   }
 };
 
