@@ -98,6 +98,7 @@ def test_the_ends(name: str, device: str) -> None:
     assert found[5] == special[5].item() and found[6] == 0
 
 
+@pytest.mark.exhaustive
 @by_name
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_every_number_of_16_bits(name: str, dtype: torch.dtype, device: str) -> None:

@@ -16,6 +16,7 @@ from tests.support.checks.bad_calls import check_messages, check_meta
 by_op = pytest.mark.parametrize("op", OPS, ids=str)
 
 
+@pytest.mark.exhaustive
 @by_op
 def test_right_arguments_are_taken(op: Op, any_device: str) -> None:
     """So that each wrong call below is wrong in one way only."""
@@ -32,11 +33,13 @@ def test_type_and_words(op: Op, any_device: str) -> None:
     check_messages(op, BAD, any_device)
 
 
+@pytest.mark.exhaustive
 @by_op
 def test_meta_says_the_same(op: Op) -> None:
     check_meta(op, BAD, but=DEVICE)
 
 
+@pytest.mark.exhaustive
 @by_op
 def test_quantized_tensors(op: Op) -> None:
     name = first_of(op)
@@ -45,6 +48,7 @@ def test_quantized_tensors(op: Op) -> None:
         op(op.arguments("cpu") | {name: wrong})
 
 
+@pytest.mark.exhaustive
 @by_op
 def test_tensors_that_are_not_plain(op: Op) -> None:
     """The message names the public op and the argument, through torch.ops and baraquant.ops."""
@@ -58,6 +62,7 @@ def test_tensors_that_are_not_plain(op: Op) -> None:
                     call(right | {name: make()})
 
 
+@pytest.mark.exhaustive
 @by_op
 def test_none_and_other_objects(op: Op) -> None:
     """What PyTorch's schema refuses, and None, for which it passes an undefined tensor."""
@@ -86,6 +91,7 @@ def test_what_requires_grad_is_refused(op: Op) -> None:
             op(wrong)
 
 
+@pytest.mark.exhaustive
 def test_core_ops_check_their_numbers() -> None:
     x = torch.ones(2, 4)
     for number in (-1, 3, 2**40):

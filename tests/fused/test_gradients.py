@@ -19,6 +19,7 @@ IN_FLOAT64 = [c for c in FLOAT_CALLS if c.base in (*NORMS, "hadamard")]
 by_call = pytest.mark.parametrize("call", FLOAT_CALLS, ids=str)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("call", IN_FLOAT64, ids=str)
 def test_numerically(call: FusedCall, device: str) -> None:
     tensors = call.tensors((3, 8), torch.float64, device)
@@ -60,6 +61,7 @@ def test_like_pytorchs(call: FusedCall, dtype: torch.dtype, device: str) -> None
         torch.testing.assert_close(actual.double(), expected, **limit)
 
 
+@pytest.mark.exhaustive
 @by_call
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=cases.name_of)
 def test_like_the_reference(call: FusedCall, dtype: torch.dtype, device: str) -> None:
@@ -77,6 +79,7 @@ def test_like_the_reference(call: FusedCall, dtype: torch.dtype, device: str) ->
         torch.testing.assert_close(a, e)
 
 
+@pytest.mark.exhaustive
 @by_call
 def test_the_same_gradient_twice(call: FusedCall, device: str) -> None:
     tensors = call.tensors((64, 40), device=device)
@@ -84,6 +87,7 @@ def test_the_same_gradient_twice(call: FusedCall, device: str) -> None:
     assert all(map(torch.equal, first, second))
 
 
+@pytest.mark.exhaustive
 @by_call
 def test_only_what_requires_grad_gets_one(call: FusedCall, device: str) -> None:
     tensors = call.tensors((4, 8), device=device)
@@ -94,6 +98,7 @@ def test_only_what_requires_grad_gets_one(call: FusedCall, device: str) -> None:
         assert torch.equal(found, everything[chosen])
 
 
+@pytest.mark.exhaustive
 @by_call
 def test_nothing_is_recorded_without_grad_mode(call: FusedCall, device: str) -> None:
     tensors = call.tensors((4, 8), device=device)

@@ -51,6 +51,7 @@ def test_strides(call: FusedCall, layout: str, device: str) -> None:
             assert actual.is_contiguous()
 
 
+@pytest.mark.exhaustive
 @by_call
 def test_expanded_and_strided_vectors(call: FusedCall, device: str) -> None:
     first, *others = (t.detach() for t in call.tensors(SHAPE, device=device))
@@ -61,6 +62,7 @@ def test_expanded_and_strided_vectors(call: FusedCall, device: str) -> None:
         assert_same_bits(actual, wanted)
 
 
+@pytest.mark.exhaustive
 @by_call
 def test_rows_do_not_depend_on_their_neighbours(call: FusedCall, device: str) -> None:
     """Nor on how many they are."""
@@ -72,6 +74,7 @@ def test_rows_do_not_depend_on_their_neighbours(call: FusedCall, device: str) ->
             assert_same_bits(actual, expected[i])
 
 
+@pytest.mark.exhaustive
 @by_call
 @pytest.mark.parametrize("shape", [(0,), (0, 8), (4, 0), (2, 0, 8), (3, 1, 0)], ids=str)
 def test_empty(call: FusedCall, shape: tuple[int, ...], device: str) -> None:
@@ -83,6 +86,7 @@ def test_empty(call: FusedCall, shape: tuple[int, ...], device: str) -> None:
         assert (results[1] == 1).all()
 
 
+@pytest.mark.exhaustive
 @by_call
 @pytest.mark.parametrize("shape", [(8,), (3, 8), (2, 0, 8), (2, 3, 4, 8)], ids=str)
 def test_meta(call: FusedCall, shape: tuple[int, ...]) -> None:

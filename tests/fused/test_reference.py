@@ -34,6 +34,7 @@ def test_norms(length: int, centered: bool, dtype: torch.dtype) -> None:
         assert_same_bits(sums, total)
 
 
+@pytest.mark.exhaustive
 @by_dtype
 def test_hostile_values(dtype: torch.dtype) -> None:
     x = hostile(dtype)
@@ -43,6 +44,7 @@ def test_hostile_values(dtype: torch.dtype) -> None:
     assert_same_bits(reference.hadamard(x, 8), oracle.hadamard(x, 8))
 
 
+@pytest.mark.exhaustive
 @by_dtype
 @pytest.mark.parametrize("block", [1, 2, 8, 512, 8192])
 def test_rotation(block: int, dtype: torch.dtype) -> None:
@@ -50,6 +52,7 @@ def test_rotation(block: int, dtype: torch.dtype) -> None:
     assert_same_bits(reference.hadamard(x, block), oracle.hadamard(x, block))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("call", QUANTIZE_CALLS, ids=str)
 def test_quantized(call: FusedCall) -> None:
     """With the signatures and defaults of the ops."""

@@ -110,6 +110,7 @@ def test_norm_of_long_rows(length: int, dtype: torch.dtype, base: str, device: s
         check_norm(base, x, device, *vectors(length, dtype, seed), residual if seed % 2 else None)
 
 
+@pytest.mark.exhaustive
 @by_base
 @by_dtype
 @pytest.mark.parametrize("character", CHARACTERS)
@@ -121,6 +122,7 @@ def test_norm_of_every_character(
         check_norm(base, x, device, *vectors(96, dtype, seed), eps=(0.0, 1e-6)[seed % 2])
 
 
+@pytest.mark.exhaustive
 @by_base
 @by_dtype
 def test_norm_of_hostile_values(dtype: torch.dtype, base: str, device: str) -> None:
@@ -178,6 +180,7 @@ def test_rotation_of_long_blocks(block: int, dtype: torch.dtype, device: str) ->
         check_quantized("hadamard", (x.to(device), block), y)
 
 
+@pytest.mark.exhaustive
 @by_dtype
 def test_rotation_of_hostile_values(dtype: torch.dtype, device: str) -> None:
     x = hostile(dtype)
@@ -186,11 +189,13 @@ def test_rotation_of_hostile_values(dtype: torch.dtype, device: str) -> None:
     check_quantized("hadamard", (x.to(device), 8), y)
 
 
+@pytest.mark.exhaustive
 def test_rotation_twice_is_the_identity(device: str) -> None:
     x = torch.randint(-50, 50, (4, 64), generator=cases.generator(0)).float().to(device)
     assert torch.equal(ops.hadamard(ops.hadamard(x, 16), 16), x)
 
 
+@pytest.mark.exhaustive
 @by_dtype
 def test_like_pytorchs_norms(dtype: torch.dtype, device: str) -> None:
     """Within the rounding of the dtype: what a user replaces by these ops.

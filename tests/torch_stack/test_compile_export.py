@@ -50,6 +50,8 @@ def strided(t: Tensor) -> Tensor:
 
 def overload(call: Call) -> torch._ops.OpOverload:
     packet = getattr(torch.ops.baraquant, call.function.__name__)
+    if getattr(call, "residual", False):
+        return packet.residual
     return packet.number if call.number else packet.default
 
 

@@ -37,6 +37,10 @@ template <typename Storage>
 struct ActivationStage {
   using T = Storage;
   using Params = ActivationParams<T>;
+  // As many threads as a block may have: an activation is some fifty instructions, which a thread
+  // should not hold for many elements. Rows of 32768 elements fit.
+  static constexpr int kMaxLanesLog2 = sizeof(T) == 2 ? 14 : 13;
+  static constexpr int kMaxPacks = sizeof(T) == 2 ? 2 : 4;
 
   template <int packs>
   __device__ static __forceinline__ void make(RowWords<T> (&row)[packs], const Params& args,

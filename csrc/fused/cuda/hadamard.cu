@@ -104,6 +104,7 @@ template <typename Storage>
 struct HadamardStage {
   using T = Storage;
   using Params = HadamardParams<T>;
+  static constexpr int kMaxLanesLog2 = fused::kMaxLanesLog2, kMaxPacks = 8;
 
   template <int packs>
   __device__ static __forceinline__ void make(RowWords<T> (&row)[packs], const Params& args,

@@ -33,13 +33,16 @@ struct LaneSums {
       if (i < count) at[i] += summand(to_compute<C>(words.get(i)));
     }
   }
+  // NB: recursive, since a loop over `left` was not unrolled, which put the sums into memory.
+  template <int left = kPack<T> / 2>
   __device__ __forceinline__ double added_in_pairs() {
-#pragma unroll
-    for (int left = kPack<T> / 2; left >= 1; left /= 2) {
+    if constexpr (left >= 1) {
 #pragma unroll
       for (int i = 0; i < left; ++i) at[i] = at[2 * i] + at[2 * i + 1];
+      return added_in_pairs<left / 2>();
+    } else {
+      return at[0];
     }
-    return at[0];
   }
 };
 
@@ -146,6 +149,7 @@ template <typename Storage>
 struct NormStage {
   using T = Storage;
   using Params = NormParams<T>;
+  static constexpr int kMaxLanesLog2 = fused::kMaxLanesLog2, kMaxPacks = 8;
 
   template <int packs>
   __device__ static __forceinline__ void make(RowWords<T> (&row)[packs], const Params& args,
@@ -165,7 +169,7 @@ struct NormStage {
 // For rows that no registers hold: reads them again for each sum. A thread reads of the sum with
 // the residual what it wrote itself.
 template <typename T>
-__global__ void __launch_bounds__(kMaxThreads<T>)
+__global__ void __launch_bounds__(kMaxThreads<T, kMaxLanesLog2>)
     long_norm_kernel(const NormParams<T> args, const Mapping mapping) {
   const Rows<T>& rows = args.rows;
   const Place place(mapping, rows.count, rows.length);
@@ -213,7 +217,7 @@ struct Cuda {
     }
     const Rows<T>& rows = args.rows;
     if (rows.values) return false;
-    Mapping mapping = map_rows<T>(rows.length);
+    Mapping mapping = map_rows<T>(rows.length, kMaxLanesLog2);
     mapping.whole = is_whole(args) && are_whole(rows);
     if (only_planned_rows(name, rows, 1 << mapping.team_log2, 0, "float64")) return true;
     long_norm_kernel<T>

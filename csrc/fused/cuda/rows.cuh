@@ -3,9 +3,11 @@
 // load, make, find the range, choose, quantize, store. A stage (norm.cu, activation.cu,
 // hadamard.cu) is what makes a row. A team of threads shares a row. Its size depends on the length
 // alone, since the order of the sums does (math.h): every thread holds one pack of neighbours of
-// each kMaxLanes elements. If a row ends within a pack or is not aligned, its packs are loaded and
+// each 2^Stage::kMaxLanesLog2 elements. If a row ends within a pack or is not aligned, its packs are loaded and
 // stored element by element; the arithmetic stays the same.
 #pragma once
+
+#include <algorithm>
 
 #include "affine/elementwise_ops.h"
 #include "frame/cuda_plan.cuh"
@@ -20,14 +22,10 @@ constexpr int kWarp = 32;
 
 template <typename T>
 constexpr int kPack = 32 / static_cast<int>(sizeof(T));  // 32 bytes, as in elementwise/cuda.cuh
-template <typename T>
-constexpr int kMaxTeam = kMaxLanes / kPack<T>;
 // Rows of short teams share a block of this many threads.
 constexpr int kSharedThreads = 256;
-template <typename T>
-constexpr int kMaxThreads = kMaxTeam<T> > kSharedThreads ? kMaxTeam<T> : kSharedThreads;
-constexpr int kMaxPacks = 8;  // of a thread; a longer row does not fit into registers
-constexpr int64_t kMaxLength = int64_t(kMaxPacks) * kMaxLanes;
+template <typename T, int max_lanes_log2>
+constexpr int kMaxThreads = std::max((1 << max_lanes_log2) / kPack<T>, kSharedThreads);
 
 template <typename T>
 using RowWords = Words<T, kPack<T>>;
@@ -42,8 +40,8 @@ struct Mapping {
 };
 
 template <typename T>
-Mapping map_rows(int64_t length) {
-  const int pack_log2 = log2_up(kPack<T>, 8), lanes = lanes_log2(length);
+Mapping map_rows(int64_t length, int max_lanes_log2) {
+  const int pack_log2 = log2_up(kPack<T>, 8), lanes = log2_up(length, max_lanes_log2);
   Mapping m;
   m.team_log2 = lanes > pack_log2 ? lanes - pack_log2 : 0;
   if (m.is_block()) m.threads = 1 << m.team_log2;
@@ -153,8 +151,9 @@ __device__ __forceinline__ void finish_quantized(const RowWords<T> (&row)[packs]
 }
 
 // Stage::make(row, args, mapping, place) fills the row's registers, with +0 for missing elements.
+// Stage::kMaxPacks: the most packs of a thread; longer rows do not fit into registers.
 template <typename Stage, int packs, bool quantized>
-__global__ void __launch_bounds__(kMaxThreads<typename Stage::T>)
+__global__ void __launch_bounds__(kMaxThreads<typename Stage::T, Stage::kMaxLanesLog2>)
     rows_kernel(const typename Stage::Params args, const Mapping mapping) {
   using T = typename Stage::T;
   const Rows<T>& rows = args.rows;
@@ -204,30 +203,32 @@ void launch_packs(const typename Stage::Params& args, const Mapping& mapping, cu
   }
 }
 
+// Calls launch_packs with the least number of packs, a power of two, that is at least `needed`.
+template <typename Stage, int packs = 1>
+void launch_needed(int needed, const typename Stage::Params& args, const Mapping& mapping,
+                   cudaStream_t stream) {
+  if constexpr (packs == Stage::kMaxPacks) {
+    launch_packs<Stage, packs>(args, mapping, stream);
+  } else if (needed <= packs) {
+    launch_packs<Stage, packs>(args, mapping, stream);
+  } else {
+    launch_needed<Stage, 2 * packs>(needed, args, mapping, stream);
+  }
+}
+
 // Returns false, having launched nothing, if the rows do not fit in the registers.
 template <typename Stage>
 bool launch_rows(const typename Stage::Params& args, bool whole, const char* name,
                  const char* accumulator, cudaStream_t stream) {
   using T = typename Stage::T;
   const Rows<T>& rows = args.rows;
-  if (rows.length > kMaxLength) return false;
-  Mapping mapping = map_rows<T>(rows.length);
+  if (rows.length > int64_t(Stage::kMaxPacks) << Stage::kMaxLanesLog2) return false;
+  Mapping mapping = map_rows<T>(rows.length, Stage::kMaxLanesLog2);
   mapping.whole = whole && are_whole(rows);
   const int64_t needed = divide_up(rows.length, int64_t(kPack<T>) << mapping.team_log2);
-  // NB: few threads of a block may have many registers, so that float64 takes eight packs at once.
-  const int packs = needed == 1 ? 1 : sizeof(T) == 8 || needed > 4 ? 8 : needed > 2 ? 4 : 2;
+  const int packs = 1 << log2_up(needed, 8);
   if (only_planned_rows(name, rows, 1 << mapping.team_log2, packs, accumulator)) return true;
-  if (packs == 1) {
-    launch_packs<Stage, 1>(args, mapping, stream);
-  } else if (packs == 8) {
-    launch_packs<Stage, 8>(args, mapping, stream);
-  } else if constexpr (sizeof(T) < 8) {
-    if (packs == 2) {
-      launch_packs<Stage, 2>(args, mapping, stream);
-    } else {
-      launch_packs<Stage, 4>(args, mapping, stream);
-    }
-  }
+  launch_needed<Stage>(packs, args, mapping, stream);
   return true;
 }
 
