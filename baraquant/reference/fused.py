@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ._functions import Rule, like_the_op
-from .int8_mm import fused_multiply_add
+from .products import fused_multiply_add
 from .range import dynamic_range_quantize_per_token
 from .rules import compute_dtype, round_to
 
