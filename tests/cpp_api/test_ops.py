@@ -62,7 +62,13 @@ def numbers(*shape: int, begin: float = -4.0) -> Tensor:
 X, SCALE = numbers(4, 8), torch.tensor([0.5])
 SCALES, TOKENS = numbers(4, begin=0.25), numbers(4, 1, begin=0.25)
 GROUPS, ZEROS = numbers(4, 2, begin=0.25), torch.tensor([-3, 0, 2, 5], dtype=torch.int32)
-NAMES = {"Float": torch.float32, "Char": torch.int8, "Byte": torch.uint8, "Int": torch.int32, "Long": torch.int64}
+NAMES = {
+    "Float": torch.float32,
+    "Char": torch.int8,
+    "Byte": torch.uint8,
+    "Int": torch.int32,
+    "Long": torch.int64,
+}
 
 
 def results() -> dict[str, Tensor]:
