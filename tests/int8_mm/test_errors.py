@@ -134,6 +134,8 @@ def test_none_and_other_objects(op: Op) -> None:
         for wrong in (None, "three", [1.0, 2.0], object()):
             if wrong is None and name in optional:
                 continue
+            if isinstance(wrong, str) and name in ("backward", "rounding"):
+                continue  # a wrong word is among the bad cases
             arguments = op.arguments("cpu") | {name: wrong}
             with pytest.raises((TypeError, RuntimeError)) as raised:
                 op(arguments)
