@@ -46,7 +46,7 @@ def torch_identity() -> str:
     return f"{version} {version.stat().st_mtime_ns}"
 
 
-def fingerprint() -> str:
+def fingerprint_of_inputs() -> str:
     """Everything that setup.py's result depends on."""
     root = toolchain.ROOT
     digest = hashlib.sha256()
@@ -60,15 +60,20 @@ def fingerprint() -> str:
     digest.update(f"{sys.executable}\0{torch_identity()}\0{toolchain.find_nvcc()}\0".encode())
     digest.update(f"{toolchain.cutlass_identity()}\0".encode())
     digest.update(f"{strict}\0{[os.environ.get(v) for v in VARIABLES]}\0".encode())
-    for product in products():
-        if not product.exists():
-            return "incomplete"
-        digest.update(f"{product.stat().st_mtime_ns}\0".encode())
     return digest.hexdigest()
 
 
+def fingerprint(inputs: str) -> str:
+    """The inputs of a build and the age of what it made."""
+    if not all(product.exists() for product in products()):
+        return "incomplete"
+    ages = [str(product.stat().st_mtime_ns) for product in products()]
+    return " ".join([inputs, *ages])
+
+
 def main() -> int:
-    if STAMP.exists() and STAMP.read_text() == fingerprint():
+    inputs = fingerprint_of_inputs()  # before the build: a file that changes meanwhile counts later
+    if STAMP.exists() and STAMP.read_text() == fingerprint(inputs):
         print("build: nothing has changed")
         return 0
     start = time.monotonic()
@@ -89,7 +94,7 @@ def main() -> int:
         errors = [line for line in lines if "error" in line and "-o /" not in line]
         print("\n".join([*lines[-30:], "", "build: FAILED. The errors:", *errors[:40]]))
         return code
-    STAMP.write_text(fingerprint())
+    STAMP.write_text(fingerprint(inputs))
     print(f"build: done in {time.monotonic() - start:.0f} s")
     return 0
 

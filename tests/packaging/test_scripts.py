@@ -285,15 +285,19 @@ def test_build_fingerprint_follows_contents(
     monkeypatch.setattr(toolchain, "__file__", str(tmp_path / "toolchain.py"))
     monkeypatch.setattr(build, "products", lambda: [tmp_path / "product"])
     monkeypatch.delenv("BARAQUANT_WERROR", raising=False)
-    first = build.fingerprint()
-    assert build.fingerprint() == first
+
+    def fingerprint() -> str:
+        return build.fingerprint(build.fingerprint_of_inputs())
+
+    first = fingerprint()
+    assert fingerprint() == first
     (tmp_path / "csrc/a.cpp").write_text("changed")
-    second = build.fingerprint()
+    second = fingerprint()
     monkeypatch.setenv("BARAQUANT_WERROR", "1")
-    third = build.fingerprint()
+    third = fingerprint()
     assert len({first, second, third}) == 3
     (tmp_path / "product").unlink()
-    assert build.fingerprint() == "incomplete"
+    assert fingerprint() == "incomplete"
 
 
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc here")
