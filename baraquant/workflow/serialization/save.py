@@ -53,9 +53,9 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         >>> fresh = torch.nn.Sequential(torch.nn.Linear(4, 2))
         >>> fresh = baraquant.load_(fresh, "model.safetensors")
     """
-    check_whole(model, _CALLER)
     save_file = import_safetensors(_CALLER).torch.save_file
     modules, shared_modules = _quantized(model)
+    check_whole(model, _CALLER)
     entries = {name: _entry(name, module) for name, module in modules.items()}
     at = modules | {alias: modules[name] for alias, name in shared_modules.items()}
     widths = {
