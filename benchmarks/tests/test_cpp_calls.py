@@ -16,7 +16,6 @@ MODES = ("no grad", "grad recorded", "forward + backward")
 
 
 @pytest.mark.process
-@pytest.mark.smoke
 def test_runs_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_cpp_calls, "PROGRAM", tmp_path / "build" / "cpp_calls")
     files = [f"--{name}={tmp_path / '{family}'}.{name}" for name in ("json", "markdown")]

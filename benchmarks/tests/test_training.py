@@ -189,6 +189,7 @@ def test_what_fails_hinders_nothing_else(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [r.error for r in rows] == ["RuntimeError: out of memory"] * 3
 
 
+@pytest.mark.exhaustive
 def test_compiled_steps_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a torch.compile that compiles nothing: the real one takes seconds for each row."""
     asked: list[dict[str, object]] = []

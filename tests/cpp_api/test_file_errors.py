@@ -53,7 +53,7 @@ OTHER_TEXT = {
 }
 
 
-@pytest.mark.smoke
+@pytest.mark.exhaustive
 def test_damaged_files_have_pythons_errors(
     run_jobs: Callable[..., list[list[str]]], stored: Path, tmp_path: Path
 ) -> None:

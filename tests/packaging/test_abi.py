@@ -73,7 +73,6 @@ def build_library(source: Path, folder: Path, version: str, *options: str | Path
 
 
 @pytest.mark.process
-@pytest.mark.smoke
 def test_classes_and_exceptions_cross_the_border(tmp_path: Path) -> None:
     """The type_info of torch's classes are local in each library, and still the same type."""
     headers = f"-I{toolchain.CSRC}"
