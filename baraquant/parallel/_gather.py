@@ -284,6 +284,7 @@ def quantize_all_gather(model: nn.Module, filter_fn: FilterFn | None = None) -> 
     Raises:
         TypeError: ``model`` is not a module.
         ValueError: It has no such layer, or a layer is sharded already.
+        NotImplementedError: A layer's gradients come from integers (``backward``).
 
     Example:
         >>> from baraquant import parallel
@@ -311,8 +312,14 @@ def quantize_all_gather(model: nn.Module, filter_fn: FilterFn | None = None) -> 
                 "call quantize_all_gather before fully_shard and parallelize_module"
             )
         is_plain = type(module) is FakeQuantizedLinear and holders[id(weight)] == 1
-        if is_plain and (filter_fn is None or filter_fn(module, name)):
-            found[name] = module
+        if not is_plain or not (filter_fn is None or filter_fn(module, name)):
+            continue
+        if module.backward != "float":
+            raise NotImplementedError(
+                f'quantize_all_gather: {name}: expected backward="float", but got '
+                f'"{module.backward}"; prepare with that, or leave the layer out with filter_fn'
+            )
+        found[name] = module
     if not found:
         raise ValueError(
             "quantize_all_gather: expected a model with FakeQuantizedLinear layers of W8A8, or of "

@@ -82,6 +82,7 @@ def split(module: nn.Module, layout: Layout, style: str, by_rows: bool, source: 
     _check_weight(module, style, layout.mesh, splits_channels)
     _check_size(module, style, layout, by_rows and not has_table)
     _check_quantizers(module, style, layout.mesh, splits_channels, by_rows and not has_table)
+    _check_backward(module, style)
     placements = _placements(module, splits_channels)
     for name, placement in placements.items():
         _check_shared(module, style, name, placement)
@@ -192,6 +193,14 @@ def _check_quantizers(
         raise NotImplementedError(
             f"{style}: {_name(module)}: expected one fixed scale for the input, but got "
             f"{quantizer.scale.numel()}; use ColwiseParallel"
+        )
+
+
+def _check_backward(module: nn.Module, style: str) -> None:
+    if getattr(module, "backward", "float") != "float":
+        raise NotImplementedError(
+            f'{style}: {_name(module)}: expected backward="float", but got "{module.backward}"; '
+            "the gradients of a layer on several processes are products of floats"
         )
 
 

@@ -33,8 +33,8 @@ class ColwiseParallel(FloatColwiseParallel):  # type: ignore[misc]
         ValueError: By ``parallelize_module``: the mesh has several dimensions, groups or features
             do not divide, the layer is parallel or sharded already, or a layout is not
             ``Shard(dim)`` or ``Replicate()``.
-        NotImplementedError: By ``parallelize_module``: the layer is of another kind, or it learns
-            its scales.
+        NotImplementedError: By ``parallelize_module``: the layer is of another kind, it learns
+            its scales, or its gradients come from integers (``backward``).
 
     Example:
         >>> from baraquant import parallel

@@ -207,6 +207,16 @@ def test_models_without_such_layers_are_refused() -> None:
             quantize_all_gather(model)
 
 
+def test_gradients_from_integers_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    prepare_(model, {"0": W8A8(backward="int8_input"), "1": W8A8()})
+    with pytest.raises(
+        NotImplementedError, match=r'0: expected backward="float", but got "int8_in'
+    ):
+        quantize_all_gather(model)
+    assert quantize_all_gather(model, lambda module, name: name == "1") == ["1"]
+
+
 def test_a_shared_weight_is_left_out() -> None:
     model = nn.Sequential(nn.Embedding(8, 8), nn.Linear(8, 8, bias=False), nn.Linear(8, 8))
     model[1].weight = model[0].weight

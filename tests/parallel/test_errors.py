@@ -136,6 +136,10 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] =
         lambda: model(LEARNED), {"linear": ColwiseParallel()}, NotImplementedError,
         "expected weight_fake_quant to compute or observe its scale, but it learns it",
     ),
+    "backward of integers": (
+        lambda: model(W8A8(backward="int8")), {"linear": ColwiseParallel()}, NotImplementedError,
+        'FakeQuantizedLinear.*: expected backward="float", but got "int8"',
+    ),
     "two dimensions": (
         W8, {"linear": ColwiseParallel()}, ValueError,
         r"a mesh of one dimension, but got 2.*\"tp\"",
