@@ -23,6 +23,8 @@ from benchmarks.pytorch_linears import fake_quantized_linear
 HEAD_WIDTH = 128
 GROUP_SIZE = 32
 OWN_W8A8, CHAIN = "baraquant W8A8", "PyTorch chain W8A8"
+# The same, whose backward pass multiplies integers too.
+OWN_INT8_INPUT, OWN_INT8 = f"{OWN_W8A8} int8_input", f"{OWN_W8A8} int8"
 W4A8 = QuantConfig(
     TensorConfig(4, "per_group", group_size=GROUP_SIZE), TensorConfig(8, "per_token")
 )
@@ -153,6 +155,13 @@ class Variant:
         return "" if is_here else f"{self.needs} is not installed"
 
 
+def prepare_integer_backward(
+    backward: str, rounding: str = "nearest"
+) -> Callable[[nn.Module], object]:
+    """Return what prepares a block whose gradients come from integers."""
+    return lambda block: prepare_(block, W8A8(backward=backward, rounding=rounding))
+
+
 def variants(baseline: str) -> list[Variant]:
     """All that are compared; ``baseline`` is the name of the block that is not quantized."""
     everywhere = ("eager", "compiled", "graph")
@@ -160,6 +169,11 @@ def variants(baseline: str) -> list[Variant]:
     return [
         Variant(baseline, modes=everywhere),
         Variant(OWN_W8A8, lambda block: prepare_(block, W8A8()), everywhere),
+        Variant(OWN_INT8_INPUT, prepare_integer_backward("int8_input"), everywhere),
+        Variant(OWN_INT8, prepare_integer_backward("int8"), everywhere),
+        Variant(
+            f"{OWN_INT8} stochastic", prepare_integer_backward("int8", "stochastic"), everywhere
+        ),
         Variant(CHAIN, prepare_chain, everywhere),
         Variant("baraquant W8A8 static", lambda block: prepare_(block, static), everywhere),
         Variant(f"baraquant W4A8 groups of {GROUP_SIZE}", lambda block: prepare_(block, W4A8)),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from benchmarks import bench_report, bench_training, training_block, training_step
 from benchmarks.bench_row import Row
-from benchmarks.training_block import CHAIN, OWN_W8A8, Block, Variant
+from benchmarks.training_block import CHAIN, OWN_INT8, OWN_W8A8, Block, Variant
 from benchmarks.training_plot import plot_training
 from benchmarks.training_row import TRAINING, PeaksAtMost, TakesAtMost, TrainingRow
 from benchmarks.training_step import PHASES, Step, Stepper
@@ -244,6 +244,8 @@ def test_targets_on_a_gpu() -> None:
     failed.fill({OWN_W8A8: "RuntimeError: no"}, OWN_W8A8)
     assert failed.met == [False, False, False]
     assert bench_training.targets_of(VARIANTS[CHAIN], "eager", "bfloat16", CUDA) == []
+    integers = bench_training.targets_of(VARIANTS[OWN_INT8], "eager", "bfloat16", CUDA)
+    assert integers == [TakesAtMost("bfloat16", 0.68), PeaksAtMost("bfloat16")]
     assert bench_training.targets_of(VARIANTS[OWN_W8A8], "eager", "float32", CPU) == []
 
 
