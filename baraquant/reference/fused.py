@@ -40,13 +40,21 @@ def _mean(sums: Tensor, length: int, dtype: torch.dtype) -> Tensor:
     return sums.to(dtype) / torch.tensor(length, dtype=dtype, device=sums.device)
 
 
+def _square_root(x: Tensor) -> Tensor:
+    """Return the root, rounded once. On a CPU torch.sqrt may be MKL's, whose last bit varies."""
+    if x.dtype == torch.float32:
+        return x.to(torch.float64).sqrt().to(torch.float32)
+    roots = [math.sqrt(value) for value in x.flatten().tolist()]
+    return torch.tensor(roots, dtype=x.dtype, device=x.device).reshape(x.shape)
+
+
 def _normalized(x: Tensor, eps: float, centered: bool) -> tuple[Tensor, Tensor]:
     """Return ``(x - m) * r`` and ``r``, all in ``C``; m is 0 if not centered."""
     c, length = x.dtype, x.shape[-1]
     d = x - _mean(sum_of_rows(x), length, c) if centered else x
     squares = sum_of_rows(d.to(torch.float64) * d.to(torch.float64))
     variance = _mean(squares, length, c)
-    r = torch.ones_like(variance) / torch.sqrt(variance + torch.tensor(eps, dtype=c))
+    r = torch.ones_like(variance) / _square_root(variance + torch.tensor(eps, dtype=c))
     return d * r, r
 
 

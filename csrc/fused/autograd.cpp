@@ -44,6 +44,11 @@ void refuse_gradient(const FusedName& op, const Tensors&... tensors) {
       "differentiable; for inference call the op under torch.no_grad()");
 }
 
+// A core op may be called with no input; the Functions below need one.
+void check_defined(const FusedName& op, const char* name, const at::Tensor& tensor) {
+  TORCH_CHECK_TYPE(tensor.defined(), op, ": expected ", name, " to be a tensor, but got none");
+}
+
 at::Tensor in_compute_type(const at::Tensor& tensor) {
   return tensor.to(compute_dtype(tensor.scalar_type()));
 }
@@ -118,6 +123,7 @@ class NormFunction : public Function<NormFunction> {
 };
 
 at::Tensor norm_autograd(const at::Tensor& input, const NormArgs& args) {
+  check_defined(name_of(args, false), "input", input);
   if (!is_recorded(input) && !is_recorded(args.weight) && !is_recorded(args.bias)) {
     at::AutoDispatchBelowADInplaceOrView guard;
     return norm(input, args);
@@ -128,6 +134,7 @@ at::Tensor norm_autograd(const at::Tensor& input, const NormArgs& args) {
 
 TensorPair norm_residual_autograd(const at::Tensor& input, const at::Tensor& residual,
                                   const NormArgs& args) {
+  check_defined(name_of(args, false), "input", input);
   if (!is_recorded(input) && !is_recorded(residual) && !is_recorded(args.weight) &&
       !is_recorded(args.bias)) {
     at::AutoDispatchBelowADInplaceOrView guard;
@@ -173,7 +180,9 @@ class ActivationFunction : public Function<ActivationFunction> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const SavedActivation saved = saved_tensors<SavedActivation>(ctx);
     const at::ScalarType dtype = saved.input.scalar_type();
-    const at::Tensor dy = in_compute_type(grads[0]), x = in_compute_type(saved.input);
+    // NB: contiguous, since oneDNN does not take every layout of a gradient.
+    const at::Tensor dy = in_compute_type(grads[0]).contiguous();
+    const at::Tensor x = in_compute_type(saved.input).contiguous();
     const Activation kind = activation_of(ctx->saved_data["activation"].toInt());
     if (kind != Activation::kSiluMul) {
       const char* approximate = kind == Activation::kGelu ? "none" : "tanh";
@@ -186,6 +195,8 @@ class ActivationFunction : public Function<ActivationFunction> {
 };
 
 at::Tensor activation_autograd(const at::Tensor& input, const OptionalTensor& up, int64_t number) {
+  const Activation kind = activation_of(number);
+  check_defined(name_of(kind, false), kind == Activation::kSiluMul ? "gate" : "input", input);
   if (!is_recorded(input) && !is_recorded(up)) {
     at::AutoDispatchBelowADInplaceOrView guard;
     return activation(input, up, number);

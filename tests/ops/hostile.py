@@ -24,6 +24,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -68,7 +69,7 @@ def known(error: Exception, call: Call) -> bool:
 
 
 def is_plain(value: Any) -> bool:
-    return not isinstance(value, Tensor) or (
+    return not isinstance(value, (Tensor, np.ndarray)) or (
         type(value) in (Tensor, torch.nn.Parameter)
         and value.layout == torch.strided
         and value.device.type == "cpu"
@@ -77,6 +78,7 @@ def is_plain(value: Any) -> bool:
         and value.dtype in COPIED
         and value.dim() <= 64  # NumPy's most
         and value.numel() < 2**24  # not one that is expanded beyond all memory
+        and all(size < 2**31 for size in value.shape)  # NumPy counts the others of an empty one too
     )
 
 

@@ -129,14 +129,18 @@ def right_call(rng: Random) -> tuple[torch._ops.OpOverload, dict[str, Any]]:
     chooses = "granularity" in {field.name for field in dataclasses.fields(call)}
     if chooses and not call.number and rng.random() < 0.5:
         call = dataclasses.replace(call, granularity=rng.choice(cases.granularities(shape)))
-    tensors = call.tensors(shape, rng.choice(cases.FLOAT_DTYPES))
+    dtype = rng.choice(cases.FLOAT_DTYPES)
+    if dtype == torch.float64 and not getattr(call, "takes_float64", True):
+        dtype = torch.float32
+    tensors = call.tensors(shape, dtype)
     if isinstance(call, ObserveCall):
         args, kwargs = call.arguments
         args = (*tensors, *args)
     else:
         args, kwargs = call.arguments(*tensors)
     packet = getattr(torch.ops.baraquant, call.function.__name__)
-    op = packet.number if getattr(call, "number", False) else packet.default
+    forms = [form for form in ("number", "residual") if getattr(call, form, False)]
+    op = getattr(packet, forms[0] if forms else "default")
     names = [a.name for a in op._schema.arguments]
     return op, {**dict(zip(names, args, strict=False)), **kwargs}
 

@@ -27,6 +27,7 @@ from tests.support import documents
 from tests.support.aot_inductor import CRASHES_ON_CPU
 from tests.support.documents import DOCUMENTS, FENCE, ROOT, blocks, name_of
 from tests.support.optional_packages import package
+from tests.workflow import registered_layer
 
 DOCS = [path for path in DOCUMENTS if path.parent == ROOT / "docs"]
 MIGRATION = ROOT / "docs" / "migration.md"
@@ -106,6 +107,9 @@ def imported(text: str) -> set[str]:
     return found | {name for part, names in NEEDED.items() if part in text for name in names}
 
 
+forgotten = registered_layer.forgotten  # the guide registers a layer
+
+
 def is_missing(text: str) -> bool:
     """Whether a block needs an optional package that is not here; in CI only servers may be."""
     missing = {name for name in imported(text) & OPTIONAL if find_spec(name) is None}
@@ -143,6 +147,7 @@ def run(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, with_torchao:
 
 
 @pytest.mark.packaging
+@pytest.mark.usefixtures("forgotten")
 @pytest.mark.parametrize("path", WITH_PYTHON, ids=name_of)
 def test_runs_from_top_to_bottom(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -54,8 +54,9 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         >>> fresh = baraquant.load_(fresh, "model.safetensors")
     """
     save_file = import_safetensors(_CALLER).torch.save_file
+    if isinstance(model, nn.Module):
+        check_whole(model, _CALLER)
     modules, shared_modules = _quantized(model)
-    check_whole(model, _CALLER)
     entries = {name: _entry(name, module) for name, module in modules.items()}
     at = modules | {alias: modules[name] for alias, name in shared_modules.items()}
     widths = {
