@@ -100,7 +100,9 @@ def is_as_documented(call: Call) -> bool:
     right &= call.arguments.get("weight_sum") is None or not call.changed
     for parameter in call.op._schema.arguments:
         value, kind = call.arguments.get(parameter.name), str(parameter.real_type)
-        if value is not None and "Tensor" not in kind:
+        if value is not None and "Tensor" in kind:
+            right &= isinstance(value, (Tensor, int, float))
+        elif value is not None:
             right &= next((type(value) is t for name, t in NATURAL if name in kind), False)
     return right
 
