@@ -36,6 +36,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|transformers|peft|collections|contextlib|fnmatch|pathlib|os|typing)\b.*"),
     (r"py:.*", r"(int|str|float|bool|bytes|None|Ellipsis|object)"),
+    (r"py:class", r"Tensor"),  # in overloads, whose annotations are read from the source
     (r"py:.*", r"([A-Z][a-z]+Error|StopIteration|optional)"),
     (r"py:.*", r"baraquant\.(nn\.training\._quantizers|workflow\.\w+)\..*"),  # not public
     (r"py:.*", r"baraquant\.configs\.C"),

@@ -25,17 +25,15 @@ from ._docs.fused import (
 )
 from ._operator import operator
 
-Pair = tuple[Tensor, Tensor]
-Triple = tuple[Tensor, Tensor, Tensor]
-Quadruple = tuple[Tensor, Tensor, Tensor, Tensor]
-
 
 @overload
 def rms_norm(
     input: Tensor, weight: Tensor | None, eps: float, *, residual: None = None
 ) -> Tensor: ...
 @overload
-def rms_norm(input: Tensor, weight: Tensor | None, eps: float, *, residual: Tensor) -> Pair: ...
+def rms_norm(
+    input: Tensor, weight: Tensor | None, eps: float, *, residual: Tensor
+) -> tuple[Tensor, Tensor]: ...
 @operator(RMS_NORM)
 def rms_norm(
     input: Tensor,
@@ -43,7 +41,7 @@ def rms_norm(
     eps: float,
     *,
     residual: Tensor | None = None,
-) -> Tensor | Pair:
+) -> Tensor | tuple[Tensor, Tensor]:
     """Divide each vector along the last dimension by its root mean square.
 
     Example:
@@ -55,7 +53,7 @@ def rms_norm(
     if residual is None:
         result: Tensor = op.default(input, weight, eps)
         return result
-    pair: Pair = op.residual(input, weight, eps, residual=residual)
+    pair: tuple[Tensor, Tensor] = op.residual(input, weight, eps, residual=residual)
     return pair
 
 
@@ -70,7 +68,7 @@ def rms_norm_quantize_per_token(
     quant_min: int = -128,
     quant_max: int = 127,
     dtype: torch.dtype = torch.int8,
-) -> Triple: ...
+) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def rms_norm_quantize_per_token(
     input: Tensor,
@@ -82,7 +80,7 @@ def rms_norm_quantize_per_token(
     quant_min: int = -128,
     quant_max: int = 127,
     dtype: torch.dtype = torch.int8,
-) -> Quadruple: ...
+) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
 @operator(RMS_NORM_QUANTIZE)
 def rms_norm_quantize_per_token(
     input: Tensor,
@@ -94,7 +92,7 @@ def rms_norm_quantize_per_token(
     quant_min: int = -128,
     quant_max: int = 127,
     dtype: torch.dtype = torch.int8,
-) -> Triple | Quadruple:
+) -> tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor]:
     """Divide each vector by its root mean square, and quantize it.
 
     Example:
@@ -106,7 +104,7 @@ def rms_norm_quantize_per_token(
     """
     op = torch.ops.baraquant.rms_norm_quantize_per_token
     if residual is None:
-        triple: Triple = op.default(
+        triple: tuple[Tensor, Tensor, Tensor] = op.default(
             input,
             weight,
             eps,
@@ -116,7 +114,7 @@ def rms_norm_quantize_per_token(
             dtype=dtype,
         )
         return triple
-    quadruple: Quadruple = op.residual(
+    quadruple: tuple[Tensor, Tensor, Tensor, Tensor] = op.residual(
         input,
         weight,
         eps,
@@ -136,7 +134,7 @@ def layer_norm(
 @overload
 def layer_norm(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *, residual: Tensor
-) -> Pair: ...
+) -> tuple[Tensor, Tensor]: ...
 @operator(LAYER_NORM)
 def layer_norm(
     input: Tensor,
@@ -145,7 +143,7 @@ def layer_norm(
     eps: float,
     *,
     residual: Tensor | None = None,
-) -> Tensor | Pair:
+) -> Tensor | tuple[Tensor, Tensor]:
     """Shift and scale each vector along the last dimension to mean 0 and variance 1.
 
     Example:
@@ -157,7 +155,7 @@ def layer_norm(
     if residual is None:
         result: Tensor = op.default(input, weight, bias, eps)
         return result
-    pair: Pair = op.residual(input, weight, bias, eps, residual=residual)
+    pair: tuple[Tensor, Tensor] = op.residual(input, weight, bias, eps, residual=residual)
     return pair
 
 
@@ -173,7 +171,7 @@ def layer_norm_quantize_per_token(
     quant_min: int = -128,
     quant_max: int = 127,
     dtype: torch.dtype = torch.int8,
-) -> Triple: ...
+) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def layer_norm_quantize_per_token(
     input: Tensor,
@@ -186,7 +184,7 @@ def layer_norm_quantize_per_token(
     quant_min: int = -128,
     quant_max: int = 127,
     dtype: torch.dtype = torch.int8,
-) -> Quadruple: ...
+) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
 @operator(LAYER_NORM_QUANTIZE)
 def layer_norm_quantize_per_token(
     input: Tensor,
@@ -199,7 +197,7 @@ def layer_norm_quantize_per_token(
     quant_min: int = -128,
     quant_max: int = 127,
     dtype: torch.dtype = torch.int8,
-) -> Triple | Quadruple:
+) -> tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor]:
     """Shift and scale each vector to mean 0 and variance 1, and quantize it.
 
     Example:
@@ -211,7 +209,7 @@ def layer_norm_quantize_per_token(
     """
     op = torch.ops.baraquant.layer_norm_quantize_per_token
     if residual is None:
-        triple: Triple = op.default(
+        triple: tuple[Tensor, Tensor, Tensor] = op.default(
             input,
             weight,
             bias,
@@ -222,7 +220,7 @@ def layer_norm_quantize_per_token(
             dtype=dtype,
         )
         return triple
-    quadruple: Quadruple = op.residual(
+    quadruple: tuple[Tensor, Tensor, Tensor, Tensor] = op.residual(
         input,
         weight,
         bias,
@@ -258,7 +256,7 @@ def silu_mul_quantize_per_token(
     quant_min: int = -128,
     quant_max: int = 127,
     dtype: torch.dtype = torch.int8,
-) -> Triple:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Multiply ``up`` by the SiLU of ``gate``, and quantize each vector of the product.
 
     Example:
@@ -268,7 +266,7 @@ def silu_mul_quantize_per_token(
          tensor([[0.0115]]),
          tensor([[0]], dtype=torch.int32))
     """
-    result: Triple = torch.ops.baraquant.silu_mul_quantize_per_token.default(
+    result: tuple[Tensor, Tensor, Tensor] = torch.ops.baraquant.silu_mul_quantize_per_token.default(
         gate,
         up,
         symmetric=symmetric,
@@ -300,7 +298,7 @@ def gelu_quantize_per_token(
     quant_min: int = -128,
     quant_max: int = 127,
     dtype: torch.dtype = torch.int8,
-) -> Triple:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the Gaussian error linear unit, and quantize each vector of it.
 
     Example:
@@ -309,7 +307,7 @@ def gelu_quantize_per_token(
          tensor([0.0066]),
          tensor([0], dtype=torch.int32))
     """
-    result: Triple = torch.ops.baraquant.gelu_quantize_per_token.default(
+    result: tuple[Tensor, Tensor, Tensor] = torch.ops.baraquant.gelu_quantize_per_token.default(
         input,
         approximate=approximate,
         symmetric=symmetric,
@@ -341,7 +339,7 @@ def hadamard_quantize_per_token(
     quant_min: int = -128,
     quant_max: int = 127,
     dtype: torch.dtype = torch.int8,
-) -> Triple:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Rotate each ``block`` neighbours by a Hadamard matrix, and quantize each vector.
 
     Example:
@@ -350,7 +348,7 @@ def hadamard_quantize_per_token(
          tensor([0.5039]),
          tensor([0], dtype=torch.int32))
     """
-    result: Triple = torch.ops.baraquant.hadamard_quantize_per_token.default(
+    result: tuple[Tensor, Tensor, Tensor] = torch.ops.baraquant.hadamard_quantize_per_token.default(
         input,
         block,
         symmetric=symmetric,

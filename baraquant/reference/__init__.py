@@ -32,7 +32,7 @@ and where numbers are scaled and rounded stochastically, with ``k`` 16 bits of P
     v              C(x) * f                                  rounded once
     q              clamp(floor(v / s + u), -128, 127)        u = (k + 1/2) / 2^16; NaN: 0
 
-The norms, the activations and the rotation are in :mod:`baraquant.reference.fused`.
+The norms, the activations and the rotation are in ``baraquant.reference.fused``.
 """
 
 from .affine import (
