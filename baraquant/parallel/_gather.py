@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_map_only
 
 from .. import ops
 from ..nn.training.linear import FakeQuantizedLinear
-from ..ops import backward
 from ..workflow.replace import FilterFn
+from ._gradients import Operands, inside_of_tokens, straight_through
 
 _aten = torch.ops.aten
 # The ops whose result is a part or a copy of the parameter, and goes on in its place.
@@ -225,11 +225,7 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
         zero = None if symmetric else zero_point
         inside = None
         if zero is not None and input.requires_grad:
-            ones = torch.ones_like(input)
-            kept = backward.fake_quantize_per_token_backward(
-                ones, input, input_scale, zero, low, high
-            )
-            inside = kept != 0
+            inside = inside_of_tokens(input, input_scale, zero, low, high)
         ctx.save_for_backward(
             qinput if weight.requires_grad else None, input_scale, zero, inside, integers, scale
         )
@@ -242,19 +238,14 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         qinput, input_scale, zero, inside, integers, scale = ctx.saved_tensors
-        needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        dx = dw = db = None
-        with torch.autocast(grad.device.type, enabled=False):
-            flat = grad.reshape(-1, grad.shape[-1])
-            if needs_input:
-                rounded = ops.dequantize_per_channel(integers, scale, None, 0, dtype=ctx.dtype)
-                dx = torch.matmul(grad, rounded)
-                dx = dx if inside is None else torch.where(inside, dx, 0)
-            if needs_weight:
-                x = ops.dequantize_per_token(qinput, input_scale, zero, dtype=ctx.dtype)
-                dw = flat.t().mm(x.reshape(flat.shape[0], -1)).to(ctx.weight_dtype)
-            if needs_bias:
-                db = flat.sum(0, dtype=ctx.bias_dtype)
+        dx, dw, db = straight_through(
+            grad,
+            Operands(qinput, input_scale, zero, integers, scale, inside),
+            ctx.needs_input_grad[:3],
+            ctx.dtype,
+            ctx.bias_dtype,
+        )
+        dw = None if dw is None else dw.to(ctx.weight_dtype)
         return dx, dw, db, None, None, None, None, None
 
 

@@ -33,6 +33,10 @@ class Layout:
     def __deepcopy__(self, memo: Any) -> Layout:
         return self  # a mesh stands for processes, of which there is no second set
 
+    def splits_channels(self, dims: int) -> bool:
+        """Return whether each process is to have a part of the channels of ``dims`` dimensions."""
+        return isinstance(self.output, Shard) and self.output.dim % dims == dims - 1
+
     def arriving(self, input: Tensor, wanted: Placement, gradient: Placement) -> Tensor:
         """Return the part of an input that this process needs.
 

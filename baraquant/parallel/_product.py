@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from .. import ops
 from ..ops import backward
+from ._gradients import Operands, inside_of_tokens, straight_through
 from ._layout import Layout
 
 _EXACT_IN_FLOAT32 = 1 << 24
@@ -57,11 +58,11 @@ class Grid(NamedTuple):
 
     def inside(self, input: Tensor) -> Tensor:
         """Return a bool for each number: whether it lies in the range."""
-        ones, low, high = torch.ones_like(input), self.quant_min, self.quant_max
-        scale, zero = self.scale, self.zero_point
+        low, high, scale, zero = self.quant_min, self.quant_max, self.scale, self.zero_point
         if self.granularity == "per_token":
-            kept = backward.fake_quantize_per_token_backward(ones, input, scale, zero, low, high)
-        elif self.granularity == "per_tensor":
+            return inside_of_tokens(input, scale, zero, low, high)
+        ones = torch.ones_like(input)
+        if self.granularity == "per_tensor":
             kept = backward.fake_quantize_per_tensor_backward(ones, input, scale, zero, low, high)
         else:
             zero = self._of_features(zero)
@@ -171,34 +172,16 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
         layout = ctx.product.layout
         if isinstance(layout.output, Shard):
             grad = layout.gathered(grad.contiguous(), layout.output, ctx.shape)
-        needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        dx = dw = db = None
-        with torch.autocast(grad.device.type, enabled=False):
-            rows = grad.to(ctx.dtype)
-            if needs_input:
-                rounded = ops.dequantize_per_channel(
-                    qweight, weight_scale, None, 0, dtype=ctx.dtype
-                )
-                dx = torch.matmul(rows, rounded)
-                if factor is not None:
-                    dx = (dx * factor).to(ctx.dtype)
-                if inside is not None:
-                    dx = torch.where(inside, dx, 0)
-            flat = rows.reshape(-1, rows.shape[-1])
-            if needs_weight:
-                x = _dequantized(qinput, scale, zero_point, ctx.per_token, ctx.dtype)
-                dw = flat.t().mm(x.reshape(flat.shape[0], -1))
-            if needs_bias:
-                db = flat.sum(0, dtype=ctx.bias_dtype)
-        return dx, dw, db, *[None] * 11
-
-
-def _dequantized(
-    integers: Tensor, scale: Tensor, zero: Tensor | None, per_token: bool, dtype: torch.dtype
-) -> Tensor:
-    if per_token:
-        return ops.dequantize_per_token(integers, scale, zero, dtype=dtype)
-    return ops.dequantize_per_tensor(integers, scale, zero, dtype=dtype)
+        found = straight_through(
+            grad,
+            Operands(qinput, scale, zero_point, qweight, weight_scale, inside),
+            ctx.needs_input_grad[:3],
+            ctx.dtype,
+            ctx.bias_dtype,
+            per_token=ctx.per_token,
+            factor=factor,
+        )
+        return *found, *[None] * 11
 
 
 def _int32_product(
@@ -270,7 +253,7 @@ def _exact(
     dims, to = part.dim(), layout.output
     sums = layout.sum(part, to)
     if isinstance(to, Shard):
-        if to.dim % dims == dims - 1:
+        if layout.splits_channels(dims):
             weight_scale = layout.part_of(weight_scale, Shard(0))
             bias = None if bias is None else layout.part_of(bias, Shard(0))
         elif scale.dim() == dims:
@@ -286,7 +269,7 @@ def _rounded(
     numbers = (part.to(weight_scale.dtype) * weight_scale) * scale
     total = layout.sum(numbers.to(torch.bfloat16), layout.output)
     if bias is not None:
-        if isinstance(layout.output, Shard) and layout.output.dim % part.dim() == part.dim() - 1:
+        if layout.splits_channels(part.dim()):
             bias = layout.part_of(bias, Shard(0))
         total = total.to(weight_scale.dtype) + bias
     return total.to(product.dtype)
@@ -302,8 +285,7 @@ def sum_of_floats(part: Tensor, bias: Tensor | None, layout: Layout) -> Tensor:
     whole = DTensor.from_local(part.to(dtype), layout.mesh, [Partial()], run_check=False)
     total = whole.redistribute(layout.mesh, [layout.output]).to_local()
     if bias is not None:
-        to: Placement = layout.output
-        if isinstance(to, Shard) and to.dim % part.dim() == part.dim() - 1:
+        if layout.splits_channels(part.dim()):
             known = DTensor.from_local(bias, layout.mesh, [Replicate()], run_check=False)
             bias = known.redistribute(layout.mesh, [Shard(0)]).to_local()
         total = total.to(torch.promote_types(part.dtype, torch.float32)) + bias
