@@ -14,6 +14,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "frame/checks.h"
 #include "frame/core_op.h"
 #include "frame/dtypes.h"
 #include "frame/saved_tensors.h"
@@ -42,11 +43,6 @@ void refuse_gradient(const FusedName& op, const Tensors&... tensors) {
       ": integers carry no gradient, but an argument requires one. In training call ", op.verb,
       " and then dynamic_fake_quantize_per_token, which computes the same numbers and is "
       "differentiable; for inference call the op under torch.no_grad()");
-}
-
-// A core op may be called with no input; the Functions below need one.
-void check_defined(const FusedName& op, const char* name, const at::Tensor& tensor) {
-  TORCH_CHECK_TYPE(tensor.defined(), op, ": expected ", name, " to be a tensor, but got none");
 }
 
 at::Tensor in_compute_type(const at::Tensor& tensor) {
@@ -123,7 +119,7 @@ class NormFunction : public Function<NormFunction> {
 };
 
 at::Tensor norm_autograd(const at::Tensor& input, const NormArgs& args) {
-  check_defined(name_of(args, false), "input", input);
+  check_dispatchable(name_of(args, false), "input", input);
   if (!is_recorded(input) && !is_recorded(args.weight) && !is_recorded(args.bias)) {
     at::AutoDispatchBelowADInplaceOrView guard;
     return norm(input, args);
@@ -134,7 +130,7 @@ at::Tensor norm_autograd(const at::Tensor& input, const NormArgs& args) {
 
 TensorPair norm_residual_autograd(const at::Tensor& input, const at::Tensor& residual,
                                   const NormArgs& args) {
-  check_defined(name_of(args, false), "input", input);
+  check_dispatchable(name_of(args, false), "input", input);
   if (!is_recorded(input) && !is_recorded(residual) && !is_recorded(args.weight) &&
       !is_recorded(args.bias)) {
     at::AutoDispatchBelowADInplaceOrView guard;
@@ -196,7 +192,7 @@ class ActivationFunction : public Function<ActivationFunction> {
 
 at::Tensor activation_autograd(const at::Tensor& input, const OptionalTensor& up, int64_t number) {
   const Activation kind = activation_of(number);
-  check_defined(name_of(kind, false), kind == Activation::kSiluMul ? "gate" : "input", input);
+  check_dispatchable(name_of(kind, false), kind == Activation::kSiluMul ? "gate" : "input", input);
   if (!is_recorded(input) && !is_recorded(up)) {
     at::AutoDispatchBelowADInplaceOrView guard;
     return activation(input, up, number);

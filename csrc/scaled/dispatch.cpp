@@ -23,6 +23,13 @@ at::TensorOptions compute_options(const at::Tensor& tensor) {
 
 bool is_empty(const Part& part) { return part.rows == 0 || part.columns == 0; }
 
+// Each of the vectors of a part as integers, with its scale; without elements it is 1.
+Quantized outputs(const Part& input, int64_t vectors, int64_t length) {
+  const auto options = compute_options(input.matrix);
+  return {at::empty({vectors, length}, options.dtype(at::kChar)),
+          is_empty(input) ? filled({vectors}, 1, options) : at::empty({vectors}, options)};
+}
+
 at::Tensor as_vector(const at::Tensor& tensor) { return contiguous(tensor).view({tensor.numel()}); }
 
 RandomState state_of(const OptionalTensor& random) {
@@ -143,44 +150,32 @@ at::Tensor no_maxima(const Part& input) {
 
 Quantized quantize_rows(const Part& input, const at::Tensor& factor, const RandomState& random,
                         const at::Tensor& row_factor, const at::Tensor& maxima) {
-  const auto options = compute_options(input.matrix);
-  Quantized q{at::empty({input.rows, input.columns}, options.dtype(at::kChar)), {}};
-  if (is_empty(input)) {
-    q.scale = filled({input.rows}, 1, options);
-    return q;
-  }
-  q.scale = at::empty({input.rows}, options);
-  RowsCall call;
-  call.input = input;
-  call.factor = factor;
-  call.values = q.values;
-  call.scale = q.scale;
-  call.row_factor = row_factor;
-  call.maxima = maxima;
-  call.random = random;
-  kernels(input.matrix).rows(call);
+  const Quantized q = outputs(input, input.rows, input.columns);
+  if (is_empty(input)) return q;
+  kernels(input.matrix)
+      .rows({.input = input,
+             .factor = factor,
+             .values = q.values,
+             .scale = q.scale,
+             .row_factor = row_factor,
+             .maxima = maxima,
+             .random = random});
   return q;
 }
 
 Quantized quantize_columns(const Part& input, const at::Tensor& factor, const RandomState& random,
-                           at::Tensor maxima, const at::Tensor& zero_point,
+                           const at::Tensor& maxima, const at::Tensor& zero_point,
                            const at::Tensor& sums) {
-  const auto options = compute_options(input.matrix);
-  Quantized q{at::empty({input.columns, input.rows}, options.dtype(at::kChar)), {}};
-  if (is_empty(input)) {
-    q.scale = filled({input.columns}, 1, options);
-    return q;
-  }
-  q.scale = at::empty({input.columns}, options);
-  ColumnsCall call;
-  call.input = input;
-  call.factor = factor;
-  call.values = q.values;
-  call.scale = q.scale;
-  call.zero_point = zero_point;
-  call.sums = sums;
-  call.random = random;
-  call.maxima = maxima.defined() ? maxima : no_maxima(input);
+  const Quantized q = outputs(input, input.columns, input.rows);
+  if (is_empty(input)) return q;
+  const ColumnsCall call{.input = input,
+                         .factor = factor,
+                         .values = q.values,
+                         .scale = q.scale,
+                         .maxima = maxima.defined() ? maxima : no_maxima(input),
+                         .zero_point = zero_point,
+                         .sums = sums,
+                         .random = random};
   if (!maxima.defined()) kernels(input.matrix).maxima(call);
   kernels(input.matrix).columns(call);
   return q;

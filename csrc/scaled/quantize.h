@@ -28,7 +28,7 @@ Quantized quantize_rows(const Part& input, const at::Tensor& factor, const Rando
 // factor: [rows]. If maxima are undefined, a pass over the input finds them. zero_point and sums
 // may be undefined: see ColumnsCall.
 Quantized quantize_columns(const Part& input, const at::Tensor& factor, const RandomState& random,
-                           at::Tensor maxima = {}, const at::Tensor& zero_point = {},
+                           const at::Tensor& maxima = {}, const at::Tensor& zero_point = {},
                            const at::Tensor& sums = {});
 
 // values: int8 [rows, columns], contiguous.

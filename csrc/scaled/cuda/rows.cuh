@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "frame/cuda_plan.cuh"
+#include "machine/integers.h"
 #include "scaled/cuda/numbers.cuh"
 
 namespace baraquant::scaled {
@@ -218,8 +219,6 @@ __global__ void __launch_bounds__(kMaximaThreads)
 }
 
 // ---- Launchers ----------------------------------------------------------------------------------
-
-inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Whether each pack of the part is whole, and aligned for accesses of 16 bytes.
 template <typename T>
