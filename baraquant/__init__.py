@@ -37,6 +37,7 @@ from baraquant.schemes import (  # noqa: E402
     SmoothQuant,
     W8A8Static,
 )
+from baraquant.workflow.fused_ops import use_fused_ops_  # noqa: E402
 from baraquant.workflow.quantize import quantize_  # noqa: E402
 from baraquant.workflow.register import register_layer  # noqa: E402
 from baraquant.workflow.serialization import load_, save  # noqa: E402
@@ -73,4 +74,5 @@ __all__ = [
     "reference",
     "register_layer",
     "save",
+    "use_fused_ops_",
 ]

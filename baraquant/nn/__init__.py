@@ -8,11 +8,13 @@ transformers' ``Conv1D``. For inference with integers: ``QuantizedLinear``,
 ``StaticQuantizedLinear``, ``WeightOnlyLinear``, ``QuantizedConv1d`` to ``3d``,
 ``QuantizedConvTranspose1d`` to ``3d``, ``QuantizedEmbedding`` and ``QuantizedExperts``. Modules
 made of linear layers, each of which can be quantized: ``MultiheadAttention``, ``LSTM``, ``GRU``,
-``RNN`` and their cells. Base classes for layers of your own: ``QuantizesWeight`` and
+``RNN`` and their cells. Norms and activations whose bits are defined: ``RMSNorm``, ``LayerNorm``,
+``GELU`` and ``GatedMLP``. Base classes for layers of your own: ``QuantizesWeight`` and
 ``HoldsIntegers``.
 """
 
 from .attention import MultiheadAttention
+from .fused import GELU, GatedMLP, LayerNorm, RMSNorm
 from .inference._integers import HoldsIntegers
 from .inference.conv import QuantizedConv1d, QuantizedConv2d, QuantizedConv3d
 from .inference.conv_transpose import (
@@ -23,6 +25,7 @@ from .inference.conv_transpose import (
 from .inference.embedding import QuantizedEmbedding
 from .inference.experts import QuantizedExperts
 from .inference.linear import QuantizedLinear, StaticQuantizedLinear
+from .inference.quantized_input import QuantizedInput
 from .inference.weight_only import WeightOnlyLinear
 from .recurrent import GRU, LSTM, RNN
 from .recurrent_cells import GRUCell, LSTMCell, RNNCell
@@ -49,6 +52,7 @@ from .training.learned import LearnedFakeQuantize
 from .training.linear import FakeQuantizedConv1D, FakeQuantizedLinear
 
 __all__ = [
+    "GELU",
     "GRU",
     "LSTM",
     "RNN",
@@ -64,8 +68,10 @@ __all__ = [
     "FakeQuantizedExperts",
     "FakeQuantizedLinear",
     "GRUCell",
+    "GatedMLP",
     "HoldsIntegers",
     "LSTMCell",
+    "LayerNorm",
     "LearnedFakeQuantize",
     "MultiheadAttention",
     "QuantizedConv1d",
@@ -76,8 +82,10 @@ __all__ = [
     "QuantizedConvTranspose3d",
     "QuantizedEmbedding",
     "QuantizedExperts",
+    "QuantizedInput",
     "QuantizedLinear",
     "QuantizesWeight",
+    "RMSNorm",
     "RNNCell",
     "StaticQuantizedLinear",
     "WeightOnlyLinear",

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What products of layers that store integers share."""
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -18,11 +19,11 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return rows.reshape(input.shape[:-1] + rows.shape[-1:])
 
 
-def matching_bias(bias: Tensor | None, input: Tensor, scale: Tensor) -> Tensor | None:
-    """Return the bias in a dtype that a product of an input takes: its own, or the input's.
+def matching_bias(bias: Tensor | None, dtype: torch.dtype, scale: Tensor) -> Tensor | None:
+    """Return the bias in a dtype that a product takes: its own, or ``dtype``, that of the input.
 
     A bfloat16 model gets float32 inputs from the norms under autocast.
     """
-    if bias is None or bias.dtype == input.dtype or bias.dtype == scale.dtype:
+    if bias is None or bias.dtype == dtype or bias.dtype == scale.dtype:
         return bias
-    return bias.to(input.dtype)
+    return bias.to(dtype)

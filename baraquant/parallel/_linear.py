@@ -137,7 +137,7 @@ class _RowsInTraining(Rows, LocalParameters):
         return product_of_parts(
             input,
             weight,
-            matching_bias(bias, input, scale),
+            matching_bias(bias, input.dtype, scale),
             _grid(self.input_fake_quant, input),
             qweight,
             scale,
@@ -165,7 +165,7 @@ class RowsOfIntegers(Rows, LocalIntegers, QuantizedLinear):
         return product_of_parts(
             rows,
             None,
-            matching_bias(self.bias, input, self.weight_scale),
+            matching_bias(self.bias, input.dtype, self.weight_scale),
             _grid(self._input_quant, rows),
             self.qweight,
             self.weight_scale,
@@ -191,7 +191,7 @@ class RowsOfStaticIntegers(Rows, LocalIntegers, StaticQuantizedLinear):
         return product_of_parts(
             input,
             None,
-            matching_bias(self.bias, input, self.weight_scale),
+            matching_bias(self.bias, input.dtype, self.weight_scale),
             grid,
             self.qweight,
             self.weight_scale,

@@ -2,7 +2,7 @@
 """Files of format 1, and what a file holds beside the state dict.
 
 The files in ``data`` were written when 1 was the format: ``Every().quantize()`` of the seed 7, and
-a ``Tied`` network quantized with W8A8.
+a ``Tied`` network quantized with W8A8; the others are ``Every`` in the formats of their names.
 """
 
 import json
@@ -63,9 +63,10 @@ def test_format_1_is_read(how):
     assert torch.isfinite(loaded(tokens)).all()
 
 
-def test_format_2_is_read():
-    path = DATA / "format_2_every.safetensors"
-    assert raw(path)[0]["format"] == 2
+@pytest.mark.parametrize("version", [2, 3])
+def test_formats_2_and_3_are_read(version):
+    path = DATA / f"format_{version}_every.safetensors"
+    assert raw(path)[0]["format"] == version
     torch.manual_seed(7)
     assert same(baraquant.load_(Every, path).eval(), Every().quantize())
 
@@ -74,7 +75,7 @@ def test_old_formats_become_the_current_one(tmp_path):
     loaded = baraquant.load_(Tied, DATA / "format_1_tied.safetensors").eval()
     baraquant.save(loaded, tmp_path / "new")
     config, tensors = raw(tmp_path / "new")
-    assert config["format"] == 3 and "embedding.qweight" in tensors
+    assert config["format"] == 4 and "embedding.qweight" in tensors
     assert same(baraquant.load_(Tied, tmp_path / "new").eval(), loaded)
 
 

@@ -19,6 +19,7 @@ from ..training._quantizers import Integers, own
 from ..training.linear import FakeQuantizedLinear
 from . import _arguments
 from ._integers import HoldsIntegers
+from .quantized_input import QuantizedInput, TakesIntegers
 
 
 class LaysOutWeight(HoldsIntegers):
@@ -100,13 +101,14 @@ class _IntegerLinear(LaysOutWeight):
         )
 
 
-class QuantizedLinear(_IntegerLinear):
+class QuantizedLinear(TakesIntegers, _IntegerLinear):
     """An integer linear layer that computes the scale of its input from the input (W8A8 dynamic).
 
     ``y = x_int @ weight.T * (x_scale * weight_scale) + bias``, by
     :func:`baraquant.ops.quantized_linear`: the input ``[..., in_features]`` is quantized on the
     fly, with one scale for each token, and the output has the dtype of the input. The gradient goes
-    straight through the rounding to the input; it is the gradient of the prepared layer.
+    straight through the rounding to the input, as in the prepared layer. A :class:`QuantizedInput`
+    may take the place of the input.
 
     Args:
         qweight: int8 ``[out_features, in_features]``.
@@ -207,11 +209,13 @@ class QuantizedLinear(_IntegerLinear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
+        if not torch.jit.is_scripting() and isinstance(input, QuantizedInput):
+            return self._product(input)
         smooth = self.smooth
         rows = input if smooth is None else input / smooth
         # Given only where the default is wrong: AOTInductor of torch 2.11 hands it on as another.
         dtype = None if smooth is None else input.dtype
-        bias = matching_bias(self.bias, input, self.weight_scale)
+        bias = matching_bias(self.bias, input.dtype, self.weight_scale)
         low, high, symmetric = self.quant_min, self.quant_max, self.symmetric
         if self.per_token:
             output = ops.quantized_linear(
@@ -252,10 +256,8 @@ class QuantizedLinear(_IntegerLinear):
         """Return the shapes and the scheme, for ``repr``."""
         zero = "symmetric" if self.symmetric else "asymmetric"
         smooth = "" if self.smooth is None else ", smooth"
-        return (
-            f"{super().extra_repr()}, input=int{self.bits} {self.granularity} {zero} dynamic"
-            f"{smooth}"
-        )
+        input = f"int{self.bits} {self.granularity} {zero} dynamic{smooth}"
+        return f"{super().extra_repr()}, input={input}"
 
 
 class StaticQuantizedLinear(_IntegerLinear):
@@ -375,7 +377,7 @@ class StaticQuantizedLinear(_IntegerLinear):
             self.qweight,
             self.weight_scale,
             self.act_scale,
-            matching_bias(self.bias, input, self.weight_scale),
+            matching_bias(self.bias, input.dtype, self.weight_scale),
             act_zero_point=self.act_zero_point,
             smooth_scale=self.smooth_scale,
             weight_sum=self.weight_sum,

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ..fused_ops import with_fused_ops
 from ..layers import parents, weights_of
 from ..replace import check_model
 from ..unpack import unpacked
@@ -81,7 +82,10 @@ def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[st
         manifest = _manifest(header)
         entries = renamed(header.tensors, manifest.names)
         metas = Metas(entries, manifest)
-        with unpacked(model, _CALLER, lambda _, name: name in manifest.unpacked):
+        with (
+            with_fused_ops(model, _CALLER, manifest.fused),
+            unpacked(model, _CALLER, lambda _, name: name in manifest.unpacked),
+        ):
             check_fits(model, manifest, metas)
             values = _read(file, header, manifest)
             modules = _build(built, manifest, values)

@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The JSON that ``baraquant.save`` writes in addition to the tensors: the classes of the modules.
 
-``{"format": 3, "writer": ..., "modules": {path: {"class", "options", "packed", "further"}},
+``{"format": 4, "writer": ..., "modules": {path: {"class", "options", "packed", "further"}},
 "shared_modules": {path: path}, "shared_tensors": {name: name}, "constants": {name: name},
-"unpacked": [path], "sha256": ...}``.
+"unpacked": [path], "fused": [path], "sha256": ...}``.
 
 ``packed`` has the shapes of the int8 tensors that the file holds as strings of bits
 (:mod:`.packing`; their width is the ``weight_bits`` of the options); all other tensors are stored
 unchanged. ``further`` names what a subclass has in addition to the tensors of its layer.
 ``constants`` are the buffers that are in no state dict, such as rotary frequencies, each with the
 name of a tensor in the file: a model on the meta device has no other source for them. ``unpacked``
-are the attentions and recurrent modules that were unpacked into modules of linear layers. The
-checksum covers everything else and the tensors. It finds damage; it is not a signature.
+are the attentions and recurrent modules that were unpacked into modules of linear layers, and
+``fused`` the norms and activations that :func:`baraquant.use_fused_ops_` swapped. The checksum
+covers everything else and the tensors. It finds damage; it is not a signature.
 
-Formats 1 and 2 had other names for two classes, and ``attentions`` instead of ``unpacked``. Format
-1 had no constants, and called the integers ``weight`` instead of ``qweight``.
+Formats 1 to 3 had no ``fused``. Formats 1 and 2 had other names for two classes, and ``attentions``
+instead of ``unpacked``. Format 1 had no constants, and called the integers ``weight`` instead of
+``qweight``.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from ..forms import Form
 from ..layers import form_named, form_names
 from .header import is_sizes, parse_json
 
-FORMAT = 3
+FORMAT = 4
 # The current names of classes in formats 1 and 2.
 _RENAMED = {
     "DequantizedLinear": "WeightOnlyLinear",
@@ -41,6 +43,7 @@ _RENAMED = {
 _KEYS = {
     "constants",
     "format",
+    "fused",
     "modules",
     "sha256",
     "shared_modules",
@@ -78,6 +81,7 @@ class Manifest:
         constants: The tensors of the file that hold buffers of no state dict, by the names of the
             buffers.
         unpacked: The paths of the modules that were unpacked into linear layers.
+        fused: The paths of the norms and activations that compute with fused ops.
         names: The current names of tensors that have another name in the file.
         sha256: The checksum.
         plain: Everything except the checksum, as in the file.
@@ -88,6 +92,7 @@ class Manifest:
     shared_tensors: dict[str, str]
     constants: dict[str, str]
     unpacked: set[str]
+    fused: set[str]
     names: dict[str, str]
     sha256: str
     plain: dict[str, Any]
@@ -114,7 +119,8 @@ def parse_manifest(text: str) -> Manifest:
         )
     unpacked = "unpacked" if version > 2 else "attentions"
     keys = _KEYS - {"unpacked"} | {unpacked}
-    keys = keys if version > 1 else keys - {"constants"}
+    keys -= {"constants"} if version < 2 else set()
+    keys -= {"fused"} if version < 4 else set()
     if data.keys() != keys:
         raise ValueError(
             f"expected its configuration to have {sorted(keys)}, but got {sorted(data)!r:.200}"
@@ -122,9 +128,6 @@ def parse_manifest(text: str) -> Manifest:
     modules = data["modules"]
     if not isinstance(modules, dict) or not modules:
         raise ValueError("expected its configuration to name modules, but it names none")
-    paths = data[unpacked]
-    if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
-        raise ValueError(f"expected {unpacked} to hold paths, but got {paths!r:.80}")
     if not isinstance(data["sha256"], str):
         raise ValueError(f"expected sha256 to be a text, but got {data['sha256']!r:.80}")
     shared_modules = _names("shared_modules", data["shared_modules"])
@@ -140,7 +143,8 @@ def parse_manifest(text: str) -> Manifest:
         shared_modules,
         shared_tensors,
         _names("constants", data["constants"]) if version > 1 else {},
-        set(paths),
+        _paths(unpacked, data[unpacked]),
+        _paths("fused", data.get("fused", [])),
         names,
         data["sha256"],
         {name: value for name, value in data.items() if name != "sha256"},
@@ -175,6 +179,12 @@ def _module(path: str, value: Any, version: int) -> StoredModule:
         raise ValueError(f"{path}: {error}") from None
     shapes = {key: tuple(shape) for key, shape in packed.items()}
     return StoredModule(form, options, shapes, set(further))
+
+
+def _paths(what: str, value: Any) -> set[str]:
+    if not isinstance(value, list) or not all(isinstance(path, str) for path in value):
+        raise ValueError(f"expected {what} to hold paths, but got {value!r:.80}")
+    return set(value)
 
 
 def _names(what: str, value: Any) -> dict[str, str]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ...nn._subclassed import plain_type
+from ..fused_ops import fused_paths
 from ..layers import form_of, further_names, inside, is_prepared
 from ..replace import check_whole
 from ..unpack import UNPACKED
@@ -83,6 +84,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
             for name, module in model.named_modules(remove_duplicate=False)
             if type(module) in UNPACKED.values()
         ],
+        "fused": fused_paths(model),
     }
     metadata = {"baraquant": write_manifest(plain, stored)}
     _replace(Path(path), lambda partial: save_file(stored, partial, metadata))

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The norms, activations and gated MLPs of the fused ops, and layers that take integers."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import baraquant
+from baraquant import W4A8, W8A8, ops
+from baraquant import nn as bnn
+from tests.support.bits import assert_same_bits
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+def numbers(*shape, dtype=torch.float32, device="cpu", seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(*shape, generator=generator) * 3).to(device, dtype)
+
+
+def random_norm(kind, *args, dtype=torch.float32, **options):
+    norm = kind(*args, **options).to(dtype)
+    for seed, parameter in enumerate(norm.parameters()):
+        parameter.data.copy_(numbers(*parameter.shape, seed=seed + 5))
+    return norm
+
+
+def gated(scheme=None, *, bias=True, dtype=torch.float32, device="cpu"):
+    torch.manual_seed(3)
+    layers = nn.Linear(8, 16, bias), nn.Linear(8, 16, bias), nn.Linear(16, 8, bias)
+    model = nn.Sequential(bnn.GatedMLP(*layers)).to(device, dtype)
+    if scheme is not None:
+        baraquant.quantize_(model, scheme)
+    return model[0]
+
+
+# ---- The modules alone --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("affine", [True, False])
+def test_norms_are_the_ops_and_near_pytorch(dtype, affine, device):
+    x = numbers(3, 7, 24, dtype=dtype, device=device)
+    for eps in (None, 1e-6, 0.1):
+        theirs = random_norm(nn.RMSNorm, 24, eps, affine, dtype=dtype).to(device)
+        ours = bnn.RMSNorm.from_float(theirs, eps)
+        assert ours.weight is theirs.weight
+        default = 2.0**-52 if dtype == torch.float64 else 2.0**-23
+        wanted = ops.rms_norm(x, theirs.weight, default if eps is None else eps)
+        assert_same_bits(ours(x), wanted)
+        torch.testing.assert_close(ours(x), theirs(x), rtol=TOLERANCE[dtype], atol=1e-2)
+    for bias in (True, False):
+        theirs = random_norm(nn.LayerNorm, 24, 1e-5, affine, bias, dtype=dtype).to(device)
+        ours = bnn.LayerNorm.from_float(theirs, 1e-5)
+        assert ours.weight is theirs.weight and ours.bias is theirs.bias
+        assert_same_bits(ours(x), ops.layer_norm(x, theirs.weight, theirs.bias, 1e-5))
+        torch.testing.assert_close(ours(x), theirs(x), rtol=TOLERANCE[dtype], atol=3e-2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_offset_of_an_rms_norm_is_added_in_the_compute_type(dtype):
+    norm = bnn.RMSNorm(6, 1e-6, offset=1.0, dtype=dtype)
+    norm.weight.data.copy_(numbers(6) * 1e-3)
+    x = numbers(2, 6, dtype=dtype)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    assert_same_bits(norm(x), ops.rms_norm(x, norm.weight.to(wide) + 1, 1e-6))
+    assert "offset=1.0" in repr(norm)
+
+
+@pytest.mark.parametrize("kind", [bnn.RMSNorm, bnn.LayerNorm])
+def test_parameters_of_another_dtype(kind):
+    norm = random_norm(kind, 6, 1e-6)
+    x = numbers(2, 6, dtype=torch.bfloat16)
+    assert norm(x).dtype == torch.bfloat16  # float32 parameters, the input's dtype
+    low = copy.deepcopy(norm).to(torch.bfloat16)
+    y = low(x.float())
+    assert y.dtype == torch.float32
+    assert_same_bits(y, copy.deepcopy(low).float()(x.float()))
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu(approximate, device):
+    x = numbers(5, 9, device=device)
+    module = bnn.GELU(approximate)
+    assert_same_bits(module(x), ops.gelu(x, approximate=approximate))
+    torch.testing.assert_close(module(x), F.gelu(x, approximate=approximate))
+
+
+def test_modules_are_trained_scripted_copied_and_pickled():
+    model = nn.Sequential(bnn.RMSNorm(8), bnn.GELU(), bnn.LayerNorm(8), bnn.GELU("tanh"))
+    x = numbers(4, 8).requires_grad_()
+    model(x).sum().backward()
+    assert x.grad.isfinite().all() and model[0].weight.grad.abs().max() > 0
+    scripted = torch.jit.script(model)
+    assert_same_bits(scripted(x), model(x))
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert_same_bits(other(x), model(x))
+        assert other[0].weight is not model[0].weight
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: bnn.RMSNorm((2, 3)), "RMSNorm: expected normalized_shape to be the size of the"),
+        (lambda: bnn.LayerNorm([4, 3]), "LayerNorm: expected normalized_shape to be the size of"),
+        (lambda: bnn.GELU("erf"), "GELU: expected approximate to be none or tanh, but got 'erf'"),
+    ],
+    ids=["rms", "layer", "gelu"],
+)
+def test_bad_options(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+# ---- Layers that take integers ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("smooth", [True, False])
+def test_a_layer_takes_the_integers_of_an_input(dtype, symmetric, smooth, device):
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    weight = torch.randint(-127, 128, (5, 12), generator=torch.Generator().manual_seed(1))
+    layer = bnn.QuantizedLinear(
+        weight.to(torch.int8),
+        numbers(5, seed=2).abs().to(wide) + 0.1,
+        numbers(5, seed=3, dtype=dtype),
+        symmetric=symmetric,
+        smooth=numbers(12, seed=4).abs().to(wide) + 0.1 if smooth else None,
+    ).to(device)
+    x = numbers(2, 3, 12, dtype=dtype, device=device)
+    integers = layer.quantize(x)
+    assert integers.values.dtype == torch.int8 and integers.scale.shape == (2, 3, 1)
+    assert_same_bits(layer(integers), layer(x))
+    assert layer(integers).dtype == dtype
+    assert not layer(integers).requires_grad
+
+
+def test_layers_with_the_same_integers_share_them():
+    x = numbers(4, 8)
+    model = nn.ModuleList(nn.Linear(8, n) for n in (3, 5, 8))
+    baraquant.quantize_(model, W8A8())
+    shared = model[0].quantize(x)
+    for layer in model:
+        assert_same_bits(layer(shared), layer(x))
+
+
+def test_a_layer_with_one_scale_takes_no_integers():
+    layer = bnn.QuantizedLinear(
+        torch.ones(2, 4, dtype=torch.int8), torch.ones(2), granularity="per_tensor"
+    )
+    with pytest.raises(ValueError, match="expected granularity per_token for an input of integers"):
+        layer.quantize(numbers(3, 4))
+    other = bnn.QuantizedLinear(torch.ones(2, 4, dtype=torch.int8), torch.ones(2))
+    with pytest.raises(ValueError, match="expected granularity per_token"):
+        layer(other.quantize(numbers(3, 4)))
+
+
+def test_integers_of_another_width_are_refused():
+    layer = bnn.QuantizedLinear(torch.ones(2, 4, dtype=torch.int8), torch.ones(2))
+    other = bnn.QuantizedLinear(torch.ones(2, 6, dtype=torch.int8), torch.ones(2))
+    with pytest.raises(ValueError, match="int8_linear"):
+        layer(other.quantize(numbers(3, 6)))
+
+
+# ---- The gated MLP ------------------------------------------------------------------------------
+
+
+def composed(mlp, x):
+    """What a gated MLP computes, layer by layer."""
+    return mlp.down_proj(ops.silu_mul(mlp.gate_proj(x), mlp.up_proj(x)))
+
+
+SCHEMES = {
+    "float": None,
+    "W8A8": W8A8(),
+    "W8A8, zero points": W8A8(symmetric=False),
+    "W4A8": W4A8(None),
+    "groups": W4A8(8),
+    "only down": {"*down_proj": W8A8()},
+    "only gate": {"*gate_proj": W8A8()},
+    "all but down": {"*down_proj": None, "*": W8A8()},
+    "gate and up differ": {"*gate_proj": W8A8(symmetric=False), "*": W8A8()},
+}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gated_mlp_has_the_bits_of_its_layers(scheme, dtype, device):
+    mlp = gated(SCHEMES[scheme], dtype=dtype, device=device)
+    x = numbers(3, 5, 8, dtype=dtype, device=device)
+    with torch.no_grad():
+        assert_same_bits(mlp(x), composed(mlp, x))
+    recorded = x.clone().requires_grad_()
+    assert_same_bits(mlp(recorded), composed(mlp, x))
+    if scheme == "float":
+        wanted = mlp.down_proj(F.silu(mlp.gate_proj(x)) * mlp.up_proj(x))
+        torch.testing.assert_close(mlp(x), wanted, rtol=2e-2, atol=2e-2)
+
+
+def test_gated_mlp_quantizes_its_input_once(monkeypatch):
+    mlp, calls = gated(W8A8()), []
+    quantize = ops.dynamic_range_quantize_per_token
+    monkeypatch.setattr(
+        ops,
+        "dynamic_range_quantize_per_token",
+        lambda *a, **k: (calls.append(a), quantize(*a, **k))[1],
+    )
+    with torch.no_grad():
+        mlp(numbers(4, 8))
+    assert len(calls) == 1
+
+
+def test_gated_mlp_gives_gradients_and_calls_hooks():
+    mlp, x = gated(W8A8()), numbers(4, 8).requires_grad_()
+    mlp(x).sum().backward()
+    assert x.grad.abs().max() > 0
+    seen = []
+    for layer in (mlp.gate_proj, mlp.down_proj):
+        layer.register_forward_hook(lambda module, args, output: seen.append(args[0].dtype))
+    with torch.no_grad():
+        y = mlp(x)
+    assert seen == [torch.float32, torch.float32]
+    assert_same_bits(y, composed(mlp, x))
+
+
+@pytest.mark.exhaustive
+def test_gated_mlp_compiled_and_exported():
+    mlp, x = gated(W8A8(symmetric=False)), numbers(6, 8)
+    with torch.no_grad():
+        wanted = composed(mlp, x)
+        assert_same_bits(torch.compile(mlp, fullgraph=True)(x), wanted)
+        program = torch.export.export(nn.Sequential(mlp), (x,))
+        assert_same_bits(program.module()(x), wanted)

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``use_fused_ops_``: what it swaps, what it leaves, and that files know of it."""
+
+import collections
+
+import pytest
+import torch
+from torch import nn
+
+import baraquant
+from baraquant import W8A8
+from baraquant import nn as bnn
+from tests.support.bits import assert_same_bits
+from tests.support.optional_packages import package
+from tests.support.tiny_transformers import build as tiny
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), device="cpu") * 3
+
+
+def random_norm(norm):
+    for seed, parameter in enumerate(norm.parameters()):
+        parameter.data.copy_(numbers(*parameter.shape, seed=seed + 5))
+    return norm
+
+
+class Block(nn.Module):
+    """One of each module that is swapped, and modules that stay."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = random_norm(nn.RMSNorm(8))
+        self.mlp = Mlp()
+        self.last = random_norm(nn.LayerNorm(8))
+        self.gelu = nn.GELU("tanh")
+        self.group = nn.GroupNorm(2, 8)
+        self.plane = nn.LayerNorm([4, 8])
+
+    def forward(self, x):
+        x = self.plane(x + self.gelu(self.mlp(self.norm(x))))
+        return self.last(self.group(x.transpose(1, 2)).transpose(1, 2))
+
+
+class Mlp(nn.Module):
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(8, 16), nn.Linear(8, 16)
+        self.down_proj, self.act_fn, self.scale = nn.Linear(16, 8), nn.SiLU(), 7
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x):
+        return self.down_proj(self.drop(self.act_fn(self.gate_proj(x)) * self.up_proj(x)))
+
+
+def test_modules_of_a_model_are_swapped_in_place():
+    torch.manual_seed(0)
+    model = Block()
+    x, names = numbers(2, 4, 8), list(model.state_dict())
+    before, weights = model(x), [p.data_ptr() for p in model.parameters()]
+    seen = []
+    model.norm.register_forward_hook(lambda *args: seen.append(1))
+    report = baraquant.use_fused_ops_(model.train())
+    swapped = {"norm": "RMSNorm", "mlp": "GatedMLP", "last": "LayerNorm", "gelu": "GELU"}
+    assert report.changed == swapped
+    assert report.left_out == {"plane": "it normalizes over more than the last dimension"}
+    assert list(model.state_dict()) == names and model.mlp.scale == 7
+    assert [p.data_ptr() for p in model.parameters()] == weights
+    torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-5)
+    assert seen == [1] and model.mlp.training
+    with pytest.raises(ValueError, match="use_fused_ops_: expected a model with a LayerNorm"):
+        baraquant.use_fused_ops_(model)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: setattr(model, "mlp", Mlp(dropout=0.5)),
+        lambda model: setattr(model.mlp, "act_fn", nn.GELU()),
+        lambda model: setattr(model.mlp, "forward", lambda x: x),
+        lambda model: model.mlp.register_buffer("extra", torch.ones(1)),
+    ],
+    ids=["dropout", "gelu", "forward", "buffer"],
+)
+def test_an_mlp_that_computes_something_else_stays(change):
+    model = Block()
+    change(model)
+    report = baraquant.use_fused_ops_(model)
+    assert type(model.mlp) is Mlp and "mlp" in report.left_out
+
+
+def test_a_norm_that_computes_something_else_stays():
+    class StrangeLayerNorm(nn.LayerNorm):
+        def forward(self, x):
+            return super().forward(x) * 1.001
+
+    class HalfRMSNorm(nn.RMSNorm):
+        def forward(self, x):
+            return super().forward(x) * (2 if self.training else 1)
+
+    model = nn.Sequential(StrangeLayerNorm(8), HalfRMSNorm(8), nn.LayerNorm(8))
+    report = baraquant.use_fused_ops_(model.eval())
+    assert report.changed == {"2": "LayerNorm"}
+    reason = "it computes something else than a LayerNorm or an RMSNorm"
+    assert report.left_out == {"0": reason, "1": reason}
+
+
+def test_filter_and_shared_modules():
+    shared = nn.LayerNorm(8)
+    model = nn.ModuleDict({"a": shared, "b": shared, "c": nn.LayerNorm(8)})
+    report = baraquant.use_fused_ops_(model, lambda module, name: name != "c")
+    assert report.changed == {"a": "LayerNorm"} and model["a"] is model["b"]
+    assert type(model["c"]) is nn.LayerNorm
+
+
+@pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm])
+def test_the_fast_path_of_an_encoder_is_left(kind):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, activation=nn.GELU())
+    model = nn.TransformerEncoder(layer, 1).eval()
+    x = numbers(2, 3, 8)
+    baraquant.use_fused_ops_(model)
+    calls = []
+    model.layers[0].norm1.register_forward_hook(lambda *args: calls.append(1))
+    with torch.no_grad():
+        model(x)
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_evaluation_equals_the_converted_and_the_loaded_model(order, tmp_path):
+    torch.manual_seed(1)
+    model, x = Block(), numbers(2, 4, 8)
+    if order == "before":
+        baraquant.use_fused_ops_(model)
+    baraquant.qat.prepare_(model, W8A8())
+    if order == "after":
+        baraquant.use_fused_ops_(model)
+    model.train()(x).square().mean().backward()
+    with torch.no_grad():
+        wanted = model.eval()(x)
+        baraquant.qat.convert_(model)
+        assert isinstance(model.mlp, bnn.GatedMLP)
+        assert_same_bits(model(x), wanted)
+        baraquant.save(model, tmp_path / "model.safetensors")
+        for fresh in (Block(), Block):
+            loaded = baraquant.load_(fresh, tmp_path / "model.safetensors").eval()
+            assert type(loaded.norm) is bnn.RMSNorm
+            assert_same_bits(loaded(x), wanted)
+        with torch.device("meta"):
+            empty = Block()
+        assert_same_bits(baraquant.load_(empty, tmp_path / "model.safetensors").eval()(x), wanted)
+
+
+def test_a_file_that_does_not_fit_leaves_the_model_as_it_was(tmp_path):
+    model = Block()
+    baraquant.use_fused_ops_(model)
+    baraquant.quantize_(model, W8A8())
+    baraquant.save(model, tmp_path / "model.safetensors")
+    other = Block()
+    other.gelu = nn.ReLU()
+    with pytest.raises(ValueError, match="gelu: expected a norm, a GELU or a gated MLP, which use"):
+        baraquant.load_(other, tmp_path / "model.safetensors")
+    assert type(other.norm) is nn.RMSNorm and type(other.mlp) is Mlp
+    smaller = Block()
+    smaller.mlp.down_proj = nn.Linear(16, 4)
+    with pytest.raises(ValueError, match="down_proj"):
+        baraquant.load_(smaller, tmp_path / "model.safetensors")
+    assert type(smaller.norm) is nn.RMSNorm and type(smaller.gelu) is nn.GELU
+
+
+# ---- Models of transformers ---------------------------------------------------------------------
+
+NOTHING = {"mobilebert", "resnet", "regnet", "mobilenet_v2", "efficientnet", "encodec"}
+COUNTS = {
+    "llama": {"RMSNorm": 5, "GatedMLP": 2},
+    "gemma": {"RMSNorm": 5, "GELU": 2},
+    "qwen3": {"RMSNorm": 9, "GatedMLP": 2},
+    "bert": {"LayerNorm": 6, "GELU": 3},
+    "cohere": {"LayerNorm": 3, "GatedMLP": 2},
+}
+
+
+def check_transformer(name):
+    """A model with fused ops gives what it gave, but for the last bits; the report's counts."""
+    package("transformers")
+    inputs = tiny.TINY[name].inputs()
+    model = tiny.liven(tiny.build(name))
+    wanted = tiny.outputs(model, inputs)
+    report = baraquant.use_fused_ops_(model)
+    assert tiny.relative_error(tiny.outputs(model, inputs), wanted) < 1e-3
+    return dict(collections.Counter(report.changed.values()))
+
+
+def test_a_llama():
+    assert check_transformer("llama") == COUNTS["llama"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", tiny.TINY)
+def test_transformers(name):
+    if name in NOTHING:
+        with pytest.raises(ValueError, match="expected a model with a LayerNorm"):
+            check_transformer(name)
+        return
+    counts = check_transformer(name)
+    assert counts == COUNTS.get(name, counts)
