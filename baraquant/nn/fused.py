@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from typing_extensions import Self
 
 from .. import ops
@@ -65,6 +66,8 @@ class RMSNorm(nn.RMSNorm):  # type: ignore[misc]
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
         _check_one_dimension("RMSNorm", self.normalized_shape)
         self.offset = offset
+        if elementwise_affine:
+            nn.init.constant_(self.weight, 1 - offset)
 
     @classmethod
     def from_float(cls, norm: nn.Module, eps: float | None, offset: float = 0.0) -> Self:
@@ -136,7 +139,7 @@ class LayerNorm(nn.LayerNorm):  # type: ignore[misc]
 
 
 class GELU(nn.GELU):  # type: ignore[misc]
-    """``torch.nn.GELU`` by :func:`baraquant.ops.gelu`.
+    """``torch.nn.GELU`` by :func:`baraquant.ops.gelu`; float64, which that has not, by PyTorch's.
 
     Args:
         approximate: ``none`` for the exact function, or ``tanh``.
@@ -158,14 +161,16 @@ class GELU(nn.GELU):  # type: ignore[misc]
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the result, shaped like ``input`` and of its dtype."""
+        if input.dtype == torch.float64:
+            return F.gelu(input, approximate=self.approximate)
         return ops.gelu(input, approximate=self.approximate)
 
 
 class GatedMLP(nn.Module):  # type: ignore[misc]
     """``down(silu(gate(x)) * up(x))``, the feed-forward part of Llama and its relatives.
 
-    The activation is :func:`baraquant.ops.silu_mul`. If the three layers are
-    :class:`QuantizedLinear` and nothing is recorded for a gradient, ``x`` is quantized once for
+    The activation is :func:`baraquant.ops.silu_mul`, or PyTorch's for float64. If the three layers
+    are :class:`QuantizedLinear` and nothing is recorded for a gradient, ``x`` is quantized once for
     ``gate`` and ``up``, and the activation gives integers at once; the bits are the same.
 
     Args:
@@ -215,8 +220,8 @@ class GatedMLP(nn.Module):  # type: ignore[misc]
         else:
             rows = input
         left, right = gate(rows), up(rows)
-        if not _takes_integers(down, left):
-            return down(ops.silu_mul(left, right))
+        if left.dtype == torch.float64 or not _takes_integers(down, left):
+            return down(_silu_mul(left, right))
         integers = ops.silu_mul_quantize_per_token(
             left,
             right,
@@ -225,6 +230,12 @@ class GatedMLP(nn.Module):  # type: ignore[misc]
             quant_max=down.quant_max,
         )
         return down(QuantizedInput(*integers, left.dtype))
+
+
+def _silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    if gate.dtype == torch.float64:  # which the op has not
+        return F.silu(gate) * up
+    return ops.silu_mul(gate, up)
 
 
 def _takes_integers(layer: Any, input: Tensor) -> bool:

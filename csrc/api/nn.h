@@ -11,6 +11,7 @@
 /// baraquant.nn: a state dict of one is one of the other.
 #pragma once
 
+#include "nn/fused.h"
 #include "nn/inference.h"
 #include "nn/quantizers.h"
 #include "nn/training.h"

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "api/nn/fused.h"
 #include "files/layers.h"
 #include "files/text.h"
 #include "frame/checks.h"
@@ -54,6 +55,17 @@ void check_kind(const std::string& path, const torch::nn::Module* module,
   const char* layer = layer_of(*module);
   if (is_stored_kind(*module, stored) || (layer != nullptr && stored.form->layer == layer)) return;
   fail(begin_of_place(path, stored), ", but the model has a ", workflow::type_name(*module));
+}
+
+// Check that the module of a path computes with fused ops.
+void check_fused(const std::string& path, const torch::nn::Module* module) {
+  if (dynamic_cast<const nn::FusedLayer*>(module) != nullptr) return;
+  const std::string got =
+      module != nullptr ? "a " + workflow::type_name(*module) : std::string("no such module");
+  fail(path,
+       ": expected an RMSNorm, LayerNorm, GELU or GatedMLP of baraquant::nn, as in the file, "
+       "but the model has ",
+       got);
 }
 
 void check_sizes(const std::string& path, const torch::nn::Module& module,
@@ -257,6 +269,7 @@ bool is_stored_kind(const torch::nn::Module& module, const StoredModule& stored)
 
 void check_fits(const torch::nn::Module& model, const Paths& paths, const Manifest& manifest,
                 const Tensors& metas) {
+  for (const std::string& path : manifest.fused) check_fused(path, paths.find(path));
   Aliases aliases;
   for (const auto& item : manifest.shared_modules) aliases[item.value()].push_back(item.key());
   Aliases keys;  // the names of the tensors of each module

@@ -134,12 +134,17 @@ int64_t version_of(const Json& data) {
   return *number;
 }
 
+void check_paths(const std::string& what, const Json& paths) {
+  if (!holds_texts(paths)) fail("expected ", what, " to hold paths, but got ", repr(paths, 80));
+}
+
 // Check the keys, and the values that are no names.
 void check_keys(const Json& data, int64_t version) {
   const std::string unpacked = version > 2 ? "unpacked" : "attentions";
   std::vector<std::string> keys = {"format",         "modules", "sha256", "shared_modules",
                                    "shared_tensors", "writer",  unpacked};
   if (version > 1) keys.emplace_back("constants");
+  if (version > 3) keys.emplace_back("fused");
   std::sort(keys.begin(), keys.end());
   if (data.keys() != keys) {
     fail("expected its configuration to have ", repr(keys), ", but got ",
@@ -149,10 +154,8 @@ void check_keys(const Json& data, int64_t version) {
   if (!modules.is<Json::Object>() || modules.get<Json::Object>().empty()) {
     fail("expected its configuration to name modules, but it names none");
   }
-  const Json& paths = data.at(unpacked);
-  if (!holds_texts(paths)) {
-    fail("expected ", unpacked, " to hold paths, but got ", repr(paths, 80));
-  }
+  check_paths(unpacked, data.at(unpacked));
+  if (version > 3) check_paths("fused", data.at("fused"));
   const Json& sha256 = data.at("sha256");
   if (!sha256.is<std::string>()) {
     fail("expected sha256 to be a text, but got ", repr(sha256, 80));
@@ -212,6 +215,11 @@ Manifest parse_manifest(const std::string& text) {
          ": expected a model without attentions and recurrent modules of PyTorch that are "
          "quantized, but it is one",
          kLoadedByPython);
+  }
+  if (version > 3) {
+    for (const Json& path : data.at("fused").get<Json::List>()) {
+      manifest.fused.push_back(path.get<std::string>());
+    }
   }
   manifest.sha256 = data.at("sha256").get<std::string>();
   Json::Object plain;

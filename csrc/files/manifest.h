@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The JSON that a file holds in addition to the tensors: the classes of the modules.
 //
-// {"format": 3, "writer": ..., "modules": {path: {"class", "options", "packed", "further"}},
+// {"format": 4, "writer": ..., "modules": {path: {"class", "options", "packed", "further"}},
 // "shared_modules": {path: path}, "shared_tensors": {name: name}, "constants": {name: name},
-// "unpacked": [path], "sha256": ...}. Python's manifest.py says what each means. Formats 1 and 2
-// had other names for some classes, tensors and keys.
+// "unpacked": [path], "fused": [path], "sha256": ...}. Python's manifest.py says what each means.
+// Formats 1 to 3 had no "fused"; 1 and 2 had other names for some classes, tensors and keys.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -20,7 +20,7 @@
 
 namespace baraquant::files {
 
-constexpr int64_t kFormat = 3;
+constexpr int64_t kFormat = 4;
 
 // A module of a file.
 struct StoredModule {
@@ -39,6 +39,7 @@ struct Manifest {
   Names shared_tensors;  // further names of shared tensors, and their first name
   Names constants;       // Python's buffers of no state dict, and their tensors
   Names names;           // the current names of tensors that have another name in the file
+  std::vector<std::string> fused;  // the paths of modules that compute with fused ops
   std::string sha256;
   Json plain;  // everything except the checksum
 };

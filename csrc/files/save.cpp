@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "api/files.h"
+#include "api/nn/fused.h"
 #include "files/disk.h"
 #include "files/header.h"
 #include "files/layers.h"
@@ -93,6 +94,17 @@ Json entry_of(const std::string& path, const torch::nn::Module& module) {
                       {"further", Json::List()}};
 }
 
+// The paths of the modules that compute with fused ops.
+Json::List fused_paths(const torch::nn::Module& model) {
+  Json::List paths;
+  for (const auto& place : workflow::places_of(const_cast<torch::nn::Module&>(model))) {
+    if (dynamic_cast<const nn::FusedLayer*>(place.module) != nullptr) {
+      paths.emplace_back(place.path);
+    }
+  }
+  return paths;
+}
+
 std::string layout_text(const at::Tensor& tensor) {
   switch (tensor.layout()) {
     case c10::kStrided:
@@ -172,7 +184,8 @@ void save(const torch::nn::Module& model, const std::filesystem::path& path) {
                               {"shared_modules", std::move(quantized.shared)},
                               {"shared_tensors", std::move(shared)},
                               {"constants", Json::Object()},
-                              {"unpacked", Json::List()}};
+                              {"unpacked", Json::List()},
+                              {"fused", fused_paths(model)}};
   const std::string text = write_manifest(plain, stored);
   const auto [header, ordered] = write_header(stored, "baraquant", text);
   replace_file(path, [&](OutputFile& file) {

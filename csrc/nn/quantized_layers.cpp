@@ -104,6 +104,28 @@ torch::Tensor QuantizedLinearImpl::forward(const torch::Tensor& input) {
                                  std::nullopt, maybe(weight_sum), low, high, dtype);
 }
 
+void QuantizedLinearImpl::check_per_token() const {
+  TORCH_CHECK_VALUE(granularity_ == "per_token",
+                    "QuantizedLinear: expected granularity per_token for an input of integers, but "
+                    "got ",
+                    granularity_, "; give the layer the floating input");
+}
+
+QuantizedInput QuantizedLinearImpl::quantize(const torch::Tensor& input) const {
+  check_per_token();
+  const auto rows = smooth.defined() ? input.detach() / smooth : input.detach();
+  auto [values, scale, zero_point] =
+      dynamic_range_quantize_per_token(rows, low_of(bits_), high_of(bits_), symmetric_);
+  return {std::move(values), std::move(scale), std::move(zero_point), input.scalar_type()};
+}
+
+torch::Tensor QuantizedLinearImpl::multiply(const QuantizedInput& input) const {
+  check_per_token();
+  const auto zeros = symmetric_ ? std::nullopt : std::optional(input.zero_point);
+  return int8_linear(input.values, qweight, input.scale, weight_scale, maybe(bias), zeros,
+                     maybe(weight_sum), input.dtype);
+}
+
 torch::Tensor QuantizedLinearImpl::dequantized_weight() {
   const auto weight = dequantized_rows(*this);
   return (smooth.defined() ? weight / smooth : weight).to(dtype_);

@@ -4,17 +4,22 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from baraquant.nn import (
+    GELU,
     FakeQuantize,
     FakeQuantizedLinear,
+    GatedMLP,
+    LayerNorm,
     QuantizedConv2d,
     QuantizedEmbedding,
     QuantizedLinear,
+    RMSNorm,
     StaticQuantizedLinear,
     WeightOnlyLinear,
 )
@@ -25,6 +30,19 @@ TIED = (
     "embedding:Embedding,20,16,0 first.query:Linear,16,16,1 first.down:Linear,16,16,1 "
     "second:same,first norm:LayerNorm,16 head:tie,embedding"
 )
+
+
+def gated(features: int, hidden: int) -> GatedMLP:
+    layers = [nn.Linear(features, hidden), nn.Linear(features, hidden)]
+    return GatedMLP(*layers, nn.Linear(hidden, features))
+
+
+FUSED: dict[str, Callable[..., nn.Module]] = {
+    "FusedLayerNorm": LayerNorm,
+    "FusedRMSNorm": lambda size, offset: RMSNorm(size, 1e-6, offset=offset),
+    "FusedGELU": GELU,
+    "GatedMLP": gated,
+}
 
 
 class Network(nn.Module):
@@ -71,6 +89,8 @@ class Network(nn.Module):
             return nn.Embedding(*numbers[:2], padding_idx=padding, dtype=dtype)
         if kind == "Prepared":
             return FakeQuantizedLinear(*numbers)
+        if kind in FUSED:
+            return FUSED[kind](*numbers).to(dtype)
         return getattr(nn, kind)(*numbers, dtype=dtype)
 
 

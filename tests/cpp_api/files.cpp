@@ -86,6 +86,21 @@ ModulePtr module_of(torch::nn::Module& model, const std::vector<std::string>& ar
     return std::make_shared<torch::nn::LayerNormImpl>(
         torch::nn::LayerNormOptions(std::vector<int64_t>{number(1)}));
   }
+  if (kind == "FusedLayerNorm") return baraquant::nn::LayerNorm(number(1)).ptr();
+  if (kind == "FusedRMSNorm") {
+    baraquant::nn::RMSNormOptions options(number(1));
+    options.eps(1e-6).offset(static_cast<double>(number(2)));
+    return baraquant::nn::RMSNorm(options).ptr();
+  }
+  if (kind == "FusedGELU") return baraquant::nn::GELU().ptr();
+  if (kind == "GatedMLP") {
+    const auto linear = [](int64_t inputs, int64_t outputs) {
+      return std::make_shared<torch::nn::LinearImpl>(inputs, outputs);
+    };
+    return baraquant::nn::GatedMLP(linear(number(1), number(2)), linear(number(1), number(2)),
+                                   linear(number(2), number(1)))
+        .ptr();
+  }
   if (kind == "BatchNorm1d") return std::make_shared<torch::nn::BatchNorm1dImpl>(number(1));
   if (kind == "same") return child(model, arguments[1]);
   throw std::runtime_error("no such kind: " + kind);
@@ -159,6 +174,11 @@ Tensor numbers(torch::Dtype dtype) {
 // The outputs of all layers that take eight features.
 void show_outputs(torch::nn::Module& model, torch::Dtype dtype) {
   for (const auto& item : model.named_children()) {
+    if (dynamic_cast<baraquant::nn::FusedLayer*>(item.value().get()) != nullptr) {
+      std::cout << '\t' << item.key();
+      show(baraquant::call(model, item.key(), numbers(dtype)));
+      continue;
+    }
     const auto* layer = dynamic_cast<baraquant::nn::QuantizedLayer*>(item.value().get());
     if (layer == nullptr || layer->qweight.dim() != 2) continue;
     const bool is_table =

@@ -114,6 +114,52 @@ def test_a_model_that_cpp_quantized_is_loaded_by_python(
     assert [type(m) for m in fresh.modules()] == [type(m) for m in loaded.modules()]
 
 
+FUSED = (
+    "norm:FusedRMSNorm,8,1 mlp:GatedMLP,8,16 part.plain:FusedRMSNorm,8,0 last:FusedLayerNorm,8 "
+    "act:FusedGELU head:Linear,8,8,1"
+)
+
+
+def fused_outputs(model: Network, dtype: torch.dtype) -> dict[str, Tensor]:
+    """What show_outputs of files.cpp prints of modules that compute with fused ops."""
+    with torch.no_grad():
+        names = ("norm", "mlp", "last", "act", "head")
+        return {name: model.get_submodule(name)(X.to(dtype)) for name in names}
+
+
+@pytest.mark.parametrize("config", ["W8A8", "W4A8"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_modules_of_the_fused_ops(
+    config: str, dtype: str, run_jobs: Callable[..., list[list[str]]], tmp_path: Path
+) -> None:
+    """From C++ to Python and back: the same bytes, and the same bits of the outputs."""
+    a, b, c = (tmp_path / name for name in "abc")
+    (printed,) = run_jobs(("quantize", dtype, FUSED, "", a, config))
+    loaded = baraquant.load_(Network(FUSED, getattr(torch, dtype)), a)
+    assert_outputs(printed, fused_outputs(loaded, getattr(torch, dtype)))
+    baraquant.save(loaded, b)
+    assert b.read_bytes() == a.read_bytes()
+    (again,) = run_jobs(("outputs", dtype, FUSED, b, c, ""))
+    assert again == printed and c.read_bytes() == a.read_bytes()
+
+
+def test_modules_of_the_fused_ops_are_missing(
+    run_jobs: Callable[..., list[list[str]]], tmp_path: Path
+) -> None:
+    model = Network(FUSED)
+    baraquant.quantize_(model, W8A8())
+    baraquant.save(model, tmp_path / "a")
+    for there, got in (("LayerNorm,8", "a LayerNorm"), ("Buffer,long,3", "no such module")):
+        other = FUSED.replace("FusedLayerNorm,8", there)
+        (printed,) = run_jobs(("outputs", "float32", other, tmp_path / "a", "", ""))
+        assert printed == [
+            "ValueError",
+            "baraquant.load_: a: last: expected an RMSNorm, LayerNorm, GELU or GatedMLP of "
+            f"baraquant::nn, as in the file, but the model has {got}",
+            "unchanged",
+        ]
+
+
 def test_a_model_with_calibrated_inputs(
     run_jobs: Callable[..., list[list[str]]], tmp_path: Path
 ) -> None:
@@ -177,7 +223,7 @@ def without(path: Path, module: str) -> None:
     write(path, signed(header, config, data), data)
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_files_of_older_formats(
     version: int, run_jobs: Callable[..., list[list[str]]], tmp_path: Path
 ) -> None:
@@ -196,7 +242,7 @@ def test_files_of_older_formats(
     assert run_jobs(("copy", "float32", rest, a, b, "")) == [["ok"]]
     baraquant.save(baraquant.load_(Network(rest), a), c)
     assert b.read_bytes() == c.read_bytes()
-    assert parts(a)[1]["format"] == version and parts(b)[1]["format"] == 3
+    assert parts(a)[1]["format"] == version and parts(b)[1]["format"] == 4
 
 
 def test_a_tied_file_of_format_1(run_jobs: Callable[..., list[list[str]]], tmp_path: Path) -> None:

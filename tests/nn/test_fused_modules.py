@@ -90,6 +90,8 @@ def test_gelu(approximate, device):
     module = bnn.GELU(approximate)
     assert_same_bits(module(x), ops.gelu(x, approximate=approximate))
     torch.testing.assert_close(module(x), F.gelu(x, approximate=approximate))
+    wide = x.double()
+    assert_same_bits(module(wide), F.gelu(wide, approximate=approximate))
 
 
 def test_modules_are_trained_scripted_copied_and_pickled():
@@ -174,7 +176,8 @@ def test_integers_of_another_width_are_refused():
 
 def composed(mlp, x):
     """What a gated MLP computes, layer by layer."""
-    return mlp.down_proj(ops.silu_mul(mlp.gate_proj(x), mlp.up_proj(x)))
+    gate, up = mlp.gate_proj(x), mlp.up_proj(x)
+    return mlp.down_proj(F.silu(gate) * up if x.dtype == torch.float64 else ops.silu_mul(gate, up))
 
 
 SCHEMES = {
@@ -191,7 +194,7 @@ SCHEMES = {
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gated_mlp_has_the_bits_of_its_layers(scheme, dtype, device):
     mlp = gated(SCHEMES[scheme], dtype=dtype, device=device)
     x = numbers(3, 5, 8, dtype=dtype, device=device)

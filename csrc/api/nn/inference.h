@@ -57,6 +57,16 @@ class BARAQUANT_API IntegerLinear : public QuantizedLayer {
   void sum_weight();
 };
 
+/// The integers of an input of QuantizedLinear, which layers with the same widths may share.
+///
+/// QuantizedLinear's quantize() makes one; so do the ops whose names end in `_quantize_per_token`.
+struct BARAQUANT_API QuantizedInput {
+  torch::Tensor values;      ///< int8 `[..., in_features]`
+  torch::Tensor scale;       ///< of each token, `[..., 1]`, of the dtype of the layer's scales
+  torch::Tensor zero_point;  ///< int32 `[..., 1]`; a symmetric layer ignores it, as it is 0
+  torch::Dtype dtype;        ///< of the numbers, which the output will have
+};
+
 /// Options of QuantizedLinear.
 struct BARAQUANT_API QuantizedLinearOptions {
   /// int8 `[out_features, in_features]`, and its scale `[out_features]`, float32 (float64 for
@@ -90,6 +100,14 @@ class BARAQUANT_API QuantizedLinearImpl : public IntegerLinear {
   explicit QuantizedLinearImpl(const QuantizedLinearOptions& options);
 
   torch::Tensor forward(const torch::Tensor& input) override;
+  /// The integers of an input: `multiply(quantize(x))` has the bits of `forward(x)`, but no gradient.
+  ///
+  /// @throws c10::ValueError The inputs have one scale in all.
+  QuantizedInput quantize(const torch::Tensor& input) const;
+  /// The output for an input of integers.
+  ///
+  /// @throws c10::ValueError The inputs have one scale in all, or the shapes do not fit.
+  torch::Tensor multiply(const QuantizedInput& input) const;
   torch::Tensor dequantized_weight() override;
   bool symmetric() const { return symmetric_; }
   int64_t bits() const { return bits_; }
@@ -103,6 +121,7 @@ class BARAQUANT_API QuantizedLinearImpl : public IntegerLinear {
 
  private:
   void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
+  void check_per_token() const;
   bool symmetric_;
   int64_t bits_;
   std::string granularity_;
