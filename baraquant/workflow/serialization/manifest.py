@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The JSON that ``baraquant.save`` writes in addition to the tensors: the classes of the modules.
 
-``{"format": 3, "writer": ..., "modules": {path: {"class", "options", "packed", "further"}},
+``{"format": 4, "writer": ..., "modules": {path: {"class", "options", "packed", "further"}},
 "shared_modules": {path: path}, "shared_tensors": {name: name}, "constants": {name: name},
 "unpacked": [path], "sha256": ...}``.
 
@@ -13,7 +13,7 @@ name of a tensor in the file: a model on the meta device has no other source for
 are the attentions and recurrent modules that were unpacked into modules of linear layers. The
 checksum covers everything else and the tensors. It finds damage; it is not a signature.
 
-Formats 1 and 2 had other names for two classes, and ``attentions`` instead of ``unpacked``. Format
+Format 3 had no ``rotate`` in the options of linear layers. Formats 1 and 2 had other names for two classes, and ``attentions`` instead of ``unpacked``. Format
 1 had no constants, and called the integers ``weight`` instead of ``qweight``.
 """
 
@@ -32,7 +32,7 @@ from ..forms import Form
 from ..layers import form_named, form_names
 from .header import is_sizes, parse_json
 
-FORMAT = 3
+FORMAT = 4
 # The current names of classes in formats 1 and 2.
 _RENAMED = {
     "DequantizedLinear": "WeightOnlyLinear",
