@@ -20,7 +20,7 @@
 
 namespace baraquant::files {
 
-constexpr int64_t kFormat = 3;
+constexpr int64_t kFormat = 4;
 
 // A module of a file.
 struct StoredModule {

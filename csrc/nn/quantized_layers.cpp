@@ -27,6 +27,11 @@ void print_linear(std::ostream& stream, const QuantizedLayer& layer) {
          << layer.weight_bits() << " per_channel";
 }
 
+void print_rotate(std::ostream& stream, std::optional<int64_t> rotate) {
+  if (rotate.has_value()) stream << ", rotate=" << *rotate;
+  stream << ")";
+}
+
 }  // namespace
 
 // ---- QuantizedLayer -----------------------------------------------------------------------------
@@ -45,7 +50,9 @@ void QuantizedLayer::store(const Given& given, int64_t dimensions) {
   const char* kind = own.c_str();
   check_weight(kind, given.qweight, given.bias, dimensions);
   check_bits(kind, "weight_bits", given.weight_bits);
+  check_rotate(kind, given.rotate, given.qweight.size(1));
   weight_bits_ = given.weight_bits;
+  rotate_ = given.rotate;
   const auto scale = scale_of_weight(kind, given.weight_scale, given.qweight, given.group_size);
   const auto zeros = zero_point_of_weight(kind, given.weight_zero_point, scale);
   dtype_ = weight_dtype(kind, given.dtype, given.bias, scale);
@@ -53,6 +60,10 @@ void QuantizedLayer::store(const Given& given, int64_t dimensions) {
   weight_scale = register_buffer("weight_scale", scale);
   if (given.bias.defined()) bias = register_buffer("bias", given.bias.detach());
   if (zeros.defined()) weight_zero_point = register_buffer("weight_zero_point", zeros);
+}
+
+torch::Tensor QuantizedLayer::rotated(const torch::Tensor& input) const {
+  return rotate_.has_value() ? hadamard(input, *rotate_) : input;
 }
 
 // ---- IntegerLinear ------------------------------------------------------------------------------
@@ -64,6 +75,12 @@ void IntegerLinear::converted(const std::optional<torch::Device>& device,
 }
 
 void IntegerLinear::sum_weight() { weight_sum = qweight.sum(1, false, torch::kInt32); }
+
+void IntegerLinear::check_one(const char* smooth, const torch::Tensor& given) const {
+  TORCH_CHECK_VALUE(!rotate_.has_value() || !given.defined(), name(), ": expected rotate or ",
+                    smooth,
+                    ", but got both; a rotation mixes the features that a smoothing divides");
+}
 
 // ---- QuantizedLinear ----------------------------------------------------------------------------
 
@@ -78,11 +95,13 @@ QuantizedLinearImpl::QuantizedLinearImpl(const QuantizedLinearOptions& options)
          .bias = options.bias(),
          .weight_zero_point = {},
          .weight_bits = options.weight_bits(),
-         .dtype = options.dtype()});
+         .dtype = options.dtype(),
+         .rotate = options.rotate()});
   check_bits(name, "bits", bits_);
   TORCH_CHECK_VALUE(granularity_ == "per_token" || granularity_ == "per_tensor", name,
                     ": expected granularity to be per_token or per_tensor, but got ",
                     text::quoted(granularity_));
+  check_one("smooth", options.smooth());
   if (options.smooth().defined()) {
     smooth = register_buffer("smooth", scale_of_inputs(name, options.smooth(), qweight.size(1)));
   }
@@ -90,7 +109,11 @@ QuantizedLinearImpl::QuantizedLinearImpl(const QuantizedLinearOptions& options)
 }
 
 torch::Tensor QuantizedLinearImpl::forward(const torch::Tensor& input) {
-  const auto rows = smooth.defined() ? input / smooth : input;
+  if (rotate_.has_value() && granularity_ == "per_token" &&
+      !(torch::GradMode::is_enabled() && input.requires_grad())) {
+    return rotated_output(input);
+  }
+  const auto rows = smooth.defined() ? input / smooth : rotated(input);
   const auto low = low_of(bits_), high = high_of(bits_);
   // As in Python, given only where it differs from the default, the dtype of rows.
   const auto dtype = smooth.defined() ? std::optional(input.scalar_type()) : std::nullopt;
@@ -104,9 +127,18 @@ torch::Tensor QuantizedLinearImpl::forward(const torch::Tensor& input) {
                                  std::nullopt, maybe(weight_sum), low, high, dtype);
 }
 
+// The input is rotated and quantized by one op.
+torch::Tensor QuantizedLinearImpl::rotated_output(const torch::Tensor& input) {
+  const auto [integers, scale, zero_point] = hadamard_quantize_per_token(
+      input, *rotate_, symmetric_, low_of(bits_), high_of(bits_));
+  return int8_linear(integers, qweight, scale, weight_scale, maybe(bias),
+                     symmetric_ ? std::nullopt : std::optional(zero_point), maybe(weight_sum),
+                     input.scalar_type());
+}
+
 torch::Tensor QuantizedLinearImpl::dequantized_weight() {
   const auto weight = dequantized_rows(*this);
-  return (smooth.defined() ? weight / smooth : weight).to(dtype_);
+  return rotated((smooth.defined() ? weight / smooth : weight).to(dtype_));
 }
 
 std::shared_ptr<torch::nn::Module> QuantizedLinearImpl::clone(
@@ -119,7 +151,8 @@ std::shared_ptr<torch::nn::Module> QuantizedLinearImpl::clone(
           .granularity(granularity_)
           .smooth(cloned(smooth, device))
           .weight_bits(weight_bits_)
-          .dtype(dtype_));
+          .dtype(dtype_)
+          .rotate(rotate_));
   copy->train(is_training());
   return copy;
 }
@@ -131,7 +164,8 @@ void QuantizedLinearImpl::pretty_print(std::ostream& stream) const {
   print_linear(stream, *this);
   stream << ", input=int" << bits_ << " " << granularity_
          << (symmetric_ ? " symmetric" : " asymmetric") << " dynamic"
-         << (smooth.defined() ? ", smooth)" : ")");
+         << (smooth.defined() ? ", smooth" : "");
+  print_rotate(stream, rotate_);
 }
 
 // ---- StaticQuantizedLinear ----------------------------------------------------------------------
@@ -144,8 +178,10 @@ StaticQuantizedLinearImpl::StaticQuantizedLinearImpl(const StaticQuantizedLinear
          .bias = options.bias(),
          .weight_zero_point = {},
          .weight_bits = options.weight_bits(),
-         .dtype = options.dtype()});
+         .dtype = options.dtype(),
+         .rotate = options.rotate()});
   check_bits(name, "bits", bits_);
+  check_one("smooth_scale", options.smooth_scale());
   const auto [one, zero] = scale_of_tensor(name, options.act_scale(), options.act_zero_point());
   act_scale = register_buffer("act_scale", one);
   if (zero.defined()) act_zero_point = register_buffer("act_zero_point", zero);
@@ -157,7 +193,7 @@ StaticQuantizedLinearImpl::StaticQuantizedLinearImpl(const StaticQuantizedLinear
 }
 
 torch::Tensor StaticQuantizedLinearImpl::forward(const torch::Tensor& input) {
-  return static_quantized_linear(input, qweight, weight_scale, act_scale, maybe(bias),
+  return static_quantized_linear(rotated(input), qweight, weight_scale, act_scale, maybe(bias),
                                  maybe(act_zero_point), maybe(smooth_scale), maybe(weight_sum),
                                  low_of(bits_), high_of(bits_));
 }
@@ -165,7 +201,7 @@ torch::Tensor StaticQuantizedLinearImpl::forward(const torch::Tensor& input) {
 torch::Tensor StaticQuantizedLinearImpl::dequantized_weight() {
   auto weight = dequantized_rows(*this);
   if (smooth_scale.defined()) weight = weight / (smooth_scale / act_scale);
-  return weight.to(dtype_);
+  return rotated(weight.to(dtype_));
 }
 
 std::shared_ptr<torch::nn::Module> StaticQuantizedLinearImpl::clone(
@@ -178,7 +214,8 @@ std::shared_ptr<torch::nn::Module> StaticQuantizedLinearImpl::clone(
           .smooth_scale(cloned(smooth_scale, device))
           .bits(bits_)
           .weight_bits(weight_bits_)
-          .dtype(dtype_));
+          .dtype(dtype_)
+          .rotate(rotate_));
   copy->train(is_training());
   return copy;
 }
@@ -190,7 +227,8 @@ void StaticQuantizedLinearImpl::pretty_print(std::ostream& stream) const {
   print_linear(stream, *this);
   stream << ", input=int" << bits_ << " per_tensor"
          << (act_zero_point.defined() ? " asymmetric" : " symmetric") << " static"
-         << (smooth_scale.defined() ? ", smooth)" : ")");
+         << (smooth_scale.defined() ? ", smooth" : "");
+  print_rotate(stream, rotate_);
 }
 
 }  // namespace baraquant::nn
