@@ -34,8 +34,8 @@ def turned(weight: Tensor, block: int, is_transposed: bool) -> Tensor:
     return ops.hadamard(weight.t(), block).t().contiguous()
 
 
-def check_mark(layer: Any, state: dict[str, Any], prefix: str, errors: list[str]) -> None:
-    """Add an error if a state dict holds a prepared layer's weight in another basis.
+def has_same_mark(layer: Any, state: dict[str, Any], prefix: str, errors: list[str]) -> bool:
+    """Whether a state dict holds a prepared layer's weight in its basis; add an error if not.
 
     Args:
         layer: The layer, whose ``rotate`` is its block, or 0.
@@ -43,25 +43,27 @@ def check_mark(layer: Any, state: dict[str, Any], prefix: str, errors: list[str]
         prefix: The path of the layer in it, with a dot.
         errors: To which the error is added.
     """
-    if f"{prefix}weight" not in state:
-        return
     mark = state.get(f"{prefix}{MARK}")
-    if mark is not None and isinstance(mark, Tensor) and mark.is_meta:
-        return
+    if f"{prefix}weight" not in state or (isinstance(mark, Tensor) and mark.is_meta):
+        return True
     block = 0 if mark is None else int(mark)
     if block != layer.rotate:
         errors.append(_other_basis(prefix, layer.rotate, block))
+    return block == layer.rotate
 
 
-def check_metadata(layer: Any, metadata: dict[str, Any], prefix: str, errors: list[str]) -> None:
-    """Add an error if the metadata of a state dict are those of integers in another basis.
+def has_same_metadata(
+    layer: Any, metadata: dict[str, Any], prefix: str, errors: list[str]
+) -> bool:
+    """Whether the metadata of a state dict have the basis of integers; add an error if not.
 
     Other containers than ``state_dict()`` and ``torch.save`` lose the metadata; then there is
     nothing to check.
     """
-    block = metadata.get(MARK, 0)
-    if "version" in metadata and block != layer.rotate:
+    block = metadata.get(MARK, 0) if "version" in metadata else layer.rotate
+    if block != layer.rotate:
         errors.append(_other_basis(prefix, layer.rotate, block))
+    return bool(block == layer.rotate)
 
 
 def note_metadata(layer: Any, destination: Any, prefix: str) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from ..configs import Config, QuantConfig, TensorConfig
+from ..nn._rotation import rotate_of
 from ..nn._subclassed import with_forward_of
 from ..nn.training._quantizers import QuantizesWeight
 from ..nn.training.linear import FakeQuantizedLinear
@@ -218,8 +219,8 @@ class Selector:
 
     def _share_quantizer(self, prepared: nn.Module) -> None:
         """Let layers that share a weight share its learned or observed scale, which is a tensor."""
-        if not isinstance(prepared, QuantizesWeight):
-            return
+        if not isinstance(prepared, QuantizesWeight) or rotate_of(prepared) > 0:
+            return  # a weight that several layers share is not rotated
         config = prepared.config.weight
         if not config.dynamic:
             dtype = prepared.config.scale_dtype

@@ -94,6 +94,7 @@ CONFIGS = {
     "W4A16": W4A16(4, False),
     "W4A8": W4A8(8),
     "W8A16": W8A16(),
+    "rotated": W8A8(rotate=64),
 }
 MIXED = f"{LINE} part.head:Linear,8,6,0 table:Embedding,9,8,-1 norm:LayerNorm,8"
 
@@ -177,7 +178,7 @@ def without(path: Path, module: str) -> None:
     write(path, signed(header, config, data), data)
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_files_of_older_formats(
     version: int, run_jobs: Callable[..., list[list[str]]], tmp_path: Path
 ) -> None:
@@ -196,7 +197,7 @@ def test_files_of_older_formats(
     assert run_jobs(("copy", "float32", rest, a, b, "")) == [["ok"]]
     baraquant.save(baraquant.load_(Network(rest), a), c)
     assert b.read_bytes() == c.read_bytes()
-    assert parts(a)[1]["format"] == version and parts(b)[1]["format"] == 3
+    assert parts(a)[1]["format"] == version and parts(b)[1]["format"] == 4
 
 
 def test_a_tied_file_of_format_1(run_jobs: Callable[..., list[list[str]]], tmp_path: Path) -> None:

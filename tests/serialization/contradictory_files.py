@@ -66,8 +66,8 @@ def put(place, value):
 
 LIES = {
     "newer": (
-        manifest(lambda c: c.update(format=4, writer="baraquant 9.0")),
-        "expected format 3 at most, but got 4: 'baraquant 9.0' has written it; update baraquant",
+        manifest(lambda c: c.update(format=5, writer="baraquant 9.0")),
+        "expected format 4 at most, but got 5: 'baraquant 9.0' has written it; update baraquant",
     ),
     "format 0": (manifest(lambda c: c.update(format=0)), "expected a format of 1 or more"),
     "format true": (manifest(lambda c: c.update(format=True)), "expected a format of 1 or more"),

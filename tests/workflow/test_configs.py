@@ -64,6 +64,8 @@ ALL = [
     W8A8(backward="int8_input"),
     W4A8(None, backward="int8_input", rounding="stochastic"),
     QuantConfig(TensorConfig(3), TensorConfig(5, "per_token"), backward="int8"),
+    *(scheme(rotate=256) for scheme in (W8A8, W8A8Static, W8A16, W4A16, W4A8)),
+    W8A8(backward="int8", rotate=32768),
 ]
 PRESETS = {
     W8A8: QuantConfig(TensorConfig(8), TensorConfig(8, "per_token")),
@@ -79,7 +81,7 @@ PRESETS = {
 @pytest.mark.parametrize("config", ALL, ids=str)
 def test_to_a_dictionary_and_back(config: Config) -> None:
     data = json.loads(json.dumps(config.to_dict()))
-    assert data["scheme"] == type(config).scheme and data["version"] == 3
+    assert data["scheme"] == type(config).scheme and data["version"] == 4
     for kind in (type(config), Config):
         back = kind.from_dict(data)
         assert back == config and hash(back) == hash(config) and type(back) is type(config)
@@ -92,11 +94,11 @@ def test_a_dictionary_of_the_first_version(config: Config) -> None:
         return {
             key: older(value) if isinstance(value, dict) else new.get(key, value)
             for key, value in data.items()
-            if key not in ("scale_dtype", "conv_inputs", "backward", "rounding")
+            if key not in ("scale_dtype", "conv_inputs", "backward", "rounding", "rotate")
         }
 
     data = older(config.to_dict())
-    assert "scale_dtype" not in str(data) and "'version': 3" not in str(data)
+    assert "scale_dtype" not in str(data) and "'version': 4" not in str(data)
     assert Config.from_dict(data) == config
     if isinstance(config, QuantConfig):
         with pytest.raises(ValueError, match="QuantConfig: expected the fields"):
@@ -107,13 +109,55 @@ def test_a_dictionary_of_the_first_version(config: Config) -> None:
 
 def test_a_dictionary_of_the_second_version() -> None:
     config = W8A8(scale_dtype="bfloat16")
-    data = json.loads(json.dumps(config.to_dict()).replace('"version": 3', '"version": 2'))
+    data = json.loads(json.dumps(config.to_dict()).replace('"version": 4', '"version": 2'))
     with pytest.raises(ValueError, match="QuantConfig: expected the fields"):
         Config.from_dict(data)
-    del data["backward"], data["rounding"]
+    del data["backward"], data["rounding"], data["rotate"]
     assert Config.from_dict(data) == config
     with pytest.raises(ValueError, match="QuantConfig: expected the fields"):
         Config.from_dict(data | {"version": 3})
+
+
+def test_a_dictionary_of_the_third_version() -> None:
+    config = W8A8(backward="int8")
+    data = json.loads(json.dumps(config.to_dict()).replace('"version": 4', '"version": 3'))
+    with pytest.raises(ValueError, match="QuantConfig: expected the fields"):
+        Config.from_dict(data)
+    del data["rotate"]
+    assert Config.from_dict(data) == config
+    with pytest.raises(ValueError, match="QuantConfig: expected the fields"):
+        Config.from_dict(data | {"version": 4})
+
+
+@pytest.mark.parametrize(
+    ("features", "block"),
+    [(0, None), (1, None), (7, None), (2, 2), (384, 128), (4096, 256), (1000, 8), (6, 2)],
+)
+def test_the_block_of_a_layer(features: int, block: int | None) -> None:
+    assert W8A8(rotate=256).with_rotation(features) == W8A8(rotate=block)
+    assert W8A8().with_rotation(features) == W8A8()
+
+
+NO_BLOCKS = (0, 1, 3, 6, 255, 257, -2, -256, 32767, 65536, 2**40, 2**63)
+NO_INTEGERS = (True, False, 2.0, "256", [256], (2,), 2 + 0j, float("nan"), b"2", {}, ..., range(2))
+
+
+@pytest.mark.parametrize("value", NO_BLOCKS, ids=str)
+def test_blocks_that_cannot_be(value: int) -> None:
+    message = rf"^QuantConfig: expected rotate to be a power of two in \[2, 32768\], but got {value};"
+    for scheme in (W8A8, W8A8Static, W8A16, W4A16, W4A8):
+        with pytest.raises(ValueError, match=message):
+            scheme(rotate=value)
+    with pytest.raises(ValueError, match=message):
+        Config.from_dict(W8A8().to_dict() | {"rotate": value})
+
+
+@pytest.mark.parametrize("value", NO_INTEGERS, ids=repr)
+def test_blocks_of_another_type(value: object) -> None:
+    name = type(value).__name__
+    message = f"^QuantConfig: expected rotate to be an int or None, but got {name}$"
+    with pytest.raises(TypeError, match=message):
+        W8A8(rotate=value)  # type: ignore[arg-type]
 
 
 def test_floating_forms() -> None:
@@ -206,6 +250,8 @@ def test_in_words() -> None:
     assert str(TensorConfig(granularity="per_tensor", dynamic=False)).endswith("static")
     assert str(W8A16()) == "weight=int8 per_channel symmetric dynamic, input=float"
     assert str(W8A8(backward="int8_input")) == f"{W8A8()}, backward=int8_input nearest"
+    assert str(W8A8(backward="int8", rotate=64)) == f"{W8A8()}, backward=int8 nearest, rotate=64"
+    assert str(W4A16(rotate=2)) == f"{W4A16()}, rotate=2"
     assert str(SmoothQuant(0.5)) == f"SmoothQuant(alpha=0.5, {W8A8()})"
 
 
@@ -307,6 +353,11 @@ def test_what_a_tensor_config_refuses(
             lambda: SmoothQuant(activation=W8A8(backward="int8")),
             ValueError,
             r"activation to be W8A8\(...\).*but got .*backward=int8 nearest",
+        ),
+        (
+            lambda: SmoothQuant(activation=W8A8(rotate=64)),
+            ValueError,
+            "SmoothQuant: expected activation without rotate, but got rotate=64.*use one of the",
         ),
         (lambda: W8A8(scale_dtype=16), TypeError, "expected scale_dtype to be a str, but got int"),
         (lambda: W4A16(scale_rule=None), TypeError, "expected scale_rule to be a str, but got Non"),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from .._rotation import check_block, check_metadata, note_metadata
+from .._rotation import check_block, has_same_metadata, note_metadata
 from . import _arguments
 from ._integers import HoldsIntegers
 
@@ -40,8 +40,8 @@ class LaysOutWeight(HoldsIntegers):
         note_metadata(self, destination, prefix)
 
     def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *args: Any) -> None:
-        check_metadata(self, metadata, prefix, args[-1])
-        super()._load_from_state_dict(state, prefix, metadata, *args)
+        if has_same_metadata(self, metadata, prefix, args[-1]):  # else the layer stays as it is
+            super()._load_from_state_dict(state, prefix, metadata, *args)
 
 
 class IntegerLinear(LaysOutWeight):

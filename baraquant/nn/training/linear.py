@@ -13,7 +13,7 @@ from ...configs import Config, QuantConfig
 from ...ops._limits import MAX_FEATURES, MAX_SHIFTED_FEATURES
 from ...schemes import W8A8, quant_config
 from .._product import linear
-from .._rotation import MARK, check_mark, mark_of, turned
+from .._rotation import MARK, has_same_mark, mark_of, turned
 from .._straight_through import straight_through
 from ._quantizers import QuantizesWeight, check_groups
 
@@ -259,7 +259,8 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         self, state: Any, prefix: str, metadata: Any, strict: Any, missing: Any, unexpected: Any,
         errors: list[str],
     ) -> None:  # fmt: skip
-        check_mark(self, state, prefix, errors)
+        if not has_same_mark(self, state, prefix, errors):
+            return  # the layer stays as it is
         super()._load_from_state_dict(state, prefix, metadata, strict, missing, unexpected, errors)
 
     def extra_repr(self) -> str:
