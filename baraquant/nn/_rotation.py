@@ -52,9 +52,7 @@ def has_same_mark(layer: Any, state: dict[str, Any], prefix: str, errors: list[s
     return block == layer.rotate
 
 
-def has_same_metadata(
-    layer: Any, metadata: dict[str, Any], prefix: str, errors: list[str]
-) -> bool:
+def has_same_metadata(layer: Any, metadata: dict[str, Any], prefix: str, errors: list[str]) -> bool:
     """Whether the metadata of a state dict have the basis of integers; add an error if not.
 
     Other containers than ``state_dict()`` and ``torch.save`` lose the metadata; then there is

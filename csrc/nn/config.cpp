@@ -220,8 +220,7 @@ bool QuantConfig::operator==(const QuantConfig& other) const {
   return weight_ == other.weight_ && activation_ == other.activation_ &&
          observer_ == other.observer_ && scale_rule_ == other.scale_rule_ &&
          scale_dtype_ == other.scale_dtype_ && conv_inputs_ == other.conv_inputs_ &&
-         backward_ == other.backward_ && rounding_ == other.rounding_ &&
-         rotate_ == other.rotate_;
+         backward_ == other.backward_ && rounding_ == other.rounding_ && rotate_ == other.rotate_;
 }
 
 namespace {

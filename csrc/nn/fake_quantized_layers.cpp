@@ -61,8 +61,7 @@ FakeQuantizedLinearImpl::FakeQuantizedLinearImpl(const torch::nn::LinearImpl& li
 
 FakeQuantizedLinearImpl::FakeQuantizedLinearImpl(const torch::Tensor& given,
                                                  const torch::Tensor& given_bias,
-                                                 const QuantConfig& given_config,
-                                                 Rotation rotation)
+                                                 const QuantConfig& given_config, Rotation rotation)
     : FakeQuantizedLayer("FakeQuantizedLinear", given, given_bias) {
   const auto config = given_config.with_rotation(in_features());
   check_linear(config, in_features());

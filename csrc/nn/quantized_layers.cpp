@@ -129,8 +129,8 @@ torch::Tensor QuantizedLinearImpl::forward(const torch::Tensor& input) {
 
 // The input is rotated and quantized by one op.
 torch::Tensor QuantizedLinearImpl::rotated_output(const torch::Tensor& input) {
-  const auto [integers, scale, zero_point] = hadamard_quantize_per_token(
-      input, *rotate_, symmetric_, low_of(bits_), high_of(bits_));
+  const auto [integers, scale, zero_point] =
+      hadamard_quantize_per_token(input, *rotate_, symmetric_, low_of(bits_), high_of(bits_));
   return int8_linear(integers, qweight, scale, weight_scale, maybe(bias),
                      symmetric_ ? std::nullopt : std::optional(zero_point), maybe(weight_sum),
                      input.scalar_type());

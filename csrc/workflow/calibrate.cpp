@@ -44,9 +44,8 @@ std::map<std::string, std::shared_ptr<Observer>> observe_inputs(const std::strin
     const auto& activation = one.prepared->config().activation();
     if (one.prepared->input_fake_quant == nullptr || activation->dynamic()) continue;
     observed[one.path] = std::make_shared<Observer>(observer);
-    const auto layer =
-        std::make_shared<ObservedLayer>(one.module->shared_from_this(), observed[one.path],
-                                        one.prepared->config().rotate());
+    const auto layer = std::make_shared<ObservedLayer>(
+        one.module->shared_from_this(), observed[one.path], one.prepared->config().rotate());
     there[one.module] = layer;
     back[layer.get()] = one.module->shared_from_this();
   }

@@ -72,9 +72,9 @@ void load_state_dict(torch::nn::Module& model,
                       ": expected the shape ", tensor.sizes(), ", but got ", found->second.sizes());
     // The buffer of a rotated FakeQuantizedLinear.
     const bool is_mark = name == "rotation" || name.ends_with(".rotation");
-    TORCH_CHECK_VALUE(!is_mark || tensor.equal(found->second.to(tensor)),
-                      "baraquant::load_state_dict: ", name,
-                      ": expected a weight that was rotated in the same blocks, but got another one");
+    TORCH_CHECK_VALUE(
+        !is_mark || tensor.equal(found->second.to(tensor)), "baraquant::load_state_dict: ", name,
+        ": expected a weight that was rotated in the same blocks, but got another one");
   }
   for (const auto& [name, tensor] : tensors) {
     TORCH_CHECK_VALUE(own.contains(name), "baraquant::load_state_dict: expected no tensor ", name,

@@ -69,8 +69,8 @@ void calibrate(torch::nn::Module& model, const std::vector<Place>& places,
   }
 }
 
-using Fitted = std::map<std::tuple<const void*, std::vector<int64_t>>,
-                        std::shared_ptr<nn::FakeQuantizeImpl>>;
+using Fitted =
+    std::map<std::tuple<const void*, std::vector<int64_t>>, std::shared_ptr<nn::FakeQuantizeImpl>>;
 
 // Search the scale of a weight of few bits; layers with one weight share it.
 void search_scale(nn::FakeQuantizedLayer& prepared, const QuantConfig& config, Fitted& fitted) {

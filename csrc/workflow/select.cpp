@@ -89,7 +89,8 @@ struct Chooser {
     std::shared_ptr<nn::FakeQuantizedLayer> prepared;
     try {
       const auto config = choice.config(kind);
-      prepared = kind.prepare(*place.module, is_shared(*place.module) ? config.with_rotation(0) : config);
+      prepared =
+          kind.prepare(*place.module, is_shared(*place.module) ? config.with_rotation(0) : config);
     } catch (const c10::ValueError& error) {
       return std::string("the configuration does not fit: ") + error.what_without_backtrace();
     }

@@ -156,8 +156,14 @@ def all_widths(dtype: torch.dtype) -> tuple[str, Network]:
             f"rotated_groups{bits}": (
                 line,
                 WeightOnlyLinear(
-                    weight, floats(8, 2, dtype=dtype), bias, weight_zero_point=zeros, group_size=4,
-                    input_fake_quant=tokens, rotate=2, **how,
+                    weight,
+                    floats(8, 2, dtype=dtype),
+                    bias,
+                    weight_zero_point=zeros,
+                    group_size=4,
+                    input_fake_quant=tokens,
+                    rotate=2,
+                    **how,
                 ),
             ),
             f"rows{bits}": (

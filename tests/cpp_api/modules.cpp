@@ -87,9 +87,9 @@ const std::map<std::string, QuantConfig> configs = {
     {"rotated_search", baraquant::W4A8(std::nullopt).rotate(8)},
     {"rotated_groups_of_inputs",
      QuantConfig(TensorConfig(8), TensorConfig(8).granularity(PerGroup(4))).rotate(16)},
-    {"rotated_per_tensor", QuantConfig(TensorConfig(6).granularity(PerTensor()),
-                                       TensorConfig(7).granularity(PerTensor()))
-                               .rotate(16)},
+    {"rotated_per_tensor",
+     QuantConfig(TensorConfig(6).granularity(PerTensor()), TensorConfig(7).granularity(PerTensor()))
+         .rotate(16)},
     {"rotated_learned",
      QuantConfig(learned(4, PerGroup(4), false), learned(8, PerTensor(), false)).rotate(8)},
     {"rotated_observed",
@@ -283,12 +283,6 @@ void errors() {
              [&] { WeightOnlyLinear(DequantizedOptions(int8, scale).rotate(3)); });
   show_error("rotated and smooth", [&] {
     QuantizedLinear(QuantizedLinearOptions(int8, scale).smooth(torch::ones({4})).rotate(4));
-  });
-  show_error("rotated and smooth static", [&] {
-    const auto one = torch::scalar_tensor(1.0);
-    StaticQuantizedLinear(StaticQuantizedLinearOptions(int8, scale, one)
-                              .smooth_scale(torch::ones({4}))
-                              .rotate(2));
   });
   show_error("config conv inputs", [] {
     QuantConfig(TensorConfig(8), TensorConfig(8).granularity(PerToken())).conv_inputs(true);

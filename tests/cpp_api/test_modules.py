@@ -295,9 +295,6 @@ def errors() -> dict[str, Callable[[], Any]]:
         "rotated and smooth": lambda: bnn.QuantizedLinear(
             int8, scale, smooth=torch.ones(4), rotate=4
         ),
-        "rotated and smooth static": lambda: bnn.StaticQuantizedLinear(
-            int8, scale, torch.tensor(1.0), smooth_scale=torch.ones(4), rotate=2
-        ),
         "config conv inputs": lambda: QuantConfig(
             TensorConfig(8), TensorConfig(8, PerToken()), conv_inputs=True
         ),

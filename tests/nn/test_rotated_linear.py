@@ -309,7 +309,7 @@ def test_a_state_dict_of_another_basis_is_refused(strict: bool) -> None:
         rotated.load_state_dict(floating().state_dict(), strict=strict)
     rotated.load_state_dict({"bias": torch.zeros(OUT)}, strict=False)  # no weight in it
     if strict:
-        with pytest.raises(RuntimeError, match="Unexpected key.*rotation"):
+        with pytest.raises(RuntimeError, match=r"Unexpected key.*rotation"):
             floating().load_state_dict(rotated.state_dict())
 
 
@@ -325,9 +325,9 @@ def test_integers_of_another_basis_are_refused(scheme: str) -> None:
     buffer.seek(0)
     again.load_state_dict(torch.load(buffer))
     assert torch.equal(again(inputs()), rotated(inputs()))
-    with pytest.raises(RuntimeError, match="rotate=None, as the layer has, but got.*rotate=16"):
+    with pytest.raises(RuntimeError, match=r"rotate=None, as the layer has, but got.*rotate=16"):
         plain.load_state_dict(rotated.state_dict())
-    with pytest.raises(RuntimeError, match="rotate=16, as the layer has, but got.*rotate=None"):
+    with pytest.raises(RuntimeError, match=r"rotate=16, as the layer has, but got.*rotate=None"):
         rotated.load_state_dict(plain.state_dict())
 
 
@@ -356,7 +356,7 @@ def test_a_layer_is_rotated_or_smoothed() -> None:
     weight, scale, smooth = torch.ones(3, 8, dtype=torch.int8), torch.ones(3), torch.ones(8)
     with pytest.raises(ValueError, match="QuantizedLinear: expected rotate or smooth, but got"):
         bnn.QuantizedLinear(weight, scale, smooth=smooth, rotate=4)
-    with pytest.raises(ValueError, match="StaticQ.*: expected rotate or smooth_scale, but got"):
+    with pytest.raises(ValueError, match=r"StaticQ.*: expected rotate or smooth_scale, but got"):
         bnn.StaticQuantizedLinear(weight, scale, scale[0], smooth_scale=smooth, rotate=4)
 
 

@@ -118,48 +118,6 @@ def test_a_dictionary_of_the_second_version() -> None:
         Config.from_dict(data | {"version": 3})
 
 
-def test_a_dictionary_of_the_third_version() -> None:
-    config = W8A8(backward="int8")
-    data = json.loads(json.dumps(config.to_dict()).replace('"version": 4', '"version": 3'))
-    with pytest.raises(ValueError, match="QuantConfig: expected the fields"):
-        Config.from_dict(data)
-    del data["rotate"]
-    assert Config.from_dict(data) == config
-    with pytest.raises(ValueError, match="QuantConfig: expected the fields"):
-        Config.from_dict(data | {"version": 4})
-
-
-@pytest.mark.parametrize(
-    ("features", "block"),
-    [(0, None), (1, None), (7, None), (2, 2), (384, 128), (4096, 256), (1000, 8), (6, 2)],
-)
-def test_the_block_of_a_layer(features: int, block: int | None) -> None:
-    assert W8A8(rotate=256).with_rotation(features) == W8A8(rotate=block)
-    assert W8A8().with_rotation(features) == W8A8()
-
-
-NO_BLOCKS = (0, 1, 3, 6, 255, 257, -2, -256, 32767, 65536, 2**40, 2**63)
-NO_INTEGERS = (True, False, 2.0, "256", [256], (2,), 2 + 0j, float("nan"), b"2", {}, ..., range(2))
-
-
-@pytest.mark.parametrize("value", NO_BLOCKS, ids=str)
-def test_blocks_that_cannot_be(value: int) -> None:
-    message = rf"^QuantConfig: expected rotate to be a power of two in \[2, 32768\], but got {value};"
-    for scheme in (W8A8, W8A8Static, W8A16, W4A16, W4A8):
-        with pytest.raises(ValueError, match=message):
-            scheme(rotate=value)
-    with pytest.raises(ValueError, match=message):
-        Config.from_dict(W8A8().to_dict() | {"rotate": value})
-
-
-@pytest.mark.parametrize("value", NO_INTEGERS, ids=repr)
-def test_blocks_of_another_type(value: object) -> None:
-    name = type(value).__name__
-    message = f"^QuantConfig: expected rotate to be an int or None, but got {name}$"
-    with pytest.raises(TypeError, match=message):
-        W8A8(rotate=value)  # type: ignore[arg-type]
-
-
 def test_floating_forms() -> None:
     config = W8A8(backward="int8", rounding="stochastic")
     assert config.with_float_backward() == W8A8()
@@ -250,8 +208,6 @@ def test_in_words() -> None:
     assert str(TensorConfig(granularity="per_tensor", dynamic=False)).endswith("static")
     assert str(W8A16()) == "weight=int8 per_channel symmetric dynamic, input=float"
     assert str(W8A8(backward="int8_input")) == f"{W8A8()}, backward=int8_input nearest"
-    assert str(W8A8(backward="int8", rotate=64)) == f"{W8A8()}, backward=int8 nearest, rotate=64"
-    assert str(W4A16(rotate=2)) == f"{W4A16()}, rotate=2"
     assert str(SmoothQuant(0.5)) == f"SmoothQuant(alpha=0.5, {W8A8()})"
 
 
@@ -354,11 +310,6 @@ def test_what_a_tensor_config_refuses(
             ValueError,
             r"activation to be W8A8\(...\).*but got .*backward=int8 nearest",
         ),
-        (
-            lambda: SmoothQuant(activation=W8A8(rotate=64)),
-            ValueError,
-            "SmoothQuant: expected activation without rotate, but got rotate=64.*use one of the",
-        ),
         (lambda: W8A8(scale_dtype=16), TypeError, "expected scale_dtype to be a str, but got int"),
         (lambda: W4A16(scale_rule=None), TypeError, "expected scale_rule to be a str, but got Non"),
         (lambda: W4A16(symmetric=1), TypeError, "W4A16: expected symmetric to be a bool, but got"),
@@ -384,8 +335,8 @@ def test_what_schemes_refuse(build, error: type[Exception], message: str) -> Non
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"version": 4}, ValueError, "version to be at most 3, but got 4; a newer baraquant"),
-        ({"version": "1"}, ValueError, "version to be at most 3, but got '1'"),
+        ({"version": 5}, ValueError, "version to be at most 4, but got 5; a newer baraquant"),
+        ({"version": "1"}, ValueError, "version to be at most 4, but got '1'"),
         ({"version": None}, ValueError, "version"),
         ({"version": True}, ValueError, "version"),
         ({"scheme": "w4a4"}, ValueError, "scheme quant, but got 'w4a4'"),
@@ -425,7 +376,7 @@ def test_other_data_is_refused() -> None:
         Config.from_dict(none)
     nested = SmoothQuant().to_dict()
     nested["activation"]["version"] = 7
-    with pytest.raises(ValueError, match="version to be at most 3, but got 7"):
+    with pytest.raises(ValueError, match="version to be at most 4, but got 7"):
         SmoothQuant.from_dict(nested)
 
 

@@ -82,7 +82,9 @@ class QuantizedLinear(IntegerLinear):
         transposed: bool = False,
         rotate: int | None = None,
     ) -> None:
-        super().__init__(qweight, weight_scale, bias, weight_bits, symmetric, dtype, transposed, rotate)
+        super().__init__(
+            qweight, weight_scale, bias, weight_bits, symmetric, dtype, transposed, rotate
+        )
         _arguments.check_bits("QuantizedLinear", "bits", bits)
         if granularity not in ("per_token", "per_tensor"):
             raise ValueError(
@@ -274,7 +276,9 @@ class StaticQuantizedLinear(IntegerLinear):
         rotate: int | None = None,
     ) -> None:
         symmetric = act_zero_point is None
-        super().__init__(qweight, weight_scale, bias, weight_bits, symmetric, dtype, transposed, rotate)
+        super().__init__(
+            qweight, weight_scale, bias, weight_bits, symmetric, dtype, transposed, rotate
+        )
         name = "StaticQuantizedLinear"
         _arguments.check_bits(name, "bits", bits)
         act_scale, act_zero_point = _arguments.scale_of_tensor(name, act_scale, act_zero_point)

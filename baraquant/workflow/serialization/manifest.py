@@ -13,8 +13,9 @@ name of a tensor in the file: a model on the meta device has no other source for
 are the attentions and recurrent modules that were unpacked into modules of linear layers. The
 checksum covers everything else and the tensors. It finds damage; it is not a signature.
 
-Format 3 had no ``rotate`` in the options of linear layers. Formats 1 and 2 had other names for two classes, and ``attentions`` instead of ``unpacked``. Format
-1 had no constants, and called the integers ``weight`` instead of ``qweight``.
+Format 3 had no ``rotate`` in the options of linear layers. Formats 1 and 2 had other names for two
+classes, and ``attentions`` instead of ``unpacked``. Format 1 had no constants, and called the
+integers ``weight`` instead of ``qweight``.
 """
 
 from __future__ import annotations
