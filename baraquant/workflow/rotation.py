@@ -23,7 +23,8 @@ def not_rotated(model: nn.Module) -> set[int]:
     holders: dict[int, set[int]] = {}
     for module in model.modules():
         for parameter in module._parameters.values():
-            holders.setdefault(id(parameter), set()).add(id(module))
+            if parameter is not None:
+                holders.setdefault(id(parameter), set()).add(id(module))
     fixed = {module for sharing in holders.values() if len(sharing) > 1 for module in sharing}
     for module in model.modules():
         if isinstance(module, Cell):

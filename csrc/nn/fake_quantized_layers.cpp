@@ -54,26 +54,28 @@ FakeQuantizedLinearImpl::FakeQuantizedLinearImpl(const FakeQuantizedLinearOption
           options.config()) {}
 
 FakeQuantizedLinearImpl::FakeQuantizedLinearImpl(const torch::nn::LinearImpl& linear,
-                                                 const QuantConfig& config, Rotation rotation)
-    : FakeQuantizedLinearImpl(linear.weight, linear.bias, config, rotation) {
+                                                 const QuantConfig& config, bool rotates)
+    : FakeQuantizedLinearImpl(linear.weight, linear.bias, config, rotates) {
   train(linear.is_training());
 }
 
 FakeQuantizedLinearImpl::FakeQuantizedLinearImpl(const torch::Tensor& given,
                                                  const torch::Tensor& given_bias,
-                                                 const QuantConfig& given_config, Rotation rotation)
+                                                 const QuantConfig& given_config, bool rotates)
     : FakeQuantizedLayer("FakeQuantizedLinear", given, given_bias) {
   const auto config = given_config.with_rotation(in_features());
   check_linear(config, in_features());
   const auto block = config.rotate();
-  awaits_rotation_ = block.has_value() && rotation != Rotation::kDone;
-  if (block.has_value()) register_buffer("rotation", torch::scalar_tensor(*block, torch::kLong));
+  awaits_rotation_ = block.has_value();
+  if (block.has_value()) {
+    register_buffer("rotation", torch::scalar_tensor(*block, weight.options().dtype(torch::kLong)));
+  }
   // The quantizers see the rotated weight; those of a dynamic scale do not look at it.
   const auto parameter = weight;
   if (awaits_rotation_ && !config.weight().dynamic()) weight = hadamard(weight.detach(), *block);
   set_quantizers(config, config.activation());
   weight = parameter;
-  if (rotation == Rotation::kNow) rotate_weight();
+  if (rotates) rotate_weight();
   is_integer_ = is_integer_product(config);
   is_whole_ = is_whole_product(config);
 }
@@ -131,8 +133,9 @@ std::shared_ptr<torch::nn::Module> FakeQuantizedLinearImpl::clone(
   const auto own_weight = cloned(weight, device).set_requires_grad(weight.requires_grad());
   auto own_bias = cloned(bias, device);
   if (own_bias.defined()) own_bias.set_requires_grad(bias.requires_grad());
-  auto copy = std::make_shared<FakeQuantizedLinearImpl>(
-      own_weight, own_bias, config(), awaits_rotation_ ? Rotation::kLater : Rotation::kDone);
+  auto copy = std::make_shared<FakeQuantizedLinearImpl>(own_weight, own_bias, config(),
+                                                        /*rotates=*/false);
+  copy->awaits_rotation_ = awaits_rotation_;
   clone_into(*copy, device);
   return copy;
 }

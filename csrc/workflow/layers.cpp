@@ -24,7 +24,7 @@ std::shared_ptr<nn::FakeQuantizedLayer> prepare(const torch::nn::Module& module,
   const auto& layer = dynamic_cast<const Float&>(module);
   if constexpr (std::is_same_v<Training, nn::FakeQuantizedLinearImpl>) {
     // No weight is rotated before all decisions are made.
-    return std::make_shared<Training>(layer, config, nn::Rotation::kLater);
+    return std::make_shared<Training>(layer, config, /*rotates=*/false);
   } else {
     return std::make_shared<Training>(layer, config);
   }

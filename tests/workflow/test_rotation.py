@@ -32,6 +32,13 @@ def test_which_blocks_and_what_the_reports_say() -> None:
 
 
 @pytest.mark.exhaustive
+def test_layers_without_a_bias() -> None:
+    model = nn.Sequential(nn.Linear(32, 16, bias=False), nn.Linear(16, 8, bias=False))
+    report = baraquant.quantize_(model, W8)
+    assert set(report.changed.values()) == {"QuantizedLinear, rotate=16"}
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_prepare_train_and_convert(scheme: str) -> None:
     """The parameters stay the same objects, so an optimizer from before trains them."""

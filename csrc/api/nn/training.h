@@ -58,13 +58,6 @@ class BARAQUANT_API FakeQuantizedLayer : public Layer {
   int64_t fold_ = 0;  // where groups are observed: as rows of this length
 };
 
-/// When the weight of a layer is rotated whose configuration has rotate().
-enum class Rotation {
-  kNow,    ///< in place, at once
-  kLater,  ///< when rotate_weight() is called
-  kDone,   ///< it is rotated already
-};
-
 /// Options of FakeQuantizedLinear.
 struct BARAQUANT_API FakeQuantizedLinearOptions {
   FakeQuantizedLinearOptions(int64_t in_features, int64_t out_features)
@@ -92,12 +85,13 @@ class BARAQUANT_API FakeQuantizedLinearImpl : public FakeQuantizedLayer {
   FakeQuantizedLinearImpl(int64_t in_features, int64_t out_features)
       : FakeQuantizedLinearImpl(FakeQuantizedLinearOptions(in_features, out_features)) {}
   explicit FakeQuantizedLinearImpl(const FakeQuantizedLinearOptions& options);
-  /// A layer that shares the parameters of a float one; a rotation is done in place.
+  /// A layer that shares the parameters of a float one. A rotation of the weight is done in place;
+  /// `rotates` false leaves it to rotate_weight().
   FakeQuantizedLinearImpl(const torch::nn::LinearImpl& linear, const QuantConfig& config,
-                          Rotation rotation = Rotation::kNow);
+                          bool rotates = true);
   /// A layer with given parameters, which it shares; `bias` may be undefined.
   FakeQuantizedLinearImpl(const torch::Tensor& weight, const torch::Tensor& bias,
-                          const QuantConfig& config, Rotation rotation = Rotation::kNow);
+                          const QuantConfig& config, bool rotates = true);
 
   torch::Tensor forward(const torch::Tensor& input) override;
   /// Rotate the weight in place if that is still to be done.
