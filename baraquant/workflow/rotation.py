@@ -8,10 +8,14 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from .. import ops
-from ..nn import FakeQuantizedLinear
+from ..nn import FakeQuantizedConv1D, FakeQuantizedLinear
 from ..nn._recurrent_cell import Cell
 from ..nn._rotation import rotate_of
 from .calibration.observers import Observer
+
+
+# The classes of prepared layers that rotate their inputs.
+ROTATED = (FakeQuantizedLinear, FakeQuantizedConv1D)
 
 
 def not_rotated(model: nn.Module) -> set[int]:

@@ -12,12 +12,11 @@ from ..configs import Config, QuantConfig, TensorConfig
 from ..nn._rotation import rotate_of
 from ..nn._subclassed import with_forward_of
 from ..nn.training._quantizers import QuantizesWeight
-from ..nn.training.linear import FakeQuantizedLinear
 from ..schemes import SmoothQuant
 from .layers import Layer, is_converted, is_prepared, layer_of, unknown_weights, weights_of
 from .replace import Decision, FilterFn, Swap, choose_swaps, paths_of, take_over
 from .report import FILTERED, Report
-from .rotation import not_rotated
+from .rotation import ROTATED, not_rotated
 from .rules import Rules
 from .unpack import Unpacked, is_packed, why_not_unpacked
 
@@ -192,7 +191,7 @@ class Selector:
     def prepare(self, module: nn.Module, layer: Layer, config: Config) -> nn.Module | str:
         """Return the prepared layer, or why there is none."""
         scheme = self._adapt(scheme_of(config), layer)
-        if id(module) in self._fixed or not issubclass(layer.training, FakeQuantizedLinear):
+        if id(module) in self._fixed or layer.training not in ROTATED:
             scheme = scheme.with_rotation(0)
         reason = (
             layer.why_not_itself(module)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 import baraquant
 from baraquant import PerGroup, PerTensor, PerToken, QuantConfig, TensorConfig, ops, reference
@@ -265,6 +266,22 @@ def test_reading_the_weight() -> None:
     served = converted(layer.eval())
     torch.testing.assert_close(served.weight.clone(), wanted, rtol=0, atol=1e-2)
     assert torch.equal(served.dequantized_weight(), layer.weight.detach())
+
+
+@pytest.mark.exhaustive
+def test_tools_that_compute_the_weight() -> None:
+    """They would read the weight before the rotation, and write it as if it were rotated."""
+    text = "FakeQuantizedLinear: expected the rotated weight to be a parameter.*without rotate"
+    with pytest.raises(RuntimeError, match=text):
+        parametrize.register_parametrization(prepared(SCHEMES["w8a8"]), "weight", nn.Identity())
+    with pytest.raises(RuntimeError, match=text):
+        torch.nn.utils.parametrizations.weight_norm(prepared(SCHEMES["w8a8"]))
+    with pytest.raises(RuntimeError, match=text):
+        layer = torch.nn.utils.weight_norm(prepared(SCHEMES["w8a8"]))
+        layer(inputs())
+    layer = prepared(SCHEMES["w8a8"])
+    parameters = dict(layer.named_parameters())
+    assert torch.equal(torch.func.functional_call(layer, parameters, inputs()), layer(inputs()))
 
 
 @pytest.mark.parametrize("scheme", ["w8a8", "static", "w4a16"])

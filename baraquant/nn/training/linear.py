@@ -161,6 +161,11 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def _own_weight(self) -> Tensor:
+        if getattr(self, "rotate", 0) > 0 and self._parameters.get("weight") is None:
+            raise RuntimeError(
+                f"{type(self).__name__}: expected the rotated weight to be a parameter, but a "
+                "parametrization or a hook is to compute it; prepare this layer without rotate"
+            )
         weight = super()._own_weight()
         return self._in_other_basis(weight) if self._awaits_rotation else weight
 
