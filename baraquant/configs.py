@@ -11,15 +11,17 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
 
+from ._fields import check_bools, check_choice, check_int, check_rotation
 from .granularity import GRANULARITIES, Granularity, PerGroup
 
-VERSION = 3  # of the dictionaries
+VERSION = 4  # of the dictionaries
 # The fields that older dictionaries lack: the version that has them first, and their value before.
 _SINCE: dict[str, tuple[int, Any]] = {
     "scale_dtype": (2, "float32"),
     "conv_inputs": (2, None),
     "backward": (3, "float"),
     "rounding": (3, "nearest"),
+    "rotate": (4, None),
 }
 
 OBSERVERS = ("min_max", "moving_average", "percentile", "mse")
@@ -125,14 +127,14 @@ class TensorConfig(Config):
     def __post_init__(self) -> None:
         """Check every field, and settle ``dynamic`` and the name of the granularity."""
         self._take_granularity()
-        _check_int(self, "bits")
-        _check_bools(self, "symmetric", "learned")
+        check_int(self, "bits")
+        check_bools(self, "symmetric", "learned")
         if not 2 <= self.bits <= 8:
             raise ValueError(f"TensorConfig: expected bits to lie in [2, 8], but got {self.bits}")
         check_choice(self, "granularity", GRANULARITIES)
         if self.dynamic is None:
             object.__setattr__(self, "dynamic", not self.learned)
-        _check_bools(self, "dynamic")
+        check_bools(self, "dynamic")
         if self.learned and self.dynamic:
             raise ValueError(
                 "TensorConfig: expected dynamic=False (or none given) for a learned scale: "
@@ -144,7 +146,7 @@ class TensorConfig(Config):
                 "known"
             )
         if self.granularity == "per_group":
-            _check_int(self, "group_size")
+            check_int(self, "group_size")
             if self.group_size is not None and self.group_size <= 0:
                 raise ValueError(
                     f"TensorConfig: expected group_size > 0, but got {self.group_size}"
@@ -229,6 +231,14 @@ class QuantConfig(Config):
             cells, experts) keep ``float``, and their part of the report names no ``backward``.
         rounding: How ``int8_input`` and ``int8`` round gradients to integers: to the ``nearest``,
             or ``stochastic``, which is right on average and draws from PyTorch's generator.
+        rotate: The number of neighbours that :func:`baraquant.ops.hadamard` rotates in the input of
+            a linear layer before it is quantized, a power of two in [2, 32768]; the weight is
+            rotated to match. None: no rotation. An outlier is spread over its block, so that the
+            scale of the other values gets smaller. A layer takes the largest power of two that
+            divides its ``in_features`` and is at most ``rotate``. Layers that have none, that
+            share their weight with another module, or of other kinds (convolutions, embeddings,
+            recurrent layers, experts) are not rotated, and their part of the report names no
+            ``rotate``.
 
     Example:
         >>> int4 = baraquant.TensorConfig(bits=4)
@@ -248,6 +258,7 @@ class QuantConfig(Config):
     conv_inputs: bool | None = None
     backward: str = "float"
     rounding: str = "nearest"
+    rotate: int | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -264,7 +275,7 @@ class QuantConfig(Config):
         check_choice(self, "backward", BACKWARDS)
         check_choice(self, "rounding", ROUNDINGS)
         if self.conv_inputs is not None:
-            _check_bools(self, "conv_inputs")
+            check_bools(self, "conv_inputs")
         if self.weight.granularity == "per_token":
             raise ValueError(
                 "QuantConfig: expected weight.granularity to be per_tensor, per_channel or "
@@ -272,6 +283,7 @@ class QuantConfig(Config):
             )
         self._check_activation()
         self._check_backward()
+        check_rotation(self, self.rotate)
 
     def _check_backward(self) -> None:
         if self.backward == "float":
@@ -342,6 +354,16 @@ class QuantConfig(Config):
         """Return the same configuration, but with floating products in the backward pass."""
         return replace(self, backward="float", rounding="nearest")
 
+    def with_rotation(self, features: int) -> QuantConfig:
+        """Return the configuration of a linear layer, whose ``rotate`` is the block it uses.
+
+        Args:
+            features: The layer's ``in_features``; 0 stands for a layer that is not rotated.
+        """
+        power = features & -features  # the largest power of two that divides it
+        block = min(power, self.rotate or 0)
+        return replace(self, rotate=block if block > 1 else None)
+
     @property
     def _scheme_str(self) -> str:
         return f"weight={self.weight_str}, input={self.activation or 'float'}"
@@ -349,11 +371,12 @@ class QuantConfig(Config):
     def __str__(self) -> str:
         """Return a short form: ``weight=int8 per_channel symmetric dynamic, input=float``.
 
-        A backward pass of integers is added: ``, backward=int8 stochastic``.
+        What is not the default is added: ``, backward=int8 stochastic, rotate=256``.
         """
+        rotate = "" if self.rotate is None else f", rotate={self.rotate}"
         if self.backward == "float":
-            return self._scheme_str
-        return f"{self._scheme_str}, backward={self.backward} {self.rounding}"
+            return f"{self._scheme_str}{rotate}"
+        return f"{self._scheme_str}, backward={self.backward} {self.rounding}{rotate}"
 
 
 def _kinds() -> dict[str, type[Config]]:
@@ -365,35 +388,3 @@ def _kinds() -> dict[str, type[Config]]:
 
 def _listed(names: Any) -> str:
     return ", ".join(sorted(map(str, names))) or "none"
-
-
-def _check_int(config: Config, name: str) -> None:
-    value = getattr(config, name)
-    if type(value) is not int:
-        raise TypeError(
-            f"{type(config).__name__}: expected {name} to be an int, but got {type(value).__name__}"
-        )
-
-
-def _check_bools(config: Config, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if type(value) is not bool:
-            raise TypeError(
-                f"{type(config).__name__}: expected {name} to be a bool, "
-                f"but got {type(value).__name__}"
-            )
-
-
-def check_choice(config: Config, name: str, choices: tuple[str, ...]) -> None:
-    """Check that a field is one of some strings."""
-    value = getattr(config, name)
-    if not isinstance(value, str):
-        raise TypeError(
-            f"{type(config).__name__}: expected {name} to be a str, but got {type(value).__name__}"
-        )
-    if value not in choices:
-        raise ValueError(
-            f"{type(config).__name__}: expected {name} to be one of {', '.join(choices)}, "
-            f"but got {value!r}"
-        )

@@ -20,6 +20,7 @@ def W8A8(  # noqa: N802 - named as a scheme is
     scale_dtype: str = "float32",
     backward: str = "float",
     rounding: str = "nearest",
+    rotate: int | None = None,
 ) -> QuantConfig:
     """Return int8 weights with a scale per channel, and int8 inputs with a dynamic scale per token.
 
@@ -28,6 +29,7 @@ def W8A8(  # noqa: N802 - named as a scheme is
         scale_dtype: As in :class:`QuantConfig`.
         backward: As in :class:`QuantConfig`: ``int8`` for gradients from products of integers.
         rounding: As in :class:`QuantConfig`.
+        rotate: As in :class:`QuantConfig`: 256 spreads the outliers of inputs.
     """
     _check_symmetric("W8A8", symmetric)
     activation = TensorConfig(8, "per_token", symmetric)
@@ -37,6 +39,7 @@ def W8A8(  # noqa: N802 - named as a scheme is
         scale_dtype=scale_dtype,
         backward=backward,
         rounding=rounding,
+        rotate=rotate,
     )
 
 
@@ -46,6 +49,7 @@ def W8A8Static(  # noqa: N802
     *,
     scale_dtype: str = "float32",
     conv_inputs: bool | None = None,
+    rotate: int | None = None,
 ) -> QuantConfig:
     """Return int8 weights with a scale per channel, and int8 inputs with one scale for each layer.
 
@@ -54,21 +58,30 @@ def W8A8Static(  # noqa: N802
         symmetric: True for inputs without a zero point; False adds one.
         scale_dtype: As in :class:`QuantConfig`.
         conv_inputs: As in :class:`QuantConfig`: True for int8 convolutions.
+        rotate: As in :class:`QuantConfig`: 256 spreads the outliers of inputs.
     """
     _check_symmetric("W8A8Static", symmetric)
     activation = TensorConfig(8, "per_tensor", symmetric, dynamic=False)
     return QuantConfig(
-        TensorConfig(8), activation, observer, scale_dtype=scale_dtype, conv_inputs=conv_inputs
+        TensorConfig(8),
+        activation,
+        observer,
+        scale_dtype=scale_dtype,
+        conv_inputs=conv_inputs,
+        rotate=rotate,
     )
 
 
-def W8A16(*, scale_dtype: str = "float32") -> QuantConfig:  # noqa: N802
+def W8A16(  # noqa: N802
+    *, scale_dtype: str = "float32", rotate: int | None = None
+) -> QuantConfig:
     """Return int8 weights with a scale per channel, and floating inputs.
 
     Args:
         scale_dtype: As in :class:`QuantConfig`.
+        rotate: As in :class:`QuantConfig`: 256 spreads the outliers of weights.
     """
-    return QuantConfig(TensorConfig(8), scale_dtype=scale_dtype)
+    return QuantConfig(TensorConfig(8), scale_dtype=scale_dtype, rotate=rotate)
 
 
 def W4A16(  # noqa: N802
@@ -77,6 +90,7 @@ def W4A16(  # noqa: N802
     scale_rule: str = "search",
     *,
     scale_dtype: str = "float32",
+    rotate: int | None = None,
 ) -> QuantConfig:
     """Return 4-bit weights with a scale for each group of inputs, and floating inputs.
 
@@ -85,9 +99,10 @@ def W4A16(  # noqa: N802
         symmetric: True for weights without a zero point; False adds one.
         scale_rule: As in :class:`QuantConfig`.
         scale_dtype: As in :class:`QuantConfig`.
+        rotate: As in :class:`QuantConfig`: 256 spreads the outliers of weights.
     """
     weight = _int4("W4A16", group_size, symmetric)
-    return QuantConfig(weight, scale_rule=scale_rule, scale_dtype=scale_dtype)
+    return QuantConfig(weight, scale_rule=scale_rule, scale_dtype=scale_dtype, rotate=rotate)
 
 
 def W4A8(  # noqa: N802
@@ -98,6 +113,7 @@ def W4A8(  # noqa: N802
     scale_dtype: str = "float32",
     backward: str = "float",
     rounding: str = "nearest",
+    rotate: int | None = None,
 ) -> QuantConfig:
     """Return 4-bit weights with a scale for each group, and int8 inputs with a scale per token.
 
@@ -111,6 +127,7 @@ def W4A8(  # noqa: N802
         scale_dtype: As in :class:`QuantConfig`.
         backward: As in :class:`QuantConfig`; anything but ``float`` needs ``group_size=None``.
         rounding: As in :class:`QuantConfig`.
+        rotate: As in :class:`QuantConfig`: 256 spreads the outliers of inputs.
     """
     weight = _int4("W4A8", group_size, symmetric)
     activation = TensorConfig(8, "per_token")
@@ -121,6 +138,7 @@ def W4A8(  # noqa: N802
         scale_dtype=scale_dtype,
         backward=backward,
         rounding=rounding,
+        rotate=rotate,
     )
 
 
@@ -164,6 +182,12 @@ class SmoothQuant(Config):
             raise TypeError(
                 "SmoothQuant: expected activation to be W8A8(...) or W8A8Static(...), "
                 f"but got {type(self.activation).__name__}"
+            )
+        if self.activation.rotate is not None:
+            raise ValueError(
+                f"SmoothQuant: expected activation without rotate, but got rotate="
+                f"{self.activation.rotate}: both are for the outliers of inputs, and a rotation "
+                "mixes the channels that a smoothing scales; use one of the two"
             )
         symmetric = self.activation.activation is None or self.activation.activation.symmetric
         # The rest of the scheme is free: how a static range is observed, scale_dtype, conv_inputs.

@@ -124,6 +124,11 @@ def _check_format(path: str, layer: IntegerLayer, is_float: bool, caller: str) -
             "has no place; use SmoothQuant only where a preceding layer takes the factor, or keep "
             "this layer out of it"
         )
+    if layer.rotate > 0:
+        raise ValueError(
+            f"{caller}: {path}: its input is rotated (rotate={layer.rotate}), for which the format "
+            "has no place; quantize with a scheme without rotate, or use baraquant.save"
+        )
     if layer.scale.dtype == torch.float64:
         raise ValueError(f"{caller}: {path}: expected float32 scales, but they are float64")
 

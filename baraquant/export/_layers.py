@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import FakeQuantize
+from ..nn._rotation import rotate_of
 from ..workflow.forms import Form
 from ..workflow.layers import form_of, is_prepared, layer_of_converted, layer_with
 
@@ -61,6 +62,8 @@ class IntegerLayer:
             ``Conv1D``); the integers are ``[N, K]`` all the same.
         input: How the input is rounded; None leaves it as it is.
         smooth: ``[K]``: the input is divided by it first. None: by nothing.
+        rotate: The block of :func:`baraquant.ops.hadamard` that rotates the input first, and has
+            rotated the weight. 0: no rotation.
     """
 
     path: str
@@ -76,6 +79,7 @@ class IntegerLayer:
     transposed: bool
     input: QuantizedInput | None
     smooth: Tensor | None
+    rotate: int = 0
 
     @property
     def grouped_scale(self) -> Tensor:
@@ -164,6 +168,7 @@ def integer_layer(path: str, module: Any, caller: str) -> IntegerLayer:
         transposed=bool(getattr(module, "transposed", False)),
         input=_input_of(module),
         smooth=_smooth_of(module),
+        rotate=rotate_of(module),
     )
 
 

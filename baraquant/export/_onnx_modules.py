@@ -83,7 +83,7 @@ class DynamicLinear(_IntegerLinear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output."""
-        rows = input.float()
+        rows = self.rotated(input).float()
         if self.smooth is not None:
             rows = rows / self.smooth
         dims = [-1] if self.per_token else list(range(rows.dim()))
@@ -139,7 +139,7 @@ class StaticLinear(_StaticLinear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output."""
-        integers = self._quantized(input.float())
+        integers = self._quantized(self.rotated(input).float())
         sums = torch.ops.baraquant_export.integer_product(integers, self.qweight, self.zero_point)
         return self._output(sums, self.act_scale, input.dtype)
 
@@ -162,7 +162,7 @@ class StaticLinearQDQ(_StaticLinear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output."""
-        integers = self._quantized(input.float())
+        integers = self._quantized(self.rotated(input).float())
         rows = ops.dequantize_per_tensor(integers, self.act_scale, self.zero_point)
         weight = ops.dequantize_per_channel(self.qweight, self.weight_scale, None, 1)
         output = torch.matmul(rows, weight)
@@ -195,7 +195,8 @@ class WeightOnly(_Linear):
             weight = ops.dequantize_per_channel(self.qweight, scale, zero_point, 1)
         else:
             weight = ops.dequantize_per_group(self.qweight, scale, zero_point, self.group_size, 0)
-        output = torch.matmul(self.input_fake_quant(input), weight.to(input.dtype))
+        rows = self.input_fake_quant(self.rotated(input))
+        output = torch.matmul(rows, weight.to(input.dtype))
         return output if self.bias is None else output + self.bias
 
 

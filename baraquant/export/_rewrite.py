@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..nn._subclassed import plain_type, with_forward_of
@@ -23,6 +25,20 @@ class RewrittenLinear(nn.Module):  # type: ignore[misc]
         self._float = [layer.module]  # in a list, so that it is no submodule
         self.out_features, self.in_features = layer.qweight.shape
         self.register_buffer("bias", layer.bias)
+        self.rotate = layer.rotate
+
+    def rotated(self, input: Tensor) -> Tensor:
+        """Return :func:`baraquant.ops.hadamard` of the input in plain arithmetic, bit for bit."""
+        if self.rotate == 0:
+            return input
+        values, step = input.float(), 1
+        while step < self.rotate:
+            count = self.in_features // (2 * step)
+            pairs = values.reshape(*input.shape[:-1], count, 2, step)
+            first, second = pairs.select(-2, 0), pairs.select(-2, 1)
+            values = torch.stack([first + second, first - second], -2)
+            step *= 2
+        return (values.reshape(input.shape) * (1 / math.sqrt(self.rotate))).to(input.dtype)
 
     @property
     def weight(self) -> Any:

@@ -105,6 +105,11 @@ def _why_not(layer: IntegerLayer, float_inputs: bool) -> str | None:
             "expected no smoothing of the input, which GGUF cannot hold; quantize with a scheme "
             "without SmoothQuant"
         )
+    if layer.rotate > 0:
+        return (
+            "expected no rotation of the input, which GGUF cannot hold; quantize with a scheme "
+            "without rotate"
+        )
     if layer.input is not None and not float_inputs:
         kind = "static" if layer.input.is_static else "dynamic"
         return (

@@ -42,7 +42,7 @@ class DecomposedLinear(RewrittenLinear):
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
         ops: Any = torch.ops.quantized_decomposed
-        rows = input.float()
+        rows = self.rotated(input).float()
         if self.smooth is not None:
             rows = rows / self.smooth
         scale, zero_point = ops.choose_qparams_per_token_asymmetric(rows, torch.int8)

@@ -150,7 +150,8 @@ def _check_no_write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             else:
                 instead = (
                     "in evaluation it is the rounded weight; the parameter is in "
-                    "named_parameters(), and is the weight itself in training mode"
+                    "named_parameters(), and is the weight itself in training mode, unless the "
+                    "layer has rotate"
                 )
             name = getattr(func, "__name__", str(func))
             # Code that compares the places of two weights expects this error where there is none.

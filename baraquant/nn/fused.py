@@ -220,7 +220,7 @@ class GatedMLP(nn.Module):  # type: ignore[misc]
         else:
             rows = input
         left, right = gate(rows), up(rows)
-        if left.dtype == torch.float64 or not _takes_integers(down, left):
+        if left.dtype == torch.float64 or not _takes_integers(down, left) or down.rotate > 0:
             return down(_silu_mul(left, right))
         integers = ops.silu_mul_quantize_per_token(
             left,
@@ -251,7 +251,8 @@ def _takes_integers(layer: Any, input: Tensor) -> bool:
 
 def _is_alike(first: QuantizedLinear, second: QuantizedLinear) -> bool:
     """Whether two layers quantize an input to the same integers."""
-    return (first.symmetric, first.bits) == (second.symmetric, second.bits)
+    wanted = (first.symmetric, first.bits, first.rotate)
+    return wanted == (second.symmetric, second.bits, second.rotate)
 
 
 def _check_one_dimension(name: str, shape: tuple[int, ...]) -> None:

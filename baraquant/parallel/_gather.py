@@ -185,6 +185,8 @@ class GathersIntegers(FakeQuantizedLinear):
                 "is quantized; give fully_shard a MixedPrecisionPolicy(param_dtype=...) instead"
             )
         low, high, symmetric = self.quant_min, self.quant_max, self.symmetric
+        if self.rotate > 0:
+            input = ops.hadamard(input, self.rotate)
         return _Product.apply(
             input, weight, self.bias, weight.integers, weight.scale, low, high, symmetric
         )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from .. import ops
 from ..nn._product import linear, matching_bias
 from ..nn._recomputed import product_of_integers
 from ..nn.inference.linear import QuantizedLinear, StaticQuantizedLinear
@@ -89,6 +90,8 @@ class Rows(Parallel):
     def forward(self: Any, input: Tensor) -> Tensor:
         """Return the output, in the layout that the style says."""
         rows = self._layout.arriving(input, Shard(-1), Shard(-1))
+        if self.rotate > 0:  # every block is whole on one process
+            rows = ops.hadamard(rows, self.rotate)
         return self._layout.finished(self._summed(rows))
 
     def _product(self: Any, weight_bits: int, dtype: torch.dtype) -> Product:

@@ -83,6 +83,8 @@ def split(module: nn.Module, layout: Layout, style: str, by_rows: bool, source: 
     _check_size(module, style, layout, by_rows and not has_table)
     _check_quantizers(module, style, layout.mesh, splits_channels, by_rows and not has_table)
     _check_backward(module, style)
+    if by_rows and not has_table:
+        _check_rotation(module, style, layout.mesh)
     placements = _placements(module, splits_channels)
     for name, placement in placements.items():
         _check_shared(module, style, name, placement)
@@ -201,6 +203,16 @@ def _check_backward(module: nn.Module, style: str) -> None:
         raise NotImplementedError(
             f'{style}: {_name(module)}: expected backward="float", but got "{module.backward}"; '
             "the gradients of a layer on several processes are products of floats"
+        )
+
+
+def _check_rotation(module: nn.Module, style: str, mesh: DeviceMesh) -> None:
+    block, features = module.rotate, module.in_features
+    if block > 0 and features // mesh.size() % block != 0:
+        raise NotImplementedError(
+            f"{style}: {_name(module)}: expected rotate to divide the features of a process "
+            f"({features} / {mesh.size()}), but got {block}, and a block must not lie on two "
+            "processes; choose a smaller rotate, or use ColwiseParallel"
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from ..nn._rotation import rotate_of
 from ..workflow.layers import is_converted, is_prepared
 from ._floating import float_type, layer_kind
 
@@ -42,6 +43,8 @@ def check_layer(path: str, module: nn.Module, config: Any) -> None:
                 f"{where}: expected bias='none', but got {config.bias!r}: the bias of a {kind} is "
                 "frozen; lora_bias=True adds one that is trained"
             )
+    if is_prepared(module) and rotate_of(module) > 0:
+        _check_writing(where, kind, module, config, "rotated")
     if is_prepared(module) and config.use_dora:
         raise ValueError(
             f"{where}: expected use_dora=False for a prepared layer, whose weight is rounded in "
@@ -70,7 +73,9 @@ def _check_groups(where: str, module: Any, config: Any) -> None:
         )
 
 
-def _check_writing(where: str, kind: str, module: nn.Module, config: Any) -> None:
+def _check_writing(
+    where: str, kind: str, module: nn.Module, config: Any, state: str = "quantized"
+) -> None:
     init = config.init_lora_weights
     name = init.lower() if isinstance(init, str) else ""
     writes = name.startswith(_WRITING)
@@ -80,7 +85,7 @@ def _check_writing(where: str, kind: str, module: nn.Module, config: Any) -> Non
         raise ValueError(
             f"{where}: expected initial values that leave the weight as it is (True, 'gaussian', "
             f"'orthogonal', 'eva', 'mica'), but got init_lora_weights={init!r}: the weight of a "
-            f"{kind} is quantized; initialize on the float model, then quantize it"
+            f"{kind} is {state}; initialize on the float model, then quantize it"
         )
 
 

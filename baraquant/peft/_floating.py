@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..nn._rotation import rotate_of
 from ..nn._subclassed import _own_class, with_forward_of
 from ..workflow.layers import (
     Layer,
@@ -45,7 +46,8 @@ def floating(module: Any) -> nn.Module:
     """Return the float layer with the weight of a quantized layer.
 
     A converted layer gives its dequantized weight, in a new tensor. A prepared layer gives its own
-    parameters, which both layers then share.
+    parameters, which both layers then share; but if they are rotated, it gives the weight before
+    the rotation, in float32 or float64.
 
     Args:
         module: A layer for which :func:`float_type` is not None.
@@ -56,6 +58,9 @@ def floating(module: Any) -> nn.Module:
         plain = kind(**{name: getattr(module, own) for own, name in row.sizes.items()})
     if is_prepared(module):
         weight, bias = module.float_weight(), module.bias if hasattr(module, "bias") else None
+        if rotate_of(module) > 0:
+            wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
+            weight = _parameter(module._in_other_basis(wide))
     else:
         weight, bias = _parameter(module.weight.clone()), getattr(module, "bias", None)
         bias = None if bias is None else _parameter(bias.clone())

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 from typing_extensions import Self
 
+from ..nn._rotation import rotate_of
 from ..workflow.layers import is_converted, is_prepared
 from ._checks import check_layer
 from ._floating import float_type, floating, is_quantized, layer_kind
@@ -41,9 +42,13 @@ class OverQuantized(nn.Module):  # type: ignore[misc]
     @contextmanager
     def _shows_float(self) -> Iterator[None]:
         """Let PEFT see a float layer in the place of the base."""
-        self._shown = (floating(self.get_base_layer()),)
+        base = self.get_base_layer()
+        self._shown = (floating(base),)
         try:
             yield
+            if rotate_of(base) > 0:  # a copy was shown
+                with torch.no_grad():
+                    base.float_weight().copy_(base._in_other_basis(self._shown[0].weight))
         finally:
             self._shown = ()
 

@@ -4,12 +4,14 @@
 from torch import nn
 
 from ..configs import TensorConfig
+from ..nn._rotation import rotate_of
 from ..nn._subclassed import with_forward_of
 from ..nn.training._freeze import check_scale, skipped
 from ..nn.training._quantizers import Integers, QuantizesWeight
 from .layers import form_of, is_converted, layer_of, layer_of_prepared, unknown_weights
 from .replace import Decision, Swap, replace_modules, take_over
 from .report import Report
+from .rotation import about_rotation
 
 CALLER = "baraquant.qat.convert_"
 
@@ -82,7 +84,8 @@ class Converter:
             module = module.with_floating_input()
             about = "; its input stays floating, as training never called it"
         new = self.convert(module)
-        return Swap(new, type(new).__name__ + about_input(module) + about)
+        what = type(new).__name__ + about_rotation(new) + about_input(module)
+        return Swap(new, what + about)
 
     def convert(self, prepared: nn.Module) -> nn.Module:
         """Return the quantized layer for a prepared one.
@@ -108,17 +111,24 @@ class Converter:
 
     def integers(self, module: QuantizesWeight) -> Integers:
         """Return a prepared layer's weight as integers, once for tied weights."""
+        if rotate_of(module) > 0:  # it is no tied weight: do not keep the layer
+            return _integers(module)
         config = module.config.weight
         is_own = config.dynamic and module.weight_fake_quant.is_dynamic
         quantizer = None if is_own else id(module.weight_fake_quant)
         dtype = module.config.scale_dtype
         key = id(module.float_weight()), module.transposed_groups, quantizer, config, dtype
         if key not in self._shared:
-            integers, scale, zero_point = module.quantized_weight()
-            check_scale("the weight", scale, dtype)
+            self._shared[key] = _integers(module)
             self._kept.append(module)
-            self._shared[key] = Integers(integers, scale, None if config.symmetric else zero_point)
         return self._shared[key]
+
+
+def _integers(module: QuantizesWeight) -> Integers:
+    config = module.config
+    integers, scale, zero_point = module.quantized_weight()
+    check_scale("the weight", scale, config.scale_dtype)
+    return Integers(integers, scale, None if config.weight.symmetric else zero_point)
 
 
 def about_input(prepared: nn.Module) -> str:

@@ -114,8 +114,9 @@ COMMON_OPTIONS = {
     "dtype": forms.dtype_option("dtype"),
 }
 _SINCE: Mapping[str, tuple[int, Any]] = {"dtype": (2, None)}
-_LINEAR_OPTIONS = {**COMMON_OPTIONS, "transposed": forms.bool_option("transposed")}
-_LINEAR_SINCE = {**_SINCE, "transposed": (3, False)}
+_ROTATE = {"rotate": forms.maybe_int_option("rotate")}
+_LINEAR_OPTIONS = {**COMMON_OPTIONS, **_ROTATE, "transposed": forms.bool_option("transposed")}
+_LINEAR_SINCE = {**_SINCE, "transposed": (3, False), "rotate": (4, None)}
 
 _LINEAR_FORMS = (
     Form(

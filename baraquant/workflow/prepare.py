@@ -15,6 +15,7 @@ from .calibration.run import Calibration
 from .calibration.static import observe_inputs
 from .replace import FilterFn, swap
 from .report import Report
+from .rotation import rotate_weights_
 from .rules import Rule, Rules
 from .select import Chosen, Selector, filter_of, nothing_to
 from .unpack import unpacked
@@ -47,6 +48,10 @@ def prepare_(
     new parameters. A layer that occurs several times is swapped once. Hooks are kept. Every
     decision comes before the first swap: an error leaves the model unchanged. The fused evaluation
     of ``TransformerEncoder`` is switched off, because it would bypass the new layers.
+
+    With ``rotate`` in the configuration, the weights of rotated layers are rotated in place, in the
+    same parameters; load floating weights before. What an optimizer has kept of earlier steps is
+    not rotated. Reading ``layer.weight`` gives the weight before the rotation.
 
     A weight that several layers share stays one weight with one scale, learned or not. If one of
     these layers stays floating, the others do too: otherwise the model would hold the weight twice.
@@ -96,6 +101,7 @@ input=int8 per_token symmetric dynamic)
         if not chosen:
             raise ValueError(f"{CALLER}: {nothing_to('prepare', model, report)}")
         _calibrate(model, chosen, calibration, progress)
+    rotate_weights_(one.prepared for one in chosen.values())
     return swap(model, {id(one.module): one.prepared for one in chosen.values()}, report)
 
 

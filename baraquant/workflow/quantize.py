@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..configs import Config, QuantConfig, TensorConfig
 from ..nn import FakeQuantize, FakeQuantizedLinear, QuantizesWeight
+from ..nn._rotation import rotate_of
 from ..nn._subclassed import with_forward_of
 from ..schemes import SmoothQuant
 from .calibration.run import UNREACHED, Calibration
@@ -24,6 +25,7 @@ from .fit import fit_scale
 from .layers import Layer, linear_form, weights_of
 from .replace import FilterFn, swap, take_over
 from .report import Report
+from .rotation import about_rotation
 from .rules import Rule, Rules
 from .select import Chosen, Selector, filter_of, nothing_to, scheme_of
 from .smoothquant.producers import fold, parameter_owners
@@ -125,6 +127,7 @@ def quantize_(
         path: "".join(
             [
                 type(new).__name__,
+                about_rotation(new),
                 _about(plan.get(path)),
                 about_input(chosen[path].prepared),
                 chosen[path].remark,
@@ -274,10 +277,12 @@ class Maker:
             return self._smoothed(one, smoothing, divisor)
         if divisor is not None:
             changed = _scaled(prepared, None, divisor).to(one.module.weight.dtype)
-            divided = FakeQuantizedLinear.from_float(changed, prepared.config)
+            divided = FakeQuantizedLinear.sharing(changed, prepared.config, is_rotated=True)
             divided.input_fake_quant = prepared.input_fake_quant
             take_over(divided, prepared)
             prepared = divided
+        elif rotate_of(prepared) > 0:
+            prepared = prepared.with_rotated_weight()
         if weight.bits < 8 and one.scheme.scale_rule == "search":
             for name, rows in prepared.weight_rows().items():
                 # Tied weights have the same one.
@@ -286,6 +291,8 @@ class Maker:
                     self._fitted[key] = fit_scale(rows, getattr(prepared, name))
                     self._kept.append(rows)
                 setattr(prepared, name, self._fitted[key])
+                if rotate_of(prepared) > 0:  # it is no tied weight: do not keep a copy of it
+                    del self._fitted[key], self._kept[-1]
         return self._converter.convert(prepared)
 
     def _smoothed(self, one: Chosen, smoothing: Smoothing, divisor: Tensor | None) -> nn.Module:

@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from ..configs import Config, QuantConfig, TensorConfig
+from ..nn._rotation import rotate_of
 from ..nn._subclassed import with_forward_of
 from ..nn.training._quantizers import QuantizesWeight
 from ..schemes import SmoothQuant
 from .layers import Layer, is_converted, is_prepared, layer_of, unknown_weights, weights_of
 from .replace import Decision, FilterFn, Swap, choose_swaps, paths_of, take_over
 from .report import FILTERED, Report
+from .rotation import ROTATED, not_rotated
 from .rules import Rules
 from .unpack import Unpacked, is_packed, why_not_unpacked
 
@@ -104,6 +106,7 @@ class Selector:
         check: Callable[[nn.Module, Config], str | None] = lambda module, config: None,
     ) -> None:
         self._caller, self._rules, self._adapt, self._check = caller, rules, adapt, check
+        self._fixed: set[int] = set()  # ids of linear layers that are not rotated
         self._quantizers: dict[tuple[int, int, TensorConfig, str], nn.Module] = {}
 
     def choose(
@@ -119,6 +122,7 @@ class Selector:
         paths = paths_of(model)
         configs = self._configs(model, paths, parts)
         prepared: dict[int, Chosen] = {}
+        self._fixed = not_rotated(model)
         for module in model.modules():
             if is_prepared(module):
                 self._share_quantizer(module)
@@ -187,6 +191,8 @@ class Selector:
     def prepare(self, module: nn.Module, layer: Layer, config: Config) -> nn.Module | str:
         """Return the prepared layer, or why there is none."""
         scheme = self._adapt(scheme_of(config), layer)
+        if id(module) in self._fixed or layer.training not in ROTATED:
+            scheme = scheme.with_rotation(0)
         reason = (
             layer.why_not_itself(module)
             or layer.why_not(module, scheme)
@@ -195,7 +201,9 @@ class Selector:
         if reason is not None:
             return reason
         try:
-            prepared: nn.Module = layer.training.from_float(module, scheme)
+            # No weight is rotated before all decisions are made.
+            make = layer.training.from_float if scheme.rotate is None else layer.training.sharing
+            prepared: nn.Module = make(module, scheme)
         except ValueError as error:
             return f"the configuration does not fit: {error}"
         if type(prepared) is not layer.training:
@@ -210,8 +218,8 @@ class Selector:
 
     def _share_quantizer(self, prepared: nn.Module) -> None:
         """Let layers that share a weight share its learned or observed scale, which is a tensor."""
-        if not isinstance(prepared, QuantizesWeight):
-            return
+        if not isinstance(prepared, QuantizesWeight) or rotate_of(prepared) > 0:
+            return  # a weight that several layers share is not rotated
         config = prepared.config.weight
         if not config.dynamic:
             dtype = prepared.config.scale_dtype

@@ -19,6 +19,7 @@ from .layers import weights_of
 from .quantize import Maker, after_training, check_module, make, quantize_
 from .replace import FilterFn, paths_of, put_at, swap
 from .report import Report
+from .rotation import about_rotation
 from .rules import Rule, Rules
 from .select import Chosen, Selector, nothing_to
 from .unpack import Unpacked, is_packed
@@ -142,7 +143,7 @@ class Stream:
             else:
                 self._place(path, make(maker, path, replace(one, prepared=prepared), self._caller))
         changed = {
-            path: type(self._made[path]).__name__ + one.remark
+            path: type(self._made[path]).__name__ + about_rotation(self._made[path]) + one.remark
             for path, one in self._chosen.items()
             if path in self._made
         }

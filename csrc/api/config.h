@@ -114,6 +114,13 @@ class BARAQUANT_API QuantConfig {
   /// @throws c10::ValueError Another name, or a scheme whose products are floating in training.
   QuantConfig& backward(std::string_view name, std::string_view rounding = "nearest");
 
+  /// The number of neighbours that hadamard() rotates in the input of a linear layer before it is
+  /// quantized, a power of two in [2, 32768]; the weight is rotated to match. std::nullopt (the
+  /// default): no rotation. A layer takes the largest power of two that divides its `in_features`
+  /// and is at most this. Other layers, and those that share their weight, are not rotated.
+  /// @throws c10::ValueError Another number.
+  QuantConfig& rotate(std::optional<int64_t> rotate);
+
   const TensorConfig& weight() const { return weight_; }
   const std::optional<TensorConfig>& activation() const { return activation_; }
   const std::string& observer() const { return observer_; }
@@ -122,6 +129,10 @@ class BARAQUANT_API QuantConfig {
   std::optional<bool> conv_inputs() const { return conv_inputs_; }
   const std::string& backward() const { return backward_; }
   const std::string& rounding() const { return rounding_; }
+  std::optional<int64_t> rotate() const { return rotate_; }
+  /// The configuration of a linear layer with `features` inputs, whose rotate() is the block that it
+  /// uses; 0 stands for a layer that is not rotated.
+  QuantConfig with_rotation(int64_t features) const;
   /// Whether qat_linear computes a linear layer in training.
   bool trains_on_integers() const;
   /// Whether the range of the inputs is fixed in advance: observed, calibrated or learned.
@@ -131,8 +142,8 @@ class BARAQUANT_API QuantConfig {
   /// How weights are quantized: the short form of weight(), and the dtype of their scales unless it is
   /// float32.
   std::string weight_str() const;
-  /// A short form: `weight=int8 per_channel symmetric dynamic, input=float`. A backward pass of
-  /// integers is added: `, backward=int8 stochastic`.
+  /// A short form: `weight=int8 per_channel symmetric dynamic, input=float`. What is not the
+  /// default is added: `, backward=int8 stochastic, rotate=256`.
   std::string str() const;
   bool operator==(const QuantConfig& other) const;
 
@@ -144,6 +155,7 @@ class BARAQUANT_API QuantConfig {
   std::string scale_dtype_ = "float32";
   std::optional<bool> conv_inputs_;
   std::string backward_ = "float", rounding_ = "nearest";
+  std::optional<int64_t> rotate_;
 
   void check_backward() const;
   std::string scheme_str() const;

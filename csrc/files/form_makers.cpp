@@ -128,6 +128,7 @@ Options read_quantized_linear(const torch::nn::Module& module) {
   options["bits"] = layer.bits();
   options["granularity"] = layer.granularity();
   options["transposed"] = false;
+  options["rotate"] = json_of(layer.rotate());
   return options;
 }
 
@@ -136,6 +137,7 @@ Options read_static_linear(const torch::nn::Module& module) {
   Options options = read_common(layer);
   options["bits"] = layer.bits();
   options["transposed"] = false;
+  options["rotate"] = json_of(layer.rotate());
   return options;
 }
 
@@ -145,6 +147,7 @@ Options read_weight_only_linear(const torch::nn::Module& module) {
   options["group_size"] = group_size_of(layer.group_size());
   options[kRounder] = read_rounder(layer.input_fake_quant.get());
   options["transposed"] = false;
+  options["rotate"] = json_of(layer.rotate());
   return options;
 }
 
@@ -180,6 +183,7 @@ Made make_quantized_linear(const Options& options, const Tensors& tensors,
   result.symmetric(bool_of(options, "symmetric")).bits(int_of(options, "bits"));
   result.granularity(text_of(options, "granularity"));
   result.weight_bits(int_of(options, "weight_bits")).dtype(dtype_of(options));
+  result.rotate(maybe_int_of(options, "rotate"));
   return std::make_shared<nn::QuantizedLinearImpl>(result);
 }
 
@@ -190,12 +194,15 @@ Made make_static_linear(const Options& options, const Tensors& tensors, const to
   result.act_zero_point(tensor_of(tensors, "act_zero_point"));
   result.smooth_scale(tensor_of(tensors, "smooth_scale"));
   result.weight_bits(int_of(options, "weight_bits")).dtype(dtype_of(options));
+  result.rotate(maybe_int_of(options, "rotate"));
   return std::make_shared<nn::StaticQuantizedLinearImpl>(result);
 }
 
 Made make_weight_only_linear(const Options& options, const Tensors& tensors,
                              const torch::nn::Module&) {
-  return std::make_shared<nn::WeightOnlyLinearImpl>(dequantized_options(options, tensors));
+  auto result = dequantized_options(options, tensors);
+  result.rotate(maybe_int_of(options, "rotate"));
+  return std::make_shared<nn::WeightOnlyLinearImpl>(result);
 }
 
 Made make_conv(const Options& options, const Tensors& tensors, const torch::nn::Module& like) {

@@ -33,9 +33,9 @@ std::vector<T> with(std::vector<T> base, const std::vector<T>& more) {
 
 std::vector<Form> linear_forms() {
   const std::vector<Option> options = {int_option("weight_bits"), dtype_option("dtype"),
-                                       bool_option("transposed")};
-  const std::map<std::string, std::pair<int64_t, Json>> since = {{"dtype", dtype_since()},
-                                                                 {"transposed", {3, Json(false)}}};
+                                       bool_option("transposed"), maybe_int_option("rotate")};
+  const std::map<std::string, std::pair<int64_t, Json>> since = {
+      {"dtype", dtype_since()}, {"transposed", {3, Json(false)}}, {"rotate", {4, Json()}}};
   return {
       {"QuantizedLinear", "Linear",
        with(options, {bool_option("symmetric"), int_option("bits"), name_option("granularity")}),

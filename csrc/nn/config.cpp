@@ -53,6 +53,7 @@ constexpr std::array scale_rules = {"search", "max"};
 constexpr std::array scale_dtypes = {"float32", "bfloat16", "float16"};
 constexpr std::array backwards = {"float", "int8_input", "int8"};
 constexpr std::array roundings = {"nearest", "stochastic"};
+constexpr int64_t max_rotation = 32768;  // the largest block of hadamard()
 
 }  // namespace
 
@@ -153,6 +154,24 @@ void QuantConfig::check_backward() const {
                     ") or W4A8(None, backward=", got, ")");
 }
 
+QuantConfig& QuantConfig::rotate(std::optional<int64_t> rotate) {
+  const int64_t block = rotate.value_or(2);
+  TORCH_CHECK_VALUE(block >= 2 && block <= max_rotation && (block & (block - 1)) == 0,
+                    "QuantConfig: expected rotate to be a power of two in [2, ", max_rotation,
+                    "], but got ", block,
+                    "; 128 and 256 are good choices, and None rotates nothing");
+  rotate_ = rotate;
+  return *this;
+}
+
+QuantConfig QuantConfig::with_rotation(int64_t features) const {
+  auto result = *this;
+  // The largest power of two that divides the features.
+  const int64_t block = std::min(features & -features, rotate_.value_or(0));
+  result.rotate_ = block > 1 ? std::optional(block) : std::nullopt;
+  return result;
+}
+
 bool QuantConfig::trains_on_integers() const {
   return activation_.has_value() && weight_ == TensorConfig(weight_.bits()) &&
          scale_dtype_ == "float32" &&
@@ -192,15 +211,16 @@ std::string QuantConfig::scheme_str() const {
 }
 
 std::string QuantConfig::str() const {
-  if (backward_ == "float") return scheme_str();
-  return scheme_str() + ", backward=" + backward_ + " " + rounding_;
+  const auto rotate = rotate_.has_value() ? ", rotate=" + std::to_string(*rotate_) : "";
+  if (backward_ == "float") return scheme_str() + rotate;
+  return scheme_str() + ", backward=" + backward_ + " " + rounding_ + rotate;
 }
 
 bool QuantConfig::operator==(const QuantConfig& other) const {
   return weight_ == other.weight_ && activation_ == other.activation_ &&
          observer_ == other.observer_ && scale_rule_ == other.scale_rule_ &&
          scale_dtype_ == other.scale_dtype_ && conv_inputs_ == other.conv_inputs_ &&
-         backward_ == other.backward_ && rounding_ == other.rounding_;
+         backward_ == other.backward_ && rounding_ == other.rounding_ && rotate_ == other.rotate_;
 }
 
 namespace {

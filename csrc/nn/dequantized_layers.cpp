@@ -38,7 +38,8 @@ DequantizedLayer::DequantizedLayer(const std::string& name, const DequantizedOpt
          .weight_zero_point = options.weight_zero_point(),
          .weight_bits = options.weight_bits(),
          .dtype = options.dtype(),
-         .group_size = group_size_},
+         .group_size = group_size_,
+         .rotate = dimensions == 2 ? options.rotate() : std::nullopt},
         dimensions);
   input_fake_quant = options.input_fake_quant();
   if (input_fake_quant != nullptr) register_module("input_fake_quant", input_fake_quant);
@@ -71,11 +72,13 @@ DequantizedOptions DequantizedLayer::copied(const std::optional<torch::Device>& 
       .group_size(group_size_)
       .input_fake_quant(rounder)
       .weight_bits(weight_bits_)
-      .dtype(dtype_);
+      .dtype(dtype_)
+      .rotate(rotate_);
 }
 
 void DequantizedLayer::print_scheme(std::ostream& stream) const {
   print_weight(stream, weight_bits_, "per_channel", group_size_, !weight_zero_point.defined());
+  if (rotate_.has_value()) stream << ", rotate=" << *rotate_;
   stream << ")";
 }
 
@@ -85,7 +88,7 @@ WeightOnlyLinearImpl::WeightOnlyLinearImpl(const DequantizedOptions& options)
     : DequantizedLayer("WeightOnlyLinear", options, 2) {}
 
 torch::Tensor WeightOnlyLinearImpl::forward(const torch::Tensor& input) {
-  return float_linear(rounded_input(input), dequantized(input.scalar_type()), bias);
+  return float_linear(rounded_input(rotated(input)), dequantized(input.scalar_type()), bias);
 }
 
 std::shared_ptr<torch::nn::Module> WeightOnlyLinearImpl::clone(

@@ -37,9 +37,10 @@ void check_linear(const QuantConfig& config, int64_t features) {
 // The configuration for a convolution: its input is per tensor, or floating.
 QuantConfig conv_config(const QuantConfig& config) {
   const auto& activation = config.activation();
-  if (!activation.has_value()) return config;
+  if (!activation.has_value()) return config.with_rotation(0);
   const bool per_tensor = activation->granularity() == "per_tensor";
-  return per_tensor && config.conv_inputs().value_or(true) ? config : config.with_floating_input();
+  const bool keeps = per_tensor && config.conv_inputs().value_or(true);
+  return (keeps ? config : config.with_floating_input()).with_rotation(0);
 }
 
 }  // namespace
@@ -53,22 +54,47 @@ FakeQuantizedLinearImpl::FakeQuantizedLinearImpl(const FakeQuantizedLinearOption
           options.config()) {}
 
 FakeQuantizedLinearImpl::FakeQuantizedLinearImpl(const torch::nn::LinearImpl& linear,
-                                                 const QuantConfig& config)
-    : FakeQuantizedLinearImpl(linear.weight, linear.bias, config) {
+                                                 const QuantConfig& config, bool rotates)
+    : FakeQuantizedLinearImpl(linear.weight, linear.bias, config, rotates) {
   train(linear.is_training());
 }
 
 FakeQuantizedLinearImpl::FakeQuantizedLinearImpl(const torch::Tensor& given,
                                                  const torch::Tensor& given_bias,
-                                                 const QuantConfig& config)
+                                                 const QuantConfig& given_config, bool rotates)
     : FakeQuantizedLayer("FakeQuantizedLinear", given, given_bias) {
+  const auto config = given_config.with_rotation(in_features());
   check_linear(config, in_features());
+  const auto block = config.rotate();
+  awaits_rotation_ = block.has_value();
+  if (block.has_value()) {
+    register_buffer("rotation", torch::scalar_tensor(*block, weight.options().dtype(torch::kLong)));
+  }
+  // The quantizers see the rotated weight; those of a dynamic scale do not look at it.
+  const auto parameter = weight;
+  if (awaits_rotation_ && !config.weight().dynamic()) weight = hadamard(weight.detach(), *block);
   set_quantizers(config, config.activation());
+  weight = parameter;
+  if (rotates) rotate_weight();
   is_integer_ = is_integer_product(config);
   is_whole_ = is_whole_product(config);
 }
 
-torch::Tensor FakeQuantizedLinearImpl::forward(const torch::Tensor& input) {
+void FakeQuantizedLinearImpl::rotate_weight() {
+  if (!awaits_rotation_) return;
+  const torch::NoGradGuard no_grad;
+  weight.copy_(hadamard(weight, *config().rotate()));
+  awaits_rotation_ = false;
+}
+
+void FakeQuantizedLinearImpl::copy_rotated_weight() {
+  if (!awaits_rotation_) return;
+  weight = hadamard(weight.detach(), *config().rotate());
+  awaits_rotation_ = false;
+}
+
+torch::Tensor FakeQuantizedLinearImpl::forward(const torch::Tensor& given) {
+  const auto input = config().rotate().has_value() ? hadamard(given, *config().rotate()) : given;
   if (is_whole_ && is_integer()) {
     // Under autocast qat_linear would cast the weight, which no converted layer does.
     const bool is_on = weight_fake_quant->rounds() && input_fake_quant->rounds();
@@ -107,7 +133,9 @@ std::shared_ptr<torch::nn::Module> FakeQuantizedLinearImpl::clone(
   const auto own_weight = cloned(weight, device).set_requires_grad(weight.requires_grad());
   auto own_bias = cloned(bias, device);
   if (own_bias.defined()) own_bias.set_requires_grad(bias.requires_grad());
-  auto copy = std::make_shared<FakeQuantizedLinearImpl>(own_weight, own_bias, config());
+  auto copy = std::make_shared<FakeQuantizedLinearImpl>(own_weight, own_bias, config(),
+                                                        /*rotates=*/false);
+  copy->awaits_rotation_ = awaits_rotation_;
   clone_into(*copy, device);
   return copy;
 }
@@ -185,7 +213,7 @@ void FakeQuantizedEmbeddingImpl::start(const QuantConfig& config) {
                     options.max_norm().value_or(0.0));
   check_groups(how, weight.size(1), "embedding_dim");
   options._weight({});
-  set_quantizers(config.with_floating_input(), std::nullopt);
+  set_quantizers(config.with_floating_input().with_rotation(0), std::nullopt);
   rounds_rows_ = how.dynamic() && how.granularity() != "per_tensor";
 }
 

@@ -137,6 +137,12 @@ QuantizedLinearImpl* takes_integers(torch::nn::Module& module, const torch::Tens
   return layer->smooth.defined() ? nullptr : layer;
 }
 
+// Whether two layers quantize an input to the same integers.
+bool is_alike(const QuantizedLinearImpl& first, const QuantizedLinearImpl& second) {
+  return first.symmetric() == second.symmetric() && first.bits() == second.bits() &&
+         first.rotate() == second.rotate();
+}
+
 }  // namespace
 
 GatedMLPImpl::GatedMLPImpl(const std::shared_ptr<torch::nn::Module>& gate,
@@ -153,8 +159,7 @@ torch::Tensor GatedMLPImpl::forward(const torch::Tensor& input) {
   auto* gate = takes_integers(*layers[names_[0]], input);
   auto* up = takes_integers(*layers[names_[1]], input);
   torch::Tensor left, right;
-  if (gate != nullptr && up != nullptr && gate->symmetric() == up->symmetric() &&
-      gate->bits() == up->bits()) {
+  if (gate != nullptr && up != nullptr && is_alike(*gate, *up)) {
     const QuantizedInput rows = gate->quantize(input);
     left = gate->multiply(rows);
     right = up->multiply(rows);
@@ -164,7 +169,7 @@ torch::Tensor GatedMLPImpl::forward(const torch::Tensor& input) {
   }
   const bool has_op = left.scalar_type() != torch::kDouble;
   auto* down = has_op ? takes_integers(*layers[names_[2]], left) : nullptr;
-  if (down == nullptr) {
+  if (down == nullptr || down->rotate().has_value()) {
     const auto hidden = has_op ? silu_mul(left, right) : at::silu(left) * right;
     return call(*this, names_[2], hidden);
   }

@@ -114,4 +114,12 @@ std::tuple<torch::Tensor, torch::Tensor> scale_of_tensor(const char* name,
   return {one, plain(zero_point).to(torch::kInt32).reshape(at::IntArrayRef{})};
 }
 
+void check_rotate(const char* name, std::optional<int64_t> rotate, int64_t features) {
+  if (!rotate.has_value()) return;
+  const int64_t block = *rotate;
+  TORCH_CHECK_VALUE(block >= 2 && (block & (block - 1)) == 0 && features % block == 0, name,
+                    ": expected rotate to be a power of two >= 2 that divides in_features (",
+                    features, "), but got ", block);
+}
+
 }  // namespace baraquant::nn

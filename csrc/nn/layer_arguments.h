@@ -21,6 +21,8 @@ torch::Tensor zero_point_of_weight(const char* name, const torch::Tensor& zero_p
                                    const torch::Tensor& scale);
 // A factor for each input feature.
 torch::Tensor scale_of_inputs(const char* name, const torch::Tensor& smooth, int64_t features);
+// Check the block of a rotation, which divides the features.
+void check_rotate(const char* name, std::optional<int64_t> rotate, int64_t features);
 // The one scale of an input, `[]`, and its int32 zero point; undefined if there is none.
 std::tuple<torch::Tensor, torch::Tensor> scale_of_tensor(const char* name,
                                                          const torch::Tensor& scale,

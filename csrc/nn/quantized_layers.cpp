@@ -27,6 +27,11 @@ void print_linear(std::ostream& stream, const QuantizedLayer& layer) {
          << layer.weight_bits() << " per_channel";
 }
 
+void print_rotate(std::ostream& stream, std::optional<int64_t> rotate) {
+  if (rotate.has_value()) stream << ", rotate=" << *rotate;
+  stream << ")";
+}
+
 }  // namespace
 
 // ---- QuantizedLayer -----------------------------------------------------------------------------
@@ -45,7 +50,9 @@ void QuantizedLayer::store(const Given& given, int64_t dimensions) {
   const char* kind = own.c_str();
   check_weight(kind, given.qweight, given.bias, dimensions);
   check_bits(kind, "weight_bits", given.weight_bits);
+  check_rotate(kind, given.rotate, given.qweight.size(1));
   weight_bits_ = given.weight_bits;
+  rotate_ = given.rotate;
   const auto scale = scale_of_weight(kind, given.weight_scale, given.qweight, given.group_size);
   const auto zeros = zero_point_of_weight(kind, given.weight_zero_point, scale);
   dtype_ = weight_dtype(kind, given.dtype, given.bias, scale);
@@ -53,6 +60,10 @@ void QuantizedLayer::store(const Given& given, int64_t dimensions) {
   weight_scale = register_buffer("weight_scale", scale);
   if (given.bias.defined()) bias = register_buffer("bias", given.bias.detach());
   if (zeros.defined()) weight_zero_point = register_buffer("weight_zero_point", zeros);
+}
+
+torch::Tensor QuantizedLayer::rotated(const torch::Tensor& input) const {
+  return rotate_.has_value() ? hadamard(input, *rotate_) : input;
 }
 
 // ---- IntegerLinear ------------------------------------------------------------------------------
@@ -64,6 +75,12 @@ void IntegerLinear::converted(const std::optional<torch::Device>& device,
 }
 
 void IntegerLinear::sum_weight() { weight_sum = qweight.sum(1, false, torch::kInt32); }
+
+void IntegerLinear::check_one(const char* smooth, const torch::Tensor& given) const {
+  TORCH_CHECK_VALUE(!rotate_.has_value() || !given.defined(), name(), ": expected rotate or ",
+                    smooth,
+                    ", but got both; a rotation mixes the features that a smoothing divides");
+}
 
 // ---- QuantizedLinear ----------------------------------------------------------------------------
 
@@ -78,11 +95,13 @@ QuantizedLinearImpl::QuantizedLinearImpl(const QuantizedLinearOptions& options)
          .bias = options.bias(),
          .weight_zero_point = {},
          .weight_bits = options.weight_bits(),
-         .dtype = options.dtype()});
+         .dtype = options.dtype(),
+         .rotate = options.rotate()});
   check_bits(name, "bits", bits_);
   TORCH_CHECK_VALUE(granularity_ == "per_token" || granularity_ == "per_tensor", name,
                     ": expected granularity to be per_token or per_tensor, but got ",
                     text::quoted(granularity_));
+  check_one("smooth", options.smooth());
   if (options.smooth().defined()) {
     smooth = register_buffer("smooth", scale_of_inputs(name, options.smooth(), qweight.size(1)));
   }
@@ -90,7 +109,11 @@ QuantizedLinearImpl::QuantizedLinearImpl(const QuantizedLinearOptions& options)
 }
 
 torch::Tensor QuantizedLinearImpl::forward(const torch::Tensor& input) {
-  const auto rows = smooth.defined() ? input / smooth : input;
+  if (rotate_.has_value() && granularity_ == "per_token" &&
+      !(torch::GradMode::is_enabled() && input.requires_grad())) {
+    return multiply(quantize(input));
+  }
+  const auto rows = smooth.defined() ? input / smooth : rotated(input);
   const auto low = low_of(bits_), high = high_of(bits_);
   // As in Python, given only where it differs from the default, the dtype of rows.
   const auto dtype = smooth.defined() ? std::optional(input.scalar_type()) : std::nullopt;
@@ -114,8 +137,10 @@ void QuantizedLinearImpl::check_per_token() const {
 QuantizedInput QuantizedLinearImpl::quantize(const torch::Tensor& input) const {
   check_per_token();
   const auto rows = smooth.defined() ? input.detach() / smooth : input.detach();
+  const auto low = low_of(bits_), high = high_of(bits_);
   auto [values, scale, zero_point] =
-      dynamic_range_quantize_per_token(rows, low_of(bits_), high_of(bits_), symmetric_);
+      rotate_.has_value() ? hadamard_quantize_per_token(rows, *rotate_, symmetric_, low, high)
+                          : dynamic_range_quantize_per_token(rows, low, high, symmetric_);
   return {std::move(values), std::move(scale), std::move(zero_point), input.scalar_type()};
 }
 
@@ -128,7 +153,7 @@ torch::Tensor QuantizedLinearImpl::multiply(const QuantizedInput& input) const {
 
 torch::Tensor QuantizedLinearImpl::dequantized_weight() {
   const auto weight = dequantized_rows(*this);
-  return (smooth.defined() ? weight / smooth : weight).to(dtype_);
+  return rotated((smooth.defined() ? weight / smooth : weight).to(dtype_));
 }
 
 std::shared_ptr<torch::nn::Module> QuantizedLinearImpl::clone(
@@ -141,7 +166,8 @@ std::shared_ptr<torch::nn::Module> QuantizedLinearImpl::clone(
           .granularity(granularity_)
           .smooth(cloned(smooth, device))
           .weight_bits(weight_bits_)
-          .dtype(dtype_));
+          .dtype(dtype_)
+          .rotate(rotate_));
   copy->train(is_training());
   return copy;
 }
@@ -153,7 +179,8 @@ void QuantizedLinearImpl::pretty_print(std::ostream& stream) const {
   print_linear(stream, *this);
   stream << ", input=int" << bits_ << " " << granularity_
          << (symmetric_ ? " symmetric" : " asymmetric") << " dynamic"
-         << (smooth.defined() ? ", smooth)" : ")");
+         << (smooth.defined() ? ", smooth" : "");
+  print_rotate(stream, rotate_);
 }
 
 // ---- StaticQuantizedLinear ----------------------------------------------------------------------
@@ -166,8 +193,10 @@ StaticQuantizedLinearImpl::StaticQuantizedLinearImpl(const StaticQuantizedLinear
          .bias = options.bias(),
          .weight_zero_point = {},
          .weight_bits = options.weight_bits(),
-         .dtype = options.dtype()});
+         .dtype = options.dtype(),
+         .rotate = options.rotate()});
   check_bits(name, "bits", bits_);
+  check_one("smooth_scale", options.smooth_scale());
   const auto [one, zero] = scale_of_tensor(name, options.act_scale(), options.act_zero_point());
   act_scale = register_buffer("act_scale", one);
   if (zero.defined()) act_zero_point = register_buffer("act_zero_point", zero);
@@ -179,7 +208,7 @@ StaticQuantizedLinearImpl::StaticQuantizedLinearImpl(const StaticQuantizedLinear
 }
 
 torch::Tensor StaticQuantizedLinearImpl::forward(const torch::Tensor& input) {
-  return static_quantized_linear(input, qweight, weight_scale, act_scale, maybe(bias),
+  return static_quantized_linear(rotated(input), qweight, weight_scale, act_scale, maybe(bias),
                                  maybe(act_zero_point), maybe(smooth_scale), maybe(weight_sum),
                                  low_of(bits_), high_of(bits_));
 }
@@ -187,7 +216,7 @@ torch::Tensor StaticQuantizedLinearImpl::forward(const torch::Tensor& input) {
 torch::Tensor StaticQuantizedLinearImpl::dequantized_weight() {
   auto weight = dequantized_rows(*this);
   if (smooth_scale.defined()) weight = weight / (smooth_scale / act_scale);
-  return weight.to(dtype_);
+  return rotated(weight.to(dtype_));
 }
 
 std::shared_ptr<torch::nn::Module> StaticQuantizedLinearImpl::clone(
@@ -200,7 +229,8 @@ std::shared_ptr<torch::nn::Module> StaticQuantizedLinearImpl::clone(
           .smooth_scale(cloned(smooth_scale, device))
           .bits(bits_)
           .weight_bits(weight_bits_)
-          .dtype(dtype_));
+          .dtype(dtype_)
+          .rotate(rotate_));
   copy->train(is_training());
   return copy;
 }
@@ -212,7 +242,8 @@ void StaticQuantizedLinearImpl::pretty_print(std::ostream& stream) const {
   print_linear(stream, *this);
   stream << ", input=int" << bits_ << " per_tensor"
          << (act_zero_point.defined() ? " asymmetric" : " symmetric") << " static"
-         << (smooth_scale.defined() ? ", smooth)" : ")");
+         << (smooth_scale.defined() ? ", smooth" : "");
+  print_rotate(stream, rotate_);
 }
 
 }  // namespace baraquant::nn

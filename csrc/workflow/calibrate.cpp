@@ -3,6 +3,8 @@
 
 #include <c10/util/ScopeExit.h>
 
+#include "api/ops.h"
+
 namespace baraquant::workflow {
 
 namespace {
@@ -10,17 +12,22 @@ namespace {
 // Stands in the place of a float layer, calls it, and observes its input.
 class ObservedLayer : public nn::Layer {
  public:
-  ObservedLayer(std::shared_ptr<torch::nn::Module> layer, std::shared_ptr<Observer> observer)
-      : Layer(layer->name()), layer_(std::move(layer)), observer_(std::move(observer)) {}
+  ObservedLayer(std::shared_ptr<torch::nn::Module> layer, std::shared_ptr<Observer> observer,
+                std::optional<int64_t> rotate)
+      : Layer(layer->name()),
+        layer_(std::move(layer)),
+        observer_(std::move(observer)),
+        rotate_(rotate) {}
 
   torch::Tensor forward(const torch::Tensor& input) override {
-    observer_->observe(input);
+    observer_->observe(rotate_.has_value() ? hadamard(input, *rotate_) : input);
     return *call_layer(*layer_, input);
   }
 
  private:
   std::shared_ptr<torch::nn::Module> layer_;
   std::shared_ptr<Observer> observer_;
+  std::optional<int64_t> rotate_;  // the layer will see the rotated input
 };
 
 }  // namespace
@@ -37,8 +44,8 @@ std::map<std::string, std::shared_ptr<Observer>> observe_inputs(const std::strin
     const auto& activation = one.prepared->config().activation();
     if (one.prepared->input_fake_quant == nullptr || activation->dynamic()) continue;
     observed[one.path] = std::make_shared<Observer>(observer);
-    const auto layer =
-        std::make_shared<ObservedLayer>(one.module->shared_from_this(), observed[one.path]);
+    const auto layer = std::make_shared<ObservedLayer>(
+        one.module->shared_from_this(), observed[one.path], one.prepared->config().rotate());
     there[one.module] = layer;
     back[layer.get()] = one.module->shared_from_this();
   }

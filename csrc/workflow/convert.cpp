@@ -20,7 +20,9 @@ const Integers& Converter::integers_of(nn::FakeQuantizedLayer& prepared) {
   const auto* one = dynamic_cast<const nn::FakeQuantizeImpl*>(prepared.weight_fake_quant.get());
   const bool is_own = how.dynamic() && one != nullptr && one->is_dynamic();
   const void* quantizer = is_own ? nullptr : prepared.weight_fake_quant.get();
-  const Key key{prepared.weight.unsafeGetTensorImpl(), quantizer, prepared.config().weight_str()};
+  // The parameter, which lives on; the weight may be a rotated copy of it.
+  const auto* owner = prepared.named_parameters(/*recurse=*/false)["weight"].unsafeGetTensorImpl();
+  const Key key{owner, quantizer, prepared.config().weight_str()};
   const auto found = known_.find(key);
   if (found != known_.end()) return found->second;
   const auto [integers, scale, zero_point] = prepared.quantized_weight();
@@ -84,7 +86,7 @@ Report convert_(torch::nn::Module& model) {
     if (is_unseen) about += "; its input stays floating, as training never called it";
     with_path(convert_name, place.path, [&] {
       auto layer = converter.convert(*prepared, is_unseen);
-      report.changed.emplace_back(place.path, type_name(*layer) + about);
+      report.changed.emplace_back(place.path, type_name(*layer) + about_rotation(*layer) + about);
       swaps[prepared] = std::move(layer);
     });
     if (counted.insert(prepared->weight.unsafeGetTensorImpl()).second) {

@@ -4,6 +4,7 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include <array>
+#include <type_traits>
 #include <typeinfo>
 
 #include "nn/configs.h"
@@ -20,7 +21,13 @@ bool is_exactly(const torch::nn::Module& module) {
 template <typename Float, typename Training>
 std::shared_ptr<nn::FakeQuantizedLayer> prepare(const torch::nn::Module& module,
                                                 const QuantConfig& config) {
-  return std::make_shared<Training>(dynamic_cast<const Float&>(module), config);
+  const auto& layer = dynamic_cast<const Float&>(module);
+  if constexpr (std::is_same_v<Training, nn::FakeQuantizedLinearImpl>) {
+    // No weight is rotated before all decisions are made.
+    return std::make_shared<Training>(layer, config, /*rotates=*/false);
+  } else {
+    return std::make_shared<Training>(layer, config);
+  }
 }
 
 std::string no_reason(const torch::nn::Module&) { return ""; }
@@ -56,7 +63,8 @@ nn::DequantizedOptions dequantized(nn::FakeQuantizedLayer& prepared, const Integ
       .group_size(how.group_size())
       .input_fake_quant(floating_input ? nullptr : prepared.frozen_input())
       .weight_bits(how.bits())
-      .dtype(prepared.weight.scalar_type());
+      .dtype(prepared.weight.scalar_type())
+      .rotate(prepared.config().rotate());
 }
 
 std::shared_ptr<nn::QuantizedLayer> convert_linear(nn::FakeQuantizedLinearImpl& prepared,
@@ -75,7 +83,8 @@ std::shared_ptr<nn::QuantizedLayer> convert_linear(nn::FakeQuantizedLinearImpl& 
             .bits(activation.bits())
             .granularity(activation.granularity())
             .weight_bits(how.bits())
-            .dtype(dtype));
+            .dtype(dtype)
+            .rotate(prepared.config().rotate()));
   }
   const auto frozen = prepared.frozen_input();
   const auto scale = frozen->scale.to(integers.scale.scalar_type());
@@ -85,7 +94,8 @@ std::shared_ptr<nn::QuantizedLayer> convert_linear(nn::FakeQuantizedLinearImpl& 
           .act_zero_point(activation.symmetric() ? torch::Tensor() : frozen->zero_point)
           .bits(activation.bits())
           .weight_bits(how.bits())
-          .dtype(dtype));
+          .dtype(dtype)
+          .rotate(prepared.config().rotate()));
 }
 
 template <typename... Modules>
@@ -141,6 +151,10 @@ std::string about_input(const nn::FakeQuantizedLayer& prepared) {
   const bool is_conv = dynamic_cast<const nn::FakeQuantizedConv2dImpl*>(&prepared) != nullptr;
   if (!is_conv || !prepared.config().conv_inputs().value_or(false)) return "";
   return ", input=" + prepared.config().activation()->str();
+}
+
+std::string about_rotation(const nn::QuantizedLayer& layer) {
+  return layer.rotate().has_value() ? ", rotate=" + std::to_string(*layer.rotate()) : "";
 }
 
 bool is_prepared(const torch::nn::Module& module) {

@@ -42,6 +42,9 @@ std::shared_ptr<nn::QuantizedLayer> convert(nn::FakeQuantizedLayer& prepared,
 // What a report says of the input of a convolution that conv_inputs rounds; else empty.
 std::string about_input(const nn::FakeQuantizedLayer& prepared);
 
+// What a report says of the rotation of a converted layer; empty without one.
+std::string about_rotation(const nn::QuantizedLayer& layer);
+
 bool is_prepared(const torch::nn::Module& module);
 bool is_converted(const torch::nn::Module& module);
 

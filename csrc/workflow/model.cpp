@@ -70,6 +70,11 @@ void load_state_dict(torch::nn::Module& model,
                       name, ", but there is none");
     TORCH_CHECK_VALUE(found->second.sizes() == tensor.sizes(), "baraquant::load_state_dict: ", name,
                       ": expected the shape ", tensor.sizes(), ", but got ", found->second.sizes());
+    // The buffer of a rotated FakeQuantizedLinear.
+    const bool is_mark = name == "rotation" || name.ends_with(".rotation");
+    TORCH_CHECK_VALUE(
+        !is_mark || tensor.equal(found->second.to(tensor)), "baraquant::load_state_dict: ", name,
+        ": expected a weight that was rotated in the same blocks, but got another one");
   }
   for (const auto& [name, tensor] : tensors) {
     TORCH_CHECK_VALUE(own.contains(name), "baraquant::load_state_dict: expected no tensor ", name,

@@ -68,7 +68,11 @@ Report prepare_(torch::nn::Module& model, const QuantConfig& config, const Optio
     }
   }
   Swaps swaps;
-  for (const auto& one : chosen) swaps[one.module] = one.prepared;
+  for (const auto& one : chosen) {
+    auto* linear = dynamic_cast<nn::FakeQuantizedLinearImpl*>(one.prepared.get());
+    if (linear != nullptr) linear->rotate_weight();
+    swaps[one.module] = one.prepared;
+  }
   swap(places, swaps);
   report.bytes_after = total_bytes(model);
   return report;

@@ -27,7 +27,7 @@ QuantConfig after_training(const QuantConfig& config, const Kind& kind) {
   }
   auto result = QuantConfig(weight, activation);
   result.observer(config.observer()).scale_rule(config.scale_rule());
-  result.scale_dtype(config.scale_dtype());
+  result.scale_dtype(config.scale_dtype()).rotate(config.rotate());
   if (!keeps_input) result.conv_inputs(config.conv_inputs());
   return result;
 }
@@ -69,21 +69,21 @@ void calibrate(torch::nn::Module& model, const std::vector<Place>& places,
   }
 }
 
-// Search the scales of weights of few bits; layers with one weight share them.
-void search_scales(std::vector<Chosen>& chosen, const QuantConfig& config) {
+using Fitted =
+    std::map<std::tuple<const void*, std::vector<int64_t>>, std::shared_ptr<nn::FakeQuantizeImpl>>;
+
+// Search the scale of a weight of few bits; layers with one weight share it.
+void search_scale(nn::FakeQuantizedLayer& prepared, const QuantConfig& config, Fitted& fitted) {
   if (config.weight().bits() >= 8 || config.scale_rule() != "search") return;
-  std::map<std::tuple<const void*, std::vector<int64_t>>, std::shared_ptr<nn::FakeQuantizeImpl>>
-      fitted;
-  for (auto& one : chosen) {
-    const auto rows = one.prepared->rows_of_weight();
-    auto& known = fitted[{rows.data_ptr(), rows.sizes().vec()}];
-    if (known == nullptr) {
-      const auto& quantizer =
-          dynamic_cast<const nn::FakeQuantizeImpl&>(*one.prepared->weight_fake_quant);
-      known = fit_scale(rows, quantizer);
-    }
-    one.prepared->set_weight_quantizer(known);
+  const auto rows = prepared.rows_of_weight();
+  const auto& quantizer = dynamic_cast<const nn::FakeQuantizeImpl&>(*prepared.weight_fake_quant);
+  if (prepared.config().rotate().has_value()) {  // a copy, whose memory another may get
+    prepared.set_weight_quantizer(fit_scale(rows, quantizer));
+    return;
   }
+  auto& known = fitted[{rows.data_ptr(), rows.sizes().vec()}];
+  if (known == nullptr) known = fit_scale(rows, quantizer);
+  prepared.set_weight_quantizer(known);
 }
 
 }  // namespace
@@ -99,16 +99,20 @@ Report quantize_(torch::nn::Module& model, const QuantConfig& config, const Opti
   TORCH_CHECK_VALUE(!chosen.empty(), quantize_name, ": ",
                     nothing_to("quantize", model, places, report));
   if (config.is_static()) calibrate(model, places, chosen, config, options);
-  search_scales(chosen, config);
+  Fitted fitted;
   Converter converter;
   Swaps swaps;
   report.changed.clear();
   for (auto& one : chosen) {
     with_path(quantize_name, one.path, [&] {
+      auto* linear = dynamic_cast<nn::FakeQuantizedLinearImpl*>(one.prepared.get());
+      if (linear != nullptr) linear->copy_rotated_weight();
+      search_scale(*one.prepared, config, fitted);
       auto layer = converter.convert(*one.prepared);
-      report.changed.emplace_back(one.path,
-                                  type_name(*layer) + about_input(*one.prepared) + one.remark);
+      report.changed.emplace_back(one.path, type_name(*layer) + about_rotation(*layer) +
+                                                about_input(*one.prepared) + one.remark);
       swaps[one.module] = std::move(layer);
+      if (one.prepared->config().rotate().has_value()) one.prepared.reset();  // with its copy
     });
   }
   swap(places, swaps);

@@ -38,6 +38,7 @@ struct Chooser {
   std::vector<Chosen> chosen;
   // Learned and observed scales, which layers with one weight share.
   std::map<Key, std::shared_ptr<nn::FakeQuantizedLayer>> first_with;
+  std::map<Key, std::set<const torch::nn::Module*>> holders;  // of each parameter
 
   bool is_filtered(const torch::nn::Module& module) const {
     if (!filter) return false;
@@ -65,12 +66,31 @@ struct Chooser {
     if (!reason.empty()) report.left_out.emplace_back(place.path, reason);
   }
 
+  // Whether another module has one of the parameters, and would compute with a rotated one.
+  bool is_shared(const torch::nn::Module& module) {
+    if (holders.empty()) {
+      const auto count = [&](const torch::nn::Module& one) {
+        for (const auto& tensor : one.parameters(/*recurse=*/false)) {
+          holders[key_of(tensor)].insert(&one);
+        }
+      };
+      count(model);
+      for (const auto& place : places) count(*place.module);
+    }
+    const auto own = module.parameters(/*recurse=*/false);
+    return std::any_of(own.begin(), own.end(), [&](const torch::Tensor& tensor) {
+      return holders[key_of(tensor)].size() > 1;
+    });
+  }
+
   // Returns why the layer stays floating; empty if it is chosen.
   std::string prepare(const Place& place, const Kind& kind) {
     with_path(choice.caller, place.path, [&] { choice.check(*place.module); });
     std::shared_ptr<nn::FakeQuantizedLayer> prepared;
     try {
-      prepared = kind.prepare(*place.module, choice.config(kind));
+      const auto config = choice.config(kind);
+      prepared =
+          kind.prepare(*place.module, is_shared(*place.module) ? config.with_rotation(0) : config);
     } catch (const c10::ValueError& error) {
       return std::string("the configuration does not fit: ") + error.what_without_backtrace();
     }
@@ -122,7 +142,7 @@ std::vector<Chosen> choose(torch::nn::Module& model, const std::vector<Place>& p
                     type_name(model), " itself; wrap it in nn.Sequential");
   report.total_parameters = total_parameters(model);
   report.bytes_before = report.bytes_after = total_bytes(model);
-  Chooser chooser{model, places, choice, filter, report, {}, {}};
+  Chooser chooser{model, places, choice, filter, report, {}, {}, {}};
   for (const auto& place : first_places(places)) chooser.visit(place);
   chooser.leave_out_tied();
   Swaps swaps;

@@ -162,6 +162,30 @@ def all_widths(dtype: torch.dtype) -> tuple[str, Network]:
                 line,
                 WeightOnlyLinear(weight, scale, bias, input_fake_quant=fixed, **how),
             ),
+            f"rotated{bits}": (line, QuantizedLinear(weight, scale, bias, rotate=8, **how)),
+            f"static_rotated{bits}": (
+                line,
+                StaticQuantizedLinear(weight, scale, floats(dtype=dtype), bias, rotate=4, **how),
+            ),
+            f"rotated_tensor{bits}": (
+                "Linear,8,8,0",
+                QuantizedLinear(
+                    weight, scale, granularity="per_tensor", bits=bits, rotate=4, **how
+                ),
+            ),
+            f"rotated_groups{bits}": (
+                line,
+                WeightOnlyLinear(
+                    weight,
+                    floats(8, 2, dtype=dtype),
+                    bias,
+                    weight_zero_point=zeros,
+                    group_size=4,
+                    input_fake_quant=tokens,
+                    rotate=2,
+                    **how,
+                ),
+            ),
             f"rows{bits}": (
                 line,
                 WeightOnlyLinear(weight, scale, bias, input_fake_quant=groups, **how),

@@ -138,6 +138,7 @@ baraquant::QuantConfig config_of(const std::string& name) {
   using namespace baraquant;
   if (name == "W8A8") return W8A8(false);
   if (name == "W8A8Static") return W8A8Static("min_max", false);
+  if (name == "rotated") return W8A8().rotate(64);
   if (name == "W4A16") return W4A16(4, false);
   return name == "W4A8" ? W4A8(8) : W8A16();
 }

@@ -79,6 +79,23 @@ const std::map<std::string, QuantConfig> configs = {
     {"int8_backward", baraquant::W8A8().backward("int8")},
     {"int8_backward_asymmetric", baraquant::W8A8(false).backward("int8")},
     {"int8_input_backward", baraquant::W4A8(std::nullopt).backward("int8_input")},
+    {"rotated", baraquant::W8A8().rotate(8)},
+    {"rotated_asymmetric", baraquant::W8A8(false).rotate(256)},
+    {"rotated_static", baraquant::W8A8Static("moving_average", false).rotate(4)},
+    {"rotated_mse", baraquant::W8A8Static("mse").rotate(64)},
+    {"rotated_groups", baraquant::W4A16(4, false).rotate(8)},
+    {"rotated_search", baraquant::W4A8(std::nullopt).rotate(8)},
+    {"rotated_groups_of_inputs",
+     QuantConfig(TensorConfig(8), TensorConfig(8).granularity(PerGroup(4))).rotate(16)},
+    {"rotated_per_tensor",
+     QuantConfig(TensorConfig(6).granularity(PerTensor()), TensorConfig(7).granularity(PerTensor()))
+         .rotate(16)},
+    {"rotated_learned",
+     QuantConfig(learned(4, PerGroup(4), false), learned(8, PerTensor(), false)).rotate(8)},
+    {"rotated_observed",
+     QuantConfig(TensorConfig(4).granularity(PerGroup(4)).dynamic(false), activation(false))
+         .rotate(8)},
+    {"rotated_backward", baraquant::W8A8().backward("int8").rotate(4)},
 };
 
 torch::nn::Sequential build(const std::string& model) {
@@ -260,6 +277,13 @@ void errors() {
   show_error("config float products", [] { baraquant::W8A8Static().backward("int8"); });
   show_error("config rounded scales",
              [] { baraquant::W8A8().backward("int8_input").scale_dtype("bfloat16"); });
+  show_error("config rotate", [] { baraquant::W8A8().rotate(12); });
+  show_error("block", [&] { QuantizedLinear(QuantizedLinearOptions(int8, scale).rotate(8)); });
+  show_error("block of groups",
+             [&] { WeightOnlyLinear(DequantizedOptions(int8, scale).rotate(3)); });
+  show_error("rotated and smooth", [&] {
+    QuantizedLinear(QuantizedLinearOptions(int8, scale).smooth(torch::ones({4})).rotate(4));
+  });
   show_error("config conv inputs", [] {
     QuantConfig(TensorConfig(8), TensorConfig(8).granularity(PerToken())).conv_inputs(true);
   });

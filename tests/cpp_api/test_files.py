@@ -94,6 +94,7 @@ CONFIGS = {
     "W4A16": W4A16(4, False),
     "W4A8": W4A8(8),
     "W8A16": W8A16(),
+    "rotated": W8A8(rotate=64),
 }
 MIXED = f"{LINE} part.head:Linear,8,6,0 table:Embedding,9,8,-1 norm:LayerNorm,8"
 
@@ -127,7 +128,7 @@ def fused_outputs(model: Network, dtype: torch.dtype) -> dict[str, Tensor]:
         return {name: model.get_submodule(name)(X.to(dtype)) for name in names}
 
 
-@pytest.mark.parametrize("config", ["W8A8", "W4A8"])
+@pytest.mark.parametrize("config", ["W8A8", "W4A8", "rotated"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_modules_of_the_fused_ops(
     config: str, dtype: str, run_jobs: Callable[..., list[list[str]]], tmp_path: Path

@@ -71,6 +71,25 @@ CONFIGS = {
     "int8_backward": baraquant.W8A8(backward="int8"),
     "int8_backward_asymmetric": baraquant.W8A8(False, backward="int8"),
     "int8_input_backward": baraquant.W4A8(None, backward="int8_input"),
+    "rotated": baraquant.W8A8(rotate=8),
+    "rotated_asymmetric": baraquant.W8A8(False, rotate=256),
+    "rotated_static": baraquant.W8A8Static("moving_average", False, rotate=4),
+    "rotated_mse": baraquant.W8A8Static("mse", rotate=64),
+    "rotated_groups": baraquant.W4A16(4, False, rotate=8),
+    "rotated_search": baraquant.W4A8(None, rotate=8),
+    "rotated_groups_of_inputs": QuantConfig(
+        TensorConfig(8), TensorConfig(8, PerGroup(4)), rotate=16
+    ),
+    "rotated_per_tensor": QuantConfig(
+        TensorConfig(6, PerTensor()), TensorConfig(7, PerTensor()), rotate=16
+    ),
+    "rotated_learned": QuantConfig(
+        learned(4, PerGroup(4), False), learned(8, PerTensor(), False), rotate=8
+    ),
+    "rotated_observed": QuantConfig(
+        TensorConfig(4, PerGroup(4), dynamic=False), activation(False), rotate=8
+    ),
+    "rotated_backward": baraquant.W8A8(backward="int8", rotate=4),
 }
 MODELS: dict[str, Callable[[], nn.Sequential]] = {
     "mlp": lambda: nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 8)),
@@ -269,6 +288,12 @@ def errors() -> dict[str, Callable[[], Any]]:
         "config float products": lambda: replace(baraquant.W8A8Static(), backward="int8"),
         "config rounded scales": lambda: baraquant.W8A8(
             backward="int8_input", scale_dtype="bfloat16"
+        ),
+        "config rotate": lambda: baraquant.W8A8(rotate=12),
+        "block": lambda: bnn.QuantizedLinear(int8, scale, rotate=8),
+        "block of groups": lambda: bnn.WeightOnlyLinear(int8, scale, rotate=3),
+        "rotated and smooth": lambda: bnn.QuantizedLinear(
+            int8, scale, smooth=torch.ones(4), rotate=4
         ),
         "config conv inputs": lambda: QuantConfig(
             TensorConfig(8), TensorConfig(8, PerToken()), conv_inputs=True

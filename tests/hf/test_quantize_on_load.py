@@ -22,6 +22,8 @@ from baraquant.transformers._versions import IS_5
 SCHEMES: dict[str, Any] = {
     "W8A8": baraquant.W8A8(),
     "W8A8 asymmetric": baraquant.W8A8(symmetric=False),
+    "rotated": baraquant.W8A8(rotate=16),
+    "rotated groups": baraquant.W4A16(8, rotate=32),
     "W8A16": baraquant.W8A16(),
     "W4A16": baraquant.W4A16(32),
     "W4A16 asymmetric": baraquant.W4A16(32, symmetric=False),

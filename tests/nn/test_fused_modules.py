@@ -125,8 +125,8 @@ def test_bad_options(make, message):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("smooth", [True, False])
-def test_a_layer_takes_the_integers_of_an_input(dtype, symmetric, smooth, device):
+@pytest.mark.parametrize("change", ["none", "smooth", "rotate"])
+def test_a_layer_takes_the_integers_of_an_input(dtype, symmetric, change, device):
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     weight = torch.randint(-127, 128, (5, 12), generator=torch.Generator().manual_seed(1))
     layer = bnn.QuantizedLinear(
@@ -134,7 +134,8 @@ def test_a_layer_takes_the_integers_of_an_input(dtype, symmetric, smooth, device
         numbers(5, seed=2).abs().to(wide) + 0.1,
         numbers(5, seed=3, dtype=dtype),
         symmetric=symmetric,
-        smooth=numbers(12, seed=4).abs().to(wide) + 0.1 if smooth else None,
+        smooth=numbers(12, seed=4).abs().to(wide) + 0.1 if change == "smooth" else None,
+        rotate=4 if change == "rotate" else None,
     ).to(device)
     x = numbers(2, 3, 12, dtype=dtype, device=device)
     integers = layer.quantize(x)
@@ -189,6 +190,9 @@ SCHEMES = {
     "only down": {"*down_proj": W8A8()},
     "only gate": {"*gate_proj": W8A8()},
     "all but down": {"*down_proj": None, "*": W8A8()},
+    "rotated": W8A8(rotate=4),
+    "rotated gate": {"*gate_proj": W8A8(rotate=8), "*": W8A8()},
+    "rotated down": {"*down_proj": W8A8(rotate=8), "*": W8A8()},
     "gate and up differ": {"*gate_proj": W8A8(symmetric=False), "*": W8A8()},
 }
 

@@ -44,6 +44,9 @@ SCHEMES: dict[str, Scheme] = {
         QuantConfig(TensorConfig(4, "per_tensor", dynamic=False), TENSOR)
     ),
     "bfloat16_scales": Scheme(QuantConfig(TensorConfig(8), TOKEN, scale_dtype="bfloat16")),
+    "rotated": Scheme(W8A8(rotate=4), trains_exactly=True),
+    "rotated_static": Scheme(W8A8Static("moving_average", symmetric=False, rotate=8)),
+    "rotated_groups": Scheme(W4A16(group_size=4, rotate=2), serves_exactly=False),
     "weight_only": Scheme(W8A16(), serves_exactly=False),
     "weight_with_zero_points": Scheme(
         QuantConfig(TensorConfig(3, symmetric=False), TOKEN), serves_exactly=False

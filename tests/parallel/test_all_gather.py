@@ -28,6 +28,7 @@ SCHEMES = {
     "w8a8": W8A8(),
     "w8a8_asymmetric": W8A8(symmetric=False),
     "w4a8": QuantConfig(TensorConfig(4), TensorConfig(8, "per_token")),
+    "rotated": W8A8(rotate=16),
 }
 POLICIES = {
     "float32": MixedPrecisionPolicy(),

@@ -140,6 +140,11 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] =
         lambda: model(W8A8(backward="int8")), {"linear": ColwiseParallel()}, NotImplementedError,
         'FakeQuantizedLinear.*: expected backward="float", but got "int8"',
     ),
+    "block on two processes": (
+        lambda: model(W8A8(rotate=8)), {"linear": RowwiseParallel()}, NotImplementedError,
+        r"FakeQuantizedLinear.*: expected rotate to divide the features of a process \(16 / 4\), "
+        "but got 8.*choose a smaller rotate, or use ColwiseParallel",
+    ),
     "two dimensions": (
         W8, {"linear": ColwiseParallel()}, ValueError,
         r"a mesh of one dimension, but got 2.*\"tp\"",

@@ -206,7 +206,10 @@ def test_embeddings(scheme: Any, dtype: torch.dtype, tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("scheme", ["dynamic", "static", "4 bits in groups"])
+@pytest.mark.parametrize(
+    "scheme",
+    ["dynamic", "static", "4 bits in groups", "rotated dynamic", "rotated static"],
+)
 @pytest.mark.parametrize("convert_first", [False, True])
 def test_prepared_layers(scheme: str, convert_first: bool) -> None:
     """An adapter over a prepared layer keeps working when the layer is converted."""

@@ -71,6 +71,15 @@ def test_formats_2_and_3_are_read(version):
     assert same(baraquant.load_(Every, path).eval(), Every().quantize())
 
 
+def test_format_3_is_read(tmp_path):
+    """Its linear layers have no ``rotate``."""
+    path = DATA / "format_3_every.safetensors"
+    config = raw(path)[0]
+    assert config["format"] == 3 and "rotate" not in config["modules"]["dynamic"]["options"]
+    torch.manual_seed(7)
+    assert same(baraquant.load_(Every, path).eval(), Every().quantize())
+
+
 def test_old_formats_become_the_current_one(tmp_path):
     loaded = baraquant.load_(Tied, DATA / "format_1_tied.safetensors").eval()
     baraquant.save(loaded, tmp_path / "new")

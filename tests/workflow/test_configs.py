@@ -64,6 +64,8 @@ ALL = [
     W8A8(backward="int8_input"),
     W4A8(None, backward="int8_input", rounding="stochastic"),
     QuantConfig(TensorConfig(3), TensorConfig(5, "per_token"), backward="int8"),
+    *(scheme(rotate=256) for scheme in (W8A8, W8A8Static, W8A16, W4A16, W4A8)),
+    W8A8(backward="int8", rotate=32768),
 ]
 PRESETS = {
     W8A8: QuantConfig(TensorConfig(8), TensorConfig(8, "per_token")),
@@ -79,7 +81,7 @@ PRESETS = {
 @pytest.mark.parametrize("config", ALL, ids=str)
 def test_to_a_dictionary_and_back(config: Config) -> None:
     data = json.loads(json.dumps(config.to_dict()))
-    assert data["scheme"] == type(config).scheme and data["version"] == 3
+    assert data["scheme"] == type(config).scheme and data["version"] == 4
     for kind in (type(config), Config):
         back = kind.from_dict(data)
         assert back == config and hash(back) == hash(config) and type(back) is type(config)
@@ -92,11 +94,11 @@ def test_a_dictionary_of_the_first_version(config: Config) -> None:
         return {
             key: older(value) if isinstance(value, dict) else new.get(key, value)
             for key, value in data.items()
-            if key not in ("scale_dtype", "conv_inputs", "backward", "rounding")
+            if key not in ("scale_dtype", "conv_inputs", "backward", "rounding", "rotate")
         }
 
     data = older(config.to_dict())
-    assert "scale_dtype" not in str(data) and "'version': 3" not in str(data)
+    assert "scale_dtype" not in str(data) and "'version': 4" not in str(data)
     assert Config.from_dict(data) == config
     if isinstance(config, QuantConfig):
         with pytest.raises(ValueError, match="QuantConfig: expected the fields"):
@@ -107,10 +109,10 @@ def test_a_dictionary_of_the_first_version(config: Config) -> None:
 
 def test_a_dictionary_of_the_second_version() -> None:
     config = W8A8(scale_dtype="bfloat16")
-    data = json.loads(json.dumps(config.to_dict()).replace('"version": 3', '"version": 2'))
+    data = json.loads(json.dumps(config.to_dict()).replace('"version": 4', '"version": 2'))
     with pytest.raises(ValueError, match="QuantConfig: expected the fields"):
         Config.from_dict(data)
-    del data["backward"], data["rounding"]
+    del data["backward"], data["rounding"], data["rotate"]
     assert Config.from_dict(data) == config
     with pytest.raises(ValueError, match="QuantConfig: expected the fields"):
         Config.from_dict(data | {"version": 3})
@@ -333,8 +335,8 @@ def test_what_schemes_refuse(build, error: type[Exception], message: str) -> Non
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"version": 4}, ValueError, "version to be at most 3, but got 4; a newer baraquant"),
-        ({"version": "1"}, ValueError, "version to be at most 3, but got '1'"),
+        ({"version": 5}, ValueError, "version to be at most 4, but got 5; a newer baraquant"),
+        ({"version": "1"}, ValueError, "version to be at most 4, but got '1'"),
         ({"version": None}, ValueError, "version"),
         ({"version": True}, ValueError, "version"),
         ({"scheme": "w4a4"}, ValueError, "scheme quant, but got 'w4a4'"),
@@ -374,7 +376,7 @@ def test_other_data_is_refused() -> None:
         Config.from_dict(none)
     nested = SmoothQuant().to_dict()
     nested["activation"]["version"] = 7
-    with pytest.raises(ValueError, match="version to be at most 3, but got 7"):
+    with pytest.raises(ValueError, match="version to be at most 4, but got 7"):
         SmoothQuant.from_dict(nested)
 
 

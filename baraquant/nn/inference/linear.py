@@ -6,7 +6,7 @@ holds the sums of the weight's rows, which a zero point of the input needs. It i
 weight, so it is not in the state dict. ``weight`` is the dequantized weight, to read.
 """
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -18,90 +18,11 @@ from .._product import matching_bias
 from ..training._quantizers import Integers, own
 from ..training.linear import FakeQuantizedLinear
 from . import _arguments
-from ._integers import HoldsIntegers
+from ._integer_linear import IntegerLinear
 from .quantized_input import QuantizedInput, TakesIntegers
 
 
-class LaysOutWeight(HoldsIntegers):
-    """A linear layer whose ``weight`` reads as ``[in_features, out_features]`` if ``transposed``.
-
-    This is the layout of transformers' ``Conv1D``, whose sizes ``nx`` and ``nf`` it has too. The
-    integers are always ``[out_features, in_features]``.
-    """
-
-    transposed: bool
-
-    def set_layout(self, transposed: bool) -> None:
-        """Set the layout in which ``weight`` is read."""
-        self.transposed = transposed
-        if transposed:
-            self.nf, self.nx = self.qweight.shape
-
-    def _shaped_as_weight(self) -> Tensor:
-        return self.qweight.t() if self.transposed else self.qweight
-
-    def _weight_as_laid_out(self) -> Tensor:
-        weight = self.dequantized_weight()
-        return weight.t() if self.transposed else weight
-
-
-class _IntegerLinear(LaysOutWeight):
-    """The base of the quantized linear layers: the weight with its scale, and the bias."""
-
-    weight_scale: Tensor
-    bias: Tensor | None
-    weight_sum: Tensor | None
-    in_features: Final[int]
-    out_features: Final[int]
-    weight_bits: Final[int]
-    symmetric: Final[bool]
-
-    def __init__(
-        self,
-        qweight: Tensor,
-        weight_scale: Tensor,
-        bias: Tensor | None,
-        weight_bits: int,
-        symmetric: bool,
-        dtype: torch.dtype | None,
-        transposed: bool,
-    ) -> None:
-        super().__init__()
-        name = type(self).__name__
-        _arguments.check_weight(name, qweight, bias)
-        _arguments.check_bits(name, "weight_bits", weight_bits)
-        self.out_features, self.in_features = qweight.shape
-        self.weight_bits, self.symmetric = weight_bits, symmetric
-        scale = _arguments.scale_of_channels(name, weight_scale, self.out_features)
-        self.dtype = _arguments.weight_dtype(name, dtype, bias, scale)
-        self.register_buffer("qweight", _arguments.plain(qweight).contiguous())
-        self.register_buffer("weight_scale", scale)
-        self.register_buffer("bias", None if bias is None else _arguments.plain(bias))
-        self.set_layout(transposed)
-        self.register_buffer("weight_sum", None, persistent=False)
-        self.sum_weight()
-
-    def sum_weight(self) -> None:
-        """Compute ``weight_sum`` from the weight again."""
-        if not self.symmetric:
-            self.weight_sum = self.qweight.sum(dim=1, dtype=torch.int32)
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self.sum_weight()
-
-    def _dequantized(self) -> Tensor:
-        return ops.dequantize_per_channel(self.qweight, self.weight_scale, None, 0)
-
-    def extra_repr(self) -> str:
-        """Return the shapes and the scheme, for ``repr``."""
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"bias={self.bias is not None}, weight=int{self.weight_bits} per_channel"
-        )
-
-
-class QuantizedLinear(TakesIntegers, _IntegerLinear):
+class QuantizedLinear(TakesIntegers, IntegerLinear):
     """An integer linear layer that computes the scale of its input from the input (W8A8 dynamic).
 
     ``y = x_int @ weight.T * (x_scale * weight_scale) + bias``, by
@@ -125,9 +46,11 @@ class QuantizedLinear(TakesIntegers, _IntegerLinear):
             scale.
         transposed: Whether ``weight`` reads as ``[in_features, out_features]``, the layout of
             transformers' ``Conv1D``.
+        rotate: The block of :func:`baraquant.ops.hadamard`, by which the weight is rotated and the
+            input is to be; not beside ``smooth``. None: no rotation.
 
     Raises:
-        ValueError: A shape, width or granularity does not fit.
+        ValueError: A shape, width, block or granularity does not fit.
         TypeError: The weight is not int8, the scale is not float32 or float64, or the dtype is not
             floating.
 
@@ -159,8 +82,11 @@ class QuantizedLinear(TakesIntegers, _IntegerLinear):
         weight_bits: int = 8,
         dtype: torch.dtype | None = None,
         transposed: bool = False,
+        rotate: int | None = None,
     ) -> None:
-        super().__init__(qweight, weight_scale, bias, weight_bits, symmetric, dtype, transposed)
+        super().__init__(
+            qweight, weight_scale, bias, weight_bits, symmetric, dtype, transposed, rotate
+        )
         _arguments.check_bits("QuantizedLinear", "bits", bits)
         if granularity not in ("per_token", "per_tensor"):
             raise ValueError(
@@ -171,6 +97,7 @@ class QuantizedLinear(TakesIntegers, _IntegerLinear):
         self.granularity = granularity
         self.per_token = granularity == "per_token"
         self.quant_min, self.quant_max = integer_range(bits)
+        self.check_one("smooth", smooth)
         if smooth is not None:
             smooth = _arguments.scale_of_inputs("QuantizedLinear", smooth, self.in_features)
         self.register_buffer("smooth", smooth)
@@ -205,6 +132,7 @@ class QuantizedLinear(TakesIntegers, _IntegerLinear):
             weight_bits=layer.config.weight.bits,
             dtype=layer.float_weight().dtype if dtype is None else dtype,
             transposed=layer.transposed_groups > 0,
+            rotate=layer.rotate or None,
         )
 
     def forward(self, input: Tensor) -> Tensor:
@@ -212,6 +140,10 @@ class QuantizedLinear(TakesIntegers, _IntegerLinear):
         if not torch.jit.is_scripting() and isinstance(input, QuantizedInput):
             return self._product(input)
         smooth = self.smooth
+        if self.rotate > 0:
+            if self.per_token and not (torch.is_grad_enabled() and input.requires_grad):
+                return self._rotated_output(input)
+            input = ops.hadamard(input, self.rotate)
         rows = input if smooth is None else input / smooth
         # Given only where the default is wrong: AOTInductor of torch 2.11 hands it on as another.
         dtype = None if smooth is None else input.dtype
@@ -247,20 +179,46 @@ class QuantizedLinear(TakesIntegers, _IntegerLinear):
             )
         return output
 
+    def _rotated_output(self, input: Tensor) -> Tensor:
+        """Return the output; the input is rotated and quantized by one op."""
+        integers, scale, zero_point = ops.hadamard_quantize_per_token(
+            input,
+            self.rotate,
+            symmetric=self.symmetric,
+            quant_min=self.quant_min,
+            quant_max=self.quant_max,
+        )
+        return self._multiplied(integers, scale, zero_point, input.dtype)
+
+    def _multiplied(
+        self, integers: Tensor, scale: Tensor, zero_point: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        return ops.int8_linear(
+            integers,
+            self.qweight,
+            scale,
+            self.weight_scale,
+            matching_bias(self.bias, dtype, self.weight_scale),
+            input_zero_point=None if self.symmetric else zero_point,
+            weight_sum=self.weight_sum,
+            dtype=dtype,
+        )
+
     def dequantized_weight(self) -> Tensor:
-        """Return the dequantized weight, before any smoothing."""
+        """Return the dequantized weight, before any smoothing or rotation."""
         weight, smooth = self._dequantized(), self.smooth
-        return (weight if smooth is None else weight / smooth).to(self.dtype)
+        weight = (weight if smooth is None else weight / smooth).to(self.dtype)
+        return ops.hadamard(weight, self.rotate) if self.rotate > 0 else weight
 
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""
         zero = "symmetric" if self.symmetric else "asymmetric"
         smooth = "" if self.smooth is None else ", smooth"
-        input = f"int{self.bits} {self.granularity} {zero} dynamic{smooth}"
+        input = f"int{self.bits} {self.granularity} {zero} dynamic{smooth}{self.rotate_repr()}"
         return f"{super().extra_repr()}, input={input}"
 
 
-class StaticQuantizedLinear(_IntegerLinear):
+class StaticQuantizedLinear(IntegerLinear):
     """An integer linear layer whose input has one scale, fixed in advance (W8A8 static).
 
     ``y = x_int @ weight.T * (act_scale * weight_scale) + bias``, by
@@ -285,9 +243,11 @@ class StaticQuantizedLinear(_IntegerLinear):
             scale.
         transposed: Whether ``weight`` reads as ``[in_features, out_features]``, the layout of
             transformers' ``Conv1D``.
+        rotate: The block of :func:`baraquant.ops.hadamard`, by which the weight is rotated and the
+            input is to be; not beside ``smooth_scale``. None: no rotation.
 
     Raises:
-        ValueError: A shape or width does not fit.
+        ValueError: A shape, width or block does not fit.
         TypeError: The weight is not int8, the scale is not float32 or float64, the zero point is
             not an integer tensor, or the dtype is not floating.
 
@@ -320,9 +280,12 @@ class StaticQuantizedLinear(_IntegerLinear):
         weight_bits: int = 8,
         dtype: torch.dtype | None = None,
         transposed: bool = False,
+        rotate: int | None = None,
     ) -> None:
         symmetric = act_zero_point is None
-        super().__init__(qweight, weight_scale, bias, weight_bits, symmetric, dtype, transposed)
+        super().__init__(
+            qweight, weight_scale, bias, weight_bits, symmetric, dtype, transposed, rotate
+        )
         name = "StaticQuantizedLinear"
         _arguments.check_bits(name, "bits", bits)
         act_scale, act_zero_point = _arguments.scale_of_tensor(name, act_scale, act_zero_point)
@@ -330,6 +293,7 @@ class StaticQuantizedLinear(_IntegerLinear):
         self.quant_min, self.quant_max = integer_range(bits)
         self.register_buffer("act_scale", act_scale)
         self.register_buffer("act_zero_point", act_zero_point)
+        self.check_one("smooth_scale", smooth_scale)
         if smooth_scale is not None:
             smooth_scale = _arguments.scale_of_inputs(name, smooth_scale, self.in_features)
         self.register_buffer("smooth_scale", smooth_scale)
@@ -368,12 +332,14 @@ class StaticQuantizedLinear(_IntegerLinear):
             weight_bits=layer.config.weight.bits,
             dtype=layer.float_weight().dtype if dtype is None else dtype,
             transposed=layer.transposed_groups > 0,
+            rotate=layer.rotate or None,
         )
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
+        rows = ops.hadamard(input, self.rotate) if self.rotate > 0 else input
         return ops.static_quantized_linear(
-            input,
+            rows,
             self.qweight,
             self.weight_scale,
             self.act_scale,
@@ -386,14 +352,16 @@ class StaticQuantizedLinear(_IntegerLinear):
         )
 
     def dequantized_weight(self) -> Tensor:
-        """Return the dequantized weight, before any smoothing."""
+        """Return the dequantized weight, before any smoothing or rotation."""
         weight, smooth_scale = self._dequantized(), self.smooth_scale
         if smooth_scale is not None:
             weight = weight / (smooth_scale / self.act_scale)
-        return weight.to(self.dtype)
+        weight = weight.to(self.dtype)
+        return ops.hadamard(weight, self.rotate) if self.rotate > 0 else weight
 
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""
         zero = "symmetric" if self.symmetric else "asymmetric"
         smooth = "" if self.smooth_scale is None else ", smooth"
-        return f"{super().extra_repr()}, input=int{self.bits} per_tensor {zero} static{smooth}"
+        how = f"input=int{self.bits} per_tensor {zero} static"
+        return f"{super().extra_repr()}, {how}{smooth}{self.rotate_repr()}"

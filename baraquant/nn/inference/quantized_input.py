@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from .._product import matching_bias
 
 
 class QuantizedInput(NamedTuple):
@@ -17,7 +16,8 @@ class QuantizedInput(NamedTuple):
 
     :meth:`QuantizedLinear.quantize` makes one, and so do the ops whose names end in
     ``_quantize_per_token``: ``QuantizedInput(*ops.silu_mul_quantize_per_token(gate, up), dtype)``.
-    Layers with the same ``bits`` and ``symmetric`` may share one. No gradient goes through it.
+    Layers with the same ``bits``, ``symmetric`` and ``rotate``, and no ``smooth``, may share one. No
+    gradient goes through it.
 
     Attributes:
         values: int8 ``[..., in_features]``.
@@ -54,11 +54,14 @@ class TakesIntegers:
         """
         self._check_per_token()
         rows = input.detach()
-        if self.smooth is not None:
-            rows = rows / self.smooth
-        integers = ops.dynamic_range_quantize_per_token(
-            rows, self.quant_min, self.quant_max, symmetric=self.symmetric
-        )
+        low, high, symmetric = self.quant_min, self.quant_max, self.symmetric
+        if self.rotate > 0:
+            integers = ops.hadamard_quantize_per_token(
+                rows, self.rotate, symmetric=symmetric, quant_min=low, quant_max=high
+            )
+        else:
+            rows = rows if self.smooth is None else rows / self.smooth
+            integers = ops.dynamic_range_quantize_per_token(rows, low, high, symmetric=symmetric)
         return QuantizedInput(*integers, input.dtype)
 
     def _check_per_token(self: Any) -> None:
@@ -68,15 +71,6 @@ class TakesIntegers:
                 f"got {self.granularity}; give the layer the floating input"
             )
 
-    def _product(self: Any, input: QuantizedInput) -> Tensor:
+    def _product(self: Any, input: QuantizedInput) -> Any:
         self._check_per_token()
-        return ops.int8_linear(
-            input.values,
-            self.qweight,
-            input.scale,
-            self.weight_scale,
-            matching_bias(self.bias, input.dtype, self.weight_scale),
-            input_zero_point=None if self.symmetric else input.zero_point,
-            weight_sum=self.weight_sum,
-            dtype=input.dtype,
-        )
+        return self._multiplied(*input)

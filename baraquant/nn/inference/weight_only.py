@@ -6,12 +6,14 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ... import ops
 from .._product import linear
 from .._recomputed import product_of_integers
+from .._rotation import check_block
 from ..training.fake_quantize import FakeQuantize
 from . import _arguments
 from ._dequantizes import Dequantizes
-from .linear import LaysOutWeight
+from ._integer_linear import LaysOutWeight
 
 
 class WeightOnlyLinear(Dequantizes, LaysOutWeight):
@@ -35,9 +37,11 @@ class WeightOnlyLinear(Dequantizes, LaysOutWeight):
             scale.
         transposed: Whether ``weight`` reads as ``[in_features, out_features]``, the layout of
             transformers' ``Conv1D``.
+        rotate: The block of :func:`baraquant.ops.hadamard`, by which the weight is rotated and the
+            input is to be, before it is rounded. None: no rotation.
 
     Raises:
-        ValueError: A shape or width does not fit.
+        ValueError: A shape, width or block does not fit.
         TypeError: The weight is not int8, the scale is not float32 or float64, the zero point is
             not an integer tensor, or the dtype is not floating.
 
@@ -49,6 +53,7 @@ class WeightOnlyLinear(Dequantizes, LaysOutWeight):
         tensor([[1.2500]])
     """
 
+    __constants__ = ("rotate",)
     in_features: Final[int]
     out_features: Final[int]
 
@@ -64,6 +69,7 @@ class WeightOnlyLinear(Dequantizes, LaysOutWeight):
         weight_bits: int = 8,
         dtype: torch.dtype | None = None,
         transposed: bool = False,
+        rotate: int | None = None,
     ) -> None:
         super().__init__()
         _arguments.check_weight("WeightOnlyLinear", qweight, bias)
@@ -79,24 +85,32 @@ class WeightOnlyLinear(Dequantizes, LaysOutWeight):
             dtype,
         )
         self.set_layout(transposed)
+        self.rotate = check_block("WeightOnlyLinear", rotate, self.in_features)
 
     @classmethod
     def options_of(cls, layer: Any) -> dict[str, Any]:
-        """Return the layout of a prepared linear layer."""
-        return {"transposed": layer.transposed_groups > 0}
+        """Return the layout and the rotation of a prepared linear layer."""
+        return {"transposed": layer.transposed_groups > 0, "rotate": layer.rotate or None}
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
-        rows = self.input_fake_quant(input)
+        rows = ops.hadamard(input, self.rotate) if self.rotate > 0 else input
+        rows = self.input_fake_quant(rows)
         if torch.jit.is_scripting():
             output = linear(rows, self._dequantized(input.dtype), self.bias)
         else:
             output = product_of_integers(self, rows, linear)
         return output
 
+    def dequantized_weight(self) -> Tensor:
+        """Return the dequantized weight, before any rotation."""
+        weight = self._dequantized(self.dtype)
+        return ops.hadamard(weight, self.rotate) if self.rotate > 0 else weight
+
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""
+        rotate = f", rotate={self.rotate}" if self.rotate > 0 else ""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"bias={self.bias is not None}, {self._scheme()}"
+            f"bias={self.bias is not None}, {self._scheme()}{rotate}"
         )

@@ -10,6 +10,7 @@ from typing_extensions import Self
 
 from ...configs import QuantConfig, TensorConfig
 from .._convolution import swap_channels
+from .._rotation import rotate_of
 from .._weight import is_for_torchscript, weight_to_read
 from ._freeze import frozen, is_unseen
 from .fake_quantize import FakeQuantize
@@ -35,8 +36,9 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
 
     The layer itself reads its parameter with :meth:`float_weight`. Other code that reads
     ``layer.weight`` gets the parameter in training, and the rounded weight in evaluation, which is
-    also what the converted layer returns. (In TorchScript ``layer.weight`` is always the parameter,
-    and so it is where several processes share the parameter, a DTensor.)
+    also what the converted layer returns. If the parameter is rotated, it is rotated back. (In
+    TorchScript ``layer.weight`` is always the parameter, and so it is where several processes share
+    the parameter, a DTensor.)
     """
 
     __constants__: tuple[str, ...] = ("fold", "is_grouped", "transposed_groups", "rounds_input")
@@ -85,11 +87,20 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
         parameter = self._own_weight()
         # fully_shard finds its parameter by this name, in evaluation too: it is a DTensor.
         is_sharded = hasattr(parameter, "device_mesh")
-        if self.training or is_sharded or is_for_torchscript():
+        is_rotated = rotate_of(self) > 0
+        if is_sharded or is_for_torchscript() or (self.training and not is_rotated):
             return parameter
-        return weight_to_read(
-            self, self.fake_quantized_weight, parameter, parameter.dtype, parameter
-        )
+        return weight_to_read(self, self._weight_to_read, parameter, parameter.dtype, parameter)
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _weight_to_read(self) -> Tensor:
+        weight = self.float_weight() if self.training else self.fake_quantized_weight()
+        return self._in_other_basis(weight)
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _in_other_basis(self, weight: Tensor) -> Tensor:
+        """Return the weight of the floating layer for the stored one, or the other way round."""
+        return weight
 
     @weight.setter
     def weight(self, value: Any) -> None:

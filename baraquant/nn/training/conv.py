@@ -50,7 +50,7 @@ class _FakeQuantizedConv(DropIn):
     """The base of the convolutions."""
 
     def _set_config(self, config: Config) -> None:
-        qat = conv_config(quant_config(config))
+        qat = conv_config(quant_config(config)).with_rotation(0)
         check_groups(qat.weight, self.in_channels // self.groups, "in_channels / groups")
         self.set_quantizers(
             qat,

@@ -39,7 +39,7 @@ class FakeQuantizedEmbedding(DropIn, nn.Embedding):  # type: ignore[misc]
     rounds_scale: bool
 
     def _set_config(self, config: Config) -> None:
-        qat = quant_config(config).with_floating_input()
+        qat = quant_config(config).with_floating_input().with_rotation(0)
         weight = qat.weight
         if self.max_norm is not None:
             raise ValueError(f"expected no max_norm, but got {self.max_norm}")

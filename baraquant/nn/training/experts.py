@@ -42,8 +42,8 @@ class FakeQuantizedExperts(RunsExperts):
     Each of the two products has its own input quantizer.
 
     The gradient goes straight through the rounding to the input and all parameters, in evaluation
-    too. Its products are floating: ``backward`` of the configuration is for linear layers, and
-    ``config`` of the experts has ``"float"``.
+    too. Its products are floating: ``backward`` and ``rotate`` of the configuration are for linear
+    layers, and ``config`` of the experts has ``"float"`` and None.
 
     Args:
         experts: Floating experts for which :meth:`why_not` returns None. The parameters and the
@@ -68,7 +68,7 @@ class FakeQuantizedExperts(RunsExperts):
         reason = why_not(experts)
         if reason is not None:
             raise ValueError(f"FakeQuantizedExperts: expected experts to swap, but {reason}")
-        qat = quant_config(config).with_float_backward()
+        qat = quant_config(config).with_float_backward().with_rotation(0)
         self._take_place_of(experts)
         for name in self.form.weights:
             self.register_parameter(name, experts._parameters[name])

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``FakeQuantizedLinear``: a linear layer in quantization-aware training."""
 
+import copy
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self
@@ -10,6 +13,7 @@ from ...configs import Config, QuantConfig
 from ...ops._limits import MAX_FEATURES, MAX_SHIFTED_FEATURES
 from ...schemes import W8A8, quant_config
 from .._product import linear
+from .._rotation import MARK, has_same_mark, mark_of, turned
 from .._straight_through import straight_through
 from ._quantizers import QuantizesWeight, check_groups
 
@@ -26,6 +30,11 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
     * Otherwise it computes ``linear(input_fake_quant(x), weight_fake_quant(weight), bias)``, where
       both are a :class:`FakeQuantize` or a :class:`LearnedFakeQuantize`. An integer product may
       differ in the last bit; only evaluation computes it.
+
+    With ``rotate`` in the configuration the parameter is the rotated weight, and the layer rotates
+    its input by :func:`baraquant.ops.hadamard` first. Reading ``weight`` gives the weight of the
+    floating layer, also in training; its ``grad`` is that of the parameter. The state dict has a
+    buffer ``rotation`` as well, so that no floating weight is loaded by mistake.
 
     The gradient goes straight through the rounding, in evaluation too. Where the layer computes
     :func:`baraquant.ops.qat_linear`, ``backward`` and ``rounding`` of the configuration say how the
@@ -65,6 +74,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         "weight_quant_max",
         "backward",
         "rounding",
+        "rotate",
     )
     _transposed_groups = 0
     bias: Tensor | None
@@ -77,6 +87,10 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
     weight_quant_max: int
     backward: str  # as in qat_linear
     rounding: str
+    rotate: int  # the block that is rotated; 0 if nothing is
+    # Whether the parameter is still the weight of the floating layer, and `float_weight` rotates
+    # it: prepare_ rotates it in place after the last decision, and quantize_ never does.
+    _awaits_rotation: bool = False
 
     def __init__(
         self,
@@ -90,22 +104,83 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
     ) -> None:
         nn.Linear.__init__(self, in_features, out_features, bias, device, dtype)
         self._set_config(W8A8() if config is None else config)
+        self.rotate_weight_()
 
     @classmethod
-    def from_float(cls, linear: nn.Linear, config: Config) -> Self:
-        """Return a layer that shares the parameters of ``linear``."""
+    def from_float(cls, linear: nn.Module, config: Config) -> Self:
+        """Return a layer that shares the parameters of ``linear``.
+
+        With ``rotate`` the weight is rotated in place, so ``linear`` is of no use any more.
+        """
+        layer = cls.sharing(linear, config)
+        layer.rotate_weight_()
+        return layer
+
+    @classmethod
+    def sharing(cls, linear: nn.Module, config: Config, *, is_rotated: bool = False) -> Self:
+        """Return a layer that shares the parameters of ``linear`` and leaves them as they are.
+
+        Args:
+            linear: The floating layer.
+            config: As in the constructor.
+            is_rotated: Whether the weight is rotated already. Otherwise call
+                :meth:`rotate_weight_` or :meth:`with_rotated_weight` before the layer is used.
+        """
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
-        layer.out_features, layer.in_features = linear.weight.shape
+        layer._take_sizes(linear.weight)
         layer.weight = linear.weight
         layer.register_parameter("bias", linear.bias)
-        layer._set_config(config)
+        layer._set_config(config, is_rotated)
         layer.train(linear.training)
         return layer
 
-    def _set_config(self, config: Config) -> None:
-        qat = quant_config(config)
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _take_sizes(self, weight: Tensor) -> None:
+        self.out_features, self.in_features = weight.shape
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def rotate_weight_(self) -> None:
+        """Rotate the weight in place if that is still to be done."""
+        if self._awaits_rotation:
+            with torch.no_grad():
+                self._parameters["weight"].copy_(self._own_weight())
+            self._awaits_rotation = False
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def with_rotated_weight(self) -> Self:
+        """Return a layer that shares all with this one, but has a rotated weight of its own."""
+        layer = copy.copy(self)
+        layer.__dict__["_parameters"] = dict(self._parameters)
+        layer.__dict__["_modules"] = dict(self._modules)
+        if self._awaits_rotation:
+            rotated = self._own_weight().detach()
+            layer._parameters["weight"] = nn.Parameter(rotated, requires_grad=False)
+            layer._awaits_rotation = False
+        return layer
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _own_weight(self) -> Tensor:
+        if getattr(self, "rotate", 0) > 0 and self._parameters.get("weight") is None:
+            raise RuntimeError(
+                f"{type(self).__name__}: expected the rotated weight to be a parameter, but a "
+                "parametrization or a hook is to compute it; prepare this layer without rotate"
+            )
+        weight = super()._own_weight()
+        return self._in_other_basis(weight) if self._awaits_rotation else weight
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _in_other_basis(self, weight: Tensor) -> Tensor:
+        return turned(weight, self.rotate, self.transposed_groups > 0) if self.rotate else weight
+
+    def _set_config(self, config: Config, is_rotated: bool = False) -> None:
+        qat = quant_config(config).with_rotation(self.in_features)
         check_config(qat, self.in_features)
+        self.rotate = qat.rotate or 0
+        self.transposed_groups = self._transposed_groups
+        self._awaits_rotation = self.rotate > 0 and not is_rotated
+        if self.rotate > 0:
+            self.register_buffer(MARK, mark_of(self.rotate, self._parameters["weight"]))
         self.set_quantizers(qat, qat.activation, transposed_groups=self._transposed_groups)
         self.is_integer = is_integer_product(qat)
         self.is_whole = is_whole_product(qat)
@@ -125,6 +200,8 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]``."""
+        if self.rotate > 0:
+            input = ops.hadamard(input, self.rotate)
         if self.is_whole:  # noqa: SIM102 - alone: TorchScript leaves out what a constant guards
             if self._is_on() if self.training else not self._is_autocast(input):
                 return self._whole(input)
@@ -183,6 +260,14 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         is_on: bool = self.weight_fake_quant._rounds and self.input_fake_quant._rounds
         return is_on
 
+    def _load_from_state_dict(
+        self, state: Any, prefix: str, metadata: Any, strict: Any, missing: Any, unexpected: Any,
+        errors: list[str],
+    ) -> None:  # fmt: skip
+        if not has_same_mark(self, state, prefix, errors):
+            return  # the layer stays as it is
+        super()._load_from_state_dict(state, prefix, metadata, strict, missing, unexpected, errors)
+
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""
         return (
@@ -226,19 +311,12 @@ class FakeQuantizedConv1D(FakeQuantizedLinear):
         self.bias = nn.Parameter(torch.zeros(nf, device=device, dtype=dtype))
         nn.init.normal_(self._parameters["weight"], std=0.02)
         self._set_config(W8A8() if config is None else config)
+        self.rotate_weight_()
 
-    @classmethod
-    def from_float(cls, linear: nn.Module, config: Config) -> Self:
-        """Return a layer that shares the parameters of ``linear``, a ``Conv1D``."""
-        layer = cls.__new__(cls)
-        nn.Module.__init__(layer)
-        layer.in_features, layer.out_features = linear.weight.shape
-        layer.nx, layer.nf = linear.weight.shape
-        layer.weight = linear.weight
-        layer.register_parameter("bias", linear.bias)
-        layer._set_config(config)
-        layer.train(linear.training)
-        return layer
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _take_sizes(self, weight: Tensor) -> None:
+        self.in_features, self.out_features = weight.shape
+        self.nx, self.nf = weight.shape
 
 
 def is_integer_product(config: QuantConfig) -> bool:

@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from torch import nn
 
 from ...nn import FakeQuantize, FakeQuantizedExperts, LearnedFakeQuantize
+from ...nn._rotation import rotate_of
 from ..replace import put
+from ..rotation import OfRotated
 from ..select import Chosen
 from .observers import OBSERVERS, Observer
-from .run import Calibration, calibrate
+from .run import Calibration, Watcher, calibrate
 
 
 def observe_inputs(
@@ -48,12 +50,20 @@ def observe_inputs(
     observed = {path for path, _ in observers}
     inner = {path: chosen[path] for path in observed if _has_inner_inputs(chosen[path])}
     places = {(path, name): f"{path}.{name}" if path in inner else path for path, name in observers}
-    watchers = {places[key]: observer for key, observer in observers.items()}
+    watchers = {
+        places[key]: _watcher(observer, chosen[key[0]].prepared)
+        for key, observer in observers.items()
+    }
     with _observing(model, inner):
         unreached = calibrate(
             model, calibration, watchers, progress=progress, where=where, allows_unreached=True
         )
     return {key: one for key, one in observers.items() if places[key] not in unreached}
+
+
+def _watcher(observer: Observer, prepared: nn.Module) -> Watcher:
+    block = rotate_of(prepared)
+    return OfRotated(observer, block) if block > 0 else observer
 
 
 def _has_inner_inputs(one: Chosen) -> bool:

@@ -14,9 +14,9 @@ are the attentions and recurrent modules that were unpacked into modules of line
 ``fused`` the norms and activations that :func:`baraquant.use_fused_ops_` swapped. The checksum
 covers everything else and the tensors. It finds damage; it is not a signature.
 
-Formats 1 to 3 had no ``fused``. Formats 1 and 2 had other names for two classes, and ``attentions``
-instead of ``unpacked``. Format 1 had no constants, and called the integers ``weight`` instead of
-``qweight``.
+Formats 1 to 3 had no ``fused``, and no ``rotate`` in the options of linear layers. Formats 1 and 2
+had other names for two classes, and ``attentions`` instead of ``unpacked``. Format 1 had no
+constants, and called the integers ``weight`` instead of ``qweight``.
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ class BARAQUANT_API QuantizedLayer : public Layer {
   torch::Dtype dtype() const { return dtype_; }
   /// The width of the weight's integers, 2 to 8. They are always stored as int8.
   int64_t weight_bits() const { return weight_bits_; }
+  /// The block that is rotated in inputs, and is in the integers; std::nullopt without a rotation.
+  std::optional<int64_t> rotate() const { return rotate_; }
 
   torch::Tensor qweight;
   torch::Tensor weight_scale;
@@ -36,11 +38,15 @@ class BARAQUANT_API QuantizedLayer : public Layer {
     int64_t weight_bits;
     std::optional<torch::Dtype> dtype;
     std::optional<int64_t> group_size = std::nullopt;
+    std::optional<int64_t> rotate = std::nullopt;
   };
   /// Check the weight with its scale, zero point and bias, and keep them.
   void store(const Given& given, int64_t dimensions = 2);
+  /// The input as the integers need it: rotated, or as it is.
+  torch::Tensor rotated(const torch::Tensor& input) const;
   torch::Dtype dtype_ = torch::kFloat32;
   int64_t weight_bits_ = 8;
+  std::optional<int64_t> rotate_;
 };
 
 /// A linear layer that multiplies integers.
@@ -55,6 +61,8 @@ class BARAQUANT_API IntegerLinear : public QuantizedLayer {
                  const std::optional<torch::Dtype>& dtype) override;
   /// Sum the rows of the weight, which a zero point of the input needs.
   void sum_weight();
+  /// Check that a layer is not both rotated and smoothed, by a tensor of this name.
+  void check_one(const char* smooth, const torch::Tensor& given) const;
 };
 
 /// The integers of an input of QuantizedLinear, which layers with the same widths may share.
@@ -88,6 +96,9 @@ struct BARAQUANT_API QuantizedLinearOptions {
   TORCH_ARG(int64_t, weight_bits) = 8;
   /// Of dequantized_weight(). Nothing: of the bias, else of the scale.
   TORCH_ARG(std::optional<torch::Dtype>, dtype);
+  /// The block of hadamard(), by which the weight is rotated and the input is to be; not beside
+  /// smoothing. std::nullopt: no rotation.
+  TORCH_ARG(std::optional<int64_t>, rotate);
 };
 
 /// An integer linear layer that computes the scale of its input from the input (W8A8 dynamic).
@@ -147,6 +158,9 @@ struct BARAQUANT_API StaticQuantizedLinearOptions {
   TORCH_ARG(int64_t, bits) = 8;
   TORCH_ARG(int64_t, weight_bits) = 8;
   TORCH_ARG(std::optional<torch::Dtype>, dtype);
+  /// The block of hadamard(), by which the weight is rotated and the input is to be; not beside
+  /// smoothing. std::nullopt: no rotation.
+  TORCH_ARG(std::optional<int64_t>, rotate);
 };
 
 /// An integer linear layer whose input has one scale, fixed in advance (W8A8 static).
@@ -193,6 +207,9 @@ struct BARAQUANT_API DequantizedOptions {
   TORCH_ARG(std::shared_ptr<FakeQuantizeImpl>, input_fake_quant);
   TORCH_ARG(int64_t, weight_bits) = 8;
   TORCH_ARG(std::optional<torch::Dtype>, dtype);
+  /// Of a linear layer: the block of hadamard(), by which the weight is rotated and the input is to
+  /// be, before it is rounded. std::nullopt: no rotation.
+  TORCH_ARG(std::optional<int64_t>, rotate);
 };
 
 /// A layer that stores integers and computes in floating point.
@@ -224,6 +241,7 @@ class BARAQUANT_API WeightOnlyLinearImpl : public DequantizedLayer {
  public:
   explicit WeightOnlyLinearImpl(const DequantizedOptions& options);
   torch::Tensor forward(const torch::Tensor& input) override;
+  torch::Tensor dequantized_weight() override { return rotated(dequantized(dtype_)); }
 
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;

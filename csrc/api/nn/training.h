@@ -74,6 +74,10 @@ struct BARAQUANT_API FakeQuantizedLinearOptions {
 /// W4A8 compute the integer product itself (qat_linear); otherwise the layer computes
 /// `linear(input_fake_quant(x), weight_fake_quant(weight), bias)`.
 ///
+/// With rotate() in the configuration `weight` is the rotated weight, and the layer rotates its input
+/// first. The state dict has a buffer `rotation` as well, so that no floating weight is loaded by
+/// mistake.
+///
 /// @throws c10::ValueError The configuration does not fit: the group size does not divide
 ///     `in_features`, or `in_features` is larger than an int32 sum allows.
 class BARAQUANT_API FakeQuantizedLinearImpl : public FakeQuantizedLayer {
@@ -81,13 +85,19 @@ class BARAQUANT_API FakeQuantizedLinearImpl : public FakeQuantizedLayer {
   FakeQuantizedLinearImpl(int64_t in_features, int64_t out_features)
       : FakeQuantizedLinearImpl(FakeQuantizedLinearOptions(in_features, out_features)) {}
   explicit FakeQuantizedLinearImpl(const FakeQuantizedLinearOptions& options);
-  /// A layer that shares the parameters of a float one.
-  FakeQuantizedLinearImpl(const torch::nn::LinearImpl& linear, const QuantConfig& config);
+  /// A layer that shares the parameters of a float one. A rotation of the weight is done in place;
+  /// `rotates` false leaves it to rotate_weight().
+  FakeQuantizedLinearImpl(const torch::nn::LinearImpl& linear, const QuantConfig& config,
+                          bool rotates = true);
   /// A layer with given parameters, which it shares; `bias` may be undefined.
   FakeQuantizedLinearImpl(const torch::Tensor& weight, const torch::Tensor& bias,
-                          const QuantConfig& config);
+                          const QuantConfig& config, bool rotates = true);
 
   torch::Tensor forward(const torch::Tensor& input) override;
+  /// Rotate the weight in place if that is still to be done.
+  void rotate_weight();
+  /// Go on with a rotated copy of the weight if it is still to be rotated; the parameter stays.
+  void copy_rotated_weight();
   /// Whether the converted layer multiplies integers by integers.
   bool is_integer() const { return is_integer_ && input_fake_quant != nullptr; }
   int64_t in_features() const { return weight.size(1); }
@@ -105,6 +115,7 @@ class BARAQUANT_API FakeQuantizedLinearImpl : public FakeQuantizedLayer {
 
   bool is_integer_ = false;  // deployed as a product of integers
   bool is_whole_ = false;    // one op does it all, in training as well
+  bool awaits_rotation_ = false;
 };
 TORCH_MODULE(FakeQuantizedLinear);
 
