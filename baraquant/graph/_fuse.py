@@ -100,9 +100,6 @@ class _Pass:
             return _WRITTEN
         if sum(self.fates.get(use.node) is Fate.RETURNED for use in uses) > 1:
             return "more than one quantization of it is returned"
-        scheme = uses[0].quantization.scheme
-        if scheme.dtype not in (torch.int8, torch.uint8):
-            return f"it is quantized to {scheme.dtype}"
         return ""
 
     def share_rest(self) -> None:

@@ -27,6 +27,7 @@ _MOVED = {
     _ATEN.flatten.using_ints,
     _ATEN.permute.default,
     _ATEN.squeeze.dim,
+    _ATEN.squeeze.dims,
     _ATEN.transpose.int,
     _ATEN.unsqueeze.default,
 }
@@ -83,7 +84,7 @@ def _leaves_last(node: Node, dimensions: int) -> bool:
     elif node.target is _ATEN.flatten.using_ints:
         named = [given["end_dim"]]
     else:
-        named = [given["dim"]]
+        named = given["dim"] if isinstance(given["dim"], (list, tuple)) else [given["dim"]]
     return all(dim % dimensions != last for dim in named)
 
 
