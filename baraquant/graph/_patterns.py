@@ -7,7 +7,7 @@ A graph has the public ops until it is decomposed, and the core ops afterwards.
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ _PRODUCTS = {
     _OPS.quantized_linear.default: _OPS.int8_linear.default,
     _OPS.quantized_grouped_linear.default: _OPS.int8_grouped_linear.default,
 }
+INTEGER_PRODUCTS = frozenset(_PRODUCTS.values())
 _EXPLICIT = _OPS.dynamic_range_quantize_per_token.default
 _CORE_EXPLICIT = _OPS._dynamic_quantize.default
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]  # of an op: target, args, kwargs
@@ -50,10 +51,8 @@ class Scheme:
     dtype: torch.dtype
 
     def keywords(self) -> dict[str, Any]:
-        """Return the keyword arguments of public ops that are not the default."""
-        # AOTInductor of torch 2.11 hands a dtype on as another one: the default is not written out.
-        default = {"symmetric": True, "quant_min": -128, "quant_max": 127, "dtype": torch.int8}
-        return {k: getattr(self, k) for k, v in default.items() if getattr(self, k) != v}
+        """Return the keyword arguments of public ops."""
+        return asdict(self)
 
     def quantize(self, value: Node, *, core: bool) -> Call:
         """Return the call that quantizes a value, of the public op or of the core op."""
@@ -143,6 +142,11 @@ def op_name(node: Node) -> str:
     """Return the name of the op that a node calls, without its namespace."""
     assert isinstance(node.target, torch._ops.OpOverload)
     return node.target._schema.name.partition("::")[2]
+
+
+def is_own(node: Node) -> bool:
+    """Whether a node calls an op of the library."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "baraquant"
 
 
 def float_op(node: Node) -> FloatOp | None:

@@ -159,14 +159,11 @@ def _take_integers(quantization: Quantization, seen: Quantized) -> None:
     given = arguments(node)
     offsets = (given["offsets"],) if "offsets" in given else ()
     args = (seen.integers, given["weight"], *offsets, seen.scale, given["weight_scale"])
-    kwargs: dict[str, Any] = {}
+    kwargs: dict[str, Any] = {"dtype": output_dtype(quantization)}
     if not quantization.scheme.symmetric:
         kwargs["input_zero_point"] = seen.zero_point
         if given["weight_sum"] is not None:
             kwargs["weight_sum"] = given["weight_sum"]
-    dtype = output_dtype(quantization)
-    if dtype != torch.float32:
-        kwargs["dtype"] = dtype
     node.target, node.args, node.kwargs = quantization.product, (*args, given["bias"]), kwargs
     node.meta.pop("eager_input_vals", None)
 

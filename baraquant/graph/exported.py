@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
@@ -24,9 +27,10 @@ def fuse_(program: ExportedProgram | GraphModule) -> Report:
     bit of a result changes. A quantization is not moved across what is written in place, and ops of
     PyTorch itself, such as its ``rms_norm``, are left as they are, since they round differently.
 
-    The program can be saved, loaded, run and compiled as before. Integers carry no gradient: run it
-    in ``torch.inference_mode()`` or ``torch.no_grad()``. Where a gradient was asked for that the
-    fused program does not have, it raises NotImplementedError.
+    The program can be saved, loaded, run and compiled as before; to AOTInductor give :class:`Fuse`,
+    which does the same there. Integers carry no gradient: the parameters of a program that was
+    changed no longer require one (those of the model still do), and for an input that requires one
+    the program raises NotImplementedError, but not under ``torch.no_grad()``.
 
     Args:
         program: What ``torch.export.export`` returned, or a graph of ATen's and baraquant's ops.
@@ -78,7 +82,21 @@ def fuse_(program: ExportedProgram | GraphModule) -> Report:
         reports.append(fuse(found.graph, recorded=True))
         found.graph.lint()
         found.recompile()
-    return merged(reports)
+    report = merged(reports)
+    if isinstance(program, ExportedProgram) and report.fusions:
+        _freeze(program.state_dict)
+    return report
+
+
+def _freeze(state: dict[str, Any]) -> None:
+    """Replace parameters by ones with the same memory that require no gradient."""
+    frozen = {
+        id(value): nn.Parameter(value.detach(), requires_grad=False)
+        for value in state.values()
+        if isinstance(value, nn.Parameter) and value.requires_grad
+    }
+    for name, value in state.items():
+        state[name] = frozen.get(id(value), value)
 
 
 def _has_ops(module: GraphModule) -> bool:

@@ -8,10 +8,12 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.virtualized import V
 
 from ._fuse import fuse
+from ._patterns import INTEGER_PRODUCTS, is_own
 
 # AOTInductor of torch 2.11 hands a dtype on to a custom op as another one. The ops that quantize
 # take one, quantized_linear does not.
@@ -58,6 +60,8 @@ class Fuse(CustomGraphPass):
         if _IS_2_11 and V.aot_compilation:
             return
         fuse(graph, recorded=False)
+        _write_out_dtypes(graph)
+        _freeze_attributes(graph)
         graph.lint()
 
     def uuid(self) -> str:
@@ -71,6 +75,29 @@ class Fuse(CustomGraphPass):
     def __hash__(self) -> int:
         """Return one number for all, as all are equal."""
         return hash(Fuse)
+
+
+def _write_out_dtypes(graph: torch.fx.Graph) -> None:
+    """Give products of integers their dtype, which AOTInductor cannot leave to its default."""
+    for node in graph.nodes:
+        if node.target in INTEGER_PRODUCTS and "dtype" not in node.kwargs:
+            node.kwargs = {**node.kwargs, "dtype": torch.float32}
+
+
+def _freeze_attributes(graph: torch.fx.Graph) -> None:
+    """Let no parameter that an op of the library reads require a gradient.
+
+    AOTInductor calls each op with the parameters themselves, as attributes of a module of its own,
+    and the ops that quantize refuse what requires a gradient. The graph is past autograd.
+    """
+    for node in graph.nodes:
+        if node.op != "get_attr" or not any(map(is_own, node.users)):
+            continue
+        path, _, name = node.target.rpartition(".")
+        owner = graph.owning_module.get_submodule(path)
+        value = getattr(owner, name)
+        if isinstance(value, nn.Parameter) and value.requires_grad:
+            setattr(owner, name, nn.Parameter(value.detach(), requires_grad=False))
 
 
 @cache

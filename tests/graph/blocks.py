@@ -130,7 +130,9 @@ def assert_values_fit(graph: Graph) -> None:
         with args[0].fake_mode, torch.no_grad():
             expected = node.target(*args, **kwargs)
         found = node.meta["val"]
-        pairs = [(found, expected)] if isinstance(found, Tensor) else zip(found, expected)
+        pairs = (
+            [(found, expected)] if isinstance(found, Tensor) else zip(found, expected, strict=True)
+        )
         for one, other in pairs:
             assert (one.dtype, one.device) == (other.dtype, other.device), node
             assert [str(s) for s in one.shape] == [str(s) for s in other.shape], node

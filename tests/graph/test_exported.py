@@ -166,7 +166,10 @@ def test_each_float_op(op: str, residual: bool, symmetric: bool, bits: int, devi
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.weight, self.shift = nn.Parameter(torch.rand(WIDTH)), nn.Parameter(torch.rand(WIDTH))
+            self.weight, self.shift = (
+                nn.Parameter(torch.rand(WIDTH)),
+                nn.Parameter(torch.rand(WIDTH)),
+            )
             self.a, self.b = nn.Linear(WIDTH, 8), nn.Linear(WIDTH, 4, bias=False)
 
         def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
@@ -222,6 +225,24 @@ def test_saved_loaded_and_compiled(tmp_path: Any) -> None:
     assert again.fusions == () and again.before == again.after == 1
     flat = torch.export.unflatten(program)
     assert torch.equal(outputs(flat, x)[0], expected)
+
+
+@pytest.mark.exhaustive
+def test_parameters_are_frozen() -> None:
+    """Those of the program, so that it runs in grad mode; not those of the model."""
+    model = quantized(LlamaBlock())
+    model.post_norm.weight = model.input_norm.weight
+    x = torch.randn(2, 3, WIDTH)
+    program = torch.export.export(model, (x,))
+    baraquant.graph.fuse_(program)
+    assert torch.equal(program.module()(x), model(x))
+    assert not any(p.requires_grad for p in program.module().parameters())
+    assert all(p.requires_grad for p in model.parameters())
+    with torch.no_grad():
+        model.input_norm.weight.mul_(2)
+    assert torch.equal(program.module()(x), model(x))  # they share memory
+    with pytest.raises(NotImplementedError, match="integers carry no gradient"):
+        program.module()(x.requires_grad_())
 
 
 @pytest.mark.exhaustive

@@ -19,7 +19,7 @@ import baraquant
 import toolchain
 from baraquant import ops
 from baraquant.graph import Fuse
-from tests.graph.blocks import BLOCKS, SCHEMES, WIDTH, LlamaBlock, counts, quantized
+from tests.graph.blocks import BLOCKS, SCHEMES, WIDTH, LlamaBlock, RMSNorm, counts, quantized
 from tests.support.aot_inductor import skip_where_it_crashes
 
 SEEN: list[Counter[str]] = []
@@ -97,22 +97,24 @@ def test_compiled_for_any_shape(block: str, device: str) -> None:
 
 @pytest.mark.inductor
 def test_under_autocast(device: str) -> None:
-    """The float parts compute in bfloat16; each quantization stays with its dtype."""
+    """Floating layers compute in bfloat16; each quantization keeps the dtype of its input."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.block, self.last = LlamaBlock(), nn.Linear(WIDTH, 8)
+            self.first, self.norm = nn.Linear(WIDTH, WIDTH), RMSNorm(WIDTH)
+            self.gate, self.up, self.down = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
 
         def forward(self, x: Tensor) -> Tensor:
             with torch.autocast(x.device.type, dtype=torch.bfloat16):
-                return self.last(self.block(x))
+                h = self.norm(self.first(x))
+                return self.down(ops.silu_mul(self.gate(h), self.up(h)))
 
     model = Model().eval()
-    baraquant.quantize_(model.block, baraquant.W8A8(), progress=False)
+    baraquant.quantize_(model, {"first": None, "*": baraquant.W8A8()}, progress=False)
     x = torch.randn(2, 8, WIDTH, device=device)
     found = assert_same_bits(model.to(device), [x])
-    assert found["norm_quantize"] == 2 and found["int8_linear"] == 6
+    assert found == {"norm_quantize": 1, "activation_quantize": 1, "int8_linear": 3}
 
 
 @pytest.mark.inductor
@@ -181,7 +183,7 @@ def test_a_cache_is_written(device: str) -> None:
 
 
 @pytest.mark.inductor
-@pytest.mark.parametrize("how", ("Fuse", "fuse_"))
+@pytest.mark.parametrize("how", ("Fuse", "fuse_, then Fuse"))
 @pytest.mark.parametrize("block", BLOCKS)
 def test_package(block: str, how: str, tmp_path: Path, device: str) -> None:
     """A package of AOTInductor, which C++ loads too: it calls the fused ops, with the same bits."""
@@ -193,13 +195,10 @@ def test_package(block: str, how: str, tmp_path: Path, device: str) -> None:
     rows = {0: torch.export.Dim("rows", min=1, max=64), 1: torch.export.Dim("tokens", max=64)}
     runners = []
     for fused in (False, True):
-        with torch.no_grad():
-            program = torch.export.export(model, (x,), dynamic_shapes=(rows,))
-        configs = WITHOUT
-        if fused and how == "Fuse":
-            configs = WITH
-        elif fused:
+        program = torch.export.export(model, (x,), dynamic_shapes=(rows,))
+        if fused and how != "Fuse":
             baraquant.graph.fuse_(program)
+        configs = WITH if fused else WITHOUT
         path = str(tmp_path / f"{fused}.pt2")
         torch._inductor.aoti_compile_and_package(
             program, package_path=path, inductor_configs=configs

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -148,7 +149,7 @@ def test_other_tokens_of_a_norm(view: str) -> None:
 
     found, report = fuse(function, example())
     assert found == {"rms_norm": 1, "quantized_linear": 2}
-    assert list(report.left_out.values())[0].startswith("its output is also read by ")
+    assert next(iter(report.left_out.values())).startswith("its output is also read by ")
 
 
 @pytest.mark.exhaustive
@@ -206,6 +207,10 @@ def test_other_readers_of_a_norm() -> None:
     assert report.before == report.after == 1
 
 
+def with_options(options: dict[str, Any], m: Weights, x: Tensor) -> Any:
+    return m.product(x), m.product(x, **options)
+
+
 @pytest.mark.exhaustive
 def test_different_options() -> None:
     def function(m: Weights, x: Tensor) -> Any:
@@ -217,7 +222,7 @@ def test_different_options() -> None:
     assert found == {"rms_norm": 1, DYNAMIC: 2, "int8_linear": 4}
     assert report.left_out == {"rms_norm": "its quantizations have different options"}
     for other in ({"symmetric": False}, {"quant_min": -127}, {"quant_min": -8, "quant_max": 7}):
-        found, report = fuse(lambda m, x: (m.product(x), m.product(x, **other)), example())
+        found, report = fuse(partial(with_options, other), example())
         assert found == {"quantized_linear": 2}
         assert report.left_out == {"args_0": "its quantizations have different options"}
 
