@@ -5,7 +5,8 @@ Importing the package registers ``torch.ops.baraquant.*``. :mod:`baraquant.ops` 
 documented function for each of them, :mod:`baraquant.reference` has the same functions in plain
 PyTorch, and :mod:`baraquant.nn` has the modules. :mod:`baraquant.qat` trains a model for integers,
 and :func:`quantize_` quantizes it after training. :func:`save` and :func:`load_` store it,
-and :mod:`baraquant.export` writes it in the formats of other programs.
+and :mod:`baraquant.export` writes it in the formats of other programs. :mod:`baraquant.graph` fuses
+quantization in compiled and exported models.
 :func:`plan` shows which kernels a call would launch, and :func:`can_implement` whether an op takes
 the call. ``python -m baraquant.info`` shows what was built, and checks it.
 """
@@ -19,6 +20,7 @@ from baraquant import (  # noqa: E402
     calibration,
     configs,
     export,
+    graph,
     nn,
     ops,
     planning,
@@ -64,6 +66,7 @@ __all__ = [
     "can_implement",
     "configs",
     "export",
+    "graph",
     "load_",
     "nn",
     "ops",

@@ -89,6 +89,7 @@ PAGES = [
 ]
 API = [
     *("baraquant", "qat", "nn", "ops", "ops_backward", "reference", "calibration", "export"),
+    "graph",
     *("transformers", "peft", "parallel", "info", "cpp"),
 ]
 

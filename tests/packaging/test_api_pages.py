@@ -14,12 +14,12 @@ from types import ModuleType
 import pytest
 
 import baraquant
-from baraquant import calibration, export, nn, ops, qat, reference
+from baraquant import calibration, export, graph, nn, ops, qat, reference
 from tests.support.documents import ROOT
 from tests.support.optional_packages import package
 
 PAGES = sorted((ROOT / "docs" / "api").glob("*.rst"))
-PUBLIC = (baraquant, calibration, export, nn, ops, ops.backward, qat, reference)
+PUBLIC = (baraquant, calibration, export, graph, nn, ops, ops.backward, qat, reference)
 # Public modules that import another package.
 OPTIONAL = {"baraquant.transformers": "transformers", "baraquant.peft": "peft"}
 DIRECTIVE = re.compile(r"\.\. ((?:auto)?(?:class|function|data|module)|currentmodule):: ([\w.]+)")

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Models whose float ops are baraquant's, and what the tests ask of their graphs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph
+
+import baraquant
+from baraquant import ops
+
+WIDTH, HIDDEN, HEADS = 32, 48, 4
+SCHEMES: dict[str, Callable[[], Any]] = {
+    "W8A8": baraquant.W8A8,
+    "W8A8 asymmetric": lambda: baraquant.W8A8(symmetric=False),
+    "W4A8": lambda: baraquant.W4A8(group_size=None),
+}
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(width) + 0.5)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
+        if residual is None:
+            return ops.rms_norm(x, self.weight, 1e-6)
+        return ops.rms_norm(x, self.weight, 1e-6, residual=residual)
+
+
+class LayerNorm(nn.LayerNorm):
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:  # type: ignore[override]
+        if residual is None:
+            return ops.layer_norm(x, self.weight, self.bias, self.eps)
+        return ops.layer_norm(x, self.weight, self.bias, self.eps, residual=residual)
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, bias: bool) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, width, bias=bias) for _ in range(3))
+        self.o = nn.Linear(width, width, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, tokens, width = x.shape
+        shape = (rows, tokens, HEADS, width // HEADS)
+        q, k, v = (layer(x).view(shape).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.o(mixed.transpose(1, 2).reshape(rows, tokens, width))
+
+
+class LlamaBlock(nn.Module):
+    """Pre-norm: nothing but quantized layers reads a norm's output."""
+
+    def __init__(self, width: int = WIDTH, hidden: int = HIDDEN, bias: bool = False) -> None:
+        super().__init__()
+        self.input_norm, self.post_norm = RMSNorm(width), RMSNorm(width)
+        self.attention = Attention(width, bias)
+        self.gate, self.up = (nn.Linear(width, hidden, bias=bias) for _ in range(2))
+        self.down = nn.Linear(hidden, width, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        attended = self.attention(self.input_norm(x))
+        h, x = self.post_norm(attended, residual=x)
+        return x + self.down(ops.silu_mul(self.gate(h), self.up(h)))
+
+
+class BertBlock(nn.Module):
+    """Post-norm: the residual reads each norm's output as well."""
+
+    def __init__(self, width: int = WIDTH, hidden: int = HIDDEN, bias: bool = True) -> None:
+        super().__init__()
+        self.attention = Attention(width, bias)
+        self.norm, self.last_norm = LayerNorm(width), LayerNorm(width)
+        self.up, self.down = nn.Linear(width, hidden, bias=bias), nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x + self.attention(x))
+        return self.last_norm(h + self.down(ops.gelu(self.up(h))))
+
+
+BLOCKS = {"llama": LlamaBlock, "bert": BertBlock}
+
+
+def quantized(
+    model: nn.Module,
+    scheme: str = "W8A8",
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+) -> nn.Module:
+    """The model with quantized layers."""
+    baraquant.quantize_(model.eval(), SCHEMES[scheme](), progress=False)
+    return model.to(device, dtype)
+
+
+def counts(graph: Graph) -> Counter[str]:
+    """How often a graph calls each op of the library; core ops have the names of public ones."""
+    public = {
+        "_norm": "norm",
+        "_norm_quantize": "norm_quantize",
+        "_norm_residual": "norm",
+        "_norm_residual_quantize": "norm_quantize",
+        "_activation": "activation",
+        "_activation_quantize": "activation_quantize",
+        "_dynamic_quantize": "dynamic_range_quantize_per_token",
+    }
+    names = (
+        node.target._schema.name
+        for node in graph.nodes
+        if isinstance(node.target, torch._ops.OpOverload)
+    )
+    own = [name.partition("::")[2] for name in names if name.startswith("baraquant::")]
+    return Counter(public.get(name, name) for name in own)
+
+
+def assert_values_fit(graph: Graph) -> None:
+    """Every call of the graph has a fake value with the shape, dtype and device of its op's."""
+    for node in graph.nodes:
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        assert "val" in node.meta or not node.users, node.format_node()
+        if not node.target._schema.name.startswith("baraquant::"):
+            continue
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+        with args[0].fake_mode, torch.no_grad():
+            expected = node.target(*args, **kwargs)
+        found = node.meta["val"]
+        pairs = (
+            [(found, expected)] if isinstance(found, Tensor) else zip(found, expected, strict=True)
+        )
+        for one, other in pairs:
+            assert (one.dtype, one.device) == (other.dtype, other.device), node
+            assert [str(s) for s in one.shape] == [str(s) for s in other.shape], node

@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""fuse_ on exported programs: the same bits, one quantization where there were several."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import baraquant
+from baraquant import ops
+from tests.graph.blocks import (
+    BLOCKS,
+    SCHEMES,
+    WIDTH,
+    LlamaBlock,
+    RMSNorm,
+    assert_values_fit,
+    counts,
+    quantized,
+)
+
+Program = torch.export.ExportedProgram
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
+
+
+def dynamic(x: Tensor) -> tuple[Any, ...]:
+    """A batch and a length that can be any."""
+    return (dict.fromkeys(range(x.dim() - 1), torch.export.Dim.AUTO),)
+
+
+def exported(model: nn.Module, *args: Any, **kwargs: Any) -> Program:
+    with torch.no_grad():
+        return torch.export.export(model, args, **kwargs)
+
+
+@torch.no_grad()
+def outputs(program: Any, *args: Any) -> list[Tensor]:
+    module = program.module() if isinstance(program, Program) else program
+    result = module(*args)
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def assert_fused(model: nn.Module, *args: Tensor, **kwargs: Any) -> tuple[Program, Any]:
+    """Fuse a model's program; it gives the bits of the program as it was."""
+    before, program = (exported(model, *args, **kwargs) for _ in range(2))
+    report = baraquant.graph.fuse_(program)
+    program.graph.lint()
+    assert_values_fit(program.graph)
+    for found, expected in zip(outputs(program, *args), outputs(before, *args), strict=True):
+        assert found.dtype == expected.dtype and torch.equal(found, expected)
+    return program, report
+
+
+def test_of_a_block() -> None:
+    """One quantization for q, k, v, one for gate and up, none that is not in another op."""
+    model = quantized(LlamaBlock())
+    program, report = assert_fused(model, torch.randn(2, 3, WIDTH))
+    found = counts(program.graph)
+    assert found["rms_norm_quantize_per_token"] == 2 and found["rms_norm"] == 0
+    assert found["silu_mul_quantize_per_token"] == 1 and found["silu_mul"] == 0
+    assert found["int8_linear"] == 6 and found["quantized_linear"] == 1
+    assert (report.before, report.after) == (7, 4)
+    assert str(report).splitlines() == [
+        "input_norm  -> attention.q, attention.k, attention.v (rms_norm_quantize_per_token)",
+        "post_norm   -> gate, up (rms_norm_quantize_per_token)",
+        "silu_mul    -> down (silu_mul_quantize_per_token)",
+        "3 fused, 0 left out; 7 quantizations before, 4 now",
+    ]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("how", "dtype"),
+    (
+        ("exported", torch.float32),
+        ("strict", torch.bfloat16),
+        ("decomposed", torch.float64),
+        ("decomposed", torch.bfloat16),
+    ),
+    ids=str,
+)
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("block", BLOCKS)
+def test_bits(block: str, scheme: str, how: str, dtype: torch.dtype, device: str) -> None:
+    """With symbolic shapes: for one row and for many."""
+    if dtype == torch.float64:  # the activations do not take it
+        model: nn.Module = nn.Sequential(RMSNorm(WIDTH), BLOCKS[block]().attention)
+    else:
+        model = BLOCKS[block](bias=True)
+    model = quantized(model, scheme, dtype, device)
+    x = torch.randn(2, 3, WIDTH, dtype=dtype, device=device)
+    options: dict[str, Any] = {"dynamic_shapes": dynamic(x), "strict": how == "strict"}
+    before = exported(model, x, **options)
+    program = exported(model, x, **options)
+    if how == "decomposed":
+        before, program = before.run_decompositions(), program.run_decompositions()
+    report = baraquant.graph.fuse_(program)
+    assert report.after < report.before
+    assert_values_fit(program.graph)
+    for shape in ((1, 4), (5, 2), (2, 64)):
+        x = torch.randn(*shape, WIDTH, dtype=dtype, device=device)
+        assert torch.equal(outputs(program, x)[0], outputs(before, x)[0])
+
+
+@pytest.mark.exhaustive
+def test_post_norm_keeps_what_the_residual_reads() -> None:
+    """q, k, v share; the norm before `up` is left out, and the report says what reads it."""
+    model = quantized(nn.Sequential(BLOCKS["bert"](), BLOCKS["bert"]()))
+    program, report = assert_fused(model, torch.randn(2, 3, WIDTH))
+    found = counts(program.graph)
+    assert found["layer_norm"] == 4 and found["dynamic_range_quantize_per_token"] == 2
+    assert found["gelu_quantize_per_token"] == 2 and found["gelu"] == 0
+    assert found["int8_linear"] == 8 and found["quantized_linear"] == 4
+    reasons = report.left_out
+    assert reasons == {
+        "0.norm": "its output is also read by add",
+        "0.last_norm": "its output is also read by add",
+        "1.norm": "its output is also read by add",
+    }
+    assert "*.norm (2)" in str(report)
+
+
+@pytest.mark.exhaustive
+def test_zero_tokens_and_one_vector() -> None:
+    model = quantized(LlamaBlock())
+    x = torch.randn(2, 3, WIDTH)
+    program = exported(model, x, dynamic_shapes=dynamic(x))
+    baraquant.graph.fuse_(program)
+    assert outputs(program, torch.randn(2, 2, WIDTH))[0].shape == (2, 2, WIDTH)
+
+    class Vector(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = RMSNorm(WIDTH)
+            self.a, self.b = nn.Linear(WIDTH, 8), nn.Linear(WIDTH, 4)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            h = self.norm(x)
+            return self.a(h), self.b(h)
+
+    for shape in ((WIDTH,), (0, WIDTH), (3, 0, WIDTH)):
+        program, _ = assert_fused(quantized(Vector()), torch.randn(shape))
+        assert counts(program.graph)["rms_norm_quantize_per_token"] == 1
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("symmetric", "bits"), ((True, 8), (False, 4)))
+@pytest.mark.parametrize(
+    ("op", "residual"),
+    (
+        *(("rms_norm", False), ("layer_norm", False), ("silu_mul", False), ("gelu", False)),
+        *(("tanh", False), ("hadamard", False), ("rms_norm", True), ("layer_norm", True)),
+    ),
+)
+def test_each_float_op(op: str, residual: bool, symmetric: bool, bits: int, device: str) -> None:
+    """Its arguments are those of the quantizing form, options and block too."""
+    config = baraquant.QuantConfig(
+        weight=baraquant.TensorConfig(bits=8, granularity="per_channel"),
+        activation=baraquant.TensorConfig(bits=bits, granularity="per_token", symmetric=symmetric),
+    )
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.shift = (
+                nn.Parameter(torch.rand(WIDTH)),
+                nn.Parameter(torch.rand(WIDTH)),
+            )
+            self.a, self.b = nn.Linear(WIDTH, 8), nn.Linear(WIDTH, 4, bias=False)
+
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+            total, given = None, {"residual": y} if residual else {}
+            if op == "rms_norm":
+                h = ops.rms_norm(x, self.weight, 0.5, **given)
+            elif op == "layer_norm":
+                h = ops.layer_norm(x, self.weight, self.shift, eps=0.5, **given)
+            elif op == "silu_mul":
+                h = ops.silu_mul(x, y)
+            elif op == "hadamard":
+                h = ops.hadamard(x, 8)
+            else:
+                h = ops.gelu(x, approximate="tanh" if op == "tanh" else "none")
+            if residual:
+                h, total = h
+            return (self.a(h), self.b(h), *([] if total is None else [total * 2]))
+
+    model = Model().eval()
+    baraquant.quantize_(model, config, progress=False)
+    model = model.to(device)
+    x, y = torch.randn(2, 5, 3, WIDTH, device=device).unbind()
+    for decompose in (False, True):
+        program, before = exported(model, x, y), exported(model, x, y)
+        if decompose:
+            program = program.run_decompositions()
+        report = baraquant.graph.fuse_(program)
+        assert [len(fusion.users) for fusion in report.fusions] == [2]
+        name = {"tanh": "gelu"}.get(op, op)
+        assert report.fusions[0].op == f"{name}_quantize_per_token"
+        found = counts(program.graph)
+        assert found["int8_linear"] == 2 and sum(found.values()) == 3
+        assert_values_fit(program.graph)
+        for one, other in zip(outputs(program, x, y), outputs(before, x, y), strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.exhaustive
+def test_saved_loaded_and_compiled(tmp_path: Any) -> None:
+    """The fused program is a program like any other."""
+    model = quantized(LlamaBlock(bias=True), "W8A8 asymmetric")
+    x = torch.randn(2, 3, WIDTH)
+    program = exported(model, x, dynamic_shapes=dynamic(x))
+    expected = outputs(program, x)[0]
+    baraquant.graph.fuse_(program)
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    buffer.seek(0)
+    loaded = torch.export.load(buffer)
+    assert counts(loaded.graph) == counts(program.graph)
+    assert torch.equal(outputs(loaded, x)[0], expected)
+    again = baraquant.graph.fuse_(loaded)
+    assert again.fusions == () and again.before == again.after == 1
+    flat = torch.export.unflatten(program)
+    assert torch.equal(outputs(flat, x)[0], expected)
+
+
+@pytest.mark.exhaustive
+def test_parameters_are_frozen() -> None:
+    """Those of the program, so that it runs in grad mode; not those of the model."""
+    model = quantized(LlamaBlock())
+    model.post_norm.weight = model.input_norm.weight
+    x = torch.randn(2, 3, WIDTH)
+    program = torch.export.export(model, (x,))
+    baraquant.graph.fuse_(program)
+    assert torch.equal(program.module()(x), model(x))
+    assert not any(p.requires_grad for p in program.module().parameters())
+    assert all(p.requires_grad for p in model.parameters())
+    with torch.no_grad():
+        model.input_norm.weight.mul_(2)
+    assert torch.equal(program.module()(x), model(x))  # they share memory
+    with pytest.raises(NotImplementedError, match="integers carry no gradient"):
+        program.module()(x.requires_grad_())
+
+
+@pytest.mark.exhaustive
+def test_gradients_are_refused_and_not_dropped() -> None:
+    """Where a gradient would be lost there is an error, whatever precedes the layers."""
+
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(WIDTH, 8), nn.Linear(WIDTH, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.tanh(x)
+            return self.a(x) + self.b(x)
+
+    for model in (quantized(Branches()), quantized(Branches(), "W8A8 asymmetric")):
+        for dtype in (torch.float32, torch.bfloat16):
+            model = model.to(dtype)
+            x = torch.randn(3, WIDTH, dtype=dtype)
+            for decompose in (False, True):
+                program = exported(model, x)
+                program = program.run_decompositions() if decompose else program
+                baraquant.graph.fuse_(program)
+                assert counts(program.graph)["dynamic_range_quantize_per_token"] == 1
+                with pytest.raises(NotImplementedError, match="requires grad"):
+                    program.module()(x.clone().requires_grad_())
+                with torch.no_grad():
+                    program.module()(x.clone().requires_grad_())
+                assert torch.equal(program.module()(x), model(x))
+                with pytest.raises(NotImplementedError, match="requires grad"):
+                    program.run_decompositions().module()(x.clone().requires_grad_())
+
+
+@pytest.mark.exhaustive
+def test_parts_of_higher_order_ops() -> None:
+    """The branches of a condition are graphs of their own, and so is a region of autocast."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = LlamaBlock(), LlamaBlock()
+            self.norm, self.a, self.b = RMSNorm(WIDTH), nn.Linear(WIDTH, 4), nn.Linear(WIDTH, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.cond(x.sum() > 0, self.one, self.two, (x,))
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                h = self.norm(x)
+                return self.a(h) + self.b(h)
+
+    model = quantized(Model()).requires_grad_(False)
+    x = torch.randn(2, 3, WIDTH)
+    program, before = exported(model, x), exported(model, x)
+    report = baraquant.graph.fuse_(program)
+    assert len(report.fusions) == 7 and (report.before, report.after) == (16, 9)
+    for sign in (-1, 1):
+        given = x.abs() * sign
+        assert torch.equal(outputs(program, given)[0], outputs(before, given)[0])
+
+
+@pytest.mark.exhaustive
+def test_unlifted_module() -> None:
+    """A GraphModule with parameters as attributes, and one without any fake values."""
+    model = quantized(LlamaBlock())
+    x = torch.randn(2, 3, WIDTH)
+    expected = outputs(model, x)[0]
+    module = exported(model, x).module()
+    report = baraquant.graph.fuse_(module)
+    assert report.after == 4 and torch.equal(outputs(module, x)[0], expected)
+    bare = exported(model, x).module()
+    for node in bare.graph.nodes:
+        node.meta.clear()
+    report = baraquant.graph.fuse_(bare)
+    assert report.fusions == ()  # the dtype of a product is not known
+    assert torch.equal(outputs(bare, x)[0], expected)
+
+
+def test_refuses_what_has_no_graph() -> None:
+    with pytest.raises(TypeError, match=r"fuse_: expected program to be an ExportedProgram .* Lin"):
+        baraquant.graph.fuse_(nn.Linear(2, 2))  # type: ignore[arg-type]
+    traced = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2)))
+    with pytest.raises(ValueError, match=r"calls none; make it with torch\.export\.export"):
+        baraquant.graph.fuse_(traced)

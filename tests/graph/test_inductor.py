@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Fuse under torch.compile and AOTInductor: the bits of the same compilation without it."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.config
+from torch import Tensor, nn
+from torch.fx import Graph
+
+import baraquant
+import toolchain
+from baraquant import ops
+from baraquant.graph import Fuse
+from tests.graph.blocks import BLOCKS, SCHEMES, WIDTH, LlamaBlock, RMSNorm, counts, quantized
+from tests.support.aot_inductor import skip_where_it_crashes
+
+SEEN: list[Counter[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def compiler() -> Iterator[None]:
+    """AOTInductor's packages load torch; compiled anew, so that the pass is called."""
+    torch._dynamo.reset()
+    SEEN.clear()
+    settings = {"cpp.cxx": (None, toolchain.program_compiler()), "force_disable_caches": True}
+    with torch._inductor.config.patch(settings):
+        yield
+    torch._dynamo.reset()
+
+
+def look(graph: Graph) -> None:
+    """What Inductor is left with: the custom pass that comes last."""
+    SEEN.append(counts(graph))
+
+
+WITHOUT = {"post_grad_custom_post_pass": look}
+WITH = {"post_grad_custom_pre_pass": Fuse(), **WITHOUT}
+
+
+@torch.no_grad()
+def assert_same_bits(model: nn.Module, inputs: list[Tensor], **options: Any) -> Counter[str]:
+    """Compile without and with the pass; the ops of the last graph with it."""
+    expected = [torch.compile(model, options=WITHOUT, **options)(x) for x in inputs]
+    torch._dynamo.reset()
+    SEEN.clear()
+    compiled = torch.compile(model, options=WITH, **options)
+    for x, right in zip(inputs, expected, strict=True):
+        found = compiled(x)
+        assert found.dtype == right.dtype and torch.equal(found, right)
+    return SEEN[-1]
+
+
+FUSED = {
+    "llama": {
+        "norm_quantize": 2,
+        "activation_quantize": 1,
+        "int8_linear": 6,
+        "quantized_linear": 1,
+    },
+    "bert": {
+        "norm": 2,
+        "activation_quantize": 1,
+        "dynamic_range_quantize_per_token": 1,
+        "int8_linear": 4,
+        "quantized_linear": 2,
+    },
+}
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("block", BLOCKS)
+def test_compiled_blocks(block: str, scheme: str, dtype: torch.dtype, device: str) -> None:
+    model = quantized(BLOCKS[block](bias=True), scheme, dtype, device)
+    x = torch.randn(2, 8, WIDTH, dtype=dtype, device=device)
+    assert assert_same_bits(model, [x]) == FUSED[block]
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("block", BLOCKS)
+def test_compiled_for_any_shape(block: str, device: str) -> None:
+    model = quantized(nn.Sequential(BLOCKS[block](), BLOCKS[block]()), "W8A8 asymmetric")
+    shapes = ((2, 8), (1, 64), (32, 3), (1, 1))
+    inputs = [torch.randn(*shape, WIDTH, device=device) for shape in shapes]
+    found = assert_same_bits(model.to(device), inputs, dynamic=True, fullgraph=True)
+    assert found["int8_linear"] == 2 * FUSED[block]["int8_linear"]
+
+
+@pytest.mark.inductor
+def test_under_autocast(device: str) -> None:
+    """Floating layers compute in bfloat16; each quantization keeps the dtype of its input."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm = nn.Linear(WIDTH, WIDTH), RMSNorm(WIDTH)
+            self.gate, self.up, self.down = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast(x.device.type, dtype=torch.bfloat16):
+                h = self.norm(self.first(x))
+                return self.down(ops.silu_mul(self.gate(h), self.up(h)))
+
+    model = Model().eval()
+    baraquant.quantize_(model, {"first": None, "*": baraquant.W8A8()}, progress=False)
+    x = torch.randn(2, 8, WIDTH, device=device)
+    found = assert_same_bits(model.to(device), [x])
+    assert found == {"norm_quantize": 1, "activation_quantize": 1, "int8_linear": 3}
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("scheme", ("W8A8", "W8A8 asymmetric"))
+def test_training_of_what_is_around(scheme: str, device: str) -> None:
+    """An adapter beside frozen layers: the same output and gradients; masks stay in the graph."""
+
+    class Adapted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(WIDTH, WIDTH, bias=False)
+            self.block = quantized(LlamaBlock(), scheme)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.block(self.first(x))
+
+    torch.manual_seed(0)
+    model = Adapted().to(device)
+    x = torch.randn(2, 8, WIDTH, device=device)
+    results = []
+    for options in (WITHOUT, WITH):
+        torch._dynamo.reset()
+        SEEN.clear()
+        own = copy.deepcopy(model)
+        y = torch.compile(own, options=options)(x)
+        y.square().sum().backward()
+        results.append([y.detach(), *(p.grad for p in own.parameters())])
+    for found, expected in zip(*results, strict=True):
+        assert torch.equal(found, expected)
+    forward = SEEN[0]
+    if scheme == "W8A8":
+        assert forward["norm_quantize"] == 2 and forward["int8_linear"] == 6
+    else:
+        assert forward["norm"] == 2 and forward["_quantized_linear_with_mask"] == 7
+
+
+@pytest.mark.inductor
+def test_a_cache_is_written(device: str) -> None:
+    """In place, between products of it; the state and the output are those without the pass."""
+
+    class Cached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+            self.register_buffer("keys", torch.zeros(8, WIDTH))
+            self.register_buffer("values", torch.zeros(8, WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = ops.layer_norm(x, None, None, 1e-6)
+            self.keys[2:4] = self.k(h)
+            self.values[2:4].copy_(self.v(h))
+            return self.q(h) @ self.keys.t() @ self.values
+
+    model = quantized(Cached()).to(device)
+    x = torch.randn(2, WIDTH, device=device)
+    states = []
+    for options in (WITHOUT, WITH):
+        torch._dynamo.reset()
+        own = copy.deepcopy(model)
+        with torch.no_grad():
+            y = torch.compile(own, options=options)(x)
+        states.append([y, own.keys, own.values])
+    for found, expected in zip(*states, strict=True):
+        assert torch.equal(found, expected)
+    assert SEEN[-1] == {"norm_quantize": 1, "int8_linear": 3}
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("how", ("Fuse", "fuse_, then Fuse"))
+@pytest.mark.parametrize("block", BLOCKS)
+def test_package(block: str, how: str, tmp_path: Path, device: str) -> None:
+    """A package of AOTInductor, which C++ loads too: it calls the fused ops, with the same bits."""
+    skip_where_it_crashes(device)
+    if torch.__version__.startswith("2.11."):
+        pytest.skip("AOTInductor of torch 2.11 hands a dtype argument on as another dtype")
+    model = quantized(BLOCKS[block](bias=True), "W8A8 asymmetric", device=device)
+    x = torch.randn(2, 8, WIDTH, device=device)
+    rows = {0: torch.export.Dim("rows", min=1, max=64), 1: torch.export.Dim("tokens", max=64)}
+    runners = []
+    for fused in (False, True):
+        program = torch.export.export(model, (x,), dynamic_shapes=(rows,))
+        if fused and how != "Fuse":
+            baraquant.graph.fuse_(program)
+        configs = WITH if fused else WITHOUT
+        path = str(tmp_path / f"{fused}.pt2")
+        torch._inductor.aoti_compile_and_package(
+            program, package_path=path, inductor_configs=configs
+        )
+        runners.append(torch._inductor.aoti_load_package(path))
+    assert SEEN[-1] == FUSED[block]
+    for shape in ((2, 8), (1, 64), (5, 3)):
+        x = torch.randn(*shape, WIDTH, device=device)
+        assert torch.equal(runners[1](x), runners[0](x))
+
+
+@pytest.mark.inductor
+def test_cache_of_inductor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache tells a compilation with the pass from one without, and finds both again."""
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    model = quantized(LlamaBlock())
+    x = torch.randn(2, 8, WIDTH)
+    found = []
+    with torch._inductor.config.patch(force_disable_caches=False, fx_graph_cache=True):
+        for options in ({}, {"post_grad_custom_pre_pass": Fuse()}) * 2:
+            torch._dynamo.reset()
+            counters.clear()
+            with torch.no_grad():
+                torch.compile(model, options=options)(x)
+            counted = counters["inductor"]
+            found.append((counted["fxgraph_cache_hit"], counted["fxgraph_cache_miss"]))
+            assert counted["fxgraph_cache_bypass"] == 0
+    assert found == [(0, 1), (0, 1), (1, 0), (1, 0)]
+
+
+def test_the_pass_is_one() -> None:
+    """Two of them are equal, else a model would be compiled again; the key is a string."""
+    assert Fuse() == Fuse() and hash(Fuse()) == hash(Fuse()) and Fuse() != 1
+    assert Fuse().uuid() == Fuse().uuid() and len(Fuse().uuid()) > 64
+    with pytest.raises(TypeError, match=r"Fuse: expected a torch\.fx\.Graph, but got Linear; give"):
+        Fuse()(nn.Linear(1, 1))  # type: ignore[arg-type]

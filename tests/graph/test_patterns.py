@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Which quantizations become one, which do not, and what the report says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import baraquant
+from baraquant import ops
+from tests.graph.blocks import assert_values_fit, counts
+
+K, N = 16, 8
+EPS = 1e-6
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
+
+
+class Weights(nn.Module):
+    """Two weights and what a product needs besides."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        random = torch.Generator().manual_seed(0)
+        for name in ("a", "b"):
+            integers = torch.randint(-127, 128, (N, K), generator=random, dtype=torch.int8)
+            self.register_buffer(name, integers)
+        self.register_buffer("scale", torch.rand(N, generator=random))
+        self.function = function
+
+    def product(self, x: Tensor, name: str = "a", **options: Any) -> Tensor:
+        return ops.quantized_linear(x, getattr(self, name), self.scale, **options)
+
+    def forward(self, *args: Tensor) -> Any:
+        return self.function(self, *args)
+
+
+Result = tuple[dict[str, int], baraquant.graph.Report]
+
+
+def fuse(function: Callable[..., Any], *args: Tensor, decompose: bool = False) -> Result:
+    """Fuse a function's program: the counts of its ops, the report. The bits stay the same."""
+    with torch.no_grad():
+        before = torch.export.export(Weights(function), args)
+        program = torch.export.export(Weights(function), args)
+        if decompose:
+            before, program = before.run_decompositions(), program.run_decompositions()
+        report = baraquant.graph.fuse_(program)
+        assert_values_fit(program.graph)
+        expected = before.module()(*(x.clone() for x in args))
+        found = program.module()(*(x.clone() for x in args))
+    expected, found = (r if isinstance(r, (tuple, list)) else [r] for r in (expected, found))
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+    return counts(program.graph), report
+
+
+def example(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*(shape or (2, 3)), K, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def norm(x: Tensor) -> Tensor:
+    return ops.rms_norm(x, None, EPS)
+
+
+DYNAMIC, FUSED = "dynamic_range_quantize_per_token", "rms_norm_quantize_per_token"
+
+
+def test_two_products_share_and_a_single_one_stays() -> None:
+    found, report = fuse(lambda m, x: (m.product(x), m.product(x, "b")), example())
+    assert found == {DYNAMIC: 1, "int8_linear": 2}
+    assert report.fusions[0].source == "args_0" and report.after == 1
+    found, report = fuse(lambda m, x: m.product(x), example())
+    assert found == {"quantized_linear": 1} and report == baraquant.graph.Report((), {}, 1, 1)
+
+
+# --- views ---------------------------------------------------------------------------------------
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "view": lambda h: h.view(-1, K),
+    "reshape of all": lambda h: h.reshape(3, 2, -1),
+    "flatten": lambda h: h.flatten(0, 1),
+    "unsqueeze": lambda h: h.unsqueeze(0),
+    "unsqueeze before the last": lambda h: h.unsqueeze(-2),
+    "squeeze": lambda h: h.unsqueeze(0).squeeze(0),
+    "transpose": lambda h: h.transpose(0, 1),
+    "permute": lambda h: h.permute(1, 0, 2),
+    "contiguous": lambda h: h.transpose(0, 1).contiguous(),
+    "chain": lambda h: h.transpose(0, 1).reshape(-1, K).unsqueeze(1).clone(),
+    "detach": lambda h: h.detach(),
+}
+PICKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "slice": lambda h: h[:, 1:],
+    "slice with a step": lambda h: h[:, ::2],
+    "select": lambda h: h[1],
+    "last token": lambda h: h[:, -1],
+    "one token": lambda h: h[0, 0],
+}
+OTHERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "other tokens": lambda h: h.reshape(-1, K // 2).repeat(1, 2),
+    "transposed tokens": lambda h: h.reshape(K, -1)[:, :3].repeat(1, 6)[:, :K],
+    "slice of features": lambda h: h[..., 1:].repeat(1, 1, 2)[..., :K],
+    "flipped": lambda h: h.flip(-1),
+    "cast": lambda h: h.bfloat16(),
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("symmetric", (True, False))
+@pytest.mark.parametrize("decompose", (False, True), ids=("exported", "decomposed"))
+@pytest.mark.parametrize("view", (*VIEWS, *PICKS))
+def test_views_of_a_norm(view: str, decompose: bool, symmetric: bool) -> None:
+    """They come after the quantization; a part of the tokens too."""
+    see = {**VIEWS, **PICKS}[view]
+
+    def function(m: Weights, x: Tensor) -> Any:
+        h = norm(x)
+        return m.product(h, symmetric=symmetric), m.product(see(h), "b", symmetric=symmetric)
+
+    found, report = fuse(function, example(), decompose=decompose)
+    name = "norm_quantize" if decompose else FUSED
+    assert found == {name: 1, "int8_linear": 2} and report.left_out == {}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("view", (*VIEWS, *PICKS, *OTHERS))
+def test_views_of_an_input(view: str) -> None:
+    """All tokens are quantized once; a part of them is not worth the whole, others are others."""
+    see = {**VIEWS, **PICKS, **OTHERS}[view]
+    found, _ = fuse(lambda m, x: (m.product(x), m.product(see(x), "b")), example())
+    if view in VIEWS:
+        assert found == {DYNAMIC: 1, "int8_linear": 2}
+    else:
+        assert found == {"quantized_linear": 2}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("view", OTHERS)
+def test_other_tokens_of_a_norm(view: str) -> None:
+    see = OTHERS[view]
+
+    def function(m: Weights, x: Tensor) -> Any:
+        h = norm(x)
+        return m.product(h), m.product(see(h), "b")
+
+    found, report = fuse(function, example())
+    assert found == {"rms_norm": 1, "quantized_linear": 2}
+    assert next(iter(report.left_out.values())).startswith("its output is also read by ")
+
+
+@pytest.mark.exhaustive
+def test_the_same_view_stays_where_it_is() -> None:
+    """Of tokens that are no tokens of the input."""
+
+    def function(m: Weights, x: Tensor) -> Any:
+        h = x.reshape(-1, K)
+        return m.product(h), m.product(h, "b")
+
+    assert fuse(function, example())[0] == {DYNAMIC: 1, "int8_linear": 2}
+    found, _ = fuse(function, torch.randn(4, K // 2))
+    assert found == {DYNAMIC: 1, "int8_linear": 2}
+
+
+# --- what else reads it --------------------------------------------------------------------------
+
+
+@pytest.mark.exhaustive
+def test_the_sum_of_a_residual_keeps_its_readers() -> None:
+    def function(m: Weights, x: Tensor, r: Tensor) -> Any:
+        h, total = ops.rms_norm(x, None, EPS, residual=r)
+        return m.product(h), total, total.relu()
+
+    found, _ = fuse(function, example(), example())
+    assert found == {FUSED: 1, "int8_linear": 1}
+
+    def normed(m: Weights, x: Tensor, r: Tensor) -> Any:
+        h, total = ops.layer_norm(x, None, None, EPS, residual=r)
+        return m.product(h), m.product(total), h
+
+    found, report = fuse(normed, example(), example())
+    assert found == {"layer_norm": 1, "quantized_linear": 2}
+    assert report.left_out == {"layer_norm": "its output is also read by output"}
+
+
+@pytest.mark.exhaustive
+def test_other_readers_of_a_norm() -> None:
+    """The norm stays, and the products still share."""
+
+    def function(m: Weights, x: Tensor) -> Any:
+        h = norm(x)
+        return m.product(h), m.product(h, "b"), h
+
+    found, report = fuse(function, example())
+    assert found == {"rms_norm": 1, DYNAMIC: 1, "int8_linear": 2}
+    assert report.left_out == {"rms_norm": "its output is also read by output"}
+
+    def as_weight_scale(m: Weights, x: Tensor) -> Any:
+        h = norm(x)
+        return ops.quantized_linear(h, m.a[:, :N].contiguous(), h)
+
+    found, report = fuse(as_weight_scale, torch.rand(N))
+    assert found == {"rms_norm": 1, "quantized_linear": 1}
+    assert report.before == report.after == 1
+
+
+def with_options(options: dict[str, Any], m: Weights, x: Tensor) -> Any:
+    return m.product(x), m.product(x, **options)
+
+
+@pytest.mark.exhaustive
+def test_different_options() -> None:
+    def function(m: Weights, x: Tensor) -> Any:
+        h = norm(x)
+        four = {"quant_min": -8, "quant_max": 7}
+        return m.product(h), m.product(h, "b"), m.product(h, **four), m.product(h, "b", **four)
+
+    found, report = fuse(function, example())
+    assert found == {"rms_norm": 1, DYNAMIC: 2, "int8_linear": 4}
+    assert report.left_out == {"rms_norm": "its quantizations have different options"}
+    for other in ({"symmetric": False}, {"quant_min": -127}, {"quant_min": -8, "quant_max": 7}):
+        found, report = fuse(partial(with_options, other), example())
+        assert found == {"quantized_linear": 2}
+        assert report.left_out == {"args_0": "its quantizations have different options"}
+
+
+@pytest.mark.exhaustive
+def test_the_dtype_of_a_product_is_its_own() -> None:
+    """It is no option of the quantization."""
+
+    def function(m: Weights, x: Tensor) -> Any:
+        h = norm(x)
+        to = torch.float16, torch.float32, None
+        return tuple(m.product(h, dtype=dtype) for dtype in to)
+
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        assert fuse(function, example(dtype=dtype))[0] == {FUSED: 1, "int8_linear": 3}
+
+
+# --- explicit quantizations ----------------------------------------------------------------------
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("decompose", (False, True), ids=("exported", "decomposed"))
+def test_explicit_quantizations(decompose: bool) -> None:
+    """They merge with products and with each other, and into a norm."""
+
+    def function(m: Weights, x: Tensor, y: Tensor) -> Any:
+        results = []
+        for h in (norm(x), y):
+            q, s, _ = ops.dynamic_range_quantize_per_token(h)
+            again, _, z = ops.dynamic_range_quantize_per_token(h.view(-1, K), -128, 127)
+            results += [m.product(h), q.int(), s * 2, again.sum(-1), z + 1]
+        return tuple(results)
+
+    found, report = fuse(function, example(), example(4), decompose=decompose)
+    name = "norm_quantize" if decompose else FUSED
+    assert found == {name: 1, DYNAMIC: 1, "int8_linear": 2} and report.after == 2
+
+
+@pytest.mark.exhaustive
+def test_explicit_quantizations_with_other_options() -> None:
+    """uint8 can be fused; other granularities are no such quantization."""
+
+    def unsigned(m: Weights, x: Tensor) -> Any:
+        given = {"symmetric": False, "dtype": torch.uint8}
+        q, s, z = ops.dynamic_range_quantize_per_token(norm(x), 0, 255, **given)
+        return ops.int8_linear(q, m.a, s, m.scale, input_zero_point=z)
+
+    assert fuse(unsigned, example())[0] == {FUSED: 1, "int8_linear": 1}
+
+    def per_tensor(m: Weights, x: Tensor) -> Any:
+        h = norm(x)
+        q, s, _ = ops.dynamic_range_quantize_per_tensor(h)
+        g, t, _ = ops.dynamic_range_quantize_per_group(h, K)
+        return m.product(h), q * s, g.float().view(-1) * t.sum()
+
+    for decompose in (False, True):
+        found, _ = fuse(per_tensor, example(), decompose=decompose)
+        assert found["norm" if decompose else "rms_norm"] == 1 and found["quantized_linear"] == 1
+
+
+@pytest.mark.exhaustive
+def test_two_results_of_the_caller_share_no_memory() -> None:
+    """One of them may be that of the products."""
+
+    def function(m: Weights, x: Tensor) -> Any:
+        one, _, _ = ops.dynamic_range_quantize_per_token(x)
+        two, _, _ = ops.dynamic_range_quantize_per_token(x)
+        return one, two.view(-1), m.product(x)
+
+    found, _ = fuse(function, example())
+    assert found == {DYNAMIC: 2, "int8_linear": 1}
+    with torch.no_grad():
+        program = torch.export.export(Weights(function), (example(),))
+        baraquant.graph.fuse_(program)
+        one, two, _ = program.module()(example())
+    assert one.data_ptr() != two.data_ptr()
+
+    def of_norm(m: Weights, x: Tensor) -> Any:
+        h = norm(x)
+        one, _, _ = ops.dynamic_range_quantize_per_token(h)
+        two, _, _ = ops.dynamic_range_quantize_per_token(h)
+        return one, two
+
+    found, report = fuse(of_norm, example())
+    assert found == {"rms_norm": 1, DYNAMIC: 2}
+    assert report.left_out == {"rms_norm": "more than one quantization of it is returned"}
+
+
+# --- writing in place ----------------------------------------------------------------------------
+
+
+@pytest.mark.exhaustive
+def test_nothing_moves_across_a_write() -> None:
+    """As exported, before it is functional."""
+
+    def of_input(m: Weights, x: Tensor) -> Any:
+        x = x * 2
+        first = m.product(x)
+        x[0].add_(1)
+        return first, m.product(x, "b")
+
+    found, report = fuse(of_input, example())
+    assert found == {"quantized_linear": 2}
+    assert report.left_out == {"mul": "the graph may write in place between its quantizations"}
+
+    def of_a_view(m: Weights, x: Tensor) -> Any:
+        x = x * 2
+        row = x[0]
+        first = m.product(x), m.product(x, "b")
+        row.mul_(3)
+        return *first, m.product(x), m.product(x, "b")
+
+    assert fuse(of_a_view, example())[0] == {DYNAMIC: 2, "int8_linear": 4}
+
+    def of_norm(m: Weights, x: Tensor) -> Any:
+        h = norm(x)
+        first = m.product(h)
+        h.view(-1).add_(1)
+        return first, m.product(h)
+
+    found, report = fuse(of_norm, example())
+    assert found == {"rms_norm": 1, "quantized_linear": 2}
+    found, _ = fuse(of_norm, example(), decompose=True)
+    assert found == {"norm": 1, "quantized_linear": 2}
+
+
+@pytest.mark.exhaustive
+def test_integers_that_are_written_are_not_shared() -> None:
+    def function(m: Weights, x: Tensor) -> Any:
+        h = norm(x)
+        q, s, _ = ops.dynamic_range_quantize_per_token(h)
+        q.view(-1).clamp_(-3, 3)
+        return q * s, m.product(h)
+
+    found, report = fuse(function, example())
+    assert found == {"rms_norm": 1, DYNAMIC: 1, "quantized_linear": 1}
+    assert report.left_out["rms_norm"] == "the integers of a quantization are written in place"
+
+
+@pytest.mark.exhaustive
+def test_grouped_products() -> None:
+    """Those of experts share, and take the integers of what gates them."""
+    random = torch.Generator().manual_seed(0)
+    weight = torch.randint(-9, 9, (2, N, K), generator=random, dtype=torch.int8)
+    down = torch.randint(-9, 9, (2, K, N), generator=random, dtype=torch.int8)
+    scale, ends = torch.rand(2, N), torch.tensor([2, 6], dtype=torch.int32)
+
+    def function(m: Weights, x: Tensor) -> Any:
+        def product(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+            return ops.quantized_grouped_linear(x, w, ends, s, symmetric=False)
+
+        gate, up = product(x, weight, scale), product(x, weight + 1, scale)
+        return product(ops.silu_mul(gate, up), down, torch.ones(2, K))
+
+    found, report = fuse(function, example(6))
+    assert found == {DYNAMIC: 1, "silu_mul_quantize_per_token": 1, "int8_grouped_linear": 3}
+    assert (report.before, report.after) == (3, 2)
