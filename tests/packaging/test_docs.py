@@ -37,6 +37,7 @@ OWN = (
     baraquant.nn,
     baraquant.qat,
     baraquant.configs,
+    baraquant.graph,
     baraquant.parallel,
     calibration,
     torch,
