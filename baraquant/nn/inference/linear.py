@@ -137,7 +137,8 @@ class QuantizedLinear(IntegerLinear):
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
         smooth = self.smooth
         if self.rotate > 0:
-            if self.per_token and not (torch.is_grad_enabled() and input.requires_grad):
+            trains = torch.is_grad_enabled() and input.requires_grad
+            if self.per_token and not trains and not _is_exported():
                 return self._rotated_output(input)
             input = ops.hadamard(input, self.rotate)
         rows = input if smooth is None else input / smooth
@@ -209,6 +210,16 @@ class QuantizedLinear(IntegerLinear):
             f"{super().extra_repr()}, input=int{self.bits} {self.granularity} {zero} dynamic"
             f"{smooth}{self.rotate_repr()}"
         )
+
+
+def _is_exported() -> bool:
+    """Whether a program for AOTInductor may come of it, which can call no op with a dtype argument.
+
+    Two other ops have the same bits.
+    """
+    if torch.jit.is_scripting():
+        return False
+    return bool(torch.compiler.is_exporting())
 
 
 class StaticQuantizedLinear(IntegerLinear):
