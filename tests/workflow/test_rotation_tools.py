@@ -8,12 +8,12 @@ import io
 from pathlib import Path
 
 import pytest
-import toolchain
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import baraquant
+import toolchain
 from baraquant.qat import convert_, prepare_
 from tests.export.tiny_decoders import tiny
 from tests.support.aot_inductor import skip_where_it_crashes
