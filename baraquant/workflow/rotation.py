@@ -13,7 +13,6 @@ from ..nn._recurrent_cell import Cell
 from ..nn._rotation import rotate_of
 from .calibration.observers import Observer
 
-
 # The classes of prepared layers that rotate their inputs.
 ROTATED = (FakeQuantizedLinear, FakeQuantizedConv1D)
 
