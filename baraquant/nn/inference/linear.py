@@ -141,7 +141,8 @@ class QuantizedLinear(TakesIntegers, IntegerLinear):
             return self._product(input)
         smooth = self.smooth
         if self.rotate > 0:
-            if self.per_token and not (torch.is_grad_enabled() and input.requires_grad):
+            trains = torch.is_grad_enabled() and input.requires_grad
+            if self.per_token and not trains and not _is_exported():
                 return self._rotated_output(input)
             input = ops.hadamard(input, self.rotate)
         rows = input if smooth is None else input / smooth
@@ -216,6 +217,16 @@ class QuantizedLinear(TakesIntegers, IntegerLinear):
         smooth = "" if self.smooth is None else ", smooth"
         input = f"int{self.bits} {self.granularity} {zero} dynamic{smooth}{self.rotate_repr()}"
         return f"{super().extra_repr()}, input={input}"
+
+
+def _is_exported() -> bool:
+    """Whether a program for AOTInductor may come of it, which can call no op with a dtype argument.
+
+    Two other ops have the same bits.
+    """
+    if torch.jit.is_scripting():
+        return False
+    return bool(torch.compiler.is_exporting())
 
 
 class StaticQuantizedLinear(IntegerLinear):
