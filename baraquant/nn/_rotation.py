@@ -49,7 +49,7 @@ def has_same_mark(layer: Any, state: dict[str, Any], prefix: str, errors: list[s
     block = 0 if mark is None else int(mark)
     if block != layer.rotate:
         errors.append(_other_basis(prefix, layer.rotate, block))
-    return block == layer.rotate
+    return bool(block == layer.rotate)
 
 
 def has_same_metadata(layer: Any, metadata: dict[str, Any], prefix: str, errors: list[str]) -> bool:

@@ -92,16 +92,6 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
             return parameter
         return weight_to_read(self, self._weight_to_read, parameter, parameter.dtype, parameter)
 
-    @torch.jit.unused  # type: ignore[untyped-decorator]
-    def _weight_to_read(self) -> Tensor:
-        weight = self.float_weight() if self.training else self.fake_quantized_weight()
-        return self._in_other_basis(weight)
-
-    @torch.jit.unused  # type: ignore[untyped-decorator]
-    def _in_other_basis(self, weight: Tensor) -> Tensor:
-        """Return the weight of the floating layer for the stored one, or the other way round."""
-        return weight
-
     @weight.setter
     def weight(self, value: Any) -> None:
         # A parameter does not reach this line. A tensor that a hook computes does, as with
@@ -111,6 +101,16 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
     @weight.deleter
     def weight(self) -> None:
         del self.__dict__["weight"]
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _weight_to_read(self) -> Tensor:
+        weight = self.float_weight() if self.training else self.fake_quantized_weight()
+        return self._in_other_basis(weight)
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _in_other_basis(self, weight: Tensor) -> Tensor:
+        """Return the weight of the floating layer for the stored one, or the other way round."""
+        return weight
 
     def float_weight(self) -> Tensor:
         """Return the floating weight that is trained, in evaluation too."""
