@@ -239,9 +239,14 @@ def _silu_mul(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def _takes_integers(layer: Any, input: Tensor) -> bool:
-    """Whether a layer may get integers in place of a floating input."""
+    """Whether a layer may get integers in place of a floating input.
+
+    Exported programs keep the float ops: AOTInductor cannot hand on the dtype of products of
+    integers, and :class:`baraquant.graph.Fuse` fuses the ops with the same bits.
+    """
     return (
-        type(layer) is QuantizedLinear
+        not torch.compiler.is_exporting()
+        and type(layer) is QuantizedLinear
         and layer.per_token
         and layer.smooth is None
         and not (layer._forward_pre_hooks or layer._forward_hooks)  # they expect a tensor

@@ -138,7 +138,7 @@ class QuantizedLinear(TakesIntegers, IntegerLinear):
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
         if not torch.jit.is_scripting() and isinstance(input, QuantizedInput):
-            return self._product(input)
+            return self._output_of(input)
         smooth = self.smooth
         if self.rotate > 0:
             trains = torch.is_grad_enabled() and input.requires_grad

@@ -16,8 +16,8 @@ class QuantizedInput(NamedTuple):
 
     :meth:`QuantizedLinear.quantize` makes one, and so do the ops whose names end in
     ``_quantize_per_token``: ``QuantizedInput(*ops.silu_mul_quantize_per_token(gate, up), dtype)``.
-    Layers with the same ``bits``, ``symmetric`` and ``rotate``, and no ``smooth``, may share one. No
-    gradient goes through it.
+    Layers with the same ``bits``, ``symmetric`` and ``rotate``, and no ``smooth``, may share one.
+    No gradient goes through it.
 
     Attributes:
         values: int8 ``[..., in_features]``.
@@ -71,6 +71,6 @@ class TakesIntegers:
                 f"got {self.granularity}; give the layer the floating input"
             )
 
-    def _product(self: Any, input: QuantizedInput) -> Any:
+    def _output_of(self: Any, input: QuantizedInput) -> Any:
         self._check_per_token()
         return self._multiplied(*input)
