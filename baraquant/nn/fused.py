@@ -72,7 +72,8 @@ class RMSNorm(nn.RMSNorm):  # type: ignore[misc]
     @classmethod
     def from_float(cls, norm: nn.Module, eps: float | None, offset: float = 0.0) -> Self:
         """Return a module that shares the weight of ``norm``."""
-        return _sharing(cls, norm, eps=eps, offset=offset)
+        new: Self = _sharing(cls, norm, eps=eps, offset=offset)
+        return new
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the result ``[..., D]`` in the dtype of ``input``."""
@@ -130,7 +131,8 @@ class LayerNorm(nn.LayerNorm):  # type: ignore[misc]
     @classmethod
     def from_float(cls, norm: nn.Module, eps: float) -> Self:
         """Return a module that shares the parameters of ``norm``."""
-        return _sharing(cls, norm, eps=eps)
+        new: Self = _sharing(cls, norm, eps=eps)
+        return new
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the result ``[..., D]`` in the dtype of ``input``."""
@@ -185,7 +187,7 @@ class GatedMLP(nn.Module):  # type: ignore[misc]
         torch.Size([2, 4])
     """
 
-    names: Final[tuple[str, str, str]]
+    names: tuple[str, str, str]
 
     def __init__(
         self,
