@@ -166,7 +166,8 @@ def _called(node: Node) -> str:
     """Return the name of an op that a node calls."""
     if isinstance(node.target, torch._ops.OpOverload):
         return op_name(node)
-    return node.op if node.op == "output" else node.name
+    name: str = node.op if node.op == "output" else node.name
+    return name
 
 
 def _name(node: Node) -> str:

@@ -141,7 +141,7 @@ def arguments(node: Node) -> dict[str, Any]:
 def op_name(node: Node) -> str:
     """Return the name of the op that a node calls, without its namespace."""
     assert isinstance(node.target, torch._ops.OpOverload)
-    return node.target._schema.name.partition("::")[2]
+    return str(node.target._schema.name).partition("::")[2]
 
 
 def is_own(node: Node) -> bool:

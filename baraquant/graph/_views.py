@@ -68,7 +68,7 @@ def _has_same_tokens(before: Tensor, after: Tensor) -> bool:
 
     # Of vectors without elements a reshape may make any number.
     same = before.shape[-1] == after.shape[-1]
-    return statically_known_true(same) and statically_known_true(before.shape[-1] > 0)
+    return bool(statically_known_true(same) and statically_known_true(before.shape[-1] > 0))
 
 
 def _leaves_last(node: Node, dimensions: int) -> bool:
@@ -84,7 +84,7 @@ def _leaves_last(node: Node, dimensions: int) -> bool:
     elif node.target is _ATEN.flatten.using_ints:
         named = [given["end_dim"]]
     else:
-        named = given["dim"] if isinstance(given["dim"], (list, tuple)) else [given["dim"]]
+        named = list(given["dim"]) if isinstance(given["dim"], (list, tuple)) else [given["dim"]]
     return all(dim % dimensions != last for dim in named)
 
 

@@ -20,7 +20,7 @@ from ._patterns import INTEGER_PRODUCTS, is_own
 _IS_2_11 = torch.__version__.startswith("2.11.")
 
 
-class Fuse(CustomGraphPass):
+class Fuse(CustomGraphPass):  # type: ignore[misc]
     """Fuses quantization into what precedes it, in models that TorchInductor compiles.
 
     It is one of Inductor's options, and goes with all others::
