@@ -41,8 +41,8 @@ def use_fused_ops_(model: nn.Module, filter_fn: FilterFn | None = None) -> Repor
     and have the same names in the state dict.
 
     Then a norm or an activation gives the same bits in training, in evaluation and fused with the
-    quantization of what it computes: :func:`baraquant.graph.fuse_` does that in a graph, and a
-    ``GatedMLP`` by itself. The results differ from those of the modules before in their last bits,
+    quantization of what it computes: :class:`baraquant.graph.Fuse` does that under
+    ``torch.compile``, and a ``GatedMLP`` by itself. The results differ from those of the modules before in their last bits,
     so call it before training, or evaluate the model again. It may come before or after
     :func:`baraquant.qat.prepare_`, :func:`baraquant.qat.convert_` and :func:`baraquant.quantize_`,
     which do not touch these modules. :func:`baraquant.save` notes them, and

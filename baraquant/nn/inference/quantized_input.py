@@ -19,7 +19,7 @@ class QuantizedInput(NamedTuple):
     Layers with the same ``bits``, ``symmetric`` and ``rotate``, and no ``smooth``, may share one.
     No gradient goes through it.
 
-    Attributes:
+    Args:
         values: int8 ``[..., in_features]``.
         scale: Of each token, ``[..., 1]``, of the dtype of the layer's scales.
         zero_point: int32 ``[..., 1]``; a symmetric layer ignores it, as it is 0.
