@@ -7,8 +7,9 @@ everything that the format cannot hold, and write nothing if a check fails.
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
+
+from .._lazy import imported
 
 # A function is imported when it is first used: none of the optional packages is needed before.
 _HOMES = {
@@ -31,9 +32,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return imported(__name__, _HOMES, name)
 
 
 def __dir__() -> list[str]:

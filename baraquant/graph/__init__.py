@@ -14,8 +14,9 @@ and no bit of a result changes. :class:`Fuse` is for ``torch.compile`` and AOTIn
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from .._lazy import imported
 
 if TYPE_CHECKING:
     from .exported import fuse_
@@ -29,9 +30,7 @@ __all__ = ["Fuse", "Fusion", "Report", "fuse_"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return imported(__name__, _HOMES, name)
 
 
 def __dir__() -> list[str]:

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass, field
 from typing import Any
+
+from .._table import Table
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Fusion:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Table):
     """What became of the quantizations in a graph; ``print`` shows a table.
 
     Attributes:
@@ -45,7 +46,7 @@ class Report:
     before: int = 0
     after: int = 0
 
-    def rows(self) -> list[tuple[str, str]]:
+    def rows(self) -> list[tuple[str, ...]]:
         """Return sources and what reads them now; rows that only differ in numbers are one."""
         fused = [(fusion.source, f"-> {fusion}") for fusion in self.fusions]
         left = [(name, f"left out: {reason}") for name, reason in self.left_out.items()]
@@ -64,23 +65,12 @@ class Report:
             f"{self.before} quantizations before, {self.after} now"
         )
 
-    def __str__(self) -> str:
-        """Return a table; if rich is installed, on a terminal with frames."""
-        if sys.stdout is not None and sys.stdout.isatty():
-            try:
-                return _as_rich(self)
-            except ImportError:
-                pass
-        rows = self.rows()
-        width = max((len(name) for name, _ in rows), default=0)
-        return "\n".join([*(f"{name:<{width}}  {text}" for name, text in rows), self.summary()])
-
     def __rich__(self) -> Any:
         """Return a table for :mod:`rich`."""
-        from rich.table import Table
+        from rich.table import Table as RichTable
         from rich.text import Text  # in which brackets are no markup
 
-        table = Table("output of", "is quantized for", caption=self.summary())
+        table = RichTable("output of", "is quantized for", caption=self.summary())
         for row in self.rows():
             table.add_row(*map(Text, row))
         return table
@@ -98,13 +88,3 @@ def merged(reports: list[Report]) -> Report:
 
 def _pattern(text: str) -> str:
     return re.sub(r"(?<![\w-])\d+(?![\w-])", "*", text)
-
-
-def _as_rich(report: Report) -> str:
-    from rich.console import Console
-
-    console = Console()
-    with console.capture() as capture:
-        console.print(report)
-    text: str = capture.get()
-    return text.rstrip("\n")

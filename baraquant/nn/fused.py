@@ -24,7 +24,11 @@ def _matching(parameter: Tensor | None, input: Tensor) -> Tensor | None:
     """
     if parameter is None or parameter.dtype == input.dtype:
         return parameter
-    return parameter.to(torch.float64 if input.dtype == torch.float64 else torch.float32)
+    return parameter.to(_compute_dtype(input))
+
+
+def _compute_dtype(input: Tensor) -> torch.dtype:
+    return torch.float64 if input.dtype == torch.float64 else torch.float32
 
 
 class RMSNorm(nn.RMSNorm):  # type: ignore[misc]
@@ -79,8 +83,7 @@ class RMSNorm(nn.RMSNorm):  # type: ignore[misc]
         """Return the result ``[..., D]`` in the dtype of ``input``."""
         weight = _matching(self.weight, input)
         if self.offset != 0.0 and weight is not None:
-            wide = torch.float64 if input.dtype == torch.float64 else torch.float32
-            weight = weight.to(wide) + self.offset
+            weight = weight.to(_compute_dtype(input)) + self.offset
         eps = self.eps
         if eps is None:  # the distance from 1 to the next number
             eps = 2.0**-52 if input.dtype == torch.float64 else 2.0**-23

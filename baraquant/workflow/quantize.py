@@ -285,14 +285,15 @@ class Maker:
             prepared = prepared.with_rotated_weight()
         if weight.bits < 8 and one.scheme.scale_rule == "search":
             for name, rows in prepared.weight_rows().items():
+                if rotate_of(prepared) > 0:  # no tied weight: the rotated copy is not kept
+                    setattr(prepared, name, fit_scale(rows, getattr(prepared, name)))
+                    continue
                 # Tied weights have the same one.
                 key = rows.data_ptr(), rows.shape, name, weight, one.scheme.scale_dtype
                 if key not in self._fitted:
                     self._fitted[key] = fit_scale(rows, getattr(prepared, name))
                     self._kept.append(rows)
                 setattr(prepared, name, self._fitted[key])
-                if rotate_of(prepared) > 0:  # it is no tied weight: do not keep a copy of it
-                    del self._fitted[key], self._kept[-1]
         return self._converter.convert(prepared)
 
     def _smoothed(self, one: Chosen, smoothing: Smoothing, divisor: Tensor | None) -> nn.Module:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from .._table import Table
 from ..nn import LearnedFakeQuantize
 
 # Reasons that the caller chose: filter_fn, and the dictionary of configurations.
@@ -26,7 +26,7 @@ OTHERS = "biases, norms and other parameters"
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Table):
     """What became of a model's modules; ``print`` shows a table.
 
     Attributes:
@@ -76,7 +76,7 @@ class Report:
         some = [f"{name or ROOT}: {reason}" for name, reason in items[:5]]
         return f" ({'; '.join(some)})" if some else ""
 
-    def rows(self) -> list[tuple[str, str, str]]:
+    def rows(self) -> list[tuple[str, ...]]:
         """Return the layers, what became of them, and their shares of the parameters, as strings.
 
         Layers with the same result whose paths only differ in numbers share a row.
@@ -100,38 +100,16 @@ class Report:
     def _part(self, size: int) -> str:
         return _percent(size / self.total_parameters) if size and self.total_parameters else ""
 
-    def __str__(self) -> str:
-        """Return a table; if rich is installed, on a terminal with frames."""
-        if sys.stdout is not None and sys.stdout.isatty():
-            try:
-                return _as_rich(self)
-            except ImportError:
-                pass
-        rows = self.rows()
-        width = max((len(name) for name, _, _ in rows), default=0)
-        lines = [f"{n:<{width}}  {what}{f' ({part})' if part else ''}" for n, what, part in rows]
-        return "\n".join([*lines, self.summary()])
-
     def __rich__(self) -> Any:
         """Return a table for :mod:`rich`."""
-        from rich.table import Table
+        from rich.table import Table as RichTable
         from rich.text import Text  # in which brackets are no markup
 
-        table = Table("layers", "what they are now", caption=self.summary())
+        table = RichTable("layers", "what they are now", caption=self.summary())
         table.add_column("parameters", justify="right")
         for row in self.rows():
             table.add_row(*map(Text, row))
         return table
-
-
-def _as_rich(report: Report) -> str:
-    from rich.console import Console
-
-    console = Console()
-    with console.capture() as capture:
-        console.print(report)
-    text: str = capture.get()
-    return text.rstrip("\n")
 
 
 def _grouped(what: dict[str, str], sizes: dict[str, int]) -> list[tuple[str, str, int]]:

@@ -13,22 +13,11 @@ import baraquant
 from baraquant import W4A8, W8A8, ops
 from baraquant import nn as bnn
 from tests.support.bits import assert_same_bits
+from tests.support.models.norms import numbers, random_norm
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-
-
-def numbers(*shape, dtype=torch.float32, device="cpu", seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(*shape, generator=generator) * 3).to(device, dtype)
-
-
-def random_norm(kind, *args, dtype=torch.float32, **options):
-    norm = kind(*args, **options).to(dtype)
-    for seed, parameter in enumerate(norm.parameters()):
-        parameter.data.copy_(numbers(*parameter.shape, seed=seed + 5))
-    return norm
 
 
 def gated(scheme=None, *, bias=True, dtype=torch.float32, device="cpu"):
@@ -48,7 +37,7 @@ def gated(scheme=None, *, bias=True, dtype=torch.float32, device="cpu"):
 def test_norms_are_the_ops_and_near_pytorch(dtype, affine, device):
     x = numbers(3, 7, 24, dtype=dtype, device=device)
     for eps in (None, 1e-6, 0.1):
-        theirs = random_norm(nn.RMSNorm, 24, eps, affine, dtype=dtype).to(device)
+        theirs = random_norm(nn.RMSNorm(24, eps, affine).to(dtype)).to(device)
         ours = bnn.RMSNorm.from_float(theirs, eps)
         assert ours.weight is theirs.weight
         default = 2.0**-52 if dtype == torch.float64 else 2.0**-23
@@ -56,7 +45,7 @@ def test_norms_are_the_ops_and_near_pytorch(dtype, affine, device):
         assert_same_bits(ours(x), wanted)
         torch.testing.assert_close(ours(x), theirs(x), rtol=TOLERANCE[dtype], atol=1e-2)
     for bias in (True, False):
-        theirs = random_norm(nn.LayerNorm, 24, 1e-5, affine, bias, dtype=dtype).to(device)
+        theirs = random_norm(nn.LayerNorm(24, 1e-5, affine, bias).to(dtype)).to(device)
         ours = bnn.LayerNorm.from_float(theirs, 1e-5)
         assert ours.weight is theirs.weight and ours.bias is theirs.bias
         assert_same_bits(ours(x), ops.layer_norm(x, theirs.weight, theirs.bias, 1e-5))
@@ -75,7 +64,7 @@ def test_offset_of_an_rms_norm_is_added_in_the_compute_type(dtype):
 
 @pytest.mark.parametrize("kind", [bnn.RMSNorm, bnn.LayerNorm])
 def test_parameters_of_another_dtype(kind):
-    norm = random_norm(kind, 6, 1e-6)
+    norm = random_norm(kind(6, 1e-6))
     x = numbers(2, 6, dtype=torch.bfloat16)
     assert norm(x).dtype == torch.bfloat16  # float32 parameters, the input's dtype
     low = copy.deepcopy(norm).to(torch.bfloat16)

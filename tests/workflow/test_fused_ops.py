@@ -11,18 +11,9 @@ import baraquant
 from baraquant import W8A8
 from baraquant import nn as bnn
 from tests.support.bits import assert_same_bits
+from tests.support.models.norms import numbers, random_norm
 from tests.support.optional_packages import package
 from tests.support.tiny_transformers import build as tiny
-
-
-def numbers(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), device="cpu") * 3
-
-
-def random_norm(norm):
-    for seed, parameter in enumerate(norm.parameters()):
-        parameter.data.copy_(numbers(*parameter.shape, seed=seed + 5))
-    return norm
 
 
 class Block(nn.Module):

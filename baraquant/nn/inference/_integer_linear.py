@@ -35,6 +35,14 @@ class LaysOutWeight(HoldsIntegers):
         weight = self.dequantized_weight()
         return weight.t() if self.transposed else weight
 
+    def _rotated(self, rows: Tensor) -> Tensor:
+        """Return an input as the integers need it, or a weight in the other basis."""
+        return ops.hadamard(rows, self.rotate) if self.rotate > 0 else rows
+
+    def rotate_repr(self) -> str:
+        """Return what ``repr`` shows of the rotation."""
+        return f", rotate={self.rotate}" if self.rotate > 0 else ""
+
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         note_metadata(self, destination, prefix)
@@ -110,7 +118,3 @@ class IntegerLinear(LaysOutWeight):
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}, weight=int{self.weight_bits} per_channel"
         )
-
-    def rotate_repr(self) -> str:
-        """Return what ``repr`` shows of the rotation."""
-        return f", rotate={self.rotate}" if self.rotate > 0 else ""

@@ -143,8 +143,9 @@ class QuantizedLinear(TakesIntegers, IntegerLinear):
         if self.rotate > 0:
             trains = torch.is_grad_enabled() and input.requires_grad
             if self.per_token and not trains and not _is_exported():
-                return self._rotated_output(input)
-            input = ops.hadamard(input, self.rotate)
+                integers, scale, zero_point = self._rotated_integers(input)
+                return self._multiplied(integers, scale, zero_point, input.dtype)
+            input = self._rotated(input)
         rows = input if smooth is None else input / smooth
         # Given only where the default is wrong: AOTInductor of torch 2.11 hands it on as another.
         dtype = None if smooth is None else input.dtype
@@ -180,16 +181,15 @@ class QuantizedLinear(TakesIntegers, IntegerLinear):
             )
         return output
 
-    def _rotated_output(self, input: Tensor) -> Tensor:
-        """Return the output; the input is rotated and quantized by one op."""
-        integers, scale, zero_point = ops.hadamard_quantize_per_token(
+    def _rotated_integers(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotate an input and quantize it, by one op."""
+        return ops.hadamard_quantize_per_token(
             input,
             self.rotate,
             symmetric=self.symmetric,
             quant_min=self.quant_min,
             quant_max=self.quant_max,
         )
-        return self._multiplied(integers, scale, zero_point, input.dtype)
 
     def _multiplied(
         self, integers: Tensor, scale: Tensor, zero_point: Tensor, dtype: torch.dtype
@@ -209,7 +209,7 @@ class QuantizedLinear(TakesIntegers, IntegerLinear):
         """Return the dequantized weight, before any smoothing or rotation."""
         weight, smooth = self._dequantized(), self.smooth
         weight = (weight if smooth is None else weight / smooth).to(self.dtype)
-        return ops.hadamard(weight, self.rotate) if self.rotate > 0 else weight
+        return self._rotated(weight)
 
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""
@@ -348,7 +348,7 @@ class StaticQuantizedLinear(IntegerLinear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
-        rows = ops.hadamard(input, self.rotate) if self.rotate > 0 else input
+        rows = self._rotated(input)
         return ops.static_quantized_linear(
             rows,
             self.qweight,
@@ -368,7 +368,7 @@ class StaticQuantizedLinear(IntegerLinear):
         if smooth_scale is not None:
             weight = weight / (smooth_scale / self.act_scale)
         weight = weight.to(self.dtype)
-        return ops.hadamard(weight, self.rotate) if self.rotate > 0 else weight
+        return self._rotated(weight)
 
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""

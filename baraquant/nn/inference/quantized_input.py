@@ -54,14 +54,15 @@ class TakesIntegers:
         """
         self._check_per_token()
         rows = input.detach()
-        low, high, symmetric = self.quant_min, self.quant_max, self.symmetric
         if self.rotate > 0:
-            integers = ops.hadamard_quantize_per_token(
-                rows, self.rotate, symmetric=symmetric, quant_min=low, quant_max=high
-            )
+            integers = self._rotated_integers(rows)
         else:
-            rows = rows if self.smooth is None else rows / self.smooth
-            integers = ops.dynamic_range_quantize_per_token(rows, low, high, symmetric=symmetric)
+            integers = ops.dynamic_range_quantize_per_token(
+                rows if self.smooth is None else rows / self.smooth,
+                self.quant_min,
+                self.quant_max,
+                symmetric=self.symmetric,
+            )
         return QuantizedInput(*integers, input.dtype)
 
     def _check_per_token(self: Any) -> None:

@@ -6,7 +6,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ... import ops
 from .._product import linear
 from .._recomputed import product_of_integers
 from .._rotation import check_block
@@ -94,8 +93,7 @@ class WeightOnlyLinear(Dequantizes, LaysOutWeight):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
-        rows = ops.hadamard(input, self.rotate) if self.rotate > 0 else input
-        rows = self.input_fake_quant(rows)
+        rows = self.input_fake_quant(self._rotated(input))
         if torch.jit.is_scripting():
             output = linear(rows, self._dequantized(input.dtype), self.bias)
         else:
@@ -104,13 +102,11 @@ class WeightOnlyLinear(Dequantizes, LaysOutWeight):
 
     def dequantized_weight(self) -> Tensor:
         """Return the dequantized weight, before any rotation."""
-        weight = self._dequantized(self.dtype)
-        return ops.hadamard(weight, self.rotate) if self.rotate > 0 else weight
+        return self._rotated(self._dequantized(self.dtype))
 
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""
-        rotate = f", rotate={self.rotate}" if self.rotate > 0 else ""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"bias={self.bias is not None}, {self._scheme()}{rotate}"
+            f"bias={self.bias is not None}, {self._scheme()}{self.rotate_repr()}"
         )

@@ -105,9 +105,10 @@ TORCH_MODULE(GELU);
 
 /// `down(silu(gate(x)) * up(x))`, the feed-forward part of Llama and its relatives.
 ///
-/// The activation is baraquant::silu_mul (PyTorch's for float64). The three layers are children, which prepare_ and convert_ may swap. If they are QuantizedLinear
-/// and nothing is recorded for a gradient, `x` is quantized once for `gate` and `up`, and the
-/// activation gives integers at once; the bits are the same.
+/// The activation is baraquant::silu_mul, or PyTorch's for float64. The three layers are children,
+/// which prepare_ and convert_ may swap. If they are QuantizedLinear and nothing is recorded for a
+/// gradient, `x` is quantized once for `gate` and `up`, and the activation gives integers at once;
+/// the bits are the same.
 class BARAQUANT_API GatedMLPImpl : public FusedLayer {
  public:
   using Names = std::array<std::string, 3>;
