@@ -55,15 +55,15 @@ class TakesIntegers:
         self._check_per_token()
         rows = input.detach()
         if self.rotate > 0:
-            integers = self._rotated_integers(rows)
+            values, scale, zero_point = self._rotated_integers(rows)
         else:
-            integers = ops.dynamic_range_quantize_per_token(
+            values, scale, zero_point = ops.dynamic_range_quantize_per_token(
                 rows if self.smooth is None else rows / self.smooth,
                 self.quant_min,
                 self.quant_max,
                 symmetric=self.symmetric,
             )
-        return QuantizedInput(*integers, input.dtype)
+        return QuantizedInput(values, scale, zero_point, input.dtype)
 
     def _check_per_token(self: Any) -> None:
         if not self.per_token:
