@@ -24,32 +24,6 @@ struct QuantizedPacks {
   uint32_t words[kRowsOfLane][kPack<T> / 4];
 };
 
-template <typename T, bool stochastic>
-__device__ __forceinline__ void quantize_pack(const ColumnsParams<T>& args,
-                                              const NumberWords<T>& words, ComputeType<T> factor,
-                                              const Rounder<ComputeType<T>> (&rounders)[kPack<T>],
-                                              bool fast, const Stream& stream, int64_t number,
-                                              uint32_t (&result)[kPack<T> / 4]) {
-  using C = ComputeType<T>;
-  uint32_t q[kPack<T>];
-  if constexpr (stochastic) {
-    const PackBits<T> bits(stream, number);
-#pragma unroll
-    for (int i = 0; i < kPack<T>; ++i) {
-      q[i] = rounders[i].stochastic(scaled<C>(words.get(i), factor), bits.at(i), fast);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kPack<T>; ++i) {
-      q[i] = rounders[i].nearest(scaled<C>(words.get(i), factor), fast);
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kPack<T> / 4; ++i) {
-    result[i] = pack_bytes(q[4 * i], q[4 * i + 1], q[4 * i + 2], q[4 * i + 3]);
-  }
-}
-
 template <typename T, bool stochastic, bool with_sums>
 __global__ void __launch_bounds__(kTileThreads)
     scaled_columns_kernel(const ColumnsLaunch<T> launch) {
@@ -94,8 +68,9 @@ __global__ void __launch_bounds__(kTileThreads)
     for (int r = 0; r < kRowsOfLane; ++r) {
       const bool exists = m + r < x.rows;
       const C factor = exists ? args.factor[m + r] : C(0);
-      quantize_pack<T, stochastic>(args, words[r], factor, rounders, fast, stream,
-                                   x.number(m + r, n), packs.words[r]);
+      quantize_pack<T, stochastic>(
+          words[r], [&](int i) -> const Rounder<C>& { return rounders[i]; },
+          [&](int) { return factor; }, fast, stream, x.number(m + r, n), packs.words[r]);
       if (with_sums && exists) {
         zero_points |= static_cast<uint32_t>(args.zero_point[m + r] & 0xff) << (8 * r);
       }

@@ -52,36 +52,49 @@ __device__ __forceinline__ C greatest_of_warp(C value) {
   return value;
 }
 
-// The random bits of a pack whose first element is `number`.
+// The random bits of a pack whose first element is `number`: two elements in a word.
 template <typename T>
 class PackBits {
-  static constexpr int kCount = kPack<T> < kOctet ? 1 : kPack<T> / kOctet;
+  static constexpr int kWords = kPack<T> / 2, kOctets = (kPack<T> + kOctet - 1) / kOctet;
 
  public:
-  __device__ __forceinline__ PackBits(const Stream& stream, int64_t number)
-      : stream_(stream), number_(number), whole_(number % (kPack<T> < kOctet ? 4 : kOctet) == 0) {
-    if (!whole_) return;
+  __device__ __forceinline__ PackBits(const Stream& stream, int64_t number) {
+    const uint64_t first = static_cast<uint64_t>(number) / kOctet;
+    const int skipped = static_cast<int>(number % kOctet);  // elements of the first octet
+    take<0>(stream, first);
+    if (skipped == 0) return;
+    // As rarely as rows are no multiple of an octet: the words of one more, moved down.
+    take<kOctets>(stream, first);
+    move_down(2, (skipped & 4) != 0);
+    move_down(1, (skipped & 2) != 0);
+    if ((skipped & 1) == 0) return;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      octets_[i] = random_octet(stream, static_cast<uint64_t>(number) / kOctet + i);
-    }
+    for (int i = 0; i < kWords; ++i) words_[i] = __funnelshift_r(words_[i], words_[i + 1], 16);
   }
   __device__ __forceinline__ uint32_t at(int i) const {
-    if (!whole_) return random_bits(stream_, number_ + i);
-    if constexpr (kPack<T> < kOctet) {
-      const bool upper = number_ % kOctet != 0;
-      const uint32_t word = upper ? octets_[0].words[2 + i / 2] : octets_[0].words[i / 2];
-      return (word >> (i % 2 * 16)) & 0xffffu;
-    } else {
-      return octets_[i / kOctet].bits(i % kOctet);
-    }
+    return (words_[i / 2] >> (i % 2 * 16)) & 0xffffu;
   }
 
  private:
-  const Stream& stream_;
-  int64_t number_;
-  bool whole_;
-  Octet octets_[kCount];
+  static constexpr int kHeld = 4 * (kOctets + 1);
+
+  // The octets that fill the words from 0 on, or the one after them.
+  template <int from>
+  __device__ __forceinline__ void take(const Stream& stream, uint64_t first) {
+    constexpr int to = from == 0 ? kOctets : kOctets + 1;
+#pragma unroll
+    for (int o = from; o < to; ++o) {
+      const Octet octet = random_octet(stream, first + o);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) words_[4 * o + i] = octet.words[i];
+    }
+  }
+  __device__ __forceinline__ void move_down(int by, bool wanted) {
+#pragma unroll
+    for (int i = 0; i + by < kHeld; ++i) words_[i] = wanted ? words_[i + by] : words_[i];
+  }
+
+  uint32_t words_[kHeld];
 };
 
 // Four bytes, the low ones of four words, as one word.
@@ -103,24 +116,70 @@ class Rounder {
   __device__ __forceinline__ bool is_fast() const { return kHasFast && fast_; }
 
   // These two have the integer in the low byte; `fast` only if is_fast().
-  __device__ __forceinline__ uint32_t nearest(C v, bool fast) const {
-    if constexpr (kHasFast) {
-      if (fast) return column_.nearest(v);
+  template <bool fast>
+  __device__ __forceinline__ uint32_t nearest(C v) const {
+    if constexpr (fast) {
+      return column_.nearest(v);
+    } else {
+      return static_cast<uint32_t>(round_nearest(v, scale_));
     }
-    return static_cast<uint32_t>(round_nearest(v, scale_));
   }
-  __device__ __forceinline__ uint32_t stochastic(C v, uint32_t bits, bool fast) const {
-    if constexpr (kHasFast) {
-      if (fast) return column_.stochastic(v, bits);
+  template <bool fast>
+  __device__ __forceinline__ uint32_t stochastic(C v, uint32_t bits) const {
+    if constexpr (fast) {
+      return column_.stochastic(v, bits);
+    } else {
+      return static_cast<uint32_t>(round_stochastic(v, scale_, bits));
     }
-    return static_cast<uint32_t>(round_stochastic(v, scale_, bits));
   }
 
- private:
   static constexpr bool kHasFast = std::is_same_v<C, float>;
+
+ private:
   C scale_;
   bool fast_ = false;
   FastColumn column_;
 };
+
+// Calls of(std::true_type) if all are fast, else of(std::false_type): one branch for many numbers.
+template <typename C, typename Of>
+__device__ __forceinline__ void by_speed(bool fast, const Of& of) {
+  if constexpr (Rounder<C>::kHasFast) {
+    if (fast) return of(std::true_type{});
+  }
+  of(std::false_type{});
+}
+
+// A pack of numbers as integers, four in a word. rounder_of(i) and factor_of(i) are those of
+// number i; `number` is that of the first in its matrix.
+template <typename T, bool stochastic, typename RounderOf, typename FactorOf>
+__device__ __forceinline__ void quantize_pack(const NumberWords<T>& words,
+                                              const RounderOf& rounder_of,
+                                              const FactorOf& factor_of, bool fast,
+                                              const Stream& stream, int64_t number,
+                                              uint32_t (&result)[kPack<T> / 4]) {
+  using C = ComputeType<T>;
+  uint32_t q[kPack<T>];
+  by_speed<C>(fast, [&](auto is_fast) {
+    constexpr bool kFast = decltype(is_fast)::value;
+    if constexpr (stochastic) {
+      const PackBits<T> bits(stream, number);
+#pragma unroll
+      for (int i = 0; i < kPack<T>; ++i) {
+        const C v = scaled<C>(words.get(i), factor_of(i));
+        q[i] = rounder_of(i).template stochastic<kFast>(v, bits.at(i));
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPack<T>; ++i) {
+        q[i] = rounder_of(i).template nearest<kFast>(scaled<C>(words.get(i), factor_of(i)));
+      }
+    }
+  });
+#pragma unroll
+  for (int i = 0; i < kPack<T> / 4; ++i) {
+    result[i] = pack_bytes(q[4 * i], q[4 * i + 1], q[4 * i + 2], q[4 * i + 3]);
+  }
+}
 
 }  // namespace baraquant::scaled

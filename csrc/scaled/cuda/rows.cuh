@@ -58,28 +58,12 @@ __device__ __forceinline__ void write_pack(const RowsParams<T>& args, const Numb
                                            const ComputeType<T> (&factor)[kPack<T>],
                                            const Rounder<ComputeType<T>>& rounder,
                                            const Stream& stream, int64_t m, int64_t n) {
-  using C = ComputeType<T>;
-  uint32_t q[kPack<T>];
-  const bool fast = rounder.is_fast();
-  if constexpr (stochastic) {
-    const PackBits<T> bits(stream, args.input.number(m, n));
-#pragma unroll
-    for (int i = 0; i < kPack<T>; ++i) {
-      q[i] = rounder.stochastic(scaled<C>(words.get(i), factor[i]), bits.at(i), fast);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kPack<T>; ++i) {
-      q[i] = rounder.nearest(scaled<C>(words.get(i), factor[i]), fast);
-    }
-  }
   Pack<uint32_t, kPack<T> / 4> result;
-#pragma unroll
-  for (int i = 0; i < kPack<T> / 4; ++i) {
-    result.at[i] = pack_bytes(q[4 * i], q[4 * i + 1], q[4 * i + 2], q[4 * i + 3]);
-  }
-  using Result = Pack<uint32_t, kPack<T> / 4>;
-  *reinterpret_cast<Result*>(args.values + m * args.input.columns + n) = result;
+  quantize_pack<T, stochastic>(
+      words, [&](int) -> const Rounder<ComputeType<T>>& { return rounder; },
+      [&](int i) { return factor[i]; }, rounder.is_fast(), stream, args.input.number(m, n),
+      result.at);
+  *reinterpret_cast<decltype(result)*>(args.values + m * args.input.columns + n) = result;
 }
 
 template <typename T, int packs, bool stochastic, bool with_maxima>
@@ -169,11 +153,14 @@ __global__ void __launch_bounds__(kRowThreads) scaled_long_rows_kernel(const Row
       const int64_t number = x.number(m, n);
       const C v = scaled<C>(x.data[number], args.factor[n]);
       uint32_t q;
-      if constexpr (stochastic) {
-        q = rounder.stochastic(v, random_bits(stream, number), rounder.is_fast());
-      } else {
-        q = rounder.nearest(v, rounder.is_fast());
-      }
+      by_speed<C>(rounder.is_fast(), [&](auto is_fast) {
+        constexpr bool kFast = decltype(is_fast)::value;
+        if constexpr (stochastic) {
+          q = rounder.template stochastic<kFast>(v, random_bits(stream, number));
+        } else {
+          q = rounder.template nearest<kFast>(v);
+        }
+      });
       args.values[m * x.columns + n] = static_cast<int8_t>(q);
     }
   }
