@@ -90,10 +90,17 @@ class Total {
 
 at::Tensor vector_of(const at::Tensor& tensor) { return contiguous(tensor).view({tensor.numel()}); }
 
+// The transpose of the weight's integers, or of some rows of them.
+at::Tensor transposed_integers(const at::Tensor& weight, const at::Tensor& scale,
+                               const IntegerBackwardArgs& args) {
+  if (weight.scalar_type() == at::kChar) return scaled::transposed(weight);
+  return scaled::quantized_transpose(weight, scale, args.weight_quant_min, args.weight_quant_max);
+}
+
 // `maxima` are those that gradient_of_weight needs of grad, or undefined.
 at::Tensor gradient_of_input(const Part& grad, const IntegerBackwardArgs& args,
                              const RandomState& random, const at::Tensor& maxima) {
-  const at::Tensor weight = contiguous(*args.qweight), scale = vector_of(*args.weight_scale);
+  const at::Tensor weight = contiguous(*args.weight), scale = vector_of(*args.weight_scale);
   const at::Tensor row_factor = maxima.defined() ? vector_of(*args.input_scale) : at::Tensor();
   const SumBlocks blocks(grad.columns, kMaxDepth);
   Total total(grad.rows, weight.size(1), grad.matrix.scalar_type(), weight, blocks.is_one());
@@ -103,7 +110,7 @@ at::Tensor gradient_of_input(const Part& grad, const IntegerBackwardArgs& args,
     };
     total.add(scaled::quantize_rows(scaled::columns_of(grad, begin, end), of_block(scale), random,
                                     row_factor, of_block(maxima)),
-              scaled::transposed(of_block(weight)), {});
+              transposed_integers(of_block(weight), of_block(scale), args), {});
   });
   return total.result();
 }
@@ -150,10 +157,12 @@ void check_integer_backward(const at::Tensor& grad, const IntegerBackwardArgs& a
   const at::ScalarType compute = compute_dtype(grad.scalar_type());
   c10::SymInt rows = 1;
   for (const auto& size : grad.sym_sizes().slice(0, grad.dim() - 1)) rows *= size;
-  if (args.qweight) {
-    TORCH_CHECK_VALUE(args.qweight->dim() == 2, kOp, ": expected qweight to have 2 dimensions");
+  if (args.weight) {
+    TORCH_CHECK_VALUE(args.weight->dim() == 2, kOp, ": expected weight to have 2 dimensions");
     const c10::SymInt outputs = grad.sym_size(-1);
-    check_kept(grad, "qweight", args.qweight, at::kChar, outputs * args.qweight->sym_size(1));
+    const bool is_rounded = args.weight->scalar_type() == at::kChar;
+    check_kept(grad, "weight", args.weight, is_rounded ? at::kChar : grad.scalar_type(),
+               outputs * args.weight->sym_size(1));
     check_kept(grad, "weight_scale", args.weight_scale, compute, outputs);
   }
   if (args.qinput) {
@@ -174,9 +183,9 @@ at::Tensor nothing_like(const at::Tensor& grad) { return at::empty({0}, grad.opt
 TensorPair integer_backward_meta(const at::Tensor& grad, const IntegerBackwardArgs& args) {
   check_integer_backward(grad, args);
   at::Tensor dx = nothing_like(grad), dw = nothing_like(grad);
-  if (args.qweight) {
+  if (args.weight) {
     std::vector<c10::SymInt> sizes = grad.sym_sizes().vec();
-    sizes.back() = args.qweight->sym_size(1);
+    sizes.back() = args.weight->sym_size(1);
     dx = at::empty_symint(sizes, grad.options());
   }
   if (args.qinput) {
@@ -193,10 +202,10 @@ TensorPair integer_backward_device(const at::Tensor& grad, const IntegerBackward
   const SumBlocks tokens(rows.rows, args.input_zero_point ? kMaxShiftedDepth : kMaxDepth);
   at::Tensor dx = nothing_like(grad), dw = nothing_like(grad), maxima;
   // Where the scales of dw hold for all tokens, the pass for dx finds them too.
-  if (args.qweight && args.qinput && tokens.is_one()) maxima = scaled::no_maxima(rows);
-  if (args.qweight) {
+  if (args.weight && args.qinput && tokens.is_one()) maxima = scaled::no_maxima(rows);
+  if (args.weight) {
     std::vector<int64_t> sizes = grad.sizes().vec();
-    sizes.back() = args.qweight->size(1);
+    sizes.back() = args.weight->size(1);
     dx = gradient_of_input(rows, args, {state}, maxima).view(sizes);
   }
   if (args.qinput) dw = gradient_of_weight(rows, args, tokens, {state, kWeightStep}, maxima);
@@ -212,7 +221,7 @@ void check_all_dispatchable(const at::Tensor& grad, const IntegerBackwardArgs& a
   check("qinput", args.qinput);
   check("input_scale", args.input_scale);
   check("input_zero_point", args.input_zero_point);
-  check("qweight", args.qweight);
+  check("weight", args.weight);
   check("weight_scale", args.weight_scale);
   check("random", args.random);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The gradients of qat_linear as products of integers. The scales of the weight and of the input
 // are folded into dy, so that dy alone is rounded and the integers of the forward pass are used
-// again as they are. With the symmetric int8 rounding q() of a row, whose scale is sd:
+// again as they are; those of a weight that stays in memory are rounded again. With the symmetric int8 rounding q() of a row, whose scale is sd:
 //   dx[m, k] = sd[m] * sum over n of q(dy[m, n] * sw[n]) * qw[n, k]
 //   dw[n, k] = sd[n] * sum over m of q(dy[m, n] * sx[m]) * (qx[m, k] - zx[m])
 // The sums are exact in int32. A sum of more terms than int32 holds is cut into blocks of equal
@@ -13,22 +13,30 @@
 
 namespace baraquant::int8_mm {
 
-// What is kept of the forward pass. Without qweight dx is not computed, without qinput dw is not.
+// What is kept of the forward pass. Without weight dx is not computed, without qinput dw is not.
 struct IntegerBackwardArgs {
   OptionalTensor qinput, input_scale, input_zero_point;  // [..., K], [..., 1], [..., 1]
-  OptionalTensor qweight, weight_scale;                  // [N, K], [N]
+  // [N, K], [N]. The weight's integers, or itself, of the dtype of the gradient.
+  OptionalTensor weight, weight_scale;
   OptionalTensor random;  // of draw_random(count=2): dx uses the first state, dw the second
+  int64_t weight_quant_min = -128, weight_quant_max = 127;
 
+  static constexpr const char* kSchema =
+      "Tensor? qinput, Tensor? input_scale, Tensor? input_zero_point, Tensor? weight, "
+      "Tensor? weight_scale, Tensor? random, int weight_quant_min=-128, int weight_quant_max=127";
   using Flat = std::tuple<OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor,
-                          OptionalTensor, OptionalTensor>;
+                          OptionalTensor, OptionalTensor, int64_t, int64_t>;
   Flat flat() const {
-    return {qinput, input_scale, input_zero_point, qweight, weight_scale, random};
+    return {qinput,       input_scale, input_zero_point, weight,
+            weight_scale, random,      weight_quant_min, weight_quant_max};
   }
   static IntegerBackwardArgs from_flat(OptionalTensor qinput, OptionalTensor input_scale,
-                                       OptionalTensor input_zero_point, OptionalTensor qweight,
-                                       OptionalTensor weight_scale, OptionalTensor random) {
-    return {std::move(qinput),  std::move(input_scale),  std::move(input_zero_point),
-            std::move(qweight), std::move(weight_scale), std::move(random)};
+                                       OptionalTensor input_zero_point, OptionalTensor weight,
+                                       OptionalTensor weight_scale, OptionalTensor random,
+                                       int64_t weight_quant_min, int64_t weight_quant_max) {
+    return {std::move(qinput), std::move(input_scale),  std::move(input_zero_point),
+            std::move(weight), std::move(weight_scale), std::move(random),
+            weight_quant_min,  weight_quant_max};
   }
 };
 

@@ -39,6 +39,7 @@
 // The output is [..., N], contiguous.
 #include "frame/public_op.h"
 #include "int8_mm/core_ops.h"
+#include "int8_mm/integer_backward.h"
 
 namespace baraquant::int8_mm {
 
@@ -98,10 +99,8 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
          "Tensor? weight_sum, int quant_min, int quant_max, ScalarType? dtype) "
          "-> (Tensor output, Tensor mask)");
   // The gradients of a product from integers; what is not given is not computed.
-  define(m,
-         "_integer_backward(Tensor grad, Tensor? qinput, Tensor? input_scale, "
-         "Tensor? input_zero_point, Tensor? qweight, Tensor? weight_scale, Tensor? random) -> "
-         "(Tensor grad_input, Tensor grad_weight)");
+  define(m, "_integer_backward(Tensor grad, " + std::string(IntegerBackwardArgs::kSchema) +
+                ") -> (Tensor grad_input, Tensor grad_weight)");
   const std::string kept = std::string(Schemes::kSchema) +
                            ", bool with_mask) -> (Tensor output, Tensor qinput, "
                            "Tensor input_scale, Tensor input_zero_point, Tensor mask, "

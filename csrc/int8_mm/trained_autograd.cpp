@@ -9,7 +9,7 @@
 // are kept too, unless the weight is a parameter, which stays in memory in any case: then only its
 // scales are kept and it is rounded again. The weight's scheme is symmetric around 0, so its scale
 // clips nothing: |x| <= quant_max * s, and x / s rounds to quant_max at most.
-// A backward of integers (integer_backward.h) keeps the integers of both, for it uses them again.
+// A backward of integers (integer_backward.h) keeps the same and uses the integers again.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -116,7 +116,7 @@ class QatLinear : public Function<QatLinear> {
     }
     if (input_grad) {
       const bool keeps_weight = is_kept_anyway(weight) || is_graph_input(weight);
-      saved.weight = keeps_weight && backward.is_float() ? weight : qweight;
+      saved.weight = keeps_weight ? weight : qweight;
       saved.weight_scale = weight_scale;
     }
     if (with_mask) saved.mask = mask;
@@ -162,18 +162,20 @@ class QatLinear : public Function<QatLinear> {
                                 "again (create_graph=True); use backward='float'");
     IntegerBackwardArgs args;
     if (saved.weight.defined()) {
-      args.qweight = saved.weight;
+      args.weight = saved.weight;
       args.weight_scale = saved.weight_scale;
+      args.weight_quant_min = ctx->saved_data["weight_quant_min"].toInt();
+      args.weight_quant_max = ctx->saved_data["weight_quant_max"].toInt();
     }
     if (saved.qinput.defined() && has_weight) {
       args.qinput = saved.qinput;
       args.input_scale = saved.input_scale;
       if (saved.input_zero_point.defined()) args.input_zero_point = saved.input_zero_point;
     }
-    if (!args.qweight && !args.qinput) return;
+    if (!args.weight && !args.qinput) return;
     if (ctx->saved_data["is_stochastic"].toBool()) args.random = scaled::draw_random(dy, 2);
     const auto [dx, dw] = integer_backward(dy, args);
-    if (args.qweight) result[0] = dx;
+    if (args.weight) result[0] = dx;
     if (args.qinput) result[1] = dw;
   }
 

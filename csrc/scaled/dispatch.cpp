@@ -187,6 +187,20 @@ at::Tensor transposed(const at::Tensor& values) {
   return result;
 }
 
+at::Tensor quantized_transpose(const at::Tensor& matrix, const at::Tensor& scale, int64_t quant_min,
+                               int64_t quant_max) {
+  const Part input = whole(matrix);
+  const at::Tensor values =
+      at::empty({input.columns, input.rows}, matrix.options().dtype(at::kChar));
+  if (is_empty(input)) return values;
+  kernels(matrix).given({.input = input,
+                         .scale = scale,
+                         .values = values,
+                         .quant_min = quant_min,
+                         .quant_max = quant_max});
+  return values;
+}
+
 TORCH_LIBRARY_IMPL(baraquant, CPU, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(baraquant, CUDA, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(baraquant, Meta, m) { register_kernels(m); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // From checked tensors to kernels: picks the storage type T and calls Backend::rows<T>,
-// Backend::maxima<T> or Backend::columns<T>. The CPU and CUDA share it.
+// Backend::maxima<T>, Backend::columns<T> or Backend::given<T>. The CPU and CUDA share it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -43,6 +43,14 @@ struct ColumnsCall {
   RandomState random;
 };
 
+// Quantizes the rows of a part that has elements to [quant_min, quant_max], with 0 in the middle.
+// The scales [rows] are those that the rows gave. values is int8 [columns, rows].
+struct GivenCall {
+  Part input;
+  at::Tensor scale, values;
+  int64_t quant_min, quant_max;
+};
+
 template <typename Backend>
 struct Launch {
   static void rows(const RowsCall& call) {
@@ -74,6 +82,16 @@ struct Launch {
     });
   }
 
+  static void given(const GivenCall& call) {
+    with_floating_type(call.input.matrix.scalar_type(), [&]<typename T>(Type<T>) {
+      using C = ComputeType<T>;
+      Backend::template given<T>({matrix<T>(call.input),
+                                  read<C>(call.scale),
+                                  {static_cast<C>(call.quant_min), static_cast<C>(call.quant_max)},
+                                  written<int8_t>(call.values)});
+    });
+  }
+
  private:
   template <typename T>
   static const T* read(const at::Tensor& tensor) {
@@ -97,6 +115,7 @@ struct Kernels {
   void (*rows)(const RowsCall&);
   void (*maxima)(const ColumnsCall&);
   void (*columns)(const ColumnsCall&);
+  void (*given)(const GivenCall&);
   // result [columns, rows] from values [rows, columns]: int8, contiguous, not empty.
   void (*transpose)(const at::Tensor& values, const at::Tensor& result);
   // Fills an int64 [2] with a state of the device's default generator that serves `count` calls.

@@ -123,8 +123,9 @@ BARAQUANT_HD double round_down(double x) {
 }
 
 template <typename C>
-BARAQUANT_HD int8_t round_nearest(C v, C scale) {
-  const affine::Grid<C> grid(scale, C(0), int8_range<C>());
+BARAQUANT_HD int8_t round_nearest(C v, C scale,
+                                  const affine::QuantRange<C>& range = int8_range<C>()) {
+  const affine::Grid<C> grid(scale, C(0), range);
   return static_cast<int8_t>(grid.quantize_byte(v));
 }
 

@@ -43,4 +43,14 @@ struct ColumnsParams {
   int32_t* sums;    // [columns]
 };
 
+// Rows whose scales are given, and came from them: values = clamp(rint(x / scale)), transposed.
+template <typename T>
+struct GivenParams {
+  using C = ComputeType<T>;
+  Matrix<T> input;
+  const C* scale;  // [rows]
+  affine::QuantRange<C> range;
+  int8_t* values;  // [columns, rows]
+};
+
 }  // namespace baraquant::scaled

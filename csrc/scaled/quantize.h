@@ -34,4 +34,8 @@ Quantized quantize_columns(const Part& input, const at::Tensor& factor, const Ra
 // values: int8 [rows, columns], contiguous.
 at::Tensor transposed(const at::Tensor& values);
 
+// The transpose of the integers of a floating matrix whose rows gave these scales: see GivenCall.
+at::Tensor quantized_transpose(const at::Tensor& matrix, const at::Tensor& scale, int64_t quant_min,
+                               int64_t quant_max);
+
 }  // namespace baraquant::scaled

@@ -325,11 +325,33 @@ def test_stochastic_gradients_follow_the_seed(device: str) -> None:
     assert not torch.equal(again[0], found[2][0]), "the generator went on"
 
 
-def test_a_changed_weight_does_not_matter(device: str) -> None:
-    """The integers of the forward pass are kept, not the parameter."""
+def test_a_weight_that_changes_before_backward_is_an_error(device: str) -> None:
+    """A parameter stays in memory, so its integers are not kept: as with PyTorch's own layer."""
     x, w, b, dy = leaves((9,), 6, 16, torch.float32, device)
-    want = gradients(x, w, b, dy, backward="int8")[0]
     y = ops.qat_linear(x, w, b, backward="int8")
     with torch.no_grad():
         w.mul_(2)
-    assert_same_bits(torch.autograd.grad(y, x, dy)[0], want)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(y, x, dy)
+
+
+@pytest.mark.parametrize("bits", (8, 4, 2))
+@by_dtype
+def test_a_kept_weight_gives_the_bits_of_its_integers(
+    dtype: torch.dtype, bits: int, device: str
+) -> None:
+    """Whole packs and others, rows of all magnitudes, and rows whose scale is 1, inf or NaN."""
+    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    for outputs, inputs in ((128, 64), (131, 200), (5, 3), (1, 1), (260, 1030)):
+        w = torch.randn(outputs, inputs, dtype=torch.float64)
+        w *= torch.logspace(-30, 30, outputs, dtype=torch.float64)[:, None]
+        w = w.clamp(-1e4, 1e4) if dtype == torch.float16 else w
+        w = w.to(device, dtype)
+        for row, value in zip(range(outputs), (0.0, torch.inf, torch.nan, 1e-45), strict=False):
+            w[row, -1] = value
+        w[0] = 0
+        dy = torch.randn(7, outputs, device=device).to(dtype)
+        q, s, _ = ops.dynamic_range_quantize_per_channel(w, 0, low, high)
+        backward = torch.ops.baraquant._integer_backward
+        got = backward(dy, None, None, None, w, s, None, low, high)[0]
+        assert_same_bits(got, backward(dy, None, None, None, q, s, None)[0])

@@ -64,6 +64,7 @@ def test_opcheck_of_the_core_op(device: str) -> None:
         (qx, sx, zx, qw, sw, random),
         (qx, sx, None, qw, sw, None),
         (None, None, None, qw, sw, random),
+        (None, None, None, torch.randn(12, 20, device=device), sw, None, -8, 7),
         (qx, sx, zx, None, None, None),
         (None, None, None, None, None, None),
     ):

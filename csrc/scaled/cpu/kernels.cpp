@@ -151,11 +151,29 @@ struct Cpu {
   static void columns(const ColumnsParams<T>& args) {
     if (only_planned_as("scaled_quantize_columns", compute_name<ComputeType<T>>())) return;
     const Matrix<T>& x = args.input;
-    const int64_t strips = (x.columns + kTile - 1) / kTile;
-    at::parallel_for(0, strips, grain(x.rows * kTile), [&](int64_t from, int64_t to) {
-      for (int64_t strip = from; strip < to; ++strip) {
-        const int64_t n = strip * kTile;
-        quantize_strip(args, n, std::min(kTile, x.columns - n));
+    for_each_strip(x.rows, x.columns,
+                   [&](int64_t n, int64_t width) { quantize_strip(args, n, width); });
+  }
+
+  template <typename T>
+  static void given(const GivenParams<T>& args) {
+    using C = ComputeType<T>;
+    if (only_planned_as("quantize_given_transposed", compute_name<C>())) return;
+    const Matrix<T>& x = args.input;
+    for_each_strip(x.rows, x.columns, [&](int64_t n, int64_t width) {
+      int8_t tile[kTile][kTile];
+      for (int64_t m = 0; m < x.rows; m += kTile) {
+        const int64_t height = std::min(kTile, x.rows - m);
+        run_on_isa(cpu_isa(), [&]() __attribute__((always_inline)) {
+          for (int64_t i = 0; i < height; ++i) {
+            const T* const row = x.data + x.number(m + i, n);
+            const C scale = args.scale[m + i];
+            for (int64_t j = 0; j < width; ++j) {
+              tile[i][j] = round_nearest(to_compute<C>(row[j]), scale, args.range);
+            }
+          }
+        });
+        write_transposed(tile, height, width, args.values + n * x.rows + m, x.rows);
       }
     });
   }
@@ -165,16 +183,12 @@ struct Cpu {
     const int64_t rows = values.size(0), columns = values.size(1);
     const auto* from = static_cast<const int8_t*>(values.const_data_ptr());
     auto* to = static_cast<int8_t*>(result.mutable_data_ptr());
-    const int64_t strips = (columns + kTile - 1) / kTile;
-    at::parallel_for(0, strips, grain(rows * kTile), [&](int64_t begin, int64_t end) {
-      for (int64_t n = begin * kTile; n < std::min(end * kTile, columns); n += kTile) {
-        const int64_t width = std::min(kTile, columns - n);
-        for (int64_t m = 0; m < rows; m += kTile) {
-          const int64_t height = std::min(kTile, rows - m);
-          for (int64_t j = 0; j < width; ++j) {
-            for (int64_t i = 0; i < height; ++i) {
-              to[(n + j) * rows + m + i] = from[(m + i) * columns + n + j];
-            }
+    for_each_strip(rows, columns, [&](int64_t n, int64_t width) {
+      for (int64_t m = 0; m < rows; m += kTile) {
+        const int64_t height = std::min(kTile, rows - m);
+        for (int64_t j = 0; j < width; ++j) {
+          for (int64_t i = 0; i < height; ++i) {
+            to[(n + j) * rows + m + i] = from[(m + i) * columns + n + j];
           }
         }
       }
@@ -195,6 +209,24 @@ struct Cpu {
 
  private:
   static int64_t grain(int64_t elements) { return std::max<int64_t>(kUnit / elements, 1); }
+
+  // Calls of(n, width) for strips of at most kTile columns.
+  template <typename Of>
+  static void for_each_strip(int64_t rows, int64_t columns, const Of& of) {
+    const int64_t strips = (columns + kTile - 1) / kTile;
+    at::parallel_for(0, strips, grain(rows * kTile), [&](int64_t from, int64_t to) {
+      for (int64_t n = from * kTile; n < std::min(to * kTile, columns); n += kTile) {
+        of(n, std::min(kTile, columns - n));
+      }
+    });
+  }
+
+  static void write_transposed(const int8_t (&tile)[kTile][kTile], int64_t height, int64_t width,
+                               int8_t* to, int64_t stride) {
+    for (int64_t j = 0; j < width; ++j) {
+      for (int64_t i = 0; i < height; ++i) to[j * stride + i] = tile[i][j];
+    }
+  }
 
   // Quantizes `width` columns from n on, a tile at a time.
   template <typename T>
@@ -218,10 +250,7 @@ struct Cpu {
           for (int64_t j = 0; j < width; ++j) sums[j] += tile[i][j] * args.zero_point[m + i];
         }
       });
-      for (int64_t j = 0; j < width; ++j) {
-        int8_t* const to = args.values + (n + j) * x.rows + m;
-        for (int64_t i = 0; i < height; ++i) to[i] = tile[i][j];
-      }
+      write_transposed(tile, height, width, args.values + n * x.rows + m, x.rows);
     }
     if (args.zero_point == nullptr) return;
     for (int64_t j = 0; j < width; ++j) args.sums[n + j] += sums[j];
@@ -232,7 +261,8 @@ struct Cpu {
 
 const Kernels& cpu_kernels() {
   using L = Launch<Cpu>;
-  static const Kernels kernels{&L::rows, &L::maxima, &L::columns, &Cpu::transpose, &Cpu::draw};
+  static const Kernels kernels{&L::rows,  &L::maxima,      &L::columns,
+                               &L::given, &Cpu::transpose, &Cpu::draw};
   return kernels;
 }
 

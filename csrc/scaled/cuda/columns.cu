@@ -11,9 +11,17 @@ void columns_cuda(const ColumnsParams<T>& args, const Place& place) {
                     : launch_columns<T, false>(args, place.multiprocessors, place.stream);
 }
 
-template void columns_cuda<float>(const ColumnsParams<float>&, const Place&);
-template void columns_cuda<double>(const ColumnsParams<double>&, const Place&);
-template void columns_cuda<Float16>(const ColumnsParams<Float16>&, const Place&);
-template void columns_cuda<BFloat16>(const ColumnsParams<BFloat16>&, const Place&);
+template <typename T>
+void given_cuda(const GivenParams<T>& args, const Place& place) {
+  launch_given<T>(args, place.multiprocessors, place.stream);
+}
+
+#define BARAQUANT_COLUMNS(T)                                            \
+  template void columns_cuda<T>(const ColumnsParams<T>&, const Place&); \
+  template void given_cuda<T>(const GivenParams<T>&, const Place&);
+BARAQUANT_COLUMNS(float)
+BARAQUANT_COLUMNS(double)
+BARAQUANT_COLUMNS(Float16)
+BARAQUANT_COLUMNS(BFloat16)
 
 }  // namespace baraquant::scaled

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Quantizes columns and writes their transpose (tile.cuh). A warp keeps the scales of its columns in
-// registers while its block goes down the matrix; the input is read once, 32 bytes of a row by each
-// lane, which fill sectors, and the result is written in rows of 128 bytes.
+// Quantizes and writes the transpose (tile.cuh): columns with scales of their own, or rows whose
+// scales are given. Eight lanes read 128 bytes or more of a row, a warp 16 rows; each lane has four
+// neighbouring rows of some columns, whose bytes are a word of the tile. The input is read once. A
+// block goes down the matrix; it loads the next tile before it writes this one.
 #pragma once
 
 #include <algorithm>
@@ -11,112 +12,235 @@
 
 namespace baraquant::scaled {
 
+constexpr int kAcross = 8;  // lanes beside each other
+constexpr int kTilesOfBlock = 4;
+
+// The columns of a lane, and of a tile.
+template <typename T>
+constexpr int kLaneColumns = kPack<T> < kOctet ? kPack<T> : kOctet;
+template <typename T>
+constexpr int kTileColumns = kAcross * kLaneColumns<T>;
+
+// Four neighbouring rows of a lane's columns.
+template <typename T>
+struct LaneRows {
+  Words<T, kLaneColumns<T>> at[kRowsOfLane];
+
+  __device__ __forceinline__ void load(const Matrix<T>& x, int64_t m, int64_t n, int count,
+                                       bool whole) {
+#pragma unroll
+    for (int r = 0; r < kRowsOfLane; ++r) {
+      at[r].fill(T{});
+      if (m + r < x.rows && count > 0) {
+        baraquant::load(at[r], x.data, x.number(m + r, n), count, whole);
+      }
+    }
+  }
+};
+
+// The place of a lane in a tile.
+template <typename T>
+struct LanePlace {
+  int across, word;  // word: of four rows
+  int64_t n;         // its first column
+  int count;         // how many of its columns exist
+
+  __device__ __forceinline__ explicit LanePlace(int64_t columns) {
+    const int thread = static_cast<int>(threadIdx.x);
+    across = thread % kAcross;
+    word = thread / kAcross;
+    n = int64_t(blockIdx.x) * kTileColumns<T> + across * kLaneColumns<T>;
+    const int64_t left = columns - n;
+    count = left >= kLaneColumns<T> ? kLaneColumns<T> : left > 0 ? static_cast<int>(left) : 0;
+  }
+};
+
+// Calls quantized(rows, m, bytes) for the lane's rows m .. m + 3 of each tile of the block, which
+// sets bytes[i] to those of the lane's column i; writes them transposed.
+template <typename T, typename Quantized>
+__device__ __forceinline__ void transpose_tiles(const Matrix<T>& x, const LanePlace<T>& place,
+                                                bool whole, int8_t* values, int piece,
+                                                const Quantized& quantized) {
+  constexpr int kSize = kLaneColumns<T>, kColumns = kTileColumns<T>;
+  __shared__ ByteTile<kColumns> tiles[2];
+  const TileTarget target{values, x.rows, x.columns, piece};
+  const int64_t step = int64_t(gridDim.y) * kTileRows;
+  const int64_t of_lane = place.word * kRowsOfLane;
+  // NB: a slow warp still writes from the other tile while a fast one fills this one.
+  int slot = 0;
+  for (int64_t top = int64_t(blockIdx.y) * kTileRows; top < x.rows; top += step, slot ^= 1) {
+    LaneRows<T> rows;
+    rows.load(x, top + of_lane, place.n, place.count, whole);
+    uint32_t bytes[kSize];
+    quantized(rows, top + of_lane, bytes);
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) {
+      tiles[slot].at(place.across * kSize + i, place.word) = bytes[i];
+    }
+    __syncthreads();
+    write_tile(tiles[slot], target, int64_t(blockIdx.x) * kColumns, top);
+  }
+}
+
 template <typename T>
 struct ColumnsLaunch {
   ColumnsParams<T> args;
-  bool whole_packs;
+  bool whole;
   int piece;  // TileTarget
 };
 
-// A lane's four rows of a pack of columns, quantized: a word with four columns' bytes of a row.
-template <typename T>
-struct QuantizedPacks {
-  uint32_t words[kRowsOfLane][kPack<T> / 4];
-};
-
 template <typename T, bool stochastic, bool with_sums>
-__global__ void __launch_bounds__(kTileThreads)
+__global__ void __launch_bounds__(kTileThreads, 3)
     scaled_columns_kernel(const ColumnsLaunch<T> launch) {
   using C = ComputeType<T>;
-  constexpr int kSize = kPack<T>, kColumns = kTileWarps * kSize;
-  __shared__ ByteTile<kColumns> tile;
+  constexpr int kSize = kLaneColumns<T>, kColumns = kTileColumns<T>;
+  __shared__ C scales[kColumns];
   const ColumnsParams<T>& args = launch.args;
   const Matrix<T>& x = args.input;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int64_t first = int64_t(blockIdx.x) * kColumns, n = first + warp * kSize;
-  const int count = static_cast<int>(max(int64_t(0), min(int64_t(kSize), x.columns - n)));
-  const TileTarget target{args.values, x.rows, x.columns, launch.piece};
+  const LanePlace<T> place(x.columns);
   const Stream stream = stochastic ? Stream::of(args.random) : Stream{};
 
+  if (const int column = static_cast<int>(threadIdx.x); column < kColumns) {
+    const int64_t n = int64_t(blockIdx.x) * kColumns + column;
+    C scale = C(1);
+    if (n < x.columns) {
+      scale = scale_of<C>(bit_cast<Key<C>>(args.maxima[n]));
+      if (blockIdx.y == 0) args.scale[n] = scale;
+    }
+    scales[column] = scale;
+  }
+  __syncthreads();
   Rounder<C> rounders[kSize];
   int32_t sums[kSize] = {};
   bool fast = true;
 #pragma unroll
   for (int i = 0; i < kSize; ++i) {
-    C scale = C(1);
-    if (i < count) {
-      scale = scale_of<C>(bit_cast<Key<C>>(args.maxima[n + i]));
-      if (blockIdx.y == 0 && lane == 0) args.scale[n + i] = scale;
-    }
-    rounders[i] = Rounder<C>(scale);
+    rounders[i] = Rounder<C>(scales[place.across * kSize + i]);
     fast = fast && rounders[i].is_fast();
   }
-  for (int64_t top = int64_t(blockIdx.y) * kTileRows; top < x.rows;
-       top += int64_t(gridDim.y) * kTileRows) {
-    const int64_t m = top + lane * kRowsOfLane;
-    NumberWords<T> words[kRowsOfLane];
-#pragma unroll
-    for (int r = 0; r < kRowsOfLane; ++r) {
-      words[r].fill({});
-      if (m + r >= x.rows || count == 0) continue;
-      load(words[r], x.data, x.number(m + r, n), count, launch.whole_packs);
-    }
-    QuantizedPacks<T> packs;
+  const auto quantized = [&](const LaneRows<T>& rows, int64_t m, uint32_t (&bytes)[kSize]) {
+    C factor[kRowsOfLane];
     uint32_t zero_points = 0;
 #pragma unroll
     for (int r = 0; r < kRowsOfLane; ++r) {
       const bool exists = m + r < x.rows;
-      const C factor = exists ? args.factor[m + r] : C(0);
-      quantize_pack<T, stochastic>(
-          words[r], [&](int i) -> const Rounder<C>& { return rounders[i]; },
-          [&](int) { return factor; }, fast, stream, x.number(m + r, n), packs.words[r]);
+      factor[r] = exists ? args.factor[m + r] : C(0);
       if (with_sums && exists) {
         zero_points |= static_cast<uint32_t>(args.zero_point[m + r] & 0xff) << (8 * r);
       }
     }
+    by_speed<C>(fast, [&](auto is_fast) {
+      constexpr bool kFast = decltype(is_fast)::value;
+      const auto scaled_at = [&](int r, int i) { return scaled<C>(rows.at[r].get(i), factor[r]); };
+      if constexpr (stochastic) {
+        const PackBits<kSize> bits[kRowsOfLane] = {
+            {stream, x.number(m, place.n)},
+            {stream, x.number(m + 1, place.n)},
+            {stream, x.number(m + 2, place.n)},
+            {stream, x.number(m + 3, place.n)},
+        };
 #pragma unroll
-    for (int g = 0; g < kSize / 4; ++g) {
-      uint32_t column[4];
-      transpose_bytes(packs.words[0][g], packs.words[1][g], packs.words[2][g], packs.words[3][g],
-                      column);
+        for (int i = 0; i < kSize; ++i) {
+          const auto q = [&](int r) {
+            return rounders[i].template stochastic<kFast>(scaled_at(r, i), bits[r].at(i));
+          };
+          bytes[i] = pack_bytes(q(0), q(1), q(2), q(3));
+        }
+      } else {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        tile.words[warp * kSize + 4 * g + j][lane] = column[j];
-        if (with_sums) {
-          sums[4 * g + j] =
-              __dp4a(static_cast<int>(column[j]), static_cast<int>(zero_points), sums[4 * g + j]);
+        for (int i = 0; i < kSize; ++i) {
+          const auto q = [&](int r) {
+            return rounders[i].template nearest<kFast>(scaled_at(r, i));
+          };
+          bytes[i] = pack_bytes(q(0), q(1), q(2), q(3));
         }
       }
+    });
+    if constexpr (with_sums) {
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) {
+        sums[i] = __dp4a(static_cast<int>(bytes[i]), static_cast<int>(zero_points), sums[i]);
+      }
     }
-    __syncthreads();
-    write_tile(tile, target, first, top);
-    __syncthreads();
-  }
+  };
+  transpose_tiles(x, place, launch.whole, args.values, launch.piece, quantized);
   if constexpr (with_sums) {
 #pragma unroll
     for (int i = 0; i < kSize; ++i) {
-      const int32_t sum = __reduce_add_sync(0xffffffffu, sums[i]);
-      if (lane == 0 && i < count) atomicAdd(args.sums + n + i, sum);
+      int32_t sum = sums[i];
+#pragma unroll
+      for (int step = kAcross; step < kWarp; step *= 2) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, step);
+      }
+      if (threadIdx.x % kWarp < kAcross && i < place.count) atomicAdd(args.sums + place.n + i, sum);
     }
   }
 }
 
-// ---- Launcher -----------------------------------------------------------------------------------
+template <typename T>
+struct GivenLaunch {
+  GivenParams<T> args;
+  bool whole;
+  int piece;
+};
+
+template <typename T>
+__global__ void __launch_bounds__(kTileThreads, 3)
+    quantize_given_transposed_kernel(const GivenLaunch<T> launch) {
+  using C = ComputeType<T>;
+  constexpr int kSize = kLaneColumns<T>;
+  const GivenParams<T>& args = launch.args;
+  const LanePlace<T> place(args.input.columns);
+  const auto quantized = [&](const LaneRows<T>& rows, int64_t m, uint32_t (&bytes)[kSize]) {
+    Rounder<C> rounders[kRowsOfLane];
+    bool fast = true;
+#pragma unroll
+    for (int r = 0; r < kRowsOfLane; ++r) {
+      const C scale = m + r < args.input.rows ? args.scale[m + r] : C(1);
+      rounders[r] = Rounder<C>(scale, args.range);
+      fast = fast && rounders[r].is_fast();
+    }
+    by_speed<C>(fast, [&](auto is_fast) {
+      constexpr bool kFast = decltype(is_fast)::value;
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) {
+        const auto q = [&](int r) {
+          return rounders[r].template nearest<kFast>(to_compute<C>(rows.at[r].get(i)));
+        };
+        bytes[i] = pack_bytes(q(0), q(1), q(2), q(3));
+      }
+    });
+  };
+  transpose_tiles(args.input, place, launch.whole, args.values, launch.piece, quantized);
+}
+
+// ---- Launchers ----------------------------------------------------------------------------------
+
+// A block takes several tiles below each other, if there are enough for all multiprocessors.
+template <typename T>
+dim3 tile_grid(const Matrix<T>& x, int multiprocessors) {
+  const int64_t wide = divide_up(x.columns, kTileColumns<T>), high = divide_up(x.rows, kTileRows);
+  const int64_t of_block =
+      std::clamp<int64_t>(wide * high / (3 * multiprocessors), 1, kTilesOfBlock);
+  return {static_cast<unsigned>(wide),
+          static_cast<unsigned>(std::min<int64_t>(divide_up(high, of_block), 65535))};
+}
 
 template <typename T, bool stochastic>
 void launch_columns(const ColumnsParams<T>& args, int multiprocessors, cudaStream_t stream) {
   const Matrix<T>& x = args.input;
   const ColumnsLaunch<T> launch{args, has_whole_packs(x), piece_of(args.values, x.rows)};
-  const int64_t wide = divide_up(x.columns, kTileWarps * kPack<T>);
-  const int64_t high = divide_up(x.rows, kTileRows);
-  // Some waves of blocks, so that each block finds its scales once for several tiles.
-  const int64_t wanted = std::max<int64_t>(divide_up(16 * multiprocessors, wide), 1);
-  const dim3 grid(static_cast<unsigned>(wide),
-                  static_cast<unsigned>(std::min(high, std::min<int64_t>(wanted, 65535))));
   auto kernel = args.zero_point ? &scaled_columns_kernel<T, stochastic, true>
                                 : &scaled_columns_kernel<T, stochastic, false>;
-  kernel<<<grid, kTileThreads, 0, stream>>>(launch);
+  kernel<<<tile_grid(x, multiprocessors), kTileThreads, 0, stream>>>(launch);
+}
+
+template <typename T>
+void launch_given(const GivenParams<T>& args, int multiprocessors, cudaStream_t stream) {
+  const Matrix<T>& x = args.input;
+  const GivenLaunch<T> launch{args, has_whole_packs(x), piece_of(args.values, x.rows)};
+  quantize_given_transposed_kernel<T>
+      <<<tile_grid(x, multiprocessors), kTileThreads, 0, stream>>>(launch);
 }
 
 }  // namespace baraquant::scaled

@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kTileThreads)
       uint32_t column[4];
       transpose_bytes(word(0), word(1), word(2), word(3), column);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) tile.words[warp * kBytes + 4 * g + j][lane] = column[j];
+      for (int j = 0; j < 4; ++j) tile.at(warp * kBytes + 4 * g + j, lane) = column[j];
     }
     __syncthreads();
     write_tile(tile, target, first, top);
@@ -110,8 +110,14 @@ struct Cuda {
   }
   template <typename T>
   static void columns(const ColumnsParams<T>& args) {
-    if (only_planned_as<ComputeType<T>>("scaled_quantize_columns", "128x128")) return;
+    if (only_planned_as<ComputeType<T>>("scaled_quantize_columns", "128x64")) return;
     columns_cuda<T>(args, current_place());
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+  template <typename T>
+  static void given(const GivenParams<T>& args) {
+    if (only_planned_as<ComputeType<T>>("quantize_given_transposed", "128x64")) return;
+    given_cuda<T>(args, current_place());
     C10_CUDA_KERNEL_LAUNCH_CHECK();
   }
 };
@@ -129,6 +135,11 @@ void launch_maxima_of(const ColumnsCall& call) {
 void launch_columns_of(const ColumnsCall& call) {
   const c10::cuda::CUDAGuard guard(call.values.device());
   Launch<Cuda>::columns(call);
+}
+
+void launch_given_of(const GivenCall& call) {
+  const c10::cuda::CUDAGuard guard(call.values.device());
+  Launch<Cuda>::given(call);
 }
 
 void transpose(const at::Tensor& values, const at::Tensor& result) {
@@ -166,8 +177,8 @@ void draw(const at::Tensor& state, int64_t count) {
 }  // namespace
 
 const Kernels& cuda_kernels() {
-  static const Kernels kernels{&launch_rows_of, &launch_maxima_of, &launch_columns_of, &transpose,
-                               &draw};
+  static const Kernels kernels{&launch_rows_of,  &launch_maxima_of, &launch_columns_of,
+                               &launch_given_of, &transpose,        &draw};
   return kernels;
 }
 

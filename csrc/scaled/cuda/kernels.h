@@ -21,5 +21,7 @@ void maxima_cuda(const Matrix<T>& x, const ComputeType<T>* factor, ComputeType<T
                  const Place& place);
 template <typename T>
 void columns_cuda(const ColumnsParams<T>& args, const Place& place);
+template <typename T>
+void given_cuda(const GivenParams<T>& args, const Place& place);
 
 }  // namespace baraquant::scaled

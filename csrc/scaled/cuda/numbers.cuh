@@ -42,6 +42,27 @@ __device__ __forceinline__ void raise(double* to, double value) {
   atomicMax(reinterpret_cast<unsigned long long*>(to), bit_cast<unsigned long long>(value));
 }
 
+// Raises the maxima of neighbouring columns, of which each lane of a warp has `size`; `count` of them
+// exist from `to` on. Goes through shared memory, so that a warp raises 32 neighbours at once.
+template <typename C, int size>
+struct ColumnExchange {
+  static constexpr int kStride = size + 16 / static_cast<int>(sizeof(C));
+  C at[kWarp * kStride];
+
+  __device__ __forceinline__ void raise_all(C* to, int64_t count, const C (&mine)[size]) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+#pragma unroll
+    for (int i = 0; i < size; ++i) at[lane * kStride + i] = mine[i];
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < size; ++i) {
+      const int column = i * kWarp + lane;
+      if (column < count) raise(to + column, at[column / size * kStride + column % size]);
+    }
+    __syncwarp();
+  }
+};
+
 // Merges over the lanes of a warp; each of them gets the result.
 template <typename C>
 __device__ __forceinline__ C greatest_of_warp(C value) {
@@ -52,10 +73,10 @@ __device__ __forceinline__ C greatest_of_warp(C value) {
   return value;
 }
 
-// The random bits of a pack whose first element is `number`: two elements in a word.
-template <typename T>
+// The random bits of `size` neighbours, the first of which is element `number`: two in a word.
+template <int size>
 class PackBits {
-  static constexpr int kWords = kPack<T> / 2, kOctets = (kPack<T> + kOctet - 1) / kOctet;
+  static constexpr int kWords = size / 2, kOctets = (size + kOctet - 1) / kOctet;
 
  public:
   __device__ __forceinline__ PackBits(const Stream& stream, int64_t number) {
@@ -63,7 +84,7 @@ class PackBits {
     const int skipped = static_cast<int>(number % kOctet);  // elements of the first octet
     take<0>(stream, first);
     if (skipped == 0) return;
-    // As rarely as rows are no multiple of an octet: the words of one more, moved down.
+    // Only where rows are no multiple of an octet: the words of one more, moved down.
     take<kOctets>(stream, first);
     move_down(2, (skipped & 4) != 0);
     move_down(1, (skipped & 2) != 0);
@@ -102,12 +123,14 @@ __device__ __forceinline__ uint32_t pack_bytes(uint32_t a, uint32_t b, uint32_t 
   return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
 }
 
-// Rounds numbers of one scale, which come from the range that gave it.
+// Rounds numbers of one scale, which come from the range that gave it: with 0 in the middle.
 template <typename C>
 class Rounder {
  public:
   Rounder() = default;
-  __device__ __forceinline__ explicit Rounder(C scale) : scale_(scale) {
+  __device__ __forceinline__ explicit Rounder(C scale,
+                                              const affine::QuantRange<C>& range = int8_range<C>())
+      : scale_(scale), range_(range) {
     if constexpr (kHasFast) {
       fast_ = FastColumn::accepts(scale);
       column_ = FastColumn(fast_ ? scale : 1.0f);
@@ -121,7 +144,7 @@ class Rounder {
     if constexpr (fast) {
       return column_.nearest(v);
     } else {
-      return static_cast<uint32_t>(round_nearest(v, scale_));
+      return static_cast<uint32_t>(round_nearest(v, scale_, range_));
     }
   }
   template <bool fast>
@@ -137,6 +160,7 @@ class Rounder {
 
  private:
   C scale_;
+  affine::QuantRange<C> range_;  // only nearest() knows another than that of int8
   bool fast_ = false;
   FastColumn column_;
 };
@@ -148,38 +172,6 @@ __device__ __forceinline__ void by_speed(bool fast, const Of& of) {
     if (fast) return of(std::true_type{});
   }
   of(std::false_type{});
-}
-
-// A pack of numbers as integers, four in a word. rounder_of(i) and factor_of(i) are those of
-// number i; `number` is that of the first in its matrix.
-template <typename T, bool stochastic, typename RounderOf, typename FactorOf>
-__device__ __forceinline__ void quantize_pack(const NumberWords<T>& words,
-                                              const RounderOf& rounder_of,
-                                              const FactorOf& factor_of, bool fast,
-                                              const Stream& stream, int64_t number,
-                                              uint32_t (&result)[kPack<T> / 4]) {
-  using C = ComputeType<T>;
-  uint32_t q[kPack<T>];
-  by_speed<C>(fast, [&](auto is_fast) {
-    constexpr bool kFast = decltype(is_fast)::value;
-    if constexpr (stochastic) {
-      const PackBits<T> bits(stream, number);
-#pragma unroll
-      for (int i = 0; i < kPack<T>; ++i) {
-        const C v = scaled<C>(words.get(i), factor_of(i));
-        q[i] = rounder_of(i).template stochastic<kFast>(v, bits.at(i));
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kPack<T>; ++i) {
-        q[i] = rounder_of(i).template nearest<kFast>(scaled<C>(words.get(i), factor_of(i)));
-      }
-    }
-  });
-#pragma unroll
-  for (int i = 0; i < kPack<T> / 4; ++i) {
-    result[i] = pack_bytes(q[4 * i], q[4 * i + 1], q[4 * i + 2], q[4 * i + 3]);
-  }
 }
 
 }  // namespace baraquant::scaled

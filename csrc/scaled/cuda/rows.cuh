@@ -19,9 +19,8 @@ constexpr int kShortThreads = 256;  // of a block whose warps have rows of their
 constexpr int kMaxRowPacks = 2;
 
 struct RowTeams {
-  int threads;   // of a block
-  int team;      // threads of a row: a warp, or the block
-  int64_t grid;  // blocks
+  int threads;  // of a block
+  int team;     // threads of a row: a warp, or the block
 };
 
 // Merges over the block; each thread gets the result. `slot` alternates from call to call, so that
@@ -58,12 +57,30 @@ __device__ __forceinline__ void write_pack(const RowsParams<T>& args, const Numb
                                            const ComputeType<T> (&factor)[kPack<T>],
                                            const Rounder<ComputeType<T>>& rounder,
                                            const Stream& stream, int64_t m, int64_t n) {
-  Pack<uint32_t, kPack<T> / 4> result;
-  quantize_pack<T, stochastic>(
-      words, [&](int) -> const Rounder<ComputeType<T>>& { return rounder; },
-      [&](int i) { return factor[i]; }, rounder.is_fast(), stream, args.input.number(m, n),
-      result.at);
-  *reinterpret_cast<decltype(result)*>(args.values + m * args.input.columns + n) = result;
+  using C = ComputeType<T>;
+  uint32_t q[kPack<T>];
+  by_speed<C>(rounder.is_fast(), [&](auto is_fast) {
+    constexpr bool kFast = decltype(is_fast)::value;
+    if constexpr (stochastic) {
+      const PackBits<kPack<T>> bits(stream, args.input.number(m, n));
+#pragma unroll
+      for (int i = 0; i < kPack<T>; ++i) {
+        q[i] = rounder.template stochastic<kFast>(scaled<C>(words.get(i), factor[i]), bits.at(i));
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPack<T>; ++i) {
+        q[i] = rounder.template nearest<kFast>(scaled<C>(words.get(i), factor[i]));
+      }
+    }
+  });
+  using Result = Pack<uint32_t, kPack<T> / 4>;
+  Result result;
+#pragma unroll
+  for (int i = 0; i < kPack<T> / 4; ++i) {
+    result.at[i] = pack_bytes(q[4 * i], q[4 * i + 1], q[4 * i + 2], q[4 * i + 3]);
+  }
+  *reinterpret_cast<Result*>(args.values + m * args.input.columns + n) = result;
 }
 
 template <typename T, int packs, bool stochastic, bool with_maxima>
@@ -123,12 +140,12 @@ __global__ void __launch_bounds__(kRowThreads)
     }
   }
   if constexpr (with_maxima) {
+    __shared__ ColumnExchange<C, kSize> exchange[kRowThreads / kWarp];
+    const int warp = thread / kWarp;
 #pragma unroll
     for (int p = 0; p < packs; ++p) {
-      const int64_t n = int64_t(p * team + lane) * kSize;
-      if (n >= x.columns) continue;
-#pragma unroll
-      for (int i = 0; i < kSize; ++i) raise(args.maxima + n + i, maxima[p][i]);
+      const int64_t n = int64_t(p * team + lane / kWarp * kWarp) * kSize;
+      exchange[warp].raise_all(args.maxima + n, x.columns - n, maxima[p]);
     }
   }
 }
@@ -232,10 +249,16 @@ void launch_maxima(const Matrix<T>& x, const ComputeType<T>* factor, ComputeType
 }
 
 template <typename T, int packs, bool stochastic>
-void launch_short_rows(const RowsParams<T>& args, const RowTeams& teams, cudaStream_t stream) {
+void launch_short_rows(const RowsParams<T>& args, const RowTeams& teams, int multiprocessors,
+                       cudaStream_t stream) {
   auto kernel = args.maxima ? &scaled_rows_kernel<T, packs, stochastic, true>
                             : &scaled_rows_kernel<T, packs, stochastic, false>;
-  kernel<<<static_cast<unsigned>(teams.grid), teams.threads, 0, stream>>>(args, teams.team);
+  // As many blocks as are resident, each of which loads its factors once.
+  int resident = 1;
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, teams.threads, 0);
+  const int64_t grid = std::min(divide_up(args.input.rows, int64_t(teams.threads / teams.team)),
+                                int64_t(multiprocessors) * std::max(resident, 1));
+  kernel<<<static_cast<unsigned>(grid), teams.threads, 0, stream>>>(args, teams.team);
 }
 
 template <typename T, bool stochastic>
@@ -256,12 +279,8 @@ void launch_rows(const RowsParams<T>& args, int multiprocessors, cudaStream_t st
   const int64_t of_thread = packs <= kRowThreads ? 1 : 2;
   teams.team = static_cast<int>(divide_up(divide_up(packs, of_thread), kWarp)) * kWarp;
   teams.threads = teams.team == kWarp ? kShortThreads : teams.team;
-  const int64_t in_block = teams.threads / teams.team;
-  // As many blocks as are resident, each of which loads its factors once.
-  const int64_t resident = multiprocessors * std::max(1024 / teams.threads, 1);
-  teams.grid = std::min(divide_up(x.rows, in_block), resident);
-  of_thread == 1 ? launch_short_rows<T, 1, stochastic>(args, teams, stream)
-                 : launch_short_rows<T, 2, stochastic>(args, teams, stream);
+  of_thread == 1 ? launch_short_rows<T, 1, stochastic>(args, teams, multiprocessors, stream)
+                 : launch_short_rows<T, 2, stochastic>(args, teams, multiprocessors, stream);
 }
 
 }  // namespace baraquant::scaled

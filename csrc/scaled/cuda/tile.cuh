@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Transposes bytes through shared memory. A tile has 128 rows and some columns of the source. In
-// phase one, a lane has four neighbouring rows and a warp a stretch of columns: the lane writes a
-// word with the bytes of its four rows for each of these columns. In phase two, eight lanes write
-// the 128 bytes of a column, 16 each. Neither phase has a conflict of banks: a column's words are
-// followed by one that is not used.
+// phase one, a lane writes a word with the bytes of four neighbouring rows for each of its columns.
+// In phase two, eight lanes write the 128 bytes of a column, 16 each.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +13,22 @@ constexpr int kTileWarps = kTileThreads / 32;
 constexpr int kTileRows = 128;
 constexpr int kRowsOfLane = 4;
 
+// Neither phase meets a bank twice: a column's words are followed by one that is not used, and 32
+// columns by four, for the lanes of columns.cuh are 8 columns apart.
 template <int columns>
-struct ByteTile {
+class ByteTile {
   static constexpr int kWords = kTileRows / 4;
-  uint32_t words[columns][kWords + 1];
+
+ public:
+  __device__ __forceinline__ uint32_t& at(int column, int word) {
+    return words_[column * (kWords + 1) + column / 32 * 4 + word];
+  }
+  __device__ __forceinline__ const uint32_t* words_of(int column) const {
+    return words_ + column * (kWords + 1) + column / 32 * 4;
+  }
+
+ private:
+  uint32_t words_[columns * (kWords + 1) + (columns - 1) / 32 * 4];
 };
 
 // out[j] has byte j of a, b, c and d.
@@ -57,7 +67,7 @@ __device__ __forceinline__ void write_tile(const ByteTile<columns>& tile, const 
 #pragma unroll
   for (int j = thread / 8; j < columns; j += kTileThreads / 8) {
     if (n + j >= to.columns) return;
-    const uint32_t* from = &tile.words[j][chunk * 4];
+    const uint32_t* from = tile.words_of(j) + chunk * 4;
     int8_t* const target = to.result + (n + j) * to.rows + begin;
     const uint4 word{from[0], from[1], from[2], from[3]};
     if (to.piece == 16) {  // then left >= 16
