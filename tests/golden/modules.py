@@ -238,9 +238,10 @@ def all_cases(dtype: torch.dtype) -> Iterator[Case]:
                 title, reason = f"learned {title}", MEAN
             yield Case(title, name, partial(call, name, dtype), reason, False)
     for name in AFTER_TRAINING:
-        # A search compares sums of squares, which PyTorch adds in an order of the instruction set:
-        # float32 and shorter scales are far enough apart.
-        if "searched" in name and dtype == torch.float64:
+        # A search compares sums of squares, which PyTorch adds in an order of the instruction set,
+        # and SmoothQuant takes PyTorch's power, whose last bit in float64 depends on the processor.
+        # In float32 and shorter neither changes a bit.
+        if dtype == torch.float64 and ("searched" in name or "SmoothQuant" in name):
             continue
         run = partial(after_training, name, dtype)
         yield Case(f"quantize_ {name_of(dtype)}", name, run, has_private=False)
