@@ -59,6 +59,8 @@ SCHEMES = {
     "SmoothQuant static, alpha found": SmoothQuant("search", W8A8Static()),
 }
 QUICK = ("W8A8", "W8A8 static", "SmoothQuant", "SmoothQuant static")
+# These are measured again with norms and activations that quantize what they give.
+WITH_FUSED_OPS = ("W8A8", "SmoothQuant")
 PYTORCH = "PyTorch quantize_dynamic"  # what its users have today; on a CPU alone
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 COMPILED = "32 x 64"  # the batch that compiled models are measured with
@@ -106,11 +108,13 @@ class Experiment:
             save_file({k: v.clone() for k, v in model.state_dict().items()}, path)
             self._take(name, model, path.stat().st_size)
 
-    def take_scheme(self, name: str) -> None:
-        """Quantize after training, save, load, and measure."""
+    def take_scheme(self, name: str, fused: bool = False) -> None:
+        """Quantize after training, save, load, and measure; ``fused``: with fused ops."""
         model = copy.deepcopy(self.base)
+        if fused:
+            baraquant.use_fused_ops_(model)
         baraquant.quantize_(model, SCHEMES[name], calibration=self.calibration)
-        self._take_stored(name, model)
+        self._take_stored(f"{name}, fused ops" if fused else name, model)
 
     def take_pytorch(self) -> None:
         """Quantize with PyTorch's own dynamic quantization of linear layers, where it is there."""
@@ -176,7 +180,7 @@ class Experiment:
             models = {
                 name: torch.compile(model, mode=mode)
                 for name, model in self.models.items()
-                if name in (*DTYPES, *QUICK)  # each takes many seconds
+                if name.split(", fused")[0] in (*DTYPES, *QUICK)  # each takes many seconds
             }
             batch = self._batch(*map(int, COMPILED.split(" x ")))
             for name, speed in measure(models, batch, self.args.repeats).items():
@@ -260,6 +264,8 @@ def main() -> None:
     experiment.take_floats()
     for name in track(QUICK if args.quick else SCHEMES, "quantizing", transient=True):
         experiment.take_scheme(name)
+    for name in WITH_FUSED_OPS:
+        experiment.take_scheme(name, fused=True)
     if args.device == "cpu" and args.dtype == "float32" and not args.quick:
         experiment.take_pytorch()
     if args.steps > 0 and args.dtype == "float32":

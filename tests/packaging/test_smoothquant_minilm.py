@@ -79,7 +79,8 @@ def test_a_small_run(tmp_path):
     figures = json.loads((out / "smoothquant_minilm.json").read_text())
     rows = {row["name"]: row for row in figures["rows"]}
     names = ["float32", "W8A8", "W8A8 static", "SmoothQuant", "SmoothQuant static"]
-    assert list(rows) == [*names, "W4A8", "W4A8, trained"]
+    fused = ["W8A8, fused ops", "SmoothQuant, fused ops"]
+    assert list(rows) == [*names, *fused, "W4A8", "W4A8, trained"]
     assert rows["float32"]["cosine"] == pytest.approx(1, abs=1e-5)
     assert figures["about"]["freed_memory"] == "given back, by default"
     assert rows["float32"]["change"] == 0 and rows["float32"]["interval"] == [0, 0]
