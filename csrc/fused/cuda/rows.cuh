@@ -27,8 +27,50 @@ constexpr int kSharedThreads = 256;
 template <typename T, int max_lanes_log2>
 constexpr int kMaxThreads = std::max((1 << max_lanes_log2) / kPack<T>, kSharedThreads);
 
+// Two numbers of T's 16 bits as they lie in memory.
+template <typename T>
+__device__ __forceinline__ int32_t word_of_two(float first, float second) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    return bit_cast<int32_t>(__floats2bfloat162_rn(first, second));
+  } else {
+    return bit_cast<int32_t>(__floats2half2_rn(first, second));
+  }
+}
+
 template <typename T>
 using RowWords = Words<T, kPack<T>>;
+
+// The numbers of a pack.
+template <typename T>
+struct Numbers {
+  using C = ComputeType<T>;
+  C at[kPack<T>];
+
+  __device__ __forceinline__ explicit Numbers(const RowWords<T>& words) {
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) at[i] = to_compute<C>(words.get(i));
+  }
+  // Makes the elements from `count` on +0. NB: one branch for a pack, since whole packs are many.
+  __device__ __forceinline__ void clear_from(int count) {
+    if (count >= kPack<T>) return;
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) {
+      if (i >= count) at[i] = C(0);
+    }
+  }
+  // Rounds them to T. One instruction rounds two numbers to 16 bits.
+  __device__ __forceinline__ void write(RowWords<T>& words) const {
+    if constexpr (sizeof(T) == 2) {
+#pragma unroll
+      for (int w = 0; w < words.kCount; ++w) {
+        words.at[w] = word_of_two<T>(at[2 * w], at[2 * w + 1]);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPack<T>; ++i) words.set(i, from_compute<T>(at[i]));
+    }
+  }
+};
 
 // Which threads work on which rows.
 struct Mapping {
