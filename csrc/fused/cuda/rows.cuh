@@ -9,7 +9,7 @@
 
 #include <algorithm>
 
-#include "affine/elementwise_ops.h"
+#include "affine/fast_math.h"
 #include "frame/cuda_plan.cuh"
 #include "fused/math.h"
 #include "fused/rows.h"
@@ -142,18 +142,59 @@ __device__ __forceinline__ void store_pack(const RowWords<T>& words, T* row, con
   }
 }
 
+// affine::OwnGrid<true> for an even zero point z. rint(t) + z is the low bits of t + (kRounder + z):
+// the number in parentheses is an even integer, so that the addition rounds a tie as rint does, and
+// by the bounds in affine/fast_math.h the sum has a unit of 1.
+class EvenGrid : public affine::OwnGrid<true> {
+ public:
+  __device__ __forceinline__ EvenGrid(float scale, float zero_point,
+                                      affine::QuantRange<float> range)
+      : affine::OwnGrid<true>(scale, zero_point, range), rounder_(kRounder + zero_point) {}
+  __device__ __forceinline__ uint32_t quantize_word(float x) const {
+    return bit_cast<uint32_t>(quotient(x) + rounder_);
+  }
+
+ private:
+  float rounder_;
+};
+
+// A word whose low byte is the integer of x.
+template <typename G, typename C>
+__device__ __forceinline__ uint32_t quantize_word(const G& grid, C x) {
+  if constexpr (std::is_same_v<G, EvenGrid>) {
+    return grid.quantize_word(x);
+  } else {
+    return grid.quantize_byte(x);
+  }
+}
+
 template <typename T, int packs, typename G>
 __device__ __forceinline__ void quantize_row(const RowWords<T> (&row)[packs], uint8_t* values,
                                              const Place& place, const G& grid) {
-  using Op = affine::Quantize<T, uint8_t, affine::Mask::kNone>;
+  constexpr int kWords = kPack<T> / 4;
 #pragma unroll
   for (int p = 0; p < packs; ++p) {
-    Pack<uint8_t, kPack<T>> result;
-    bool unused = false;
+    const Numbers<T> x(row[p]);
+    Pack<uint32_t, kWords> result;
 #pragma unroll
-    for (int i = 0; i < kPack<T>; ++i) result.at[i] = Op::apply(row[p].get(i), {}, unused, grid);
+    for (int w = 0; w < kWords; ++w) {
+      uint32_t q[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) q[i] = quantize_word(grid, x.at[4 * w + i]);
+      // NB: a permutation of bytes reads the low ones alone; shifts and ors would clear the others.
+      result.at[w] = __byte_perm(__byte_perm(q[0], q[1], 0x0040),
+                                 __byte_perm(q[2], q[3], 0x0040), 0x5410);
+    }
     const int count = place.count(p, kPack<T>);
-    if (count > 0) store(result, values, place.offset(p, kPack<T>), count, place.whole);
+    uint8_t* const to = values + place.offset(p, kPack<T>);
+    if (place.whole && count > 0) {
+      *reinterpret_cast<Pack<uint32_t, kWords>*>(to) = result;
+      continue;
+    }
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) {
+      if (i < count) to[i] = static_cast<uint8_t>(result.at[i / 4] >> (i % 4 * 8));
+    }
   }
 }
 
@@ -183,13 +224,17 @@ __device__ __forceinline__ void finish_quantized(const RowWords<T> (&row)[packs]
   const affine::QuantRange<C> limits = rows.rule.range;
   if (!affine::fastest_accepts_range(limits) || !Fastest::accepts(chosen.scale, zero_point)) {
     quantize_row<T, packs>(row, values, place, affine::Grid<C>(chosen.scale, zero_point, limits));
-  } else if (two_sided) {
-    quantize_row<T, packs>(row, values, place,
-                           affine::FastestOwnGrid<C, false>(chosen.scale, zero_point, limits));
-  } else {
-    quantize_row<T, packs>(row, values, place,
-                           affine::FastestOwnGrid<C, true>(chosen.scale, zero_point, limits));
+    return;
   }
+  if constexpr (std::is_same_v<C, float>) {
+    if (!two_sided && chosen.zero_point % 2 == 0) {
+      quantize_row<T, packs>(row, values, place, EvenGrid(chosen.scale, zero_point, limits));
+      return;
+    }
+  }
+  // Also for symmetric scales: affine/fast_math.h, 6.
+  quantize_row<T, packs>(row, values, place,
+                         affine::FastestOwnGrid<C, false>(chosen.scale, zero_point, limits));
 }
 
 // Stage::make(row, args, mapping, place) fills the row's registers, with +0 for missing elements.
