@@ -182,8 +182,8 @@ __device__ __forceinline__ void quantize_row(const RowWords<T> (&row)[packs], ui
 #pragma unroll
       for (int i = 0; i < 4; ++i) q[i] = quantize_word(grid, x.at[4 * w + i]);
       // NB: a permutation of bytes reads the low ones alone; shifts and ors would clear the others.
-      result.at[w] = __byte_perm(__byte_perm(q[0], q[1], 0x0040),
-                                 __byte_perm(q[2], q[3], 0x0040), 0x5410);
+      result.at[w] =
+          __byte_perm(__byte_perm(q[0], q[1], 0x0040), __byte_perm(q[2], q[3], 0x0040), 0x5410);
     }
     const int count = place.count(p, kPack<T>);
     uint8_t* const to = values + place.offset(p, kPack<T>);
