@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The fused family: norms, activations and a rotation of vectors, and the same quantized.
 
-``C`` is the compute type of the input. The coefficients of the activations are those of
-``csrc/fused/elementary.h``, which says where they come from.
+``C`` is the compute type of the input.
 """
 
 import math
@@ -11,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import activations
 from ._functions import Rule, like_the_op
-from .products import fused_multiply_add
 from .range import dynamic_range_quantize_per_token
 from .rules import compute_dtype, round_to
 
@@ -151,121 +150,14 @@ def layer_norm_quantize_per_token(
 
 # ---- Activations --------------------------------------------------------------------------------
 
-FAR = 112.0
-Sum = tuple[Tensor, Tensor]  # a number and a small rest
-
-
-def _constant(text: str, like: Tensor) -> Tensor:
-    return torch.full_like(like, float.fromhex(text))
-
-
-def _fma(a: Tensor, b: Tensor | str, c: Tensor | str) -> Tensor:
-    b = _constant(b, a) if isinstance(b, str) else b
-    c = _constant(c, a) if isinstance(c, str) else c
-    return fused_multiply_add(a, b, c)
-
-
-def _divide(numerator: Sum, denominator: Sum) -> Tensor:
-    reciprocal = torch.ones_like(denominator[0]) / denominator[0]
-    q = numerator[0] * reciprocal
-    left = _fma(-q, denominator[0], numerator[0]) + _fma(-q, denominator[1], numerator[1])
-    return _fma(left, reciprocal, q)
-
-
-def _product(x: Tensor, y: Sum) -> Sum:
-    main = x * y[0]
-    return main, _fma(x, y[1], _fma(x, y[0], -main))
-
-
-def _exp(t: Tensor, rest: Tensor) -> tuple[Sum, Tensor, Tensor]:
-    """Return ``exp(t + rest)`` as a significand and two powers of two."""
-    rounder = torch.full_like(t, 12582912.0)
-    k = _fma(t, "0x1.715476p+0", rounder) - rounder
-    r = _fma(k, "-0x1.62e430p-1", t)
-    r = _fma(k, "0x1.05c610p-29", r) + rest
-    p = _fma(r, "0x1.6a233cp-10", "0x1.123a78p-7")
-    for c in ("0x1.5558f6p-5", "0x1.555490p-3", "0x1.fffffcp-2"):
-        p = _fma(r, p, c)
-    p = _fma(r * r, p, r)
-    one = 1.0 + p
-    number = k.nan_to_num(0.0)
-    half = torch.floor(number / 2)
-    return (one, p - (one - 1.0)), torch.exp2(half), torch.exp2(number - half)
-
-
-def _times_sigmoid(x: Tensor, w: Tensor, rest: Tensor) -> Tensor:
-    negative = w < 0
-    t = torch.where(negative, w, -w).clamp(min=-FAR)
-    significand, half, other = _exp(t, torch.where(negative, rest, -rest))
-    power = significand[0] * half * other
-    more = 1.0 + power
-    denominator = more, (power - (more - 1.0)) + significand[1] * half * other
-    numerator = _product(x.clamp(min=-FAR), significand)
-    one = torch.ones_like(x)
-    quotient = _divide(
-        (
-            torch.where(negative, numerator[0], one),
-            torch.where(negative, numerator[1], torch.zeros_like(x)),
-        ),
-        denominator,
-    )
-    return torch.where(negative, quotient * half * other, x * quotient)
-
-
-def silu(x: Tensor) -> Tensor:
-    """Return ``x * sigmoid(x)`` of a float32 tensor."""
-    return _times_sigmoid(x, x, torch.zeros_like(x))
-
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    x_near = x.clamp(-16, 16)
-    a, b_factor = _constant("0x1.988454p+0", x), _constant("0x1.2444f2p-4", x)
-    s = x_near * x_near
-    s_rest = _fma(x_near, x_near, -s)
-    b = b_factor * s
-    b_rest = _fma(s, b_factor, -b)
-    q = a + b
-    part = q - a
-    sum_rest = (a - (q - part)) + (b - part)
-    q_rest = (
-        sum_rest + _fma(s_rest, b_factor, b_rest) + _fma(s, "0x1.49b16ap-29", "-0x1.857936p-25")
-    )
-    w, rest = _product(x_near, (q, q_rest))
-    return _times_sigmoid(x, w, rest)
-
-
-def _product_plus(x: Tensor, y: Tensor, z: float) -> Sum:
-    product = x * y
-    main = z + product
-    part = main - z
-    rest = (z - (main - part)) + (product - part)
-    return main, rest + _fma(x, y, -product)
-
-
-def _gelu(x: Tensor) -> Tensor:
-    a = x.clamp(-14.5, 14.5).abs()
-    s = a * a
-    significand, half, other = _exp(-0.5 * s, -0.5 * _fma(a, a, -s))
-    p = _fma(a, "0x1.0dc640p-8", "0x1.4cdfb2p-5")
-    for c in ("0x1.77452ap-3", "0x1.c0d128p-2"):
-        p = _fma(a, p, c)
-    q = _fma(a, "0x1.521bb0p-7", "0x1.a138ccp-4")
-    for c in ("0x1.e0be78p-2", "0x1.33d7d8p+0", "0x1.acaac4p+0"):
-        q = _fma(a, q, c)
-    numerator = _product_plus(a, p, 0.5)
-    power = _product(a, significand)
-    tail = _product(power[0], numerator)
-    tail = tail[0], _fma(power[1], numerator[0], tail[1])
-    scaled = _divide(tail, _product_plus(a, q, 1.0)) * half * other
-    return torch.where(x < 0, -scaled, x - scaled)
-
 
 @like_the_op
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """Return ``silu(gate) * up``."""
 
     def value() -> Tensor:
-        return (silu(gate.detach().float()) * up.detach().float()).to(gate.dtype)
+        y = activations.silu(gate.detach().float(), gate.dtype)
+        return (y * up.detach().float()).to(gate.dtype)
 
     def gradient(dy: Tensor, *needed: bool) -> Any:
         dy, g, u = dy.float(), gate.detach().float(), up.detach().float()
@@ -279,10 +171,10 @@ def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
 @like_the_op
 def gelu(input: Tensor, *, approximate: str = "none") -> Tensor:
     """Return ``x * Phi(x)``, or its approximation by tanh."""
-    rule = _gelu if approximate == "none" else _gelu_tanh
+    rule = activations.gelu if approximate == "none" else activations.gelu_tanh
 
     def value() -> Tensor:
-        return rule(input.detach().float()).to(input.dtype)
+        return rule(input.detach().float(), input.dtype).to(input.dtype)
 
     def gradient(dy: Tensor, *needed: bool) -> Any:
         x = input.detach().float()

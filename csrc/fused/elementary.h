@@ -6,8 +6,10 @@
 //   gelu(x)       x * Phi(x), Phi the distribution function of the normal distribution
 //   gelu_tanh(x)  0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
 //                 = x * sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3))
-// They are at most 2 ulp from the exact value, and gelu at most 5 for x < -1, where the terms of
-// its polynomials round one after the other. tests/fused/test_accuracy.py compares. GELU: Hendrycks and Gimpel 2016, "Gaussian Error Linear Units".
+// For float they are at most 2 ulp from the exact value, and gelu at most 5 for x < -1, where the
+// terms of its polynomials round one after the other. Rows of 16-bit numbers have shorter forms
+// (Note [Activations of 16-bit numbers]). tests/fused/test_accuracy.py compares both. GELU:
+// Hendrycks and Gimpel 2016, "Gaussian Error Linear Units".
 //
 // Note [exp by halves]
 // Every exp here has an argument t <= 0. With k = rint(t / ln 2) it is 2^k p, p = exp(t - k ln 2)
@@ -18,6 +20,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "machine/float_types.h"
 #include "machine/host_device.h"
@@ -153,6 +156,128 @@ BARAQUANT_HD float gelu(float x) {
   const float scaled = e.times_scale(divide(
       {tail.main, multiply_add(power.rest, numerator.main, tail.rest)}, product_plus(a, q, 1.0f)));
   return x < 0.0f ? -scaled : x - scaled;
+}
+
+// Note [Activations of 16-bit numbers]
+// The result is rounded to 16 bits, so that the float before it may be up to 2^-16 from the exact
+// value (2^-17 for Float16). Of the 65536 arguments a few, which lie next to a tie, are then not
+// rounded correctly. Let a = |x|, limited to where the result for -a rounds to 0. Then
+//   f(x) = max(x, -0) - a g(a)   with g(a) = Phi(-a), or sigmoid(-w) for the w that belongs to a
+// for either sign of x, without a branch. g(a) contains the power 2^k, which can be below the least
+// float when the result is not. So it is kept 2^64 times too large until the last step, which
+// rounds once. A NaN passes through max(x, -0).
+namespace brief {
+
+constexpr float kLess = 0x1p-64f;
+
+template <typename... More>
+BARAQUANT_HD float polynomial(float x, float constant, More... more) {
+  if constexpr (sizeof...(more) == 0) {
+    return constant;
+  } else {
+    return multiply_add(x, polynomial(x, more...), constant);
+  }
+}
+
+// |x|, at most `most`, which also stands for a NaN.
+BARAQUANT_HD float limited_magnitude(float x, float most) {
+#if defined(__CUDA_ARCH__)
+  return fminf(fabsf(x), most);
+#else
+  const float a = magnitude(x);
+  return a < most ? a : most;
+#endif
+}
+
+// max(x, -0). A NaN passes through.
+BARAQUANT_HD float positive_part(float x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(-0.0f));  // +0 is more than -0 (PTX ISA, max)
+  return x;
+#else
+  return x < 0.0f ? -0.0f : x;
+#endif
+}
+
+// 2^(a h + 64) for -180 <= a h <= 0, within 2^-18.4; exactly 2^64 for a = 0. The low bits of
+// `shifted` are k + 64, which go into the exponent.
+BARAQUANT_HD float power(float a, float h) {
+  constexpr float kRounder = 12582912.0f + 64.0f;  // 1.5 * 2^23 + 64
+  const float shifted = multiply_add(a, h, kRounder);
+  const float k = shifted - kRounder;
+  const float r = multiply_add(a, h, -k);
+  const float p =
+      polynomial(r, 1.0f, 0x1.62e12cp-1f, 0x1.ec0378p-3f, 0x1.c9fc46p-5f, 0x1.3a02ccp-7f);
+  return bit_cast<float>(bit_cast<uint32_t>(p) + (bit_cast<uint32_t>(shifted) << 23));
+}
+
+// x * sigmoid(w) for the w of x's sign with exp(-|w|) = 2^(a h). 1 / d for d in [1, 2] comes from a
+// polynomial, exact at 2, and a step that turns its relative error e, at most 2^-6.4, into e^3.
+BARAQUANT_HD float times_sigmoid(float x, float a, float h) {
+  const float e = power(a, h);
+  const float d = multiply_add(e, kLess, 1.0f);
+  const float y = polynomial(d, 0x1.0acp+1f, -0x1.664p+0f, 0x1.37p-2f);
+  const float left = multiply_add(-d, y, 1.0f);
+  const float tail = a * e * y;
+  return multiply_add(multiply_add(tail, multiply_add(left, left, left), tail), -kLess,
+                      positive_part(x));
+}
+
+BARAQUANT_HD float silu(float x) {
+  return times_sigmoid(x, limited_magnitude(x, kFar), -0x1.715476p+0f);  // -1 / ln 2
+}
+
+BARAQUANT_HD float gelu_tanh(float x) {
+  const float a = limited_magnitude(x, 10.6f);
+  // -2 sqrt(2 / pi) / ln 2, and that * 0.044715.
+  return times_sigmoid(x, a, polynomial(a * a, -0x1.26aec2p+1f, -0x1.a5a7d0p-4f));
+}
+
+// 2 Phi(-a) = 2^(a h), h a polynomial that fits log2(2 Phi(-a)) to 2^-17.5 for Float16 and 2^-16
+// for BFloat16, whose exponents reach further. Each coefficient was rounded before the lower ones
+// were fitted.
+template <typename T>
+BARAQUANT_HD float gelu(float x) {
+  float a, h;
+  if constexpr (std::is_same_v<T, Float16>) {
+    a = limited_magnitude(x, 5.75f);
+    h = polynomial(a, -0x1.26b5e8p+0f, -0x1.d58d78p-2f, -0x1.b96776p-5f, 0x1.159638p-7f,
+                   -0x1.e31560p-11f, 0x1.fb1ea8p-15f, -0x1.dd334ep-20f);
+  } else {
+    a = limited_magnitude(x, 13.6f);
+    h = polynomial(a, -0x1.26bf32p+0f, -0x1.d4ee70p-2f, -0x1.c0704cp-5f, 0x1.284b48p-7f,
+                   -0x1.26f888p-10f, 0x1.a955dcp-14f, -0x1.a9b1d4p-18f, 0x1.16161cp-22f,
+                   -0x1.a7b522p-28f, 0x1.1bd63cp-34f);
+  }
+  return multiply_add(a * power(a, h), -0.5f * kLess, positive_part(x));
+}
+
+}  // namespace brief
+
+// The activations of rows of T.
+template <typename T>
+BARAQUANT_HD float silu_for(float x) {
+  if constexpr (sizeof(T) == 2) {
+    return brief::silu(x);
+  } else {
+    return silu(x);
+  }
+}
+template <typename T>
+BARAQUANT_HD float gelu_for(float x) {
+  if constexpr (sizeof(T) == 2) {
+    return brief::gelu<T>(x);
+  } else {
+    return gelu(x);
+  }
+}
+template <typename T>
+BARAQUANT_HD float gelu_tanh_for(float x) {
+  if constexpr (sizeof(T) == 2) {
+    return brief::gelu_tanh(x);
+  } else {
+    return gelu_tanh(x);
+  }
 }
 
 }  // namespace baraquant::fused

@@ -61,6 +61,17 @@ BARAQUANT_HD double squared(C x, C mean) {
   return d * d;
 }
 
+// sum + x^2. NB: a GPU fuses the two for a float, whose square is exact, so that the bits are the
+// same.
+template <typename C>
+BARAQUANT_HD double plus_square(double sum, C x) {
+  const double d = static_cast<double>(x);
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(C) == 4) return __fma_rn(d, d, sum);
+#endif
+  return sum + d * d;
+}
+
 // NB: adds +0, which turns a sum of -0 into +0: devices differ in how they start a sum.
 template <typename C>
 BARAQUANT_HD C mean_of(double sum, int64_t length) {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The activations against their exact values, over float32 numbers of every size."""
+"""The activations against their exact values, over numbers of every size."""
 
 from __future__ import annotations
 
@@ -98,12 +98,39 @@ def test_the_ends(name: str, device: str) -> None:
     assert found[5] == special[5].item() and found[6] == 0
 
 
-@pytest.mark.exhaustive
+# The arguments of 16 bits, among all 65536, whose result is not the correctly rounded one.
+NOT_ROUNDED_CORRECTLY = {
+    ("silu", torch.float16): 18,
+    ("gelu", torch.float16): 43,
+    ("gelu_tanh", torch.float16): 34,
+    ("silu", torch.bfloat16): 4,
+    ("gelu", torch.bfloat16): 2,
+    ("gelu_tanh", torch.bfloat16): 0,
+}
+
+
+@pytest.mark.parametrize(("name", "dtype"), NOT_ROUNDED_CORRECTLY, ids=str)
+def test_every_number_of_16_bits(name: str, dtype: torch.dtype, device: str) -> None:
+    """All are within 0.51 ulp, and few are not rounded correctly."""
+    x = torch.arange(-(2**15), 2**15, device=device).to(torch.int16).view(dtype)
+    own, exact = FUNCTIONS[name]
+    result = own(x)
+    assert torch.equal(result.isnan(), x.isnan())
+    finite = x.isfinite()
+    found, value = result[finite].double(), exact(x[finite].double())
+    bits, least = (8, -125) if dtype == torch.bfloat16 else (11, -13)
+    _, exponent = torch.frexp(value)
+    unit = torch.ldexp(torch.ones_like(value), exponent.clamp(min=least) - bits)
+    assert ((found - value).abs() / unit).max() <= 0.51
+    # NB: rounded by way of the unit, since a cast from float64 may round twice.
+    differ = found != (value / unit).round() * unit
+    assert differ.sum() == NOT_ROUNDED_CORRECTLY[name, dtype]
+
+
 @by_name
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_every_number_of_16_bits(name: str, dtype: torch.dtype, device: str) -> None:
-    """The float32 result, rounded once."""
-    x = torch.arange(-(2**15), 2**15, device=device).to(torch.int16).view(dtype)
+def test_the_ends_of_16_bits(name: str, dtype: torch.dtype, device: str) -> None:
     own, _ = FUNCTIONS[name]
-    expected = own(x.float()).to(dtype)
-    assert torch.equal(own(x).nan_to_num(7.0), expected.nan_to_num(7.0))
+    x = torch.tensor([0.0, -0.0, math.inf, -math.inf, -300.0, 300.0], device=device).to(dtype)
+    expected = torch.tensor([0.0, -0.0, math.inf, -0.0, -0.0, 300.0], device=device).to(dtype)
+    assert torch.equal(own(x).view(torch.int16), expected.view(torch.int16))

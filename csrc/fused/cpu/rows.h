@@ -145,16 +145,18 @@ class ActivationStage {
       case Activation::kSiluMul: {
         const T* __restrict const up = args_.up.row(r);
         for (int64_t i = 0; i < length; ++i) {
-          y[i] = from_compute<T>(silu(to_compute<float>(x[i])) * to_compute<float>(up[i]));
+          y[i] = from_compute<T>(silu_for<T>(to_compute<float>(x[i])) * to_compute<float>(up[i]));
         }
         return;
       }
       case Activation::kGelu:
-        for (int64_t i = 0; i < length; ++i) y[i] = from_compute<T>(gelu(to_compute<float>(x[i])));
+        for (int64_t i = 0; i < length; ++i) {
+          y[i] = from_compute<T>(gelu_for<T>(to_compute<float>(x[i])));
+        }
         return;
       case Activation::kGeluTanh:
         for (int64_t i = 0; i < length; ++i) {
-          y[i] = from_compute<T>(gelu_tanh(to_compute<float>(x[i])));
+          y[i] = from_compute<T>(gelu_tanh_for<T>(to_compute<float>(x[i])));
         }
     }
   }

@@ -6,39 +6,42 @@
 namespace baraquant::fused {
 namespace {
 
-// Replaces the pack by its activation. NB: a missing element stays +0, which every activation keeps.
-template <typename T>
-__device__ __forceinline__ void activate(RowWords<T>& words, const RowWords<T>& up,
-                                         Activation activation) {
+template <typename T, typename F>
+__device__ __forceinline__ void replace(Numbers<T>& x, const F& f) {
 #pragma unroll
-  for (int i = 0; i < kPack<T>; ++i) {
-    const float x = to_compute<float>(words.get(i));
-    float y;
-    if (activation == Activation::kSiluMul) {
-      y = silu(x) * to_compute<float>(up.get(i));
-    } else {
-      y = activation == Activation::kGelu ? gelu(x) : gelu_tanh(x);
-    }
-    words.set(i, from_compute<T>(y));
-  }
+  for (int i = 0; i < kPack<T>; ++i) x.at[i] = f(x.at[i]);
 }
 
+// NB: a missing element stays +0, which every activation keeps.
 template <typename T>
 __device__ __forceinline__ void make_pack(RowWords<T>& words, const ActivationParams<T>& args,
                                           const Place& place, int p) {
-  RowWords<T> up;
-  up.fill(T{});
   load_pack(words, args.rows.input.row(place.row), place, p);
-  if (args.up.data) load_pack(up, args.up.row(place.row), place, p);
-  activate(words, up, args.activation);
+  if (args.activation == Activation::kSiluMul) {
+    RowWords<T> up;
+    load_pack(up, args.up.row(place.row), place, p);
+    Numbers<T> x(words);
+    const Numbers<T> factors(up);
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) x.at[i] = silu_for<T>(x.at[i]) * factors.at[i];
+    x.write(words);
+    return;
+  }
+  Numbers<T> x(words);
+  if (args.activation == Activation::kGelu) {
+    replace(x, [](float v) { return gelu_for<T>(v); });
+  } else {
+    replace(x, [](float v) { return gelu_tanh_for<T>(v); });
+  }
+  x.write(words);
 }
 
 template <typename Storage>
 struct ActivationStage {
   using T = Storage;
   using Params = ActivationParams<T>;
-  // As many threads as a block may have: an activation is some fifty instructions, which a thread
-  // should not hold for many elements. Rows of 32768 elements fit.
+  // As many threads as a block may have: an activation is some twenty to eighty instructions, which
+  // a thread should not hold for many elements. Rows of 32768 elements fit.
   static constexpr int kMaxLanesLog2 = sizeof(T) == 2 ? 14 : 13;
   static constexpr int kMaxPacks = sizeof(T) == 2 ? 2 : 4;
 

@@ -10,7 +10,7 @@ namespace {
 
 // The numbers a thread holds of a row: at[p][i].
 template <typename T, int packs>
-struct Numbers {
+struct Share {
   using C = ComputeType<T>;
   C at[packs][kPack<T>];
 };
@@ -23,7 +23,7 @@ __device__ __forceinline__ void rotate_pair(C& a, C& b) {
 }
 
 template <typename T, int packs>
-__device__ __forceinline__ void rotate_within_packs(Numbers<T, packs>& x, int64_t block) {
+__device__ __forceinline__ void rotate_within_packs(Share<T, packs>& x, int64_t block) {
 #pragma unroll
   for (int h = 1; h < kPack<T>; h *= 2) {
     if (h >= block) return;
@@ -44,7 +44,7 @@ __device__ __forceinline__ C rotated(C mine, C other, bool is_second) {
 }
 
 template <typename T, int packs>
-__device__ __forceinline__ void rotate_within_warp(Numbers<T, packs>& x, int64_t block,
+__device__ __forceinline__ void rotate_within_warp(Share<T, packs>& x, int64_t block,
                                                    const Place& place) {
   const int bits = place.team_log2 < 5 ? place.team_log2 : 5;
   for (int bit = 0; bit < bits; ++bit) {
@@ -64,7 +64,7 @@ __device__ __forceinline__ void rotate_within_warp(Numbers<T, packs>& x, int64_t
 // NB: all threads of the block call this; the team is the block. Thread t puts element i of a pack
 // at i * threads + t, so that the threads of a warp meet no bank twice.
 template <typename T, int packs>
-__device__ __forceinline__ void rotate_within_block(Numbers<T, packs>& x, int64_t block,
+__device__ __forceinline__ void rotate_within_block(Share<T, packs>& x, int64_t block,
                                                     const Place& place) {
   using C = ComputeType<T>;
   __shared__ C exchange[kMaxLanes];
@@ -87,7 +87,7 @@ __device__ __forceinline__ void rotate_within_block(Numbers<T, packs>& x, int64_
 }
 
 template <typename T, int packs>
-__device__ __forceinline__ void rotate_between_packs(Numbers<T, packs>& x, int64_t block) {
+__device__ __forceinline__ void rotate_between_packs(Share<T, packs>& x, int64_t block) {
 #pragma unroll
   for (int step = 1; step < packs; step *= 2) {
     if (int64_t(step) * kMaxLanes >= block) return;
@@ -110,7 +110,7 @@ struct HadamardStage {
   __device__ static __forceinline__ void make(RowWords<T> (&row)[packs], const Params& args,
                                               const Mapping& mapping, const Place& place) {
     using C = ComputeType<T>;
-    Numbers<T, packs> x;
+    Share<T, packs> x;
 #pragma unroll
     for (int p = 0; p < packs; ++p) {
       RowWords<T> words;

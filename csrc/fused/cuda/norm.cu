@@ -20,18 +20,18 @@ __device__ __forceinline__ double add_team(double sum, const Mapping& mapping, d
   return sum;
 }
 
-// The sums of a thread's lanes.
+// The sums of a thread's lanes. A missing element is +0, which changes no sum, since none is -0.
 template <typename T>
 struct LaneSums {
-  using C = ComputeType<T>;
   double at[kPack<T>] = {};
 
-  template <typename F>
-  __device__ __forceinline__ void add(const RowWords<T>& words, int count, const F& summand) {
+  __device__ __forceinline__ void add(const Numbers<T>& x) {
 #pragma unroll
-    for (int i = 0; i < kPack<T>; ++i) {
-      if (i < count) at[i] += summand(to_compute<C>(words.get(i)));
-    }
+    for (int i = 0; i < kPack<T>; ++i) at[i] += widened(x.at[i]);
+  }
+  __device__ __forceinline__ void add_squares(const Numbers<T>& x) {
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) at[i] = plus_square(at[i], x.at[i]);
   }
   // NB: recursive, since a loop over `left` was not unrolled, which put the sums into memory.
   template <int left = kPack<T> / 2>
@@ -46,6 +46,12 @@ struct LaneSums {
   }
 };
 
+template <typename T>
+__device__ __forceinline__ void subtract(Numbers<T>& x, ComputeType<T> mean) {
+#pragma unroll
+  for (int i = 0; i < kPack<T>; ++i) x.at[i] = x.at[i] - mean;
+}
+
 // for_each_pack(f) calls f(words, p) for the packs of the thread, in turn.
 template <typename T, typename ForEachPack>
 __device__ __forceinline__ Moments<ComputeType<T>> moments_of(const ForEachPack& for_each_pack,
@@ -57,14 +63,17 @@ __device__ __forceinline__ Moments<ComputeType<T>> moments_of(const ForEachPack&
   Moments<C> m{C(0), C(0)};
   if (args.centered) {
     LaneSums<T> sums;
-    for_each_pack([&](const RowWords<T>& words, int p) {
-      sums.add(words, place.count(p, kPack<T>), [](C x) { return widened(x); });
-    });
+    for_each_pack([&](const RowWords<T>& words, int) { sums.add(Numbers<T>(words)); });
     m.mean = mean_of<C>(add_team(sums.added_in_pairs(), mapping, of_warps[0]), args.rows.length);
   }
   LaneSums<T> squares;
   for_each_pack([&](const RowWords<T>& words, int p) {
-    squares.add(words, place.count(p, kPack<T>), [&](C x) { return squared(x, m.mean); });
+    Numbers<T> x(words);
+    if (args.centered) {
+      subtract(x, m.mean);
+      x.clear_from(place.count(p, kPack<T>));
+    }
+    squares.add_squares(x);
   });
   m.reciprocal = reciprocal_of(add_team(squares.added_in_pairs(), mapping, of_warps[1]),
                                args.rows.length, args.eps);
@@ -75,15 +84,15 @@ __device__ __forceinline__ Moments<ComputeType<T>> moments_of(const ForEachPack&
 template <typename T>
 __device__ __forceinline__ void load_sum(RowWords<T>& words, const NormParams<T>& args,
                                          const Place& place, int p) {
-  using C = ComputeType<T>;
   load_pack(words, args.rows.input.row(place.row), place, p);
   if (!args.residual.data) return;
   RowWords<T> residual;
   load_pack(residual, args.residual.row(place.row), place, p);
+  Numbers<T> sum(words);
+  const Numbers<T> other(residual);
 #pragma unroll
-  for (int i = 0; i < kPack<T>; ++i) {
-    words.set(i, from_compute<T>(to_compute<C>(words.get(i)) + to_compute<C>(residual.get(i))));
-  }
+  for (int i = 0; i < kPack<T>; ++i) sum.at[i] = sum.at[i] + other.at[i];
+  sum.write(words);
   store_pack(words, args.residual_out + place.row * args.rows.length, place, p);
 }
 
@@ -121,28 +130,28 @@ struct Factors {
   }
 };
 
-// NB: a missing weight or bias is left out: multiplying by 1 or adding -0 would change no bit.
+// NB: what is missing or zero is left out: multiplying by 1, subtracting +0 or adding -0 would change
+// no bit.
 template <typename T>
 __device__ __forceinline__ void normalize(RowWords<T>& words, const NormParams<T>& args,
                                           const Place& place, int p,
                                           const Moments<ComputeType<T>>& m) {
-  using C = ComputeType<T>;
-  C y[kPack<T>];
+  Numbers<T> y(words);
+  if (args.centered) subtract(y, m.mean);
 #pragma unroll
-  for (int i = 0; i < kPack<T>; ++i) y[i] = normalized(to_compute<C>(words.get(i)), m);
+  for (int i = 0; i < kPack<T>; ++i) y.at[i] = y.at[i] * m.reciprocal;
   if (args.weight.data) {
     const Factors<T> weight(args.weight, place, p);
 #pragma unroll
-    for (int i = 0; i < kPack<T>; ++i) y[i] = y[i] * weight.at[i];
+    for (int i = 0; i < kPack<T>; ++i) y.at[i] = y.at[i] * weight.at[i];
   }
   if (args.bias.data) {
     const Factors<T> bias(args.bias, place, p);
 #pragma unroll
-    for (int i = 0; i < kPack<T>; ++i) y[i] = y[i] + bias.at[i];
+    for (int i = 0; i < kPack<T>; ++i) y.at[i] = y.at[i] + bias.at[i];
   }
-  const int count = place.count(p, kPack<T>);
-#pragma unroll
-  for (int i = 0; i < kPack<T>; ++i) words.set(i, i < count ? from_compute<T>(y[i]) : T{});
+  y.clear_from(place.count(p, kPack<T>));
+  y.write(words);
 }
 
 template <typename Storage>

@@ -9,7 +9,7 @@
 
 #include <algorithm>
 
-#include "affine/elementwise_ops.h"
+#include "affine/fast_math.h"
 #include "frame/cuda_plan.cuh"
 #include "fused/math.h"
 #include "fused/rows.h"
@@ -27,8 +27,50 @@ constexpr int kSharedThreads = 256;
 template <typename T, int max_lanes_log2>
 constexpr int kMaxThreads = std::max((1 << max_lanes_log2) / kPack<T>, kSharedThreads);
 
+// Two numbers of T's 16 bits as they lie in memory.
+template <typename T>
+__device__ __forceinline__ int32_t word_of_two(float first, float second) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    return bit_cast<int32_t>(__floats2bfloat162_rn(first, second));
+  } else {
+    return bit_cast<int32_t>(__floats2half2_rn(first, second));
+  }
+}
+
 template <typename T>
 using RowWords = Words<T, kPack<T>>;
+
+// The numbers of a pack.
+template <typename T>
+struct Numbers {
+  using C = ComputeType<T>;
+  C at[kPack<T>];
+
+  __device__ __forceinline__ explicit Numbers(const RowWords<T>& words) {
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) at[i] = to_compute<C>(words.get(i));
+  }
+  // Makes the elements from `count` on +0. NB: one branch for a pack, since whole packs are many.
+  __device__ __forceinline__ void clear_from(int count) {
+    if (count >= kPack<T>) return;
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) {
+      if (i >= count) at[i] = C(0);
+    }
+  }
+  // Rounds them to T. One instruction rounds two numbers to 16 bits.
+  __device__ __forceinline__ void write(RowWords<T>& words) const {
+    if constexpr (sizeof(T) == 2) {
+#pragma unroll
+      for (int w = 0; w < words.kCount; ++w) {
+        words.at[w] = word_of_two<T>(at[2 * w], at[2 * w + 1]);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPack<T>; ++i) words.set(i, from_compute<T>(at[i]));
+    }
+  }
+};
 
 // Which threads work on which rows.
 struct Mapping {
@@ -100,18 +142,59 @@ __device__ __forceinline__ void store_pack(const RowWords<T>& words, T* row, con
   }
 }
 
+// affine::OwnGrid<true> for an even zero point z. rint(t) + z is the low bits of t + (kRounder + z):
+// the number in parentheses is an even integer, so that the addition rounds a tie as rint does, and
+// by the bounds in affine/fast_math.h the sum has a unit of 1.
+class EvenGrid : public affine::OwnGrid<true> {
+ public:
+  __device__ __forceinline__ EvenGrid(float scale, float zero_point,
+                                      affine::QuantRange<float> range)
+      : affine::OwnGrid<true>(scale, zero_point, range), rounder_(kRounder + zero_point) {}
+  __device__ __forceinline__ uint32_t quantize_word(float x) const {
+    return bit_cast<uint32_t>(quotient(x) + rounder_);
+  }
+
+ private:
+  float rounder_;
+};
+
+// A word whose low byte is the integer of x.
+template <typename G, typename C>
+__device__ __forceinline__ uint32_t quantize_word(const G& grid, C x) {
+  if constexpr (std::is_same_v<G, EvenGrid>) {
+    return grid.quantize_word(x);
+  } else {
+    return grid.quantize_byte(x);
+  }
+}
+
 template <typename T, int packs, typename G>
 __device__ __forceinline__ void quantize_row(const RowWords<T> (&row)[packs], uint8_t* values,
                                              const Place& place, const G& grid) {
-  using Op = affine::Quantize<T, uint8_t, affine::Mask::kNone>;
+  constexpr int kWords = kPack<T> / 4;
 #pragma unroll
   for (int p = 0; p < packs; ++p) {
-    Pack<uint8_t, kPack<T>> result;
-    bool unused = false;
+    const Numbers<T> x(row[p]);
+    Pack<uint32_t, kWords> result;
 #pragma unroll
-    for (int i = 0; i < kPack<T>; ++i) result.at[i] = Op::apply(row[p].get(i), {}, unused, grid);
+    for (int w = 0; w < kWords; ++w) {
+      uint32_t q[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) q[i] = quantize_word(grid, x.at[4 * w + i]);
+      // NB: a permutation of bytes reads the low ones alone; shifts and ors would clear the others.
+      result.at[w] =
+          __byte_perm(__byte_perm(q[0], q[1], 0x0040), __byte_perm(q[2], q[3], 0x0040), 0x5410);
+    }
     const int count = place.count(p, kPack<T>);
-    if (count > 0) store(result, values, place.offset(p, kPack<T>), count, place.whole);
+    uint8_t* const to = values + place.offset(p, kPack<T>);
+    if (place.whole && count > 0) {
+      *reinterpret_cast<Pack<uint32_t, kWords>*>(to) = result;
+      continue;
+    }
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) {
+      if (i < count) to[i] = static_cast<uint8_t>(result.at[i / 4] >> (i % 4 * 8));
+    }
   }
 }
 
@@ -141,13 +224,17 @@ __device__ __forceinline__ void finish_quantized(const RowWords<T> (&row)[packs]
   const affine::QuantRange<C> limits = rows.rule.range;
   if (!affine::fastest_accepts_range(limits) || !Fastest::accepts(chosen.scale, zero_point)) {
     quantize_row<T, packs>(row, values, place, affine::Grid<C>(chosen.scale, zero_point, limits));
-  } else if (two_sided) {
-    quantize_row<T, packs>(row, values, place,
-                           affine::FastestOwnGrid<C, false>(chosen.scale, zero_point, limits));
-  } else {
-    quantize_row<T, packs>(row, values, place,
-                           affine::FastestOwnGrid<C, true>(chosen.scale, zero_point, limits));
+    return;
   }
+  if constexpr (std::is_same_v<C, float>) {
+    if (!two_sided && chosen.zero_point % 2 == 0) {
+      quantize_row<T, packs>(row, values, place, EvenGrid(chosen.scale, zero_point, limits));
+      return;
+    }
+  }
+  // Also for symmetric scales: affine/fast_math.h, 6.
+  quantize_row<T, packs>(row, values, place,
+                         affine::FastestOwnGrid<C, false>(chosen.scale, zero_point, limits));
 }
 
 // Stage::make(row, args, mapping, place) fills the row's registers, with +0 for missing elements.
