@@ -8,11 +8,10 @@
 namespace baraquant::fused {
 namespace {
 
-// The numbers a thread holds of a row: at[p][i].
+// The numbers a thread holds of a row.
 template <typename T, int packs>
 struct Share {
-  using C = ComputeType<T>;
-  C at[packs][kPack<T>];
+  Numbers<T> at[packs];
 };
 
 template <typename C>
@@ -31,16 +30,24 @@ __device__ __forceinline__ void rotate_within_packs(Share<T, packs>& x, int64_t 
     for (int p = 0; p < packs; ++p) {
 #pragma unroll
       for (int i = 0; i < kPack<T>; ++i) {
-        if ((i & h) == 0) rotate_pair(x.at[p][i], x.at[p][i + h]);
+        if ((i & h) == 0) rotate_pair(x.at[p].at[i], x.at[p].at[i + h]);
       }
     }
   }
 }
 
-// `other` belongs to the element whose number differs in one bit, which is set for the second.
+// `other` belongs to the element whose number differs in one bit. `sign` is -1 for the second of the
+// two, for which the bit is set, else 1. NB: the product is exact, so that a fused multiply-add
+// rounds as the sum or the difference does.
+__device__ __forceinline__ float rotated(float mine, float other, float sign) {
+  return __fmaf_rn(mine, sign, other);
+}
+__device__ __forceinline__ double rotated(double mine, double other, double sign) {
+  return __fma_rn(mine, sign, other);
+}
 template <typename C>
-__device__ __forceinline__ C rotated(C mine, C other, bool is_second) {
-  return is_second ? other - mine : mine + other;
+__device__ __forceinline__ C sign_of(const Place& place, int bit) {
+  return (place.lane >> bit & 1) != 0 ? C(-1) : C(1);
 }
 
 template <typename T, int packs>
@@ -49,13 +56,13 @@ __device__ __forceinline__ void rotate_within_warp(Share<T, packs>& x, int64_t b
   const int bits = place.team_log2 < 5 ? place.team_log2 : 5;
   for (int bit = 0; bit < bits; ++bit) {
     if ((int64_t(kPack<T>) << bit) >= block) return;
-    const bool is_second = (place.lane >> bit & 1) != 0;
+    const auto sign = sign_of<ComputeType<T>>(place, bit);
 #pragma unroll
     for (int p = 0; p < packs; ++p) {
 #pragma unroll
       for (int i = 0; i < kPack<T>; ++i) {
-        const auto other = __shfl_xor_sync(kAllLanes, x.at[p][i], 1 << bit);
-        x.at[p][i] = rotated(x.at[p][i], other, is_second);
+        const auto other = __shfl_xor_sync(kAllLanes, x.at[p].at[i], 1 << bit);
+        x.at[p].at[i] = rotated(x.at[p].at[i], other, sign);
       }
     }
   }
@@ -70,17 +77,17 @@ __device__ __forceinline__ void rotate_within_block(Share<T, packs>& x, int64_t 
   __shared__ C exchange[kMaxLanes];
   for (int bit = 5; bit < place.team_log2; ++bit) {
     if ((int64_t(kPack<T>) << bit) >= block) return;
-    const bool is_second = (place.lane >> bit & 1) != 0;
+    const auto sign = sign_of<ComputeType<T>>(place, bit);
     const int partner = place.lane ^ (1 << bit);
 #pragma unroll
     for (int p = 0; p < packs; ++p) {
       __syncthreads();  // what was read before has been read
 #pragma unroll
-      for (int i = 0; i < kPack<T>; ++i) exchange[i * place.team + place.lane] = x.at[p][i];
+      for (int i = 0; i < kPack<T>; ++i) exchange[i * place.team + place.lane] = x.at[p].at[i];
       __syncthreads();
 #pragma unroll
       for (int i = 0; i < kPack<T>; ++i) {
-        x.at[p][i] = rotated(x.at[p][i], exchange[i * place.team + partner], is_second);
+        x.at[p].at[i] = rotated(x.at[p].at[i], exchange[i * place.team + partner], sign);
       }
     }
   }
@@ -95,7 +102,7 @@ __device__ __forceinline__ void rotate_between_packs(Share<T, packs>& x, int64_t
     for (int p = 0; p < packs; ++p) {
       if ((p & step) != 0) continue;
 #pragma unroll
-      for (int i = 0; i < kPack<T>; ++i) rotate_pair(x.at[p][i], x.at[p + step][i]);
+      for (int i = 0; i < kPack<T>; ++i) rotate_pair(x.at[p].at[i], x.at[p + step].at[i]);
     }
   }
 }
@@ -109,14 +116,12 @@ struct HadamardStage {
   template <int packs>
   __device__ static __forceinline__ void make(RowWords<T> (&row)[packs], const Params& args,
                                               const Mapping& mapping, const Place& place) {
-    using C = ComputeType<T>;
     Share<T, packs> x;
 #pragma unroll
     for (int p = 0; p < packs; ++p) {
       RowWords<T> words;
       load_pack(words, args.rows.input.row(place.row), place, p);
-#pragma unroll
-      for (int i = 0; i < kPack<T>; ++i) x.at[p][i] = to_compute<C>(words.get(i));
+      x.at[p] = Numbers<T>(words);
     }
     rotate_within_packs<T, packs>(x, args.block);
     rotate_within_warp<T, packs>(x, args.block, place);
@@ -125,9 +130,8 @@ struct HadamardStage {
 #pragma unroll
     for (int p = 0; p < packs; ++p) {
 #pragma unroll
-      for (int i = 0; i < kPack<T>; ++i) {
-        row[p].set(i, from_compute<T>(x.at[p][i] * args.factor));
-      }
+      for (int i = 0; i < kPack<T>; ++i) x.at[p].at[i] = x.at[p].at[i] * args.factor;
+      x.at[p].write(row[p]);
     }
   }
 };

@@ -46,6 +46,7 @@ struct Numbers {
   using C = ComputeType<T>;
   C at[kPack<T>];
 
+  Numbers() = default;
   __device__ __forceinline__ explicit Numbers(const RowWords<T>& words) {
 #pragma unroll
     for (int i = 0; i < kPack<T>; ++i) at[i] = to_compute<C>(words.get(i));
