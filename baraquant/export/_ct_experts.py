@@ -47,7 +47,7 @@ def in_files(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def path_in_files(model: nn.Module, path: str) -> str:
     """Return the path that a layer has in files of transformers."""
-    (name,) = in_files(model, {f"{path}.weight": torch.empty(1, 1)})
+    (name,) = in_files(model, {f"{path}.weight": torch.empty(2, 2)})
     return name.removesuffix(".weight")
 
 
@@ -110,13 +110,17 @@ def places_of(model: nn.Module, path: str, module: nn.Module) -> dict[str, Place
             weight = module._parameters[name]
             assert weight is not None
             experts, count, _ = form.canonical(weight).shape
+        # Two columns: some versions of transformers drop a last dimension of one.
         numbers = torch.arange(experts * count, device="cpu").view(experts, count, 1)
+        numbers = numbers.expand(-1, -1, 2).contiguous()
         stored = in_files(model, {f"{path}.{name}": form.canonical(numbers)})
-        rows = torch.cat([part.reshape(-1) for part in stored.values()]).sort().values
-        is_layer = all(n.endswith(".weight") and p.dim() == 2 for n, p in stored.items())
-        if not is_layer or not torch.equal(rows, numbers.view(-1)):
+        if not all(n.endswith(".weight") and p.dim() == 2 for n, p in stored.items()):
             return None
-        found[name] = {n.removesuffix(".weight"): p.reshape(-1) for n, p in stored.items()}
+        places = {n.removesuffix(".weight"): part[:, 0] for n, part in stored.items()}
+        rows = torch.cat(list(places.values())).sort().values
+        if not torch.equal(rows, torch.arange(experts * count)):
+            return None
+        found[name] = places
     return found
 
 

@@ -19,7 +19,7 @@ from tests.support.optional_packages import package
 
 package("onnx")
 package("onnxscript")
-package("onnxruntime")
+ORT = package("onnxruntime").__version__
 pytestmark = pytest.mark.exhaustive
 
 FINITE = [0.0, -0.0, 0.5, 1.5, 2.5, -0.5, -1.5, 1e-30, -1e30, 3e38, float("inf"), float("-inf")]
@@ -75,6 +75,8 @@ FIXED: dict[str, tuple[Any, ...]] = {
 @pytest.mark.parametrize("name", list(FIXED))
 def test_fixed_scales_are_equal(name: str, tmp_path: Path) -> None:
     x, model = values(5, 16, 32), Rounders(*FIXED[name])
+    if name == "group" and tuple(map(int, ORT.split(".")[:2])) < (1, 32):
+        x = x.clamp(-1e6, 1e6)  # 1.30 gives what int32 does not hold the least integer
     path = exported(model, (x,), tmp_path, style="qdq")
     assert torch.equal(run(path, x, optimize=False), model(x))
     assert torch.equal(run(path, x), model(x))

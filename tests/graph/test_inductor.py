@@ -143,7 +143,12 @@ def test_training_of_what_is_around(scheme: str, device: str) -> None:
         y.square().sum().backward()
         results.append([y.detach(), *(p.grad for p in own.parameters())])
     for found, expected in zip(*results, strict=True):
-        assert torch.equal(found, expected)
+        if device == "cpu" or found is results[0][0]:
+            assert torch.equal(found, expected)
+        else:  # Inductor splits a float sum otherwise when there is less in the kernel before it
+            torch.testing.assert_close(
+                found, expected, rtol=0, atol=1e-5 * expected.abs().max().item()
+            )
     forward = SEEN[0]
     if scheme == "W8A8":
         assert forward["norm_quantize"] == 2 and forward["int8_linear"] == 6

