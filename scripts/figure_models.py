@@ -176,6 +176,17 @@ def language_model() -> str:
     return table(["", *titles, "ms of a step", "MiB of a step"], lines)
 
 
+def language_model_gpu() -> str:
+    """Losses and time of the larger model; with a backward pass of integers, against W8A8's."""
+    rows = results.report(H200, "language_model")["rows"]
+    lines = []
+    for row in rows:
+        change = "" if row["scheme"] == "W8A8" else f"{100 * row['change']:+.2f} %"
+        name = LANGUAGE_SCHEMES[row["scheme"]]
+        lines.append([name, _loss(row), change, f"{1e3 * row['step_seconds']:.1f}"])
+    return table(["", "from scratch", "change", "ms of a step"], lines)
+
+
 def _loss(row: Row) -> str:
     return "{:.4f} ± {:.4f}".format(*row["validation"])
 
@@ -295,6 +306,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "table.encoders.readme": encoders_readme,
     "table.encoders.guide": encoders_guide,
     "table.language_model": language_model,
+    "table.language_model.gpu": language_model_gpu,
     "table.digits.readme": digits_readme,
     "table.digits.guide": digits_guide,
     "demo.ending": demo_ending,

@@ -32,6 +32,22 @@ def targets_met(machine: str, family: str) -> str:
     return f"{met.count(True)} of {len(met)}"
 
 
+def fused_gpu() -> str:
+    """Percent of a copy, and times PyTorch's op followed by a quantization."""
+    rows = results.report(H200, "fused")["rows"]
+    lines = []
+    for op in dict.fromkeys(row["op"] for row in rows):
+        cells = [f"`{op}_per_token`"]
+        for dtype in ("bfloat16", "float32"):
+            row = one(H200, "fused", what="token", op=op, dtype=dtype, shape=[65536, 4096])
+            cells += [f"{row['of_copy']:.0%}".replace("%", " %"), ratio(row, "PyTorch + quantize")]
+        row = one(H200, "fused", what="decode", op=op, dtype="bfloat16", shape=[16, 4096])
+        cells += [f"{1e6 * row['seconds']:.1f}", ratio(row, "PyTorch + quantize")]
+        lines.append(cells)
+    titles = ["bfloat16, of a copy", "× PyTorch", "float32, of a copy", "× PyTorch"]
+    return table(["", *titles, "16 tokens, bfloat16, µs", "× PyTorch"], lines)
+
+
 # --- the affine family
 
 
@@ -285,4 +301,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "table.int8.gpu": int8_gpu,
     "table.int8.cpu": int8_cpu,
     "table.layer.gpu": layer_gpu,
+    "table.fused.gpu": fused_gpu,
 }

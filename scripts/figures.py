@@ -36,6 +36,16 @@ def training(mode: str, variant: str) -> Figure:
     return lambda: figure_models.step_time(mode, variant)
 
 
+def h100_step(variant: str) -> results.Row:
+    """The row of an eager training step on an H100."""
+    return one("h100", "training", what="eager", op=variant)
+
+
+def h100_training(variant: str) -> Figure:
+    """The time of an eager training step on an H100, as a multiple of bfloat16's."""
+    return lambda: f"{1 / h100_step(variant)['speedups']['bfloat16']:.2f}"
+
+
 def memory(mode: str, variant: str) -> Figure:
     """The peak memory of a training step, as a multiple of bfloat16's in the same mode."""
     return lambda: figure_models.step_memory(mode, variant)
@@ -161,6 +171,10 @@ FIGURES: dict[str, Figure] = {
     # A training step on an H200
     "training.eager": training("eager", "baraquant W8A8"),
     "training.compiled": training("compiled", "baraquant W8A8"),
+    "training.integers.bfloat16": lambda: f"{1e3 * h100_step('bfloat16')['seconds']:.1f}",
+    "training.integers.float": h100_training("baraquant W8A8"),
+    "training.integers.int8_input": h100_training("baraquant W8A8 int8_input"),
+    "training.integers.int8": h100_training("baraquant W8A8 int8"),
     "training.graph": training("graph", "baraquant W8A8"),
     "training.memory": memory("eager", "baraquant W8A8"),
     "training.chain.eager": training("eager", "PyTorch chain W8A8"),
