@@ -264,6 +264,7 @@ def test_compiled_peers_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(r.speedups["torch.compile"] > 0 for r in rows)
 
 
+@pytest.mark.exhaustive
 def test_what_fails_hinders_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """An op that raises, a peer that does, and inputs that cannot be made."""
 

@@ -125,6 +125,7 @@ def test_runs_on_cuda(cuda: str, tmp_path: Path) -> None:
     assert {type(t) for r in decode for t in r.targets} == {Within}
 
 
+@pytest.mark.inductor
 def test_compiled_peers_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a torch.compile that compiles nothing: the real one takes seconds for each row."""
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)

@@ -82,7 +82,6 @@ def test_a_file_of_python_becomes_the_same_file_of_cpp(
     assert same(baraquant.load_(Network(description, getattr(torch, dtype)), b), model)
 
 
-@pytest.mark.smoke
 def test_modules_of_every_class(run_jobs: Callable[..., list[list[str]]], stored: Path) -> None:
     again = stored.with_name("again")
     assert run_jobs(("copy", "float32", EVERY, stored, again, "")) == [["ok"]]

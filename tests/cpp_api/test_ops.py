@@ -165,7 +165,6 @@ def errors() -> dict[str, Callable[[], Any]]:
 
 
 @pytest.mark.process
-@pytest.mark.smoke
 def test_the_results_have_pythons_bits(printed: list[list[str]]) -> None:
     wanted = results()
     got = {line[1]: line[2:] for line in printed if line[0] == "result"}
@@ -177,7 +176,6 @@ def test_the_results_have_pythons_bits(printed: list[list[str]]) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.smoke
 def test_the_errors_have_pythons_type_and_text(printed: list[list[str]]) -> None:
     got = {line[1]: line[2:] for line in printed if line[0] == "error"}
     wrong = errors()

@@ -42,6 +42,7 @@ def bytes_in_use() -> int:
     return int(info.uordblks + info.hblkhd)
 
 
+@pytest.mark.exhaustive
 def test_right_calls_and_their_gradients() -> None:
     made = [(call, call.tensors(SHAPE)) for call in (*ALL_CALLS, *OBSERVE_CALLS)]
     sizes = []

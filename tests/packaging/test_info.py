@@ -72,6 +72,7 @@ def test_every_op_is_listed_with_its_keys() -> None:
     assert _C.build_info()["with_cuda"] == any("CUDA" in keys for keys in ops.values())
 
 
+@pytest.mark.process
 @pytest.mark.skipif("BARAQUANT_CPU_ISA" in os.environ, reason="BARAQUANT_CPU_ISA is set")
 @pytest.mark.parametrize("isa", ["default", "avx2", "avx512", "avx512_vnni"])
 def test_instruction_set_can_be_lowered(isa: str) -> None:

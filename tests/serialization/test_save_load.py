@@ -64,6 +64,7 @@ def test_the_file_is_small_and_always_the_same(every):
     assert sorted(path.parent.iterdir()) == sorted([path, again])
 
 
+@pytest.mark.process
 def test_the_same_bits_in_a_fresh_process(tmp_path):
     x, outputs = tokens()[0], {}
     for number, config in enumerate(SCHEMES):

@@ -148,6 +148,7 @@ def test_histograms_do_not_depend_on_the_order_or_the_batches():
     assert quantile(whole.bins(), 0.5) == pytest.approx(float(data.median()), rel=0.1, abs=1e-25)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", OBSERVERS)
 def test_memory_is_constant(kind):
     observer = OBSERVERS[kind]()
