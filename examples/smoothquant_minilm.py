@@ -61,6 +61,7 @@ SCHEMES = {
 QUICK = ("W8A8", "W8A8 static", "SmoothQuant", "SmoothQuant static")
 # These are measured again with norms and activations that quantize what they give.
 WITH_FUSED_OPS = ("W8A8", "SmoothQuant")
+FUSED = ", fused ops"  # in the name of such a row
 PYTORCH = "PyTorch quantize_dynamic"  # what its users have today; on a CPU alone
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 COMPILED = "32 x 64"  # the batch that compiled models are measured with
@@ -114,7 +115,7 @@ class Experiment:
         if fused:
             baraquant.use_fused_ops_(model)
         baraquant.quantize_(model, SCHEMES[name], calibration=self.calibration)
-        self._take_stored(f"{name}, fused ops" if fused else name, model)
+        self._take_stored(name + FUSED * fused, model)
 
     def take_pytorch(self) -> None:
         """Quantize with PyTorch's own dynamic quantization of linear layers, where it is there."""
@@ -180,7 +181,7 @@ class Experiment:
             models = {
                 name: torch.compile(model, mode=mode)
                 for name, model in self.models.items()
-                if name.split(", fused")[0] in (*DTYPES, *QUICK)  # each takes many seconds
+                if name.removesuffix(FUSED) in (*DTYPES, *QUICK)  # each takes many seconds
             }
             batch = self._batch(*map(int, COMPILED.split(" x ")))
             for name, speed in measure(models, batch, self.args.repeats).items():

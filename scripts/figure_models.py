@@ -18,20 +18,21 @@ MISSING = "–"
 # --- a training step on an H200
 
 
-def step_time(mode: str, variant: str) -> str:
+def step_time(mode: str, variant: str, machine: str = H200) -> str:
     """The time of a variant's step, as a multiple of bfloat16's in the same mode."""
-    seconds = [_step(mode, name)["seconds"] for name in (variant, "bfloat16")]
+    seconds = [step(mode, name, machine)["seconds"] for name in (variant, "bfloat16")]
     return f"{seconds[0] / seconds[1]:.2f}"
 
 
 def step_memory(mode: str, variant: str) -> str:
     """Its peak memory, as a multiple of bfloat16's in the same mode."""
-    peaks = _step(mode, variant)["peaks"]
+    peaks = step(mode, variant)["peaks"]
     return f"{peaks[variant] / peaks['bfloat16']:.2f}"
 
 
-def _step(mode: str, variant: str) -> Row:
-    return one(H200, "training", what=mode, op=variant)
+def step(mode: str, variant: str, machine: str = H200) -> Row:
+    """The row of a training step."""
+    return one(machine, "training", what=mode, op=variant)
 
 
 def training() -> str:
@@ -56,7 +57,7 @@ def training() -> str:
         failed = "does not compile" if of is step_time else MISSING
         return of(mode, variant) if row["error"] is None else failed
 
-    base = {mode: _step(mode, "bfloat16") for mode in ("eager", "compiled", "graph")}
+    base = {mode: step(mode, "bfloat16") for mode in ("eager", "compiled", "graph")}
     first = [f"1 ({1e3 * row['seconds']:.1f} ms)" for row in base.values()]
     first += [f"1 ({base[m]['peaks']['bfloat16'] / 2**20:,.0f} MiB)" for m in ("eager", "compiled")]
     lines = [["bfloat16", *first]]

@@ -32,6 +32,14 @@ def targets_met(machine: str, family: str) -> str:
     return f"{met.count(True)} of {len(met)}"
 
 
+def share(row: Row) -> str:
+    """Of a copy's speed, such as ``44 %``."""
+    return f"{row['of_copy']:.0%}".replace("%", " %")
+
+
+# --- the fused family
+
+
 def fused_gpu() -> str:
     """Percent of a copy, and times PyTorch's op followed by a quantization."""
     rows = results.report(H200, "fused")["rows"]
@@ -40,7 +48,7 @@ def fused_gpu() -> str:
         cells = [f"`{op}_per_token`"]
         for dtype in ("bfloat16", "float32"):
             row = one(H200, "fused", what="token", op=op, dtype=dtype, shape=[65536, 4096])
-            cells += [f"{row['of_copy']:.0%}".replace("%", " %"), ratio(row, "PyTorch + quantize")]
+            cells += [share(row), ratio(row, "PyTorch + quantize")]
         row = one(H200, "fused", what="decode", op=op, dtype="bfloat16", shape=[16, 4096])
         cells += [f"{1e6 * row['seconds']:.1f}", ratio(row, "PyTorch + quantize")]
         lines.append(cells)
@@ -64,8 +72,7 @@ def affine_gpu() -> str:
 
     def cell(what: str, op: str, case: str, dtype: str) -> str:
         row = one(H200, what=what, op=op, case=case, dtype=dtype, shape=[65536, 4096])
-        share = f"{row['of_copy']:.0%}".replace("%", " %")
-        return f"**{share}**" if row["met"] and all(row["met"]) else share
+        return f"**{share(row)}**" if row["met"] and all(row["met"]) else share(row)
 
     lines = [
         [name, *(" / ".join(cell(*op, case, d) for d in ("float32", "bfloat16")) for case in cases)]

@@ -22,28 +22,18 @@ from typing import Any
 import figure_models
 import figure_tables
 import results
-from results import among, at_least, fields, one, peers, percent, rows, span
+from results import among, at_least, fields, peers, percent, rows, span
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = re.compile(r"<!--=([\w.-]+)-->(.*?)<!--/-->", re.DOTALL)
-H200, CPU = "h200", "cpu"
+H200, H100, CPU = "h200", "h100", "cpu"
 
 Figure = Callable[[], str]
 
 
-def training(mode: str, variant: str) -> Figure:
+def training(mode: str, variant: str, machine: str = H200) -> Figure:
     """The time of a training step, as a multiple of bfloat16's in the same mode."""
-    return lambda: figure_models.step_time(mode, variant)
-
-
-def h100_step(variant: str) -> results.Row:
-    """The row of an eager training step on an H100."""
-    return one("h100", "training", what="eager", op=variant)
-
-
-def h100_training(variant: str) -> Figure:
-    """The time of an eager training step on an H100, as a multiple of bfloat16's."""
-    return lambda: f"{1 / h100_step(variant)['speedups']['bfloat16']:.2f}"
+    return lambda: figure_models.step_time(mode, variant, machine)
 
 
 def memory(mode: str, variant: str) -> Figure:
@@ -53,12 +43,7 @@ def memory(mode: str, variant: str) -> Figure:
 
 def phase(variant: str, name: str) -> Figure:
     """Milliseconds of a part of an eager training step."""
-    return lambda: f"{1e3 * eager_step(variant)['phases'][name]:.1f}"
-
-
-def eager_step(variant: str) -> results.Row:
-    """The row of an eager training step."""
-    return one(H200, "training", what="eager", op=variant)
+    return lambda: f"{1e3 * figure_models.step('eager', variant)['phases'][name]:.1f}"
 
 
 def product(peer: str, **wanted: Any) -> Figure:
@@ -171,10 +156,12 @@ FIGURES: dict[str, Figure] = {
     # A training step on an H200
     "training.eager": training("eager", "baraquant W8A8"),
     "training.compiled": training("compiled", "baraquant W8A8"),
-    "training.integers.bfloat16": lambda: f"{1e3 * h100_step('bfloat16')['seconds']:.1f}",
-    "training.integers.float": h100_training("baraquant W8A8"),
-    "training.integers.int8_input": h100_training("baraquant W8A8 int8_input"),
-    "training.integers.int8": h100_training("baraquant W8A8 int8"),
+    "training.integers.bfloat16": lambda: (
+        f"{1e3 * figure_models.step('eager', 'bfloat16', H100)['seconds']:.1f}"
+    ),
+    "training.integers.float": training("eager", "baraquant W8A8", H100),
+    "training.integers.int8_input": training("eager", "baraquant W8A8 int8_input", H100),
+    "training.integers.int8": training("eager", "baraquant W8A8 int8", H100),
     "training.graph": training("graph", "baraquant W8A8"),
     "training.memory": memory("eager", "baraquant W8A8"),
     "training.chain.eager": training("eager", "PyTorch chain W8A8"),
@@ -183,7 +170,9 @@ FIGURES: dict[str, Figure] = {
     "training.static.eager": training("eager", "baraquant W8A8 static"),
     "training.static.compiled": training("compiled", "baraquant W8A8 static"),
     "training.static.memory": memory("eager", "baraquant W8A8 static"),
-    "training.chain.ms": lambda: f"{1e3 * eager_step('PyTorch chain W8A8')['seconds']:.0f}",
+    "training.chain.ms": lambda: (
+        f"{1e3 * figure_models.step('eager', 'PyTorch chain W8A8')['seconds']:.0f}"
+    ),
     "training.forward": phase("baraquant W8A8", "forward"),
     "training.chain.forward": phase("PyTorch chain W8A8", "forward"),
     "training.backward": lambda: span(

@@ -110,15 +110,14 @@ def places_of(model: nn.Module, path: str, module: nn.Module) -> dict[str, Place
             weight = module._parameters[name]
             assert weight is not None
             experts, count, _ = form.canonical(weight).shape
+        numbers = torch.arange(experts * count, device="cpu")
         # Two columns: some versions of transformers drop a last dimension of one.
-        numbers = torch.arange(experts * count, device="cpu").view(experts, count, 1)
-        numbers = numbers.expand(-1, -1, 2).contiguous()
-        stored = in_files(model, {f"{path}.{name}": form.canonical(numbers)})
+        columns = numbers.view(experts, count, 1).expand(-1, -1, 2).contiguous()
+        stored = in_files(model, {f"{path}.{name}": form.canonical(columns)})
         if not all(n.endswith(".weight") and p.dim() == 2 for n, p in stored.items()):
             return None
         places = {n.removesuffix(".weight"): part[:, 0] for n, part in stored.items()}
-        rows = torch.cat(list(places.values())).sort().values
-        if not torch.equal(rows, torch.arange(experts * count)):
+        if not torch.equal(torch.cat(list(places.values())).sort().values, numbers):
             return None
         found[name] = places
     return found

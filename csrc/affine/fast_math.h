@@ -225,6 +225,23 @@ class OwnGrid : public FastGrid {
   }
 };
 
+// OwnGrid<true> for an even zero point z: rint(t) + z is the low bits of t + (kRounder + z). The
+// number in parentheses is an even integer, so that the addition rounds a tie as rint does, and by
+// the bounds of Note [Numbers that gave the scale] the sum has a unit of 1.
+class EvenGrid : public OwnGrid<true> {
+ public:
+  BARAQUANT_HD EvenGrid(float scale, float zero_point, QuantRange<float> range)
+      : OwnGrid<true>(scale, zero_point, range), rounder_(kRounder + zero_point) {}
+
+  // A word whose low byte is the integer: nothing clears the others.
+  BARAQUANT_HD uint32_t quantize_byte(float x) const {
+    return bit_cast<uint32_t>(quotient(x) + rounder_);
+  }
+
+ private:
+  float rounder_;
+};
+
 // The fastest kind of grid for a compute type. fastest_accepts_range says if a range allows it.
 template <typename C>
 using FastestGrid = std::conditional_t<std::is_same_v<C, float>, FastGrid, Grid<C>>;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The gradients of qat_linear as products of integers. The scales of the weight and of the input
 // are folded into dy, so that dy alone is rounded and the integers of the forward pass are used
-// again as they are; those of a weight that stays in memory are rounded again. With the symmetric int8 rounding q() of a row, whose scale is sd:
+// again as they are (a weight that stays in memory is rounded to them again). With the symmetric
+// int8 rounding q() of a row, whose scale is sd:
 //   dx[m, k] = sd[m] * sum over n of q(dy[m, n] * sw[n]) * qw[n, k]
 //   dw[n, k] = sd[n] * sum over m of q(dy[m, n] * sx[m]) * (qx[m, k] - zx[m])
 // The sums are exact in int32. A sum of more terms than int32 holds is cut into blocks of equal

@@ -79,4 +79,10 @@ __device__ __forceinline__ void store(const Pack<T, size>& pack, T* data, int64_
   }
 }
 
+// Four bytes, the low ones of four words, as one word. NB: permutations of bytes read the low ones
+// alone; shifts and ors would have to clear the others.
+__device__ __forceinline__ uint32_t pack_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
+}
+
 }  // namespace baraquant

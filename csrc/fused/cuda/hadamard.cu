@@ -36,8 +36,8 @@ __device__ __forceinline__ void rotate_within_packs(Share<T, packs>& x, int64_t 
   }
 }
 
-// `other` belongs to the element whose number differs in one bit. `sign` is -1 for the second of the
-// two, for which the bit is set, else 1. NB: the product is exact, so that a fused multiply-add
+// `other` belongs to the element whose number differs in one bit. `sign` is -1 for the second of
+// the two, for which the bit is set, else 1. NB: the product is exact, so that a fused multiply-add
 // rounds as the sum or the difference does.
 __device__ __forceinline__ float rotated(float mine, float other, float sign) {
   return __fmaf_rn(mine, sign, other);

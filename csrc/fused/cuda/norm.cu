@@ -130,8 +130,8 @@ struct Factors {
   }
 };
 
-// NB: what is missing or zero is left out: multiplying by 1, subtracting +0 or adding -0 would change
-// no bit.
+// NB: what is missing or zero is left out: multiplying by 1, subtracting +0 or adding -0 would
+// change no bit.
 template <typename T>
 __device__ __forceinline__ void normalize(RowWords<T>& words, const NormParams<T>& args,
                                           const Place& place, int p,

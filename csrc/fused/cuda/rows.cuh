@@ -3,8 +3,8 @@
 // load, make, find the range, choose, quantize, store. A stage (norm.cu, activation.cu,
 // hadamard.cu) is what makes a row. A team of threads shares a row. Its size depends on the length
 // alone, since the order of the sums does (math.h): every thread holds one pack of neighbours of
-// each 2^Stage::kMaxLanesLog2 elements. If a row ends within a pack or is not aligned, its packs are loaded and
-// stored element by element; the arithmetic stays the same.
+// each 2^Stage::kMaxLanesLog2 elements. If a row ends within a pack or is not aligned, its packs are
+// loaded and stored element by element; the arithmetic stays the same.
 #pragma once
 
 #include <algorithm>
@@ -143,32 +143,6 @@ __device__ __forceinline__ void store_pack(const RowWords<T>& words, T* row, con
   }
 }
 
-// affine::OwnGrid<true> for an even zero point z. rint(t) + z is the low bits of t + (kRounder + z):
-// the number in parentheses is an even integer, so that the addition rounds a tie as rint does, and
-// by the bounds in affine/fast_math.h the sum has a unit of 1.
-class EvenGrid : public affine::OwnGrid<true> {
- public:
-  __device__ __forceinline__ EvenGrid(float scale, float zero_point,
-                                      affine::QuantRange<float> range)
-      : affine::OwnGrid<true>(scale, zero_point, range), rounder_(kRounder + zero_point) {}
-  __device__ __forceinline__ uint32_t quantize_word(float x) const {
-    return bit_cast<uint32_t>(quotient(x) + rounder_);
-  }
-
- private:
-  float rounder_;
-};
-
-// A word whose low byte is the integer of x.
-template <typename G, typename C>
-__device__ __forceinline__ uint32_t quantize_word(const G& grid, C x) {
-  if constexpr (std::is_same_v<G, EvenGrid>) {
-    return grid.quantize_word(x);
-  } else {
-    return grid.quantize_byte(x);
-  }
-}
-
 template <typename T, int packs, typename G>
 __device__ __forceinline__ void quantize_row(const RowWords<T> (&row)[packs], uint8_t* values,
                                              const Place& place, const G& grid) {
@@ -181,10 +155,8 @@ __device__ __forceinline__ void quantize_row(const RowWords<T> (&row)[packs], ui
     for (int w = 0; w < kWords; ++w) {
       uint32_t q[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) q[i] = quantize_word(grid, x.at[4 * w + i]);
-      // NB: a permutation of bytes reads the low ones alone; shifts and ors would clear the others.
-      result.at[w] =
-          __byte_perm(__byte_perm(q[0], q[1], 0x0040), __byte_perm(q[2], q[3], 0x0040), 0x5410);
+      for (int i = 0; i < 4; ++i) q[i] = grid.quantize_byte(x.at[4 * w + i]);
+      result.at[w] = pack_bytes(q[0], q[1], q[2], q[3]);
     }
     const int count = place.count(p, kPack<T>);
     uint8_t* const to = values + place.offset(p, kPack<T>);
@@ -229,7 +201,8 @@ __device__ __forceinline__ void finish_quantized(const RowWords<T> (&row)[packs]
   }
   if constexpr (std::is_same_v<C, float>) {
     if (!two_sided && chosen.zero_point % 2 == 0) {
-      quantize_row<T, packs>(row, values, place, EvenGrid(chosen.scale, zero_point, limits));
+      quantize_row<T, packs>(row, values, place,
+                             affine::EvenGrid(chosen.scale, zero_point, limits));
       return;
     }
   }

@@ -82,16 +82,16 @@ __device__ __forceinline__ void transpose_tiles(const Matrix<T>& x, const LanePl
   }
 }
 
-template <typename T>
-struct ColumnsLaunch {
-  ColumnsParams<T> args;
+template <typename Params>
+struct TileLaunch {
+  Params args;
   bool whole;
   int piece;  // TileTarget
 };
 
 template <typename T, bool stochastic, bool with_sums>
 __global__ void __launch_bounds__(kTileThreads, 3)
-    scaled_columns_kernel(const ColumnsLaunch<T> launch) {
+    scaled_columns_kernel(const TileLaunch<ColumnsParams<T>> launch) {
   using C = ComputeType<T>;
   constexpr int kSize = kLaneColumns<T>, kColumns = kTileColumns<T>;
   __shared__ C scales[kColumns];
@@ -178,15 +178,8 @@ __global__ void __launch_bounds__(kTileThreads, 3)
 }
 
 template <typename T>
-struct GivenLaunch {
-  GivenParams<T> args;
-  bool whole;
-  int piece;
-};
-
-template <typename T>
 __global__ void __launch_bounds__(kTileThreads, 3)
-    quantize_given_transposed_kernel(const GivenLaunch<T> launch) {
+    quantize_given_transposed_kernel(const TileLaunch<GivenParams<T>> launch) {
   using C = ComputeType<T>;
   constexpr int kSize = kLaneColumns<T>;
   const GivenParams<T>& args = launch.args;
@@ -226,21 +219,24 @@ dim3 tile_grid(const Matrix<T>& x, int multiprocessors) {
           static_cast<unsigned>(std::min<int64_t>(divide_up(high, of_block), 65535))};
 }
 
+template <typename Params>
+void launch_tiles(void (*kernel)(const TileLaunch<Params>), const Params& args, int multiprocessors,
+                  cudaStream_t stream) {
+  const auto& x = args.input;
+  kernel<<<tile_grid(x, multiprocessors), kTileThreads, 0, stream>>>(
+      TileLaunch<Params>{args, has_whole_packs(x), piece_of(args.values, x.rows)});
+}
+
 template <typename T, bool stochastic>
 void launch_columns(const ColumnsParams<T>& args, int multiprocessors, cudaStream_t stream) {
-  const Matrix<T>& x = args.input;
-  const ColumnsLaunch<T> launch{args, has_whole_packs(x), piece_of(args.values, x.rows)};
   auto kernel = args.zero_point ? &scaled_columns_kernel<T, stochastic, true>
                                 : &scaled_columns_kernel<T, stochastic, false>;
-  kernel<<<tile_grid(x, multiprocessors), kTileThreads, 0, stream>>>(launch);
+  launch_tiles(kernel, args, multiprocessors, stream);
 }
 
 template <typename T>
 void launch_given(const GivenParams<T>& args, int multiprocessors, cudaStream_t stream) {
-  const Matrix<T>& x = args.input;
-  const GivenLaunch<T> launch{args, has_whole_packs(x), piece_of(args.values, x.rows)};
-  quantize_given_transposed_kernel<T>
-      <<<tile_grid(x, multiprocessors), kTileThreads, 0, stream>>>(launch);
+  launch_tiles(&quantize_given_transposed_kernel<T>, args, multiprocessors, stream);
 }
 
 }  // namespace baraquant::scaled

@@ -42,8 +42,8 @@ __device__ __forceinline__ void raise(double* to, double value) {
   atomicMax(reinterpret_cast<unsigned long long*>(to), bit_cast<unsigned long long>(value));
 }
 
-// Raises the maxima of neighbouring columns, of which each lane of a warp has `size`; `count` of them
-// exist from `to` on. Goes through shared memory, so that a warp raises 32 neighbours at once.
+// Raises the maxima of neighbouring columns, of which each lane of a warp has `size`; `count` of
+// them exist from `to` on. Goes through shared memory, so that a warp raises 32 neighbours at once.
 template <typename C, int size>
 struct ColumnExchange {
   static constexpr int kStride = size + 16 / static_cast<int>(sizeof(C));
@@ -117,11 +117,6 @@ class PackBits {
 
   uint32_t words_[kHeld];
 };
-
-// Four bytes, the low ones of four words, as one word.
-__device__ __forceinline__ uint32_t pack_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
-}
 
 // Rounds numbers of one scale, which come from the range that gave it: with 0 in the middle.
 template <typename C>
