@@ -156,7 +156,8 @@ def peak_memory(device: torch.device) -> Iterator[list[int]]:
         found[0] = torch.cuda.max_memory_allocated(device) - before
         return
     activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+    options = {"profile_memory": True, "acc_events": True}
+    with torch.profiler.profile(activities=activities, **options) as profile:
         yield found
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"

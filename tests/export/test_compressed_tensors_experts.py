@@ -220,12 +220,18 @@ def test_errors_when_writing(tmp_path: Path) -> None:
     static = model_of("qwen3_moe", {"*experts": baraquant.W8A8Static()})
     with pytest.raises(ValueError, match=r"kernels: .*experts.0.*vLLM has no kernel for experts"):
         export.to_compressed_tensors(static, tmp_path / "out", allow=["shapes"])
-    with pytest.raises(ValueError, match="has a weight for each expert, which only to_comp"):
-        export.to_gguf(static, tmp_path / "model.gguf")
     granite = TEXT["granite_moe"].model(torch.float32, "cpu")
     baraquant.quantize_(granite, {"*experts": baraquant.W8A8()})
     with pytest.raises(ValueError, match="experts: expected experts that have layers of their own"):
         written(granite, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_experts_in_gguf(tmp_path: Path) -> None:
+    package("gguf")
+    model = model_of("qwen3_moe", {"*experts": baraquant.W8A8()})
+    with pytest.raises(ValueError, match="has a weight for each expert, which only to_comp"):
+        export.to_gguf(model, tmp_path / "model.gguf")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -22,7 +22,9 @@ from torch import Tensor
 from tests.support import cases
 from tests.support.calls import int8_mm as int8_calls
 from tests.support.calls.affine import BACKWARD, Call, value_and_gradients
+from tests.support.calls.fused import FLOAT_CALLS, NORMS, QUANTIZE_CALLS
 from tests.support.calls.range import OBSERVE_CALLS, RangeCall
+from tests.support.calls.scaled import SCALED_CALLS, IntegerQatCall
 from tests.support.family_cases.grouped import Grouped
 from tests.support.family_cases.int8_mm import Case
 
@@ -38,6 +40,9 @@ SLICED = ((2, 40_001), (520, 40))
 # Rows for a warp, a block, a cluster of blocks; too long for the registers; many rows of the last
 # two kinds; columns in several slices.
 ROWS = ((9, 200), (3, 5000), (2, 70_000), (1, 400_003), (300, 2560), (300, 6400), (5000, 40))
+# Of the fused and scaled families: whole packs and parts of packs, of rows for a warp, for a block,
+# and of those that are read twice.
+SHARED = ((6, 5, 24), (3, 7, 13), (70, 200), (300, 4096), (2, 16_385), (2, 40_000))
 VERBS = (
     *(("quantize", {}), ("quantize", {"dtype": torch.float32}), ("dequantize", {})),
     *(("fake_quantize", {}), ("fake_quantize", {"learned": True})),
@@ -172,10 +177,43 @@ def product_calls() -> Iterator[Run]:
                 yield lambda c=call, t=tensors: c(*t)
 
 
+def fused_calls() -> Iterator[Run]:
+    """Each op, alone and quantizing; its gradients, which are PyTorch's, at the small shapes."""
+    for call in (*FLOAT_CALLS, *QUANTIZE_CALLS):
+        dtypes = [d for d in cases.FLOAT_DTYPES if d != torch.float64 or call.takes_float64]
+        for dtype in dtypes:
+            for shape in SHARED:
+                tensors = call.tensors(shape, dtype, DEVICE)
+                if shape in (SMALL, ODD):
+                    yield lambda c=call, t=tensors: value_and_gradients(c, t)
+                else:
+                    yield lambda c=call, t=tensors: c(*(x.detach() for x in t))
+            if call.base in NORMS:
+                tensors = tensors_of(call, SMALL, dtype, "misaligned")
+                yield lambda c=call, t=tensors: value_and_gradients(c, t)
+
+
+def scaled_calls() -> Iterator[Run]:
+    """Each op; the gradients of qat_linear, of which each product is one of integers."""
+    for dtype in cases.FLOAT_DTYPES:
+        for call in SCALED_CALLS:
+            for shape in SHARED:
+                tensors = call.tensors(shape, dtype, DEVICE)
+                yield lambda c=call, t=tensors: c(*t)
+        for shape in ((130, 64), (17, 33), (4, 2049)):
+            for shift in (False, True):
+                trained = IntegerQatCall("qat_linear", dtype, shift=shift)
+                tensors = trained.tensors(shape, dtype, DEVICE)
+                yield lambda c=trained, t=tensors: value_and_gradients(c, t)
+        yield partial(
+            torch.ops.baraquant.draw_random, torch.empty(1, dtype=dtype, device=DEVICE), 2
+        )
+
+
 def run_all() -> int:
     """Make every call; their number."""
     count = 0
-    for family in (affine_calls, range_calls, product_calls):
+    for family in (affine_calls, range_calls, product_calls, fused_calls, scaled_calls):
         for run in family():
             run()
             count += 1
@@ -195,7 +233,7 @@ def kernels_of_sources() -> set[str]:
 def print_kernels() -> int:
     """Run under the profiler: which of the sources' kernels were launched, and which were not."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
         count = run_all()
     ours = {e.key for e in profile.key_averages() if "baraquant" in e.key}
     expected = kernels_of_sources()
