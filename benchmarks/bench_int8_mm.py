@@ -25,6 +25,7 @@ from benchmarks.bench_report import Part
 from benchmarks.bench_row import Case, Row
 from benchmarks.int8_mm_layer import COPIED, Bench, Weights
 from benchmarks.int8_mm_rows import (
+    bench_behind,
     bench_cached,
     bench_linear,
     bench_odd,
@@ -43,6 +44,7 @@ BENCHES: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "linear": bench_linear,
     "cached": bench_cached,
     "whole": bench_whole,
+    "behind": bench_behind,
     "training": bench_training,
     "odd": bench_odd,
     "variants": bench_variants,
@@ -73,6 +75,8 @@ def cuda_plans(what: str) -> list[ProductPlan]:
     if what == "whole":
         rows = [1, 16, 64, 256, 1024, 4096]
         return [plan(some, rows=[4096], compiled=True), plan(SIZES, rows=rows)]
+    if what == "behind":
+        return [plan(SIZES, rows=[16, 4096])]
     if what == "training":
         sizes = [*some, "4096x14336", "8192x8192"]
         return [plan(some[:1], rows=[4096], compiled=True), plan(sizes, rows=[4096, 16384])]
@@ -96,6 +100,8 @@ def cpu_plans(what: str) -> list[ProductPlan]:
         return [plan(["1024x1024", "4096x4096"], rows=[1], threads=one_and_all)]
     if what == "whole":
         return [plan(["4096x4096"], rows=[1, 16, 128, 512], threads=one_and_all)]
+    if what == "behind":
+        return [plan(["4096x4096"], rows=[1, 128])]
     if what == "training":
         return [plan(["4096x4096"], rows=[128])]
     if what == "odd":

@@ -2,8 +2,10 @@
 """What ``bench_int8_mm.py`` measures: for each op of the family the calls, and their peers."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,6 +37,8 @@ from benchmarks.pytorch_linears import (
     float8_rows,
 )
 from tests.support.saved_tensors import saved_tensors, storages
+
+EPS = 1e-6  # of a norm
 
 
 def int_mm_calls(bench: Bench, x: Tensor, scale: Tensor) -> dict[str, Call]:
@@ -195,14 +199,74 @@ def bench_whole(bench: Bench) -> Iterator[Row]:
         yield bench.measure(row, calls, bench.moved(weights.dtype.itemsize), bench.products)
 
 
+def bench_behind(bench: Bench) -> Iterator[Row]:
+    """Rows of what precedes a layer and the layer: quantized by the norm or the activation.
+
+    Beside PyTorch's norm or activation and the float layer, and beside PyTorch's and
+    quantized_linear.
+    """
+    weights, k = bench.weights, bench.shape[2]
+    xs, others = ([weights.random(bench.m) for _ in range(4)] for _ in range(2))
+    ones = torch.ones(k, device=weights.device, dtype=weights.dtype)
+    befores: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[..., Any]]] = {
+        "rms_norm": (
+            lambda x, _: F.rms_norm(x, (k,), ones, EPS),
+            lambda x, _: ops.rms_norm_quantize_per_token(x, ones, EPS),
+        ),
+        "silu_mul": (lambda x, up: F.silu(x) * up, ops.silu_mul_quantize_per_token),
+        "gelu": (lambda x, _: F.gelu(x), lambda x, _: ops.gelu_quantize_per_token(x)),
+    }
+    for name, (plain, quantizes) in befores.items():
+        calls = behind_calls(bench, xs, others, plain, quantizes)
+        targets = [Target(bench.linear_name, 1.85)] if bench.m == 4096 else []
+        row = bench.row("behind", "int8_linear", name, *(targets if not bench.on_cpu else []))
+        moved = bench.moved(weights.dtype.itemsize)
+        with torch.no_grad():
+            yield bench.measure(row, calls, moved, bench.products)
+
+
+def behind_calls(
+    bench: Bench,
+    xs: list[Tensor],
+    others: list[Tensor],
+    plain: Callable[[Tensor, Tensor], Tensor],
+    quantizes: Callable[..., Any],
+) -> dict[str, Call]:
+    """The fused op and int8_linear; PyTorch's op and the float layer, or quantized_linear."""
+    weights = bench.weights
+    ws, floats, dtype = weights.integers, weights.floats, weights.dtype
+
+    def own(i: int) -> Tensor:
+        q, scale = quantizes(xs[i % 4], others[i % 4])[:2]
+        return ops.int8_linear(q, ws[i % len(ws)], scale, weights.scale, dtype=dtype)
+
+    def apart(i: int) -> Tensor:
+        x = plain(xs[i % 4], others[i % 4])
+        return ops.quantized_linear(x, ws[i % len(ws)], weights.scale)
+
+    return {
+        OWN: own,
+        "quantized_linear": apart,
+        bench.linear_name: lambda i: F.linear(
+            plain(xs[i % 4], others[i % 4]), floats[i % len(floats)]
+        ),
+    }
+
+
 def bench_training(bench: Bench) -> Iterator[Row]:
-    """A row of qat_linear, forward + backward, and what it holds between the two."""
+    """Rows of qat_linear, forward + backward, and what it holds between the two."""
+    for backward in ("float", "int8_input", "int8"):
+        yield bench_step(bench, backward)
+
+
+def bench_step(bench: Bench, backward: str) -> Row:
+    """The row with one kind of backward pass."""
     weights, (m, n, k) = bench.weights, bench.shape
     x = weights.random(m).requires_grad_()
     grad = torch.randn(m, n, device=weights.device, dtype=weights.dtype)
     ws = [weight.detach().requires_grad_() for weight in weights.floats]
     forwards: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-        OWN: ops.qat_linear,
+        OWN: functools.partial(ops.qat_linear, backward=backward),
         bench.linear_name: F.linear,
         FAKE: fake_quantized_linear,
     }
@@ -218,17 +282,19 @@ def bench_training(bench: Bench) -> Iterator[Row]:
 
     targets: list[AnyTarget] = []
     if not bench.on_cpu:
-        targets = [Target(bench.linear_name, 1.1), HoldsLess(bench.linear_name)]
-    row = bench.row("training", "qat_linear", "forward + backward", *targets)
+        wanted = 1.6 if backward == "int8" and bench.m == 16384 else 1.1
+        targets = [Target(bench.linear_name, wanted), HoldsLess(bench.linear_name)]
+    case = "forward + backward" + ("" if backward == "float" else f", {backward}")
+    row = bench.row("training", "qat_linear", case, *targets)
     for name, forward in forwards.items():
         with contextlib.suppress(Exception):  # its timing below fails as well, and says why
             row.held[name] = held_bytes(forward, x, ws[0])
-    # The two products of the backward are bfloat16's, at half the peak: five times a product's.
-    peak = int8_peak(weights.device) * 3 / 5
+    # A product of the backward in bfloat16 has half the peak, so that it takes twice as long.
+    peak = int8_peak(weights.device) * 3 / {"float": 5, "int8_input": 4, "int8": 3}[backward]
     kept = m * k + n * k
     moved = 2 * (m * k + n * k + m * n) * weights.dtype.itemsize + 2 * kept
     steps = {name: step(forward) for name, forward in forwards.items()}
-    yield bench.measure(row, steps, moved, 3 * bench.products, peak, rotation=2)
+    return bench.measure(row, steps, moved, 3 * bench.products, peak, rotation=2)
 
 
 def held_bytes(forward: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor) -> int:

@@ -118,7 +118,8 @@ def cpu_product(**wanted: Any) -> list[results.Row]:
 
 def qat_linear(m: int) -> list[float]:
     """How qat_linear on the H200 compares with a bfloat16 layer."""
-    return peers(rows(H200, "int8_mm", op="qat_linear", m=m), "bfloat16 linear")
+    found = rows(H200, "int8_mm", op="qat_linear", m=m, case="forward + backward")
+    return peers(found, "bfloat16 linear")
 
 
 def digits() -> dict[str, Any]:

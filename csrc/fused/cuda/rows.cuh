@@ -13,6 +13,7 @@
 #include "frame/cuda_plan.cuh"
 #include "fused/math.h"
 #include "fused/rows.h"
+#include "machine/early_launch.cuh"
 #include "range/cuda/extremes.cuh"
 
 namespace baraquant::fused {
@@ -217,6 +218,7 @@ template <typename Stage, int packs, bool quantized>
 __global__ void __launch_bounds__(kMaxThreads<typename Stage::T, Stage::kMaxLanesLog2>)
     rows_kernel(const typename Stage::Params args, const Mapping mapping) {
   using T = typename Stage::T;
+  let_next_kernel_begin();
   const Rows<T>& rows = args.rows;
   const Place place(mapping, rows.count, rows.length);
   RowWords<T> row[packs];

@@ -6,6 +6,7 @@
 
 #include "int8_mm/cuda/generic/pipeline.cuh"
 #include "int8_mm/cuda/scale_vectors.cuh"
+#include "machine/early_launch.cuh"
 
 namespace baraquant::int8_mm {
 
@@ -79,6 +80,7 @@ __global__ void __launch_bounds__(32 * kVectorWarps, kVectorBlocks<rows, aligned
   const Operands& f = args.operands;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int share = warp % shares;
+  wait_for_last_kernel();
   const int64_t n = (int64_t(blockIdx.x) * (kVectorWarps / shares) + warp / shares) * columns;
   if (n >= f.n) return;  // the same for all warps that share a row
 
@@ -105,6 +107,7 @@ __global__ void __launch_bounds__(32 * kVectorWarps, kVectorBlocks<rows, aligned
 
 template <typename T, int rows>
 void launch_vector_rows(const GenericParams<T>& args, int multiprocessors, cudaStream_t stream) {
+  const bool early = is_compiled_for_hopper<&vector_kernel<T, rows, false, true>>();
   constexpr int columns = rows == 1 ? 1 : 2;
   const Operands& f = args.operands;
   const bool aligned =
@@ -118,7 +121,7 @@ void launch_vector_rows(const GenericParams<T>& args, int multiprocessors, cudaS
   // Eight warps on a multiprocessor suffice to use its share of the memory bandwidth.
   const int shares = warps < int64_t(8) * multiprocessors ? kVectorWarps : 1;
   const auto blocks = static_cast<unsigned>(divide_up(warps * shares, kVectorWarps));
-  kernel<<<blocks, 32 * kVectorWarps, 0, stream>>>(args, shares);
+  launch_waiting(kernel, early, blocks, 32 * kVectorWarps, stream, args, shares);
 }
 
 template <typename T>

@@ -13,7 +13,7 @@ constexpr int kChunk = 16;
 // Reads the 16 bytes from `at` on, with zeros in place of those outside begin .. end - 1.
 __device__ __forceinline__ uint4 read_word(const uint8_t* at, const uint8_t* begin,
                                            const uint8_t* end) {
-  if (at >= begin && end - at >= kChunk) return __ldg(reinterpret_cast<const uint4*>(at));
+  if (at >= begin && end - at >= kChunk) return *reinterpret_cast<const uint4*>(at);
   uint4 word{};
 #pragma unroll 1
   for (int i = 0; i < kChunk; i += 4) {

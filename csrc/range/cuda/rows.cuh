@@ -8,6 +8,7 @@
 
 #include "elementwise/cuda.cuh"
 #include "frame/cuda_plan.cuh"
+#include "machine/early_launch.cuh"
 #include "range/cuda/extremes.cuh"
 
 namespace baraquant::range {
@@ -134,6 +135,7 @@ template <typename Op, int packs, int max_threads = kMaxRowThreads, int blocks =
 __global__ void __launch_bounds__(max_threads, blocks) rows_kernel(const RowsParams<Op> args) {
   using C = typename Op::C;
   using Fastest = affine::FastestGrid<C>;
+  let_next_kernel_begin();
   const RowMapping& mapping = args.mapping;
   __shared__ ClusterMail<typename Op::First> mail;
   if (mapping.blocks_log2 > 0) announce_to_cluster(mail, 1 << mapping.blocks_log2);
@@ -168,16 +170,6 @@ __global__ void __launch_bounds__(max_threads, blocks) rows_kernel(const RowsPar
 
 // --- launchers -----------------------------------------------------------------------------------
 
-// Whether blocks of the kernel can form clusters: the chip must support them, and the kernel must
-// have been compiled for it (and not by the driver from PTX for an older chip).
-inline bool have_clusters(const void* kernel, int device) {
-  int major = 0;
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaFuncAttributes attributes{};
-  return major >= 9 && cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess &&
-         attributes.ptxVersion >= 90;
-}
-
 inline Chip chip_of(int device) {
   Chip chip;
   cudaDeviceGetAttribute(&chip.multiprocessors, cudaDevAttrMultiProcessorCount, device);
@@ -196,7 +188,7 @@ bool rows_cuda(RowsParams<Op> args, int device, cudaStream_t stream) {
   args.fast_range = affine::fastest_accepts_range(args.rule.range);
   Chip chip = chip_of(device);
   chip.clusters = s.length > kMaxPacksOfBlock * kPack &&
-                  have_clusters(reinterpret_cast<const void*>(&rows_kernel<Op, 1>), device);
+                  is_compiled_for_hopper<&rows_kernel<Op, 1>>();
   RowLimits limits{kMaxRowPacks<Op>};
   limits.copies = sizeof(typename Op::Result) >= sizeof(typename Op::First);
   if (Op::kMask == affine::Mask::kWrite && kPack < 8) limits.min_team = 8 / kPack;

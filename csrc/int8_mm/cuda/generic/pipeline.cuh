@@ -39,7 +39,7 @@ struct Matrix {
   // Returns 16 bytes of a row, with zeros beyond its end.
   __device__ __forceinline__ uint4 chunk(int64_t row, int64_t at) const {
     if constexpr (aligned) {
-      return at < k ? __ldg(reinterpret_cast<const uint4*>(base + row * k + at)) : uint4{};
+      return at < k ? *reinterpret_cast<const uint4*>(base + row * k + at) : uint4{};
     } else {
       UnalignedChunk words;
       words.read(base, rows * k, row * k + at, k - at);

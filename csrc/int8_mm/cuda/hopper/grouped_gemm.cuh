@@ -99,7 +99,7 @@ struct GroupedGemm {
                           table, call.stream);
     if (cudaPeekAtLastError() != cudaSuccess) return false;
     void* const workspace = static_cast<uint8_t*>(call.workspace) + table_bytes(call);
-    return Launcher<Kernel>::launch(arguments(call, table), workspace, call);
+    return Launcher<Kernel>::launch(arguments(call, table), workspace, call, /*early=*/false);
   }
 };
 

@@ -42,13 +42,14 @@ struct Launcher {
     return result == cudaSuccess;
   }
 
-  static bool launch(const Arguments& a, void* workspace, const Call& call) {
+  // `early` needs a kernel of CUTLASS's that waits for the one before it.
+  static bool launch(const Arguments& a, void* workspace, const Call& call, bool early) {
     constexpr auto kSuccess = cutlass::Status::kSuccess;
     // Kernel::can_implement would require n to be a multiple of 16 bytes, which TMA does not.
     if (!allow_shared_memory(call.device)) return false;
     if (Kernel::initialize_workspace(a, workspace, call.stream) != kSuccess) return false;
     auto params = Kernel::to_underlying_arguments(a, workspace);
-    return Adapter::run(params, call.stream) == kSuccess;
+    return Adapter::run(params, call.stream, nullptr, early) == kSuccess;
   }
 };
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #ifdef BARAQUANT_WITH_CUTLASS
+#define BARAQUANT_STREAM_K
 #include "int8_mm/cuda/hopper/gemm.cuh"
 
 namespace baraquant::int8_mm::hopper {
