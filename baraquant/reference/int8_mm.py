@@ -15,7 +15,12 @@ from . import affine, scaled
 from . import range as ranges
 from ._functions import Rule, like_the_op
 from .granularity import INT32_MAX, INT32_MIN, segments
-from .integer_backward import integer_input_gradient, integer_weight_gradient, rows_of
+from .integer_backward import (
+    bias_gradient,
+    integer_input_gradient,
+    integer_weight_gradient,
+    rows_of,
+)
 from .products import rescaled, sums_of_products
 from .rules import round_to
 
@@ -238,7 +243,9 @@ def qat_linear(
         if needed[1]:
             dw = weight_gradient(dy, random)
         if needed[2]:
-            db = _bias_gradient(dy, bias)
+            assert bias is not None
+            in_order = backward != "float"
+            db = bias_gradient(dy, bias.dtype) if in_order else _bias_gradient(dy, bias)
         return dx, dw, db
 
     return Rule.apply(value, gradient, input, weight, bias)

@@ -4,13 +4,15 @@
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from baraquant.ops._limits import MAX_FEATURES, MAX_SHIFTED_FEATURES
 
 from . import scaled
 from .products import rescaled, sums_of_products
 from .rules import round_to
+
+_PIECE, _LANES = 32, 8  # rows that are added up in the compute type; sums of pieces, in float64
 
 
 def _blocks(depth: int, limit: int) -> list[slice]:
@@ -34,6 +36,25 @@ def _sum_of_blocks(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
 def rows_of(grad: Tensor) -> Tensor:
     """Return ``[tokens, N]`` of ``[..., N]``."""
     return grad.reshape(grad.shape[:-1].numel(), grad.shape[-1])
+
+
+def bias_gradient(dy: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``sum_t dy[t, n]`` in the order that every device keeps."""
+    rows = rows_of(dy.detach())
+    rows = rows.to(torch.promote_types(dy.dtype, torch.float32))
+    count = math.ceil(rows.shape[0] / _PIECE)
+    missing = count * _PIECE - rows.shape[0]
+    pieces = nn.functional.pad(rows, (0, 0, 0, missing)).reshape(count, _PIECE, rows.shape[1])
+    sums = torch.zeros_like(pieces[:, 0])
+    for row in range(_PIECE):
+        sums = sums + pieces[:, row]
+    lanes = [torch.zeros(rows.shape[1], dtype=torch.float64, device=dy.device)] * _LANES
+    for piece in range(count):
+        lanes[piece % _LANES] = lanes[piece % _LANES] + sums[piece].to(torch.float64)
+    while len(lanes) > 1:
+        half = len(lanes) // 2
+        lanes = [a + b for a, b in zip(lanes[:half], lanes[half:], strict=True)]
+    return round_to(lanes[0].to(rows.dtype), dtype)
 
 
 def integer_input_gradient(dy: Tensor, w: Tensor, sw: Tensor, random: Tensor | None) -> Tensor:

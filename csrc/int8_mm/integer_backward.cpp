@@ -26,7 +26,7 @@ constexpr const char* kOp = "baraquant::_integer_backward";
 // The second of the two states in `random` is for the gradient of the weight.
 constexpr uint64_t kWeightStep = 1;
 
-using TensorPair = std::tuple<at::Tensor, at::Tensor>;
+using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
 // A sum of `depth` terms, cut into blocks that int32 holds.
 struct SumBlocks {
@@ -97,19 +97,19 @@ at::Tensor transposed_integers(const at::Tensor& weight, const at::Tensor& scale
   return scaled::quantized_transpose(weight, scale, args.weight_quant_min, args.weight_quant_max);
 }
 
-// `maxima` are those that gradient_of_weight needs of grad, or undefined.
+// `found` has what else the pass over grad finds, for dw and for db. Its sums are undefined if the
+// columns are cut into blocks.
 at::Tensor gradient_of_input(const Part& grad, const IntegerBackwardArgs& args,
-                             const RandomState& random, const at::Tensor& maxima) {
+                             const SumBlocks& blocks, const RandomState& random,
+                             const scaled::OfColumns& found) {
   const at::Tensor weight = contiguous(*args.weight), scale = vector_of(*args.weight_scale);
-  const at::Tensor row_factor = maxima.defined() ? vector_of(*args.input_scale) : at::Tensor();
-  const SumBlocks blocks(grad.columns, kMaxDepth);
   Total total(grad.rows, weight.size(1), grad.matrix.scalar_type(), weight, blocks.is_one());
   blocks.for_each([&](int64_t begin, int64_t end) {
     const auto of_block = [&](const at::Tensor& t) {
       return t.defined() ? t.narrow(0, begin, end - begin) : t;
     };
     total.add(scaled::quantize_rows(scaled::columns_of(grad, begin, end), of_block(scale), random,
-                                    row_factor, of_block(maxima)),
+                                    {found.row_factor, of_block(found.maxima), found.sums}),
               transposed_integers(of_block(weight), of_block(scale), args), {});
   });
   return total.result();
@@ -175,14 +175,16 @@ void check_integer_backward(const at::Tensor& grad, const IntegerBackwardArgs& a
     }
   }
   if (args.random) check_kept(grad, "random", args.random, at::kLong, 2);
+  TORCH_CHECK_TYPE(!args.bias_dtype || at::isFloatingType(*args.bias_dtype), kOp,
+                   ": expected bias_dtype to be a floating type, but got ", *args.bias_dtype);
 }
 
 // What stands for a gradient that is not computed.
 at::Tensor nothing_like(const at::Tensor& grad) { return at::empty({0}, grad.options()); }
 
-TensorPair integer_backward_meta(const at::Tensor& grad, const IntegerBackwardArgs& args) {
+Gradients integer_backward_meta(const at::Tensor& grad, const IntegerBackwardArgs& args) {
   check_integer_backward(grad, args);
-  at::Tensor dx = nothing_like(grad), dw = nothing_like(grad);
+  at::Tensor dx = nothing_like(grad), dw = nothing_like(grad), db = nothing_like(grad);
   if (args.weight) {
     std::vector<c10::SymInt> sizes = grad.sym_sizes().vec();
     sizes.back() = args.weight->sym_size(1);
@@ -191,25 +193,38 @@ TensorPair integer_backward_meta(const at::Tensor& grad, const IntegerBackwardAr
   if (args.qinput) {
     dw = at::empty_symint({grad.sym_size(-1), args.qinput->sym_size(-1)}, grad.options());
   }
-  return {dx, dw};
+  if (args.bias_dtype) {
+    db = at::empty_symint({grad.sym_size(-1)}, grad.options().dtype(*args.bias_dtype));
+  }
+  return {dx, dw, db};
 }
 
-TensorPair integer_backward_device(const at::Tensor& grad, const IntegerBackwardArgs& args) {
+Gradients integer_backward_device(const at::Tensor& grad, const IntegerBackwardArgs& args) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   check_integer_backward(grad, args);
   const Part rows = scaled::whole(grad);
   const at::Tensor state = args.random ? contiguous(*args.random) : at::Tensor();
   const SumBlocks tokens(rows.rows, args.input_zero_point ? kMaxShiftedDepth : kMaxDepth);
-  at::Tensor dx = nothing_like(grad), dw = nothing_like(grad), maxima;
+  const SumBlocks outputs(rows.columns, kMaxDepth);
+  at::Tensor dx = nothing_like(grad), dw = nothing_like(grad), db = nothing_like(grad);
+  scaled::OfColumns found;
   // Where the scales of dw hold for all tokens, the pass for dx finds them too.
-  if (args.weight && args.qinput && tokens.is_one()) maxima = scaled::no_maxima(rows);
+  if (args.weight && args.qinput && tokens.is_one()) {
+    found.row_factor = vector_of(*args.input_scale);
+    found.maxima = scaled::no_maxima(rows);
+  }
+  if (args.weight && args.bias_dtype && outputs.is_one()) found.sums = scaled::empty_sums(rows);
   if (args.weight) {
     std::vector<int64_t> sizes = grad.sizes().vec();
     sizes.back() = args.weight->size(1);
-    dx = gradient_of_input(rows, args, {state}, maxima).view(sizes);
+    dx = gradient_of_input(rows, args, outputs, {state}, found).view(sizes);
   }
-  if (args.qinput) dw = gradient_of_weight(rows, args, tokens, {state, kWeightStep}, maxima);
-  return {dx, dw};
+  if (args.qinput) dw = gradient_of_weight(rows, args, tokens, {state, kWeightStep}, found.maxima);
+  if (args.bias_dtype) {
+    const at::Tensor sums = found.sums.defined() ? found.sums : scaled::sums_of_pieces(rows);
+    db = cast(scaled::total(sums), *args.bias_dtype);
+  }
+  return {dx, dw, db};
 }
 
 // NB: tensors that the dispatcher would send elsewhere are refused here, before the call below.
@@ -231,7 +246,7 @@ void refuse_to_record(const at::Tensor& grad) {
                               ": a gradient that is rounded to integers cannot be differentiated");
 }
 
-TensorPair integer_backward_autograd(const at::Tensor& grad, const IntegerBackwardArgs& args) {
+Gradients integer_backward_autograd(const at::Tensor& grad, const IntegerBackwardArgs& args) {
   check_all_dispatchable(grad, args);
   refuse_to_record(grad);
   const at::AutoDispatchBelowADInplaceOrView guard;
@@ -240,7 +255,7 @@ TensorPair integer_backward_autograd(const at::Tensor& grad, const IntegerBackwa
 
 }  // namespace
 
-TensorPair integer_backward(const at::Tensor& grad, const IntegerBackwardArgs& args) {
+Gradients integer_backward(const at::Tensor& grad, const IntegerBackwardArgs& args) {
   static const CoreOp<decltype(integer_backward)> op(kOp);
   return op(grad, args);
 }

@@ -5,7 +5,8 @@
 // int8 rounding q() of a row, whose scale is sd:
 //   dx[m, k] = sd[m] * sum over n of q(dy[m, n] * sw[n]) * qw[n, k]
 //   dw[n, k] = sd[n] * sum over m of q(dy[m, n] * sx[m]) * (qx[m, k] - zx[m])
-// The sums are exact in int32. A sum of more terms than int32 holds is cut into blocks of equal
+//   db[n]    = sum over m of dy[m, n]      in the order of scaled/math.h
+// The sums of integers are exact in int32. A sum of more terms than int32 holds is cut into blocks of equal
 // length (a multiple of 16, the last one may be shorter), each rounded with scales of its own; the
 // blocks are added in the compute type, in order.
 #pragma once
@@ -14,35 +15,40 @@
 
 namespace baraquant::int8_mm {
 
-// What is kept of the forward pass. Without weight dx is not computed, without qinput dw is not.
+// What is kept of the forward pass. Without weight dx is not computed, without qinput dw is not,
+// and without bias_dtype db is not.
 struct IntegerBackwardArgs {
   OptionalTensor qinput, input_scale, input_zero_point;  // [..., K], [..., 1], [..., 1]
   // [N, K], [N]. The weight's integers, or itself, of the dtype of the gradient.
   OptionalTensor weight, weight_scale;
   OptionalTensor random;  // of draw_random(count=2): dx uses the first state, dw the second
   int64_t weight_quant_min = -128, weight_quant_max = 127;
+  std::optional<at::ScalarType> bias_dtype;  // of db
 
   static constexpr const char* kSchema =
       "Tensor? qinput, Tensor? input_scale, Tensor? input_zero_point, Tensor? weight, "
-      "Tensor? weight_scale, Tensor? random, int weight_quant_min=-128, int weight_quant_max=127";
-  using Flat = std::tuple<OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor,
-                          OptionalTensor, OptionalTensor, int64_t, int64_t>;
+      "Tensor? weight_scale, Tensor? random, int weight_quant_min=-128, int weight_quant_max=127, "
+      "ScalarType? bias_dtype=None";
+  using Flat =
+      std::tuple<OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor,
+                 OptionalTensor, int64_t, int64_t, std::optional<at::ScalarType>>;
   Flat flat() const {
-    return {qinput,       input_scale, input_zero_point, weight,
-            weight_scale, random,      weight_quant_min, weight_quant_max};
+    return {qinput, input_scale,      input_zero_point, weight,    weight_scale,
+            random, weight_quant_min, weight_quant_max, bias_dtype};
   }
   static IntegerBackwardArgs from_flat(OptionalTensor qinput, OptionalTensor input_scale,
                                        OptionalTensor input_zero_point, OptionalTensor weight,
                                        OptionalTensor weight_scale, OptionalTensor random,
-                                       int64_t weight_quant_min, int64_t weight_quant_max) {
+                                       int64_t weight_quant_min, int64_t weight_quant_max,
+                                       std::optional<at::ScalarType> bias_dtype) {
     return {std::move(qinput), std::move(input_scale),  std::move(input_zero_point),
             std::move(weight), std::move(weight_scale), std::move(random),
-            weight_quant_min,  weight_quant_max};
+            weight_quant_min,  weight_quant_max,        bias_dtype};
   }
 };
 
-// Returns dx and dw, in the dtype of grad; an empty tensor for one that is not computed.
-std::tuple<at::Tensor, at::Tensor> integer_backward(const at::Tensor& grad,
-                                                    const IntegerBackwardArgs& args);
+// Returns dx and dw, in the dtype of grad, and db; an empty tensor for one that is not computed.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> integer_backward(const at::Tensor& grad,
+                                                                const IntegerBackwardArgs& args);
 
 }  // namespace baraquant::int8_mm

@@ -100,7 +100,7 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
          "-> (Tensor output, Tensor mask)");
   // The gradients of a product from integers; what is not given is not computed.
   define(m, "_integer_backward(Tensor grad, " + std::string(IntegerBackwardArgs::kSchema) +
-                ") -> (Tensor grad_input, Tensor grad_weight)");
+                ") -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)");
   const std::string kept = std::string(Schemes::kSchema) +
                            ", bool with_mask) -> (Tensor output, Tensor qinput, "
                            "Tensor input_scale, Tensor input_zero_point, Tensor mask, "

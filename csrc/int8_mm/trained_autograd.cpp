@@ -143,14 +143,20 @@ class QatLinear : public Function<QatLinear> {
     if (result[0].defined() && saved.mask.defined()) {
       result[0] = clip_gradient(result[0], saved.mask, dtype);
     }
-    if (ctx->saved_data.count("bias_dtype") && ctx->needs_input_grad(2)) {
-      const auto bias_dtype = static_cast<at::ScalarType>(ctx->saved_data["bias_dtype"].toInt());
-      result[2] = bias_gradient(dy, bias_dtype, saved.offsets);
+    const auto bias_dtype = dtype_of_bias_gradient(ctx);
+    if (bias_dtype && !result[2].defined()) {
+      result[2] = bias_gradient(dy, *bias_dtype, saved.offsets);
     }
     return result;
   }
 
  private:
+  // None if no gradient of a bias is wanted.
+  static std::optional<at::ScalarType> dtype_of_bias_gradient(AutogradContext* ctx) {
+    if (!ctx->saved_data.count("bias_dtype") || !ctx->needs_input_grad(2)) return std::nullopt;
+    return static_cast<at::ScalarType>(ctx->saved_data["bias_dtype"].toInt());
+  }
+
   // Sets the gradients that a backward of integers computes.
   static void set_integer_gradients(AutogradContext* ctx, const at::Tensor& dy,
                                     const SavedProduct& saved, variable_list& result) {
@@ -172,11 +178,16 @@ class QatLinear : public Function<QatLinear> {
       args.input_scale = saved.input_scale;
       if (saved.input_zero_point.defined()) args.input_zero_point = saved.input_zero_point;
     }
-    if (!args.weight && !args.qinput) return;
-    if (ctx->saved_data["is_stochastic"].toBool()) args.random = scaled::draw_random(dy, 2);
-    const auto [dx, dw] = integer_backward(dy, args);
+    args.bias_dtype = dtype_of_bias_gradient(ctx);
+    const bool rounds = args.weight || args.qinput;
+    if (!rounds && !args.bias_dtype) return;
+    if (rounds && ctx->saved_data["is_stochastic"].toBool()) {
+      args.random = scaled::draw_random(dy, 2);
+    }
+    const auto [dx, dw, db] = integer_backward(dy, args);
     if (args.weight) result[0] = dx;
     if (args.qinput) result[1] = dw;
+    if (args.bias_dtype) result[2] = db;
   }
 
   // Sets the gradients that are wanted and not set yet.

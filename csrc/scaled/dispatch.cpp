@@ -148,8 +148,26 @@ at::Tensor no_maxima(const Part& input) {
   return filled({input.columns}, 0, compute_options(input.matrix));
 }
 
+at::Tensor empty_sums(const Part& input) {
+  const int64_t pieces = (input.rows + kPieceRows - 1) / kPieceRows;
+  return at::empty({pieces, input.columns}, compute_options(input.matrix));
+}
+
+at::Tensor sums_of_pieces(const Part& input) {
+  at::Tensor sums = empty_sums(input);
+  if (!is_empty(input)) kernels(input.matrix).sums(input, sums);
+  return sums;
+}
+
+at::Tensor total(const at::Tensor& pieces) {
+  if (pieces.size(0) == 0) return filled({pieces.size(1)}, 0, pieces.options());
+  at::Tensor result = at::empty({pieces.size(1)}, pieces.options());
+  if (has_work(result)) kernels(pieces).total(pieces, result);
+  return result;
+}
+
 Quantized quantize_rows(const Part& input, const at::Tensor& factor, const RandomState& random,
-                        const at::Tensor& row_factor, const at::Tensor& maxima) {
+                        const OfColumns& of_columns) {
   const Quantized q = outputs(input, input.rows, input.columns);
   if (is_empty(input)) return q;
   kernels(input.matrix)
@@ -157,8 +175,9 @@ Quantized quantize_rows(const Part& input, const at::Tensor& factor, const Rando
              .factor = factor,
              .values = q.values,
              .scale = q.scale,
-             .row_factor = row_factor,
-             .maxima = maxima,
+             .row_factor = of_columns.row_factor,
+             .maxima = of_columns.maxima,
+             .sums = of_columns.sums,
              .random = random});
   return q;
 }

@@ -26,10 +26,11 @@ struct RandomState {
 
 // Quantizes the rows of a part that has elements. All tensors are contiguous. values is int8 [rows,
 // columns]; factor [columns], scale [rows], row_factor [rows] and maxima [columns] have the compute
-// type. If maxima is defined, each becomes at least the greatest |x * row_factor| of its column.
+// type. If maxima is defined, each becomes at least the greatest |x * row_factor| of its column. If
+// sums ([pieces, columns] of the compute type) is defined, it gets those of the columns (math.h).
 struct RowsCall {
   Part input;
-  at::Tensor factor, values, scale, row_factor, maxima;
+  at::Tensor factor, values, scale, row_factor, maxima, sums;
   RandomState random;
 };
 
@@ -59,8 +60,24 @@ struct Launch {
       Backend::template rows<T>({matrix<T>(call.input), read<C>(call.factor),
                                  read<C>(call.row_factor), random(call.random),
                                  written<int8_t>(call.values), written<C>(call.scale),
-                                 written<C>(call.maxima)});
+                                 written<C>(call.maxima), written<C>(call.sums)});
     });
+  }
+
+  // Only the sums of a RowsCall.
+  static void sums(const Part& input, const at::Tensor& sums) {
+    with_floating_type(input.matrix.scalar_type(), [&]<typename T>(Type<T>) {
+      Backend::template sums<T>(matrix<T>(input), written<ComputeType<T>>(sums));
+    });
+  }
+
+  // result [columns] is the sum of the pieces [pieces, columns]; both have one compute type.
+  static void total(const at::Tensor& pieces, const at::Tensor& result) {
+    const auto add = [&]<typename C>(Type<C>) {
+      Backend::template total<C>(read<C>(pieces), pieces.size(0), pieces.size(1),
+                                 written<C>(result));
+    };
+    pieces.scalar_type() == at::kDouble ? add(Type<double>{}) : add(Type<float>{});
   }
 
   // Only the maxima of a ColumnsCall: each becomes at least the greatest |x * factor|.
@@ -113,6 +130,8 @@ struct Launch {
 // The kernels of a device, as dispatch.cpp calls them.
 struct Kernels {
   void (*rows)(const RowsCall&);
+  void (*sums)(const Part& input, const at::Tensor& sums);
+  void (*total)(const at::Tensor& pieces, const at::Tensor& result);
   void (*maxima)(const ColumnsCall&);
   void (*columns)(const ColumnsCall&);
   void (*given)(const GivenCall&);

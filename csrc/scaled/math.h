@@ -104,6 +104,18 @@ BARAQUANT_HD uint32_t random_bits(const Stream& stream, int64_t element) {
   return random_octet(stream, number / kOctet).bits(static_cast<int>(number % kOctet));
 }
 
+// ---- Sums of columns ----------------------------------------------------------------------------
+// The rows of a piece, kPieceRows of them, are added up in C, one after the other. Lane l adds up the
+// pieces l, l + kSumLanes, .. in float64, one after the other, and sum_of_lanes() the lanes. So the
+// order depends on no launch, thread or device.
+
+constexpr int kPieceRows = 32, kSumLanes = 8;
+
+BARAQUANT_HD double sum_of_lanes(const double* lanes, int stride) {
+  const auto pair = [&](int i) { return lanes[i * stride] + lanes[(i + 4) * stride]; };
+  return (pair(0) + pair(2)) + (pair(1) + pair(3));
+}
+
 // ---- Rounding -----------------------------------------------------------------------------------
 
 BARAQUANT_HD float round_down(float x) {

@@ -28,6 +28,7 @@ struct RowsParams {
   int8_t* values;  // [rows, columns]
   C* scale;        // [rows]
   C* maxima;       // [columns]
+  C* sums;         // [pieces, columns], as math.h adds up columns; null if they are not wanted
 };
 
 template <typename T>

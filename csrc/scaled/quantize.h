@@ -21,9 +21,21 @@ struct Quantized {
 // One zero for each column, for the maxima below.
 at::Tensor no_maxima(const Part& input);
 
-// factor: [columns]. If row_factor and maxima are defined: see RowsCall.
+// The sums of columns: memory for those of the pieces, a pass that finds them, and what they add up
+// to, in the compute type.
+at::Tensor empty_sums(const Part& input);
+at::Tensor sums_of_pieces(const Part& input);
+at::Tensor total(const at::Tensor& pieces);
+
+// What quantize_rows finds beside the integers, where it is defined: see RowsCall.
+struct OfColumns {
+  at::Tensor row_factor, maxima;
+  at::Tensor sums;
+};
+
+// factor: [columns].
 Quantized quantize_rows(const Part& input, const at::Tensor& factor, const RandomState& random,
-                        const at::Tensor& row_factor = {}, const at::Tensor& maxima = {});
+                        const OfColumns& of_columns = {});
 
 // factor: [rows]. If maxima are undefined, a pass over the input finds them. zero_point and sums
 // may be undefined: see ColumnsCall.

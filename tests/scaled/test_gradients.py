@@ -106,7 +106,8 @@ def test_bits(tokens, n, k, dtype, backward, rounding, symmetric, device) -> Non
     wanted = expected(x, w, dy, symmetric, random)
     assert_same_bits(dx, wanted[0], "dx")
     assert_same_bits(dw, wanted[1] if backward == "int8" else of_float[1], "dw")
-    assert_same_bits(db, of_float[2], "db")
+    assert_same_bits(db, oracle.bias_gradient(dy.cpu(), dtype), "db")
+    torch.testing.assert_close(db, of_float[2])
     assert dx.dtype == dw.dtype == dtype and dx.shape == x.shape and dw.shape == w.shape
 
 
@@ -288,10 +289,47 @@ def test_gradients_with_any_strides(device: str) -> None:
     }.items():
         got = gradients(x, w, b, given, backward="int8")
         want = gradients(x, w, b, given.contiguous(), backward="int8")
-        for a, e in zip(got[:2], want[:2], strict=True):  # torch sums the bias in another order
+        for a, e in zip(got, want, strict=True):
             assert_same_bits(a, e, name)
     total = ops.qat_linear(x, w, b, backward="int8").sum()  # its gradient is expanded
     assert torch.autograd.grad(total, x)[0].isfinite().all()
+
+
+@pytest.mark.exhaustive
+@by_dtype
+@pytest.mark.parametrize("n", (1, 8, 83, 512, 520, 8200, 16_400, 40_000))
+def test_gradient_of_the_bias(n: int, dtype: torch.dtype, device: str) -> None:
+    """Rows of a warp, of a block, longer ones; each number of rows at the ends of pieces."""
+    backward = torch.ops.baraquant._integer_backward
+    w = torch.ones(n, 4, dtype=torch.int8, device=device)
+    compute = cases.compute_dtype(dtype)
+    sw = torch.ones(n, dtype=compute, device=device)
+    for tokens in (1, 2, 31, 32, 33, 64, 255, 256, 257, 300) + ((1000, 5000) if n <= 520 else ()):
+        dy = torch.randn(tokens, n, dtype=torch.float64).exp().to(device, dtype)
+        dy[:: max(tokens // 3, 1), 0] = torch.tensor([-0.0, math.inf][tokens % 2], dtype=dtype)
+        q = torch.ones(tokens, 4, dtype=torch.int8, device=device)
+        of_input = (q, torch.ones(tokens, 1, dtype=compute, device=device), None)
+        want = oracle.bias_gradient(dy.cpu(), dtype)
+        with_dx = (None, None, None, w, sw, None)
+        for given in (with_dx, (*of_input, w, sw, None), (*of_input, None, None, None)):
+            got = backward(dy, *given, bias_dtype=dtype)
+            assert_same_bits(got[2], want, f"{tokens} tokens")
+            for a, e in zip(got[:2], backward(dy, *given)[:2], strict=True):
+                assert_same_bits(a, e, f"{tokens} tokens")
+        padded = torch.nn.functional.pad(dy, (1, 0))[:, 1:]
+        got = backward(padded, *with_dx, bias_dtype=torch.float64)[2]
+        assert_same_bits(got, oracle.bias_gradient(dy.cpu(), torch.float64))
+
+
+@by_backward
+def test_gradient_of_the_bias_alone(backward: str, device: str) -> None:
+    x, w, b, dy = leaves((70,), 12, 20, torch.bfloat16, device)
+    b = b.detach().float().requires_grad_()
+    y = ops.qat_linear(x.detach(), w.detach(), b, backward=backward, rounding="stochastic")
+    state = state_of(dy)
+    (db,) = torch.autograd.grad(y, [b], dy)
+    assert_same_bits(db, oracle.bias_gradient(dy.cpu(), torch.float32))
+    assert state == state_of(dy), "nothing is drawn where nothing is rounded"
 
 
 @by_backward

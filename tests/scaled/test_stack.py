@@ -67,6 +67,8 @@ def test_opcheck_of_the_core_op(device: str) -> None:
         (None, None, None, torch.randn(12, 20, device=device), sw, None, -8, 7),
         (qx, sx, zx, None, None, None),
         (None, None, None, None, None, None),
+        (qx, sx, zx, qw, sw, None, -128, 127, torch.bfloat16),
+        (None, None, None, None, None, None, -128, 127, torch.float32),
     ):
         torch.library.opcheck(op, (dy, *args))
 

@@ -187,8 +187,8 @@ bool rows_cuda(RowsParams<Op> args, int device, cudaStream_t stream) {
                      s.length % kPack == 0 && start_at_multiples(s, kPack);
   args.fast_range = affine::fastest_accepts_range(args.rule.range);
   Chip chip = chip_of(device);
-  chip.clusters = s.length > kMaxPacksOfBlock * kPack &&
-                  is_compiled_for_hopper<&rows_kernel<Op, 1>>();
+  chip.clusters =
+      s.length > kMaxPacksOfBlock * kPack && is_compiled_for_hopper<&rows_kernel<Op, 1>>();
   RowLimits limits{kMaxRowPacks<Op>};
   limits.copies = sizeof(typename Op::Result) >= sizeof(typename Op::First);
   if (Op::kMask == affine::Mask::kWrite && kPack < 8) limits.min_team = 8 / kPack;

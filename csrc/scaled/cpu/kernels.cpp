@@ -62,6 +62,12 @@ BARAQUANT_HD void raise_maxima(Key<C>* __restrict maxima, const T* __restrict x,
   }
 }
 
+// Adds a row to the sums of its columns.
+template <typename T, typename C>
+BARAQUANT_HD void add_row(C* __restrict sums, const T* __restrict x, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) sums[i] += to_compute<C>(x[i]);
+}
+
 // Writes the random bits of the elements from `number` on.
 BARAQUANT_HD void fill_bits(uint32_t* bits, const Stream& stream, int64_t number, int64_t count) {
   for (int64_t i = 0; i < count;) {
@@ -128,6 +134,40 @@ struct Cpu {
         }
       });
       if (args.maxima) merge_maxima(args.maxima, maxima, mutex);
+    });
+    if (args.sums) sums(x, args.sums);
+  }
+
+  template <typename T>
+  static void sums(const Matrix<T>& x, ComputeType<T>* sums) {
+    using C = ComputeType<T>;
+    if (only_planned_as("column_sums", compute_name<C>())) return;
+    const int64_t pieces = (x.rows + kPieceRows - 1) / kPieceRows;
+    at::parallel_for(0, pieces, grain(kPieceRows * x.columns), [&](int64_t from, int64_t to) {
+      run_on_isa(cpu_isa(), [&]() __attribute__((always_inline)) {
+        for (int64_t piece = from; piece < to; ++piece) {
+          C* const of_piece = sums + piece * x.columns;
+          std::fill(of_piece, of_piece + x.columns, C(0));
+          const int64_t end = std::min((piece + 1) * kPieceRows, x.rows);
+          for (int64_t m = piece * kPieceRows; m < end; ++m) {
+            add_row<T, C>(of_piece, x.data + x.number(m, 0), x.columns);
+          }
+        }
+      });
+    });
+  }
+
+  template <typename C>
+  static void total(const C* pieces, int64_t count, int64_t columns, C* result) {
+    if (only_planned_as("column_total", compute_name<double>())) return;
+    at::parallel_for(0, columns, grain(count), [&](int64_t from, int64_t to) {
+      for (int64_t n = from; n < to; ++n) {
+        double lanes[kSumLanes] = {};
+        for (int64_t piece = 0; piece < count; ++piece) {
+          lanes[piece % kSumLanes] += pieces[piece * columns + n];
+        }
+        result[n] = static_cast<C>(sum_of_lanes(lanes, 1));
+      }
     });
   }
 
@@ -261,8 +301,8 @@ struct Cpu {
 
 const Kernels& cpu_kernels() {
   using L = Launch<Cpu>;
-  static const Kernels kernels{&L::rows,  &L::maxima,      &L::columns,
-                               &L::given, &Cpu::transpose, &Cpu::draw};
+  static const Kernels kernels{&L::rows,    &L::sums,  &L::total,       &L::maxima,
+                               &L::columns, &L::given, &Cpu::transpose, &Cpu::draw};
   return kernels;
 }
 

@@ -7,7 +7,8 @@
 
 #include <algorithm>
 
-#include "scaled/cuda/rows.cuh"
+#include "machine/integers.h"
+#include "scaled/cuda/numbers.cuh"
 #include "scaled/cuda/tile.cuh"
 
 namespace baraquant::scaled {

@@ -103,6 +103,18 @@ struct Cuda {
     C10_CUDA_KERNEL_LAUNCH_CHECK();
   }
   template <typename T>
+  static void sums(const Matrix<T>& x, ComputeType<T>* sums) {
+    if (only_planned_as<ComputeType<T>>("column_sums", "columns")) return;
+    sums_cuda<T>(x, sums, current_place());
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+  template <typename C>
+  static void total(const C* pieces, int64_t count, int64_t columns, C* result) {
+    if (only_planned_as<double>("column_total", "columns")) return;
+    total_cuda<C>(pieces, count, columns, result, current_place());
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+  template <typename T>
   static void maxima(const Matrix<T>& x, const ComputeType<T>* factor, ComputeType<T>* maxima) {
     if (only_planned_as<ComputeType<T>>("scaled_maxima", "columns")) return;
     maxima_cuda<T>(x, factor, maxima, current_place());
@@ -125,6 +137,16 @@ struct Cuda {
 void launch_rows_of(const RowsCall& call) {
   const c10::cuda::CUDAGuard guard(call.values.device());
   Launch<Cuda>::rows(call);
+}
+
+void launch_sums_of(const Part& input, const at::Tensor& sums) {
+  const c10::cuda::CUDAGuard guard(sums.device());
+  Launch<Cuda>::sums(input, sums);
+}
+
+void launch_total_of(const at::Tensor& pieces, const at::Tensor& result) {
+  const c10::cuda::CUDAGuard guard(result.device());
+  Launch<Cuda>::total(pieces, result);
 }
 
 void launch_maxima_of(const ColumnsCall& call) {
@@ -177,8 +199,9 @@ void draw(const at::Tensor& state, int64_t count) {
 }  // namespace
 
 const Kernels& cuda_kernels() {
-  static const Kernels kernels{&launch_rows_of,  &launch_maxima_of, &launch_columns_of,
-                               &launch_given_of, &transpose,        &draw};
+  static const Kernels kernels{
+      &launch_rows_of,    &launch_sums_of,  &launch_total_of, &launch_maxima_of,
+      &launch_columns_of, &launch_given_of, &transpose,       &draw};
   return kernels;
 }
 

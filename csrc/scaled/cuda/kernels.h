@@ -17,6 +17,10 @@ struct Place {
 template <typename T>
 void rows_cuda(const RowsParams<T>& args, const Place& place);
 template <typename T>
+void sums_cuda(const Matrix<T>& x, ComputeType<T>* sums, const Place& place);
+template <typename C>
+void total_cuda(const C* pieces, int64_t count, int64_t columns, C* result, const Place& place);
+template <typename T>
 void maxima_cuda(const Matrix<T>& x, const ComputeType<T>* factor, ComputeType<T>* maxima,
                  const Place& place);
 template <typename T>

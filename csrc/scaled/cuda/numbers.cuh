@@ -169,4 +169,11 @@ __device__ __forceinline__ void by_speed(bool fast, const Of& of) {
   of(std::false_type{});
 }
 
+// Whether each pack of the part is whole, and aligned for accesses of 16 bytes.
+template <typename T>
+bool has_whole_packs(const Matrix<T>& x) {
+  return is_aligned(x.data + x.first, 16) && x.columns % kPack<T> == 0 &&
+         (x.rows == 1 || x.stride * sizeof(T) % 16 == 0);
+}
+
 }  // namespace baraquant::scaled

@@ -11,19 +11,9 @@ void rows_cuda(const RowsParams<T>& args, const Place& place) {
                     : launch_rows<T, false>(args, place.multiprocessors, place.stream);
 }
 
-template <typename T>
-void maxima_cuda(const Matrix<T>& x, const ComputeType<T>* factor, ComputeType<T>* maxima,
-                 const Place& place) {
-  launch_maxima(x, factor, maxima, place.multiprocessors, place.stream);
-}
-
-#define BARAQUANT_ROWS(T)                                                                \
-  template void rows_cuda<T>(const RowsParams<T>&, const Place&);                        \
-  template void maxima_cuda<T>(const Matrix<T>&, const ComputeType<T>*, ComputeType<T>*, \
-                               const Place&);
-BARAQUANT_ROWS(float)
-BARAQUANT_ROWS(double)
-BARAQUANT_ROWS(Float16)
-BARAQUANT_ROWS(BFloat16)
+template void rows_cuda<float>(const RowsParams<float>&, const Place&);
+template void rows_cuda<double>(const RowsParams<double>&, const Place&);
+template void rows_cuda<Float16>(const RowsParams<Float16>&, const Place&);
+template void rows_cuda<BFloat16>(const RowsParams<BFloat16>&, const Place&);
 
 }  // namespace baraquant::scaled

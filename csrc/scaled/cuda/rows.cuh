@@ -3,14 +3,14 @@
 // keeps the factors of its columns in registers, and the maxima of its columns too; it loads the
 // next row before it reduces this one. The row is read once. Rows that are too long for that, or
 // are not aligned, are read twice by scaled_long_rows_kernel, the second time from the cache, and
-// their maxima come from scaled_maxima_kernel.
+// their maxima and sums come from scaled_maxima_kernel and column_sums_kernel.
 #pragma once
 
 #include <algorithm>
 
 #include "frame/cuda_plan.cuh"
 #include "machine/integers.h"
-#include "scaled/cuda/numbers.cuh"
+#include "scaled/cuda/reductions.cuh"
 
 namespace baraquant::scaled {
 
@@ -83,7 +83,29 @@ __device__ __forceinline__ void write_pack(const RowsParams<T>& args, const Numb
   *reinterpret_cast<Result*>(args.values + m * args.input.columns + n) = result;
 }
 
-template <typename T, int packs, bool stochastic, bool with_maxima>
+// Sums of neighbouring columns, written at the end of each piece of rows.
+template <typename C, int size>
+struct ColumnSums {
+  C of[size];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < size; ++i) of[i] = C(0);
+  }
+  __device__ __forceinline__ void write(C* to) {
+    constexpr int kStored = 16 / sizeof(C);
+#pragma unroll
+    for (int i = 0; i < size; i += kStored) {
+      Pack<C, kStored> pack;
+#pragma unroll
+      for (int j = 0; j < kStored; ++j) pack.at[j] = of[i + j];
+      *reinterpret_cast<Pack<C, kStored>*>(to + i) = pack;
+    }
+    clear();
+  }
+};
+
+template <typename T, int packs, bool stochastic, bool with_maxima, bool with_sums>
 __global__ void __launch_bounds__(kRowThreads)
     scaled_rows_kernel(const RowsParams<T> args, const int team) {
   using C = ComputeType<T>;
@@ -92,13 +114,20 @@ __global__ void __launch_bounds__(kRowThreads)
   const Matrix<T>& x = args.input;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % team;
   const int64_t teams = static_cast<int>(blockDim.x) / team;
+  // A team takes every step-th row, or if there are sums every step-th piece of rows.
   const int64_t step = int64_t(gridDim.x) * teams;
+  const auto row_after = [step](int64_t m) {
+    if constexpr (!with_sums) return m + step;
+    return (m + 1) % kPieceRows != 0 ? m + 1 : m + 1 + (step - 1) * kPieceRows;
+  };
   const bool is_block = team > kWarp;
   const Stream stream = stochastic ? Stream::of(args.random) : Stream{};
 
   C factor[packs][kSize], maxima[packs][kSize];
+  ColumnSums<C, kSize> sums[packs];
 #pragma unroll
   for (int p = 0; p < packs; ++p) {
+    if (with_sums) sums[p].clear();
     const int64_t n = int64_t(p * team + lane) * kSize;
 #pragma unroll
     for (int i = 0; i < kSize; ++i) {
@@ -106,14 +135,15 @@ __global__ void __launch_bounds__(kRowThreads)
       maxima[p][i] = C(0);
     }
   }
-  int64_t m = blockIdx.x * teams + thread / team;
+  int64_t m = (blockIdx.x * teams + thread / team) * (with_sums ? kPieceRows : 1);
   RowShare<T, packs> next;
   next.load(x, m, lane, team);
   // NB: every warp of a block makes the same number of steps if the block is one team; otherwise
   // no warp waits for another.
-  for (int slot = 0; m < x.rows; m += step, slot ^= 1) {
+  for (int slot = 0; m < x.rows; slot ^= 1) {
     const RowShare<T, packs> row = next;
-    next.load(x, m + step, lane, team);
+    const int64_t next_row = row_after(m);
+    next.load(x, next_row, lane, team);
     C greatest = C(0);
     const C row_factor = with_maxima ? args.row_factor[m] : C(0);
 #pragma unroll
@@ -125,6 +155,7 @@ __global__ void __launch_bounds__(kRowThreads)
         if (with_maxima) {
           maxima[p][i] = greater(maxima[p][i], magnitude(scaled<C>(number, row_factor)));
         }
+        if (with_sums) sums[p].of[i] += to_compute<C>(number);
       }
     }
     greatest = is_block ? greatest_of_block(greatest, of_warps, slot) : greatest_of_warp(greatest);
@@ -136,8 +167,12 @@ __global__ void __launch_bounds__(kRowThreads)
       const int64_t n = int64_t(p * team + lane) * kSize;
       if (n < x.columns) {
         write_pack<T, stochastic>(args, row.words[p], factor[p], rounder, stream, m, n);
+        if (with_sums && ((m + 1) % kPieceRows == 0 || m + 1 == x.rows)) {
+          sums[p].write(args.sums + m / kPieceRows * x.columns + n);
+        }
       }
     }
+    m = next_row;
   }
   if constexpr (with_maxima) {
     __shared__ ColumnExchange<C, kSize> exchange[kRowThreads / kWarp];
@@ -183,76 +218,19 @@ __global__ void __launch_bounds__(kRowThreads) scaled_long_rows_kernel(const Row
   }
 }
 
-constexpr int kMaximaThreads = 256;
-
-// A thread takes `pack` columns (or one, if packs are not whole) of some rows.
-template <typename T, int pack>
-__global__ void __launch_bounds__(kMaximaThreads)
-    scaled_maxima_kernel(const Matrix<T> x, const ComputeType<T>* factor, ComputeType<T>* maxima) {
-  using C = ComputeType<T>;
-  constexpr int kUnroll = 4;  // rows that are loaded before the first is used
-  const int thread = static_cast<int>(threadIdx.x);
-  const int64_t n = (int64_t(blockIdx.x) * kWarp + thread % kWarp) * pack;
-  if (n >= x.columns) return;
-  const int64_t step = int64_t(gridDim.y) * (kMaximaThreads / kWarp);
-  C greatest[pack] = {};
-  for (int64_t m = int64_t(blockIdx.y) * (kMaximaThreads / kWarp) + thread / kWarp; m < x.rows;
-       m += kUnroll * step) {
-    Words<T, pack> words[kUnroll];
-    C factors[kUnroll];
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int64_t row = m + u * step < x.rows ? m + u * step : m;  // a row twice changes nothing
-      if constexpr (pack == 1) {
-        words[u].fill(x.data[x.number(row, n)]);  // NB: words of one number are wider than it
-      } else {
-        load_words(words[u], x.data, x.number(row, n));
-      }
-      factors[u] = factor[row];
-    }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-#pragma unroll
-      for (int i = 0; i < pack; ++i) {
-        greatest[i] = greater(greatest[i], magnitude(scaled<C>(words[u].get(i), factors[u])));
-      }
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < pack; ++i) raise(maxima + n + i, greatest[i]);
-}
-
 // ---- Launchers ----------------------------------------------------------------------------------
-
-// Whether each pack of the part is whole, and aligned for accesses of 16 bytes.
-template <typename T>
-bool has_whole_packs(const Matrix<T>& x) {
-  return is_aligned(x.data + x.first, 16) && x.columns % kPack<T> == 0 &&
-         (x.rows == 1 || x.stride * sizeof(T) % 16 == 0);
-}
-
-template <typename T>
-void launch_maxima(const Matrix<T>& x, const ComputeType<T>* factor, ComputeType<T>* maxima,
-                   int multiprocessors, cudaStream_t stream) {
-  const bool whole = has_whole_packs(x);
-  const int64_t wide = divide_up(x.columns, kWarp * (whole ? kPack<T> : 1));
-  const int64_t rows = divide_up(x.rows, kMaximaThreads / kWarp);
-  // Some waves of blocks, and at least a few rows for each thread.
-  const int64_t wanted = std::max<int64_t>(divide_up(8 * multiprocessors, wide), 1);
-  const int64_t high = std::clamp<int64_t>(divide_up(rows, 8), 1, std::min<int64_t>(wanted, 65535));
-  const dim3 grid(static_cast<unsigned>(wide), static_cast<unsigned>(high));
-  if (whole) {
-    scaled_maxima_kernel<T, kPack<T>><<<grid, kMaximaThreads, 0, stream>>>(x, factor, maxima);
-  } else {
-    scaled_maxima_kernel<T, 1><<<grid, kMaximaThreads, 0, stream>>>(x, factor, maxima);
-  }
-}
 
 template <typename T, int packs, bool stochastic>
 void launch_short_rows(const RowsParams<T>& args, const RowTeams& teams, int multiprocessors,
                        cudaStream_t stream) {
-  auto kernel = args.maxima ? &scaled_rows_kernel<T, packs, stochastic, true>
-                            : &scaled_rows_kernel<T, packs, stochastic, false>;
+  auto kernel = &scaled_rows_kernel<T, packs, stochastic, false, false>;
+  if (args.maxima && args.sums) {
+    kernel = &scaled_rows_kernel<T, packs, stochastic, true, true>;
+  } else if (args.maxima) {
+    kernel = &scaled_rows_kernel<T, packs, stochastic, true, false>;
+  } else if (args.sums) {
+    kernel = &scaled_rows_kernel<T, packs, stochastic, false, true>;
+  }
   // As many blocks as are resident, each of which loads its factors once.
   int resident = 1;
   cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, teams.threads, 0);
@@ -266,13 +244,14 @@ void launch_rows(const RowsParams<T>& args, int multiprocessors, cudaStream_t st
   const Matrix<T>& x = args.input;
   const int64_t packs = divide_up(x.columns, kPack<T>);
   const bool fits = packs <= kRowThreads * kMaxRowPacks && has_whole_packs(x) &&
-                    is_aligned(args.values, kPack<T>);
+                    is_aligned(args.values, kPack<T>) && is_aligned(args.sums, 16);
   if (!fits) {
     const auto grid = static_cast<unsigned>(std::min<int64_t>(x.rows, 16 * multiprocessors));
     scaled_long_rows_kernel<T, stochastic><<<grid, kRowThreads, 0, stream>>>(args);
     if (args.maxima) {
       launch_maxima(x, args.row_factor, args.maxima, multiprocessors, stream);
     }
+    if (args.sums) launch_sums(x, args.sums, stream);
     return;
   }
   RowTeams teams;

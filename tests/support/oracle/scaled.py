@@ -160,3 +160,18 @@ def weight_gradient(
         assert np.abs(acc).max(initial=0) < 2**31
         parts.append(_number_product(acc, q.scale))
     return _added(parts, dy.dtype)
+
+
+def bias_gradient(dy: Tensor, dtype: torch.dtype) -> np.ndarray:
+    """`sum_m dy[m, n]`: 32 rows at a time in C; of these, each eighth in float64; the eight so."""
+    rows = matrix(dy).astype(np.float64 if dy.dtype == torch.float64 else np.float32)
+    lanes = np.zeros((8, rows.shape[1]))
+    with np.errstate(all="ignore"):
+        for piece, begin in enumerate(range(0, rows.shape[0], 32)):
+            total = np.zeros(rows.shape[1], rows.dtype)
+            for row in rows[begin : begin + 32]:
+                total += row
+            lanes[piece % 8] += total
+        a, b, c, d, e, f, g, h = lanes
+        total = ((a + e) + (c + g)) + ((b + f) + (d + h))
+        return oracle.round_to(total.astype(rows.dtype), dtype)

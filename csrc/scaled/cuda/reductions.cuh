@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Maxima and sums of columns by passes of their own, where the pass that quantizes rows (rows.cuh)
+// does not find them.
+#pragma once
+
+#include <algorithm>
+
+#include "machine/integers.h"
+#include "scaled/cuda/numbers.cuh"
+
+namespace baraquant::scaled {
+
+constexpr int kMaximaThreads = 256;
+
+// A thread takes `pack` columns (or one, if packs are not whole) of some rows.
+template <typename T, int pack>
+__global__ void __launch_bounds__(kMaximaThreads)
+    scaled_maxima_kernel(const Matrix<T> x, const ComputeType<T>* factor, ComputeType<T>* maxima) {
+  using C = ComputeType<T>;
+  constexpr int kUnroll = 4;  // rows that are loaded before the first is used
+  const int thread = static_cast<int>(threadIdx.x);
+  const int64_t n = (int64_t(blockIdx.x) * kWarp + thread % kWarp) * pack;
+  if (n >= x.columns) return;
+  const int64_t step = int64_t(gridDim.y) * (kMaximaThreads / kWarp);
+  C greatest[pack] = {};
+  for (int64_t m = int64_t(blockIdx.y) * (kMaximaThreads / kWarp) + thread / kWarp; m < x.rows;
+       m += kUnroll * step) {
+    Words<T, pack> words[kUnroll];
+    C factors[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int64_t row = m + u * step < x.rows ? m + u * step : m;  // a row twice changes nothing
+      if constexpr (pack == 1) {
+        words[u].fill(x.data[x.number(row, n)]);  // NB: words of one number are wider than it
+      } else {
+        load_words(words[u], x.data, x.number(row, n));
+      }
+      factors[u] = factor[row];
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+#pragma unroll
+      for (int i = 0; i < pack; ++i) {
+        greatest[i] = greater(greatest[i], magnitude(scaled<C>(words[u].get(i), factors[u])));
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < pack; ++i) raise(maxima + n + i, greatest[i]);
+}
+
+constexpr int kSumThreads = 256;
+
+// A warp takes 32 packs of columns (or columns, if packs are not whole) of a piece of rows.
+template <typename T, int pack>
+__global__ void __launch_bounds__(kSumThreads)
+    column_sums_kernel(const Matrix<T> x, ComputeType<T>* sums) {
+  using C = ComputeType<T>;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int64_t n = (int64_t(blockIdx.x) * kWarp + thread % kWarp) * pack;
+  if (n >= x.columns) return;
+  constexpr int kPieces = kSumThreads / kWarp;
+  for (int64_t piece = int64_t(blockIdx.y) * kPieces + thread / kWarp; piece * kPieceRows < x.rows;
+       piece += int64_t(gridDim.y) * kPieces) {
+    const int64_t begin = piece * kPieceRows, end = min(begin + kPieceRows, x.rows);
+    C total[pack] = {};
+#pragma unroll 4
+    for (int64_t m = begin; m < end; ++m) {
+      Words<T, pack> words;
+      if constexpr (pack == 1) {
+        words.fill(x.data[x.number(m, n)]);
+      } else {
+        load_words(words, x.data, x.number(m, n));
+      }
+#pragma unroll
+      for (int i = 0; i < pack; ++i) total[i] += to_compute<C>(words.get(i));
+    }
+#pragma unroll
+    for (int i = 0; i < pack; ++i) sums[piece * x.columns + n + i] = total[i];
+  }
+}
+
+// A block takes 32 columns; each of its warps is a lane of the sum.
+template <typename C>
+__global__ void __launch_bounds__(kSumLanes* kWarp)
+    column_total_kernel(const C* pieces, const int64_t count, const int64_t columns, C* result) {
+  __shared__ double lanes[kSumLanes][kWarp];
+  const int column = static_cast<int>(threadIdx.x) % kWarp;
+  const int lane = static_cast<int>(threadIdx.x) / kWarp;
+  const int64_t n = int64_t(blockIdx.x) * kWarp + column;
+  double total = 0;
+  if (n < columns) {
+#pragma unroll 8
+    for (int64_t piece = lane; piece < count; piece += kSumLanes) {
+      total += pieces[piece * columns + n];
+    }
+  }
+  lanes[lane][column] = total;
+  __syncthreads();
+  if (lane == 0 && n < columns) {
+    result[n] = static_cast<C>(sum_of_lanes(&lanes[0][column], kWarp));
+  }
+}
+
+// ---- Launchers ----------------------------------------------------------------------------------
+
+template <typename T>
+void launch_maxima(const Matrix<T>& x, const ComputeType<T>* factor, ComputeType<T>* maxima,
+                   int multiprocessors, cudaStream_t stream) {
+  const bool whole = has_whole_packs(x);
+  const int64_t wide = divide_up(x.columns, kWarp * (whole ? kPack<T> : 1));
+  const int64_t rows = divide_up(x.rows, kMaximaThreads / kWarp);
+  // Some waves of blocks, and at least a few rows for each thread.
+  const int64_t wanted = std::max<int64_t>(divide_up(8 * multiprocessors, wide), 1);
+  const int64_t high = std::clamp<int64_t>(divide_up(rows, 8), 1, std::min<int64_t>(wanted, 65535));
+  const dim3 grid(static_cast<unsigned>(wide), static_cast<unsigned>(high));
+  if (whole) {
+    scaled_maxima_kernel<T, kPack<T>><<<grid, kMaximaThreads, 0, stream>>>(x, factor, maxima);
+  } else {
+    scaled_maxima_kernel<T, 1><<<grid, kMaximaThreads, 0, stream>>>(x, factor, maxima);
+  }
+}
+
+template <typename T>
+void launch_sums(const Matrix<T>& x, ComputeType<T>* sums, cudaStream_t stream) {
+  const bool whole = has_whole_packs(x);
+  const int64_t wide = divide_up(x.columns, kWarp * (whole ? kPack<T> : 1));
+  const int64_t high = divide_up(divide_up(x.rows, kPieceRows), kSumThreads / kWarp);
+  const dim3 grid(static_cast<unsigned>(wide),
+                  static_cast<unsigned>(std::min<int64_t>(high, 65535)));
+  if (whole) {
+    column_sums_kernel<T, kPack<T>><<<grid, kSumThreads, 0, stream>>>(x, sums);
+  } else {
+    column_sums_kernel<T, 1><<<grid, kSumThreads, 0, stream>>>(x, sums);
+  }
+}
+
+template <typename C>
+void launch_total(const C* pieces, int64_t count, int64_t columns, C* result, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(divide_up(columns, kWarp));
+  column_total_kernel<C><<<blocks, kSumLanes * kWarp, 0, stream>>>(pieces, count, columns, result);
+}
+
+}  // namespace baraquant::scaled
