@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kSumThreads)
        piece += int64_t(gridDim.y) * kPieces) {
     const int64_t begin = piece * kPieceRows, end = min(begin + kPieceRows, x.rows);
     C total[pack] = {};
-#pragma unroll 4
+#pragma unroll 8
     for (int64_t m = begin; m < end; ++m) {
       Words<T, pack> words;
       if constexpr (pack == 1) {

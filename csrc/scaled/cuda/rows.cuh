@@ -223,11 +223,14 @@ __global__ void __launch_bounds__(kRowThreads) scaled_long_rows_kernel(const Row
 template <typename T, int packs, bool stochastic>
 void launch_short_rows(const RowsParams<T>& args, const RowTeams& teams, int multiprocessors,
                        cudaStream_t stream) {
+  // Registers for two packs, their maxima and their sums would not suffice.
+  constexpr bool kFindsBoth = packs == 1;
   auto kernel = &scaled_rows_kernel<T, packs, stochastic, false, false>;
-  if (args.maxima && args.sums) {
-    kernel = &scaled_rows_kernel<T, packs, stochastic, true, true>;
+  if (args.maxima && args.sums && kFindsBoth) {
+    kernel = &scaled_rows_kernel<T, packs, stochastic, true, kFindsBoth>;
   } else if (args.maxima) {
     kernel = &scaled_rows_kernel<T, packs, stochastic, true, false>;
+    if (args.sums) launch_sums(args.input, args.sums, stream);
   } else if (args.sums) {
     kernel = &scaled_rows_kernel<T, packs, stochastic, false, true>;
   }
