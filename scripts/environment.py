@@ -168,7 +168,8 @@ def install(
     """Installs packages with pip (or uv), holding torch; whether that worked."""
     constraint = ROOT / "build" / "constraints.txt"
     constraint.parent.mkdir(exist_ok=True)
-    constraint.write_text(f"torch=={torch}\n" if torch else f"{TORCH}\n")
+    # Without what follows "+": pip knows PyPI's 2.15.0 by that name, torch calls it 2.15.0+cu132.
+    constraint.write_text(f"torch=={torch.partition('+')[0]}\n" if torch else f"{TORCH}\n")
     found = probe(python, [])
     if found is not None and found["pip"]:
         command = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]

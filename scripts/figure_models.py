@@ -18,21 +18,41 @@ MISSING = "–"
 # --- a training step on an H200
 
 
-def step_time(mode: str, variant: str, machine: str = H200) -> str:
+INTEGERS = "integer_training"  # the family of a later run, with backward passes of integers
+
+
+def step_time(mode: str, variant: str, family: str = "training") -> str:
     """The time of a variant's step, as a multiple of bfloat16's in the same mode."""
-    seconds = [step(mode, name, machine)["seconds"] for name in (variant, "bfloat16")]
+    seconds = [step(mode, name, family)["seconds"] for name in (variant, "bfloat16")]
     return f"{seconds[0] / seconds[1]:.2f}"
 
 
-def step_memory(mode: str, variant: str) -> str:
+def step_memory(mode: str, variant: str, family: str = "training") -> str:
     """Its peak memory, as a multiple of bfloat16's in the same mode."""
-    peaks = step(mode, variant)["peaks"]
+    peaks = step(mode, variant, family)["peaks"]
     return f"{peaks[variant] / peaks['bfloat16']:.2f}"
 
 
-def step(mode: str, variant: str, machine: str = H200) -> Row:
+def step(mode: str, variant: str, family: str = "training") -> Row:
     """The row of a training step."""
-    return one(machine, "training", what=mode, op=variant)
+    return one(H200, family, what=mode, op=variant)
+
+
+def integer_training() -> str:
+    """Time and memory of an eager step with each backward pass, as multiples of bfloat16's."""
+    names = {
+        "baraquant W8A8": '`"float"`',
+        "baraquant W8A8 int8_input": '`"int8_input"`',
+        "baraquant W8A8 int8": '`"int8"`',
+        "baraquant W8A8 int8 stochastic": '`"int8"`, stochastic',
+    }
+    base = step("eager", "bfloat16", INTEGERS)
+    memory = f"1 ({base['peaks']['bfloat16'] / 2**20:,.0f} MiB)"
+    lines = [["no quantization", f"1 ({1e3 * base['seconds']:.1f} ms)", memory]]
+    for variant, name in names.items():
+        parts = (of("eager", variant, INTEGERS) for of in (step_time, step_memory))
+        lines.append([name, *parts])
+    return table(["`backward`", "time", "peak memory"], lines)
 
 
 def training() -> str:
@@ -127,7 +147,7 @@ def encoders_guide() -> str:
 
 
 LANGUAGE_SCHEMES = {
-    "float": "float32, not quantized",
+    "float": "not quantized",
     "W8A8": "`W8A8()`",
     "W8A8-int8_input-nearest": '`W8A8(backward="int8_input", rounding="nearest")`',
     "W8A8-int8_input-stochastic": '`W8A8(backward="int8_input", rounding="stochastic")`',
@@ -178,14 +198,31 @@ def language_model() -> str:
 
 
 def language_model_gpu() -> str:
-    """Losses and time of the larger model; with a backward pass of integers, against W8A8's."""
-    rows = results.report(H200, "language_model")["rows"]
+    """Losses of the larger model with both kinds of MLP, and their change against W8A8's."""
+    found = [results.report(H200, f"language_model{kind}")["rows"] for kind in ("", "_gelu")]
+    of_kind = [{row["scheme"]: row for row in rows} for rows in found]
     lines = []
-    for row in rows:
-        change = "" if row["scheme"] == "W8A8" else f"{100 * row['change']:+.2f} %"
-        name = LANGUAGE_SCHEMES[row["scheme"]]
-        lines.append([name, _loss(row), change, f"{1e3 * row['step_seconds']:.1f}"])
-    return table(["", "from scratch", "change", "ms of a step"], lines)
+    for scheme, name in LANGUAGE_SCHEMES.items():
+        if not any(scheme in rows for rows in of_kind):
+            continue
+        cells = []
+        for rows in of_kind:
+            if scheme not in rows:
+                cells += [MISSING, ""]
+                continue
+            change = f"{100 * rows[scheme]['change']:+.2f} %"
+            cells += [_loss(rows[scheme]), "" if scheme == "W8A8" else change]
+        lines.append([name, *cells])
+    return table(["", "SwiGLU", "change", "GELU", "change"], lines)
+
+
+def least_cosine(scheme: str) -> str:
+    """The least cosine of a layer's gradients in a whole step of the larger model."""
+    for found in results.report(H200, "language_model_cosine")["cosines"]:
+        if found["scheme"] == scheme:
+            layers = found["least"]["step"].values()
+            return f"{min(value for layer in layers for value in layer.values()):.4f}"
+    raise LookupError(f"no cosines of {scheme}")
 
 
 def _loss(row: Row) -> str:
@@ -304,6 +341,7 @@ def demo_ending() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "table.training": training,
+    "table.training.integers": integer_training,
     "table.encoders.readme": encoders_readme,
     "table.encoders.guide": encoders_guide,
     "table.language_model": language_model,

@@ -293,9 +293,44 @@ def layer_gpu() -> str:
     ms = (1, 16, 64, 256, 1024, 4096)
     lines = []
     for n, k in ((4096, 4096), (28672, 4096)):
-        found = [one(H200, "int8_mm", what="whole", shape=[m, n, k]) for m in ms]
+        found = [one(H200, "layers", what="whole", shape=[m, n, k]) for m in ms]
         lines.append([f"{n} × {k}", *(ratio(row, "bfloat16 linear") for row in found)])
     return table(["weight", "1 row", *map(str, ms[1:])], lines)
+
+
+WEIGHTS = ((4096, 4096), (28672, 4096), (4096, 14336))
+
+
+def behind_gpu() -> str:
+    """The same of a layer and the norm or activation before it, which quantizes."""
+    lines = []
+    for m in (16, 4096):
+        for n, k in WEIGHTS:
+            found = [
+                one(H200, "layers", what="behind", case=case, shape=[m, n, k])
+                for case in ("rms_norm", "silu_mul", "gelu")
+            ]
+            cells = [ratio(row, "bfloat16 linear") for row in found]
+            lines.append([f"{n} × {k}", str(m), *cells])
+    return table(["weight", "rows", "`rms_norm`", "`silu_mul`", "`gelu`"], lines)
+
+
+def qat_gpu() -> str:
+    """How many times as long a bfloat16 layer takes as qat_linear, forward and backward."""
+    lines = []
+    for m in (4096, 16384):
+        for n, k in WEIGHTS:
+            found = [
+                one(H200, "layers", what="training", case=case, shape=[m, n, k])
+                for case in QAT_CASES
+            ]
+            cells = [ratio(row, "bfloat16 linear") for row in found]
+            lines.append([f"{n} × {k}", str(m), *cells])
+    return table(["weight", "tokens", '`"float"`', '`"int8_input"`', '`"int8"`'], lines)
+
+
+STEP = "forward + backward"
+QAT_CASES = (STEP, f"{STEP}, int8_input", f"{STEP}, int8")
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -308,5 +343,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "table.int8.gpu": int8_gpu,
     "table.int8.cpu": int8_cpu,
     "table.layer.gpu": layer_gpu,
+    "table.behind.gpu": behind_gpu,
+    "table.qat.gpu": qat_gpu,
     "table.fused.gpu": fused_gpu,
 }

@@ -22,18 +22,19 @@ from typing import Any
 import figure_models
 import figure_tables
 import results
+from figure_models import INTEGERS
 from results import among, at_least, fields, peers, percent, rows, span
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = re.compile(r"<!--=([\w.-]+)-->(.*?)<!--/-->", re.DOTALL)
-H200, H100, CPU = "h200", "h100", "cpu"
+H200, CPU = "h200", "cpu"
 
 Figure = Callable[[], str]
 
 
-def training(mode: str, variant: str, machine: str = H200) -> Figure:
+def training(mode: str, variant: str, family: str = "training") -> Figure:
     """The time of a training step, as a multiple of bfloat16's in the same mode."""
-    return lambda: figure_models.step_time(mode, variant, machine)
+    return lambda: figure_models.step_time(mode, variant, family)
 
 
 def memory(mode: str, variant: str) -> Figure:
@@ -157,12 +158,7 @@ FIGURES: dict[str, Figure] = {
     # A training step on an H200
     "training.eager": training("eager", "baraquant W8A8"),
     "training.compiled": training("compiled", "baraquant W8A8"),
-    "training.integers.bfloat16": lambda: (
-        f"{1e3 * figure_models.step('eager', 'bfloat16', H100)['seconds']:.1f}"
-    ),
-    "training.integers.float": training("eager", "baraquant W8A8", H100),
-    "training.integers.int8_input": training("eager", "baraquant W8A8 int8_input", H100),
-    "training.integers.int8": training("eager", "baraquant W8A8 int8", H100),
+    "training.integers.int8": training("eager", "baraquant W8A8 int8", INTEGERS),
     "training.graph": training("graph", "baraquant W8A8"),
     "training.memory": memory("eager", "baraquant W8A8"),
     "training.chain.eager": training("eager", "PyTorch chain W8A8"),
@@ -254,6 +250,9 @@ FIGURES: dict[str, Figure] = {
     "lm.parameters": lambda: f"{figure_models.language()['parameters']:,}",
     "lm.seconds": lambda: f"{figure_models.language()['seconds'] / 60:.0f}",
     "lm.load": lambda: f"{figure_models.language()['machine']['load']:.0f}",
+    "lm.cosine.int8_input": lambda: figure_models.least_cosine("W8A8-int8_input-nearest"),
+    "lm.cosine.int8": lambda: figure_models.least_cosine("W8A8-int8-nearest"),
+    "lm.cosine.stochastic": lambda: figure_models.least_cosine("W8A8-int8-stochastic"),
     "lm.same_bits": figure_models.language_same_bits,
     "lm.scratch.change": lambda: figure_models.language_change("scratch", "W8A8"),
     "lm.checkpoint.change": lambda: figure_models.language_change("checkpoint", "W8A8"),
