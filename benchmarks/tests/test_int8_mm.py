@@ -137,6 +137,7 @@ def test_runs_whole(report: tuple[list[Row], Path]) -> None:
         "linear": {INT_MM, "_int_mm + dequantize", linear},
         "cached": {INT_MM, "_int_mm + dequantize", linear},
         "whole": {"quantize + _int_mm + dequantize", linear, "quantize_dynamic"},
+        "behind": {"quantized_linear", linear},
         "training": {linear, "fake_quantize + linear"},
         "odd": {INT_MM, "_int_mm + dequantize", linear, "at 16x64", "at 48x32"},
         "variants": {"int8 per token"},
@@ -155,6 +156,7 @@ def test_counts_operations_and_bytes(report: tuple[list[Row], Path]) -> None:
         scales, output = 4 * (m + n), 4 * m * n
         moved = {
             "whole": 4 * m * k + n * k + output + scales,
+            "behind": 4 * m * k + n * k + output + scales,
             "training": 2 * (4 * m * k + 4 * n * k + output) + 2 * (m * k + n * k),
         }
         expected = moved.get(r.what, m * k + n * k + output + scales)
@@ -218,11 +220,17 @@ def test_the_whole_layer_and_training_have_targets_on_a_gpu(
     monkeypatch.setattr(Bench, "on_cpu", False)
     monkeypatch.setattr(int8_mm_layer, "int8_peak", lambda device: 1e15)
     monkeypatch.setattr(Bench, "measure", lambda self, row, *_, **__: row)
-    for m, whole in ((4096, [Target("float32 linear", 1.85)]), (64, [])):
+    linear = "float32 linear"
+    for m, whole, integers in (
+        (4096, [Target(linear, 1.85)], 1.1),
+        (64, [], 1.1),
+        (16384, [], 1.6),
+    ):
         bench = Bench(weights, m, Timer(CPU), None, None)
         assert [row.targets for row in int8_mm_rows.bench_whole(bench)] == [whole]
+        assert [row.targets for row in int8_mm_rows.bench_behind(bench)] == [whole] * 3
         assert [row.targets for row in int8_mm_rows.bench_training(bench)] == [
-            [Target("float32 linear", 1.1), HoldsLess("float32 linear")]
+            [Target(linear, least), HoldsLess(linear)] for least in (1.1, 1.1, integers)
         ]
 
 
@@ -260,7 +268,7 @@ def test_compiled_peers_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         bench_int8_mm.ProductPlan(["16x32"], ["float32"], [1], [2], compiled=True)
     ])  # fmt: skip
     rows = bench_int8_mm.main(["--device=cpu", "--what", "linear", "whole", "training"])
-    assert [r.what for r in rows] == ["linear", "whole", "training"]
+    assert [r.what for r in rows] == ["linear", "whole", *["training"] * 3]
     assert all(r.speedups["torch.compile"] > 0 for r in rows)
 
 
@@ -289,7 +297,7 @@ def test_what_fails_hinders_nothing_else(monkeypatch: pytest.MonkeyPatch) -> Non
     rows = bench_int8_mm.main([*small, "--what", "whole", "training"])
     assert [(r.what, r.shape[0], r.error) for r in rows] == [
         *(("whole", m, "NotImplementedError: no memory") for m in (2, 3)),
-        *(("training", m, None) for m in (2, 3)),
+        *(("training", m, None) for m in (2, 2, 2, 3, 3, 3)),
     ]
 
 

@@ -202,7 +202,7 @@ def scaled_calls() -> Iterator[Run]:
                 yield lambda c=call, t=tensors: c(*t)
         for shape in ((130, 64), (17, 33), (4, 2049)):
             for shift in (False, True):
-                trained = IntegerQatCall("qat_linear", dtype, shift=shift)
+                trained = IntegerQatCall("qat_linear", dtype, bias=True, shift=shift)
                 tensors = trained.tensors(shape, dtype, DEVICE)
                 yield lambda c=trained, t=tensors: value_and_gradients(c, t)
         yield partial(
