@@ -6,9 +6,9 @@
 //   dx[m, k] = sd[m] * sum over n of q(dy[m, n] * sw[n]) * qw[n, k]
 //   dw[n, k] = sd[n] * sum over m of q(dy[m, n] * sx[m]) * (qx[m, k] - zx[m])
 //   db[n]    = sum over m of dy[m, n]      in the order of scaled/math.h
-// The sums of integers are exact in int32. A sum of more terms than int32 holds is cut into blocks of equal
-// length (a multiple of 16, the last one may be shorter), each rounded with scales of its own; the
-// blocks are added in the compute type, in order.
+// The sums of integers are exact in int32. A sum of more terms than int32 holds is cut into blocks
+// of equal length (a multiple of 16, the last one may be shorter), each rounded with scales of its
+// own; the blocks are added in the compute type, in order.
 #pragma once
 
 #include "granularity/arguments.h"

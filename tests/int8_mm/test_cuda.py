@@ -297,6 +297,46 @@ def test_the_kernels_are_those_tested_here(cuda: str) -> None:
     assert sorted(there) == sorted(KERNELS if len(there) > 4 else ("vector", *GENERIC))
 
 
+# --- products that begin before the kernel ends that quantizes their input -----------------------
+
+
+@pytest.mark.parametrize("symmetric", (True, False), ids=("symmetric", "asymmetric"))
+@pytest.mark.parametrize("m", (1, 4, 16, 32, 64, 128, 256))
+def test_fresh_inputs_in_a_graph(m: int, symmetric: bool, cuda: str) -> None:
+    """The bits of a product that does not follow the quantization: another kernel is between."""
+    n, k = 1024, 2048
+    ws = [integers((n, k), torch.int8, "random", i).to(cuda) for i in range(3)]
+    scale = torch.rand(n, device=cuda) * 0.01 + 0.015
+    norm = torch.ones(k, device=cuda, dtype=torch.bfloat16)
+    wrong = torch.zeros((), device=cuda, dtype=torch.int64)
+    ops = torch.ops.baraquant
+
+    def multiply(q: tuple[Tensor, ...], w: Tensor) -> Tensor:
+        zero_point = None if symmetric else q[2]
+        result: Tensor = ops.int8_linear(
+            q[0], w, q[1], scale, input_zero_point=zero_point, dtype=torch.bfloat16
+        )
+        return result
+
+    def run() -> Tensor:
+        for w in ws:
+            x = torch.randn(m, k, device=cuda, dtype=torch.bfloat16)
+            y = ops.quantized_linear(x, w, scale, symmetric=symmetric)
+            q = ops.dynamic_range_quantize_per_token(x, symmetric=symmetric)
+            wrong.add_(0)
+            wrong.add_((multiply(q, w) != y).sum())
+            q = ops.rms_norm_quantize_per_token(x, norm, 1e-6, symmetric=symmetric)
+            y = multiply(q, w)
+            wrong.add_(0)
+            wrong.add_((multiply(q, w) != y).sum())
+        return wrong
+
+    graph, found = capture(run)
+    for _ in range(300):
+        graph.replay()
+    assert found.item() == 0
+
+
 # --- more than 2^31 elements ---------------------------------------------------------------------
 
 LARGE_SIZES = {
