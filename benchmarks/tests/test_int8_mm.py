@@ -127,6 +127,7 @@ def check(rows: list[Row], device: str = "cpu") -> None:
     assert len(set(keys)) == len(keys)
 
 
+@pytest.mark.exhaustive
 def test_runs_whole(report: tuple[list[Row], Path]) -> None:
     rows, _ = report
     check(rows)
@@ -147,6 +148,7 @@ def test_runs_whole(report: tuple[list[Row], Path]) -> None:
         assert (r.of_bound is not None) is (r.shape[0] == 1 and r.what != "cached")
 
 
+@pytest.mark.exhaustive
 def test_counts_operations_and_bytes(report: tuple[list[Row], Path]) -> None:
     rows, _ = report
     for r in rows:
@@ -170,6 +172,7 @@ def test_a_weight_rotates_unless_it_shall_stay_in_a_cache() -> None:
             assert len(own) == len({id(w) for w in own}) == count
 
 
+@pytest.mark.exhaustive
 def test_targets_on_the_cpu(
     report: tuple[list[Row], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,6 +264,7 @@ def test_the_sweep_counts_on_its_card_alone(monkeypatch: pytest.MonkeyPatch) -> 
     assert plain.speedups == {}
 
 
+@pytest.mark.exhaustive
 def test_compiled_peers_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a torch.compile that compiles nothing: the real one takes seconds for each row."""
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
@@ -321,6 +325,7 @@ def test_runs_on_cuda(cuda: str, tmp_path: Path) -> None:
     assert all(r.note for r in rows if r.shape[0] == 1 and r.what in ("linear", "odd"))
 
 
+@pytest.mark.exhaustive
 def test_writes_its_results(report: tuple[list[Row], Path]) -> None:
     rows, folder = report
     written = json.loads((folder / "int8_mm.json").read_text())

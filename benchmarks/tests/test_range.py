@@ -106,6 +106,7 @@ def check(rows: list) -> None:
                if r.what == "observe" and r.dtype == "float32")  # fmt: skip
 
 
+@pytest.mark.exhaustive
 def test_runs_whole(report) -> None:
     rows, _ = report
     check(rows)
@@ -126,6 +127,7 @@ def test_runs_on_cuda(cuda: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.inductor
+@pytest.mark.exhaustive
 def test_compiled_peers_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a torch.compile that compiles nothing: the real one takes seconds for each row."""
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
@@ -143,6 +145,7 @@ def test_chains_compile() -> None:
     torch.testing.assert_close(compiled(x)[0].int(), chain.quantize(x)[0].int(), rtol=0, atol=1)
 
 
+@pytest.mark.exhaustive
 def test_counts_the_bytes_that_must_move(report) -> None:
     """Per element: what is read, written, and the share of scales and zero points."""
     rows, _ = report
@@ -196,6 +199,7 @@ def test_targets_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         assert asked["token"].targets == expected
 
 
+@pytest.mark.exhaustive
 def test_writes_its_results(report) -> None:
     rows, folder = report
     written = json.loads((folder / "range.json").read_text())
