@@ -190,13 +190,16 @@ def bench_whole(bench: Bench) -> Iterator[Row]:
         calls[f"{FP8} compiled"] = lambda i: compiled8(
             x, weights.float8[0][i % len(weights.float8[0])], weights.float8[1]
         )
-    targets = cpu_targets(bench) if bench.on_cpu else []
-    if not bench.on_cpu and bench.m == 4096:
-        targets = [Target(bench.linear_name, 1.85)]
+    targets = cpu_targets(bench) if bench.on_cpu else gpu_layer_targets(bench)
     row = bench.row("whole", "quantized_linear", "symmetric", *targets)
     row.note = int_mm.note
     with torch.no_grad():
         yield bench.measure(row, calls, bench.moved(weights.dtype.itemsize), bench.products)
+
+
+def gpu_layer_targets(bench: Bench) -> list[AnyTarget]:
+    """Of a layer that quantizes its input, or takes it from what quantizes."""
+    return [Target(bench.linear_name, 1.85)] if bench.m == 4096 else []
 
 
 def bench_behind(bench: Bench) -> Iterator[Row]:
@@ -218,8 +221,8 @@ def bench_behind(bench: Bench) -> Iterator[Row]:
     }
     for name, (plain, quantizes) in befores.items():
         calls = behind_calls(bench, xs, others, plain, quantizes)
-        targets = [Target(bench.linear_name, 1.85)] if bench.m == 4096 else []
-        row = bench.row("behind", "int8_linear", name, *(targets if not bench.on_cpu else []))
+        targets = [] if bench.on_cpu else gpu_layer_targets(bench)
+        row = bench.row("behind", "int8_linear", name, *targets)
         moved = bench.moved(weights.dtype.itemsize)
         with torch.no_grad():
             yield bench.measure(row, calls, moved, bench.products)

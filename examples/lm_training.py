@@ -156,8 +156,9 @@ def peak_memory(device: torch.device) -> Iterator[list[int]]:
         found[0] = torch.cuda.max_memory_allocated(device) - before
         return
     activities = [torch.profiler.ProfilerActivity.CPU]
-    options = {"profile_memory": True, "acc_events": True}
-    with torch.profiler.profile(activities=activities, **options) as profile:
+    with torch.profiler.profile(
+        activities=activities, profile_memory=True, acc_events=True
+    ) as profile:
         yield found
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"

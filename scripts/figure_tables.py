@@ -303,34 +303,31 @@ WEIGHTS = ((4096, 4096), (28672, 4096), (4096, 14336))
 
 def behind_gpu() -> str:
     """The same of a layer and the norm or activation before it, which quantizes."""
-    lines = []
-    for m in (16, 4096):
-        for n, k in WEIGHTS:
-            found = [
-                one(H200, "layers", what="behind", case=case, shape=[m, n, k])
-                for case in ("rms_norm", "silu_mul", "gelu")
-            ]
-            cells = [ratio(row, "bfloat16 linear") for row in found]
-            lines.append([f"{n} × {k}", str(m), *cells])
-    return table(["weight", "rows", "`rms_norm`", "`silu_mul`", "`gelu`"], lines)
+    names = {case: f"`{case}`" for case in ("rms_norm", "silu_mul", "gelu")}
+    return layers_gpu("behind", ["weight", "rows"], (16, 4096), names)
 
 
 def qat_gpu() -> str:
     """How many times as long a bfloat16 layer takes as qat_linear, forward and backward."""
+    step = "forward + backward"
+    names = {
+        step: '`"float"`',
+        f"{step}, int8_input": '`"int8_input"`',
+        f"{step}, int8": '`"int8"`',
+    }
+    return layers_gpu("training", ["weight", "tokens"], (4096, 16384), names)
+
+
+def layers_gpu(what: str, first: list[str], ms: tuple[int, ...], cases: dict[str, str]) -> str:
+    """A line for each number of rows and weight, a column for each case, by its title."""
     lines = []
-    for m in (4096, 16384):
+    for m in ms:
         for n, k in WEIGHTS:
-            found = [
-                one(H200, "layers", what="training", case=case, shape=[m, n, k])
-                for case in QAT_CASES
-            ]
+            shape = [m, n, k]
+            found = [one(H200, "layers", what=what, case=case, shape=shape) for case in cases]
             cells = [ratio(row, "bfloat16 linear") for row in found]
             lines.append([f"{n} × {k}", str(m), *cells])
-    return table(["weight", "tokens", '`"float"`', '`"int8_input"`', '`"int8"`'], lines)
-
-
-STEP = "forward + backward"
-QAT_CASES = (STEP, f"{STEP}, int8_input", f"{STEP}, int8")
+    return table([*first, *cases.values()], lines)
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -10,7 +10,7 @@ from baraquant.ops._limits import MAX_FEATURES, MAX_SHIFTED_FEATURES
 
 from . import scaled
 from .products import rescaled, sums_of_products
-from .rules import round_to
+from .rules import compute_dtype, round_to
 
 _PIECE, _LANES = 32, 8  # rows that are added up in the compute type; sums of pieces, in float64
 
@@ -40,8 +40,7 @@ def rows_of(grad: Tensor) -> Tensor:
 
 def bias_gradient(dy: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``sum_t dy[t, n]`` in the order that every device keeps."""
-    rows = rows_of(dy.detach())
-    rows = rows.to(torch.promote_types(dy.dtype, torch.float32))
+    rows = rows_of(dy.detach()).to(compute_dtype(dy.dtype))
     count = math.ceil(rows.shape[0] / _PIECE)
     missing = count * _PIECE - rows.shape[0]
     pieces = nn.functional.pad(rows, (0, 0, 0, missing)).reshape(count, _PIECE, rows.shape[1])

@@ -149,8 +149,7 @@ at::Tensor no_maxima(const Part& input) {
 }
 
 at::Tensor empty_sums(const Part& input) {
-  const int64_t pieces = (input.rows + kPieceRows - 1) / kPieceRows;
-  return at::empty({pieces, input.columns}, compute_options(input.matrix));
+  return at::empty({count_pieces(input.rows), input.columns}, compute_options(input.matrix));
 }
 
 at::Tensor sums_of_pieces(const Part& input) {

@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "affine/fast_math.h"
+#include "machine/integers.h"
 #include "range/math.h"
 
 namespace baraquant::scaled {
@@ -110,6 +111,8 @@ BARAQUANT_HD uint32_t random_bits(const Stream& stream, int64_t element) {
 // order depends on no launch, thread or device.
 
 constexpr int kPieceRows = 32, kSumLanes = 8;
+
+constexpr int64_t count_pieces(int64_t rows) { return divide_up(rows, kPieceRows); }
 
 BARAQUANT_HD double sum_of_lanes(const double* lanes, int stride) {
   const auto pair = [&](int i) { return lanes[i * stride] + lanes[(i + 4) * stride]; };

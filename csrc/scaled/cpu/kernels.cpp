@@ -142,7 +142,7 @@ struct Cpu {
   static void sums(const Matrix<T>& x, ComputeType<T>* sums) {
     using C = ComputeType<T>;
     if (only_planned_as("column_sums", compute_name<C>())) return;
-    const int64_t pieces = (x.rows + kPieceRows - 1) / kPieceRows;
+    const int64_t pieces = count_pieces(x.rows);
     at::parallel_for(0, pieces, grain(kPieceRows * x.columns), [&](int64_t from, int64_t to) {
       run_on_isa(cpu_isa(), [&]() __attribute__((always_inline)) {
         for (int64_t piece = from; piece < to; ++piece) {

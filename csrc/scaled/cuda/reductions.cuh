@@ -10,31 +10,38 @@
 
 namespace baraquant::scaled {
 
-constexpr int kMaximaThreads = 256;
+constexpr int kReductionThreads = 256;
+
+// Loads `pack` neighbours of row m from column n on; one, if packs are not whole.
+template <typename T, int pack>
+__device__ __forceinline__ void load_neighbours(Words<T, pack>& words, const Matrix<T>& x,
+                                                int64_t m, int64_t n) {
+  if constexpr (pack == 1) {
+    words.fill(x.data[x.number(m, n)]);  // NB: words of one number are wider than it
+  } else {
+    load_words(words, x.data, x.number(m, n));
+  }
+}
 
 // A thread takes `pack` columns (or one, if packs are not whole) of some rows.
 template <typename T, int pack>
-__global__ void __launch_bounds__(kMaximaThreads)
+__global__ void __launch_bounds__(kReductionThreads)
     scaled_maxima_kernel(const Matrix<T> x, const ComputeType<T>* factor, ComputeType<T>* maxima) {
   using C = ComputeType<T>;
   constexpr int kUnroll = 4;  // rows that are loaded before the first is used
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t n = (int64_t(blockIdx.x) * kWarp + thread % kWarp) * pack;
   if (n >= x.columns) return;
-  const int64_t step = int64_t(gridDim.y) * (kMaximaThreads / kWarp);
+  const int64_t step = int64_t(gridDim.y) * (kReductionThreads / kWarp);
   C greatest[pack] = {};
-  for (int64_t m = int64_t(blockIdx.y) * (kMaximaThreads / kWarp) + thread / kWarp; m < x.rows;
+  for (int64_t m = int64_t(blockIdx.y) * (kReductionThreads / kWarp) + thread / kWarp; m < x.rows;
        m += kUnroll * step) {
     Words<T, pack> words[kUnroll];
     C factors[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int64_t row = m + u * step < x.rows ? m + u * step : m;  // a row twice changes nothing
-      if constexpr (pack == 1) {
-        words[u].fill(x.data[x.number(row, n)]);  // NB: words of one number are wider than it
-      } else {
-        load_words(words[u], x.data, x.number(row, n));
-      }
+      load_neighbours(words[u], x, row, n);
       factors[u] = factor[row];
     }
 #pragma unroll
@@ -49,17 +56,15 @@ __global__ void __launch_bounds__(kMaximaThreads)
   for (int i = 0; i < pack; ++i) raise(maxima + n + i, greatest[i]);
 }
 
-constexpr int kSumThreads = 256;
-
 // A warp takes 32 packs of columns (or columns, if packs are not whole) of a piece of rows.
 template <typename T, int pack>
-__global__ void __launch_bounds__(kSumThreads)
+__global__ void __launch_bounds__(kReductionThreads)
     column_sums_kernel(const Matrix<T> x, ComputeType<T>* sums) {
   using C = ComputeType<T>;
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t n = (int64_t(blockIdx.x) * kWarp + thread % kWarp) * pack;
   if (n >= x.columns) return;
-  constexpr int kPieces = kSumThreads / kWarp;
+  constexpr int kPieces = kReductionThreads / kWarp;
   for (int64_t piece = int64_t(blockIdx.y) * kPieces + thread / kWarp; piece * kPieceRows < x.rows;
        piece += int64_t(gridDim.y) * kPieces) {
     const int64_t begin = piece * kPieceRows, end = min(begin + kPieceRows, x.rows);
@@ -67,11 +72,7 @@ __global__ void __launch_bounds__(kSumThreads)
 #pragma unroll 8
     for (int64_t m = begin; m < end; ++m) {
       Words<T, pack> words;
-      if constexpr (pack == 1) {
-        words.fill(x.data[x.number(m, n)]);
-      } else {
-        load_words(words, x.data, x.number(m, n));
-      }
+      load_neighbours(words, x, m, n);
 #pragma unroll
       for (int i = 0; i < pack; ++i) total[i] += to_compute<C>(words.get(i));
     }
@@ -109,15 +110,15 @@ void launch_maxima(const Matrix<T>& x, const ComputeType<T>* factor, ComputeType
                    int multiprocessors, cudaStream_t stream) {
   const bool whole = has_whole_packs(x);
   const int64_t wide = divide_up(x.columns, kWarp * (whole ? kPack<T> : 1));
-  const int64_t rows = divide_up(x.rows, kMaximaThreads / kWarp);
+  const int64_t rows = divide_up(x.rows, kReductionThreads / kWarp);
   // Some waves of blocks, and at least a few rows for each thread.
   const int64_t wanted = std::max<int64_t>(divide_up(8 * multiprocessors, wide), 1);
   const int64_t high = std::clamp<int64_t>(divide_up(rows, 8), 1, std::min<int64_t>(wanted, 65535));
   const dim3 grid(static_cast<unsigned>(wide), static_cast<unsigned>(high));
   if (whole) {
-    scaled_maxima_kernel<T, kPack<T>><<<grid, kMaximaThreads, 0, stream>>>(x, factor, maxima);
+    scaled_maxima_kernel<T, kPack<T>><<<grid, kReductionThreads, 0, stream>>>(x, factor, maxima);
   } else {
-    scaled_maxima_kernel<T, 1><<<grid, kMaximaThreads, 0, stream>>>(x, factor, maxima);
+    scaled_maxima_kernel<T, 1><<<grid, kReductionThreads, 0, stream>>>(x, factor, maxima);
   }
 }
 
@@ -125,13 +126,13 @@ template <typename T>
 void launch_sums(const Matrix<T>& x, ComputeType<T>* sums, cudaStream_t stream) {
   const bool whole = has_whole_packs(x);
   const int64_t wide = divide_up(x.columns, kWarp * (whole ? kPack<T> : 1));
-  const int64_t high = divide_up(divide_up(x.rows, kPieceRows), kSumThreads / kWarp);
+  const int64_t high = divide_up(count_pieces(x.rows), kReductionThreads / kWarp);
   const dim3 grid(static_cast<unsigned>(wide),
                   static_cast<unsigned>(std::min<int64_t>(high, 65535)));
   if (whole) {
-    column_sums_kernel<T, kPack<T>><<<grid, kSumThreads, 0, stream>>>(x, sums);
+    column_sums_kernel<T, kPack<T>><<<grid, kReductionThreads, 0, stream>>>(x, sums);
   } else {
-    column_sums_kernel<T, 1><<<grid, kSumThreads, 0, stream>>>(x, sums);
+    column_sums_kernel<T, 1><<<grid, kReductionThreads, 0, stream>>>(x, sums);
   }
 }
 
