@@ -94,9 +94,9 @@ def training() -> str:
 # --- the sentence encoder
 
 
-def encoder(name: str) -> Row:
+def encoder(name: str, machine: str = CPU) -> Row:
     """The row of a scheme; ``float32`` is the model that the others are made of."""
-    found = results.report(CPU, "minilm")["rows"]
+    found = results.report(machine, "minilm")["rows"]
     return next(row for row in found if row["name"] == name)
 
 

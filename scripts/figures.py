@@ -152,6 +152,11 @@ def minilm(name: str, form: Callable[[results.Row, results.Row], str]) -> Figure
     return lambda: form(figure_models.encoder(name), figure_models.encoder("float32"))
 
 
+def epyc(name: str) -> Figure:
+    """How many times faster than float32 a row of the sentence encoder is on an EPYC."""
+    return lambda: f"{figure_models.encoder(name, 'epyc')['speeds']['32 x 64']['faster']:.2f}"
+
+
 FIGURES: dict[str, Figure] = {
     **figure_models.TABLES,
     **figure_tables.TABLES,
@@ -246,6 +251,11 @@ FIGURES: dict[str, Figure] = {
     "minilm.cosine": minilm("W8A8", lambda row, _: f"{row['cosine']:.3f}"),
     "minilm.smaller": minilm("W8A8", lambda row, f: f"{f['file_bytes'] / row['file_bytes']:.1f}"),
     "minilm.faster": minilm("W8A8", lambda row, _: f"{row['speeds']['32 x 64']['faster']:.1f}"),
+    "minilm.epyc.w8a8": epyc("W8A8"),
+    "minilm.epyc.smoothquant": epyc("SmoothQuant"),
+    "minilm.epyc.pytorch": epyc("PyTorch quantize_dynamic"),
+    "minilm.epyc.fused.w8a8": epyc("W8A8, fused ops"),
+    "minilm.epyc.fused.smoothquant": epyc("SmoothQuant, fused ops"),
     # The language model
     "lm.parameters": lambda: f"{figure_models.language()['parameters']:,}",
     "lm.seconds": lambda: f"{figure_models.language()['seconds'] / 60:.0f}",
