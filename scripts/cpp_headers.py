@@ -24,6 +24,7 @@ FAMILIES = {
     "affine": "quantize, dequantize and fake_quantize with given scales and zero points",
     "range": "scales and zero points from the range of the data",
     "fused": "norms, activations and a rotation of vectors, and the same quantized",
+    "int4": "weights of four bits, and their products",
     "int8_mm": "products of integers",
     "scaled": "scaled quantization, transposes and random states, for a backward of integers",
     "backward": "the gradients of the affine ops, for programs that call them by hand",

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 
 import torch
 
-from . import affine, fused, int8_mm, scaled
+from . import affine, fused, int8_mm, refused
 from . import range as ranges
 
 
@@ -32,7 +32,7 @@ def register() -> None:
     for name, rule in {**affine.RULES, **ranges.RULES, **fused.RULES}.items():
         torch.library.register_vmap(f"baraquant::{name}", rule, lib=_library)
     int8_mm.register(_library)
-    scaled.register(_library)
+    refused.register(_library)
     for op in _public_ops():
         if op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
             # A public op calls core ops, which have the rules.

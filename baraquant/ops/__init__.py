@@ -21,6 +21,12 @@ and in TorchScript. :mod:`baraquant.reference` computes the same in plain PyTorc
 ``int8_grouped_linear``                     ``int8_linear`` with a weight for each group of tokens
 ``quantized_grouped_linear``                ``quantized_linear`` in the same way
 ``qat_grouped_linear``                      ``qat_linear`` in the same way
+``choose_int4_qparams``                     scales and whole factors for weights of four bits
+``quantize_int4``, ``pack_int4``            such a weight, packed
+``expand_int4``                             a packed weight as int8
+``int4_linear``                             ``int8_linear`` with a packed weight
+``quantized_int4_linear``                   ``quantized_linear`` with one
+``static_quantized_int4_linear``            ``static_quantized_linear`` with one
 ``scaled_quantize_per_token``               rows of ``x * f`` quantized, stochastically if wanted
 ``scaled_quantize_transposed``              columns of ``x * f`` quantized and transposed
 ``transpose_int8``                          the transpose of an int8 matrix
@@ -62,6 +68,15 @@ from .fused import (
     silu_mul,
     silu_mul_quantize_per_token,
 )
+from .int4 import (
+    choose_int4_qparams,
+    expand_int4,
+    int4_linear,
+    pack_int4,
+    quantize_int4,
+    quantized_int4_linear,
+    static_quantized_int4_linear,
+)
 from .int8_mm import (
     int8_grouped_linear,
     int8_linear,
@@ -96,6 +111,7 @@ from .scaled import (
 )
 
 __all__ = [
+    "choose_int4_qparams",
     "choose_qparams_per_channel",
     "choose_qparams_per_group",
     "choose_qparams_per_tensor",
@@ -113,6 +129,7 @@ __all__ = [
     "dynamic_range_quantize_per_group",
     "dynamic_range_quantize_per_tensor",
     "dynamic_range_quantize_per_token",
+    "expand_int4",
     "fake_quantize_per_channel",
     "fake_quantize_per_group",
     "fake_quantize_per_tensor",
@@ -121,19 +138,23 @@ __all__ = [
     "gelu_quantize_per_token",
     "hadamard",
     "hadamard_quantize_per_token",
+    "int4_linear",
     "int8_grouped_linear",
     "int8_linear",
     "layer_norm",
     "layer_norm_quantize_per_token",
     "observe_fake_quantize",
     "observe_min_max_",
+    "pack_int4",
     "qat_grouped_linear",
     "qat_linear",
+    "quantize_int4",
     "quantize_per_channel",
     "quantize_per_group",
     "quantize_per_tensor",
     "quantize_per_token",
     "quantized_grouped_linear",
+    "quantized_int4_linear",
     "quantized_linear",
     "rms_norm",
     "rms_norm_quantize_per_token",
@@ -142,6 +163,7 @@ __all__ = [
     "silu_mul",
     "silu_mul_quantize_per_token",
     "smoothquant_linear",
+    "static_quantized_int4_linear",
     "static_quantized_linear",
     "transpose_int8",
 ]

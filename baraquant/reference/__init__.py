@@ -27,6 +27,11 @@ and in the matrix products, with ``sw`` the scale of the weight's row n, ``C`` t
     acc[t, n]      sum_k (q[t, k] - z[t]) * w[n, k]          exact
     y[t, n]        fma(C(acc[t, n]) * sw[n], s[t], bias[n]), rounded once
 
+and for weights of four bits, with a whole factor ``f`` for each group of columns::
+
+    scale          max |w| / 112 of a row                    f = ceil(max |w| / 7 / scale) of a group
+    u              clamp(rint(w / (scale * f)) + z, 0, 15)   w8 = (u - z) * f, an int8
+
 and where numbers are scaled and rounded stochastically, with ``k`` 16 bits of Philox4x32-10::
 
     v              C(x) * f                                  rounded once
@@ -78,6 +83,15 @@ from .fused import (
     silu_mul_quantize_per_token,
 )
 from .granularity import Segments, expand_qparams, segments, sum_segments
+from .int4 import (
+    choose_int4_qparams,
+    expand_int4,
+    int4_linear,
+    pack_int4,
+    quantize_int4,
+    quantized_int4_linear,
+    static_quantized_int4_linear,
+)
 from .int8_mm import (
     int8_grouped_linear,
     int8_linear,
@@ -117,6 +131,7 @@ from .scaled import (
 
 __all__ = [
     "Segments",
+    "choose_int4_qparams",
     "choose_qparams_per_channel",
     "choose_qparams_per_group",
     "choose_qparams_per_tensor",
@@ -140,6 +155,7 @@ __all__ = [
     "dynamic_range_quantize_per_group",
     "dynamic_range_quantize_per_tensor",
     "dynamic_range_quantize_per_token",
+    "expand_int4",
     "expand_qparams",
     "fake_quantize_per_channel",
     "fake_quantize_per_channel_backward",
@@ -159,6 +175,7 @@ __all__ = [
     "grid_position",
     "hadamard",
     "hadamard_quantize_per_token",
+    "int4_linear",
     "int8_grouped_linear",
     "int8_linear",
     "is_inside",
@@ -166,9 +183,11 @@ __all__ = [
     "layer_norm_quantize_per_token",
     "observe_fake_quantize",
     "observe_min_max_",
+    "pack_int4",
     "philox",
     "qat_grouped_linear",
     "qat_linear",
+    "quantize_int4",
     "quantize_per_channel",
     "quantize_per_channel_backward",
     "quantize_per_group",
@@ -178,6 +197,7 @@ __all__ = [
     "quantize_per_token",
     "quantize_per_token_backward",
     "quantized_grouped_linear",
+    "quantized_int4_linear",
     "quantized_linear",
     "rescaled",
     "rms_norm",
@@ -189,6 +209,7 @@ __all__ = [
     "silu_mul",
     "silu_mul_quantize_per_token",
     "smoothquant_linear",
+    "static_quantized_int4_linear",
     "static_quantized_linear",
     "sum_segments",
     "sums_of_products",

@@ -16,6 +16,7 @@
 #include "ops/affine.h"
 #include "ops/backward.h"
 #include "ops/fused.h"
+#include "ops/int4.h"
 #include "ops/int8_mm.h"
 #include "ops/range.h"
 #include "ops/scaled.h"

@@ -5,6 +5,7 @@
 
 #include "affine/launch.h"
 #include "fused/launch.h"
+#include "int4/launch.h"
 #include "int8_mm/launch.h"
 #include "range/launch.h"
 #include "scaled/launch.h"
@@ -26,6 +27,7 @@ namespace {
 const affine::Kernels& affine::cuda_kernels() { raise(); }
 const range::Kernels& range::cuda_kernels() { raise(); }
 const fused::Kernels& fused::cuda_kernels() { raise(); }
+const int4::Kernels& int4::cuda_kernels() { raise(); }
 const int8_mm::Kernels& int8_mm::cuda_kernels() { raise(); }
 const scaled::Kernels& scaled::cuda_kernels() { raise(); }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "frame/checks.h"
+#include "int4/checks.h"
 #include "int8_mm/math.h"
 #include "range/checks.h"
 
@@ -16,8 +17,8 @@ void check_per_output(const LinearArgs& args, const char* name, const at::Tensor
   check_same_device(args.op, name, tensor, args.input);
   const auto outputs = args.weight.sym_sizes().slice(0, args.is_grouped() ? 2 : 1);
   TORCH_CHECK_VALUE(has_sizes(tensor, outputs), args.op, ": expected ", name, " to have shape ",
-                    outputs, args.is_grouped() ? " (weight.shape[:2])" : " (weight.size(0))",
-                    ", but got ", tensor.sym_sizes());
+                    outputs, " (", args.weight_name(), args.is_grouped() ? ".shape[:2]" : ".size(0)",
+                    "), but got ", tensor.sym_sizes());
 }
 
 // Checks the offsets, one for each group, and that int32 can count the rows.
@@ -34,6 +35,27 @@ void check_offsets(const LinearArgs& args) {
                     ", the most that int32 offsets can reach, but got ", rows);
 }
 
+void check_contiguous(const LinearArgs& args, const char* shape) {
+  TORCH_CHECK_VALUE(args.weight.is_contiguous(), args.op, ": expected ", args.weight_name(),
+                    " to be contiguous (", shape, ", row by row), but got strides ",
+                    args.weight.sym_strides(),
+                    "; call .contiguous() once, where the weight is stored");
+}
+
+void check_has_dimension(const LinearArgs& args) {
+  TORCH_CHECK_VALUE(args.input.dim() >= 1, args.op,
+                    ": expected input to have at least 1 dimension, but got 0");
+}
+
+void check_packed_weight(const LinearArgs& args) {
+  check_has_dimension(args);
+  const c10::SymInt depth = args.depth();
+  int4::check_packed(args.op, "packed", args.weight, depth, "input.size(-1)");
+  check_same_device(args.op, "packed", args.weight, args.input);
+  check_contiguous(args, "[N, ceil(K / 2)]");
+  int4::check_groups(args.op, *args.int4, args.weight.sym_size(0), depth, args.input, "input");
+}
+
 void check_matrices(const LinearArgs& args) {
   const at::Tensor &input = args.input, &weight = args.weight;
   check_same_device(args.op, "weight", weight, input);
@@ -47,27 +69,27 @@ void check_matrices(const LinearArgs& args) {
                       input.sym_sizes());
     check_offsets(args);
   }
-  TORCH_CHECK_VALUE(input.dim() >= 1, args.op,
-                    ": expected input to have at least 1 dimension, but got 0");
-  const c10::SymInt depth = weight.sym_size(-1);
+  check_has_dimension(args);
+  const c10::SymInt depth = args.depth();
   TORCH_CHECK_VALUE(same_size(input.sym_size(-1), depth), args.op,
                     ": expected input to have shape [", args.is_grouped() ? "T" : "...", ", ",
                     depth, "] (weight.size(", args.is_grouped() ? 2 : 1, ") last), but got ",
                     input.sym_sizes());
 }
 
-void check_int8_weight(const LinearArgs& args) {
+// Checks a weight of integers, int8 or packed, and the input's shape.
+void check_integer_weight(const LinearArgs& args) {
+  if (args.int4) return check_packed_weight(args);
   check_dtype(args.op, "weight", args.weight, at::kChar, "quantized weights");
-  const int64_t dim = args.is_grouped() ? 3 : 2;
-  TORCH_CHECK_VALUE(args.weight.dim() != dim || args.weight.is_contiguous(), args.op,
-                    ": expected weight to be contiguous ([", args.is_grouped() ? "E, " : "",
-                    "N, K], row by row), but got strides ", args.weight.sym_strides(),
-                    "; call .contiguous() once, where the weight is stored");
+  if (args.weight.dim() == (args.is_grouped() ? 3 : 2)) {
+    check_contiguous(args, args.is_grouped() ? "[E, N, K]" : "[N, K]");
+  }
+  check_matrices(args);
 }
 
 void check_depth(const LinearArgs& args, bool shifted) {
   const int64_t max_depth = shifted ? kMaxShiftedDepth : kMaxDepth;
-  const c10::SymInt depth = args.weight.sym_size(-1);
+  const c10::SymInt depth = args.depth();
   TORCH_CHECK_VALUE(depth.sym_le(max_depth).expect_true(__FILE__, __LINE__), args.op,
                     ": expected input.size(-1) to be at most ", max_depth,
                     shifted ? " (of uint8, or with a zero point)" : "",
@@ -143,7 +165,7 @@ void check_smooth_scale(const LinearArgs& args, const at::Tensor& smooth_scale,
   check_dispatchable(args.op, "smooth_scale", smooth_scale);
   check_dtype(args.op, "smooth_scale", smooth_scale, compute, "the compute type of the input");
   check_same_device(args.op, "smooth_scale", smooth_scale, args.input);
-  const c10::SymInt inputs = args.weight.sym_size(1);
+  const c10::SymInt inputs = args.depth();
   TORCH_CHECK_VALUE(has_sizes(smooth_scale, {inputs}), args.op,
                     ": expected smooth_scale to have shape [", inputs,
                     "] (input.size(-1)), but got ", smooth_scale.sym_sizes());
@@ -163,7 +185,8 @@ void check_output_dtype(const LinearArgs& args, at::ScalarType dtype) {
 
 void check_all_dispatchable(const LinearArgs& args) {
   check_dispatchable(args.op, "input", args.input);
-  check_dispatchable(args.op, "weight", args.weight);
+  check_dispatchable(args.op, args.weight_name(), args.weight);
+  if (args.int4) int4::check_groups_dispatchable(args.op, *args.int4);
   if (args.weight_scale) check_dispatchable(args.op, "weight_scale", *args.weight_scale);
   if (args.bias) check_dispatchable(args.op, "bias", *args.bias);
   if (args.weight_sum && *args.weight_sum) {
@@ -181,8 +204,7 @@ void check_product(const LinearArgs& args, const InputQparams& qparams, at::Scal
   TORCH_CHECK_TYPE(is_supported_floating(dtype), args.op,
                    ": expected dtype to be float32, float64, float16 or bfloat16, but got ",
                    dtype_name(dtype));
-  check_int8_weight(args);
-  check_matrices(args);
+  check_integer_weight(args);
   check_depth(args, from == at::kByte || qparams.has_zero_point());
   const at::ScalarType compute = compute_dtype(dtype);
   check_weight_qparams(args, compute, "the compute type of the output");
@@ -194,8 +216,7 @@ void check_quantized_linear(const LinearArgs& args, const RowScheme& scheme, at:
   check_all_dispatchable(args);
   check_floating(args.op, "input", args.input);
   check_output_dtype(args, dtype);
-  check_int8_weight(args);
-  check_matrices(args);
+  check_integer_weight(args);
   check_depth(args, !scheme.symmetric);
   range::check_row_scheme(args.op, scheme);
   check_weight_qparams(args, compute_dtype(dtype), "the compute type of the input");
@@ -208,8 +229,7 @@ void check_static_quantized_linear(const LinearArgs& args, const InputQparams& q
   check_all_dispatchable(args);
   check_floating(args.op, "input", args.input);
   check_output_dtype(args, dtype);
-  check_int8_weight(args);
-  check_matrices(args);
+  check_integer_weight(args);
   check_depth(args, qparams.has_zero_point());
   check_range(args.op, quant_min, quant_max, at::kChar);
   const at::ScalarType compute = compute_dtype(dtype);

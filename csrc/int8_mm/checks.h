@@ -7,6 +7,7 @@
 
 #include <optional>
 
+#include "int4/core_ops.h"
 #include "int8_mm/core_ops.h"
 
 namespace baraquant::int8_mm {
@@ -21,7 +22,11 @@ struct LinearArgs {
   const OptionalTensor& bias;
   const OptionalTensor* weight_sum = nullptr;
   const at::Tensor* offsets = nullptr;  // of a grouped op, whose weight has three dimensions
+  const int4::Groups* int4 = nullptr;   // of an op whose weight is packed numbers of four bits
 
+  const char* weight_name() const { return int4 ? "packed" : "weight"; }
+  // The inputs of a dot product. An int4 op needs an input with a dimension.
+  c10::SymInt depth() const { return int4 ? input.sym_size(-1) : weight.sym_size(-1); }
   bool is_grouped() const { return offsets != nullptr; }
 };
 
@@ -40,6 +45,17 @@ struct InputQparams {
     return zero_point ? zero_point->has_value() : zero_point_number.has_value();
   }
 };
+
+// Those of the ops with one static scale.
+inline InputQparams static_qparams(const at::Tensor& act_scale,
+                                   const OptionalTensor& act_zero_point) {
+  return {.scale_name = "act_scale",
+          .zero_point_name = "act_zero_point",
+          .scale_per_token = false,
+          .scale = &act_scale,
+          .zero_point = &act_zero_point,
+          .zero_point_per_token = false};
+}
 
 // Checks all tensors in args. NB: autograd calls it too. Otherwise Python would refuse a nested
 // tensor of jagged layout under the name of the op that comes next.

@@ -62,6 +62,27 @@ at::Tensor int8_linear(const at::Tensor& input, const at::Tensor& weight,
                  dtype);
 }
 
+at::Tensor int4_linear(const at::Tensor& input, const at::Tensor& packed,
+                       const at::Tensor& input_scale, const at::Tensor& weight_scale,
+                       const at::Tensor& group_factor, int64_t group_size, const OptionalTensor& bias, const OptionalTensor& group_zero_point,
+                       const OptionalTensor& input_zero_point, const OptionalTensor& weight_sum,
+                       at::ScalarType dtype) {
+  const int4::Groups groups{group_factor, group_zero_point, group_size};
+  return product({.op = "baraquant::int4_linear",
+                  .input = input,
+                  .weight = packed,
+                  .weight_scale = &weight_scale,
+                  .bias = bias,
+                  .weight_sum = &weight_sum,
+                  .int4 = &groups},
+                 {.scale_name = "input_scale",
+                  .zero_point_name = "input_zero_point",
+                  .scale_per_token = true,
+                  .scale = &input_scale,
+                  .zero_point = &input_zero_point},
+                 dtype);
+}
+
 at::Tensor int8_grouped_linear(const at::Tensor& input, const at::Tensor& weight,
                                const at::Tensor& offsets, const at::Tensor& input_scale,
                                const at::Tensor& weight_scale, const OptionalTensor& bias,
@@ -151,6 +172,24 @@ MaskedProduct quantized_linear(bool with_mask, const at::Tensor& input, const at
                            dtype);
 }
 
+at::Tensor quantized_int4_linear(const at::Tensor& input, const at::Tensor& packed,
+                                 const at::Tensor& weight_scale, const at::Tensor& group_factor, int64_t group_size, const OptionalTensor& bias,
+                                 const OptionalTensor& group_zero_point, bool symmetric,
+                                 const OptionalTensor& weight_sum, int64_t quant_min,
+                                 int64_t quant_max, std::optional<at::ScalarType> dtype) {
+  const int4::Groups groups{group_factor, group_zero_point, group_size};
+  return std::get<0>(quantized_product(
+      /*with_mask=*/false,
+      {.op = "baraquant::quantized_int4_linear",
+       .input = input,
+       .weight = packed,
+       .weight_scale = &weight_scale,
+       .bias = bias,
+       .weight_sum = &weight_sum,
+       .int4 = &groups},
+      {.symmetric = symmetric, .quant_min = quant_min, .quant_max = quant_max}, dtype));
+}
+
 MaskedProduct quantized_grouped_linear(bool with_mask, const at::Tensor& input,
                                        const at::Tensor& weight, const at::Tensor& offsets,
                                        const at::Tensor& weight_scale, const OptionalTensor& bias,
@@ -188,6 +227,31 @@ MaskedProduct quantize_static(const at::Tensor& rows, const at::Tensor& act_scal
   return {affine::quantize(rows, q, at::kChar, /*save_mask=*/std::nullopt), {}};
 }
 
+// What the static ops have in common.
+MaskedProduct static_product(bool with_mask, const LinearArgs& args, const at::Tensor& act_scale,
+                             const OptionalTensor& act_zero_point,
+                             const OptionalTensor& smooth_scale, int64_t quant_min,
+                             int64_t quant_max, std::optional<at::ScalarType> dtype) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  const at::Tensor& input = args.input;
+  const at::ScalarType to = dtype.value_or(input.scalar_type());
+  check_static_quantized_linear(args, static_qparams(act_scale, act_zero_point), smooth_scale,
+                                quant_min, quant_max, to);
+  const at::Tensor output = empty_output(args, to);
+  if (input.is_meta()) return {output, with_mask ? empty_mask(input) : at::Tensor()};
+  if (!with_mask && !has_work(output)) return {output, {}};
+  const auto [rows, mask] = quantize_static(contiguous_rows(input), act_scale, act_zero_point,
+                                            smooth_scale, quant_min, quant_max, with_mask);
+  if (has_work(output)) {
+    ProductCall call = prepare(args, rows, {args.weight, *args.weight_scale}, output);
+    call.input_scale = of_rows(act_scale);
+    if (act_zero_point) call.zero_point = of_rows(cast_to_int32(*act_zero_point));
+    call.has_zero_point = act_zero_point.has_value();
+    launch(call, *args.weight_sum);
+  }
+  return {output, mask};
+}
+
 MaskedProduct static_quantized_linear(bool with_mask, const at::Tensor& input,
                                       const at::Tensor& weight, const at::Tensor& weight_scale,
                                       const at::Tensor& act_scale, const OptionalTensor& bias,
@@ -195,34 +259,33 @@ MaskedProduct static_quantized_linear(bool with_mask, const at::Tensor& input,
                                       const OptionalTensor& smooth_scale,
                                       const OptionalTensor& weight_sum, int64_t quant_min,
                                       int64_t quant_max, std::optional<at::ScalarType> dtype) {
-  const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  const at::ScalarType to = dtype.value_or(input.scalar_type());
-  const InputQparams qparams{.scale_name = "act_scale",
-                             .zero_point_name = "act_zero_point",
-                             .scale_per_token = false,
-                             .scale = &act_scale,
-                             .zero_point = &act_zero_point,
-                             .zero_point_per_token = false};
-  const LinearArgs args{.op = "baraquant::static_quantized_linear",
-                        .input = input,
-                        .weight = weight,
-                        .weight_scale = &weight_scale,
-                        .bias = bias,
-                        .weight_sum = &weight_sum};
-  check_static_quantized_linear(args, qparams, smooth_scale, quant_min, quant_max, to);
-  const at::Tensor output = empty_output(args, to);
-  if (input.is_meta()) return {output, with_mask ? empty_mask(input) : at::Tensor()};
-  if (!with_mask && !has_work(output)) return {output, {}};
-  const auto [rows, mask] = quantize_static(contiguous_rows(input), act_scale, act_zero_point,
-                                            smooth_scale, quant_min, quant_max, with_mask);
-  if (has_work(output)) {
-    ProductCall call = prepare(args, rows, {weight, weight_scale}, output);
-    call.input_scale = of_rows(act_scale);
-    if (act_zero_point) call.zero_point = of_rows(cast_to_int32(*act_zero_point));
-    call.has_zero_point = act_zero_point.has_value();
-    launch(call, weight_sum);
-  }
-  return {output, mask};
+  return static_product(with_mask,
+                        {.op = "baraquant::static_quantized_linear",
+                         .input = input,
+                         .weight = weight,
+                         .weight_scale = &weight_scale,
+                         .bias = bias,
+                         .weight_sum = &weight_sum},
+                        act_scale, act_zero_point, smooth_scale, quant_min, quant_max, dtype);
+}
+
+at::Tensor static_quantized_int4_linear(
+    const at::Tensor& input, const at::Tensor& packed, const at::Tensor& weight_scale,
+    const at::Tensor& group_factor, int64_t group_size, const at::Tensor& act_scale, const OptionalTensor& bias, const OptionalTensor& group_zero_point,
+    const OptionalTensor& act_zero_point, const OptionalTensor& smooth_scale,
+    const OptionalTensor& weight_sum, int64_t quant_min, int64_t quant_max,
+    std::optional<at::ScalarType> dtype) {
+  const int4::Groups groups{group_factor, group_zero_point, group_size};
+  return std::get<0>(static_product(
+      /*with_mask=*/false,
+      {.op = "baraquant::static_quantized_int4_linear",
+       .input = input,
+       .weight = packed,
+       .weight_scale = &weight_scale,
+       .bias = bias,
+       .weight_sum = &weight_sum,
+       .int4 = &groups},
+      act_scale, act_zero_point, smooth_scale, quant_min, quant_max, dtype));
 }
 
 // Makes two kernels from a function whose first argument says whether the mask is wanted: that of
@@ -345,6 +408,9 @@ void register_kernels(torch::Library& m) {
   m.impl("_quantized_grouped_linear_with_mask", &KernelsOf<&quantized_grouped_linear>::with_mask);
   m.impl("static_quantized_linear", &KernelsOf<&static_quantized_linear>::plain);
   m.impl("_static_quantized_linear_with_mask", &KernelsOf<&static_quantized_linear>::with_mask);
+  m.impl("int4_linear", &int4_linear);
+  m.impl("quantized_int4_linear", &quantized_int4_linear);
+  m.impl("static_quantized_int4_linear", &static_quantized_int4_linear);
   m.impl("qat_linear", kernel_of<&qat_linear_device>);
   m.impl("_qat_linear_kept", kernel_of<&qat_linear_kept_device>);
   m.impl("qat_grouped_linear", kernel_of<&qat_grouped_linear_device>);

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "frame/dtypes.h"
+#include "int4/launch.h"
 #include "int8_mm/operands.h"
 
 namespace baraquant::int8_mm {
@@ -19,6 +20,7 @@ namespace baraquant::int8_mm {
 struct ProductCall {
   at::Tensor input, weight, input_scale, weight_scale, bias, zero_point, weight_sum, output;
   at::Tensor offsets;
+  int4::PackedWeight packed;  // in place of weight, if it has values; on the CPU alone
   double input_scale_number = 1;
   int32_t zero_point_number = 0;
   bool has_zero_point = false;
@@ -46,11 +48,12 @@ struct Launch {
 
   static Operands operands_of(const ProductCall& call) {
     Operands f{call.input.size(0),
-               call.weight.size(-2),
+               call.output.size(1),
                call.input.size(1),
                call.input.const_data_ptr(),
                call.input.scalar_type() == at::kByte,
                pointer<int8_t>(call.weight)};
+    if (call.packed.values.defined()) f.packed = call.packed.operands();
     if (call.offsets.defined()) {
       f.groups = call.offsets.size(0);
       f.ends = pointer<int32_t>(call.offsets);

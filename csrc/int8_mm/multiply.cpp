@@ -5,6 +5,7 @@
 
 #include "frame/copies.h"
 #include "frame/outputs.h"
+#include "int4/expand.h"
 
 namespace baraquant::int8_mm {
 namespace {
@@ -40,7 +41,11 @@ ProductCall prepare(const LinearArgs& args, const at::Tensor& rows, const Intege
                     const at::Tensor& output) {
   ProductCall call;
   call.input = rows;
-  call.weight = weight.values;
+  if (args.int4) {
+    call.packed = int4::packed_weight(weight.values, *args.int4, rows.size(1));
+  } else {
+    call.weight = weight.values;
+  }
   call.weight_scale = contiguous(weight.scale);
   if (args.bias) call.bias = contiguous(cast(*args.bias, compute_dtype(output.scalar_type())));
   if (args.is_grouped()) call.offsets = contiguous(*args.offsets);
@@ -49,6 +54,12 @@ ProductCall prepare(const LinearArgs& args, const at::Tensor& rows, const Intege
 }
 
 void launch(ProductCall& call, const OptionalTensor& weight_sum) {
+  // The CPU expands a packed weight part by part, as it multiplies it.
+  const bool sums_wanted = call.has_zero_point && !weight_sum;
+  if (call.packed.values.defined() && (call.input.is_cuda() || sums_wanted)) {
+    call.weight = int4::expanded(call.packed);
+    call.packed = {};
+  }
   if (call.has_zero_point) {
     if (weight_sum) {
       call.weight_sum = contiguous(*weight_sum);
@@ -58,7 +69,7 @@ void launch(ProductCall& call, const OptionalTensor& weight_sum) {
       kernels(call.weight).weight_sums(call.weight, call.weight_sum);
     }
   }
-  kernels(call.weight).product(call);
+  kernels(call.input).product(call);
 }
 
 void multiply_quantized(const LinearArgs& args, const range::QuantizedRows& rows,

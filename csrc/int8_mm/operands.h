@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "int4/math.h"
 #include "machine/host_device.h"
 #include "machine/integers.h"
 
@@ -31,11 +32,13 @@ struct Operands {
   int64_t m = 0, n = 0, k = 0;
   const void* input = nullptr;  // [m, k] of int8_t, or of uint8_t if is_unsigned
   bool is_unsigned = false;
-  const int8_t* weight = nullptr;  // [n, k]
+  const int8_t* weight = nullptr;  // [n, k]; null if it is packed
+  int4::Packed packed = {};        // on the CPU alone
   int64_t groups = 1;
   const int32_t* ends = nullptr;  // [groups]; null means that the product is not grouped
 
   bool is_grouped() const { return ends != nullptr; }
+  bool is_packed() const { return packed.values != nullptr; }
   int64_t weight_rows() const { return groups * n; }
   BARAQUANT_HD void choose_group(int64_t g) { weight += g * n * k; }
 };

@@ -14,9 +14,14 @@
 //   int8_grouped_linear, quantized_grouped_linear, qat_grouped_linear
 //                       the op without `grouped` in its name, for each group of rows of the input
 //                       with a weight of its own; rows after the last group give 0
+//   int4_linear, quantized_int4_linear, static_quantized_int4_linear
+//                       int8_linear, quantized_linear and static_quantized_linear with the weight
+//                       expand_int4(packed, group_factor, group_size, K, group_zero_point)
 // Ops with a floating input are differentiable. The arguments:
 //   input         [..., K], any strides: int8 or uint8, or floating if the op quantizes it
 //   weight        int8 [N, K], contiguous; for qat_linear floating like the input
+//   packed, group_factor, group_zero_point, group_size
+//                 a weight of four bits (int4/schema.cpp); packed is contiguous
 //   input_scale   of the compute type C of the output: one for all ([] or [1]) or one per token
 //                 (input.shape[:-1], or the same with a 1 at the end)
 //   act_scale     C [] or [1], or a number
@@ -73,6 +78,22 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
          "Tensor act_scale, Tensor? bias=None, *, Tensor? act_zero_point=None, "
          "Tensor? smooth_scale=None, Tensor? weight_sum=None, int quant_min=-128, "
          "int quant_max=127, ScalarType? dtype=None) -> Tensor");
+  define(m,
+         "int4_linear(Tensor input, Tensor packed, Tensor input_scale, Tensor weight_scale, "
+         "Tensor group_factor, int group_size, Tensor? bias=None, *, "
+         "Tensor? group_zero_point=None, Tensor? input_zero_point=None, Tensor? weight_sum=None, "
+         "ScalarType dtype=float) -> Tensor");
+  define(m,
+         "quantized_int4_linear(Tensor input, Tensor packed, Tensor weight_scale, "
+         "Tensor group_factor, int group_size, Tensor? bias=None, *, "
+         "Tensor? group_zero_point=None, bool symmetric=True, Tensor? weight_sum=None, "
+         "int quant_min=-128, int quant_max=127, ScalarType? dtype=None) -> Tensor");
+  define(m,
+         "static_quantized_int4_linear(Tensor input, Tensor packed, Tensor weight_scale, "
+         "Tensor group_factor, int group_size, Tensor act_scale, Tensor? bias=None, *, "
+         "Tensor? group_zero_point=None, Tensor? act_zero_point=None, Tensor? smooth_scale=None, "
+         "Tensor? weight_sum=None, int quant_min=-128, int quant_max=127, "
+         "ScalarType? dtype=None) -> Tensor");
   const std::string backward = BackwardArgs::kSchema;
   define(m,
          "qat_linear(Tensor input, Tensor weight, Tensor? bias=None, *, bool symmetric=True, "

@@ -6,7 +6,8 @@
 //     for each block of columns (in parallel)
 //       for each block of the depth: pack the weight; multiply tile by tile into int32 sums
 //       turn the sums into outputs (rescale() in int8_mm/math.h)
-// For few rows the weight is not packed but read once as it lies (streamed).
+// For few rows the weight is not packed but read once as it lies (streamed). A weight of four bits is
+// expanded to int8 part by part, in a cache.
 #pragma once
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include <new>
 #include <string>
 
+#include "int4/cpu/expand.h"
 #include "int8_mm/cpu/tile.h"
 #include "int8_mm/math.h"
 #include "int8_mm/operands.h"
@@ -27,6 +29,7 @@ constexpr int64_t kColumnBlock = 128;        // the most columns of one task
 constexpr int64_t kDepthBlock = 2048;        // bytes of a packed row in one block of the depth
 constexpr int64_t kRowBlock = 512;           // input rows that are packed together
 constexpr int64_t kUnit = int64_t(1) << 20;  // the fewest products of one task
+constexpr int64_t kExpandedRows = 16;        // rows of four bits that are expanded to be streamed
 
 constexpr int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
@@ -99,6 +102,7 @@ struct Blocks {
   int64_t columns;            // columns of a task
   int64_t depth;              // elements of a panel's depth; 0 means that the weight is streamed
   int64_t panel_bytes, sums;  // scratch memory of a task
+  int64_t expanded;           // and of its rows of four bits, as int8
 
   Blocks(const Operands& f, const CpuKernel& kernel, int threads) {
     const int64_t bytes = 4 / kernel.word;
@@ -114,6 +118,7 @@ struct Blocks {
     row_parts = streamed ? 1 : std::clamp<int64_t>(threads / divide_up(f.n, columns), 1, tiles);
     panel_bytes = depth * kernel.columns * bytes;
     sums = divide_up(rows, row_parts) * columns;
+    expanded = !f.is_packed() ? 0 : streamed ? kExpandedRows * f.k : kernel.columns * depth;
   }
 
   bool is_streamed() const { return depth == 0; }
@@ -127,23 +132,43 @@ struct Blocks {
   }
   // Scratch memory of the packed input and of `threads` tasks at a time.
   int64_t scratch_bytes(int threads) const {
-    return rows * stride + threads * (panel_bytes + sums * static_cast<int64_t>(sizeof(int32_t)));
+    const int64_t bytes_of_sums = sums * static_cast<int64_t>(sizeof(int32_t));
+    return rows * stride + threads * (panel_bytes + bytes_of_sums + expanded);
   }
 };
 
+// Rows of the weight as int8, `stride` elements from one to the next.
+struct WeightRows {
+  const int8_t* data;
+  int64_t stride;
+};
+
+// The rows n .. n + count - 1 of the weight, from k on. If it has four bits, `depth` elements of each
+// are expanded into scratch; k is even.
+inline WeightRows weight_rows(const Operands& f, CpuIsa isa, int64_t n, int64_t count, int64_t k,
+                              int64_t depth, int8_t* scratch) {
+  if (!f.is_packed()) return {f.weight + n * f.k + k, f.k};
+  for (int64_t i = 0; i < count; ++i) {
+    int4::expand_row(isa, f.packed, n + i, k, k + depth, scratch + i * depth);
+  }
+  return {scratch, depth};
+}
+
 // Multiplies rows of packed input with the columns n .. n + count - 1, panel by panel of the packed
 // weight.
-inline void multiply_panels(const Operands& f, const CpuKernel& kernel, const Blocks& blocks,
-                            const PackedRows& input, int64_t n, int64_t count, uint8_t* panel,
-                            const Sums& sums, int32_t* weight_sums) {
+inline void multiply_panels(const Operands& f, const CpuKernel& kernel, CpuIsa isa,
+                            const Blocks& blocks, const PackedRows& input, int64_t n, int64_t count,
+                            uint8_t* panel, int8_t* expanded, const Sums& sums,
+                            int32_t* weight_sums) {
   const int64_t max_rows = static_cast<int64_t>(kernel.tiles.size());
   const int64_t tiles = divide_up(input.count, max_rows);
   const int64_t bytes = 4 / kernel.word;
   for (int64_t k = 0; k == 0 || k < f.k; k += blocks.depth) {
     const int64_t depth = std::min(blocks.depth, f.k - k), words = divide_up(depth, kernel.word);
     for (int64_t j = 0; j < count; j += kernel.columns) {
-      kernel.pack_weight(f.weight + (n + j) * f.k + k, f.k, std::min(kernel.columns, count - j),
-                         depth, panel, weight_sums + j);
+      const int64_t columns = std::min(kernel.columns, count - j);
+      const WeightRows weight = weight_rows(f, isa, n + j, columns, k, depth, expanded);
+      kernel.pack_weight(weight.data, weight.stride, columns, depth, panel, weight_sums + j);
       for (int64_t t = 0; t < tiles; ++t) {  // tiles of nearly equal heights
         const int64_t from = t * input.count / tiles, to = (t + 1) * input.count / tiles;
         const PackedRows rows{input.data + from * input.stride + k * bytes, input.stride,
@@ -155,6 +180,19 @@ inline void multiply_panels(const Operands& f, const CpuKernel& kernel, const Bl
   }
 }
 
+// Multiplies rows of packed input with the columns n .. n + count - 1 of the weight as it lies.
+inline void stream_columns(const Operands& f, const CpuKernel& kernel, CpuIsa isa,
+                           const PackedRows& input, int64_t n, int64_t count, int8_t* expanded,
+                           const Sums& sums, int32_t* weight_sums) {
+  const int64_t step = f.is_packed() ? kExpandedRows : count;
+  for (int64_t j = 0; j < count; j += step) {
+    const int64_t columns = std::min(step, count - j);
+    const WeightRows weight = weight_rows(f, isa, n + j, columns, 0, f.k, expanded);
+    kernel.streams[input.count - 1](input, weight.data, columns, f.k, {sums.data + j, sums.stride},
+                                    weight_sums + j);
+  }
+}
+
 // Runs the tasks begin .. end - 1 of the block of rows that starts at row m. A task multiplies a
 // part of its rows with a block of columns.
 template <typename T>
@@ -163,6 +201,7 @@ void run_tasks(const Operands& f, const CpuKernel& kernel, CpuIsa isa, const Blo
                const Finish<T>& finish) {
   const Scratch<int32_t> memory(blocks.sums);
   const Scratch<uint8_t> panel(blocks.panel_bytes);
+  const Scratch<int8_t> expanded(blocks.expanded);
   const Sums sums{memory.data(), blocks.columns};
   int32_t weight_sums[kColumnBlock];
   for (int64_t task = begin; task < end; ++task) {
@@ -173,9 +212,10 @@ void run_tasks(const Operands& f, const CpuKernel& kernel, CpuIsa isa, const Blo
     const PackedRows input{block.data + from * block.stride, block.stride, to - from};
     std::fill_n(weight_sums, blocks.columns, 0);
     if (blocks.is_streamed()) {
-      kernel.streams[input.count - 1](input, f.weight + n * f.k, count, f.k, sums, weight_sums);
+      stream_columns(f, kernel, isa, input, n, count, expanded.data(), sums, weight_sums);
     } else {
-      multiply_panels(f, kernel, blocks, input, n, count, panel.data(), sums, weight_sums);
+      multiply_panels(f, kernel, isa, blocks, input, n, count, panel.data(), expanded.data(), sums,
+                      weight_sums);
     }
     finish(isa, m + from, input.count, n, count, sums, weight_sums);
   }

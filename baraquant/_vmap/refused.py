@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The scaled family has no batching rules: a batch is refused by name, not run in a slow loop."""
+"""Ops without batching rules: a batch is refused by name, not run in a slow loop."""
 
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -12,6 +12,10 @@ _NAMES = (
     "transpose_int8",
     "draw_random",
     "_integer_backward",
+    "choose_int4_qparams",
+    "quantize_int4",
+    "expand_int4",
+    "pack_int4",
 )
 
 

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The ops of four-bit weights: schemas. The arithmetic is in math.h, checks are in checks.cpp. The
+// products of such weights belong to the integer matrix family (int8_mm/schema.cpp).
+//   choose_int4_qparams  the scale of each row of a weight, and the factor and the zero point of each
+//                        group of its columns
+//   quantize_int4        the weight as packed numbers of four bits, for such a choice
+//   expand_int4          packed numbers as the int8 weight that a product multiplies
+//   pack_int4            integers of -8 .. 7, packed
+// The arguments:
+//   weight            floating [N, K], any strides
+//   scale             [N] of the compute type C of the weight
+//   packed            uint8 [N, ceil(K / 2)]: two numbers in a byte, the first in the low four bits
+//   group_factor      uint8 [N, G] with G = ceil(K / group_size), 1 .. 16
+//   group_zero_point  uint8 [N, G], 0 .. 15; None means 8
+//   group_size        the columns of a group, even; the last group may have fewer
+//   in_features       K
+//   integers          int8 [N, K], any strides
+// Outputs are contiguous.
+#include "frame/public_op.h"
+#include "int4/core_ops.h"
+
+namespace baraquant::int4 {
+
+TORCH_LIBRARY_FRAGMENT(baraquant, m) {
+  define(m,
+         "choose_int4_qparams(Tensor weight, int group_size, *, bool symmetric=True) -> "
+         "(Tensor scale, Tensor group_factor, Tensor group_zero_point)");
+  define(m,
+         "quantize_int4(Tensor weight, Tensor scale, Tensor group_factor, int group_size, *, "
+         "Tensor? group_zero_point=None) -> Tensor");
+  define(m,
+         "expand_int4(Tensor packed, Tensor group_factor, int group_size, SymInt in_features, *, "
+         "Tensor? group_zero_point=None) -> Tensor");
+  define(m, "pack_int4(Tensor integers) -> Tensor");
+}
+
+}  // namespace baraquant::int4
