@@ -27,13 +27,14 @@ RUNTIMES = {"address": ("libasan.so", "libubsan.so"), "thread": ("libtsan.so",)}
 NAMES = {"address": "asan", "thread": "tsan"}
 REPORTS = ("ERROR: AddressSanitizer: ", "runtime error: ", "WARNING: ThreadSanitizer: ")
 FAILED = 99  # the exit code of a process in which a sanitizer found something
-# Values, errors, layouts, gradients and special values of the five families of ops; the C++
+# Values, errors, layouts, gradients and special values of the families of ops; the C++
 # programs, which are instrumented themselves.
 TESTS = {
     "affine": ("values", "dequantize", "errors", "layouts", "gradients", "learned"),
     "range": ("values", "errors", "layouts", "gradients", "observe"),
     "fused": ("values", "errors", "layouts", "gradients"),
     "scaled": ("values", "errors", "gradients", "random"),
+    "int4": ("values", "errors", "products"),
     "int8_mm": ("values", "errors", "layouts", "gradients", "special", "autograd"),
     "ops": ("calls", "threads", "lazy_values"),
     "cpp_api": ("ops", "modules", "files"),

@@ -87,6 +87,25 @@ void products() {
   show("qat_linear", baraquant::qat_linear(kX, numbers({3, 8}, -2), numbers({3})));
 }
 
+void four_bits() {
+  const at::Tensor w = numbers({3, 8}, -12);
+  const auto [scale, factor, zero_point] = baraquant::choose_int4_qparams(w, 4, false);
+  show("int4 scale", scale);
+  show("int4 factor", factor);
+  show("int4 zero point", zero_point);
+  const at::Tensor packed = baraquant::quantize_int4(w, scale, factor, 4, zero_point);
+  show("int4 packed", packed);
+  const at::Tensor w8 = baraquant::expand_int4(packed, factor, 4, 8, zero_point);
+  show("int4 expanded", w8);
+  show("int4 repacked", baraquant::pack_int4(w8));
+  const auto [q, s, z] = baraquant::dynamic_range_quantize_per_token(kX);
+  show("int4_linear", baraquant::int4_linear(q, packed, s, scale, factor, 4));
+  show("quantized_int4_linear",
+       baraquant::quantized_int4_linear(kX, packed, scale, factor, 4, numbers({3}), zero_point));
+  show("static_quantized_int4_linear",
+       baraquant::static_quantized_int4_linear(kX, packed, scale, factor, 4, kScale));
+}
+
 void integer_backward() {
   const at::Tensor random = at::arange(1, 3), leaf = kX.detach().clone().requires_grad_();
   const auto [rows, row_scales] = baraquant::scaled_quantize_per_token(kX, at::arange(1.0f, 9.0f));
@@ -140,5 +159,6 @@ int main() {
   range();
   products();
   integer_backward();
+  four_bits();
   errors();
 }

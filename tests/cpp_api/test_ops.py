@@ -114,6 +114,29 @@ def results() -> dict[str, Tensor]:
         "static_quantized_linear": ops.static_quantized_linear(X, w, sw, SCALE),
         "qat_linear": ops.qat_linear(X, weight, numbers(3)),
         **integer_backward(weight),
+        **four_bits(rows, row_scales),
+    }
+
+
+def four_bits(q: Tensor, s: Tensor) -> dict[str, Tensor]:
+    w = numbers(3, 8, begin=-12)
+    scale, factor, zero_point = ops.choose_int4_qparams(w, 4, symmetric=False)
+    z = {"group_zero_point": zero_point}
+    packed = ops.quantize_int4(w, scale, factor, 4, **z)
+    w8 = ops.expand_int4(packed, factor, 4, 8, **z)
+    static = ops.static_quantized_int4_linear(X, packed, scale, factor, 4, SCALE)
+    return {
+        "int4 scale": scale,
+        "int4 factor": factor,
+        "int4 zero point": zero_point,
+        "int4 packed": packed,
+        "int4 expanded": w8,
+        "int4 repacked": ops.pack_int4(w8),
+        "int4_linear": ops.int4_linear(q, packed, s, scale, factor, 4),
+        "quantized_int4_linear": ops.quantized_int4_linear(
+            X, packed, scale, factor, 4, numbers(3), **z
+        ),
+        "static_quantized_int4_linear": static,
     }
 
 

@@ -24,6 +24,7 @@ from tests.support.calls import int8_mm as int8_calls
 from tests.support.calls.affine import BACKWARD, Call, value_and_gradients
 from tests.support.calls.fused import FLOAT_CALLS, NORMS, QUANTIZE_CALLS
 from tests.support.calls.range import OBSERVE_CALLS, RangeCall
+from tests.support.calls.int4 import INT4_CALLS
 from tests.support.calls.scaled import SCALED_CALLS, IntegerQatCall
 from tests.support.family_cases.grouped import Grouped
 from tests.support.family_cases.int8_mm import Case
@@ -210,10 +211,29 @@ def scaled_calls() -> Iterator[Run]:
         )
 
 
+def int4_calls() -> Iterator[Run]:
+    """Each op, with words of packed numbers and with parts of them."""
+    for dtype in cases.FLOAT_DTYPES:
+        for call in INT4_CALLS:
+            for shape in SHARED:
+                tensors = call.tensors(shape, dtype, DEVICE)
+                yield lambda c=call, t=tensors: c(*t)
+    packed = torch.ones(33, 64, dtype=torch.uint8, device=DEVICE)
+    factor = torch.ones(33, 4, dtype=torch.uint8, device=DEVICE)
+    yield partial(torch.ops.baraquant.expand_int4, packed, factor, 32, 128)
+
+
 def run_all() -> int:
     """Make every call; their number."""
     count = 0
-    for family in (affine_calls, range_calls, product_calls, fused_calls, scaled_calls):
+    for family in (
+        affine_calls,
+        range_calls,
+        product_calls,
+        fused_calls,
+        scaled_calls,
+        int4_calls,
+    ):
         for run in family():
             run()
             count += 1

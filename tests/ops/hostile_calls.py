@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.ops import hostile_values
 from tests.support import cases
 from tests.support.calls.affine import ALL_CALLS, outputs
+from tests.support.calls.int4 import INT4_CALLS
 from tests.support.calls.range import OBSERVE_CALLS, ObserveCall
 from tests.support.calls.scaled import INTEGER_QAT_CALLS, SCALED_CALLS
 from tests.support.cases import function_of
@@ -124,7 +125,7 @@ class Recorder(TorchDispatchMode):
 def right_call(rng: Random) -> tuple[torch._ops.OpOverload, dict[str, Any]]:
     """A public op and arguments that it takes."""
     observed = (*OBSERVE_CALLS, *OBSERVE_CALLS)
-    call: Any = rng.choice((*ALL_CALLS, *observed, *SCALED_CALLS, *INTEGER_QAT_CALLS))
+    call: Any = rng.choice((*ALL_CALLS, *observed, *SCALED_CALLS, *INTEGER_QAT_CALLS, *INT4_CALLS))
     shape = rng.choice(SHAPES if rng.random() < 0.97 else LARGE_SHAPES)
     chooses = "granularity" in {field.name for field in dataclasses.fields(call)}
     if chooses and not call.number and rng.random() < 0.5:

@@ -15,6 +15,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.support import cases
 from tests.support.bad_arguments import grouped as grouped_bad_arguments
+from tests.support.bad_arguments import int4 as int4_bad_arguments
 from tests.support.bad_arguments import scaled as scaled_bad_arguments
 from tests.support.calls.affine import (
     ALL_CALLS,
@@ -262,7 +263,8 @@ def test_backward_calls_are_all_there() -> None:
     from tests.support.cases import OP_NAMES
 
     calls = (*ALL_CALLS, *OBSERVE_CALLS)
-    # Of tests/int8_mm/test_grouped.py and tests/scaled/test_stack.py.
-    others = {op.name for op in (*grouped_bad_arguments.OPS, *scaled_bad_arguments.OPS)}
+    # Of tests/int8_mm/test_grouped.py, tests/scaled/test_stack.py and tests/int4/test_stack.py.
+    elsewhere = (grouped_bad_arguments, scaled_bad_arguments, int4_bad_arguments)
+    others = {op.name for module in elsewhere for op in module.OPS}
     assert {c.function.__name__ for c in calls} | others == set(OP_NAMES)
     assert len(BACKWARD_CALLS) == 16

@@ -47,7 +47,7 @@ __device__ Range range_of_warp(const T* values, int64_t count, int thread, int t
 
 // A block takes a row: first its maximum, then the groups, one for each warp at a time.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) choose_kernel(const ChooseParams<T> args) {
+__global__ void __launch_bounds__(kThreads) choose_int4_kernel(const ChooseParams<T> args) {
   using C = ComputeType<T>;
   using Magnitude = range::Magnitude<T>;
   __shared__ range::Key<T> maxima[kWarps];
@@ -94,7 +94,7 @@ __device__ void for_each_byte(int64_t rows, int64_t bytes, const F& f) {
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) quantize_kernel(const QuantizeParams<T> args) {
+__global__ void __launch_bounds__(kThreads) quantize_int4_kernel(const QuantizeParams<T> args) {
   using C = ComputeType<T>;
   const Packed& packed = args.packed;
   const int64_t bytes = packed_size(packed.columns);
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kThreads) quantize_kernel(const QuantizeParams
   });
 }
 
-__global__ void __launch_bounds__(kThreads) pack_kernel(const PackParams args) {
+__global__ void __launch_bounds__(kThreads) pack_int4_kernel(const PackParams args) {
   const int64_t bytes = packed_size(args.columns);
   for_each_byte(args.rows, bytes, [&](int64_t n, int64_t i) {
     const int8_t* const from = args.integers + n * args.columns + 2 * i;
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(const PackParams args) {
   });
 }
 
-__global__ void __launch_bounds__(kThreads) expand_kernel(const ExpandParams args) {
+__global__ void __launch_bounds__(kThreads) expand_int4_kernel(const ExpandParams args) {
   const Packed& packed = args.packed;
   const int64_t columns = packed.columns;
   for_each_byte(args.rows, packed_size(columns), [&](int64_t n, int64_t i) {
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kThreads) expand_kernel(const ExpandParams arg
 
 // The same where four bytes of a row always belong to one group and are aligned: a thread takes
 // them, and writes eight integers at once.
-__global__ void __launch_bounds__(kThreads) expand_words_kernel(const ExpandParams args) {
+__global__ void __launch_bounds__(kThreads) expand_int4_words_kernel(const ExpandParams args) {
   const Packed& packed = args.packed;
   const int64_t words = packed.columns / 8;
   const auto* const from = reinterpret_cast<const uint32_t*>(packed.values);
@@ -170,7 +170,7 @@ struct Cuda {
       return;
     }
     const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
-    choose_kernel<T><<<static_cast<unsigned>(args.rows), kThreads, 0, stream>>>(args);
+    choose_int4_kernel<T><<<static_cast<unsigned>(args.rows), kThreads, 0, stream>>>(args);
     C10_CUDA_KERNEL_LAUNCH_CHECK();
   }
 
@@ -178,7 +178,7 @@ struct Cuda {
   static void quantize(const QuantizeParams<T>& args) {
     if (only_planned([] { return cuda_plan<ComputeType<T>>("quantize_int4", "256"); })) return;
     const unsigned blocks = blocks_for(args.rows * packed_size(args.packed.columns));
-    quantize_kernel<T><<<blocks, kThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(args);
+    quantize_int4_kernel<T><<<blocks, kThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(args);
     C10_CUDA_KERNEL_LAUNCH_CHECK();
   }
 };
@@ -206,9 +206,9 @@ void expand_weight(const ExpandParams& args, const at::Tensor& target) {
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
   const int64_t bytes = args.rows * packed_size(packed.columns);
   if (by_words) {
-    expand_words_kernel<<<blocks_for(bytes / 4), kThreads, 0, stream>>>(args);
+    expand_int4_words_kernel<<<blocks_for(bytes / 4), kThreads, 0, stream>>>(args);
   } else {
-    expand_kernel<<<blocks_for(bytes), kThreads, 0, stream>>>(args);
+    expand_int4_kernel<<<blocks_for(bytes), kThreads, 0, stream>>>(args);
   }
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
@@ -217,7 +217,7 @@ void pack(const PackParams& args, const at::Tensor& target) {
   const c10::cuda::CUDAGuard guard(target.device());
   if (only_planned_integers("pack_int4")) return;
   const unsigned blocks = blocks_for(args.rows * packed_size(args.columns));
-  pack_kernel<<<blocks, kThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(args);
+  pack_int4_kernel<<<blocks, kThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(args);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 

@@ -16,6 +16,16 @@ from tests.support import cases
 
 OUTPUTS, GROUP_SIZE = 9, 4
 LINEARS = ("int4_linear", "quantized_int4_linear", "static_quantized_int4_linear")
+INTEGERS, DYNAMIC, STATIC = LINEARS
+# The tensors of each op, in the order of Int4Call.tensors.
+NEEDED = {
+    "quantize_int4": ("weight", "scale", "group_factor"),
+    "expand_int4": ("packed", "group_factor"),
+    INTEGERS: ("input", "packed", "input_scale", "weight_scale", "group_factor"),
+    DYNAMIC: ("input", "packed", "weight_scale", "group_factor"),
+    STATIC: ("input", "packed", "weight_scale", "group_factor", "act_scale"),
+}
+OPTIONAL = ("group_zero_point", "bias", "input_zero_point")
 
 
 @dataclass(frozen=True)
@@ -66,61 +76,40 @@ class Int4Call:
             factor, zero_point = bytes_of(1, 17, rows, groups), bytes_of(0, 16, rows, groups)
             scale = cases.scales((rows,), compute, 3)
             packed = bytes_of(0, 256, rows, (columns + 1) // 2)
-            found = {
-                "quantize_int4": [numbers(rows, columns).to(dtype), scale, factor],
-                "expand_int4": [packed, factor],
-                "int4_linear": [
-                    (bytes_of(0, 256, *shape).int() - 128).to(torch.int8),
-                    packed,
-                    cases.scales(shape[:-1], compute, 4),
-                    scale,
-                    factor,
-                ],
-                "quantized_int4_linear": [numbers(*shape).to(dtype), packed, scale, factor],
-                "static_quantized_int4_linear": [
-                    numbers(*shape).to(dtype),
-                    packed,
-                    scale,
-                    factor,
-                    torch.tensor(0.02, dtype=compute),
-                ],
-            }[self.verb]
+            integers = (bytes_of(0, 256, *shape).int() - 128).to(torch.int8)
+            made = {
+                "weight": numbers(rows, columns).to(dtype),
+                "input": integers if self.verb == INTEGERS else numbers(*shape).to(dtype),
+                "packed": packed,
+                "scale": scale,
+                "weight_scale": scale,
+                "input_scale": cases.scales(shape[:-1], compute, 4),
+                "act_scale": torch.tensor(0.02, dtype=compute),
+                "group_factor": factor,
+            }
+            found = [made[name] for name in NEEDED[self.verb]]
             if self.full:
                 found.append(zero_point)
                 if self.verb in LINEARS:
                     found.append(numbers(rows).to(compute))
-                if self.verb == "int4_linear":
+                if self.verb == INTEGERS:
                     found.append(bytes_of(0, 9, *shape[:-1]).int() - 4)
         return tuple(t.to(device) for t in found)
 
     def arguments(self, *tensors: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if self.verb == "choose_int4_qparams":
-            return (*tensors, GROUP_SIZE), {"symmetric": not self.full}
         if self.verb == "pack_int4":
             return tensors, {}
+        if self.verb == "choose_int4_qparams":
+            return (*tensors, GROUP_SIZE), {"symmetric": not self.full}
         keywords: dict[str, Any] = {"group_size": GROUP_SIZE}
-        if self.verb == "expand_int4":
-            keywords["in_features"] = self.columns(tensors)
-        count = {"quantize_int4": 3, "expand_int4": 2, LINEARS[0]: 5, LINEARS[1]: 4, LINEARS[2]: 5}
-        needed = count[self.verb]
-        rest = iter(tensors[needed:])
-        for name in ("group_zero_point", "bias", "input_zero_point") if self.full else ():
-            if (value := next(rest, None)) is not None:
-                keywords[name] = value
-        if self.verb == LINEARS[0]:
-            keywords["dtype"] = tensors[2].dtype
-        if self.verb == LINEARS[1]:
+        keywords |= dict(zip((*NEEDED[self.verb], *OPTIONAL), tensors, strict=False))
+        if self.verb == "expand_int4":  # with one column more than the shape if that is odd
+            keywords["in_features"] = 2 * tensors[0].shape[1]
+        if self.verb == INTEGERS:
+            keywords["dtype"] = keywords["weight_scale"].dtype
+        if self.verb == DYNAMIC:
             keywords["symmetric"] = not self.full
-        names = [a.name for a in getattr(torch.ops.baraquant, self.verb).default._schema.arguments]
-        names.remove("group_size")
-        given = dict(zip(names, tensors[:needed], strict=False))
-        if self.verb == "quantize_int4" or self.verb == "expand_int4" or self.verb in LINEARS:
-            keywords |= given
         return (), keywords
-
-    def columns(self, tensors: tuple[Tensor, ...]) -> int:
-        """The columns of the packed weight that `tensors` made; it tells no odd number apart."""
-        return 2 * tensors[0].shape[1]
 
     def __call__(self, *tensors: Tensor) -> Any:
         args, kwargs = self.arguments(*tensors)
