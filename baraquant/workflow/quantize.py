@@ -119,7 +119,7 @@ def quantize_(
             raise ValueError(f"{_CALLER}: {nothing_to('quantize', model, report)}")
         plan = _smoothings(model, chosen, calibration, progress)
         static = {path: one for path, one in chosen.items() if path not in plan}
-        _calibrate(model, static, calibration, progress)
+        calibrate_inputs(model, static, calibration, progress)
         maker = Maker(plan)
         made = {path: make(maker, path, one) for path, one in chosen.items()}
     swaps = {id(chosen[path].module): module for path, module in made.items()}
@@ -211,20 +211,21 @@ def _smoothings(
     return plan
 
 
-def _calibrate(
+def calibrate_inputs(
     model: nn.Module,
     chosen: Mapping[str, Chosen],
     calibration: Calibration | None,
     progress: bool,
+    caller: str = _CALLER,
 ) -> None:
     """Give layers with static inputs the scales of their observers."""
     if calibration is None:
         return
-    observers = observe_inputs(model, chosen, calibration, progress=progress, where=_CALLER)
+    observers = observe_inputs(model, chosen, calibration, progress=progress, where=caller)
     reached = {path for path, _ in observers}
     for path, one in chosen.items():
         if one.prepared.config.is_static and path not in reached:
-            _leave_input(path, one)
+            _leave_input(path, one, caller)
     for (path, name), observer in observers.items():
         activation = chosen[path].prepared.config.activation
         low, high = activation.quant_min, activation.quant_max
@@ -232,10 +233,10 @@ def _calibrate(
         setattr(chosen[path].prepared, name, _fixed(qparams, activation, chosen[path].module))
 
 
-def _leave_input(path: str, one: Chosen) -> None:
+def _leave_input(path: str, one: Chosen, caller: str = _CALLER) -> None:
     """Let a layer that no calibration data reaches keep a floating input."""
     if not isinstance(one.prepared, QuantizesWeight):
-        raise ValueError(f"{_CALLER}: {path}: {UNREACHED}")
+        raise ValueError(f"{caller}: {path}: {UNREACHED}")
     one.prepared = one.prepared.with_floating_input()
     one.remark = "; its input stays floating, as the calibration data does not reach it"
 
