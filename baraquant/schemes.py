@@ -2,7 +2,8 @@
 """The common schemes, SmoothQuant and GPTQ.
 
 :func:`baraquant.quantize_` takes all of them, and :func:`baraquant.qat.prepare_` all but
-:class:`SmoothQuant` and :class:`GPTQ`. Both take a dictionary from layers to schemes too. Nothing here needs torch.
+:class:`SmoothQuant` and :class:`GPTQ`. Both take a dictionary from layers to schemes too. Nothing
+here needs torch.
 """
 
 from __future__ import annotations
@@ -290,8 +291,9 @@ def quant_config(config: Any) -> QuantConfig:
         )
     if isinstance(config, GPTQ):
         raise ValueError(
-            "GPTQ: expected a scheme that training can follow; GPTQ needs calibration, and training "
-            f"would undo its rounding: use baraquant.quantize_, or train with {config.config}"
+            "GPTQ: expected a scheme that training can follow; GPTQ needs calibration, and "
+            "training would undo its rounding: use baraquant.quantize_, or train with its config, "
+            f"{config.config}"
         )
     raise TypeError(f"expected config to be a QuantConfig, but got {what_it_is(config)}")
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""GPTQ: rounds a weight column by column, and corrects the columns that follow (Frantar et al.,
-2023).
+"""GPTQ: rounds a weight column by column, and corrects later columns (Frantar et al., 2023).
 
 With ``H = X^T X`` of the inputs and ``H^-1 = U^T U``, ``U`` upper triangular, a column ``w_j`` with
 the rounded ``q_j`` has the error ``e = (w_j - q_j) / U_jj``, and each later column k becomes

@@ -171,7 +171,7 @@ def _integers(
         warnings.warn(
             f"{where}: {path}: with damping {damping:g} the Hessian of the inputs is not positive "
             f"definite; it is with {used:g}, which was used. More calibration data helps",
-            stacklevel=4,
+            stacklevel=6,
         )
     return integers
 
