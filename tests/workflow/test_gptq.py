@@ -240,3 +240,15 @@ def test_inputs_whose_squares_overflow() -> None:
     with pytest.raises(ValueError, match=r"quantize_: 0: expected a finite Hessian, .* overflow"):
         baraquant.quantize_(model, GPTQ(W4A16(16)), calibration=[torch.full((2, K), 1e30)])
     assert type(model[0]) is nn.Linear
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("act_order", [False, True])
+def test_a_gpu_equals_the_algorithm_too(act_order: bool) -> None:
+    config, model, data = W4A8(16), linear().cuda(), correlated()
+    weight = model[0].weight.detach().cpu()
+    on_gpu = [batch.cuda() for batch in data]
+    baraquant.quantize_(model, GPTQ(config, act_order=act_order), calibration=on_gpu)
+    assert model[0].qweight.is_cuda
+    inputs = as_multiplied(torch.cat(data), config)
+    assert_same(model.cpu()[0], slow_gptq(weight, inputs, config, 0.01, act_order))
