@@ -4,12 +4,16 @@
 Importing the package registers ``torch.ops.baraquant.*``. :mod:`baraquant.ops` has a typed,
 documented function for each of them, :mod:`baraquant.reference` has the same functions in plain
 PyTorch, and :mod:`baraquant.nn` has the modules. :mod:`baraquant.qat` trains a model for integers,
-and :func:`quantize_` quantizes it after training. :func:`save` and :func:`load_` store it,
+and :func:`quantize_` quantizes it after training; :func:`sensitivity` finds which layer bears which
+scheme. :func:`save` and :func:`load_` store it,
 and :mod:`baraquant.export` writes it in the formats of other programs. :mod:`baraquant.graph` fuses
 quantization in compiled and exported models.
 :func:`plan` shows which kernels a call would launch, and :func:`can_implement` whether an op takes
 the call. ``python -m baraquant.info`` shows what was built, and checks it.
 """
+
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 from baraquant import _library
 
@@ -28,10 +32,12 @@ from baraquant import (  # noqa: E402
     reference,
 )
 from baraquant._C import build_info as _build_info  # noqa: E402
+from baraquant._lazy import imported as _imported  # noqa: E402
 from baraquant.configs import QuantConfig, TensorConfig  # noqa: E402
 from baraquant.granularity import PerChannel, PerGroup, PerTensor, PerToken  # noqa: E402
 from baraquant.planning import can_implement, plan  # noqa: E402
 from baraquant.schemes import (  # noqa: E402
+    GPTQ,
     W4A8,
     W4A16,
     W8A8,
@@ -44,20 +50,37 @@ from baraquant.workflow.quantize import quantize_  # noqa: E402
 from baraquant.workflow.register import register_layer  # noqa: E402
 from baraquant.workflow.serialization import load_, save  # noqa: E402
 
+if _TYPE_CHECKING:
+    from baraquant.workflow.sensitivity.measure import sensitivity
+    from baraquant.workflow.sensitivity.report import Choice, LayerSensitivity, Sensitivity
+
 _vmap.register()
+
+# A name is imported when it is first used.
+_MEASURE, _REPORT = "workflow.sensitivity.measure", "workflow.sensitivity.report"
+_HOMES = {
+    "Choice": _REPORT,
+    "LayerSensitivity": _REPORT,
+    "Sensitivity": _REPORT,
+    "sensitivity": _MEASURE,
+}
 
 __version__ = _build_info()["version"]
 
 __all__ = [
+    "GPTQ",
     "W4A8",
     "W4A16",
     "W8A8",
     "W8A16",
+    "Choice",
+    "LayerSensitivity",
     "PerChannel",
     "PerGroup",
     "PerTensor",
     "PerToken",
     "QuantConfig",
+    "Sensitivity",
     "SmoothQuant",
     "TensorConfig",
     "W8A8Static",
@@ -77,5 +100,14 @@ __all__ = [
     "reference",
     "register_layer",
     "save",
+    "sensitivity",
     "use_fused_ops_",
 ]
+
+
+def __getattr__(name: str) -> _Any:
+    return _imported(__name__, _HOMES, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -380,9 +380,9 @@ class QuantConfig(Config):
 
 
 def _kinds() -> dict[str, type[Config]]:
-    from .schemes import SmoothQuant
+    from .schemes import GPTQ, SmoothQuant
 
-    kinds: list[type[Config]] = [TensorConfig, QuantConfig, SmoothQuant]
+    kinds: list[type[Config]] = [TensorConfig, QuantConfig, SmoothQuant, GPTQ]
     return {kind.scheme: kind for kind in kinds}
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The common schemes, and SmoothQuant.
+"""The common schemes, SmoothQuant and GPTQ.
 
 :func:`baraquant.quantize_` takes all of them, and :func:`baraquant.qat.prepare_` all but
-:class:`SmoothQuant`. Both take a dictionary from layers to schemes too. Nothing here needs torch.
+:class:`SmoothQuant` and :class:`GPTQ`. Both take a dictionary from layers to schemes too. Nothing
+here needs torch.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from ._fields import check_bools
 from .configs import Config, QuantConfig, TensorConfig
 
 
@@ -203,12 +205,82 @@ class SmoothQuant(Config):
         return f"SmoothQuant(alpha={self.alpha}, {self.activation})"
 
 
+@dataclass(frozen=True)
+class GPTQ(Config):
+    """Weights rounded so that their errors cancel on typical inputs (Frantar et al. 2023, "GPTQ").
+
+    The layers are those of ``config``, and as fast. Only their integers and scales are others:
+    where rounding to nearest takes the closest integer for each value, GPTQ corrects the rest of a
+    row for the error of each value that it has rounded. Calibration gives the Hessian of the error,
+    which is ``X^T X`` of a layer's inputs. The fewer the bits, the more it gains.
+
+    GPTQ rounds linear layers, also those in attentions and recurrent layers, and transformers'
+    ``Conv1D``. Other layers (convolutions, embeddings, experts), layers that share their weight
+    with another module and layers that the calibration data does not reach are quantized by
+    ``config`` alone, to nearest. The report says so.
+
+    The inputs of a layer come from the model with all earlier layers of GPTQ quantized, and all
+    other layers floating. The Hessian is that of the input as the layer will multiply it:
+    rotated if ``config`` has ``rotate``, and rounded if it quantizes inputs. The model runs once
+    for the order of the layers, and once for each set of layers that read the same tensor (in a
+    decoder: query, key and value; output; gate and up; down). So the data has to be a list, a
+    DataLoader or a function, and the time grows with the square of the depth. The memory does not
+    grow with the data: only the Hessians of one set are held, ``[in_features, in_features]`` each
+    in float32 (float64 for float64 layers).
+
+    Attributes:
+        config: How the layers are quantized: any scheme, such as :func:`W4A16` or :func:`W4A8`. Its
+            ``scale_rule`` and ``scale_dtype`` hold here too. Scales per channel come from the
+            weight. Those of a group come from its corrected values, when its turn comes.
+        damping: What is added to the Hessian's diagonal, as a share of its mean. If the Hessian
+            cannot be inverted with it, larger ones are tried, and a warning has the one that was
+            used. Inputs that are always 0 do not count; their weights are rounded to nearest.
+        act_order: Whether to round the columns of the largest inputs first. The stored weight keeps
+            its order: a group is still a run of neighbours, and its scale then comes from the
+            weight, because its columns have no common turn.
+
+    Example:
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 8))
+        >>> batches = [torch.randn(16, 64) for _ in range(4)]
+        >>> scheme = baraquant.GPTQ(baraquant.W4A16(32))
+        >>> baraquant.quantize_(model, scheme, calibration=batches).changed["0"]
+        'WeightOnlyLinear, GPTQ'
+    """
+
+    scheme: ClassVar[str] = "gptq"
+
+    config: QuantConfig
+    damping: float = 0.01
+    act_order: bool = False
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        if not isinstance(self.config, QuantConfig):
+            raise TypeError(
+                "GPTQ: expected config to be a QuantConfig, for example W4A16(), but got "
+                f"{what_it_is(self.config)}"
+            )
+        if isinstance(self.damping, bool) or not isinstance(self.damping, (int, float)):
+            raise TypeError(
+                f"GPTQ: expected damping to be a number, but got {type(self.damping).__name__}"
+            )
+        if not 0.0 <= self.damping <= 1.0:  # a NaN is not in the range either
+            raise ValueError(f"GPTQ: expected damping to lie in [0, 1], but got {self.damping!r}")
+        check_bools(self, "act_order")
+
+    def __str__(self) -> str:
+        """Return a short description."""
+        order = ", act_order" if self.act_order else ""
+        return f"GPTQ({self.config}, damping={self.damping}{order})"
+
+
 def quant_config(config: Any) -> QuantConfig:
     """Return a configuration that layers can be prepared with; raise an error for other values.
 
     Raises:
         TypeError: The value is not a configuration.
-        ValueError: :class:`SmoothQuant`, which training cannot follow.
+        ValueError: :class:`SmoothQuant` or :class:`GPTQ`, which training cannot follow.
     """
     if isinstance(config, QuantConfig):
         return config
@@ -216,6 +288,12 @@ def quant_config(config: Any) -> QuantConfig:
         raise ValueError(
             "SmoothQuant: expected a scheme that training can follow; SmoothQuant needs "
             "calibration: use baraquant.quantize_, or train with W8A8() or W8A8Static()"
+        )
+    if isinstance(config, GPTQ):
+        raise ValueError(
+            "GPTQ: expected a scheme that training can follow; GPTQ needs calibration, and "
+            "training would undo its rounding: use baraquant.quantize_, or train with its config, "
+            f"{config.config}"
         )
     raise TypeError(f"expected config to be a QuantConfig, but got {what_it_is(config)}")
 

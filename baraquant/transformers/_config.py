@@ -9,8 +9,7 @@ from typing import Any
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..configs import Config
-from ..schemes import SmoothQuant
-from ..workflow.quantize import needs_calibration
+from ..workflow.quantize import what_needs_calibration
 from ..workflow.rules import Rule, Rules
 
 NAME = "baraquant"
@@ -59,8 +58,8 @@ class BaraquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
     ) -> None:
         rules = Rules(scheme, CALLER, trains=False)
         for one in rules.configs():
-            if needs_calibration(one):
-                what = "SmoothQuant" if isinstance(one, SmoothQuant) else "a static input"
+            what = what_needs_calibration(one)
+            if what is not None:
                 raise ValueError(
                     f"{CALLER}: expected a scheme that needs no calibration data, but got {what} "
                     f"({one}); load the floating model, then call "

@@ -87,8 +87,12 @@ class Converter:
         what = type(new).__name__ + about_rotation(new) + about_input(module)
         return Swap(new, what + about)
 
-    def convert(self, prepared: nn.Module) -> nn.Module:
+    def convert(self, prepared: nn.Module, integers: Integers | None = None) -> nn.Module:
         """Return the quantized layer for a prepared one.
+
+        Args:
+            prepared: The prepared layer.
+            integers: Its weight, quantized. None: rounded to nearest here.
 
         Raises:
             ValueError: A scale is unknown or not finite, or a registered kind of layer returns
@@ -96,7 +100,11 @@ class Converter:
         """
         layer = layer_of_prepared(prepared)
         assert layer is not None
-        new = layer.convert(prepared, lambda: self.integers(prepared))
+        if integers is not None:
+            check_scale("the weight", integers.scale, prepared.config.scale_dtype)
+        new = layer.convert(
+            prepared, lambda: self.integers(prepared) if integers is None else integers
+        )
         form = form_of(new)
         if form not in layer.forms or form is None:
             names = " or ".join(form.module.__name__ for form in layer.forms)

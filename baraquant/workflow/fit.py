@@ -36,9 +36,7 @@ def fit_scale(rows: Tensor, quantizer: FakeQuantize) -> FakeQuantize:
     segments = (
         rows.reshape(-1, size) if size > 0 else rows.reshape(rows.shape[0] if shape else 1, -1)
     )
-    step = max(1, _CHUNK // max(1, segments.shape[1]))
-    parts = [_fit(part, quantizer) for part in segments.split(step)]
-    scale, zero_point = (torch.cat(part) for part in zip(*parts, strict=True))
+    scale, zero_point = qparams_of_rows(segments, quantizer, searches=True)
     return FakeQuantize(
         scale.reshape(shape),
         zero_point.reshape(shape),
@@ -49,6 +47,26 @@ def fit_scale(rows: Tensor, quantizer: FakeQuantize) -> FakeQuantize:
         quant_max=quantizer.quant_max,
         scale_dtype=quantizer.scale_dtype,
     )
+
+
+def qparams_of_rows(
+    rows: Tensor, quantizer: FakeQuantize, *, searches: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the scale and the zero point of each row, ``[rows]`` each.
+
+    Args:
+        rows: A matrix.
+        quantizer: A quantizer with the integers and the dtype of the scales.
+        searches: Whether to try narrower ranges too, as :func:`fit_scale` does.
+    """
+    if not searches:
+        low, high = torch.aminmax(rows, dim=1)
+        ends = quantizer.quant_min, quantizer.quant_max
+        return qparams_of_range(low, high, *ends, quantizer.symmetric, quantizer.scale_dtype)
+    step = max(1, _CHUNK // max(1, rows.shape[1]))
+    parts = [_fit(part, quantizer) for part in rows.split(step)]
+    scale, zero_point = (torch.cat(part) for part in zip(*parts, strict=True))
+    return scale, zero_point
 
 
 def _fit(segments: Tensor, quantizer: FakeQuantize) -> tuple[Tensor, Tensor]:

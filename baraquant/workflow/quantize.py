@@ -11,19 +11,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ..configs import Config, QuantConfig, TensorConfig
-from ..nn import FakeQuantize, FakeQuantizedLinear, QuantizesWeight
-from ..nn._rotation import rotate_of
-from ..nn._subclassed import with_forward_of
-from ..schemes import SmoothQuant
+from ..configs import Config, QuantConfig
+from ..nn import FakeQuantizedLinear, QuantizesWeight
+from ..schemes import GPTQ, SmoothQuant
 from .calibration.run import UNREACHED, Calibration
 from .calibration.static import observe_inputs
-from .convert import Converter, about_input
-from .fit import fit_scale
-from .layers import Layer, linear_form, weights_of
-from .replace import FilterFn, swap, take_over
+from .convert import about_input
+from .gptq.layers import check_repeatable, layers_for_gptq, quantize_layers
+from .layers import Layer, weights_of
+from .make import Maker, fixed_input, make
+from .replace import FilterFn, swap
 from .report import Report
 from .rotation import about_rotation
 from .rules import Rule, Rules
@@ -62,18 +61,23 @@ def quantize_(
     shows this. Otherwise the division becomes part of the quantization of the input. The preceding
     layer may also be one that ``filter_fn`` keeps floating: its weights then change.
 
+    With :class:`~baraquant.GPTQ` the weights of linear layers are rounded so that the errors of the
+    output cancel. The model then runs often: see there.
+
     Some models read a layer's weight and never call it, or call it in some uses alone. A layer that
-    the calibration data does not reach keeps a floating input, or is not smoothed; the report says
-    so.
+    the calibration data does not reach keeps a floating input, is not smoothed, or is rounded to
+    nearest; the report says so.
 
     Args:
         model: The model; its root has to contain the layers.
         config: A :class:`baraquant.QuantConfig`, for example :func:`baraquant.W8A8` or
-            :func:`baraquant.W4A16`, or :class:`baraquant.SmoothQuant`. Or a dictionary from path
-            patterns (``"encoder.*"``, by :mod:`fnmatch`) or types (``nn.Embedding``) to
-            configurations: the first match counts, and None leaves a layer floating.
-        calibration: Typical inputs, for schemes with static inputs and for
-            :class:`~baraquant.SmoothQuant`; other schemes ignore it. Either an iterable of batches
+            :func:`baraquant.W4A16`, or :class:`baraquant.SmoothQuant` or :class:`baraquant.GPTQ`.
+            Or a dictionary from path patterns (``"encoder.*"``, by :mod:`fnmatch`) or types
+            (``nn.Embedding``) to configurations: the first match counts, and None leaves a layer
+            floating.
+        calibration: Typical inputs, for schemes with static inputs, for
+            :class:`~baraquant.SmoothQuant` and for :class:`~baraquant.GPTQ`; other schemes ignore
+            it. Either an iterable of batches
             (a tuple is passed as ``model(*batch)``, a mapping as ``model(**batch)``, anything else
             as ``model(batch)``), or a function that is called with the model and runs it, for
             example ``lambda model: [model(x) for x, _ in loader]`` if batches also hold labels. The
@@ -95,7 +99,7 @@ def quantize_(
 
     Warns:
         UserWarning: Inputs with a NaN or an infinity were ignored; the warning has the layers and
-            the counts.
+            the counts. Or :class:`~baraquant.GPTQ` used another damping than it was given.
 
     Example:
         >>> from torch import nn
@@ -108,8 +112,8 @@ def quantize_(
     """
     rules = Rules(config, _CALLER, trains=False)
     for one in rules.configs():
-        if calibration is None and needs_calibration(one):
-            what = "SmoothQuant" if isinstance(one, SmoothQuant) else "a static input"
+        what = what_needs_calibration(one)
+        if calibration is None and what is not None:
             raise ValueError(f"{_CALLER}: expected calibration data for {what}, but got None")
     selector = Selector(_CALLER, rules, after_training, check_module)
     chosen_by = filter_of(filter_fn)
@@ -117,11 +121,18 @@ def quantize_(
         chosen, report = selector.choose(model, filter_of(chosen_by, parts), parts)
         if not chosen:
             raise ValueError(f"{_CALLER}: {nothing_to('quantize', model, report)}")
+        for_gptq = layers_for_gptq(model, chosen)
+        if for_gptq:
+            check_repeatable(calibration, _CALLER)
         plan = _smoothings(model, chosen, calibration, progress)
         static = {path: one for path, one in chosen.items() if path not in plan}
-        _calibrate(model, static, calibration, progress)
+        calibrate_inputs(model, static, calibration, progress)
         maker = Maker(plan)
-        made = {path: make(maker, path, one) for path, one in chosen.items()}
+        by_gptq = _rounded(model, for_gptq, maker, calibration, progress)
+        made = {
+            path: by_gptq[path] if path in by_gptq else make(maker, path, one, _CALLER)
+            for path, one in chosen.items()
+        }
     swaps = {id(chosen[path].module): module for path, module in made.items()}
     changed = {
         path: "".join(
@@ -129,6 +140,7 @@ def quantize_(
                 type(new).__name__,
                 about_rotation(new),
                 _about(plan.get(path)),
+                ", GPTQ" if path in by_gptq else "",
                 about_input(chosen[path].prepared),
                 chosen[path].remark,
             ]
@@ -152,9 +164,11 @@ def after_training(config: QuantConfig, layer: Layer) -> QuantConfig:
     return replace(plain, weight=weight, activation=activation)
 
 
-def needs_calibration(config: Config) -> bool:
-    """Whether a configuration needs calibration data."""
-    return isinstance(config, SmoothQuant) or scheme_of(config).is_static
+def what_needs_calibration(config: Config) -> str | None:
+    """Return what in a configuration needs calibration data; None if nothing does."""
+    if isinstance(config, (SmoothQuant, GPTQ)):
+        return type(config).__name__
+    return "a static input" if scheme_of(config).is_static else None
 
 
 def check_module(module: nn.Module, config: Config) -> str | None:
@@ -168,7 +182,7 @@ def check_module(module: nn.Module, config: Config) -> str | None:
             raise ValueError("expected a weight with data, but it is on the meta device")
         if not bool(torch.isfinite(weight).all()):
             raise ValueError("expected a finite weight, but it holds NaN or infinity")
-        if needs_calibration(config) and weight.numel() == 0:
+        if what_needs_calibration(config) is not None and weight.numel() == 0:
             return _EMPTY
     return None
 
@@ -211,132 +225,57 @@ def _smoothings(
     return plan
 
 
-def _calibrate(
+def calibrate_inputs(
     model: nn.Module,
     chosen: Mapping[str, Chosen],
     calibration: Calibration | None,
     progress: bool,
+    caller: str = _CALLER,
 ) -> None:
     """Give layers with static inputs the scales of their observers."""
     if calibration is None:
         return
-    observers = observe_inputs(model, chosen, calibration, progress=progress, where=_CALLER)
+    observers = observe_inputs(model, chosen, calibration, progress=progress, where=caller)
     reached = {path for path, _ in observers}
     for path, one in chosen.items():
         if one.prepared.config.is_static and path not in reached:
-            _leave_input(path, one)
+            _leave_input(path, one, caller)
     for (path, name), observer in observers.items():
         activation = chosen[path].prepared.config.activation
         low, high = activation.quant_min, activation.quant_max
         qparams = observer.calculate_qparams(low, high, symmetric=activation.symmetric)
-        setattr(chosen[path].prepared, name, _fixed(qparams, activation, chosen[path].module))
+        setattr(chosen[path].prepared, name, fixed_input(qparams, activation, chosen[path].module))
 
 
-def _leave_input(path: str, one: Chosen) -> None:
+def _rounded(
+    model: nn.Module,
+    layers: Mapping[str, Chosen],
+    maker: Maker,
+    calibration: Calibration | None,
+    progress: bool,
+) -> dict[str, nn.Module]:
+    """Return the layers whose weights :class:`GPTQ` rounded, by their paths."""
+    if not layers:
+        return {}
+    assert calibration is not None
+    return quantize_layers(
+        model,
+        layers,
+        calibration,
+        maker.ready,
+        lambda path, one, integers: make(maker, path, one, _CALLER, integers),
+        kept=maker.divided(),
+        progress=progress,
+        where=_CALLER,
+    )
+
+
+def _leave_input(path: str, one: Chosen, caller: str = _CALLER) -> None:
     """Let a layer that no calibration data reaches keep a floating input."""
     if not isinstance(one.prepared, QuantizesWeight):
-        raise ValueError(f"{_CALLER}: {path}: {UNREACHED}")
+        raise ValueError(f"{caller}: {path}: {UNREACHED}")
     one.prepared = one.prepared.with_floating_input()
     one.remark = "; its input stays floating, as the calibration data does not reach it"
-
-
-def _fixed(
-    qparams: tuple[Tensor, Tensor], activation: TensorConfig, module: nn.Module
-) -> FakeQuantize:
-    scale, zero_point = (value.to(weights_of(module)[0].device) for value in qparams)
-    low, high = activation.quant_min, activation.quant_max
-    return FakeQuantize(scale, zero_point, quant_min=low, quant_max=high)
-
-
-def make(maker: Maker, path: str, one: Chosen, caller: str = _CALLER) -> nn.Module:
-    """Convert a layer; if that fails, name the layer: a registered one may raise anything."""
-    try:
-        return maker.make(path, one)
-    except (ValueError, TypeError) as error:
-        raise type(error)(f"{caller}: {path}: {error}") from error
-
-
-class Maker:
-    """Makes the converted layers; layers that share a weight share its integers."""
-
-    def __init__(self, plan: Mapping[str, Smoothing]) -> None:
-        self._plan = plan
-        self._converter = Converter()
-        self._fitted: dict[tuple[int, torch.Size, str, TensorConfig, str], FakeQuantize] = {}
-        self._kept: list[Tensor] = []  # whose addresses are those keys
-        # The divisor of a layer's own output, for the layers after it.
-        self._divisors = {
-            one.producer: one.smooth for one in plan.values() if one.producer is not None
-        }
-
-    def make(self, path: str, one: Chosen) -> nn.Module:
-        """Return the layer that replaces a float one."""
-        prepared, weight = one.prepared, one.prepared.config.weight
-        smoothing, divisor = self._plan.get(path), self._divisors.get(path)
-        if smoothing is not None:
-            return self._smoothed(one, smoothing, divisor)
-        if divisor is not None:
-            changed = _scaled(prepared, None, divisor).to(one.module.weight.dtype)
-            divided = FakeQuantizedLinear.sharing(changed, prepared.config, is_rotated=True)
-            divided.input_fake_quant = prepared.input_fake_quant
-            take_over(divided, prepared)
-            prepared = divided
-        elif rotate_of(prepared) > 0:
-            prepared = prepared.with_rotated_weight()
-        if weight.bits < 8 and one.scheme.scale_rule == "search":
-            for name, rows in prepared.weight_rows().items():
-                if rotate_of(prepared) > 0:  # no tied weight: the rotated copy is not kept
-                    setattr(prepared, name, fit_scale(rows, getattr(prepared, name)))
-                    continue
-                # Tied weights have the same one.
-                key = rows.data_ptr(), rows.shape, name, weight, one.scheme.scale_dtype
-                if key not in self._fitted:
-                    self._fitted[key] = fit_scale(rows, getattr(prepared, name))
-                    self._kept.append(rows)
-                setattr(prepared, name, self._fitted[key])
-        return self._converter.convert(prepared)
-
-    def _smoothed(self, one: Chosen, smoothing: Smoothing, divisor: Tensor | None) -> nn.Module:
-        module, smooth, scheme = one.module, smoothing.smooth, one.scheme
-        prepared = one.prepared
-        if smooth is not None or divisor is not None:
-            scaled = _scaled(prepared, smooth, divisor)
-            prepared = FakeQuantizedLinear.from_float(scaled, scheme)
-        if smoothing.qparams is not None:
-            assert scheme.activation is not None
-            prepared.input_fake_quant = _fixed(smoothing.qparams, scheme.activation, module)
-        new: nn.Module = linear_form(prepared).from_prepared(
-            prepared,
-            self._converter.integers(prepared),
-            smooth=smooth if smoothing.producer is None else None,
-            dtype=module.weight.dtype,
-        )
-        new.set_layout(one.prepared.transposed_groups > 0)
-        new = with_forward_of(new, module, one.layer.base_of(module))
-        take_over(new, module)
-        return new
-
-
-@torch.no_grad()  # type: ignore[untyped-decorator]
-def _scaled(layer: FakeQuantizedLinear, smooth: Tensor | None, divisor: Tensor | None) -> nn.Linear:
-    """Return a linear layer in the precision of the factors.
-
-    Args:
-        layer: The prepared layer.
-        smooth: The factors of its input features, ``[in_features]``; None: none.
-        divisor: The divisors of its outputs, ``[out_features]``; None: none.
-    """
-    weight, bias = layer.rows_of_weight().to(smooth if divisor is None else divisor), layer.bias
-    if smooth is not None:
-        weight = weight * smooth
-    if divisor is not None:
-        weight = weight / divisor[:, None]
-        bias = None if bias is None else (bias / divisor).to(bias.dtype)
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    linear.weight = nn.Parameter(weight, requires_grad=False)
-    if bias is not None:
-        linear.bias = nn.Parameter(bias.detach(), requires_grad=False)
-    return linear
 
 
 def _about(one: Smoothing | None) -> str:

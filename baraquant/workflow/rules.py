@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from ..configs import Config, QuantConfig
-from ..schemes import SmoothQuant, quant_config
+from ..schemes import GPTQ, SmoothQuant, quant_config
 from .report import FLOATING, UNMATCHED
 
 Rule: TypeAlias = str | type[nn.Module]
@@ -28,7 +28,8 @@ class Rules:
     Args:
         config: A configuration, or a dictionary from patterns and types to configurations.
         caller: The public function, for the messages.
-        trains: Whether training follows, which :class:`SmoothQuant` does not support.
+        trains: Whether training follows, which :class:`SmoothQuant` and
+            :class:`GPTQ` do not support.
 
     Raises:
         TypeError: A value is not a configuration, or a key is neither a pattern nor a type.
@@ -57,7 +58,7 @@ class Rules:
             if value is None and not self._is_one:
                 continue
             try:
-                if trains or not isinstance(value, SmoothQuant):
+                if trains or not isinstance(value, (SmoothQuant, GPTQ)):
                     quant_config(value)
             except (TypeError, ValueError) as error:
                 raise type(error)(f"{caller}: {where}{error}") from None

@@ -12,7 +12,7 @@ from ..configs import Config, QuantConfig, TensorConfig
 from ..nn._rotation import rotate_of
 from ..nn._subclassed import with_forward_of
 from ..nn.training._quantizers import QuantizesWeight
-from ..schemes import SmoothQuant
+from ..schemes import GPTQ, SmoothQuant
 from .layers import Layer, is_converted, is_prepared, layer_of, unknown_weights, weights_of
 from .replace import Decision, FilterFn, Swap, choose_swaps, paths_of, take_over
 from .report import FILTERED, Report
@@ -41,13 +41,17 @@ class Chosen:
 
     @property
     def scheme(self) -> QuantConfig:
-        """How it is quantized, after any smoothing."""
+        """How it is quantized, after any smoothing, and however its weight is rounded."""
         return scheme_of(self.config)
 
 
 def scheme_of(config: Config) -> QuantConfig:
-    """Return how layers are quantized, after any smoothing."""
-    scheme = config.activation if isinstance(config, SmoothQuant) else config
+    """Return how layers are quantized, after any smoothing, and however weights are rounded."""
+    scheme: Config = config
+    if isinstance(config, SmoothQuant):
+        scheme = config.activation
+    elif isinstance(config, GPTQ):
+        scheme = config.config
     assert isinstance(scheme, QuantConfig)
     return scheme
 

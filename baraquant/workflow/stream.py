@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from ..configs import Config
 from ..nn import QuantizesWeight
 from .layers import weights_of
-from .quantize import Maker, after_training, check_module, make, quantize_
+from .make import Maker, make
+from .quantize import after_training, check_module, quantize_
 from .replace import FilterFn, paths_of, put_at, swap
 from .report import Report
 from .rotation import about_rotation

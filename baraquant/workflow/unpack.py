@@ -100,6 +100,8 @@ def unpacked(
     model: nn.Module,
     caller: str,
     filter_fn: FilterFn | None = None,
+    *,
+    keeps: bool = True,
 ) -> Iterator[Unpacked]:
     """Unpack all modules of a model that can be unpacked; undo it if the context raises.
 
@@ -107,6 +109,7 @@ def unpacked(
         model: Changed in place.
         caller: The public function, for the messages.
         filter_fn: Says whether to unpack a module; None: all that can be.
+        keeps: Whether they stay unpacked after the context; False always undoes it.
     """
     check_model(model, caller)
     flags = [
@@ -132,10 +135,12 @@ def unpacked(
         return Swap(new, name)
 
     replace_modules(model, caller, decide, filter_fn, is_packed)
+    is_done = False
     try:
         yield result
-    except BaseException:
-        put(model, old)
-        for module, name, value in flags:
-            setattr(module, name, value)
-        raise
+        is_done = keeps
+    finally:
+        if not is_done:
+            put(model, old)
+            for module, name, value in flags:
+                setattr(module, name, value)

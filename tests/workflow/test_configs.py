@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 
 from baraquant import (
+    GPTQ,
     W4A8,
     W4A16,
     W8A8,
@@ -60,6 +61,8 @@ ALL = [
     W8A8Static(conv_inputs=False),
     SmoothQuant("search", W8A8Static("mse", False, scale_dtype="bfloat16", conv_inputs=True)),
     SmoothQuant(activation=W8A8(scale_dtype="float16")),
+    GPTQ(W4A16(32, scale_dtype="bfloat16")),
+    GPTQ(W8A8Static("mse"), 1, act_order=True),
     *(W8A8(s, backward="int8", rounding=r) for s in (True, False) for r in configs.ROUNDINGS),
     W8A8(backward="int8_input"),
     W4A8(None, backward="int8_input", rounding="stochastic"),

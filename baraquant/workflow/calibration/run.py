@@ -6,7 +6,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,8 @@ UNREACHED = (
 )
 
 
-class Watcher(Protocol):
-    """Observes the inputs of one module."""
-
-    def observe(self, input: Tensor) -> None:
-        """Observe one input."""
+class Counts(Protocol):
+    """Says what a watcher of one module has seen."""
 
     def unusable(self) -> Tensor | None:
         """Return whether no finite input was seen, as a bool tensor; None if no input was seen."""
@@ -38,10 +35,25 @@ class Watcher(Protocol):
         """The number of inputs ignored for a NaN or an infinity; None: not counted."""
 
 
+class Watcher(Counts, Protocol):
+    """Observes the inputs of one module."""
+
+    def observe(self, input: Tensor) -> None:
+        """Observe one input."""
+
+
+@runtime_checkable
+class CallWatcher(Counts, Protocol):
+    """Observes the calls of one module."""
+
+    def observe_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Observe one call: what ``forward`` was given, after pre-hooks, and what it returned."""
+
+
 def calibrate(
     model: nn.Module,
     calibration: Calibration,
-    watchers: Mapping[str, Watcher],
+    watchers: Mapping[str, Watcher | CallWatcher],
     *,
     description: str = "calibration",
     progress: bool = True,
@@ -95,7 +107,7 @@ def calibrate(
     return set(unreached)
 
 
-def _check_finite(watchers: Mapping[str, Watcher], where: str) -> None:
+def _check_finite(watchers: Mapping[str, Counts], where: str) -> None:
     """Raise if a watcher saw no finite input; warn if it ignored inputs."""
     unusable = _read({path: watcher.unusable() for path, watcher in watchers.items()})
     skipped = _read({path: watcher.skipped_batches for path, watcher in watchers.items()})
@@ -184,15 +196,25 @@ def runs_once(calibration: Calibration) -> bool:
 
 
 @contextmanager
-def watching(module: nn.Module, watcher: Watcher) -> Iterator[None]:
-    """Let ``watcher`` see the first argument of each call of ``module``."""
+def watching(module: nn.Module, watcher: Watcher | CallWatcher) -> Iterator[None]:
+    """Let ``watcher`` see each call of ``module``, or the first argument of each call."""
+    if isinstance(watcher, CallWatcher):
+        observe_call = watcher.observe_call
 
-    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        value = args[0] if args else kwargs.get("input")
-        if isinstance(value, Tensor):
-            watcher.observe(value)
+        def after(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+            observe_call(args, kwargs, out)
 
-    handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+        # Before other hooks, which may change the output.
+        handle = module.register_forward_hook(after, with_kwargs=True, prepend=True)
+    else:
+        observe = watcher.observe
+
+        def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            value = args[0] if args else kwargs.get("input")
+            if isinstance(value, Tensor):
+                observe(value)
+
+        handle = module.register_forward_pre_hook(before, with_kwargs=True)
     try:
         yield
     finally:

@@ -23,6 +23,7 @@ from ..unpack import UNPACKED
 from .header import DTYPES
 from .manifest import FORMAT, write_manifest
 from .packing import pack
+from .sizes import packed_names, place_of
 
 _CALLER = "baraquant.save"
 _STORABLE = set(DTYPES.values())
@@ -64,14 +65,14 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         f"{name}.{tensor}": module.weight_bits
         for name, module in at.items()
         if module.weight_bits < 8
-        for tensor in _packed(module)
+        for tensor in packed_names(module)
     }
     tensors, shared_tensors = _tensors(model, widths)
     stored = {
         name: pack(tensor, widths[name]) if name in widths else tensor.cpu().contiguous()
         for name, tensor in tensors.items()
     }
-    constants = _constants(model, stored, inside(at))
+    constants = add_constants(model, stored, inside(at))
     plain = {
         "format": FORMAT,
         "writer": f"baraquant {_version()}",
@@ -101,20 +102,13 @@ def _entry(name: str, module: nn.Module) -> dict[str, Any]:
         raise ValueError(f"{_CALLER}: {name}: {error}") from None
     own, packed = module.state_dict(), {}
     if module.weight_bits < 8:
-        packed = {tensor: list(own[tensor].shape) for tensor in _packed(module)}
+        packed = {tensor: list(own[tensor].shape) for tensor in packed_names(module)}
     return {
         "class": plain_type(module).__name__,
         "options": options,
         "packed": packed,
         "further": sorted(further_names(module)),
     }
-
-
-def _packed(module: nn.Module) -> list[str]:
-    """Return the names of a module's integer tensors, which may be narrower than a byte."""
-    form = form_of(module)
-    own = module.state_dict().keys()
-    return [] if form is None else [name for name in form.integers() if name in own]
 
 
 def _replace(path: Path, write: Callable[[Path], None]) -> None:
@@ -201,8 +195,7 @@ def _tensors(model: nn.Module, widths: dict[str, int]) -> tuple[dict[str, Tensor
                 f"{_CALLER}: {name}: expected a dense tensor of a common dtype, with data, but got "
                 f"{tensor.dtype}, {tensor.layout}, on {tensor.device}"
             )
-        where = (tensor.data_ptr(), tensor.device, tensor.shape, tensor.stride())
-        place = (*where, tensor.dtype, widths.get(name))
+        place = place_of(tensor, widths.get(name))
         if tensor.numel() > 0 and place in first:
             shared[name] = first[place]
         else:
@@ -211,7 +204,7 @@ def _tensors(model: nn.Module, widths: dict[str, int]) -> tuple[dict[str, Tensor
     return tensors, shared
 
 
-def _constants(
+def add_constants(
     model: nn.Module, stored: dict[str, Tensor], is_inside: Callable[[str], bool]
 ) -> dict[str, str]:
     """Add the buffers that are in no state dict to ``stored``; return their names there.

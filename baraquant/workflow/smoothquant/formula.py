@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from ... import ops
 from ...nn import FakeQuantize
+from ..calibration.errors import OutputErrors
 from ..calibration.observers import Observer
 
 # None means s = 1, the unchanged layer: a search is never worse than that.
@@ -115,7 +116,7 @@ class SmoothedObserver:
         return self.observer.skipped_batches
 
 
-class AlphaSearch:
+class AlphaSearch(OutputErrors):
     """Adds up the squared error of one layer's output for each of :data:`ALPHAS`.
 
     Args:
@@ -135,22 +136,18 @@ class AlphaSearch:
         symmetric: bool,
         scale_dtype: str = "float32",
     ) -> None:
+        super().__init__(len(factors), weight.device)
         self.weight, self.factors, self.channels = weight.detach(), factors, channels
         self.symmetric = symmetric
         self._quantizer = FakeQuantize(
             granularity="per_channel", axis=0, mode="dynamic", scale_dtype=scale_dtype
         )
-        self.errors = torch.zeros(len(factors), dtype=torch.float64, device=weight.device)
-        self.skipped_batches = torch.zeros((), dtype=torch.int64, device=weight.device)
-        self._batches = 0
 
     def observe(self, input: Tensor) -> None:
         """Try each alpha on some rows of ``input``, ``[..., K]``, if the input is finite."""
         if input.numel() == 0:
             return
-        self._batches += 1
-        is_finite = input.detach().isfinite().all()
-        self.skipped_batches += ~is_finite
+        is_finite = self.begin(input)
         rows = input.detach().reshape(-1, input.shape[-1])
         rows = rows[:: max(1, math.ceil(len(rows) / _ROWS))].to(self.factors.dtype)
         weight = self.weight.to(self.factors.dtype)
@@ -158,8 +155,7 @@ class AlphaSearch:
         for index, smooth in enumerate(self.factors):
             rounded = self._round(rows / smooth, smooth)
             got = F.linear(rounded, self._quantizer.round(weight * smooth))
-            error = (got - wanted).square().sum(dtype=torch.float64)
-            self.errors[index] += torch.where(is_finite, error, 0.0)
+            self.add(index, got, wanted, is_finite)
 
     def _round(self, smoothed: Tensor, smooth: Tensor) -> Tensor:
         if self.channels is None:
@@ -169,9 +165,8 @@ class AlphaSearch:
 
     def unusable(self) -> Tensor | None:
         """Return whether no finite batch was seen, or an error is; None if nothing was seen."""
-        if self._batches == 0:
-            return None
-        return ~torch.isfinite(self.errors).all() | (self.skipped_batches == self._batches)
+        none_finite = super().unusable()
+        return None if none_finite is None else ~torch.isfinite(self.errors).all() | none_finite
 
 
 def range_after(channels: ChannelRange, smooth: Tensor, symmetric: bool) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""GPTQ rounds the weights of linear layers so that the errors of a row cancel on typical inputs."""

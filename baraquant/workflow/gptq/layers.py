@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Runs the calibration of GPTQ: layer by layer, each after those before it were quantized.
+
+A first run of the float model finds the order in which the layers are called, and which of them
+read the same tensor. The layers of one tensor are quantized together: one more run of the model, in
+which all earlier layers are quantized, adds up the Hessian of their inputs. So the memory for
+calibration is that of the Hessians of one such set of layers, and the number of runs is one more
+than the number of sets.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ... import ops
+from ...nn import FakeQuantizedLinear
+from ...nn._rotation import rotate_of
+from ...nn.training._quantizers import Integers
+from ...schemes import GPTQ
+from ..calibration.progress import ProgressBar
+from ..calibration.run import Calibration, calibrate, runs_once
+from ..replace import put
+from ..rotation import ROTATED
+from ..select import Chosen
+from ..smoothquant.producers import parameter_owners
+from .formula import Hessian, rounded
+
+NOT_LINEAR = "; rounded to nearest, as GPTQ is for linear layers"
+_TIED = "; rounded to nearest, as other modules share its weight"
+_UNREACHED = "; rounded to nearest, as the calibration data does not reach it"
+
+
+def layers_for_gptq(model: nn.Module, chosen: Mapping[str, Chosen]) -> dict[str, Chosen]:
+    """Return the linear layers that GPTQ rounds; give the others of its scheme a remark."""
+    owners = parameter_owners(model)
+    found: dict[str, Chosen] = {}
+    for path, one in chosen.items():
+        if not isinstance(one.config, GPTQ):
+            continue
+        if one.layer.training not in ROTATED:
+            one.remark += NOT_LINEAR
+        elif owners[id(one.module.weight)] > 1:
+            one.remark += _TIED
+        else:
+            found[path] = one
+    return found
+
+
+def check_repeatable(calibration: Calibration | None, where: str) -> None:
+    """Check that the data can be gone through more than once.
+
+    Raises:
+        ValueError: It is a generator or another iterator.
+    """
+    if calibration is not None and runs_once(calibration):
+        raise ValueError(
+            f"{where}: expected calibration data that can be gone through several times for GPTQ "
+            "(a list, a DataLoader, a function of the model), but got a "
+            f"{type(calibration).__name__}"
+        )
+
+
+def quantize_layers(
+    model: nn.Module,
+    layers: Mapping[str, Chosen],
+    calibration: Calibration,
+    ready: Callable[[str, Chosen], nn.Module],
+    make: Callable[[str, Chosen, Integers], nn.Module],
+    *,
+    kept: set[str],
+    progress: bool,
+    where: str,
+) -> dict[str, nn.Module]:
+    """Return the quantized layers by their paths; the model is as it was afterwards.
+
+    A layer that the data does not reach is not among them, and gets a remark.
+
+    Args:
+        model: The float model.
+        layers: What :func:`layers_for_gptq` returns.
+        calibration: Batches, or a function that runs the model.
+        ready: Returns the prepared layer whose weight is to be rounded.
+        make: Returns the quantized layer for the integers of its weight.
+        kept: Paths of layers that stay floating in the runs, as their weights are scaled for
+            neighbours that are not scaled yet.
+        progress: Whether to show a bar.
+        where: The function name for error messages.
+
+    Raises:
+        ValueError: The data reaches no layer, no input of one is finite, or a Hessian cannot be
+            inverted. The message has the layer's path.
+    """
+    if not layers:
+        return {}
+    check_repeatable(calibration, where)
+    calls = _Calls()
+    seen = {path: _Seen(calls, path) for path in layers}
+    unreached = calibrate(
+        model,
+        calibration,
+        seen,
+        description="order of the layers",
+        progress=progress,
+        where=where,
+        allows_unreached=True,
+    )
+    calls.last = None
+    for path in unreached:
+        layers[path].remark += _UNREACHED
+    made: dict[str, nn.Module] = {}
+    try:
+        with ProgressBar("GPTQ", len(calls.sets), progress) as bar:
+            for paths in calls.sets:
+                hessians = _hessians(model, {p: layers[p] for p in paths}, calibration, seen, where)
+                for path in paths:
+                    one = layers[path]
+                    prepared = ready(path, one)
+                    matrix = hessians.pop(path).matrix
+                    made[path] = make(path, one, _integers(path, one, prepared, matrix, where))
+                put(model, {id(layers[p].module): made[p] for p in paths if p not in kept})
+                bar.advance()
+    finally:
+        put(model, {id(new): layers[path].module for path, new in made.items()})
+    return made
+
+
+def _hessians(
+    model: nn.Module,
+    layers: Mapping[str, Chosen],
+    calibration: Calibration,
+    seen: Mapping[str, _Seen],
+    where: str,
+) -> dict[str, Hessian]:
+    """Run the model as it is now; return the Hessians of some layers' inputs."""
+    hessians = {
+        path: Hessian(
+            one.prepared.in_features,
+            torch.float64 if one.module.weight.dtype == torch.float64 else torch.float32,
+            _Multiplied(one.prepared),
+            seen[path].count(),
+        )
+        for path, one in layers.items()
+    }
+    calibrate(model, calibration, hessians, progress=False, where=where)
+    return hessians
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def _integers(
+    path: str, one: Chosen, prepared: nn.Module, hessian: Tensor | None, where: str
+) -> Integers:
+    assert isinstance(one.config, GPTQ) and hessian is not None
+    scheme, damping = one.scheme, float(one.config.damping)
+    try:
+        integers, used = rounded(
+            prepared.rows_of_weight(),
+            hessian,
+            prepared.weight_fake_quant,
+            searches=scheme.scale_rule == "search" and scheme.weight.bits < 8,
+            damping=damping,
+            act_order=one.config.act_order,
+        )
+    except ValueError as error:
+        raise ValueError(f"{where}: {path}: {error}") from error
+    if not math.isclose(used, damping):
+        warnings.warn(
+            f"{where}: {path}: with damping {damping:g} the Hessian of the inputs is not positive "
+            f"definite; it is with {used:g}, which was used. More calibration data helps",
+            stacklevel=6,
+        )
+    return integers
+
+
+class _Multiplied:
+    """Returns what a prepared layer multiplies: its input rotated and rounded, as it will be."""
+
+    def __init__(self, prepared: FakeQuantizedLinear) -> None:
+        self._block, self._rounds = rotate_of(prepared), prepared.rounds_input
+        self._quantizer = prepared.input_fake_quant
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        if self._block > 0:
+            rows = ops.hadamard(rows, self._block)
+        return self._quantizer.round(rows) if self._rounds else rows
+
+
+class _Calls:
+    """The layers in the order of their first calls, in sets that read the same tensor.
+
+    Attributes:
+        sets: The paths of the layers.
+        last: The tensor that the last call read, with its version and the index of its set. It is
+            kept so that no other tensor takes its place.
+    """
+
+    def __init__(self) -> None:
+        self.sets: list[list[str]] = []
+        self.last: tuple[Tensor, int, int] | None = None
+        self._set_of: dict[str, int] = {}
+
+    def note(self, path: str, input: Tensor) -> None:
+        """Note the call of a layer."""
+        version = 0 if input.is_inference() else input._version
+        last = self.last
+        if path not in self._set_of:
+            is_same = last is not None and last[0] is input and last[1] == version
+            index = last[2] if last is not None and is_same else len(self.sets)
+            if index == len(self.sets):
+                self.sets.append([])
+            self.sets[index].append(path)
+            self._set_of[path] = index
+        self.last = input, version, self._set_of[path]
+
+
+class _Seen:
+    """A watcher that notes the calls of one layer, and counts the inputs that are not finite."""
+
+    def __init__(self, calls: _Calls, path: str) -> None:
+        self._calls, self._path = calls, path
+        self._number = 0
+        self.skipped_batches: Tensor | None = None
+
+    def observe(self, input: Tensor) -> None:
+        if input.numel() == 0:
+            return
+        self._calls.note(self._path, input)
+        self._number += 1
+        if self.skipped_batches is None:
+            self.skipped_batches = torch.zeros((), dtype=torch.int64, device=input.device)
+        self.skipped_batches += ~input.detach().isfinite().all()
+
+    def unusable(self) -> Tensor | None:
+        return None if self.skipped_batches is None else self.skipped_batches == self._number
+
+    def count(self) -> int:
+        """Return the number of inputs that are not finite."""
+        return 0 if self.skipped_batches is None else int(self.skipped_batches)

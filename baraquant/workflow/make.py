@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Makes the quantized layers of :func:`baraquant.quantize_` from prepared ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ..configs import TensorConfig
+from ..nn import FakeQuantize, FakeQuantizedLinear
+from ..nn._rotation import rotate_of
+from ..nn._subclassed import with_forward_of
+from ..nn.training._quantizers import Integers
+from .convert import Converter
+from .fit import fit_scale
+from .layers import linear_form, weights_of
+from .replace import take_over
+from .select import Chosen
+from .smoothquant.smoothing import Smoothing
+
+
+def fixed_input(
+    qparams: tuple[Tensor, Tensor], activation: TensorConfig, module: nn.Module
+) -> FakeQuantize:
+    """Return what rounds a static input: a scale and a zero point, on the device of the layer."""
+    scale, zero_point = (value.to(weights_of(module)[0].device) for value in qparams)
+    low, high = activation.quant_min, activation.quant_max
+    return FakeQuantize(scale, zero_point, quant_min=low, quant_max=high)
+
+
+def make(
+    maker: Maker,
+    path: str,
+    one: Chosen,
+    caller: str,
+    integers: Integers | None = None,
+) -> nn.Module:
+    """Convert a layer; if that fails, name the layer: a registered one may raise anything."""
+    try:
+        return maker.make(path, one, integers)
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"{caller}: {path}: {error}") from error
+
+
+class Maker:
+    """Makes the converted layers; layers that share a weight share its integers."""
+
+    def __init__(self, plan: Mapping[str, Smoothing]) -> None:
+        self._plan = plan
+        self._converter = Converter()
+        self._fitted: dict[tuple[int, torch.Size, str, TensorConfig, str], FakeQuantize] = {}
+        self._kept: list[Tensor] = []  # whose addresses are those keys
+        # The divisor of a layer's own output, for the layers after it.
+        self._divisors = {
+            one.producer: one.smooth for one in plan.values() if one.producer is not None
+        }
+
+    def divided(self) -> set[str]:
+        """Return the paths of modules whose output is divided for the layers after them."""
+        return set(self._divisors)
+
+    def ready(self, path: str, one: Chosen) -> nn.Module:
+        """Return the prepared layer of an unsmoothed input whose weight is to be rounded.
+
+        The weight is divided if the layer's own output is, and rotated.
+        """
+        prepared, divisor = one.prepared, self._divisors.get(path)
+        if divisor is not None:
+            changed = _scaled(prepared, None, divisor).to(one.module.weight.dtype)
+            divided = FakeQuantizedLinear.sharing(changed, prepared.config, is_rotated=True)
+            divided.input_fake_quant = prepared.input_fake_quant
+            take_over(divided, prepared)
+            prepared = divided
+        elif rotate_of(prepared) > 0:
+            prepared = prepared.with_rotated_weight()
+        return prepared
+
+    def make(self, path: str, one: Chosen, integers: Integers | None = None) -> nn.Module:
+        """Return the layer that replaces a float one.
+
+        Args:
+            path: Its path.
+            one: The float layer.
+            integers: Its weight, quantized. None: rounded to nearest here.
+        """
+        smoothing = self._plan.get(path)
+        if smoothing is not None:
+            return self._smoothed(one, smoothing, self._divisors.get(path))
+        prepared, weight = self.ready(path, one), one.prepared.config.weight
+        if integers is not None:
+            return self._converter.convert(prepared, integers)
+        if weight.bits < 8 and one.scheme.scale_rule == "search":
+            for name, rows in prepared.weight_rows().items():
+                if rotate_of(prepared) > 0:  # no tied weight: the rotated copy is not kept
+                    setattr(prepared, name, fit_scale(rows, getattr(prepared, name)))
+                    continue
+                # Tied weights have the same one.
+                key = rows.data_ptr(), rows.shape, name, weight, one.scheme.scale_dtype
+                if key not in self._fitted:
+                    self._fitted[key] = fit_scale(rows, getattr(prepared, name))
+                    self._kept.append(rows)
+                setattr(prepared, name, self._fitted[key])
+        return self._converter.convert(prepared)
+
+    def _smoothed(self, one: Chosen, smoothing: Smoothing, divisor: Tensor | None) -> nn.Module:
+        module, smooth, scheme = one.module, smoothing.smooth, one.scheme
+        prepared = one.prepared
+        if smooth is not None or divisor is not None:
+            scaled = _scaled(prepared, smooth, divisor)
+            prepared = FakeQuantizedLinear.from_float(scaled, scheme)
+        if smoothing.qparams is not None:
+            assert scheme.activation is not None
+            prepared.input_fake_quant = fixed_input(smoothing.qparams, scheme.activation, module)
+        new: nn.Module = linear_form(prepared).from_prepared(
+            prepared,
+            self._converter.integers(prepared),
+            smooth=smooth if smoothing.producer is None else None,
+            dtype=module.weight.dtype,
+        )
+        new.set_layout(one.prepared.transposed_groups > 0)
+        new = with_forward_of(new, module, one.layer.base_of(module))
+        take_over(new, module)
+        return new
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def _scaled(layer: FakeQuantizedLinear, smooth: Tensor | None, divisor: Tensor | None) -> nn.Linear:
+    """Return a linear layer in the precision of the factors.
+
+    Args:
+        layer: The prepared layer.
+        smooth: The factors of its input features, ``[in_features]``; None: none.
+        divisor: The divisors of its outputs, ``[out_features]``; None: none.
+    """
+    weight, bias = layer.rows_of_weight().to(smooth if divisor is None else divisor), layer.bias
+    if smooth is not None:
+        weight = weight * smooth
+    if divisor is not None:
+        weight = weight / divisor[:, None]
+        bias = None if bias is None else (bias / divisor).to(bias.dtype)
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias.detach(), requires_grad=False)
+    return linear

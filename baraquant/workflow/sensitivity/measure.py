@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``sensitivity``: measures the output error of each layer under each configuration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from ...configs import QuantConfig
+from ...schemes import SmoothQuant, what_it_is
+from ..calibration.errors import OutputErrors
+from ..calibration.run import Calibration, calibrate, evaluating, runs_once
+from ..layers import inside, layer_of, weights_of
+from ..quantize import Maker, after_training, calibrate_inputs, check_module, make
+from ..replace import FilterFn, paths_of
+from ..report import FILTERED
+from ..rules import Rules
+from ..select import Selector, filter_of, nothing_to
+from ..serialization.save import add_constants
+from ..serialization.sizes import Counter
+from ..unpack import Unpacked, unpacked
+from .groups import Groups, check_together, join_shared, join_together
+from .report import FLOAT, LayerSensitivity, Sensitivity, common_names
+
+_CALLER = "baraquant.sensitivity"
+_CHUNK = 1 << 22  # elements of an output at a time, so that the temporaries stay small
+_NOT_FINITE = "its output is not finite"
+_UNREACHED = "the calibration data does not reach it"
+_NONE_FITS = "no configuration fits all layers that get the same one"
+
+
+def sensitivity(
+    model: nn.Module,
+    configs: Sequence[QuantConfig] | Mapping[str, QuantConfig],
+    calibration: Calibration,
+    *,
+    filter_fn: FilterFn | None = None,
+    together: Sequence[Sequence[str]] = (),
+    progress: bool = True,
+) -> Sensitivity:
+    """Measure how much the output of each layer suffers from each configuration.
+
+    The error of a layer is ``sum ||y_q - y||^2 / sum ||y||^2`` over all of its calls, where ``y``
+    is the output of the float layer in the float model, and ``y_q`` is the output of the layer that
+    :func:`baraquant.quantize_` would make, for the same input. So it is that of the layer that is
+    served, and has no part of what the layers before it do. It is 0 if both outputs are 0. The
+    result chooses a configuration for each layer within a budget of bytes or bits
+    (:meth:`Sensitivity.choose`).
+
+    The model is unchanged afterwards. The memory does not grow with the data: each layer keeps one
+    sum for each configuration. Beside the model it holds the integers of all configurations, a byte
+    for each weight and configuration.
+
+    Layers that share a tensor get one configuration. A layer that the data does not reach stays
+    floating, unless it shares a tensor or is ``together`` with one that it reaches; then it adds no
+    error. A call with a NaN or an infinity is left out. A layer that no configuration fits stays
+    floating, and so does a configuration's layer whose output is not finite.
+
+    Args:
+        model: The float model that contains the layers, on any device.
+        configs: The configurations to compare, a list or a dictionary from names to them. The names
+            of a list say the bits of weights and inputs: ``W4A16 g128``. Static inputs are
+            calibrated first, with a run over the data for each such configuration.
+        calibration: Typical inputs, as for :func:`baraquant.quantize_`.
+        filter_fn: ``filter_fn(module, name)`` says whether to measure a layer; None measures all.
+            The others stay floating.
+        together: Lists of path patterns (by :mod:`fnmatch`). Layers that match one list where the
+            wildcards stand for the same get one configuration:
+            ``[["*.q_proj", "*.k_proj", "*.v_proj"]]`` for a server that fuses the three.
+        progress: Whether to show a progress bar, on a terminal and if rich is installed.
+
+    Returns:
+        A report; ``print`` shows a table.
+
+    Raises:
+        ValueError: No layer can be measured; there is no configuration, or the same one twice; one
+            is :class:`SmoothQuant`, whose smoothing needs a calibration of its own and changes
+            other layers; no calibration data, none that reaches a layer, or none that is finite for
+            one; data that can be read only once, for a static input; a weight is not finite; or a
+            pattern matches no layer.
+        TypeError: An argument has another type, or the model does not take the first batch.
+
+    Warns:
+        UserWarning: Calls with a NaN or an infinity were left out; the warning has the layers and
+            the counts.
+
+    Example:
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
+        >>> batches = [torch.randn(16, 32) for _ in range(4)]
+        >>> schemes = [baraquant.W4A16(32), baraquant.W8A8()]
+        >>> found = baraquant.sensitivity(model, schemes, batches)
+        >>> mapping = found.choose(bits=7.5)
+        >>> sorted(map(str, mapping.values())) == sorted(map(str, schemes))
+        True
+        >>> _ = baraquant.quantize_(model, mapping)
+    """
+    named = _named(configs)
+    patterns = check_together(together, _CALLER)
+    static = [name for name, config in named.items() if config.is_static]
+    if static and runs_once(calibration):
+        raise ValueError(
+            f"{_CALLER}: expected calibration data that can be gone through {1 + len(static)} "
+            f"times for static inputs ({', '.join(static)}), but got a "
+            f"{type(calibration).__name__}"
+        )
+    chosen_by = filter_of(filter_fn)
+    with unpacked(model, _CALLER, chosen_by, keeps=False) as parts, evaluating(model):
+        measured = _Measured(model, named, paths_of(model))
+        measured.convert(filter_of(chosen_by, parts), parts, calibration, progress)
+        paths = measured.layer_paths()
+        groups = Groups(paths)
+        join_shared(groups, measured.modules)
+        join_together(groups, patterns, paths, _CALLER)
+        measured.run(calibration, progress)
+        return measured.report(groups)
+
+
+def _named(configs: Any) -> dict[str, QuantConfig]:
+    """Return the configurations by their names."""
+    if isinstance(configs, (str, bytes)) or not isinstance(configs, (Sequence, Mapping)):
+        raise TypeError(
+            f"{_CALLER}: expected configs to be a list of configurations, or a dictionary from "
+            f"names to them, but got {what_it_is(configs)}"
+        )
+    if not configs:
+        raise ValueError(f"{_CALLER}: expected configs to have a configuration, but it is empty")
+    values = list(configs.values() if isinstance(configs, Mapping) else configs)
+    for value in values:
+        if isinstance(value, SmoothQuant):
+            raise ValueError(
+                f"{_CALLER}: expected schemes that quantize each layer by itself, but got {value}; "
+                "its smoothing needs a calibration of its own and changes the layers before: "
+                f"measure {value.activation} instead, or use SmoothQuant for the whole model"
+            )
+        if not isinstance(value, QuantConfig):
+            raise TypeError(
+                f"{_CALLER}: expected configs to hold QuantConfig, but got {what_it_is(value)}"
+            )
+    for index, value in enumerate(values):
+        if value in values[:index]:
+            raise ValueError(f"{_CALLER}: expected different configurations, but got twice {value}")
+    if not isinstance(configs, Mapping):
+        named: dict[str, QuantConfig] = {}
+        for value in values:
+            short = _short(value)
+            number = 1 + sum(name.partition(" #")[0] == short for name in named)
+            named[short if number == 1 else f"{short} #{number}"] = value
+        return named
+    for name in configs:
+        if not isinstance(name, str):
+            raise TypeError(
+                f"{_CALLER}: expected the keys of configs to be names, but got {name!r}"
+            )
+        if name in ("", FLOAT):
+            raise ValueError(
+                f"{_CALLER}: expected the name of a configuration, but got {name!r}"
+                + (", which stands for a layer as it is" if name else "")
+            )
+    return dict(configs)
+
+
+def _short(config: QuantConfig) -> str:
+    """Return a short name of a configuration, such as ``W4A16 g128``."""
+    weight, activation = config.weight, config.activation
+    parts = [
+        f"W{weight.bits}A{16 if activation is None else activation.bits}",
+        "" if weight.group_size is None else f"g{weight.group_size}",
+        "" if weight.symmetric else "asymmetric",
+        "static" if config.is_static else "",
+        "" if config.rotate is None else f"rotate {config.rotate}",
+    ]
+    return " ".join(filter(None, parts))
+
+
+class _Kept(Unpacked):
+    """Unpacked modules that no choice of layers packs again: the next one needs them too."""
+
+    def repack(self, model: nn.Module, swapped: set[str]) -> set[str]:
+        return set()
+
+
+class _LayerErrors(OutputErrors):
+    """The squared errors of one layer's output, and last the square of the output.
+
+    Args:
+        module: The float layer.
+        layers: The layers to compare with it.
+    """
+
+    def __init__(self, module: nn.Module, layers: Sequence[nn.Module]) -> None:
+        super().__init__(len(layers) + 1, weights_of(module)[0].device)
+        self._layers = layers
+
+    def observe_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Add the errors of one call of the float layer."""
+        wanted = _floats(output)
+        if not wanted:
+            return
+        is_finite = self.begin(*_floats((args, kwargs)), *wanted)
+        for index, layer in enumerate(self._layers):
+            # Hooks of the float layer have changed its input already, and its output not yet.
+            got = _floats(layer.forward(*args, **kwargs))
+            for one, other in zip(got, wanted, strict=True):
+                self._add_parts(index, one, other, is_finite)
+        for other in wanted:
+            self._add_parts(len(self._layers), torch.zeros_like(other), other, is_finite)
+
+    def _add_parts(self, index: int, got: Tensor, wanted: Tensor, is_finite: Tensor) -> None:
+        dtype = torch.float64 if wanted.dtype == torch.float64 else torch.float32
+        parts = got.reshape(-1).split(_CHUNK), wanted.reshape(-1).split(_CHUNK)
+        for one, other in zip(*parts, strict=True):
+            self.add(index, one.to(dtype), other.to(dtype), is_finite)
+
+    def relative(self) -> list[float]:
+        """Return the relative error of each layer; infinite or NaN if it is not finite."""
+        *errors, square = self.errors.tolist()
+        return [0.0 if error == 0 else error / square if square else math.inf for error in errors]
+
+
+def _floats(value: Any) -> list[Tensor]:
+    """Return the floating tensors with elements in an argument or an output."""
+    return [
+        leaf.detach()
+        for leaf in tree_leaves(value)
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel() > 0
+    ]
+
+
+@dataclass
+class _Measured:
+    """The measurement of one model.
+
+    Attributes:
+        model: The float model.
+        configs: The configurations by their names.
+        paths: All paths of each module, by its id.
+        modules: The layers that some configuration fits, by their first paths.
+        layers: The converted layers, by the path and the name of the configuration.
+        refused: Why a configuration does not fit, by the path and its name.
+        left_out: Why a module is not measured, by its path.
+        errors: The relative errors, by the path and the name of the configuration.
+    """
+
+    model: nn.Module
+    configs: dict[str, QuantConfig]
+    paths: dict[int, list[str]]
+    modules: dict[str, nn.Module] = field(default_factory=dict)
+    layers: dict[str, dict[str, nn.Module]] = field(default_factory=dict)
+    refused: dict[str, dict[str, str]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def convert(
+        self,
+        filter_fn: FilterFn | None,
+        parts: Unpacked,
+        calibration: Calibration,
+        progress: bool,
+    ) -> None:
+        """Make the layers of each configuration.
+
+        Raises:
+            ValueError: There is no layer for any of them.
+        """
+        found: dict[str, nn.Module] = {}
+        for name, config in self.configs.items():
+            rules = Rules(config, _CALLER, trains=False)
+            selector = Selector(_CALLER, rules, after_training, check_module)
+            kept = _Kept(parts.before, parts.news)
+            chosen, report = selector.choose(self.model, filter_fn, kept)
+            if chosen:
+                calibrate_inputs(self.model, chosen, calibration, progress, _CALLER)
+            maker = Maker({})
+            for path, one in chosen.items():
+                found[path] = one.module
+                self.layers.setdefault(path, {})[name] = make(maker, path, one, _CALLER)
+            for path, reason in report.left_out.items():
+                self.refused.setdefault(path, {})[name] = reason
+        if not found:
+            what = nothing_to("measure", self.model, report)
+            raise ValueError(f"{_CALLER}: {what}")
+        order = [path for path, _ in self.model.named_modules()]
+        self.modules = {path: found[path] for path in order if path in found}
+        self.left_out = {
+            path: "; ".join(dict.fromkeys(reasons.values()))
+            for path, reasons in self.refused.items()
+            if path not in found
+        }
+
+    def layer_paths(self) -> dict[str, list[str]]:
+        """Return all paths of each layer by its first one; floating layers are among them."""
+        return {
+            path: self.paths[id(module)]
+            for path, module in self.model.named_modules()
+            if path in self.modules or (path in self.left_out and layer_of(module) is not None)
+        }
+
+    def run(self, calibration: Calibration, progress: bool) -> None:
+        """Measure the errors."""
+        watchers = {
+            path: _LayerErrors(module, list(self.layers[path].values()))
+            for path, module in self.modules.items()
+        }
+        calibrate(
+            self.model,
+            calibration,
+            watchers,
+            description="errors of layers",
+            progress=progress,
+            where=_CALLER,
+            allows_unreached=True,
+        )
+        for path, watcher in watchers.items():
+            self.errors[path] = {}
+            if watcher.unusable() is None:
+                continue
+            for name, error in zip(self.layers[path], watcher.relative(), strict=True):
+                if math.isfinite(error):
+                    self.errors[path][name] = error
+                else:
+                    self.refused.setdefault(path, {})[name] = _NOT_FINITE
+
+    def report(self, groups: Groups) -> Sensitivity:
+        """Return the report."""
+        rows: dict[str, LayerSensitivity] = {}
+        for number, group in enumerate(self._usable(groups.sets())):
+            rows |= {path: self._row(path, number) for path in group}
+        if not rows:
+            path = next(iter(self.modules))
+            raise ValueError(
+                f"{_CALLER}: {path}: expected a layer that can be quantized, but "
+                f"{self.left_out[path]}"
+            )
+        ordered = [rows[path] for path in self.modules if path in rows]
+        other_bytes, rest = self._others([path for path in self.modules if path in rows])
+        counters = {name: Counter(rest) for name in (FLOAT, *self.configs)}
+        weights: set[int] = set()
+        layers = []
+        for row in ordered:
+            module, news = self.modules[row.path], self.layers[row.path]
+            own = {id(weight): weight.numel() for weight in weights_of(module)}
+            layers.append(
+                replace(
+                    row,
+                    parameters=sum(size for one, size in own.items() if one not in weights),
+                    float_bytes=counters[FLOAT].add_layer(module),
+                    bytes={name: counters[name].add_layer(new) for name, new in news.items()},
+                )
+            )
+            weights |= own.keys()
+        return Sensitivity(self.configs, tuple(layers), self.left_out, other_bytes)
+
+    def _usable(self, sets: list[list[str]]) -> Iterable[list[str]]:
+        """Yield the layers of each group that the data reaches and that a configuration fits."""
+        for group in sets:
+            rows = [self._row(path, 0) for path in group if path in self.modules]
+            if not rows:
+                continue
+            unfit = [path for path in group if self.left_out.get(path, FILTERED) != FILTERED]
+            is_reached = any(row.errors or _NOT_FINITE in row.refused.values() for row in rows)
+            if is_reached and not unfit and common_names(rows, self.configs):
+                yield [row.path for row in rows]
+                continue
+            alone = _NOT_FINITE if is_reached else _UNREACHED
+            reason = _NONE_FITS if is_reached and len(group) > 1 else alone
+            self.left_out |= {row.path: reason for row in rows}
+
+    def _row(self, path: str, group: int) -> LayerSensitivity:
+        module = self.modules[path]
+        return LayerSensitivity(
+            path=path,
+            paths=tuple(self.paths[id(module)]),
+            kind=type(module).__name__,
+            parameters=0,
+            float_bytes=0,
+            bytes=dict.fromkeys(self.layers[path], 0),
+            errors=self.errors[path],
+            refused=self.refused.get(path, {}),
+            group=group,
+        )
+
+    def _others(self, layers: list[str]) -> tuple[int, Counter]:
+        """Return the bytes of the tensors that belong to no layer, and their counter."""
+        every = [path for layer in layers for path in self.paths[id(self.modules[layer])]]
+        is_inside = inside({path: self.model.get_submodule(path) for path in every})
+        counter, constants = Counter(), dict[str, Tensor]()
+        size = sum(
+            counter.add(tensor)
+            for name, tensor in self.model.state_dict().items()
+            if not is_inside(name)
+        )
+        add_constants(self.model, constants, is_inside)
+        return size + sum(one.numel() * one.element_size() for one in constants.values()), counter

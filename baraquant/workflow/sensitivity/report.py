@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What each configuration costs each layer, and the choice of one for each."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..._table import Table
+from ...configs import QuantConfig
+from ..report import _bytes
+from .groups import as_pattern
+from .knapsack import Option, least_bytes, solve
+
+FLOAT = "float"  # the name of the column of layers as they are
+_CHOOSE = "baraquant.Sensitivity.choose"
+_FORMAT, _VERSION = "baraquant.sensitivity", 1
+
+
+@dataclass(frozen=True)
+class LayerSensitivity:
+    """What was measured of one layer.
+
+    Attributes:
+        path: Its first path.
+        paths: All of its paths.
+        kind: The name of its class.
+        parameters: The number of elements of its weights; 0 if a layer before has the same weights.
+        float_bytes: The bytes of its tensors as they are. A shared tensor counts for its first
+            layer, and not at all if a module outside the report has it too.
+        bytes: The bytes that its tensors take in a file of :func:`baraquant.save`, by the name of
+            the configuration: integers at their width, scales, zero points and the bias.
+        errors: The relative squared errors of its output, by the name of the configuration. Empty
+            if the calibration data does not reach the layer.
+        refused: Why configurations have no error, by their names.
+        group: The number of its group. The layers of a group get the same configuration.
+    """
+
+    path: str
+    paths: tuple[str, ...]
+    kind: str
+    parameters: int
+    float_bytes: int
+    bytes: dict[str, int]
+    errors: dict[str, float]
+    refused: dict[str, str]
+    group: int
+
+
+class Choice(dict[str, QuantConfig | None], Table):
+    """A configuration for each layer: a dictionary from paths, which ``quantize_`` takes.
+
+    Attributes:
+        bytes: The bytes of all tensors of the model in a file of :func:`baraquant.save`, without
+            the file's header.
+        bits: The mean bits of a weight: 8 times the bytes of the chosen layers, with scales, zero
+            points and biases, by the number of their weights.
+        error: The sum of the layers' errors.
+        bound: A number that no choice within the budget has a smaller error than. Equal to
+            ``error`` if the choice is the best one.
+    """
+
+    bytes: int
+    bits: float
+    error: float
+    bound: float
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return the paths and their configurations."""
+        return [(path, FLOAT if one is None else str(one)) for path, one in self.items()]
+
+    def summary(self) -> str:
+        """Return bytes, bits and error in one line."""
+        best = "the least" if self.bound >= self.error else f"at least {self.bound:.4g} in any case"
+        size = f"{_bytes(self.bytes)}, {self.bits:.2f} bits a weight"
+        return f"{size}; summed error {self.error:.4g} ({best})"
+
+    def __rich__(self) -> Any:
+        """Return a table for :mod:`rich`."""
+        return _rich([("layer", "configuration"), *self.rows()], self.summary())
+
+
+@dataclass(frozen=True)
+class Sensitivity(Table):
+    """How much the output of each layer suffers from each configuration; ``print`` shows a table.
+
+    :func:`baraquant.sensitivity` returns it.
+
+    Attributes:
+        configs: The configurations by their names.
+        layers: What was measured, in the order of the model.
+        left_out: Why a module with weights was not measured, by its path. It stays floating.
+        other_bytes: The bytes of all tensors of the model that belong to no measured layer.
+    """
+
+    configs: dict[str, QuantConfig]
+    layers: tuple[LayerSensitivity, ...]
+    left_out: dict[str, str] = field(default_factory=dict)
+    other_bytes: int = 0
+
+    def choose(
+        self, budget_bytes: int | None = None, *, bits: float | None = None, floating: bool = False
+    ) -> Choice:
+        """Return the configuration of each layer that gives the least summed error.
+
+        The error of a choice is the sum of ``||y_q - y||^2 / ||y||^2`` over the layers. The layers
+        of a group get the same configuration. The choice is the best one (exactly, but for the
+        rounding of sums in float64) unless there are too many undecided partial choices; then its
+        ``error`` is within ``error - bound`` of the best. Several hundred layers are no problem.
+        Equal errors give the smaller choice, and each call gives the same one.
+
+        Args:
+            budget_bytes: The most bytes that all tensors of the model may take in a file of
+                :func:`baraquant.save`, those of modules that stay floating too. The file has a
+                header besides, of some hundred bytes a layer.
+            bits: Instead of ``budget_bytes``: the most bits a weight that the measured layers may
+                take on average, with scales, zero points and biases.
+            floating: Whether layers may stay floating, at an error of 0.
+
+        Returns:
+            A dictionary from the paths of the measured layers to configurations, None for a layer
+            that stays floating. :func:`baraquant.quantize_` and :func:`baraquant.qat.prepare_` take
+            it, if not every layer is None. Its attribute ``bytes`` is what the tensors will take.
+
+        Raises:
+            ValueError: Both budgets are given or none, or the budget is too small; the message has
+                the least possible one.
+            TypeError: An argument has another type.
+        """
+        budget = self._budget(budget_bytes, bits)
+        if type(floating) is not bool:
+            raise TypeError(
+                f"{_CHOOSE}: expected floating to be a bool, but got {type(floating).__name__}"
+            )
+        members: dict[int, list[LayerSensitivity]] = {}
+        for layer in self.layers:
+            members.setdefault(layer.group, []).append(layer)
+        options = [self._options(layers, floating) for layers in members.values()]
+        costs = [list(group.values()) for group in options]
+        least = least_bytes(costs)
+        if budget < least:
+            raise ValueError(f"{_CHOOSE}: {self._too_small(budget_bytes, bits, least)}")
+        solution = solve(costs, budget)
+        choice = Choice()
+        names = [list(group)[pick] for group, pick in zip(options, solution.picks, strict=True)]
+        by_group = dict(zip(members, names, strict=True))
+        for layer in self.layers:
+            config = self.configs.get(by_group[layer.group])
+            choice.update({as_pattern(path): config for path in layer.paths})
+        choice.bytes = self.other_bytes + solution.bytes
+        choice.bits = 8 * solution.bytes / self._weights
+        choice.error, choice.bound = solution.error, solution.bound
+        return choice
+
+    def _budget(self, budget_bytes: Any, bits: Any) -> int:
+        """Return the bytes that the measured layers may take."""
+        if (budget_bytes is None) == (bits is None):
+            raise ValueError(
+                f"{_CHOOSE}: expected either budget_bytes or bits, but got "
+                f"{'neither' if bits is None else 'both'}"
+            )
+        if budget_bytes is not None:
+            if type(budget_bytes) is not int:
+                raise TypeError(
+                    f"{_CHOOSE}: expected budget_bytes to be an int, but got "
+                    f"{type(budget_bytes).__name__}"
+                )
+            return budget_bytes - self.other_bytes
+        if type(bits) not in (int, float):
+            raise TypeError(
+                f"{_CHOOSE}: expected bits to be a number, but got {type(bits).__name__}"
+            )
+        if not math.isfinite(bits):
+            raise ValueError(f"{_CHOOSE}: expected bits to be finite, but got {bits}")
+        return math.floor(bits * self._weights / 8)
+
+    def _too_small(self, budget_bytes: int | None, bits: float | None, least: int) -> str:
+        if bits is None:
+            return (
+                f"expected budget_bytes to be at least {self.other_bytes + least}, of which "
+                f"{self.other_bytes} are for what stays floating in any case, but got "
+                f"{budget_bytes}"
+            )
+        mean = 8 * least / self._weights
+        rounded = math.ceil(mean * 1e4) / 1e4
+        return f"expected bits to be at least {rounded:g}, but got {bits}"
+
+    @property
+    def _weights(self) -> int:
+        return sum(layer.parameters for layer in self.layers)
+
+    def _options(self, layers: list[LayerSensitivity], floating: bool) -> dict[str, Option]:
+        """Return the bytes and the error of each configuration that all layers of a group take."""
+        options = {
+            name: (
+                sum(layer.bytes[name] for layer in layers),
+                math.fsum(layer.errors[name] for layer in layers if layer.errors),
+            )
+            for name in common_names(layers, self.configs)
+        }
+        if floating:
+            options[FLOAT] = sum(layer.float_bytes for layer in layers), 0.0
+        return options
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return the layers with their kinds, weights, and bytes and errors, in aligned columns."""
+        cells = [row[1:] for row in self._cells()]
+        widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+        lines = [
+            "  ".join([
+                row[0].ljust(widths[0]),
+                *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
+            ])
+            for row in cells
+        ]  # fmt: skip
+        names = [row[0] for row in self._cells()]
+        left = [(name, f"left out: {reason}") for name, reason in self.left_out.items()]
+        return [*zip(names, lines, strict=True), *left]
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        """Return a heading and the cells of each layer."""
+        rows = [("layer", "kind", "weights", f"{FLOAT} bytes", *self.configs)]
+        for layer in self.layers:
+            costs = [self._cell(layer, name) for name in self.configs]
+            rows.append(
+                (layer.path, layer.kind, f"{layer.parameters:,}", _bytes(layer.float_bytes), *costs)
+            )
+        return rows
+
+    @staticmethod
+    def _cell(layer: LayerSensitivity, name: str) -> str:
+        if name not in layer.bytes:
+            return "-"
+        error = f"{layer.errors[name]:.2e}" if name in layer.errors else "unknown"
+        return f"{_bytes(layer.bytes[name])}, {error}"
+
+    def summary(self) -> str:
+        """Return counts and bytes in one line."""
+        return (
+            f"{len(self.layers)} measured, {len(self.left_out)} left out; {self._weights:,} weights"
+            f"; {_bytes(self.other_bytes)} of other tensors; errors are ||y_q - y||^2 / ||y||^2"
+        )
+
+    def __rich__(self) -> Any:
+        """Return a table for :mod:`rich`."""
+        left = [
+            (name, f"left out: {reason}", *("",) * (2 + len(self.configs)))
+            for name, reason in self.left_out.items()
+        ]
+        return _rich([*self._cells(), *left], self.summary())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain data (JSON can hold it), with a version."""
+        layers = [asdict(layer) | {"paths": list(layer.paths)} for layer in self.layers]
+        return {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "configs": {name: config.to_dict() for name, config in self.configs.items()},
+            "layers": layers,
+            "left_out": dict(self.left_out),
+            "other_bytes": self.other_bytes,
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Sensitivity:
+        """Return the report that :meth:`to_dict` wrote.
+
+        Raises:
+            ValueError: It is no such dictionary, or one of a newer version.
+        """
+        known = isinstance(data, dict) and data.get("format") == _FORMAT
+        if not known or data.get("version") != _VERSION:
+            raise ValueError(
+                f"baraquant.Sensitivity.from_dict: expected a dictionary of to_dict, version "
+                f"{_VERSION}, but got {data!r:.80}"
+            )
+        return cls(
+            {name: QuantConfig.from_dict(one) for name, one in data["configs"].items()},
+            tuple(
+                LayerSensitivity(**(one | {"paths": tuple(one["paths"])})) for one in data["layers"]
+            ),
+            dict(data["left_out"]),
+            data["other_bytes"],
+        )
+
+    def plot(
+        self, path: str | os.PathLike[str], choice: Mapping[str, QuantConfig | None] | None = None
+    ) -> None:
+        """Draw the error of each layer against its bytes, and write the figure to a file.
+
+        A grey line joins the configurations of a layer. The chosen ones are large dots, colored by
+        configuration.
+
+        Args:
+            path: The file; its suffix says the format, for example ``.png`` or ``.svg``.
+            choice: What :meth:`choose` returned; None shows no choice.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+            TypeError: ``choice`` is not a dictionary.
+        """
+        from .plot import plot
+
+        plot(self, path, choice)
+
+
+def common_names(layers: list[LayerSensitivity], configs: Mapping[str, Any]) -> list[str]:
+    """Return the names of the configurations that each layer of a group takes."""
+    return [
+        name
+        for name in configs
+        if all(
+            name in layer.errors or not (layer.errors or name in layer.refused) for layer in layers
+        )
+    ]
+
+
+def _rich(cells: list[tuple[str, ...]], summary: str) -> Any:
+    from rich.table import Table as RichTable
+    from rich.text import Text  # in which brackets are no markup
+
+    table = RichTable(caption=Text(summary))
+    for index, title in enumerate(cells[0]):
+        table.add_column(Text(title), justify="left" if index < 2 else "right")
+    for row in cells[1:]:
+        table.add_row(*map(Text, row))
+    return table

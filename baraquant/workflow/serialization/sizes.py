@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The bytes that tensors take in a file of :func:`baraquant.save`, without the file's header."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..layers import form_of, further_names
+from .packing import packed_size
+
+
+def packed_names(module: nn.Module) -> list[str]:
+    """Return the names of a module's integer tensors, which may be narrower than a byte."""
+    form = form_of(module)
+    own = module.state_dict().keys()
+    return [] if form is None else [name for name in form.integers() if name in own]
+
+
+def place_of(tensor: Tensor, bits: int | None) -> tuple[Any, ...]:
+    """Return what two tensors have in common if the file holds them once.
+
+    Args:
+        tensor: A tensor with data.
+        bits: The width of the integers in the file; None: the tensor is stored unchanged.
+    """
+    where = (tensor.data_ptr(), tensor.device, tensor.shape, tensor.stride())
+    return (*where, tensor.dtype, bits)
+
+
+def own_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a float or converted layer, without what a subclass has besides."""
+    further = further_names(module)
+    tensors = module.state_dict().items()
+    return {name: tensor for name, tensor in tensors if name.split(".")[0] not in further}
+
+
+class Counter:
+    """Counts the bytes of tensors, each once. The tensors have to stay in memory.
+
+    Args:
+        before: Counted tensors that count no more.
+    """
+
+    def __init__(self, before: Counter | None = None) -> None:
+        self._places: set[tuple[Any, ...]] = set() if before is None else set(before._places)
+
+    def add(self, tensor: Tensor, bits: int | None = None) -> int:
+        """Return the bytes that a tensor adds; ``bits`` is as in :func:`place_of`."""
+        place = place_of(tensor, bits)
+        if tensor.numel() == 0 or place in self._places:
+            return 0
+        self._places.add(place)
+        if bits is not None:
+            return packed_size(tensor.numel(), bits)
+        return tensor.numel() * tensor.element_size()
+
+    def add_layer(self, module: nn.Module) -> int:
+        """Return the bytes that a float or converted layer adds."""
+        bits: int = getattr(module, "weight_bits", 8)
+        packed = set(packed_names(module)) if bits < 8 else set()
+        return sum(
+            self.add(tensor, bits if name in packed else None)
+            for name, tensor in own_tensors(module).items()
+        )

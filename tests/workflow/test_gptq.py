@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""GPTQ's numbers: against the paper's algorithm, and against rounding to nearest."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import baraquant
+from baraquant import (
+    GPTQ,
+    W4A8,
+    W4A16,
+    W8A8,
+    W8A8Static,
+    ops,
+)
+from baraquant.nn import WeightOnlyLinear
+from baraquant.workflow.gptq import formula
+from baraquant.workflow.gptq.formula import inverse_factor, rounded
+from tests.support.models.outlier_models import Block, batches, seeded
+from tests.workflow.slow_gptq import (
+    SCHEMES,
+    K,
+    N,
+    as_multiplied,
+    assert_same,
+    correlated,
+    error_of,
+    generator,
+    linear,
+    slow_gptq,
+)
+
+by_scheme = pytest.mark.parametrize("name", SCHEMES)
+
+
+@by_scheme
+@pytest.mark.parametrize("act_order", [False, True])
+def test_equals_the_algorithm_of_the_paper(name: str, act_order: bool) -> None:
+    config, model, data = SCHEMES[name], linear(), correlated()
+    weight = model[0].weight.detach().clone()
+    report = baraquant.quantize_(model, GPTQ(config, 0.05, act_order), calibration=data)
+    assert report.changed["0"].endswith(", GPTQ")
+    inputs = as_multiplied(torch.cat(data), config)
+    assert_same(model[0], slow_gptq(weight, inputs, config, 0.05, act_order))
+
+
+@pytest.mark.parametrize("block", [1, 5, 16, 24, 1000])
+@pytest.mark.parametrize("name", ["W4A16", "W4A16 channel", "W4A16 max", "two bits"])
+def test_the_size_of_a_block_changes_nothing(name: str, block: int) -> None:
+    config, data = SCHEMES[name], torch.cat(correlated())
+    prepared = baraquant.nn.FakeQuantizedLinear.from_float(linear()[0], config)
+    how = {"searches": config.scale_rule == "search", "damping": 0.01, "act_order": False}
+    wanted, got = (
+        rounded(
+            prepared.rows_of_weight(), data.t() @ data, prepared.weight_fake_quant, block=b, **how
+        )[0]
+        for b in (128, block)
+    )
+    assert torch.equal(got.qweight, wanted.qweight)
+    assert torch.allclose(got.scale, wanted.scale, rtol=1e-12)
+
+
+def test_blocks_begin_with_groups() -> None:
+    for columns, size, block in itertools.product((48, 96), (1, 2, 3, 8, 16, 48), (1, 5, 16, 128)):
+        ends = list(formula._blocks(columns, size, block))
+        assert [start for start, _ in ends] == [0, *(stop for _, stop in ends[:-1])]
+        assert ends[-1][1] == columns and all(0 < stop - start <= block for start, stop in ends)
+        for group in range(0, columns, size):
+            start, stop = next(ends for ends in ends if ends[0] <= group < ends[1])
+            assert start == group or group + size <= stop
+
+
+def test_the_factor_is_that_of_the_inverse() -> None:
+    inputs = torch.cat(correlated())
+    hessian = inputs.t() @ inputs
+    factor, used = inverse_factor(hessian, 0.1)
+    damped = hessian + 0.1 * hessian.diagonal().mean() * torch.eye(K, dtype=torch.float64)
+    wanted = torch.linalg.cholesky(torch.linalg.inv(damped), upper=True)
+    assert used == 0.1 and torch.equal(factor, factor.triu())
+    assert torch.allclose(factor, wanted, rtol=1e-9, atol=1e-12)
+
+
+@by_scheme
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_independent_inputs_give_the_nearest_integers(name: str, dtype: torch.dtype) -> None:
+    """The Hessian of the rows of an identity is one, and no column corrects another."""
+    config = SCHEMES[name]
+    nearest, model = linear(dtype=dtype), linear(dtype=dtype)
+    baraquant.quantize_(nearest, config)
+    for act_order in (False, True):
+        model = linear(dtype=dtype)
+        eye = [torch.eye(K, dtype=dtype)[part] for part in torch.arange(K).split(7)]
+        baraquant.quantize_(model, GPTQ(config, act_order=act_order), calibration=eye)
+        wanted, got = nearest.state_dict(), model.state_dict()
+        assert type(model[0]) is type(nearest[0]) and wanted.keys() == got.keys()
+        assert all(torch.equal(wanted[key], got[key]) for key in wanted)
+        assert all(wanted[key].dtype == got[key].dtype for key in wanted)
+
+
+@by_scheme
+@pytest.mark.parametrize("act_order", [False, True])
+def test_the_error_is_below_that_of_the_nearest(name: str, act_order: bool) -> None:
+    config, data = SCHEMES[name], correlated(6, dtype=torch.float32)
+    exact, nearest, model = (linear(dtype=torch.float32) for _ in range(3))
+    baraquant.quantize_(nearest, config)
+    baraquant.quantize_(model, GPTQ(config, act_order=act_order), calibration=data[:4])
+    for rows in data:  # the last two are new
+        assert error_of(model, exact, rows) < error_of(nearest, exact, rows)
+
+
+def test_inputs_come_from_quantized_layers() -> None:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(K, 32), nn.ReLU(), nn.Linear(32, N)).double()
+    second, data, config = model[2].weight.detach().clone(), correlated(), W4A16(16)
+    baraquant.quantize_(model, GPTQ(config), calibration=data)
+    with torch.no_grad():
+        inputs = torch.cat([model[1](model[0](batch)) for batch in data])
+    assert_same(model[2], slow_gptq(second, inputs, config, 0.01))
+
+
+def test_is_deterministic_and_splits_do_not_matter() -> None:
+    data = torch.cat(correlated())
+    models = [linear() for _ in range(3)]
+    for model, split in zip(models, (64, 64, 13), strict=True):
+        baraquant.quantize_(model, GPTQ(W4A16(16)), calibration=list(data.split(split)))
+    first, again, other = (model.state_dict() for model in models)
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert torch.equal(first["0.qweight"], other["0.qweight"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_models_of_half_precision(dtype: torch.dtype) -> None:
+    exact, nearest, model = (linear(dtype=dtype) for _ in range(3))
+    data = correlated(dtype=dtype)
+    baraquant.quantize_(nearest, W4A8(16))
+    baraquant.quantize_(model, GPTQ(W4A8(16)), calibration=data)
+    assert model(data[0]).dtype == dtype and model[0].weight_scale.dtype == torch.float32
+    error, before = (error_of(one, exact, data[0]) for one in (model, nearest))
+    assert error < 0.8 * before
+
+
+def test_autocast_does_not_round_the_hessian() -> None:
+    def run(model: nn.Module) -> None:
+        for batch in data:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                model(batch)
+
+    data = correlated(dtype=torch.float32)
+    plain, model = linear(dtype=torch.float32), linear(dtype=torch.float32)
+    baraquant.quantize_(plain, GPTQ(W4A16(16)), calibration=data)
+    baraquant.quantize_(model, GPTQ(W4A16(16)), calibration=run)
+    assert torch.equal(model[0].qweight, plain[0].qweight)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("observer", ["min_max", "mse"])
+def test_static_inputs(observer: str, symmetric: bool) -> None:
+    config = W8A8Static(observer, symmetric)
+    nearest, model, exact = seeded(Block), seeded(Block), seeded(Block)
+    baraquant.quantize_(nearest, config, calibration=batches())
+    report = baraquant.quantize_(model, GPTQ(config), calibration=batches())
+    assert set(report.changed.values()) == {"StaticQuantizedLinear, GPTQ"}
+    assert torch.equal(model.up.act_scale, nearest.up.act_scale)
+    rows = batches()[0]
+    assert error_of(model, exact, rows) < 0.2
+
+
+@pytest.mark.parametrize("act_order", [False, True])
+@pytest.mark.parametrize("scheme", [W8A8, W4A16, W8A8Static])
+def test_rotation(scheme: Any, act_order: bool) -> None:
+    config = scheme(rotate=16) if scheme is not W4A16 else W4A16(16, rotate=16)
+    data = correlated()
+    model, weight = linear(), linear()[0].weight.detach()
+    report = baraquant.quantize_(model, GPTQ(config, act_order=act_order), calibration=data)
+    assert report.changed["0"].endswith(", rotate=16, GPTQ")
+    inputs, weight = ops.hadamard(torch.cat(data), 16), ops.hadamard(weight, 16)
+    if config.is_static:
+        scale = model[0].act_scale
+        inputs = ops.fake_quantize_per_tensor(inputs, scale, torch.zeros((), dtype=torch.int32))
+    else:
+        inputs = as_multiplied(inputs, config)
+    assert_same(model[0], slow_gptq(weight, inputs, config, 0.01, act_order))
+
+
+def test_dead_inputs_are_rounded_to_nearest() -> None:
+    data, config = correlated(), W4A16(None)
+    dead = torch.tensor([0, 7, 30, K - 1])
+    for batch in data:
+        batch[:, dead] = 0
+    model, nearest = linear(), linear()
+    baraquant.quantize_(nearest, config)
+    baraquant.quantize_(model, GPTQ(config), calibration=data)
+    assert torch.equal(model[0].qweight[:, dead], nearest[0].qweight[:, dead])
+    assert not torch.equal(model[0].qweight, nearest[0].qweight)
+    # Their number does not change the damping of the others.
+    live = [column for column in range(K) if column not in dead]
+    hessian = torch.cat(data).t() @ torch.cat(data)
+    factor, _ = inverse_factor(hessian, 0.01)
+    alone, _ = inverse_factor(hessian[live][:, live], 0.01)
+    assert torch.allclose(factor[live][:, live], alone, rtol=1e-9, atol=1e-12)
+    assert torch.equal(factor[dead][:, dead], torch.eye(len(dead), dtype=torch.float64))
+    everything_dead = [torch.zeros_like(batch) for batch in data]
+    model = linear()
+    baraquant.quantize_(model, GPTQ(config), calibration=everything_dead)
+    assert torch.equal(model[0].qweight, nearest[0].qweight)
+
+
+def test_transformers_conv1d() -> None:
+    utils = pytest.importorskip("transformers.pytorch_utils")
+    plain, data, config = linear(), correlated(), W4A16(16)
+    layer = utils.Conv1D(N, K).double()
+    with torch.no_grad():
+        layer.weight.copy_(plain[0].weight.t())
+        layer.bias.copy_(plain[0].bias)
+    model = nn.Sequential(layer)
+    for one in (plain, model):
+        baraquant.quantize_(one, GPTQ(config), calibration=data)
+    assert torch.equal(model(data[0]), plain(data[0]))
+    assert torch.equal(model[0].qweight, plain[0].qweight) and model[0].transposed
+
+
+def test_a_hessian_that_needs_more_damping() -> None:
+    row = torch.randn(1, K, generator=generator(), dtype=torch.float64)
+    data, model = [row, 2 * row], linear()  # of rank one
+    with pytest.warns(UserWarning, match=r"0: with damping 0 the Hessian .* 1e-06, which was used"):
+        baraquant.quantize_(model, GPTQ(W4A16(16), damping=0), calibration=data)
+    assert type(model[0]) is WeightOnlyLinear
+    with pytest.raises(ValueError, match=r"damping 0.5 and with larger .* 1; pass more"):
+        inverse_factor(-torch.eye(4, dtype=torch.float64), 0.5)
+
+
+def test_inputs_whose_squares_overflow() -> None:
+    model = linear(dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"quantize_: 0: expected a finite Hessian, .* overflow"):
+        baraquant.quantize_(model, GPTQ(W4A16(16)), calibration=[torch.full((2, K), 1e30)])
+    assert type(model[0]) is nn.Linear
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("act_order", [False, True])
+def test_a_gpu_equals_the_algorithm_too(act_order: bool) -> None:
+    config, model, data = W4A8(16), linear().cuda(), correlated()
+    weight = model[0].weight.detach().cpu()
+    on_gpu = [batch.cuda() for batch in data]
+    baraquant.quantize_(model, GPTQ(config, act_order=act_order), calibration=on_gpu)
+    assert model[0].qweight.is_cuda
+    inputs = as_multiplied(torch.cat(data), config)
+    assert_same(model.cpu()[0], slow_gptq(weight, inputs, config, 0.01, act_order))

@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``sensitivity``: its errors are those of the layers that are served, and its choices fit."""
+
+import copy
+import gc
+import itertools
+import json
+import math
+import struct
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import baraquant
+from baraquant import (
+    W4A8,
+    W4A16,
+    W8A8,
+    PerGroup,
+    QuantConfig,
+    Sensitivity,
+    TensorConfig,
+    W8A8Static,
+)
+from baraquant.workflow.sensitivity.measure import _LayerErrors
+from tests.support.docstrings import run_examples
+from tests.support.models.outlier_models import Block, Tied, batches, seeded, tokens, unchanged
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+CONFIGS = {"W4": W4A16(16), "W8": W8A8(), "static": W8A8Static(), "W4A8": W4A8(None)}
+TWO = {"W4": W4A16(16), "W8": W8A8()}
+
+
+def measured(model, configs=TWO, data=None, **kwargs):
+    return baraquant.sensitivity(
+        model, configs, batches() if data is None else data, progress=False, **kwargs
+    )
+
+
+def data_bytes(path):
+    """The bytes of the tensors in a safetensors file."""
+    content = path.read_bytes()
+    return len(content) - 8 - struct.unpack("<Q", content[:8])[0]
+
+
+def by_hand(model, path, config, data):
+    """The error of one layer, made by quantize_ of that layer alone."""
+    calls = []
+    layer = model.get_submodule(path)
+    handle = layer.register_forward_hook(lambda m, args, out: calls.append((args, out)))
+    with torch.no_grad():
+        for batch in data:
+            model(batch)
+    handle.remove()
+    other = copy.deepcopy(model)
+    baraquant.quantize_(other, {path: config}, calibration=data, progress=False)
+    new = other.get_submodule(path)
+    with torch.no_grad():
+        lost = sum((new(*args) - out).double().square().sum() for args, out in calls)
+    return float(lost / sum(out.double().square().sum() for _, out in calls))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_errors_are_those_of_the_layers_that_are_served(device):
+    model = seeded(Block).to(device)
+    data = [batch.to(device) for batch in batches()]
+    original = copy.deepcopy(model)
+    report = measured(model, CONFIGS, data)
+    assert unchanged(model, original)
+    assert [layer.path for layer in report.layers] == ["query", "key", "out", "up", "down"]
+    for layer in report.layers:
+        assert list(layer.errors) == list(layer.bytes) == list(CONFIGS) and not layer.refused
+        for name, error in layer.errors.items():
+            wanted = by_hand(model, layer.path, CONFIGS[name], data)
+            assert error == pytest.approx(wanted, rel=1e-5)
+
+
+def test_every_kind_of_layer():
+    torch.manual_seed(0)
+    model = nn.ModuleDict(
+        {
+            "conv": nn.Conv2d(3, 16, 3),
+            "lstm": nn.LSTM(16, 16, batch_first=True),
+            "attention": nn.MultiheadAttention(16, 2, batch_first=True),
+        }
+    ).train()
+
+    def run(net):
+        rows = net["conv"](torch.ones(2, 3, 6, 6)).flatten(2).transpose(1, 2)
+        rows, _ = net["lstm"](rows)
+        return net["attention"](rows, rows, rows)
+
+    original = copy.deepcopy(model)
+    report = measured(model, [W8A8(), W4A16(None)], run)
+    assert unchanged(model, original)
+    kinds = {layer.path.partition(".")[0] for layer in report.layers}
+    assert kinds == {"conv", "lstm", "attention"}
+    choice = report.choose(bits=8.5)
+    baraquant.quantize_(copy.deepcopy(model), choice)
+    baraquant.qat.prepare_(copy.deepcopy(model), choice)
+
+
+@pytest.mark.parametrize("floating", [False, True])
+@pytest.mark.parametrize("build, data", [(Block, batches()), (Tied, tokens())], ids=["b", "t"])
+def test_the_file_has_the_bytes_that_were_promised(build, data, floating, tmp_path):
+    model = seeded(build)
+    model.register_buffer("table", torch.arange(5.0), persistent=False)
+    report = measured(model, CONFIGS, data)
+    for bits in (8.0, 9.0, 10.0, 11.0, 20.0):
+        choice = report.choose(bits=bits, floating=floating)
+        assert choice.bits <= bits and choice.bound <= choice.error
+        assert report.choose(choice.bytes, floating=floating) == choice
+        quantized = copy.deepcopy(model)
+        baraquant.quantize_(quantized, choice, calibration=data, progress=False)
+        baraquant.save(quantized, tmp_path / "file")
+        assert data_bytes(tmp_path / "file") == choice.bytes
+        baraquant.qat.prepare_(copy.deepcopy(model), choice)
+
+
+def test_shared_layers_and_tied_weights_get_one_configuration():
+    report = measured(seeded(Tied), TWO, tokens())
+    groups = {layer.path: layer.group for layer in report.layers}
+    assert groups["embedding"] == groups["head"] and len(set(groups.values())) == 6
+    rows = {layer.path: layer for layer in report.layers}
+    assert rows["first.query"].paths == ("first.query", "second.query")
+    assert rows["head"].parameters == 0 and rows["head"].float_bytes == 0
+    choice = report.choose(bits=8.0)
+    assert choice["first.up"] == choice["second.up"]
+    assert choice["embedding"] == choice["head"]
+
+
+class Partly(nn.Module):
+    """It calls one layer, reads the weight of another, and has a third that nothing fits."""
+
+    def __init__(self):
+        super().__init__()
+        self.called, self.read = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.odd = nn.Linear(16, 7)
+        self.bilinear = nn.Bilinear(7, 7, 3)
+
+    def forward(self, x):
+        y = self.odd(self.called(x) @ self.read.weight)
+        return self.bilinear(y, y)
+
+
+def test_layers_that_are_not_measured_stay_floating(tmp_path):
+    model = seeded(Partly)
+    report = measured(model, [W4A16(16)], filter_fn=lambda module, name: name != "odd")
+    assert report.left_out == {
+        "read": "the calibration data does not reach it",
+        "odd": "filter_fn",
+        "bilinear": "there is no quantized form of Bilinear",
+    }
+    choice = report.choose(bits=16)
+    assert choice == {"called": W4A16(16)}
+    quantized = copy.deepcopy(model)
+    assert list(baraquant.quantize_(quantized, choice).changed) == ["called"]
+    baraquant.save(quantized, tmp_path / "file")
+    assert data_bytes(tmp_path / "file") == choice.bytes
+    assert str(report).endswith("||y||^2") and "left out: filter_fn" in str(report)
+
+
+def test_what_a_configuration_does_not_fit():
+    model = nn.Sequential(nn.Linear(16, 24), nn.Linear(24, 16))
+    report = measured(model, {"g16": W4A16(16), "W8": W8A8()})
+    assert list(report.layers[0].errors) == ["g16", "W8"]
+    assert list(report.layers[1].errors) == ["W8"]
+    assert "16" in report.layers[1].refused["g16"]
+    # The two together take what both take, and with groups alone the second one stays floating.
+    both = measured(model, {"g16": W4A16(16), "W8": W8A8()}, together=[["*"], ["0", "1"]])
+    assert set(both.choose(bits=12).values()) == {W8A8()}
+    alone = measured(model, [W4A16(16)])
+    assert list(alone.choose(bits=12)) == ["0"] and "does not fit" in alone.left_out["1"]
+    with pytest.raises(ValueError, match=r"0: expected a layer .* no configuration fits all"):
+        measured(model, [W4A16(16)], together=[["0", "1"]])
+
+
+def test_together():
+    model = nn.Sequential(seeded(Block), seeded(Block))
+    report = measured(model, TWO, together=[["*.query", "*.key"]])
+    groups = {layer.path: layer.group for layer in report.layers}
+    assert groups["0.query"] == groups["0.key"] != groups["1.query"] == groups["1.key"]
+    assert len(set(groups.values())) == 8
+    for bits in (8.0, 9.0, 10.0, 11.0):
+        choice = report.choose(bits=bits)
+        assert all(choice[f"{n}.query"] == choice[f"{n}.key"] for n in (0, 1))
+
+
+def test_a_layer_that_is_not_reached_follows_its_group():
+    model = seeded(Partly)
+    report = measured(
+        model,
+        TWO,
+        filter_fn=lambda module, name: name in ("called", "read"),
+        together=[["called", "read"]],
+    )
+    assert report.layers[1].errors == {} and "unknown" in str(report)
+    choice = report.choose(bits=30)
+    assert choice == {"called": W8A8(), "read": W8A8()}
+    baraquant.quantize_(model, choice)
+
+
+def test_batches_with_a_nan():
+    good, bad = batches(), batches()
+    bad.insert(1, torch.full((2, 5, 16), math.nan))
+    model = seeded(Block)
+    with pytest.warns(UserWarning, match=r"^baraquant.sensitivity: inputs with a NaN"):
+        report = measured(model, TWO, bad)
+    assert report == measured(model, TWO, good)
+    with pytest.raises(ValueError, match="sensitivity: query: expected finite calibration data"):
+        measured(model, TWO, bad[1:2])
+
+
+def test_the_choice_is_the_best_of_all_combinations():
+    report = measured(seeded(Block), CONFIGS, together=[["query", "key"]])
+    query, key, *rest = report.layers
+    columns = [[(query.bytes[n] + key.bytes[n], query.errors[n] + key.errors[n]) for n in CONFIGS]]
+    columns += [[(layer.bytes[n], layer.errors[n]) for n in CONFIGS] for layer in rest]
+    every = [tuple(map(sum, zip(*one, strict=True))) for one in itertools.product(*columns)]
+    weights = sum(layer.parameters for layer in report.layers)
+    for bits in (7.5, 8.0, 8.5, 9.0, 9.5, 10.0, 10.5, 11.0):
+        choice = report.choose(bits=bits)
+        best = min(error for size, error in every if 8 * size <= bits * weights)
+        assert choice.error == pytest.approx(best, rel=1e-12) and choice.bound == choice.error
+
+
+def test_a_configuration_whose_output_is_not_finite():
+    model = nn.Sequential(nn.Linear(16, 1, bias=False)).to(torch.float16)
+    with torch.no_grad():
+        model[0].weight.fill_(0.4)
+        model[0].weight[0, 0] = 0.6
+    data = [torch.full((1, 16), 9000.0, dtype=torch.float16)]
+    coarse = QuantConfig(TensorConfig(2), scale_rule="max")
+    report = measured(model, {"W2": coarse, "W8": baraquant.W8A16()}, data)
+    (layer,) = report.layers
+    assert layer.errors.keys() == {"W8"} and layer.refused == {"W2": "its output is not finite"}
+    assert report.choose(bits=30) == {"0": baraquant.W8A16()}
+    with pytest.raises(ValueError, match=r"0: expected a layer .* its output is not finite"):
+        measured(model, {"W2": coarse}, data)
+
+
+def test_an_output_of_zeros():
+    zero = nn.Sequential(nn.Linear(16, 4, bias=False))
+    nn.init.zeros_(zero[0].weight)
+    assert measured(zero).layers[0].errors == {"W4": 0.0, "W8": 0.0}
+    errors = _LayerErrors(zero[0], [nn.Linear(16, 4)])
+    x = torch.ones(1, 16)
+    errors.observe_call((x,), {}, zero[0](x))
+    assert errors.relative() == [math.inf]
+
+
+def test_hooks_of_the_model_are_called_once_for_each_batch():
+    calls = []
+    model = seeded(Block)
+    model.query.register_forward_pre_hook(lambda module, args: calls.append("in"))
+    model.query.register_forward_hook(lambda module, args, out: calls.append("out") or 3 * out)
+    report = measured(model)
+    assert calls == ["in", "out"] * 3
+    assert report.layers[0].errors == measured(seeded(Block)).layers[0].errors
+
+
+def test_no_run_keeps_anything_of_the_data():
+    def alive():
+        gc.collect()
+        return sum(type(one) is torch.Tensor for one in gc.get_objects())
+
+    model, counts = seeded(Block), []
+
+    def stream(count):
+        for index in range(count):
+            if index in (2, count - 1):
+                counts.append(alive())
+            yield torch.randn(1, 3, 16)
+
+    measured(model, TWO, stream(12))
+    assert counts[0] == counts[1]
+
+
+def test_each_run_and_each_choice_is_the_same():
+    model = seeded(Block)
+    one, other = measured(model, CONFIGS), measured(model, CONFIGS)
+    assert one == other and one.choose(bits=9) == other.choose(bits=9)
+    again = Sensitivity.from_dict(json.loads(json.dumps(one.to_dict(), allow_nan=False)))
+    assert again == one
+    with pytest.raises(ValueError, match="from_dict: expected a dictionary of to_dict"):
+        Sensitivity.from_dict({"format": "baraquant.sensitivity", "version": 2})
+
+
+def test_names_of_a_list():
+    configs = [
+        W8A8(),
+        W8A8(symmetric=False),
+        W8A8Static(),
+        W4A16(16),
+        W4A16(16, symmetric=False, rotate=16),
+        QuantConfig(TensorConfig(3, PerGroup(8))),
+    ]
+    assert list(measured(seeded(Block), configs).configs) == [
+        "W8A8",
+        "W8A8 #2",
+        "W8A8 static",
+        "W4A16 g16",
+        "W4A16 g16 asymmetric rotate 16",
+        "W3A16 g8",
+    ]
+
+
+def test_paths_with_wildcards():
+    model = nn.ModuleDict({"a*": nn.Linear(16, 16), "a[b]": nn.Linear(16, 16)})
+    report = measured(model, TWO, lambda net: [layer(torch.ones(1, 16)) for layer in net.values()])
+    choice = report.choose(bits=30)
+    assert list(choice) == ["a[*]", "a[[]b]"]
+    assert list(baraquant.quantize_(model, choice).changed) == ["a*", "a[b]"]
+
+
+def test_the_table_is_aligned():
+    lines = str(measured(seeded(Block))).splitlines()
+    assert len(lines) == 7 and len({len(line) for line in lines[:6]}) == 1
+    assert lines[0].split() == ["layer", "kind", "weights", "float", "bytes", "W4", "W8"]
+    choice = str(measured(seeded(Block)).choose(bits=9)).splitlines()
+    assert len(choice) == 6 and "(the least)" in choice[-1]
+    pytest.importorskip("rich")
+    from rich.console import Console
+
+    Console(quiet=True).print(measured(seeded(Block)))
+
+
+def test_the_plot(tmp_path, monkeypatch):
+    report = measured(seeded(Block))
+    with pytest.raises(TypeError, match=r"plot: expected choice to be .* but got list"):
+        report.plot(tmp_path / "a.png", [])
+    with monkeypatch.context() as patch:
+        patch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+        with pytest.raises(ImportError, match=r"Sensitivity.plot: .* pip install matplotlib"):
+            report.plot(tmp_path / "a.png")
+    pytest.importorskip("matplotlib")
+    report.plot(tmp_path / "a.png")
+    report.plot(tmp_path / "b.svg", report.choose(bits=9, floating=True))
+    assert (tmp_path / "a.png").stat().st_size > 0
+    assert "W4" in (tmp_path / "b.svg").read_text() or (tmp_path / "b.svg").stat().st_size > 0
+
+
+def test_budgets():
+    report = measured(seeded(Block))
+    smallest = report.other_bytes + sum(layer.bytes["W4"] for layer in report.layers)
+    message = rf"choose: expected budget_bytes to be at least {smallest}, of which"
+    with pytest.raises(ValueError, match=message):
+        report.choose(smallest - 1)
+    choice = report.choose(smallest)
+    assert set(choice.values()) == {W4A16(16)} and choice.bytes == smallest
+    assert set(report.choose(10**9).values()) == {W8A8()}
+    assert set(report.choose(10**9, floating=True).values()) == {None}
+    with pytest.raises(ValueError, match=r"choose: expected bits to be at least (\S+), but") as e:
+        report.choose(bits=2.5)
+    least = float(str(e.value).split("at least ")[1].split(",")[0])
+    assert report.choose(bits=least) == choice
+
+
+def test_the_example_runs_without_a_warning():
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run_examples(baraquant.sensitivity, "sensitivity")
