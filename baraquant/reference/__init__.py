@@ -29,8 +29,9 @@ and in the matrix products, with ``sw`` the scale of the weight's row n, ``C`` t
 
 and for weights of four bits, with a whole factor ``f`` for each group of columns::
 
-    scale          max |w| / 112 of a row                    f = ceil(max |w| / 7 / scale) of a group
-    u              clamp(rint(w / (scale * f)) + z, 0, 15)   w8 = (u - z) * f, an int8
+    scale          max |w| / 112 of a row
+    f              ceil(max |w| / 7 / scale) of a group      u = clamp(rint(w / (scale * f)) + 8)
+    w8             (u - 8) * f, an int8                      u in 0 .. 15
 
 and where numbers are scaled and rounded stochastically, with ``k`` 16 bits of Philox4x32-10::
 

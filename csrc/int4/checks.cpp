@@ -32,8 +32,8 @@ void check_groups(const char* op, const Groups& groups, const c10::SymInt& rows,
   const auto check = [&](const char* name, const at::Tensor& tensor, const char* why) {
     check_dtype(op, name, tensor, at::kByte, why);
     check_same_device(op, name, tensor, like, like_name);
-    TORCH_CHECK_VALUE(has_sizes(tensor, {rows, count}), op, ": expected ", name,
-                      " to have shape [", rows, ", ", count, "] (a row for each output, a column for ",
+    TORCH_CHECK_VALUE(has_sizes(tensor, {rows, count}), op, ": expected ", name, " to have shape [",
+                      rows, ", ", count, "] (a row for each output, a column for ",
                       "each group of ", groups.size, " inputs), but got ", tensor.sym_sizes());
   };
   check("group_factor", groups.factor, "factors of 1 to 16");

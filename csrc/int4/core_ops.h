@@ -20,8 +20,10 @@ struct Groups {
 
 Qparams choose_int4_qparams(const at::Tensor& weight, int64_t group_size, bool symmetric);
 at::Tensor quantize_int4(const at::Tensor& weight, const at::Tensor& scale,
-                         const at::Tensor& group_factor, int64_t group_size, const OptionalTensor& group_zero_point);
-at::Tensor expand_int4(const at::Tensor& packed, const at::Tensor& group_factor, int64_t group_size, c10::SymInt in_features, const OptionalTensor& group_zero_point);
+                         const at::Tensor& group_factor, int64_t group_size,
+                         const OptionalTensor& group_zero_point);
+at::Tensor expand_int4(const at::Tensor& packed, const at::Tensor& group_factor, int64_t group_size,
+                       c10::SymInt in_features, const OptionalTensor& group_zero_point);
 at::Tensor pack_int4(const at::Tensor& integers);
 
 }  // namespace baraquant::int4

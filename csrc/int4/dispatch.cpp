@@ -39,13 +39,13 @@ Qparams choose_device(const at::Tensor& weight, int64_t group_size, bool symmetr
 }
 
 at::Tensor quantize_device(const at::Tensor& weight, const at::Tensor& scale,
-                           const at::Tensor& group_factor, int64_t group_size, const OptionalTensor& group_zero_point) {
+                           const at::Tensor& group_factor, int64_t group_size,
+                           const OptionalTensor& group_zero_point) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const Groups groups{group_factor, group_zero_point, group_size};
   check_quantize(weight, scale, groups);
-  const at::Tensor packed =
-      at::empty_symint({weight.sym_size(0), (weight.sym_size(1) + 1) / 2},
-                       weight.options().dtype(at::kByte));
+  const at::Tensor packed = at::empty_symint({weight.sym_size(0), (weight.sym_size(1) + 1) / 2},
+                                             weight.options().dtype(at::kByte));
   if (has_work(packed)) {
     kernels(weight).quantize(contiguous(weight), contiguous(scale),
                              packed_weight(packed, groups, weight.size(1)));
@@ -53,7 +53,9 @@ at::Tensor quantize_device(const at::Tensor& weight, const at::Tensor& scale,
   return packed;
 }
 
-at::Tensor expand_device(const at::Tensor& packed, const at::Tensor& group_factor, int64_t group_size, c10::SymInt in_features, const OptionalTensor& group_zero_point) {
+at::Tensor expand_device(const at::Tensor& packed, const at::Tensor& group_factor,
+                         int64_t group_size, c10::SymInt in_features,
+                         const OptionalTensor& group_zero_point) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const Groups groups{group_factor, group_zero_point, group_size};
   check_expand(packed, groups, in_features);
@@ -66,9 +68,8 @@ at::Tensor expand_device(const at::Tensor& packed, const at::Tensor& group_facto
 at::Tensor pack_device(const at::Tensor& integers) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   check_pack(integers);
-  const at::Tensor packed =
-      at::empty_symint({integers.sym_size(0), (integers.sym_size(1) + 1) / 2},
-                       integers.options().dtype(at::kByte));
+  const at::Tensor packed = at::empty_symint({integers.sym_size(0), (integers.sym_size(1) + 1) / 2},
+                                             integers.options().dtype(at::kByte));
   if (has_work(packed)) {
     const at::Tensor rows = contiguous(integers);
     kernels(packed).pack({static_cast<const int8_t*>(rows.const_data_ptr()), rows.size(0),
@@ -88,7 +89,8 @@ Qparams choose_autograd(const at::Tensor& weight, int64_t group_size, bool symme
 }
 
 at::Tensor quantize_autograd(const at::Tensor& weight, const at::Tensor& scale,
-                             const at::Tensor& group_factor, int64_t group_size, const OptionalTensor& group_zero_point) {
+                             const at::Tensor& group_factor, int64_t group_size,
+                             const OptionalTensor& group_zero_point) {
   const char* op = "baraquant::quantize_int4";
   check_dispatchable(op, "weight", weight);
   check_dispatchable(op, "scale", scale);
@@ -97,7 +99,9 @@ at::Tensor quantize_autograd(const at::Tensor& weight, const at::Tensor& scale,
   return quantize_int4(weight, scale, group_factor, group_size, group_zero_point);
 }
 
-at::Tensor expand_autograd(const at::Tensor& packed, const at::Tensor& group_factor, int64_t group_size, c10::SymInt in_features, const OptionalTensor& group_zero_point) {
+at::Tensor expand_autograd(const at::Tensor& packed, const at::Tensor& group_factor,
+                           int64_t group_size, c10::SymInt in_features,
+                           const OptionalTensor& group_zero_point) {
   const char* op = "baraquant::expand_int4";
   check_dispatchable(op, "packed", packed);
   check_groups_dispatchable(op, {group_factor, group_zero_point, group_size});
@@ -129,12 +133,12 @@ PackedWeight packed_weight(const at::Tensor& packed, const Groups& groups, int64
 }
 
 at::Tensor expanded(const PackedWeight& packed) {
-  const at::Tensor weight = at::empty({packed.values.size(0), packed.columns},
-                                      packed.values.options().dtype(at::kChar));
+  const at::Tensor weight =
+      at::empty({packed.values.size(0), packed.columns}, packed.values.options().dtype(at::kChar));
   if (has_work(weight)) {
-    kernels(weight).expand({packed.operands(), weight.size(0),
-                            static_cast<int8_t*>(weight.mutable_data_ptr())},
-                           weight);
+    kernels(weight).expand(
+        {packed.operands(), weight.size(0), static_cast<int8_t*>(weight.mutable_data_ptr())},
+        weight);
   }
   return weight;
 }

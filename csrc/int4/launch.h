@@ -35,11 +35,11 @@ template <typename Backend>
 struct Launch {
   static void choose(const ChooseCall& call) {
     with_floating_type(call.weight.scalar_type(), [&]<typename T>(Type<T>) {
-      Backend::template choose<T>(
-          {static_cast<const T*>(call.weight.const_data_ptr()), call.weight.size(0),
-           call.weight.size(1), call.group_size, call.symmetric,
-           static_cast<ComputeType<T>*>(call.scale.mutable_data_ptr()), bytes(call.factor),
-           bytes(call.zero_point)});
+      Backend::template choose<T>({static_cast<const T*>(call.weight.const_data_ptr()),
+                                   call.weight.size(0), call.weight.size(1), call.group_size,
+                                   call.symmetric,
+                                   static_cast<ComputeType<T>*>(call.scale.mutable_data_ptr()),
+                                   bytes(call.factor), bytes(call.zero_point)});
     });
   }
 

@@ -20,8 +20,8 @@
 namespace baraquant::int4 {
 
 constexpr int kMaxFactor = 16;
-constexpr int kMiddle = 8;      // the zero point of a symmetric group
-constexpr int kLargest = 15;    // the largest number of four bits
+constexpr int kMiddle = 8;    // the zero point of a symmetric group
+constexpr int kLargest = 15;  // the largest number of four bits
 constexpr int kSteps = 7 * kMaxFactor;
 
 struct Group {
@@ -70,8 +70,7 @@ class Grid {
       : scale_(scale * static_cast<C>(group.factor)), zero_point_(group.zero_point) {
     const int factor = group.factor > 1 ? group.factor : 1;
     const int z = group.zero_point, low = z - 128 / factor, high = z + 127 / factor;
-    range_ = {static_cast<C>(low > 0 ? low : 0),
-              static_cast<C>(high < kLargest ? high : kLargest)};
+    range_ = {static_cast<C>(low > 0 ? low : 0), static_cast<C>(high < kLargest ? high : kLargest)};
   }
   BARAQUANT_HD uint32_t quantize(C x) const {
     const C v = affine::grid_position(x, scale_, zero_point_);
@@ -105,9 +104,7 @@ struct Packed {
     const int64_t i = row * groups() + g;
     return {factor[i], zero_point ? zero_point[i] : static_cast<uint8_t>(kMiddle)};
   }
-  BARAQUANT_HD const uint8_t* row(int64_t row) const {
-    return values + row * packed_size(columns);
-  }
+  BARAQUANT_HD const uint8_t* row(int64_t row) const { return values + row * packed_size(columns); }
 };
 
 }  // namespace baraquant::int4

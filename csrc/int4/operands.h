@@ -25,7 +25,7 @@ struct ChooseParams {
 // Quantizes a weight with given scales to `packed`, whose values are `target`.
 template <typename T>
 struct QuantizeParams {
-  const T* weight;              // [rows, columns]
+  const T* weight;  // [rows, columns]
   int64_t rows;
   const ComputeType<T>* scale;  // [rows]
   Packed packed;

@@ -17,8 +17,9 @@ void check_per_output(const LinearArgs& args, const char* name, const at::Tensor
   check_same_device(args.op, name, tensor, args.input);
   const auto outputs = args.weight.sym_sizes().slice(0, args.is_grouped() ? 2 : 1);
   TORCH_CHECK_VALUE(has_sizes(tensor, outputs), args.op, ": expected ", name, " to have shape ",
-                    outputs, " (", args.weight_name(), args.is_grouped() ? ".shape[:2]" : ".size(0)",
-                    "), but got ", tensor.sym_sizes());
+                    outputs, " (", args.weight_name(),
+                    args.is_grouped() ? ".shape[:2]" : ".size(0)", "), but got ",
+                    tensor.sym_sizes());
 }
 
 // Checks the offsets, one for each group, and that int32 can count the rows.

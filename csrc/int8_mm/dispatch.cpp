@@ -15,6 +15,7 @@
 #include "int8_mm/checks.h"
 #include "int8_mm/core_ops.h"
 #include "int8_mm/multiply.h"
+#include "int8_mm/products.h"
 
 namespace baraquant::int8_mm {
 namespace {
@@ -26,6 +27,8 @@ using range::QuantizedRows;
 void check_values(const LinearArgs& args) {
   if (!is_planning()) check_offset_values(args);
 }
+
+}  // namespace
 
 at::Tensor product(const LinearArgs& args, const InputQparams& q, at::ScalarType dtype) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
@@ -44,6 +47,8 @@ at::Tensor product(const LinearArgs& args, const InputQparams& q, at::ScalarType
   return output;
 }
 
+namespace {
+
 at::Tensor int8_linear(const at::Tensor& input, const at::Tensor& weight,
                        const at::Tensor& input_scale, const at::Tensor& weight_scale,
                        const OptionalTensor& bias, const OptionalTensor& input_zero_point,
@@ -54,27 +59,6 @@ at::Tensor int8_linear(const at::Tensor& input, const at::Tensor& weight,
                   .weight_scale = &weight_scale,
                   .bias = bias,
                   .weight_sum = &weight_sum},
-                 {.scale_name = "input_scale",
-                  .zero_point_name = "input_zero_point",
-                  .scale_per_token = true,
-                  .scale = &input_scale,
-                  .zero_point = &input_zero_point},
-                 dtype);
-}
-
-at::Tensor int4_linear(const at::Tensor& input, const at::Tensor& packed,
-                       const at::Tensor& input_scale, const at::Tensor& weight_scale,
-                       const at::Tensor& group_factor, int64_t group_size, const OptionalTensor& bias, const OptionalTensor& group_zero_point,
-                       const OptionalTensor& input_zero_point, const OptionalTensor& weight_sum,
-                       at::ScalarType dtype) {
-  const int4::Groups groups{group_factor, group_zero_point, group_size};
-  return product({.op = "baraquant::int4_linear",
-                  .input = input,
-                  .weight = packed,
-                  .weight_scale = &weight_scale,
-                  .bias = bias,
-                  .weight_sum = &weight_sum,
-                  .int4 = &groups},
                  {.scale_name = "input_scale",
                   .zero_point_name = "input_zero_point",
                   .scale_per_token = true,
@@ -140,6 +124,8 @@ at::Tensor smoothquant_linear_number(const at::Tensor& input, const at::Tensor& 
                  dtype);
 }
 
+}  // namespace
+
 MaskedProduct quantized_product(bool with_mask, const LinearArgs& args, const RowScheme& scheme,
                                 std::optional<at::ScalarType> dtype) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
@@ -157,6 +143,8 @@ MaskedProduct quantized_product(bool with_mask, const LinearArgs& args, const Ro
   return {output, rows.mask};
 }
 
+namespace {
+
 MaskedProduct quantized_linear(bool with_mask, const at::Tensor& input, const at::Tensor& weight,
                                const at::Tensor& weight_scale, const OptionalTensor& bias,
                                bool symmetric, const OptionalTensor& weight_sum, int64_t quant_min,
@@ -170,24 +158,6 @@ MaskedProduct quantized_linear(bool with_mask, const at::Tensor& input, const at
                             .weight_sum = &weight_sum},
                            {.symmetric = symmetric, .quant_min = quant_min, .quant_max = quant_max},
                            dtype);
-}
-
-at::Tensor quantized_int4_linear(const at::Tensor& input, const at::Tensor& packed,
-                                 const at::Tensor& weight_scale, const at::Tensor& group_factor, int64_t group_size, const OptionalTensor& bias,
-                                 const OptionalTensor& group_zero_point, bool symmetric,
-                                 const OptionalTensor& weight_sum, int64_t quant_min,
-                                 int64_t quant_max, std::optional<at::ScalarType> dtype) {
-  const int4::Groups groups{group_factor, group_zero_point, group_size};
-  return std::get<0>(quantized_product(
-      /*with_mask=*/false,
-      {.op = "baraquant::quantized_int4_linear",
-       .input = input,
-       .weight = packed,
-       .weight_scale = &weight_scale,
-       .bias = bias,
-       .weight_sum = &weight_sum,
-       .int4 = &groups},
-      {.symmetric = symmetric, .quant_min = quant_min, .quant_max = quant_max}, dtype));
 }
 
 MaskedProduct quantized_grouped_linear(bool with_mask, const at::Tensor& input,
@@ -227,7 +197,8 @@ MaskedProduct quantize_static(const at::Tensor& rows, const at::Tensor& act_scal
   return {affine::quantize(rows, q, at::kChar, /*save_mask=*/std::nullopt), {}};
 }
 
-// What the static ops have in common.
+}  // namespace
+
 MaskedProduct static_product(bool with_mask, const LinearArgs& args, const at::Tensor& act_scale,
                              const OptionalTensor& act_zero_point,
                              const OptionalTensor& smooth_scale, int64_t quant_min,
@@ -252,6 +223,8 @@ MaskedProduct static_product(bool with_mask, const LinearArgs& args, const at::T
   return {output, mask};
 }
 
+namespace {
+
 MaskedProduct static_quantized_linear(bool with_mask, const at::Tensor& input,
                                       const at::Tensor& weight, const at::Tensor& weight_scale,
                                       const at::Tensor& act_scale, const OptionalTensor& bias,
@@ -267,25 +240,6 @@ MaskedProduct static_quantized_linear(bool with_mask, const at::Tensor& input,
                          .bias = bias,
                          .weight_sum = &weight_sum},
                         act_scale, act_zero_point, smooth_scale, quant_min, quant_max, dtype);
-}
-
-at::Tensor static_quantized_int4_linear(
-    const at::Tensor& input, const at::Tensor& packed, const at::Tensor& weight_scale,
-    const at::Tensor& group_factor, int64_t group_size, const at::Tensor& act_scale, const OptionalTensor& bias, const OptionalTensor& group_zero_point,
-    const OptionalTensor& act_zero_point, const OptionalTensor& smooth_scale,
-    const OptionalTensor& weight_sum, int64_t quant_min, int64_t quant_max,
-    std::optional<at::ScalarType> dtype) {
-  const int4::Groups groups{group_factor, group_zero_point, group_size};
-  return std::get<0>(static_product(
-      /*with_mask=*/false,
-      {.op = "baraquant::static_quantized_int4_linear",
-       .input = input,
-       .weight = packed,
-       .weight_scale = &weight_scale,
-       .bias = bias,
-       .weight_sum = &weight_sum,
-       .int4 = &groups},
-      act_scale, act_zero_point, smooth_scale, quant_min, quant_max, dtype));
 }
 
 // Makes two kernels from a function whose first argument says whether the mask is wanted: that of
@@ -408,9 +362,6 @@ void register_kernels(torch::Library& m) {
   m.impl("_quantized_grouped_linear_with_mask", &KernelsOf<&quantized_grouped_linear>::with_mask);
   m.impl("static_quantized_linear", &KernelsOf<&static_quantized_linear>::plain);
   m.impl("_static_quantized_linear_with_mask", &KernelsOf<&static_quantized_linear>::with_mask);
-  m.impl("int4_linear", &int4_linear);
-  m.impl("quantized_int4_linear", &quantized_int4_linear);
-  m.impl("static_quantized_int4_linear", &static_quantized_int4_linear);
   m.impl("qat_linear", kernel_of<&qat_linear_device>);
   m.impl("_qat_linear_kept", kernel_of<&qat_linear_kept_device>);
   m.impl("qat_grouped_linear", kernel_of<&qat_grouped_linear_device>);

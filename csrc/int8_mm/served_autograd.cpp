@@ -18,10 +18,10 @@
 #include "frame/checks.h"
 #include "frame/core_op.h"
 #include "frame/saved_tensors.h"
-#include "int4/core_ops.h"
 #include "int8_mm/checks.h"
 #include "int8_mm/core_ops.h"
 #include "int8_mm/gradients.h"
+#include "int8_mm/served_checks.h"
 
 namespace baraquant::int8_mm {
 namespace {
@@ -99,13 +99,6 @@ class Linear : public Function<Linear> {
   }
 };
 
-bool requires_grad(const at::Tensor& tensor) {
-  return at::GradMode::is_enabled() && tensor.requires_grad();
-}
-
-// Forward-mode tangents count: the Function refuses them, while a plain call would drop them.
-bool is_recorded(const at::Tensor& tensor) { return requires_grad(tensor) || has_tangent(tensor); }
-
 at::Tensor differentiable(const at::Tensor& input, const OptionalTensor& bias, const Layer& layer,
                           const Product& product) {
   if (is_recorded(input) || (bias && is_recorded(*bias))) {
@@ -113,20 +106,6 @@ at::Tensor differentiable(const at::Tensor& input, const OptionalTensor& bias, c
   }
   const at::AutoDispatchBelowADInplaceOrView guard;
   return std::get<0>(product(false));
-}
-
-// Refuses a scale that requires grad: the op would silently drop its gradient.
-void check_scale(const char* op, const char* name, const at::Tensor& scale) {
-  check_dispatchable(op, name, scale);
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !is_recorded(scale), op, ": expected ", name, " to be a constant, but got one that ",
-      requires_grad(scale) ? "requires grad" : "has a forward-mode tangent",
-      ", of which the op has no gradient; detach it (", name,
-      ".detach()), or train with baraquant::qat_linear or baraquant::fake_quantize_per_tensor");
-}
-
-void check_zero_point(const char* op, const char* name, const OptionalTensor& zero_point) {
-  if (zero_point) check_dispatchable(op, name, *zero_point);
 }
 
 using Keys = c10::DispatchKeySet;
@@ -316,124 +295,6 @@ at::Tensor smoothquant_linear(Keys keys, const at::Tensor& input, const at::Tens
   });
 }
 
-// ---- Weights of four bits: recorded, they are the ops for int8 with the expanded weight ---------
-
-bool is_recorded(const LinearArgs& args) {
-  return is_recorded(args.input) || (args.bias && is_recorded(*args.bias));
-}
-
-at::Tensor expanded(const LinearArgs& args) {
-  const int4::Groups& groups = *args.int4;
-  return int4::expand_int4(args.weight, groups.factor, groups.size, args.depth(), groups.zero_point);
-}
-
-at::Tensor int4_linear(Keys keys, const at::Tensor& input, const at::Tensor& packed,
-                       const at::Tensor& input_scale, const at::Tensor& weight_scale,
-                       const at::Tensor& group_factor, int64_t group_size, const OptionalTensor& bias, const OptionalTensor& group_zero_point,
-                       const OptionalTensor& input_zero_point, const OptionalTensor& weight_sum,
-                       at::ScalarType dtype) {
-  static const CoreOp<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                 const at::Tensor&, const at::Tensor&, int64_t, const OptionalTensor&,
- const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, at::ScalarType)>
-      op("baraquant::int4_linear");
-  constexpr const char* kOp = "baraquant::int4_linear";
-  const int4::Groups groups{group_factor, group_zero_point, group_size};
-  const LinearArgs args{.op = kOp,
-                        .input = input,
-                        .weight = packed,
-                        .weight_scale = &weight_scale,
-                        .bias = bias,
-                        .weight_sum = &weight_sum,
-                        .int4 = &groups};
-  check_all_dispatchable(args);
-  check_scale(kOp, "input_scale", input_scale);
-  check_scale(kOp, "weight_scale", weight_scale);
-  check_zero_point(kOp, "input_zero_point", input_zero_point);
-  if (!is_recorded(args)) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    return op.redispatch(keys & c10::after_autograd_keyset, input, packed, input_scale,
-                         weight_scale, group_factor, group_size, bias, group_zero_point, input_zero_point, weight_sum, dtype);
-  }
-  check_product(args,
-                {.scale_name = "input_scale",
-                 .zero_point_name = "input_zero_point",
-                 .scale_per_token = true,
-                 .scale = &input_scale,
-                 .zero_point = &input_zero_point},
-                dtype);
-  return int8_linear(keys, input, expanded(args), input_scale, weight_scale, bias,
-                     input_zero_point, weight_sum, dtype);
-}
-
-at::Tensor quantized_int4_linear(Keys keys, const at::Tensor& input, const at::Tensor& packed,
-                                 const at::Tensor& weight_scale, const at::Tensor& group_factor, int64_t group_size, const OptionalTensor& bias,
-                                 const OptionalTensor& group_zero_point, bool symmetric,
-                                 const OptionalTensor& weight_sum, int64_t quant_min,
-                                 int64_t quant_max, Dtype dtype) {
-  static const CoreOp<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                 const at::Tensor&, int64_t, const OptionalTensor&, const OptionalTensor&, bool, const OptionalTensor&, int64_t,
-                                 int64_t, Dtype)>
-      op("baraquant::quantized_int4_linear");
-  constexpr const char* kOp = "baraquant::quantized_int4_linear";
-  const int4::Groups groups{group_factor, group_zero_point, group_size};
-  const LinearArgs args{.op = kOp,
-                        .input = input,
-                        .weight = packed,
-                        .weight_scale = &weight_scale,
-                        .bias = bias,
-                        .weight_sum = &weight_sum,
-                        .int4 = &groups};
-  check_all_dispatchable(args);
-  check_scale(kOp, "weight_scale", weight_scale);
-  if (!is_recorded(args)) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    return op.redispatch(keys & c10::after_autograd_keyset, input, packed, weight_scale,
-                         group_factor, group_size, bias, group_zero_point, symmetric, weight_sum,
-                         quant_min, quant_max, dtype);
-  }
-  check_quantized_linear(
-      args, {.symmetric = symmetric, .quant_min = quant_min, .quant_max = quant_max},
-      dtype.value_or(input.scalar_type()));
-  return quantized_linear(keys, input, expanded(args), weight_scale, bias, symmetric, weight_sum,
-                          quant_min, quant_max, dtype);
-}
-
-at::Tensor static_quantized_int4_linear(
-    Keys keys, const at::Tensor& input, const at::Tensor& packed, const at::Tensor& weight_scale,
-    const at::Tensor& group_factor, int64_t group_size, const at::Tensor& act_scale, const OptionalTensor& bias, const OptionalTensor& group_zero_point,
-    const OptionalTensor& act_zero_point, const OptionalTensor& smooth_scale,
-    const OptionalTensor& weight_sum, int64_t quant_min, int64_t quant_max, Dtype dtype) {
-  static const CoreOp<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                 const at::Tensor&, int64_t, const at::Tensor&, const OptionalTensor&,
- const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, int64_t, int64_t, Dtype)>
-      op("baraquant::static_quantized_int4_linear");
-  constexpr const char* kOp = "baraquant::static_quantized_int4_linear";
-  const int4::Groups groups{group_factor, group_zero_point, group_size};
-  const LinearArgs args{.op = kOp,
-                        .input = input,
-                        .weight = packed,
-                        .weight_scale = &weight_scale,
-                        .bias = bias,
-                        .weight_sum = &weight_sum,
-                        .int4 = &groups};
-  check_all_dispatchable(args);
-  check_scale(kOp, "weight_scale", weight_scale);
-  check_scale(kOp, "act_scale", act_scale);
-  check_zero_point(kOp, "act_zero_point", act_zero_point);
-  if (smooth_scale) check_scale(kOp, "smooth_scale", *smooth_scale);
-  if (!is_recorded(args)) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    return op.redispatch(keys & c10::after_autograd_keyset, input, packed, weight_scale,
-                         group_factor, group_size, act_scale, bias, group_zero_point,
-                         act_zero_point, smooth_scale, weight_sum, quant_min, quant_max, dtype);
-  }
-  check_static_quantized_linear(args, static_qparams(act_scale, act_zero_point), smooth_scale,
-                                quant_min, quant_max, dtype.value_or(input.scalar_type()));
-  return static_quantized_linear(keys, input, expanded(args), weight_scale, act_scale, bias,
-                                 act_zero_point, smooth_scale, weight_sum, quant_min, quant_max,
-                                 dtype);
-}
-
 // Linear calls the forms that return the mask, below autograd. Nobody else differentiates them.
 void refuse_to_record(const c10::OperatorHandle& op, Keys keys, torch::jit::Stack* stack) {
   for (const c10::IValue& value : torch::jit::last(*stack, op.schema().arguments().size())) {
@@ -452,9 +313,6 @@ TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {
   m.impl("quantized_linear", &quantized_linear);
   m.impl("static_quantized_linear", &static_quantized_linear);
   m.impl("int8_linear", &int8_linear);
-  m.impl("int4_linear", &int4_linear);
-  m.impl("quantized_int4_linear", &quantized_int4_linear);
-  m.impl("static_quantized_int4_linear", &static_quantized_int4_linear);
   m.impl("quantized_grouped_linear", &quantized_grouped_linear);
   m.impl("int8_grouped_linear", &int8_grouped_linear);
   m.impl("smoothquant_linear", &smoothquant_linear<const at::Tensor&, const OptionalTensor&>);

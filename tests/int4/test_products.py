@@ -150,9 +150,7 @@ def test_a_million_products(device: str) -> None:
             x = (bytes_of(0, 2, m, k, seed=k) * 255).to(device)  # 0 and 255
             packed, groups = packed.to(device), on(device, groups)
             one = torch.ones(n, dtype=torch.float64, device=device)
-            got = ops.int4_linear(
-                x, packed, one[:1], one, **groups, dtype=torch.float64
-            )
+            got = ops.int4_linear(x, packed, one[:1], one, **groups, dtype=torch.float64)
             w8 = expanded(ops, packed, groups, k).double()
             assert torch.equal(got, x.double() @ w8.t())
             count += got.numel()

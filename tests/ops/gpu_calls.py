@@ -23,8 +23,8 @@ from tests.support import cases
 from tests.support.calls import int8_mm as int8_calls
 from tests.support.calls.affine import BACKWARD, Call, value_and_gradients
 from tests.support.calls.fused import FLOAT_CALLS, NORMS, QUANTIZE_CALLS
-from tests.support.calls.range import OBSERVE_CALLS, RangeCall
 from tests.support.calls.int4 import INT4_CALLS
+from tests.support.calls.range import OBSERVE_CALLS, RangeCall
 from tests.support.calls.scaled import SCALED_CALLS, IntegerQatCall
 from tests.support.family_cases.grouped import Grouped
 from tests.support.family_cases.int8_mm import Case

@@ -17,9 +17,9 @@ from baraquant.planning import KernelPlan
 from tests.support.bad_arguments import affine as bad_arguments
 from tests.support.bad_arguments import fused as fused_bad_arguments
 from tests.support.bad_arguments import grouped as grouped_bad_arguments
+from tests.support.bad_arguments import int4 as int4_bad_arguments
 from tests.support.bad_arguments import int8_mm as int8_bad_arguments
 from tests.support.bad_arguments import range as range_bad_arguments
-from tests.support.bad_arguments import int4 as int4_bad_arguments
 from tests.support.bad_arguments import scaled as scaled_bad_arguments
 from tests.support.cases import OP_NAMES, function_of
 from tests.support.docstrings import run_examples

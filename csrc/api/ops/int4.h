@@ -24,8 +24,12 @@ namespace baraquant {
 /// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
 ///     take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap.
-inline std::tuple<at::Tensor, at::Tensor, at::Tensor> choose_int4_qparams(const at::Tensor& weight, int64_t group_size, bool symmetric = true) {
-  static const auto op = api::find<std::tuple<at::Tensor, at::Tensor, at::Tensor>(const at::Tensor&, int64_t, bool)>("choose_int4_qparams", "");
+inline std::tuple<at::Tensor, at::Tensor, at::Tensor> choose_int4_qparams(const at::Tensor& weight,
+                                                                          int64_t group_size,
+                                                                          bool symmetric = true) {
+  static const auto op =
+      api::find<std::tuple<at::Tensor, at::Tensor, at::Tensor>(const at::Tensor&, int64_t, bool)>(
+          "choose_int4_qparams", "");
   return op.call(weight, group_size, symmetric);
 }
 
@@ -47,8 +51,12 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> choose_int4_qparams(const 
 /// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
 ///     take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap.
-inline at::Tensor quantize_int4(const at::Tensor& weight, const at::Tensor& scale, const at::Tensor& group_factor, int64_t group_size, const std::optional<at::Tensor>& group_zero_point = std::nullopt) {
-  static const auto op = api::find<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, const std::optional<at::Tensor>&)>("quantize_int4", "");
+inline at::Tensor quantize_int4(const at::Tensor& weight, const at::Tensor& scale,
+                                const at::Tensor& group_factor, int64_t group_size,
+                                const std::optional<at::Tensor>& group_zero_point = std::nullopt) {
+  static const auto op =
+      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t,
+                           const std::optional<at::Tensor>&)>("quantize_int4", "");
   return op.call(weight, scale, group_factor, group_size, group_zero_point);
 }
 
@@ -69,8 +77,12 @@ inline at::Tensor quantize_int4(const at::Tensor& weight, const at::Tensor& scal
 /// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
 ///     take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap.
-inline at::Tensor expand_int4(const at::Tensor& packed, const at::Tensor& group_factor, int64_t group_size, c10::SymInt in_features, const std::optional<at::Tensor>& group_zero_point = std::nullopt) {
-  static const auto op = api::find<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, c10::SymInt, const std::optional<at::Tensor>&)>("expand_int4", "");
+inline at::Tensor expand_int4(const at::Tensor& packed, const at::Tensor& group_factor,
+                              int64_t group_size, c10::SymInt in_features,
+                              const std::optional<at::Tensor>& group_zero_point = std::nullopt) {
+  static const auto op =
+      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, c10::SymInt,
+                           const std::optional<at::Tensor>&)>("expand_int4", "");
   return op.call(packed, group_factor, group_size, std::move(in_features), group_zero_point);
 }
 
@@ -118,9 +130,21 @@ inline at::Tensor pack_int4(const at::Tensor& integers) {
 /// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
 ///     take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap.
-inline at::Tensor int4_linear(const at::Tensor& input, const at::Tensor& packed, const at::Tensor& input_scale, const at::Tensor& weight_scale, const at::Tensor& group_factor, int64_t group_size, const std::optional<at::Tensor>& bias = std::nullopt, const std::optional<at::Tensor>& group_zero_point = std::nullopt, const std::optional<at::Tensor>& input_zero_point = std::nullopt, const std::optional<at::Tensor>& weight_sum = std::nullopt, at::ScalarType dtype = at::kFloat) {
-  static const auto op = api::find<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, at::ScalarType)>("int4_linear", "");
-  return op.call(input, packed, input_scale, weight_scale, group_factor, group_size, bias, group_zero_point, input_zero_point, weight_sum, dtype);
+inline at::Tensor int4_linear(const at::Tensor& input, const at::Tensor& packed,
+                              const at::Tensor& input_scale, const at::Tensor& weight_scale,
+                              const at::Tensor& group_factor, int64_t group_size,
+                              const std::optional<at::Tensor>& bias = std::nullopt,
+                              const std::optional<at::Tensor>& group_zero_point = std::nullopt,
+                              const std::optional<at::Tensor>& input_zero_point = std::nullopt,
+                              const std::optional<at::Tensor>& weight_sum = std::nullopt,
+                              at::ScalarType dtype = at::kFloat) {
+  static const auto op = api::find<at::Tensor(
+      const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+      int64_t, const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
+      const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, at::ScalarType)>(
+      "int4_linear", "");
+  return op.call(input, packed, input_scale, weight_scale, group_factor, group_size, bias,
+                 group_zero_point, input_zero_point, weight_sum, dtype);
 }
 
 /// Quantize each token with the scale of its data, and multiply it by a weight of four bits.
@@ -152,9 +176,20 @@ inline at::Tensor int4_linear(const at::Tensor& input, const at::Tensor& packed,
 /// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
 ///     take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap.
-inline at::Tensor quantized_int4_linear(const at::Tensor& input, const at::Tensor& packed, const at::Tensor& weight_scale, const at::Tensor& group_factor, int64_t group_size, const std::optional<at::Tensor>& bias = std::nullopt, const std::optional<at::Tensor>& group_zero_point = std::nullopt, bool symmetric = true, const std::optional<at::Tensor>& weight_sum = std::nullopt, int64_t quant_min = -128, int64_t quant_max = 127, std::optional<at::ScalarType> dtype = std::nullopt) {
-  static const auto op = api::find<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, bool, const std::optional<at::Tensor>&, int64_t, int64_t, std::optional<at::ScalarType>)>("quantized_int4_linear", "");
-  return op.call(input, packed, weight_scale, group_factor, group_size, bias, group_zero_point, symmetric, weight_sum, quant_min, quant_max, dtype);
+inline at::Tensor quantized_int4_linear(
+    const at::Tensor& input, const at::Tensor& packed, const at::Tensor& weight_scale,
+    const at::Tensor& group_factor, int64_t group_size,
+    const std::optional<at::Tensor>& bias = std::nullopt,
+    const std::optional<at::Tensor>& group_zero_point = std::nullopt, bool symmetric = true,
+    const std::optional<at::Tensor>& weight_sum = std::nullopt, int64_t quant_min = -128,
+    int64_t quant_max = 127, std::optional<at::ScalarType> dtype = std::nullopt) {
+  static const auto op = api::find<at::Tensor(
+      const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t,
+      const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, bool,
+      const std::optional<at::Tensor>&, int64_t, int64_t, std::optional<at::ScalarType>)>(
+      "quantized_int4_linear", "");
+  return op.call(input, packed, weight_scale, group_factor, group_size, bias, group_zero_point,
+                 symmetric, weight_sum, quant_min, quant_max, dtype);
 }
 
 /// Quantize the input with one given scale, and multiply it by a weight of four bits.
@@ -187,9 +222,24 @@ inline at::Tensor quantized_int4_linear(const at::Tensor& input, const at::Tenso
 /// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
 ///     take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap.
-inline at::Tensor static_quantized_int4_linear(const at::Tensor& input, const at::Tensor& packed, const at::Tensor& weight_scale, const at::Tensor& group_factor, int64_t group_size, const at::Tensor& act_scale, const std::optional<at::Tensor>& bias = std::nullopt, const std::optional<at::Tensor>& group_zero_point = std::nullopt, const std::optional<at::Tensor>& act_zero_point = std::nullopt, const std::optional<at::Tensor>& smooth_scale = std::nullopt, const std::optional<at::Tensor>& weight_sum = std::nullopt, int64_t quant_min = -128, int64_t quant_max = 127, std::optional<at::ScalarType> dtype = std::nullopt) {
-  static const auto op = api::find<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, const at::Tensor&, const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, int64_t, int64_t, std::optional<at::ScalarType>)>("static_quantized_int4_linear", "");
-  return op.call(input, packed, weight_scale, group_factor, group_size, act_scale, bias, group_zero_point, act_zero_point, smooth_scale, weight_sum, quant_min, quant_max, dtype);
+inline at::Tensor static_quantized_int4_linear(
+    const at::Tensor& input, const at::Tensor& packed, const at::Tensor& weight_scale,
+    const at::Tensor& group_factor, int64_t group_size, const at::Tensor& act_scale,
+    const std::optional<at::Tensor>& bias = std::nullopt,
+    const std::optional<at::Tensor>& group_zero_point = std::nullopt,
+    const std::optional<at::Tensor>& act_zero_point = std::nullopt,
+    const std::optional<at::Tensor>& smooth_scale = std::nullopt,
+    const std::optional<at::Tensor>& weight_sum = std::nullopt, int64_t quant_min = -128,
+    int64_t quant_max = 127, std::optional<at::ScalarType> dtype = std::nullopt) {
+  static const auto op = api::find<at::Tensor(
+      const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t,
+      const at::Tensor&, const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
+      const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
+      const std::optional<at::Tensor>&, int64_t, int64_t, std::optional<at::ScalarType>)>(
+      "static_quantized_int4_linear", "");
+  return op.call(input, packed, weight_scale, group_factor, group_size, act_scale, bias,
+                 group_zero_point, act_zero_point, smooth_scale, weight_sum, quant_min, quant_max,
+                 dtype);
 }
 
 }  // namespace baraquant

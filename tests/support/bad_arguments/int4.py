@@ -118,7 +118,9 @@ def wrong_dtypes() -> Iterator[Bad]:
         yield Bad("integers", cases.name_of(dtype), change, TypeError, words)
     for dtype in (torch.int64, torch.uint8):
         words = "int32.* " + got(dtype)
-        yield Bad("weight_sum", cases.name_of(dtype), to_dtype("weight_sum", dtype), TypeError, words)
+        yield Bad(
+            "weight_sum", cases.name_of(dtype), to_dtype("weight_sum", dtype), TypeError, words
+        )
     yield Bad("dtype", "int8", constant(torch.int8), TypeError, got(torch.int8))
 
 

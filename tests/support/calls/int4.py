@@ -116,8 +116,8 @@ class Int4Call:
         return self.function(*args, **kwargs)
 
 
-INT4_CALLS = tuple(
-    Int4Call(verb, full)
-    for verb in ("choose_int4_qparams", "quantize_int4", "expand_int4", *LINEARS)
-    for full in (False, True)
-) + (Int4Call("pack_int4"),)
+WITH_OPTIONS = ("choose_int4_qparams", "quantize_int4", "expand_int4", *LINEARS)
+INT4_CALLS = (
+    *(Int4Call(verb, full) for verb in WITH_OPTIONS for full in (False, True)),
+    Int4Call("pack_int4"),
+)

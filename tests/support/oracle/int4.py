@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Weights of four bits in NumPy, element by element, independent of the reference.
 
-    scale = max |w| / 112 of a row (1 for zeros, at least the smallest normal number)
-    f = ceil((max |w| / 7) / scale) of a group, or ceil((high / 15 - low / 15) / scale)
-    u = clamp(rint(w / (scale * f)) + z, 0, 15), where (u - z) * f fits into int8
+scale = max |w| / 112 of a row (1 for zeros, at least the smallest normal number)
+f = ceil((max |w| / 7) / scale) of a group, or ceil((high / 15 - low / 15) / scale)
+u = clamp(rint(w / (scale * f)) + z, 0, 15), where (u - z) * f fits into int8
 """
 
 from __future__ import annotations

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The products of an input and a weight of integers, for the ops of int8 and of four bits: below
+// autograd, for CPU, CUDA and Meta.
+#pragma once
+
+#include <optional>
+
+#include "int8_mm/checks.h"
+
+namespace baraquant::int8_mm {
+
+// Of an input that is integers.
+at::Tensor product(const LinearArgs& args, const InputQparams& q, at::ScalarType dtype);
+
+// Of a floating input, quantized with a scale for each row, or with one given scale.
+MaskedProduct quantized_product(bool with_mask, const LinearArgs& args, const RowScheme& scheme,
+                                std::optional<at::ScalarType> dtype);
+MaskedProduct static_product(bool with_mask, const LinearArgs& args, const at::Tensor& act_scale,
+                             const OptionalTensor& act_zero_point,
+                             const OptionalTensor& smooth_scale, int64_t quant_min,
+                             int64_t quant_max, std::optional<at::ScalarType> dtype);
+
+}  // namespace baraquant::int8_mm
