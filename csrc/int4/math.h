@@ -100,10 +100,10 @@ struct Packed {
   int64_t columns = 0, group_size = 2;
 
   BARAQUANT_HD int64_t groups() const { return divide_up(columns, group_size); }
-  BARAQUANT_HD Group group(int64_t row, int64_t g) const {
-    const int64_t i = row * groups() + g;
+  BARAQUANT_HD Group group(int64_t i) const {
     return {factor[i], zero_point ? zero_point[i] : static_cast<uint8_t>(kMiddle)};
   }
+  BARAQUANT_HD Group group(int64_t row, int64_t g) const { return group(row * groups() + g); }
   BARAQUANT_HD const uint8_t* row(int64_t row) const { return values + row * packed_size(columns); }
 };
 
