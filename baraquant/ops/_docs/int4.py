@@ -155,15 +155,15 @@ Returns:
 $example"""
 _ROUNDING = """\
 Rounding:
-    The bits are those of $verb with ``weight = expand_int4(packed, group_factor, group_size, K,
-    group_zero_point=group_zero_point)``: all of K is one exact sum of
-    integers. On the CPU the weight is expanded part by part, in a cache. On a GPU it is expanded
-    into memory first."""
+    The bits are those of $verb
+    with ``weight = expand_int4(packed, group_factor, group_size, K,
+    group_zero_point=group_zero_point)``: all of K is one exact sum of integers. On the CPU the
+    weight is expanded part by part, in a cache. On a GPU it is expanded into memory first."""
 _GRADIENT = """\
 Gradient:
-    That of $verb with the expanded weight, which is kept for the backward pass as int8. The
-    packed weight and its factors have none; a scale that requires grad raises
-    NotImplementedError."""
+    That of $verb
+    with the expanded weight, which is kept for the backward pass as int8. The packed weight and
+    its factors have none; a scale that requires grad raises NotImplementedError."""
 
 INT4_LINEAR = f"""
 Args:
