@@ -46,6 +46,16 @@ struct InputQparams {
   }
 };
 
+// Those of the ops whose input is integers, with one scale for all or one for each token.
+inline InputQparams token_qparams(const at::Tensor& input_scale,
+                                  const OptionalTensor& input_zero_point) {
+  return {.scale_name = "input_scale",
+          .zero_point_name = "input_zero_point",
+          .scale_per_token = true,
+          .scale = &input_scale,
+          .zero_point = &input_zero_point};
+}
+
 // Those of the ops with one static scale.
 inline InputQparams static_qparams(const at::Tensor& act_scale,
                                    const OptionalTensor& act_zero_point) {

@@ -59,12 +59,7 @@ at::Tensor int8_linear(const at::Tensor& input, const at::Tensor& weight,
                   .weight_scale = &weight_scale,
                   .bias = bias,
                   .weight_sum = &weight_sum},
-                 {.scale_name = "input_scale",
-                  .zero_point_name = "input_zero_point",
-                  .scale_per_token = true,
-                  .scale = &input_scale,
-                  .zero_point = &input_zero_point},
-                 dtype);
+                 token_qparams(input_scale, input_zero_point), dtype);
 }
 
 at::Tensor int8_grouped_linear(const at::Tensor& input, const at::Tensor& weight,
@@ -79,12 +74,7 @@ at::Tensor int8_grouped_linear(const at::Tensor& input, const at::Tensor& weight
                   .bias = bias,
                   .weight_sum = &weight_sum,
                   .offsets = &offsets},
-                 {.scale_name = "input_scale",
-                  .zero_point_name = "input_zero_point",
-                  .scale_per_token = true,
-                  .scale = &input_scale,
-                  .zero_point = &input_zero_point},
-                 dtype);
+                 token_qparams(input_scale, input_zero_point), dtype);
 }
 
 at::Tensor smoothquant_linear(const at::Tensor& input, const at::Tensor& weight,

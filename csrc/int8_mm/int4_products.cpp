@@ -16,6 +16,18 @@ namespace {
 using Keys = c10::DispatchKeySet;
 using Dtype = std::optional<at::ScalarType>;
 
+LinearArgs args_of(const char* op, const at::Tensor& input, const at::Tensor& packed,
+                   const at::Tensor& weight_scale, const int4::Groups& groups,
+                   const OptionalTensor& bias, const OptionalTensor& weight_sum) {
+  return {.op = op,
+          .input = input,
+          .weight = packed,
+          .weight_scale = &weight_scale,
+          .bias = bias,
+          .weight_sum = &weight_sum,
+          .int4 = &groups};
+}
+
 at::Tensor int4_linear(const at::Tensor& input, const at::Tensor& packed,
                        const at::Tensor& input_scale, const at::Tensor& weight_scale,
                        const at::Tensor& group_factor, int64_t group_size,
@@ -23,19 +35,9 @@ at::Tensor int4_linear(const at::Tensor& input, const at::Tensor& packed,
                        const OptionalTensor& input_zero_point, const OptionalTensor& weight_sum,
                        at::ScalarType dtype) {
   const int4::Groups groups{group_factor, group_zero_point, group_size};
-  return product({.op = "baraquant::int4_linear",
-                  .input = input,
-                  .weight = packed,
-                  .weight_scale = &weight_scale,
-                  .bias = bias,
-                  .weight_sum = &weight_sum,
-                  .int4 = &groups},
-                 {.scale_name = "input_scale",
-                  .zero_point_name = "input_zero_point",
-                  .scale_per_token = true,
-                  .scale = &input_scale,
-                  .zero_point = &input_zero_point},
-                 dtype);
+  return product(
+      args_of("baraquant::int4_linear", input, packed, weight_scale, groups, bias, weight_sum),
+      token_qparams(input_scale, input_zero_point), dtype);
 }
 
 at::Tensor quantized_int4_linear(const at::Tensor& input, const at::Tensor& packed,
@@ -47,13 +49,8 @@ at::Tensor quantized_int4_linear(const at::Tensor& input, const at::Tensor& pack
   const int4::Groups groups{group_factor, group_zero_point, group_size};
   return std::get<0>(quantized_product(
       /*with_mask=*/false,
-      {.op = "baraquant::quantized_int4_linear",
-       .input = input,
-       .weight = packed,
-       .weight_scale = &weight_scale,
-       .bias = bias,
-       .weight_sum = &weight_sum,
-       .int4 = &groups},
+      args_of("baraquant::quantized_int4_linear", input, packed, weight_scale, groups, bias,
+              weight_sum),
       {.symmetric = symmetric, .quant_min = quant_min, .quant_max = quant_max}, dtype));
 }
 
@@ -69,13 +66,8 @@ at::Tensor static_quantized_int4_linear(const at::Tensor& input, const at::Tenso
   const int4::Groups groups{group_factor, group_zero_point, group_size};
   return std::get<0>(static_product(
       /*with_mask=*/false,
-      {.op = "baraquant::static_quantized_int4_linear",
-       .input = input,
-       .weight = packed,
-       .weight_scale = &weight_scale,
-       .bias = bias,
-       .weight_sum = &weight_sum,
-       .int4 = &groups},
+      args_of("baraquant::static_quantized_int4_linear", input, packed, weight_scale, groups, bias,
+              weight_sum),
       act_scale, act_zero_point, smooth_scale, quant_min, quant_max, dtype));
 }
 
@@ -104,13 +96,7 @@ at::Tensor int4_linear_autograd(Keys keys, const at::Tensor& input, const at::Te
       op("baraquant::int4_linear");
   constexpr const char* kOp = "baraquant::int4_linear";
   const int4::Groups groups{group_factor, group_zero_point, group_size};
-  const LinearArgs args{.op = kOp,
-                        .input = input,
-                        .weight = packed,
-                        .weight_scale = &weight_scale,
-                        .bias = bias,
-                        .weight_sum = &weight_sum,
-                        .int4 = &groups};
+  const LinearArgs args = args_of(kOp, input, packed, weight_scale, groups, bias, weight_sum);
   check_all_dispatchable(args);
   check_scale(kOp, "input_scale", input_scale);
   check_scale(kOp, "weight_scale", weight_scale);
@@ -121,13 +107,7 @@ at::Tensor int4_linear_autograd(Keys keys, const at::Tensor& input, const at::Te
                          weight_scale, group_factor, group_size, bias, group_zero_point,
                          input_zero_point, weight_sum, dtype);
   }
-  check_product(args,
-                {.scale_name = "input_scale",
-                 .zero_point_name = "input_zero_point",
-                 .scale_per_token = true,
-                 .scale = &input_scale,
-                 .zero_point = &input_zero_point},
-                dtype);
+  check_product(args, token_qparams(input_scale, input_zero_point), dtype);
   static const CoreOp<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
                                  const at::Tensor&, const OptionalTensor&, const OptionalTensor&,
                                  const OptionalTensor&, at::ScalarType)>
@@ -150,13 +130,7 @@ at::Tensor quantized_int4_linear_autograd(Keys keys, const at::Tensor& input,
       op("baraquant::quantized_int4_linear");
   constexpr const char* kOp = "baraquant::quantized_int4_linear";
   const int4::Groups groups{group_factor, group_zero_point, group_size};
-  const LinearArgs args{.op = kOp,
-                        .input = input,
-                        .weight = packed,
-                        .weight_scale = &weight_scale,
-                        .bias = bias,
-                        .weight_sum = &weight_sum,
-                        .int4 = &groups};
+  const LinearArgs args = args_of(kOp, input, packed, weight_scale, groups, bias, weight_sum);
   check_all_dispatchable(args);
   check_scale(kOp, "weight_scale", weight_scale);
   if (!is_recorded_call(args)) {
@@ -189,13 +163,7 @@ at::Tensor static_quantized_int4_linear_autograd(
       op("baraquant::static_quantized_int4_linear");
   constexpr const char* kOp = "baraquant::static_quantized_int4_linear";
   const int4::Groups groups{group_factor, group_zero_point, group_size};
-  const LinearArgs args{.op = kOp,
-                        .input = input,
-                        .weight = packed,
-                        .weight_scale = &weight_scale,
-                        .bias = bias,
-                        .weight_sum = &weight_sum,
-                        .int4 = &groups};
+  const LinearArgs args = args_of(kOp, input, packed, weight_scale, groups, bias, weight_sum);
   check_all_dispatchable(args);
   check_scale(kOp, "weight_scale", weight_scale);
   check_scale(kOp, "act_scale", act_scale);
