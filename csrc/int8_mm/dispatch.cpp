@@ -23,32 +23,6 @@ namespace {
 using range::quantize_rows;
 using range::QuantizedRows;
 
-// Checks values where that makes no device wait. A planned call has no values.
-void check_values(const LinearArgs& args) {
-  if (!is_planning()) check_offset_values(args);
-}
-
-}  // namespace
-
-at::Tensor product(const LinearArgs& args, const InputQparams& q, at::ScalarType dtype) {
-  const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  check_product(args, q, dtype);
-  check_values(args);
-  const at::Tensor output = empty_output(args, dtype);
-  if (!is_left_to_do(args, output)) return output;
-  ProductCall call =
-      prepare(args, contiguous_rows(args.input), {args.weight, *args.weight_scale}, output);
-  if (q.scale) call.input_scale = of_rows(*q.scale);
-  call.input_scale_number = q.scale_number;
-  if (q.zero_point && *q.zero_point) call.zero_point = of_rows(cast_to_int32(**q.zero_point));
-  call.zero_point_number = static_cast<int32_t>(q.zero_point_number.value_or(0));
-  call.has_zero_point = call.zero_point.defined() || call.zero_point_number != 0;
-  launch(call, *args.weight_sum);
-  return output;
-}
-
-namespace {
-
 at::Tensor int8_linear(const at::Tensor& input, const at::Tensor& weight,
                        const at::Tensor& input_scale, const at::Tensor& weight_scale,
                        const OptionalTensor& bias, const OptionalTensor& input_zero_point,
@@ -114,27 +88,6 @@ at::Tensor smoothquant_linear_number(const at::Tensor& input, const at::Tensor& 
                  dtype);
 }
 
-}  // namespace
-
-MaskedProduct quantized_product(bool with_mask, const LinearArgs& args, const RowScheme& scheme,
-                                std::optional<at::ScalarType> dtype) {
-  const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  const at::Tensor& input = args.input;
-  const at::ScalarType to = dtype.value_or(input.scalar_type());
-  check_quantized_linear(args, scheme, to);
-  check_values(args);
-  const at::Tensor output = empty_output(args, to);
-  if (input.is_meta()) return {output, with_mask ? empty_mask(input) : at::Tensor()};
-  if (!with_mask && !is_left_to_do(args, output)) return {output, {}};
-  const QuantizedRows rows = quantize_rows(contiguous_rows(input), scheme, with_mask);
-  if (is_left_to_do(args, output)) {
-    multiply_quantized(args, rows, {args.weight, *args.weight_scale}, output);
-  }
-  return {output, rows.mask};
-}
-
-namespace {
-
 MaskedProduct quantized_linear(bool with_mask, const at::Tensor& input, const at::Tensor& weight,
                                const at::Tensor& weight_scale, const OptionalTensor& bias,
                                bool symmetric, const OptionalTensor& weight_sum, int64_t quant_min,
@@ -167,53 +120,6 @@ MaskedProduct quantized_grouped_linear(bool with_mask, const at::Tensor& input,
                            {.symmetric = symmetric, .quant_min = quant_min, .quant_max = quant_max},
                            dtype);
 }
-
-// Quantizes rows [tokens, K] to int8, with one scale for all or one for each k, by the ops of the
-// affine family.
-MaskedProduct quantize_static(const at::Tensor& rows, const at::Tensor& act_scale,
-                              const OptionalTensor& act_zero_point,
-                              const OptionalTensor& smooth_scale, int64_t quant_min,
-                              int64_t quant_max, bool with_mask) {
-  const OptionalTensor scale(smooth_scale ? *smooth_scale : act_scale);
-  OptionalTensor zero_point = act_zero_point;
-  if (zero_point && smooth_scale) zero_point = zero_point->expand({rows.size(1)});
-  const affine::QuantArgs q{
-      .scale = scale,
-      .zero_point = zero_point,
-      .scope = smooth_scale ? PerChannel::from_flat(1) : PerTensor::from_flat(),
-      .quant_min = quant_min,
-      .quant_max = quant_max};
-  if (with_mask) return affine::quantize_with_mask(rows, q, at::kChar, /*order=*/{});
-  return {affine::quantize(rows, q, at::kChar, /*save_mask=*/std::nullopt), {}};
-}
-
-}  // namespace
-
-MaskedProduct static_product(bool with_mask, const LinearArgs& args, const at::Tensor& act_scale,
-                             const OptionalTensor& act_zero_point,
-                             const OptionalTensor& smooth_scale, int64_t quant_min,
-                             int64_t quant_max, std::optional<at::ScalarType> dtype) {
-  const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  const at::Tensor& input = args.input;
-  const at::ScalarType to = dtype.value_or(input.scalar_type());
-  check_static_quantized_linear(args, static_qparams(act_scale, act_zero_point), smooth_scale,
-                                quant_min, quant_max, to);
-  const at::Tensor output = empty_output(args, to);
-  if (input.is_meta()) return {output, with_mask ? empty_mask(input) : at::Tensor()};
-  if (!with_mask && !has_work(output)) return {output, {}};
-  const auto [rows, mask] = quantize_static(contiguous_rows(input), act_scale, act_zero_point,
-                                            smooth_scale, quant_min, quant_max, with_mask);
-  if (has_work(output)) {
-    ProductCall call = prepare(args, rows, {args.weight, *args.weight_scale}, output);
-    call.input_scale = of_rows(act_scale);
-    if (act_zero_point) call.zero_point = of_rows(cast_to_int32(*act_zero_point));
-    call.has_zero_point = act_zero_point.has_value();
-    launch(call, *args.weight_sum);
-  }
-  return {output, mask};
-}
-
-namespace {
 
 MaskedProduct static_quantized_linear(bool with_mask, const at::Tensor& input,
                                       const at::Tensor& weight, const at::Tensor& weight_scale,

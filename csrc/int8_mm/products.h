@@ -9,6 +9,9 @@
 
 namespace baraquant::int8_mm {
 
+// Checks values where that makes no device wait. A planned call has no values.
+void check_values(const LinearArgs& args);
+
 // Of an input that is integers.
 at::Tensor product(const LinearArgs& args, const InputQparams& q, at::ScalarType dtype);
 

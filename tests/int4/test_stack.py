@@ -16,7 +16,7 @@ from tests.int4.test_values import weights
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.calls.int4 import INT4_CALLS, LINEARS, Int4Call
-from tests.support.instruction_sets import ISAS, digest, missing
+from tests.support.instruction_sets import ISAS, check_same_bits, digest
 from tests.support.processes import MadeOnce, printed_by
 
 by_call = pytest.mark.parametrize("call", INT4_CALLS, ids=str)
@@ -96,13 +96,7 @@ def lines_of(made_once: MadeOnce) -> Lines:
 @pytest.mark.process
 @pytest.mark.parametrize("isa", ISAS)
 def test_same_bits(isa: str, lines_of: Lines) -> None:
-    reason = missing(isa)
-    if reason is not None:
-        pytest.skip(reason)
-    plain, lowered = lines_of(None), lines_of(isa)
-    assert lowered[0] == isa  # the variable was heard
-    assert len(plain) > 150
-    assert lowered[1:] == plain[1:]
+    check_same_bits(isa, lines_of, more_than=150)
 
 
 @pytest.mark.process

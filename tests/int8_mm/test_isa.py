@@ -21,7 +21,7 @@ from tests.support.checks.int8_mm import call
 from tests.support.family_cases import int8_mm as int8_cases
 from tests.support.family_cases.int8_mm import DEEPEST, DEEPEST_SHIFTED, VALUES, Case, integers
 from tests.support.family_cases.range import characterful
-from tests.support.instruction_sets import ISAS, digest, missing
+from tests.support.instruction_sets import ISAS, check_same_bits, digest
 from tests.support.processes import MadeOnce, printed_by
 
 
@@ -74,13 +74,7 @@ def lines_of(made_once: MadeOnce) -> Lines:
 @pytest.mark.process
 @pytest.mark.parametrize("isa", ISAS)
 def test_same_bits(isa: str, lines_of: Lines) -> None:
-    reason = missing(isa)
-    if reason is not None:
-        pytest.skip(reason)
-    plain, lowered = lines_of(None), lines_of(isa)
-    assert lowered[0] == isa  # the variable was heard
-    assert len(plain) > 500
-    assert lowered[1:] == plain[1:]
+    check_same_bits(isa, lines_of, more_than=500)
 
 
 @pytest.mark.process

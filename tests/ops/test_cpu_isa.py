@@ -21,7 +21,7 @@ from tests.support.calls.affine import outputs
 from tests.support.calls.fused import FLOAT_CALLS, QUANTIZE_CALLS
 from tests.support.cases import Granularity
 from tests.support.family_cases.range import MODES, characterful
-from tests.support.instruction_sets import ISAS, digest, missing
+from tests.support.instruction_sets import ISAS, check_same_bits, digest, missing
 from tests.support.processes import MadeOnce, printed_by
 
 SHAPE = (7, 37, 113)  # every vector loop has a tail
@@ -168,14 +168,7 @@ def lines_of(made_once: MadeOnce) -> Lines:
 @pytest.mark.process
 @pytest.mark.parametrize("isa", ISAS)
 def test_same_bits(isa: str, lines_of: Lines) -> None:
-    reason = missing(isa)
-    if reason is not None:
-        pytest.skip(reason)
-    plain = lines_of(None)
-    lowered = lines_of(isa)
-    assert lowered[0] == isa  # the variable was heard
-    assert len(plain) > 1500
-    assert lowered[1:] == plain[1:]
+    check_same_bits(isa, lines_of, more_than=1500)
 
 
 @pytest.mark.process

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 
 from baraquant import ops
-from tests.support.bad_arguments.affine import DEVICE, not_plain
+from tests.support.bad_arguments.affine import DEVICE
 from tests.support.bad_arguments.scaled import BAD, OPS, PAIRS, Op
-from tests.support.checks.bad_calls import check_messages, check_meta
+from tests.support.checks.bad_calls import check_messages, check_meta, check_other_kinds
 
 by_op = pytest.mark.parametrize("op", OPS, ids=str)
 
@@ -39,14 +37,7 @@ def test_meta_says_the_same(op: Op) -> None:
 
 @by_op
 def test_tensors_of_other_kinds(op: Op) -> None:
-    for name, value in op.arguments("cpu").items():
-        if not isinstance(value, torch.Tensor):
-            continue
-        for kind, make in not_plain(value).items():
-            with pytest.raises(TypeError) as raised:
-                op(op.arguments("cpu") | {name: make()})
-            pattern = rf"^baraquant::{op.name}: expected {name} to be a (plain|dense)"
-            assert re.match(pattern, str(raised.value)), f"{kind}: {raised.value}"
+    check_other_kinds(op)
 
 
 def test_arguments_of_other_types() -> None:

@@ -18,7 +18,7 @@ import baraquant
 from baraquant import ops
 from tests.scaled.test_values import factors, numbers, state
 from tests.support import cases
-from tests.support.instruction_sets import ISAS, digest, missing
+from tests.support.instruction_sets import ISAS, check_same_bits, digest
 from tests.support.processes import MadeOnce, printed_by
 
 
@@ -63,13 +63,7 @@ def lines_of(made_once: MadeOnce) -> Lines:
 @pytest.mark.process
 @pytest.mark.parametrize("isa", ISAS)
 def test_same_bits(isa: str, lines_of: Lines) -> None:
-    reason = missing(isa)
-    if reason is not None:
-        pytest.skip(reason)
-    plain, lowered = lines_of(None), lines_of(isa)
-    assert lowered[0] == isa  # the variable was heard
-    assert len(plain) > 90
-    assert lowered[1:] == plain[1:]
+    check_same_bits(isa, lines_of, more_than=90)
 
 
 @pytest.mark.process

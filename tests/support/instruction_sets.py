@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -20,6 +22,21 @@ def missing(isa: str) -> str | None:
     avx512 = ISAS if torch.cpu._is_vnni_supported() else ISAS[:3]
     has = {"AVX512": avx512, "AVX2": ISAS[:2]}.get(capability, ISAS[:1])
     return None if isa in has else f"this machine has no {isa} (torch: {capability})"
+
+
+def check_same_bits(isa: str, lines_of: Callable[..., list[str]], more_than: int) -> None:
+    """A program prints under an instruction set what it prints under the machine's own.
+
+    `lines_of(isa)` are its lines, `lines_of(None)` without a choice: the instruction set in use,
+    and one line for each of more results than `more_than`.
+    """
+    reason = missing(isa)
+    if reason is not None:
+        pytest.skip(reason)
+    plain, lowered = lines_of(None), lines_of(isa)
+    assert lowered[0] == isa  # the variable was heard
+    assert len(plain) > more_than
+    assert lowered[1:] == plain[1:]
 
 
 def digest(tensor: Tensor) -> str:

@@ -93,7 +93,8 @@ def test_only_the_hessian_is_kept(count: int, monkeypatch: pytest.MonkeyPatch) -
             if not any(one() is self for one in alive):
                 alive.append(weakref.ref(self))
             most = max(most, sum(one() is not None for one in alive))
-            tensors = [value for value in vars(self).values() if isinstance(value, Tensor)]
+            held = [*vars(self).values(), *vars(self._calls).values()]
+            tensors = [value for value in held if isinstance(value, Tensor)]
             assert sorted(list(value.shape) for value in tensors) == [[], [input.shape[-1]] * 2]
 
     monkeypatch.setattr("baraquant.workflow.gptq.layers.Hessian", Counted)

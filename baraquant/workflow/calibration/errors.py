@@ -10,8 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .finite import FiniteCalls
 
-class OutputErrors:
+
+class OutputErrors(FiniteCalls):
     """The sums of squared errors of one layer.
 
     A call with a NaN or an infinity is counted, and adds nothing.
@@ -22,20 +24,11 @@ class OutputErrors:
 
     Attributes:
         errors: The sums, float64 ``[count]``.
-        skipped_batches: The number of calls that were left out, int64 ``[]``.
     """
 
     def __init__(self, count: int, device: torch.device) -> None:
+        super().__init__()
         self.errors = torch.zeros(count, dtype=torch.float64, device=device)
-        self.skipped_batches = torch.zeros((), dtype=torch.int64, device=device)
-        self._batches = 0
-
-    def begin(self, *tensors: Tensor) -> Tensor:
-        """Count a call, and return whether all of its tensors are finite, bool ``[]``."""
-        self._batches += 1
-        is_finite = torch.stack([tensor.detach().isfinite().all() for tensor in tensors]).all()
-        self.skipped_batches += ~is_finite
-        return is_finite
 
     def add(self, index: int, got: Tensor, wanted: Tensor, is_finite: Tensor) -> None:
         """Add the squared error of one output of a call.
@@ -48,7 +41,3 @@ class OutputErrors:
         """
         error = (got - wanted).square().sum(dtype=torch.float64)
         self.errors[index] += torch.where(is_finite, error, 0.0)
-
-    def unusable(self) -> Tensor | None:
-        """Return whether no call was finite, bool ``[]``; None if there was no call."""
-        return None if self._batches == 0 else self.skipped_batches == self._batches

@@ -17,6 +17,7 @@ from torch import Tensor
 from ... import ops
 from ...nn import FakeQuantize
 from ...nn.training._quantizers import Integers
+from ..calibration.finite import FiniteCalls
 from ..fit import qparams_of_rows
 
 # Columns that are corrected at once. It changes the time, and of the result at most a tie.
@@ -45,8 +46,7 @@ class Hessian:
     ) -> None:
         self._features, self._dtype = features, dtype
         self._as_multiplied, self._known = as_multiplied, known
-        self._calls = 0
-        self._skipped: Tensor | None = None
+        self._calls = FiniteCalls()
         self.matrix: Tensor | None = None  # [K, K]
 
     def observe(self, input: Tensor) -> None:
@@ -54,13 +54,10 @@ class Hessian:
         if input.numel() == 0 or input.shape[-1] != self._features:
             return  # the layer itself raises the error of a wrong shape
         input = input.detach()
-        if self.matrix is None or self._skipped is None:
+        if self.matrix is None:
             size = (self._features, self._features)
             self.matrix = torch.zeros(size, dtype=self._dtype, device=input.device)
-            self._skipped = torch.zeros((), dtype=torch.int64, device=input.device)
-        self._calls += 1
-        is_finite = input.isfinite().all()
-        self._skipped += ~is_finite
+        is_finite = self._calls.begin(input)
         rows = input.reshape(-1, self._features).to(self.matrix)
         with torch.autocast(rows.device.type, enabled=False):
             rows = self._as_multiplied(torch.where(is_finite, rows, 0.0))
@@ -68,12 +65,13 @@ class Hessian:
 
     def unusable(self) -> Tensor | None:
         """Return whether no finite input was seen; None if no input was seen."""
-        return None if self._skipped is None else self._skipped == self._calls
+        return self._calls.unusable()
 
     @property
     def skipped_batches(self) -> Tensor | None:
         """The number of ignored inputs beyond the known ones; None if no input was seen."""
-        return None if self._skipped is None else self._skipped - self._known
+        skipped = self._calls.skipped_batches
+        return None if skipped is None else skipped - self._known
 
 
 def rounded(

@@ -22,6 +22,7 @@ from ...nn import FakeQuantizedLinear
 from ...nn._rotation import rotate_of
 from ...nn.training._quantizers import Integers
 from ...schemes import GPTQ
+from ..calibration.finite import FiniteCalls
 from ..calibration.progress import ProgressBar
 from ..calibration.run import Calibration, calibrate, runs_once
 from ..replace import put
@@ -217,25 +218,18 @@ class _Calls:
         self.last = input, version, self._set_of[path]
 
 
-class _Seen:
+class _Seen(FiniteCalls):
     """A watcher that notes the calls of one layer, and counts the inputs that are not finite."""
 
     def __init__(self, calls: _Calls, path: str) -> None:
-        self._calls, self._path = calls, path
-        self._number = 0
-        self.skipped_batches: Tensor | None = None
+        super().__init__()
+        self._notes, self._path = calls, path
 
     def observe(self, input: Tensor) -> None:
         if input.numel() == 0:
             return
-        self._calls.note(self._path, input)
-        self._number += 1
-        if self.skipped_batches is None:
-            self.skipped_batches = torch.zeros((), dtype=torch.int64, device=input.device)
-        self.skipped_batches += ~input.detach().isfinite().all()
-
-    def unusable(self) -> Tensor | None:
-        return None if self.skipped_batches is None else self.skipped_batches == self._number
+        self._notes.note(self._path, input)
+        self.begin(input)
 
     def count(self) -> int:
         """Return the number of inputs that are not finite."""

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ...configs import QuantConfig
-from ...schemes import SmoothQuant, what_it_is
 from ..calibration.errors import OutputErrors
 from ..calibration.run import Calibration, calibrate, evaluating, runs_once
 from ..layers import inside, layer_of, weights_of
-from ..quantize import Maker, after_training, calibrate_inputs, check_module, make
+from ..make import Maker, make
+from ..quantize import after_training, calibrate_inputs, check_module
 from ..replace import FilterFn, paths_of
 from ..report import FILTERED
 from ..rules import Rules
@@ -26,7 +26,8 @@ from ..serialization.save import add_constants
 from ..serialization.sizes import Counter
 from ..unpack import Unpacked, unpacked
 from .groups import Groups, check_together, join_shared, join_together
-from .report import FLOAT, LayerSensitivity, Sensitivity, common_names
+from .names import FLOAT, named_configs
+from .report import LayerSensitivity, Sensitivity, common_names
 
 _CALLER = "baraquant.sensitivity"
 _CHUNK = 1 << 22  # elements of an output at a time, so that the temporaries stay small
@@ -59,8 +60,8 @@ def sensitivity(
 
     Layers that share a tensor get one configuration. A layer that the data does not reach stays
     floating, unless it shares a tensor or is ``together`` with one that it reaches; then it adds no
-    error. A call with a NaN or an infinity is left out. A layer that no configuration fits stays
-    floating, and so does a configuration's layer whose output is not finite.
+    error. A layer that no configuration fits stays floating, and so does a configuration's layer
+    whose output is not finite.
 
     Args:
         model: The float model that contains the layers, on any device.
@@ -80,10 +81,10 @@ def sensitivity(
 
     Raises:
         ValueError: No layer can be measured; there is no configuration, or the same one twice; one
-            is :class:`SmoothQuant`, whose smoothing needs a calibration of its own and changes
-            other layers; no calibration data, none that reaches a layer, or none that is finite for
-            one; data that can be read only once, for a static input; a weight is not finite; or a
-            pattern matches no layer.
+            is :class:`SmoothQuant` or :class:`GPTQ`, which take other layers into account; no
+            calibration data, none that reaches a layer, or none that is finite for one; data that
+            can be read only once, for a static input; a weight is not finite; or a pattern matches
+            no layer.
         TypeError: An argument has another type, or the model does not take the first batch.
 
     Warns:
@@ -101,7 +102,7 @@ def sensitivity(
         True
         >>> _ = baraquant.quantize_(model, mapping)
     """
-    named = _named(configs)
+    named = named_configs(configs, _CALLER)
     patterns = check_together(together, _CALLER)
     static = [name for name, config in named.items() if config.is_static]
     if static and runs_once(calibration):
@@ -120,63 +121,6 @@ def sensitivity(
         join_together(groups, patterns, paths, _CALLER)
         measured.run(calibration, progress)
         return measured.report(groups)
-
-
-def _named(configs: Any) -> dict[str, QuantConfig]:
-    """Return the configurations by their names."""
-    if isinstance(configs, (str, bytes)) or not isinstance(configs, (Sequence, Mapping)):
-        raise TypeError(
-            f"{_CALLER}: expected configs to be a list of configurations, or a dictionary from "
-            f"names to them, but got {what_it_is(configs)}"
-        )
-    if not configs:
-        raise ValueError(f"{_CALLER}: expected configs to have a configuration, but it is empty")
-    values = list(configs.values() if isinstance(configs, Mapping) else configs)
-    for value in values:
-        if isinstance(value, SmoothQuant):
-            raise ValueError(
-                f"{_CALLER}: expected schemes that quantize each layer by itself, but got {value}; "
-                "its smoothing needs a calibration of its own and changes the layers before: "
-                f"measure {value.activation} instead, or use SmoothQuant for the whole model"
-            )
-        if not isinstance(value, QuantConfig):
-            raise TypeError(
-                f"{_CALLER}: expected configs to hold QuantConfig, but got {what_it_is(value)}"
-            )
-    for index, value in enumerate(values):
-        if value in values[:index]:
-            raise ValueError(f"{_CALLER}: expected different configurations, but got twice {value}")
-    if not isinstance(configs, Mapping):
-        named: dict[str, QuantConfig] = {}
-        for value in values:
-            short = _short(value)
-            number = 1 + sum(name.partition(" #")[0] == short for name in named)
-            named[short if number == 1 else f"{short} #{number}"] = value
-        return named
-    for name in configs:
-        if not isinstance(name, str):
-            raise TypeError(
-                f"{_CALLER}: expected the keys of configs to be names, but got {name!r}"
-            )
-        if name in ("", FLOAT):
-            raise ValueError(
-                f"{_CALLER}: expected the name of a configuration, but got {name!r}"
-                + (", which stands for a layer as it is" if name else "")
-            )
-    return dict(configs)
-
-
-def _short(config: QuantConfig) -> str:
-    """Return a short name of a configuration, such as ``W4A16 g128``."""
-    weight, activation = config.weight, config.activation
-    parts = [
-        f"W{weight.bits}A{16 if activation is None else activation.bits}",
-        "" if weight.group_size is None else f"g{weight.group_size}",
-        "" if weight.symmetric else "asymmetric",
-        "static" if config.is_static else "",
-        "" if config.rotate is None else f"rotate {config.rotate}",
-    ]
-    return " ".join(filter(None, parts))
 
 
 class _Kept(Unpacked):

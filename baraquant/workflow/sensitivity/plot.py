@@ -47,11 +47,11 @@ def plot(
             continue
         name = _name_of(report, choice[key])
         size = layer.float_bytes if name is None else layer.bytes.get(name)
-        error = floor if name is None else layer.errors.get(name)
-        if size is not None and error is not None:
+        height = floor if name is None else layer.errors.get(name)
+        if size is not None and height is not None:
             xs, ys = picked.setdefault(name or "float", ([], []))
             xs.append(size)
-            ys.append(max(error, floor))
+            ys.append(max(height, floor))
     for index, name in enumerate([*report.configs, "float"]):
         if name in picked:
             axes.plot(*picked[name], "o", color=f"C{index % 10}", label=name)

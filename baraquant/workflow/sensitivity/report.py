@@ -14,8 +14,8 @@ from ...configs import QuantConfig
 from ..report import _bytes
 from .groups import as_pattern
 from .knapsack import Option, least_bytes, solve
+from .names import FLOAT
 
-FLOAT = "float"  # the name of the column of layers as they are
 _CHOOSE = "baraquant.Sensitivity.choose"
 _FORMAT, _VERSION = "baraquant.sensitivity", 1
 
@@ -175,7 +175,7 @@ class Sensitivity(Table):
             )
         if not math.isfinite(bits):
             raise ValueError(f"{_CHOOSE}: expected bits to be finite, but got {bits}")
-        return math.floor(bits * self._weights / 8)
+        return math.floor(float(bits) * self._weights / 8)
 
     def _too_small(self, budget_bytes: int | None, bits: float | None, least: int) -> str:
         if bits is None:
@@ -207,7 +207,8 @@ class Sensitivity(Table):
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return the layers with their kinds, weights, and bytes and errors, in aligned columns."""
-        cells = [row[1:] for row in self._cells()]
+        every = self._cells()
+        cells = [row[1:] for row in every]
         widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
         lines = [
             "  ".join([
@@ -216,7 +217,7 @@ class Sensitivity(Table):
             ])
             for row in cells
         ]  # fmt: skip
-        names = [row[0] for row in self._cells()]
+        names = [row[0] for row in every]
         left = [(name, f"left out: {reason}") for name, reason in self.left_out.items()]
         return [*zip(names, lines, strict=True), *left]
 

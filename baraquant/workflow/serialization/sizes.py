@@ -54,7 +54,7 @@ class Counter:
         self._places.add(place)
         if bits is not None:
             return packed_size(tensor.numel(), bits)
-        return tensor.numel() * tensor.element_size()
+        return int(tensor.nbytes)
 
     def add_layer(self, module: nn.Module) -> int:
         """Return the bytes that a float or converted layer adds."""

@@ -7,6 +7,11 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
+import torch
+
+from tests.support.bad_arguments.affine import not_plain
+
 
 def check_messages(op: Any, bad_cases: Iterable[Any], device: str) -> None:
     """Each bad case of an op: the exception's type; op, argument, expectation and what came."""
@@ -29,3 +34,15 @@ def check_meta(op: Any, bad_cases: Iterable[Any], but: str) -> None:
     for bad in bad_cases:
         if bad.applies(op) and bad.label != but:
             assert bad.call(op, "cpu") == bad.call(op, "meta"), str(bad)
+
+
+def check_other_kinds(op: Any) -> None:
+    """Nested, quantized and sparse tensors: each argument is named."""
+    for name, value in op.arguments("cpu").items():
+        if not isinstance(value, torch.Tensor):
+            continue
+        for kind, make in not_plain(value).items():
+            with pytest.raises(TypeError) as raised:
+                op(op.arguments("cpu") | {name: make()})
+            pattern = rf"^baraquant::{op.name}: expected {name} to be a (plain|dense)"
+            assert re.match(pattern, str(raised.value)), f"{kind}: {raised.value}"
