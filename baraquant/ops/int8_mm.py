@@ -208,12 +208,14 @@ def qat_linear(
     quant_max: int = 127,
     backward: str = "float",
     rounding: str = "nearest",
+    qweight: Tensor | None = None,
+    weight_scale: Tensor | None = None,
 ) -> Tensor:
     """Quantize weights and tokens to int8 and multiply them in integers, differentiably.
 
     ``y = quantized_linear(input, w, sw, bias, symmetric=symmetric, quant_min=quant_min,
     quant_max=quant_max)`` with ``w, sw, _ = dynamic_range_quantize_per_channel(weight, 0,
-    weight_quant_min, weight_quant_max)``
+    weight_quant_min, weight_quant_max)``, or the ``qweight`` and ``weight_scale`` that are given
 
     What is trained is, bit for bit, what is deployed. Under autocast the arguments are cast first,
     as those of :func:`torch.nn.functional.linear` are.
@@ -236,6 +238,8 @@ def qat_linear(
         quant_max=quant_max,
         backward=backward,
         rounding=rounding,
+        qweight=qweight,
+        weight_scale=weight_scale,
     )
 
 

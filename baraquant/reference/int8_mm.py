@@ -206,21 +206,35 @@ def qat_linear(
     quant_max: int = 127,
     backward: str = "float",
     rounding: str = "nearest",
+    qweight: Tensor | None = None,
+    weight_scale: Tensor | None = None,
 ) -> Tensor:
     """Return :func:`quantized_linear` of the quantized weight; its gradient is straight through."""
     of_weight = (0, weight_quant_min, weight_quant_max)
     of_input: dict[str, Any] = {"quant_min": quant_min, "quant_max": quant_max}
     of_input["symmetric"] = symmetric
 
-    def value() -> Tensor:
+    def integers() -> tuple[Tensor, Tensor]:
+        if qweight is not None and weight_scale is not None:
+            return qweight, weight_scale
         w, sw, _ = ranges.dynamic_range_quantize_per_channel(weight.detach(), *of_weight)
+        return w, sw
+
+    def rounded_weight() -> Tensor:
+        if qweight is None:
+            return ranges.dynamic_fake_quantize_per_channel(weight, *of_weight)
+        w, sw = integers()
+        rounded = round_to(w.to(sw.dtype) * sw[:, None], weight.dtype)
+        return Rule.apply(lambda: rounded, lambda dy, _: (dy,), weight)
+
+    def value() -> Tensor:
+        w, sw = integers()
         return quantized_linear(input, w, sw, bias, **of_input)
 
     def input_gradient(dy: Tensor, random: Tensor | None) -> Tensor:
         if backward == "float":
-            return dy @ ranges.dynamic_fake_quantize_per_channel(weight, *of_weight)
-        w, sw, _ = ranges.dynamic_range_quantize_per_channel(weight.detach(), *of_weight)
-        return integer_input_gradient(dy, w, sw, random)
+            return dy @ rounded_weight()
+        return integer_input_gradient(dy, *integers(), random)
 
     def weight_gradient(dy: Tensor, random: Tensor | None) -> Tensor:
         if backward != "int8":

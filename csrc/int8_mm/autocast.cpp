@@ -23,13 +23,13 @@ at::Tensor lowered(const at::Tensor& tensor) {
 template <at::DeviceType device>
 at::Tensor qat_linear_autocast(const at::Tensor& input, const at::Tensor& weight,
                                const OptionalTensor& bias, const Schemes& schemes,
-                               const BackwardArgs& backward) {
+                               const BackwardArgs& backward, const GivenWeight& given) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       at::autocast::get_autocast_dispatch_key_from_device_type(device));
   const OptionalTensor lowered_bias =
       bias ? OptionalTensor(lowered<device>(*bias)) : OptionalTensor();
   return qat_linear(lowered<device>(input), lowered<device>(weight), lowered_bias, schemes,
-                    backward);
+                    backward, given);
 }
 
 template <at::DeviceType device>

@@ -172,6 +172,28 @@ void check_smooth_scale(const LinearArgs& args, const at::Tensor& smooth_scale,
                     "] (input.size(-1)), but got ", smooth_scale.sym_sizes());
 }
 
+// Checks the integers and the scale that stand for a floating weight.
+void check_given_weight(const LinearArgs& args, const GivenWeight& given) {
+  TORCH_CHECK_VALUE(given.integers.has_value() == given.scale.has_value(), args.op,
+                    ": expected qweight and weight_scale, or neither, but got ",
+                    given.integers ? "qweight" : "weight_scale", " alone");
+  if (!given) return;
+  const at::Tensor& integers = *given.integers;
+  check_dispatchable(args.op, "qweight", integers);
+  check_dtype(args.op, "qweight", integers, at::kChar, "the integers of the weight");
+  check_same_device(args.op, "qweight", integers, args.input);
+  TORCH_CHECK_VALUE(has_sizes(integers, args.weight.sym_sizes()), args.op,
+                    ": expected qweight to have the shape of weight (", args.weight.sym_sizes(),
+                    "), but got ", integers.sym_sizes());
+  TORCH_CHECK_VALUE(integers.is_contiguous(), args.op,
+                    ": expected qweight to be contiguous ([N, K], row by row), but got strides ",
+                    integers.sym_strides(), "; call .contiguous() first");
+  check_dispatchable(args.op, "weight_scale", *given.scale);
+  check_dtype(args.op, "weight_scale", *given.scale, compute_dtype(args.input.scalar_type()),
+              "the compute type of the input");
+  check_per_output(args, "weight_scale", *given.scale);
+}
+
 // An op with a floating input needs an output of the same compute type: scales and bias have it.
 void check_output_dtype(const LinearArgs& args, at::ScalarType dtype) {
   const at::ScalarType compute = compute_dtype(args.input.scalar_type());
@@ -240,7 +262,7 @@ void check_static_quantized_linear(const LinearArgs& args, const InputQparams& q
   check_bias(args, dtype);
 }
 
-void check_qat_linear(const LinearArgs& args, const Schemes& schemes) {
+void check_qat_linear(const LinearArgs& args, const Schemes& schemes, const GivenWeight& given) {
   check_all_dispatchable(args);
   check_floating(args.op, "input", args.input);
   check_dtype(args.op, "weight", args.weight, args.input.scalar_type(), "the input's dtype");
@@ -249,6 +271,7 @@ void check_qat_linear(const LinearArgs& args, const Schemes& schemes) {
   range::check_row_scheme(args.op, schemes.weight, "weight_");
   range::check_row_scheme(args.op, schemes.input);
   check_bias(args, args.input.scalar_type());
+  check_given_weight(args, given);
 }
 
 void check_backward(const LinearArgs& args, const BackwardArgs& b) {

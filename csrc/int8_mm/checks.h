@@ -76,7 +76,8 @@ void check_quantized_linear(const LinearArgs& args, const RowScheme& scheme, at:
 void check_static_quantized_linear(const LinearArgs& args, const InputQparams& qparams,
                                    const OptionalTensor& smooth_scale, int64_t quant_min,
                                    int64_t quant_max, at::ScalarType dtype);
-void check_qat_linear(const LinearArgs& args, const Schemes& schemes);
+void check_qat_linear(const LinearArgs& args, const Schemes& schemes,
+                      const GivenWeight& given = {});
 void check_backward(const LinearArgs& args, const BackwardArgs& backward);
 // Checks the values of a grouped op's offsets if they are on the CPU.
 void check_offset_values(const LinearArgs& args);

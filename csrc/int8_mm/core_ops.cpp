@@ -6,16 +6,17 @@
 namespace baraquant::int8_mm {
 
 at::Tensor qat_linear(const at::Tensor& input, const at::Tensor& weight, const OptionalTensor& bias,
-                      const Schemes& schemes, const BackwardArgs& backward) {
+                      const Schemes& schemes, const BackwardArgs& backward,
+                      const GivenWeight& given) {
   static const CoreOp<decltype(qat_linear)> op("baraquant::qat_linear");
-  return op(input, weight, bias, schemes, backward);
+  return op(input, weight, bias, schemes, backward, given);
 }
 
 KeptByQatLinear qat_linear_kept(const at::Tensor& input, const at::Tensor& weight,
-                                const OptionalTensor& bias, const Schemes& schemes,
-                                bool with_mask) {
+                                const OptionalTensor& bias, const Schemes& schemes, bool with_mask,
+                                const GivenWeight& given) {
   static const CoreOp<decltype(qat_linear_kept)> op("baraquant::_qat_linear_kept");
-  return op(input, weight, bias, schemes, with_mask);
+  return op(input, weight, bias, schemes, with_mask, given);
 }
 
 at::Tensor qat_grouped_linear(const at::Tensor& input, const at::Tensor& weight,

@@ -31,6 +31,20 @@ struct Schemes {
   }
 };
 
+// A weight that is integers already, both or neither. The floating weight then takes the gradient,
+// and is not read.
+struct GivenWeight {
+  OptionalTensor integers, scale;
+
+  static constexpr const char* kSchema = "Tensor? qweight=None, Tensor? weight_scale=None";
+  using Flat = std::tuple<OptionalTensor, OptionalTensor>;
+  Flat flat() const { return {integers, scale}; }
+  static GivenWeight from_flat(OptionalTensor integers, OptionalTensor scale) {
+    return {std::move(integers), std::move(scale)};
+  }
+  explicit operator bool() const { return integers.has_value(); }
+};
+
 // How a backward pass computes gradients, by the names that a user gives.
 struct BackwardArgs {
   std::string_view backward = "float", rounding = "nearest";
@@ -50,14 +64,16 @@ struct BackwardArgs {
 using MaskedProduct = std::tuple<at::Tensor, at::Tensor>;
 
 // (output, input's integers, scales, zero points, mask; weight's integers, scales). What a
-// scheme does not have is an empty tensor.
+// scheme does not have is an empty tensor, and so are the weight's of a given weight.
 using KeptByQatLinear =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 at::Tensor qat_linear(const at::Tensor& input, const at::Tensor& weight, const OptionalTensor& bias,
-                      const Schemes& schemes, const BackwardArgs& backward);
+                      const Schemes& schemes, const BackwardArgs& backward,
+                      const GivenWeight& given);
 KeptByQatLinear qat_linear_kept(const at::Tensor& input, const at::Tensor& weight,
-                                const OptionalTensor& bias, const Schemes& schemes, bool with_mask);
+                                const OptionalTensor& bias, const Schemes& schemes, bool with_mask,
+                                const GivenWeight& given);
 at::Tensor qat_grouped_linear(const at::Tensor& input, const at::Tensor& weight,
                               const at::Tensor& offsets, const OptionalTensor& bias,
                               const Schemes& schemes, const BackwardArgs& backward);

@@ -149,36 +149,47 @@ struct KernelsOf<function> {
   static MaskedProduct with_mask(Args... args) { return function(true, args...); }
 };
 
-// Quantizes weight and input, and multiplies where there is something to do.
-std::pair<QuantizedRows, QuantizedRows> quantize_and_multiply(const LinearArgs& args,
-                                                              const Schemes& schemes,
-                                                              bool with_mask,
-                                                              const at::Tensor& output) {
+// Returns the weight's integers [N, K] and scales [N], or [E, N, K] and [E, N]: the given ones, or
+// those of the floating weight.
+QuantizedRows quantize_weight(const LinearArgs& args, const Schemes& schemes,
+                              const GivenWeight& given) {
+  if (given) return {*given.integers, given.scale->contiguous(), {}, {}};
   QuantizedRows w =
       quantize_rows(contiguous_rows(args.weight), schemes.weight, /*with_mask=*/false);
   const auto sizes = args.weight.sizes();
   w.values = w.values.view(sizes);
   w.scale = w.scale.view(sizes.slice(0, sizes.size() - 1));
+  return w;
+}
+
+// Quantizes weight and input, and multiplies where there is something to do.
+std::pair<QuantizedRows, QuantizedRows> quantize_and_multiply(const LinearArgs& args,
+                                                              const Schemes& schemes,
+                                                              bool with_mask,
+                                                              const at::Tensor& output,
+                                                              const GivenWeight& given) {
+  const QuantizedRows w = quantize_weight(args, schemes, given);
   const QuantizedRows rows = quantize_rows(contiguous_rows(args.input), schemes.input, with_mask);
   if (is_left_to_do(args, output)) multiply_quantized(args, rows, {w.values, w.scale}, output);
   return {rows, w};
 }
 
-at::Tensor qat_product(const LinearArgs& args, const Schemes& schemes,
-                       const BackwardArgs& backward) {
-  check_qat_linear(args, schemes);
+at::Tensor qat_product(const LinearArgs& args, const Schemes& schemes, const BackwardArgs& backward,
+                       const GivenWeight& given = {}) {
+  check_qat_linear(args, schemes, given);
   check_backward(args, backward);
   check_values(args);
   const at::Tensor output = empty_output(args, args.input.scalar_type());
   if (is_left_to_do(args, output)) {
-    quantize_and_multiply(args, schemes, /*with_mask=*/false, output);
+    quantize_and_multiply(args, schemes, /*with_mask=*/false, output, given);
   }
   return output;
 }
 
 // The same, with all that backward may need; see KeptByQatLinear.
-KeptByQatLinear qat_product_kept(const LinearArgs& args, const Schemes& schemes, bool with_mask) {
-  check_qat_linear(args, schemes);
+KeptByQatLinear qat_product_kept(const LinearArgs& args, const Schemes& schemes, bool with_mask,
+                                 const GivenWeight& given = {}) {
+  check_qat_linear(args, schemes, given);
   check_values(args);
   const at::Tensor &input = args.input, &weight = args.weight;
   const bool symmetric = schemes.input.symmetric;
@@ -187,41 +198,42 @@ KeptByQatLinear qat_product_kept(const LinearArgs& args, const Schemes& schemes,
   const auto compute = options.dtype(compute_dtype(input.scalar_type()));
   std::vector<c10::SymInt> per_token = input.sym_sizes().vec();
   per_token.back() = 1;
+  const auto none = [&](at::ScalarType dtype) { return at::empty({0}, options.dtype(dtype)); };
   if (input.is_meta()) {
-    const auto none = [&](at::ScalarType dtype) { return at::empty({0}, options.dtype(dtype)); };
-    return {output,
-            at::empty_symint(input.sym_sizes(), options.dtype(at::kChar)),
-            at::empty_symint(per_token, compute),
-            symmetric ? none(at::kInt) : at::empty_symint(per_token, options.dtype(at::kInt)),
-            with_mask ? empty_mask(input) : none(at::kByte),
-            at::empty_symint(weight.sym_sizes(), options.dtype(at::kChar)),
-            at::empty_symint(weight.sym_sizes().slice(0, weight.dim() - 1), compute)};
+    return {
+        output,
+        at::empty_symint(input.sym_sizes(), options.dtype(at::kChar)),
+        at::empty_symint(per_token, compute),
+        symmetric ? none(at::kInt) : at::empty_symint(per_token, options.dtype(at::kInt)),
+        with_mask ? empty_mask(input) : none(at::kByte),
+        given ? none(at::kChar) : at::empty_symint(weight.sym_sizes(), options.dtype(at::kChar)),
+        given ? at::empty({0}, compute)
+              : at::empty_symint(weight.sym_sizes().slice(0, weight.dim() - 1), compute)};
   }
-  const auto [rows, w] = quantize_and_multiply(args, schemes, with_mask, output);
-  return {
-      output,
-      rows.values.view_symint(input.sym_sizes()),
-      rows.scale.view_symint(per_token),
-      symmetric ? at::empty({0}, options.dtype(at::kInt)) : rows.zero_point.view_symint(per_token),
-      with_mask ? rows.mask : at::empty({0}, options.dtype(at::kByte)),
-      w.values,
-      w.scale};
+  const auto [rows, w] = quantize_and_multiply(args, schemes, with_mask, output, given);
+  return {output,
+          rows.values.view_symint(input.sym_sizes()),
+          rows.scale.view_symint(per_token),
+          symmetric ? none(at::kInt) : rows.zero_point.view_symint(per_token),
+          with_mask ? rows.mask : none(at::kByte),
+          given ? none(at::kChar) : w.values,
+          given ? at::empty({0}, compute) : w.scale};
 }
 
 at::Tensor qat_linear_device(const at::Tensor& input, const at::Tensor& weight,
                              const OptionalTensor& bias, const Schemes& schemes,
-                             const BackwardArgs& backward) {
+                             const BackwardArgs& backward, const GivenWeight& given) {
   return qat_product(
       {.op = "baraquant::qat_linear", .input = input, .weight = weight, .bias = bias}, schemes,
-      backward);
+      backward, given);
 }
 
 KeptByQatLinear qat_linear_kept_device(const at::Tensor& input, const at::Tensor& weight,
                                        const OptionalTensor& bias, const Schemes& schemes,
-                                       bool with_mask) {
+                                       bool with_mask, const GivenWeight& given) {
   return qat_product_kept(
       {.op = "baraquant::qat_linear", .input = input, .weight = weight, .bias = bias}, schemes,
-      with_mask);
+      with_mask, given);
 }
 
 at::Tensor qat_grouped_linear_device(const at::Tensor& input, const at::Tensor& weight,

@@ -99,7 +99,7 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
          "qat_linear(Tensor input, Tensor weight, Tensor? bias=None, *, bool symmetric=True, "
          "int weight_quant_min=-128, int weight_quant_max=127, int quant_min=-128, "
          "int quant_max=127, " +
-             backward + ") -> Tensor");
+             backward + ", " + GivenWeight::kSchema + ") -> Tensor");
   define(m,
          "qat_grouped_linear(Tensor input, Tensor weight, Tensor offsets, Tensor? bias=None, *, "
          "bool symmetric=True, int weight_quant_min=-128, int weight_quant_max=127, "
@@ -122,13 +122,14 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
   // The gradients of a product from integers; what is not given is not computed.
   define(m, "_integer_backward(Tensor grad, " + std::string(IntegerBackwardArgs::kSchema) +
                 ") -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)");
-  const std::string kept = std::string(Schemes::kSchema) +
-                           ", bool with_mask) -> (Tensor output, Tensor qinput, "
-                           "Tensor input_scale, Tensor input_zero_point, Tensor mask, "
-                           "Tensor qweight, Tensor weight_scale)";
-  define(m, "_qat_linear_kept(Tensor input, Tensor weight, Tensor? bias, " + kept);
+  const std::string how = std::string(Schemes::kSchema) + ", bool with_mask";
+  const std::string kept =
+      ") -> (Tensor output, Tensor qinput, Tensor input_scale, Tensor input_zero_point, "
+      "Tensor mask, Tensor saved_qweight, Tensor saved_weight_scale)";
+  define(m, "_qat_linear_kept(Tensor input, Tensor weight, Tensor? bias, " + how + ", " +
+                GivenWeight::kSchema + kept);
   define(m, "_qat_grouped_linear_kept(Tensor input, Tensor weight, Tensor offsets, Tensor? bias, " +
-                kept);
+                how + kept);
 }
 
 }  // namespace baraquant::int8_mm

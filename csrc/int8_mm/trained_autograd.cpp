@@ -8,7 +8,8 @@
 // element, and one bit (`inside`) if the input's scheme is asymmetric. For w^ the weight's integers
 // are kept too, unless the weight is a parameter, which stays in memory in any case: then only its
 // scales are kept and it is rounded again. The weight's scheme is symmetric around 0, so its scale
-// clips nothing: |x| <= quant_max * s, and x / s rounds to quant_max at most.
+// clips nothing: |x| <= quant_max * s, and x / s rounds to quant_max at most. Integers that are
+// given stand for w^ and are kept; the gradient of w is not clipped there either.
 // A backward of integers (integer_backward.h) keeps the same and uses the integers again.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -22,6 +23,7 @@
 #include "int8_mm/core_ops.h"
 #include "int8_mm/gradients.h"
 #include "int8_mm/integer_backward.h"
+#include "int8_mm/served_checks.h"
 #include "scaled/core_ops.h"
 
 namespace baraquant::int8_mm {
@@ -100,14 +102,16 @@ class QatLinear : public Function<QatLinear> {
 
   static Variable forward(AutogradContext* ctx, const at::Tensor& input, const at::Tensor& weight,
                           const OptionalTensor& bias, const OptionalTensor& offsets,
-                          const Schemes& schemes, const BackwardArgs& backward) {
+                          const Schemes& schemes, const BackwardArgs& backward,
+                          const OptionalTensor& given_qweight, const OptionalTensor& given_scale) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const bool symmetric = schemes.input.symmetric;
     const bool input_grad = input.requires_grad(), weight_grad = weight.requires_grad();
     const bool with_mask = input_grad && !symmetric;
+    const GivenWeight given{given_qweight, given_scale};
     auto [output, qinput, input_scale, input_zero_point, mask, qweight, weight_scale] =
         offsets ? qat_grouped_linear_kept(input, weight, *offsets, bias, schemes, with_mask)
-                : qat_linear_kept(input, weight, bias, schemes, with_mask);
+                : qat_linear_kept(input, weight, bias, schemes, with_mask, given);
     SavedProduct saved;
     if (weight_grad) {
       saved.qinput = qinput;
@@ -115,9 +119,9 @@ class QatLinear : public Function<QatLinear> {
       if (!symmetric) saved.input_zero_point = input_zero_point;
     }
     if (input_grad) {
-      const bool keeps_weight = is_kept_anyway(weight) || is_graph_input(weight);
-      saved.weight = keeps_weight ? weight : qweight;
-      saved.weight_scale = weight_scale;
+      const bool keeps_weight = !given && (is_kept_anyway(weight) || is_graph_input(weight));
+      saved.weight = keeps_weight ? weight : given ? *given.integers : qweight;
+      saved.weight_scale = given ? *given.scale : weight_scale;
     }
     if (with_mask) saved.mask = mask;
     if (offsets) saved.offsets = *offsets;
@@ -136,7 +140,7 @@ class QatLinear : public Function<QatLinear> {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     auto saved = saved_tensors<SavedProduct>(ctx);
     const at::Tensor& dy = grads[0];
-    variable_list result(6);
+    variable_list result(8);
     set_integer_gradients(ctx, dy, saved, result);
     set_float_gradients(ctx, dy, saved, result);
     const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
@@ -225,16 +229,19 @@ bool is_recorded(const at::Tensor& input, const at::Tensor& weight, const Option
 
 at::Tensor qat_linear_autograd(const at::Tensor& input, const at::Tensor& weight,
                                const OptionalTensor& bias, const Schemes& schemes,
-                               const BackwardArgs& backward) {
+                               const BackwardArgs& backward, const GivenWeight& given) {
   const LinearArgs args{
       .op = "baraquant::qat_linear", .input = input, .weight = weight, .bias = bias};
   check_all_dispatchable(args);
+  if (given) check_dispatchable(args.op, "qweight", *given.integers);
+  if (given.scale) check_scale(args.op, "weight_scale", *given.scale);
   if (is_recorded(input, weight, bias)) {
     check_backward(args, backward);
-    return QatLinear::apply(input, weight, bias, OptionalTensor(), schemes, backward);
+    return QatLinear::apply(input, weight, bias, OptionalTensor(), schemes, backward,
+                            given.integers, given.scale);
   }
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return qat_linear(input, weight, bias, schemes, backward);
+  return qat_linear(input, weight, bias, schemes, backward, given);
 }
 
 at::Tensor qat_grouped_linear_autograd(const at::Tensor& input, const at::Tensor& weight,
@@ -248,7 +255,8 @@ at::Tensor qat_grouped_linear_autograd(const at::Tensor& input, const at::Tensor
   check_all_dispatchable(args);
   if (is_recorded(input, weight, bias)) {
     check_backward(args, backward);
-    return QatLinear::apply(input, weight, bias, OptionalTensor(offsets), schemes, backward);
+    return QatLinear::apply(input, weight, bias, OptionalTensor(offsets), schemes, backward,
+                            OptionalTensor(), OptionalTensor());
   }
   const at::AutoDispatchBelowADInplaceOrView guard;
   return qat_grouped_linear(input, weight, offsets, bias, schemes, backward);
@@ -262,10 +270,10 @@ void refuse_to_record(const char* op, const at::Tensor& input, const at::Tensor&
 
 KeptByQatLinear qat_linear_kept_autograd(const at::Tensor& input, const at::Tensor& weight,
                                          const OptionalTensor& bias, const Schemes& schemes,
-                                         bool with_mask) {
+                                         bool with_mask, const GivenWeight& given) {
   refuse_to_record("baraquant::qat_linear", input, weight);
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return qat_linear_kept(input, weight, bias, schemes, with_mask);
+  return qat_linear_kept(input, weight, bias, schemes, with_mask, given);
 }
 
 KeptByQatLinear qat_grouped_linear_kept_autograd(const at::Tensor& input, const at::Tensor& weight,

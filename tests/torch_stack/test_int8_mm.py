@@ -44,7 +44,7 @@ def compiler() -> Iterator[None]:
 
 
 @by_low
-@by_qat_call
+@pytest.mark.parametrize("call", [call for call in QAT_CALLS if not call.given], ids=str)
 def test_qat_linear_runs_in_the_autocast_dtype(
     call: Int8Call, low: torch.dtype, device: str
 ) -> None:

@@ -23,6 +23,16 @@ backward: How the backward pass computes, see below: ``"float"``, ``"int8_input"
         of ``input`` from integers) or ``"int8"`` (that of ``weight`` too).
     rounding: How ``"int8_input"`` and ``"int8"`` round the gradient of the output: ``"nearest"``,
         or ``"stochastic"`` with the numbers of PyTorch's generator of the device.""",
+    "given": """\
+qweight: The integers of the weight, int8 ``[N, K]``, contiguous, if they are known: of four bits
+        (:func:`expand_int4`), gathered, or found by another rule. ``weight_quant_min`` and
+        ``weight_quant_max`` are not used then. None: those of ``weight``.
+    weight_scale: The scales of ``qweight``, ``[N]``, float32 (float64 for a float64 input); given
+        with it or not at all.""",
+    "given_gradient": """\
+    With ``qweight`` the gradients are those of ``dequantize_per_channel(qweight, weight_scale)`` in
+    place of the rounded weight, and that of ``weight`` passes straight through; the values of
+    ``weight`` are not read. ``qweight`` is kept itself.""",
     "integer_gradient": """\
     With ``backward="int8_input"`` and ``"int8"`` the products of the backward pass are sums of
     integers too. The scales ``sw`` and ``s`` are folded into the gradient ``dy`` of the output,
@@ -63,6 +73,8 @@ offsets: Where the rows of each group end, ``[E]``, int32: group e has the rows 
     "backward": """\
 backward: ``"float"``; for groups there is no backward pass of integers yet.
     rounding: ``"nearest"``; only a backward pass of integers rounds.""",
+    "given": " ",
+    "given_gradient": " ",
     "integer_gradient": " ",
 }
 
@@ -256,6 +268,7 @@ Args:
     weight_quant_max: The largest integer of the weight, 1 to 127.
 {_RANGE}
     $backward
+    $given
 
 Returns:
     $output, of the dtype of ``input``, contiguous.
@@ -271,6 +284,7 @@ Gradient:
     pass: the integers, one byte per element, and their scales; if ``symmetric`` is False, also one
     bit per element of ``input``. If the weight is a leaf (a parameter) or a view of one, it is kept
     itself instead of its integers, at no cost. Only what the requested gradients need is kept.
+$given_gradient
 $integer_gradient
 $grouped_gradient
 

@@ -227,12 +227,15 @@ inline at::Tensor qat_linear(const at::Tensor& input, const at::Tensor& weight,
                              bool symmetric = true, int64_t weight_quant_min = -128,
                              int64_t weight_quant_max = 127, int64_t quant_min = -128,
                              int64_t quant_max = 127, std::string_view backward = "float",
-                             std::string_view rounding = "nearest") {
+                             std::string_view rounding = "nearest",
+                             const std::optional<at::Tensor>& qweight = std::nullopt,
+                             const std::optional<at::Tensor>& weight_scale = std::nullopt) {
   static const auto op = api::find<at::Tensor(
       const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, bool, int64_t,
-      int64_t, int64_t, int64_t, std::string_view, std::string_view)>("qat_linear", "");
+      int64_t, int64_t, int64_t, std::string_view, std::string_view,
+      const std::optional<at::Tensor>&, const std::optional<at::Tensor>&)>("qat_linear", "");
   return op.call(input, weight, bias, symmetric, weight_quant_min, weight_quant_max, quant_min,
-                 quant_max, backward, rounding);
+                 quant_max, backward, rounding, qweight, weight_scale);
 }
 
 /// Multiply the integers of each group of tokens by the weight of the group.

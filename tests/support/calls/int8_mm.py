@@ -25,6 +25,7 @@ class Int8Call:
         input: The dtype of an integer input.
         bias: Whether there is one; `shift`: a zero point, or asymmetric; `sums`: weight_sum;
             `smooth`: smooth_scale.
+        given: Whether qat_linear gets the integers of the weight.
         range: Of the integers that the input becomes, where it is not that of int8.
         weight_range: Of those of the weight.
     """
@@ -37,6 +38,7 @@ class Int8Call:
     sums: bool = False
     number: bool = False
     smooth: bool = False
+    given: bool = False
     range: tuple[int, int] | None = None
     weight_range: tuple[int, int] | None = None
 
@@ -48,14 +50,15 @@ class Int8Call:
     exact_gradients = False
 
     def __str__(self) -> str:
-        flags = [f for f in ("bias", "shift", "sums", "number", "smooth") if getattr(self, f)]
+        names = ("bias", "shift", "sums", "number", "smooth", "given")
+        flags = [name for name in names if getattr(self, name)]
         ranges = (self.range, self.weight_range)
         flags += [f"{ends[0]}_to_{ends[1]}" for ends in ranges if ends is not None]
         return "-".join([self.verb, cases.name_of(self.input), cases.name_of(self.dtype), *flags])
 
     @property
     def facets(self) -> set[tuple[str, Any]]:
-        names = ("verb", "input", "bias", "shift", "sums", "number", "range")
+        names = ("verb", "input", "bias", "shift", "sums", "number", "given", "range")
         return {(name, getattr(self, name)) for name in names} | {("dtype of int8", self.dtype)}
 
     @property
@@ -88,6 +91,7 @@ class Int8Call:
         if self.verb == "int8_linear" and self.shift:
             found.append("input_zero_point")
         found += ["smooth_scale"] if self.smooth else []
+        found += ["qweight", "weight_scale"] if self.given else []
         return (*found, "weight_sum") if self.sums else tuple(found)
 
     @property
@@ -113,6 +117,7 @@ class Int8Call:
         made = {
             "input": integers(shape, self.input, "random", 2),
             "weight": weight,
+            "qweight": weight,
             "input_scale": cases.scales(of_rows, compute, 3),
             "act_scale": cases.scales(of_rows, compute, 3),
             "smooth_scale": cases.scales((k,), compute, 5),
@@ -135,11 +140,9 @@ class Int8Call:
 
     def arguments(self, *tensors: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
         given = dict(zip(self.names, tensors, strict=True))
-        kwargs: dict[str, Any] = {
-            name: given.pop(name)
-            for name in ("input_zero_point", "act_zero_point", "smooth_scale", "weight_sum")
-            if name in given
-        }
+        named = ["input_zero_point", "act_zero_point", "smooth_scale", "weight_sum", "qweight"]
+        named += ["weight_scale"] if self.given else []
+        kwargs: dict[str, Any] = {name: given.pop(name) for name in named if name in given}
         if self.number:
             given |= {"act_scale": 0.25}
             kwargs |= {"act_zero_point": 3} if self.shift else {}
@@ -166,6 +169,7 @@ QAT_CALLS = (
     Int8Call("qat_linear", bias=True),
     Int8Call("qat_linear", shift=True),
     Int8Call("qat_linear", bias=True, shift=True, range=(-8, 7), weight_range=(-4, 3)),
+    Int8Call("qat_linear", bias=True, shift=True, given=True),
 )
 SERVED_CALLS = (
     Int8Call("quantized_linear", bias=True),

@@ -261,9 +261,13 @@ def qat_linear(
     *,
     weight_quant_min: int = -128,
     weight_quant_max: int = 127,
+    qweight: Tensor | None = None,
+    weight_scale: Tensor | None = None,
     **of_input: Any,
 ) -> np.ndarray:
-    """The same with a weight that is quantized per channel."""
+    """The same with a weight that is quantized per channel, or whose integers are given."""
+    if qweight is not None and weight_scale is not None:
+        return quantized_linear(input, qweight, weight_scale, bias, **of_input)
     rule = Dynamic(weight, per_channel(0), weight_quant_min, weight_quant_max)
     assert not rule.zero_point.any()
     q = torch.from_numpy(rule.quantize())
