@@ -8,21 +8,12 @@ torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
+from ._config import Config as Config
 from ._fields import check_bools, check_choice, check_int, check_rotation
 from .granularity import GRANULARITIES, Granularity, PerGroup
-
-VERSION = 4  # of the dictionaries
-# The fields that older dictionaries lack: the version that has them first, and their value before.
-_SINCE: dict[str, tuple[int, Any]] = {
-    "scale_dtype": (2, "float32"),
-    "conv_inputs": (2, None),
-    "backward": (3, "float"),
-    "rounding": (3, "nearest"),
-    "rotate": (4, None),
-}
 
 OBSERVERS = ("min_max", "moving_average", "percentile", "mse")
 # The observers that training can update with each batch.
@@ -31,59 +22,6 @@ SCALE_RULES = ("search", "max")
 SCALE_DTYPES = ("float32", "bfloat16", "float16")
 BACKWARDS = ("float", "int8_input", "int8")
 ROUNDINGS = ("nearest", "stochastic")
-
-C = TypeVar("C", bound="Config")
-
-
-@dataclass(frozen=True)
-class Config:
-    """The base of all configurations: a name, and the conversion to a dictionary and back."""
-
-    scheme: ClassVar[str] = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain data (JSON can hold it), with the scheme and a version."""
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        plain = {k: v.to_dict() if isinstance(v, Config) else v for k, v in values.items()}
-        return {"scheme": self.scheme, "version": VERSION, **plain}
-
-    @classmethod
-    def from_dict(cls: type[C], data: dict[str, Any]) -> C:
-        """Return the configuration that :meth:`to_dict` wrote; ``Config`` itself takes any.
-
-        A field that was added after the dictionary's version gets its default.
-
-        Raises:
-            ValueError: The scheme is another one, the version is newer, a field is missing or
-                unknown, or a value is invalid.
-            TypeError: A value has another type, for example a list instead of the dictionary.
-        """
-        if not isinstance(data, dict):
-            raise TypeError(f"{cls.__name__}: expected a dict, but got {type(data).__name__}")
-        version, scheme = data.get("version"), data.get("scheme")
-        if type(version) is not int or not 1 <= version <= VERSION:
-            raise ValueError(
-                f"{cls.__name__}: expected version to be at most {VERSION}, but got {version!r}; "
-                "a newer baraquant may have written it"
-            )
-        kind = _kinds().get(scheme) if isinstance(scheme, str) else None
-        if kind is None or not issubclass(kind, cls):
-            known = cls.scheme or ", ".join(_kinds())
-            raise ValueError(f"{cls.__name__}: expected scheme {known}, but got {scheme!r}")
-        names = {entry.name for entry in fields(kind)}
-        since = {name: _SINCE[name] for name in names & _SINCE.keys()}
-        older = {name: value for name, (first, value) in since.items() if version < first}
-        names -= older.keys()
-        given = data.keys() - {"scheme", "version"}
-        if given != names:
-            raise ValueError(
-                f"{kind.__name__}: expected the fields {_listed(names)}, but got {_listed(given)}"
-            )
-        values = {
-            name: Config.from_dict(data[name]) if isinstance(data[name], dict) else data[name]
-            for name in names
-        }
-        return kind(**values, **older)
 
 
 def integer_range(bits: int) -> tuple[int, int]:
@@ -108,6 +46,10 @@ class TensorConfig(Config):
         learned: Whether the scale, and the zero point if there is one, is a trained parameter (LSQ,
             LSQ+).
         group_size: The number of adjacent values that share a scale, for ``"per_group"``.
+        group_factors: For weights of linear layers with 4 bits in groups. True makes the scale of a
+            group a whole number from 1 to 16 times one scale of the channel, so that a product
+            with integers is one exact sum over all groups: :class:`baraquant.nn.FakeQuantizeInt4`.
+            Other kinds of layers keep a floating scale for each group.
 
     Example:
         >>> config = baraquant.TensorConfig(bits=4, granularity=baraquant.PerGroup(32))
@@ -123,6 +65,7 @@ class TensorConfig(Config):
     dynamic: bool | None = None
     learned: bool = False
     group_size: int | None = None
+    group_factors: bool = False
 
     def __post_init__(self) -> None:
         """Check every field, and settle ``dynamic`` and the name of the granularity."""
@@ -155,6 +98,17 @@ class TensorConfig(Config):
             raise ValueError(
                 f"TensorConfig: expected no group_size for {self.granularity}, "
                 f"but got {self.group_size}"
+            )
+        check_bools(self, "group_factors")
+        if self.group_factors:
+            self._check_group_factors()
+
+    def _check_group_factors(self) -> None:
+        size = self.group_size
+        if self.bits != 4 or size is None or size % 2 != 0 or not self.dynamic:
+            raise ValueError(
+                "TensorConfig: expected 4 bits, granularity=PerGroup of an even size and "
+                f"dynamic=True with group_factors=True, but got {self}"
             )
 
     def _take_granularity(self) -> None:
@@ -189,7 +143,8 @@ class TensorConfig(Config):
         group = "" if self.group_size is None else f"({self.group_size})"
         how = "learned" if self.learned else "dynamic" if self.dynamic else "static"
         zero = "symmetric" if self.symmetric else "asymmetric"
-        return f"int{self.bits} {self.granularity}{group} {zero} {how}"
+        factors = " factors" if self.group_factors else ""
+        return f"int{self.bits} {self.granularity}{group} {zero} {how}{factors}"
 
 
 @dataclass(frozen=True)
@@ -282,6 +237,8 @@ class QuantConfig(Config):
                 "per_group, but got 'per_token'"
             )
         self._check_activation()
+        if self.weight.group_factors:
+            self._check_group_factors()
         self._check_backward()
         check_rotation(self, self.rotate)
 
@@ -299,6 +256,20 @@ class QuantConfig(Config):
                 f"QuantConfig: expected backward='float' for layers that train on floating "
                 f"products, but got {self.backward!r} with {self._scheme_str}; use "
                 f"W8A8(backward={self.backward!r}) or W4A8(None, backward={self.backward!r})"
+            )
+
+    def _check_group_factors(self) -> None:
+        activation = self.activation
+        if activation is None or activation.granularity not in ("per_token", "per_tensor"):
+            raise ValueError(
+                "QuantConfig: expected a per_token or per_tensor activation with group_factors, "
+                "which make a product of integers exact, but got "
+                f"{activation or 'floating inputs'}; use W4A8(group_factors=True)"
+            )
+        if self.scale_dtype != "float32":
+            raise ValueError(
+                "QuantConfig: expected scale_dtype='float32' with group_factors, but got "
+                f"{self.scale_dtype!r}"
             )
 
     def _check_activation(self) -> None:
@@ -331,10 +302,10 @@ class QuantConfig(Config):
     @property
     def trains_on_integers(self) -> bool:
         """Whether :func:`baraquant.ops.qat_linear` computes a linear layer in training."""
-        activation = self.activation
+        activation, weight = self.activation, self.weight
         return (
             activation is not None
-            and self.weight == TensorConfig(self.weight.bits)
+            and (weight.group_factors or weight == TensorConfig(weight.bits))
             and self.scale_dtype == "float32"
             and activation == TensorConfig(activation.bits, "per_token", activation.symmetric)
         )
@@ -347,12 +318,19 @@ class QuantConfig(Config):
 
     def with_floating_input(self) -> QuantConfig:
         """Return the same configuration of the weights, but with floating inputs."""
-        plain = self.with_float_backward()
+        plain = self.with_float_backward().with_float_scales()
         return replace(plain, activation=None, conv_inputs=None)
 
     def with_float_backward(self) -> QuantConfig:
         """Return the same configuration, but with floating products in the backward pass."""
         return replace(self, backward="float", rounding="nearest")
+
+    def with_float_scales(self) -> QuantConfig:
+        """Return the same configuration, but with a floating scale for each group."""
+        if not self.weight.group_factors:
+            return self
+        plain = self.with_float_backward()
+        return replace(plain, weight=replace(self.weight, group_factors=False))
 
     def with_rotation(self, features: int) -> QuantConfig:
         """Return the configuration of a linear layer, whose ``rotate`` is the block it uses.
@@ -377,14 +355,3 @@ class QuantConfig(Config):
         if self.backward == "float":
             return f"{self._scheme_str}{rotate}"
         return f"{self._scheme_str}, backward={self.backward} {self.rounding}{rotate}"
-
-
-def _kinds() -> dict[str, type[Config]]:
-    from .schemes import GPTQ, SmoothQuant
-
-    kinds: list[type[Config]] = [TensorConfig, QuantConfig, SmoothQuant, GPTQ]
-    return {kind.scheme: kind for kind in kinds}
-
-
-def _listed(names: Any) -> str:
-    return ", ".join(sorted(map(str, names))) or "none"

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Modules built on :mod:`baraquant.ops`, and functions that switch those of a model.
 
-For training: ``FakeQuantize``, ``LearnedFakeQuantize``, ``FakeQuantizedLinear``,
+For training: ``FakeQuantize``, ``LearnedFakeQuantize``, ``FakeQuantizeInt4``,
+``FakeQuantizedLinear``,
 ``FakeQuantizedConv1d`` to ``3d``, ``FakeQuantizedConvTranspose1d`` to ``3d``,
 ``FakeQuantizedEmbedding``, ``FakeQuantizedExperts`` and ``FakeQuantizedConv1D``, which stands for
 transformers' ``Conv1D``. For inference with integers: ``QuantizedLinear``,
-``StaticQuantizedLinear``, ``WeightOnlyLinear``, ``QuantizedConv1d`` to ``3d``,
+``StaticQuantizedLinear``, ``QuantizedInt4Linear``, ``StaticQuantizedInt4Linear``,
+``WeightOnlyLinear``, ``QuantizedConv1d`` to ``3d``,
 ``QuantizedConvTranspose1d`` to ``3d``, ``QuantizedEmbedding`` and ``QuantizedExperts``. Modules
 made of linear layers, each of which can be quantized: ``MultiheadAttention``, ``LSTM``, ``GRU``,
 ``RNN`` and their cells. Norms and activations whose bits are defined: ``RMSNorm``, ``LayerNorm``,
@@ -24,6 +26,7 @@ from .inference.conv_transpose import (
 )
 from .inference.embedding import QuantizedEmbedding
 from .inference.experts import QuantizedExperts
+from .inference.int4 import QuantizedInt4Linear, StaticQuantizedInt4Linear
 from .inference.linear import QuantizedLinear, StaticQuantizedLinear
 from .inference.quantized_input import QuantizedInput
 from .inference.weight_only import WeightOnlyLinear
@@ -48,6 +51,7 @@ from .training.conv import (
 from .training.embedding import FakeQuantizedEmbedding
 from .training.experts import FakeQuantizedExperts
 from .training.fake_quantize import FakeQuantize
+from .training.int4 import FakeQuantizeInt4
 from .training.learned import LearnedFakeQuantize
 from .training.linear import FakeQuantizedConv1D, FakeQuantizedLinear
 
@@ -57,6 +61,7 @@ __all__ = [
     "LSTM",
     "RNN",
     "FakeQuantize",
+    "FakeQuantizeInt4",
     "FakeQuantizedConv1D",
     "FakeQuantizedConv1d",
     "FakeQuantizedConv2d",
@@ -83,10 +88,12 @@ __all__ = [
     "QuantizedEmbedding",
     "QuantizedExperts",
     "QuantizedInput",
+    "QuantizedInt4Linear",
     "QuantizedLinear",
     "QuantizesWeight",
     "RMSNorm",
     "RNNCell",
+    "StaticQuantizedInt4Linear",
     "StaticQuantizedLinear",
     "WeightOnlyLinear",
     "disable_fake_quant",

@@ -9,7 +9,10 @@ import torch
 from torch import nn
 
 from .training.fake_quantize import FakeQuantize
+from .training.int4 import FakeQuantizeInt4
 from .training.learned import LearnedFakeQuantize
+
+_KINDS = (FakeQuantize, FakeQuantizeInt4, LearnedFakeQuantize)
 
 
 def enable_observer(module: nn.Module) -> None:
@@ -50,12 +53,12 @@ def sync_qparams(module: nn.Module) -> None:
 
 def _is_fake_quantize(module: nn.Module) -> bool:
     if not isinstance(module, torch.jit.ScriptModule):
-        return isinstance(module, (FakeQuantize, LearnedFakeQuantize))
+        return isinstance(module, _KINDS)
     # A scripted module knows its class only by a name, such as
     # __torch__.baraquant.nn.fake_quantize.___torch_mangle_3.FakeQuantize.
     path = module._c._type().qualified_name().split(".")
     return any(
         path[1 : 1 + len(home)] == home and path[-1] == kind.__name__
-        for kind in (FakeQuantize, LearnedFakeQuantize)
+        for kind in _KINDS
         for home in [kind.__module__.split(".")]
     )

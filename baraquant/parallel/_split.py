@@ -132,6 +132,12 @@ def _check_weight(module: nn.Module, style: str, mesh: DeviceMesh, splits_channe
                 f"{style}: {_name(module)}: expected weight to be a parameter, but a "
                 "parametrization or a hook computes it; remove that first"
             )
+        if module.config.weight.group_factors:
+            raise NotImplementedError(
+                f"{style}: {_name(module)}: expected a weight without group_factors, but got "
+                f"{module.config.weight}; leave it out of the plan, and every process computes it "
+                "whole"
+            )
     else:
         weight = module._buffers["qweight"]
     if isinstance(weight, DTensor):

@@ -7,7 +7,7 @@ from ..configs import TensorConfig
 from ..nn._rotation import rotate_of
 from ..nn._subclassed import with_forward_of
 from ..nn.training._freeze import check_scale, skipped
-from ..nn.training._quantizers import Integers, QuantizesWeight
+from ..nn.training._quantizers import Int4Integers, Integers, QuantizesWeight
 from .layers import form_of, is_converted, layer_of, layer_of_prepared, unknown_weights
 from .replace import Decision, Swap, replace_modules, take_over
 from .report import Report
@@ -70,7 +70,9 @@ class Converter:
 
     def __init__(self, unseen: set[int] | None = None) -> None:
         self._unseen = unseen or set()
-        self._shared: dict[tuple[int, int, int | None, TensorConfig, str], Integers] = {}
+        self._shared: dict[
+            tuple[int, int, int | None, TensorConfig, str], Integers | Int4Integers
+        ] = {}
         self._kept: list[nn.Module] = []  # whose ids are those keys
 
     def decide(self, module: nn.Module) -> Decision:
@@ -87,7 +89,9 @@ class Converter:
         what = type(new).__name__ + about_rotation(new) + about_input(module)
         return Swap(new, what + about)
 
-    def convert(self, prepared: nn.Module, integers: Integers | None = None) -> nn.Module:
+    def convert(
+        self, prepared: nn.Module, integers: Integers | Int4Integers | None = None
+    ) -> nn.Module:
         """Return the quantized layer for a prepared one.
 
         Args:
@@ -117,7 +121,7 @@ class Converter:
         take_over(new, prepared)
         return new
 
-    def integers(self, module: QuantizesWeight) -> Integers:
+    def integers(self, module: QuantizesWeight) -> Integers | Int4Integers:
         """Return a prepared layer's weight as integers, once for tied weights."""
         if rotate_of(module) > 0:  # it is no tied weight: do not keep the layer
             return _integers(module)
@@ -132,8 +136,12 @@ class Converter:
         return self._shared[key]
 
 
-def _integers(module: QuantizesWeight) -> Integers:
+def _integers(module: QuantizesWeight) -> Integers | Int4Integers:
     config = module.config
+    if config.weight.group_factors:
+        packed = Int4Integers(*module.weight_fake_quant.pack(module.rows_of_weight()))
+        check_scale("the weight", packed.scale, config.scale_dtype)
+        return packed
     integers, scale, zero_point = module.quantized_weight()
     check_scale("the weight", scale, config.scale_dtype)
     return Integers(integers, scale, None if config.weight.symmetric else zero_point)

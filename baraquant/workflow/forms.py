@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..configs import integer_range
 from ..nn import FakeQuantize
+from ..nn.inference.int4 import HoldsInt4
 
 _INPUT = "input_fake_quant"
 _FLOATS = {str(dtype).removeprefix("torch."): dtype for dtype in (
@@ -163,12 +164,18 @@ class Form:
                 )
             if tensor is None or name.endswith("bias"):
                 continue
-            if name.endswith(("qweight", "weight_zero_point")):
+            if name == "group_factor":
+                _check_within(name, tensor, (1, 16))
+            elif name == "group_zero_point":
+                _check_within(name, tensor, (0, 15))
+            elif name.endswith(("qweight", "weight_zero_point")):
                 _check_within(name, tensor, weight)
             elif name.endswith("zero_point"):
                 _check_within(name, tensor, input)
             elif name.endswith(("scale", "smooth")):
                 _check_positive(name, tensor)
+        if isinstance(module, HoldsInt4):
+            module.check_products()
         rounder = getattr(module, _INPUT, None)
         if isinstance(rounder, FakeQuantize) and f"{_INPUT}.scale" in own:
             limits = rounder.quant_min, rounder.quant_max

@@ -24,6 +24,7 @@ from ..nn._subclassed import computes_parent, plain_type
 from ..nn.training._quantizers import Integers
 from . import forms
 from .forms import Form
+from .linear_forms import COMMON_OPTIONS, LINEAR_FORMS, SINCE, WEIGHT_TENSORS, convert_linear
 from .swappable import why_not
 
 Convert: TypeAlias = Callable[..., nn.Module]
@@ -82,18 +83,6 @@ class Layer:
         return why_not(module, self.base_of(module))
 
 
-def _convert_linear(prepared: Any, integers: Callable[[], Integers]) -> nn.Module:
-    return linear_form(prepared).from_prepared(prepared, integers())
-
-
-def linear_form(prepared: Any) -> type[Any]:
-    """Return the class that a prepared linear layer is converted to."""
-    if not prepared.is_integer:
-        return bnn.WeightOnlyLinear
-    is_static = prepared.config.is_static
-    return bnn.StaticQuantizedLinear if is_static else bnn.QuantizedLinear
-
-
 def converts_to(kind: Any) -> Convert:
     """Return a function that converts a prepared layer with ``from_prepared``."""
 
@@ -108,45 +97,6 @@ def _why_not_embedding(module: nn.Module, config: QuantConfig) -> str | None:
     return None if module.max_norm is None else "its max_norm rewrites the weight"
 
 
-WEIGHT_TENSORS = {"qweight": True, "weight_scale": True, "bias": False}
-COMMON_OPTIONS = {
-    "weight_bits": forms.int_option("weight_bits"),
-    "dtype": forms.dtype_option("dtype"),
-}
-_SINCE: Mapping[str, tuple[int, Any]] = {"dtype": (2, None)}
-_ROTATE = {"rotate": forms.maybe_int_option("rotate")}
-_LINEAR_OPTIONS = {**COMMON_OPTIONS, **_ROTATE, "transposed": forms.bool_option("transposed")}
-_LINEAR_SINCE = {**_SINCE, "transposed": (3, False), "rotate": (4, None)}
-
-_LINEAR_FORMS = (
-    Form(
-        bnn.QuantizedLinear,
-        {
-            "symmetric": forms.bool_option("symmetric"),
-            "bits": forms.int_option("bits"),
-            "granularity": forms.name_option("granularity"),
-            **_LINEAR_OPTIONS,
-        },
-        {**WEIGHT_TENSORS, "smooth": False},
-        _LINEAR_SINCE,
-    ),
-    Form(
-        bnn.StaticQuantizedLinear,
-        {"bits": forms.int_option("bits"), **_LINEAR_OPTIONS},
-        {**WEIGHT_TENSORS, "act_scale": True, "act_zero_point": False, "smooth_scale": False},
-        _LINEAR_SINCE,
-    ),
-    Form(
-        bnn.WeightOnlyLinear,
-        {
-            "group_size": forms.maybe_int_option("group_size"),
-            "input_fake_quant": forms.ROUNDER,
-            **_LINEAR_OPTIONS,
-        },
-        {**WEIGHT_TENSORS, "weight_zero_point": False},
-        _LINEAR_SINCE,
-    ),
-)
 _EMBEDDING_FORM = Form(
     bnn.QuantizedEmbedding,
     {
@@ -173,7 +123,7 @@ def _conv(float_type: type[nn.Module], training: Any, inference: Any) -> Layer:
         **{name: forms.sizes_option(name) for name in shapes},
     }
     names = ("in_channels", "out_channels", "kernel_size", "groups", "padding_mode", *shapes)
-    since = {**_SINCE, "group_size": (3, None)}
+    since = {**SINCE, "group_size": (3, None)}
     form = Form(inference, options, {**WEIGHT_TENSORS, "weight_zero_point": False}, since)
     sizes = {name: name for name in names}
     return Layer(float_type, training, (form,), converts_to(inference), sizes, keeps_input=True)
@@ -246,12 +196,12 @@ class TransformersConv1D(Layer):
 
 
 LAYERS: list[Layer] = [
-    Layer(nn.Linear, bnn.FakeQuantizedLinear, _LINEAR_FORMS, _convert_linear, _FEATURES),
+    Layer(nn.Linear, bnn.FakeQuantizedLinear, LINEAR_FORMS, convert_linear, _FEATURES),
     TransformersConv1D(
         None,
         bnn.FakeQuantizedConv1D,
-        _LINEAR_FORMS,
-        _convert_linear,
+        LINEAR_FORMS,
+        convert_linear,
         {"in_features": "nx", "out_features": "nf"},
     ),
     Layer(

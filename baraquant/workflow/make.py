@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from ..configs import TensorConfig
-from ..nn import FakeQuantize, FakeQuantizedLinear
+from ..nn import FakeQuantize, FakeQuantizedLinear, FakeQuantizeInt4
 from ..nn._rotation import rotate_of
 from ..nn._subclassed import with_forward_of
-from ..nn.training._quantizers import Integers
+from ..nn.training._quantizers import Int4Integers, Integers
 from .convert import Converter
-from .fit import fit_scale
-from .layers import linear_form, weights_of
+from .fit import fit
+from .layers import weights_of
+from .linear_forms import linear_form
 from .replace import take_over
 from .select import Chosen
 from .smoothquant.smoothing import Smoothing
@@ -35,7 +36,7 @@ def make(
     path: str,
     one: Chosen,
     caller: str,
-    integers: Integers | None = None,
+    integers: Integers | Int4Integers | None = None,
 ) -> nn.Module:
     """Convert a layer; if that fails, name the layer: a registered one may raise anything."""
     try:
@@ -50,7 +51,9 @@ class Maker:
     def __init__(self, plan: Mapping[str, Smoothing]) -> None:
         self._plan = plan
         self._converter = Converter()
-        self._fitted: dict[tuple[int, torch.Size, str, TensorConfig, str], FakeQuantize] = {}
+        self._fitted: dict[
+            tuple[int, torch.Size, str, TensorConfig, str], FakeQuantize | FakeQuantizeInt4
+        ] = {}
         self._kept: list[Tensor] = []  # whose addresses are those keys
         # The divisor of a layer's own output, for the layers after it.
         self._divisors = {
@@ -77,7 +80,9 @@ class Maker:
             prepared = prepared.with_rotated_weight()
         return prepared
 
-    def make(self, path: str, one: Chosen, integers: Integers | None = None) -> nn.Module:
+    def make(
+        self, path: str, one: Chosen, integers: Integers | Int4Integers | None = None
+    ) -> nn.Module:
         """Return the layer that replaces a float one.
 
         Args:
@@ -94,12 +99,12 @@ class Maker:
         if weight.bits < 8 and one.scheme.scale_rule == "search":
             for name, rows in prepared.weight_rows().items():
                 if rotate_of(prepared) > 0:  # no tied weight: the rotated copy is not kept
-                    setattr(prepared, name, fit_scale(rows, getattr(prepared, name)))
+                    setattr(prepared, name, fit(rows, getattr(prepared, name)))
                     continue
                 # Tied weights have the same one.
                 key = rows.data_ptr(), rows.shape, name, weight, one.scheme.scale_dtype
                 if key not in self._fitted:
-                    self._fitted[key] = fit_scale(rows, getattr(prepared, name))
+                    self._fitted[key] = fit(rows, getattr(prepared, name))
                     self._kept.append(rows)
                 setattr(prepared, name, self._fitted[key])
         return self._converter.convert(prepared)

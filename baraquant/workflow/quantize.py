@@ -154,10 +154,10 @@ def quantize_(
 
 def after_training(config: QuantConfig, layer: Layer) -> QuantConfig:
     """Return a configuration as it is without training."""
+    if layer.keeps_input and not config.conv_inputs:
+        config = config.with_floating_input()
     weight = replace(config.weight, learned=False, dynamic=True)
     activation = config.activation
-    if layer.keeps_input and not config.conv_inputs:
-        return replace(config.with_floating_input(), weight=weight)
     if activation is not None and activation.learned:
         activation = replace(activation, learned=False, dynamic=False)
     plain = config.with_float_backward()

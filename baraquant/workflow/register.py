@@ -11,7 +11,8 @@ from .. import nn as bnn
 from ..configs import QuantConfig
 from . import forms
 from .forms import Form
-from .layers import COMMON_OPTIONS, LAYERS, WEIGHT_TENSORS, Layer, converts_to, form_named
+from .layers import LAYERS, Layer, converts_to, form_named
+from .linear_forms import COMMON_OPTIONS, WEIGHT_TENSORS
 
 
 def register_layer(

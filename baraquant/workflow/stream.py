@@ -195,7 +195,8 @@ def _check_if_loaded(module: nn.Module, config: Config) -> str | None:
 
 
 def _same_integers(one: nn.Module, other: nn.Module) -> bool:
-    names = ("qweight", "weight_scale", "weight_zero_point")
+    names = ["qweight", "weight_scale", "weight_zero_point"]
+    names += ["packed", "group_factor", "group_zero_point"]
     pairs = [(getattr(one, name, None), getattr(other, name, None)) for name in names]
     return all(
         mine is theirs

@@ -32,6 +32,7 @@ from baraquant import (
     schemes,
 )
 from baraquant.configs import Config
+from tests.support.config_data import NEWEST, SINCE, older
 from tests.support.models import training_models
 
 PER_TOKEN = TensorConfig(granularity="per_token")
@@ -49,6 +50,7 @@ ALL = [
     W4A8(),
     W4A8(group_size=None),
     W4A8(64, symmetric=False, scale_rule="max"),
+    W4A8(32, group_factors=True, backward="int8", rotate=64),
     *training_models.weight_configs(bits=(2, 5, 8)),
     *(QuantConfig(TensorConfig(3), a) for a in training_models.activation_configs(bits=(4, 8))),
     QuantConfig(TensorConfig(), observer="min_max"),
@@ -84,41 +86,33 @@ PRESETS = {
 @pytest.mark.parametrize("config", ALL, ids=str)
 def test_to_a_dictionary_and_back(config: Config) -> None:
     data = json.loads(json.dumps(config.to_dict()))
-    assert data["scheme"] == type(config).scheme and data["version"] == 4
+    assert data["scheme"] == type(config).scheme and data["version"] == NEWEST
     for kind in (type(config), Config):
         back = kind.from_dict(data)
         assert back == config and hash(back) == hash(config) and type(back) is type(config)
 
 
-@pytest.mark.parametrize("config", [W8A8(), W4A16(32), SmoothQuant(), TensorConfig(4)], ids=str)
-def test_a_dictionary_of_the_first_version(config: Config) -> None:
-    def older(data: dict[str, object]) -> dict[str, object]:
-        new = {"version": 1}
-        return {
-            key: older(value) if isinstance(value, dict) else new.get(key, value)
-            for key, value in data.items()
-            if key not in ("scale_dtype", "conv_inputs", "backward", "rounding", "rotate")
-        }
+OF_VERSION: dict[int, list[Config]] = {
+    1: [W8A8(), W4A16(32), SmoothQuant(), TensorConfig(4)],
+    2: [W8A8(scale_dtype="bfloat16")],
+    3: [W8A8(backward="int8")],
+    4: [W4A8(32, rotate=64), TensorConfig(4)],
+}
 
-    data = older(config.to_dict())
-    assert "scale_dtype" not in str(data) and "'version': 4" not in str(data)
+
+@pytest.mark.parametrize(
+    ("version", "config"), [(v, c) for v, found in OF_VERSION.items() for c in found], ids=str
+)
+def test_a_dictionary_of_an_older_version(version: int, config: Config) -> None:
+    data = older(json.loads(json.dumps(config.to_dict())), version)
+    assert f"'version': {NEWEST}" not in str(data)
+    assert not any(name in str(data) for name in SINCE[version + 1])
     assert Config.from_dict(data) == config
-    if isinstance(config, QuantConfig):
-        with pytest.raises(ValueError, match="QuantConfig: expected the fields"):
-            Config.from_dict(data | {"scale_dtype": "float32"})
-        with pytest.raises(ValueError, match="QuantConfig: expected the fields"):
-            Config.from_dict(data | {"version": 2})
-
-
-def test_a_dictionary_of_the_second_version() -> None:
-    config = W8A8(scale_dtype="bfloat16")
-    data = json.loads(json.dumps(config.to_dict()).replace('"version": 4', '"version": 2'))
-    with pytest.raises(ValueError, match="QuantConfig: expected the fields"):
-        Config.from_dict(data)
-    del data["backward"], data["rounding"], data["rotate"]
-    assert Config.from_dict(data) == config
-    with pytest.raises(ValueError, match="QuantConfig: expected the fields"):
-        Config.from_dict(data | {"version": 3})
+    fields = {entry.name for entry in dataclasses.fields(config)}
+    if fields.intersection(SINCE[version + 1]):
+        for wrong in (config.to_dict() | {"version": version}, data | {"version": version + 1}):
+            with pytest.raises(ValueError, match="Config: expected the fields"):
+                Config.from_dict(wrong)
 
 
 def test_floating_forms() -> None:
@@ -338,8 +332,8 @@ def test_what_schemes_refuse(build, error: type[Exception], message: str) -> Non
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"version": 5}, ValueError, "version to be at most 4, but got 5; a newer baraquant"),
-        ({"version": "1"}, ValueError, "version to be at most 4, but got '1'"),
+        ({"version": 6}, ValueError, "version to be at most 5, but got 6; a newer baraquant"),
+        ({"version": "1"}, ValueError, "version to be at most 5, but got '1'"),
         ({"version": None}, ValueError, "version"),
         ({"version": True}, ValueError, "version"),
         ({"scheme": "w4a4"}, ValueError, "scheme quant, but got 'w4a4'"),
@@ -379,7 +373,7 @@ def test_other_data_is_refused() -> None:
         Config.from_dict(none)
     nested = SmoothQuant().to_dict()
     nested["activation"]["version"] = 7
-    with pytest.raises(ValueError, match="version to be at most 4, but got 7"):
+    with pytest.raises(ValueError, match="version to be at most 5, but got 7"):
         SmoothQuant.from_dict(nested)
 
 

@@ -3,23 +3,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from baraquant import W4A8, W4A16, W8A8, W8A16, SmoothQuant, W8A8Static
 from baraquant.configs import Config
-
-
-def test_a_dictionary_of_the_third_version() -> None:
-    config = W8A8(backward="int8")
-    data = json.loads(json.dumps(config.to_dict()).replace('"version": 4', '"version": 3'))
-    with pytest.raises(ValueError, match="QuantConfig: expected the fields"):
-        Config.from_dict(data)
-    del data["rotate"]
-    assert Config.from_dict(data) == config
-    with pytest.raises(ValueError, match="QuantConfig: expected the fields"):
-        Config.from_dict(data | {"version": 4})
 
 
 def test_in_words() -> None:

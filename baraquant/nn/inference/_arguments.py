@@ -34,15 +34,52 @@ def check_weight(name: str, weight: Tensor, bias: Tensor | None, dimensions: int
             f"{name}: expected qweight to have {dimensions} dimensions ({LAYOUTS[dimensions]}), "
             f"but got {list(weight.shape)}"
         )
+    check_bias(name, "qweight", weight.shape[0], bias)
+
+
+def check_bias(name: str, weight: str, channels: int, bias: Tensor | None) -> None:
+    """Check a bias; ``weight`` is the name of the tensor that has the channels."""
     if bias is None:
         return
     if not bias.is_floating_point():
         raise TypeError(f"{name}: expected bias to be floating, but got {bias.dtype}")
-    if bias.shape != weight.shape[:1]:
+    if bias.shape != (channels,):
         raise ValueError(
-            f"{name}: expected bias to have {weight.shape[0]} elements (qweight.size(0)), "
+            f"{name}: expected bias to have {channels} elements ({weight}.size(0)), "
             f"but got {list(bias.shape)}"
         )
+
+
+def check_int4(
+    name: str,
+    packed: Tensor,
+    factor: Tensor,
+    group_size: int,
+    zero_point: Tensor | None,
+    features: int,
+) -> None:
+    """Check packed weights of four bits, and the factors and zero points of their groups."""
+    if type(group_size) is not int or group_size <= 0 or group_size % 2 != 0:
+        raise ValueError(f"{name}: expected an even group_size > 0, but got {group_size!r}")
+    if type(features) is not int or features < 0:
+        raise ValueError(f"{name}: expected in_features to be an int >= 0, but got {features!r}")
+    if packed.dim() != 2 or packed.shape[1] != -(-features // 2):
+        raise ValueError(
+            f"{name}: expected packed to have the shape [out_features, {-(-features // 2)}] "
+            f"(ceil(in_features / 2)), but got {list(packed.shape)}"
+        )
+    groups = [packed.shape[0], -(-features // group_size)]
+    tensors = {"packed": packed, "group_factor": factor, "group_zero_point": zero_point}
+    for argument, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if tensor.dtype != torch.uint8:
+            raise TypeError(f"{name}: expected {argument} to be uint8, but got {tensor.dtype}")
+        if tensor is not packed and list(tensor.shape) != groups:
+            raise ValueError(
+                f"{name}: expected {argument} to have the shape {groups} (groups of "
+                f"{group_size}), but got {list(tensor.shape)}"
+            )
 
 
 def weight_dtype(
@@ -61,7 +98,7 @@ def scale_of_channels(name: str, scale: Tensor, channels: int) -> Tensor:
     _check_dtype(name, "weight_scale", scale)
     if scale.shape != (channels,):
         raise ValueError(
-            f"{name}: expected weight_scale to have {channels} elements (qweight.size(0)), "
+            f"{name}: expected weight_scale to have {channels} elements (out_features), "
             f"but got {list(scale.shape)}"
         )
     return plain(scale).contiguous()
@@ -97,9 +134,8 @@ def zero_point_of_weight(name: str, zero_point: Tensor | None, scale: Tensor) ->
     return plain(zero_point).to(torch.int32).contiguous()
 
 
-def scale_of_inputs(name: str, smooth: Tensor, features: int) -> Tensor:
+def scale_of_inputs(name: str, argument: str, smooth: Tensor, features: int) -> Tensor:
     """Return a factor for each input feature."""
-    argument = "smooth" if name == "QuantizedLinear" else "smooth_scale"
     _check_dtype(name, argument, smooth)
     if smooth.shape != (features,):
         raise ValueError(

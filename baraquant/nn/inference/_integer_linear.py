@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The bases of the linear layers that store integers."""
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ... import ops
+from ...configs import integer_range
+from .._product import matching_bias
 from .._rotation import check_block, has_same_metadata, note_metadata
 from . import _arguments
 from ._integers import HoldsIntegers
@@ -19,6 +21,8 @@ class LaysOutWeight(HoldsIntegers):
     integers are always ``[out_features, in_features]``.
     """
 
+    in_features: int
+    out_features: int
     transposed: bool
     rotate: int  # the block that is rotated in inputs, and is in the weight; 0 if none is
 
@@ -26,7 +30,7 @@ class LaysOutWeight(HoldsIntegers):
         """Set the layout in which ``weight`` is read."""
         self.transposed = transposed
         if transposed:
-            self.nf, self.nx = self.qweight.shape
+            self.nf, self.nx = self.out_features, self.in_features
 
     def _shaped_as_weight(self) -> Tensor:
         return self.qweight.t() if self.transposed else self.qweight
@@ -53,44 +57,104 @@ class LaysOutWeight(HoldsIntegers):
 
 
 class IntegerLinear(LaysOutWeight):
-    """The base of the quantized linear layers: the weight with its scale, and the bias."""
+    """The base of the quantized linear layers: a weight of integers with its scale, and the bias.
 
-    __constants__ = ("rotate",)
+    A subclass says how the integers are stored, and how they are multiplied.
+    """
+
+    __constants__: tuple[str, ...] = (
+        "in_features",
+        "out_features",
+        "weight_bits",
+        "symmetric",
+        "bits",
+        "quant_min",
+        "quant_max",
+        "rotate",
+    )
 
     weight_scale: Tensor
     bias: Tensor | None
     weight_sum: Tensor | None
-    in_features: Final[int]
-    out_features: Final[int]
-    weight_bits: Final[int]
-    symmetric: Final[bool]
+    weight_bits: int
+    symmetric: bool
+    bits: int
+    quant_min: int
+    quant_max: int
 
-    def __init__(
+    def _set(
         self,
-        qweight: Tensor,
+        shape: tuple[int, int],
         weight_scale: Tensor,
         bias: Tensor | None,
+        *,
         weight_bits: int,
         symmetric: bool,
+        bits: int,
         dtype: torch.dtype | None,
         transposed: bool,
         rotate: int | None,
     ) -> None:
-        super().__init__()
+        """Check and keep everything but the integers, which are there already.
+
+        Args:
+            shape: ``(out_features, in_features)``.
+            weight_scale: As in the constructors of the layers, and so are the others.
+            bias: See there.
+            weight_bits: See there.
+            symmetric: Whether the input has no zero point.
+            bits: See there.
+            dtype: See there.
+            transposed: See there.
+            rotate: See there.
+        """
         name = type(self).__name__
-        _arguments.check_weight(name, qweight, bias)
         _arguments.check_bits(name, "weight_bits", weight_bits)
-        self.out_features, self.in_features = qweight.shape
+        _arguments.check_bits(name, "bits", bits)
+        self.out_features, self.in_features = shape
         self.rotate = check_block(name, rotate, self.in_features)
-        self.weight_bits, self.symmetric = weight_bits, symmetric
+        self.weight_bits, self.symmetric, self.bits = weight_bits, symmetric, bits
+        self.quant_min, self.quant_max = integer_range(bits)
         scale = _arguments.scale_of_channels(name, weight_scale, self.out_features)
         self.dtype = _arguments.weight_dtype(name, dtype, bias, scale)
-        self.register_buffer("qweight", _arguments.plain(qweight).contiguous())
         self.register_buffer("weight_scale", scale)
         self.register_buffer("bias", None if bias is None else _arguments.plain(bias))
         self.set_layout(transposed)
         self.register_buffer("weight_sum", None, persistent=False)
         self.sum_weight()
+
+    def _int8_weight(self) -> Tensor:
+        """Return the integers that are multiplied, int8 ``[out_features, in_features]``."""
+        raise NotImplementedError
+
+    def _dynamic_product(
+        self, rows: Tensor, bias: Tensor | None, dtype: torch.dtype | None
+    ) -> Tensor:
+        """Return the output for rows that get a scale for each token."""
+        raise NotImplementedError
+
+    def _static_product(
+        self,
+        rows: Tensor,
+        scale: Tensor,
+        bias: Tensor | None,
+        zero_point: Tensor | None,
+        smooth_scale: Tensor | None,
+        dtype: torch.dtype | None,
+    ) -> Tensor:
+        """Return the output for rows with one scale."""
+        raise NotImplementedError
+
+    def _product_of_integers(
+        self,
+        integers: Tensor,
+        scale: Tensor,
+        bias: Tensor | None,
+        zero_point: Tensor | None,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """Return the output for rows that are integers."""
+        raise NotImplementedError
 
     def check_one(self, smooth: str, given: Tensor | None) -> None:
         """Check that a layer is not both rotated and smoothed."""
@@ -103,18 +167,220 @@ class IntegerLinear(LaysOutWeight):
     def sum_weight(self) -> None:
         """Compute ``weight_sum`` from the weight again."""
         if not self.symmetric:
-            self.weight_sum = self.qweight.sum(dim=1, dtype=torch.int32)
+            self.weight_sum = self._int8_weight().sum(dim=1, dtype=torch.int32)
 
     def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state, prefix, *args)
         self.sum_weight()
 
     def _dequantized(self) -> Tensor:
-        return ops.dequantize_per_channel(self.qweight, self.weight_scale, None, 0)
+        return ops.dequantize_per_channel(self._int8_weight(), self.weight_scale, None, 0)
+
+    def _weight_repr(self) -> str:
+        return f"weight=int{self.weight_bits} per_channel"
 
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"bias={self.bias is not None}, weight=int{self.weight_bits} per_channel"
+            f"bias={self.bias is not None}, {self._weight_repr()}"
         )
+
+
+class HoldsInt8(IntegerLinear):
+    """Stores an int8 for each weight."""
+
+    qweight: Tensor
+
+    def _store(self, qweight: Tensor, bias: Tensor | None) -> tuple[int, int]:
+        """Check and keep the integers; return their shape."""
+        _arguments.check_weight(type(self).__name__, qweight, bias)
+        self.register_buffer("qweight", _arguments.plain(qweight).contiguous())
+        rows, columns = qweight.shape
+        return rows, columns
+
+    def _int8_weight(self) -> Tensor:
+        return self.qweight
+
+    def _dynamic_product(
+        self, rows: Tensor, bias: Tensor | None, dtype: torch.dtype | None
+    ) -> Tensor:
+        return ops.quantized_linear(
+            rows,
+            self.qweight,
+            self.weight_scale,
+            bias,
+            symmetric=self.symmetric,
+            weight_sum=self.weight_sum,
+            quant_min=self.quant_min,
+            quant_max=self.quant_max,
+            dtype=dtype,
+        )
+
+    def _static_product(
+        self,
+        rows: Tensor,
+        scale: Tensor,
+        bias: Tensor | None,
+        zero_point: Tensor | None,
+        smooth_scale: Tensor | None,
+        dtype: torch.dtype | None,
+    ) -> Tensor:
+        return ops.static_quantized_linear(
+            rows,
+            self.qweight,
+            self.weight_scale,
+            scale,
+            bias,
+            act_zero_point=zero_point,
+            smooth_scale=smooth_scale,
+            weight_sum=self.weight_sum,
+            quant_min=self.quant_min,
+            quant_max=self.quant_max,
+            dtype=dtype,
+        )
+
+    def _product_of_integers(
+        self,
+        integers: Tensor,
+        scale: Tensor,
+        bias: Tensor | None,
+        zero_point: Tensor | None,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        return ops.int8_linear(
+            integers,
+            self.qweight,
+            scale,
+            self.weight_scale,
+            bias,
+            input_zero_point=zero_point,
+            weight_sum=self.weight_sum,
+            dtype=dtype,
+        )
+
+
+class DynamicInput(IntegerLinear):
+    """Computes the scale of its input from the input."""
+
+    __constants__ = (*IntegerLinear.__constants__, "granularity", "per_token")
+
+    smooth: Tensor | None
+    granularity: str
+    per_token: bool
+
+    def _set_input(self, granularity: str, smooth: Tensor | None) -> None:
+        """Check and keep how the input becomes integers."""
+        name = type(self).__name__
+        if granularity not in ("per_token", "per_tensor"):
+            raise ValueError(
+                f"{name}: expected granularity to be per_token or per_tensor, "
+                f"but got {granularity!r}"
+            )
+        self.granularity = granularity
+        self.per_token = granularity == "per_token"
+        self.check_one("smooth", smooth)
+        if smooth is not None:
+            smooth = _arguments.scale_of_inputs(name, "smooth", smooth, self.in_features)
+        self.register_buffer("smooth", smooth)
+
+    def _output_of_floats(self, input: Tensor) -> Tensor:
+        """Return the output for a floating input."""
+        smooth = self.smooth
+        bias = matching_bias(self.bias, input.dtype, self.weight_scale)
+        if self.rotate > 0:
+            trains = torch.is_grad_enabled() and input.requires_grad
+            if self.per_token and not trains and not _is_exported():
+                integers, scale, zero = self._rotated_integers(input)
+                zero_point = None if self.symmetric else zero
+                return self._product_of_integers(integers, scale, bias, zero_point, input.dtype)
+            input = self._rotated(input)
+        rows = input if smooth is None else input / smooth
+        # Given only where the default is wrong: AOTInductor of torch 2.11 hands it on as another.
+        dtype = None if smooth is None else input.dtype
+        if self.per_token:
+            output = self._dynamic_product(rows, bias, dtype)
+        else:
+            scale, zero = ops.choose_qparams_per_tensor(
+                rows.detach(), self.quant_min, self.quant_max, symmetric=self.symmetric
+            )
+            zero_point = None if self.symmetric else zero
+            output = self._static_product(rows, scale, bias, zero_point, None, dtype)
+        return output
+
+    def _rotated_integers(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotate an input and quantize it, by one op."""
+        return ops.hadamard_quantize_per_token(
+            input,
+            self.rotate,
+            symmetric=self.symmetric,
+            quant_min=self.quant_min,
+            quant_max=self.quant_max,
+        )
+
+    def dequantized_weight(self) -> Tensor:
+        """Return the dequantized weight, before any smoothing or rotation."""
+        weight, smooth = self._dequantized(), self.smooth
+        weight = (weight if smooth is None else weight / smooth).to(self.dtype)
+        return self._rotated(weight)
+
+    def extra_repr(self) -> str:
+        """Return the shapes and the scheme, for ``repr``."""
+        zero = "symmetric" if self.symmetric else "asymmetric"
+        smooth = "" if self.smooth is None else ", smooth"
+        input = f"int{self.bits} {self.granularity} {zero} dynamic{smooth}{self.rotate_repr()}"
+        return f"{super().extra_repr()}, input={input}"
+
+
+class StaticInput(IntegerLinear):
+    """Quantizes its input with one scale, fixed in advance."""
+
+    act_scale: Tensor
+    act_zero_point: Tensor | None
+    smooth_scale: Tensor | None
+
+    def _set_input(
+        self, act_scale: Tensor, act_zero_point: Tensor | None, smooth_scale: Tensor | None
+    ) -> None:
+        """Check and keep how the input becomes integers."""
+        name = type(self).__name__
+        act_scale, act_zero_point = _arguments.scale_of_tensor(name, act_scale, act_zero_point)
+        self.register_buffer("act_scale", act_scale)
+        self.register_buffer("act_zero_point", act_zero_point)
+        self.check_one("smooth_scale", smooth_scale)
+        if smooth_scale is not None:
+            features = self.in_features
+            smooth_scale = _arguments.scale_of_inputs(name, "smooth_scale", smooth_scale, features)
+        self.register_buffer("smooth_scale", smooth_scale)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
+        bias = matching_bias(self.bias, input.dtype, self.weight_scale)
+        zero_point, smooth_scale = self.act_zero_point, self.smooth_scale
+        rows = self._rotated(input)
+        return self._static_product(rows, self.act_scale, bias, zero_point, smooth_scale, None)
+
+    def dequantized_weight(self) -> Tensor:
+        """Return the dequantized weight, before any smoothing or rotation."""
+        weight, smooth_scale = self._dequantized(), self.smooth_scale
+        if smooth_scale is not None:
+            weight = weight / (smooth_scale / self.act_scale)
+        weight = weight.to(self.dtype)
+        return self._rotated(weight)
+
+    def extra_repr(self) -> str:
+        """Return the shapes and the scheme, for ``repr``."""
+        zero = "symmetric" if self.symmetric else "asymmetric"
+        smooth = "" if self.smooth_scale is None else ", smooth"
+        how = f"input=int{self.bits} per_tensor {zero} static"
+        return f"{super().extra_repr()}, {how}{smooth}{self.rotate_repr()}"
+
+
+def _is_exported() -> bool:
+    """Whether a program for AOTInductor may come of it, which can call no op with a dtype argument.
+
+    Two other ops have the same bits.
+    """
+    if torch.jit.is_scripting():
+        return False
+    return bool(torch.compiler.is_exporting())

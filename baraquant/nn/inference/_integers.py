@@ -38,6 +38,10 @@ class HoldsIntegers(KeepsScales):
             weight = weight_to_read(self, self._weight_as_laid_out, like, self.dtype)
         return weight
 
+    def _integers(self) -> Tensor:
+        """Return the tensor that holds the integers."""
+        return self.qweight
+
     def _shaped_as_weight(self) -> Tensor:
         """Return a tensor with the weight's shape, strides and device that takes no memory."""
         return self.qweight
@@ -59,7 +63,7 @@ class HoldsIntegers(KeepsScales):
 
         It is in no state dict.
         """
-        empty = torch.empty(0, dtype=self.dtype, device=self.qweight.device)
+        empty = torch.empty(0, dtype=self.dtype, device=self._integers().device)
         self.register_parameter("placeholder", nn.Parameter(empty, requires_grad=False))
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -77,5 +81,5 @@ class HoldsIntegers(KeepsScales):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
         # No buffer has the weight's dtype: convert a tensor of this dtype to learn the new one.
-        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.qweight.device)).dtype
+        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self._integers().device)).dtype
         return self

@@ -6,23 +6,17 @@ holds the sums of the weight's rows, which a zero point of the input needs. It i
 weight, so it is not in the state dict. ``weight`` is the dequantized weight, to read.
 """
 
-from typing import Final
-
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from ... import ops
-from ...configs import integer_range
-from .._product import matching_bias
 from ..training._quantizers import Integers, own
 from ..training.linear import FakeQuantizedLinear
-from . import _arguments
-from ._integer_linear import IntegerLinear
+from ._integer_linear import DynamicInput, HoldsInt8, StaticInput
 from .quantized_input import QuantizedInput, TakesIntegers
 
 
-class QuantizedLinear(TakesIntegers, IntegerLinear):
+class QuantizedLinear(TakesIntegers, HoldsInt8, DynamicInput):
     """An integer linear layer that computes the scale of its input from the input (W8A8 dynamic).
 
     ``y = x_int @ weight.T * (x_scale * weight_scale) + bias``, by
@@ -62,12 +56,6 @@ class QuantizedLinear(TakesIntegers, IntegerLinear):
     """
 
     _scales = ("weight_scale", "smooth")
-    smooth: Tensor | None
-    bits: Final[int]
-    granularity: Final[str]
-    per_token: Final[bool]
-    quant_min: Final[int]
-    quant_max: Final[int]
 
     def __init__(
         self,
@@ -84,23 +72,19 @@ class QuantizedLinear(TakesIntegers, IntegerLinear):
         transposed: bool = False,
         rotate: int | None = None,
     ) -> None:
-        super().__init__(
-            qweight, weight_scale, bias, weight_bits, symmetric, dtype, transposed, rotate
+        super().__init__()
+        self._set(
+            self._store(qweight, bias),
+            weight_scale,
+            bias,
+            weight_bits=weight_bits,
+            symmetric=symmetric,
+            bits=bits,
+            dtype=dtype,
+            transposed=transposed,
+            rotate=rotate,
         )
-        _arguments.check_bits("QuantizedLinear", "bits", bits)
-        if granularity not in ("per_token", "per_tensor"):
-            raise ValueError(
-                "QuantizedLinear: expected granularity to be per_token or per_tensor, "
-                f"but got {granularity!r}"
-            )
-        self.bits = bits
-        self.granularity = granularity
-        self.per_token = granularity == "per_token"
-        self.quant_min, self.quant_max = integer_range(bits)
-        self.check_one("smooth", smooth)
-        if smooth is not None:
-            smooth = _arguments.scale_of_inputs("QuantizedLinear", smooth, self.in_features)
-        self.register_buffer("smooth", smooth)
+        self._set_input(granularity, smooth)
 
     @classmethod
     def from_prepared(
@@ -139,97 +123,10 @@ class QuantizedLinear(TakesIntegers, IntegerLinear):
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
         if not torch.jit.is_scripting() and isinstance(input, QuantizedInput):
             return self._output_of(input)
-        smooth = self.smooth
-        if self.rotate > 0:
-            trains = torch.is_grad_enabled() and input.requires_grad
-            if self.per_token and not trains and not _is_exported():
-                integers, scale, zero_point = self._rotated_integers(input)
-                return self._multiplied(integers, scale, zero_point, input.dtype)
-            input = self._rotated(input)
-        rows = input if smooth is None else input / smooth
-        # Given only where the default is wrong: AOTInductor of torch 2.11 hands it on as another.
-        dtype = None if smooth is None else input.dtype
-        bias = matching_bias(self.bias, input.dtype, self.weight_scale)
-        low, high, symmetric = self.quant_min, self.quant_max, self.symmetric
-        if self.per_token:
-            output = ops.quantized_linear(
-                rows,
-                self.qweight,
-                self.weight_scale,
-                bias,
-                symmetric=symmetric,
-                weight_sum=self.weight_sum,
-                quant_min=low,
-                quant_max=high,
-                dtype=dtype,
-            )
-        else:
-            scale, zero_point = ops.choose_qparams_per_tensor(
-                rows.detach(), low, high, symmetric=symmetric
-            )
-            output = ops.static_quantized_linear(
-                rows,
-                self.qweight,
-                self.weight_scale,
-                scale,
-                bias,
-                act_zero_point=None if symmetric else zero_point,
-                weight_sum=self.weight_sum,
-                quant_min=low,
-                quant_max=high,
-                dtype=dtype,
-            )
-        return output
-
-    def _rotated_integers(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotate an input and quantize it, by one op."""
-        return ops.hadamard_quantize_per_token(
-            input,
-            self.rotate,
-            symmetric=self.symmetric,
-            quant_min=self.quant_min,
-            quant_max=self.quant_max,
-        )
-
-    def _multiplied(
-        self, integers: Tensor, scale: Tensor, zero_point: Tensor, dtype: torch.dtype
-    ) -> Tensor:
-        return ops.int8_linear(
-            integers,
-            self.qweight,
-            scale,
-            self.weight_scale,
-            matching_bias(self.bias, dtype, self.weight_scale),
-            input_zero_point=None if self.symmetric else zero_point,
-            weight_sum=self.weight_sum,
-            dtype=dtype,
-        )
-
-    def dequantized_weight(self) -> Tensor:
-        """Return the dequantized weight, before any smoothing or rotation."""
-        weight, smooth = self._dequantized(), self.smooth
-        weight = (weight if smooth is None else weight / smooth).to(self.dtype)
-        return self._rotated(weight)
-
-    def extra_repr(self) -> str:
-        """Return the shapes and the scheme, for ``repr``."""
-        zero = "symmetric" if self.symmetric else "asymmetric"
-        smooth = "" if self.smooth is None else ", smooth"
-        input = f"int{self.bits} {self.granularity} {zero} dynamic{smooth}{self.rotate_repr()}"
-        return f"{super().extra_repr()}, input={input}"
+        return self._output_of_floats(input)
 
 
-def _is_exported() -> bool:
-    """Whether a program for AOTInductor may come of it, which can call no op with a dtype argument.
-
-    Two other ops have the same bits.
-    """
-    if torch.jit.is_scripting():
-        return False
-    return bool(torch.compiler.is_exporting())
-
-
-class StaticQuantizedLinear(IntegerLinear):
+class StaticQuantizedLinear(HoldsInt8, StaticInput):
     """An integer linear layer whose input has one scale, fixed in advance (W8A8 static).
 
     ``y = x_int @ weight.T * (act_scale * weight_scale) + bias``, by
@@ -271,12 +168,6 @@ class StaticQuantizedLinear(IntegerLinear):
     """
 
     _scales = ("weight_scale", "act_scale", "smooth_scale")
-    act_scale: Tensor
-    act_zero_point: Tensor | None
-    smooth_scale: Tensor | None
-    bits: Final[int]
-    quant_min: Final[int]
-    quant_max: Final[int]
 
     def __init__(
         self,
@@ -293,21 +184,19 @@ class StaticQuantizedLinear(IntegerLinear):
         transposed: bool = False,
         rotate: int | None = None,
     ) -> None:
-        symmetric = act_zero_point is None
-        super().__init__(
-            qweight, weight_scale, bias, weight_bits, symmetric, dtype, transposed, rotate
+        super().__init__()
+        self._set(
+            self._store(qweight, bias),
+            weight_scale,
+            bias,
+            weight_bits=weight_bits,
+            symmetric=act_zero_point is None,
+            bits=bits,
+            dtype=dtype,
+            transposed=transposed,
+            rotate=rotate,
         )
-        name = "StaticQuantizedLinear"
-        _arguments.check_bits(name, "bits", bits)
-        act_scale, act_zero_point = _arguments.scale_of_tensor(name, act_scale, act_zero_point)
-        self.bits = bits
-        self.quant_min, self.quant_max = integer_range(bits)
-        self.register_buffer("act_scale", act_scale)
-        self.register_buffer("act_zero_point", act_zero_point)
-        self.check_one("smooth_scale", smooth_scale)
-        if smooth_scale is not None:
-            smooth_scale = _arguments.scale_of_inputs(name, smooth_scale, self.in_features)
-        self.register_buffer("smooth_scale", smooth_scale)
+        self._set_input(act_scale, act_zero_point, smooth_scale)
 
     @classmethod
     def from_prepared(
@@ -345,34 +234,3 @@ class StaticQuantizedLinear(IntegerLinear):
             transposed=layer.transposed_groups > 0,
             rotate=layer.rotate or None,
         )
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
-        rows = self._rotated(input)
-        return ops.static_quantized_linear(
-            rows,
-            self.qweight,
-            self.weight_scale,
-            self.act_scale,
-            matching_bias(self.bias, input.dtype, self.weight_scale),
-            act_zero_point=self.act_zero_point,
-            smooth_scale=self.smooth_scale,
-            weight_sum=self.weight_sum,
-            quant_min=self.quant_min,
-            quant_max=self.quant_max,
-        )
-
-    def dequantized_weight(self) -> Tensor:
-        """Return the dequantized weight, before any smoothing or rotation."""
-        weight, smooth_scale = self._dequantized(), self.smooth_scale
-        if smooth_scale is not None:
-            weight = weight / (smooth_scale / self.act_scale)
-        weight = weight.to(self.dtype)
-        return self._rotated(weight)
-
-    def extra_repr(self) -> str:
-        """Return the shapes and the scheme, for ``repr``."""
-        zero = "symmetric" if self.symmetric else "asymmetric"
-        smooth = "" if self.smooth_scale is None else ", smooth"
-        how = f"input=int{self.bits} per_tensor {zero} static"
-        return f"{super().extra_repr()}, {how}{smooth}{self.rotate_repr()}"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
+from .._product import matching_bias
 
 
 class QuantizedInput(NamedTuple):
@@ -74,4 +75,7 @@ class TakesIntegers:
 
     def _output_of(self: Any, input: QuantizedInput) -> Any:
         self._check_per_token()
-        return self._multiplied(*input)
+        values, scale, zero_point, dtype = input
+        bias = matching_bias(self.bias, dtype, self.weight_scale)
+        zero = None if self.symmetric else zero_point
+        return self._product_of_integers(values, scale, bias, zero, dtype)

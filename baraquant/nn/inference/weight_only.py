@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``WeightOnlyLinear``: a linear layer that stores integers and computes in floating point."""
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,9 +52,7 @@ class WeightOnlyLinear(Dequantizes, LaysOutWeight):
         tensor([[1.2500]])
     """
 
-    __constants__ = ("rotate",)
-    in_features: Final[int]
-    out_features: Final[int]
+    __constants__ = ("in_features", "out_features", "rotate")
 
     def __init__(
         self,

@@ -158,3 +158,28 @@ def zero_point_tensor(
         )
     limits = torch.iinfo(torch.int32)
     return zero_point.detach().clamp(limits.min, limits.max).to(torch.int32)
+
+
+def check_int4(
+    group_size: int, scale: Tensor | None, factor: Tensor | None, zero_point: Tensor | None
+) -> None:
+    """Check the arguments of ``FakeQuantizeInt4``."""
+    name = "FakeQuantizeInt4"
+    if type(group_size) is not int or group_size <= 0 or group_size % 2 != 0:
+        raise ValueError(f"{name}: expected an even group_size > 0, but got {group_size!r}")
+    if (scale is None, factor is None, zero_point is None) not in ((True,) * 3, (False,) * 3):
+        raise ValueError(
+            f"{name}: expected scale, group_factor and group_zero_point together, or none of them"
+        )
+    if scale is None or factor is None or zero_point is None:
+        return
+    if scale.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"{name}: expected scale to be float32 or float64, but got {scale.dtype}")
+    for what, tensor in (("group_factor", factor), ("group_zero_point", zero_point)):
+        if tensor.dtype != torch.uint8:
+            raise TypeError(f"{name}: expected {what} to be uint8, but got {tensor.dtype}")
+        if tensor.dim() != 2 or scale.shape != tensor.shape[:1] or tensor.shape != factor.shape:
+            raise ValueError(
+                f"{name}: expected {what} to have the shape [rows, groups] and scale [rows], but "
+                f"got {list(tensor.shape)} and {list(scale.shape)}"
+            )

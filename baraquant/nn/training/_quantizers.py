@@ -14,6 +14,7 @@ from .._rotation import rotate_of
 from .._weight import is_for_torchscript, weight_to_read
 from ._freeze import frozen, is_unseen
 from .fake_quantize import FakeQuantize
+from .int4 import FakeQuantizeInt4
 from .learned import LearnedFakeQuantize
 
 # The weight of each batch in a moving average, the same as in torch.ao's observers.
@@ -26,6 +27,15 @@ class Integers(NamedTuple):
     qweight: Tensor
     scale: Tensor
     zero_point: Tensor | None
+
+
+class Int4Integers(NamedTuple):
+    """A quantized weight of four bits, as :class:`FakeQuantizeInt4` packs it."""
+
+    packed: Tensor
+    scale: Tensor
+    group_factor: Tensor
+    group_zero_point: Tensor
 
 
 class QuantizesWeight(nn.Module):  # type: ignore[misc]
@@ -239,8 +249,10 @@ def check_groups(config: TensorConfig, features: int, name: str) -> None:
 
 def _of_weight(
     config: TensorConfig, weight: Tensor, size: int | None, scale_dtype: str
-) -> FakeQuantize | LearnedFakeQuantize:
+) -> FakeQuantize | FakeQuantizeInt4 | LearnedFakeQuantize:
     """Return the quantizer of a weight ``[channels, ...]``; of a matrix for groups of ``size``."""
+    if config.group_factors and size is not None:
+        return FakeQuantizeInt4(size, symmetric=config.symmetric)
     granularity = str(config.granularity)
     low, high = config.quant_min, config.quant_max
     if config.dynamic:

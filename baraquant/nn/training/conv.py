@@ -168,4 +168,4 @@ def conv_config(config: QuantConfig) -> QuantConfig:
     if activation is None:
         return config
     rounds = activation.granularity == "per_tensor" and config.conv_inputs is not False
-    return config if rounds else config.with_floating_input()
+    return config.with_float_scales() if rounds else config.with_floating_input()

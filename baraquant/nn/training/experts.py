@@ -68,7 +68,7 @@ class FakeQuantizedExperts(RunsExperts):
         reason = why_not(experts)
         if reason is not None:
             raise ValueError(f"FakeQuantizedExperts: expected experts to swap, but {reason}")
-        qat = quant_config(config).with_float_backward().with_rotation(0)
+        qat = quant_config(config).with_float_backward().with_float_scales().with_rotation(0)
         self._take_place_of(experts)
         for name in self.form.weights:
             self.register_parameter(name, experts._parameters[name])

@@ -2,6 +2,7 @@
 """``FakeQuantizedLinear``: a linear layer in quantization-aware training."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from ... import ops
-from ...configs import Config, QuantConfig
+from ...configs import Config, QuantConfig, TensorConfig
 from ...ops._limits import MAX_FEATURES, MAX_SHIFTED_FEATURES
 from ...schemes import W8A8, quant_config
 from .._product import linear
@@ -24,9 +25,9 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
     In evaluation it gives the same bits as the layer that :func:`baraquant.qat.convert_` makes of
     it. In training:
 
-    * If weights are symmetric per channel, inputs are per token, both are dynamic with 2 to 8 bits
-      (W8A8, W4A8), and ``scale_dtype`` is float32, it computes the integer product itself:
-      :func:`baraquant.ops.qat_linear`.
+    * If weights are symmetric per channel, or in groups with ``group_factors``, inputs are per
+      token, both are dynamic with 2 to 8 bits (W8A8, W4A8), and ``scale_dtype`` is float32, it
+      computes the integer product itself: :func:`baraquant.ops.qat_linear`.
     * Otherwise it computes ``linear(input_fake_quant(x), weight_fake_quant(weight), bias)``, where
       both are a :class:`FakeQuantize` or a :class:`LearnedFakeQuantize`. An integer product may
       differ in the last bit; only evaluation computes it.
@@ -67,6 +68,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         "out_features",
         "is_integer",
         "is_whole",
+        "has_group_factors",
         "symmetric",
         "quant_min",
         "quant_max",
@@ -80,6 +82,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
     bias: Tensor | None
     is_integer: bool  # deployed as a product of integers
     is_whole: bool  # one op does it all, in training as well
+    has_group_factors: bool  # the weight has 4 bits, and integers from its quantizer
     symmetric: bool  # the input's integers
     quant_min: int  # of the input; 0 where it stays floating
     quant_max: int
@@ -184,6 +187,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         self.set_quantizers(qat, qat.activation, transposed_groups=self._transposed_groups)
         self.is_integer = is_integer_product(qat)
         self.is_whole = is_whole_product(qat)
+        self.has_group_factors = qat.weight.group_factors
         self.symmetric = qat.activation is None or qat.activation.symmetric
         self.quant_min, self.quant_max = 0, 0
         if qat.activation is not None:
@@ -196,6 +200,8 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         """Return a layer that shares all with this one, but leaves its input floating."""
         layer: Self = super().with_floating_input()
         layer.is_integer = layer.is_whole = False
+        if self.has_group_factors:  # what is multiplied is int8, with a scale for each channel
+            layer.config = replace(layer.config, weight=TensorConfig(8))
         return layer
 
     def forward(self, input: Tensor) -> Tensor:
@@ -217,9 +223,14 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         return is_enabled
 
     def _whole(self, input: Tensor) -> Tensor:
+        weight = self._channels_first(self.float_weight())
+        qweight: Tensor | None = None
+        scale: Tensor | None = None
+        if self.has_group_factors:
+            qweight, scale, _ = self.weight_fake_quant.quantize(weight.detach())
         return ops.qat_linear(
             input,
-            self._channels_first(self.float_weight()),
+            weight,
             self._own_bias(),
             symmetric=self.symmetric,
             weight_quant_min=self.weight_quant_min,
@@ -228,6 +239,8 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
             quant_max=self.quant_max,
             backward=self.backward,
             rounding=self.rounding,
+            qweight=qweight,
+            weight_scale=scale,
         )
 
     def _float_output(self, input: Tensor) -> Tensor:
@@ -322,14 +335,14 @@ class FakeQuantizedConv1D(FakeQuantizedLinear):
 def is_integer_product(config: QuantConfig) -> bool:
     """Whether the converted layer multiplies integers by integers.
 
-    It does not if the terms of a sum have several scales (groups), or if the weight has a zero
-    point.
+    It does not if the terms of a sum have several floating scales (groups), or if the weight has a
+    zero point.
     """
     weight, activation = config.weight, config.activation
+    is_flat = weight.symmetric and weight.granularity in ("per_tensor", "per_channel")
     return (
         activation is not None
-        and weight.symmetric
-        and weight.granularity in ("per_tensor", "per_channel")
+        and (is_flat or weight.group_factors)
         and activation.granularity in ("per_tensor", "per_token")
     )
 

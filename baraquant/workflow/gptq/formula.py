@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from ... import ops
-from ...nn import FakeQuantize
-from ...nn.training._quantizers import Integers
+from ...nn import FakeQuantize, FakeQuantizeInt4
+from ...nn.training._quantizers import Int4Integers, Integers
 from ..calibration.finite import FiniteCalls
-from ..fit import qparams_of_rows
+from .grids import grid_of
 
 # Columns that are corrected at once. It changes the time, and of the result at most a tie.
 _BLOCK = 128
@@ -77,13 +76,13 @@ class Hessian:
 def rounded(
     rows: Tensor,
     hessian: Tensor,
-    quantizer: FakeQuantize,
+    quantizer: FakeQuantize | FakeQuantizeInt4,
     *,
     searches: bool,
     damping: float,
     act_order: bool,
     block: int = _BLOCK,
-) -> tuple[Integers, float]:
+) -> tuple[Integers | Int4Integers, float]:
     """Return the integers of a weight, and the damping that sufficed.
 
     An input that is always 0 has no part in the sums, and its column is rounded to nearest.
@@ -108,7 +107,7 @@ def rounded(
         order = hessian.diagonal().argsort(descending=True, stable=True)
         columns, hessian = columns[order], hessian[order][:, order]
     factor, used = inverse_factor(hessian, damping)
-    grid = _Grid(rows.to(compute), quantizer, searches, fixed=act_order)
+    grid = grid_of(rows.to(compute), quantizer, searches, fixed=act_order)
     integers = torch.empty(columns.shape, dtype=torch.int8, device=rows.device)
     places = order.tolist()
     for start, stop in _blocks(len(columns), grid.size, block):
@@ -116,12 +115,7 @@ def rounded(
         for j in range(start, stop):
             if grid.follows and j % grid.size == 0:
                 grid.find(j // grid.size, columns[j : j + grid.size].t().to(compute))
-            scale, zero_point = grid.of(places[j] // grid.size)
-            column = columns[j].to(compute)[:, None]
-            low, high = quantizer.quant_min, quantizer.quant_max
-            integer = ops.quantize_per_channel(column, scale, zero_point, 0, low, high)[:, 0]
-            integers[j] = integer
-            value = (integer.to(torch.float64) - zero_point) * scale
+            integers[j], value = grid.quantize(places[j] // grid.size, columns[j].to(compute))
             error = (columns[j] - value) / factor[j, j]
             # On the CPU addmm_ is far faster than addr_.
             columns[j + 1 : stop].addmm_(factor[j, j + 1 : stop, None], error[None], alpha=-1)
@@ -130,56 +124,6 @@ def rounded(
     result = torch.empty_like(integers)
     result[order] = integers
     return grid.integers(result.t().contiguous()), used
-
-
-class _Grid:
-    """The scales and zero points of a weight, one pair for each row and group.
-
-    Args:
-        rows: The weight, ``[N, K]``, in the dtype of the scales.
-        quantizer: The dynamic quantizer of the weight.
-        searches: Whether to search the scales.
-        fixed: Whether to find the scales of groups now, from the weight itself.
-
-    Attributes:
-        size: The number of neighbouring columns that share a scale.
-        follows: Whether each group waits for :meth:`find`.
-    """
-
-    def __init__(
-        self, rows: Tensor, quantizer: FakeQuantize, searches: bool, *, fixed: bool
-    ) -> None:
-        self._quantizer, self._searches = quantizer, searches
-        self._is_grouped = quantizer.granularity == "per_group"
-        self.size = quantizer.group_size if self._is_grouped else rows.shape[1]
-        groups = rows.shape[1] // self.size
-        self._scale = rows.new_ones(groups, rows.shape[0])
-        self._zero_point = torch.zeros_like(self._scale, dtype=torch.int32)
-        self.follows = self._is_grouped and not fixed
-        if quantizer.granularity == "per_tensor":
-            scale, zero_point = self._qparams(rows.reshape(1, -1))
-            self._scale[0], self._zero_point[0] = scale, zero_point
-        elif not self.follows:
-            for group, part in enumerate(rows.split(self.size, dim=1)):
-                self._scale[group], self._zero_point[group] = self._qparams(part)
-
-    def _qparams(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        return qparams_of_rows(rows, self._quantizer, searches=self._searches)
-
-    def find(self, group: int, rows: Tensor) -> None:
-        """Find the scales of a group from its corrected values, ``[N, size]``."""
-        self._scale[group], self._zero_point[group] = self._qparams(rows)
-
-    def of(self, group: int) -> tuple[Tensor, Tensor]:
-        """Return the scale and the zero point of each row in a group, ``[N]`` each."""
-        return self._scale[group], self._zero_point[group]
-
-    def integers(self, qweight: Tensor) -> Integers:
-        """Return the integers with their scales: ``[N, groups]`` for groups, else ``[N]``."""
-        scale, zero_point = self._scale.t().contiguous(), self._zero_point.t().contiguous()
-        if not self._is_grouped:
-            scale, zero_point = scale[:, 0].contiguous(), zero_point[:, 0].contiguous()
-        return Integers(qweight, scale, None if self._quantizer.symmetric else zero_point)
 
 
 def _blocks(columns: int, size: int, block: int) -> Iterator[tuple[int, int]]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ... import ops
 from ...nn import FakeQuantizedLinear
 from ...nn._rotation import rotate_of
-from ...nn.training._quantizers import Integers
+from ...nn.training._quantizers import Int4Integers, Integers
 from ...schemes import GPTQ
 from ..calibration.finite import FiniteCalls
 from ..calibration.progress import ProgressBar
@@ -71,7 +71,7 @@ def quantize_layers(
     layers: Mapping[str, Chosen],
     calibration: Calibration,
     ready: Callable[[str, Chosen], nn.Module],
-    make: Callable[[str, Chosen, Integers], nn.Module],
+    make: Callable[[str, Chosen, Integers | Int4Integers], nn.Module],
     *,
     kept: set[str],
     progress: bool,
@@ -154,7 +154,7 @@ def _hessians(
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def _integers(
     path: str, one: Chosen, prepared: nn.Module, hessian: Tensor | None, where: str
-) -> Integers:
+) -> Integers | Int4Integers:
     assert isinstance(one.config, GPTQ) and hessian is not None
     scheme, damping = one.scheme, float(one.config.damping)
     try:

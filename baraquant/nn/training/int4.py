@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``FakeQuantizeInt4``: rounds a weight to four bits, with a whole factor for each group."""
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from ... import ops
+from ...configs import integer_range
+from .._straight_through import straight_through
+from . import _arguments
+
+_COMPUTE = (torch.float32, torch.float64)
+
+
+class FakeQuantizeInt4(nn.Module):  # type: ignore[misc]
+    """Rounds a weight to four bits; each row has a scale, and each group of columns a whole factor.
+
+    ``w8 = (u - z) * f`` with ``u`` in [0, 15] and ``f`` in [1, 16] is an int8, and stands for
+    ``w8 * scale``. So a product with the integers of an input is one exact sum of integers over all
+    groups, as with a weight of int8 (:func:`baraquant.ops.int4_linear`). The gradient goes straight
+    through the rounding.
+
+    Without arguments for them the scale, the factors and the zero points come from each weight
+    (:func:`baraquant.ops.choose_int4_qparams`); given ones are buffers.
+
+    Args:
+        group_size: The number of adjacent columns that share a factor and a zero point, even.
+        symmetric: True for the zero point 8 in every group, so that ``u - z`` lies in [-8, 7].
+            False fits it to the range of a group, extended to include 0.
+        scale: float32 (float64 for a float64 weight) ``[rows]``; None: from each weight.
+        group_factor: uint8 ``[rows, groups]``; with a scale, and not without one.
+        group_zero_point: uint8 ``[rows, groups]``, the same.
+
+    Raises:
+        ValueError: The group size is not even and above 0, or some of the tensors are missing.
+        TypeError: A tensor has another dtype.
+
+    Example:
+        >>> quantizer = baraquant.nn.FakeQuantizeInt4(2)
+        >>> quantizer(torch.tensor([[0.7, -0.13, 11.2, 3.0]]))
+        tensor([[ 0.7000, -0.1000, 11.2000,  3.2000]])
+    """
+
+    granularity: Final[str]
+    group_size: Final[int]
+    symmetric: Final[bool]
+    is_dynamic: Final[bool]
+    is_observed: Final[bool]
+    quant_min: Final[int]
+    quant_max: Final[int]
+    scale_dtype: Final[str]
+    scale: Tensor | None
+    group_factor: Tensor | None
+    group_zero_point: Tensor | None
+
+    def __init__(
+        self,
+        group_size: int,
+        *,
+        symmetric: bool = True,
+        scale: Tensor | None = None,
+        group_factor: Tensor | None = None,
+        group_zero_point: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        given = (scale, group_factor, group_zero_point)
+        _arguments.check_int4(group_size, *given)
+        self.granularity = "per_group"
+        self.group_size = group_size
+        self.symmetric = symmetric
+        self.is_dynamic, self.is_observed = scale is None, False
+        self.quant_min, self.quant_max = integer_range(4)
+        self.scale_dtype = "float32"
+        self._rounds = True
+        self.register_buffer("scale", scale)
+        self.register_buffer("group_factor", group_factor)
+        self.register_buffer("group_zero_point", group_zero_point)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return ``input`` ``[rows, columns]`` rounded, in its own dtype."""
+        return self.round(input) if self._rounds else input
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def round(self, input: Tensor) -> Tensor:
+        """Return ``input`` rounded; without switches."""
+        integers, scale, _ = self.quantize(input)
+        rounded = ops.dequantize_per_channel(integers, scale, None, 0, dtype=input.dtype)
+        return straight_through(rounded, input)
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def calculate_qparams(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the scale, the factors and the zero points: the given ones, or of ``input``."""
+        scale, factor, zero_point = self.scale, self.group_factor, self.group_zero_point
+        if scale is None or factor is None or zero_point is None:
+            return ops.choose_int4_qparams(
+                input.detach(), self.group_size, symmetric=self.symmetric
+            )
+        return scale, factor, zero_point
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def pack(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return ``input`` as packed numbers, uint8, with scale, factors and zero points."""
+        scale, factor, zero_point = self.calculate_qparams(input)
+        packed = ops.quantize_int4(
+            input.detach(), scale, factor, self.group_size, group_zero_point=zero_point
+        )
+        return packed, scale, factor, zero_point
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def quantize(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return ``input`` as the int8 that a product multiplies, with scales and zeros ``[rows]``.
+
+        ``round`` returns these integers dequantized.
+        """
+        packed, scale, factor, zero_point = self.pack(input)
+        integers = ops.expand_int4(
+            packed, factor, self.group_size, input.shape[1], group_zero_point=zero_point
+        )
+        return integers, scale, torch.zeros_like(scale, dtype=torch.int32)
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def enable_fake_quant(self, enabled: bool = True) -> None:
+        """Let the module round its input, or pass it through unchanged."""
+        self._rounds = enabled
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def disable_fake_quant(self) -> None:
+        """Pass the input through unchanged."""
+        self.enable_fake_quant(False)
+
+    def extra_repr(self) -> str:
+        """Return the arguments that differ between modules, for ``repr``."""
+        mode = "dynamic" if self.is_dynamic else "fixed"
+        return f"{mode}, group_size={self.group_size}, symmetric={self.symmetric}"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        before = self.scale
+        super()._apply(fn, recurse)
+        scale = self.scale
+        if before is not None and scale is not None and scale.dtype not in _COMPUTE:
+            self.scale = before.to(scale.device)
+        return self
