@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..nn import FakeQuantize
 from ..nn._rotation import rotate_of
+from ..nn.inference.int4 import HoldsInt4
 from ..workflow.forms import Form
 from ..workflow.layers import form_of, is_prepared, layer_of_converted, layer_with
 
@@ -48,7 +49,7 @@ class IntegerLayer:
 
     Attributes:
         path: Its first name in the model.
-        module: The converted module.
+        module: The converted module; of one with factors, its form of int8.
         float_name: The class of the float layer that it replaces: ``Linear``, ``Embedding``,
             ``Conv1D`` (transformers' layer), ``Conv2d``, ...
         qweight: int8, ``[N, K]`` for a linear layer or an embedding.
@@ -154,6 +155,8 @@ def integer_layer(path: str, module: Any, caller: str) -> IntegerLayer:
             "None)"
         )
     _check_values(form, path, module, caller)
+    if isinstance(module, HoldsInt4):  # no format has its factors: the same bits as int8
+        module = module.as_int8()
     return IntegerLayer(
         path=path,
         module=module,

@@ -173,7 +173,7 @@ def _replacement(path: str, module: nn.Module, layer: IntegerLayer | None, style
         return _rounder(path, module, style)
     if layer is None:
         return module
-    kind = plain_type(module)
+    kind = plain_type(layer.module)
     new: nn.Module | None = None
     if kind is QuantizedLinear:
         if style == "qdq":

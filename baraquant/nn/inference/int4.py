@@ -15,7 +15,8 @@ from ... import ops
 from ..training._quantizers import Int4Integers, own
 from ..training.linear import FakeQuantizedLinear
 from . import _arguments
-from ._integer_linear import DynamicInput, IntegerLinear, StaticInput
+from ._integer_linear import DynamicInput, HoldsInt8, IntegerLinear, StaticInput
+from .linear import QuantizedLinear, StaticQuantizedLinear
 
 
 class HoldsInt4(IntegerLinear):
@@ -128,6 +129,11 @@ class HoldsInt4(IntegerLinear):
             weight_sum=self.weight_sum,
             dtype=dtype,
         )
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def as_int8(self) -> HoldsInt8:
+        """Return a layer of int8 with the same bits, for formats that have no factors."""
+        raise NotImplementedError
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def check_products(self) -> None:
@@ -259,6 +265,21 @@ class QuantizedInt4Linear(HoldsInt4, DynamicInput):
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
         return self._output_of_floats(input)
 
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def as_int8(self) -> QuantizedLinear:
+        """Return a layer of int8 with the same bits, for formats that have no factors."""
+        return QuantizedLinear(
+            self._int8_weight(),
+            self.weight_scale,
+            self.bias,
+            symmetric=self.symmetric,
+            bits=self.bits,
+            granularity=self.granularity,
+            dtype=self.dtype,
+            transposed=self.transposed,
+            rotate=self.rotate or None,
+        )
+
 
 class StaticQuantizedInt4Linear(HoldsInt4, StaticInput):
     """A linear layer of four-bit weights whose input has one scale, fixed in advance.
@@ -361,4 +382,19 @@ class StaticQuantizedInt4Linear(HoldsInt4, StaticInput):
             dtype=layer.float_weight().dtype,
             transposed=layer.transposed_groups > 0,
             rotate=layer.rotate or None,
+        )
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def as_int8(self) -> StaticQuantizedLinear:
+        """Return a layer of int8 with the same bits, for formats that have no factors."""
+        return StaticQuantizedLinear(
+            self._int8_weight(),
+            self.weight_scale,
+            self.act_scale,
+            self.bias,
+            act_zero_point=self.act_zero_point,
+            bits=self.bits,
+            dtype=self.dtype,
+            transposed=self.transposed,
+            rotate=self.rotate or None,
         )
