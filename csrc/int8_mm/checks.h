@@ -77,7 +77,7 @@ void check_static_quantized_linear(const LinearArgs& args, const InputQparams& q
                                    const OptionalTensor& smooth_scale, int64_t quant_min,
                                    int64_t quant_max, at::ScalarType dtype);
 void check_qat_linear(const LinearArgs& args, const Schemes& schemes,
-                      const GivenWeight& given = {});
+                      const GivenWeight& given = GivenWeight::none());
 void check_backward(const LinearArgs& args, const BackwardArgs& backward);
 // Checks the values of a grouped op's offsets if they are on the CPU.
 void check_offset_values(const LinearArgs& args);

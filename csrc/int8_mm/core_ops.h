@@ -34,13 +34,17 @@ struct Schemes {
 // A weight that is integers already, both or neither. The floating weight then takes the gradient,
 // and is not read.
 struct GivenWeight {
-  OptionalTensor integers, scale;
+  const OptionalTensor &integers, &scale;
 
   static constexpr const char* kSchema = "Tensor? qweight=None, Tensor? weight_scale=None";
-  using Flat = std::tuple<OptionalTensor, OptionalTensor>;
+  using Flat = std::tuple<const OptionalTensor&, const OptionalTensor&>;
   Flat flat() const { return {integers, scale}; }
-  static GivenWeight from_flat(OptionalTensor integers, OptionalTensor scale) {
-    return {std::move(integers), std::move(scale)};
+  static GivenWeight from_flat(const OptionalTensor& integers, const OptionalTensor& scale) {
+    return {integers, scale};
+  }
+  static GivenWeight none() {
+    static const OptionalTensor no_tensor;
+    return {no_tensor, no_tensor};
   }
   explicit operator bool() const { return integers.has_value(); }
 };

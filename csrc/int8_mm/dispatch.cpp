@@ -175,7 +175,7 @@ std::pair<QuantizedRows, QuantizedRows> quantize_and_multiply(const LinearArgs& 
 }
 
 at::Tensor qat_product(const LinearArgs& args, const Schemes& schemes, const BackwardArgs& backward,
-                       const GivenWeight& given = {}) {
+                       const GivenWeight& given = GivenWeight::none()) {
   check_qat_linear(args, schemes, given);
   check_backward(args, backward);
   check_values(args);
@@ -188,7 +188,7 @@ at::Tensor qat_product(const LinearArgs& args, const Schemes& schemes, const Bac
 
 // The same, with all that backward may need; see KeptByQatLinear.
 KeptByQatLinear qat_product_kept(const LinearArgs& args, const Schemes& schemes, bool with_mask,
-                                 const GivenWeight& given = {}) {
+                                 const GivenWeight& given = GivenWeight::none()) {
   check_qat_linear(args, schemes, given);
   check_values(args);
   const at::Tensor &input = args.input, &weight = args.weight;

@@ -24,10 +24,10 @@ backward: How the backward pass computes, see below: ``"float"``, ``"int8_input"
     rounding: How ``"int8_input"`` and ``"int8"`` round the gradient of the output: ``"nearest"``,
         or ``"stochastic"`` with the numbers of PyTorch's generator of the device.""",
     "given": """\
-qweight: The integers of the weight, int8 ``[N, K]``, contiguous, if they are known: of four bits
-        (:func:`expand_int4`), gathered, or found by another rule. ``weight_quant_min`` and
+qweight: The integers of the weight, int8 ``[N, K]``, contiguous, where they are known: of four
+        bits (:func:`expand_int4`), gathered, or found by another rule. ``weight_quant_min`` and
         ``weight_quant_max`` are not used then. None: those of ``weight``.
-    weight_scale: The scales of ``qweight``, ``[N]``, float32 (float64 for a float64 input); given
+    weight_scale: The scales of ``qweight``, ``[N]``, float32 (float64 for a float64 input), given
         with it or not at all.""",
     "given_gradient": """\
     With ``qweight`` the gradients are those of ``dequantize_per_channel(qweight, weight_scale)`` in

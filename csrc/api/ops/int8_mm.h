@@ -194,7 +194,7 @@ inline at::Tensor static_quantized_linear(
 ///
 /// `y = quantized_linear(input, w, sw, bias, symmetric=symmetric, quant_min=quant_min,
 /// quant_max=quant_max)` with `w, sw, _ = dynamic_range_quantize_per_channel(weight, 0,
-/// weight_quant_min, weight_quant_max)`
+/// weight_quant_min, weight_quant_max)`, or the `qweight` and `weight_scale` that are given
 ///
 /// What is trained is, bit for bit, what is deployed. Under autocast the arguments are cast first,
 /// as those of torch.nn.functional.linear are.
@@ -216,6 +216,11 @@ inline at::Tensor static_quantized_linear(
 ///     gradient of `input` from integers) or `"int8"` (that of `weight` too).
 /// @param rounding How `"int8_input"` and `"int8"` round the gradient of the output: `"nearest"`,
 ///     or `"stochastic"` with the numbers of PyTorch's generator of the device.
+/// @param qweight The integers of the weight, int8 `[N, K]`, contiguous, where they are known: of
+///     four bits (expand_int4), gathered, or found by another rule. `weight_quant_min` and
+///     `weight_quant_max` are not used then. std::nullopt: those of `weight`.
+/// @param weight_scale The scales of `qweight`, `[N]`, float32 (float64 for a float64 input), given
+///     with it or not at all.
 /// @return `[..., N]`, of the dtype of `input`, contiguous.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
 /// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
