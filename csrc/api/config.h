@@ -54,6 +54,11 @@ class BARAQUANT_API TensorConfig {
   TensorConfig& dynamic(bool dynamic);
   /// Whether the scale, and the zero point if there is one, is a trained parameter (LSQ, LSQ+).
   TensorConfig& learned(bool learned);
+  /// For weights of linear layers with 4 bits in groups: true makes the scale of a group a whole
+  /// number from 1 to 16 times one scale of the channel, so that a product with integers is one exact
+  /// sum over all groups (nn::FakeQuantizeInt4). Other kinds of layers keep a floating scale for each
+  /// group.
+  TensorConfig& group_factors(bool group_factors);
 
   int64_t bits() const { return bits_; }
   const std::string& granularity() const { return granularity_.name; }
@@ -61,6 +66,7 @@ class BARAQUANT_API TensorConfig {
   bool symmetric() const { return symmetric_; }
   bool dynamic() const { return dynamic_.value_or(!learned_); }
   bool learned() const { return learned_; }
+  bool group_factors() const { return group_factors_; }
   int64_t quant_min() const { return -(int64_t{1} << (bits_ - 1)); }
   int64_t quant_max() const { return (int64_t{1} << (bits_ - 1)) - 1; }
 
@@ -77,6 +83,7 @@ class BARAQUANT_API TensorConfig {
   bool symmetric_ = true;
   std::optional<bool> dynamic_;
   bool learned_ = false;
+  bool group_factors_ = false;
 };
 
 /// A scheme: how the weights and the inputs of layers become integers.
@@ -108,7 +115,7 @@ class BARAQUANT_API QuantConfig {
   QuantConfig& conv_inputs(std::optional<bool> conv_inputs);
   /// How linear layers compute their gradients in training: "float" (the default), "int8_input" (the
   /// gradient of the input by a product of integers) or "int8" (that of the weight too). The last two
-  /// need a symmetric dynamic weight per channel, a dynamic activation per token and the scale_dtype
+  /// need a symmetric dynamic weight per channel or group_factors(), a dynamic activation per token and the scale_dtype
   /// "float32". `rounding` says how they round gradients to integers: to the "nearest", or
   /// "stochastic". Layers without a product of integers keep "float".
   /// @throws c10::ValueError Another name, or a scheme whose products are floating in training.
@@ -139,6 +146,8 @@ class BARAQUANT_API QuantConfig {
   bool is_static() const { return activation_.has_value() && !activation_->dynamic(); }
   /// The same for the weights, but with floating inputs.
   QuantConfig with_floating_input() const;
+  /// The same, but with a floating scale for each group of weights.
+  QuantConfig with_float_scales() const;
   /// How weights are quantized: the short form of weight(), and the dtype of their scales unless it is
   /// float32.
   std::string weight_str() const;
@@ -158,6 +167,7 @@ class BARAQUANT_API QuantConfig {
   std::optional<int64_t> rotate_;
 
   void check_backward() const;
+  void check_group_factors() const;
   std::string scheme_str() const;
 };
 
@@ -172,8 +182,8 @@ BARAQUANT_API QuantConfig W8A16();
 BARAQUANT_API QuantConfig W4A16(std::optional<int64_t> group_size = 128, bool symmetric = true,
                                 std::string_view scale_rule = "search");
 /// 4-bit weights with a scale for each group (std::nullopt: for each channel), and int8 inputs with
-/// a scale per token.
+/// a scale per token. `group_factors` is that of TensorConfig.
 BARAQUANT_API QuantConfig W4A8(std::optional<int64_t> group_size = 128, bool symmetric = true,
-                               std::string_view scale_rule = "search");
+                               std::string_view scale_rule = "search", bool group_factors = false);
 
 }  // namespace baraquant

@@ -13,5 +13,6 @@
 
 #include "nn/fused.h"
 #include "nn/inference.h"
+#include "nn/int4.h"
 #include "nn/quantizers.h"
 #include "nn/training.h"

@@ -28,7 +28,7 @@ at::Tensor meta(const std::string& name, c10::IntArrayRef shape, c10::ScalarType
 
 void check_packed(const std::string& name, const Entry* entry, c10::IntArrayRef shape,
                   const StoredModule& stored) {
-  const int64_t bits = int_of(stored.options, "weight_bits");
+  const int64_t bits = stored.weight_bits();
   if (bits < 2 || bits > 7) {
     fail(name, ": expected a width of 2 to 7 bits for packed integers, not ", bits);
   }

@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "api/nn/inference.h"
+#include "api/nn/int4.h"
 #include "files/layers.h"
 #include "files/text.h"
 
@@ -104,6 +105,20 @@ void check_two(const Options& options, const std::string& name, const torch::nn:
   }
 }
 
+Options read_int4(const nn::Int4Linear& layer) {
+  return {{"group_size", layer.group_size()},
+          {"in_features", layer.in_features()},
+          {"bits", layer.bits()},
+          {"dtype", json_of(layer.dtype())},
+          {"transposed", false},
+          {"rotate", json_of(layer.rotate())}};
+}
+
+nn::PackedInt4 packed_weight(const Tensors& tensors) {
+  return {tensors.at("packed"), tensors.at("weight_scale"), tensors.at("group_factor"),
+          tensor_of(tensors, "group_zero_point")};
+}
+
 }  // namespace
 
 std::shared_ptr<nn::FakeQuantizeImpl> make_rounder(const Json& options, const Tensors& tensors) {
@@ -149,6 +164,18 @@ Options read_weight_only_linear(const torch::nn::Module& module) {
   options["transposed"] = false;
   options["rotate"] = json_of(layer.rotate());
   return options;
+}
+
+Options read_int4_linear(const torch::nn::Module& module) {
+  const auto& layer = cast<nn::QuantizedInt4LinearImpl>(module);
+  Options options = read_int4(layer);
+  options["symmetric"] = layer.symmetric();
+  options["granularity"] = layer.granularity();
+  return options;
+}
+
+Options read_static_int4_linear(const torch::nn::Module& module) {
+  return read_int4(cast<nn::StaticQuantizedInt4LinearImpl>(module));
 }
 
 Options read_conv(const torch::nn::Module& module) {
@@ -203,6 +230,26 @@ Made make_weight_only_linear(const Options& options, const Tensors& tensors,
   auto result = dequantized_options(options, tensors);
   result.rotate(maybe_int_of(options, "rotate"));
   return std::make_shared<nn::WeightOnlyLinearImpl>(result);
+}
+
+Made make_int4_linear(const Options& options, const Tensors& tensors, const torch::nn::Module&) {
+  nn::QuantizedInt4LinearOptions result(packed_weight(tensors), int_of(options, "group_size"),
+                                        int_of(options, "in_features"));
+  result.bias(tensor_of(tensors, "bias")).bits(int_of(options, "bits"));
+  result.symmetric(bool_of(options, "symmetric")).granularity(text_of(options, "granularity"));
+  result.dtype(dtype_of(options)).rotate(maybe_int_of(options, "rotate"));
+  return std::make_shared<nn::QuantizedInt4LinearImpl>(result);
+}
+
+Made make_static_int4_linear(const Options& options, const Tensors& tensors,
+                             const torch::nn::Module&) {
+  nn::StaticQuantizedInt4LinearOptions result(packed_weight(tensors), int_of(options, "group_size"),
+                                              int_of(options, "in_features"),
+                                              tensors.at("act_scale"));
+  result.bias(tensor_of(tensors, "bias")).bits(int_of(options, "bits"));
+  result.act_zero_point(tensor_of(tensors, "act_zero_point"));
+  result.dtype(dtype_of(options)).rotate(maybe_int_of(options, "rotate"));
+  return std::make_shared<nn::StaticQuantizedInt4LinearImpl>(result);
 }
 
 Made make_conv(const Options& options, const Tensors& tensors, const torch::nn::Module& like) {

@@ -12,6 +12,8 @@ namespace baraquant::files {
 Options read_quantized_linear(const torch::nn::Module& module);
 Options read_static_linear(const torch::nn::Module& module);
 Options read_weight_only_linear(const torch::nn::Module& module);
+Options read_int4_linear(const torch::nn::Module& module);
+Options read_static_int4_linear(const torch::nn::Module& module);
 Options read_conv(const torch::nn::Module& module);
 Options read_embedding(const torch::nn::Module& module);
 
@@ -22,6 +24,10 @@ Made make_quantized_linear(const Options& options, const Tensors& tensors,
 Made make_static_linear(const Options& options, const Tensors& tensors,
                         const torch::nn::Module& like);
 Made make_weight_only_linear(const Options& options, const Tensors& tensors,
+                             const torch::nn::Module& like);
+Made make_int4_linear(const Options& options, const Tensors& tensors,
+                      const torch::nn::Module& like);
+Made make_static_int4_linear(const Options& options, const Tensors& tensors,
                              const torch::nn::Module& like);
 Made make_conv(const Options& options, const Tensors& tensors, const torch::nn::Module& like);
 Made make_embedding(const Options& options, const Tensors& tensors, const torch::nn::Module& like);

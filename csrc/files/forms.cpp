@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "api/nn/inference.h"
+#include "api/nn/int4.h"
 #include "files/form_makers.h"
 #include "files/layers.h"
 #include "files/text.h"
@@ -51,6 +52,33 @@ std::vector<Form> linear_forms() {
        read_weight_only_linear, make_weight_only_linear}};
 }
 
+std::vector<Form> int4_forms() {
+  const std::vector<Option> options = {int_option("group_size"),  int_option("in_features"),
+                                       int_option("bits"),        dtype_option("dtype"),
+                                       bool_option("transposed"), maybe_int_option("rotate")};
+  const std::vector<std::pair<std::string, bool>> tensors = {{"packed", true},
+                                                             {"weight_scale", true},
+                                                             {"group_factor", true},
+                                                             {"group_zero_point", false},
+                                                             {"bias", false}};
+  return {{"QuantizedInt4Linear",
+           "Linear",
+           with(options, {bool_option("symmetric"), name_option("granularity")}),
+           {},
+           tensors,
+           is<nn::QuantizedInt4LinearImpl>,
+           read_int4_linear,
+           make_int4_linear},
+          {"StaticQuantizedInt4Linear",
+           "Linear",
+           options,
+           {},
+           with(tensors, {{"act_scale", true}, {"act_zero_point", false}}),
+           is<nn::StaticQuantizedInt4LinearImpl>,
+           read_static_int4_linear,
+           make_static_int4_linear}};
+}
+
 Form conv_form() {
   return {"QuantizedConv2d",
           "Conv2d",
@@ -77,7 +105,8 @@ Form embedding_form() {
 }
 
 const std::vector<Form>& forms() {
-  static const std::vector<Form> all = with(linear_forms(), {embedding_form(), conv_form()});
+  static const std::vector<Form> all =
+      with(with(linear_forms(), int4_forms()), {embedding_form(), conv_form()});
   return all;
 }
 
@@ -104,6 +133,7 @@ int64_t input_bits_of(const torch::nn::Module& module) {
   if (const auto* dynamic = dynamic_cast<const nn::QuantizedLinearImpl*>(&module)) {
     return dynamic->bits();
   }
+  if (const auto* int4 = dynamic_cast<const nn::Int4Linear*>(&module)) return int4->bits();
   const auto* fixed = dynamic_cast<const nn::StaticQuantizedLinearImpl*>(&module);
   return fixed != nullptr ? fixed->bits() : 8;
 }
@@ -219,7 +249,11 @@ void check_values(const Form& form, const torch::nn::Module& module) {
       fail("expected ", form.name, " to have a tensor ", name, ", but it has ",
            own.empty() ? "none" : join(names_of(own), ", "));
     }
-    if (name == "qweight" || name == "weight_zero_point") {
+    if (name == "group_factor") {
+      check_within(name, found->second, 1, 16);
+    } else if (name == "group_zero_point") {
+      check_within(name, found->second, 0, 15);
+    } else if (name == "qweight" || name == "weight_zero_point") {
       check_within(name, found->second, -weight, weight - 1);
     } else if (name.ends_with("zero_point")) {
       check_within(name, found->second, -input, input - 1);
@@ -227,6 +261,7 @@ void check_values(const Form& form, const torch::nn::Module& module) {
       check_positive(name, found->second);
     }
   }
+  if (const auto* int4 = dynamic_cast<const nn::Int4Linear*>(&module)) int4->check_products();
   check_rounder(module);
 }
 

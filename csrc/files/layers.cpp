@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "api/nn/inference.h"
+#include "api/nn/int4.h"
 #include "files/text.h"
 #include "nn/configs.h"
 #include "nn/product.h"
@@ -104,6 +105,9 @@ Sizes sizes_of_layer(const torch::nn::Module& module) {
     return embedding_sizes(embedding->qweight.size(0), embedding->qweight.size(1),
                            embedding->padding_idx());
   }
+  if (const auto* linear = as<nn::Int4Linear>(module)) {
+    return linear_sizes(linear->in_features(), linear->out_features());
+  }
   if (const auto* linear = as<nn::QuantizedLayer>(module)) {
     return linear_sizes(linear->qweight.size(1), linear->qweight.size(0));
   }
@@ -114,6 +118,7 @@ at::Tensor weight_of(const torch::nn::Module& module) {
   if (const auto* linear = as<torch::nn::LinearImpl>(module)) return linear->weight;
   if (const auto* conv = as<torch::nn::Conv2dImpl>(module)) return conv->weight;
   if (const auto* embedding = as<torch::nn::EmbeddingImpl>(module)) return embedding->weight;
+  if (const auto* linear = as<nn::Int4Linear>(module)) return linear->packed;
   const auto* converted = as<nn::QuantizedLayer>(module);
   return converted != nullptr ? converted->qweight : at::Tensor();
 }

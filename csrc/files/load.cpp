@@ -59,7 +59,7 @@ Tensors read_tensors(const InputFile& file, const Header& header, const Manifest
   }
   stored = renamed(std::move(stored), manifest.names);
   for (const auto& item : manifest.modules) {
-    const int64_t bits = int_of(item.value().options, "weight_bits");
+    const int64_t bits = item.value().weight_bits();
     for (const auto& [name, shape] : item.value().packed) {
       const std::string full = item.key() + "." + name;
       const auto found = stored.find(full);

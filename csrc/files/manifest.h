@@ -28,6 +28,11 @@ struct StoredModule {
   Options options;
   // The shapes of the tensors that are stored as strings of bits.
   std::vector<std::pair<std::string, std::vector<int64_t>>> packed;
+
+  // The width of the integers; 8 for a class that has no such option, of which nothing is packed.
+  int64_t weight_bits() const {
+    return options.contains("weight_bits") ? int_of(options, "weight_bits") : 8;
+  }
 };
 
 using Names = torch::OrderedDict<std::string, std::string>;

@@ -35,6 +35,11 @@ TensorConfig& TensorConfig::learned(bool learned) {
   return *this;
 }
 
+TensorConfig& TensorConfig::group_factors(bool group_factors) {
+  group_factors_ = group_factors;
+  return *this;
+}
+
 namespace {
 
 template <size_t N>
@@ -76,6 +81,11 @@ void TensorConfig::check() const {
     TORCH_CHECK_VALUE(!size.has_value(), "TensorConfig: expected no group_size for ",
                       granularity_.name, ", but got ", text::of(size));
   }
+  const bool takes_factors = bits_ == 4 && size.value_or(1) % 2 == 0 && dynamic();
+  TORCH_CHECK_VALUE(!group_factors_ || takes_factors,
+                    "TensorConfig: expected 4 bits, granularity=PerGroup of an even size and "
+                    "dynamic=True with group_factors=True, but got ",
+                    str());
 }
 
 std::string TensorConfig::str() const {
@@ -83,14 +93,14 @@ std::string TensorConfig::str() const {
       group_size().has_value() ? "(" + std::to_string(*group_size()) + ")" : "";
   const char* how = learned_ ? "learned" : dynamic() ? "dynamic" : "static";
   return "int" + std::to_string(bits_) + " " + granularity() + group +
-         (symmetric_ ? " symmetric " : " asymmetric ") + how;
+         (symmetric_ ? " symmetric " : " asymmetric ") + how + (group_factors_ ? " factors" : "");
 }
 
 bool TensorConfig::operator==(const TensorConfig& other) const {
   return bits_ == other.bits_ && granularity_.name == other.granularity_.name &&
          granularity_.group_size == other.granularity_.group_size &&
          symmetric_ == other.symmetric_ && dynamic() == other.dynamic() &&
-         learned_ == other.learned_;
+         learned_ == other.learned_ && group_factors_ == other.group_factors_;
 }
 
 QuantConfig::QuantConfig(TensorConfig weight, std::optional<TensorConfig> activation)
@@ -99,6 +109,7 @@ QuantConfig::QuantConfig(TensorConfig weight, std::optional<TensorConfig> activa
   TORCH_CHECK_VALUE(weight_.granularity() != "per_token",
                     "QuantConfig: expected weight.granularity to be per_tensor, per_channel or "
                     "per_group, but got 'per_token'");
+  check_group_factors();
   if (!activation_.has_value()) return;
   activation_->check();
   TORCH_CHECK_VALUE(activation_->granularity() != "per_channel",
@@ -124,8 +135,22 @@ QuantConfig& QuantConfig::scale_rule(std::string_view name) {
 QuantConfig& QuantConfig::scale_dtype(std::string_view name) {
   check_choice("QuantConfig", "scale_dtype", name, scale_dtypes);
   scale_dtype_ = name;
+  check_group_factors();
   check_backward();
   return *this;
+}
+
+void QuantConfig::check_group_factors() const {
+  if (!weight_.group_factors()) return;
+  const std::string granularity = activation_.has_value() ? activation_->granularity() : "";
+  TORCH_CHECK_VALUE(granularity == "per_token" || granularity == "per_tensor",
+                    "QuantConfig: expected a per_token or per_tensor activation with "
+                    "group_factors, which make a product of integers exact, but got ",
+                    activation_.has_value() ? activation_->str() : "floating inputs",
+                    "; use W4A8(group_factors=True)");
+  TORCH_CHECK_VALUE(scale_dtype_ == "float32",
+                    "QuantConfig: expected scale_dtype='float32' with group_factors, but got ",
+                    text::quoted(scale_dtype_));
 }
 
 QuantConfig& QuantConfig::backward(std::string_view name, std::string_view rounding) {
@@ -173,7 +198,8 @@ QuantConfig QuantConfig::with_rotation(int64_t features) const {
 }
 
 bool QuantConfig::trains_on_integers() const {
-  return activation_.has_value() && weight_ == TensorConfig(weight_.bits()) &&
+  return activation_.has_value() &&
+         (weight_.group_factors() || weight_ == TensorConfig(weight_.bits())) &&
          scale_dtype_ == "float32" &&
          *activation_ == TensorConfig(activation_->bits())
                              .granularity(PerToken())
@@ -192,8 +218,17 @@ QuantConfig& QuantConfig::conv_inputs(std::optional<bool> conv_inputs) {
   return *this;
 }
 
-QuantConfig QuantConfig::with_floating_input() const {
+QuantConfig QuantConfig::with_float_scales() const {
   auto result = *this;
+  if (!weight_.group_factors()) return result;
+  result.weight_.group_factors(false);
+  result.backward_ = "float";
+  result.rounding_ = "nearest";
+  return result;
+}
+
+QuantConfig QuantConfig::with_floating_input() const {
+  auto result = with_float_scales();
   result.activation_ = std::nullopt;
   result.conv_inputs_ = std::nullopt;
   result.backward_ = "float";
@@ -248,9 +283,12 @@ QuantConfig W4A16(std::optional<int64_t> group_size, bool symmetric, std::string
   return QuantConfig(int4(group_size, symmetric)).scale_rule(scale_rule);
 }
 
-QuantConfig W4A8(std::optional<int64_t> group_size, bool symmetric, std::string_view scale_rule) {
-  return QuantConfig(int4(group_size, symmetric), TensorConfig(8).granularity(PerToken()))
-      .scale_rule(scale_rule);
+QuantConfig W4A8(std::optional<int64_t> group_size, bool symmetric, std::string_view scale_rule,
+                 bool group_factors) {
+  TORCH_CHECK_VALUE(!group_factors || group_size.has_value(),
+                    "W4A8: expected a group_size with group_factors=True, but got None");
+  const auto weight = int4(group_size, symmetric).group_factors(group_factors);
+  return QuantConfig(weight, TensorConfig(8).granularity(PerToken())).scale_rule(scale_rule);
 }
 
 }  // namespace baraquant

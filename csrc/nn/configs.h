@@ -9,11 +9,12 @@
 namespace baraquant::nn {
 
 // Whether the converted layer multiplies integers by integers. It does not if the terms of a sum have
-// several scales (groups), or if the weight has a zero point.
+// several floating scales (groups), or if the weight has a zero point.
 inline bool is_integer_product(const QuantConfig& config) {
   const auto& weight = config.weight();
   const auto& activation = config.activation();
-  return activation.has_value() && weight.symmetric() && weight.granularity() != "per_group" &&
+  const bool is_flat = weight.symmetric() && weight.granularity() != "per_group";
+  return activation.has_value() && (is_flat || weight.group_factors()) &&
          (activation->granularity() == "per_tensor" || activation->granularity() == "per_token");
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <limits>
 
+#include "api/nn/int4.h"
 #include "api/nn/training.h"
 #include "frame/dtypes.h"
 #include "nn/clone.h"
@@ -51,6 +52,10 @@ std::shared_ptr<Quantizer> learned_of_weight(const TensorConfig& config,
 std::shared_ptr<Quantizer> of_weight(const TensorConfig& config, const torch::Tensor& weight,
                                      std::optional<int64_t> size, const std::string& scale_dtype) {
   const auto& granularity = config.granularity();
+  if (config.group_factors()) {
+    return std::make_shared<FakeQuantizeInt4Impl>(
+        FakeQuantizeInt4Options(*size).symmetric(config.symmetric()));
+  }
   if (config.dynamic()) {
     return std::make_shared<FakeQuantizeImpl>(range_of(config, scale_dtype)
                                                   .mode("dynamic")
@@ -175,7 +180,10 @@ void FakeQuantizedLayer::set_input_quantizer(std::shared_ptr<Quantizer> quantize
   input_fake_quant = std::move(quantizer);
   if (input_fake_quant == nullptr) {
     if (is_registered) unregister_module("input_fake_quant");
-    config_ = config_.with_floating_input();
+    // What its weight's factors give is int8, with a scale for each channel.
+    const bool is_int8 = config_.weight().group_factors();
+    const auto floating = config_.with_floating_input();
+    config_ = is_int8 ? QuantConfig(TensorConfig(8)).rotate(floating.rotate()) : floating;
   } else if (is_registered) {
     replace_module("input_fake_quant", input_fake_quant);
   } else {

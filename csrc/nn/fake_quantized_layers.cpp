@@ -40,7 +40,7 @@ QuantConfig conv_config(const QuantConfig& config) {
   if (!activation.has_value()) return config.with_rotation(0);
   const bool per_tensor = activation->granularity() == "per_tensor";
   const bool keeps = per_tensor && config.conv_inputs().value_or(true);
-  return (keeps ? config : config.with_floating_input()).with_rotation(0);
+  return (keeps ? config.with_float_scales() : config.with_floating_input()).with_rotation(0);
 }
 
 }  // namespace
@@ -106,9 +106,11 @@ torch::Tensor FakeQuantizedLinearImpl::forward(const torch::Tensor& given) {
 
 torch::Tensor FakeQuantizedLinearImpl::whole(const torch::Tensor& input) {
   const auto &how = config().weight(), &activation = *config().activation();
+  std::optional<torch::Tensor> qweight, scale;
+  if (how.group_factors()) std::tie(qweight, scale, std::ignore) = quantized_weight();
   return qat_linear(input, weight, maybe(bias), activation.symmetric(), how.quant_min(),
                     how.quant_max(), activation.quant_min(), activation.quant_max(),
-                    config().backward(), config().rounding());
+                    config().backward(), config().rounding(), qweight, scale);
 }
 
 torch::Tensor FakeQuantizedLinearImpl::float_output(const torch::Tensor& input) {

@@ -42,12 +42,23 @@ void check_weight(const char* name, const torch::Tensor& weight, const torch::Te
                    ": expected qweight to be int8, but got ", text::dtype(weight));
   TORCH_CHECK_VALUE(weight.dim() == dimensions, name, ": expected qweight to have ", dimensions,
                     " dimensions (", layout_of(dimensions), "), but got ", text::shape(weight));
+  check_bias(name, "qweight", weight.size(0), bias);
+}
+
+void check_bias(const char* name, const char* weight, int64_t channels, const torch::Tensor& bias) {
   if (!bias.defined()) return;
   TORCH_CHECK_TYPE(bias.is_floating_point(), name, ": expected bias to be floating, but got ",
                    text::dtype(bias));
-  TORCH_CHECK_VALUE(bias.dim() == 1 && bias.size(0) == weight.size(0), name,
-                    ": expected bias to have ", weight.size(0),
-                    " elements (qweight.size(0)), but got ", text::shape(bias));
+  TORCH_CHECK_VALUE(bias.dim() == 1 && bias.size(0) == channels, name, ": expected bias to have ",
+                    channels, " elements (", weight, ".size(0)), but got ", text::shape(bias));
+}
+
+torch::Tensor scale_of_channels(const char* name, const torch::Tensor& scale, int64_t channels) {
+  check_dtype(name, "weight_scale", scale);
+  TORCH_CHECK_VALUE(scale.dim() == 1 && scale.size(0) == channels, name,
+                    ": expected weight_scale to have ", channels,
+                    " elements (one for each output channel), but got ", text::shape(scale));
+  return plain(scale).contiguous();
 }
 
 torch::Dtype weight_dtype(const char* name, std::optional<torch::Dtype> dtype,
@@ -62,13 +73,7 @@ torch::Tensor scale_of_weight(const char* name, const torch::Tensor& scale,
                               const torch::Tensor& weight, std::optional<int64_t> group_size) {
   TORCH_CHECK_TYPE(scale.defined(), name, ": expected weight_scale to be a Tensor, but got none");
   const auto channels = weight.size(0), features = weight.size(1);
-  if (!group_size.has_value()) {
-    check_dtype(name, "weight_scale", scale);
-    TORCH_CHECK_VALUE(scale.dim() == 1 && scale.size(0) == channels, name,
-                      ": expected weight_scale to have ", channels,
-                      " elements (qweight.size(0)), but got ", text::shape(scale));
-    return plain(scale).contiguous();
-  }
+  if (!group_size.has_value()) return scale_of_channels(name, scale, channels);
   TORCH_CHECK_VALUE(*group_size > 0, name, ": expected group_size > 0, but got ", *group_size);
   check_dtype(name, "weight_scale", scale);
   // A file chooses the size, so divide_up could overflow.

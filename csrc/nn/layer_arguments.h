@@ -10,6 +10,10 @@ void check_bits(const char* name, const char* argument, int64_t bits);
 // Check int8 weights and their bias.
 void check_weight(const char* name, const torch::Tensor& weight, const torch::Tensor& bias,
                   int64_t dimensions = 2);
+// Check a bias; `weight` is the name of the tensor that has the channels.
+void check_bias(const char* name, const char* weight, int64_t channels, const torch::Tensor& bias);
+// A scale for each output channel.
+torch::Tensor scale_of_channels(const char* name, const torch::Tensor& scale, int64_t channels);
 // The dtype of the floating weight: as given, else of the bias, else of the scale.
 torch::Dtype weight_dtype(const char* name, std::optional<torch::Dtype> dtype,
                           const torch::Tensor& bias, const torch::Tensor& scale);

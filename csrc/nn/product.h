@@ -17,6 +17,10 @@ inline std::optional<at::Tensor> maybe(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional(tensor) : std::nullopt;
 }
 
+// The ends of the integers of a width.
+inline int64_t low_of(int64_t bits) { return -(int64_t{1} << (bits - 1)); }
+inline int64_t high_of(int64_t bits) { return (int64_t{1} << (bits - 1)) - 1; }
+
 // linear(), by the same algorithm whether or not the weight requires grad: leading dimensions are
 // always folded into one, so that a prepared and a converted layer give the same bits.
 inline at::Tensor float_linear(const at::Tensor& input, const at::Tensor& weight,

@@ -14,9 +14,6 @@ namespace baraquant::nn {
 
 namespace {
 
-int64_t low_of(int64_t bits) { return -(int64_t{1} << (bits - 1)); }
-int64_t high_of(int64_t bits) { return (int64_t{1} << (bits - 1)) - 1; }
-
 torch::Tensor dequantized_rows(const QuantizedLayer& layer) {
   return dequantize_per_channel(layer.qweight, layer.weight_scale, std::nullopt, 0);
 }

@@ -10,6 +10,9 @@ namespace workflow {
 
 std::shared_ptr<nn::QuantizedLayer> Converter::convert(nn::FakeQuantizedLayer& prepared,
                                                        bool floating_input) {
+  if (floating_input && prepared.config().weight().group_factors()) {
+    prepared.set_input_quantizer(nullptr);  // its weight is an int8 one from now on
+  }
   auto layer = workflow::convert(prepared, integers_of(prepared), floating_input);
   layer->train(prepared.is_training());
   return layer;
@@ -18,17 +21,25 @@ std::shared_ptr<nn::QuantizedLayer> Converter::convert(nn::FakeQuantizedLayer& p
 const Integers& Converter::integers_of(nn::FakeQuantizedLayer& prepared) {
   const auto& how = prepared.config().weight();
   const auto* one = dynamic_cast<const nn::FakeQuantizeImpl*>(prepared.weight_fake_quant.get());
-  const bool is_own = how.dynamic() && one != nullptr && one->is_dynamic();
+  const auto* int4 =
+      dynamic_cast<const nn::FakeQuantizeInt4Impl*>(prepared.weight_fake_quant.get());
+  const bool is_own = (how.dynamic() && one != nullptr && one->is_dynamic()) ||
+                      (int4 != nullptr && int4->is_dynamic());
   const void* quantizer = is_own ? nullptr : prepared.weight_fake_quant.get();
   // The parameter, which lives on; the weight may be a rotated copy of it.
   const auto* owner = prepared.named_parameters(/*recurse=*/false)["weight"].unsafeGetTensorImpl();
   const Key key{owner, quantizer, prepared.config().weight_str()};
   const auto found = known_.find(key);
   if (found != known_.end()) return found->second;
+  if (how.group_factors()) {
+    auto packed = int4->pack(prepared.rows_of_weight());
+    nn::check_finite("the weight", packed.scale, prepared.config().scale_dtype());
+    return known_.emplace(key, Integers{{}, packed.scale, {}, packed}).first->second;
+  }
   const auto [integers, scale, zero_point] = prepared.quantized_weight();
   nn::check_finite("the weight", scale, prepared.config().scale_dtype());
   const auto zeros = how.symmetric() ? torch::Tensor() : zero_point;
-  return known_.emplace(key, Integers{integers, scale, zeros}).first->second;
+  return known_.emplace(key, Integers{integers, scale, zeros, {}}).first->second;
 }
 
 }  // namespace workflow

@@ -2,6 +2,7 @@
 #include "workflow/fit.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 
 #include "api/ops.h"
@@ -17,8 +18,8 @@ constexpr int64_t candidates = 26;
 constexpr int64_t chunk = int64_t{1} << 22;
 
 // The scale and the zero point of each row.
-std::tuple<torch::Tensor, torch::Tensor> fit(const torch::Tensor& segments,
-                                             const nn::FakeQuantizeOptions& options) {
+std::tuple<torch::Tensor, torch::Tensor> fit_segments(const torch::Tensor& segments,
+                                                      const nn::FakeQuantizeOptions& options) {
   const auto low_end = options.quant_min(), high_end = options.quant_max();
   const auto values = segments.to(compute_dtype(segments.scalar_type()));
   const auto [low, high] = torch::aminmax(values, 1);
@@ -39,7 +40,62 @@ std::tuple<torch::Tensor, torch::Tensor> fit(const torch::Tensor& segments,
   return {scale, zero_point};
 }
 
+// The scale, the factors and the zero points of some rows.
+nn::PackedInt4 factors_of_rows(const torch::Tensor& rows, int64_t size, bool symmetric) {
+  nn::PackedInt4 best;
+  std::tie(best.scale, best.group_factor, best.group_zero_point) =
+      choose_int4_qparams(rows, size, symmetric);
+  const auto values = rows.to(best.scale.scalar_type()).unflatten(1, {-1, size});
+  const auto [least, most] = values.aminmax(2);
+  const auto low = least.clamp_max(0), high = most.clamp_min(0);
+  const auto scale = best.scale.unsqueeze(1);
+  auto least_error = torch::full_like(low, std::numeric_limits<double>::infinity());
+  best.group_factor = torch::ones_like(best.group_factor);
+  best.group_zero_point = torch::full_like(best.group_zero_point, 8);
+  for (int64_t number = 16; number > 0; --number) {
+    const auto factors = torch::full_like(best.group_factor, number);
+    const auto step = scale * number;
+    const std::array positions = {-low / step, 7.5 - (low + high) / (2 * step)};
+    for (size_t i = 0; i < (symmetric ? 1 : positions.size()); ++i) {
+      auto zeros = positions[i].round().nan_to_num(0.0).clamp(0, 15).to(torch::kByte);
+      if (symmetric) zeros.fill_(8);
+      const auto packed = quantize_int4(rows, best.scale, factors, size, zeros);
+      const auto rounded = expand_int4(packed, factors, size, rows.size(1), zeros);
+      const auto back = rounded.unflatten(1, {-1, size}) * scale.unsqueeze(2);
+      const auto error = (back - values).square_().sum(2);
+      const auto is_better = error < least_error;
+      least_error = torch::where(is_better, error, least_error);
+      best.group_factor = torch::where(is_better, factors, best.group_factor);
+      best.group_zero_point = torch::where(is_better, zeros, best.group_zero_point);
+    }
+  }
+  return best;
+}
+
 }  // namespace
+
+std::shared_ptr<nn::FakeQuantizeInt4Impl> fit_factors(const torch::Tensor& rows,
+                                                      const nn::FakeQuantizeInt4Impl& quantizer) {
+  auto options = quantizer.options;
+  const auto step = std::max<int64_t>(1, chunk / std::max<int64_t>(1, rows.size(1)));
+  std::vector<torch::Tensor> scales, factors, zero_points;
+  for (const auto& part : rows.split(step)) {
+    const auto found = factors_of_rows(part, options.group_size(), options.symmetric());
+    scales.push_back(found.scale);
+    factors.push_back(found.group_factor);
+    zero_points.push_back(found.group_zero_point);
+  }
+  options.scale(torch::cat(scales)).group_factor(torch::cat(factors));
+  options.group_zero_point(torch::cat(zero_points));
+  return std::make_shared<nn::FakeQuantizeInt4Impl>(options);
+}
+
+std::shared_ptr<nn::Quantizer> fit(const torch::Tensor& rows, const nn::Quantizer& quantizer) {
+  if (const auto* int4 = dynamic_cast<const nn::FakeQuantizeInt4Impl*>(&quantizer)) {
+    return fit_factors(rows, *int4);
+  }
+  return fit_scale(rows, dynamic_cast<const nn::FakeQuantizeImpl&>(quantizer));
+}
 
 std::shared_ptr<nn::FakeQuantizeImpl> fit_scale(const torch::Tensor& rows,
                                                 const nn::FakeQuantizeImpl& quantizer) {
@@ -53,7 +109,7 @@ std::shared_ptr<nn::FakeQuantizeImpl> fit_scale(const torch::Tensor& rows,
   const auto step = std::max<int64_t>(1, chunk / std::max<int64_t>(1, segments.size(1)));
   std::vector<torch::Tensor> scales, zero_points;
   for (const auto& part : segments.split(step)) {
-    const auto [scale, zero_point] = fit(part, options);
+    const auto [scale, zero_point] = fit_segments(part, options);
     scales.push_back(scale);
     zero_points.push_back(zero_point);
   }

@@ -2,6 +2,7 @@
 // Fits the scales of weights of few bits: tries several, and takes the minimum squared error.
 #pragma once
 
+#include "api/nn/int4.h"
 #include "api/nn/quantizers.h"
 
 namespace baraquant::workflow {
@@ -14,5 +15,17 @@ namespace baraquant::workflow {
 // `rows` is the input of `quantizer`, whose first dimension counts rows; `quantizer` is dynamic.
 std::shared_ptr<nn::FakeQuantizeImpl> fit_scale(const torch::Tensor& rows,
                                                 const nn::FakeQuantizeImpl& quantizer);
+
+// A fake quantizer with the factors that fit the values best.
+//
+// The scale of a row stays that of choose_int4_qparams. For each group all factors are tried, from 16
+// down to 1, and the one with the minimum squared error is taken, of two equal ones the larger. A
+// group with a zero point tries, for each factor, the one for its least value and the one for the
+// middle of its range. `rows` is the weight `[N, K]`.
+std::shared_ptr<nn::FakeQuantizeInt4Impl> fit_factors(const torch::Tensor& rows,
+                                                      const nn::FakeQuantizeInt4Impl& quantizer);
+
+// One of these two.
+std::shared_ptr<nn::Quantizer> fit(const torch::Tensor& rows, const nn::Quantizer& quantizer);
 
 }  // namespace baraquant::workflow

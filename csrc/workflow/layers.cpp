@@ -67,12 +67,41 @@ nn::DequantizedOptions dequantized(nn::FakeQuantizedLayer& prepared, const Integ
       .rotate(prepared.config().rotate());
 }
 
+// The layer of a weight with factors for its groups.
+std::shared_ptr<nn::QuantizedLayer> convert_int4(nn::FakeQuantizedLinearImpl& prepared,
+                                                 const Integers& integers) {
+  const auto &how = prepared.config().weight(), &activation = *prepared.config().activation();
+  auto weight = integers.packed;
+  if (how.symmetric()) weight.group_zero_point.reset();
+  const auto dtype = prepared.weight.scalar_type();
+  if (activation.dynamic()) {
+    return std::make_shared<nn::QuantizedInt4LinearImpl>(
+        nn::QuantizedInt4LinearOptions(weight, *how.group_size(), prepared.in_features())
+            .bias(own(prepared.bias))
+            .symmetric(activation.symmetric())
+            .bits(activation.bits())
+            .granularity(activation.granularity())
+            .dtype(dtype)
+            .rotate(prepared.config().rotate()));
+  }
+  const auto frozen = prepared.frozen_input();
+  const auto scale = frozen->scale.to(weight.scale.scalar_type());
+  return std::make_shared<nn::StaticQuantizedInt4LinearImpl>(
+      nn::StaticQuantizedInt4LinearOptions(weight, *how.group_size(), prepared.in_features(), scale)
+          .bias(own(prepared.bias))
+          .act_zero_point(activation.symmetric() ? torch::Tensor() : frozen->zero_point)
+          .bits(activation.bits())
+          .dtype(dtype)
+          .rotate(prepared.config().rotate()));
+}
+
 std::shared_ptr<nn::QuantizedLayer> convert_linear(nn::FakeQuantizedLinearImpl& prepared,
                                                    const Integers& integers, bool floating_input) {
   if (floating_input || !prepared.is_integer()) {
     return std::make_shared<nn::WeightOnlyLinearImpl>(
         dequantized(prepared, integers, floating_input));
   }
+  if (prepared.config().weight().group_factors()) return convert_int4(prepared, integers);
   const auto &how = prepared.config().weight(), &activation = *prepared.config().activation();
   const auto dtype = prepared.weight.scalar_type();
   if (activation.dynamic()) {
@@ -113,7 +142,8 @@ struct Known {
 
 using KnownLayers =
     Known<nn::FakeQuantizedLinearImpl, nn::FakeQuantizedConv2dImpl, nn::FakeQuantizedEmbeddingImpl,
-          nn::QuantizedLinearImpl, nn::StaticQuantizedLinearImpl, nn::WeightOnlyLinearImpl,
+          nn::QuantizedLinearImpl, nn::StaticQuantizedLinearImpl, nn::QuantizedInt4LinearImpl,
+          nn::StaticQuantizedInt4LinearImpl, nn::WeightOnlyLinearImpl, nn::FakeQuantizeInt4Impl,
           nn::QuantizedConv2dImpl, nn::QuantizedEmbeddingImpl, nn::FakeQuantizeImpl,
           nn::LearnedFakeQuantizeImpl, nn::Layer, torch::nn::LinearImpl, torch::nn::Conv2dImpl,
           torch::nn::EmbeddingImpl>;

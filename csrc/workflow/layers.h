@@ -30,9 +30,11 @@ struct Kind {
 // The kind of a float module; nullptr if it cannot be quantized.
 const Kind* kind_of(const torch::nn::Module& module);
 
-// A quantized weight: int8, its scale, and its zero point, undefined if symmetric.
+// A quantized weight: int8, its scale, and its zero point, undefined if symmetric. Or, with factors
+// for its groups, `packed`; its qweight is undefined then.
 struct Integers {
   torch::Tensor qweight, scale, zero_point;
+  nn::PackedInt4 packed = {};
 };
 
 // The layer for inference that gives the same bits as a prepared layer in evaluation.

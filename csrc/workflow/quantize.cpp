@@ -22,6 +22,7 @@ QuantConfig after_training(const QuantConfig& config, const Kind& kind) {
   const bool keeps_input = kind.keeps_input && !config.conv_inputs().value_or(false);
   if (keeps_input) {
     activation = std::nullopt;
+    weight.group_factors(false);
   } else if (activation.has_value() && activation->learned()) {
     activation->learned(false).dynamic(false);
   }
@@ -70,19 +71,19 @@ void calibrate(torch::nn::Module& model, const std::vector<Place>& places,
 }
 
 using Fitted =
-    std::map<std::tuple<const void*, std::vector<int64_t>>, std::shared_ptr<nn::FakeQuantizeImpl>>;
+    std::map<std::tuple<const void*, std::vector<int64_t>>, std::shared_ptr<nn::Quantizer>>;
 
 // Search the scale of a weight of few bits; layers with one weight share it.
 void search_scale(nn::FakeQuantizedLayer& prepared, const QuantConfig& config, Fitted& fitted) {
-  if (config.weight().bits() >= 8 || config.scale_rule() != "search") return;
+  if (prepared.config().weight().bits() >= 8 || config.scale_rule() != "search") return;
   const auto rows = prepared.rows_of_weight();
-  const auto& quantizer = dynamic_cast<const nn::FakeQuantizeImpl&>(*prepared.weight_fake_quant);
+  const auto& quantizer = *prepared.weight_fake_quant;
   if (prepared.config().rotate().has_value()) {  // a copy, whose memory another may get
-    prepared.set_weight_quantizer(fit_scale(rows, quantizer));
+    prepared.set_weight_quantizer(fit(rows, quantizer));
     return;
   }
   auto& known = fitted[{rows.data_ptr(), rows.sizes().vec()}];
-  if (known == nullptr) known = fit_scale(rows, quantizer);
+  if (known == nullptr) known = fit(rows, quantizer);
   prepared.set_weight_quantizer(known);
 }
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from baraquant import ops
 from baraquant.nn import (
     GELU,
     FakeQuantize,
@@ -18,8 +19,10 @@ from baraquant.nn import (
     LayerNorm,
     QuantizedConv2d,
     QuantizedEmbedding,
+    QuantizedInt4Linear,
     QuantizedLinear,
     RMSNorm,
+    StaticQuantizedInt4Linear,
     StaticQuantizedLinear,
     WeightOnlyLinear,
 )
@@ -116,6 +119,47 @@ def floats(*shape: int, dtype: torch.dtype) -> Tensor:
     return (torch.rand(shape) + 0.5).to(torch.promote_types(dtype, torch.float32))
 
 
+def packed(rows: int, columns: int, dtype: torch.dtype) -> dict[str, Any]:
+    """A weight of four bits in groups of four, by the names of its tensors."""
+    compute = torch.promote_types(dtype, torch.float32)
+    weight = torch.randn(rows, columns, dtype=compute)
+    scale, factor, zeros = ops.choose_int4_qparams(weight, 4, symmetric=False)
+    bytes_ = ops.quantize_int4(weight, scale, factor, 4, group_zero_point=zeros)
+    return {
+        "packed": bytes_,
+        "weight_scale": scale,
+        "group_factor": factor,
+        "group_zero_point": zeros,
+        "group_size": 4,
+        "in_features": columns,
+    }
+
+
+def four_bits(dtype: torch.dtype) -> dict[str, nn.Module]:
+    """Layers whose groups have factors."""
+    bias, plain = torch.rand(8).to(dtype), packed(8, 8, dtype)
+    del plain["group_zero_point"]
+    plain["packed"] = torch.full_like(plain["packed"], 0x7A)  # near 8, so that none is too large
+    one = floats(dtype=dtype)
+    return {
+        "int4": QuantizedInt4Linear(**packed(8, 8, dtype), bias=bias, symmetric=False, dtype=dtype),
+        "int4_plain": QuantizedInt4Linear(**plain, bias=bias, bits=6, rotate=8, dtype=dtype),
+        "int4_tensor": QuantizedInt4Linear(
+            **packed(8, 8, dtype), bias=bias, granularity="per_tensor", dtype=dtype
+        ),
+        "int4_static": StaticQuantizedInt4Linear(
+            **packed(8, 8, dtype),
+            act_scale=one,
+            bias=bias,
+            act_zero_point=torch.tensor(3),
+            dtype=dtype,
+        ),
+        "int4_static_plain": StaticQuantizedInt4Linear(
+            **plain, act_scale=one, bias=bias, rotate=4, dtype=dtype
+        ),
+    }
+
+
 def all_widths(dtype: torch.dtype) -> tuple[str, Network]:
     """Every class with every width; the description of the float model, and the quantized one."""
     made: dict[str, tuple[str, nn.Module]] = {}
@@ -200,6 +244,7 @@ def all_widths(dtype: torch.dtype) -> tuple[str, Network]:
                 QuantizedEmbedding(integers(9, 8, bits=bits), floats(9, dtype=dtype), **how),
             ),
         }
+    made |= {name: ("Linear,8,8,1", layer) for name, layer in four_bits(dtype).items()}
     description = " ".join(f"{name}:{text}" for name, (text, _) in made.items())
     model = Network(description, dtype)
     for name, (_, module) in made.items():

@@ -140,6 +140,7 @@ baraquant::QuantConfig config_of(const std::string& name) {
   if (name == "W8A8Static") return W8A8Static("min_max", false);
   if (name == "rotated") return W8A8().rotate(64);
   if (name == "W4A16") return W4A16(4, false);
+  if (name == "factors") return W4A8(4, false, "search", true);
   return name == "W4A8" ? W4A8(8) : W8A16();
 }
 
@@ -181,10 +182,12 @@ void show_outputs(torch::nn::Module& model, torch::Dtype dtype) {
       continue;
     }
     const auto* layer = dynamic_cast<baraquant::nn::QuantizedLayer*>(item.value().get());
-    if (layer == nullptr || layer->qweight.dim() != 2) continue;
+    const auto* int4 = dynamic_cast<const baraquant::nn::Int4Linear*>(layer);
+    if (layer == nullptr || (int4 == nullptr && layer->qweight.dim() != 2)) continue;
     const bool is_table =
         dynamic_cast<const baraquant::nn::QuantizedEmbeddingImpl*>(layer) != nullptr;
-    if (!is_table && layer->qweight.size(1) != 8) continue;
+    const int64_t features = int4 != nullptr ? int4->in_features() : layer->qweight.size(1);
+    if (!is_table && features != 8) continue;
     const Tensor input = is_table ? torch::arange(4) : numbers(dtype);
     std::cout << '\t' << item.key();
     show(baraquant::call(model, item.key(), input));

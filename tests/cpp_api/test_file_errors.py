@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from baraquant import W4A8, W8A8, W8A16
 from baraquant.nn import (
     QuantizedLinear,
 )
-from tests.cpp_api.file_models import EVERY, LINE, TIED, Network
+from tests.cpp_api.file_models import EVERY, LINE, TIED, Network, four_bits
 from tests.serialization.contradictory_files import LIES
 from tests.serialization.damaged_bytes import (
     CORRUPTIONS,
@@ -159,6 +160,51 @@ def test_bits_behind_the_last_packed_integer(
     (got,) = run_jobs(("copy", "float32", "fc:Linear,3,3,1", path, "", ""))
     assert got == python_error(path, "fc:Linear,3,3,1")
     assert "the 5 bits behind the last integer" in got[1]
+
+
+LIES_OF_FACTORS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "an odd group": lambda module: module["options"].update(group_size=3),
+    "no group": lambda module: module["options"].update(group_size=0),
+    "a huge group": lambda module: module["options"].update(group_size=2**62),
+    "fewer inputs": lambda module: module["options"].update(in_features=6),
+    "one input less": lambda module: module["options"].update(in_features=7),
+    "negative inputs": lambda module: module["options"].update(in_features=-2),
+    "huge inputs": lambda module: module["options"].update(in_features=2**63 - 1),
+    "wide inputs": lambda module: module["options"].update(bits=9),
+    "another block": lambda module: module["options"].update(rotate=3),
+    "a granularity": lambda module: module["options"].update(granularity="per_channel"),
+    "a width": lambda module: module["options"].update(weight_bits=4),
+    "packed again": lambda module: module.update(packed={"packed": [8, 4]}),
+    "another class": lambda module: module.update({"class": "StaticQuantizedInt4Linear"}),
+}
+BYTES_OF_FACTORS = {"group_factor": 17, "group_zero_point": 16, "packed": 0xFF}
+
+
+def test_wrong_factors_have_pythons_errors(
+    run_jobs: Callable[..., list[list[str]]], tmp_path: Path
+) -> None:
+    torch.manual_seed(3)
+    model, line = Network("fc:Linear,8,8,1"), "fc:Linear,8,8,1"
+    model.fc = four_bits(torch.float32)["int4"]
+    for name, value in {"packed": 0x88, "group_zero_point": 0, "group_factor": 15}.items():
+        getattr(model.fc, name).fill_(value)  # 15 * 15 is no int8
+    baraquant.save(model, tmp_path / "right")
+    header, config, data = parts(tmp_path / "right")
+    paths = []
+    for name, lie in LIES_OF_FACTORS.items():
+        changed = copy.deepcopy(config)
+        lie(changed["modules"]["fc"])
+        paths.append(tmp_path / name)
+        write(paths[-1], signed(header, changed, data), data)
+    for name, value in BYTES_OF_FACTORS.items():
+        begin, end = header[f"fc.{name}"]["data_offsets"]
+        bad = data[:begin] + bytes([value]) * (end - begin) + data[end:]
+        paths.append(tmp_path / f"byte of {name}")
+        write(paths[-1], signed(header, config, bad), bad)
+    printed = run_jobs(*(("copy", "float32", line, path, "", "") for path in paths))
+    for path, got in zip(paths, printed, strict=True):
+        assert got == python_error(path, line), path.name
+        assert got[0] == "ValueError", path.name
 
 
 def test_what_the_system_refuses(

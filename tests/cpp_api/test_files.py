@@ -22,6 +22,7 @@ from baraquant.nn import (
     QuantizedLinear,
     StaticQuantizedLinear,
 )
+from baraquant.nn.inference.int4 import HoldsInt4
 from tests.cpp_api.file_models import EVERY, LINE, TIED, Network, all_widths
 from tests.serialization.damaged_bytes import (
     DTYPES,
@@ -45,7 +46,9 @@ def outputs(model: Network, dtype: torch.dtype) -> dict[str, Tensor]:
     for name, module in model.named_children():
         if isinstance(module, QuantizedEmbedding):
             found[name] = module(torch.arange(4))
-        elif getattr(getattr(module, "qweight", None), "shape", None) == (8, 8):
+        elif getattr(getattr(module, "qweight", None), "shape", None) == (8, 8) or (
+            isinstance(module, HoldsInt4) and module.in_features == 8
+        ):
             found[name] = module(X.to(dtype))
     return found
 
@@ -92,6 +95,7 @@ CONFIGS = {
     "W8A8": W8A8(False),
     "W4A16": W4A16(4, False),
     "W4A8": W4A8(8),
+    "factors": W4A8(4, False, group_factors=True),
     "W8A16": W8A16(),
     "rotated": W8A8(rotate=64),
 }
@@ -233,8 +237,9 @@ def test_files_of_older_formats(
     (refused,) = run_jobs(("copy", "float32", EVERY, a, b, ""))
     assert refused[1:] == [
         f"baraquant.load_: {a.name}: conv1: expected a class that C++ has (QuantizedConv2d, "
-        "QuantizedEmbedding, QuantizedLinear, StaticQuantizedLinear, WeightOnlyLinear), but got "
-        "QuantizedConv1d; baraquant.load_ of Python loads it",
+        "QuantizedEmbedding, QuantizedInt4Linear, QuantizedLinear, StaticQuantizedInt4Linear, "
+        "StaticQuantizedLinear, WeightOnlyLinear), but got QuantizedConv1d; baraquant.load_ of "
+        "Python loads it",
         "unchanged",
     ]
     without(a, "conv1")

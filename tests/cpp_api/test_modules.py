@@ -28,6 +28,10 @@ def learned(bits: int, granularity: Any, symmetric: bool) -> TensorConfig:
     return TensorConfig(bits, granularity, symmetric, learned=True)
 
 
+def factors(size: int, symmetric: bool) -> TensorConfig:
+    return TensorConfig(4, PerGroup(size), symmetric, group_factors=True)
+
+
 CONFIGS = {
     "w8a8": baraquant.W8A8(),
     "w8a8_asymmetric": baraquant.W8A8(False),
@@ -40,6 +44,11 @@ CONFIGS = {
     "w4a16_asymmetric": baraquant.W4A16(4, False),
     "w4a8": baraquant.W4A8(None),
     "w4a8_groups": baraquant.W4A8(4, True, "max"),
+    "factors": baraquant.W4A8(4, group_factors=True),
+    "factors_max": baraquant.W4A8(8, False, "max", group_factors=True, backward="int8"),
+    "factors_rotated": baraquant.W4A8(4, False, group_factors=True, rotate=8),
+    "factors_static": QuantConfig(factors(4, True), activation(False), "moving_average"),
+    "factors_per_tensor": QuantConfig(factors(2, False), TensorConfig(7, PerTensor())),
     "per_tensor": QuantConfig(TensorConfig(6, PerTensor()), TensorConfig(7, PerTensor())),
     "groups_of_inputs": QuantConfig(TensorConfig(8), TensorConfig(8, PerGroup(4))),
     "learned": QuantConfig(learned(4, PerChannel(), True), learned(8, PerTensor(), True)),

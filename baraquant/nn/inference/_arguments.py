@@ -98,8 +98,8 @@ def scale_of_channels(name: str, scale: Tensor, channels: int) -> Tensor:
     _check_dtype(name, "weight_scale", scale)
     if scale.shape != (channels,):
         raise ValueError(
-            f"{name}: expected weight_scale to have {channels} elements (out_features), "
-            f"but got {list(scale.shape)}"
+            f"{name}: expected weight_scale to have {channels} elements (one for each output "
+            f"channel), but got {list(scale.shape)}"
         )
     return plain(scale).contiguous()
 

@@ -76,7 +76,7 @@ def build_module(
 def _check_packed(
     name: str, entry: Entry | None, shape: tuple[int, ...], stored: StoredModule
 ) -> None:
-    bits = stored.options["weight_bits"]
+    bits = stored.weight_bits
     if not 2 <= bits <= 7:
         raise ValueError(f"{name}: expected a width of 2 to 7 bits for packed integers, not {bits}")
     if entry is None:

@@ -115,7 +115,7 @@ def _read(file: Path, header: Header, manifest: Manifest) -> dict[str, Tensor]:
         for name, shape in module.packed.items():
             full = f"{path}.{name}"
             if full in stored:
-                stored[full] = _unpacked(full, stored[full], module.options["weight_bits"], shape)
+                stored[full] = _unpacked(full, stored[full], module.weight_bits, shape)
     stored |= {alias: stored[name] for alias, name in manifest.shared_tensors.items()}
     return dict(stored)
 

@@ -69,6 +69,12 @@ class StoredModule:
     packed: dict[str, tuple[int, ...]]
     further: set[str]
 
+    @property
+    def weight_bits(self) -> int:
+        """The width of the integers; 8 for a class without the option, of which none is packed."""
+        bits: int = self.options.get("weight_bits", 8)
+        return bits
+
 
 @dataclass(frozen=True)
 class Manifest:

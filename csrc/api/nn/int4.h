@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: BSD-3-Clause
+/// @file
+/// Weights of four bits with a whole factor for each group, for training and for inference.
+#pragma once
+
+#include "inference.h"
+
+namespace baraquant::nn {
+
+/// A weight of four bits: `w8 = (u - z) * f` stands for `w8 * scale`.
+struct BARAQUANT_API PackedInt4 {
+  torch::Tensor packed;            ///< uint8 `[rows, ceil(columns / 2)]`: two numbers u in a byte
+  torch::Tensor scale;             ///< `[rows]`
+  torch::Tensor group_factor;      ///< f, uint8 `[rows, groups]`, 1 to 16
+  torch::Tensor group_zero_point;  ///< z, uint8 `[rows, groups]`, 0 to 15
+};
+
+/// Options of FakeQuantizeInt4: the arguments of Python's class of that name.
+struct BARAQUANT_API FakeQuantizeInt4Options {
+  explicit FakeQuantizeInt4Options(int64_t group_size) : group_size_(group_size) {}
+  /// The number of adjacent columns that share a factor and a zero point, even.
+  TORCH_ARG(int64_t, group_size);
+  /// true for the zero point 8 in every group.
+  TORCH_ARG(bool, symmetric) = true;
+  /// float32 (float64 for a float64 weight) `[rows]`; undefined: from each weight.
+  TORCH_ARG(torch::Tensor, scale);
+  /// uint8 `[rows, groups]`; with a scale, and not without one.
+  TORCH_ARG(torch::Tensor, group_factor);
+  /// The same.
+  TORCH_ARG(torch::Tensor, group_zero_point);
+};
+
+/// Rounds a weight to four bits; each row has a scale, and each group of columns a whole factor.
+///
+/// A product with the integers of an input is one exact sum over all groups. The gradient goes
+/// straight through the rounding.
+///
+/// @throws c10::ValueError The group size is not even and above 0, or some tensors are missing.
+/// @throws c10::TypeError A tensor has another dtype.
+class BARAQUANT_API FakeQuantizeInt4Impl : public Quantizer {
+ public:
+  explicit FakeQuantizeInt4Impl(FakeQuantizeInt4Options options);
+
+  torch::Tensor forward(const torch::Tensor& input) override;
+  torch::Tensor round(const torch::Tensor& input) override;
+  /// The int8 that a product multiplies, with scales and zeros `[rows]`.
+  Quantized quantize(const torch::Tensor& input) override;
+  /// The given scale, with zeros.
+  /// @throws c10::Error The scale comes from each weight.
+  std::tuple<torch::Tensor, torch::Tensor> calculate_qparams() const override;
+  /// A weight `[rows, columns]` as packed numbers.
+  PackedInt4 pack(const torch::Tensor& input) const;
+  void enable_fake_quant(bool enabled = true) override { rounds_ = enabled; }
+  bool rounds() const override { return rounds_; }
+  int64_t quant_min() const override { return -8; }
+  int64_t quant_max() const override { return 7; }
+  bool is_dynamic() const { return !scale.defined(); }
+
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override;
+  void pretty_print(std::ostream& stream) const override;
+
+  /// The options as they were given, without the tensors, which are buffers.
+  FakeQuantizeInt4Options options;
+  torch::Tensor scale, group_factor, group_zero_point;  ///< undefined if from each weight
+
+ protected:
+  bool is_scale(const std::string& name) const override { return name == "scale"; }
+
+ private:
+  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
+  bool rounds_ = true;
+};
+TORCH_MODULE(FakeQuantizeInt4);
+
+/// A linear layer whose weights are packed numbers of four bits; `qweight` is undefined.
+///
+/// Its products are exact sums of integers, with the bits of the layers of int8 for int8_weight().
+class BARAQUANT_API Int4Linear : public QuantizedLayer {
+ public:
+  torch::Tensor dequantized_weight() override;
+  /// The int8 that is multiplied, `[out_features, in_features]`.
+  torch::Tensor int8_weight() const;
+  int64_t in_features() const { return in_features_; }
+  int64_t out_features() const { return packed.size(0); }
+  int64_t group_size() const { return group_size_; }
+  /// The width of the input's integers.
+  int64_t bits() const { return bits_; }
+  /// Check that every `(u - z) * f` is an int8.
+  /// @throws c10::ValueError One is not.
+  void check_products() const;
+
+  torch::Tensor packed;            ///< uint8 `[out_features, ceil(in_features / 2)]`
+  torch::Tensor group_factor;      ///< uint8 `[out_features, groups]`, 1 to 16
+  torch::Tensor group_zero_point;  ///< uint8 `[out_features, groups]`; undefined stands for 8
+  /// int32 `[out_features]`, if the input has a zero point; in no state dict
+  torch::Tensor weight_sum;
+
+ protected:
+  using QuantizedLayer::QuantizedLayer;
+  void converted(const std::optional<torch::Device>& device,
+                 const std::optional<torch::Dtype>& dtype) override;
+  /// What both layers store, as it was given.
+  struct GivenInt4 {
+    PackedInt4 weight;
+    int64_t group_size, in_features;
+    torch::Tensor bias;
+    int64_t bits;
+    std::optional<torch::Dtype> dtype;
+    std::optional<int64_t> rotate;
+  };
+  void store(const GivenInt4& given);
+  void sum_weight();
+  PackedInt4 copied(const std::optional<torch::Device>& device) const;
+  void print_scheme(std::ostream& stream) const;
+
+ private:
+  int64_t in_features_ = 0, group_size_ = 0, bits_ = 8;
+};
+
+/// Options of QuantizedInt4Linear.
+struct BARAQUANT_API QuantizedInt4LinearOptions {
+  /// The weight; the zero points may be undefined, which stands for 8.
+  QuantizedInt4LinearOptions(PackedInt4 weight, int64_t group_size, int64_t in_features)
+      : weight_(std::move(weight)), group_size_(group_size), in_features_(in_features) {}
+  TORCH_ARG(PackedInt4, weight);
+  TORCH_ARG(int64_t, group_size);
+  TORCH_ARG(int64_t, in_features);
+  /// `[out_features]`, of the dtype of the scale or of the inputs.
+  TORCH_ARG(torch::Tensor, bias);
+  /// true for no zero point of the input.
+  TORCH_ARG(bool, symmetric) = true;
+  /// The width of the input's integers, 2 to 8.
+  TORCH_ARG(int64_t, bits) = 8;
+  /// "per_token", or "per_tensor": one scale for the whole input.
+  TORCH_ARG(std::string, granularity) = "per_token";
+  /// Of dequantized_weight(). Nothing: of the bias, else of the scale.
+  TORCH_ARG(std::optional<torch::Dtype>, dtype);
+  /// The block of hadamard(), by which the weight is rotated and the input is to be.
+  TORCH_ARG(std::optional<int64_t>, rotate);
+};
+
+/// A linear layer of four-bit weights that computes the scale of its input from the input.
+///
+/// @throws c10::ValueError A shape, width or granularity does not fit.
+/// @throws c10::TypeError A dtype does not fit.
+class BARAQUANT_API QuantizedInt4LinearImpl : public Int4Linear {
+ public:
+  explicit QuantizedInt4LinearImpl(const QuantizedInt4LinearOptions& options);
+  torch::Tensor forward(const torch::Tensor& input) override;
+  bool symmetric() const { return symmetric_; }
+  const std::string& granularity() const { return granularity_; }
+
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override;
+  void pretty_print(std::ostream& stream) const override;
+
+ private:
+  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
+  bool symmetric_;
+  std::string granularity_;
+};
+TORCH_MODULE(QuantizedInt4Linear);
+
+/// Options of StaticQuantizedInt4Linear.
+struct BARAQUANT_API StaticQuantizedInt4LinearOptions {
+  /// As in QuantizedInt4LinearOptions; `act_scale` is `[]` or `[1]`, of the dtype of the scale.
+  StaticQuantizedInt4LinearOptions(PackedInt4 weight, int64_t group_size, int64_t in_features,
+                                   torch::Tensor act_scale)
+      : weight_(std::move(weight)),
+        group_size_(group_size),
+        in_features_(in_features),
+        act_scale_(std::move(act_scale)) {}
+  TORCH_ARG(PackedInt4, weight);
+  TORCH_ARG(int64_t, group_size);
+  TORCH_ARG(int64_t, in_features);
+  TORCH_ARG(torch::Tensor, act_scale);
+  TORCH_ARG(torch::Tensor, bias);
+  /// Integer `[]` or `[1]`; undefined stands for 0.
+  TORCH_ARG(torch::Tensor, act_zero_point);
+  TORCH_ARG(int64_t, bits) = 8;
+  TORCH_ARG(std::optional<torch::Dtype>, dtype);
+  TORCH_ARG(std::optional<int64_t>, rotate);
+};
+
+/// A linear layer of four-bit weights whose input has one scale, fixed in advance.
+///
+/// @throws c10::ValueError A shape or width does not fit.
+/// @throws c10::TypeError A dtype does not fit.
+class BARAQUANT_API StaticQuantizedInt4LinearImpl : public Int4Linear {
+ public:
+  explicit StaticQuantizedInt4LinearImpl(const StaticQuantizedInt4LinearOptions& options);
+  torch::Tensor forward(const torch::Tensor& input) override;
+
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override;
+  void pretty_print(std::ostream& stream) const override;
+
+  torch::Tensor act_scale;
+  torch::Tensor act_zero_point;  ///< undefined if symmetric
+
+ private:
+  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
+};
+TORCH_MODULE(StaticQuantizedInt4Linear);
+
+}  // namespace baraquant::nn
