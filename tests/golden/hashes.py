@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import baraquant  # noqa: F401  (loads the ops)
-from tests.golden import affine, fused, modules, products, ranges, scaled
+from tests.golden import affine, fused, int4, modules, products, ranges, scaled
 from tests.golden.values import Case
 
 FILE = Path(__file__).resolve().parents[1] / "data" / "golden_hashes.json"
@@ -31,6 +31,7 @@ FAMILIES: dict[str, Callable[[torch.dtype], Iterator[Case]]] = {
     "modules": modules.all_cases,
     "scaled": scaled.all_cases,
     "fused": fused.all_cases,
+    "int4": int4.all_cases,
 }
 EVERYWHERE = "every device"
 Hashes = dict[str, dict[str, str]]  # by the device, then by the group

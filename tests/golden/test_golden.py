@@ -20,6 +20,7 @@ SHORT = {
     "products": (torch.float32, ("gradients", "grouped", "int8_linear uint8")),
     "modules": (torch.float32, ("linear", "file of every module")),
     "scaled": (torch.float16, ("scaled",)),
+    "int4": (torch.bfloat16, ("int4 products asymmetric",)),
     "fused": (torch.bfloat16, ("activations",)),
 }
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from baraquant import W4A16, W8A8, QuantConfig, TensorConfig, quantize_
+from baraquant import W4A8, W4A16, W8A8, QuantConfig, TensorConfig, quantize_
 from baraquant import nn as bnn
 from baraquant.configs import Config
 from baraquant.parallel import ColwiseParallel, RowwiseParallel
@@ -23,6 +23,7 @@ from baraquant.qat import convert_, prepare_
 
 RANKS = 4
 LEARNED = QuantConfig(TensorConfig(4, learned=True), TensorConfig(8, "per_token"))
+FACTORS = W4A8(4, group_factors=True)
 OBSERVED_GROUPS = QuantConfig(
     TensorConfig(4, "per_group", dynamic=False, group_size=4), TensorConfig(8, "per_token")
 )
@@ -131,6 +132,10 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] =
     "adapter": (
         W8, {"adapted": RowwiseParallel()}, NotImplementedError,
         "expected a layer with a forward of its kind, but got FakeQuantizedLinearOfAdapted",
+    ),
+    "factors": (
+        lambda: model(FACTORS), {"linear": ColwiseParallel()}, NotImplementedError,
+        "ColwiseParallel: linear: expected a weight without group_factors, but got int4 .* factors",
     ),
     "learned scale": (
         lambda: model(LEARNED), {"linear": ColwiseParallel()}, NotImplementedError,

@@ -145,6 +145,21 @@ def test_models_of_half_precision(dtype: torch.dtype) -> None:
     assert error < 0.8 * before
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("rule", ["search", "max"])
+@pytest.mark.parametrize("act_order", [True, False])
+def test_groups_with_factors(symmetric: bool, rule: str, act_order: bool) -> None:
+    config, data = W4A8(16, symmetric, rule, group_factors=True), correlated(dtype=torch.float32)
+    exact, nearest, model = (linear(dtype=torch.float32) for _ in range(3))
+    baraquant.quantize_(nearest, config)
+    report = baraquant.quantize_(model, GPTQ(config, act_order=act_order), calibration=data)
+    assert report.changed["0"] == "QuantizedInt4Linear, GPTQ"
+    assert torch.equal(model[0].weight_scale, nearest[0].weight_scale)
+    model[0].check_products()
+    error, before = (error_of(one, exact, data[0]) for one in (model, nearest))
+    assert error < 0.8 * before
+
+
 def test_autocast_does_not_round_the_hessian() -> None:
     def run(model: nn.Module) -> None:
         for batch in data:

@@ -29,7 +29,13 @@ from tests.support.docstrings import run_examples
 from tests.support.models.outlier_models import Block, Tied, batches, seeded, tokens, unchanged
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
-CONFIGS = {"W4": W4A16(16), "W8": W8A8(), "static": W8A8Static(), "W4A8": W4A8(None)}
+CONFIGS = {
+    "W4": W4A16(16),
+    "W8": W8A8(),
+    "static": W8A8Static(),
+    "W4A8": W4A8(None),
+    "factors": W4A8(8, group_factors=True),
+}
 TWO = {"W4": W4A16(16), "W8": W8A8()}
 
 

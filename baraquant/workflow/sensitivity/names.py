@@ -67,6 +67,7 @@ def _short(config: QuantConfig) -> str:
         f"W{weight.bits}A{16 if activation is None else activation.bits}",
         "" if weight.group_size is None else f"g{weight.group_size}",
         "" if weight.symmetric else "asymmetric",
+        "factors" if weight.group_factors else "",
         "static" if config.is_static else "",
         "" if config.rotate is None else f"rotate {config.rotate}",
     ]
