@@ -19,6 +19,7 @@ from tests.support.calls.int4 import INT4_CALLS, LINEARS, Int4Call
 SIZES = (
     *((64, 16, 1), (130, 33, 4), (7, 5, 3), (1, 1, 1), (4097, 17, 2), (300, 40, 17)),
     *((2500, 35, 5), (256, 200, 130), (96, 3, 600), (0, 4, 3), (8, 0, 3), (8, 4, 0)),
+    *((160, 21, 3), (4096, 9, 2)),
 )
 GROUP_SIZES = (32, 64, 128, 2, 34)
 SIBLINGS: dict[str, Callable[..., Tensor]] = {
@@ -100,6 +101,27 @@ def test_the_bits_of_int8(size: tuple[int, int, int], extreme: bool, device: str
                 assert_same_bits(got, want, f"{name}, with sums")
 
 
+@pytest.mark.parametrize("m", range(1, 6))
+@pytest.mark.parametrize("kind", (torch.int8, torch.uint8), ids=cases.name_of)
+def test_few_rows(m: int, kind: torch.dtype, device: str) -> None:
+    """Rows of the weight whose int8 cannot overflow, among others whose does."""
+    n, k = 40, 288
+    for group_size in (32, 64, 96, 128, 288, 320):
+        packed, groups = weight(n, k, group_size, extreme=False, asymmetric=True)
+        zero_point, factor = groups["group_zero_point"], groups["group_factor"]
+        zero_point[::2] = 8
+        factor[::6] = 17  # 7 * 17 is an int8, and -8 * 17 is none
+        factor[1::6] %= 9  # with any zero point, 0 too
+        factor[3, 0], factor[5, -1] = 255, 128
+        packed, groups = packed.to(device), on(device, groups)
+        for given in (groups, {**groups, "group_zero_point": None}):
+            w8 = expanded(ops, packed, given, k)
+            x = bytes_of(0, 256, m, k, seed=m).view(kind).to(device)
+            s, sw = torch.ones(1, device=device), torch.ones(n, device=device)
+            got = ops.int4_linear(x, packed, s, sw, **given)
+            assert torch.equal(got, ops.int8_linear(x, w8, s, sw)), group_size
+
+
 @pytest.mark.parametrize("call", [c for c in INT4_CALLS if c.verb in LINEARS], ids=str)
 @pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 def test_the_reference(call: Int4Call, dtype: torch.dtype, device: str) -> None:
@@ -150,8 +172,10 @@ def test_a_million_products(device: str) -> None:
             x = (bytes_of(0, 2, m, k, seed=k) * 255).to(device)  # 0 and 255
             packed, groups = packed.to(device), on(device, groups)
             one = torch.ones(n, dtype=torch.float64, device=device)
-            got = ops.int4_linear(x, packed, one[:1], one, **groups, dtype=torch.float64)
             w8 = expanded(ops, packed, groups, k).double()
-            assert torch.equal(got, x.double() @ w8.t())
-            count += got.numel()
+            signed = (x.int() - 128).to(torch.int8)  # -128 and 127
+            for rows in (x, x[:3], signed[:2], signed[:1]):  # few are multiplied otherwise
+                got = ops.int4_linear(rows, packed, one[:1], one, **groups, dtype=torch.float64)
+                assert torch.equal(got, rows.double() @ w8.t())
+                count += got.numel()
     assert count > 10**6

@@ -62,16 +62,17 @@ def test_exported_and_scripted(call: Int4Call, device: str) -> None:
 def results() -> Iterator[tuple[str, Tensor]]:
     for dtype in cases.FLOAT_DTYPES:
         for size in (2, 32, 48, 64, 128):
-            w = weights((70, 413), dtype)
+            columns = 416 if size % 32 == 0 else 413  # few rows are multiplied as they lie, or not
+            w = weights((70, columns), dtype)
             scale, factor, zero_point = ops.choose_int4_qparams(w, size, symmetric=False)
             yield f"scale-{dtype}-{size}", scale
             yield f"factor-{dtype}-{size}", factor
             given = {"group_zero_point": zero_point}
             packed = ops.quantize_int4(w, scale, factor, size, **given)
             yield f"packed-{dtype}-{size}", packed
-            yield f"int8-{dtype}-{size}", ops.expand_int4(packed, factor, size, 413, **given)
+            yield f"int8-{dtype}-{size}", ops.expand_int4(packed, factor, size, columns, **given)
             for tokens in (1, 4, 5, 70):
-                x = weights((tokens, 413), dtype, 3).nan_to_num(1, 1, 1)
+                x = weights((tokens, columns), dtype, 3).nan_to_num(1, 1, 1)
                 layer = ops.quantized_int4_linear
                 y = layer(x, packed, scale, factor, size, **given, symmetric=False)
                 yield f"{tokens}-{dtype}-{size}", y

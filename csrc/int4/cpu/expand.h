@@ -47,45 +47,81 @@ class Parts {
 };
 
 #if defined(__x86_64__)
-// The same for a row, 64 or 32 elements at a time: a byte shuffle looks their results up.
+// The 16 possible results of every group whose numbers are valid.
+struct Tables {
+  alignas(16) int8_t results[kLargest + 1][kMaxFactor][kLargest + 1];
+};
+constexpr Tables make_tables() {
+  Tables tables{};
+  for (int z = 0; z <= kLargest; ++z) {
+    for (int f = 1; f <= kMaxFactor; ++f) {
+      for (int u = 0; u <= kLargest; ++u) {
+        tables.results[z][f - 1][u] = static_cast<int8_t>(static_cast<uint8_t>((u - z) * f));
+      }
+    }
+  }
+  return tables;
+}
+inline constexpr Tables kTables = make_tables();
+
+BARAQUANT_AVX2 inline __m128i table_of(Group group) {
+  if (group.zero_point <= kLargest && group.factor - 1U < kMaxFactor) {
+    return _mm_load_si128(
+        reinterpret_cast<const __m128i*>(kTables.results[group.zero_point][group.factor - 1]));
+  }
+  alignas(16) int8_t results[kLargest + 1];
+  for (uint32_t u = 0; u <= kLargest; ++u) results[u] = expand(u, group);
+  return _mm_load_si128(reinterpret_cast<const __m128i*>(results));
+}
+
+// Expands 32 bytes, of which the halves may have tables of their own: a byte shuffle looks the
+// results up.
+BARAQUANT_AVX2 inline void expand_64(const uint8_t* from, __m256i tables, int8_t* to) {
+  const __m256i nibbles = _mm256_set1_epi8(15);
+  const __m256i loaded = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  const __m256i even = _mm256_shuffle_epi8(tables, _mm256_and_si256(loaded, nibbles));
+  const __m256i high = _mm256_and_si256(_mm256_srli_epi16(loaded, 4), nibbles);
+  const __m256i odd = _mm256_shuffle_epi8(tables, high);
+  // The unpacking works within halves.
+  const __m256i first = _mm256_unpacklo_epi8(even, odd), second = _mm256_unpackhi_epi8(even, odd);
+  auto* const out = reinterpret_cast<__m256i*>(to);
+  _mm256_storeu_si256(out, _mm256_permute2x128_si256(first, second, 0x20));
+  _mm256_storeu_si256(out + 1, _mm256_permute2x128_si256(first, second, 0x31));
+}
+
+BARAQUANT_AVX2 inline void expand_32(const uint8_t* from, __m128i table, int8_t* to) {
+  const __m128i nibbles = _mm_set1_epi8(15);
+  const __m128i loaded = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  const __m128i even = _mm_shuffle_epi8(table, _mm_and_si128(loaded, nibbles));
+  const __m128i high = _mm_and_si128(_mm_srli_epi16(loaded, 4), nibbles);
+  const __m128i odd = _mm_shuffle_epi8(table, high);
+  auto* const out = reinterpret_cast<__m128i*>(to);
+  _mm_storeu_si128(out, _mm_unpacklo_epi8(even, odd));
+  _mm_storeu_si128(out + 1, _mm_unpackhi_epi8(even, odd));
+}
+
+// The same for a row, 64 or 32 elements at a time.
 BARAQUANT_AVX2 inline void expand_row_avx2(const Packed& packed, int64_t row, int64_t begin,
                                            int64_t end, int8_t* to) {
-  const __m256i u = _mm256_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const __m256i bytes = _mm256_set1_epi16(255), nibbles = _mm256_set1_epi8(15);
-  const __m128i nibble = _mm_set1_epi8(15);
+  const uint8_t* const values = packed.row(row);
+  if (packed.group_size == 32 && begin % 32 == 0) {  // two groups at a time
+    int64_t group = row * packed.groups() + begin / 32;
+    for (; begin + 64 <= end; begin += 64, group += 2, to += 64) {
+      const __m128i first = table_of(packed.group(group));
+      const __m128i second = table_of(packed.group(group + 1));
+      expand_64(values + begin / 2, _mm256_set_m128i(second, first), to);
+    }
+  }
   for (Parts part(packed, row, begin, end); !part.is_done(); part.next()) {
     const Group group = part.group();
-    // The 16 possible results.
-    const __m256i product = _mm256_mullo_epi16(
-        _mm256_sub_epi16(u, _mm256_set1_epi16(group.zero_point)), _mm256_set1_epi16(group.factor));
-    const __m256i low_bytes = _mm256_and_si256(product, bytes);
-    const __m128i table =
-        _mm_packus_epi16(_mm256_castsi256_si128(low_bytes), _mm256_extracti128_si256(low_bytes, 1));
+    const __m128i table = table_of(group);
     const __m256i tables = _mm256_broadcastsi128_si256(table);
-    const uint8_t* const from = packed.row(row) + part.begin() / 2;
+    const uint8_t* const from = values + part.begin() / 2;
     int8_t* const target = to + (part.begin() - begin);
     const int64_t count = part.count();
     int64_t i = 0;
-    for (; i + 64 <= count; i += 64) {
-      const __m256i loaded = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i / 2));
-      // The unpacking works within halves: bring the bytes of each result into one.
-      const __m256i mixed = _mm256_permute4x64_epi64(loaded, 0b11011000);
-      const __m256i even = _mm256_shuffle_epi8(tables, _mm256_and_si256(mixed, nibbles));
-      const __m256i high = _mm256_and_si256(_mm256_srli_epi16(mixed, 4), nibbles);
-      const __m256i odd = _mm256_shuffle_epi8(tables, high);
-      auto* const out = reinterpret_cast<__m256i*>(target + i);
-      _mm256_storeu_si256(out, _mm256_unpacklo_epi8(even, odd));
-      _mm256_storeu_si256(out + 1, _mm256_unpackhi_epi8(even, odd));
-    }
-    for (; i + 32 <= count; i += 32) {
-      const __m128i loaded = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i / 2));
-      const __m128i even = _mm_shuffle_epi8(table, _mm_and_si128(loaded, nibble));
-      const __m128i high = _mm_and_si128(_mm_srli_epi16(loaded, 4), nibble);
-      const __m128i odd = _mm_shuffle_epi8(table, high);
-      auto* const out = reinterpret_cast<__m128i*>(target + i);
-      _mm_storeu_si128(out, _mm_unpacklo_epi8(even, odd));
-      _mm_storeu_si128(out + 1, _mm_unpackhi_epi8(even, odd));
-    }
+    for (; i + 64 <= count; i += 64) expand_64(from + i / 2, tables, target + i);
+    for (; i + 32 <= count; i += 32) expand_32(from + i / 2, table, target + i);
     if (i < count) expand_group(from + i / 2, count - i, group, target + i);
   }
 }

@@ -7,7 +7,7 @@
 //       for each block of the depth: pack the weight; multiply tile by tile into int32 sums
 //       turn the sums into outputs (rescale() in int8_mm/math.h)
 // For few rows the weight is not packed but read once as it lies (streamed). A weight of four bits is
-// expanded to int8 part by part, in a cache.
+// expanded to int8 part by part, in a cache, or for few rows multiplied as it lies.
 #pragma once
 
 #include <algorithm>
@@ -16,6 +16,7 @@
 #include <new>
 #include <string>
 
+#include "int4/cpu/dot.h"
 #include "int4/cpu/expand.h"
 #include "int8_mm/cpu/tile.h"
 #include "int8_mm/math.h"
@@ -180,12 +181,51 @@ inline void multiply_panels(const Operands& f, const CpuKernel& kernel, CpuIsa i
   }
 }
 
+// The input as the product with four bits reads it; empty if that does not multiply them as they lie.
+class DirectRows {
+ public:
+  DirectRows(const Operands& f, CpuIsa isa, bool is_streamed)
+      : count_(is_streamed && int4::can_dot(isa, f.packed) ? f.m : 0),
+        groups_(count_ > 0 ? f.packed.groups() : 0),
+        columns_(f.k),
+        is_unsigned_(f.is_unsigned),
+        values_(count_ * f.k),
+        sums_(count_ * groups_) {
+    for (int64_t m = 0; m < count_; ++m) {
+      uint8_t* const values = values_.data() + m * columns_;
+      int32_t* const sums = sums_.data() + m * groups_;
+      const auto* const row = static_cast<const uint8_t*>(f.input) + m * columns_;
+      if (is_unsigned_) {
+        int4::arrange(row, f.packed, values, sums);
+      } else {
+        int4::arrange(reinterpret_cast<const int8_t*>(row), f.packed, values, sums);
+      }
+    }
+  }
+  bool is_empty() const { return count_ == 0; }
+  int4::DotInput input() const {
+    return {values_.data(), sums_.data(), count_, columns_, groups_, is_unsigned_};
+  }
+
+ private:
+  int64_t count_, groups_, columns_;
+  bool is_unsigned_;
+  Scratch<uint8_t> values_;
+  Scratch<int32_t> sums_;
+};
+
 // Multiplies rows of packed input with the columns n .. n + count - 1 of the weight as it lies.
 inline void stream_columns(const Operands& f, const CpuKernel& kernel, CpuIsa isa,
-                           const PackedRows& input, int64_t n, int64_t count, int8_t* expanded,
-                           const Sums& sums, int32_t* weight_sums) {
-  const int64_t step = f.is_packed() ? kExpandedRows : count;
+                           const PackedRows& input, const DirectRows& direct, int64_t n,
+                           int64_t count, int8_t* expanded, const Sums& sums,
+                           int32_t* weight_sums) {
+  // The sums of the weight stay 0 where nothing was added to the input.
+  const int64_t step = !f.is_packed() ? count : direct.is_empty() ? kExpandedRows : 1;
   for (int64_t j = 0; j < count; j += step) {
+    if (!direct.is_empty() &&
+        int4::dot(f.packed, n + j, direct.input(), sums.data + j, sums.stride)) {
+      continue;
+    }
     const int64_t columns = std::min(step, count - j);
     const WeightRows weight = weight_rows(f, isa, n + j, columns, 0, f.k, expanded);
     kernel.streams[input.count - 1](input, weight.data, columns, f.k, {sums.data + j, sums.stride},
@@ -197,8 +237,8 @@ inline void stream_columns(const Operands& f, const CpuKernel& kernel, CpuIsa is
 // part of its rows with a block of columns.
 template <typename T>
 void run_tasks(const Operands& f, const CpuKernel& kernel, CpuIsa isa, const Blocks& blocks,
-               const PackedRows& block, int64_t m, int64_t begin, int64_t end,
-               const Finish<T>& finish) {
+               const PackedRows& block, const DirectRows& direct, int64_t m, int64_t begin,
+               int64_t end, const Finish<T>& finish) {
   const Scratch<int32_t> memory(blocks.sums);
   const Scratch<uint8_t> panel(blocks.panel_bytes);
   const Scratch<int8_t> expanded(blocks.expanded);
@@ -212,7 +252,7 @@ void run_tasks(const Operands& f, const CpuKernel& kernel, CpuIsa isa, const Blo
     const PackedRows input{block.data + from * block.stride, block.stride, to - from};
     std::fill_n(weight_sums, blocks.columns, 0);
     if (blocks.is_streamed()) {
-      stream_columns(f, kernel, isa, input, n, count, expanded.data(), sums, weight_sums);
+      stream_columns(f, kernel, isa, input, direct, n, count, expanded.data(), sums, weight_sums);
     } else {
       multiply_panels(f, kernel, isa, blocks, input, n, count, panel.data(), expanded.data(), sums,
                       weight_sums);
@@ -228,6 +268,7 @@ void product(const Operands& f, const Rescaling<ComputeType<T>>& r, T* output, C
              const CpuKernel& kernel, const Blocks& blocks, const Parallel& parallel) {
   const Finish<T> finish(f, r, output, kernel.input_offset);
   const Scratch<uint8_t> packed(blocks.rows * blocks.stride);
+  const DirectRows direct(f, isa, blocks.is_streamed());
   for (int64_t m = 0; m < f.m; m += blocks.rows) {
     const PackedRows block{packed.data(), blocks.stride, std::min(blocks.rows, f.m - m)};
     parallel(block.count, kUnit / (16 * (f.k + 1)) + 1, [&](int64_t begin, int64_t end) {
@@ -240,7 +281,7 @@ void product(const Operands& f, const Rescaling<ComputeType<T>>& r, T* output, C
     const int64_t cost = (block.count + 16) * blocks.columns * (f.k + 1) / blocks.row_parts;
     parallel(blocks.column_blocks(f.n) * blocks.row_parts, kUnit / cost + 1,
              [&](int64_t begin, int64_t end) {
-               run_tasks(f, kernel, isa, blocks, block, m, begin, end, finish);
+               run_tasks(f, kernel, isa, blocks, block, direct, m, begin, end, finish);
              });
   }
 }

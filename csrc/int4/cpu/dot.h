@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Multiplies a few rows of integers with packed rows as they lie, without torch. The product
+// (int8_mm/cpu) calls it where this is faster than expanding the weight. For each group
+//   sum of x (u - z) f = f * (sum of x u) - z f * (sum of x)
+// and the sums of x are known. Everything is exact modulo 2^32, and so is the result, which int32
+// holds.
+//
+// Numbers u in [0, 15] take bytes without a sign, so a byte instruction multiplies them with x. Where
+// (u - z) f might not fit into int8, what a product defines is the sum with the wrapped number
+// (math.h): such rows are left to the caller.
+#pragma once
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include <cstdint>
+
+#include "int4/math.h"
+#include "machine/cpu_isa.h"
+
+namespace baraquant::int4 {
+
+constexpr int64_t kDotStep = 32;  // elements that a vector holds
+
+// Rows of the input in the order in which dot_rows reads them. Of each 32 elements the 16 with even
+// numbers come first, then those with odd ones.
+struct DotInput {
+  const uint8_t* values;      // [count, columns], of int8_t or of uint8_t
+  const int32_t* group_sums;  // [count, groups]
+  int64_t count, columns, groups;
+  bool is_unsigned;
+};
+
+inline bool can_dot(CpuIsa isa, const Packed& packed) {
+  return isa != CpuIsa::kDefault && packed.values && packed.columns > 0 &&
+         packed.columns % kDotStep == 0 && packed.group_size % kDotStep == 0;
+}
+
+// Writes a row of the input in that order, and the sums of its groups.
+template <typename T>
+void arrange(const T* from, const Packed& packed, uint8_t* values, int32_t* group_sums) {
+  for (int64_t k = 0; k < packed.columns; k += kDotStep) {
+    int32_t sum = 0;
+    for (int64_t i = 0; i < kDotStep / 2; ++i) {
+      const T even = from[k + 2 * i], odd = from[k + 2 * i + 1];
+      values[k + i] = static_cast<uint8_t>(even);
+      values[k + kDotStep / 2 + i] = static_cast<uint8_t>(odd);
+      sum += even + odd;
+    }
+    int32_t& group = group_sums[k / packed.group_size];
+    group = k % packed.group_size == 0 ? sum : group + sum;
+  }
+}
+
+#if defined(__x86_64__)
+// Whether no (u - z) f of a row can leave int8, whatever u is.
+BARAQUANT_AVX2 inline bool fits_int8(const Packed& packed, int64_t row) {
+  const int64_t groups = packed.groups();
+  const uint8_t* __restrict const factor = packed.factor + row * groups;
+  int wrong = 0;
+  if (!packed.zero_point) {
+    for (int64_t g = 0; g < groups; ++g) wrong |= factor[g] > kMaxFactor;
+    return wrong == 0;
+  }
+  const uint8_t* __restrict const zero_point = packed.zero_point + row * groups;
+  for (int64_t g = 0; g < groups; ++g) {
+    const int f = factor[g], z = zero_point[g];
+    wrong |= (z * f > 128) | ((kLargest - z) * f > 127) | (f > 128);
+  }
+  return wrong == 0;
+}
+
+BARAQUANT_AVX2 inline int32_t sum_of_lanes(__m256i x) {
+  __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
+}
+
+// sums[i] = row i of the input times a packed row.
+template <int kCount, bool kUnsigned>
+BARAQUANT_AVX2 void dot_row(const Packed& packed, int64_t row, const DotInput& input,
+                            uint32_t (&sums)[kCount]) {
+  const __m256i shifts = _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4), low = _mm256_set1_epi8(15);
+  const uint8_t* const factor = packed.factor + row * input.groups;
+  const uint8_t* from = packed.row(row);
+  __m256i total[kCount] = {};
+  int64_t k = 0;
+  for (int64_t g = 0; g < input.groups; ++g) {
+    const __m256i f = _mm256_set1_epi16(factor[g]);
+    const int64_t rest = packed.columns - k;
+    const int64_t end = k + (rest < packed.group_size ? rest : packed.group_size);
+    for (; k < end; k += kDotStep, from += kDotStep / 2) {
+      const __m256i bytes =
+          _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+      const __m256i u = _mm256_and_si256(_mm256_srlv_epi32(bytes, shifts), low);
+#pragma GCC unroll 4
+      for (int i = 0; i < kCount; ++i) {
+        const __m256i x = _mm256_loadu_si256(
+            reinterpret_cast<const __m256i*>(input.values + i * input.columns + k));
+        // At most 2 * 15 * 255, so 16 bits hold it.
+        const __m256i products =
+            kUnsigned ? _mm256_maddubs_epi16(x, u) : _mm256_maddubs_epi16(u, x);
+        total[i] = _mm256_add_epi32(total[i], _mm256_madd_epi16(products, f));
+      }
+    }
+  }
+  for (int i = 0; i < kCount; ++i) sums[i] = static_cast<uint32_t>(sum_of_lanes(total[i]));
+}
+
+// What the zero points take from sums[i].
+template <int kCount>
+BARAQUANT_AVX2 void subtract_zero_points(const Packed& packed, int64_t row, const DotInput& input,
+                                         uint32_t (&sums)[kCount]) {
+  const int64_t groups = input.groups;
+  const uint8_t* __restrict const factor = packed.factor + row * groups;
+  const uint8_t* __restrict const zero_point =
+      packed.zero_point ? packed.zero_point + row * groups : nullptr;
+  for (int i = 0; i < kCount; ++i) {
+    const int32_t* __restrict const of_group = input.group_sums + i * groups;
+    uint32_t sum = 0;
+    if (zero_point) {
+      for (int64_t g = 0; g < groups; ++g) {
+        sum += static_cast<uint32_t>(of_group[g]) * (uint32_t{factor[g]} * zero_point[g]);
+      }
+    } else {
+      for (int64_t g = 0; g < groups; ++g) sum += static_cast<uint32_t>(of_group[g]) * factor[g];
+      sum *= kMiddle;
+    }
+    sums[i] -= sum;
+  }
+}
+
+template <int kCount>
+BARAQUANT_AVX2 void dot_counted(const Packed& packed, int64_t row, const DotInput& input,
+                                int32_t* target, int64_t stride) {
+  uint32_t sums[kCount];
+  if (input.is_unsigned) {
+    dot_row<kCount, true>(packed, row, input, sums);
+  } else {
+    dot_row<kCount, false>(packed, row, input, sums);
+  }
+  subtract_zero_points(packed, row, input, sums);
+  for (int i = 0; i < kCount; ++i) target[i * stride] = static_cast<int32_t>(sums[i]);
+}
+#endif
+
+// target[i * stride] = row i of the input times a packed row; false, and nothing is written, if the
+// row has to be expanded.
+inline bool dot(const Packed& packed, int64_t row, DotInput input, int32_t* target,
+                int64_t stride) {
+#if defined(__x86_64__)
+  if (!fits_int8(packed, row)) return false;
+  while (input.count > 0) {
+    const int64_t count = input.count < 4 ? input.count : 4;
+    switch (count) {
+      case 1:
+        dot_counted<1>(packed, row, input, target, stride);
+        break;
+      case 2:
+        dot_counted<2>(packed, row, input, target, stride);
+        break;
+      case 3:
+        dot_counted<3>(packed, row, input, target, stride);
+        break;
+      default:
+        dot_counted<4>(packed, row, input, target, stride);
+    }
+    input.values += count * input.columns;
+    input.group_sums += count * input.groups;
+    input.count -= count;
+    target += count * stride;
+  }
+  return true;
+#else
+  return false;
+#endif
+}
+
+}  // namespace baraquant::int4
