@@ -339,6 +339,7 @@ def report(tmp_path_factory: pytest.TempPathFactory):
     return bench_affine.main([*small, *files]), folder
 
 
+@pytest.mark.exhaustive
 def test_affine_runs_whole(report) -> None:
     rows, _ = report
     assert not [(r.op, r.case, r.error) for r in rows if r.error]

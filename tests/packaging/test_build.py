@@ -115,6 +115,7 @@ def import_error(folder: Path, before: str = "") -> str:
     return last
 
 
+@pytest.mark.exhaustive
 def test_copy_can_be_imported(copied: Path) -> None:
     result = run_python("import baraquant; print(baraquant.__file__)", cwd=copied, path=copied)
     assert result.returncode == 0, result.stderr

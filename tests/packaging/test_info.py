@@ -83,6 +83,7 @@ def test_instruction_set_can_be_lowered(isa: str) -> None:
     assert levels.index(lowered) == min(levels.index(isa), levels.index(_C.cpu_isa()))
 
 
+@pytest.mark.exhaustive
 def test_text_names_versions_and_says_all_is_well() -> None:
     result = command(COLUMNS="200")
     assert result.returncode == 0, result.stdout + result.stderr

@@ -42,6 +42,7 @@ def test_setup_with_a_wrong_choice_of_cuda() -> None:
     assert "expected BARAQUANT_CUDA to be 0 or 1, but got 'yes'" in result.stderr
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is a CUDA build")
 def test_setup_with_cuda_demanded_of_a_cpu_torch() -> None:
     result = run_setup("pass", BARAQUANT_CUDA="1")
@@ -82,6 +83,7 @@ def test_hopper_is_built_with_its_own_instructions(monkeypatch: pytest.MonkeyPat
         toolchain.for_hopper("8.0")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is a CUDA build")
 @pytest.mark.parametrize(("choice", "code"), [("1", 1), ("0", 0)])
 def test_setup_for_hopper_without_cutlass_stops_and_says_what_to_do(

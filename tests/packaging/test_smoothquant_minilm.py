@@ -134,6 +134,7 @@ def test_what_eight_bits_keep_of_the_real_encoder(minilm, config, least, tmp_pat
     assert path.stat().st_size < sum(p.nbytes for p in floats.parameters()) / 3.9
 
 
+@pytest.mark.exhaustive
 def test_without_a_model(tmp_path):
     done = run("--model", tmp_path)
     assert done.returncode == 1 and "has no config.json" in done.stderr

@@ -70,6 +70,7 @@ def million(request: pytest.FixtureRequest) -> Million:
     return Million(granularity, symmetric, output, x, rule)
 
 
+@pytest.mark.exhaustive
 def test_values(million: Million, device: str) -> None:
     rule, ends = million.rule, million.ends
     integers, fakes = rule.quantize(million.dtype), rule.fake_quantize()
@@ -84,6 +85,7 @@ def test_values(million: Million, device: str) -> None:
         assert_same_bits(g.op("dynamic_fake_quantize")(*args, **mode), fakes, layout)
 
 
+@pytest.mark.exhaustive
 def test_gradients(million: Million, device: str) -> None:
     grad = cases.gradients(SHAPE, million.x.dtype)
     x = million.x.to(device).requires_grad_()

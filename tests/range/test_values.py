@@ -67,6 +67,7 @@ def test_widest_ranges_of_fake_quantize(dtype: torch.dtype, device: str) -> None
             check(device, (20, 40), dtype, granularity, ends)
 
 
+@pytest.mark.exhaustive
 @by_float_dtype
 @pytest.mark.parametrize("length", LENGTHS)
 def test_every_row_length(length: int, dtype: torch.dtype, device: str) -> None:
@@ -77,6 +78,7 @@ def test_every_row_length(length: int, dtype: torch.dtype, device: str) -> None:
             check(device, (rows, length), dtype, granularity, seed=next(seeds))
 
 
+@pytest.mark.exhaustive
 @by_float_dtype
 @pytest.mark.parametrize("length", LONG_LENGTHS)
 def test_long_rows(length: int, dtype: torch.dtype, device: str) -> None:
@@ -97,6 +99,7 @@ MANY = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", MANY)
 def test_many_segments(name: str, device: str) -> None:
     """Shapes whose mapping to threads is another; each with two of the dtypes."""

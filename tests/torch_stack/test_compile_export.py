@@ -76,6 +76,7 @@ def test_opcheck(call: Call, dtype: torch.dtype, device: str) -> None:
     torch.library.opcheck(overload(call), args, kwargs)
 
 
+@pytest.mark.exhaustive
 @by_call
 def test_opcheck_without_gradients_and_strided(call: Call, device: str) -> None:
     tensors = call.tensors(SHAPE, device=device)
@@ -173,7 +174,9 @@ def trained(block: nn.Module, function: Callable[..., Tensor], *tensors: Tensor)
     return [loss.detach(), *(p.grad.clone() for p in block.parameters() if p.grad is not None)]
 
 
-@pytest.mark.parametrize("granularity", KINDS, ids=str)
+@pytest.mark.parametrize(
+    "granularity", [pytest.param(KINDS[0], marks=pytest.mark.smoke), *KINDS[1:]], ids=str
+)
 def test_inductor(granularity: cases.Granularity, device: str) -> None:
     call = Call("fake_quantize", granularity)
     compiled = torch.compile(call.__call__, fullgraph=True)
@@ -181,6 +184,7 @@ def test_inductor(granularity: cases.Granularity, device: str) -> None:
     assert_equal(value_and_gradients(compiled, tensors), value_and_gradients(call, tensors))
 
 
+@pytest.mark.exhaustive
 @by_forward_call
 def test_compiled_autograd(call: Call, device: str) -> None:
     torch.manual_seed(0)

@@ -86,6 +86,7 @@ def test_the_factor_is_that_of_the_inverse() -> None:
     assert torch.allclose(factor, wanted, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.exhaustive
 @by_scheme
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_independent_inputs_give_the_nearest_integers(name: str, dtype: torch.dtype) -> None:
@@ -103,6 +104,7 @@ def test_independent_inputs_give_the_nearest_integers(name: str, dtype: torch.dt
         assert all(wanted[key].dtype == got[key].dtype for key in wanted)
 
 
+@pytest.mark.exhaustive
 @by_scheme
 @pytest.mark.parametrize("act_order", [False, True])
 def test_the_error_is_below_that_of_the_nearest(name: str, act_order: bool) -> None:
@@ -145,6 +147,7 @@ def test_models_of_half_precision(dtype: torch.dtype) -> None:
     assert error < 0.8 * before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("rule", ["search", "max"])
 @pytest.mark.parametrize("act_order", [True, False])

@@ -81,7 +81,7 @@ def test_a_tensor_that_changed_in_place_is_another() -> None:
     assert data.runs == 3
 
 
-@pytest.mark.parametrize("count", [2, 30])
+@pytest.mark.parametrize("count", [2, pytest.param(30, marks=pytest.mark.exhaustive)])
 def test_only_the_hessian_is_kept(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     alive: list[Any] = []
     most = 0
@@ -193,6 +193,7 @@ class Every(nn.Module):
         return self.head(self.recurrent(x)[0])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("config", [W8A8(), W4A16(8), W4A8(None), W8A8Static()], ids=str)
 def test_every_kind_of_layer(config: QuantConfig, tmp_path: Path) -> None:
     ids = [torch.randint(0, 11, (6, 7), generator=generator(seed)) for seed in range(3)]

@@ -89,7 +89,7 @@ def test_quantized(name: str) -> None:
     assert tiny.relative_error(got, wanted) < limit
 
 
-@pytest.mark.parametrize("scheme", ["w8a8", "w4_group"])
+@pytest.mark.parametrize("scheme", ["w8a8", pytest.param("w4_group", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("name", MANY)
 def test_trained_served_and_loaded(name: str, scheme: str, tmp_path) -> None:
     """The same bits evaluated, converted, and loaded into a fresh, an empty and a built model."""

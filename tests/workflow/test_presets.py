@@ -38,6 +38,10 @@ SMOOTHED: dict[str, Config] = {
     "SmoothQuant static": SmoothQuant(0.5, W8A8Static("mse")),
 }
 by_preset = pytest.mark.parametrize("name", PRESETS)
+SHORT = ("W8A8", "W8A8Static mse", "W4A16")
+SOME_SHORT = [
+    pytest.param(name, marks=[] if name in SHORT else [pytest.mark.exhaustive]) for name in PRESETS
+]
 TOKENS = torch.randint(0, 11, (6, 7), generator=torch.Generator().manual_seed(0))
 
 
@@ -94,7 +98,7 @@ def test_quantized_and_stored(name: str, tmp_path: Path) -> None:
     assert_stored(model, Model, TOKENS, tmp_path / "model.safetensors")
 
 
-@by_preset
+@pytest.mark.parametrize("name", SOME_SHORT)
 def test_trained_converted_and_stored(name: str, tmp_path: Path) -> None:
     config = PRESETS[name]
     torch.manual_seed(0)

@@ -80,7 +80,6 @@ def test_cells_are_chosen_by_pattern() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.smoke
 def test_the_runner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Processes of its own, the results and the page; torchvision where it is installed."""
     results, page = tmp_path / "results.json", tmp_path / "page.md"

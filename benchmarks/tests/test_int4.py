@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The benchmark of four-bit weights: it runs whole, and compares layers of the same weight."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import bench_int4
+from benchmarks.bench_int4 import INT8, OWN, Layers, target_of
+from benchmarks.bench_row import Target
+
+CPU = torch.device("cpu")
+
+
+def test_runs_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_int4, "COPIED", {"cpu": [16, 16]})
+    monkeypatch.setattr(bench_int4, "rotation_for", lambda _: 2)
+    files = [f"--{name}={tmp_path / '{family}'}.{name}" for name in ("json", "markdown", "plot")]
+    sizes = ["--sizes", "16x64", "--rows", "1", "32", "--groups", "32", "64"]
+    rows = bench_int4.main(["--device=cpu", "--quick", *sizes, *files])
+    assert [row.case for row in rows] == ["groups of 32", "groups of 64"] * 2
+    assert not [row.error for row in rows if row.error]
+    assert all(row.seconds and set(row.peers) == {"float32 linear", INT8} for row in rows)
+    assert all(None not in row.reached for row in rows)
+    assert all((tmp_path / f"int4.{name}").exists() for name in ("json", "markdown", "plot"))
+
+
+def test_all_compute_the_same_layer() -> None:
+    torch.manual_seed(0)
+    layers = Layers(CPU, torch.float32, (64, 256))
+    calls = layers.calls(8, 32)
+    own, floating, int8 = (calls[name](0) for name in (OWN, "float32 linear", INT8))
+    for found, most in ((own, 0.15), (int8, 0.02)):
+        assert (found - floating).norm() < most * floating.norm()
+
+
+def test_targets() -> None:
+    small, large, half = (4096, 4096), (8192, 8192), torch.bfloat16
+    assert target_of("cpu", 1, small, torch.float32) == Target("float32 linear", 6.0)
+    assert target_of("cpu", 4, small, torch.float32) is None
+    assert target_of("cpu", 128, small, torch.float32) == Target(INT8, 0.9)
+    assert target_of("cuda", 1, small, half) == Target("bfloat16 linear", 2.9)
+    assert target_of("cuda", 1, large, half) == Target("bfloat16 linear", 3.2)
+    assert target_of("cuda", 16, large, half) == Target("bfloat16 linear", 2.5)
+    assert target_of("cuda", 512, large, half) == Target(INT8, 0.95)
+
+
+def test_sizes() -> None:
+    assert bench_int4.parse_weight("28672x4096") == (28672, 4096)
+    with pytest.raises(SystemExit):
+        bench_int4.main(["--device=cpu", "--sizes", "28672"])
