@@ -230,7 +230,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").split("\n", 1)[0],
         epilog="The rows are compared with W8A8, which has a floating backward pass. "
-        f"Schemes: {', '.join(SCHEMES)}. All but W4A8-g32 are the default.",
+        f"Schemes: {', '.join(SCHEMES)}. All but those of W4A8 in groups are the default.",
     )
     add = parser.add_argument
     sizes = ", ".join(f"{name} {size.width} x {size.layers}" for name, size in SIZES.items())

@@ -59,8 +59,10 @@ SCHEMES = {
     },
     "W4A8": Scheme(baraquant.W4A8, {"group_size": None}),  # a scale per channel: integer products
     "W4A8-g32": Scheme(baraquant.W4A8, {"group_size": 32}),  # trains and serves in floating point
+    # Whole factors for the groups: integer products again.
+    "W4A8-factors": Scheme(baraquant.W4A8, {"group_size": 32, "group_factors": True}),
 }
-DEFAULT = [name for name in SCHEMES if name != "W4A8-g32"]
+DEFAULT = [name for name in SCHEMES if not name.startswith("W4A8-")]
 EXACT_ENOUGH = "int8_input"  # the backward whose gradients have to point where the exact ones do
 
 
