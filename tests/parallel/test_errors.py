@@ -135,7 +135,7 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] =
     ),
     "factors": (
         lambda: model(FACTORS), {"linear": ColwiseParallel()}, NotImplementedError,
-        "ColwiseParallel: linear: expected a weight without group_factors, but got int4 .* factors",
+        "FakeQuantizedLinear.*: expected a weight without group_factors, but got int4 .* factors;",
     ),
     "learned scale": (
         lambda: model(LEARNED), {"linear": ColwiseParallel()}, NotImplementedError,
