@@ -29,7 +29,7 @@ struct Group {
 };
 
 // NB: it wraps for numbers that quantize() does not give.
-BARAQUANT_HD int8_t expand(uint32_t u, Group group) {
+constexpr BARAQUANT_HD int8_t expand(uint32_t u, Group group) {
   return static_cast<int8_t>((u - group.zero_point) * group.factor);
 }
 

@@ -4,6 +4,8 @@
 import torch
 from torch import Tensor
 
+from ..training._arguments import check_even
+
 
 def plain(tensor: Tensor) -> Tensor:
     """Return the tensor itself if it can be a buffer, so that modules can share it."""
@@ -59,8 +61,7 @@ def check_int4(
     features: int,
 ) -> None:
     """Check packed weights of four bits, and the factors and zero points of their groups."""
-    if type(group_size) is not int or group_size <= 0 or group_size % 2 != 0:
-        raise ValueError(f"{name}: expected an even group_size > 0, but got {group_size!r}")
+    check_even(name, group_size)
     if type(features) is not int or features < 0:
         raise ValueError(f"{name}: expected in_features to be an int >= 0, but got {features!r}")
     if packed.dim() != 2 or packed.shape[1] != -(-features // 2):

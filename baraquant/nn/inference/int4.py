@@ -7,6 +7,8 @@ the layers of int8 for the expanded weight. The buffers have the names of the co
 arguments. ``weight`` is the dequantized weight, to read.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from typing_extensions import Self
@@ -47,6 +49,38 @@ class HoldsInt4(IntegerLinear):
             group_zero_point = _arguments.plain(group_zero_point).contiguous()
         self.register_buffer("group_zero_point", group_zero_point)
         return packed.shape[0], in_features
+
+    @staticmethod
+    def options_of(layer: FakeQuantizedLinear, integers: Int4Integers) -> dict[str, Any]:
+        """Return the arguments that both constructors have, for a prepared layer."""
+        config = layer.config
+        assert config.activation is not None
+        return {
+            "packed": integers.packed,
+            "weight_scale": integers.scale,
+            "group_factor": integers.group_factor,
+            "group_size": config.weight.group_size,
+            "bias": own(layer.bias),
+            "in_features": layer.in_features,
+            "group_zero_point": None if config.weight.symmetric else integers.group_zero_point,
+            "bits": config.activation.bits,
+            "dtype": layer.float_weight().dtype,
+            "transposed": layer.transposed_groups > 0,
+            "rotate": layer.rotate or None,
+        }
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _int8_options(self) -> dict[str, Any]:
+        """Return the arguments that the constructors of both layers of int8 have."""
+        return {
+            "qweight": self._int8_weight(),
+            "weight_scale": self.weight_scale,
+            "bias": self.bias,
+            "bits": self.bits,
+            "dtype": self.dtype,
+            "transposed": self.transposed,
+            "rotate": self.rotate or None,
+        }
 
     def _integers(self) -> Tensor:
         return self.packed
@@ -243,22 +277,12 @@ class QuantizedInt4Linear(HoldsInt4, DynamicInput):
             layer: The prepared layer.
             integers: Its weight, quantized.
         """
-        config = layer.config
-        assert config.activation is not None and config.weight.group_size is not None
+        activation = layer.config.activation
+        assert activation is not None
         return cls(
-            integers.packed,
-            integers.scale,
-            integers.group_factor,
-            config.weight.group_size,
-            own(layer.bias),
-            in_features=layer.in_features,
-            group_zero_point=None if config.weight.symmetric else integers.group_zero_point,
-            symmetric=config.activation.symmetric,
-            bits=config.activation.bits,
-            granularity=str(config.activation.granularity),
-            dtype=layer.float_weight().dtype,
-            transposed=layer.transposed_groups > 0,
-            rotate=layer.rotate or None,
+            symmetric=activation.symmetric,
+            granularity=str(activation.granularity),
+            **cls.options_of(layer, integers),
         )
 
     def forward(self, input: Tensor) -> Tensor:
@@ -269,15 +293,7 @@ class QuantizedInt4Linear(HoldsInt4, DynamicInput):
     def as_int8(self) -> QuantizedLinear:
         """Return a layer of int8 with the same bits, for formats that have no factors."""
         return QuantizedLinear(
-            self._int8_weight(),
-            self.weight_scale,
-            self.bias,
-            symmetric=self.symmetric,
-            bits=self.bits,
-            granularity=self.granularity,
-            dtype=self.dtype,
-            transposed=self.transposed,
-            rotate=self.rotate or None,
+            symmetric=self.symmetric, granularity=self.granularity, **self._int8_options()
         )
 
 
@@ -365,36 +381,17 @@ class StaticQuantizedInt4Linear(HoldsInt4, StaticInput):
         Raises:
             ValueError: The range of the input is not known yet.
         """
-        config, frozen = layer.config, layer.frozen_input()
-        assert config.activation is not None and config.weight.group_size is not None
-        assert frozen is not None
+        activation, frozen = layer.config.activation, layer.frozen_input()
+        assert activation is not None and frozen is not None
         return cls(
-            integers.packed,
-            integers.scale,
-            integers.group_factor,
-            config.weight.group_size,
-            frozen.scale.to(integers.scale.dtype),
-            own(layer.bias),
-            in_features=layer.in_features,
-            group_zero_point=None if config.weight.symmetric else integers.group_zero_point,
-            act_zero_point=None if config.activation.symmetric else frozen.zero_point,
-            bits=config.activation.bits,
-            dtype=layer.float_weight().dtype,
-            transposed=layer.transposed_groups > 0,
-            rotate=layer.rotate or None,
+            act_scale=frozen.scale.to(integers.scale.dtype),
+            act_zero_point=None if activation.symmetric else frozen.zero_point,
+            **cls.options_of(layer, integers),
         )
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def as_int8(self) -> StaticQuantizedLinear:
         """Return a layer of int8 with the same bits, for formats that have no factors."""
         return StaticQuantizedLinear(
-            self._int8_weight(),
-            self.weight_scale,
-            self.act_scale,
-            self.bias,
-            act_zero_point=self.act_zero_point,
-            bits=self.bits,
-            dtype=self.dtype,
-            transposed=self.transposed,
-            rotate=self.rotate or None,
+            act_scale=self.act_scale, act_zero_point=self.act_zero_point, **self._int8_options()
         )

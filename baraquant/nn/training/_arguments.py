@@ -160,13 +160,18 @@ def zero_point_tensor(
     return zero_point.detach().clamp(limits.min, limits.max).to(torch.int32)
 
 
+def check_even(name: str, group_size: int) -> None:
+    """Check the size of groups whose packed bytes hold two numbers of one group."""
+    if type(group_size) is not int or group_size <= 0 or group_size % 2 != 0:
+        raise ValueError(f"{name}: expected an even group_size > 0, but got {group_size!r}")
+
+
 def check_int4(
     group_size: int, scale: Tensor | None, factor: Tensor | None, zero_point: Tensor | None
 ) -> None:
     """Check the arguments of ``FakeQuantizeInt4``."""
     name = "FakeQuantizeInt4"
-    if type(group_size) is not int or group_size <= 0 or group_size % 2 != 0:
-        raise ValueError(f"{name}: expected an even group_size > 0, but got {group_size!r}")
+    check_even(name, group_size)
     if (scale is None, factor is None, zero_point is None) not in ((True,) * 3, (False,) * 3):
         raise ValueError(
             f"{name}: expected scale, group_factor and group_zero_point together, or none of them"

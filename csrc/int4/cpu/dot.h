@@ -18,10 +18,12 @@
 
 #include "int4/math.h"
 #include "machine/cpu_isa.h"
+#include "machine/lanes.h"
 
 namespace baraquant::int4 {
 
 constexpr int64_t kDotStep = 32;  // elements that a vector holds
+constexpr int64_t kDotRows = 4;   // the most rows of the input
 
 // Rows of the input in the order in which dot_rows reads them. Of each 32 elements the 16 with even
 // numbers come first, then those with odd ones.
@@ -32,8 +34,8 @@ struct DotInput {
   bool is_unsigned;
 };
 
-inline bool can_dot(CpuIsa isa, const Packed& packed) {
-  return isa != CpuIsa::kDefault && packed.values && packed.columns > 0 &&
+inline bool can_dot(CpuIsa isa, const Packed& packed, int64_t count) {
+  return count <= kDotRows && isa != CpuIsa::kDefault && packed.values && packed.columns > 0 &&
          packed.columns % kDotStep == 0 && packed.group_size % kDotStep == 0;
 }
 
@@ -69,12 +71,6 @@ BARAQUANT_AVX2 inline bool fits_int8(const Packed& packed, int64_t row) {
     wrong |= (z * f > 128) | ((kLargest - z) * f > 127) | (f > 128);
   }
   return wrong == 0;
-}
-
-BARAQUANT_AVX2 inline int32_t sum_of_lanes(__m256i x) {
-  __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
-  return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
 }
 
 // sums[i] = row i of the input times a packed row.
@@ -147,29 +143,22 @@ BARAQUANT_AVX2 void dot_counted(const Packed& packed, int64_t row, const DotInpu
 
 // target[i * stride] = row i of the input times a packed row; false, and nothing is written, if the
 // row has to be expanded.
-inline bool dot(const Packed& packed, int64_t row, DotInput input, int32_t* target,
+inline bool dot(const Packed& packed, int64_t row, const DotInput& input, int32_t* target,
                 int64_t stride) {
 #if defined(__x86_64__)
   if (!fits_int8(packed, row)) return false;
-  while (input.count > 0) {
-    const int64_t count = input.count < 4 ? input.count : 4;
-    switch (count) {
-      case 1:
-        dot_counted<1>(packed, row, input, target, stride);
-        break;
-      case 2:
-        dot_counted<2>(packed, row, input, target, stride);
-        break;
-      case 3:
-        dot_counted<3>(packed, row, input, target, stride);
-        break;
-      default:
-        dot_counted<4>(packed, row, input, target, stride);
-    }
-    input.values += count * input.columns;
-    input.group_sums += count * input.groups;
-    input.count -= count;
-    target += count * stride;
+  switch (input.count) {
+    case 1:
+      dot_counted<1>(packed, row, input, target, stride);
+      break;
+    case 2:
+      dot_counted<2>(packed, row, input, target, stride);
+      break;
+    case 3:
+      dot_counted<3>(packed, row, input, target, stride);
+      break;
+    default:
+      dot_counted<kDotRows>(packed, row, input, target, stride);
   }
   return true;
 #else

@@ -53,11 +53,9 @@ struct Tables {
 };
 constexpr Tables make_tables() {
   Tables tables{};
-  for (int z = 0; z <= kLargest; ++z) {
-    for (int f = 1; f <= kMaxFactor; ++f) {
-      for (int u = 0; u <= kLargest; ++u) {
-        tables.results[z][f - 1][u] = static_cast<int8_t>(static_cast<uint8_t>((u - z) * f));
-      }
+  for (uint8_t z = 0; z <= kLargest; ++z) {
+    for (uint8_t f = 1; f <= kMaxFactor; ++f) {
+      for (uint8_t u = 0; u <= kLargest; ++u) tables.results[z][f - 1][u] = expand(u, {f, z});
     }
   }
   return tables;

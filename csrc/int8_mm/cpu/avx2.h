@@ -11,6 +11,7 @@
 
 #include "int8_mm/cpu/tile.h"
 #include "machine/cpu_isa.h"
+#include "machine/lanes.h"
 
 namespace baraquant::int8_mm::avx2 {
 
@@ -109,12 +110,6 @@ BARAQUANT_AVX2 void pack_weight(const int8_t* weight, int64_t stride, int64_t co
   }
 }
 
-BARAQUANT_AVX2 inline int32_t sum_of(__m256i x) {
-  __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
-  return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
-}
-
 // Multiplies the elements at .. at + 15 of kCount input rows with those of kWide weight rows, which
 // are `stride` bytes apart.
 template <int kCount, int kWide>
@@ -159,7 +154,7 @@ BARAQUANT_AVX2 void dots(const PackedRows& input, const int8_t* weight, int64_t 
 #pragma GCC unroll 4
   for (int i = 0; i < kCount; ++i) {
 #pragma GCC unroll 4
-    for (int j = 0; j < kWide; ++j) out.data[i * out.stride + j] = sum_of(sums[i][j]);
+    for (int j = 0; j < kWide; ++j) out.data[i * out.stride + j] = sum_of_lanes(sums[i][j]);
   }
 }
 

@@ -185,7 +185,7 @@ inline void multiply_panels(const Operands& f, const CpuKernel& kernel, CpuIsa i
 class DirectRows {
  public:
   DirectRows(const Operands& f, CpuIsa isa, bool is_streamed)
-      : count_(is_streamed && int4::can_dot(isa, f.packed) ? f.m : 0),
+      : count_(is_streamed && int4::can_dot(isa, f.packed, f.m) ? f.m : 0),
         groups_(count_ > 0 ? f.packed.groups() : 0),
         columns_(f.k),
         is_unsigned_(f.is_unsigned),

@@ -100,7 +100,7 @@ BARAQUANT_AVX512_VNNI inline void pack_weight(const int8_t* weight, int64_t stri
 
 BARAQUANT_AVX512_VNNI inline int32_t sum_of(__m512i x) {
   const __m256i high = _mm512_maskz_extracti64x4_epi64(0xf, x, 1);
-  return avx2::sum_of(_mm256_add_epi32(_mm512_maskz_extracti64x4_epi64(0xf, x, 0), high));
+  return sum_of_lanes(_mm256_add_epi32(_mm512_maskz_extracti64x4_epi64(0xf, x, 0), high));
 }
 
 // Multiplies kCount input rows with kWide weight rows, and prefetches the weight rows after them.
