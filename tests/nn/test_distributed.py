@@ -170,6 +170,7 @@ def test_skipped_batches_are_summed_once(results: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.smoke
 def test_union_over_a_group(results: list[dict[str, Any]]) -> None:
     for rank, result in enumerate(results):
         low, high = (torch.tensor(end) for end in RANGES[rank])
