@@ -56,16 +56,19 @@ def choose_int4_qparams(
         return groups.new_ones(n), empty, empty.clone()
     largest = groups.abs().amax(2)
     amax = largest.amax(1)
-    scale = amax / (7 * MAX_FACTOR)
+    # The divisors are tensors: with a number, a GPU multiplies by the reciprocal, which gives other
+    # bits.
+    scale = amax / amax.new_tensor(7 * MAX_FACTOR)
     scale = torch.where(scale < torch.finfo(compute).tiny, torch.finfo(compute).tiny, scale)
     scale = torch.where(amax == 0, 1.0, scale)
     s = scale.unsqueeze(1)
     if symmetric:
-        factor = _factor(largest / 7 / s)
+        factor = _factor(largest / largest.new_tensor(7) / s)
         zero_point = torch.full_like(factor, MIDDLE)
     else:
         low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
-        factor = _factor((high / LARGEST - low / LARGEST) / s)
+        largest_step = high.new_tensor(LARGEST)
+        factor = _factor((high / largest_step - low / largest_step) / s)
         zero_point = torch.round(-low / (s * factor)).nan_to_num(0.0).clamp(0, LARGEST)
     return scale, factor.to(torch.uint8), zero_point.to(torch.uint8)
 

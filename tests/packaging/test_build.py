@@ -208,6 +208,13 @@ def wheel(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
     return path
 
 
+def outside() -> dict[str, str]:
+    """The environment without this folder in PYTHONPATH, where pip would find it installed."""
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    kept = [path for path in paths if path and Path(path).resolve() != ROOT]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(kept)}
+
+
 def reach_packages(environment: Path) -> None:
     """Lets a virtual environment see the packages of this one, behind its own."""
     (packages,) = (environment / "lib").glob("python*/site-packages")
@@ -226,7 +233,7 @@ def installed(wheel: Path, made_once: Callable[[str, Callable[[Path], None]], Pa
         reach_packages(folder)
         python = str(folder / "bin" / "python")
         install = [sys.executable, "-m", "pip", "--python", python, "install"]
-        subprocess.run([*install, "--no-index", "--no-deps", str(wheel)], check=True)
+        subprocess.run([*install, "--no-index", "--no-deps", str(wheel)], env=outside(), check=True)
 
     return made_once("environment", make) / "bin" / "python"
 
@@ -316,7 +323,7 @@ def test_install_line_works_in_a_fresh_environment(bare: Path, wheel: Path, tmp_
         text=True,
         cwd=ROOT,
         # Without dependencies: torch, which is another environment's, may want another setuptools.
-        env={**os.environ, "PATH": path, "PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1"},
+        env={**outside(), "PATH": path, "PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1"},
     )
     assert result.returncode == 0, result.stdout + result.stderr
     code = "import baraquant; print(baraquant.__file__)"
@@ -339,5 +346,5 @@ def test_install_line_works_in_a_fresh_environment(bare: Path, wheel: Path, tmp_
         assert first == second
     assert (made / "RECORD").read_text().count("baraquant/libbaraquant.so,sha256=") == 1
     uninstall = [bare, "-m", "pip", "uninstall", "-y", "baraquant"]
-    subprocess.run(uninstall, check=True, capture_output=True)
+    subprocess.run(uninstall, env=outside(), cwd=tmp_path, check=True, capture_output=True)
     assert not (made.parent / "baraquant").exists()
