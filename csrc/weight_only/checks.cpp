@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "weight_only/checks.h"
+
+#include "frame/checks.h"
+
+namespace baraquant::weight_only {
+namespace {
+
+constexpr const char* kOp = "baraquant::weight_only_linear";
+
+void check_qparams(const at::Tensor& input, const Weight& weight) {
+  const auto sizes = scale_sizes(weight.values, weight.scope());
+  const auto check_shape = [&](const char* name, const at::Tensor& tensor) {
+    check_same_device(kOp, name, tensor, input);
+    TORCH_CHECK_VALUE(has_sizes(tensor, sizes), kOp, ": expected ", name, " to have shape ",
+                      c10::SymIntArrayRef(sizes),
+                      weight.group_size ? " (a row for each output, a column for each group)"
+                                        : " (weight.size(0))",
+                      ", but got ", tensor.sym_sizes());
+  };
+  check_dtype(kOp, "weight_scale", weight.scale, compute_dtype(input.scalar_type()),
+              "the compute type of the input");
+  check_shape("weight_scale", weight.scale);
+  if (!weight.zero_point) return;
+  const at::ScalarType dtype = weight.zero_point->scalar_type();
+  TORCH_CHECK_TYPE(at::isIntegralType(dtype, /*includeBool=*/false), kOp,
+                   ": expected weight_zero_point to have an integer dtype, but got ",
+                   dtype_name(dtype));
+  check_shape("weight_zero_point", *weight.zero_point);
+}
+
+}  // namespace
+
+void check_all_dispatchable(const at::Tensor& input, const Weight& weight,
+                            const OptionalTensor& bias) {
+  check_dispatchable(kOp, "input", input);
+  check_dispatchable(kOp, "weight", weight.values);
+  check_dispatchable(kOp, "weight_scale", weight.scale);
+  if (weight.zero_point) check_dispatchable(kOp, "weight_zero_point", *weight.zero_point);
+  if (bias) check_dispatchable(kOp, "bias", *bias);
+}
+
+void check_linear(const at::Tensor& input, const Weight& weight, const OptionalTensor& bias) {
+  const at::Tensor& values = weight.values;
+  check_all_dispatchable(input, weight, bias);
+  check_floating(kOp, "input", input);
+  check_dtype(kOp, "weight", values, at::kChar, "quantized weights");
+  TORCH_CHECK_VALUE(values.dim() == 2, kOp,
+                    ": expected weight to have 2 dimensions [N, K], but got shape ",
+                    values.sym_sizes());
+  TORCH_CHECK_VALUE(values.is_contiguous(), kOp,
+                    ": expected weight to be contiguous ([N, K], row by row), but got strides ",
+                    values.sym_strides(), "; call .contiguous() once, where the weight is stored");
+  check_same_device(kOp, "weight", values, input);
+  TORCH_CHECK_VALUE(input.dim() >= 1, kOp,
+                    ": expected input to have at least 1 dimension, but got 0");
+  const c10::SymInt columns = values.sym_size(1);
+  TORCH_CHECK_VALUE(same_size(input.sym_size(-1), columns), kOp,
+                    ": expected input to have shape [..., ", columns,
+                    "] (weight.size(1) last), but got ", input.sym_sizes());
+  if (weight.group_size) {
+    TORCH_CHECK_VALUE(weight.group_size->sym_gt(0).expect_true(__FILE__, __LINE__), kOp,
+                      ": expected group_size to be greater than 0, but got ", *weight.group_size);
+  }
+  check_qparams(input, weight);
+  if (!bias) return;
+  check_dtype(kOp, "bias", *bias, input.scalar_type(), "the input's dtype");
+  check_same_device(kOp, "bias", *bias, input);
+  TORCH_CHECK_VALUE(has_sizes(*bias, {values.sym_size(0)}), kOp, ": expected bias to have shape [",
+                    values.sym_size(0), "] (weight.size(0)), but got ", bias->sym_sizes());
+}
+
+}  // namespace baraquant::weight_only

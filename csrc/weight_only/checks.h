@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The argument checks of the op, run before any kernel on every device and under tracing.
+#pragma once
+
+#include "weight_only/core_ops.h"
+
+namespace baraquant::weight_only {
+
+// Checks that the dispatcher sends all tensors to this op's kernels.
+void check_all_dispatchable(const at::Tensor& input, const Weight& weight,
+                            const OptionalTensor& bias);
+void check_linear(const at::Tensor& input, const Weight& weight, const OptionalTensor& bias);
+
+}  // namespace baraquant::weight_only

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// 16 numbers of float32 as the registers of an instruction set hold them. A product and a sum are one
+// operation with one rounding, so every set gives the same bits.
+//
+// kernels.cpp compiles its loops once for each set, in a namespace of its own. The compiler inlines
+// an instruction only into functions that are compiled for its set, hence the pragmas there.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "machine/float_types.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace baraquant::weight_only {
+
+constexpr int kLanes = 16;
+
+namespace portable {
+
+struct Lanes {
+  float x[kLanes] = {};
+
+  static Lanes widened(const int8_t* q) {
+    Lanes result;
+    for (int i = 0; i < kLanes; ++i) result.x[i] = q[i];
+    return result;
+  }
+  // (x - zero_point) * scale
+  void dequantize(float scale, float zero_point) {
+    for (int i = 0; i < kLanes; ++i) x[i] = (x[i] - zero_point) * scale;
+  }
+  void round_to_bfloat16() {
+    for (int i = 0; i < kLanes; ++i) {
+      x[i] = detail::bfloat16_to_float(detail::float_to_bfloat16(x[i]));
+    }
+  }
+  void add_products(const float* values, const Lanes& w) {
+    for (int i = 0; i < kLanes; ++i) x[i] = std::fma(values[i], w.x[i], x[i]);
+  }
+  void store(float* to) const { memcpy(to, x, sizeof(x)); }
+  void store(BFloat16* to) const {
+    for (int i = 0; i < kLanes; ++i) to[i] = from_compute<BFloat16>(x[i]);
+  }
+};
+
+}  // namespace portable
+
+#if defined(__x86_64__)
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+namespace avx2 {
+
+struct Lanes {
+  __m256 x[2] = {};
+
+  static Lanes widened(const int8_t* q) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(q));
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+  }
+  void dequantize(float scale, float zero_point) {
+    for (__m256& part : x) {
+      part = _mm256_mul_ps(_mm256_sub_ps(part, _mm256_set1_ps(zero_point)), _mm256_set1_ps(scale));
+    }
+  }
+  // As float_to_bfloat16().
+  void round_to_bfloat16() {
+    for (__m256& part : x) {
+      const __m256i bits = _mm256_castps_si256(part);
+      const __m256i last = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+      const __m256i nearest =
+          _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), last);
+      const __m256i nan = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+      const __m256 is_nan = _mm256_cmp_ps(part, part, _CMP_UNORD_Q);
+      const __m256 kept =
+          _mm256_blendv_ps(_mm256_castsi256_ps(nearest), _mm256_castsi256_ps(nan), is_nan);
+      part = _mm256_and_ps(kept, _mm256_castsi256_ps(_mm256_set1_epi32(-0x10000)));
+    }
+  }
+  void add_products(const float* values, const Lanes& w) {
+    for (int i = 0; i < 2; ++i) {
+      x[i] = _mm256_fmadd_ps(_mm256_loadu_ps(values + 8 * i), w.x[i], x[i]);
+    }
+  }
+  void store(float* to) const {
+    for (int i = 0; i < 2; ++i) _mm256_storeu_ps(to + 8 * i, x[i]);
+  }
+  // Of numbers that are rounded already.
+  void store(BFloat16* to) const {
+    const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(x[0]), 16);
+    const __m256i high = _mm256_srli_epi32(_mm256_castps_si256(x[1]), 16);
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), packed);
+  }
+};
+
+}  // namespace avx2
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,fma")
+namespace avx512 {
+
+constexpr __mmask16 kAll = 0xffff;  // NB: without a mask, GCC 12 warns of its own headers
+
+struct Lanes {
+  __m512 x = {};
+
+  static Lanes widened(const int8_t* q) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(q));
+    return {_mm512_maskz_cvtepi32_ps(kAll, _mm512_maskz_cvtepi8_epi32(kAll, bytes))};
+  }
+  void dequantize(float scale, float zero_point) {
+    x = _mm512_mul_ps(_mm512_sub_ps(x, _mm512_set1_ps(zero_point)), _mm512_set1_ps(scale));
+  }
+  // As float_to_bfloat16().
+  void round_to_bfloat16() {
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i last =
+        _mm512_and_si512(_mm512_maskz_srli_epi32(kAll, bits, 16), _mm512_set1_epi32(1));
+    const __m512i nearest =
+        _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), last);
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    const __m512i kept = _mm512_mask_or_epi32(nearest, is_nan, bits, _mm512_set1_epi32(0x400000));
+    x = _mm512_castsi512_ps(_mm512_and_si512(kept, _mm512_set1_epi32(-0x10000)));
+  }
+  void add_products(const float* values, const Lanes& w) {
+    x = _mm512_fmadd_ps(_mm512_loadu_ps(values), w.x, x);
+  }
+  void store(float* to) const { _mm512_storeu_ps(to, x); }
+  // Of numbers that are rounded already.
+  void store(BFloat16* to) const {
+    const __m512i bits = _mm512_maskz_srli_epi32(kAll, _mm512_castps_si512(x), 16);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_maskz_cvtepi32_epi16(kAll, bits));
+  }
+};
+
+}  // namespace avx512
+#pragma GCC pop_options
+#endif
+
+}  // namespace baraquant::weight_only
