@@ -102,7 +102,7 @@ def test_alpha_has_the_least_error_of_real_outputs(name: str, reads: str) -> Non
     errors, integers = brute_force(model, config, data)
     report = baraquant.quantize_(model, AWQ(config, STEPS), calibration=data)
     best = min(range(STEPS + 1), key=errors.__getitem__)
-    assert 0 < best and errors[best] < errors[0]
+    assert best > 0 and errors[best] < errors[0]
     text = f"WeightOnlyLinear, AWQ, alpha {best / STEPS:g} folded into norm"
     assert report.changed == {"wide": text, "narrow": text}
     assert torch.equal(model.wide.qweight, integers[best][0])

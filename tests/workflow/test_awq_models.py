@@ -144,7 +144,8 @@ class Decoder(nn.Module):
         x = self.table(ids)
         y = self.norm1(x)
         q, k, v = (
-            part.unflatten(-1, (-1, 8)).transpose(1, 2) for part in (self.q(y), self.k(y), self.v(y))
+            part.unflatten(-1, (-1, 8)).transpose(1, 2)
+            for part in (self.q(y), self.k(y), self.v(y))
         )
         heads = nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
         x = x + self.o(heads.transpose(1, 2).flatten(2))
@@ -303,7 +304,7 @@ def test_data_that_is_missing_or_read_once() -> None:
         baraquant.quantize_(model, CONFIG)
     with pytest.raises(ValueError, match="expected calibration data, but got no batch"):
         baraquant.quantize_(model, CONFIG, calibration=[])
-    with pytest.raises(ValueError, match="expected a model with a Linear.*but ReLU has none"):
+    with pytest.raises(ValueError, match=r"expected a model with a Linear, .* has none"):
         baraquant.quantize_(nn.ReLU(), CONFIG, calibration=batches())
     with pytest.raises(TypeError, match=r"the class AWQ; write AWQ\(\.\.\.\)"):
         baraquant.quantize_(model, AWQ, calibration=batches())
