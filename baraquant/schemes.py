@@ -222,20 +222,20 @@ class AWQ(Config):
     the minimum of ``mean|x|^alpha`` over the channels. The division of the input by ``s`` is folded
     into the preceding LayerNorm, RMSNorm or Linear, if nothing else reads that module's output, as
     for :class:`SmoothQuant`. Layers that read the same output share ``s``. ``alpha`` is the one
-    with the minimum squared error of their outputs, for inputs from the float model. It is 0, and
-    ``s = 1``, if nothing is better, so the error is never above that of ``config`` alone.
+    with the minimum squared error of their outputs, for inputs from the float model: 0, which
+    scales nothing, if no other is better than ``config`` alone.
 
-    Layers that are not linear, whose division nothing can absorb, that share their weight with
-    another module or that the data does not reach are quantized by ``config`` alone. The report
-    says so. The model runs once to find what can be folded, and once for each set of layers whose
-    ``X^T X``, ``[in_features, in_features]`` each in float32 (float64 for float64 layers), fit into
-    1 GiB. So the data has to be a list, a DataLoader or a function. Memory does not grow with it.
+    Layers that are not linear, whose division nothing can absorb, that share their weight or that
+    the data does not reach are quantized by ``config`` alone; the report says so. The model runs
+    once to find what can be folded, and once for each set of layers whose ``X^T X``,
+    ``[in_features, in_features]`` each in float32 (float64 for float64 layers), fit into 1 GiB. So
+    the data has to be a list, a DataLoader or a function. Memory does not grow with it.
 
     Attributes:
         config: How the layers are quantized: floating inputs, a scale per channel or group and no
-            rotation, such as :func:`W4A16`. Each alpha is tried with its ``scale_rule``.
-        steps: The number of steps of ``alpha`` from 0 to 1, at least 1. Of layers that share
-            ``s``, the largest counts.
+            rotation, such as :func:`W4A16`. Each alpha is tried with its ``scale_rule``: ``max``
+            is quicker, and better if few inputs are large, as ``search`` weighs them all alike.
+        steps: The number of steps of ``alpha`` from 0 to 1; the largest of layers that share ``s``.
 
     Example:
         >>> from torch import nn

@@ -156,8 +156,9 @@ def _scaled(layer: FakeQuantizedLinear, smooth: Tensor | None, divisor: Tensor |
         smooth: The factors of its input features, ``[in_features]``; None: none.
         divisor: The divisors of its outputs, ``[out_features]``; None: none.
     """
-    dtype = (smooth if divisor is None else divisor).dtype
-    weight, bias = layer.rows_of_weight().to(dtype), layer.bias
+    factors = smooth if divisor is None else divisor
+    assert factors is not None
+    weight, bias = layer.rows_of_weight().to(factors.dtype), layer.bias
     if smooth is not None:
         weight = weight * smooth.to(weight.device)
     if divisor is not None:

@@ -214,37 +214,30 @@ def test_it_goes_with_other_schemes() -> None:
 
 
 def test_the_runs_depend_on_the_memory_not_on_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    data, found, held = batches(), [], [0]
+    data, made = batches(), [0]  # matrices, made before each run
 
     class Counted(Inputs):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            held[-1] += 1
+            made[-1] += 1
 
+    def run(model: nn.Module) -> None:
+        made.append(0)
+        for batch in data:
+            model(batch)
+
+    at_once, found = seeded(Block), []
+    baraquant.quantize_(at_once, CONFIG, calibration=data)
     monkeypatch.setattr(layers, "Inputs", Counted)
-    for limit in (1 << 30, 2 * 16 * 16 * 4 + 16 * 16 * 4, 1):
-        runs, held = 0, [0]
+    for limit in (1 << 30, 3 * 16 * 16 * 4, 1):
+        made[:] = [0]
         monkeypatch.setattr(layers, "_BYTES", limit)
-
-        def run(model: nn.Module) -> None:
-            nonlocal runs
-            runs += 1
-            held.append(0)
-            for batch in data:
-                model(batch)
-
         model = seeded(Block)
         baraquant.quantize_(model, CONFIG, calibration=run)
-        found.append((runs, held[1:]))
-        assert_same(model, quantized_at_once())
+        found.append(made[1:])
+        assert_same(model, at_once)
     # query and key, then up, then down, which has four times as much.
-    assert found == [(2, [4, 0]), (3, [3, 1, 0]), (4, [2, 1, 1, 0])]
-
-
-def quantized_at_once() -> nn.Module:
-    model: nn.Module = seeded(Block)
-    baraquant.quantize_(model, CONFIG, calibration=batches())
-    return model
+    assert found == [[4, 0], [3, 1, 0], [2, 1, 1, 0]]
 
 
 def test_batches_that_are_not_finite_are_left_out() -> None:

@@ -141,8 +141,8 @@ def _search(
         assert matrix is not None
         try:
             check_finite(matrix)
-        except ValueError as error:
-            raise ValueError(f"{where}: {path}: {error}") from error
+        except ValueError as overflow:
+            raise ValueError(f"{where}: {path}: {overflow}") from overflow
         weights[path] = layers[path].prepared.rows_of_weight().to(dtype)
     device = weights[group.layers[0]].device
     sums = [one.absolute.to(device) for one in inputs.values() if one.absolute is not None]
