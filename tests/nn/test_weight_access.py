@@ -90,10 +90,9 @@ def test_weight_only_layers_compute_with_it(layer: str, scheme: str) -> None:
     with torch.no_grad():
         if layer == "embedding":
             wanted = F.embedding(x, child.weight)
-        elif layer == "conv1d":
-            wanted = F.conv1d(x, child.weight, child.bias)
-        elif layer == "conv2d":
-            wanted = F.conv2d(x, child.weight, child.bias, groups=2)
+        elif "conv" in layer:
+            groups = 2 if layer == "conv2d" else 1
+            wanted = getattr(F, layer)(x, child.weight, child.bias, groups=groups)
         else:
             wanted = F.linear(x, child.weight, child.bias)
         same = torch.allclose if "linear" in layer else torch.equal  # sums in another order
