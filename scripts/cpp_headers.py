@@ -27,6 +27,7 @@ FAMILIES = {
     "int4": "weights of four bits, and their products",
     "int8_mm": "products of integers",
     "scaled": "scaled quantization, transposes and random states, for a backward of integers",
+    "weight_only": "the product of a floating input and a weight of integers",
     "backward": "the gradients of the affine ops, for programs that call them by hand",
 }
 
@@ -37,6 +38,7 @@ PARAMETERS = {
     "int": "int64_t",
     "int?": "std::optional<int64_t>",
     "SymInt": "c10::SymInt",
+    "SymInt?": "std::optional<c10::SymInt>",
     "float": "double",
     "float?": "std::optional<double>",
     "bool": "bool",

@@ -24,6 +24,7 @@ _OF_INPUT = {
     "int4_linear": ("input", "input_scale", "input_zero_point"),
     "quantized_int4_linear": ("input",),
     "static_quantized_int4_linear": ("input",),
+    "weight_only_linear": ("input",),
     "qat_linear": ("input",),
     "int8_grouped_linear": (),
     "quantized_grouped_linear": (),

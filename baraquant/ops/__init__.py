@@ -27,6 +27,7 @@ and in TorchScript. :mod:`baraquant.reference` computes the same in plain PyTorc
 ``int4_linear``                             ``int8_linear`` with a packed weight
 ``quantized_int4_linear``                   ``quantized_linear`` with one
 ``static_quantized_int4_linear``            ``static_quantized_linear`` with one
+``weight_only_linear``                      a floating input by a weight of integers
 ``scaled_quantize_per_token``               rows of ``x * f`` quantized, stochastically if wanted
 ``scaled_quantize_transposed``              columns of ``x * f`` quantized and transposed
 ``transpose_int8``                          the transpose of an int8 matrix
@@ -109,6 +110,7 @@ from .scaled import (
     scaled_quantize_transposed,
     transpose_int8,
 )
+from .weight_only import weight_only_linear
 
 __all__ = [
     "choose_int4_qparams",
@@ -166,4 +168,5 @@ __all__ = [
     "static_quantized_int4_linear",
     "static_quantized_linear",
     "transpose_int8",
+    "weight_only_linear",
 ]

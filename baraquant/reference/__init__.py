@@ -129,6 +129,7 @@ from .scaled import (
     transpose_int8,
     uniform_numbers,
 )
+from .weight_only import weight_only_linear
 
 __all__ = [
     "Segments",
@@ -216,4 +217,5 @@ __all__ = [
     "sums_of_products",
     "transpose_int8",
     "uniform_numbers",
+    "weight_only_linear",
 ]

@@ -20,3 +20,4 @@
 #include "ops/int8_mm.h"
 #include "ops/range.h"
 #include "ops/scaled.h"
+#include "ops/weight_only.h"
