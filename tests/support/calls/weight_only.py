@@ -39,7 +39,7 @@ class WeightOnlyCall:
 
     @property
     def function(self) -> Callable[..., Any]:
-        return torch.ops.baraquant.weight_only_linear
+        return ops.weight_only_linear
 
     def tensors(
         self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, device: str = "cpu"

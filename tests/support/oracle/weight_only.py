@@ -87,8 +87,9 @@ def linear(x: Tensor, weight: np.ndarray, bias: Tensor | None = None) -> Expecte
 def _step(value: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     """The distance of the dtype's numbers at a magnitude."""
     info = torch.finfo(dtype)
-    exponent = np.frexp(np.maximum(np.abs(value), info.smallest_normal))[1]
-    return np.ldexp(np.ones_like(value), exponent - 1) * info.eps
+    size = np.minimum(np.abs(value), info.max).astype(np.float64)
+    exponent = np.frexp(np.maximum(size, info.smallest_normal))[1]
+    return np.ldexp(np.full(size.shape, info.eps), exponent - 1)
 
 
 def assert_close(actual: Tensor, expected: Expected, note: str = "") -> None:
