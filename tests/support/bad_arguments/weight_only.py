@@ -127,7 +127,9 @@ def wrong_shapes() -> Iterator[Bad]:
     for shape in ((), (N,), (1, N, K), (N, K, 1)):
         words = r"to have 2 dimensions \[N, K\].* got .*" + re.escape(str(list(shape)))
         yield Bad("weight", f"{shape}", of_shape("weight", shape), ValueError, words)
-    yield Bad("input", "()", of_shape("input", ()), ValueError, "to have at least 1 dimension.* got")
+    yield Bad(
+        "input", "()", of_shape("input", ()), ValueError, "to have at least 1 dimension.* got"
+    )
     for shape in ((T, K + 1), (K, T), (T, 1), (1,), (T, 0), (T, K, 1)):
         words = rf"to have shape \[\.\.\., {K}\] \(weight\.size\(1\) last\).* got "
         words += re.escape(str(list(shape)))
