@@ -37,6 +37,7 @@ from baraquant.configs import QuantConfig, TensorConfig  # noqa: E402
 from baraquant.granularity import PerChannel, PerGroup, PerTensor, PerToken  # noqa: E402
 from baraquant.planning import can_implement, plan  # noqa: E402
 from baraquant.schemes import (  # noqa: E402
+    AWQ,
     GPTQ,
     W4A8,
     W4A16,
@@ -68,6 +69,7 @@ _HOMES = {
 __version__ = _build_info()["version"]
 
 __all__ = [
+    "AWQ",
     "GPTQ",
     "W4A8",
     "W4A16",

@@ -73,9 +73,9 @@ class Config:
 
 def _kinds() -> dict[str, type[Config]]:
     from .configs import QuantConfig, TensorConfig
-    from .schemes import GPTQ, SmoothQuant
+    from .schemes import AFTER_TRAINING
 
-    kinds: list[type[Config]] = [TensorConfig, QuantConfig, SmoothQuant, GPTQ]
+    kinds: list[type[Config]] = [TensorConfig, QuantConfig, *AFTER_TRAINING]
     return {kind.scheme: kind for kind in kinds}
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The common schemes, SmoothQuant and GPTQ.
+"""The common schemes, SmoothQuant, AWQ and GPTQ.
 
 :func:`baraquant.quantize_` takes all of them, and :func:`baraquant.qat.prepare_` all but
-:class:`SmoothQuant` and :class:`GPTQ`. Both take a dictionary from layers to schemes too. Nothing
-here needs torch.
+:class:`SmoothQuant`, :class:`AWQ` and :class:`GPTQ`. Both take a dictionary from layers to schemes
+too. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from ._fields import check_bools
+from ._fields import check_bools, check_int
 from .configs import Config, QuantConfig, TensorConfig
 
 
@@ -214,6 +214,72 @@ class SmoothQuant(Config):
 
 
 @dataclass(frozen=True)
+class AWQ(Config):
+    """Weights scaled so that those of large inputs keep more precision (Lin et al. 2024, "AWQ").
+
+    The layers are those of ``config``, and as fast. Before they are quantized, the weights of each
+    input channel are multiplied by ``s = mean|x|^alpha / sqrt(max * min)``, with the maximum and
+    the minimum of ``mean|x|^alpha`` over the channels. The division of the input by ``s`` is folded
+    into the preceding LayerNorm, RMSNorm or Linear, if nothing else reads that module's output, as
+    for :class:`SmoothQuant`. Layers that read the same output share ``s``. ``alpha`` is the one
+    with the minimum squared error of their outputs, for inputs from the float model: 0, which
+    scales nothing, if no other is better than ``config`` alone.
+
+    Layers that are not linear, whose division nothing can absorb, that share their weight or that
+    the data does not reach are quantized by ``config`` alone; the report says so. The model runs
+    once to find what can be folded, and once for each set of layers whose ``X^T X``,
+    ``[in_features, in_features]`` each in float32 (float64 for float64 layers), fit into 1 GiB. So
+    the data has to be a list, a DataLoader or a function. Memory does not grow with it.
+
+    Attributes:
+        config: How the layers are quantized: floating inputs, a scale per channel or group and no
+            rotation, such as :func:`W4A16`. Each alpha is tried with its ``scale_rule``: ``max``
+            is quicker, and better if few inputs are large, as ``search`` weighs them all alike.
+        steps: The number of steps of ``alpha`` from 0 to 1; the largest of layers that share ``s``.
+
+    Example:
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 32))
+        >>> _ = nn.init.uniform_(model[0].weight, 0, 20)
+        >>> batches, scheme = [torch.randn(64, 64)], baraquant.AWQ(baraquant.W4A16(32))
+        >>> report = baraquant.quantize_(model, scheme, calibration=batches)
+        >>> report.changed["1"].startswith("WeightOnlyLinear, AWQ, alpha 0.")
+        True
+    """
+
+    scheme: ClassVar[str] = "awq"
+
+    config: QuantConfig
+    steps: int = 20
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        _check_config("AWQ", self.config)
+        if self.config.activation is not None:
+            raise ValueError(
+                f"AWQ: expected config to have floating inputs, as W4A16() has, but got "
+                f"{self.config}; for quantized inputs use SmoothQuant()"
+            )
+        if self.config.rotate is not None:
+            raise ValueError(
+                f"AWQ: expected config without rotate, but got rotate={self.config.rotate}: a "
+                "rotation mixes the channels that AWQ scales; use one of the two"
+            )
+        if self.config.weight.granularity == "per_tensor":
+            raise ValueError(
+                "AWQ: expected weights with a scale per_channel or per_group, but got per_tensor: "
+                "one scale cannot follow the outputs that are divided for the layers after them"
+            )
+        check_int(self, "steps")
+        if self.steps < 1:
+            raise ValueError(f"AWQ: expected steps >= 1, but got {self.steps}")
+
+    def __str__(self) -> str:
+        """Return a short description."""
+        return f"AWQ({self.config}, steps={self.steps})"
+
+
+@dataclass(frozen=True)
 class GPTQ(Config):
     """Weights rounded so that their errors cancel on typical inputs (Frantar et al. 2023, "GPTQ").
 
@@ -264,11 +330,7 @@ class GPTQ(Config):
 
     def __post_init__(self) -> None:
         """Check every field."""
-        if not isinstance(self.config, QuantConfig):
-            raise TypeError(
-                "GPTQ: expected config to be a QuantConfig, for example W4A16(), but got "
-                f"{what_it_is(self.config)}"
-            )
+        _check_config("GPTQ", self.config)
         if isinstance(self.damping, bool) or not isinstance(self.damping, (int, float)):
             raise TypeError(
                 f"GPTQ: expected damping to be a number, but got {type(self.damping).__name__}"
@@ -283,12 +345,16 @@ class GPTQ(Config):
         return f"GPTQ({self.config}, damping={self.damping}{order})"
 
 
+# What quantize_ takes, and training does not: each needs calibration.
+AFTER_TRAINING: tuple[type[Config], ...] = (SmoothQuant, AWQ, GPTQ)
+
+
 def quant_config(config: Any) -> QuantConfig:
     """Return a configuration that layers can be prepared with; raise an error for other values.
 
     Raises:
         TypeError: The value is not a configuration.
-        ValueError: :class:`SmoothQuant` or :class:`GPTQ`, which training cannot follow.
+        ValueError: One of :data:`AFTER_TRAINING`.
     """
     if isinstance(config, QuantConfig):
         return config
@@ -297,11 +363,11 @@ def quant_config(config: Any) -> QuantConfig:
             "SmoothQuant: expected a scheme that training can follow; SmoothQuant needs "
             "calibration: use baraquant.quantize_, or train with W8A8() or W8A8Static()"
         )
-    if isinstance(config, GPTQ):
+    if isinstance(config, (AWQ, GPTQ)):
+        name = type(config).__name__
         raise ValueError(
-            "GPTQ: expected a scheme that training can follow; GPTQ needs calibration, and "
-            "training would undo its rounding: use baraquant.quantize_, or train with its config, "
-            f"{config.config}"
+            f"{name}: expected a scheme that training can follow; {name} needs calibration after "
+            f"training: use baraquant.quantize_, or train with its config, {config.config}"
         )
     raise TypeError(f"expected config to be a QuantConfig, but got {what_it_is(config)}")
 
@@ -317,6 +383,14 @@ def what_it_is(config: Any) -> str:
         return f"the class {config.__name__}"
     arguments = "..." if config is not SmoothQuant else ""
     return f"the class {config.__name__}; write {config.__name__}({arguments})"
+
+
+def _check_config(name: str, config: Any) -> None:
+    if not isinstance(config, QuantConfig):
+        raise TypeError(
+            f"{name}: expected config to be a QuantConfig, for example W4A16(), but got "
+            f"{what_it_is(config)}"
+        )
 
 
 def _check_symmetric(name: str, symmetric: bool) -> None:

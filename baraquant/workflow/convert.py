@@ -124,19 +124,20 @@ class Converter:
     def integers(self, module: QuantizesWeight) -> Integers | Int4Integers:
         """Return a prepared layer's weight as integers, once for tied weights."""
         if rotate_of(module) > 0:  # it is no tied weight: do not keep the layer
-            return _integers(module)
+            return integers_of(module)
         config = module.config.weight
         is_own = config.dynamic and module.weight_fake_quant.is_dynamic
         quantizer = None if is_own else id(module.weight_fake_quant)
         dtype = module.config.scale_dtype
         key = id(module.float_weight()), module.transposed_groups, quantizer, config, dtype
         if key not in self._shared:
-            self._shared[key] = _integers(module)
+            self._shared[key] = integers_of(module)
             self._kept.append(module)
         return self._shared[key]
 
 
-def _integers(module: QuantizesWeight) -> Integers | Int4Integers:
+def integers_of(module: QuantizesWeight) -> Integers | Int4Integers:
+    """Return a prepared layer's weight as integers."""
     config = module.config
     if config.weight.group_factors:
         packed = Int4Integers(*module.weight_fake_quant.pack(module.rows_of_weight()))

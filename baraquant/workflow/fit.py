@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
+from ..configs import QuantConfig
 from ..nn import FakeQuantize, FakeQuantizeInt4
 from ..nn.training._range import qparams_of_range
 
@@ -17,6 +18,11 @@ FACTORS = [1.0 - step / 50 for step in range(26)]
 
 # The number of elements at a time, so that the temporaries stay small.
 _CHUNK = 1 << 22
+
+
+def searches_scales(config: QuantConfig) -> bool:
+    """Return whether the scales of weights come from :func:`fit`."""
+    return config.scale_rule == "search" and config.weight.bits < 8
 
 
 def fit(

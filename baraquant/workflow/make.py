@@ -13,8 +13,9 @@ from ..nn import FakeQuantize, FakeQuantizedLinear, FakeQuantizeInt4
 from ..nn._rotation import rotate_of
 from ..nn._subclassed import with_forward_of
 from ..nn.training._quantizers import Int4Integers, Integers
-from .convert import Converter
-from .fit import fit
+from ..schemes import AWQ
+from .convert import Converter, integers_of
+from .fit import fit, searches_scales
 from .layers import weights_of
 from .linear_forms import linear_form
 from .replace import take_over
@@ -91,12 +92,15 @@ class Maker:
             integers: Its weight, quantized. None: rounded to nearest here.
         """
         smoothing = self._plan.get(path)
+        divisor = self._divisors.get(path)
+        if smoothing is not None and not isinstance(one.config, AWQ):
+            return self._smoothed(one, smoothing, divisor)
         if smoothing is not None:
-            return self._smoothed(one, smoothing, self._divisors.get(path))
+            integers = _scaled_integers(one.prepared, smoothing.smooth, divisor)
         prepared, weight = self.ready(path, one), one.prepared.config.weight
         if integers is not None:
             return self._converter.convert(prepared, integers)
-        if weight.bits < 8 and one.scheme.scale_rule == "search":
+        if searches_scales(one.prepared.config):
             for name, rows in prepared.weight_rows().items():
                 if rotate_of(prepared) > 0:  # no tied weight: the rotated copy is not kept
                     setattr(prepared, name, fit(rows, getattr(prepared, name)))
@@ -130,6 +134,19 @@ class Maker:
         return new
 
 
+def _scaled_integers(
+    layer: FakeQuantizedLinear, smooth: Tensor | None, divisor: Tensor | None
+) -> Integers | Int4Integers:
+    """Return the integers of a scaled weight, which no other module shares.
+
+    The arguments are those of :func:`_scaled`.
+    """
+    scaled = FakeQuantizedLinear.from_float(_scaled(layer, smooth, divisor), layer.config)
+    if searches_scales(layer.config):
+        scaled.weight_fake_quant = fit(scaled.rows_of_weight(), scaled.weight_fake_quant)
+    return integers_of(scaled)
+
+
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def _scaled(layer: FakeQuantizedLinear, smooth: Tensor | None, divisor: Tensor | None) -> nn.Linear:
     """Return a linear layer in the precision of the factors.
@@ -139,10 +156,13 @@ def _scaled(layer: FakeQuantizedLinear, smooth: Tensor | None, divisor: Tensor |
         smooth: The factors of its input features, ``[in_features]``; None: none.
         divisor: The divisors of its outputs, ``[out_features]``; None: none.
     """
-    weight, bias = layer.rows_of_weight().to(smooth if divisor is None else divisor), layer.bias
+    factors = smooth if divisor is None else divisor
+    assert factors is not None
+    weight, bias = layer.rows_of_weight().to(factors.dtype), layer.bias
     if smooth is not None:
-        weight = weight * smooth
+        weight = weight * smooth.to(weight.device)
     if divisor is not None:
+        divisor = divisor.to(weight.device)
         weight = weight / divisor[:, None]
         bias = None if bias is None else (bias / divisor).to(bias.dtype)
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")

@@ -15,18 +15,19 @@ from torch import nn
 
 from ..configs import Config, QuantConfig
 from ..nn import FakeQuantizedLinear, QuantizesWeight
-from ..schemes import GPTQ, SmoothQuant
-from .calibration.run import UNREACHED, Calibration
+from ..schemes import AFTER_TRAINING, AWQ, GPTQ, SmoothQuant
+from .awq.layers import find_scalings
+from .calibration.run import UNREACHED, Calibration, check_repeatable
 from .calibration.static import observe_inputs
 from .convert import about_input
-from .gptq.layers import check_repeatable, layers_for_gptq, quantize_layers
+from .gptq.layers import SEVERAL_TIMES, quantize_layers
 from .layers import Layer, weights_of
 from .make import Maker, fixed_input, make
 from .replace import FilterFn, swap
 from .report import Report
 from .rotation import about_rotation
 from .rules import Rule, Rules
-from .select import Chosen, Selector, filter_of, nothing_to, scheme_of
+from .select import Chosen, Selector, filter_of, nothing_to, own_linear_layers, scheme_of
 from .smoothquant.producers import fold, parameter_owners
 from .smoothquant.smoothing import Smoothing, find_smoothings
 from .unpack import unpacked
@@ -61,6 +62,9 @@ def quantize_(
     shows this. Otherwise the division becomes part of the quantization of the input. The preceding
     layer may also be one that ``filter_fn`` keeps floating: its weights then change.
 
+    :class:`~baraquant.AWQ` folds factors in the same way, but for the sake of the weights: inputs
+    stay floating, and a layer whose division nothing can absorb is not scaled.
+
     With :class:`~baraquant.GPTQ` the weights of linear layers are rounded so that the errors of the
     output cancel. The model then runs often: see there.
 
@@ -71,15 +75,15 @@ def quantize_(
     Args:
         model: The model; its root has to contain the layers.
         config: A :class:`baraquant.QuantConfig`, for example :func:`baraquant.W8A8` or
-            :func:`baraquant.W4A16`, or :class:`baraquant.SmoothQuant` or :class:`baraquant.GPTQ`.
-            Or a dictionary from path patterns (``"encoder.*"``, by :mod:`fnmatch`) or types
-            (``nn.Embedding``) to configurations: the first match counts, and None leaves a layer
-            floating.
+            :func:`baraquant.W4A16`, or :class:`baraquant.SmoothQuant`, :class:`baraquant.AWQ` or
+            :class:`baraquant.GPTQ`. Or a dictionary from path patterns (``"encoder.*"``, by
+            :mod:`fnmatch`) or types (``nn.Embedding``) to configurations: the first match counts,
+            and None leaves a layer floating.
         calibration: Typical inputs, for schemes with static inputs, for
-            :class:`~baraquant.SmoothQuant` and for :class:`~baraquant.GPTQ`; other schemes ignore
-            it. Either an iterable of batches
-            (a tuple is passed as ``model(*batch)``, a mapping as ``model(**batch)``, anything else
-            as ``model(batch)``), or a function that is called with the model and runs it, for
+            :class:`~baraquant.SmoothQuant`, :class:`~baraquant.AWQ` and :class:`~baraquant.GPTQ`;
+            other schemes ignore it. Either an iterable of batches (a tuple is passed as
+            ``model(*batch)``, a mapping as ``model(**batch)``, anything else as ``model(batch)``),
+            or a function that is called with the model and runs it, for
             example ``lambda model: [model(x) for x, _ in loader]`` if batches also hold labels. The
             model runs in evaluation mode. The memory does not grow with the data.
         filter_fn: ``filter_fn(module, name)`` says whether to quantize a layer; None quantizes all.
@@ -121,10 +125,12 @@ def quantize_(
         chosen, report = selector.choose(model, filter_of(chosen_by, parts), parts)
         if not chosen:
             raise ValueError(f"{_CALLER}: {nothing_to('quantize', model, report)}")
-        for_gptq = layers_for_gptq(model, chosen)
+        for_gptq = own_linear_layers(model, chosen, GPTQ, "rounded to nearest")
         if for_gptq:
-            check_repeatable(calibration, _CALLER)
+            check_repeatable(calibration, SEVERAL_TIMES, _CALLER)
         plan = _smoothings(model, chosen, calibration, progress)
+        for_awq = own_linear_layers(model, chosen, AWQ, "not scaled")
+        plan |= find_scalings(model, for_awq, calibration, progress=progress, where=_CALLER)
         static = {path: one for path, one in chosen.items() if path not in plan}
         calibrate_inputs(model, static, calibration, progress)
         maker = Maker(plan)
@@ -139,6 +145,7 @@ def quantize_(
             [
                 type(new).__name__,
                 about_rotation(new),
+                ", AWQ" if path in plan and path in for_awq else "",
                 _about(plan.get(path)),
                 ", GPTQ" if path in by_gptq else "",
                 about_input(chosen[path].prepared),
@@ -166,7 +173,7 @@ def after_training(config: QuantConfig, layer: Layer) -> QuantConfig:
 
 def what_needs_calibration(config: Config) -> str | None:
     """Return what in a configuration needs calibration data; None if nothing does."""
-    if isinstance(config, (SmoothQuant, GPTQ)):
+    if isinstance(config, AFTER_TRAINING):
         return type(config).__name__
     return "a static input" if scheme_of(config).is_static else None
 
@@ -209,7 +216,6 @@ def _smoothings(
                 model,
                 config,
                 calibration,
-                linears,
                 {path: chosen[path].prepared.rows_of_weight() for path in linears},
                 fixed=tied,
                 progress=progress,

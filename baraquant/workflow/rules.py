@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from ..configs import Config, QuantConfig
-from ..schemes import GPTQ, SmoothQuant, quant_config
+from ..schemes import AFTER_TRAINING, quant_config
 from .report import FLOATING, UNMATCHED
 
 Rule: TypeAlias = str | type[nn.Module]
@@ -28,7 +28,7 @@ class Rules:
     Args:
         config: A configuration, or a dictionary from patterns and types to configurations.
         caller: The public function, for the messages.
-        trains: Whether training follows, which :class:`SmoothQuant` and
+        trains: Whether training follows, which :class:`SmoothQuant`, :class:`AWQ` and
             :class:`GPTQ` do not support.
 
     Raises:
@@ -58,7 +58,7 @@ class Rules:
             if value is None and not self._is_one:
                 continue
             try:
-                if trains or not isinstance(value, (SmoothQuant, GPTQ)):
+                if trains or not isinstance(value, AFTER_TRAINING):
                     quant_config(value)
             except (TypeError, ValueError) as error:
                 raise type(error)(f"{caller}: {where}{error}") from None

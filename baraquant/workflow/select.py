@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -12,12 +12,13 @@ from ..configs import Config, QuantConfig, TensorConfig
 from ..nn._rotation import rotate_of
 from ..nn._subclassed import with_forward_of
 from ..nn.training._quantizers import QuantizesWeight
-from ..schemes import GPTQ, SmoothQuant
+from ..schemes import AWQ, GPTQ, SmoothQuant
 from .layers import Layer, is_converted, is_prepared, layer_of, unknown_weights, weights_of
 from .replace import Decision, FilterFn, Swap, choose_swaps, paths_of, take_over
 from .report import FILTERED, Report
 from .rotation import ROTATED, not_rotated
 from .rules import Rules
+from .smoothquant.producers import parameter_owners
 from .unpack import Unpacked, is_packed, why_not_unpacked
 
 
@@ -50,10 +51,37 @@ def scheme_of(config: Config) -> QuantConfig:
     scheme: Config = config
     if isinstance(config, SmoothQuant):
         scheme = config.activation
-    elif isinstance(config, GPTQ):
+    elif isinstance(config, (AWQ, GPTQ)):
         scheme = config.config
     assert isinstance(scheme, QuantConfig)
     return scheme
+
+
+def own_linear_layers(
+    model: nn.Module, chosen: Mapping[str, Chosen], kind: type[Config], instead: str
+) -> dict[str, Chosen]:
+    """Return the linear layers of a kind of scheme that share their weight with no other module.
+
+    The other layers of that scheme get a remark.
+
+    Args:
+        model: The float model.
+        chosen: All layers to quantize, by path.
+        kind: :class:`GPTQ` or :class:`AWQ`.
+        instead: What is done to the others, for the remark: ``"rounded to nearest"``.
+    """
+    owners = parameter_owners(model)
+    found: dict[str, Chosen] = {}
+    for path, one in chosen.items():
+        if not isinstance(one.config, kind):
+            continue
+        if one.layer.training not in ROTATED:
+            one.remark += f"; {instead}, as {kind.__name__} is for linear layers"
+        elif owners[id(one.module.weight)] > 1:
+            one.remark += f"; {instead}, as other modules share its weight"
+        else:
+            found[path] = one
+    return found
 
 
 def is_candidate(module: nn.Module) -> bool:

@@ -88,7 +88,11 @@ WeightOnlyLinearImpl::WeightOnlyLinearImpl(const DequantizedOptions& options)
     : DequantizedLayer("WeightOnlyLinear", options, 2) {}
 
 torch::Tensor WeightOnlyLinearImpl::forward(const torch::Tensor& input) {
-  return float_linear(rounded_input(rotated(input)), dequantized(input.scalar_type()), bias);
+  const auto own_bias = bias.defined() ? bias.to(input.scalar_type()) : bias;
+  return weight_only_linear(
+      rounded_input(rotated(input)), qweight, weight_scale, maybe(own_bias),
+      maybe(weight_zero_point),
+      group_size() ? std::optional<c10::SymInt>(*group_size()) : std::nullopt);
 }
 
 std::shared_ptr<torch::nn::Module> WeightOnlyLinearImpl::clone(

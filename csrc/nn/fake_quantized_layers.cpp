@@ -101,7 +101,11 @@ torch::Tensor FakeQuantizedLinearImpl::forward(const torch::Tensor& given) {
     const bool is_autocast = at::autocast::is_autocast_enabled(input.device().type());
     if (is_training() ? is_on : !is_autocast) return whole(input);
   }
-  return is_integer() && !is_training() ? integer_output(input) : float_output(input);
+  if (is_training()) return float_output(input);
+  const auto output = is_integer() ? integer_output(input) : weight_only_output(input);
+  const bool trains = input.requires_grad() || weight.requires_grad();
+  if (!torch::GradMode::is_enabled() || !trains) return output;
+  return straight_through(output, float_output(input));
 }
 
 torch::Tensor FakeQuantizedLinearImpl::whole(const torch::Tensor& input) {
@@ -122,12 +126,22 @@ torch::Tensor FakeQuantizedLinearImpl::integer_output(const torch::Tensor& input
   const auto [integers, scale, zero_point] = input_fake_quant->quantize(input.detach());
   const auto [qweight, weight_scale, zeros] = quantized_weight();
   const bool symmetric = config().activation()->symmetric();
-  auto output = int8_linear(
-      integers, qweight, scale, weight_scale, bias.defined() ? maybe(bias.detach()) : std::nullopt,
-      symmetric ? std::nullopt : std::optional(zero_point), std::nullopt, input.scalar_type());
-  const bool trains = input.requires_grad() || weight.requires_grad();
-  if (!torch::GradMode::is_enabled() || !trains) return output;
-  return straight_through(output, float_output(input));
+  return int8_linear(integers, qweight, scale, weight_scale, constant_bias(),
+                     symmetric ? std::nullopt : std::optional(zero_point), std::nullopt,
+                     input.scalar_type());
+}
+
+torch::Tensor FakeQuantizedLinearImpl::weight_only_output(const torch::Tensor& input) {
+  const auto rows = rounded_input(input.detach());
+  const auto [qweight, scale, zeros] = quantized_weight();
+  const auto& how = config().weight();
+  const auto size = how.group_factors() ? std::nullopt : how.group_size();
+  return weight_only_linear(rows, qweight, scale, constant_bias(), zeros,
+                            size ? std::optional<c10::SymInt>(*size) : std::nullopt);
+}
+
+std::optional<torch::Tensor> FakeQuantizedLinearImpl::constant_bias() const {
+  return bias.defined() ? maybe(bias.detach()) : std::nullopt;
 }
 
 std::shared_ptr<torch::nn::Module> FakeQuantizedLinearImpl::clone(

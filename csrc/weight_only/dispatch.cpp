@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // weight_only_linear: below autograd for CPU, CUDA and Meta, its gradient, and autocast.
+#include <ATen/FuncTorchTLS.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -175,6 +177,24 @@ class Linear : public Function<Linear> {
   }
 };
 
+// Whether a transform of torch.func is at work. NB: PyTorch offers no other question than this one.
+bool is_transformed() {
+  const auto& state = at::functorch::functorchTLSAccessor();
+  if (!state) return false;
+  try {
+    state->checkSupportsCppAutogradFunction();
+  } catch (const c10::Error&) {
+    return true;
+  }
+  return false;
+}
+
+// A Function has no forward-mode derivative, and PyTorch takes none under torch.func. There the op
+// consists of PyTorch's own.
+bool needs_composite(const at::Tensor& input, const OptionalTensor& bias) {
+  return is_transformed() || int8_mm::has_tangent(input) || (bias && int8_mm::has_tangent(*bias));
+}
+
 at::Tensor linear_autograd(c10::DispatchKeySet keys, const at::Tensor& input,
                            const at::Tensor& weight, const at::Tensor& weight_scale,
                            const OptionalTensor& bias, const OptionalTensor& weight_zero_point,
@@ -182,7 +202,11 @@ at::Tensor linear_autograd(c10::DispatchKeySet keys, const at::Tensor& input,
   const Weight given{weight, weight_scale, weight_zero_point, group_size};
   check_all_dispatchable(input, given, bias);
   int8_mm::check_scale("baraquant::weight_only_linear", "weight_scale", weight_scale);
-  if (int8_mm::is_recorded(input) || (bias && int8_mm::is_recorded(*bias))) {
+  if (needs_composite(input, bias)) {
+    check_linear(input, given, bias);
+    return at::linear(input, dequantized(given, input.scalar_type()), bias);
+  }
+  if (int8_mm::requires_grad(input) || (bias && int8_mm::requires_grad(*bias))) {
     return Linear::apply(input, bias, given);
   }
   static const CoreOp<decltype(weight_only_linear)> op("baraquant::weight_only_linear");

@@ -30,6 +30,7 @@ ARGUMENTS: list[tuple[tuple[Any, ...], type[Exception], str]] = [
     ((baraquant.W8A8Static(),), ValueError, "a static input.*baraquant.quantize_"),
     (({"*": baraquant.W8A8Static()},), ValueError, "calibration"),
     ((baraquant.SmoothQuant(),), ValueError, "SmoothQuant.*calibration="),
+    ((baraquant.AWQ(baraquant.W4A16()),), ValueError, "but got AWQ.*calibration="),
     ((baraquant.GPTQ(baraquant.W4A16()),), ValueError, "but got GPTQ.*calibration="),
     ((baraquant.W8A8(), "lm_head"), TypeError, "list of names.*but got str"),
     ((baraquant.W8A8(), [3]), TypeError, "modules_to_not_convert.*3"),

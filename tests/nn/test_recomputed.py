@@ -65,11 +65,17 @@ def kept(layer: nn.Module, input: Tensor) -> int:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_gradients_are_those_of_the_float_layer(name: str, scheme: str, dtype: torch.dtype) -> None:
     layer, x = layer_and_input(name, scheme, dtype)
-    grads = []
+    outputs, grads = [], []
     for module in (layer, floating(layer, name)):
         y = module(x)
-        grads.append([y.detach(), *torch.autograd.grad(y.square().sum(), x)])
-    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+        outputs.append(y.detach())
+        dy = 2 * outputs[0]  # of the sum of squares; the same for both
+        grads.append(torch.autograd.grad(y, x, dy)[0])
+    assert torch.equal(*grads)
+    if name == "linear":  # whose sums have an order of their own
+        torch.testing.assert_close(*outputs)
+    else:
+        assert torch.equal(*outputs)
 
 
 @every_layer
@@ -106,17 +112,33 @@ def test_second_derivatives_and_checkpoints(name: str) -> None:
         assert torch.equal(x.grad, wanted)
     got = torch.func.grad(lambda t: layer(t).square().sum())(x.detach())
     assert torch.equal(got, wanted)
+    _, tangent = torch.func.jvp(layer, (x.detach(),), (x.detach(),))
+    with torch.no_grad():
+        torch.testing.assert_close(tangent, layer(x) - layer(torch.zeros_like(x)))
 
 
 def test_integers_that_change_before_the_backward_pass_are_noticed() -> None:
-    layer, x = layer_and_input("linear")
+    layer, x = layer_and_input("conv")
     output = layer(x)
     layer.qweight.add_(1)
-    with pytest.raises(RuntimeError, match="WeightOnlyLinear: expected the same integers in the"):
+    with pytest.raises(RuntimeError, match="QuantizedConv2d: expected the same integers in the"):
         output.sum().backward()
     output = layer(x)
     layer.qweight = layer.qweight.clone()
     with pytest.raises(RuntimeError, match="changed or moved in between; run the forward pass"):
+        output.sum().backward()
+
+
+def test_a_linear_layer_keeps_its_integers() -> None:
+    """Autograd notices a change itself, and a new tensor in their place changes nothing."""
+    layer, x = layer_and_input("linear")
+    (wanted,) = torch.autograd.grad(layer(x).sum(), x)
+    output = layer(x)
+    layer.qweight = layer.qweight.clone().zero_()
+    assert torch.equal(torch.autograd.grad(output.sum(), x)[0], wanted)
+    output = layer(x)
+    layer.qweight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         output.sum().backward()
 
 
@@ -126,7 +148,7 @@ def test_the_graph_keeps_no_weight_alive() -> None:
     import gc
     import weakref
 
-    layer, x = layer_and_input("linear")
+    layer, x = layer_and_input("conv")
     dequantize, seen = layer._dequantized, []
 
     def watched(dtype: torch.dtype) -> Tensor:

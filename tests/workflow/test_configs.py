@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 
 from baraquant import (
+    AWQ,
     GPTQ,
     W4A8,
     W4A16,
@@ -63,6 +64,7 @@ ALL = [
     W8A8Static(conv_inputs=False),
     SmoothQuant("search", W8A8Static("mse", False, scale_dtype="bfloat16", conv_inputs=True)),
     SmoothQuant(activation=W8A8(scale_dtype="float16")),
+    AWQ(W4A16(32, scale_dtype="bfloat16"), 7),
     GPTQ(W4A16(32, scale_dtype="bfloat16")),
     GPTQ(W8A8Static("mse"), 1, act_order=True),
     *(W8A8(s, backward="int8", rounding=r) for s in (True, False) for r in configs.ROUNDINGS),

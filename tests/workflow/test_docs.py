@@ -32,6 +32,7 @@ def test_functions() -> None:
     run_examples(configs.TensorConfig, "TensorConfig")
     run_examples(configs.QuantConfig, "QuantConfig")
     run_examples(baraquant.quantize_, "quantize_")
+    run_examples(baraquant.AWQ, "AWQ")
     run_examples(baraquant.GPTQ, "GPTQ")
 
 

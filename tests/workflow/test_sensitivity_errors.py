@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import baraquant
-from baraquant import GPTQ, W4A16, W8A8, SmoothQuant, W8A8Static
+from baraquant import AWQ, GPTQ, W4A16, W8A8, SmoothQuant, W8A8Static
 from tests.support.models.outlier_models import Block, batches, seeded, unchanged
 
 TWO = {"W4": W4A16(16), "W8": W8A8()}
@@ -24,6 +24,7 @@ TWO = {"W4": W4A16(16), "W8": W8A8()}
         ({"configs": [W8A8(), None]}, TypeError, "to hold QuantConfig, but got NoneType"),
         ({"configs": [W8A8(), W8A8()]}, ValueError, "expected different configurations"),
         ({"configs": [SmoothQuant()]}, ValueError, "a calibration of its own .* for the whole"),
+        ({"configs": [AWQ(W4A16())]}, ValueError, "changes the layers before: measure weight="),
         ({"configs": [GPTQ(W4A16())]}, ValueError, "follows the layers before"),
         ({"configs": {"float": W8A8()}}, ValueError, "'float', which stands for a layer as it is"),
         ({"configs": {"": W8A8()}}, ValueError, "expected the name of a configuration, but got ''"),

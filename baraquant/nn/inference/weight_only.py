@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._product import linear
-from .._recomputed import product_of_integers
+from ... import ops
 from .._rotation import check_block
 from ..training.fake_quantize import FakeQuantize
 from . import _arguments
@@ -21,7 +20,8 @@ class WeightOnlyLinear(Dequantizes, LaysOutWeight):
     It serves the cases that an integer product cannot compute: weights with a scale for each group,
     weights with zero points, and inputs that stay floating.
     ``y = linear(input_fake_quant(x), w, bias)`` where ``w`` is the dequantized weight in the dtype
-    of the input. The gradient is that of the prepared layer.
+    of the input: :func:`baraquant.ops.weight_only_linear`. The gradient is that of the prepared
+    layer.
 
     Args:
         qweight: int8 ``[out_features, in_features]``.
@@ -91,12 +91,17 @@ class WeightOnlyLinear(Dequantizes, LaysOutWeight):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
-        rows = self.input_fake_quant(self._rotated(input))
-        if torch.jit.is_scripting():
-            output = linear(rows, self._dequantized(input.dtype), self.bias)
-        else:
-            output = product_of_integers(self, rows, linear)
-        return output
+        bias = self.bias
+        if bias is not None and bias.dtype != input.dtype:
+            bias = bias.to(input.dtype)
+        return ops.weight_only_linear(
+            self.input_fake_quant(self._rotated(input)),
+            self.qweight,
+            self.weight_scale,
+            bias,
+            weight_zero_point=self.weight_zero_point,
+            group_size=self.group_size,
+        )
 
     def dequantized_weight(self) -> Tensor:
         """Return the dequantized weight, before any rotation."""

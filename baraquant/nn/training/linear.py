@@ -69,6 +69,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         "is_integer",
         "is_whole",
         "has_group_factors",
+        "group_size",
         "symmetric",
         "quant_min",
         "quant_max",
@@ -83,6 +84,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
     is_integer: bool  # deployed as a product of integers
     is_whole: bool  # one op does it all, in training as well
     has_group_factors: bool  # the weight has 4 bits, and integers from its quantizer
+    group_size: int  # of floating scales of the weight; 0: a scale for each channel
     symmetric: bool  # the input's integers
     quant_min: int  # of the input; 0 where it stays floating
     quant_max: int
@@ -188,6 +190,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         self.is_integer = is_integer_product(qat)
         self.is_whole = is_whole_product(qat)
         self.has_group_factors = qat.weight.group_factors
+        self.group_size = 0 if self.has_group_factors else qat.weight.group_size or 0
         self.symmetric = qat.activation is None or qat.activation.symmetric
         self.quant_min, self.quant_max = 0, 0
         if qat.activation is not None:
@@ -211,9 +214,13 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         if self.is_whole:  # noqa: SIM102 - alone: TorchScript leaves out what a constant guards
             if self._is_on() if self.training else not self._is_autocast(input):
                 return self._whole(input)
-        if self.is_integer and not self.training:
-            return self._integer_output(input)
-        return self._float_output(input)
+        if self.training:
+            return self._float_output(input)
+        output = self._integer_output(input) if self.is_integer else self._weight_only_output(input)
+        trains = input.requires_grad or self.float_weight().requires_grad
+        if torch.is_grad_enabled() and trains:
+            output = straight_through(output, self._float_output(input))
+        return output
 
     def _is_autocast(self, input: Tensor) -> bool:
         """Whether ``qat_linear`` would cast the weight for autocast; no converted layer does."""
@@ -251,7 +258,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         integers, scale, zero_point = self.input_fake_quant.quantize(input.detach())
         weight, weight_scale, _ = self.quantized_weight()
         bias = self._own_bias()
-        output = ops.int8_linear(
+        return ops.int8_linear(
             integers,
             weight,
             scale,
@@ -260,10 +267,22 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
             input_zero_point=None if self.symmetric else zero_point,
             dtype=input.dtype,
         )
-        trains = input.requires_grad or self.float_weight().requires_grad
-        if torch.is_grad_enabled() and trains:
-            output = straight_through(output, self._float_output(input))
-        return output
+
+    def _weight_only_output(self, input: Tensor) -> Tensor:
+        rows = self.rounded_input(input.detach())
+        weight, scale, zero_point = self.quantized_weight()
+        bias = self._own_bias()
+        group_size: int | None = None
+        if self.group_size > 0:
+            group_size = self.group_size
+        return ops.weight_only_linear(
+            rows,
+            weight,
+            scale,
+            None if bias is None else bias.detach(),
+            weight_zero_point=zero_point,
+            group_size=group_size,
+        )
 
     def _own_bias(self) -> Tensor | None:
         """Return the bias to compute with; a layer on several processes has a part of it."""

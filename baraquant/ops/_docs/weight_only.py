@@ -25,7 +25,8 @@ $example
 
 Gradient:
     ``dx = dy @ w^`` and the sum of ``dy`` over tokens for the bias. The integers are kept for the
-    backward pass, which computes ``w^`` again. The weight has no gradient; a scale that requires
+    backward pass, which computes ``w^`` again. Under :mod:`torch.func` and with forward-mode
+    tangents the op consists of PyTorch's own. The weight has no gradient; a scale that requires
     grad raises NotImplementedError.
 
 Rounding:

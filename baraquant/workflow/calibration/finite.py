@@ -31,3 +31,16 @@ class FiniteCalls:
     def unusable(self) -> Tensor | None:
         """Return whether no call was finite, bool ``[]``; None if there was no call."""
         return None if self.skipped_batches is None else self.skipped_batches == self._calls
+
+
+class Seen(FiniteCalls):
+    """A watcher that only counts the inputs of one layer, and those that are not finite."""
+
+    def observe(self, input: Tensor) -> None:
+        """Count ``input`` unless it is empty."""
+        if input.numel() > 0:
+            self.begin(input)
+
+    def count(self) -> int:
+        """Return the number of inputs that are not finite."""
+        return 0 if self.skipped_batches is None else int(self.skipped_batches)

@@ -195,6 +195,24 @@ def runs_once(calibration: Calibration) -> bool:
     return isinstance(calibration, Iterator)
 
 
+def check_repeatable(calibration: Calibration | None, times: str, where: str) -> None:
+    """Check that the data can be gone through more than once.
+
+    Args:
+        calibration: The data; None is not checked.
+        times: How often, for the message: ``"2 times"``.
+        where: The function name for the message.
+
+    Raises:
+        ValueError: It is a generator or another iterator.
+    """
+    if calibration is not None and runs_once(calibration):
+        raise ValueError(
+            f"{where}: expected calibration data that can be gone through {times} (a list, a "
+            f"DataLoader, a function of the model), but got a {type(calibration).__name__}"
+        )
+
+
 @contextmanager
 def watching(module: nn.Module, watcher: Watcher | CallWatcher) -> Iterator[None]:
     """Let ``watcher`` see each call of ``module``, or the first argument of each call."""

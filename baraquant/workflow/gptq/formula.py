@@ -59,8 +59,11 @@ class Hessian:
         is_finite = self._calls.begin(input)
         rows = input.reshape(-1, self._features).to(self.matrix)
         with torch.autocast(rows.device.type, enabled=False):
-            rows = self._as_multiplied(torch.where(is_finite, rows, 0.0))
-            self.matrix.addmm_(rows.t(), rows)
+            self._add(self._as_multiplied(torch.where(is_finite, rows, 0.0)))
+
+    def _add(self, rows: Tensor) -> None:
+        assert self.matrix is not None
+        self.matrix.addmm_(rows.t(), rows)
 
     def unusable(self) -> Tensor | None:
         """Return whether no finite input was seen; None if no input was seen."""
@@ -139,6 +142,15 @@ def _blocks(columns: int, size: int, block: int) -> Iterator[tuple[int, int]]:
             yield start, min(start + block, end)
 
 
+def check_finite(hessian: Tensor) -> None:
+    """Raise a ValueError unless a Hessian is finite."""
+    if not bool(hessian.isfinite().all()):
+        raise ValueError(
+            "expected a finite Hessian, but the squares of the inputs overflow; scale the "
+            "calibration data, or leave the layer out with filter_fn"
+        )
+
+
 def inverse_factor(hessian: Tensor, damping: float) -> tuple[Tensor, float]:
     """Return the upper triangular ``U`` with ``U^T U = (H + damping mean(diag H) I)^-1``.
 
@@ -156,11 +168,7 @@ def inverse_factor(hessian: Tensor, damping: float) -> tuple[Tensor, float]:
     diagonal = hessian.diagonal()
     is_dead = diagonal == 0
     mean = diagonal.sum() / (~is_dead).sum().clamp_min(1)
-    if not bool(hessian.isfinite().all()):
-        raise ValueError(
-            "expected a finite Hessian, but the squares of the inputs overflow; scale the "
-            "calibration data, or leave the layer out with filter_fn"
-        )
+    check_finite(hessian)
     tried = damping
     while True:
         damped = torch.where(is_dead, 1.0, diagonal + tried * mean)

@@ -22,48 +22,16 @@ from ...nn import FakeQuantizedLinear
 from ...nn._rotation import rotate_of
 from ...nn.training._quantizers import Int4Integers, Integers
 from ...schemes import GPTQ
-from ..calibration.finite import FiniteCalls
+from ..calibration.finite import Seen
 from ..calibration.progress import ProgressBar
-from ..calibration.run import Calibration, calibrate, runs_once
+from ..calibration.run import Calibration, calibrate, check_repeatable
+from ..fit import searches_scales
 from ..replace import put
-from ..rotation import ROTATED
 from ..select import Chosen
-from ..smoothquant.producers import parameter_owners
 from .formula import Hessian, rounded
 
-NOT_LINEAR = "; rounded to nearest, as GPTQ is for linear layers"
-_TIED = "; rounded to nearest, as other modules share its weight"
+SEVERAL_TIMES = "several times for GPTQ"
 _UNREACHED = "; rounded to nearest, as the calibration data does not reach it"
-
-
-def layers_for_gptq(model: nn.Module, chosen: Mapping[str, Chosen]) -> dict[str, Chosen]:
-    """Return the linear layers that GPTQ rounds; give the others of its scheme a remark."""
-    owners = parameter_owners(model)
-    found: dict[str, Chosen] = {}
-    for path, one in chosen.items():
-        if not isinstance(one.config, GPTQ):
-            continue
-        if one.layer.training not in ROTATED:
-            one.remark += NOT_LINEAR
-        elif owners[id(one.module.weight)] > 1:
-            one.remark += _TIED
-        else:
-            found[path] = one
-    return found
-
-
-def check_repeatable(calibration: Calibration | None, where: str) -> None:
-    """Check that the data can be gone through more than once.
-
-    Raises:
-        ValueError: It is a generator or another iterator.
-    """
-    if calibration is not None and runs_once(calibration):
-        raise ValueError(
-            f"{where}: expected calibration data that can be gone through several times for GPTQ "
-            "(a list, a DataLoader, a function of the model), but got a "
-            f"{type(calibration).__name__}"
-        )
 
 
 def quantize_layers(
@@ -83,7 +51,7 @@ def quantize_layers(
 
     Args:
         model: The float model.
-        layers: What :func:`layers_for_gptq` returns.
+        layers: The linear layers of :class:`GPTQ`, by path.
         calibration: Batches, or a function that runs the model.
         ready: Returns the prepared layer whose weight is to be rounded.
         make: Returns the quantized layer for the integers of its weight.
@@ -98,7 +66,7 @@ def quantize_layers(
     """
     if not layers:
         return {}
-    check_repeatable(calibration, where)
+    check_repeatable(calibration, SEVERAL_TIMES, where)
     calls = _Calls()
     seen = {path: _Seen(calls, path) for path in layers}
     unreached = calibrate(
@@ -162,7 +130,7 @@ def _integers(
             prepared.rows_of_weight(),
             hessian,
             prepared.weight_fake_quant,
-            searches=scheme.scale_rule == "search" and scheme.weight.bits < 8,
+            searches=searches_scales(scheme),
             damping=damping,
             act_order=one.config.act_order,
         )
@@ -218,7 +186,7 @@ class _Calls:
         self.last = input, version, self._set_of[path]
 
 
-class _Seen(FiniteCalls):
+class _Seen(Seen):
     """A watcher that notes the calls of one layer, and counts the inputs that are not finite."""
 
     def __init__(self, calls: _Calls, path: str) -> None:
@@ -226,11 +194,6 @@ class _Seen(FiniteCalls):
         self._notes, self._path = calls, path
 
     def observe(self, input: Tensor) -> None:
-        if input.numel() == 0:
-            return
-        self._notes.note(self._path, input)
-        self.begin(input)
-
-    def count(self) -> int:
-        """Return the number of inputs that are not finite."""
-        return 0 if self.skipped_batches is None else int(self.skipped_batches)
+        super().observe(input)
+        if input.numel() > 0:
+            self._notes.note(self._path, input)

@@ -81,10 +81,10 @@ def sensitivity(
 
     Raises:
         ValueError: No layer can be measured; there is no configuration, or the same one twice; one
-            is :class:`SmoothQuant` or :class:`GPTQ`, which take other layers into account; no
-            calibration data, none that reaches a layer, or none that is finite for one; data that
-            can be read only once, for a static input; a weight is not finite; or a pattern matches
-            no layer.
+            is :class:`SmoothQuant`, :class:`AWQ` or :class:`GPTQ`, which take other layers into
+            account; no calibration data, none that reaches a layer, or none that is finite for one;
+            data that can be read only once, for a static input; a weight is not finite; or a
+            pattern matches no layer.
         TypeError: An argument has another type, or the model does not take the first batch.
 
     Warns:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...configs import QuantConfig
-from ...schemes import GPTQ, SmoothQuant, what_it_is
+from ...schemes import AWQ, GPTQ, SmoothQuant, what_it_is
 
 FLOAT = "float"  # the name of the column of layers as they are
 
@@ -28,6 +28,12 @@ def named_configs(configs: Any, caller: str) -> dict[str, QuantConfig]:
                 f"{caller}: expected schemes that quantize each layer by itself, but got {value}; "
                 "its smoothing needs a calibration of its own and changes the layers before: "
                 f"measure {value.activation} instead, or use SmoothQuant for the whole model"
+            )
+        if isinstance(value, AWQ):
+            raise ValueError(
+                f"{caller}: expected schemes that quantize each layer by itself, but got {value}; "
+                "its scaling changes the layers before: measure "
+                f"{value.config} instead, choose, and use AWQ with the choice"
             )
         if isinstance(value, GPTQ):
             raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -52,11 +53,26 @@ def parameter_owners(model: nn.Module) -> Counter[int]:
 def fold(producer: nn.Module, smooth: Tensor) -> None:
     """Divide each channel of the output of ``producer`` by its factor, in its parameters."""
     with torch.no_grad():
-        for name in ("weight", "bias"):
-            parameter = getattr(producer, name, None)
-            if parameter is not None:
-                factors = smooth.to(parameter.device).view(-1, *[1] * (parameter.dim() - 1))
-                parameter.copy_(parameter.to(smooth.dtype) / factors)
+        for parameter, divided in _divided(producer, smooth):
+            parameter.copy_(divided)
+
+
+def can_fold(producer: nn.Module, smooth: Tensor) -> bool:
+    """Return whether the divided parameters are finite in the dtype of the producer."""
+    with torch.no_grad():
+        return all(
+            bool(divided.to(parameter.dtype).isfinite().all())
+            for parameter, divided in _divided(producer, smooth)
+        )
+
+
+def _divided(producer: nn.Module, smooth: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield each parameter with its quotient by the factors, in the dtype of the factors."""
+    for name in ("weight", "bias"):
+        parameter = getattr(producer, name, None)
+        if parameter is not None:
+            factors = smooth.to(parameter.device).view(-1, *[1] * (parameter.dim() - 1))
+            yield parameter, parameter.to(smooth.dtype) / factors
 
 
 def _follows_weight(norm: nn.Module, channels: int) -> bool:

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from ...configs import QuantConfig
 from ...schemes import SmoothQuant
 from ..calibration.observers import OBSERVERS
-from ..calibration.run import Calibration, Watcher, calibrate, runs_once
-from .flow import Flow
+from ..calibration.run import Calibration, Watcher, calibrate, check_repeatable
 from .formula import (
     ALPHAS,
     AlphaSearch,
@@ -23,7 +22,7 @@ from .formula import (
     range_after,
     smoothing,
 )
-from .producers import producers
+from .groups import Group, find_groups
 
 
 @dataclass(frozen=True)
@@ -43,21 +42,10 @@ class Smoothing:
     qparams: tuple[Tensor, Tensor] | None = None
 
 
-@dataclass
-class _Group:
-    """Layers that share their factors, because one preceding module absorbs the division."""
-
-    producer: str | None
-    layers: list[str]
-    alpha: float | None = None
-    smooth: Tensor | None = None
-
-
 def find_smoothings(
     model: nn.Module,
     config: SmoothQuant,
     calibration: Calibration,
-    layers: Mapping[str, nn.Module],
     weights: Mapping[str, Tensor],
     *,
     fixed: set[str],
@@ -70,8 +58,8 @@ def find_smoothings(
         model: The float model.
         config: The scheme.
         calibration: Batches, or a function that runs the model.
-        layers: The linear layers to quantize, by path.
-        weights: Their weights, ``[out_features, in_features]``.
+        weights: The weights of the linear layers to quantize, ``[out_features, in_features]``, by
+            the layers' paths.
         fixed: Layers whose weights must not change, because other modules share them. They are not
             smoothed.
         progress: Whether to show a bar.
@@ -81,11 +69,8 @@ def find_smoothings(
     assert activation is not None
     observer = scheme.observer if scheme.is_static else None
     runs = 1 + (config.alpha == "search") + (observer not in (None, "min_max"))
-    if runs > 1 and runs_once(calibration):
-        raise ValueError(
-            f"{where}: expected calibration data that can be gone through {runs} times (a list, a "
-            f"DataLoader, a function of the model), but got a {type(calibration).__name__}"
-        )
+    if runs > 1:
+        check_repeatable(calibration, f"{runs} times", where)
 
     def run(watchers: Mapping[str, Watcher], what: str) -> set[str]:
         return calibrate(
@@ -98,10 +83,8 @@ def find_smoothings(
             allows_unreached=True,
         )
 
-    ranges, feeds, unreached = _ranges(model, layers, fixed, run)
-    layers = {path: layer for path, layer in layers.items() if path not in unreached}
-    fixed = fixed - unreached
-    groups = _groups(layers, feeds, fixed)
+    ranges = {path: ChannelRange() for path in weights}
+    groups, unreached = find_groups(model, ranges, fixed, lambda seen: run(seen, "input ranges"))
     if config.alpha == "search":
         _search(groups, weights, ranges, scheme, run)
     else:
@@ -115,7 +98,7 @@ def find_smoothings(
         for group in groups
         for path in group.layers
     }
-    found |= {path: Smoothing() for path in fixed}
+    found |= {path: Smoothing() for path in fixed - unreached}
     if observer is None:
         return found
     qparams = _static(found, ranges, observer, activation.symmetric, run)
@@ -125,52 +108,8 @@ def find_smoothings(
     }
 
 
-def _ranges(
-    model: nn.Module, layers: Mapping[str, nn.Module], fixed: set[str], run: Any
-) -> tuple[dict[str, ChannelRange], dict[str, list[str]], set[str]]:
-    """Return the ranges of inputs' channels, which producer feeds what, and what saw nothing."""
-    able = {
-        path: layer
-        for path, layer in layers.items()
-        if path not in fixed and not layer._forward_hooks and not layer._forward_pre_hooks
-    }
-    flow = Flow(model, producers(model), able)
-    ranges = {path: ChannelRange() for path in layers}
-    with flow:
-        watchers = {path: _Aside(flow, watcher) for path, watcher in ranges.items()}
-        unreached = run(watchers, "input ranges")
-    reached = {path: range for path, range in ranges.items() if path not in unreached}
-    return reached, flow.feeds(), unreached
-
-
-class _Aside:
-    """A watcher whose ops do not count as the model's."""
-
-    def __init__(self, flow: Flow, watcher: ChannelRange) -> None:
-        self.flow, self.watcher = flow, watcher
-
-    def observe(self, input: Tensor) -> None:
-        with self.flow.aside():
-            self.watcher.observe(input)
-
-    def unusable(self) -> Tensor | None:
-        return self.watcher.unusable()
-
-    @property
-    def skipped_batches(self) -> Tensor | None:
-        return self.watcher.skipped_batches
-
-
-def _groups(
-    layers: Mapping[str, nn.Module], feeds: Mapping[str, list[str]], fixed: set[str]
-) -> list[_Group]:
-    groups = [_Group(producer, consumers) for producer, consumers in feeds.items()]
-    fed = {path for group in groups for path in group.layers}
-    return groups + [_Group(None, [p]) for p in layers if p not in fed and p not in fixed]
-
-
 def _factors(
-    group: _Group,
+    group: Group,
     weights: Mapping[str, Tensor],
     ranges: Mapping[str, ChannelRange],
     alpha: float | None,
@@ -180,7 +119,7 @@ def _factors(
 
 
 def _search(
-    groups: list[_Group],
+    groups: list[Group],
     weights: Mapping[str, Tensor],
     ranges: Mapping[str, ChannelRange],
     scheme: QuantConfig,

@@ -112,6 +112,8 @@ class BARAQUANT_API FakeQuantizedLinearImpl : public FakeQuantizedLayer {
   torch::Tensor whole(const torch::Tensor& input);
   torch::Tensor float_output(const torch::Tensor& input);
   torch::Tensor integer_output(const torch::Tensor& input);
+  torch::Tensor weight_only_output(const torch::Tensor& input);
+  std::optional<torch::Tensor> constant_bias() const;
 
   bool is_integer_ = false;  // deployed as a product of integers
   bool is_whole_ = false;    // one op does it all, in training as well

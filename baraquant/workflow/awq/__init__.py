@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""AWQ scales the weights of large inputs up before they are rounded."""

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""AWQ: the factors of input channels, and the error that they leave (Lin et al., 2024).
+
+``y = (x / s) (w s)^T`` for any ``s[k] > 0``. Where the inputs are large, a larger ``s`` makes the
+rounding of ``w s`` finer in units of ``w``, as long as it does not widen the scale of its group.
+``s = mean|x|^alpha / sqrt(max * min)``, with the maximum and the minimum of ``mean|x|^alpha`` over
+the channels. With ``E = round(w s) / s - w`` the summed squared error of the output is
+``trace(E H E^T)`` for ``H = X^T X`` of the inputs.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ...nn import FakeQuantize
+from ..fit import fit
+from ..gptq.formula import Hessian
+
+
+class Inputs(Hessian):
+    """Adds up ``X^T X`` and ``|X|`` of one layer's inputs, and keeps nothing else.
+
+    Attributes:
+        absolute: The sum of the absolute values of each channel, ``[K]``; None if no input was
+            seen.
+    """
+
+    absolute: Tensor | None = None
+
+    def _add(self, rows: Tensor) -> None:
+        super()._add(rows)
+        if self.absolute is None:
+            self.absolute = rows.new_zeros(rows.shape[1])
+        self.absolute += rows.abs().sum(dim=0)
+
+
+def scaling(absolute: Tensor, alpha: float) -> Tensor:
+    """Return the factors ``s`` that divide the input and multiply the weights.
+
+    Args:
+        absolute: The mean of the absolute values of each channel of the input, ``[K]``, or any
+            multiple of it, which has the same factors.
+        alpha: The exponent, in [0, 1].
+
+    Returns:
+        ``[K]``, of the dtype of ``absolute``, in [1e-5, 1e5]. 1 for a channel that is always 0,
+        which has no part in the maximum and the minimum.
+    """
+    powers = absolute.to(torch.float64).pow(alpha)
+    is_zero = absolute == 0
+    largest = powers.masked_fill(is_zero, 0.0).amax()
+    least = powers.masked_fill(is_zero, math.inf).amin()
+    factors = powers / (largest.sqrt() * least.sqrt())
+    return factors.clamp(1e-5, 1e5).masked_fill(is_zero, 1.0).to(absolute.dtype)
+
+
+def output_error(
+    weight: Tensor, smooth: Tensor, hessian: Tensor, quantizer: FakeQuantize, *, searches: bool
+) -> Tensor:
+    """Return the squared error of a layer's output, summed over its inputs, float64 ``[]``.
+
+    Args:
+        weight: The weight, ``[N, K]``.
+        smooth: Its factors, ``[K]``, of the same dtype.
+        hessian: ``X^T X`` of the inputs, ``[K, K]``, of the same dtype.
+        quantizer: The dynamic quantizer of the weight.
+        searches: Whether to search the scales, as :func:`fit` does.
+    """
+    scaled = weight * smooth
+    if searches:
+        quantizer = fit(scaled, quantizer)
+    error = quantizer.round(scaled) / smooth - weight
+    with torch.autocast(error.device.type, enabled=False):
+        return ((error @ hessian) * error).sum(dtype=torch.float64)

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Runs the calibration of AWQ, and finds the factors of each linear layer.
+
+A first run finds which layers share the output of a module that can absorb their factors, as for
+SmoothQuant. Further runs add up ``X^T X`` of these layers' inputs. Of how many layers at a time
+depends on the memory alone, not on the number of batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ...schemes import AWQ
+from ..calibration.finite import Seen
+from ..calibration.progress import ProgressBar
+from ..calibration.run import Calibration, Watcher, calibrate, check_repeatable
+from ..fit import searches_scales
+from ..gptq.formula import check_finite
+from ..select import Chosen
+from ..smoothquant.groups import Group, find_groups
+from ..smoothquant.producers import can_fold
+from ..smoothquant.smoothing import Smoothing
+from .formula import Inputs, output_error, scaling
+
+_UNREACHED = "; not scaled, as the calibration data does not reach it"
+_NO_PRODUCER = "; not scaled, as no preceding layer can absorb the division"
+_NO_GAIN = "; not scaled, as no factors lower the error"
+
+# The bytes of the matrices X^T X that are held at a time, if there are several groups.
+_BYTES = 1 << 30
+
+
+def find_scalings(
+    model: nn.Module,
+    layers: Mapping[str, Chosen],
+    calibration: Calibration | None,
+    *,
+    progress: bool,
+    where: str,
+) -> dict[str, Smoothing]:
+    """Run the calibration, and return the factors of the layers to scale; others get a remark.
+
+    Args:
+        model: The float model.
+        layers: The linear layers of :class:`AWQ`, by path. They share their weights with no other.
+        calibration: Batches, or a function that runs the model.
+        progress: Whether to show a bar.
+        where: The function name for error messages.
+
+    Raises:
+        ValueError: The data can be read only once, it reaches no layer, no input of one is finite,
+            or the squares of the inputs overflow. The message has the layer's path.
+    """
+    if not layers:
+        return {}
+    assert calibration is not None
+    check_repeatable(calibration, "several times for AWQ", where)
+
+    def run(watchers: Mapping[str, Watcher]) -> set[str]:
+        return calibrate(
+            model,
+            calibration,
+            watchers,
+            description="what feeds the layers",
+            progress=progress,
+            where=where,
+            allows_unreached=True,
+        )
+
+    seen = {path: Seen() for path in layers}
+    found, unreached = find_groups(model, seen, set(), run)
+    groups = [group for group in found if group.producer is not None]
+    for path in layers.keys() - {path for group in groups for path in group.layers}:
+        layers[path].remark += _UNREACHED if path in unreached else _NO_PRODUCER
+    with ProgressBar("AWQ", len(groups), progress) as bar:
+        for part in _parts(groups, layers):
+            inputs = {
+                path: Inputs(*_size_and_dtype(layers[path]), known=seen[path].count())
+                for group in part
+                for path in group.layers
+            }
+            calibrate(model, calibration, inputs, progress=False, where=where)
+            for group in part:
+                own = {path: inputs.pop(path) for path in group.layers}
+                _search(model, group, layers, own, where)
+                bar.advance()
+    for group in groups:
+        if group.smooth is None:
+            for path in group.layers:
+                layers[path].remark += _NO_GAIN
+    return {
+        path: Smoothing(group.smooth, group.alpha, group.producer)
+        for group in groups
+        if group.smooth is not None
+        for path in group.layers
+    }
+
+
+def _size_and_dtype(one: Chosen) -> tuple[int, torch.dtype]:
+    """Return the number of a layer's inputs, and the dtype of its factors and sums."""
+    is_double = one.module.weight.dtype == torch.float64
+    return one.prepared.in_features, torch.float64 if is_double else torch.float32
+
+
+def _parts(groups: list[Group], layers: Mapping[str, Chosen]) -> Iterator[list[Group]]:
+    """Yield groups whose matrices fit into the memory together, at least one at a time."""
+    part: list[Group] = []
+    held = 0
+    for group in groups:
+        sizes = (_size_and_dtype(layers[path]) for path in group.layers)
+        size = sum(features**2 * dtype.itemsize for features, dtype in sizes)
+        if part and held + size > _BYTES:
+            yield part
+            part, held = [], 0
+        part.append(group)
+        held += size
+    if part:
+        yield part
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def _search(
+    model: nn.Module,
+    group: Group,
+    layers: Mapping[str, Chosen],
+    inputs: Mapping[str, Inputs],
+    where: str,
+) -> None:
+    """Give a group the alpha with the minimum error of its layers' outputs, and the factors.
+
+    Of equal errors that of the smaller alpha counts. 0 leaves the group without factors.
+    """
+    assert group.producer is not None
+    producer = model.get_submodule(group.producer)
+    weights: dict[str, Tensor] = {}
+    for path in group.layers:
+        matrix, (_, dtype) = inputs[path].matrix, _size_and_dtype(layers[path])
+        assert matrix is not None
+        try:
+            check_finite(matrix)
+        except ValueError as overflow:
+            raise ValueError(f"{where}: {path}: {overflow}") from overflow
+        weights[path] = layers[path].prepared.rows_of_weight().to(dtype)
+    device = weights[group.layers[0]].device
+    sums = [one.absolute.to(device) for one in inputs.values() if one.absolute is not None]
+    absolute = torch.stack(sums).sum(dim=0)
+
+    def error_of(smooth: Tensor) -> Tensor:
+        errors = []
+        for path, weight in weights.items():
+            one = layers[path]
+            error = output_error(
+                weight,
+                smooth.to(weight),
+                inputs[path].matrix.to(weight),  # type: ignore[union-attr]
+                one.prepared.weight_fake_quant,
+                searches=searches_scales(one.scheme),
+            )
+            errors.append(error.to(device))
+        return torch.stack(errors).sum()
+
+    configs = [layers[path].config for path in group.layers]
+    steps = max(config.steps for config in configs if isinstance(config, AWQ))
+    least = error_of(torch.ones_like(absolute))
+    for step in range(1, steps + 1):
+        smooth = scaling(absolute, step / steps)
+        # In float16 a parameter of the producer may overflow.
+        if can_fold(producer, smooth):
+            error = error_of(smooth)
+            if bool(error < least):
+                least, group.alpha, group.smooth = error, step / steps, smooth

@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""AWQ's numbers: against a search over real outputs, and against rounding to nearest."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import baraquant
+from baraquant import AWQ, W4A16, W8A16, QuantConfig, TensorConfig
+from baraquant.nn import WeightOnlyLinear
+from baraquant.workflow import quantize
+from baraquant.workflow.awq.formula import Inputs, scaling
+from baraquant.workflow.smoothquant.producers import can_fold, fold
+from tests.support.models.outlier_models import Block, OwnRMSNorm, batches, relative_error, seeded
+
+K, STEPS = 32, 20
+SCHEMES: dict[str, QuantConfig] = {
+    "W4A16": W4A16(16),
+    "max": W4A16(16, scale_rule="max"),
+    "asymmetric": W4A16(8, symmetric=False),
+    "channel": W4A16(None),
+    "W8A16": W8A16(),
+    "three bits": QuantConfig(TensorConfig(3, "per_group", group_size=16)),
+    "bfloat16": W4A16(16, scale_dtype="bfloat16"),
+}
+
+
+class Fed(nn.Module):
+    """A norm with outliers that feeds two layers, of which each may read its output otherwise."""
+
+    def __init__(
+        self,
+        first: Callable[[Tensor], Tensor] = lambda y: y,
+        second: Callable[[Tensor], Tensor] = lambda y: y,
+    ) -> None:
+        super().__init__()
+        self.norm, self.wide, self.narrow = nn.LayerNorm(K), nn.Linear(K, 24), nn.Linear(K, 8)
+        self.read = first, second
+        with torch.no_grad():
+            self.norm.weight.uniform_(0.2, 2)
+            self.norm.weight[[3, 17]] = 30.0
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.norm(x)
+        return self.wide(self.read[0](y)), self.narrow(self.read[1](y))
+
+
+def rows(dtype: torch.dtype = torch.float64, count: int = 3) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(4, 10, K, generator=generator).to(dtype) for _ in range(count)]
+
+
+@torch.no_grad()
+def brute_force(
+    model: Fed, config: QuantConfig, data: list[Tensor]
+) -> tuple[list[float], list[list[Tensor]]]:
+    """The summed error of both layers' real outputs, and their integers, for each alpha."""
+    outputs = model.norm(torch.cat(data))
+    parts = [(model.wide, model.read[0](outputs)), (model.narrow, model.read[1](outputs))]
+    mean = torch.cat([x.reshape(-1, K) for _, x in parts]).abs().mean(dim=0)
+    errors, integers = [], []
+    for step in range(STEPS + 1):
+        powers = mean ** (step / STEPS)
+        smooth = powers / (powers.max() * powers.min()).sqrt()
+        total, found = 0.0, []
+        for layer, x in parts:
+            scaled = nn.Sequential(copy.deepcopy(layer))
+            scaled[0].weight *= smooth
+            baraquant.quantize_(scaled, config)
+            total += float((scaled(x / smooth) - layer(x)).square().sum())
+            found.append(scaled[0].qweight)
+        errors.append(total)
+        integers.append(found)
+    return errors, integers
+
+
+READS: dict[str, Any] = {
+    "same": (),
+    "relu": (lambda y: y, F.relu),
+    "slice": (lambda y: y[:, 1:], lambda y: y),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "reads"),
+    [
+        *((name, "same") for name in ("W4A16", "max", "W8A16")),
+        *(("max", reads) for reads in ("relu", "slice")),
+        *(pytest.param(name, "same", marks=pytest.mark.exhaustive) for name in SCHEMES),
+    ],
+)
+def test_alpha_has_the_least_error_of_real_outputs(name: str, reads: str) -> None:
+    config, data = SCHEMES[name], rows()
+    model = seeded(Fed, *READS[reads]).double()
+    errors, integers = brute_force(model, config, data)
+    report = baraquant.quantize_(model, AWQ(config, STEPS), calibration=data)
+    best = min(range(STEPS + 1), key=errors.__getitem__)
+    assert best > 0 and errors[best] < errors[0]
+    text = f"WeightOnlyLinear, AWQ, alpha {best / STEPS:g} folded into norm"
+    assert report.changed == {"wide": text, "narrow": text}
+    assert torch.equal(model.wide.qweight, integers[best][0])
+    assert torch.equal(model.narrow.qweight, integers[best][1])
+
+
+@pytest.mark.parametrize("steps", [3, 7])
+def test_the_steps_are_those_asked_for(steps: int) -> None:
+    report = baraquant.quantize_(
+        seeded(Fed).double(), AWQ(W4A16(16), steps), calibration=rows(), progress=False
+    )
+    alpha = float(report.changed["wide"].split()[3])
+    assert alpha in [pytest.approx(step / steps, rel=1e-5) for step in range(1, steps + 1)]
+
+
+def test_factors_follow_the_formula() -> None:
+    mean = torch.tensor([8.0, 0.5, 0.0, 2.0])
+    for alpha in (0.0, 0.3, 1.0):
+        powers = mean[[0, 1, 3]] ** alpha
+        wanted = powers / (powers.max() * powers.min()).sqrt()
+        got = scaling(mean, alpha)
+        assert got[2] == 1.0
+        torch.testing.assert_close(got[[0, 1, 3]], wanted)
+        torch.testing.assert_close(scaling(300 * mean, alpha), got)
+    assert torch.equal(scaling(mean, 0.0), torch.ones(4))
+    assert torch.equal(scaling(torch.zeros(3), 0.5), torch.ones(3))
+    assert torch.equal(scaling(torch.tensor([1e-30, 1e30]), 1.0), torch.tensor([1e-5, 1e5]))
+
+
+def test_only_sums_are_kept() -> None:
+    data, watcher = rows(torch.float32), Inputs(K, torch.float32)
+    for batch in data:
+        watcher.observe(batch)
+    flat = torch.cat(data).reshape(-1, K)
+    torch.testing.assert_close(watcher.absolute, flat.abs().sum(dim=0))
+    torch.testing.assert_close(watcher.matrix, flat.t() @ flat)
+    held = [*vars(watcher).values(), *vars(watcher._calls).values()]
+    assert sorted(v.numel() for v in held if isinstance(v, Tensor)) == [1, K, K * K]
+
+
+def plan_of(monkeypatch: pytest.MonkeyPatch, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Quantize a copy, and return what the search found."""
+    plans = []
+
+    def found(*given: Any, **options: Any) -> Any:
+        plans.append(find(*given, **options))
+        return plans[0]
+
+    find = quantize.find_scalings
+    with monkeypatch.context() as patch:
+        patch.setattr(quantize, "find_scalings", found)
+        baraquant.quantize_(copy.deepcopy(model), *args, **kwargs)
+    return plans[0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance", "norm"),
+    [
+        (torch.float64, 1e-14, nn.LayerNorm),
+        (torch.float64, 1e-14, OwnRMSNorm),
+        (torch.float32, 1e-6, nn.RMSNorm),
+        (torch.bfloat16, 0.02, nn.LayerNorm),
+        (torch.float16, 0.003, OwnRMSNorm),
+    ],
+)
+def test_folding_alone_changes_no_output(
+    dtype: torch.dtype, tolerance: float, norm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = seeded(Block, 32, norm).to(dtype), [batch.to(dtype) for batch in batches(32)]
+    expected = model(data[0])
+    config = AWQ(W4A16(16, scale_rule="max"))
+    plan = plan_of(monkeypatch, model, config, calibration=data)
+    assert {"query", "key", "up"} <= plan.keys() <= {"query", "key", "up", "down"}
+    with torch.no_grad():
+        for path, one in plan.items():
+            weight = model.get_submodule(path).weight
+            weight.copy_(weight * one.smooth)
+        for producer, smooth in {one.producer: one.smooth for one in plan.values()}.items():
+            fold(model.get_submodule(producer), smooth)
+    assert relative_error(model(data[0]), expected) < tolerance
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *(("max", dtype) for dtype in (torch.float32, torch.float64, torch.bfloat16)),
+        *(("W4A16", dtype) for dtype in (torch.float16, torch.bfloat16)),
+        *(pytest.param(n, torch.float32, marks=pytest.mark.exhaustive) for n in SCHEMES),
+        *(pytest.param(n, torch.float16, marks=pytest.mark.exhaustive) for n in SCHEMES),
+    ],
+)
+def test_the_error_is_below_that_of_the_nearest(name: str, dtype: torch.dtype) -> None:
+    config, data = SCHEMES[name], rows(dtype, 5)
+    model = seeded(Fed).to(dtype)
+    nearest, awq = copy.deepcopy(model), copy.deepcopy(model)
+    baraquant.quantize_(nearest, config)
+    baraquant.quantize_(awq, AWQ(config), calibration=data[:3])
+    model.double()
+    errors = {"nearest": 0.0, "awq": 0.0}
+    for batch in data:  # the last two are new
+        for part, wanted in enumerate(model(batch.double())):
+            errors["nearest"] += float((nearest(batch)[part].double() - wanted).square().sum())
+            errors["awq"] += float((awq(batch)[part].double() - wanted).square().sum())
+    assert errors["awq"] < errors["nearest"]
+    assert type(awq.wide) is WeightOnlyLinear and awq(data[0])[0].dtype == dtype
+    assert awq.norm.weight.dtype == dtype and awq.wide.dtype == dtype
+
+
+def test_a_chain_of_linear_layers() -> None:
+    """Each is divided for the next one, and scaled for the one before."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(K, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 8)
+    )
+    with torch.no_grad():
+        model[0].weight[5] *= 20
+        model[2].weight[9] *= 20
+    data, nearest = rows(torch.float32), copy.deepcopy(model)
+    expected = model(data[0])
+    few, eight = W4A16(16, scale_rule="max"), W8A16()
+    report = baraquant.quantize_(model, {"0": AWQ(eight), "*": AWQ(few)}, calibration=data)
+    baraquant.quantize_(nearest, {"0": eight, "*": few})
+    text = "WeightOnlyLinear; not scaled, as no preceding layer can absorb the division"
+    assert report.changed["0"] == text
+    assert report.changed["2"].endswith(" folded into 0")
+    assert report.changed["4"].endswith(" folded into 2")
+    error, before = (relative_error(one(data[0]), expected) for one in (model, nearest))
+    assert error < 0.9 * before
+
+
+def test_equal_calls_give_equal_bits() -> None:
+    config = AWQ(W4A16(16, scale_rule="max"))
+    models = [seeded(Fed) for _ in range(3)]
+    together = [torch.cat(rows(torch.float32))]
+    for model, data in zip(models, [rows(torch.float32)] * 2 + [together], strict=True):
+        baraquant.quantize_(model, config, calibration=data)
+    first, again, other = (model.state_dict() for model in models)
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert torch.equal(first["wide.qweight"], other["wide.qweight"])
+
+
+def test_inputs_of_one_size_leave_nothing_to_gain() -> None:
+    model = nn.Sequential(nn.Linear(K, K, bias=False), nn.Linear(K, 8))
+    with torch.no_grad():
+        nn.init.eye_(model[0].weight)
+    signs = torch.randn(64, K, generator=torch.Generator().manual_seed(0)).sign()
+    nearest = copy.deepcopy(model)
+    report = baraquant.quantize_(model, AWQ(W4A16(16)), calibration=[signs])
+    baraquant.quantize_(nearest, W4A16(16))
+    assert report.changed["1"] == "WeightOnlyLinear; not scaled, as no factors lower the error"
+    for key, value in nearest.state_dict().items():
+        assert torch.equal(model.state_dict()[key], value)
+
+
+def test_channels_that_are_always_zero() -> None:
+    torch.manual_seed(0)
+    data = [F.relu(batch) for batch in rows(torch.float32)]
+    for batch in data:
+        batch[..., 4] *= 30
+        batch[..., [0, 7]] = 0
+    model = nn.Sequential(nn.Linear(K, K, bias=False), nn.ReLU(), nn.Linear(K, 8))
+    with torch.no_grad():
+        nn.init.eye_(model[0].weight)
+    expected = model(data[0])
+    report = baraquant.quantize_(
+        model, {"0": None, "2": AWQ(W4A16(16))}, calibration=data, progress=False
+    )
+    assert report.changed["2"].endswith(" folded into 0")
+    assert torch.equal(model[0].weight.diagonal()[[0, 7]], torch.ones(2))
+    assert relative_error(model(data[0]), expected) < 0.1
+
+
+def test_factors_that_overflow_the_producer_are_not_taken() -> None:
+    norm = nn.LayerNorm(4, dtype=torch.float16)
+    with torch.no_grad():
+        norm.weight.fill_(1000)
+    assert can_fold(norm, torch.full((4,), 0.1)) and not can_fold(norm, torch.full((4,), 1e-3))
+    assert can_fold(norm.to(torch.bfloat16), torch.full((4,), 1e-3))
+    data = [batch / 10 for batch in rows(torch.float16)]
+    for batch in data:
+        batch[..., 0] /= 10000
+    found = {}
+    for dtype in (torch.float32, torch.float16):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(K, K, bias=False), nn.Linear(K, 8))
+        with torch.no_grad():
+            model[0].weight.copy_(torch.linspace(1, 1000, K).diag())
+            model[0].weight[0, 0] = 60000
+        config = {"0": None, "1": AWQ(W4A16(16))}
+        given = [batch.to(dtype) for batch in data]
+        found[dtype] = baraquant.quantize_(model.to(dtype), config, calibration=given)
+        assert bool(model[0].weight.isfinite().all()) and bool(model(given[0]).isfinite().all())
+    assert found[torch.float32].changed["1"].endswith(" folded into 0")
+    assert found[torch.float16].changed["1"].endswith("; not scaled, as no factors lower the error")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gpu_finds_the_same(dtype: torch.dtype) -> None:
+    data, model = rows(dtype), seeded(Fed).to(dtype)
+    on_gpu = copy.deepcopy(model).cuda()
+    wanted = baraquant.quantize_(model, AWQ(W4A16(16)), calibration=data)
+    got = baraquant.quantize_(
+        on_gpu, AWQ(W4A16(16)), calibration=[batch.cuda() for batch in data], progress=False
+    )
+    assert got.changed == wanted.changed and on_gpu.wide.qweight.is_cuda
+    assert (on_gpu.wide.qweight.cpu() != model.wide.qweight).float().mean() < 0.01
