@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
@@ -130,6 +131,32 @@ def test_gradients_of_any_layout(call: WeightOnlyCall, device: str) -> None:
         right = torch.autograd.grad(y, leaves, laid.contiguous(), retain_graph=True)
         for a, e in zip(got, right, strict=True):
             torch.testing.assert_close(a, e, rtol=1e-13, atol=1e-11)
+
+
+@by_call
+@by_dtype
+def test_forward_mode(call: WeightOnlyCall, dtype: torch.dtype, device: str) -> None:
+    """Tangents of the input and of the bias, one at a time and together."""
+    for shape in (FEW, MANY):
+        given = call.arguments(*call.tensors(shape, dtype, device))[1]
+        weight = dequantized(given, dtype)
+        names = [name for name in ("input", "bias") if name in given]
+        for with_tangent in ([names[0]], [names[-1]], names):
+            found = []
+            with forward_ad.dual_level():
+                duals = {
+                    name: forward_ad.make_dual(
+                        given[name], numbers(given[name].shape, dtype, 3).to(device)
+                    )
+                    for name in with_tangent
+                }
+                changed = given | duals
+                floating = linear(changed["input"], weight, changed.get("bias"))
+                for y in (call.function(**changed), floating):
+                    found.append(forward_ad.unpack_dual(y).tangent)
+            got, right = found
+            error = 16 * torch.finfo(dtype).eps * right.abs().max().item()
+            torch.testing.assert_close(got, right, rtol=0, atol=error)
 
 
 @by_call

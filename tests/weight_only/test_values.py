@@ -155,7 +155,9 @@ def test_any_scale_and_zero_point(rows: int, dtype: torch.dtype, device: str) ->
         given = {"weight_zero_point": z.reshape(shape), "group_size": group_size}
         y = linear(x, w, s.reshape(shape), **given) + 0.0
         subnormal = np.abs(exact) < float(torch.finfo(dtype).smallest_normal)
-        if device != "cpu" or rows > OWN_ROWS.get(dtype, 0):  # PyTorch's libraries may take it for a zero
+        if device != "cpu" or rows > OWN_ROWS.get(
+            dtype, 0
+        ):  # PyTorch's libraries may take it for a zero
             got = to_numpy(y)
             flushed = np.where(subnormal & (got == 0), got, exact)
             assert_same_bits(y, np.broadcast_to(flushed, y.shape))
