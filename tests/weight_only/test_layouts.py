@@ -63,10 +63,10 @@ def test_layouts_of_the_rest(layout: str, dtype: torch.dtype, device: str) -> No
 
 @by_dtype
 def test_twenty_runs(dtype: torch.dtype, device: str) -> None:
-    n, k = 64, 515
+    n, k = 35, 515
     w = integers((n, k), torch.int8, "random", 1)
     s, b = cases.scales((n, 17), cases.compute_dtype(dtype), 2), numbers((n,), dtype, 3)
-    for rows in (1, 4, 5, 48, 49, 200):
+    for rows in (1, 4, 48, 49):
         x = numbers((rows, k), dtype, rows).to(device)
         first = linear(x, w, s, b, group_size=32)
         for _ in range(20):

