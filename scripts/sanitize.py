@@ -35,6 +35,7 @@ TESTS = {
     "fused": ("values", "errors", "layouts", "gradients"),
     "scaled": ("values", "errors", "gradients", "random"),
     "int4": ("values", "errors", "products"),
+    "weight_only": ("values", "errors", "layouts", "gradients"),
     "int8_mm": ("values", "errors", "layouts", "gradients", "special", "autograd"),
     "ops": ("calls", "threads", "lazy_values"),
     "cpp_api": ("ops", "modules", "files"),

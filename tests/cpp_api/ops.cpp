@@ -106,6 +106,13 @@ void four_bits() {
        baraquant::static_quantized_int4_linear(kX, packed, scale, factor, 4, kScale));
 }
 
+void weight_only() {
+  const at::Tensor w = at::arange(-12, 12, at::kChar).view({3, 8}), z = at::arange(6).view({3, 2});
+  show("weight_only_linear", baraquant::weight_only_linear(kX, w, numbers({3})));
+  show("weight_only_linear of groups",
+       baraquant::weight_only_linear(kX, w, numbers({3, 2}), numbers({3}), z, 4));
+}
+
 void integer_backward() {
   const at::Tensor random = at::arange(1, 3), leaf = kX.detach().clone().requires_grad_();
   const auto [rows, row_scales] = baraquant::scaled_quantize_per_token(kX, at::arange(1.0f, 9.0f));
@@ -142,6 +149,7 @@ void errors() {
   show_error("factor", [] { scaled_quantize_per_token(kX, at::ones({7})); });
   show_error("random", [] { scaled_quantize_per_token(kX, at::ones({8}), at::ones({2})); });
   show_error("bytes", [] { transpose_int8(kX); });
+  show_error("floating weight", [] { weight_only_linear(kX, kX, kScales); });
   show_error("count", [] { draw_random(kX, 0); });
   show_error("backward", [] {
     qat_linear(kX, numbers({3, 8}, -2), std::nullopt, true, -128, 127, -128, 127, "int4");
@@ -160,5 +168,6 @@ int main() {
   products();
   integer_backward();
   four_bits();
+  weight_only();
   errors();
 }

@@ -115,6 +115,7 @@ def results() -> dict[str, Tensor]:
         "qat_linear": ops.qat_linear(X, weight, numbers(3)),
         **integer_backward(weight),
         **four_bits(rows, row_scales),
+        **weight_only(),
     }
 
 
@@ -137,6 +138,17 @@ def four_bits(q: Tensor, s: Tensor) -> dict[str, Tensor]:
             X, packed, scale, factor, 4, numbers(3), **z
         ),
         "static_quantized_int4_linear": static,
+    }
+
+
+def weight_only() -> dict[str, Tensor]:
+    w = torch.arange(-12, 12, dtype=torch.int8).view(3, 8)
+    given = {"weight_zero_point": torch.arange(6).view(3, 2), "group_size": 4}
+    return {
+        "weight_only_linear": ops.weight_only_linear(X, w, numbers(3)),
+        "weight_only_linear of groups": ops.weight_only_linear(
+            X, w, numbers(3, 2), numbers(3), **given
+        ),
     }
 
 
@@ -179,6 +191,7 @@ def errors() -> dict[str, Callable[[], Any]]:
         "factor": lambda: ops.scaled_quantize_per_token(X, torch.ones(7)),
         "random": lambda: ops.scaled_quantize_per_token(X, torch.ones(8), random=torch.ones(2)),
         "bytes": lambda: ops.transpose_int8(X),
+        "floating weight": lambda: ops.weight_only_linear(X, X, SCALES),
         "count": lambda: ops.draw_random(X, 0),
         "backward": lambda: ops.qat_linear(X, numbers(3, 8, begin=-2), backward="int4"),
         "learned": lambda: ops.quantize_per_channel(

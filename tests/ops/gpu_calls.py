@@ -26,6 +26,7 @@ from tests.support.calls.fused import FLOAT_CALLS, NORMS, QUANTIZE_CALLS
 from tests.support.calls.int4 import INT4_CALLS
 from tests.support.calls.range import OBSERVE_CALLS, RangeCall
 from tests.support.calls.scaled import SCALED_CALLS, IntegerQatCall
+from tests.support.calls.weight_only import WEIGHT_ONLY_CALLS
 from tests.support.family_cases.grouped import Grouped
 from tests.support.family_cases.int8_mm import Case
 
@@ -223,6 +224,17 @@ def int4_calls() -> Iterator[Run]:
     yield partial(torch.ops.baraquant.expand_int4, packed, factor, 32, 128)
 
 
+def weight_only_calls() -> Iterator[Run]:
+    """Few rows and many, with a scale for each channel and for each group."""
+    for dtype in cases.FLOAT_DTYPES:
+        for call in WEIGHT_ONLY_CALLS:
+            for shape in (*SHARED, (1, 200), (4, 33), (49, 128)):
+                tensors = call.tensors(shape, dtype, DEVICE)
+                yield lambda c=call, t=tensors: c(*t)
+            tensors = tensors_of(call, SMALL, dtype, "misaligned")
+            yield lambda c=call, t=tensors: c(*t)
+
+
 def run_all() -> int:
     """Make every call; their number."""
     count = 0
@@ -233,6 +245,7 @@ def run_all() -> int:
         fused_calls,
         scaled_calls,
         int4_calls,
+        weight_only_calls,
     ):
         for run in family():
             run()

@@ -13,6 +13,7 @@ import argparse
 import collections
 import faulthandler
 import json
+import math
 import os
 import re
 import subprocess
@@ -34,6 +35,7 @@ from tests.ops.hostile_calls import Call, describe, make_call
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.calls.affine import outputs
+from tests.support.oracle import weight_only
 
 PROMISED = (ValueError, TypeError, IndexError, NotImplementedError)
 # What PyTorch itself raises: an argument that is not of the schema's type, memory that is not
@@ -111,6 +113,9 @@ def check_results(call: Call, results: tuple[Any, ...], given: dict[str, Any]) -
     """Compare what was returned with the same call on copies and with the reference."""
     if not call.public or call.in_place or call.context or not all(map(is_plain, given.values())):
         return "returned"
+    if call.name == "weight_only_linear":
+        check_weight_only(results[0], given)
+        return "compared with the oracle"
     with torch.no_grad():
         again = outputs(call(given))
     for got, expected in zip(results, again, strict=True):
@@ -123,6 +128,19 @@ def check_results(call: Call, results: tuple[Any, ...], given: dict[str, Any]) -
     for got, right in zip(results, expected, strict=True):
         assert_same_bits(got.detach(), right.reshape(got.shape), f"reference: {call}")
     return "compared with the reference"
+
+
+def check_weight_only(result: Tensor, given: dict[str, Any]) -> None:
+    """Compare with the oracle: PyTorch's product may have other bits for a tensor elsewhere."""
+    x, scale, size = given["input"], given["weight_scale"], given.get("group_size")
+    size = None if size is None else int(size)  # torch.ops takes a tensor of one integer too
+    arguments = (given["weight"], scale, given.get("weight_zero_point"), size, x.dtype)
+    expected = weight_only.linear(
+        x.reshape(math.prod(x.shape[:-1]), x.shape[-1]),
+        weight_only.dequantized(*arguments),
+        given.get("bias"),
+    )
+    weight_only.assert_close(result, expected)
 
 
 def pull_gradient(rng: Random, call: Call, results: tuple[Any, ...]) -> None:

@@ -25,6 +25,7 @@ from tests.support.calls.affine import ALL_CALLS, outputs
 from tests.support.calls.int4 import INT4_CALLS
 from tests.support.calls.range import OBSERVE_CALLS, ObserveCall
 from tests.support.calls.scaled import INTEGER_QAT_CALLS, SCALED_CALLS
+from tests.support.calls.weight_only import WEIGHT_ONLY_CALLS
 from tests.support.cases import function_of
 
 SHAPES = ((3, 4, 20), (2, 9), (1, 1), (5, 3), (2, 3, 4, 5), (17, 33), (3, 130), (0, 4), (4, 0))
@@ -125,7 +126,8 @@ class Recorder(TorchDispatchMode):
 def right_call(rng: Random) -> tuple[torch._ops.OpOverload, dict[str, Any]]:
     """A public op and arguments that it takes."""
     observed = (*OBSERVE_CALLS, *OBSERVE_CALLS)
-    call: Any = rng.choice((*ALL_CALLS, *observed, *SCALED_CALLS, *INTEGER_QAT_CALLS, *INT4_CALLS))
+    products = (*INTEGER_QAT_CALLS, *INT4_CALLS, *WEIGHT_ONLY_CALLS)
+    call: Any = rng.choice((*ALL_CALLS, *observed, *SCALED_CALLS, *products))
     shape = rng.choice(SHAPES if rng.random() < 0.97 else LARGE_SHAPES)
     chooses = "granularity" in {field.name for field in dataclasses.fields(call)}
     if chooses and not call.number and rng.random() < 0.5:

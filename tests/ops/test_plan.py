@@ -21,12 +21,13 @@ from tests.support.bad_arguments import int4 as int4_bad_arguments
 from tests.support.bad_arguments import int8_mm as int8_bad_arguments
 from tests.support.bad_arguments import range as range_bad_arguments
 from tests.support.bad_arguments import scaled as scaled_bad_arguments
+from tests.support.bad_arguments import weight_only as weight_only_bad_arguments
 from tests.support.cases import OP_NAMES, function_of
 from tests.support.docstrings import run_examples
 
 OPS: list[Any] = [*bad_arguments.OPS, *range_bad_arguments.OPS, *int8_bad_arguments.OPS]
 OPS += [*fused_bad_arguments.OPS, *grouped_bad_arguments.OPS, *scaled_bad_arguments.OPS]
-OPS += int4_bad_arguments.OPS
+OPS += [*int4_bad_arguments.OPS, *weight_only_bad_arguments.OPS]
 by_op = pytest.mark.parametrize("op", OPS, ids=str)
 # What torch may do meanwhile: take memory, and look at tensors differently.
 HARMLESS = (
@@ -42,24 +43,33 @@ HARMLESS = (
     "aten::_reshape_alias",
     "aten::alias",
     "aten::select",
+    "aten::transpose",
+    "aten::narrow",
+    "aten::slice",
     "baraquant::",
     "[",
 )
 
 
-def check_plan(kernel: KernelPlan, device: str) -> None:
+# Adds floating numbers, where it pays by a product of PyTorch's, in an order that is not promised.
+SUMS_OF_FLOATS = ("weight_only_linear",)
+
+
+def check_plan(kernel: KernelPlan, device: str, op: str = "") -> None:
     assert kernel.name
     assert kernel.backend == device
     if kernel.architecture != "torch":
         assert kernel.compute_dtype in ("float32", "float64", "int32")
-        assert kernel.accumulator_dtype in ("", "int32", "float64")
+        sums = ("", "int32", "float64", *(("float32",) if op in SUMS_OF_FLOATS else ()))
+        assert kernel.accumulator_dtype in sums
         if device == "cpu":
             assert kernel.architecture == _C.cpu_isa()
         else:
             major, minor = torch.cuda.get_device_capability()
             assert kernel.architecture.rstrip("a") == f"sm_{major}{minor}"
     assert kernel.workspace_bytes >= 0
-    assert kernel.deterministic and kernel.bit_stable
+    assert kernel.deterministic
+    assert kernel.bit_stable or op in SUMS_OF_FLOATS
 
 
 def test_every_op_is_here() -> None:
@@ -72,7 +82,7 @@ def test_every_op_has_a_plan(op: Any, device: str) -> None:
     plans = baraquant.plan(op.name, **arguments)
     assert plans
     for kernel in plans:
-        check_plan(kernel, device)
+        check_plan(kernel, device, op.name)
     assert baraquant.plan(getattr(torch.ops.baraquant, op.name), **arguments) == plans
     assert baraquant.plan(function_of(op.name), **arguments) == plans
     assert baraquant.plan(f"baraquant::{op.name}", **arguments) == plans
@@ -102,7 +112,8 @@ def test_nothing_runs_and_nothing_is_written(op: Any, device: str) -> None:
     copied = "input" in arguments or "grad" in arguments
     assert not copied or any(kernel.architecture == "torch" for kernel in plans), "a copy is needed"
     for event in profile.events():
-        assert event.name.startswith(("cuda", "cu", *HARMLESS)), event.name
+        harmless = event.name == "aten::t" or event.name.startswith(("cuda", "cu", *HARMLESS))
+        assert harmless, event.name
         assert event.device_type == torch.autograd.DeviceType.CPU, event.name
     for name, tensor in tensors.items():
         assert torch.equal(tensor, before[name][0]) and tensor._version == before[name][1]
@@ -118,7 +129,7 @@ def wrong_calls() -> list[Any]:
     """Each way to be wrong, with the first op that it applies to."""
     found = []
     families = (bad_arguments, range_bad_arguments, int8_bad_arguments, grouped_bad_arguments)
-    families += (scaled_bad_arguments, int4_bad_arguments)
+    families += (scaled_bad_arguments, int4_bad_arguments, weight_only_bad_arguments)
     for module in families:
         seen: set[str] = set()
         for op, bad in module.PAIRS:

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The op of a floating input and a weight of integers, as functions of tensors alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baraquant import ops
+from tests.support import cases
+from tests.support.family_cases.int8_mm import integers
+
+OUTPUTS, GROUP_SIZE = 9, 4
+
+
+@dataclass(frozen=True)
+class WeightOnlyCall:
+    """One way to call it; the attributes that are not fields are those of the other calls.
+
+    Attributes:
+        grouped: With a scale for each group, not for each channel.
+        full: With all optional arguments: zero points and a bias.
+    """
+
+    grouped: bool = False
+    full: bool = False
+
+    verb = "weight_only_linear"
+    number = False
+    differentiable = True
+
+    def __str__(self) -> str:
+        return self.verb + "-grouped" * self.grouped + "-full" * self.full
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        return ops.weight_only_linear
+
+    def tensors(
+        self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, device: str = "cpu"
+    ) -> tuple[Tensor, ...]:
+        """The input has the shape, the weight rows of its last size."""
+        random = cases.generator(sum(shape))
+        columns, compute = shape[-1], cases.compute_dtype(dtype)
+        params = (OUTPUTS, math.ceil(columns / GROUP_SIZE)) if self.grouped else (OUTPUTS,)
+        found = [
+            torch.randn(shape, generator=random, dtype=torch.float64).to(dtype),
+            integers((OUTPUTS, columns), torch.int8, "random", 1),
+            cases.scales(params, compute, 3),
+        ]
+        if self.full:
+            found.append(cases.zero_points(params, (-128, 127), 4))
+            found.append(torch.randn(OUTPUTS, generator=random, dtype=torch.float64).to(dtype))
+        return tuple(t.to(device) for t in found)
+
+    def arguments(self, *tensors: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        names = ("input", "weight", "weight_scale", "weight_zero_point", "bias")
+        keywords: dict[str, Any] = dict(zip(names, tensors, strict=False))
+        return (), keywords | ({"group_size": GROUP_SIZE} if self.grouped else {})
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        args, kwargs = self.arguments(*tensors)
+        return self.function(*args, **kwargs)
+
+
+WEIGHT_ONLY_CALLS = tuple(
+    WeightOnlyCall(grouped, full) for grouped in (False, True) for full in (False, True)
+)

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""weight_only_linear against the NumPy oracle: weights bit for bit, sums within their bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from baraquant import ops, reference
+from tests.support import cases
+from tests.support.bits import assert_same_bits, to_numpy
+from tests.support.cases import INT32_MAX, INT32_MIN
+from tests.support.family_cases.int8_mm import integers
+from tests.support.oracle import weight_only as oracle
+from tests.support.oracle.affine import round_to
+
+# Few rows have a kernel of their own: up to 48 of float32, up to 4 of bfloat16.
+ROWS = (0, 1, 2, 3, 4, 5, 48, 49)
+OWN_ROWS = {torch.float32: 48, torch.bfloat16: 4}
+# Outputs and inputs: rests of vectors, of tiles and of groups.
+SHAPES = ((3, 7), (35, 131), (1, 1), (9, 83), (17, 257), (64, 96))
+GROUPS = (None, 1, 5, 32, 128, 1000)
+INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+INTEGER_DTYPES += (torch.uint16, torch.uint32, torch.uint64)
+
+by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
+by_shape = pytest.mark.parametrize(
+    "shape",
+    [*SHAPES[:2], *(pytest.param(shape, marks=pytest.mark.exhaustive) for shape in SHAPES[2:])],
+    ids=str,
+)
+by_module = pytest.mark.parametrize("module", (ops, reference), ids=("ops", "reference"))
+
+
+def numbers(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
+    """Of different size, along the last dimension too."""
+    rng = cases.generator(seed)
+    made = torch.randn(shape, generator=rng, dtype=torch.float64)
+    made *= torch.exp(torch.randn(shape[-1:], generator=rng, dtype=torch.float64))
+    return made.to(dtype)
+
+
+def params_shape(shape: tuple[int, int], group_size: int | None) -> tuple[int, ...]:
+    """That of scale and zero point for a weight of the shape."""
+    n, k = shape
+    return (n,) if group_size is None else (n, math.ceil(k / group_size))
+
+
+def linear(x: Tensor, w: Tensor, s: Tensor, b: Tensor | None = None, module=ops, **given) -> Tensor:  # type: ignore[no-untyped-def]
+    """The op on the device of `x`."""
+    here = {k: v.to(x.device) if isinstance(v, Tensor) else v for k, v in given.items()}
+    b = None if b is None else b.to(x.device)
+    result: Tensor = module.weight_only_linear(x, w.to(x.device), s.to(x.device), b, **here)
+    return result
+
+
+@by_shape
+@by_dtype
+def test_sums(shape: tuple[int, int], dtype: torch.dtype, device: str) -> None:
+    """All numbers of rows, groups, zero points, with a bias and without."""
+    n, k = shape
+    x, w = numbers((max(ROWS), k), dtype, k), integers((n, k), torch.int8, "random", n)
+    bias = numbers((n,), dtype, 2) * 100
+    on_device = x.to(device)
+    for group_size in GROUPS:
+        params = params_shape(shape, group_size)
+        s = cases.scales(params, cases.compute_dtype(dtype), 3)
+        for z in (None, cases.zero_points(params, (-128, 127), 4)):
+            given = {"weight_zero_point": z, "group_size": group_size}
+            exact = oracle.dequantized(w, s, z, group_size, dtype)
+            for b in (None, bias):
+                expected = oracle.linear(x, exact, b)
+                for rows in ROWS:
+                    y = linear(on_device[:rows], w, s, b, **given)
+                    assert y.shape == (rows, n) and y.is_contiguous()
+                    note = f"{rows} rows, groups of {group_size}, {z is None}, {b is None}"
+                    oracle.assert_close(y, expected.rows(rows), note)
+
+
+@by_dtype
+def test_the_reference(dtype: torch.dtype, device: str) -> None:
+    for shape in SHAPES[:3]:
+        x, bias = numbers((5, shape[1]), dtype, 1).to(device), numbers((shape[0],), dtype, 2)
+        w = integers(shape, torch.int8, "random", 3)
+        for group_size in (None, 5):
+            params = params_shape(shape, group_size)
+            s = cases.scales(params, cases.compute_dtype(dtype), 3)
+            z = cases.zero_points(params, (-128, 127), 4)
+            exact = oracle.dequantized(w, s, z, group_size, dtype)
+            given = {"weight_zero_point": z, "group_size": group_size, "module": reference}
+            y = linear(x, w, s, bias, **given)
+            oracle.assert_close(y, oracle.linear(x.cpu(), exact, bias))
+            y = linear(x, w, s, **given)
+            oracle.assert_close(y, oracle.linear(x.cpu(), exact))
+
+
+# --- the weight, bit for bit ---------------------------------------------------------------------
+
+
+def positive_zeros(values: np.ndarray) -> np.ndarray:
+    return values + values.dtype.type(0)
+
+
+def one_hot(k: int, dtype: torch.dtype, device: str) -> Iterator[tuple[int, Tensor]]:
+    """Rows that choose a column each: all columns at once, and a few of them."""
+    every = torch.eye(k, dtype=dtype, device=device)
+    yield 0, every
+    for count in (1, 4, 43):
+        for start in (0, k // 2, k - count):
+            yield start, every[start : start + count]
+
+
+@by_dtype
+def test_the_weight_is_the_dequantized_one(dtype: torch.dtype, device: str) -> None:
+    """A row with a single 1 gives a column of the weight: every integer, each kind of scale."""
+    n, k = 37, 130
+    w = torch.arange(-128, 128).to(torch.int8).repeat(k)[: n * k].reshape(n, k)
+    for group_size in (None, 1, 7, 32, k + 1):
+        params = params_shape((n, k), group_size)
+        s = cases.scales(params, cases.compute_dtype(dtype), 5)
+        for z in (None, cases.zero_points(params, (-128, 127), 6)):
+            exact = oracle.dequantized(w, s, z, group_size, dtype)
+            given = {"weight_zero_point": z, "group_size": group_size}
+            for start, x in one_hot(k, dtype, device):
+                y = linear(x, w, s, **given) + 0.0  # an added zero may have either sign
+                assert_same_bits(y, positive_zeros(exact.T[start : start + len(x)]), f"{start}")
+            # By the ops that the contract names, and by the reference.
+            if group_size is None:
+                found = ops.dequantize_per_channel(w, s, z, 0, dtype=dtype)
+            else:
+                found = ops.dequantize_per_group(w, s, z, group_size, 1, dtype=dtype)
+            assert_same_bits(found, exact)
+            y = linear(torch.eye(k, dtype=dtype), w, s, module=reference, **given) + 0.0
+            assert_same_bits(y, positive_zeros(exact.T))
+
+
+@by_dtype
+@pytest.mark.parametrize("rows", (1, 4, 5, 49))
+def test_any_scale_and_zero_point(rows: int, dtype: torch.dtype, device: str) -> None:
+    """Of a single column, so that each product stands alone: each integer, each special number."""
+    scales = cases.special_scales(cases.compute_dtype(dtype))
+    points = torch.tensor(cases.SPECIAL_ZERO_POINTS)
+    at = torch.cartesian_prod(torch.arange(len(scales)), torch.arange(len(points)))
+    s = scales[at[:, 0]].repeat_interleave(256).reshape(-1, 1)
+    z = points[at[:, 1]].repeat_interleave(256).reshape(-1, 1)
+    w = torch.arange(-128, 128).to(torch.int8).repeat(len(at)).reshape(-1, 1)
+    x = torch.ones(rows, 1, dtype=dtype, device=device)
+    exact = positive_zeros(oracle.dequantized(w, s, z, 1, dtype).T)
+    for group_size, shape in ((1, (-1, 1)), (None, (-1,))):
+        given = {"weight_zero_point": z.reshape(shape), "group_size": group_size}
+        y = linear(x, w, s.reshape(shape), **given) + 0.0
+        subnormal = np.abs(exact) < float(torch.finfo(dtype).smallest_normal)
+        own = device == "cpu" and rows <= OWN_ROWS.get(dtype, 0)
+        if not own:  # PyTorch's libraries may take it for a zero
+            got = to_numpy(y)
+            flushed = np.where(subnormal & (got == 0), got, exact)
+            assert_same_bits(y, np.broadcast_to(flushed, y.shape))
+        else:
+            assert_same_bits(y, np.broadcast_to(exact, y.shape))
+
+
+@by_dtype
+def test_integer_dtypes_of_the_zero_point(dtype: torch.dtype, device: str) -> None:
+    """Any of them; what int32 cannot hold becomes its nearest end."""
+    n, k = 12, 40
+    w = integers((n, k), torch.int8, "random", 1)
+    s = cases.scales((n,), cases.compute_dtype(dtype), 2)
+    for rows in (3, 49):
+        x = numbers((rows, k), dtype, 3).to(device)
+        for kind in INTEGER_DTYPES:
+            info = torch.iinfo(kind)
+            ends = [info.min, info.max, 0, 3, 100, min(info.max, 2**40), max(info.min, -(2**40))]
+            saturated = [min(max(end, INT32_MIN), INT32_MAX) for end in ends]
+            z, clamped = torch.zeros(n, dtype=kind), torch.zeros(n, dtype=torch.int32)
+            z[: len(ends)] = torch.tensor(ends, dtype=kind)
+            clamped[: len(ends)] = torch.tensor(saturated, dtype=torch.int32)
+            y = linear(x, w, s, weight_zero_point=z)
+            assert_same_bits(y, linear(x, w, s, weight_zero_point=clamped), str(kind))
+            if dtype != torch.float16:  # of which 2^31 steps are infinite
+                exact = oracle.dequantized(w, s, z, None, dtype)
+                oracle.assert_close(y, oracle.linear(x.cpu(), exact), str(kind))
+
+
+# --- sums that every order gives -----------------------------------------------------------------
+
+
+def check_exact_sums(dtype: torch.dtype, rows: int, n: int, k: int, device: str) -> int:
+    """Extreme weights times -1, 0 and 1, with scales of 1: integers; how many sums there are."""
+    rng = cases.generator(k)
+    w = torch.tensor([-128, 127, 0, 1])[torch.randint(0, 4, (n, k), generator=rng)]
+    x = torch.randint(-1, 2, (rows, k), generator=rng)
+    bias = torch.randint(-9, 10, (n,), generator=rng)
+    count = 0
+    for group_size in (32, k + 1):
+        params = params_shape((n, k), group_size)
+        z = torch.randint(-128, 129, params, generator=rng)  # w - z is a number of all dtypes
+        points = z.repeat_interleave(group_size, 1)[:, :k]
+        sums = x.double() @ (w - points).double().t()
+        s = torch.ones(params, dtype=cases.compute_dtype(dtype))
+        given = {"weight_zero_point": z, "group_size": group_size}
+        for b in (None, bias):
+            if b is not None and dtype in (torch.float16, torch.bfloat16):
+                continue  # which may be rounded twice
+            want = sums if b is None else sums + b
+            on_device, own = x.to(device, dtype), None if b is None else b.to(dtype)
+            got = linear(on_device, w.to(torch.int8), s, own, **given)
+            assert_same_bits(got + 0.0, round_to(to_numpy(want + 0.0), dtype))
+            count += got.numel()
+    return count
+
+
+@by_dtype
+def test_sums_of_integers(dtype: torch.dtype, device: str) -> None:
+    for rows in ROWS[1:]:
+        for n, k in ((7, 33), (37, 1030)):
+            check_exact_sums(dtype, rows, n, k, device)
+
+
+@pytest.mark.exhaustive
+@by_dtype
+def test_a_million_sums(dtype: torch.dtype, device: str) -> None:
+    """So many results, of some 10^9 products, each of them right to the bit."""
+    count = 0
+    for k in (1, 63, 129, 1000, 4097):
+        for rows in (*range(1, 9), 47, 48, 49, 130, 500):
+            count += check_exact_sums(dtype, rows, 301, k, device)
+    assert count > 10**6
+
+
+@pytest.mark.exhaustive
+@by_dtype
+def test_long_rows(dtype: torch.dtype, device: str) -> None:
+    """Of 10^5 inputs, scales of all sizes."""
+    n, k = 33, 100_003
+    w = integers((n, k), torch.int8, "random", 1)
+    x, b = numbers((49, k), dtype, 2), numbers((n,), dtype, 3)
+    for group_size in (None, 128):
+        params = params_shape((n, k), group_size)
+        s = cases.scales(params, cases.compute_dtype(dtype), 4)
+        z = cases.zero_points(params, (-128, 127), 5)
+        expected = oracle.linear(x, oracle.dequantized(w, s, z, group_size, dtype), b)
+        for rows in (1, 4, 5, 48, 49):
+            given = {"weight_zero_point": z, "group_size": group_size}
+            y = linear(x[:rows].to(device), w, s, b, **given)
+            oracle.assert_close(y, expected.rows(rows), f"{rows} rows")
+
+
+@by_dtype
+def test_extreme_integers_and_scales(dtype: torch.dtype, device: str) -> None:
+    """The ends of int8 alone, with the largest and the smallest scales that sums can bear."""
+    n, k = 19, 75
+    low, high = (-3, 3) if dtype == torch.float16 else (-100, 100)
+    for values in ("lowest", "highest", "alternating"):
+        w = integers((n, k), torch.int8, values)
+        x, b = numbers((49, k), dtype, 1), numbers((n,), dtype, 2)
+        exponents = torch.linspace(low, high, n, dtype=torch.float64).round()
+        s = torch.exp2(exponents).to(cases.compute_dtype(dtype))
+        for z in (None, torch.tensor([-128, 127, 255]).repeat(n)[:n]):
+            expected = oracle.linear(x, oracle.dequantized(w, s, z, None, dtype), b)
+            for rows in ROWS:
+                y = linear(x[:rows].to(device), w, s, b, weight_zero_point=z)
+                oracle.assert_close(y, expected.rows(rows), f"{values} {rows}")
+
+
+# --- NaN, infinities, nothing --------------------------------------------------------------------
+
+
+@by_dtype
+@pytest.mark.parametrize("where", ("input", "scale", "bias"))
+def test_what_is_not_finite_goes_through(where: str, dtype: torch.dtype, device: str) -> None:
+    """0 * inf and inf - inf are NaN; what such a number does not meet stays as it is."""
+    n, k = 21, 50
+    x, b = numbers((49, k), dtype, 1), numbers((n,), dtype, 2)
+    w = integers((n, k), torch.int8, "sparse", 3)
+    s = cases.scales((n, 10), cases.compute_dtype(dtype), 4)
+    x[7], x[8, :30], x[9] = 0, 0, -x[9].abs()
+    special = (math.nan, math.inf, -math.inf)
+    for value in special:
+        x_, s_, b_ = x.clone(), s.clone(), b.clone()
+        if where == "input":
+            x_[0, 3], x_[1, 49], x_[2, 0], x_[4], x_[48, 17] = (value,) * 5
+            x_[3, 5], x_[3, 6] = math.inf, value
+        if where == "scale":
+            s_[0, 0], s_[1, 9], s_[2], s_[20, 4] = (value,) * 4
+            s_[3, 1], s_[3, 2] = math.inf, value
+        if where == "bias":
+            b_[0], b_[20] = value, value
+        expected = oracle.linear(x_, oracle.dequantized(w, s_, None, 5, dtype), b_)
+        assert not np.isfinite(expected.exact).all() and np.isfinite(expected.exact).any()
+        for rows in ROWS:
+            y = linear(x_[:rows].to(device), w, s_, b_, group_size=5)
+            oracle.assert_close(y, expected.rows(rows), f"{value} in {where}, {rows} rows")
+
+
+@by_module
+@by_dtype
+def test_empty(dtype: torch.dtype, module, device: str) -> None:  # type: ignore[no-untyped-def]
+    compute = cases.compute_dtype(dtype)
+    bias = numbers((5,), dtype).to(device)
+    for group_size in (None, 3):
+        for lead in ((0,), (2, 0), (), (3,), (2, 3), (60,)):
+            for n, k in ((5, 4), (5, 0), (0, 4), (0, 0)):
+                params = params_shape((n, k), group_size)
+                x = torch.ones(*lead, k, dtype=dtype, device=device)
+                w, s = torch.ones(n, k, dtype=torch.int8), torch.ones(params, dtype=compute)
+                for b in (None, bias[:n]):
+                    for z in (None, torch.ones(params, dtype=torch.int32)):
+                        given = {"weight_zero_point": z, "group_size": group_size}
+                        y = linear(x, w, s, b, module=module, **given)
+                        assert y.shape == (*lead, n) and y.dtype == dtype and y.is_contiguous()
+                        whole = k if z is None else 0
+                        if k in (0, 4) and b is None:
+                            assert (y == whole).all()
+                        elif k == 0:
+                            assert_same_bits(y, bias[:n].expand(y.shape))
