@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Speed of layers with four-bit weights and 8-bit inputs, beside a float layer and one of int8.
+"""Speed of layers with weights in groups, beside a float layer and one of int8.
 
 ``quantized_int4_linear`` quantizes a floating input for each token and multiplies it by packed
-weights in groups, as a served layer of ``W4A8(group_factors=True)`` does. Each figure is measured
-in turns with the float layer and with ``quantized_linear``, the layer of int8. The weights rotate,
-so that none is in a cache; a size is N x K.
+weights of four bits, as a served layer of ``W4A8(group_factors=True)`` does.
+``weight_only_linear`` leaves the input floating, as one of ``W4A16()`` does; its weights are int8
+in memory. Each figure is measured in turns with the float layer and with ``quantized_linear``, the
+layer of int8. The weights rotate, so that none is in a cache; a size is N x K.
 
     python -m benchmarks.bench_int4                     # on a GPU if there is one
     python -m benchmarks.bench_int4 --sizes 8192x8192 --rows 1 16 --groups 128
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,10 +35,17 @@ from benchmarks.int8_mm_layer import COPIED, int8_peak
 from tests.support.cases import compute_dtype, name_of
 
 INT8 = "quantized_linear"
+INT4, WEIGHT_ONLY = "quantized_int4_linear", "weight_only_linear"
 GROUPS = (32, 64, 128)
-# At least this many times the speed of the float layer, up to a number of rows; and from a number
-# of rows on, a share of the speed of int8.
-FROM_FLOAT = {"cpu": {1: 6.0}, "cuda": {1: 2.9, 16: 2.5, 64: 2.0}}
+# At least this many times the speed of the float layer, up to a number of rows; and of int4 from a
+# number of rows on, a share of the speed of int8.
+FROM_FLOAT = {
+    INT4: {"cpu": {1: 6.0}, "cuda": {1: 2.9, 16: 2.5, 64: 2.0}},
+    WEIGHT_ONLY: {
+        "cpu": {1: 3.0, 32: 0.9},
+        "cuda": {1: 2.9, 16: 2.5, 64: 1.5, 1024: 0.8, 1 << 31: 0.95},
+    },
+}
 FROM_INT8 = {"cpu": (32, 0.9), "cuda": (256, 0.95)}
 LARGE = 3.2  # instead of 2.9, where the weight is larger than 4096 x 4096
 
@@ -98,36 +107,47 @@ class Layers:
             self._packed[group] = self._rotated(packed), scale, factor
         return self._packed[group]
 
-    def calls(self, rows: int, group: int) -> dict[str, Call]:
+    def own(self, op: str, x: Tensor, group: int) -> Call:
+        """The call that is measured."""
+        if op == INT4:
+            packed, scale, factor = self.packed(group)
+            return lambda i: ops.quantized_int4_linear(
+                x, packed[i % len(packed)], scale, factor, group
+            )
+        q = self.integers
+        scales = self.scale.unsqueeze(1).expand(-1, -(-self.size[1] // group)).contiguous()
+        return lambda i: ops.weight_only_linear(x, q[i % len(q)], scales, group_size=group)
+
+    def calls(self, op: str, rows: int, group: int) -> dict[str, Call]:
         """Ours, and those of the other layers."""
         x = torch.randn(rows, self.size[1], device=self.device, dtype=self.dtype)
-        packed, scale, factor = self.packed(group)
         floats, integers = self.floats, self.integers
         return {
-            OWN: lambda i: ops.quantized_int4_linear(
-                x, packed[i % len(packed)], scale, factor, group
-            ),
+            OWN: self.own(op, x, group),
             f"{name_of(self.dtype)} linear": lambda i: torch.nn.functional.linear(
                 x, floats[i % len(floats)]
             ),
             INT8: lambda i: ops.quantized_linear(x, integers[i % len(integers)], self.scale),
         }
 
-    def moved(self, rows: int, group: int) -> int:
-        """Bytes of input, packed weights, factors, scales and output."""
+    def moved(self, op: str, rows: int, group: int) -> int:
+        """Bytes of input, weights, factors, scales and output."""
         n, k = self.size
-        scales = (rows + n) * compute_dtype(self.dtype).itemsize
-        return rows * (k + n) * self.dtype.itemsize + n * k // 2 + n * k // group + scales
+        scale = compute_dtype(self.dtype).itemsize
+        own = n * k // 2 + n * k // group + (rows + n) * scale
+        if op == WEIGHT_ONLY:
+            own = n * k + n * k // group * scale
+        return rows * (k + n) * self.dtype.itemsize + own
 
 
 def target_of(
-    device: str, rows: int, size: tuple[int, int], dtype: torch.dtype
+    op: str, device: str, rows: int, size: tuple[int, int], dtype: torch.dtype
 ) -> AnyTarget | None:
     """What the speed should be; None where nothing was asked for."""
     least, share = FROM_INT8[device]
-    if rows >= least:
+    if op == INT4 and rows >= least:
         return Target(INT8, share)
-    known = FROM_FLOAT[device]
+    known = FROM_FLOAT[op][device]
     ratio = next((known[most] for most in known if rows <= most), None)
     if ratio is None:
         return None
@@ -147,14 +167,14 @@ def measure(
     """The rows of one size; one that fails hinders no other."""
     device, sizes = copy.device, parse_weight(size)
     layers = Layers(device, dtype, sizes)
-    for rows, group in cases:
-        asked = target_of(device.type, rows, sizes, dtype)
+    for op, (rows, group) in itertools.product((INT4, WEIGHT_ONLY), cases):
+        asked = target_of(op, device.type, rows, sizes, dtype)
         shape, case = [rows, *sizes], f"groups of {group}"
-        row = empty_row(device, dtype, shape, "whole", "quantized_int4_linear", case, asked)
+        row = empty_row(device, dtype, shape, "whole", op, case, asked)
         try:
-            results = timer.compare({"copy": copy.copy, **layers.calls(rows, group)})
+            results = timer.compare({"copy": copy.copy, **layers.calls(op, rows, group)})
             operations, peak = 2 * rows * sizes[0] * sizes[1], int8_peak(device)
-            row.fill(results, OWN, layers.moved(rows, group), copy.copied, operations, peak)
+            row.fill(results, OWN, layers.moved(op, rows, group), copy.copied, operations, peak)
         except Exception as error:  # such as too little memory
             row.fail(describe(error))
         yield row

@@ -75,7 +75,7 @@ def _call_with_others(
     if argument == "dtype":
         expected = "torch.dtype"  # which torch writes as int
     message = f"baraquant::{function.__name__}: expected {argument} to "
-    if expected == got == "int":
+    if got == "int" and expected in ("int", "Optional[int]"):
         raise ValueError(f"{message}fit in 64 bits")
     raise TypeError(f"{message}be of type {expected}, but got {got}")
 

@@ -86,8 +86,9 @@ def test_arguments_of_other_types() -> None:
         message = rf"^baraquant::weight_only_linear: expected {name} to be of"
         with pytest.raises(TypeError, match=message):
             ops.weight_only_linear(**arguments)
-    message = r"weight_only_linear: expected group_size to (fit in 64 bits|be of type)"
-    with pytest.raises((ValueError, TypeError), match=message):
+    with pytest.raises(
+        ValueError, match="weight_only_linear: expected group_size to fit in 64 bits"
+    ):
         ops.weight_only_linear(x, w, s, group_size=2**70)
 
 

@@ -36,7 +36,9 @@ Rounding:
     bits differ between devices; the same call gives the same bits. On the CPU, in float32 up to 48
     tokens and in bfloat16 up to 4, a token's result depends on nothing else: ``w^`` is computed in
     registers. Beyond that PyTorch multiplies, on the CPU with a part of the weight at a time that
-    fits into a cache, elsewhere with all of it.
+    fits into a cache, elsewhere with all of it, and as its settings say
+    (``torch.backends.cuda.matmul``; its product of bfloat16 on a CPU may take numbers below the
+    smallest normal one for 0).
 
     Under autocast, ``input`` and ``bias`` are cast as those of :func:`torch.nn.functional.linear`.
 

@@ -111,7 +111,9 @@ void multiply(const FewRows& call) {
   const int64_t outputs = call.output.size(1);
   if (only_planned([&] {
         const int64_t converted = std::is_same_v<T, float> ? 0 : rows * columns * 4;
-        return cpu_plan<float>("weight_only_linear", "4x16", "float32", converted);
+        auto plan = cpu_plan<float>("weight_only_linear", "4x16", "float32", converted);
+        plan.bit_stable = false;  // a GPU adds in another order
+        return plan;
       })) {
     return;
   }
