@@ -35,7 +35,7 @@ using torch::autograd::variable_list;
 // Up to so many rows of the input, multiplying in registers is faster than dequantizing first and
 // calling PyTorch's product. For bfloat16 PyTorch has instructions that compute in it.
 constexpr int64_t kFewRows = 48, kFewRowsOfBfloat16 = 4;
-constexpr int64_t kChunkBytes = 1 << 20;  // of dequantized weight, so that a cache holds it
+constexpr int64_t kChunkBytes = 4 << 20;  // of dequantized weight, so that a cache holds it
 
 at::Tensor dequantized(const Weight& weight, at::ScalarType dtype) {
   const OptionalTensor scale(weight.scale);

@@ -25,6 +25,8 @@ struct CpuWeight {
   const int32_t* zero_point;  // [outputs, groups], or null
   int64_t columns, group_size;
 
+  int64_t groups() const { return divide_up(columns, group_size); }
+
   // The columns of a block: whole groups, or a part of one. Four rows of the input of so many
   // columns fit into the fastest cache.
   int64_t block() const {

@@ -32,44 +32,54 @@ inline T dequantized_number(int8_t q, float scale, float zero_point) {
   return from_compute<T>((static_cast<float>(q) - zero_point) * scale);
 }
 
-// Calls f(begin, end, scale, zero_point) for what lies in [begin, end) of each group of row n.
+// Calls f(begin, end, g) for what lies in [begin, end) of each group g of a row.
 template <typename F>
-inline void for_each_group(const CpuWeight& weight, int64_t n, int64_t begin, int64_t end,
-                           const F& f) {
-  const int64_t size = weight.group_size, groups = (weight.columns + size - 1) / size;
-  for (int64_t g = begin / size, k = begin; k < end; ++g) {
-    const int64_t until = std::min(end, (g + 1) * size), at = n * groups + g;
-    f(k, until, weight.scale[at],
-      weight.zero_point ? static_cast<float>(weight.zero_point[at]) : 0.0f);
+inline void for_each_group(const CpuWeight& weight, int64_t begin, int64_t end, const F& f) {
+  for (int64_t g = begin / weight.group_size, k = begin; k < end; ++g) {
+    const int64_t until = std::min(end, (g + 1) * weight.group_size);
+    f(k, until, g);
     k = until;
   }
 }
 
-// sums[r] += row r of x, of kRows, by row n of the weight, for the columns of a block.
-template <typename T, int kRows>
+inline float zero_point_of(const CpuWeight& weight, int64_t n, int64_t g) {
+  return weight.zero_point ? static_cast<float>(weight.zero_point[n * weight.groups() + g]) : 0.0f;
+}
+
+// sums[j * kRows + r] += row r of x by row n + j of the weight, for the columns of a block.
+template <typename T, int kRows, int kOutputsAtOnce>
 inline void multiply_block(const CpuWeight& weight, int64_t n, int64_t begin, int64_t end,
                            const float* x, float* sums) {
-  const int8_t* const q = weight.values + n * weight.columns;
-  Lanes lanes[kRows];
-  float rest[kRows] = {};
-  for_each_group(
-      weight, n, begin, end,
-      [&](int64_t k, int64_t until, float scale, float zero_point) __attribute__((always_inline)) {
-        for (; k + kLanes <= until; k += kLanes) {
-          const Lanes w = dequantized<T>(q + k, scale, zero_point);
+  const int64_t columns = weight.columns;
+  const int8_t* const q = weight.values + n * columns;
+  Lanes lanes[kOutputsAtOnce][kRows];
+  float rest[kOutputsAtOnce][kRows] = {};
+  const auto multiply = [&](int64_t k, int64_t until, int64_t g) __attribute__((always_inline)) {
+    float scale[kOutputsAtOnce], zero_point[kOutputsAtOnce];
+    for (int j = 0; j < kOutputsAtOnce; ++j) {
+      scale[j] = weight.scale[(n + j) * weight.groups() + g];
+      zero_point[j] = zero_point_of(weight, n + j, g);
+    }
+    for (; k + kLanes <= until; k += kLanes) {
 #pragma GCC unroll 4
-          for (int r = 0; r < kRows; ++r) {
-            lanes[r].add_products(x + r * weight.columns + k, w);
-          }
-        }
-        for (; k < until; ++k) {
-          const float w = to_compute<float>(dequantized_number<T>(q[k], scale, zero_point));
-          for (int r = 0; r < kRows; ++r) {
-            rest[r] = std::fma(x[r * weight.columns + k], w, rest[r]);
-          }
-        }
-      });
-  for (int r = 0; r < kRows; ++r) sums[r] += sum_of(lanes[r]) + rest[r];
+      for (int j = 0; j < kOutputsAtOnce; ++j) {
+        const Lanes w = dequantized<T>(q + j * columns + k, scale[j], zero_point[j]);
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) lanes[j][r].add_products(x + r * columns + k, w);
+      }
+    }
+    for (; k < until; ++k) {
+      for (int j = 0; j < kOutputsAtOnce; ++j) {
+        const float w =
+            to_compute<float>(dequantized_number<T>(q[j * columns + k], scale[j], zero_point[j]));
+        for (int r = 0; r < kRows; ++r) rest[j][r] = std::fma(x[r * columns + k], w, rest[j][r]);
+      }
+    }
+  };
+  for_each_group(weight, begin, end, multiply);
+  for (int j = 0; j < kOutputsAtOnce; ++j) {
+    for (int r = 0; r < kRows; ++r) sums[j * kRows + r] += sum_of(lanes[j][r]) + rest[j][r];
+  }
 }
 
 template <typename T, int kRows>
@@ -77,17 +87,26 @@ void multiply_rows(const CpuProduct<T>& args, int64_t row, int64_t begin, int64_
   const CpuWeight& weight = args.weight;
   const float* const x = args.input + row * weight.columns;
   float sums[kOutputs * kRows] = {};
+  // For one or two rows, the sums of several outputs hide the time that an addition takes.
+  constexpr int kAtOnce = 4 / kRows;
   const auto multiply = [&](int64_t n, int64_t k) __attribute__((always_inline)) {
-    multiply_block<T, kRows>(weight, n, k, std::min(weight.columns, k + weight.block()), x,
-                             sums + (n - begin) * kRows);
+    const int64_t until = std::min(weight.columns, k + weight.block());
+    float* const to = sums + (n - begin) * kRows;
+    if (n + kAtOnce <= end) {
+      multiply_block<T, kRows, kAtOnce>(weight, n, k, until, x, to);
+    } else {
+      for (int64_t j = 0; n + j < end; ++j) {
+        multiply_block<T, kRows, 1>(weight, n + j, k, until, x, to + j * kRows);
+      }
+    }
   };
   if (kRows == 1) {  // memory is read faster in its order
-    for (int64_t n = begin; n < end; ++n) {
+    for (int64_t n = begin; n < end; n += kAtOnce) {
       for (int64_t k = 0; k < weight.columns; k += weight.block()) multiply(n, k);
     }
   } else {
     for (int64_t k = 0; k < weight.columns; k += weight.block()) {
-      for (int64_t n = begin; n < end; ++n) multiply(n, k);
+      for (int64_t n = begin; n < end; n += kAtOnce) multiply(n, k);
     }
   }
   for (int64_t n = begin; n < end; ++n) {
@@ -121,15 +140,16 @@ template <typename T>
 void dequantize_rows(const CpuWeight& weight, int64_t begin, int64_t end, T* to) {
   for (int64_t n = begin; n < end; ++n, to += weight.columns) {
     const int8_t* const q = weight.values + n * weight.columns;
-    for_each_group(weight, n, 0, weight.columns,
-                   [&](int64_t k, int64_t until, float scale, float zero_point)
-                       __attribute__((always_inline)) {
-                         for (; k + kLanes <= until; k += kLanes) {
-                           dequantized<T>(q + k, scale, zero_point).store(to + k);
-                         }
-                         for (; k < until; ++k) {
-                           to[k] = dequantized_number<T>(q[k], scale, zero_point);
-                         }
-                       });
+    const auto dequantize = [&](int64_t k, int64_t until, int64_t g)
+                                __attribute__((always_inline)) {
+                                  const float scale = weight.scale[n * weight.groups() + g];
+                                  const float zero_point = zero_point_of(weight, n, g);
+                                  for (; k + kLanes <= until; k += kLanes) {
+                                    dequantized<T>(q + k, scale, zero_point).store(to + k);
+                                  }
+                                  for (; k < until; ++k)
+                                    to[k] = dequantized_number<T>(q[k], scale, zero_point);
+                                };
+    for_each_group(weight, 0, weight.columns, dequantize);
   }
 }
