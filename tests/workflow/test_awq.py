@@ -91,8 +91,8 @@ READS: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("name", "reads"),
     [
-        *((name, "same") for name in ("W4A16", "max", "W8A16")),
-        *(("max", reads) for reads in ("relu", "slice")),
+        ("max", "slice"),
+        pytest.param("max", "relu", marks=pytest.mark.exhaustive),
         *(pytest.param(name, "same", marks=pytest.mark.exhaustive) for name in SCHEMES),
     ],
 )

@@ -84,6 +84,7 @@ def test_norms_behind_the_residual_absorb_nothing() -> None:
     assert_same(model, nearest)
 
 
+@pytest.mark.exhaustive
 def test_a_layer_that_stays_floating_keeps_its_norm() -> None:
     model = seeded(Block)
     rules = {"key": None, "*": CONFIG}
