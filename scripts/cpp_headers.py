@@ -154,7 +154,7 @@ def declaration(schema: Schema) -> str:
     """A function."""
     types = ", ".join(PARAMETERS[a.type] for a in schema.arguments)
     values = ", ".join(
-        f"std::move({a.name})" if a.type == "SymInt" else a.name for a in schema.arguments
+        f"std::move({a.name})" if a.type.startswith("SymInt") else a.name for a in schema.arguments
     )
     parameters = ", ".join(a.parameter for a in schema.arguments)
     returned = "" if schema.returns == "void" else "return "

@@ -102,7 +102,7 @@ torch::Tensor FakeQuantizedLinearImpl::forward(const torch::Tensor& given) {
     if (is_training() ? is_on : !is_autocast) return whole(input);
   }
   if (is_training()) return float_output(input);
-  const auto output = is_integer() ? integer_output(input) : weight_only_output(input);
+  auto output = is_integer() ? integer_output(input) : weight_only_output(input);
   const bool trains = input.requires_grad() || weight.requires_grad();
   if (!torch::GradMode::is_enabled() || !trains) return output;
   return straight_through(output, float_output(input));

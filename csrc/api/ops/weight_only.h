@@ -35,7 +35,7 @@ inline at::Tensor weight_only_linear(
   static const auto op = api::find<at::Tensor(
       const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
       const std::optional<at::Tensor>&, std::optional<c10::SymInt>)>("weight_only_linear", "");
-  return op.call(input, weight, weight_scale, bias, weight_zero_point, group_size);
+  return op.call(input, weight, weight_scale, bias, weight_zero_point, std::move(group_size));
 }
 
 }  // namespace baraquant
