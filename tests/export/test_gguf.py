@@ -14,6 +14,7 @@ from baraquant import PerGroup, QuantConfig, TensorConfig
 from baraquant.export import gguf as exporter
 from tests.export.tiny_decoders import OPTIONS, quantized, tiny, tokens
 from tests.support.optional_packages import package
+from tests.support.pytorch_products import products_of_pytorch
 
 gguf = package("gguf")
 package("transformers")
@@ -39,7 +40,7 @@ def same_logits(model: Any, path: Path) -> None:
     theirs = read_back(path).eval()
     kind = type(model).__name__.replace("Mistral", "Llama")  # one architecture in GGUF
     assert type(theirs).__name__ == kind
-    with torch.no_grad():
+    with torch.no_grad(), products_of_pytorch():
         ours, read = model(tokens()).logits, theirs(tokens()).logits
     assert torch.equal(ours, read)
     assert not bool((ours == ours[:, :1]).all())  # they depend on the tokens
