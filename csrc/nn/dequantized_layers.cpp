@@ -89,10 +89,8 @@ WeightOnlyLinearImpl::WeightOnlyLinearImpl(const DequantizedOptions& options)
 
 torch::Tensor WeightOnlyLinearImpl::forward(const torch::Tensor& input) {
   const auto own_bias = bias.defined() ? bias.to(input.scalar_type()) : bias;
-  return weight_only_linear(
-      rounded_input(rotated(input)), qweight, weight_scale, maybe(own_bias),
-      maybe(weight_zero_point),
-      group_size() ? std::optional<c10::SymInt>(*group_size()) : std::nullopt);
+  return weight_only_linear(rounded_input(rotated(input)), qweight, weight_scale, maybe(own_bias),
+                            maybe(weight_zero_point), group_size());
 }
 
 std::shared_ptr<torch::nn::Module> WeightOnlyLinearImpl::clone(

@@ -136,8 +136,7 @@ torch::Tensor FakeQuantizedLinearImpl::weight_only_output(const torch::Tensor& i
   const auto [qweight, scale, zeros] = quantized_weight();
   const auto& how = config().weight();
   const auto size = how.group_factors() ? std::nullopt : how.group_size();
-  return weight_only_linear(rows, qweight, scale, constant_bias(), zeros,
-                            size ? std::optional<c10::SymInt>(*size) : std::nullopt);
+  return weight_only_linear(rows, qweight, scale, constant_bias(), zeros, size);
 }
 
 std::optional<torch::Tensor> FakeQuantizedLinearImpl::constant_bias() const {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "affine/math.h"
 #include "machine/float_types.h"
 
 #if defined(__x86_64__)
@@ -30,14 +31,11 @@ struct Lanes {
     for (int i = 0; i < kLanes; ++i) result.x[i] = q[i];
     return result;
   }
-  // (x - zero_point) * scale
   void dequantize(float scale, float zero_point) {
-    for (int i = 0; i < kLanes; ++i) x[i] = (x[i] - zero_point) * scale;
+    for (float& number : x) number = affine::dequantize(number, scale, zero_point);
   }
   void round_to_bfloat16() {
-    for (int i = 0; i < kLanes; ++i) {
-      x[i] = detail::bfloat16_to_float(detail::float_to_bfloat16(x[i]));
-    }
+    for (float& number : x) number = to_compute<float>(from_compute<BFloat16>(number));
   }
   void add_products(const float* values, const Lanes& w) {
     for (int i = 0; i < kLanes; ++i) x[i] = std::fma(values[i], w.x[i], x[i]);
