@@ -9,6 +9,7 @@
 #include "int8_mm/launch.h"
 #include "range/launch.h"
 #include "scaled/launch.h"
+#include "weight_only/launch.h"
 
 namespace baraquant {
 namespace {
@@ -30,6 +31,7 @@ const fused::Kernels& fused::cuda_kernels() { raise(); }
 const int4::Kernels& int4::cuda_kernels() { raise(); }
 const int8_mm::Kernels& int8_mm::cuda_kernels() { raise(); }
 const scaled::Kernels& scaled::cuda_kernels() { raise(); }
+const weight_only::Kernels& weight_only::cuda_kernels() { raise(); }
 
 }  // namespace baraquant
 #endif

@@ -20,7 +20,7 @@ namespace baraquant::int8_mm {
 struct ProductCall {
   at::Tensor input, weight, input_scale, weight_scale, bias, zero_point, weight_sum, output;
   at::Tensor offsets;
-  int4::PackedWeight packed;  // in place of weight, if it has values; on the CPU alone
+  int4::PackedWeight packed;  // in place of weight, if it has values
   double input_scale_number = 1;
   int32_t zero_point_number = 0;
   bool has_zero_point = false;
@@ -78,6 +78,8 @@ struct Launch {
 // The kernels of a device, as dispatch.cpp calls them.
 struct Kernels {
   void (*product)(const ProductCall&);
+  // Whether `product` multiplies with the packed weight of this call.
+  bool (*takes_packed)(const ProductCall&);
   // sums[.., n] = sum over k of weight[.., n, k]. The weight is int8 [.., n, k] with at least one
   // row, sums is int32 [.., n]; both are contiguous.
   void (*weight_sums)(const at::Tensor& weight, const at::Tensor& sums);

@@ -54,9 +54,9 @@ ProductCall prepare(const LinearArgs& args, const at::Tensor& rows, const Intege
 }
 
 void launch(ProductCall& call, const OptionalTensor& weight_sum) {
-  // The CPU expands a packed weight part by part, as it multiplies it.
   const bool sums_wanted = call.has_zero_point && !weight_sum;
-  if (call.packed.values.defined() && (call.input.is_cuda() || sums_wanted)) {
+  const bool is_packed = call.packed.values.defined();
+  if (is_packed && (sums_wanted || !kernels(call.input).takes_packed(call))) {
     call.weight = int4::expanded(call.packed);
     call.packed = {};
   }

@@ -33,7 +33,7 @@ struct Operands {
   const void* input = nullptr;  // [m, k] of int8_t, or of uint8_t if is_unsigned
   bool is_unsigned = false;
   const int8_t* weight = nullptr;  // [n, k]; null if it is packed
-  int4::Packed packed = {};        // on the CPU alone
+  int4::Packed packed = {};
   int64_t groups = 1;
   const int32_t* ends = nullptr;  // [groups]; null means that the product is not grouped
 

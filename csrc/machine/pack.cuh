@@ -79,6 +79,16 @@ __device__ __forceinline__ void store(const Pack<T, size>& pack, T* data, int64_
   }
 }
 
+// Two numbers of T's 16 bits as they lie in memory.
+template <typename T>
+__device__ __forceinline__ int32_t word_of_two(float first, float second) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    return bit_cast<int32_t>(__floats2bfloat162_rn(first, second));
+  } else {
+    return bit_cast<int32_t>(__floats2half2_rn(first, second));
+  }
+}
+
 // Four bytes, the low ones of four words, as one word. NB: permutations of bytes read the low ones
 // alone; shifts and ors would have to clear the others.
 __device__ __forceinline__ uint32_t pack_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {

@@ -32,9 +32,6 @@ using torch::autograd::Function;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-// Up to so many rows of the input, multiplying in registers is faster than dequantizing first and
-// calling PyTorch's product. For bfloat16 PyTorch has instructions that compute in it.
-constexpr int64_t kFewRows = 48, kFewRowsOfBfloat16 = 4;
 constexpr int64_t kChunkBytes = 4 << 20;  // of dequantized weight, so that a cache holds it
 
 at::Tensor dequantized(const Weight& weight, at::ScalarType dtype) {
@@ -81,33 +78,28 @@ void multiply_in_chunks(const at::Tensor& rows, const Int8Weight& weight,
   }
 }
 
-void multiply_on_cpu(const at::Tensor& rows, const Weight& weight, const OptionalTensor& bias,
-                     const at::Tensor& target) {
-  const OptionalTensor& zero_point = weight.zero_point;
+void multiply(const at::Tensor& rows, const Weight& weight, const OptionalTensor& given_bias,
+              const at::Tensor& target) {
+  // NB: PyTorch's product takes another kernel, and adds in another order, where a bias has strides.
+  const OptionalTensor bias = given_bias ? OptionalTensor(contiguous(*given_bias)) : std::nullopt;
   const int64_t columns = rows.size(1);
+  const int64_t group_size =
+      weight.group_size ? std::min(weight.group_size->expect_int(), columns) : columns;
+  const bool is_taken = columns > 0 && kernels(rows).takes(rows, weight.values, group_size);
+  if (!is_taken && (columns == 0 || !dequantizes_in_chunks(rows))) {
+    const at::Tensor wide = dequantized(weight, rows.scalar_type()).t();
+    if (!only_planned_product(rows)) multiply_floats(rows, wide, bias, target);
+    return;
+  }
+  const OptionalTensor& zero_point = weight.zero_point;
   const Int8Weight given{
       .values = weight.values,
       .scale = contiguous(weight.scale),
       .zero_point = zero_point ? contiguous(cast_to_int32(*zero_point)) : at::Tensor(),
-      .group_size =
-          weight.group_size ? std::min(weight.group_size->expect_int(), columns) : columns};
-  if (rows.size(0) > (rows.scalar_type() == at::kFloat ? kFewRows : kFewRowsOfBfloat16)) {
-    return multiply_in_chunks(rows, given, bias, target);
-  }
-  few_rows_on_cpu({.input = rows,
-                   .weight = given,
-                   .bias = bias ? contiguous(*bias) : at::Tensor(),
-                   .output = target});
-}
-
-void multiply(const at::Tensor& rows, const Weight& weight, const OptionalTensor& bias,
-              const at::Tensor& target) {
-  const at::ScalarType dtype = rows.scalar_type();
-  if (rows.is_cpu() && rows.size(1) > 0 && (dtype == at::kFloat || dtype == at::kBFloat16)) {
-    return multiply_on_cpu(rows, weight, bias, target);
-  }
-  const at::Tensor columns = dequantized(weight, dtype).t();
-  if (!only_planned_product(rows)) multiply_floats(rows, columns, bias, target);
+      .group_size = group_size};
+  if (!is_taken) return multiply_in_chunks(rows, given, bias, target);
+  kernels(rows).few_rows(
+      {.input = rows, .weight = given, .bias = bias.value_or(at::Tensor()), .output = target});
 }
 
 at::Tensor linear_device(const at::Tensor& input, const at::Tensor& weight,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The kernels of this family, for the CPU and inputs of float32 and bfloat16. Elsewhere the op
-// dequantizes the weight and calls PyTorch's product (dispatch.cpp).
+// The kernels of this family, for few rows. With more, and for other dtypes, the op dequantizes the
+// weight and calls PyTorch's product (dispatch.cpp).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,10 +29,28 @@ struct FewRows {
   at::Tensor output;  // [rows, outputs] of the input's dtype
 };
 
-// Multiplies with numbers of the input's dtype, which are made in registers.
-void few_rows_on_cpu(const FewRows& call);
+// The kernels of a device, as dispatch.cpp calls them.
+struct Kernels {
+  // Whether they take an input [rows, columns] with rows, and a weight's values with columns.
+  bool (*takes)(const at::Tensor& input, const at::Tensor& values, int64_t group_size);
+  // Multiplies with numbers of the input's dtype, which are made in registers.
+  void (*few_rows)(const FewRows&);
+};
 
-// Writes the weight as numbers of the target's dtype.
+const Kernels& cpu_kernels();
+const Kernels& cuda_kernels();  // raises NotImplementedError if CUDA was not compiled in
+
+inline const Kernels& kernels(const at::Tensor& tensor) {
+  return tensor.is_cuda() ? cuda_kernels() : cpu_kernels();
+}
+
+// Whether a CPU dequantizes a part of the weight at a time for an input of this dtype.
+inline bool dequantizes_in_chunks(const at::Tensor& input) {
+  const at::ScalarType dtype = input.scalar_type();
+  return input.is_cpu() && (dtype == at::kFloat || dtype == at::kBFloat16);
+}
+
+// Writes the weight as numbers of the target's dtype, for which dequantizes_in_chunks() holds.
 void dequantize_on_cpu(const Int8Weight& weight, const at::Tensor& target);
 
 }  // namespace baraquant::weight_only

@@ -219,13 +219,43 @@ def int4_calls() -> Iterator[Run]:
             for shape in SHARED:
                 tensors = call.tensors(shape, dtype, DEVICE)
                 yield lambda c=call, t=tensors: c(*t)
-    packed = torch.ones(33, 64, dtype=torch.uint8, device=DEVICE)
+    packed = torch.full((33, 64), 0x5A, dtype=torch.uint8, device=DEVICE)
+    yield from (partial(run, packed) for run in (few_rows_of_int4, expand_int4))
+
+
+def expand_int4(packed: Tensor) -> None:
     factor = torch.ones(33, 4, dtype=torch.uint8, device=DEVICE)
-    yield partial(torch.ops.baraquant.expand_int4, packed, factor, 32, 128)
+    torch.ops.baraquant.expand_int4(packed, factor, 32, 128)
+
+
+def few_rows_of_int4(packed: Tensor) -> None:
+    """Each number of tiles, with groups of all kinds."""
+    for dtype in cases.FLOAT_DTYPES:
+        scale = torch.ones(33, device=DEVICE, dtype=cases.compute_dtype(dtype))
+        for rows, kind in ((1, torch.int8), (13, torch.uint8), (40, torch.int8)):
+            x = torch.ones(rows, 128, dtype=kind, device=DEVICE)
+            for factor in (3, 200):
+                groups = torch.full((33, 4), factor, dtype=torch.uint8, device=DEVICE)
+                for zero_point in (None, groups):
+                    torch.ops.baraquant.int4_linear(
+                        *(x, packed, scale[:1], scale, groups, 32),
+                        group_zero_point=zero_point,
+                        dtype=dtype,
+                    )
 
 
 def weight_only_calls() -> Iterator[Run]:
     """Few rows and many, with a scale for each channel and for each group."""
+    for dtype in (torch.float16, torch.bfloat16):
+        w = torch.ones(33, 128, dtype=torch.int8, device=DEVICE)
+        scale = torch.ones(33, 4, device=DEVICE)
+        for rows, zero_point in ((1, None), (13, scale.int()), (40, None)):
+            x = torch.ones(rows, 128, device=DEVICE, dtype=dtype)
+            yield partial(
+                *(torch.ops.baraquant.weight_only_linear, x, w, scale),
+                weight_zero_point=zero_point,
+                group_size=32,
+            )
     for dtype in cases.FLOAT_DTYPES:
         for call in WEIGHT_ONLY_CALLS:
             for shape in (*SHARED, (1, 200), (4, 33), (49, 128)):

@@ -28,16 +28,6 @@ constexpr int kSharedThreads = 256;
 template <typename T, int max_lanes_log2>
 constexpr int kMaxThreads = std::max((1 << max_lanes_log2) / kPack<T>, kSharedThreads);
 
-// Two numbers of T's 16 bits as they lie in memory.
-template <typename T>
-__device__ __forceinline__ int32_t word_of_two(float first, float second) {
-  if constexpr (std::is_same_v<T, BFloat16>) {
-    return bit_cast<int32_t>(__floats2bfloat162_rn(first, second));
-  } else {
-    return bit_cast<int32_t>(__floats2half2_rn(first, second));
-  }
-}
-
 template <typename T>
 using RowWords = Words<T, kPack<T>>;
 

@@ -7,12 +7,15 @@
 #include <algorithm>
 
 #include "frame/cuda_plan.cuh"
+#include "int4/cuda/decode.cuh"
 #include "int4/launch.h"
+#include "machine/pack.cuh"
 
 namespace baraquant::int4 {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kChunkColumns = 32;  // in 16 bytes
 
 // ---- The ranges of groups -----------------------------------------------------------------------
 
@@ -129,23 +132,20 @@ __global__ void __launch_bounds__(kThreads) expand_int4_kernel(const ExpandParam
   });
 }
 
-// The same where four bytes of a row always belong to one group and are aligned: a thread takes
-// them, and writes eight integers at once.
-__global__ void __launch_bounds__(kThreads) expand_int4_words_kernel(const ExpandParams args) {
+// The same for whole groups of 32 columns and aligned rows: a thread takes 16 bytes at a time.
+__global__ void __launch_bounds__(kThreads) expand_int4_chunks_kernel(const ExpandParams args) {
   const Packed& packed = args.packed;
-  const int64_t words = packed.columns / 8;
-  const auto* const from = reinterpret_cast<const uint32_t*>(packed.values);
-  auto* const to = reinterpret_cast<uint2*>(args.target);
-  for_each_byte(args.rows, words, [&](int64_t n, int64_t i) {
-    const Group group = packed.group(n, 8 * i / packed.group_size);
-    const uint32_t word = from[n * words + i];
-    uint32_t out[2] = {};
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      const auto byte = static_cast<uint8_t>(expand(word >> (4 * e) & 15, group));
-      out[e / 4] |= static_cast<uint32_t>(byte) << (8 * (e % 4));
-    }
-    to[n * words + i] = {out[0], out[1]};
+  const int64_t chunks = packed.columns / kChunkColumns;
+  const auto* const from = reinterpret_cast<const uint4*>(packed.values);
+  auto* const to = reinterpret_cast<uint4*>(args.target);
+  for_each_byte(args.rows, chunks, [&](int64_t n, int64_t i) {
+    const Group group = packed.group(n, kChunkColumns * i / packed.group_size);
+    const Decoder decoder(group.factor, group.zero_point);
+    const uint4 words = from[n * chunks + i];
+    const uint2 a = decoder.decode_word<false>(words.x), b = decoder.decode_word<false>(words.y);
+    const uint2 c = decoder.decode_word<false>(words.z), d = decoder.decode_word<false>(words.w);
+    to[2 * (n * chunks + i)] = {a.x, a.y, b.x, b.y};
+    to[2 * (n * chunks + i) + 1] = {c.x, c.y, d.x, d.y};
   });
 }
 
@@ -193,20 +193,17 @@ void quantize(const at::Tensor& weight, const at::Tensor& scale, const PackedWei
   Launch<Cuda>::quantize(weight, scale, packed);
 }
 
-bool is_aligned(const void* pointer, uintptr_t bytes) {
-  return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
-}
-
 void expand_weight(const ExpandParams& args, const at::Tensor& target) {
   const c10::cuda::CUDAGuard guard(target.device());
   const Packed& packed = args.packed;
-  const bool by_words = packed.columns % 8 == 0 && packed.group_size % 8 == 0 &&
-                        is_aligned(packed.values, 4) && is_aligned(args.target, 8);
-  if (only_planned_integers(by_words ? "expand_int4_words" : "expand_int4")) return;
+  const bool by_chunks = packed.columns % kChunkColumns == 0 &&
+                         packed.group_size % kChunkColumns == 0 && is_aligned(packed.values, 16) &&
+                         is_aligned(args.target, 16);
+  if (only_planned_integers(by_chunks ? "expand_int4_chunks" : "expand_int4")) return;
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
   const int64_t bytes = args.rows * packed_size(packed.columns);
-  if (by_words) {
-    expand_int4_words_kernel<<<blocks_for(bytes / 4), kThreads, 0, stream>>>(args);
+  if (by_chunks) {
+    expand_int4_chunks_kernel<<<blocks_for(bytes / 16), kThreads, 0, stream>>>(args);
   } else {
     expand_int4_kernel<<<blocks_for(bytes), kThreads, 0, stream>>>(args);
   }

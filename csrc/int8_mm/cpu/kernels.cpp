@@ -58,6 +58,9 @@ struct Cpu {
     std::fill(output + end * f.n, output + f.m * f.n, T{});
   }
 
+  // It expands a part of the weight at a time.
+  static bool takes_packed(const ProductCall&) { return true; }
+
   static void weight_sums(const at::Tensor& weight, const at::Tensor& sums) {
     const CpuIsa isa = cpu_isa();
     if (only_planned([&] {
@@ -75,7 +78,7 @@ struct Cpu {
 }  // namespace
 
 const Kernels& cpu_kernels() {
-  static const Kernels kernels{&Launch<Cpu>::product, &Cpu::weight_sums};
+  static const Kernels kernels{&Launch<Cpu>::product, &Cpu::takes_packed, &Cpu::weight_sums};
   return kernels;
 }
 

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -253,6 +254,7 @@ struct Cuda {
   template <typename T>
   static void product(const Operands& f, const Rescaling<ComputeType<T>>& r, T* output) {
     const Chip chip = current_chip();
+    if (f.is_packed()) return packed(f, r, output, chip);
     const Selection selection = select<T>(f, r, chip);
     if (selection.is_hopper()) {
       on_hopper(f, r, output, chip, selection);
@@ -262,6 +264,22 @@ struct Cuda {
   }
 
  private:
+  template <typename T>
+  static void packed(const Operands& f, const Rescaling<ComputeType<T>>& r, T* output,
+                     const Chip& chip) {
+    const bool planned = only_planned([&] {
+      return KernelPlan{.name = "int8_product_packed",
+                        .backend = "cuda",
+                        .architecture = chip.architecture(),
+                        .tile = "16x128",
+                        .compute_dtype = compute_name<ComputeType<T>>(),
+                        .accumulator_dtype = "int32"};
+    });
+    if (planned) return;
+    launch_packed<T>(f, r, output, chip.multiprocessors, c10::cuda::getCurrentCUDAStream());
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+
   template <typename T>
   static void on_hopper(const Operands& f, const Rescaling<ComputeType<T>>& r, T* output,
                         const Chip& chip, const Selection& selection) {
@@ -287,6 +305,17 @@ struct Cuda {
 void product_cuda(const ProductCall& call) {
   const c10::cuda::CUDAGuard guard(call.output.device());
   Launch<Cuda>::product(call);
+}
+
+// Whether a kernel multiplies with the packed weight; else it is expanded first.
+bool takes_packed_cuda(const ProductCall& call) {
+  const int4::Packed packed = call.packed.operands();
+  const bool whole_chunks =
+      packed.columns % kPackedColumns == 0 &&
+      (packed.groups() == 1 || (packed.group_size % kPackedColumns == 0 &&
+                                std::has_single_bit(static_cast<uint64_t>(packed.group_size))));
+  return call.input.size(0) <= kMaxPackedRows && whole_chunks &&
+         is_aligned(call.input.const_data_ptr(), 16) && is_aligned(packed.values, 16);
 }
 
 void weight_sums_cuda(const at::Tensor& weight, const at::Tensor& sums) {
@@ -325,7 +354,7 @@ void force_kernel(std::string_view name) {
 }  // namespace
 
 const Kernels& cuda_kernels() {
-  static const Kernels kernels{&product_cuda, &weight_sums_cuda};
+  static const Kernels kernels{&product_cuda, &takes_packed_cuda, &weight_sums_cuda};
   return kernels;
 }
 

@@ -146,14 +146,29 @@ void dequantize(const Int8Weight& weight, const at::Tensor& target) {
   });
 }
 
-}  // namespace
+// Up to so many rows of the input, multiplying in registers is faster than dequantizing first and
+// calling PyTorch's product. For bfloat16 PyTorch has instructions that compute in it.
+constexpr int64_t kFewRows = 48, kFewRowsOfBfloat16 = 4;
 
-void few_rows_on_cpu(const FewRows& call) {
+bool takes(const at::Tensor& input, const at::Tensor&, int64_t) {
+  const bool is_float = input.scalar_type() == at::kFloat;
+  return dequantizes_in_chunks(input) &&
+         input.size(0) <= (is_float ? kFewRows : kFewRowsOfBfloat16);
+}
+
+void few_rows_cpu(const FewRows& call) {
   if (call.input.scalar_type() == at::kFloat) {
     multiply<float>(call);
   } else {
     multiply<BFloat16>(call);
   }
+}
+
+}  // namespace
+
+const Kernels& cpu_kernels() {
+  static const Kernels kernels{&takes, &few_rows_cpu};
+  return kernels;
 }
 
 void dequantize_on_cpu(const Int8Weight& weight, const at::Tensor& target) {

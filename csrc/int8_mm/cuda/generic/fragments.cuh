@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The PTX that the generic kernel consists of: asynchronous copies, loads of matrices from shared
-// memory, and mma.sync.m16n8k32. A row of a tile in shared memory consists of 16-byte chunks, which
+// The PTX that the generic kernel consists of: loads of matrices from shared memory, and
+// mma.sync.m16n8k32. A row of a tile in shared memory consists of 16-byte chunks, which
 // are permuted within the row so that eight rows of one column of chunks lie in different banks.
 #pragma once
 
 #include <cstdint>
 
+#include "machine/async_copy.cuh"
 #include "machine/shared_memory.cuh"
 
 namespace baraquant::int8_mm {
@@ -17,29 +18,6 @@ __device__ __forceinline__ int swizzled(int row, int column) {
   // Two rows of four chunks fill all banks.
   const int permutation = chunks == 4 ? (row >> 1) & 3 : row & 7;
   return (row * chunks + (column ^ permutation)) * 16;
-}
-
-// Copies 16 bytes; if not `inside`, it reads nothing and writes zeros.
-__device__ __forceinline__ void copy_chunk_async(void* to, const void* from, bool inside) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(to)),
-               "l"(from), "r"(inside ? 16 : 0)
-               : "memory");
-#endif
-}
-
-__device__ __forceinline__ void commit_copies() {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;\n" ::: "memory");
-#endif
-}
-
-// Waits until at most `pending` of this thread's groups of copies are in flight.
-template <int pending>
-__device__ __forceinline__ void wait_for_copies() {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group %0;\n" ::"n"(pending) : "memory");
-#endif
 }
 
 __device__ __forceinline__ void load_matrices(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d,

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The product of few input rows with a weight of integers, which is read once and decoded in
+// registers: a warp takes 16 rows of the weight, and multiplies by mma.sync with the weight as the
+// first matrix. The warps of a block divide the depth of the same rows among them.
+//
+// The places of an instruction's depth may be any columns, the same in both matrices. Thus a thread
+// keeps the 16 bytes that it loads of a row of the weight, and reads the same columns of the input;
+// nothing has to pass between threads.
+//
+// What is multiplied is a class like this, whose object is the kernel's argument:
+//   struct Product {
+//     static constexpr int kColumns;     // of the weight, in 16 bytes
+//     static constexpr int kInputWords;  // 16-byte words that hold so many columns of the input
+//     using Sum;                         // int or float
+//     int64_t m, n, k;
+//     const uint8_t* input_row(int64_t m) const;
+//     struct Group;                      // the numbers of a group of columns
+//     struct Row {                       // of the weight
+//       const uint8_t* values;
+//       Group group(uint32_t column) const;
+//     };
+//     Row row(int64_t n) const;
+//     template <int tiles>               // of 8 rows of the input; the words are those of two rows
+//     static void multiply(Sum (&sums)[tiles][4], const uint4 (&words)[2], const Group (&groups)[2],
+//                          const uint4 (&input)[tiles][kInputWords]);
+//     void write(int64_t m, int64_t n, Sum sum) const;
+//   };
+// The input's rows and the weight's are aligned to 16 bytes, and k is a multiple of kColumns.
+#pragma once
+
+#include <cstdint>
+
+#include "machine/async_copy.cuh"
+#include "machine/early_launch.cuh"
+#include "machine/integers.h"
+
+namespace baraquant::few_rows {
+
+constexpr int kWarps = 8;  // of a block
+constexpr int kTile = 8;   // rows of the input that an instruction multiplies
+constexpr int kDepth = 4;  // chunks of each row that are in flight
+
+__device__ __forceinline__ uint32_t word_of(const uint4& words, int i) {
+  return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
+}
+
+// What a thread multiplies in a step besides the words of the weight: the numbers of their groups,
+// and the same columns of the input. Beyond the last column the input is 0.
+template <typename Product, int tiles>
+struct StepInput {
+  typename Product::Group groups[2];
+  uint4 columns[tiles][Product::kInputWords];
+};
+
+// A thread's rows: two of the weight, and one of the input in each tile.
+template <typename Product, int tiles>
+class Thread {
+ public:
+  // The block's rows of the input begin at m, the thread's rows of the weight at n, and its columns
+  // at `at`. NB: what is computed for rows beyond the last is written nowhere.
+  __device__ __forceinline__ Thread(const Product& product, int64_t m, int64_t n, uint32_t at,
+                                    uint4 (*ring)[2][32])
+      : at_(at),
+        k_(static_cast<uint32_t>(product.k)),
+        rows_(static_cast<int>(product.m - m) - lane() / 4),
+        input_(product.input_row(m + lane() / 4) + at / Product::kColumns * kInputBytes),
+        tile_bytes_(kTile * (product.k / Product::kColumns) * kInputBytes),
+        ring_(&ring[0][0][lane()]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      weight_[h] = product.row(n + 8 * h < product.n ? n + 8 * h : product.n - 1);
+      weight_[h].values += at / Product::kColumns * 16;
+    }
+  }
+
+  // The following take columns that begin `offset` (a multiple of kColumns) after its first ones.
+  // This one copies to a place in shared memory that no other thread reads.
+  __device__ __forceinline__ void copy_weight(int place, uint32_t offset) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (at_ + offset < k_) {
+        const uint8_t* const from = weight_[h].values + offset / Product::kColumns * 16;
+        copy_chunk_async(ring_ + (place * 2 + h) * 32, from, true);
+      }
+    }
+    commit_copies();
+  }
+  __device__ __forceinline__ uint4 weight(int place, int half) const {
+    return ring_[(place * 2 + half) * 32];
+  }
+  __device__ __forceinline__ void load(StepInput<Product, tiles>& to, uint32_t offset) const {
+    const bool inside = at_ + offset < k_;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      to.groups[h] = {};
+      if (inside) to.groups[h] = weight_[h].group(at_ + offset);
+    }
+#pragma unroll
+    for (int t = 0; t < tiles; ++t) {
+      const bool is_there = inside && rows_ > t * kTile;
+      const auto* const from = reinterpret_cast<const uint4*>(
+          input_ + t * tile_bytes_ + offset / Product::kColumns * kInputBytes);
+#pragma unroll
+      for (int i = 0; i < Product::kInputWords; ++i) {
+        to.columns[t][i] = {};
+        if (is_there) to.columns[t][i] = from[i];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void advance(uint32_t columns) {
+    at_ += columns;
+    input_ += columns / Product::kColumns * kInputBytes;
+#pragma unroll
+    for (auto& row : weight_) row.values += columns / Product::kColumns * 16;
+  }
+
+ private:
+  static constexpr uint32_t kInputBytes = 16 * Product::kInputWords;  // of kColumns
+  static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
+
+  uint32_t at_, k_;
+  int rows_;  // of the input, from the thread's first one on
+  const uint8_t* input_;
+  int64_t tile_bytes_;
+  uint4* ring_;
+  typename Product::Row weight_[2];
+};
+
+// `along_n` warps of a block take 16 rows of the weight each; as many groups of them as there are
+// divide the depth.
+template <typename Product, int tiles, int along_n>
+__global__ void __launch_bounds__(32 * kWarps, tiles == 1 ? 3 : 2)
+    few_rows_kernel(const Product product) {
+  using Sum = typename Product::Sum;
+  constexpr int along_k = kWarps / along_n, kRows = 16 * along_n;
+  constexpr int kOutputs = kRows * kTile * tiles;  // of the block
+  constexpr int kAhead = tiles <= 2 ? 1 : 0;       // steps that the input is loaded before
+  constexpr uint32_t kWarpStep = 4 * Product::kColumns, kStep = kWarpStep * along_k;
+  union Shared {
+    uint4 ring[kWarps][kDepth][2][32];
+    Sum sums[along_k][kOutputs];
+  };
+  __shared__ Shared shared;
+
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int part = warp / along_n, place_n = warp % along_n;
+  const int64_t n = int64_t(blockIdx.x) * kRows, m = int64_t(blockIdx.y) * kTile * tiles;
+  wait_for_last_kernel();
+
+  const auto k = static_cast<uint32_t>(product.k);
+  const uint32_t first = static_cast<uint32_t>(part) * kWarpStep;
+  Thread<Product, tiles> thread(product, m, n + place_n * 16 + lane / 4,
+                                first + static_cast<uint32_t>(lane % 4 * Product::kColumns),
+                                shared.ring[warp]);
+#pragma unroll
+  for (int d = 0; d < kDepth - 1; ++d) thread.copy_weight(d, d * kStep);
+
+  Sum sums[tiles][4] = {};
+  StepInput<Product, tiles> inputs[1 + kAhead];
+  if (kAhead > 0) thread.load(inputs[0], 0);
+  for (uint32_t from = first; from < k; from += kDepth * kStep) {
+#pragma unroll
+    for (int d = 0; d < kDepth; ++d) {
+      if (from + d * kStep >= k) break;
+      thread.load(inputs[(d + kAhead) % (1 + kAhead)], (d + kAhead) * kStep);
+      const int last = d + kDepth - 1;
+      thread.copy_weight(last % kDepth, last * kStep);
+      wait_for_copies<kDepth - 1>();
+      const uint4 words[2] = {thread.weight(d, 0), thread.weight(d, 1)};
+      const auto& input = inputs[d % (1 + kAhead)];
+      Product::template multiply<tiles>(sums, words, input.groups, input.columns);
+    }
+    thread.advance(kDepth * kStep);
+  }
+  wait_for_copies<0>();
+  __syncthreads();
+
+#pragma unroll
+  for (int t = 0; t < tiles; ++t) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      shared.sums[part][((place_n * tiles + t) * 4 + i) * 32 + lane] = sums[t][i];
+    }
+  }
+  __syncthreads();
+  for (int o = static_cast<int>(threadIdx.x); o < kOutputs; o += 32 * kWarps) {
+    const int t = o / kRows, r = o % kRows;  // rows of the input and of the weight
+    if (m + t >= product.m || n + r >= product.n) continue;
+    const int fragment = (r / 16 * tiles + t / kTile) * 4 + r / 8 % 2 * 2 + t % 2;
+    const int from = fragment * 32 + r % 8 * 4 + t % kTile / 2;
+    Sum sum = 0;
+#pragma unroll
+    for (int w = 0; w < along_k; ++w) sum += shared.sums[w][from];  // always in this order
+    product.write(m + t, n + r, sum);
+  }
+}
+
+// --- launchers -----------------------------------------------------------------------------------
+
+template <typename Product, int tiles, int along_n>
+void launch_tiles(const Product& product, cudaStream_t stream) {
+  constexpr auto kernel = &few_rows_kernel<Product, tiles, along_n>;
+  const dim3 blocks(static_cast<unsigned>(divide_up(product.n, 16 * along_n)),
+                    static_cast<unsigned>(divide_up(product.m, kTile * tiles)));
+  launch_waiting(kernel, is_compiled_for_hopper<kernel>(), blocks, 32 * kWarps, stream, product);
+}
+
+template <typename Product, int along_n>
+void launch_along(const Product& product, cudaStream_t stream) {
+  if (product.m <= kTile) return launch_tiles<Product, 1, along_n>(product, stream);
+  if (product.m <= 2 * kTile) return launch_tiles<Product, 2, along_n>(product, stream);
+  launch_tiles<Product, 4, along_n>(product, stream);
+}
+
+template <typename Product>
+void launch(const Product& product, int multiprocessors, cudaStream_t stream) {
+  // With 32 rows of the weight a block reads the input half as often; with 16 there are more blocks.
+  const bool wide = 2 * divide_up(product.n, 32) >= 3 * int64_t(multiprocessors);
+  if (wide) return launch_along<Product, 2>(product, stream);
+  launch_along<Product, 1>(product, stream);
+}
+
+}  // namespace baraquant::few_rows

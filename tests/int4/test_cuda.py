@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What only CUDA has for four bits: the kernel that decodes the weight in registers."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import baraquant
+from baraquant import ops
+from tests.int4.test_products import bytes_of, on, weight
+from tests.support import cases
+from tests.support.bits import assert_same_bits
+from tests.support.cuda import capture
+
+pytestmark = pytest.mark.cuda
+
+# Rows of the input: a tile of eight, two, four, and several blocks of those.
+ROWS = (1, 7, 8, 9, 16, 17, 32, 33, 64)
+# Outputs and columns: rests of tiles, warps without a share, rests of rounds of a warp.
+SIZES = ((1, 32), (16, 96), (37, 128), (40, 1056), (130, 4096), (6400, 1184), (9, 14_336))
+by_size = pytest.mark.parametrize("size", SIZES, ids=str)
+
+
+def planned(*args: Any, **kwargs: Any) -> list[str]:
+    return [kernel.name for kernel in baraquant.plan(*args, **kwargs)]
+
+
+def product(x: Tensor, packed: Tensor, groups: dict[str, Any], **given: Any) -> tuple[Tensor, ...]:
+    """The op, and that of int8 with the expanded weight."""
+    n, device = packed.shape[0], packed.device
+    s = torch.rand(x.shape[0], 1, generator=cases.generator(1)).to(device)
+    sw = torch.rand(n, generator=cases.generator(2)).to(device)
+    w8 = ops.expand_int4(packed, in_features=x.shape[1], **groups)
+    names = planned("int4_linear", x, packed, s, sw, **groups, **given)
+    assert names == ["int8_product_packed"], "or this test shows nothing"
+    return ops.int4_linear(x, packed, s, sw, **groups, **given), ops.int8_linear(
+        x, w8, s, sw, **given
+    )
+
+
+@by_size
+@pytest.mark.parametrize("kind", (torch.int8, torch.uint8), ids=cases.name_of)
+def test_the_bits_of_int8(size: tuple[int, int], kind: torch.dtype, cuda: str) -> None:
+    """With groups whose numbers all fit int8, groups with others, and factors that none allows."""
+    n, k = size
+    for m, group_size, extreme, bytes_are in itertools.product(
+        ROWS, (32, 64, 128, k), (False, True), ("allowed", "any")
+    ):
+        packed, groups = weight(n, k, group_size, extreme, asymmetric=True)
+        if bytes_are == "any":
+            shape = groups["group_factor"].shape
+            groups["group_factor"] = bytes_of(0, 256, *shape, seed=5)
+            groups["group_zero_point"] = bytes_of(0, 256, *shape, seed=6)
+        packed, groups = packed.to(cuda), on(cuda, groups)
+        x = bytes_of(0, 256, m, k, seed=m).view(kind).to(cuda)
+        if extreme:
+            x = torch.full_like(x, -128 if kind == torch.int8 else 255)
+        for given in (groups, {**groups, "group_zero_point": None}):
+            assert_same_bits(*product(x, packed, given), f"{m} {group_size} {bytes_are}")
+
+
+@pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
+def test_all_that_follows_the_sum(dtype: torch.dtype, cuda: str) -> None:
+    n, k, m = 200, 512, 13
+    packed, groups = weight(n, k, 64, extreme=False, asymmetric=True)
+    packed, groups = packed.to(cuda), on(cuda, groups)
+    w8 = ops.expand_int4(packed, in_features=k, **groups)
+    x = bytes_of(0, 256, m, k, seed=1).to(cuda)
+    compute = cases.compute_dtype(dtype)
+    s, sw = torch.rand(m, 1, device=cuda, dtype=compute), torch.rand(n, device=cuda, dtype=compute)
+    given = {"input_zero_point": bytes_of(0, 256, m, 1, seed=2).int().to(cuda), "dtype": dtype}
+    given["bias"] = torch.randn(n, device=cuda, dtype=compute)
+    want = ops.int8_linear(x, w8, s, sw, **given)
+    sums = w8.sum(1, dtype=torch.int32)
+    assert_same_bits(ops.int4_linear(x, packed, s, sw, **groups, **given), want)
+    given["weight_sum"] = sums
+    assert planned("int4_linear", x, packed, s, sw, **groups, **given) == ["int8_product_packed"]
+    assert_same_bits(ops.int4_linear(x, packed, s, sw, **groups, **given), want)
+
+
+def test_what_it_does_not_take(cuda: str) -> None:
+    """More rows, other groups and columns, rows that begin anywhere: the same bits."""
+    for m, k, group_size in ((65, 128, 32), (3, 130, 32), (3, 192, 96), (3, 128, 34)):
+        packed, groups = weight(20, k, group_size, extreme=False, asymmetric=True)
+        packed, groups = packed.to(cuda), on(cuda, groups)
+        x = bytes_of(0, 256, m, k, seed=m).view(torch.int8).to(cuda)
+        s, sw = torch.ones(1, device=cuda), torch.ones(20, device=cuda)
+        want = ops.int8_linear(x, ops.expand_int4(packed, in_features=k, **groups), s, sw)
+        assert "int8_product_packed" not in planned("int4_linear", x, packed, s, sw, **groups)
+        assert_same_bits(ops.int4_linear(x, packed, s, sw, **groups), want)
+    packed, groups = weight(20, 128, 32, extreme=False, asymmetric=True)
+    packed, groups = packed.to(cuda), on(cuda, groups)
+    x = bytes_of(0, 256, 3, 128, seed=1).view(torch.int8).to(cuda)
+    want = ops.int4_linear(x, packed, s, sw, **groups)
+    for offset in (1, 4, 8):
+        for tensors in ((x, packed), (packed, x)):
+            moved = torch.empty(tensors[0].numel() + offset, dtype=tensors[0].dtype, device=cuda)
+            moved = moved[offset:].view(tensors[0].shape).copy_(tensors[0])
+            pair = (moved, tensors[1]) if tensors[0] is x else (tensors[1], moved)
+            assert_same_bits(ops.int4_linear(*pair, s, sw, **groups), want)
+
+
+def test_in_a_graph(cuda: str) -> None:
+    packed, groups = weight(512, 1024, 128, extreme=False, asymmetric=False)
+    packed, groups = packed.to(cuda), on(cuda, groups)
+    x, sw = torch.randn(4, 1024, device=cuda), torch.rand(512, device=cuda)
+    graph, result = capture(lambda: ops.quantized_int4_linear(x, packed, sw, **groups))
+    for _ in range(3):
+        x.normal_()
+        graph.replay()
+        assert_same_bits(result, ops.quantized_int4_linear(x, packed, sw, **groups))

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What only CUDA has here: the kernel that dequantizes the weight in registers for few rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import baraquant
+from tests.support import cases
+from tests.support.bits import assert_same_bits, to_numpy
+from tests.support.cuda import capture
+from tests.support.family_cases.int8_mm import integers
+from tests.support.oracle import weight_only as oracle
+from tests.weight_only.test_values import linear, numbers, one_hot, params_shape, positive_zeros
+
+pytestmark = pytest.mark.cuda
+
+ROWS = (1, 7, 8, 9, 16, 17, 33, 64)
+SIZES = ((1, 16), (16, 80), (37, 144), (40, 1040), (130, 4096), (6400, 272), (9, 14_336))
+by_size = pytest.mark.parametrize("size", SIZES, ids=str)
+by_half = pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=cases.name_of)
+
+
+def is_taken(x: Tensor, w: Tensor, s: Tensor, **given: Any) -> bool:
+    here = {k: v.to(x.device) if isinstance(v, Tensor) else v for k, v in given.items()}
+    kernels = baraquant.plan("weight_only_linear", x, w.to(x.device), s.to(x.device), **here)
+    return kernels[-1].name == "weight_only_linear"  # before it, zero points may become int32
+
+
+@by_half
+@by_size
+def test_sums(size: tuple[int, int], dtype: torch.dtype, cuda: str) -> None:
+    n, k = size
+    w, bias = integers((n, k), torch.int8, "random", 1), numbers((n,), dtype, 2)
+    for group_size in (None, 16, 32, 128):
+        params = params_shape((n, k), group_size)
+        s, z = cases.scales(params, torch.float32, 3), cases.zero_points(params, (-128, 127), 4)
+        for point, b in ((None, None), (z, bias)):
+            given = {"weight_zero_point": point, "group_size": group_size}
+            x = numbers((ROWS[-1], k), dtype, 5)
+            exact = oracle.linear(x, oracle.dequantized(w, s, point, group_size, dtype), b)
+            results = []
+            for m in ROWS:
+                rows = x[:m].to(cuda)
+                assert is_taken(rows, w, s, **given), "or this test shows nothing"
+                results.append(linear(rows, w, s, b, **given))
+                oracle.assert_close(results[-1], exact.rows(m), f"{m} rows, groups of {group_size}")
+            for result in results:  # a row does not depend on the others
+                assert_same_bits(result, results[-1][: len(result)])
+
+
+@by_half
+def test_the_weight_is_the_dequantized_one(dtype: torch.dtype, cuda: str) -> None:
+    """A row with a single 1 gives a column of the weight: every integer, any scale, any zero."""
+    n, k = 37, 144
+    w = torch.arange(-128, 128).to(torch.int8).repeat(k)[: n * k].reshape(n, k)
+    for group_size in (None, 16, 32, 64, k + 1):
+        params = params_shape((n, k), group_size)
+        for z in (None, cases.zero_points(params, (-128, 127), 6)):
+            s = cases.scales(params, torch.float32, 5)
+            exact = oracle.dequantized(w, s, z, group_size, dtype)
+            given = {"weight_zero_point": z, "group_size": group_size}
+            for start, x in one_hot(k, dtype, cuda):
+                if len(x) > 64:
+                    continue
+                assert is_taken(x, w, s, **given), "or this test shows nothing"
+                y = linear(x, w, s, **given) + 0.0
+                assert_same_bits(y, positive_zeros(exact.T[start : start + len(x)]), f"{start}")
+
+
+@by_half
+def test_any_scale_and_zero_point(dtype: torch.dtype, cuda: str) -> None:
+    """Sixteen columns of which one counts, so that a product stands alone."""
+    scales, points = cases.special_scales(torch.float32), torch.tensor(cases.SPECIAL_ZERO_POINTS)
+    scales = scales[scales.isfinite()]
+    at = torch.cartesian_prod(torch.arange(len(scales)), torch.arange(len(points)))
+    s = scales[at[:, 0]].repeat_interleave(16)
+    z = points[at[:, 1]].repeat_interleave(16)
+    w = torch.arange(-128, 128).to(torch.int8).reshape(16, 16).repeat(len(at), 1)
+    exact = oracle.dequantized(w, s, z, None, dtype)
+    finite = torch.from_numpy((abs(exact) < float("inf")).all(1))
+    for column in range(16):
+        x = torch.zeros(1, 16, dtype=dtype, device=cuda)
+        x[0, column] = 1
+        assert is_taken(x, w, s, weight_zero_point=z)
+        y = linear(x, w, s, weight_zero_point=z) + 0.0
+        want = positive_zeros(exact.T[column : column + 1])
+        assert_same_bits(y[:, finite.to(cuda)], want[:, to_numpy(finite).astype(bool)])
+
+
+@by_half
+def test_what_it_does_not_take(dtype: torch.dtype, cuda: str) -> None:
+    """More rows, other columns and groups, rows that begin anywhere, other dtypes."""
+    for m, k, group_size in ((65, 64, 32), (3, 72, None), (3, 96, 48), (3, 64, 8)):
+        w = integers((20, k), torch.int8, "random", 1)
+        s = cases.scales(params_shape((20, k), group_size), torch.float32, 2)
+        x = numbers((m, k), dtype, 3)
+        assert not is_taken(x.to(cuda), w, s, group_size=group_size)
+        exact = oracle.linear(x, oracle.dequantized(w, s, None, group_size, dtype))
+        oracle.assert_close(linear(x.to(cuda), w, s, group_size=group_size), exact)
+    w, s, x = (
+        integers((20, 64), torch.int8, "random", 1),
+        torch.ones(20),
+        numbers((3, 64), dtype, 3),
+    )
+    exact = oracle.linear(x, oracle.dequantized(w, s, None, None, dtype))
+    moved = torch.empty(3 * 64 + 1, dtype=dtype, device=cuda)[1:].view(3, 64).copy_(x)
+    assert not is_taken(moved, w, s)
+    oracle.assert_close(linear(moved, w, s), exact)
+    assert not is_taken(x.float().to(cuda), w, s)
+
+
+@by_half
+def test_in_a_graph(dtype: torch.dtype, cuda: str) -> None:
+    w, s = integers((512, 1024), torch.int8, "random", 1).to(cuda), torch.rand(512, device=cuda)
+    x = torch.randn(4, 1024, device=cuda, dtype=dtype)
+    graph, result = capture(lambda: linear(x, w, s))
+    for _ in range(3):
+        x.normal_()
+        graph.replay()
+        assert_same_bits(result, linear(x, w, s))
