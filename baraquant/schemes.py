@@ -233,8 +233,8 @@ class AWQ(Config):
 
     Attributes:
         config: How the layers are quantized: floating inputs, a scale per channel or group and no
-            rotation, such as :func:`W4A16`. Each alpha is tried with its ``scale_rule``: ``max``
-            is quicker, and better if few inputs are large, as ``search`` weighs them all alike.
+            rotation, such as :func:`W4A16`. Each alpha is tried with its ``scale_rule``: ``search``
+            weighs the error of a weight by the mean square of its input; ``max`` is quicker.
         steps: The number of steps of ``alpha`` from 0 to 1; the largest of layers that share ``s``.
 
     Example:

@@ -26,12 +26,22 @@ def searches_scales(config: QuantConfig) -> bool:
 
 
 def fit(
-    rows: Tensor, quantizer: FakeQuantize | FakeQuantizeInt4
+    rows: Tensor,
+    quantizer: FakeQuantize | FakeQuantizeInt4,
+    importance: Tensor | None = None,
 ) -> FakeQuantize | FakeQuantizeInt4:
-    """Return a fake quantizer with the scales, or the factors, that fit the values best."""
+    """Return a fake quantizer with the scales, or the factors, that fit the values best.
+
+    Args:
+        rows: The weight, ``[N, K]``.
+        quantizer: A dynamic quantizer of it.
+        importance: What the squared errors of each column are multiplied by, ``[K]``, such as the
+            mean square of the input that it is multiplied with, for floating inputs and scales of
+            channels or groups. None: all columns count alike.
+    """
     if isinstance(quantizer, FakeQuantizeInt4):
         return fit_factors(rows, quantizer)
-    return fit_scale(rows, quantizer)
+    return fit_scale(rows, quantizer, importance)
 
 
 def fit_factors(rows: Tensor, quantizer: FakeQuantizeInt4) -> FakeQuantizeInt4:
@@ -99,7 +109,9 @@ def factors_of_rows(
     return scale, factor, zero_point
 
 
-def fit_scale(rows: Tensor, quantizer: FakeQuantize) -> FakeQuantize:
+def fit_scale(
+    rows: Tensor, quantizer: FakeQuantize, importance: Tensor | None = None
+) -> FakeQuantize:
     """Return a fake quantizer with the scales that fit the values best.
 
     For each scale 26 ranges are tried: the full range of its values, and narrower ones down to half
@@ -109,6 +121,7 @@ def fit_scale(rows: Tensor, quantizer: FakeQuantize) -> FakeQuantize:
         rows: The input of the quantizer; its first dimension counts rows.
         quantizer: A dynamic quantizer. The new one has its integers and its granularity:
             ``per_tensor``, ``per_channel`` (one scale per row) or ``per_group`` (along rows).
+        importance: As in :func:`fit`, for a matrix of rows.
     """
     size, granularity = quantizer.group_size, quantizer.granularity
     shapes = {"per_tensor": [], "per_channel": [rows.shape[0]]}
@@ -116,7 +129,8 @@ def fit_scale(rows: Tensor, quantizer: FakeQuantize) -> FakeQuantize:
     segments = (
         rows.reshape(-1, size) if size > 0 else rows.reshape(rows.shape[0] if shape else 1, -1)
     )
-    scale, zero_point = qparams_of_rows(segments, quantizer, searches=True)
+    weights = None if importance is None else importance.reshape(-1, segments.shape[1])
+    scale, zero_point = qparams_of_rows(segments, quantizer, searches=True, weights=weights)
     return FakeQuantize(
         scale.reshape(shape),
         zero_point.reshape(shape),
@@ -130,7 +144,7 @@ def fit_scale(rows: Tensor, quantizer: FakeQuantize) -> FakeQuantize:
 
 
 def qparams_of_rows(
-    rows: Tensor, quantizer: FakeQuantize, *, searches: bool
+    rows: Tensor, quantizer: FakeQuantize, *, searches: bool, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the scale and the zero point of each row, ``[rows]`` each.
 
@@ -138,29 +152,39 @@ def qparams_of_rows(
         rows: A matrix.
         quantizer: A quantizer with the integers and the dtype of the scales.
         searches: Whether to try narrower ranges too, as :func:`fit_scale` does.
+        weights: What the squared errors are multiplied by, for as many rows as there are, or for
+            fewer, which then repeat; None: 1.
     """
     if not searches:
         low, high = torch.aminmax(rows, dim=1)
         ends = quantizer.quant_min, quantizer.quant_max
         return qparams_of_range(low, high, *ends, quantizer.symmetric, quantizer.scale_dtype)
-    step = max(1, _CHUNK // max(1, rows.shape[1]))
-    parts = [_fit(part, quantizer) for part in rows.split(step)]
+    repeated = 1 if weights is None else len(weights)
+    step = max(1, _CHUNK // max(1, rows.shape[1] * repeated)) * repeated
+    parts = [_fit(part, quantizer, weights) for part in rows.split(step)]
     scale, zero_point = (torch.cat(part) for part in zip(*parts, strict=True))
     return scale, zero_point
 
 
-def _fit(segments: Tensor, quantizer: FakeQuantize) -> tuple[Tensor, Tensor]:
+def _fit(
+    segments: Tensor, quantizer: FakeQuantize, weights: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Return the scale and the zero point of each row."""
     low_end, high_end, symmetric = quantizer.quant_min, quantizer.quant_max, quantizer.symmetric
     values = segments.to(torch.float64 if segments.dtype == torch.float64 else torch.float32)
     low, high = torch.aminmax(values, dim=1)
     best = torch.full_like(low, math.inf)
+    if weights is not None:
+        weights = weights.to(values).repeat(len(values) // len(weights), 1)
     how = (low_end, high_end, symmetric, quantizer.scale_dtype)
     scale, zero_point = qparams_of_range(low, high, *how)
     for factor in FACTORS:
         tried, zeros = qparams_of_range(low * factor, high * factor, *how)
         rounded = ops.fake_quantize_per_channel(values, tried, zeros, 0, low_end, high_end)
-        error = (rounded - values).square_().sum(dim=1)
+        squares = (rounded - values).square_()
+        if weights is not None:
+            squares.mul_(weights)
+        error = squares.sum(dim=1)
         is_better = error < best
         best = torch.where(is_better, error, best)
         scale = torch.where(is_better, tried, scale)

@@ -96,7 +96,7 @@ class Maker:
         if smoothing is not None and not isinstance(one.config, AWQ):
             return self._smoothed(one, smoothing, divisor)
         if smoothing is not None:
-            integers = _scaled_integers(one.prepared, smoothing.smooth, divisor)
+            integers = _scaled_integers(one, smoothing.smooth, divisor)
         prepared, weight = self.ready(path, one), one.prepared.config.weight
         if integers is not None:
             return self._converter.convert(prepared, integers)
@@ -108,7 +108,7 @@ class Maker:
                 # Tied weights have the same one.
                 key = rows.data_ptr(), rows.shape, name, weight, one.scheme.scale_dtype
                 if key not in self._fitted:
-                    self._fitted[key] = fit(rows, getattr(prepared, name))
+                    self._fitted[key] = fit(rows, getattr(prepared, name), one.importance)
                     self._kept.append(rows)
                 setattr(prepared, name, self._fitted[key])
         return self._converter.convert(prepared)
@@ -135,15 +135,19 @@ class Maker:
 
 
 def _scaled_integers(
-    layer: FakeQuantizedLinear, smooth: Tensor | None, divisor: Tensor | None
+    one: Chosen, smooth: Tensor | None, divisor: Tensor | None
 ) -> Integers | Int4Integers:
     """Return the integers of a scaled weight, which no other module shares.
 
-    The arguments are those of :func:`_scaled`.
+    The factors are those of :func:`_scaled`.
     """
+    layer, importance = one.prepared, one.importance
     scaled = FakeQuantizedLinear.from_float(_scaled(layer, smooth, divisor), layer.config)
     if searches_scales(layer.config):
-        scaled.weight_fake_quant = fit(scaled.rows_of_weight(), scaled.weight_fake_quant)
+        if importance is not None and smooth is not None:
+            importance = importance / smooth.to(importance).square()
+        rows, quantizer = scaled.rows_of_weight(), scaled.weight_fake_quant
+        scaled.weight_fake_quant = fit(rows, quantizer, importance)
     return integers_of(scaled)
 
 

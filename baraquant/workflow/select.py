@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..configs import Config, QuantConfig, TensorConfig
 from ..nn._rotation import rotate_of
@@ -32,6 +32,8 @@ class Chosen:
         config: Its configuration, as the caller gave it.
         prepared: The layer that replaces it in training. It has the module's parameters.
         remark: What a report adds to the name of what the layer becomes.
+        importance: For :class:`baraquant.AWQ`, the sum of the squares of each channel of the input,
+            ``[K]``, by which the search for scales weighs the errors; None: not known.
     """
 
     module: nn.Module
@@ -39,6 +41,7 @@ class Chosen:
     config: Config
     prepared: nn.Module
     remark: str = ""
+    importance: Tensor | None = None
 
     @property
     def scheme(self) -> QuantConfig:

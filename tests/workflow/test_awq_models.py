@@ -176,7 +176,7 @@ def test_transformers_conv1d() -> None:
         nn.init.uniform_(norm.weight, 0.1, 20)
         return nn.Sequential(norm, layer).eval()
 
-    plain = nn.Linear(16, 8)
+    plain = seeded(nn.Linear, 16, 8)
     conv = utils.Conv1D(8, 16)
     with torch.no_grad():
         conv.weight.copy_(plain.weight.t())

@@ -16,8 +16,35 @@ import torch
 from torch import Tensor
 
 from ...nn import FakeQuantize
+from ..calibration.finite import Seen
 from ..fit import fit
 from ..gptq.formula import Hessian
+
+
+class SeenSquares(Seen):
+    """A watcher that counts the inputs of one layer, and adds up the squares of their channels.
+
+    Args:
+        features: The number K of inputs.
+        dtype: The dtype of the sums, float32 or float64.
+
+    Attributes:
+        squares: The sums over the finite inputs, ``[K]``; None if there was no input.
+    """
+
+    def __init__(self, features: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._features, self._dtype = features, dtype
+        self.squares: Tensor | None = None
+
+    def observe(self, input: Tensor) -> None:
+        """Add ``input``, ``[..., K]``, if it is finite."""
+        if input.numel() == 0 or input.shape[-1] != self._features:
+            return  # the layer itself raises the error of a wrong shape
+        is_finite = self.begin(input)
+        rows = input.detach().reshape(-1, self._features).to(self._dtype)
+        squares = torch.where(is_finite, rows, 0.0).square().sum(dim=0)
+        self.squares = squares if self.squares is None else self.squares.add_(squares)
 
 
 class Inputs(Hessian):
@@ -58,7 +85,12 @@ def scaling(absolute: Tensor, alpha: float) -> Tensor:
 
 
 def output_error(
-    weight: Tensor, smooth: Tensor, hessian: Tensor, quantizer: FakeQuantize, *, searches: bool
+    weight: Tensor,
+    smooth: Tensor,
+    hessian: Tensor,
+    quantizer: FakeQuantize,
+    *,
+    importance: Tensor | None,
 ) -> Tensor:
     """Return the squared error of a layer's output, summed over its inputs, float64 ``[]``.
 
@@ -67,11 +99,11 @@ def output_error(
         smooth: Its factors, ``[K]``, of the same dtype.
         hessian: ``X^T X`` of the inputs, ``[K, K]``, of the same dtype.
         quantizer: The dynamic quantizer of the weight.
-        searches: Whether to search the scales, as :func:`fit` does.
+        importance: The squares of the unscaled inputs, ``[K]``, if the scales are searched.
     """
     scaled = weight * smooth
-    if searches:
-        quantizer = fit(scaled, quantizer)
+    if importance is not None:
+        quantizer = fit(scaled, quantizer, importance / smooth.square())
     error = quantizer.round(scaled) / smooth - weight
     with torch.autocast(error.device.type, enabled=False):
         return ((error @ hessian) * error).sum(dtype=torch.float64)

@@ -2,7 +2,8 @@
 """Runs the calibration of AWQ, and finds the factors of each linear layer.
 
 A first run finds which layers share the output of a module that can absorb their factors, as for
-SmoothQuant. Further runs add up ``X^T X`` of these layers' inputs. Of how many layers at a time
+SmoothQuant, and adds up the squares of each channel, by which a search for scales weighs the errors
+of the weights. Further runs add up ``X^T X`` of the inputs of those layers; of how many at a time
 depends on the memory alone, not on the number of batches.
 """
 
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from ...schemes import AWQ
-from ..calibration.finite import Seen
 from ..calibration.progress import ProgressBar
 from ..calibration.run import Calibration, Watcher, calibrate, check_repeatable
 from ..fit import searches_scales
@@ -23,7 +23,7 @@ from ..select import Chosen
 from ..smoothquant.groups import Group, find_groups
 from ..smoothquant.producers import can_fold
 from ..smoothquant.smoothing import Smoothing
-from .formula import Inputs, output_error, scaling
+from .formula import Inputs, SeenSquares, output_error, scaling
 
 _UNREACHED = "; not scaled, as the calibration data does not reach it"
 _NO_PRODUCER = "; not scaled, as no preceding layer can absorb the division"
@@ -70,8 +70,11 @@ def find_scalings(
             allows_unreached=True,
         )
 
-    seen = {path: Seen() for path in layers}
+    seen = {path: SeenSquares(*_size_and_dtype(one)) for path, one in layers.items()}
     found, unreached = find_groups(model, seen, set(), run)
+    for path, one in layers.items():
+        if searches_scales(one.scheme):
+            one.importance = seen[path].squares
     groups = [group for group in found if group.producer is not None]
     for path in layers.keys() - {path for group in groups for path in group.layers}:
         layers[path].remark += _UNREACHED if path in unreached else _NO_PRODUCER
@@ -157,7 +160,7 @@ def _search(
                 smooth.to(weight),
                 inputs[path].matrix.to(weight),  # type: ignore[union-attr]
                 one.prepared.weight_fake_quant,
-                searches=searches_scales(one.scheme),
+                importance=None if one.importance is None else one.importance.to(weight),
             )
             errors.append(error.to(device))
         return torch.stack(errors).sum()
