@@ -264,12 +264,12 @@ class QuantConfig(Config):
             raise ValueError(
                 "QuantConfig: expected a per_token or per_tensor activation with group_factors, "
                 "which make a product of integers exact, but got "
-                f"{activation or 'floating inputs'}; use W4A8(group_factors=True)"
+                f"{activation or 'floating inputs'}; use W4A8()"
             )
         if self.scale_dtype != "float32":
             raise ValueError(
                 "QuantConfig: expected scale_dtype='float32' with group_factors, but got "
-                f"{self.scale_dtype!r}"
+                f"{self.scale_dtype!r}; use W4A8(group_factors=False)"
             )
 
     def _check_activation(self) -> None:

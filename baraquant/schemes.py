@@ -112,7 +112,7 @@ def W4A8(  # noqa: N802
     symmetric: bool = True,
     scale_rule: str = "search",
     *,
-    group_factors: bool = False,
+    group_factors: bool | None = None,
     scale_dtype: str = "float32",
     backward: str = "float",
     rounding: str = "nearest",
@@ -120,24 +120,24 @@ def W4A8(  # noqa: N802
 ) -> QuantConfig:
     """Return 4-bit weights with a scale for each group, and int8 inputs with a scale per token.
 
-    With ``group_size=None`` or ``group_factors=True`` linear layers compute integer products.
-    Otherwise they compute in floating point.
+    Linear layers compute integer products, but in floating point with groups that have no factors.
 
     Args:
         group_size: The number of adjacent inputs that share a scale. None: one scale per channel.
         symmetric: True for weights without a zero point; False adds one.
         scale_rule: As in :class:`QuantConfig`.
         scale_dtype: As in :class:`QuantConfig`.
-        group_factors: Whether the scale of a group is a whole number of 1 to 16 times a scale of
-            the channel, as in :class:`TensorConfig`. The weights of a linear layer then take half
-            a byte in memory too (:class:`baraquant.nn.QuantizedInt4Linear`), and what it computes
-            in training, in evaluation and when it is served is the same sum of integers.
-        backward: As in :class:`QuantConfig`; anything but ``float`` needs ``group_size=None`` or
-            ``group_factors=True``.
+        group_factors: Whether groups have whole factors, as in :class:`TensorConfig`, and linear
+            layers half a byte for a weight (:class:`baraquant.nn.QuantizedInt4Linear`). None: if
+            there are groups, and ``scale_dtype`` is ``float32``. False: floating scales, as other
+            formats have.
+        backward: As in :class:`QuantConfig`; anything but ``float`` needs integer products.
         rounding: As in :class:`QuantConfig`.
         rotate: As in :class:`QuantConfig`: 256 spreads the outliers of inputs.
     """
     weight = _int4("W4A8", group_size, symmetric)
+    if group_factors is None:
+        group_factors = group_size is not None and scale_dtype == "float32"
     if group_factors and group_size is None:
         raise ValueError("W4A8: expected a group_size with group_factors=True, but got None")
     activation = TensorConfig(8, "per_token")

@@ -2,7 +2,7 @@
 """Speed of layers with weights in groups, beside a float layer and one of int8.
 
 ``quantized_int4_linear`` quantizes a floating input for each token and multiplies it by packed
-weights of four bits, as a served layer of ``W4A8(group_factors=True)`` does.
+weights of four bits, as a served layer of ``W4A8(group_size)`` does.
 ``weight_only_linear`` leaves the input floating, as one of ``W4A16()`` does; its weights are int8
 in memory. Each figure is measured in turns with the float layer and with ``quantized_linear``, the
 layer of int8. The weights rotate, so that none is in a cache; a size is N x K.

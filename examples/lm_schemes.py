@@ -58,9 +58,10 @@ SCHEMES = {
         for rounding in ("nearest", "stochastic")
     },
     "W4A8": Scheme(baraquant.W4A8, {"group_size": None}),  # a scale per channel: integer products
-    "W4A8-g32": Scheme(baraquant.W4A8, {"group_size": 32}),  # trains and serves in floating point
+    # Trains and serves in floating point.
+    "W4A8-g32": Scheme(baraquant.W4A8, {"group_size": 32, "group_factors": False}),
     # Whole factors for the groups: integer products again.
-    "W4A8-factors": Scheme(baraquant.W4A8, {"group_size": 32, "group_factors": True}),
+    "W4A8-factors": Scheme(baraquant.W4A8, {"group_size": 32}),
 }
 DEFAULT = [name for name in SCHEMES if not name.startswith("W4A8-")]
 EXACT_ENOUGH = "int8_input"  # the backward whose gradients have to point where the exact ones do

@@ -154,7 +154,7 @@ LANGUAGE_SCHEMES = {
     "W8A8-int8-nearest": '`W8A8(backward="int8", rounding="nearest")`',
     "W8A8-int8-stochastic": '`W8A8(backward="int8", rounding="stochastic")`',
     "W4A8": "`W4A8(group_size=None)`",
-    "W4A8-g32": "`W4A8(group_size=32)`",
+    "W4A8-g32": "`W4A8(32, group_factors=False)`",
 }
 
 

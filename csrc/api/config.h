@@ -182,8 +182,10 @@ BARAQUANT_API QuantConfig W8A16();
 BARAQUANT_API QuantConfig W4A16(std::optional<int64_t> group_size = 128, bool symmetric = true,
                                 std::string_view scale_rule = "search");
 /// 4-bit weights with a scale for each group (std::nullopt: for each channel), and int8 inputs with
-/// a scale per token. `group_factors` is that of TensorConfig.
+/// a scale per token. `group_factors` is that of TensorConfig; std::nullopt: true if there are
+/// groups. With scales of another dtype than float32 it has to be false.
 BARAQUANT_API QuantConfig W4A8(std::optional<int64_t> group_size = 128, bool symmetric = true,
-                               std::string_view scale_rule = "search", bool group_factors = false);
+                               std::string_view scale_rule = "search",
+                               std::optional<bool> group_factors = std::nullopt);
 
 }  // namespace baraquant

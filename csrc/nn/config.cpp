@@ -147,10 +147,10 @@ void QuantConfig::check_group_factors() const {
                     "QuantConfig: expected a per_token or per_tensor activation with "
                     "group_factors, which make a product of integers exact, but got ",
                     activation_.has_value() ? activation_->str() : "floating inputs",
-                    "; use W4A8(group_factors=True)");
+                    "; use W4A8()");
   TORCH_CHECK_VALUE(scale_dtype_ == "float32",
                     "QuantConfig: expected scale_dtype='float32' with group_factors, but got ",
-                    text::quoted(scale_dtype_));
+                    text::quoted(scale_dtype_), "; use W4A8(group_factors=False)");
 }
 
 QuantConfig& QuantConfig::backward(std::string_view name, std::string_view rounding) {
@@ -284,10 +284,11 @@ QuantConfig W4A16(std::optional<int64_t> group_size, bool symmetric, std::string
 }
 
 QuantConfig W4A8(std::optional<int64_t> group_size, bool symmetric, std::string_view scale_rule,
-                 bool group_factors) {
-  TORCH_CHECK_VALUE(!group_factors || group_size.has_value(),
+                 std::optional<bool> group_factors) {
+  const bool factors = group_factors.value_or(group_size.has_value());
+  TORCH_CHECK_VALUE(!factors || group_size.has_value(),
                     "W4A8: expected a group_size with group_factors=True, but got None");
-  const auto weight = int4(group_size, symmetric).group_factors(group_factors);
+  const auto weight = int4(group_size, symmetric).group_factors(factors);
   return QuantConfig(weight, TensorConfig(8).granularity(PerToken())).scale_rule(scale_rule);
 }
 

@@ -141,7 +141,7 @@ baraquant::QuantConfig config_of(const std::string& name) {
   if (name == "rotated") return W8A8().rotate(64);
   if (name == "W4A16") return W4A16(4, false);
   if (name == "factors") return W4A8(4, false, "search", true);
-  return name == "W4A8" ? W4A8(8) : W8A16();
+  return name == "W4A8" ? W4A8(8, true, "search", false) : W8A16();
 }
 
 // What load_ may change: the modules, and copies of the tensors.

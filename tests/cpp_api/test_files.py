@@ -94,7 +94,7 @@ def test_modules_of_every_class(run_jobs: Callable[..., list[list[str]]], stored
 CONFIGS = {
     "W8A8": W8A8(False),
     "W4A16": W4A16(4, False),
-    "W4A8": W4A8(8),
+    "W4A8": W4A8(8, group_factors=False),
     "factors": W4A8(4, False, group_factors=True),
     "W8A16": W8A16(),
     "rotated": W8A8(rotate=64),

@@ -43,7 +43,7 @@ CONFIGS = {
     "w4a16": baraquant.W4A16(4),
     "w4a16_asymmetric": baraquant.W4A16(4, False),
     "w4a8": baraquant.W4A8(None),
-    "w4a8_groups": baraquant.W4A8(4, True, "max"),
+    "w4a8_groups": baraquant.W4A8(4, True, "max", group_factors=False),
     "factors": baraquant.W4A8(4, group_factors=True),
     "factors_max": baraquant.W4A8(8, False, "max", group_factors=True, backward="int8"),
     "factors_rotated": baraquant.W4A8(4, False, group_factors=True, rotate=8),

@@ -117,7 +117,7 @@ MODELS: dict[str, tuple[Callable[[], Any], str, dict[str, Any]]] = {
         {},
     ),
     "no kernel": (
-        lambda: quantized(baraquant.W4A8(32)),
+        lambda: quantized(baraquant.W4A8(32, group_factors=False)),
         "kernels: q_proj: vLLM has no kernel for int4 group",
         {},
     ),

@@ -33,7 +33,7 @@ SCHEMES: dict[str, Any] = {
     "W8A16": baraquant.W8A16(),
     "W4A16": baraquant.W4A16(8),
     "W4A16 asymmetric": baraquant.W4A16(8, symmetric=False),
-    "W4A8": baraquant.W4A8(8),
+    "W4A8": baraquant.W4A8(8, group_factors=False),
 }
 NAMES = ["mixtral", "qwen3_moe", "deepseek_v3", "jamba"]
 

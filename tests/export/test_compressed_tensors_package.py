@@ -70,7 +70,7 @@ SCHEMES = {
     "W4A16 channel": baraquant.W4A16(None),
     "W4A16 asymmetric": baraquant.W4A16(32, symmetric=False),
     "W4A16 channel asymmetric": baraquant.W4A16(None, symmetric=False),
-    "W4A8": baraquant.W4A8(32),
+    "W4A8": baraquant.W4A8(32, group_factors=False),
     "W4A8 channel": baraquant.W4A8(None),
 } | {
     f"W{bits}A16": baraquant.QuantConfig(baraquant.TensorConfig(bits, baraquant.PerGroup(32)))

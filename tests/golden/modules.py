@@ -41,7 +41,7 @@ CONFIGS: dict[str, Config] = {
     "W8A16": W8A16(),
     "W4A16": W4A16(8, scale_rule="max"),
     "W4A16 asymmetric": W4A16(8, symmetric=False, scale_rule="max"),
-    "W4A8": W4A8(8, scale_rule="max"),
+    "W4A8": W4A8(8, scale_rule="max", group_factors=False),
     "W4A8 per channel": W4A8(None, scale_rule="max"),
     "learned": QuantConfig(T(4, learned=True), TENSOR),
     "learned groups": QuantConfig(T(4, "per_group", False, learned=True, group_size=8)),

@@ -74,9 +74,9 @@ def test_configurations_that_are_refused(make: Any, words: str) -> None:
 def test_configurations() -> None:
     config = scheme(32)
     assert config.trains_on_integers and "factors" in str(config)
-    assert config.with_float_scales() == W4A8(32)
+    assert config.with_float_scales() == W4A8(32, group_factors=False)
     assert config.with_floating_input() == baraquant.W4A16(32)
-    assert scheme(backward="int8").with_float_scales() == W4A8(32)
+    assert scheme(backward="int8").with_float_scales() == W4A8(32, group_factors=False)
 
 
 # --- constructors --------------------------------------------------------------------------------

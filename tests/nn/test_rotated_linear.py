@@ -33,7 +33,7 @@ SCHEMES: dict[str, QuantConfig] = {
     "w8a16": baraquant.W8A16(rotate=2),
     "w4a16": baraquant.W4A16(8, rotate=16),
     "w4a16_asymmetric": baraquant.W4A16(4, False, rotate=8),
-    "w4a8_groups": baraquant.W4A8(8, rotate=16),
+    "w4a8_groups": baraquant.W4A8(8, rotate=16, group_factors=False),
     "groups_of_inputs": QuantConfig(INT8, TensorConfig(8, PerGroup(4)), rotate=16),
     "learned": QuantConfig(TensorConfig(4, learned=True), LEARNED, rotate=16),
     "observed_weight": QuantConfig(TensorConfig(8, dynamic=False), TOKEN, rotate=16),

@@ -44,7 +44,7 @@ SCHEMES: dict[str, Any] = {
     "4 bits": baraquant.W4A16(group_size=None),
     "4 bits in groups": baraquant.W4A16(group_size=16),
     "4 bits in groups, asymmetric": baraquant.W4A16(group_size=16, symmetric=False),
-    "4 bits in groups, int8 input": baraquant.W4A8(group_size=16),
+    "4 bits in groups, int8 input": baraquant.W4A8(group_size=16, group_factors=False),
     "4 bits, int8 input": baraquant.W4A8(group_size=None),
     "rotated dynamic": baraquant.W8A8(rotate=16),
     "rotated static": baraquant.W8A8Static(symmetric=False, rotate=32),

@@ -21,7 +21,7 @@ SCHEMES: dict[str, QuantConfig] = {
     "w8a16": baraquant.W8A16(rotate=16),
     "w4a16": baraquant.W4A16(16, rotate=32),
     "w4a8": baraquant.W4A8(None, rotate=16),
-    "w4a8_groups": baraquant.W4A8(16, False, rotate=16),
+    "w4a8_groups": baraquant.W4A8(16, False, rotate=16, group_factors=False),
     "learned": QuantConfig(
         TensorConfig(8, learned=True), TensorConfig(8, PerTensor(), learned=True), rotate=16
     ),

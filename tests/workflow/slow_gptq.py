@@ -27,7 +27,7 @@ SCHEMES: dict[str, QuantConfig] = {
     "W4A16 asymmetric": W4A16(8, symmetric=False),
     "W4A16 max": W4A16(24, scale_rule="max"),
     "W4A16 channel": W4A16(None),
-    "W4A8": W4A8(16),
+    "W4A8": W4A8(16, group_factors=False),
     "W4A8 channel": W4A8(None),
     "W8A16": W8A16(),
     "W8A8": W8A8(),

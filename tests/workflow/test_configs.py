@@ -50,7 +50,7 @@ ALL = [
     W4A16(scale_rule="max"),
     W4A8(),
     W4A8(group_size=None),
-    W4A8(64, symmetric=False, scale_rule="max"),
+    W4A8(64, symmetric=False, scale_rule="max", group_factors=False),
     W4A8(32, group_factors=True, backward="int8", rotate=64),
     *training_models.weight_configs(bits=(2, 5, 8)),
     *(QuantConfig(TensorConfig(3), a) for a in training_models.activation_configs(bits=(4, 8))),
@@ -81,7 +81,10 @@ PRESETS = {
     ),
     W8A16: QuantConfig(TensorConfig(8)),
     W4A16: QuantConfig(TensorConfig(4, "per_group", group_size=128)),
-    W4A8: QuantConfig(TensorConfig(4, "per_group", group_size=128), TensorConfig(8, "per_token")),
+    W4A8: QuantConfig(
+        TensorConfig(4, "per_group", group_size=128, group_factors=True),
+        TensorConfig(8, "per_token"),
+    ),
 }
 
 
@@ -98,7 +101,7 @@ OF_VERSION: dict[int, list[Config]] = {
     1: [W8A8(), W4A16(32), SmoothQuant(), TensorConfig(4)],
     2: [W8A8(scale_dtype="bfloat16")],
     3: [W8A8(backward="int8")],
-    4: [W4A8(32, rotate=64), TensorConfig(4)],
+    4: [W4A8(32, rotate=64, group_factors=False), TensorConfig(4)],
 }
 
 
@@ -121,8 +124,9 @@ def test_floating_forms() -> None:
     config = W8A8(backward="int8", rounding="stochastic")
     assert config.with_float_backward() == W8A8()
     assert config.with_floating_input() == W8A16()
-    assert config.trains_on_integers and W4A8(None).trains_on_integers
-    for other in (W4A8(), W8A16(), W8A8Static(), W8A8(scale_dtype="float16")):
+    assert all(one.trains_on_integers for one in (config, W4A8(None), W4A8(), W4A8(32)))
+    assert W4A8(scale_dtype="bfloat16") == W4A8(group_factors=False, scale_dtype="bfloat16")
+    for other in (W4A8(group_factors=False), W8A16(), W8A8Static(), W8A8(scale_dtype="float16")):
         assert not other.trains_on_integers
 
 
@@ -163,7 +167,8 @@ def test_options_of_the_presets() -> None:
         assert skewed.activation == dataclasses.replace(preset().activation, symmetric=False)
         assert dataclasses.replace(skewed, activation=preset().activation) == preset()
     for preset in (W4A16, W4A8):
-        assert preset(32).weight == TensorConfig(4, PerGroup(32))
+        of_groups = TensorConfig(4, PerGroup(32), group_factors=preset is W4A8)
+        assert preset(32).weight == of_groups
         assert preset(None).weight == TensorConfig(4)
         assert preset(None, symmetric=False).weight == TensorConfig(4, symmetric=False)
         assert preset(32, False, "max").scale_rule == "max"
@@ -295,7 +300,7 @@ def test_what_a_tensor_config_refuses(
         *(
             (build, ValueError, r"backward='float' for layers that train on floating.*use W8A8\(")
             for build in (
-                lambda: W4A8(backward="int8"),
+                lambda: W4A8(group_factors=False, backward="int8"),
                 lambda: W4A8(None, False, backward="int8"),
                 lambda: W8A8(scale_dtype="bfloat16", backward="int8_input"),
                 lambda: QuantConfig(TensorConfig(8), backward="int8"),

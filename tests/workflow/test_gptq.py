@@ -140,8 +140,8 @@ def test_is_deterministic_and_splits_do_not_matter() -> None:
 def test_models_of_half_precision(dtype: torch.dtype) -> None:
     exact, nearest, model = (linear(dtype=dtype) for _ in range(3))
     data = correlated(dtype=dtype)
-    baraquant.quantize_(nearest, W4A8(16))
-    baraquant.quantize_(model, GPTQ(W4A8(16)), calibration=data)
+    baraquant.quantize_(nearest, W4A8(16, group_factors=False))
+    baraquant.quantize_(model, GPTQ(W4A8(16, group_factors=False)), calibration=data)
     assert model(data[0]).dtype == dtype and model[0].weight_scale.dtype == torch.float32
     error, before = (error_of(one, exact, data[0]) for one in (model, nearest))
     assert error < 0.8 * before
@@ -263,7 +263,7 @@ def test_inputs_whose_squares_overflow() -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("act_order", [False, True])
 def test_a_gpu_equals_the_algorithm_too(act_order: bool) -> None:
-    config, model, data = W4A8(16), linear().cuda(), correlated()
+    config, model, data = W4A8(16, group_factors=False), linear().cuda(), correlated()
     weight = model[0].weight.detach().cpu()
     on_gpu = [batch.cuda() for batch in data]
     baraquant.quantize_(model, GPTQ(config, act_order=act_order), calibration=on_gpu)

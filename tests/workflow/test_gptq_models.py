@@ -112,8 +112,8 @@ def test_a_function_in_inference_mode() -> None:
 
     data = batches()
     plain, model = seeded(Block), seeded(Block)
-    baraquant.quantize_(plain, GPTQ(W4A8(8)), calibration=data)
-    baraquant.quantize_(model, GPTQ(W4A8(8)), calibration=run)
+    baraquant.quantize_(plain, GPTQ(W4A8(8, group_factors=False)), calibration=data)
+    baraquant.quantize_(model, GPTQ(W4A8(8, group_factors=False)), calibration=run)
     for (name, wanted), got in zip(plain.state_dict().items(), model.state_dict().values()):  # noqa: B905
         assert torch.equal(got, wanted), name
 
@@ -124,14 +124,16 @@ def test_batches_that_are_not_finite_are_left_out(bad: float) -> None:
     spoiled = data[1].clone()
     spoiled[3, 4] = bad
     clean, model = linear(dtype=torch.float32), linear(dtype=torch.float32)
-    baraquant.quantize_(clean, GPTQ(W4A8(16)), calibration=data)
+    baraquant.quantize_(clean, GPTQ(W4A8(16, group_factors=False)), calibration=data)
     with pytest.warns(UserWarning, match=r"left out of the calibration of 0 \(1\)") as warned:
-        baraquant.quantize_(model, GPTQ(W4A8(16)), calibration=[data[0], spoiled, *data[1:]])
+        baraquant.quantize_(
+            model, GPTQ(W4A8(16, group_factors=False)), calibration=[data[0], spoiled, *data[1:]]
+        )
     assert len(warned) == 1
     assert torch.equal(model[0].qweight, clean[0].qweight)
     before = linear(dtype=torch.float32)
     with pytest.raises(ValueError, match="quantize_: 0: expected finite calibration data"):
-        baraquant.quantize_(before, GPTQ(W4A8(16)), calibration=[spoiled])
+        baraquant.quantize_(before, GPTQ(W4A8(16, group_factors=False)), calibration=[spoiled])
     assert type(before[0]) is nn.Linear
 
 

@@ -29,8 +29,8 @@ PRESETS: dict[str, QuantConfig] = {
     "W4A16": W4A16(4),
     "W4A16 asymmetric": W4A16(8, symmetric=False),
     "W4A16 per channel": W4A16(None, scale_rule="max"),
-    "W4A8": W4A8(4),
-    "W4A8 asymmetric": W4A8(8, symmetric=False, scale_rule="max"),
+    "W4A8": W4A8(4, group_factors=False),
+    "W4A8 asymmetric": W4A8(8, symmetric=False, scale_rule="max", group_factors=False),
     "W4A8 per channel": W4A8(None),
 }
 SMOOTHED: dict[str, Config] = {
@@ -328,6 +328,6 @@ def test_a_search_for_other_layers(build: Any, group_size: int | None) -> None:
 def test_layers_that_share_a_weight_share_the_searched_scale() -> None:
     model = nn.ModuleDict({"a": nn.Embedding(9, 8), "b": nn.Linear(8, 9, bias=False)})
     model["b"].weight = model["a"].weight
-    baraquant.quantize_(model, W4A8(4))
+    baraquant.quantize_(model, W4A8(4, group_factors=False))
     assert model["a"].qweight is model["b"].qweight
     assert model["a"].weight_scale is model["b"].weight_scale

@@ -29,7 +29,7 @@ SCHEMES: dict[str, QuantConfig] = {
     "W8A8Static": W8A8Static(symmetric=False),
     "W8A16": W8A16(),
     "W4A16": W4A16(4, symmetric=False),
-    "W4A8": W4A8(8),
+    "W4A8": W4A8(8, group_factors=False),
     "learned": QuantConfig(
         TensorConfig(3, learned=True), TensorConfig(8, "per_tensor", learned=True)
     ),
@@ -89,7 +89,7 @@ def test_rules_and_filters_and_subclasses() -> None:
 
     register()
     model = model_of()
-    report = baraquant.quantize_(model, {Gained: W4A8(4), "*": None})
+    report = baraquant.quantize_(model, {Gained: W4A8(4, group_factors=False), "*": None})
     assert list(report.changed) == GAINED and model[2].weight_bits == 4
     report = prepare_(model_of(), W8A8(), lambda module, name: not isinstance(module, Gained))
     assert report.left_out == dict.fromkeys(GAINED, "filter_fn")

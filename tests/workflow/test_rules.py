@@ -78,7 +78,7 @@ def refused(call: Callable[..., Any], model: nn.Module, rules: Any, message: str
 FITTING: dict[str, tuple[Any, dict[str, int]]] = {
     "all": ({"*": W8A8()}, dict.fromkeys(ALL, 8)),
     "a pattern": ({"blocks.*": W8A8()}, dict.fromkeys(LINEARS, 8)),
-    "a path": ({"head": W4A8(4)}, {"head": 4}),
+    "a path": ({"head": W4A8(4, group_factors=False)}, {"head": 4}),
     "a set of letters": ({"blocks.[02]": W8A8()}, {"blocks.0": 8, "blocks.2": 8}),
     "one letter": ({"blocks.?": SIX}, dict.fromkeys(LINEARS, 6)),
     "the first of two": (
@@ -206,7 +206,7 @@ class Tied(nn.Module):
 
 @by_call
 def test_two_rules_for_one_weight(call: Callable[..., Any]) -> None:
-    for other in (W8A16(), W4A8(4), W4A16(None), W4A8(None, scale_rule="max")):
+    for other in (W8A16(), W4A8(4, group_factors=False), W4A16(None), W4A8(None, scale_rule="max")):
         rules = {nn.Embedding: W4A8(None), "*": other}
         if other == W4A16(None):  # inputs may differ
             model = Tied()
@@ -322,7 +322,7 @@ def test_a_layer_of_few_bits_before_a_smoothed_one() -> None:
     data = batches()
     model = seeded(Block)
     expected = model(data[0])
-    rules = {"down": SmoothQuant(0.5), "up": W4A8(8), "*": W8A8()}
+    rules = {"down": SmoothQuant(0.5), "up": W4A8(8, group_factors=False), "*": W8A8()}
     report = baraquant.quantize_(model, rules, calibration=data)
     assert report.changed["down"].endswith("folded into up")
     assert report.changed["up"] == "WeightOnlyLinear" and model.up.weight_bits == 4

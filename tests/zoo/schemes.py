@@ -64,7 +64,7 @@ def _mixed(model: nn.Module) -> dict[Any, Any]:
     if _is_whole(tables, layers):
         keys[nn.Embedding] = W4A16(group_size=GROUP)
     if _is_whole(numbered, layers) and _is_whole(numbered | tables, layers):
-        keys["*0*"] = W4A8(group_size=GROUP)
+        keys["*0*"] = W4A8(group_size=GROUP, group_factors=False)
     return {**keys, "*": W8A8()}
 
 
