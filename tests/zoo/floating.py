@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from baraquant.nn import QuantizedInt4Linear, StaticQuantizedInt4Linear
 from baraquant.workflow.report import Report
 
 VECTORS = "norms, biases and other vectors"
@@ -13,11 +14,16 @@ VECTORS = "norms, biases and other vectors"
 
 def share(plain: nn.Module, quantized: nn.Module) -> float:
     """The number of integers of the quantized weights, as a part of all parameters."""
-    integers = {
-        tensor.data_ptr(): tensor.numel()
-        for tensor in quantized.buffers()
-        if tensor.dtype in (torch.int8, torch.uint8) and tensor.dim() > 1
-    }
+    integers: dict[int, int] = {}  # by the address of the weight, which several may share
+    at = dict(plain.named_modules())
+    for path, module in quantized.named_modules():
+        if isinstance(module, (QuantizedInt4Linear, StaticQuantizedInt4Linear)):
+            integers[at[path].weight.data_ptr()] = module.out_features * module.in_features
+            continue
+        for tensor in module.buffers(recurse=False):
+            if tensor.dtype in (torch.int8, torch.uint8) and tensor.dim() > 1:
+                weight = getattr(at.get(path), "weight", None)
+                integers[(tensor if weight is None else weight).data_ptr()] = tensor.numel()
     total = sum(p.numel() for p in plain.parameters())
     return sum(integers.values()) / max(total, 1)
 
