@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,16 @@ def made_once(shared_folder: Path) -> Callable[[str, Callable[[Path], None]], Pa
         return folder
 
     return get
+
+
+@pytest.fixture(scope="module")
+def lines_of(
+    request: pytest.FixtureRequest, made_once: Callable[[str, Callable[[Path], None]], Path]
+) -> Callable[..., list[str]]:
+    """What the test's module prints as a program, for an instruction set and some threads."""
+    from tests.support.processes import printed_by
+
+    return partial(printed_by, request.module.__name__, made_once)
 
 
 @pytest.fixture(scope="session")

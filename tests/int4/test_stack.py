@@ -3,21 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
-import baraquant
 from baraquant import ops
 from tests.int4.test_values import weights
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.calls.int4 import INT4_CALLS, LINEARS, Int4Call
-from tests.support.instruction_sets import ISAS, check_same_bits, digest
-from tests.support.processes import MadeOnce, printed_by
+from tests.support.instruction_sets import ISAS, Lines, check_same_bits, print_digests
 
 by_call = pytest.mark.parametrize("call", INT4_CALLS, ids=str)
 
@@ -78,22 +75,6 @@ def results() -> Iterator[tuple[str, Tensor]]:
                 yield f"{tokens}-{dtype}-{size}", y
 
 
-def main() -> None:
-    """Print the instruction set in use and one line per result."""
-    print(baraquant._C.cpu_isa())
-    for name, tensor in results():
-        print(name, digest(tensor))
-
-
-Lines = Callable[..., list[str]]
-
-
-@pytest.fixture(scope="session")
-def lines_of(made_once: MadeOnce) -> Lines:
-    """What this module prints as a program, for an instruction set and a number of threads."""
-    return partial(printed_by, "tests.int4.test_stack", made_once)
-
-
 @pytest.mark.process
 @pytest.mark.parametrize("isa", ISAS)
 def test_same_bits(isa: str, lines_of: Lines) -> None:
@@ -107,4 +88,4 @@ def test_same_bits_with_any_number_of_threads(threads: int, lines_of: Lines) -> 
 
 
 if __name__ == "__main__":
-    main()
+    print_digests(results())

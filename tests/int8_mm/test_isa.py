@@ -7,22 +7,19 @@ every result. What is right, the tests against the oracle say.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
-import baraquant
 from tests.support import cases
 from tests.support.cases import PER_TOKEN
 from tests.support.checks.int8_mm import call
 from tests.support.family_cases import int8_mm as int8_cases
 from tests.support.family_cases.int8_mm import DEEPEST, DEEPEST_SHIFTED, VALUES, Case, integers
 from tests.support.family_cases.range import characterful
-from tests.support.instruction_sets import ISAS, check_same_bits, digest
-from tests.support.processes import MadeOnce, printed_by
+from tests.support.instruction_sets import ISAS, Lines, check_same_bits, print_digests
 
 
 def results() -> Iterator[tuple[object, Tensor]]:
@@ -55,22 +52,6 @@ def results() -> Iterator[tuple[object, Tensor]]:
             yield "qat_linear", call("qat_linear", arguments)
 
 
-def main() -> None:
-    """Print the instruction set in use and one line per result."""
-    print(baraquant._C.cpu_isa())
-    for name, tensor in results():
-        print(name, digest(tensor))
-
-
-Lines = Callable[..., list[str]]
-
-
-@pytest.fixture(scope="session")
-def lines_of(made_once: MadeOnce) -> Lines:
-    """What this module prints as a program, for an instruction set and a number of threads."""
-    return partial(printed_by, "tests.int8_mm.test_isa", made_once)
-
-
 @pytest.mark.process
 @pytest.mark.parametrize("isa", ISAS)
 def test_same_bits(isa: str, lines_of: Lines) -> None:
@@ -84,4 +65,4 @@ def test_same_bits_with_any_number_of_threads(threads: int, lines_of: Lines) -> 
 
 
 if __name__ == "__main__":
-    main()
+    print_digests(results())

@@ -8,21 +8,18 @@ program, which prints a digest of every result.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
-import baraquant
 from tests.support import cases
 from tests.support.calls.affine import outputs
 from tests.support.calls.fused import FLOAT_CALLS, QUANTIZE_CALLS
 from tests.support.cases import Granularity
 from tests.support.family_cases.range import MODES, characterful
-from tests.support.instruction_sets import ISAS, check_same_bits, digest, missing
-from tests.support.processes import MadeOnce, printed_by
+from tests.support.instruction_sets import ISAS, Lines, check_same_bits, missing, print_digests
 
 SHAPE = (7, 37, 113)  # every vector loop has a tail
 LONG = (3, 70_001)  # threads share a segment
@@ -144,25 +141,14 @@ def fused_results(dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
                 yield f"{call} {shape}", part
 
 
-def main() -> None:
-    """Print the instruction set in use and one line per result."""
-    print(baraquant._C.cpu_isa())
+def results() -> Iterator[tuple[str, Tensor]]:
     for dtype in cases.FLOAT_DTYPES:
         for granularity in GRANULARITIES:
-            for results in (affine_results, range_results):
-                for name, tensor in results(dtype, granularity):
-                    print(cases.name_of(dtype), granularity, name, digest(tensor))
+            for made in (affine_results, range_results):
+                for name, tensor in made(dtype, granularity):
+                    yield f"{cases.name_of(dtype)} {granularity} {name}", tensor
         for name, tensor in (*product_results(dtype), *fused_results(dtype)):
-            print(cases.name_of(dtype), name, digest(tensor))
-
-
-Lines = Callable[..., list[str]]
-
-
-@pytest.fixture(scope="session")
-def lines_of(made_once: MadeOnce) -> Lines:
-    """What this module prints as a program, for an instruction set and a number of threads."""
-    return partial(printed_by, "tests.ops.test_cpu_isa", made_once)
+            yield f"{cases.name_of(dtype)} {name}", tensor
 
 
 @pytest.mark.process
@@ -184,4 +170,4 @@ def test_the_machine_runs_its_best(lines_of: Lines) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    print_digests(results())

@@ -7,19 +7,16 @@ every result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
-import baraquant
 from baraquant import ops
 from tests.scaled.test_values import factors, numbers, state
 from tests.support import cases
-from tests.support.instruction_sets import ISAS, check_same_bits, digest
-from tests.support.processes import MadeOnce, printed_by
+from tests.support.instruction_sets import ISAS, Lines, check_same_bits, print_digests
 
 
 def results() -> Iterator[tuple[str, Tensor]]:
@@ -44,22 +41,6 @@ def gradients(dtype: torch.dtype, symmetric: bool) -> Tensor:
     return torch.cat([g.reshape(-1) for g in torch.autograd.grad(y, leaves, dy)])
 
 
-def main() -> None:
-    """Print the instruction set in use and one line per result."""
-    print(baraquant._C.cpu_isa())
-    for name, tensor in results():
-        print(name, digest(tensor))
-
-
-Lines = Callable[..., list[str]]
-
-
-@pytest.fixture(scope="session")
-def lines_of(made_once: MadeOnce) -> Lines:
-    """What this module prints as a program, for an instruction set and a number of threads."""
-    return partial(printed_by, "tests.scaled.test_isa", made_once)
-
-
 @pytest.mark.process
 @pytest.mark.parametrize("isa", ISAS)
 def test_same_bits(isa: str, lines_of: Lines) -> None:
@@ -73,4 +54,4 @@ def test_same_bits_with_any_number_of_threads(threads: int, lines_of: Lines) -> 
 
 
 if __name__ == "__main__":
-    main()
+    print_digests(results())

@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+import baraquant
 from tests.support.bits import to_numpy
+
+# What a program printed, for an instruction set and a number of threads.
+Lines = Callable[..., list[str]]
 
 ISAS = ("default", "avx2", "avx512", "avx512_vnni")
 
@@ -24,7 +28,7 @@ def missing(isa: str) -> str | None:
     return None if isa in has else f"this machine has no {isa} (torch: {capability})"
 
 
-def check_same_bits(isa: str, lines_of: Callable[..., list[str]], more_than: int) -> None:
+def check_same_bits(isa: str, lines_of: Lines, more_than: int) -> None:
     """A program prints under an instruction set what it prints under the machine's own.
 
     `lines_of(isa)` are its lines, `lines_of(None)` without a choice: the instruction set in use,
@@ -45,3 +49,10 @@ def digest(tensor: Tensor) -> str:
     if np.issubdtype(values.dtype, np.floating):
         values[np.isnan(values)] = np.nan
     return hashlib.sha256(values.tobytes()).hexdigest()
+
+
+def print_digests(results: Iterable[tuple[str, Tensor]]) -> None:
+    """Print the instruction set in use and one line per result."""
+    print(baraquant._C.cpu_isa())
+    for name, tensor in results:
+        print(name, digest(tensor))

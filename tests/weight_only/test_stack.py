@@ -5,22 +5,19 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-import baraquant
 from baraquant import ops
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.calls.weight_only import GROUP_SIZE, OUTPUTS, WEIGHT_ONLY_CALLS, WeightOnlyCall
 from tests.support.family_cases.int8_mm import integers
-from tests.support.instruction_sets import ISAS, check_same_bits, digest
-from tests.support.processes import MadeOnce, printed_by
+from tests.support.instruction_sets import ISAS, Lines, check_same_bits, print_digests
 from tests.weight_only.test_gradients import FEW, MANY, by_call, leaves_of
 from tests.weight_only.test_values import OWN_ROWS, by_dtype, numbers, params_shape
 
@@ -227,22 +224,6 @@ def results() -> Iterator[tuple[str, Tensor]]:
                     yield f"{rows}-{n}-{k}-{size}-{dtype}", torch.cat([plain, full])
 
 
-def main() -> None:
-    """Print the instruction set in use and one line per result."""
-    print(baraquant._C.cpu_isa())
-    for name, tensor in results():
-        print(name, digest(tensor))
-
-
-Lines = Callable[..., list[str]]
-
-
-@pytest.fixture(scope="session")
-def lines_of(made_once: MadeOnce) -> Lines:
-    """What this module prints as a program, for an instruction set and a number of threads."""
-    return partial(printed_by, "tests.weight_only.test_stack", made_once)
-
-
 @pytest.mark.process
 @pytest.mark.parametrize("isa", ISAS)
 def test_same_bits(isa: str, lines_of: Lines) -> None:
@@ -256,4 +237,4 @@ def test_same_bits_with_any_number_of_threads(threads: int, lines_of: Lines) -> 
 
 
 if __name__ == "__main__":
-    main()
+    print_digests(results())
