@@ -28,6 +28,7 @@
 // The input's rows and the weight's are aligned to 16 bytes, and k is a multiple of kColumns.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "machine/async_copy.cuh"
@@ -194,6 +195,20 @@ __global__ void __launch_bounds__(32 * kWarps, tiles == 1 ? 3 : 2)
     for (int w = 0; w < along_k; ++w) sum += shared.sums[w][from];  // always in this order
     product.write(m + t, n + r, sum);
   }
+}
+
+// --- on the host: groups of columns --------------------------------------------------------------
+
+// Whether the columns are whole chunks, each of one group, whose number a shift finds.
+inline bool has_whole_chunks(int64_t columns, int64_t group_size, int chunk) {
+  return columns % chunk == 0 &&
+         (group_size >= columns ||
+          (group_size % chunk == 0 && std::has_single_bit(static_cast<uint64_t>(group_size))));
+}
+
+// The number of a column's group is the column, shifted by this.
+inline int group_shift(int64_t columns, int64_t group_size) {
+  return group_size >= columns ? 31 : std::countr_zero(static_cast<uint64_t>(group_size));
 }
 
 // --- launchers -----------------------------------------------------------------------------------

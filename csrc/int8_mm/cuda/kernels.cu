@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -19,6 +18,7 @@
 #include "int8_mm/cuda/kernels.h"
 #include "int8_mm/cuda/select.h"
 #include "int8_mm/launch.h"
+#include "machine/few_rows.cuh"
 #include "machine/pack.cuh"
 
 namespace baraquant::int8_mm {
@@ -310,11 +310,8 @@ void product_cuda(const ProductCall& call) {
 // Whether a kernel multiplies with the packed weight; else it is expanded first.
 bool takes_packed_cuda(const ProductCall& call) {
   const int4::Packed packed = call.packed.operands();
-  const bool whole_chunks =
-      packed.columns % kPackedColumns == 0 &&
-      (packed.groups() == 1 || (packed.group_size % kPackedColumns == 0 &&
-                                std::has_single_bit(static_cast<uint64_t>(packed.group_size))));
-  return call.input.size(0) <= kMaxPackedRows && whole_chunks &&
+  return call.input.size(0) <= kMaxPackedRows &&
+         few_rows::has_whole_chunks(packed.columns, packed.group_size, kPackedColumns) &&
          is_aligned(call.input.const_data_ptr(), 16) && is_aligned(packed.values, 16);
 }
 

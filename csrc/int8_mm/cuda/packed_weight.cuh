@@ -3,8 +3,6 @@
 // (machine/few_rows.cuh).
 #pragma once
 
-#include <bit>
-
 #include "int4/cuda/decode.cuh"
 #include "int8_mm/cuda/kernels.h"
 #include "int8_mm/cuda/scale_vectors.cuh"
@@ -108,9 +106,7 @@ template <typename T>
 void launch_packed(const Operands& operands, const Rescaling<ComputeType<T>>& rescaling, T* output,
                    int multiprocessors, cudaStream_t stream) {
   const GenericParams<T> args{operands, rescaling, output};
-  const int4::Packed& packed = operands.packed;
-  const int shift =
-      packed.groups() == 1 ? 31 : std::countr_zero(static_cast<uint64_t>(packed.group_size));
+  const int shift = few_rows::group_shift(operands.k, operands.packed.group_size);
   const auto launch = [&]<bool is_unsigned>() {
     few_rows::launch(PackedProduct<T, is_unsigned>{operands.m, operands.n, operands.k, args, shift},
                      multiprocessors, stream);

@@ -6,11 +6,8 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include <bit>
-
 #include "affine/math.h"
 #include "frame/cuda_plan.cuh"
-#include "frame/dtypes.h"
 #include "machine/few_rows.cuh"
 #include "machine/pack.cuh"
 #include "weight_only/launch.h"
@@ -138,7 +135,7 @@ void launch(const FewRows& call) {
       .scale = read<float>(weight.scale),
       .zero_point = read<int32_t>(weight.zero_point),
       .groups = groups,
-      .group_shift = groups == 1 ? 31 : std::countr_zero(static_cast<uint64_t>(weight.group_size)),
+      .group_shift = few_rows::group_shift(columns, weight.group_size),
       .bias = read<T>(call.bias),
       .output = static_cast<T*>(call.output.mutable_data_ptr())};
   int multiprocessors = 0;
@@ -158,13 +155,10 @@ bool has_tensor_cores(const at::Tensor& tensor) {
 bool takes(const at::Tensor& input, const at::Tensor& values, int64_t group_size) {
   const at::ScalarType dtype = input.scalar_type();
   const int64_t columns = values.size(1);
-  const bool whole_chunks =
-      columns % kColumns == 0 && columns <= INT32_MAX &&
-      (group_size >= columns ||
-       (group_size % kColumns == 0 && std::has_single_bit(static_cast<uint64_t>(group_size))));
   return (dtype == at::kHalf || dtype == at::kBFloat16) && input.size(0) <= kMostRows &&
-         whole_chunks && is_aligned(input.const_data_ptr(), 16) &&
-         is_aligned(values.const_data_ptr(), 16) && has_tensor_cores(input);
+         columns <= INT32_MAX && few_rows::has_whole_chunks(columns, group_size, kColumns) &&
+         is_aligned(input.const_data_ptr(), 16) && is_aligned(values.const_data_ptr(), 16) &&
+         has_tensor_cores(input);
 }
 
 void few_rows_cuda(const FewRows& call) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The PTX that the generic kernel consists of: loads of matrices from shared memory, and
-// mma.sync.m16n8k32. A row of a tile in shared memory consists of 16-byte chunks, which
-// are permuted within the row so that eight rows of one column of chunks lie in different banks.
+// mma.sync.m16n8k32. A row of a tile in shared memory consists of 16-byte chunks, which are permuted
+// within the row so that eight rows of one column of chunks lie in different banks.
 #pragma once
 
 #include <cstdint>
