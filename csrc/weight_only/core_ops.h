@@ -11,11 +11,12 @@ namespace baraquant::weight_only {
 
 // The weight, as the op takes it.
 struct Weight {
-  const at::Tensor& values;
+  const at::Tensor& values;  // int8 [N, K], or packed: uint8 [N, ceil(K / 2)]
   const at::Tensor& scale;
   const OptionalTensor& zero_point;
   const std::optional<c10::SymInt>& group_size;
 
+  bool is_packed() const { return values.scalar_type() == at::kByte; }
   // Which elements share a scale.
   Scope scope() const {
     return group_size ? PerGroup::from_flat(*group_size, /*axis=*/1)

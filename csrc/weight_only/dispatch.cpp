@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -19,6 +20,7 @@
 #include "frame/outputs.h"
 #include "frame/plan.h"
 #include "frame/saved_tensors.h"
+#include "int4/core_ops.h"
 #include "int8_mm/gradients.h"
 #include "int8_mm/served_checks.h"
 #include "weight_only/checks.h"
@@ -34,11 +36,19 @@ using torch::autograd::variable_list;
 
 constexpr int64_t kChunkBytes = 4 << 20;  // of dequantized weight, so that a cache holds it
 
-at::Tensor dequantized(const Weight& weight, at::ScalarType dtype) {
+// The integers of a packed weight as int8: the four-bit weight whose factors are 1.
+at::Tensor unpacked(const at::Tensor& values, const c10::SymInt& columns) {
+  constexpr int64_t kWhole = INT32_MAX - 1;  // a group of any row
+  const c10::SymInt groups = (columns + (kWhole - 1)) / kWhole;
+  const at::Tensor ones = at::ones_symint({values.sym_size(0), groups}, values.options());
+  return int4::expand_int4(values, ones, kWhole, columns, /*group_zero_point=*/{});
+}
+
+at::Tensor dequantized(const Weight& weight, const c10::SymInt& columns, at::ScalarType dtype) {
+  const at::Tensor values = weight.is_packed() ? unpacked(weight.values, columns) : weight.values;
   const OptionalTensor scale(weight.scale);
   return affine::dequantize(
-      weight.values, {.scale = scale, .zero_point = weight.zero_point, .scope = weight.scope()},
-      dtype);
+      values, {.scale = scale, .zero_point = weight.zero_point, .scope = weight.scope()}, dtype);
 }
 
 // PyTorch's product is no kernel of this library; it stands in a plan by its name.
@@ -61,17 +71,19 @@ void multiply_floats(const at::Tensor& rows, const at::Tensor& columns, const Op
   }
 }
 
-// Dequantizes as many rows of the weight at a time as a cache holds, and multiplies with them.
-void multiply_in_chunks(const at::Tensor& rows, const Int8Weight& weight,
+// Dequantizes as many rows of the weight at a time as a CPU's cache holds, and multiplies with them.
+void multiply_in_chunks(const at::Tensor& rows, const IntegerWeight& weight,
                         const OptionalTensor& bias, const at::Tensor& target) {
-  const int64_t outputs = weight.values.size(0), columns = weight.values.size(1);
+  const int64_t outputs = weight.values.size(0), columns = weight.columns;
   const int64_t row_bytes = columns * static_cast<int64_t>(rows.element_size());
-  const int64_t chunk = std::min(std::max(kChunkBytes / row_bytes, int64_t{64}), outputs);
+  // A GPU's products are fast only where they are large.
+  const int64_t most = rows.is_cuda() ? outputs : std::max(kChunkBytes / row_bytes, int64_t{64});
+  const int64_t chunk = std::min(most, outputs);
   const at::Tensor scratch = at::empty({chunk, columns}, rows.options());
   for (int64_t begin = 0; begin < outputs; begin += chunk) {
     const int64_t count = std::min(chunk, outputs - begin);
     const at::Tensor part = scratch.narrow(0, 0, count);
-    dequantize_on_cpu(weight.rows(begin, count), part);
+    kernels(rows).dequantize(weight.rows(begin, count), part);
     if (only_planned_product(rows)) return;  // the other chunks call the same kernels
     multiply_floats(rows, part.t(), bias ? OptionalTensor(bias->narrow(0, begin, count)) : bias,
                     target.narrow(1, begin, count));
@@ -85,18 +97,19 @@ void multiply(const at::Tensor& rows, const Weight& weight, const OptionalTensor
   const int64_t columns = rows.size(1);
   const int64_t group_size =
       weight.group_size ? std::min(weight.group_size->expect_int(), columns) : columns;
-  const bool is_taken = columns > 0 && kernels(rows).takes(rows, weight.values, group_size);
-  if (!is_taken && (columns == 0 || !dequantizes_in_chunks(rows))) {
-    const at::Tensor wide = dequantized(weight, rows.scalar_type()).t();
+  IntegerWeight given{.values = weight.values,
+                      .scale = {},
+                      .zero_point = {},
+                      .columns = columns,
+                      .group_size = group_size};
+  const bool is_taken = columns > 0 && kernels(rows).takes(rows, given);
+  if (!is_taken && (columns == 0 || !kernels(rows).dequantizes(given, rows.scalar_type()))) {
+    const at::Tensor wide = dequantized(weight, columns, rows.scalar_type()).t();
     if (!only_planned_product(rows)) multiply_floats(rows, wide, bias, target);
     return;
   }
-  const OptionalTensor& zero_point = weight.zero_point;
-  const Int8Weight given{
-      .values = weight.values,
-      .scale = contiguous(weight.scale),
-      .zero_point = zero_point ? contiguous(cast_to_int32(*zero_point)) : at::Tensor(),
-      .group_size = group_size};
+  given.scale = contiguous(weight.scale);
+  if (weight.zero_point) given.zero_point = contiguous(cast_to_int32(*weight.zero_point));
   if (!is_taken) return multiply_in_chunks(rows, given, bias, target);
   kernels(rows).few_rows(
       {.input = rows, .weight = given, .bias = bias.value_or(at::Tensor()), .output = target});
@@ -113,7 +126,7 @@ at::Tensor linear_device(const at::Tensor& input, const at::Tensor& weight,
   sizes.back() = weight.sym_size(0);
   const at::Tensor output = at::empty_symint(sizes, input.options());
   if (has_work(output)) {
-    const int64_t columns = weight.size(1), outputs = weight.size(0);
+    const int64_t columns = input.size(-1), outputs = weight.size(0);
     const int64_t rows = output.numel() / outputs;
     multiply(contiguous(input).view({rows, columns}), given, bias, output.view({rows, outputs}));
   }
@@ -140,6 +153,7 @@ class Linear : public Function<Linear> {
           ctx, SavedWeight{weight.values, weight.scale, weight.zero_point.value_or(at::Tensor())});
     }
     ctx->saved_data["dtype"] = static_cast<int64_t>(input.scalar_type());
+    ctx->saved_data["columns"] = input.sym_size(-1);
     if (weight.group_size) ctx->saved_data["group_size"] = *weight.group_size;
     ctx->saved_data["has_bias"] = bias.has_value();
     return weight_only_linear(input, weight.values, weight.scale, bias, weight.zero_point,
@@ -158,8 +172,8 @@ class Linear : public Function<Linear> {
       std::optional<c10::SymInt> group_size;
       if (ctx->saved_data.count("group_size"))
         group_size = ctx->saved_data["group_size"].toSymInt();
-      const at::Tensor weight =
-          dequantized({saved.values, saved.scale, zero_point, group_size}, dtype);
+      const at::Tensor weight = dequantized({saved.values, saved.scale, zero_point, group_size},
+                                            ctx->saved_data["columns"].toSymInt(), dtype);
       result[0] = int8_mm::input_gradient(grads[0].to(dtype), weight, /*offsets=*/{});
     }
     if (ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(1)) {
@@ -196,7 +210,7 @@ at::Tensor linear_autograd(c10::DispatchKeySet keys, const at::Tensor& input,
   int8_mm::check_scale("baraquant::weight_only_linear", "weight_scale", weight_scale);
   if (needs_composite(input, bias)) {
     check_linear(input, given, bias);
-    return at::linear(input, dequantized(given, input.scalar_type()), bias);
+    return at::linear(input, dequantized(given, input.sym_size(-1), input.scalar_type()), bias);
   }
   if (int8_mm::requires_grad(input) || (bias && int8_mm::requires_grad(*bias))) {
     return Linear::apply(input, bias, given);

@@ -5,7 +5,8 @@
 //                        give it, in the dtype T of the input
 // The arguments:
 //   input              [..., K] of T, any strides
-//   weight             int8 [N, K], contiguous
+//   weight             q, contiguous: int8 [N, K], or of four bits, uint8 [N, ceil(K / 2)] as
+//                      pack_int4 gives it (int4/schema.cpp)
 //   weight_scale       of the compute type C of T: [N], or [N, ceil(K / group_size)]
 //   bias               [N] of T
 //   weight_zero_point  of an integer dtype, shaped like weight_scale; None means 0

@@ -98,7 +98,17 @@ BARAQUANT_AVX2 inline void expand_32(const uint8_t* from, __m128i table, int8_t*
   _mm_storeu_si128(out + 1, _mm_unpackhi_epi8(even, odd));
 }
 
-// The same for a row, 64 or 32 elements at a time.
+// As expand_group(), 64 or 32 elements at a time.
+BARAQUANT_AVX2 inline void expand_group_avx2(const uint8_t* from, int64_t count, Group group,
+                                             int8_t* to) {
+  const __m128i table = table_of(group);
+  const __m256i tables = _mm256_broadcastsi128_si256(table);
+  int64_t i = 0;
+  for (; i + 64 <= count; i += 64) expand_64(from + i / 2, tables, to + i);
+  for (; i + 32 <= count; i += 32) expand_32(from + i / 2, table, to + i);
+  if (i < count) expand_group(from + i / 2, count - i, group, to + i);
+}
+
 BARAQUANT_AVX2 inline void expand_row_avx2(const Packed& packed, int64_t row, int64_t begin,
                                            int64_t end, int8_t* to) {
   const uint8_t* const values = packed.row(row);
@@ -111,19 +121,19 @@ BARAQUANT_AVX2 inline void expand_row_avx2(const Packed& packed, int64_t row, in
     }
   }
   for (Parts part(packed, row, begin, end); !part.is_done(); part.next()) {
-    const Group group = part.group();
-    const __m128i table = table_of(group);
-    const __m256i tables = _mm256_broadcastsi128_si256(table);
-    const uint8_t* const from = values + part.begin() / 2;
-    int8_t* const target = to + (part.begin() - begin);
-    const int64_t count = part.count();
-    int64_t i = 0;
-    for (; i + 64 <= count; i += 64) expand_64(from + i / 2, tables, target + i);
-    for (; i + 32 <= count; i += 32) expand_32(from + i / 2, table, target + i);
-    if (i < count) expand_group(from + i / 2, count - i, group, target + i);
+    expand_group_avx2(values + part.begin() / 2, part.count(), part.group(),
+                      to + (part.begin() - begin));
   }
 }
 #endif
+
+// The numbers of a whole row, less kMiddle.
+inline void unpack(CpuIsa isa, const uint8_t* row, int64_t columns, int8_t* to) {
+#if defined(__x86_64__)
+  if (isa != CpuIsa::kDefault) return expand_group_avx2(row, columns, {1, kMiddle}, to);
+#endif
+  expand_group(row, columns, {1, kMiddle}, to);
+}
 
 // The elements begin .. end - 1 of a row; begin is even.
 inline void expand_row(CpuIsa isa, const Packed& packed, int64_t row, int64_t begin, int64_t end,

@@ -2,6 +2,7 @@
 // A few rows of the input by a weight that is dequantized in registers. A thread takes kOutputs rows
 // of the weight at a time, which stay in its cache while four rows of the input after the other are
 // multiplied with them. For more rows of the input, the weight is dequantized for PyTorch's product.
+// A packed weight is unpacked first, a few rows at a time, so it gives the bits of the int8 weight.
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 
 #include "frame/cpu_plan.h"
 #include "frame/dtypes.h"
+#include "int4/cpu/expand.h"
 #include "machine/integers.h"
 #include "weight_only/cpu/lanes.h"
 #include "weight_only/launch.h"
@@ -85,13 +87,43 @@ const T* read(const at::Tensor& tensor) {
   return tensor.defined() ? static_cast<const T*>(tensor.const_data_ptr()) : nullptr;
 }
 
-CpuWeight arguments(const Int8Weight& weight) {
-  return {.values = read<int8_t>(weight.values),
-          .scale = read<float>(weight.scale),
-          .zero_point = read<int32_t>(weight.zero_point),
-          .columns = weight.values.size(1),
-          .group_size = weight.group_size};
-}
+// Rows of a weight as int8: as they are stored, or unpacked to scratch memory.
+class Int8Rows {
+ public:
+  Int8Rows(const IntegerWeight& weight, int64_t most)
+      : weight_{.values = weight.is_packed() ? nullptr : read<int8_t>(weight.values),
+                .scale = read<float>(weight.scale),
+                .zero_point = read<int32_t>(weight.zero_point),
+                .columns = weight.columns,
+                .group_size = weight.group_size},
+        packed_(weight.is_packed() ? read<uint8_t>(weight.values) : nullptr),
+        scratch_(packed_ ? most * weight.columns : 0) {}
+
+  // The rows from `begin` on. NB: the next call overwrites what was unpacked.
+  CpuWeight from(int64_t begin, int64_t count) {
+    CpuWeight rows = weight_;
+    const int64_t groups = begin * rows.groups();
+    rows.scale += groups;
+    if (rows.zero_point) rows.zero_point += groups;
+    if (!packed_) {
+      rows.values += begin * rows.columns;
+      return rows;
+    }
+    const int64_t bytes = int4::packed_size(rows.columns);
+    for (int64_t i = 0; i < count; ++i) {
+      int4::unpack(isa_, packed_ + (begin + i) * bytes, rows.columns,
+                   scratch_.data() + i * rows.columns);
+    }
+    rows.values = scratch_.data();
+    return rows;
+  }
+
+ private:
+  const CpuIsa isa_ = cpu_isa();
+  CpuWeight weight_;
+  const uint8_t* packed_;  // or null
+  std::vector<int8_t> scratch_;
+};
 
 // The input as float32: itself, or converted to `scratch`.
 template <typename T>
@@ -120,29 +152,38 @@ void multiply(const FewRows& call) {
     return;
   }
   std::vector<float> scratch;
-  const CpuProduct<T> args{.input = as_float<T>(call.input, scratch),
-                           .rows = rows,
-                           .outputs = outputs,
-                           .weight = arguments(call.weight),
-                           .bias = read<T>(call.bias),
-                           .output = static_cast<T*>(call.output.mutable_data_ptr())};
+  const float* const input = as_float<T>(call.input, scratch);
+  const T* const bias = read<T>(call.bias);
+  T* const output = static_cast<T*>(call.output.mutable_data_ptr());
   const auto multiply_outputs = functions_for<T>(cpu_isa()).multiply_outputs;
+  // What is unpacked for all rows of the input at once stays in the fastest cache.
+  const int64_t step = call.weight.is_packed() && rows <= 4 ? kOutputs / 8 : kOutputs;
   const auto work = [&](int64_t begin, int64_t end) {
-    for (int64_t n = begin * kOutputs; n < std::min(outputs, end * kOutputs); n += kOutputs) {
-      multiply_outputs(args, n, std::min(outputs, n + kOutputs));
+    Int8Rows weight(call.weight, step);
+    const int64_t stop = std::min(outputs, end * kOutputs);
+    for (int64_t n = begin * kOutputs; n < stop; n += step) {
+      const int64_t count = std::min(step, stop - n);
+      multiply_outputs({.input = input,
+                        .rows = rows,
+                        .outputs = outputs,
+                        .weight = weight.from(n, count),
+                        .bias = bias ? bias + n : nullptr,
+                        .output = output + n},
+                       0, count);
     }
   };
   at::parallel_for(0, divide_up(outputs, kOutputs), kUnit / (kOutputs * columns * rows) + 1, work);
 }
 
 template <typename T>
-void dequantize(const Int8Weight& weight, const at::Tensor& target) {
+void dequantize_rows(const IntegerWeight& weight, const at::Tensor& target) {
   if (only_planned([] { return cpu_plan<float>("dequantize_weight", "1x16"); })) return;
-  const CpuWeight args = arguments(weight);
   const auto dequantize_rows = functions_for<T>(cpu_isa()).dequantize_rows;
   T* const to = static_cast<T*>(target.mutable_data_ptr());
-  at::parallel_for(0, target.size(0), kUnit / args.columns + 1, [&](int64_t begin, int64_t end) {
-    dequantize_rows(args, begin, end, to + begin * args.columns);
+  const int64_t columns = weight.columns;
+  at::parallel_for(0, target.size(0), kUnit / columns + 1, [&](int64_t begin, int64_t end) {
+    Int8Rows rows(weight, 1);
+    for (int64_t n = begin; n < end; ++n) dequantize_rows(rows.from(n, 1), 0, 1, to + n * columns);
   });
 }
 
@@ -150,9 +191,13 @@ void dequantize(const Int8Weight& weight, const at::Tensor& target) {
 // calling PyTorch's product. For bfloat16 PyTorch has instructions that compute in it.
 constexpr int64_t kFewRows = 48, kFewRowsOfBfloat16 = 4;
 
-bool takes(const at::Tensor& input, const at::Tensor&, int64_t) {
+bool dequantizes(const IntegerWeight&, at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kBFloat16;
+}
+
+bool takes(const at::Tensor& input, const IntegerWeight& weight) {
   const bool is_float = input.scalar_type() == at::kFloat;
-  return dequantizes_in_chunks(input) &&
+  return dequantizes(weight, input.scalar_type()) &&
          input.size(0) <= (is_float ? kFewRows : kFewRowsOfBfloat16);
 }
 
@@ -164,19 +209,19 @@ void few_rows_cpu(const FewRows& call) {
   }
 }
 
+void dequantize_cpu(const IntegerWeight& weight, const at::Tensor& target) {
+  if (target.scalar_type() == at::kFloat) {
+    dequantize_rows<float>(weight, target);
+  } else {
+    dequantize_rows<BFloat16>(weight, target);
+  }
+}
+
 }  // namespace
 
 const Kernels& cpu_kernels() {
-  static const Kernels kernels{&takes, &few_rows_cpu};
+  static const Kernels kernels{&takes, &few_rows_cpu, &dequantizes, &dequantize_cpu};
   return kernels;
-}
-
-void dequantize_on_cpu(const Int8Weight& weight, const at::Tensor& target) {
-  if (target.scalar_type() == at::kFloat) {
-    dequantize<float>(weight, target);
-  } else {
-    dequantize<BFloat16>(weight, target);
-  }
 }
 
 }  // namespace baraquant::weight_only
