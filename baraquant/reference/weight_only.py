@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The product of a floating input and a weight of integers."""
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from . import affine
+from .int4 import expand_int4
 from ._functions import like_the_op
 
 
@@ -19,6 +21,9 @@ def weight_only_linear(
     group_size: int | None = None,
 ) -> Tensor:
     """Return PyTorch's product with the dequantized weight; the op's last bits may differ."""
+    if weight.dtype == torch.uint8:
+        columns = input.shape[-1]
+        weight = expand_int4(weight, torch.ones_like(weight[:, :1]), max(2 * columns, 2), columns)
     scale, zero_point = weight_scale.detach(), weight_zero_point
     if group_size is None:
         dequantized = affine.dequantize_per_channel(weight, scale, zero_point, 0, dtype=input.dtype)

@@ -17,7 +17,7 @@ void check_shape(const OpName& op, const char* name, const at::Tensor& tensor,
                  const at::Tensor& input, const Scope& scope, int64_t axis,
                  const std::string& input_name = "input") {
   const std::string size_at_axis = input_name + ".size(" + std::to_string(axis) + ")";
-  std::vector<c10::SymInt> sizes = scale_sizes(input, scope);
+  std::vector<c10::SymInt> sizes = scale_sizes(input.sym_sizes().vec(), scope);
   std::string words;
   switch (scope.granularity) {
     case Granularity::kPerTensor:

@@ -46,9 +46,8 @@ int64_t check_scope(const OpName& op, const at::Tensor& input, const Scope& scop
   return check_axis(op, axis, input.dim(), input_name);
 }
 
-std::vector<c10::SymInt> scale_sizes(const at::Tensor& input, const Scope& scope) {
-  std::vector<c10::SymInt> sizes = input.sym_sizes().vec();
-  const int64_t axis = scope.axis_of(input.dim());
+std::vector<c10::SymInt> scale_sizes(std::vector<c10::SymInt> sizes, const Scope& scope) {
+  const int64_t axis = scope.axis_of(static_cast<int64_t>(sizes.size()));
   switch (scope.granularity) {
     case Granularity::kPerTensor:
       return {};

@@ -85,6 +85,6 @@ int64_t check_scope(const OpName& op, const at::Tensor& input, const Scope& scop
 
 // The shape of a scale tensor for a checked input: [] per tensor, [C] per channel, [..., 1] per
 // token, and per group the input's with the number of groups at the axis.
-std::vector<c10::SymInt> scale_sizes(const at::Tensor& input, const Scope& scope);
+std::vector<c10::SymInt> scale_sizes(std::vector<c10::SymInt> input_sizes, const Scope& scope);
 
 }  // namespace baraquant

@@ -4,13 +4,14 @@
 // first matrix. The warps of a block divide the depth of the same rows among them.
 //
 // The places of an instruction's depth may be any columns, the same in both matrices. Thus a thread
-// keeps the 16 bytes that it loads of a row of the weight, and reads the same columns of the input;
+// keeps the bytes that it loads of a row of the weight, and reads the same columns of the input;
 // nothing has to pass between threads.
 //
 // What is multiplied is a class like this, whose object is the kernel's argument:
 //   struct Product {
-//     static constexpr int kColumns;     // of the weight, in 16 bytes
-//     static constexpr int kInputWords;  // 16-byte words that hold so many columns of the input
+//     static constexpr int kColumns;      // that a thread multiplies in a step
+//     static constexpr int kWeightWords;  // 16-byte words that hold so many columns of the weight
+//     static constexpr int kInputWords;   // and of the input
 //     using Sum;                         // int or float
 //     int64_t m, n, k;
 //     const uint8_t* input_row(int64_t m) const;
@@ -21,8 +22,8 @@
 //     };
 //     Row row(int64_t n) const;
 //     template <int tiles>               // of 8 rows of the input; the words are those of two rows
-//     static void multiply(Sum (&sums)[tiles][4], const uint4 (&words)[2], const Group (&groups)[2],
-//                          const uint4 (&input)[tiles][kInputWords]);
+//     static void multiply(Sum (&sums)[tiles][4], const uint4 (&words)[2][kWeightWords],
+//                          const Group (&groups)[2], const uint4 (&input)[tiles][kInputWords]);
 //     void write(int64_t m, int64_t n, Sum sum) const;
 //   };
 // The input's rows and the weight's are aligned to 16 bytes, and k is a multiple of kColumns.
@@ -39,7 +40,10 @@ namespace baraquant::few_rows {
 
 constexpr int kWarps = 8;  // of a block
 constexpr int kTile = 8;   // rows of the input that an instruction multiplies
-constexpr int kDepth = 4;  // chunks of each row that are in flight
+
+// Steps whose part of the weight is in flight.
+template <typename Product>
+constexpr int kDepth = Product::kWeightWords == 1 ? 4 : 3;
 
 __device__ __forceinline__ uint32_t word_of(const uint4& words, int i) {
   return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
@@ -60,17 +64,17 @@ class Thread {
   // The block's rows of the input begin at m, the thread's rows of the weight at n, and its columns
   // at `at`. NB: what is computed for rows beyond the last is written nowhere.
   __device__ __forceinline__ Thread(const Product& product, int64_t m, int64_t n, uint32_t at,
-                                    uint4 (*ring)[2][32])
+                                    uint4* ring)
       : at_(at),
         k_(static_cast<uint32_t>(product.k)),
         rows_(static_cast<int>(product.m - m) - lane() / 4),
         input_(product.input_row(m + lane() / 4) + at / Product::kColumns * kInputBytes),
         tile_bytes_(kTile * (product.k / Product::kColumns) * kInputBytes),
-        ring_(&ring[0][0][lane()]) {
+        ring_(ring + lane()) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       weight_[h] = product.row(n + 8 * h < product.n ? n + 8 * h : product.n - 1);
-      weight_[h].values += at / Product::kColumns * 16;
+      weight_[h].values += at / Product::kColumns * kWeightBytes;
     }
   }
 
@@ -80,14 +84,22 @@ class Thread {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (at_ + offset < k_) {
-        const uint8_t* const from = weight_[h].values + offset / Product::kColumns * 16;
-        copy_chunk_async(ring_ + (place * 2 + h) * 32, from, true);
+        const uint8_t* const from = weight_[h].values + offset / Product::kColumns * kWeightBytes;
+#pragma unroll
+        for (int i = 0; i < Product::kWeightWords; ++i) {
+          copy_chunk_async(word(place, h, i), from + 16 * i, true);
+        }
       }
     }
     commit_copies();
   }
-  __device__ __forceinline__ uint4 weight(int place, int half) const {
-    return ring_[(place * 2 + half) * 32];
+  __device__ __forceinline__ void read_weight(int place,
+                                              uint4 (&words)[2][Product::kWeightWords]) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int i = 0; i < Product::kWeightWords; ++i) words[h][i] = *word(place, h, i);
+    }
   }
   __device__ __forceinline__ void load(StepInput<Product, tiles>& to, uint32_t offset) const {
     const bool inside = at_ + offset < k_;
@@ -113,12 +125,17 @@ class Thread {
     at_ += columns;
     input_ += columns / Product::kColumns * kInputBytes;
 #pragma unroll
-    for (auto& row : weight_) row.values += columns / Product::kColumns * 16;
+    for (auto& row : weight_) row.values += columns / Product::kColumns * kWeightBytes;
   }
 
  private:
-  static constexpr uint32_t kInputBytes = 16 * Product::kInputWords;  // of kColumns
+  static constexpr uint32_t kWeightBytes = 16 * Product::kWeightWords;  // of kColumns
+  static constexpr uint32_t kInputBytes = 16 * Product::kInputWords;
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
+
+  __device__ __forceinline__ uint4* word(int place, int half, int i) const {
+    return ring_ + ((place * 2 + half) * Product::kWeightWords + i) * 32;
+  }
 
   uint32_t at_, k_;
   int rows_;  // of the input, from the thread's first one on
@@ -138,8 +155,9 @@ __global__ void __launch_bounds__(32 * kWarps, tiles == 1 ? 3 : 2)
   constexpr int kOutputs = kRows * kTile * tiles;  // of the block
   constexpr int kAhead = tiles <= 2 ? 1 : 0;       // steps that the input is loaded before
   constexpr uint32_t kWarpStep = 4 * Product::kColumns, kStep = kWarpStep * along_k;
+  constexpr int depth = kDepth<Product>;
   union Shared {
-    uint4 ring[kWarps][kDepth][2][32];
+    uint4 ring[kWarps][depth * 2 * Product::kWeightWords * 32];
     Sum sums[along_k][kOutputs];
   };
   __shared__ Shared shared;
@@ -155,24 +173,25 @@ __global__ void __launch_bounds__(32 * kWarps, tiles == 1 ? 3 : 2)
                                 first + static_cast<uint32_t>(lane % 4 * Product::kColumns),
                                 shared.ring[warp]);
 #pragma unroll
-  for (int d = 0; d < kDepth - 1; ++d) thread.copy_weight(d, d * kStep);
+  for (int d = 0; d < depth - 1; ++d) thread.copy_weight(d, d * kStep);
 
   Sum sums[tiles][4] = {};
   StepInput<Product, tiles> inputs[1 + kAhead];
   if (kAhead > 0) thread.load(inputs[0], 0);
-  for (uint32_t from = first; from < k; from += kDepth * kStep) {
+  for (uint32_t from = first; from < k; from += depth * kStep) {
 #pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
+    for (int d = 0; d < depth; ++d) {
       if (from + d * kStep >= k) break;
       thread.load(inputs[(d + kAhead) % (1 + kAhead)], (d + kAhead) * kStep);
-      const int last = d + kDepth - 1;
-      thread.copy_weight(last % kDepth, last * kStep);
-      wait_for_copies<kDepth - 1>();
-      const uint4 words[2] = {thread.weight(d, 0), thread.weight(d, 1)};
+      const int last = d + depth - 1;
+      thread.copy_weight(last % depth, last * kStep);
+      wait_for_copies<depth - 1>();
+      uint4 words[2][Product::kWeightWords];
+      thread.read_weight(d, words);
       const auto& input = inputs[d % (1 + kAhead)];
       Product::template multiply<tiles>(sums, words, input.groups, input.columns);
     }
-    thread.advance(kDepth * kStep);
+    thread.advance(depth * kStep);
   }
   wait_for_copies<0>();
   __syncthreads();

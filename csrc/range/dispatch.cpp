@@ -22,7 +22,7 @@ namespace {
 class Choice {
  public:
   Choice(const at::Tensor& x, const RangeArgs& args) {
-    const std::vector<c10::SymInt> sizes = scale_sizes(x, args.scope);
+    const std::vector<c10::SymInt> sizes = scale_sizes(x.sym_sizes().vec(), args.scope);
     const auto options = x.options().dtype(compute_dtype(x.scalar_type()));
     const Rule<double> rule(args.quant_min, args.quant_max, args.symmetric);
     if (x.is_meta() || x.sym_numel() != 0) {

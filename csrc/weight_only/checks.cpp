@@ -35,11 +35,7 @@ void check_integers(const at::Tensor& input, const Weight& weight) {
 }
 
 void check_qparams(const at::Tensor& input, const Weight& weight) {
-  std::vector<c10::SymInt> sizes{weight.values.sym_size(0)};
-  if (weight.group_size) {
-    const c10::SymInt& size = *weight.group_size;
-    sizes.push_back((input.sym_size(-1) + size - 1) / size);
-  }
+  const auto sizes = scale_sizes({weight.values.sym_size(0), input.sym_size(-1)}, weight.scope());
   const auto check_shape = [&](const char* name, const at::Tensor& tensor) {
     check_same_device(kOp, name, tensor, input);
     TORCH_CHECK_VALUE(has_sizes(tensor, sizes), kOp, ": expected ", name, " to have shape ",

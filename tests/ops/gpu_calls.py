@@ -249,13 +249,14 @@ def weight_only_calls() -> Iterator[Run]:
     for dtype in (torch.float16, torch.bfloat16):
         w = torch.ones(33, 128, dtype=torch.int8, device=DEVICE)
         scale = torch.ones(33, 4, device=DEVICE)
-        for rows, zero_point in ((1, None), (13, scale.int()), (40, None)):
+        for rows, zero_point in ((1, None), (13, scale.int()), (40, None), (65, scale.int())):
             x = torch.ones(rows, 128, device=DEVICE, dtype=dtype)
-            yield partial(
-                *(torch.ops.baraquant.weight_only_linear, x, w, scale),
-                weight_zero_point=zero_point,
-                group_size=32,
-            )
+            for weight in (w, torch.ops.baraquant.pack_int4(w)):
+                yield partial(
+                    *(torch.ops.baraquant.weight_only_linear, x, weight, scale),
+                    weight_zero_point=zero_point,
+                    group_size=32,
+                )
     for dtype in cases.FLOAT_DTYPES:
         for call in WEIGHT_ONLY_CALLS:
             for shape in (*SHARED, (1, 200), (4, 33), (49, 128)):

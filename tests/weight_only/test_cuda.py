@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import baraquant
+from baraquant import ops
 from tests.support import cases
 from tests.support.bits import assert_same_bits, to_numpy
 from tests.support.cuda import capture
@@ -20,7 +21,7 @@ from tests.weight_only.test_values import linear, numbers, one_hot, params_shape
 pytestmark = pytest.mark.cuda
 
 ROWS = (1, 7, 8, 9, 16, 17, 33, 64)
-SIZES = ((1, 16), (16, 80), (37, 144), (40, 1040), (130, 4096), (6400, 272), (9, 14_336))
+SIZES = ((1, 32), (16, 96), (37, 160), (40, 1056), (130, 4096), (6400, 288), (9, 14_336))
 by_size = pytest.mark.parametrize("size", SIZES, ids=str)
 by_half = pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=cases.name_of)
 
@@ -36,7 +37,7 @@ def is_taken(x: Tensor, w: Tensor, s: Tensor, **given: Any) -> bool:
 def test_sums(size: tuple[int, int], dtype: torch.dtype, cuda: str) -> None:
     n, k = size
     w, bias = integers((n, k), torch.int8, "random", 1), numbers((n,), dtype, 2)
-    for group_size in (None, 16, 32, 128):
+    for group_size in (None, 32, 128):
         params = params_shape((n, k), group_size)
         s, z = cases.scales(params, torch.float32, 3), cases.zero_points(params, (-128, 127), 4)
         for point, b in ((None, None), (z, bias)):
@@ -56,9 +57,9 @@ def test_sums(size: tuple[int, int], dtype: torch.dtype, cuda: str) -> None:
 @by_half
 def test_the_weight_is_the_dequantized_one(dtype: torch.dtype, cuda: str) -> None:
     """A row with a single 1 gives a column of the weight: every integer, any scale, any zero."""
-    n, k = 37, 144
+    n, k = 37, 160
     w = torch.arange(-128, 128).to(torch.int8).repeat(k)[: n * k].reshape(n, k)
-    for group_size in (None, 16, 32, 64, k + 1):
+    for group_size in (None, 32, 64, k + 1):
         params = params_shape((n, k), group_size)
         for z in (None, cases.zero_points(params, (-128, 127), 6)):
             s = cases.scales(params, torch.float32, 5)
@@ -74,17 +75,17 @@ def test_the_weight_is_the_dequantized_one(dtype: torch.dtype, cuda: str) -> Non
 
 @by_half
 def test_any_scale_and_zero_point(dtype: torch.dtype, cuda: str) -> None:
-    """Sixteen columns of which one counts, so that a product stands alone."""
+    """32 columns of which one counts, so that a product stands alone."""
     scales, points = cases.special_scales(torch.float32), torch.tensor(cases.SPECIAL_ZERO_POINTS)
     scales = scales[scales.isfinite()]
     at = torch.cartesian_prod(torch.arange(len(scales)), torch.arange(len(points)))
-    s = scales[at[:, 0]].repeat_interleave(16)
-    z = points[at[:, 1]].repeat_interleave(16)
-    w = torch.arange(-128, 128).to(torch.int8).reshape(16, 16).repeat(len(at), 1)
+    s = scales[at[:, 0]].repeat_interleave(8)
+    z = points[at[:, 1]].repeat_interleave(8)
+    w = torch.arange(-128, 128).to(torch.int8).reshape(8, 32).repeat(len(at), 1)
     exact = oracle.dequantized(w, s, z, None, dtype)
     finite = torch.from_numpy((abs(exact) < float("inf")).all(1))
-    for column in range(16):
-        x = torch.zeros(1, 16, dtype=dtype, device=cuda)
+    for column in range(32):
+        x = torch.zeros(1, 32, dtype=dtype, device=cuda)
         x[0, column] = 1
         assert is_taken(x, w, s, weight_zero_point=z)
         y = linear(x, w, s, weight_zero_point=z) + 0.0
@@ -95,7 +96,7 @@ def test_any_scale_and_zero_point(dtype: torch.dtype, cuda: str) -> None:
 @by_half
 def test_what_it_does_not_take(dtype: torch.dtype, cuda: str) -> None:
     """More rows, other columns and groups, rows that begin anywhere, other dtypes."""
-    for m, k, group_size in ((65, 64, 32), (3, 72, None), (3, 96, 48), (3, 64, 8)):
+    for m, k, group_size in ((65, 64, 32), (3, 80, None), (3, 96, 48), (3, 64, 16)):
         w = integers((20, k), torch.int8, "random", 1)
         s = cases.scales(params_shape((20, k), group_size), torch.float32, 2)
         x = numbers((m, k), dtype, 3)
@@ -112,6 +113,28 @@ def test_what_it_does_not_take(dtype: torch.dtype, cuda: str) -> None:
     assert not is_taken(moved, w, s)
     oracle.assert_close(linear(moved, w, s), exact)
     assert not is_taken(x.float().to(cuda), w, s)
+
+
+@by_half
+@by_size
+def test_packed_weights_give_the_bits_of_int8(
+    size: tuple[int, int], dtype: torch.dtype, cuda: str
+) -> None:
+    """In the kernel for few rows, and after the kernel that dequantizes for more."""
+    n, k = size
+    w = torch.randint(-8, 8, size, generator=cases.generator(k)).to(torch.int8)
+    packed = ops.pack_int4(w)
+    for group_size in (None, 8, 32, 128):
+        params = params_shape(size, group_size)
+        s, z = cases.scales(params, torch.float32, 3), cases.zero_points(params, (-128, 127), 4)
+        for point in (None, z):
+            given = {"weight_zero_point": point, "group_size": group_size}
+            for m in (*ROWS, 65, 130):
+                x = numbers((m, k), dtype, 5).to(cuda)
+                few = m <= ROWS[-1] and group_size != 8
+                assert is_taken(x, packed, s, **given) == is_taken(x, w, s, **given) == few
+                got, right = linear(x, packed, s, **given), linear(x, w, s, **given)
+                assert_same_bits(got, right, f"{m} rows, groups of {group_size}")
 
 
 @by_half

@@ -26,6 +26,9 @@ FEW, MANY = (2, 2, 13), (5, 12, 13)  # the input's: for a kernel of the op's own
 def dequantized(given: dict[str, Any], dtype: torch.dtype) -> Tensor:
     """The floating weight that the integers stand for."""
     w, s, z = given["weight"], given["weight_scale"], given.get("weight_zero_point")
+    if w.dtype == torch.uint8:
+        columns = given["input"].shape[-1]
+        w = ops.expand_int4(w, torch.ones_like(w[:, :1]), 2 * columns, columns)
     if "group_size" in given:
         return ops.dequantize_per_group(w, s, z, given["group_size"], 1, dtype=dtype)
     return ops.dequantize_per_channel(w, s, z, 0, dtype=dtype)

@@ -186,6 +186,36 @@ def test_integer_dtypes_of_the_zero_point(dtype: torch.dtype, device: str) -> No
                 oracle.assert_close(y, oracle.linear(x.cpu(), exact), str(kind))
 
 
+# --- packed weights ------------------------------------------------------------------------------
+
+
+@by_shape
+@by_dtype
+def test_packed_weights_give_the_bits_of_int8(
+    shape: tuple[int, int], dtype: torch.dtype, device: str
+) -> None:
+    """All numbers of four bits, rows, groups, zero points; the gradient too."""
+    n, k = shape
+    w = (torch.arange(n * k) % 16 - 8).to(torch.int8).reshape(n, k)[:, torch.randperm(k)]
+    packed, bias = ops.pack_int4(w), numbers((n,), dtype, 2).to(device)
+    assert packed.shape == (n, (k + 1) // 2) and packed.dtype == torch.uint8
+    for group_size in GROUPS:
+        params = params_shape(shape, group_size)
+        s = cases.scales(params, cases.compute_dtype(dtype), 3)
+        for z in (None, cases.zero_points(params, (-128, 127), 4)):
+            given = {"b": bias, "weight_zero_point": z, "group_size": group_size}
+            for rows in (*ROWS, 64, 65):
+                x = numbers((rows, k), dtype, k).to(device).requires_grad_()
+                results = []
+                for weight in (w, packed):
+                    y = linear(x, weight, s, **given)
+                    results.append((y, *torch.autograd.grad(y.sum(), x)))
+                for got, right in zip(*results, strict=True):
+                    assert_same_bits(got, right, f"{rows} rows, groups of {group_size}")
+                reference_y = linear(x, packed, s, module=reference, **given)
+                assert_same_bits(reference_y, linear(x, w, s, module=reference, **given))
+
+
 # --- sums that every order gives -----------------------------------------------------------------
 
 

@@ -7,7 +7,8 @@ WEIGHT_ONLY_LINEAR = f"""
 Args:
     input: ``[..., K]``, float32, float64, float16 or bfloat16. Any strides; what is not contiguous
         is copied first.
-    weight: The integers ``q``, ``[N, K]``, int8, contiguous.
+    weight: The integers ``q``, contiguous: ``[N, K]``, int8; or those of at most four bits, packed
+        by :func:`pack_int4`: ``[N, ceil(K / 2)]``, uint8.
     weight_scale: ``s``, float32 (float64 for a float64 input): ``[N]``, or
         ``[N, ceil(K / group_size)]`` with ``group_size``.
     bias: ``[N]``, of the dtype of ``input``; None adds no bias.
@@ -33,7 +34,8 @@ Rounding:
     ``w^`` has the bits that :func:`dequantize_per_channel` and :func:`dequantize_per_group` give in
     the dtype of ``input``. The sums are computed in float32 (float64 for a float64 input) and are
     rounded to the dtype of the result. Their order depends on the sizes and the device, so the last
-    bits differ between devices; the same call gives the same bits. On the CPU, in float32 up to 48
+    bits differ between devices; the same call gives the same bits, and so do packed integers and
+    the same ones as int8. On the CPU, in float32 up to 48
     tokens and in bfloat16 up to 4, a token's result depends on nothing else: ``w^`` is computed in
     registers. Beyond that PyTorch multiplies, on the CPU with a part of the weight at a time that
     fits into a cache, elsewhere with all of it, and as its settings say

@@ -33,7 +33,7 @@ __device__ __forceinline__ void multiply_weight(int (&sums)[4], const uint32_t (
 
 template <typename T, bool is_unsigned>
 struct PackedProduct {
-  static constexpr int kColumns = kPackedColumns, kInputWords = 2;
+  static constexpr int kColumns = kPackedColumns, kWeightWords = 1, kInputWords = 2;
   using Sum = int;
 
   int64_t m, n, k;
@@ -64,7 +64,7 @@ struct PackedProduct {
   }
 
   template <int tiles>
-  static __device__ __forceinline__ void multiply(int (&sums)[tiles][4], const uint4 (&words)[2],
+  static __device__ __forceinline__ void multiply(int (&sums)[tiles][4], const uint4 (&words)[2][1],
                                                   const Group (&groups)[2],
                                                   const uint4 (&input)[tiles][kInputWords]) {
     const int4::Decoder low(groups[0].factor, groups[0].zero_point);
@@ -85,12 +85,12 @@ struct PackedProduct {
  private:
   template <bool fits, int tiles>
   static __device__ __forceinline__ void multiply_decoded(
-      int (&sums)[tiles][4], const uint4 (&words)[2], const int4::Decoder& low,
+      int (&sums)[tiles][4], const uint4 (&words)[2][1], const int4::Decoder& low,
       const int4::Decoder& high, const uint4 (&input)[tiles][kInputWords]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const uint2 a = low.decode_word<fits>(few_rows::word_of(words[0], i));
-      const uint2 b = high.decode_word<fits>(few_rows::word_of(words[1], i));
+      const uint2 a = low.decode_word<fits>(few_rows::word_of(words[0][0], i));
+      const uint2 b = high.decode_word<fits>(few_rows::word_of(words[1][0], i));
       const uint32_t w[4] = {a.x, b.x, a.y, b.y};
 #pragma unroll
       for (int t = 0; t < tiles; ++t) {

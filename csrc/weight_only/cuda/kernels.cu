@@ -20,8 +20,7 @@ constexpr int64_t kMostRows = 64;  // with more, it is faster to dequantize the 
 constexpr int kThreads = 256;      // of a block that dequantizes
 constexpr int kPacked = 8;         // numbers of four bits in a word
 
-// How many columns a thread of the product loads at once: 16 bytes.
-constexpr int columns_at_once(bool is_packed) { return is_packed ? 32 : 16; }
+constexpr int kColumns = 32;  // that a thread multiplies in a step
 
 // From a byte of a word, as the float 2^23 and that byte: exact, and faster than a conversion.
 template <int zero>
@@ -67,9 +66,11 @@ __device__ __forceinline__ void multiply_fragments(float (&sums)[4], const uint3
 #endif
 }
 
+// NB: both forms of a weight are multiplied in the same order, so they give the same bits.
 template <typename T, bool has_zero_point, bool is_packed>
 struct FloatProduct {
-  static constexpr int kColumns = columns_at_once(is_packed), kInputWords = kColumns / 8;
+  static constexpr int kColumns = weight_only::kColumns;
+  static constexpr int kWeightWords = is_packed ? 1 : 2, kInputWords = 4;
   using Sum = float;
 
   int64_t m, n, k;
@@ -101,19 +102,20 @@ struct FloatProduct {
     }
   };
   __device__ __forceinline__ Row row(int64_t row) const {
-    return {values + row * (k / kColumns * 16), scale + row * groups,
+    return {values + row * (k / kColumns) * (16 * kWeightWords), scale + row * groups,
             has_zero_point ? zero_point + row * groups : nullptr, group_shift};
   }
 
   template <int tiles>
-  static __device__ __forceinline__ void multiply(float (&sums)[tiles][4], const uint4 (&words)[2],
+  static __device__ __forceinline__ void multiply(float (&sums)[tiles][4],
+                                                  const uint4 (&words)[2][kWeightWords],
                                                   const Group (&groups)[2],
                                                   const uint4 (&input)[tiles][kInputWords]) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 4 * kWeightWords; ++i) {
       uint32_t a[kPairs], b[kPairs];
-      dequantize(few_rows::word_of(words[0], i), groups[0], a);
-      dequantize(few_rows::word_of(words[1], i), groups[1], b);
+      dequantize(few_rows::word_of(words[0][i / 4], i % 4), groups[0], a);
+      dequantize(few_rows::word_of(words[1][i / 4], i % 4), groups[1], b);
 #pragma unroll
       for (int j = 0; j < kPairs; j += 2) {
         const uint32_t w[4] = {a[j], b[j], a[j + 1], b[j + 1]};
@@ -134,7 +136,7 @@ struct FloatProduct {
   }
 
  private:
-  static constexpr int kPairs = kColumns / 8;  // of numbers, in a word of the weight
+  static constexpr int kPairs = is_packed ? 4 : 2;  // of numbers, in a word of the weight
 
   static __device__ __forceinline__ void dequantize(uint32_t word, const Group& group,
                                                     uint32_t (&pairs)[kPairs]) {
@@ -212,8 +214,7 @@ bool takes(const at::Tensor& input, const IntegerWeight& weight) {
   const at::ScalarType dtype = input.scalar_type();
   return (dtype == at::kHalf || dtype == at::kBFloat16) && input.size(0) <= kMostRows &&
          weight.columns <= INT32_MAX &&
-         few_rows::has_whole_chunks(weight.columns, weight.group_size,
-                                    columns_at_once(weight.is_packed())) &&
+         few_rows::has_whole_chunks(weight.columns, weight.group_size, kColumns) &&
          is_aligned(input.const_data_ptr(), 16) && is_aligned(weight.values.const_data_ptr(), 16) &&
          has_tensor_cores(input);
 }
@@ -230,11 +231,11 @@ template <typename T>
 void launch_dequantize(const IntegerWeight& weight, const at::Tensor& target) {
   const auto words = static_cast<uint32_t>(weight.columns / kPacked);
   const auto words_of_group = static_cast<uint32_t>(divide_up(weight.group_size, kPacked));
-  dequantize_packed_kernel<T><<<static_cast<unsigned>(target.size(0)), kThreads, 0,
-                                c10::cuda::getCurrentCUDAStream()>>>(
-      reinterpret_cast<const uint32_t*>(read<uint8_t>(weight.values)), read<float>(weight.scale),
-      read<int32_t>(weight.zero_point), words, words_of_group,
-      static_cast<T*>(target.mutable_data_ptr()));
+  dequantize_packed_kernel<T>
+      <<<static_cast<unsigned>(target.size(0)), kThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(
+          reinterpret_cast<const uint32_t*>(read<uint8_t>(weight.values)),
+          read<float>(weight.scale), read<int32_t>(weight.zero_point), words, words_of_group,
+          static_cast<T*>(target.mutable_data_ptr()));
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 

@@ -25,17 +25,20 @@ class WeightOnlyCall:
     Attributes:
         grouped: With a scale for each group, not for each channel.
         full: With all optional arguments: zero points and a bias.
+        packed: With two numbers of four bits in a byte.
     """
 
     grouped: bool = False
     full: bool = False
+    packed: bool = False
 
     verb = "weight_only_linear"
     number = False
     differentiable = True
 
     def __str__(self) -> str:
-        return self.verb + "-grouped" * self.grouped + "-full" * self.full
+        kinds = "-grouped" * self.grouped + "-full" * self.full + "-packed" * self.packed
+        return self.verb + kinds
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -48,9 +51,10 @@ class WeightOnlyCall:
         random = cases.generator(sum(shape))
         columns, compute = shape[-1], cases.compute_dtype(dtype)
         params = (OUTPUTS, math.ceil(columns / GROUP_SIZE)) if self.grouped else (OUTPUTS,)
+        weight = integers((OUTPUTS, columns), torch.int8, "random", 1)
         found = [
             torch.randn(shape, generator=random, dtype=torch.float64).to(dtype),
-            integers((OUTPUTS, columns), torch.int8, "random", 1),
+            ops.pack_int4(weight) if self.packed else weight,
             cases.scales(params, compute, 3),
         ]
         if self.full:
@@ -68,6 +72,7 @@ class WeightOnlyCall:
         return self.function(*args, **kwargs)
 
 
-WEIGHT_ONLY_CALLS = tuple(
-    WeightOnlyCall(grouped, full) for grouped in (False, True) for full in (False, True)
+WEIGHT_ONLY_CALLS = (
+    *(WeightOnlyCall(grouped, full) for grouped in (False, True) for full in (False, True)),
+    *(WeightOnlyCall(packed=True), WeightOnlyCall(grouped=True, full=True, packed=True)),
 )
