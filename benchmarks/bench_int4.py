@@ -3,8 +3,8 @@
 
 ``quantized_int4_linear`` quantizes a floating input for each token and multiplies it by packed
 weights of four bits, as a served layer of ``W4A8(group_size)`` does.
-``weight_only_linear`` leaves the input floating, as one of ``W4A16()`` does; its weights are int8
-in memory. Each figure is measured in turns with the float layer and with ``quantized_linear``, the
+``weight_only_linear`` leaves the input floating, as one of ``W4A16()`` does, with packed weights
+too. Each figure is measured in turns with the float layer and with ``quantized_linear``, the
 layer of int8. The weights rotate, so that none is in a cache; a size is N x K.
 
     python -m benchmarks.bench_int4                     # on a GPU if there is one
@@ -114,9 +114,11 @@ class Layers:
             return lambda i: ops.quantized_int4_linear(
                 x, packed[i % len(packed)], scale, factor, group
             )
-        q = self.integers
+        packed = self.packed(group)[0]
         scales = self.scale.unsqueeze(1).expand(-1, -(-self.size[1] // group)).contiguous()
-        return lambda i: ops.weight_only_linear(x, q[i % len(q)], scales, group_size=group)
+        return lambda i: ops.weight_only_linear(
+            x, packed[i % len(packed)], scales, group_size=group
+        )
 
     def calls(self, op: str, rows: int, group: int) -> dict[str, Call]:
         """Ours, and those of the other layers."""
@@ -136,7 +138,7 @@ class Layers:
         scale = compute_dtype(self.dtype).itemsize
         own = n * k // 2 + n * k // group + (rows + n) * scale
         if op == WEIGHT_ONLY:
-            own = n * k + n * k // group * scale
+            own = n * k // 2 + n * k // group * scale
         return rows * (k + n) * self.dtype.itemsize + own
 
 

@@ -48,19 +48,35 @@ bool is_compiled_for_hopper() {
   return found;
 }
 
+// How a kernel is launched.
+struct LaunchShape {
+  dim3 grid;
+  int threads;
+  size_t shared_bytes = 0;         // that are allocated at the launch
+  unsigned blocks_of_cluster = 1;  // along z; more than one needs is_compiled_for_hopper()
+};
+
 // Launches a kernel that calls wait_for_last_kernel(). `early` needs is_compiled_for_hopper().
 template <typename... Args>
-void launch_waiting(void (*kernel)(Args...), bool early, dim3 grid, int threads,
+void launch_waiting(void (*kernel)(Args...), bool early, const LaunchShape& shape,
                     cudaStream_t stream, Args... args) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2]{};
+  unsigned count = 0;
+  if (early) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.blocks_of_cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {1, 1, shape.blocks_of_cluster};
+  }
   cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.gridDim = shape.grid;
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = early ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = count;
   cudaLaunchKernelEx(&config, kernel, args...);
 }
 

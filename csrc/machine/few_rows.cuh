@@ -21,9 +21,11 @@
 //       Group group(uint32_t column) const;
 //     };
 //     Row row(int64_t n) const;
-//     template <int tiles>               // of 8 rows of the input; the words are those of two rows
-//     static void multiply(Sum (&sums)[tiles][4], const uint4 (&words)[2][kWeightWords],
-//                          const Group (&groups)[2], const uint4 (&input)[tiles][kInputWords]);
+//     static constexpr int kFragments;    // of mma.sync, in a step
+//     // From the words of two rows; an instruction takes a fragment and two words of the input.
+//     static void decode(const uint4 (&words)[2][kWeightWords], const Group (&groups)[2],
+//                        uint32_t (&fragments)[kFragments][4]);
+//     static void multiply(Sum (&sums)[4], const uint32_t (&fragment)[4], uint32_t x0, uint32_t x1);
 //     void write(int64_t m, int64_t n, Sum sum) const;
 //   };
 // The input's rows and the weight's are aligned to 16 bytes, and k is a multiple of kColumns.
@@ -40,10 +42,7 @@ namespace baraquant::few_rows {
 
 constexpr int kWarps = 8;  // of a block
 constexpr int kTile = 8;   // rows of the input that an instruction multiplies
-
-// Steps whose part of the weight is in flight.
-template <typename Product>
-constexpr int kDepth = Product::kWeightWords == 1 ? 4 : 3;
+constexpr int kDepth = 4;  // steps whose part of the weight is in flight
 
 __device__ __forceinline__ uint32_t word_of(const uint4& words, int i) {
   return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
@@ -56,6 +55,11 @@ struct StepInput {
   typename Product::Group groups[2];
   uint4 columns[tiles][Product::kInputWords];
 };
+
+// The words of the input that belong to a fragment.
+__device__ __forceinline__ uint32_t input_word(const uint4* words, int fragment, int half) {
+  return word_of(words[fragment / 2], fragment % 2 * 2 + half);
+}
 
 // A thread's rows: two of the weight, and one of the input in each tile.
 template <typename Product, int tiles>
@@ -145,6 +149,13 @@ class Thread {
   typename Product::Row weight_[2];
 };
 
+// The shared memory of a block.
+template <typename Product, int tiles, int along_n>
+union Shared {
+  uint4 ring[kWarps][kDepth * 2 * Product::kWeightWords * 32];
+  typename Product::Sum sums[kWarps / along_n][16 * along_n * kTile * tiles];
+};
+
 // `along_n` warps of a block take 16 rows of the weight each; as many groups of them as there are
 // divide the depth.
 template <typename Product, int tiles, int along_n>
@@ -155,12 +166,8 @@ __global__ void __launch_bounds__(32 * kWarps, tiles == 1 ? 3 : 2)
   constexpr int kOutputs = kRows * kTile * tiles;  // of the block
   constexpr int kAhead = tiles <= 2 ? 1 : 0;       // steps that the input is loaded before
   constexpr uint32_t kWarpStep = 4 * Product::kColumns, kStep = kWarpStep * along_k;
-  constexpr int depth = kDepth<Product>;
-  union Shared {
-    uint4 ring[kWarps][depth * 2 * Product::kWeightWords * 32];
-    Sum sums[along_k][kOutputs];
-  };
-  __shared__ Shared shared;
+  extern __shared__ uint4 memory[];
+  auto& shared = *reinterpret_cast<Shared<Product, tiles, along_n>*>(memory);
 
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int part = warp / along_n, place_n = warp % along_n;
@@ -173,25 +180,34 @@ __global__ void __launch_bounds__(32 * kWarps, tiles == 1 ? 3 : 2)
                                 first + static_cast<uint32_t>(lane % 4 * Product::kColumns),
                                 shared.ring[warp]);
 #pragma unroll
-  for (int d = 0; d < depth - 1; ++d) thread.copy_weight(d, d * kStep);
+  for (int d = 0; d < kDepth - 1; ++d) thread.copy_weight(d, d * kStep);
 
   Sum sums[tiles][4] = {};
   StepInput<Product, tiles> inputs[1 + kAhead];
   if (kAhead > 0) thread.load(inputs[0], 0);
-  for (uint32_t from = first; from < k; from += depth * kStep) {
+  for (uint32_t from = first; from < k; from += kDepth * kStep) {
 #pragma unroll
-    for (int d = 0; d < depth; ++d) {
+    for (int d = 0; d < kDepth; ++d) {
       if (from + d * kStep >= k) break;
       thread.load(inputs[(d + kAhead) % (1 + kAhead)], (d + kAhead) * kStep);
-      const int last = d + depth - 1;
-      thread.copy_weight(last % depth, last * kStep);
-      wait_for_copies<depth - 1>();
+      const int last = d + kDepth - 1;
+      thread.copy_weight(last % kDepth, last * kStep);
+      wait_for_copies<kDepth - 1>();
       uint4 words[2][Product::kWeightWords];
       thread.read_weight(d, words);
       const auto& input = inputs[d % (1 + kAhead)];
-      Product::template multiply<tiles>(sums, words, input.groups, input.columns);
+      uint32_t fragments[Product::kFragments][4];
+      Product::decode(words, input.groups, fragments);
+#pragma unroll
+      for (int f = 0; f < Product::kFragments; ++f) {
+#pragma unroll
+        for (int t = 0; t < tiles; ++t) {
+          Product::multiply(sums[t], fragments[f], input_word(input.columns[t], f, 0),
+                            input_word(input.columns[t], f, 1));
+        }
+      }
     }
-    thread.advance(depth * kStep);
+    thread.advance(kDepth * kStep);
   }
   wait_for_copies<0>();
   __syncthreads();
@@ -237,7 +253,10 @@ void launch_tiles(const Product& product, cudaStream_t stream) {
   constexpr auto kernel = &few_rows_kernel<Product, tiles, along_n>;
   const dim3 blocks(static_cast<unsigned>(divide_up(product.n, 16 * along_n)),
                     static_cast<unsigned>(divide_up(product.m, kTile * tiles)));
-  launch_waiting(kernel, is_compiled_for_hopper<kernel>(), blocks, 32 * kWarps, stream, product);
+  constexpr size_t kBytes = sizeof(Shared<Product, tiles, along_n>);
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int{kBytes});
+  const LaunchShape shape{blocks, 32 * kWarps, kBytes};
+  launch_waiting(kernel, is_compiled_for_hopper<kernel>(), shape, stream, product);
 }
 
 template <typename Product, int along_n>

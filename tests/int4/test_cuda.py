@@ -23,6 +23,7 @@ pytestmark = pytest.mark.cuda
 ROWS = (1, 7, 8, 9, 16, 17, 32, 33, 64)
 # Outputs and columns: rests of tiles, warps without a share, rests of rounds of a warp.
 SIZES = ((1, 32), (16, 96), (37, 128), (40, 1056), (130, 4096), (6400, 1184), (9, 14_336))
+SIZES += ((17_000, 160),)  # enough outputs for the kernel that shares the input
 by_size = pytest.mark.parametrize("size", SIZES, ids=str)
 
 

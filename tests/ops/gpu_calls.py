@@ -221,6 +221,8 @@ def int4_calls() -> Iterator[Run]:
                 yield lambda c=call, t=tensors: c(*t)
     packed = torch.full((33, 64), 0x5A, dtype=torch.uint8, device=DEVICE)
     yield from (partial(run, packed) for run in (few_rows_of_int4, expand_int4))
+    # So many outputs that blocks share the input.
+    yield partial(few_rows_of_int4, torch.full((17_000, 64), 0x5A, dtype=torch.uint8, device=DEVICE))
 
 
 def expand_int4(packed: Tensor) -> None:
@@ -231,11 +233,12 @@ def expand_int4(packed: Tensor) -> None:
 def few_rows_of_int4(packed: Tensor) -> None:
     """Each number of tiles, with groups of all kinds."""
     for dtype in cases.FLOAT_DTYPES:
-        scale = torch.ones(33, device=DEVICE, dtype=cases.compute_dtype(dtype))
+        outputs = packed.shape[0]
+        scale = torch.ones(outputs, device=DEVICE, dtype=cases.compute_dtype(dtype))
         for rows, kind in ((1, torch.int8), (13, torch.uint8), (40, torch.int8)):
             x = torch.ones(rows, 128, dtype=kind, device=DEVICE)
             for factor in (3, 200):
-                groups = torch.full((33, 4), factor, dtype=torch.uint8, device=DEVICE)
+                groups = torch.full((outputs, 4), factor, dtype=torch.uint8, device=DEVICE)
                 for zero_point in (None, groups):
                     torch.ops.baraquant.int4_linear(
                         *(x, packed, scale[:1], scale, groups, 32),
@@ -247,9 +250,13 @@ def few_rows_of_int4(packed: Tensor) -> None:
 def weight_only_calls() -> Iterator[Run]:
     """Few rows and many, with a scale for each channel and for each group."""
     for dtype in (torch.float16, torch.bfloat16):
-        w = torch.ones(33, 128, dtype=torch.int8, device=DEVICE)
-        scale = torch.ones(33, 4, device=DEVICE)
-        for rows, zero_point in ((1, None), (13, scale.int()), (40, None), (65, scale.int())):
+        for rows, outputs, full in (
+            *((1, 33, False), (13, 33, True), (40, 33, False), (65, 33, True)),
+            *((20, 8200, False), (20, 8200, True)),
+        ):
+            w = torch.ones(outputs, 128, dtype=torch.int8, device=DEVICE)
+            scale = torch.ones(outputs, 4, device=DEVICE)
+            zero_point = scale.int() if full else None
             x = torch.ones(rows, 128, device=DEVICE, dtype=dtype)
             for weight in (w, torch.ops.baraquant.pack_int4(w)):
                 yield partial(

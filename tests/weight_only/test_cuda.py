@@ -21,7 +21,7 @@ from tests.weight_only.test_values import linear, numbers, one_hot, params_shape
 pytestmark = pytest.mark.cuda
 
 ROWS = (1, 7, 8, 9, 16, 17, 33, 64)
-SIZES = ((1, 32), (16, 96), (37, 160), (40, 1056), (130, 4096), (6400, 288), (9, 14_336))
+SIZES = ((1, 32), (16, 96), (37, 160), (40, 1056), (130, 4096), (6400, 288), (9, 14_336), (8300, 544))
 by_size = pytest.mark.parametrize("size", SIZES, ids=str)
 by_half = pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=cases.name_of)
 
@@ -50,8 +50,11 @@ def test_sums(size: tuple[int, int], dtype: torch.dtype, cuda: str) -> None:
                 assert is_taken(rows, w, s, **given), "or this test shows nothing"
                 results.append(linear(rows, w, s, b, **given))
                 oracle.assert_close(results[-1], exact.rows(m), f"{m} rows, groups of {group_size}")
-            for result in results:  # a row does not depend on the others
-                assert_same_bits(result, results[-1][: len(result)])
+            # A row does not depend on the others that the same kernel multiplies.
+            for rows in (range(1, 17), range(33, 65)):
+                same = [result for result in results if len(result) in rows]
+                for result in same:
+                    assert_same_bits(result, same[-1][: len(result)])
 
 
 @by_half

@@ -121,7 +121,7 @@ void launch_vector_rows(const GenericParams<T>& args, int multiprocessors, cudaS
   // Eight warps on a multiprocessor suffice to use its share of the memory bandwidth.
   const int shares = warps < int64_t(8) * multiprocessors ? kVectorWarps : 1;
   const auto blocks = static_cast<unsigned>(divide_up(warps * shares, kVectorWarps));
-  launch_waiting(kernel, early, blocks, 32 * kVectorWarps, stream, args, shares);
+  launch_waiting(kernel, early, {blocks, 32 * kVectorWarps}, stream, args, shares);
 }
 
 template <typename T>

@@ -1,39 +1,19 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The product of few input rows with a weight of four bits, which is decoded in registers
-// (machine/few_rows.cuh).
+// (machine/few_rows.cuh, and shared_rows.cuh where more rows meet a weight that fills the GPU).
 #pragma once
 
 #include "int4/cuda/decode.cuh"
 #include "int8_mm/cuda/kernels.h"
 #include "int8_mm/cuda/scale_vectors.cuh"
-#include "machine/few_rows.cuh"
+#include "machine/shared_rows.cuh"
 
 namespace baraquant::int8_mm {
-
-// sums += weight * input, wrapping.
-template <bool is_unsigned>
-__device__ __forceinline__ void multiply_weight(int (&sums)[4], const uint32_t (&w)[4], uint32_t x0,
-                                                uint32_t x1) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-  if constexpr (is_unsigned) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
-        : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
-        : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(x0), "r"(x1));
-  } else {
-    asm volatile(
-        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
-        : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
-        : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(x0), "r"(x1));
-  }
-#endif
-}
 
 template <typename T, bool is_unsigned>
 struct PackedProduct {
   static constexpr int kColumns = kPackedColumns, kWeightWords = 1, kInputWords = 2;
+  static constexpr int kFragments = 4;
   using Sum = int;
 
   int64_t m, n, k;
@@ -63,17 +43,34 @@ struct PackedProduct {
             packed.zero_point ? packed.zero_point + first : nullptr, group_shift};
   }
 
-  template <int tiles>
-  static __device__ __forceinline__ void multiply(int (&sums)[tiles][4], const uint4 (&words)[2][1],
-                                                  const Group (&groups)[2],
-                                                  const uint4 (&input)[tiles][kInputWords]) {
+  static __device__ __forceinline__ void decode(const uint4 (&words)[2][1],
+                                                const Group (&groups)[2],
+                                                uint32_t (&fragments)[kFragments][4]) {
     const int4::Decoder low(groups[0].factor, groups[0].zero_point);
     const int4::Decoder high(groups[1].factor, groups[1].zero_point);
     if (__all_sync(0xffffffffu, low.fits() && high.fits())) {
-      multiply_decoded<true>(sums, words, low, high, input);
+      decode_with<true>(words, low, high, fragments);
     } else {
-      multiply_decoded<false>(sums, words, low, high, input);
+      decode_with<false>(words, low, high, fragments);
     }
+  }
+
+  // sums += weight * input, wrapping.
+  static __device__ __forceinline__ void multiply(int (&sums)[4], const uint32_t (&w)[4],
+                                                  uint32_t x0, uint32_t x1) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    if constexpr (is_unsigned) {
+      asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 "
+          "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
+          : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
+          : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(x0), "r"(x1));
+    } else {
+      asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+          "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
+          : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
+          : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(x0), "r"(x1));
+    }
+#endif
   }
 
   __device__ __forceinline__ void write(int64_t row, int64_t column, int sum) const {
@@ -83,21 +80,17 @@ struct PackedProduct {
   }
 
  private:
-  template <bool fits, int tiles>
-  static __device__ __forceinline__ void multiply_decoded(
-      int (&sums)[tiles][4], const uint4 (&words)[2][1], const int4::Decoder& low,
-      const int4::Decoder& high, const uint4 (&input)[tiles][kInputWords]) {
+  template <bool fits>
+  static __device__ __forceinline__ void decode_with(const uint4 (&words)[2][1],
+                                                     const int4::Decoder& low,
+                                                     const int4::Decoder& high,
+                                                     uint32_t (&fragments)[kFragments][4]) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < kFragments; ++i) {
       const uint2 a = low.decode_word<fits>(few_rows::word_of(words[0][0], i));
       const uint2 b = high.decode_word<fits>(few_rows::word_of(words[1][0], i));
-      const uint32_t w[4] = {a.x, b.x, a.y, b.y};
-#pragma unroll
-      for (int t = 0; t < tiles; ++t) {
-        const uint4& half = input[t][i / 2];
-        multiply_weight<is_unsigned>(sums[t], w, few_rows::word_of(half, i % 2 * 2),
-                                     few_rows::word_of(half, i % 2 * 2 + 1));
-      }
+      fragments[i][0] = a.x, fragments[i][1] = b.x;
+      fragments[i][2] = a.y, fragments[i][3] = b.y;
     }
   }
 };
@@ -108,8 +101,13 @@ void launch_packed(const Operands& operands, const Rescaling<ComputeType<T>>& re
   const GenericParams<T> args{operands, rescaling, output};
   const int shift = few_rows::group_shift(operands.k, operands.packed.group_size);
   const auto launch = [&]<bool is_unsigned>() {
-    few_rows::launch(PackedProduct<T, is_unsigned>{operands.m, operands.n, operands.k, args, shift},
-                     multiprocessors, stream);
+    const PackedProduct<T, is_unsigned> product{operands.m, operands.n, operands.k, args, shift};
+    // As measured on an H200.
+    if (operands.m > 32 && divide_up(operands.n, shared_rows::kRows) >= multiprocessors) {
+      shared_rows::launch_tiles<PackedProduct<T, is_unsigned>, 8>(product, multiprocessors, stream);
+    } else {
+      few_rows::launch(product, multiprocessors, stream);
+    }
   };
   if (operands.is_unsigned) {
     launch.template operator()<true>();

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Few rows of float16 or bfloat16 by a weight that is dequantized in registers
-// (machine/few_rows.cuh), and the kernel that dequantizes a packed weight for PyTorch's product of
-// more rows, with their device guard, stream and launch check.
+// Up to 64 rows of float16 or bfloat16 by a weight that is dequantized in registers
+// (machine/few_rows.cuh and shared_rows.cuh), and the kernel that dequantizes a packed weight for
+// PyTorch's product of more rows, with their device guard, stream and launch check.
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include "affine/math.h"
 #include "frame/cuda_plan.cuh"
-#include "int4/math.h"
-#include "machine/few_rows.cuh"
 #include "machine/pack.cuh"
+#include "machine/shared_rows.cuh"
+#include "weight_only/cuda/float_product.cuh"
 #include "weight_only/launch.h"
 
 namespace baraquant::weight_only {
@@ -18,138 +17,6 @@ namespace {
 
 constexpr int64_t kMostRows = 64;  // with more, it is faster to dequantize the weight first
 constexpr int kThreads = 256;      // of a block that dequantizes
-constexpr int kPacked = 8;         // numbers of four bits in a word
-
-constexpr int kColumns = 32;  // that a thread multiplies in a step
-
-// From a byte of a word, as the float 2^23 and that byte: exact, and faster than a conversion.
-template <int zero>
-__device__ __forceinline__ float float_of_byte(uint32_t word, int byte) {
-  const uint32_t bits = __byte_perm(word, 0x4b000000u, 0x7540u | static_cast<unsigned>(byte));
-  return __uint_as_float(bits) - (8388608.f + zero);
-}
-
-// The four numbers of a word of int8.
-__device__ __forceinline__ void widen(uint32_t word, float (&q)[4]) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) q[i] = float_of_byte<128>(word ^ 0x80808080u, i);
-}
-
-// The eight numbers of a packed word.
-__device__ __forceinline__ void widen(uint32_t word, float (&q)[kPacked]) {
-  const uint32_t even = word & 0x0f0f0f0fu, odd = word >> 4 & 0x0f0f0f0fu;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    q[2 * i] = float_of_byte<int4::kMiddle>(even, i);
-    q[2 * i + 1] = float_of_byte<int4::kMiddle>(odd, i);
-  }
-}
-
-// sums += weight * input, in float32.
-template <typename T>
-__device__ __forceinline__ void multiply_fragments(float (&sums)[4], const uint32_t (&w)[4],
-                                                   uint32_t x0, uint32_t x1) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-  if constexpr (std::is_same_v<T, BFloat16>) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(x0), "r"(x1));
-  } else {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(x0), "r"(x1));
-  }
-#endif
-}
-
-// NB: both forms of a weight are multiplied in the same order, so they give the same bits.
-template <typename T, bool has_zero_point, bool is_packed>
-struct FloatProduct {
-  static constexpr int kColumns = weight_only::kColumns;
-  static constexpr int kWeightWords = is_packed ? 1 : 2, kInputWords = 4;
-  using Sum = float;
-
-  int64_t m, n, k;
-  const T* input;             // [m, k]
-  const uint8_t* values;      // [n, k] int8, or [n, k / 2]
-  const float* scale;         // [n, groups]
-  const int32_t* zero_point;  // the same, or null
-  int64_t groups;
-  int group_shift;
-  const T* bias;  // [n], or null
-  T* output;      // [m, n]
-
-  __device__ __forceinline__ const uint8_t* input_row(int64_t row) const {
-    return reinterpret_cast<const uint8_t*>(input + row * k);
-  }
-
-  struct Group {
-    float scale, zero_point;
-  };
-  struct Row {
-    const uint8_t* values;
-    const float* scale;
-    const int32_t* zero_point;
-    int group_shift;
-
-    __device__ __forceinline__ Group group(uint32_t column) const {
-      const uint32_t g = column >> group_shift;
-      return {scale[g], has_zero_point ? static_cast<float>(zero_point[g]) : 0.f};
-    }
-  };
-  __device__ __forceinline__ Row row(int64_t row) const {
-    return {values + row * (k / kColumns) * (16 * kWeightWords), scale + row * groups,
-            has_zero_point ? zero_point + row * groups : nullptr, group_shift};
-  }
-
-  template <int tiles>
-  static __device__ __forceinline__ void multiply(float (&sums)[tiles][4],
-                                                  const uint4 (&words)[2][kWeightWords],
-                                                  const Group (&groups)[2],
-                                                  const uint4 (&input)[tiles][kInputWords]) {
-#pragma unroll
-    for (int i = 0; i < 4 * kWeightWords; ++i) {
-      uint32_t a[kPairs], b[kPairs];
-      dequantize(few_rows::word_of(words[0][i / 4], i % 4), groups[0], a);
-      dequantize(few_rows::word_of(words[1][i / 4], i % 4), groups[1], b);
-#pragma unroll
-      for (int j = 0; j < kPairs; j += 2) {
-        const uint32_t w[4] = {a[j], b[j], a[j + 1], b[j + 1]};
-        const int at = i * kPairs + j;  // the word of the input
-#pragma unroll
-        for (int t = 0; t < tiles; ++t) {
-          const uint4& columns = input[t][at / 4];
-          multiply_fragments<T>(sums[t], w, few_rows::word_of(columns, at % 4),
-                                few_rows::word_of(columns, at % 4 + 1));
-        }
-      }
-    }
-  }
-
-  __device__ __forceinline__ void write(int64_t row, int64_t column, float sum) const {
-    const float result = bias ? sum + to_compute<float>(bias[column]) : sum;
-    output[row * n + column] = from_compute<T>(result);
-  }
-
- private:
-  static constexpr int kPairs = is_packed ? 4 : 2;  // of numbers, in a word of the weight
-
-  static __device__ __forceinline__ void dequantize(uint32_t word, const Group& group,
-                                                    uint32_t (&pairs)[kPairs]) {
-    float w[2 * kPairs];
-    widen(word, w);
-#pragma unroll
-    for (float& number : w) number = affine::dequantize(number, group.scale, group.zero_point);
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      pairs[i] = static_cast<uint32_t>(word_of_two<T>(w[2 * i], w[2 * i + 1]));
-    }
-  }
-};
 
 // A packed weight as numbers of T: a block takes a row, a thread a word at a time.
 template <typename T>
@@ -180,6 +47,9 @@ const T* read(const at::Tensor& tensor) {
   return tensor.defined() ? static_cast<const T*>(tensor.const_data_ptr()) : nullptr;
 }
 
+// Whether sharing the input's rows is faster. As measured on an H200.
+bool shares_rows(int64_t m, int64_t n) { return m > 32 || (m > 16 && n >= 8192); }
+
 template <typename T, bool has_zero_point, bool is_packed>
 void launch(const FewRows& call) {
   const IntegerWeight& weight = call.weight;
@@ -199,7 +69,12 @@ void launch(const FewRows& call) {
   int multiprocessors = 0;
   C10_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount,
                                         c10::cuda::current_device()));
-  few_rows::launch(product, multiprocessors, c10::cuda::getCurrentCUDAStream());
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
+  if (shares_rows(product.m, product.n)) {
+    shared_rows::launch(product, multiprocessors, stream);
+  } else {
+    few_rows::launch(product, multiprocessors, stream);
+  }
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
@@ -254,8 +129,10 @@ void dequantize_cuda(const IntegerWeight& weight, const at::Tensor& target) {
 
 void few_rows_cuda(const FewRows& call) {
   const c10::cuda::CUDAGuard guard(call.output.device());
-  if (only_planned([] {
-        KernelPlan plan = cuda_plan<float>("weight_only_linear", "16x64", 0, "float32");
+  if (only_planned([&] {
+        const bool shares = shares_rows(call.input.size(0), call.output.size(1));
+        const char* const tile = shares ? "128x64" : "16x32";
+        KernelPlan plan = cuda_plan<float>("weight_only_linear", tile, 0, "float32");
         plan.bit_stable = false;  // a CPU adds in another order
         return plan;
       })) {
