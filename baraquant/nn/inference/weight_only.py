@@ -96,7 +96,7 @@ class WeightOnlyLinear(Dequantizes, LaysOutWeight):
             bias = bias.to(input.dtype)
         return ops.weight_only_linear(
             self.input_fake_quant(self._rotated(input)),
-            self.qweight,
+            self._integers(),
             self.weight_scale,
             bias,
             weight_zero_point=self.weight_zero_point,
