@@ -40,9 +40,10 @@ class LaysOutWeight(HoldsIntegers):
     def _shape_alone(self, device: torch.device) -> Shaped:
         """Return what reading ``weight`` needs, where no tensor has an element for each weight."""
         rows, columns = self.out_features, self.in_features
+        step = max(columns, 1)
         if self.transposed:
-            return Shaped((columns, rows), (1, columns), device)
-        return Shaped((rows, columns), (columns, 1), device)
+            return Shaped((columns, rows), (1, step), device)
+        return Shaped((rows, columns), (step, 1), device)
 
     def _weight_as_laid_out(self) -> Tensor:
         weight = self.dequantized_weight()
