@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The base of all quantized layers: int8 in ``qweight``, and a floating ``weight`` to read."""
+"""The base of all quantized layers: integers, and a floating ``weight`` to read."""
 
 from collections.abc import Callable
 from typing import Any
