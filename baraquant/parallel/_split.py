@@ -128,7 +128,10 @@ def _check_kind(module: nn.Module, style: str) -> type[nn.Module]:
 
 
 def _unpack(module: nn.Module) -> type[nn.Module]:
-    """Make a ``WeightOnlyInt4Linear`` a ``WeightOnlyLinear`` in place: a byte may hold two parts."""
+    """Make a ``WeightOnlyInt4Linear`` a ``WeightOnlyLinear``, in place.
+
+    Two parts of the weight may meet in one byte of packed integers.
+    """
     integers = module.qweight
     del module._buffers["packed"]
     module.__class__ = bnn.WeightOnlyLinear

@@ -18,8 +18,14 @@ from ..nn.training._quantizers import (
     PackedIntegers,
     QuantizesWeight,
 )
-from .layers import LINEAR_FORMS, form_of, is_converted, layer_of, layer_of_prepared, unknown_weights
-from .linear_forms import linear_form
+from .layers import (
+    form_of,
+    is_converted,
+    layer_of,
+    layer_of_prepared,
+    unknown_weights,
+)
+from .linear_forms import LINEAR_FORMS, linear_form
 from .replace import Decision, Swap, replace_modules, take_over
 from .report import Report
 from .rotation import about_rotation
@@ -87,18 +93,14 @@ class Converter:
     :func:`baraquant.quantize_` makes its layers with it.
     """
 
-    def __init__(
-        self, prepared: Iterable[nn.Module] = (), unseen: set[int] | None = None
-    ) -> None:
+    def __init__(self, prepared: Iterable[nn.Module] = (), unseen: set[int] | None = None) -> None:
         self._unseen = unseen or set()
         self._held = {
             _tie(module)
             for module in prepared
             if isinstance(module, QuantizesWeight) and not _can_pack(module)
         }
-        self._shared: dict[
-            tuple[_Tie, int | None], Integers | Int4Integers | PackedIntegers
-        ] = {}
+        self._shared: dict[tuple[_Tie, int | None], Integers | Int4Integers | PackedIntegers] = {}
         self._kept: list[nn.Module] = []  # whose ids are those keys
 
     def decide(self, module: nn.Module) -> Decision:
@@ -134,7 +136,9 @@ class Converter:
             check_scale("the weight", integers.scale, prepared.config.scale_dtype)
         new = layer.convert(
             prepared,
-            lambda: self.integers(prepared) if integers is None else self._kept_as(prepared, integers),
+            lambda: (
+                self.integers(prepared) if integers is None else self._kept_as(prepared, integers)
+            ),
         )
         form = form_of(new)
         if form not in layer.forms or form is None:

@@ -168,7 +168,9 @@ def test_tied_weights_and_shared_modules() -> None:
     model, config = seeded(Tied), W4A16(8)
     ids = torch.randint(0, 20, (4, 6), generator=generator())
     report = baraquant.quantize_(model, GPTQ(config), calibration=[ids])
-    assert report.changed["first.up"] == "WeightOnlyInt4Linear, GPTQ" and model.first is model.second
+    assert (
+        report.changed["first.up"] == "WeightOnlyInt4Linear, GPTQ" and model.first is model.second
+    )
     assert report.changed["head"].endswith(
         "; rounded to nearest, as other modules share its weight"
     )

@@ -36,7 +36,6 @@ class LaysOutWeight(HoldsIntegers):
     def _shaped_as_weight(self) -> Tensor | Shaped:
         return self.qweight.t() if self.transposed else self.qweight
 
-    @torch.jit.unused  # type: ignore[untyped-decorator]
     def _shape_alone(self, device: torch.device) -> Shaped:
         """Return what reading ``weight`` needs, where no tensor has an element for each weight."""
         rows, columns = self.out_features, self.in_features

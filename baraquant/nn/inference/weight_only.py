@@ -18,8 +18,8 @@ class WeightOnlyLinear(Dequantizes, LaysOutWeight):
     """A linear layer that stores integers and computes in floating point.
 
     It serves the cases that an integer product cannot compute: weights with a scale for each group,
-    weights with zero points, and inputs that stay floating. Where the integers have at most four
-    bits, conversion makes a :class:`WeightOnlyInt4Linear`, unless another layer shares them as int8.
+    weights with zero points, and inputs that stay floating. Of integers of at most four bits
+    conversion makes a :class:`WeightOnlyInt4Linear`, unless another layer shares them as int8.
     ``y = linear(input_fake_quant(x), w, bias)`` where ``w`` is the dequantized weight in the dtype
     of the input: :func:`baraquant.ops.weight_only_linear`. The gradient is that of the prepared
     layer.

@@ -125,7 +125,7 @@ class WeightOnlyInt4Linear(WeightOnlyLinear):
         )
 
     @property
-    def qweight(self) -> Tensor:  # type: ignore[override]
+    def qweight(self) -> Tensor:
         """The integers, int8 ``[out_features, in_features]``, unpacked at each read."""
         # In a group of all columns with the factor 1, the numbers stand for themselves.
         size = max(self.in_features + self.in_features % 2, 2)
@@ -139,7 +139,7 @@ class WeightOnlyInt4Linear(WeightOnlyLinear):
     def as_int8(self) -> WeightOnlyLinear:
         """Return a :class:`WeightOnlyLinear` with the same bits, which shares the other tensors."""
         rounder = self.input_fake_quant
-        return WeightOnlyLinear(
+        layer = WeightOnlyLinear(
             self.qweight,
             self.weight_scale,
             self.bias,
@@ -150,7 +150,9 @@ class WeightOnlyInt4Linear(WeightOnlyLinear):
             dtype=self.dtype,
             transposed=self.transposed,
             rotate=self.rotate or None,
-        ).train(self.training)
+        )
+        layer.train(self.training)
+        return layer
 
     def _integers(self) -> Tensor:
         return self.packed
