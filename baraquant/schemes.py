@@ -243,7 +243,7 @@ class AWQ(Config):
         >>> _ = nn.init.uniform_(model[0].weight, 0, 20)
         >>> batches, scheme = [torch.randn(64, 64)], baraquant.AWQ(baraquant.W4A16(32))
         >>> report = baraquant.quantize_(model, scheme, calibration=batches)
-        >>> report.changed["1"].startswith("WeightOnlyLinear, AWQ, alpha 0.")
+        >>> report.changed["1"].startswith("WeightOnlyInt4Linear, AWQ, alpha 0.")
         True
     """
 
@@ -319,7 +319,7 @@ class GPTQ(Config):
         >>> batches = [torch.randn(16, 64) for _ in range(4)]
         >>> scheme = baraquant.GPTQ(baraquant.W4A16(32))
         >>> baraquant.quantize_(model, scheme, calibration=batches).changed["0"]
-        'WeightOnlyLinear, GPTQ'
+        'WeightOnlyInt4Linear, GPTQ'
     """
 
     scheme: ClassVar[str] = "gptq"

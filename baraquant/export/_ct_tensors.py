@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import nn as bnn
+from .. import ops
 from ..configs import integer_range
+from ..workflow.forms import check_within
 from ..workflow.layers import LAYERS, Layer
 from ..workflow.serialization.packing import pack, unpack
 from ._ct_scheme import PACKED, Scheme, TensorScheme
@@ -183,7 +185,7 @@ def build_layer(
         _check_tensors(path, scheme, tensors, like)
         module = _build(scheme, tensors, like)
         form = next(form for layer in _readable() for form in layer.forms if _is(module, form))
-        if module.qweight.device.type != "meta":
+        if module.weight_scale.device.type != "meta":
             form.check_values(module)
     except (ValueError, TypeError) as error:
         prefix = "" if str(error).startswith(f"{path}:") else f"{path}: "
@@ -275,15 +277,17 @@ def _build(scheme: Scheme, tensors: dict[str, Tensor], like: nn.Module) -> Any:
             granularity=granularity,
             **options,
         )
-    return bnn.WeightOnlyLinear(
-        qweight,
-        scale,
-        bias,
-        weight_zero_point=zero_point,
-        group_size=weight.group_size,
-        input_fake_quant=None if input is None else _rounder(input, tensors),
-        **options,
-    )
+    options |= {
+        "weight_zero_point": zero_point,
+        "group_size": weight.group_size,
+        "input_fake_quant": None if input is None else _rounder(input, tensors),
+    }
+    if weight.bits > 4:
+        return bnn.WeightOnlyLinear(qweight, scale, bias, **options)
+    if not qweight.is_meta:
+        check_within("qweight", qweight, integer_range(weight.bits))
+    packed = ops.pack_int4(qweight.contiguous())
+    return bnn.WeightOnlyInt4Linear(packed, scale, bias, in_features=columns, **options)
 
 
 def _per_row(tensor: Tensor, weight: TensorScheme, rows: int) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..nn import FakeQuantize
+from ..nn import FakeQuantize, WeightOnlyInt4Linear
 from ..nn._rotation import rotate_of
 from ..nn.inference.int4 import HoldsInt4
 from ..workflow.forms import Form
@@ -155,7 +155,7 @@ def integer_layer(path: str, module: Any, caller: str) -> IntegerLayer:
             "None)"
         )
     _check_values(form, path, module, caller)
-    if isinstance(module, HoldsInt4):  # no format has its factors: the same bits as int8
+    if isinstance(module, (HoldsInt4, WeightOnlyInt4Linear)):  # the same bits, as int8
         module = module.as_int8()
     return IntegerLayer(
         path=path,

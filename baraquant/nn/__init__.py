@@ -7,7 +7,7 @@ For training: ``FakeQuantize``, ``LearnedFakeQuantize``, ``FakeQuantizeInt4``,
 ``FakeQuantizedEmbedding``, ``FakeQuantizedExperts`` and ``FakeQuantizedConv1D``, which stands for
 transformers' ``Conv1D``. For inference with integers: ``QuantizedLinear``,
 ``StaticQuantizedLinear``, ``QuantizedInt4Linear``, ``StaticQuantizedInt4Linear``,
-``WeightOnlyLinear``, ``QuantizedConv1d`` to ``3d``,
+``WeightOnlyLinear``, ``WeightOnlyInt4Linear``, ``QuantizedConv1d`` to ``3d``,
 ``QuantizedConvTranspose1d`` to ``3d``, ``QuantizedEmbedding`` and ``QuantizedExperts``. Modules
 made of linear layers, each of which can be quantized: ``MultiheadAttention``, ``LSTM``, ``GRU``,
 ``RNN`` and their cells. Norms and activations whose bits are defined: ``RMSNorm``, ``LayerNorm``,
@@ -30,6 +30,7 @@ from .inference.int4 import QuantizedInt4Linear, StaticQuantizedInt4Linear
 from .inference.linear import QuantizedLinear, StaticQuantizedLinear
 from .inference.quantized_input import QuantizedInput
 from .inference.weight_only import WeightOnlyLinear
+from .inference.weight_only_int4 import WeightOnlyInt4Linear
 from .recurrent import GRU, LSTM, RNN
 from .recurrent_cells import GRUCell, LSTMCell, RNNCell
 from .switches import (
@@ -95,6 +96,7 @@ __all__ = [
     "RNNCell",
     "StaticQuantizedInt4Linear",
     "StaticQuantizedLinear",
+    "WeightOnlyInt4Linear",
     "WeightOnlyLinear",
     "disable_fake_quant",
     "disable_observer",

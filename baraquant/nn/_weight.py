@@ -11,11 +11,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+
+class Shaped(NamedTuple):
+    """What a :class:`WeightView` reads of a tensor, where there is no tensor of its shape."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    device: torch.device
+
+    def stride(self) -> tuple[int, ...]:
+        """Return the strides, as a tensor does."""
+        return self.strides
 
 
 class WeightView(Tensor):  # type: ignore[misc]
@@ -25,7 +37,7 @@ class WeightView(Tensor):  # type: ignore[misc]
 
     Args:
         compute: Returns the values.
-        like: A tensor with their shape, strides and device.
+        like: A tensor with their shape, strides and device, or these alone.
         dtype: The dtype of the values.
         layer: The name of the layer, for messages.
         parameter: The parameter behind ``grad``, ``requires_grad`` and ``is_leaf``: reading them
@@ -42,7 +54,7 @@ class WeightView(Tensor):  # type: ignore[misc]
     def __new__(
         cls,
         compute: Callable[[], Tensor],
-        like: Tensor,
+        like: Tensor | Shaped,
         dtype: torch.dtype,
         layer: str,
         parameter: Tensor | None = None,
@@ -104,7 +116,7 @@ class WeightView(Tensor):  # type: ignore[misc]
 def weight_to_read(
     layer: torch.nn.Module,
     compute: Callable[[], Tensor],
-    like: Tensor,
+    like: Tensor | Shaped,
     dtype: torch.dtype,
     parameter: Tensor | None = None,
 ) -> Tensor:

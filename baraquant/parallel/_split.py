@@ -45,6 +45,7 @@ _CLASSES: dict[type[nn.Module], tuple[type[Any], type[Any]]] = {
     bnn.QuantizedLinear: (ColumnsOfIntegers, RowsOfIntegers),
     bnn.StaticQuantizedLinear: (ColumnsOfStaticIntegers, RowsOfStaticIntegers),
     bnn.WeightOnlyLinear: (ColumnsOfWeights, RowsOfWeights),
+    bnn.WeightOnlyInt4Linear: (ColumnsOfWeights, RowsOfWeights),
     bnn.FakeQuantizedEmbedding: (FeaturesInTraining, RowsOfTableInTraining),
     bnn.QuantizedEmbedding: (FeaturesOfIntegers, RowsOfTableOfIntegers),
 }
@@ -85,6 +86,8 @@ def split(module: nn.Module, layout: Layout, style: str, by_rows: bool, source: 
     _check_backward(module, style)
     if by_rows and not has_table:
         _check_rotation(module, style, layout.mesh)
+    if kind is bnn.WeightOnlyInt4Linear:
+        kind = _unpack(module)
     placements = _placements(module, splits_channels)
     for name, placement in placements.items():
         _check_shared(module, style, name, placement)
@@ -124,6 +127,18 @@ def _check_kind(module: nn.Module, style: str) -> type[nn.Module]:
     return kind
 
 
+def _unpack(module: nn.Module) -> type[nn.Module]:
+    """Make a ``WeightOnlyInt4Linear`` a ``WeightOnlyLinear``, in place.
+
+    Two parts of the weight may meet in one byte of packed integers.
+    """
+    integers = module.qweight
+    del module._buffers["packed"]
+    module.__class__ = bnn.WeightOnlyLinear
+    module.register_buffer("qweight", integers)
+    return bnn.WeightOnlyLinear
+
+
 def _check_weight(module: nn.Module, style: str, mesh: DeviceMesh, splits_channels: bool) -> None:
     if isinstance(module, QuantizesWeight):
         weight = module._parameters.get("weight")
@@ -139,7 +154,7 @@ def _check_weight(module: nn.Module, style: str, mesh: DeviceMesh, splits_channe
                 "whole"
             )
     else:
-        weight = module._buffers["qweight"]
+        weight = module._integers()
     if isinstance(weight, DTensor):
         raise ValueError(
             f"{style}: {_name(module)}: expected a plain weight, but got a DTensor; call "

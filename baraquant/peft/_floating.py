@@ -89,10 +89,10 @@ def with_floating_layers(module: nn.Module) -> nn.Module:
 def integer_parameters(model: nn.Module) -> int:
     """Return how many numbers the converted layers of a model hold instead of parameters."""
     tensors = {
-        id(buffer): buffer.numel()
+        id(buffer): module.weight.numel() if name == "packed" else buffer.numel()
         for module in model.modules()
         if is_converted(module)
         for name, buffer in module.named_buffers(recurse=False)
-        if name.endswith(("qweight", "bias"))
+        if name.endswith(("qweight", "packed", "bias"))
     }
     return sum(tensors.values())

@@ -19,8 +19,9 @@ from ..export._ct_config import CtConfig
 from ..export._ct_scheme import Scheme
 from ..export._ct_tensors import check_layer
 from ..export._ct_ties import ends_of
+from ..nn import WeightOnlyInt4Linear
 from ..workflow.layers import layer_of, weights_of
-from ..workflow.replace import paths_of, put_at
+from ..workflow.replace import paths_of, put_at, take_over
 from ._files import Headers
 from ._slots import Slot
 from ._versions import refresh_sums
@@ -179,7 +180,7 @@ class FolderQuantizer(WritesCompressedTensors):
                     "but it is missing"
                 )
         self._slots.clear()
-        _share(ends_of(model))
+        _share(model)
         refresh_sums(model)
         note_ties(model)
         return model
@@ -236,17 +237,23 @@ def _is_beside_base(model: Any, path: str) -> bool:
     return bool(prefix) and not hasattr(model, prefix) and first not in {prefix, *model._modules}
 
 
-def _share(ends: list[nn.Module]) -> None:
+def _share(model: nn.Module) -> None:
     """Let equal input and output embeddings have the same integers in memory."""
+    ends = ends_of(model)
     names = ("qweight", "weight_scale", "weight_zero_point")
-    if len(ends) != 2 or ends[0] is ends[1]:
+    if len(ends) != 2 or ends[0] is ends[1] or "qweight" not in ends[0]._buffers:
         return
-    pairs = [tuple(end._buffers.get(name) for end in ends) for name in names]
+    table, head = ends
+    if type(head) is WeightOnlyInt4Linear:
+        head = head.as_int8()
+    pairs = [(table._buffers.get(name), head._buffers.get(name)) for name in names]
     for one, other in pairs:
         if (one is None) != (other is None):
             return
         if one is not None and (one.device != other.device or not torch.equal(one, other)):
             return
-    if pairs[0][0] is not None:
-        for name in names:
-            ends[1]._buffers[name] = ends[0]._buffers.get(name)
+    for name in names:
+        head._buffers[name] = table._buffers.get(name)
+    if head is not ends[1]:
+        take_over(head, ends[1])
+        put_at(model, paths_of(model)[id(ends[1])], head)

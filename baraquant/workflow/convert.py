@@ -1,19 +1,39 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``convert_``: converts a prepared and trained model to integers."""
 
+from collections.abc import Iterable
+from typing import TypeAlias
+
 from torch import nn
 
+from .. import ops
 from ..configs import TensorConfig
+from ..nn import WeightOnlyInt4Linear
 from ..nn._rotation import rotate_of
 from ..nn._subclassed import with_forward_of
 from ..nn.training._freeze import check_scale, skipped
-from ..nn.training._quantizers import Int4Integers, Integers, QuantizesWeight
-from .layers import form_of, is_converted, layer_of, layer_of_prepared, unknown_weights
+from ..nn.training._quantizers import (
+    Int4Integers,
+    Integers,
+    PackedIntegers,
+    QuantizesWeight,
+)
+from .layers import (
+    form_of,
+    is_converted,
+    layer_of,
+    layer_of_prepared,
+    unknown_weights,
+)
+from .linear_forms import LINEAR_FORMS, linear_form
 from .replace import Decision, Swap, replace_modules, take_over
 from .report import Report
 from .rotation import about_rotation
 
 CALLER = "baraquant.qat.convert_"
+
+# What two layers have in common if they can share the integers of one weight.
+_Tie: TypeAlias = tuple[int, int, TensorConfig, str]
 
 
 def convert_(model: nn.Module) -> Report:
@@ -44,7 +64,8 @@ def convert_(model: nn.Module) -> Report:
         >>> baraquant.qat.convert_(model).changed
         {'0': 'QuantizedLinear'}
     """
-    converter = Converter(_unseen(model))
+    unseen = _unseen(model)
+    converter = Converter(_prepared(model, unseen), unseen)
     report = replace_modules(model, CALLER, lambda module, name: converter.decide(module))
     if not report.changed:
         kind = type(model).__name__
@@ -62,17 +83,24 @@ def convert_(model: nn.Module) -> Report:
 class Converter:
     """Converts prepared layers; layers with tied weights share the integers.
 
+    Linear layers whose arithmetic is floating pack integers of at most four bits, unless another
+    layer shares them as int8.
+
     Args:
+        prepared: All prepared layers that will be converted, and maybe other modules.
         unseen: The ids of layers whose inputs are to stay floating.
 
     :func:`baraquant.quantize_` makes its layers with it.
     """
 
-    def __init__(self, unseen: set[int] | None = None) -> None:
+    def __init__(self, prepared: Iterable[nn.Module] = (), unseen: set[int] | None = None) -> None:
         self._unseen = unseen or set()
-        self._shared: dict[
-            tuple[int, int, int | None, TensorConfig, str], Integers | Int4Integers
-        ] = {}
+        self._held = {
+            _tie(module)
+            for module in prepared
+            if isinstance(module, QuantizesWeight) and not _can_pack(module)
+        }
+        self._shared: dict[tuple[_Tie, int | None], Integers | Int4Integers | PackedIntegers] = {}
         self._kept: list[nn.Module] = []  # whose ids are those keys
 
     def decide(self, module: nn.Module) -> Decision:
@@ -107,7 +135,10 @@ class Converter:
         if integers is not None:
             check_scale("the weight", integers.scale, prepared.config.scale_dtype)
         new = layer.convert(
-            prepared, lambda: self.integers(prepared) if integers is None else integers
+            prepared,
+            lambda: (
+                self.integers(prepared) if integers is None else self._kept_as(prepared, integers)
+            ),
         )
         form = form_of(new)
         if form not in layer.forms or form is None:
@@ -121,19 +152,51 @@ class Converter:
         take_over(new, prepared)
         return new
 
-    def integers(self, module: QuantizesWeight) -> Integers | Int4Integers:
+    def integers(self, module: QuantizesWeight) -> Integers | Int4Integers | PackedIntegers:
         """Return a prepared layer's weight as integers, once for tied weights."""
         if rotate_of(module) > 0:  # it is no tied weight: do not keep the layer
-            return integers_of(module)
+            return self._kept_as(module, integers_of(module))
         config = module.config.weight
         is_own = config.dynamic and module.weight_fake_quant.is_dynamic
         quantizer = None if is_own else id(module.weight_fake_quant)
-        dtype = module.config.scale_dtype
-        key = id(module.float_weight()), module.transposed_groups, quantizer, config, dtype
+        key = _tie(module), quantizer
         if key not in self._shared:
-            self._shared[key] = integers_of(module)
+            self._shared[key] = self._kept_as(module, integers_of(module))
             self._kept.append(module)
         return self._shared[key]
+
+    def _kept_as(
+        self, module: QuantizesWeight, integers: Integers | Int4Integers
+    ) -> Integers | Int4Integers | PackedIntegers:
+        """Return integers as the converted layer keeps them: packed, or as they are."""
+        if isinstance(integers, Int4Integers) or not _can_pack(module):
+            return integers
+        if _tie(module) in self._held:
+            return integers
+        return PackedIntegers(ops.pack_int4(integers.qweight), *integers[1:])
+
+
+def _tie(module: QuantizesWeight) -> _Tie:
+    config = module.config
+    weight = id(module.float_weight())
+    return weight, module.transposed_groups, config.weight, config.scale_dtype
+
+
+def _can_pack(module: nn.Module) -> bool:
+    """Whether a prepared layer becomes a linear layer that takes packed integers."""
+    layer = layer_of_prepared(module)
+    is_linear = layer is not None and layer.forms is LINEAR_FORMS
+    return is_linear and linear_form(module) is WeightOnlyInt4Linear
+
+
+def _prepared(model: nn.Module, unseen: set[int]) -> list[nn.Module]:
+    """Return the prepared layers of a model as they will be converted."""
+    modules = model.modules() if isinstance(model, nn.Module) else []
+    return [
+        module.with_floating_input() if id(module) in unseen else module
+        for module in modules
+        if layer_of_prepared(module) is not None
+    ]
 
 
 def integers_of(module: QuantizesWeight) -> Integers | Int4Integers:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..configs import integer_range
-from ..nn import FakeQuantize
+from ..nn import FakeQuantize, WeightOnlyInt4Linear
 from ..nn.inference.int4 import HoldsInt4
 
 _INPUT = "input_fake_quant"
@@ -165,13 +165,16 @@ class Form:
             if tensor is None or name.endswith("bias"):
                 continue
             if name == "group_factor":
-                _check_within(name, tensor, (1, 16))
+                check_within(name, tensor, (1, 16))
             elif name == "group_zero_point":
-                _check_within(name, tensor, (0, 15))
+                check_within(name, tensor, (0, 15))
             elif name.endswith(("qweight", "weight_zero_point")):
-                _check_within(name, tensor, weight)
+                check_within(name, tensor, weight)
+            elif name == "packed" and isinstance(module, WeightOnlyInt4Linear):
+                if module.weight_bits < 4:  # four bits hold no other numbers
+                    check_within(name, module.qweight, weight)
             elif name.endswith("zero_point"):
-                _check_within(name, tensor, input)
+                check_within(name, tensor, input)
             elif name.endswith(("scale", "smooth")):
                 _check_positive(name, tensor)
         if isinstance(module, HoldsInt4):
@@ -179,11 +182,21 @@ class Form:
         rounder = getattr(module, _INPUT, None)
         if isinstance(rounder, FakeQuantize) and f"{_INPUT}.scale" in own:
             limits = rounder.quant_min, rounder.quant_max
-            _check_within(f"{_INPUT}.zero_point", rounder.zero_point, limits)
+            check_within(f"{_INPUT}.zero_point", rounder.zero_point, limits)
             _check_positive(f"{_INPUT}.scale", rounder.scale)
 
 
-def _check_within(name: str, tensor: Tensor, limits: tuple[int, int]) -> None:
+def check_within(name: str, tensor: Tensor, limits: tuple[int, int]) -> None:
+    """Check that integers lie between two limits, which they may reach.
+
+    Args:
+        name: Their name, for the message.
+        tensor: The integers.
+        limits: The least and the largest that are allowed.
+
+    Raises:
+        ValueError: One lies outside.
+    """
     if tensor.numel() == 0:
         return
     least, most = (int(end) for end in torch.aminmax(tensor))

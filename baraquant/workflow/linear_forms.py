@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from .. import nn as bnn
-from ..nn.training._quantizers import Int4Integers, Integers
+from ..nn.training._quantizers import Int4Integers, Integers, PackedIntegers
 from . import forms
 from .forms import Form
 
@@ -67,6 +67,16 @@ LINEAR_FORMS = (
         _LINEAR_SINCE,
     ),
     Form(
+        bnn.WeightOnlyInt4Linear,
+        {
+            "in_features": forms.int_option("in_features"),
+            "group_size": forms.maybe_int_option("group_size"),
+            "input_fake_quant": forms.ROUNDER,
+            **_LINEAR_OPTIONS,
+        },
+        {"packed": True, "weight_scale": True, "bias": False, "weight_zero_point": False},
+    ),
+    Form(
         bnn.QuantizedInt4Linear,
         {
             "symmetric": forms.bool_option("symmetric"),
@@ -83,16 +93,22 @@ LINEAR_FORMS = (
 )
 
 
-def convert_linear(prepared: Any, integers: Callable[[], Integers | Int4Integers]) -> nn.Module:
+def convert_linear(
+    prepared: Any, integers: Callable[[], Integers | Int4Integers | PackedIntegers]
+) -> nn.Module:
     """Convert a prepared linear layer."""
-    new: nn.Module = linear_form(prepared).from_prepared(prepared, integers())
+    form, own = linear_form(prepared), integers()
+    if form is bnn.WeightOnlyInt4Linear and not isinstance(own, PackedIntegers):
+        form = bnn.WeightOnlyLinear  # another layer has the same integers as int8
+    new: nn.Module = form.from_prepared(prepared, own)
     return new
 
 
 def linear_form(prepared: Any) -> type[Any]:
     """Return the class that a prepared linear layer is converted to."""
     if not prepared.is_integer:
-        return bnn.WeightOnlyLinear
+        is_narrow = prepared.config.weight.bits <= 4
+        return bnn.WeightOnlyInt4Linear if is_narrow else bnn.WeightOnlyLinear
     is_static = prepared.config.is_static
     if prepared.has_group_factors:
         return bnn.StaticQuantizedInt4Linear if is_static else bnn.QuantizedInt4Linear

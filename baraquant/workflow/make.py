@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -47,11 +47,18 @@ def make(
 
 
 class Maker:
-    """Makes the converted layers; layers that share a weight share its integers."""
+    """Makes the converted layers; layers that share a weight share its integers.
 
-    def __init__(self, plan: Mapping[str, Smoothing]) -> None:
-        self._plan = plan
-        self._converter = Converter()
+    Args:
+        prepared: The prepared layers of all that it will make.
+        plan: How linear layers are smoothed, by their paths; None: none is.
+    """
+
+    def __init__(
+        self, prepared: Iterable[nn.Module], plan: Mapping[str, Smoothing] | None = None
+    ) -> None:
+        self._plan = plan = {} if plan is None else plan
+        self._converter = Converter(prepared)
         self._fitted: dict[
             tuple[int, torch.Size, str, TensorConfig, str], FakeQuantize | FakeQuantizeInt4
         ] = {}

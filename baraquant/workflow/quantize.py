@@ -133,7 +133,7 @@ def quantize_(
         plan |= find_scalings(model, for_awq, calibration, progress=progress, where=_CALLER)
         static = {path: one for path, one in chosen.items() if path not in plan}
         calibrate_inputs(model, static, calibration, progress)
-        maker = Maker(plan)
+        maker = Maker((one.prepared for one in chosen.values()), plan)
         by_gptq = _rounded(model, for_gptq, maker, calibration, progress)
         made = {
             path: by_gptq[path] if path in by_gptq else make(maker, path, one, _CALLER)

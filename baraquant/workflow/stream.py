@@ -134,7 +134,7 @@ class Stream:
             return quantize_(self._model, self._config, filter_fn=self._filter, progress=False)
         left_out = dict(self._report.left_out)
         self._tie_again()
-        maker = Maker({})
+        ready: dict[str, Chosen] = {}
         for path, one in self._chosen.items():
             if path in self._made:
                 continue
@@ -142,7 +142,10 @@ class Stream:
             if isinstance(prepared, str):
                 left_out[path] = prepared
             else:
-                self._place(path, make(maker, path, replace(one, prepared=prepared), self._caller))
+                ready[path] = replace(one, prepared=prepared)
+        maker = Maker(one.prepared for one in ready.values())
+        for path, one in ready.items():
+            self._place(path, make(maker, path, one, self._caller))
         changed = {
             path: type(self._made[path]).__name__ + about_rotation(self._made[path]) + one.remark
             for path, one in self._chosen.items()
@@ -155,19 +158,22 @@ class Stream:
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _converted(self, paths: list[str], value: Tensor) -> dict[str, nn.Module]:
         """Return the new layers of one weight. They share its integers."""
-        maker, news = Maker({}), {}
         weight = nn.Parameter(value, requires_grad=False)
-        for path in paths:
-            one = self._chosen[path]
-            empty, one.module.weight = one.module.weight, weight
-            try:
-                prepared = self._prepared(path, one)
+        modules = {path: self._chosen[path].module for path in paths}
+        empty = {path: module.weight for path, module in modules.items()}
+        ready: dict[str, Chosen] = {}
+        try:
+            for path, module in modules.items():
+                module.weight = weight
+                prepared = self._prepared(path, self._chosen[path])
                 if isinstance(prepared, str):
                     raise ValueError(f"{self._caller}: {path}: {prepared}")
-                news[path] = make(maker, path, replace(one, prepared=prepared), self._caller)
-            finally:
-                one.module.weight = empty
-        return news
+                ready[path] = replace(self._chosen[path], prepared=prepared)
+            maker = Maker(one.prepared for one in ready.values())
+            return {path: make(maker, path, one, self._caller) for path, one in ready.items()}
+        finally:
+            for path, module in modules.items():
+                module.weight = empty[path]
 
     def _prepared(self, path: str, one: Chosen) -> nn.Module | str:
         try:
@@ -195,8 +201,9 @@ def _check_if_loaded(module: nn.Module, config: Config) -> str | None:
 
 
 def _same_integers(one: nn.Module, other: nn.Module) -> bool:
-    names = ["qweight", "weight_scale", "weight_zero_point"]
-    names += ["packed", "group_factor", "group_zero_point"]
+    names = ["qweight", "weight_scale", "weight_zero_point", "group_factor", "group_zero_point"]
+    if not hasattr(one, "qweight"):
+        names.append("packed")
     pairs = [(getattr(one, name, None), getattr(other, name, None)) for name in names]
     return all(
         mine is theirs

@@ -41,6 +41,15 @@ void check_packed(const std::string& name, const Entry* entry, c10::IntArrayRef 
        dtype_name(got.dtype), " ", repr(got.shape));
 }
 
+// What a string of bits becomes: int8, or two integers in a byte for "packed".
+at::Tensor unpacked(const std::string& full, const std::string& name, c10::IntArrayRef shape) {
+  if (name != "packed") return meta(full, shape, at::kChar);
+  if (shape.size() != 2) {
+    fail(full, ": expected a shape of two dimensions, but got ", repr(shape));
+  }
+  return meta(full, {shape[0], shape[1] / 2 + shape[1] % 2}, at::kByte);
+}
+
 std::string begin_of_place(const std::string& path, const StoredModule& stored) {
   return c10::str(path, ": expected a ", stored.form->layer, " for the ", stored.form->name,
                   " of the file");
@@ -231,7 +240,7 @@ Tensors meta_tensors(const std::map<std::string, Entry>& entries, const Manifest
       const auto entry = entries.find(full);
       const bool is_stored = entry != entries.end();
       check_packed(full, is_stored ? &entry->second : nullptr, shape, item.value());
-      if (is_stored) tensors[full] = meta(full, shape, at::kChar);
+      if (is_stored) tensors[full] = unpacked(full, name, shape);
     }
   }
   Tensors shared;

@@ -156,13 +156,28 @@ Options read_static_linear(const torch::nn::Module& module) {
   return options;
 }
 
-Options read_weight_only_linear(const torch::nn::Module& module) {
-  const auto& layer = cast<nn::WeightOnlyLinearImpl>(module);
+namespace {
+
+// What both layers of floating arithmetic have.
+Options read_floating_linear(const nn::DequantizedLayer& layer) {
   Options options = read_common(layer);
   options["group_size"] = group_size_of(layer.group_size());
   options[kRounder] = read_rounder(layer.input_fake_quant.get());
   options["transposed"] = false;
   options["rotate"] = json_of(layer.rotate());
+  return options;
+}
+
+}  // namespace
+
+Options read_weight_only_linear(const torch::nn::Module& module) {
+  return read_floating_linear(cast<nn::WeightOnlyLinearImpl>(module));
+}
+
+Options read_weight_only_int4_linear(const torch::nn::Module& module) {
+  const auto& layer = cast<nn::WeightOnlyInt4LinearImpl>(module);
+  Options options = read_floating_linear(layer);
+  options["in_features"] = layer.in_features();
   return options;
 }
 
@@ -230,6 +245,20 @@ Made make_weight_only_linear(const Options& options, const Tensors& tensors,
   auto result = dequantized_options(options, tensors);
   result.rotate(maybe_int_of(options, "rotate"));
   return std::make_shared<nn::WeightOnlyLinearImpl>(result);
+}
+
+Made make_weight_only_int4_linear(const Options& options, const Tensors& tensors,
+                                  const torch::nn::Module&) {
+  nn::WeightOnlyInt4LinearOptions result(tensors.at("packed"), tensors.at("weight_scale"),
+                                         int_of(options, "in_features"));
+  result.bias(tensor_of(tensors, "bias"));
+  result.weight_zero_point(tensor_of(tensors, "weight_zero_point"));
+  result.group_size(maybe_int_of(options, "group_size"));
+  result.weight_bits(int_of(options, "weight_bits")).dtype(dtype_of(options));
+  const Json& rounder = options.at(kRounder);
+  if (!rounder.is_null()) result.input_fake_quant(make_rounder(rounder, tensors));
+  result.rotate(maybe_int_of(options, "rotate"));
+  return std::make_shared<nn::WeightOnlyInt4LinearImpl>(result);
 }
 
 Made make_int4_linear(const Options& options, const Tensors& tensors, const torch::nn::Module&) {

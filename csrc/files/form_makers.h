@@ -12,6 +12,7 @@ namespace baraquant::files {
 Options read_quantized_linear(const torch::nn::Module& module);
 Options read_static_linear(const torch::nn::Module& module);
 Options read_weight_only_linear(const torch::nn::Module& module);
+Options read_weight_only_int4_linear(const torch::nn::Module& module);
 Options read_int4_linear(const torch::nn::Module& module);
 Options read_static_int4_linear(const torch::nn::Module& module);
 Options read_conv(const torch::nn::Module& module);
@@ -25,6 +26,8 @@ Made make_static_linear(const Options& options, const Tensors& tensors,
                         const torch::nn::Module& like);
 Made make_weight_only_linear(const Options& options, const Tensors& tensors,
                              const torch::nn::Module& like);
+Made make_weight_only_int4_linear(const Options& options, const Tensors& tensors,
+                                  const torch::nn::Module& like);
 Made make_int4_linear(const Options& options, const Tensors& tensors,
                       const torch::nn::Module& like);
 Made make_static_int4_linear(const Options& options, const Tensors& tensors,

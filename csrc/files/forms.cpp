@@ -49,7 +49,16 @@ std::vector<Form> linear_forms() {
       {"WeightOnlyLinear", "Linear",
        with(options, {maybe_int_option("group_size"), rounder_option("input_fake_quant")}), since,
        with(weight_tensors(), {{"weight_zero_point", false}}), is<nn::WeightOnlyLinearImpl>,
-       read_weight_only_linear, make_weight_only_linear}};
+       read_weight_only_linear, make_weight_only_linear},
+      {"WeightOnlyInt4Linear",
+       "Linear",
+       with(options, {int_option("in_features"), maybe_int_option("group_size"),
+                      rounder_option("input_fake_quant")}),
+       {},
+       {{"packed", true}, {"weight_scale", true}, {"bias", false}, {"weight_zero_point", false}},
+       is<nn::WeightOnlyInt4LinearImpl>,
+       read_weight_only_int4_linear,
+       make_weight_only_int4_linear}};
 }
 
 std::vector<Form> int4_forms() {
@@ -249,7 +258,12 @@ void check_values(const Form& form, const torch::nn::Module& module) {
       fail("expected ", form.name, " to have a tensor ", name, ", but it has ",
            own.empty() ? "none" : join(names_of(own), ", "));
     }
-    if (name == "group_factor") {
+    if (name == "packed") {
+      const auto* narrow = dynamic_cast<const nn::WeightOnlyInt4LinearImpl*>(&module);
+      if (narrow != nullptr && narrow->weight_bits() < 4) {  // four bits hold no other numbers
+        check_within(name, narrow->int8_weight(), -weight, weight - 1);
+      }
+    } else if (name == "group_factor") {
       check_within(name, found->second, 1, 16);
     } else if (name == "group_zero_point") {
       check_within(name, found->second, 0, 15);

@@ -108,6 +108,9 @@ Sizes sizes_of_layer(const torch::nn::Module& module) {
   if (const auto* linear = as<nn::Int4Linear>(module)) {
     return linear_sizes(linear->in_features(), linear->out_features());
   }
+  if (const auto* linear = as<nn::WeightOnlyInt4LinearImpl>(module)) {
+    return linear_sizes(linear->in_features(), linear->out_features());
+  }
   if (const auto* linear = as<nn::QuantizedLayer>(module)) {
     return linear_sizes(linear->qweight.size(1), linear->qweight.size(0));
   }
@@ -119,6 +122,7 @@ at::Tensor weight_of(const torch::nn::Module& module) {
   if (const auto* conv = as<torch::nn::Conv2dImpl>(module)) return conv->weight;
   if (const auto* embedding = as<torch::nn::EmbeddingImpl>(module)) return embedding->weight;
   if (const auto* linear = as<nn::Int4Linear>(module)) return linear->packed;
+  if (const auto* linear = as<nn::WeightOnlyInt4LinearImpl>(module)) return linear->packed;
   const auto* converted = as<nn::QuantizedLayer>(module);
   return converted != nullptr ? converted->qweight : at::Tensor();
 }

@@ -11,6 +11,7 @@
 
 #include "api/files.h"
 #include "api/nn/inference.h"
+#include "api/ops.h"
 #include "files/disk.h"
 #include "files/fits.h"
 #include "files/header.h"
@@ -70,6 +71,7 @@ Tensors read_tensors(const InputFile& file, const Header& header, const Manifest
         fail(full, ": ", error.what_without_backtrace());
       }
       found->second = unpack(found->second, bits, shape);
+      if (name == "packed") found->second = pack_int4(found->second);
     }
   }
   for (const auto& item : manifest.shared_tensors) stored[item.key()] = stored.at(item.value());

@@ -5,6 +5,7 @@
 
 #include "api/files.h"
 #include "api/nn/fused.h"
+#include "api/nn/inference.h"
 #include "files/disk.h"
 #include "files/header.h"
 #include "files/layers.h"
@@ -72,6 +73,23 @@ Quantized quantized_modules(const torch::nn::Module& model) {
   return result;
 }
 
+// The name of the tensor of integers that is wider in memory than in a file; nullptr without one.
+const char* narrow_name(const torch::nn::Module& module) {
+  const int64_t bits = weight_bits_of(module);
+  if (dynamic_cast<const nn::WeightOnlyInt4LinearImpl*>(&module) != nullptr) {
+    return bits < 4 ? "packed" : nullptr;  // four bits are stored as they are
+  }
+  const bool is_int8 = dynamic_cast<const nn::QuantizedLayer&>(module).qweight.defined();
+  return bits < 8 && is_int8 ? "qweight" : nullptr;
+}
+
+// The int8 that stand for the tensor of narrow_name().
+at::Tensor integers_of(const torch::nn::Module& module) {
+  const auto* narrow = dynamic_cast<const nn::WeightOnlyInt4LinearImpl*>(&module);
+  return narrow != nullptr ? narrow->int8_weight()
+                           : dynamic_cast<const nn::QuantizedLayer&>(module).qweight;
+}
+
 // The configuration's entry for a module, whose values are checked first.
 Json entry_of(const std::string& path, const torch::nn::Module& module) {
   const Form& form = *form_of(module);
@@ -83,10 +101,8 @@ Json entry_of(const std::string& path, const torch::nn::Module& module) {
     fail(kSave, path, ": ", error.what_without_backtrace());
   }
   Json::Object packed;
-  if (weight_bits_of(module) < 8) {
-    for (const auto& [name, tensor] : state_of(module)) {
-      if (name == "qweight") packed.push_back({name, json_of(tensor.sizes())});
-    }
+  if (const char* name = narrow_name(module)) {
+    packed.push_back({name, json_of(integers_of(module).sizes())});
   }
   return Json::Object{{"class", form.name},
                       {"options", std::move(options)},
@@ -139,15 +155,15 @@ using Storage = std::tuple<const void*, std::string, std::vector<int64_t>, std::
 // The tensors as they are stored, each once, and the names that share a tensor.
 //
 // If modules share a weight but not its width, each width has its own copy, because packing differs.
-std::pair<Tensors, Json::Object> stored_tensors(const torch::nn::Module& model,
-                                                const std::map<std::string, int64_t>& widths) {
+std::pair<Tensors, Json::Object> stored_tensors(
+    const torch::nn::Module& model, const std::map<std::string, const torch::nn::Module*>& narrow) {
   Tensors stored;
   Json::Object shared;
   std::map<Storage, std::string> first;
   for (const auto& [name, tensor] : state_of(model)) {
     check_storable(name, tensor);
-    const auto width = widths.find(name);
-    const int64_t bits = width != widths.end() ? width->second : 0;
+    const auto module = narrow.find(name);
+    const int64_t bits = module != narrow.end() ? weight_bits_of(*module->second) : 0;
     if (tensor.numel() > 0) {
       const Storage storage(tensor.const_data_ptr(), tensor.device().str(), tensor.sizes().vec(),
                             tensor.strides().vec(), tensor.scalar_type(), bits);
@@ -157,7 +173,8 @@ std::pair<Tensors, Json::Object> stored_tensors(const torch::nn::Module& model,
         continue;
       }
     }
-    stored[name] = bits > 0 ? pack(tensor, bits) : tensor.detach().cpu().resolve_neg().contiguous();
+    stored[name] = bits > 0 ? pack(integers_of(*module->second), bits)
+                            : tensor.detach().cpu().resolve_neg().contiguous();
   }
   return {std::move(stored), std::move(shared)};
 }
@@ -172,12 +189,11 @@ void save(const torch::nn::Module& model, const std::filesystem::path& path) {
   for (const auto& [name, module] : quantized.modules) {
     modules.push_back({name, entry_of(name, *module)});
   }
-  std::map<std::string, int64_t> widths;
+  std::map<std::string, const torch::nn::Module*> narrow;
   for (const auto& [name, module] : quantized.places) {
-    const int64_t bits = weight_bits_of(*module);
-    if (bits < 8) widths[name + ".qweight"] = bits;
+    if (const char* tensor = narrow_name(*module)) narrow[c10::str(name, ".", tensor)] = module;
   }
-  auto [stored, shared] = stored_tensors(model, widths);
+  auto [stored, shared] = stored_tensors(model, narrow);
   const Json::Object plain = {{"format", kFormat},
                               {"writer", c10::str("baraquant ", build_info().version)},
                               {"modules", std::move(modules)},

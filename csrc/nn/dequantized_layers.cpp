@@ -31,7 +31,7 @@ void print_weight(std::ostream& stream, int64_t bits, const char* whole,
 
 DequantizedLayer::DequantizedLayer(const std::string& name, const DequantizedOptions& options,
                                    int64_t dimensions)
-    : QuantizedLayer(name), group_size_(options.group_size()) {
+    : DequantizedLayer(name, options.group_size(), options.input_fake_quant()) {
   store({.qweight = options.qweight(),
          .weight_scale = options.weight_scale(),
          .bias = options.bias(),
@@ -41,36 +41,43 @@ DequantizedLayer::DequantizedLayer(const std::string& name, const DequantizedOpt
          .group_size = group_size_,
          .rotate = dimensions == 2 ? options.rotate() : std::nullopt},
         dimensions);
-  input_fake_quant = options.input_fake_quant();
+}
+
+DequantizedLayer::DequantizedLayer(const std::string& name, std::optional<int64_t> group_size,
+                                   std::shared_ptr<FakeQuantizeImpl> rounder)
+    : QuantizedLayer(name), input_fake_quant(std::move(rounder)), group_size_(group_size) {
   if (input_fake_quant != nullptr) register_module("input_fake_quant", input_fake_quant);
 }
 
 torch::Tensor DequantizedLayer::dequantized(torch::Dtype dtype) {
+  const auto own = integers();
   if (!group_size_.has_value()) {
-    return dequantize_per_channel(qweight, weight_scale, maybe(weight_zero_point), 0, dtype);
+    return dequantize_per_channel(own, weight_scale, maybe(weight_zero_point), 0, dtype);
   }
-  const auto rows = qweight.flatten(1);
+  const auto rows = own.flatten(1);
   auto size = *group_size_;  // times the size of a kernel, whose positions a group contains
-  for (int64_t dim = 2; dim < qweight.dim(); ++dim) size *= qweight.size(dim);
+  for (int64_t dim = 2; dim < own.dim(); ++dim) size *= own.size(dim);
   const auto weight =
       dequantize_per_group(rows, weight_scale, maybe(weight_zero_point), size, 1, dtype);
-  return weight.reshape(qweight.sizes());
+  return weight.reshape(own.sizes());
 }
 
 torch::Tensor DequantizedLayer::rounded_input(const torch::Tensor& input) {
   return input_fake_quant == nullptr ? input : input_fake_quant->forward(input);
 }
 
+std::shared_ptr<FakeQuantizeImpl> DequantizedLayer::cloned_rounder(
+    const std::optional<torch::Device>& device) const {
+  if (input_fake_quant == nullptr) return nullptr;
+  return std::dynamic_pointer_cast<FakeQuantizeImpl>(input_fake_quant->clone(device));
+}
+
 DequantizedOptions DequantizedLayer::copied(const std::optional<torch::Device>& device) const {
-  std::shared_ptr<FakeQuantizeImpl> rounder;
-  if (input_fake_quant != nullptr) {
-    rounder = std::dynamic_pointer_cast<FakeQuantizeImpl>(input_fake_quant->clone(device));
-  }
   return DequantizedOptions(cloned(qweight, device), cloned(weight_scale, device))
       .bias(cloned(bias, device))
       .weight_zero_point(cloned(weight_zero_point, device))
       .group_size(group_size_)
-      .input_fake_quant(rounder)
+      .input_fake_quant(cloned_rounder(device))
       .weight_bits(weight_bits_)
       .dtype(dtype_)
       .rotate(rotate_);

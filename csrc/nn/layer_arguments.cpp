@@ -69,10 +69,22 @@ torch::Dtype weight_dtype(const char* name, std::optional<torch::Dtype> dtype,
   return *dtype;
 }
 
-torch::Tensor scale_of_weight(const char* name, const torch::Tensor& scale,
-                              const torch::Tensor& weight, std::optional<int64_t> group_size) {
+void check_packed(const char* name, const torch::Tensor& packed, int64_t features) {
+  TORCH_CHECK_TYPE(packed.defined(), name, ": expected packed to be a Tensor, but got none");
+  TORCH_CHECK_VALUE(features >= 0, name, ": expected in_features to be an int >= 0, but got ",
+                    features);
+  const auto width = features / 2 + features % 2;
+  TORCH_CHECK_VALUE(packed.dim() == 2 && packed.size(1) == width, name,
+                    ": expected packed to have the shape [out_features, ", width,
+                    "] (ceil(in_features / 2)), but got ", text::shape(packed));
+  TORCH_CHECK_TYPE(packed.scalar_type() == torch::kByte, name,
+                   ": expected packed to be uint8, but got ", text::dtype(packed));
+}
+
+torch::Tensor scale_of_weight(const char* name, const torch::Tensor& scale, at::IntArrayRef shape,
+                              std::optional<int64_t> group_size) {
   TORCH_CHECK_TYPE(scale.defined(), name, ": expected weight_scale to be a Tensor, but got none");
-  const auto channels = weight.size(0), features = weight.size(1);
+  const auto channels = shape[0], features = shape[1];
   if (!group_size.has_value()) return scale_of_channels(name, scale, channels);
   TORCH_CHECK_VALUE(*group_size > 0, name, ": expected group_size > 0, but got ", *group_size);
   check_dtype(name, "weight_scale", scale);

@@ -17,9 +17,11 @@ torch::Tensor scale_of_channels(const char* name, const torch::Tensor& scale, in
 // The dtype of the floating weight: as given, else of the bias, else of the scale.
 torch::Dtype weight_dtype(const char* name, std::optional<torch::Dtype> dtype,
                           const torch::Tensor& bias, const torch::Tensor& scale);
-// A scale for each output channel, or for each of its groups of inputs.
-torch::Tensor scale_of_weight(const char* name, const torch::Tensor& scale,
-                              const torch::Tensor& weight, std::optional<int64_t> group_size);
+// Check packed integers of at most four bits: their dtype and shape.
+void check_packed(const char* name, const torch::Tensor& packed, int64_t features);
+// A scale for each output channel of a weight of this shape, or for each of its groups of inputs.
+torch::Tensor scale_of_weight(const char* name, const torch::Tensor& scale, at::IntArrayRef shape,
+                              std::optional<int64_t> group_size);
 // An int32 zero point for each scale; undefined if there is none.
 torch::Tensor zero_point_of_weight(const char* name, const torch::Tensor& zero_point,
                                    const torch::Tensor& scale);

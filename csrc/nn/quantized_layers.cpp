@@ -47,13 +47,19 @@ void QuantizedLayer::store(const Given& given, int64_t dimensions) {
   const char* kind = own.c_str();
   check_weight(kind, given.qweight, given.bias, dimensions);
   check_bits(kind, "weight_bits", given.weight_bits);
-  check_rotate(kind, given.rotate, given.qweight.size(1));
+  qweight = register_buffer("qweight", given.qweight.contiguous());
+  store_scales(given, qweight.sizes());
+}
+
+void QuantizedLayer::store_scales(const Given& given, at::IntArrayRef shape) {
+  const std::string own = name();
+  const char* kind = own.c_str();
+  check_rotate(kind, given.rotate, shape[1]);
   weight_bits_ = given.weight_bits;
   rotate_ = given.rotate;
-  const auto scale = scale_of_weight(kind, given.weight_scale, given.qweight, given.group_size);
+  const auto scale = scale_of_weight(kind, given.weight_scale, shape, given.group_size);
   const auto zeros = zero_point_of_weight(kind, given.weight_zero_point, scale);
   dtype_ = weight_dtype(kind, given.dtype, given.bias, scale);
-  qweight = register_buffer("qweight", given.qweight.contiguous());
   weight_scale = register_buffer("weight_scale", scale);
   if (given.bias.defined()) bias = register_buffer("bias", given.bias.detach());
   if (zeros.defined()) weight_zero_point = register_buffer("weight_zero_point", zeros);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "workflow/convert.h"
 
+#include "api/ops.h"
 #include "nn/freeze.h"
 #include "workflow/select.h"
 
@@ -8,17 +9,41 @@ namespace baraquant {
 
 namespace workflow {
 
+namespace {
+
+// Whether a prepared layer becomes a linear layer that takes packed integers.
+bool can_pack(const nn::FakeQuantizedLayer& prepared, bool floating_input) {
+  const auto* linear = dynamic_cast<const nn::FakeQuantizedLinearImpl*>(&prepared);
+  const auto& how = prepared.config().weight();
+  return linear != nullptr && (floating_input || !linear->is_integer()) && how.bits() <= 4 &&
+         !how.group_factors();
+}
+
+}  // namespace
+
+Converter::Converter(const std::vector<ToConvert>& layers) {
+  for (const auto& [prepared, floating_input] : layers) {
+    if (!can_pack(*prepared, floating_input)) held_.insert(tie_of(*prepared));
+  }
+}
+
 std::shared_ptr<nn::QuantizedLayer> Converter::convert(nn::FakeQuantizedLayer& prepared,
                                                        bool floating_input) {
   if (floating_input && prepared.config().weight().group_factors()) {
     prepared.set_input_quantizer(nullptr);  // its weight is an int8 one from now on
   }
-  auto layer = workflow::convert(prepared, integers_of(prepared), floating_input);
+  auto layer = workflow::convert(prepared, integers_of(prepared, floating_input), floating_input);
   layer->train(prepared.is_training());
   return layer;
 }
 
-const Integers& Converter::integers_of(nn::FakeQuantizedLayer& prepared) {
+Converter::Tie Converter::tie_of(nn::FakeQuantizedLayer& prepared) {
+  // The parameter, which lives on; the weight may be a rotated copy of it.
+  const auto* owner = prepared.named_parameters(/*recurse=*/false)["weight"].unsafeGetTensorImpl();
+  return {owner, prepared.config().weight_str()};
+}
+
+const Integers& Converter::integers_of(nn::FakeQuantizedLayer& prepared, bool floating_input) {
   const auto& how = prepared.config().weight();
   const auto* one = dynamic_cast<const nn::FakeQuantizeImpl*>(prepared.weight_fake_quant.get());
   const auto* int4 =
@@ -26,9 +51,7 @@ const Integers& Converter::integers_of(nn::FakeQuantizedLayer& prepared) {
   const bool is_own = (how.dynamic() && one != nullptr && one->is_dynamic()) ||
                       (int4 != nullptr && int4->is_dynamic());
   const void* quantizer = is_own ? nullptr : prepared.weight_fake_quant.get();
-  // The parameter, which lives on; the weight may be a rotated copy of it.
-  const auto* owner = prepared.named_parameters(/*recurse=*/false)["weight"].unsafeGetTensorImpl();
-  const Key key{owner, quantizer, prepared.config().weight_str()};
+  const Key key{tie_of(prepared), quantizer};
   const auto found = known_.find(key);
   if (found != known_.end()) return found->second;
   if (how.group_factors()) {
@@ -39,7 +62,12 @@ const Integers& Converter::integers_of(nn::FakeQuantizedLayer& prepared) {
   const auto [integers, scale, zero_point] = prepared.quantized_weight();
   nn::check_finite("the weight", scale, prepared.config().scale_dtype());
   const auto zeros = how.symmetric() ? torch::Tensor() : zero_point;
-  return known_.emplace(key, Integers{integers, scale, zeros, {}}).first->second;
+  Integers result{integers, scale, zeros, {}};
+  if (can_pack(prepared, floating_input) && !held_.contains(key.first)) {
+    result.packed.packed = pack_int4(integers);
+    result.qweight.reset();
+  }
+  return known_.emplace(key, result).first->second;
 }
 
 }  // namespace workflow
@@ -79,7 +107,12 @@ Report convert_(torch::nn::Module& model) {
                     ": expected a model that contains the layers to swap, but got a ",
                     type_name(model), " itself; wrap it in nn.Sequential");
   const auto unseen = unseen_of(places);
-  Converter converter;
+  std::vector<ToConvert> layers;
+  for (const auto& place : first_places(places)) {
+    auto* prepared = dynamic_cast<nn::FakeQuantizedLayer*>(place.module);
+    if (prepared != nullptr) layers.emplace_back(prepared, unseen.contains(prepared));
+  }
+  Converter converter(layers);
   Swaps swaps;
   std::set<const void*> counted;
   bool is_converted_already = false;

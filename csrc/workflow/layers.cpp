@@ -67,6 +67,22 @@ nn::DequantizedOptions dequantized(nn::FakeQuantizedLayer& prepared, const Integ
       .rotate(prepared.config().rotate());
 }
 
+std::shared_ptr<nn::QuantizedLayer> weight_only_int4(nn::FakeQuantizedLinearImpl& prepared,
+                                                     const Integers& integers,
+                                                     bool floating_input) {
+  const auto& how = prepared.config().weight();
+  return std::make_shared<nn::WeightOnlyInt4LinearImpl>(
+      nn::WeightOnlyInt4LinearOptions(integers.packed.packed, integers.scale,
+                                      prepared.in_features())
+          .bias(own(prepared.bias))
+          .weight_zero_point(integers.zero_point)
+          .group_size(how.group_size())
+          .input_fake_quant(floating_input ? nullptr : prepared.frozen_input())
+          .weight_bits(how.bits())
+          .dtype(prepared.weight.scalar_type())
+          .rotate(prepared.config().rotate()));
+}
+
 // The layer of a weight with factors for its groups.
 std::shared_ptr<nn::QuantizedLayer> convert_int4(nn::FakeQuantizedLinearImpl& prepared,
                                                  const Integers& integers) {
@@ -97,6 +113,9 @@ std::shared_ptr<nn::QuantizedLayer> convert_int4(nn::FakeQuantizedLinearImpl& pr
 
 std::shared_ptr<nn::QuantizedLayer> convert_linear(nn::FakeQuantizedLinearImpl& prepared,
                                                    const Integers& integers, bool floating_input) {
+  if (integers.packed.packed.defined() && !integers.packed.group_factor.defined()) {
+    return weight_only_int4(prepared, integers, floating_input);
+  }
   if (floating_input || !prepared.is_integer()) {
     return std::make_shared<nn::WeightOnlyLinearImpl>(
         dequantized(prepared, integers, floating_input));
@@ -143,10 +162,10 @@ struct Known {
 using KnownLayers =
     Known<nn::FakeQuantizedLinearImpl, nn::FakeQuantizedConv2dImpl, nn::FakeQuantizedEmbeddingImpl,
           nn::QuantizedLinearImpl, nn::StaticQuantizedLinearImpl, nn::QuantizedInt4LinearImpl,
-          nn::StaticQuantizedInt4LinearImpl, nn::WeightOnlyLinearImpl, nn::FakeQuantizeInt4Impl,
-          nn::QuantizedConv2dImpl, nn::QuantizedEmbeddingImpl, nn::FakeQuantizeImpl,
-          nn::LearnedFakeQuantizeImpl, nn::Layer, torch::nn::LinearImpl, torch::nn::Conv2dImpl,
-          torch::nn::EmbeddingImpl>;
+          nn::StaticQuantizedInt4LinearImpl, nn::WeightOnlyLinearImpl, nn::WeightOnlyInt4LinearImpl,
+          nn::FakeQuantizeInt4Impl, nn::QuantizedConv2dImpl, nn::QuantizedEmbeddingImpl,
+          nn::FakeQuantizeImpl, nn::LearnedFakeQuantizeImpl, nn::Layer, torch::nn::LinearImpl,
+          torch::nn::Conv2dImpl, torch::nn::EmbeddingImpl>;
 
 }  // namespace
 

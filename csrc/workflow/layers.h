@@ -30,8 +30,9 @@ struct Kind {
 // The kind of a float module; nullptr if it cannot be quantized.
 const Kind* kind_of(const torch::nn::Module& module);
 
-// A quantized weight: int8, its scale, and its zero point, undefined if symmetric. Or, with factors
-// for its groups, `packed`; its qweight is undefined then.
+// A quantized weight: int8, its scale, and its zero point, undefined if symmetric. Or `packed`: with
+// factors for its groups, or for a layer of floating arithmetic with the numbers alone; qweight is
+// undefined then.
 struct Integers {
   torch::Tensor qweight, scale, zero_point;
   nn::PackedInt4 packed = {};

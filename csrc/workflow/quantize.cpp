@@ -101,7 +101,9 @@ Report quantize_(torch::nn::Module& model, const QuantConfig& config, const Opti
                     nothing_to("quantize", model, places, report));
   if (config.is_static()) calibrate(model, places, chosen, config, options);
   Fitted fitted;
-  Converter converter;
+  std::vector<ToConvert> layers;
+  for (const auto& one : chosen) layers.emplace_back(one.prepared.get(), false);
+  Converter converter(layers);
   Swaps swaps;
   report.changed.clear();
   for (auto& one : chosen) {

@@ -24,6 +24,7 @@ from baraquant.nn import (
     RMSNorm,
     StaticQuantizedInt4Linear,
     StaticQuantizedLinear,
+    WeightOnlyInt4Linear,
     WeightOnlyLinear,
 )
 from tests.support.models.every_layer import Every, integers, scales
@@ -160,6 +161,46 @@ def four_bits(dtype: torch.dtype) -> dict[str, nn.Module]:
     }
 
 
+def narrow(bits: int, dtype: torch.dtype) -> dict[str, tuple[str, nn.Module]]:
+    """Layers of floating arithmetic that pack their integers, also of an odd number of inputs."""
+    how: dict[str, Any] = {"weight_bits": bits, "dtype": dtype}
+    high = 1 << (bits - 1)
+    zeros = torch.randint(-high, high, (8, 2), dtype=torch.int32)
+    tokens = FakeQuantize(mode="dynamic", granularity="per_token", symmetric=False)
+    bias, eight = torch.rand(8).to(dtype), ops.pack_int4(integers(8, 8, bits=bits))
+    return {
+        f"packed{bits}": (
+            "Linear,8,8,0",
+            WeightOnlyInt4Linear(eight, floats(8, dtype=dtype), in_features=8, **how),
+        ),
+        f"packed_groups{bits}": (
+            "Linear,8,8,1",
+            WeightOnlyInt4Linear(
+                eight,
+                floats(8, 2, dtype=dtype),
+                bias,
+                in_features=8,
+                weight_zero_point=zeros,
+                group_size=4,
+                input_fake_quant=tokens,
+                rotate=2,
+                **how,
+            ),
+        ),
+        f"packed_odd{bits}": (
+            "Linear,7,8,1",
+            WeightOnlyInt4Linear(
+                ops.pack_int4(integers(8, 7, bits=bits)),
+                floats(8, 2, dtype=dtype),
+                bias,
+                in_features=7,
+                group_size=5,
+                **how,
+            ),
+        ),
+    }
+
+
 def all_widths(dtype: torch.dtype) -> tuple[str, Network]:
     """Every class with every width; the description of the float model, and the quantized one."""
     made: dict[str, tuple[str, nn.Module]] = {}
@@ -183,6 +224,8 @@ def all_widths(dtype: torch.dtype) -> tuple[str, Network]:
             quant_max=high - 1,
         )
         line, table = "Linear,8,8,1", "Embedding,9,8,-1"
+        if bits <= 4:
+            made |= narrow(bits, dtype)
         linear = QuantizedLinear(
             weight, scale, bias, symmetric=False, bits=bits, smooth=floats(8, dtype=dtype), **how
         )

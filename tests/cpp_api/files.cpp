@@ -183,10 +183,14 @@ void show_outputs(torch::nn::Module& model, torch::Dtype dtype) {
     }
     const auto* layer = dynamic_cast<baraquant::nn::QuantizedLayer*>(item.value().get());
     const auto* int4 = dynamic_cast<const baraquant::nn::Int4Linear*>(layer);
-    if (layer == nullptr || (int4 == nullptr && layer->qweight.dim() != 2)) continue;
+    const auto* narrow = dynamic_cast<const baraquant::nn::WeightOnlyInt4LinearImpl*>(layer);
+    const bool is_packed = int4 != nullptr || narrow != nullptr;
+    if (layer == nullptr || (!is_packed && layer->qweight.dim() != 2)) continue;
     const bool is_table =
         dynamic_cast<const baraquant::nn::QuantizedEmbeddingImpl*>(layer) != nullptr;
-    const int64_t features = int4 != nullptr ? int4->in_features() : layer->qweight.size(1);
+    const int64_t features = int4 != nullptr     ? int4->in_features()
+                             : narrow != nullptr ? narrow->in_features()
+                                                 : layer->qweight.size(1);
     if (!is_table && features != 8) continue;
     const Tensor input = is_table ? torch::arange(4) : numbers(dtype);
     std::cout << '\t' << item.key();

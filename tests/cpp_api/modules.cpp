@@ -188,6 +188,18 @@ void errors() {
   });
   show_error("groups of integers",
              [&] { WeightOnlyLinear(DequantizedOptions(int8, scale).group_size(2)); });
+  using Packed = baraquant::nn::WeightOnlyInt4LinearOptions;
+  const Tensor bytes = torch::ones({3, 2}, torch::kByte);
+  show_error("packed dtype", [&] { WeightOnlyInt4Linear(Packed(int8, scale, 7)); });
+  show_error("packed shape", [&] { WeightOnlyInt4Linear(Packed(bytes, scale, 5)); });
+  show_error("packed features", [&] { WeightOnlyInt4Linear(Packed(bytes, scale, -1)); });
+  show_error("packed bits", [&] { WeightOnlyInt4Linear(Packed(bytes, scale, 4).weight_bits(5)); });
+  show_error("packed groups", [&] { WeightOnlyInt4Linear(Packed(bytes, scale, 4).group_size(2)); });
+  show_error("packed zero point", [&] {
+    WeightOnlyInt4Linear(Packed(bytes, scale, 4).weight_zero_point(torch::ones({2}, torch::kInt)));
+  });
+  show_error("packed bias",
+             [&] { WeightOnlyInt4Linear(Packed(bytes, scale, 4).bias(torch::ones({2}))); });
   show_error("dimensions", [&] {
     QuantizedConv2d(DequantizedOptions(int8, scale), torch::nn::Conv2dOptions(4, 3, 1));
   });

@@ -238,8 +238,8 @@ def test_files_of_older_formats(
     assert refused[1:] == [
         f"baraquant.load_: {a.name}: conv1: expected a class that C++ has (QuantizedConv2d, "
         "QuantizedEmbedding, QuantizedInt4Linear, QuantizedLinear, StaticQuantizedInt4Linear, "
-        "StaticQuantizedLinear, WeightOnlyLinear), but got QuantizedConv1d; baraquant.load_ of "
-        "Python loads it",
+        "StaticQuantizedLinear, WeightOnlyInt4Linear, WeightOnlyLinear), but got QuantizedConv1d; "
+        "baraquant.load_ of Python loads it",
         "unchanged",
     ]
     without(a, "conv1")

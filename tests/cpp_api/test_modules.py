@@ -265,6 +265,7 @@ def errors() -> dict[str, Callable[[], Any]]:
     """The wrong calls of the program, in Python."""
     fake, bnn = baraquant.nn.FakeQuantize, baraquant.nn
     int8, scale = torch.ones(3, 4, dtype=torch.int8), torch.ones(3)
+    packed, bytes_ = bnn.WeightOnlyInt4Linear, torch.ones(3, 2, dtype=torch.uint8)
     relu, linear = nn.Sequential(nn.ReLU()), nn.Sequential(nn.Linear(4, 4))
     broken, unseen = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(4, 4))
     nn.init.constant_(broken[0].weight, float("nan"))
@@ -293,6 +294,15 @@ def errors() -> dict[str, Callable[[], Any]]:
         "bits": lambda: bnn.QuantizedLinear(int8, scale, bits=9),
         "static scale": lambda: bnn.StaticQuantizedLinear(int8, scale, torch.ones(2)),
         "groups of integers": lambda: bnn.WeightOnlyLinear(int8, scale, group_size=2),
+        "packed dtype": lambda: packed(int8, scale, in_features=7),
+        "packed shape": lambda: packed(bytes_, scale, in_features=5),
+        "packed features": lambda: packed(bytes_, scale, in_features=-1),
+        "packed bits": lambda: packed(bytes_, scale, in_features=4, weight_bits=5),
+        "packed groups": lambda: packed(bytes_, scale, in_features=4, group_size=2),
+        "packed zero point": lambda: packed(
+            bytes_, scale, in_features=4, weight_zero_point=torch.ones(2, dtype=torch.int32)
+        ),
+        "packed bias": lambda: packed(bytes_, scale, torch.ones(2), in_features=4),
         "dimensions": lambda: bnn.QuantizedConv2d(int8, scale),
         "config bits": lambda: QuantConfig(TensorConfig(9)),
         "config token": lambda: QuantConfig(TensorConfig(8, PerToken())),

@@ -16,6 +16,7 @@ from torch import nn
 import baraquant
 from baraquant import export
 from baraquant.export._ct_tensors import pack_rows, unpack_rows
+from baraquant.nn import WeightOnlyInt4Linear
 from tests.export.tiny_decoders import tiny
 from tests.support.compressed_folders import IDS, block
 from tests.support.optional_packages import package
@@ -123,6 +124,28 @@ def test_convolutions_keep_their_values_as_floats(tmp_path: Path) -> None:
     loaded = export.from_compressed_tensors(network(), folder)
     assert type(loaded[0]) is nn.Conv2d
     assert torch.equal(loaded(x), model(x))
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("bits", [2, 3, 4])
+@pytest.mark.parametrize("rounds", [False, True])
+def test_packed_weights(bits: int, symmetric: bool, rounds: bool, tmp_path: Path) -> None:
+    """A folder becomes layers that keep its weights packed, and these the same folder."""
+    package("huggingface_hub")
+    activation = baraquant.TensorConfig(8, "per_token") if rounds else None
+    weight = baraquant.TensorConfig(bits, baraquant.PerGroup(32), symmetric)
+    model, x = nn.Sequential(nn.Linear(64, 16)).eval(), torch.randn(3, 64)
+    baraquant.quantize_(model, baraquant.QuantConfig(weight, activation))
+    first = export.to_compressed_tensors(model, tmp_path / "first", serve=None)
+    loaded = export.from_compressed_tensors(nn.Sequential(nn.Linear(64, 16)), first)
+    assert type(loaded[0]) is WeightOnlyInt4Linear and loaded[0].weight_bits == bits
+    assert torch.equal(loaded[0].packed, model[0].packed)
+    assert torch.equal(loaded(x), model(x))
+    second = export.to_compressed_tensors(loaded, tmp_path / "second", serve=None)
+    tensors, again = (load_file(folder / "model.safetensors") for folder in (first, second))
+    assert tensors.keys() == again.keys()
+    assert ("0.weight_packed" in tensors) is not rounds
+    assert all(torch.equal(tensor, again[name]) for name, tensor in tensors.items())
 
 
 @pytest.mark.exhaustive

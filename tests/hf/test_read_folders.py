@@ -13,7 +13,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 import baraquant
-from baraquant.nn import HoldsIntegers, QuantizedLinear, StaticQuantizedLinear, WeightOnlyLinear
+from baraquant.nn import (
+    HoldsIntegers,
+    QuantizedLinear,
+    StaticQuantizedLinear,
+    WeightOnlyInt4Linear,
+    WeightOnlyLinear,
+)
 from tests.hf.models import TOKENS, build, load, logits, saved, transformers
 from tests.support.compressed_folders import KINDS, write_by_package
 from tests.support.optional_packages import package
@@ -38,7 +44,9 @@ def written(name: str, folder: Path, kind: str, dtype: torch.dtype) -> nn.Module
 def kind_of(kind: str) -> type[nn.Module]:
     if "static" in kind:
         return StaticQuantizedLinear
-    return QuantizedLinear if kind.startswith("int8 token") else WeightOnlyLinear
+    if kind.startswith("int8 token"):
+        return QuantizedLinear
+    return WeightOnlyLinear if kind.startswith("int8") else WeightOnlyInt4Linear
 
 
 @pytest.mark.exhaustive

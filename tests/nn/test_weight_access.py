@@ -73,7 +73,7 @@ def test_metadata(layer: str, scheme: str) -> None:
     assert weight.nbytes == 4 * weight.numel()
     assert not weight.requires_grad and weight.grad is None and weight.is_leaf
     assert child.qweight.dtype == torch.int8 and child.qweight.shape == weight.shape
-    assert "qweight" in dict(child.named_buffers()) and "tensor" in repr(weight).lower()
+    assert {"qweight", "packed"} & child._buffers.keys() and "tensor" in repr(weight).lower()
     assert "weight" not in dict(child.named_buffers()) and "weight" not in child.state_dict()
     assert not [name for name, _ in child.named_parameters() if "weight" in name]
 

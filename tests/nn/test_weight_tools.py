@@ -177,7 +177,7 @@ def test_exported(name: str, scheme: str, strict: bool) -> None:
         torch.testing.assert_close(program.module()(X), model(X), rtol=1e-5, atol=1e-6)
     held = {n: t for n, t in program.state_dict.items() if t.dim() >= 2}
     held |= {n: t for n, t in program.constants.items() if isinstance(t, Tensor) and t.dim() >= 2}
-    assert held and all(t.dtype == torch.int8 for t in held.values()), {
+    assert held and all(t.dtype in (torch.int8, torch.uint8) for t in held.values()), {
         n: t.dtype for n, t in held.items()
     }
     file = io.BytesIO()

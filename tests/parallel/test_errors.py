@@ -109,7 +109,7 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] =
     ),
     "converted groups": (
         converted_groups, {"linear": RowwiseParallel()}, ValueError,
-        r"WeightOnlyLinear.*expected group_size to divide the features of a process",
+        r"WeightOnlyInt4Linear.*expected group_size to divide the features of a process",
     ),
     "groups of a table": (
         lambda: model(W4A16(group_size=8)), {"table": ColwiseParallel()}, ValueError,

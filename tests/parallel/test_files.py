@@ -72,7 +72,10 @@ def distributed_checkpoint(folder: str) -> dict[str, Tensor]:
     folders: list[Any] = [folder]
     dist.broadcast_object_list(folders)
     dcp.save(parallel.state_dict(), checkpoint_id=folders[0])
-    state = empty.state_dict()
+    whole = models.twin(empty)
+    for name in plan:  # split layers have int8, which the others pack
+        setattr(whole, name, getattr(whole, name).as_int8())
+    state = whole.state_dict()
     dcp.load(state, checkpoint_id=folders[0])
     empty.load_state_dict(state)
     index = models.indices().to(place())

@@ -24,7 +24,7 @@ KINDS = {
     "dynamic asymmetric": bnn.QuantizedLinear,
     "static": bnn.StaticQuantizedLinear,
     "4 bits, int8 input": bnn.QuantizedLinear,
-    "4 bits in groups": bnn.WeightOnlyLinear,
+    "4 bits in groups": bnn.WeightOnlyInt4Linear,
 }
 
 

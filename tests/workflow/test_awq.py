@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import baraquant
 from baraquant import AWQ, W4A16, W8A16, QuantConfig, TensorConfig, ops
-from baraquant.nn import FakeQuantizedLinear, WeightOnlyLinear
+from baraquant.nn import FakeQuantizedLinear, WeightOnlyInt4Linear
 from baraquant.workflow import fit, quantize
 from baraquant.workflow.awq.formula import Inputs, scaling
 from baraquant.workflow.smoothquant.producers import can_fold, fold
@@ -134,9 +134,9 @@ def test_alpha_has_the_least_error_of_real_outputs(name: str, reads: str) -> Non
     best = min(range(STEPS + 1), key=errors.__getitem__)
     # One scale for a channel fits the large inputs without factors.
     assert best == 0 if name == "channel" else errors[best] < errors[0]
-    text = f"WeightOnlyLinear, AWQ, alpha {best / STEPS:g} folded into norm"
+    text = f"WeightOnlyInt4Linear, AWQ, alpha {best / STEPS:g} folded into norm"
     if best == 0:
-        text = "WeightOnlyLinear; not scaled, as no factors lower the error"
+        text = "WeightOnlyInt4Linear; not scaled, as no factors lower the error"
     assert report.changed == {"wide": text, "narrow": text}
     assert torch.equal(model.wide.qweight, integers[best][0])
     assert torch.equal(model.narrow.qweight, integers[best][1])
@@ -241,7 +241,7 @@ def test_the_error_is_below_that_of_the_nearest(name: str, dtype: torch.dtype) -
             errors["nearest"] += float((nearest(batch)[part].double() - wanted).square().sum())
             errors["awq"] += float((awq(batch)[part].double() - wanted).square().sum())
     assert errors["awq"] < errors["nearest"]
-    assert type(awq.wide) is WeightOnlyLinear and awq(data[0])[0].dtype == dtype
+    assert type(awq.wide) is WeightOnlyInt4Linear and awq(data[0])[0].dtype == dtype
     assert awq.norm.weight.dtype == dtype and awq.wide.dtype == dtype
 
 
@@ -275,7 +275,7 @@ def test_equal_calls_give_equal_bits() -> None:
         baraquant.quantize_(model, config, calibration=data)
     first, again, other = (model.state_dict() for model in models)
     assert all(torch.equal(first[key], again[key]) for key in first)
-    assert torch.equal(first["wide.qweight"], other["wide.qweight"])
+    assert torch.equal(first["wide.packed"], other["wide.packed"])
 
 
 def test_inputs_of_one_size_leave_nothing_to_gain() -> None:
@@ -286,7 +286,7 @@ def test_inputs_of_one_size_leave_nothing_to_gain() -> None:
     nearest = copy.deepcopy(model)
     report = baraquant.quantize_(model, AWQ(W4A16(16)), calibration=[signs])
     baraquant.quantize_(nearest, W4A16(16))
-    assert report.changed["1"] == "WeightOnlyLinear; not scaled, as no factors lower the error"
+    assert report.changed["1"] == "WeightOnlyInt4Linear; not scaled, as no factors lower the error"
     for key, value in nearest.state_dict().items():
         assert torch.equal(model.state_dict()[key], value)
 

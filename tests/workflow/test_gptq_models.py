@@ -25,7 +25,7 @@ from baraquant import (
     W8A8Static,
 )
 from baraquant.configs import SCALE_DTYPES, Config
-from baraquant.nn import WeightOnlyLinear
+from baraquant.nn import WeightOnlyInt4Linear
 from baraquant.workflow.gptq import formula
 from baraquant.workflow.gptq.formula import Hessian, inverse_factor
 from tests.support.models.outlier_models import Block, Tied, batches, seeded
@@ -168,7 +168,9 @@ def test_tied_weights_and_shared_modules() -> None:
     model, config = seeded(Tied), W4A16(8)
     ids = torch.randint(0, 20, (4, 6), generator=generator())
     report = baraquant.quantize_(model, GPTQ(config), calibration=[ids])
-    assert report.changed["first.up"] == "WeightOnlyLinear, GPTQ" and model.first is model.second
+    assert (
+        report.changed["first.up"] == "WeightOnlyInt4Linear, GPTQ" and model.first is model.second
+    )
     assert report.changed["head"].endswith(
         "; rounded to nearest, as other modules share its weight"
     )
@@ -217,7 +219,7 @@ def test_groups_that_do_not_fit_leave_a_layer_floating() -> None:
     model = nn.Sequential(nn.Linear(16, 12), nn.Linear(12, 4))
     report = baraquant.quantize_(model, GPTQ(W4A16(8)), calibration=batches())
     assert "expected group_size to divide in_features (12), but got 8" in report.left_out["1"]
-    assert report.changed == {"0": "WeightOnlyLinear, GPTQ"}
+    assert report.changed == {"0": "WeightOnlyInt4Linear, GPTQ"}
 
 
 def test_rules_mix_it_with_other_schemes() -> None:
@@ -231,7 +233,7 @@ def test_rules_mix_it_with_other_schemes() -> None:
     assert report.changed == {
         "query": "QuantizedLinear, GPTQ",
         "key": "StaticQuantizedLinear",
-        "up": "WeightOnlyLinear, GPTQ",
+        "up": "WeightOnlyInt4Linear, GPTQ",
         "down": "StaticQuantizedLinear",
     }
 
@@ -252,7 +254,7 @@ def test_exports_take_it(tmp_path: Path) -> None:
     baraquant.export.to_compressed_tensors(model, tmp_path / "folder", serve=None)
     again = seeded(Block)
     baraquant.export.from_compressed_tensors(again, tmp_path / "folder")
-    assert isinstance(again.up, WeightOnlyLinear)
+    assert isinstance(again.up, WeightOnlyInt4Linear)
     assert torch.equal(again.up.qweight, model.up.qweight)
     assert torch.equal(again.eval()(data[0]), model(data[0]))
 

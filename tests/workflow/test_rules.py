@@ -325,7 +325,7 @@ def test_a_layer_of_few_bits_before_a_smoothed_one() -> None:
     rules = {"down": SmoothQuant(0.5), "up": W4A8(8, group_factors=False), "*": W8A8()}
     report = baraquant.quantize_(model, rules, calibration=data)
     assert report.changed["down"].endswith("folded into up")
-    assert report.changed["up"] == "WeightOnlyLinear" and model.up.weight_bits == 4
+    assert report.changed["up"] == "WeightOnlyInt4Linear" and model.up.weight_bits == 4
     assert relative_error(model(data[0]), expected) < 0.1
 
 

@@ -6,10 +6,15 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from baraquant.nn import QuantizedInt4Linear, StaticQuantizedInt4Linear
+from baraquant.nn import (
+    QuantizedInt4Linear,
+    StaticQuantizedInt4Linear,
+    WeightOnlyInt4Linear,
+)
 from baraquant.workflow.report import Report
 
 VECTORS = "norms, biases and other vectors"
+_PACKED = (QuantizedInt4Linear, StaticQuantizedInt4Linear, WeightOnlyInt4Linear)
 
 
 def share(plain: nn.Module, quantized: nn.Module) -> float:
@@ -17,7 +22,7 @@ def share(plain: nn.Module, quantized: nn.Module) -> float:
     integers: dict[int, int] = {}  # by the address of the weight, which several may share
     at = dict(plain.named_modules())
     for path, module in quantized.named_modules():
-        if isinstance(module, (QuantizedInt4Linear, StaticQuantizedInt4Linear)):
+        if isinstance(module, _PACKED):
             integers[at[path].weight.data_ptr()] = module.out_features * module.in_features
             continue
         for tensor in module.buffers(recurse=False):

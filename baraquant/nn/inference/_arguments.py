@@ -62,13 +62,7 @@ def check_int4(
 ) -> None:
     """Check packed weights of four bits, and the factors and zero points of their groups."""
     check_even(name, group_size)
-    if type(features) is not int or features < 0:
-        raise ValueError(f"{name}: expected in_features to be an int >= 0, but got {features!r}")
-    if packed.dim() != 2 or packed.shape[1] != -(-features // 2):
-        raise ValueError(
-            f"{name}: expected packed to have the shape [out_features, {-(-features // 2)}] "
-            f"(ceil(in_features / 2)), but got {list(packed.shape)}"
-        )
+    _check_packed_shape(name, packed, features)
     groups = [packed.shape[0], -(-features // group_size)]
     tensors = {"packed": packed, "group_factor": factor, "group_zero_point": zero_point}
     for argument, tensor in tensors.items():
@@ -81,6 +75,26 @@ def check_int4(
                 f"{name}: expected {argument} to have the shape {groups} (groups of "
                 f"{group_size}), but got {list(tensor.shape)}"
             )
+
+
+def check_packed(name: str, packed: Tensor, features: int, bits: int, bias: Tensor | None) -> None:
+    """Check packed weights of at most four bits, and their bias."""
+    if type(bits) is not int or not 2 <= bits <= 4:
+        raise ValueError(f"{name}: expected weight_bits to be an int in [2, 4], but got {bits!r}")
+    _check_packed_shape(name, packed, features)
+    if packed.dtype != torch.uint8:
+        raise TypeError(f"{name}: expected packed to be uint8, but got {packed.dtype}")
+    check_bias(name, "packed", packed.shape[0], bias)
+
+
+def _check_packed_shape(name: str, packed: Tensor, features: int) -> None:
+    if type(features) is not int or features < 0:
+        raise ValueError(f"{name}: expected in_features to be an int >= 0, but got {features!r}")
+    if packed.dim() != 2 or packed.shape[1] != -(-features // 2):
+        raise ValueError(
+            f"{name}: expected packed to have the shape [out_features, {-(-features // 2)}] "
+            f"(ceil(in_features / 2)), but got {list(packed.shape)}"
+        )
 
 
 def weight_dtype(
@@ -105,9 +119,11 @@ def scale_of_channels(name: str, scale: Tensor, channels: int) -> Tensor:
     return plain(scale).contiguous()
 
 
-def scale_of_weight(name: str, scale: Tensor, weight: Tensor, group_size: int | None) -> Tensor:
+def scale_of_weight(
+    name: str, scale: Tensor, shape: tuple[int, ...], group_size: int | None
+) -> Tensor:
     """Return a scale for each output channel, or for each of its groups of inputs."""
-    channels, features = weight.shape[:2]
+    channels, features = shape[:2]
     if group_size is None:
         return scale_of_channels(name, scale, channels)
     if group_size <= 0:

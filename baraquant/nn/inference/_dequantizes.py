@@ -42,15 +42,49 @@ class Dequantizes(HoldsIntegers):
         dtype: torch.dtype | None,
     ) -> None:
         """Check the constructor's arguments, and keep them."""
+        self.register_buffer("qweight", _arguments.plain(qweight).contiguous())
+        self._store_scales(
+            tuple(qweight.shape),
+            weight_scale,
+            bias,
+            weight_zero_point,
+            group_size,
+            input_fake_quant,
+            weight_bits,
+            dtype,
+        )
+
+    def _store_scales(
+        self,
+        shape: tuple[int, ...],
+        weight_scale: Tensor,
+        bias: Tensor | None,
+        weight_zero_point: Tensor | None,
+        group_size: int | None,
+        input_fake_quant: FakeQuantize | None,
+        weight_bits: int,
+        dtype: torch.dtype | None,
+    ) -> None:
+        """Check and keep everything but the integers, which are there already.
+
+        Args:
+            shape: That of the integers, with the output channels first.
+            weight_scale: As in the constructors of the layers, and so are the others.
+            bias: See there.
+            weight_zero_point: See there.
+            group_size: See there.
+            input_fake_quant: See there.
+            weight_bits: See there.
+            dtype: See there.
+        """
         name = type(self).__name__
         _arguments.check_bits(name, "weight_bits", weight_bits)
         self.weight_bits = weight_bits
         self.group_size = group_size
-        self.positions = math.prod(qweight.shape[2:])
-        scale = _arguments.scale_of_weight(name, weight_scale, qweight, group_size)
+        self.positions = math.prod(shape[2:])
+        scale = _arguments.scale_of_weight(name, weight_scale, shape, group_size)
         zero_point = _arguments.zero_point_of_weight(name, weight_zero_point, scale)
         self.dtype = _arguments.weight_dtype(name, dtype, bias, scale)
-        self.register_buffer("qweight", _arguments.plain(qweight).contiguous())
         self.register_buffer("weight_scale", scale)
         self.register_buffer("bias", None if bias is None else _arguments.plain(bias))
         self.register_buffer("weight_zero_point", zero_point)

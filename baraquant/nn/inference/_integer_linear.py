@@ -10,6 +10,7 @@ from ... import ops
 from ...configs import integer_range
 from .._product import matching_bias
 from .._rotation import check_block, has_same_metadata, note_metadata
+from .._weight import Shaped
 from . import _arguments
 from ._integers import HoldsIntegers
 
@@ -32,8 +33,16 @@ class LaysOutWeight(HoldsIntegers):
         if transposed:
             self.nf, self.nx = self.out_features, self.in_features
 
-    def _shaped_as_weight(self) -> Tensor:
+    def _shaped_as_weight(self) -> Tensor | Shaped:
         return self.qweight.t() if self.transposed else self.qweight
+
+    def _shape_alone(self, device: torch.device) -> Shaped:
+        """Return what reading ``weight`` needs, where no tensor has an element for each weight."""
+        rows, columns = self.out_features, self.in_features
+        step = max(columns, 1)
+        if self.transposed:
+            return Shaped((columns, rows), (1, step), device)
+        return Shaped((rows, columns), (step, 1), device)
 
     def _weight_as_laid_out(self) -> Tensor:
         weight = self.dequantized_weight()

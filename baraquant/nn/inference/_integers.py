@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The base of all quantized layers: int8 in ``qweight``, and a floating ``weight`` to read."""
+"""The base of all quantized layers: integers, and a floating ``weight`` to read."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from .._precision import KeepsScales
 from .._pretrained import refuse_save_pretrained
-from .._weight import weight_to_read
+from .._weight import Shaped, weight_to_read
 
 
 class HoldsIntegers(KeepsScales):
@@ -42,8 +42,8 @@ class HoldsIntegers(KeepsScales):
         """Return the tensor that holds the integers."""
         return self.qweight
 
-    def _shaped_as_weight(self) -> Tensor:
-        """Return a tensor with the weight's shape, strides and device that takes no memory."""
+    def _shaped_as_weight(self) -> Tensor | Shaped:
+        """Return the weight's shape, strides and device, or a tensor that has them."""
         return self.qweight
 
     def _weight_as_laid_out(self) -> Tensor:

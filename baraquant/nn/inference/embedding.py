@@ -74,7 +74,7 @@ class QuantizedEmbedding(HoldsIntegers):
         self.group_size = group_size
         self.padding_idx = padding_idx
         self.weight_bits = weight_bits
-        scale = _arguments.scale_of_weight(name, weight_scale, qweight, group_size)
+        scale = _arguments.scale_of_weight(name, weight_scale, qweight.shape, group_size)
         self.dtype = _arguments.weight_dtype(name, dtype, None, scale)
         zero_point = _arguments.zero_point_of_weight(name, weight_zero_point, scale)
         self.register_buffer("qweight", _arguments.plain(qweight).contiguous())

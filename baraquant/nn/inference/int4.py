@@ -14,6 +14,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ... import ops
+from .._weight import Shaped
 from ..training._quantizers import Int4Integers, own
 from ..training.linear import FakeQuantizedLinear
 from . import _arguments
@@ -85,9 +86,8 @@ class HoldsInt4(IntegerLinear):
     def _integers(self) -> Tensor:
         return self.packed
 
-    def _shaped_as_weight(self) -> Tensor:
-        like = self.packed.new_empty(1).expand(self.out_features, self.in_features)
-        return like.t() if self.transposed else like
+    def _shaped_as_weight(self) -> Shaped:
+        return self._shape_alone(self.packed.device)
 
     def _int8_weight(self) -> Tensor:
         return ops.expand_int4(

@@ -18,7 +18,8 @@ class WeightOnlyLinear(Dequantizes, LaysOutWeight):
     """A linear layer that stores integers and computes in floating point.
 
     It serves the cases that an integer product cannot compute: weights with a scale for each group,
-    weights with zero points, and inputs that stay floating.
+    weights with zero points, and inputs that stay floating. Of integers of at most four bits
+    conversion makes a :class:`WeightOnlyInt4Linear`, unless another layer shares them as int8.
     ``y = linear(input_fake_quant(x), w, bias)`` where ``w`` is the dequantized weight in the dtype
     of the input: :func:`baraquant.ops.weight_only_linear`. The gradient is that of the prepared
     layer.
@@ -96,7 +97,7 @@ class WeightOnlyLinear(Dequantizes, LaysOutWeight):
             bias = bias.to(input.dtype)
         return ops.weight_only_linear(
             self.input_fake_quant(self._rotated(input)),
-            self.qweight,
+            self._integers(),
             self.weight_scale,
             bias,
             weight_zero_point=self.weight_zero_point,

@@ -29,6 +29,14 @@ class Integers(NamedTuple):
     zero_point: Tensor | None
 
 
+class PackedIntegers(NamedTuple):
+    """A quantized weight of at most four bits, as :func:`baraquant.ops.pack_int4` packs it."""
+
+    packed: Tensor
+    scale: Tensor
+    zero_point: Tensor | None
+
+
 class Int4Integers(NamedTuple):
     """A quantized weight of four bits, as :class:`FakeQuantizeInt4` packs it."""
 

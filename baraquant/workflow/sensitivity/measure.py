@@ -221,7 +221,7 @@ class _Measured:
             chosen, report = selector.choose(self.model, filter_fn, kept)
             if chosen:
                 calibrate_inputs(self.model, chosen, calibration, progress, _CALLER)
-            maker = Maker({})
+            maker = Maker(one.prepared for one in chosen.values())
             for path, one in chosen.items():
                 found[path] = one.module
                 self.layers.setdefault(path, {})[name] = make(maker, path, one, _CALLER)

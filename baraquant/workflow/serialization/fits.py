@@ -31,7 +31,7 @@ class Metas:
                 full = f"{path}.{name}"
                 _check_packed(full, entries.get(full), shape, stored)
                 if full in self.tensors:
-                    self.tensors[full] = _meta(full, shape, torch.int8)
+                    self.tensors[full] = _unpacked(full, shape)
         for alias, name in manifest.shared_tensors.items():
             if name not in self.tensors or alias in self.tensors:
                 raise ValueError(
@@ -58,6 +58,15 @@ def _meta(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         raise ValueError(
             f"{name}: expected a shape that a tensor can have, but got {shape}"
         ) from None
+
+
+def _unpacked(name: str, shape: tuple[int, ...]) -> Tensor:
+    """Return what a string of bits becomes: int8, or two integers in a byte for ``packed``."""
+    if not name.endswith(".packed"):
+        return _meta(name, shape, torch.int8)
+    if len(shape) != 2:
+        raise ValueError(f"{name}: expected a shape of two dimensions, but got {list(shape)}")
+    return _meta(name, (shape[0], -(-shape[1] // 2)), torch.uint8)
 
 
 def build_module(

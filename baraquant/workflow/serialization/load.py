@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ... import ops
 from ..fused_ops import with_fused_ops
 from ..layers import parents, weights_of
 from ..replace import check_model
@@ -125,7 +126,8 @@ def _unpacked(name: str, packed: Tensor, bits: int, shape: tuple[int, ...]) -> T
         check_spare_bits(packed, bits, math.prod(shape))
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
-    return unpack(packed, bits, shape)
+    integers = unpack(packed, bits, shape)
+    return ops.pack_int4(integers) if name.endswith(".packed") else integers
 
 
 def _build(built: Built, manifest: Manifest, values: dict[str, Tensor]) -> dict[str, nn.Module]:

@@ -6,8 +6,10 @@
 "unpacked": [path], "fused": [path], "sha256": ...}``.
 
 ``packed`` has the shapes of the int8 tensors that the file holds as strings of bits
-(:mod:`.packing`; their width is the ``weight_bits`` of the options); all other tensors are stored
-unchanged. ``further`` names what a subclass has in addition to the tensors of its layer.
+(:mod:`.packing`; their width is the ``weight_bits`` of the options). Integers of two or three bits
+that are ``packed`` in memory are among them, by the shape of the int8 that they stand for. All
+other tensors are stored unchanged. ``further`` names what a subclass has in addition to the tensors
+of its layer.
 ``constants`` are the buffers that are in no state dict, such as rotary frequencies, each with the
 name of a tensor in the file: a model on the meta device has no other source for them. ``unpacked``
 are the attentions and recurrent modules that were unpacked into modules of linear layers, and

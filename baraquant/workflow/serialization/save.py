@@ -23,7 +23,7 @@ from ..unpack import UNPACKED
 from .header import DTYPES
 from .manifest import FORMAT, write_manifest
 from .packing import pack
-from .sizes import packed_names, place_of
+from .sizes import integers_of, packed_names, place_of, shape_of
 
 _CALLER = "baraquant.save"
 _STORABLE = set(DTYPES.values())
@@ -61,15 +61,17 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     modules, shared_modules = _quantized(model)
     entries = {name: _entry(name, module) for name, module in modules.items()}
     at = modules | {alias: modules[name] for alias, name in shared_modules.items()}
-    widths = {
-        f"{name}.{tensor}": module.weight_bits
+    narrow = {
+        f"{name}.{tensor}": (module, tensor)
         for name, module in at.items()
-        if module.weight_bits < 8
         for tensor in packed_names(module)
     }
+    widths = {name: module.weight_bits for name, (module, _) in narrow.items()}
     tensors, shared_tensors = _tensors(model, widths)
     stored = {
-        name: pack(tensor, widths[name]) if name in widths else tensor.cpu().contiguous()
+        name: pack(integers_of(*narrow[name]), widths[name])
+        if name in narrow
+        else tensor.cpu().contiguous()
         for name, tensor in tensors.items()
     }
     constants = add_constants(model, stored, inside(at))
@@ -100,13 +102,10 @@ def _entry(name: str, module: nn.Module) -> dict[str, Any]:
         options = form.read(module)
     except ValueError as error:
         raise ValueError(f"{_CALLER}: {name}: {error}") from None
-    own, packed = module.state_dict(), {}
-    if module.weight_bits < 8:
-        packed = {tensor: list(own[tensor].shape) for tensor in packed_names(module)}
     return {
         "class": plain_type(module).__name__,
         "options": options,
-        "packed": packed,
+        "packed": {tensor: shape_of(module, tensor) for tensor in packed_names(module)},
         "further": sorted(further_names(module)),
     }
 

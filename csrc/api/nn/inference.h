@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 /// @file
-/// Layers for inference; they store int8.
+/// Layers for inference; they store integers.
 #pragma once
 
 #include "training.h"
 
 namespace baraquant::nn {
 
-/// A layer that stores its weight as int8, in `qweight`.
+/// A layer that stores its weight as integers: as int8 in `qweight`, or packed.
 ///
 /// The tensors have the names of Python's buffers. A gradient goes through a layer to its input as
 /// it goes through the prepared layer.
@@ -17,7 +17,7 @@ class BARAQUANT_API QuantizedLayer : public Layer {
   virtual torch::Tensor dequantized_weight() = 0;
   /// The dtype of dequantized_weight(); it follows the conversions of the module.
   torch::Dtype dtype() const { return dtype_; }
-  /// The width of the weight's integers, 2 to 8. They are always stored as int8.
+  /// The width of the weight's integers, 2 to 8.
   int64_t weight_bits() const { return weight_bits_; }
   /// The block that is rotated in inputs, and is in the integers; std::nullopt without a rotation.
   std::optional<int64_t> rotate() const { return rotate_; }
@@ -42,6 +42,8 @@ class BARAQUANT_API QuantizedLayer : public Layer {
   };
   /// Check the weight with its scale, zero point and bias, and keep them.
   void store(const Given& given, int64_t dimensions = 2);
+  /// The same without the integers and without a check of the bias, for a weight of a shape.
+  void store_scales(const Given& given, at::IntArrayRef shape);
   /// The input as the integers need it: rotated, or as it is.
   torch::Tensor rotated(const torch::Tensor& input) const;
   torch::Dtype dtype_ = torch::kFloat32;
@@ -222,6 +224,13 @@ class BARAQUANT_API DequantizedLayer : public QuantizedLayer {
 
  protected:
   DequantizedLayer(const std::string& name, const DequantizedOptions& options, int64_t dimensions);
+  /// A layer whose weight is not stored yet.
+  DequantizedLayer(const std::string& name, std::optional<int64_t> group_size,
+                   std::shared_ptr<FakeQuantizeImpl> rounder);
+  /// The integers as int8, in the layout of the weight.
+  virtual torch::Tensor integers() const { return qweight; }
+  std::shared_ptr<FakeQuantizeImpl> cloned_rounder(
+      const std::optional<torch::Device>& device) const;
   torch::Tensor dequantized(torch::Dtype dtype);
   torch::Tensor rounded_input(const torch::Tensor& input);
   /// This layer's options, with copies of its tensors.
@@ -251,6 +260,62 @@ class BARAQUANT_API WeightOnlyLinearImpl : public DequantizedLayer {
   void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
 };
 TORCH_MODULE(WeightOnlyLinear);
+
+/// Options of WeightOnlyInt4Linear.
+struct BARAQUANT_API WeightOnlyInt4LinearOptions {
+  /// uint8 `[out_features, ceil(in_features / 2)]` as pack_int4() returns it, and its scale:
+  /// `[out_features]`, or `[out_features, groups]` with `group_size`.
+  WeightOnlyInt4LinearOptions(torch::Tensor packed, torch::Tensor weight_scale, int64_t in_features)
+      : packed_(std::move(packed)),
+        weight_scale_(std::move(weight_scale)),
+        in_features_(in_features) {}
+  TORCH_ARG(torch::Tensor, packed);
+  TORCH_ARG(torch::Tensor, weight_scale);
+  TORCH_ARG(int64_t, in_features);
+  TORCH_ARG(torch::Tensor, bias);
+  /// Integer, shaped like `weight_scale`; undefined stands for 0.
+  TORCH_ARG(torch::Tensor, weight_zero_point);
+  /// The number of adjacent inputs of an output channel that share a scale.
+  TORCH_ARG(std::optional<int64_t>, group_size);
+  /// Rounds the input; empty leaves it as it is.
+  TORCH_ARG(std::shared_ptr<FakeQuantizeImpl>, input_fake_quant);
+  /// The width of the weight's integers, 2 to 4. Each takes four bits.
+  TORCH_ARG(int64_t, weight_bits) = 4;
+  TORCH_ARG(std::optional<torch::Dtype>, dtype);
+  /// The block of hadamard(), by which the weight is rotated and the input is to be, before it is
+  /// rounded. std::nullopt: no rotation.
+  TORCH_ARG(std::optional<int64_t>, rotate);
+};
+
+/// A WeightOnlyLinear whose weights of at most four bits take half a byte each; `qweight` is
+/// undefined. It has the bits of a WeightOnlyLinear of int8_weight().
+///
+/// @throws c10::ValueError A shape or width does not fit.
+/// @throws c10::TypeError A dtype does not fit.
+class BARAQUANT_API WeightOnlyInt4LinearImpl : public DequantizedLayer {
+ public:
+  explicit WeightOnlyInt4LinearImpl(const WeightOnlyInt4LinearOptions& options);
+  torch::Tensor forward(const torch::Tensor& input) override;
+  torch::Tensor dequantized_weight() override { return rotated(dequantized(dtype_)); }
+  /// The integers, int8 `[out_features, in_features]`.
+  torch::Tensor int8_weight() const;
+  int64_t in_features() const { return in_features_; }
+  int64_t out_features() const { return packed.size(0); }
+
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override;
+  void pretty_print(std::ostream& stream) const override;
+
+  torch::Tensor packed;  ///< uint8 `[out_features, ceil(in_features / 2)]`
+
+ protected:
+  torch::Tensor integers() const override { return int8_weight(); }
+
+ private:
+  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
+  int64_t in_features_;
+};
+TORCH_MODULE(WeightOnlyInt4Linear);
 
 /// A Conv2d that stores integers and computes in floating point.
 ///

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``WeightOnlyInt4Linear``: a floating linear layer that stores half a byte for each weight."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from ... import ops
+from ...configs import integer_range
+from .._rotation import check_block
+from .._weight import Shaped
+from ..training._quantizers import PackedIntegers, own
+from ..training.fake_quantize import FakeQuantize
+from . import _arguments
+from .weight_only import WeightOnlyLinear
+
+
+class WeightOnlyInt4Linear(WeightOnlyLinear):
+    """A :class:`WeightOnlyLinear` whose weights of at most four bits take half a byte each.
+
+    ``y = linear(input_fake_quant(x), w, bias)`` where ``w`` is the dequantized weight in the dtype
+    of the input: :func:`baraquant.ops.weight_only_linear`, which reads the packed numbers. The
+    output and the gradient have the bits of the layer that :meth:`as_int8` returns.
+
+    Reading ``qweight`` unpacks the integers: int8 ``[out_features, in_features]``. A state dict of
+    a :class:`WeightOnlyLinear`, which has ``qweight``, loads too.
+
+    Args:
+        packed: uint8 ``[out_features, ceil(in_features / 2)]``: the integers plus 8, two in a byte,
+            as :func:`baraquant.ops.pack_int4` returns them.
+        weight_scale: float32 (float64 for float64 inputs): ``[out_features]``, or
+            ``[out_features, groups]`` with ``group_size``.
+        bias: ``[out_features]``, of the dtype of the inputs.
+        in_features: Size of each input.
+        weight_zero_point: Integer, shaped like ``weight_scale``; None stands for 0.
+        group_size: The number of adjacent values of a row of the weight that share a scale.
+        input_fake_quant: Rounds the input; None leaves it as it is.
+        weight_bits: The width of the weight's integers, 2 to 4. Each takes four bits.
+        dtype: The dtype of ``weight`` when it is read. None: the dtype of the bias, else of the
+            scale.
+        transposed: Whether ``weight`` reads as ``[in_features, out_features]``, the layout of
+            transformers' ``Conv1D``.
+        rotate: The block of :func:`baraquant.ops.hadamard`, by which the weight is rotated and the
+            input is to be, before it is rounded. None: no rotation.
+
+    Raises:
+        ValueError: A shape, width or block does not fit.
+        TypeError: The weight is not uint8, the scale is not float32 or float64, the zero point is
+            not an integer tensor, or the dtype is not floating.
+
+    Example:
+        >>> packed = baraquant.ops.pack_int4(torch.tensor([[1, -2, 3, 4]], dtype=torch.int8))
+        >>> scale = torch.tensor([[0.5, 0.25]])
+        >>> kind = baraquant.nn.WeightOnlyInt4Linear
+        >>> layer = kind(packed, scale, in_features=4, group_size=2)
+        >>> layer(torch.ones(1, 4))
+        tensor([[1.2500]])
+    """
+
+    # TorchScript reads the annotations of the class itself alone.
+    packed: Tensor
+    weight_scale: Tensor
+    weight_zero_point: Tensor | None
+    bias: Tensor | None
+    group_size: int | None
+
+    def __init__(
+        self,
+        packed: Tensor,
+        weight_scale: Tensor,
+        bias: Tensor | None = None,
+        *,
+        in_features: int,
+        weight_zero_point: Tensor | None = None,
+        group_size: int | None = None,
+        input_fake_quant: FakeQuantize | None = None,
+        weight_bits: int = 4,
+        dtype: torch.dtype | None = None,
+        transposed: bool = False,
+        rotate: int | None = None,
+    ) -> None:
+        nn.Module.__init__(self)
+        name = "WeightOnlyInt4Linear"
+        _arguments.check_packed(name, packed, in_features, weight_bits, bias)
+        self.out_features, self.in_features = packed.shape[0], in_features
+        self.register_buffer("packed", _arguments.plain(packed).contiguous())
+        self._store_scales(
+            (self.out_features, in_features),
+            weight_scale,
+            bias,
+            weight_zero_point,
+            group_size,
+            input_fake_quant,
+            weight_bits,
+            dtype,
+        )
+        self.set_layout(transposed)
+        self.rotate = check_block(name, rotate, in_features)
+
+    @classmethod
+    def from_prepared(cls, layer: Any, integers: Any) -> Self:
+        """Return the converted form of a prepared layer.
+
+        Args:
+            layer: The prepared layer.
+            integers: Its weight, quantized and packed.
+
+        Raises:
+            ValueError: The range of its input is not known yet.
+        """
+        assert isinstance(integers, PackedIntegers)
+        return cls(
+            integers.packed,
+            integers.scale,
+            own(layer.bias),
+            in_features=layer.in_features,
+            weight_zero_point=integers.zero_point,
+            group_size=layer.config.weight.group_size,
+            input_fake_quant=layer.frozen_input(),
+            weight_bits=layer.config.weight.bits,
+            dtype=layer.float_weight().dtype,
+            **cls.options_of(layer),
+        )
+
+    @property
+    def qweight(self) -> Tensor:
+        """The integers, int8 ``[out_features, in_features]``, unpacked at each read."""
+        # In a group of all columns with the factor 1, the numbers stand for themselves.
+        size = max(self.in_features + self.in_features % 2, 2)
+        groups = min(self.in_features, 1)
+        factor = torch.ones(
+            [self.out_features, groups], dtype=torch.uint8, device=self.packed.device
+        )
+        return ops.expand_int4(self.packed, factor, size, self.in_features)
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def as_int8(self) -> WeightOnlyLinear:
+        """Return a :class:`WeightOnlyLinear` with the same bits, which shares the other tensors."""
+        rounder = self.input_fake_quant
+        layer = WeightOnlyLinear(
+            self.qweight,
+            self.weight_scale,
+            self.bias,
+            weight_zero_point=self.weight_zero_point,
+            group_size=self.group_size,
+            input_fake_quant=None if isinstance(rounder, nn.Identity) else rounder,
+            weight_bits=self.weight_bits,
+            dtype=self.dtype,
+            transposed=self.transposed,
+            rotate=self.rotate or None,
+        )
+        layer.train(self.training)
+        return layer
+
+    def _integers(self) -> Tensor:
+        return self.packed
+
+    def _shaped_as_weight(self) -> Shaped:
+        return self._shape_alone(self.packed.device)
+
+    def _load_from_state_dict(
+        self, state: Any, prefix: str, metadata: Any, strict: bool, *lists: list[str]
+    ) -> None:
+        old, new = f"{prefix}qweight", f"{prefix}packed"
+        if old in state and new not in state:
+            why = self._why_not_packed(state[old])
+            if why is not None:
+                lists[-1].append(f"{old}: {why}")
+                return
+            state = {**state, new: ops.pack_int4(state[old].contiguous())}
+            del state[old]
+        super()._load_from_state_dict(state, prefix, metadata, strict, *lists)
+
+    def _why_not_packed(self, integers: Any) -> str | None:
+        """Return why a tensor of a state dict cannot be this layer's ``qweight``, or None."""
+        shape = [self.out_features, self.in_features]
+        if not isinstance(integers, Tensor) or integers.dtype != torch.int8:
+            got = integers.dtype if isinstance(integers, Tensor) else type(integers).__name__
+            return f"expected int8, to be packed, but got {got}"
+        if list(integers.shape) != shape:
+            return f"expected the shape {shape}, but got {list(integers.shape)}"
+        if integers.is_meta or integers.numel() == 0:
+            return None
+        low, high = integer_range(self.weight_bits)
+        least, most = (int(end) for end in torch.aminmax(integers))
+        if least >= low and most <= high:
+            return None
+        return (
+            f"expected integers in [{low}, {high}], to be packed, but got {least} to {most}; load "
+            f"them into a WeightOnlyLinear, which as_int8() returns"
+        )

@@ -1,0 +1,398 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The linear layer of floating arithmetic whose weights take half a byte each."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import baraquant
+from baraquant import W4A8, W4A16, PerGroup, QuantConfig, TensorConfig, ops
+from baraquant.nn import (
+    FakeQuantize,
+    FakeQuantizedConv1D,
+    FakeQuantizedLinear,
+    QuantizedEmbedding,
+    WeightOnlyInt4Linear,
+    WeightOnlyLinear,
+)
+from baraquant.workflow.serialization.header import read_header
+from tests.support import cases
+
+N, K = 12, 48
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+by_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=cases.name_of)
+
+
+def integers(columns: int, bits: int = 4) -> Tensor:
+    high = 1 << (bits - 1)
+    values = torch.randint(-high, high, (N, columns), generator=cases.generator(1))
+    return values.to(torch.int8)
+
+
+def layer(
+    columns: int = K,
+    group_size: int | None = None,
+    zero: bool = False,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> WeightOnlyInt4Linear:
+    torch.manual_seed(5)
+    bits = options.get("weight_bits", 4)
+    shape = (N,) if group_size is None else (N, -(-columns // group_size))
+    scale = torch.rand(shape, dtype=torch.promote_types(dtype, torch.float32)) + 0.5
+    return WeightOnlyInt4Linear(
+        ops.pack_int4(integers(columns, bits)),
+        scale,
+        options.pop("bias", torch.randn(N).to(dtype)),
+        in_features=columns,
+        weight_zero_point=torch.randint(-2, 2, shape) if zero else None,
+        group_size=group_size,
+        dtype=dtype,
+        **options,
+    )
+
+
+ROUNDERS: dict[str, Any] = {
+    "float": lambda scale: None,
+    "tokens": lambda scale: FakeQuantize(mode="dynamic", granularity="per_token", symmetric=False),
+    "fixed": lambda scale: FakeQuantize(scale, 3, quant_min=-128, quant_max=127),
+}
+CASES: dict[str, dict[str, Any]] = {
+    "channels": {},
+    "odd": {"columns": 33},
+    "one": {"columns": 1},
+    "none": {"columns": 0},
+    "odd groups": {"columns": 33, "group_size": 7, "zero": True},
+    "groups": {"group_size": 16},
+    "asymmetric": {"zero": True},
+    "two bits": {"weight_bits": 2, "group_size": 16, "zero": True},
+    "three bits": {"weight_bits": 3, "bias": None},
+    "transposed": {"transposed": True, "group_size": 16},
+    "rotated": {"rotate": 16, "group_size": 16},
+}
+by_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+# --- numbers -------------------------------------------------------------------------------------
+
+
+@by_dtype
+@by_case
+@pytest.mark.parametrize("rounds", ROUNDERS)
+def test_it_has_the_bits_of_the_layer_of_int8(
+    case: dict[str, Any], dtype: torch.dtype, rounds: str
+) -> None:
+    scale = torch.tensor(0.05, dtype=torch.promote_types(dtype, torch.float32))
+    one = layer(**case, dtype=dtype, input_fake_quant=ROUNDERS[rounds](scale))
+    same = one.as_int8()
+    columns = case.get("columns", K)
+    assert torch.equal(one.qweight, integers(columns, one.weight_bits))
+    assert type(same) is WeightOnlyLinear and torch.equal(same.qweight, one.qweight)
+    x = torch.randn(2, 3, columns, generator=cases.generator(2)).to(dtype)
+    own, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    output, wanted = one(own), same(theirs)
+    assert torch.equal(output, wanted)
+    dy = torch.randn_like(output)
+    output.backward(dy)
+    wanted.backward(dy)
+    assert torch.equal(own.grad, theirs.grad)
+    assert torch.equal(one.weight + 0, same.weight + 0)
+    assert one.weight.shape == same.weight.shape and one.weight.dtype == dtype
+    assert one.weight.stride() == same.weight.stride()
+    assert repr(one).replace("Int4", "") == repr(same)
+
+
+def test_reading_the_weight_takes_no_memory() -> None:
+    one = layer(group_size=16)
+    weight = one.weight
+    assert weight.shape == (N, K) and weight.is_contiguous() and weight.dtype == torch.float32
+    assert sum(b.numel() for n, b in one.named_buffers() if n == "packed") == N * K // 2
+    assert "qweight" not in dict(one.named_buffers())
+    with pytest.raises(AttributeError):
+        one.qweight = one.qweight
+
+
+@pytest.mark.parametrize("bits", (2, 3, 4))
+@pytest.mark.parametrize("size", (None, 16))
+@pytest.mark.parametrize("symmetric", (True, False))
+@by_dtype
+def test_a_prepared_layer_becomes_it(
+    bits: int, size: int | None, symmetric: bool, dtype: torch.dtype, device: str
+) -> None:
+    grain: Any = "per_channel" if size is None else PerGroup(size)
+    x = torch.randn(5, K, generator=cases.generator(3)).to(device, dtype)
+    for activation in (None, TensorConfig(8, "per_token") if size else None):
+        config = QuantConfig(TensorConfig(bits, grain, symmetric), activation)
+        torch.manual_seed(0)
+        prepared = FakeQuantizedLinear(K, N, config=config).to(device, dtype).eval()
+        wanted = prepared(x)
+        model = nn.Sequential(prepared)
+        assert baraquant.qat.convert_(model).changed == {"0": "WeightOnlyInt4Linear"}
+        assert model[0].weight_bits == bits
+        assert torch.equal(model(x), wanted) and torch.equal(model[0].as_int8()(x), wanted)
+        assert torch.equal(model[0].weight + 0, prepared.weight + 0)
+
+
+def test_a_conv1d_becomes_it() -> None:
+    torch.manual_seed(0)
+    prepared = FakeQuantizedConv1D(N, K, config=W4A16(16)).eval()
+    x = torch.randn(5, K)
+    wanted = prepared(x)
+    model = nn.Sequential(prepared)
+    baraquant.qat.convert_(model)
+    assert type(model[0]) is WeightOnlyInt4Linear and model[0].transposed
+    assert torch.equal(model(x), wanted) and model[0].weight.shape == (K, N)
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (W4A16(16), WeightOnlyInt4Linear),
+        (W4A8(16, group_factors=False), WeightOnlyInt4Linear),
+        (QuantConfig(TensorConfig(5, PerGroup(16))), WeightOnlyLinear),
+        (baraquant.W8A16(), WeightOnlyLinear),
+    ],
+    ids=["w4a16", "w4a8", "w5a16", "w8a16"],
+)
+def test_which_schemes_make_it(config: QuantConfig, kind: type[nn.Module]) -> None:
+    model = nn.Sequential(nn.Linear(K, N))
+    report = baraquant.quantize_(model, config)
+    assert type(model[0]) is kind and report.changed == {"0": kind.__name__}
+    if kind is WeightOnlyInt4Linear:
+        scales = model[0].weight_scale.nbytes
+        assert report.bytes_after == N * K // 2 + scales + model[0].bias.nbytes
+
+
+# --- state dicts and copies ----------------------------------------------------------------------
+
+
+def test_state_dicts() -> None:
+    one, other = layer(group_size=16, zero=True), layer(group_size=16, zero=True)
+    assert list(one.state_dict()) == ["packed", "weight_scale", "bias", "weight_zero_point"]
+    other.packed.zero_()
+    other.load_state_dict(one.state_dict())
+    assert torch.equal(other.packed, one.packed)
+
+
+@by_case
+def test_a_state_dict_of_int8_is_packed(case: dict[str, Any]) -> None:
+    one, other = layer(**case), nn.Sequential(layer(**case))
+    other[0].packed.zero_()
+    other.load_state_dict({f"0.{name}": t for name, t in one.as_int8().state_dict().items()})
+    assert torch.equal(other[0].packed, one.packed)
+    other[0].packed.zero_()
+    empty = nn.Sequential(copy.deepcopy(one).to("meta"))
+    empty.load_state_dict(
+        {f"0.{name}": t for name, t in one.as_int8().state_dict().items()}, assign=True
+    )
+    assert torch.equal(empty[0].packed, one.packed)
+
+
+BAD_STATES: dict[str, tuple[Any, str]] = {
+    "wide": (torch.full((N, K), 8, dtype=torch.int8), r"integers in \[-8, 7\].*got 8 to 8"),
+    "shape": (torch.ones(N, K // 2, dtype=torch.int8), r"the shape \[12, 48\]"),
+    "dtype": (torch.ones(N, K, dtype=torch.int32), "expected int8, to be packed"),
+    "list": ([1, 2], "expected int8, to be packed, but got list"),
+}
+
+
+@pytest.mark.parametrize(("value", "words"), BAD_STATES.values(), ids=BAD_STATES)
+def test_state_dicts_that_are_refused(value: Any, words: str) -> None:
+    one = layer()
+    state = one.as_int8().state_dict() | {"qweight": value}
+    with pytest.raises(RuntimeError, match=f"qweight: .*{words}"):
+        one.load_state_dict(state)
+    assert torch.equal(one.qweight, integers(K))
+
+
+@by_case
+def test_copies(case: dict[str, Any]) -> None:
+    one = layer(**case)
+    x = torch.randn(3, one.in_features)
+    wanted = one(x)
+    for same in (copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
+        assert type(same) is WeightOnlyInt4Linear and torch.equal(same(x), wanted)
+    half = copy.deepcopy(one).half()
+    assert half.packed.dtype == torch.uint8 and half.weight_scale.dtype == torch.float32
+    assert half.weight.dtype == torch.float16 and half(x.half()).dtype == torch.float16
+    assert torch.equal(half(x.half()), half.as_int8()(x.half()))
+    meta = copy.deepcopy(one).to("meta")
+    assert meta.qweight.shape == (N, one.in_features) and meta.qweight.dtype == torch.int8
+    assert meta(x.to("meta")).shape == wanted.shape
+    assert meta.weight.device.type == "meta" and meta.weight.shape == one.weight.shape
+
+
+# --- programs ------------------------------------------------------------------------------------
+
+
+@by_case
+@pytest.mark.parametrize("rounds", ROUNDERS)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_scripted(case: dict[str, Any], rounds: str) -> None:
+    one = layer(**case, input_fake_quant=ROUNDERS[rounds](0.05)).eval()
+    x = torch.randn(3, one.in_features)
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.script(one), file)
+    file.seek(0)
+    assert torch.equal(torch.jit.load(file)(x), one(x))
+
+
+class Reads(nn.Module):
+    """A parent that reads the integers and the weight of its child."""
+
+    def __init__(self, child: nn.Module) -> None:
+        super().__init__()
+        self.child = child
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.child(x), self.child.qweight + 0, self.child.weight + 0
+
+
+@pytest.mark.parametrize("name", ["channels", "odd groups", "rotated", "transposed"])
+def test_compiled_and_exported(name: str) -> None:
+    model = Reads(layer(**CASES[name])).eval()
+    x = torch.randn(3, model.child.in_features)
+    wanted = model(x)
+    torch._dynamo.reset()
+    programs = [
+        torch.compile(model, fullgraph=True, backend="aot_eager"),
+        torch.export.export(model, (x,)).module(),
+        torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("rows")},)).module(),
+    ]
+    for program in programs:
+        for got, right in zip(program(x), wanted, strict=True):
+            assert torch.equal(got, right)
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", (2, 3, 4))
+@pytest.mark.parametrize("columns", (K, 33))
+def test_files(bits: int, columns: int, tmp_path: Path) -> None:
+    one = layer(columns, weight_bits=bits)
+    model, path = nn.Sequential(one), tmp_path / "model.safetensors"
+    baraquant.save(model, path)
+    entry = read_header(path).tensors["0.packed"]
+    bytes_ = N * -(-columns // 2) if bits == 4 else -(-N * columns * bits // 8)
+    assert entry.end - entry.begin == bytes_ and entry.dtype == torch.uint8
+    loaded = baraquant.load_(nn.Sequential(nn.Linear(columns, N)), path)
+    assert type(loaded[0]) is WeightOnlyInt4Linear and loaded[0].weight_bits == bits
+    assert torch.equal(loaded[0].packed, one.packed)
+    again = baraquant.load_(nn.Sequential(layer(columns, weight_bits=bits)), path)
+    x = torch.randn(2, columns)
+    assert torch.equal(loaded(x), model(x)) and torch.equal(again(x), model(x))
+    baraquant.save(nn.Sequential(one.as_int8()), path)
+    old = baraquant.load_(nn.Sequential(nn.Linear(columns, N)), path)
+    assert type(old[0]) is WeightOnlyLinear and torch.equal(old(x), model(x))
+
+
+def test_numbers_that_are_too_wide_are_refused(tmp_path: Path) -> None:
+    model = nn.Sequential(layer(weight_bits=3))
+    model[0].packed[0, 0] = 0xF8
+    with pytest.raises(ValueError, match=r"0: packed: expected integers in \[-4, 3\].*to 7"):
+        baraquant.save(model, tmp_path / "model.safetensors")
+
+
+# --- tied weights --------------------------------------------------------------------------------
+
+
+class Tied(nn.Module):
+    """Two linear layers with one weight, and one that has the embedding's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(N, K), nn.Linear(K, N, bias=False)
+        self.one, self.other = nn.Linear(K, N, bias=False), nn.Linear(K, N, bias=False)
+        self.head.weight, self.other.weight = self.table.weight, self.one.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.table(tokens)
+        return self.head(x) + self.one(x) + self.other(x)
+
+
+@pytest.mark.parametrize("trained", (False, True))
+def test_tied_layers_share_one_tensor(trained: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, tokens = Tied().eval(), torch.arange(N)
+    if trained:
+        baraquant.qat.prepare_(model, W4A16(16))
+        wanted = model(tokens)
+        baraquant.qat.convert_(model)
+        assert torch.equal(model(tokens), wanted)
+    else:
+        baraquant.quantize_(model, W4A16(16))
+    assert type(model.table) is QuantizedEmbedding and type(model.head) is WeightOnlyLinear
+    assert model.head.qweight is model.table.qweight
+    assert type(model.one) is type(model.other) is WeightOnlyInt4Linear
+    assert model.one.packed is model.other.packed
+    path = tmp_path / "model.safetensors"
+    baraquant.save(model, path)
+    loaded = baraquant.load_(Tied().eval(), path)
+    assert loaded.one.packed is loaded.other.packed
+    assert loaded.head.qweight is loaded.table.qweight
+    assert torch.equal(loaded(tokens), model(tokens))
+    moved = model.double()
+    assert moved.one.packed is moved.other.packed
+
+
+@pytest.mark.parametrize("rule", ({"table": None}, {"table": baraquant.W8A16()}), ids=str)
+def test_a_weight_that_nobody_holds_as_int8_is_packed(rule: dict[str, Any]) -> None:
+    model = Tied()
+    if rule["table"] is None:
+        model.table.weight = nn.Parameter(model.table.weight.detach().clone())
+        baraquant.quantize_(model, rule | {"*": W4A16(16)})
+        assert type(model.head) is WeightOnlyInt4Linear
+    else:
+        with pytest.raises(ValueError, match="table"):
+            baraquant.quantize_(model, rule | {"*": W4A16(16)})
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+GIVEN: dict[str, Any] = {
+    "packed": torch.full((N, K // 2), 0x88, dtype=torch.uint8),
+    "weight_scale": torch.ones(N, 3),
+    "group_size": 16,
+    "in_features": K,
+}
+BAD_LAYERS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"in_features": 4.0}, ValueError, "in_features to be an int"),
+    ({"in_features": -1}, ValueError, "in_features to be an int >= 0, but got -1"),
+    ({"in_features": True}, ValueError, "in_features to be an int"),
+    ({"in_features": K - 2}, ValueError, r"packed to have the shape \[out_features, 23\]"),
+    ({"packed": GIVEN["packed"][0]}, ValueError, "packed to have the shape"),
+    ({"packed": GIVEN["packed"].view(torch.int8)}, TypeError, "packed to be uint8"),
+    ({"weight_scale": torch.ones(N, 2)}, ValueError, r"weight_scale to have the shape \[12, 3\]"),
+    ({"weight_scale": torch.ones(N), "group_size": 16}, ValueError, r"\[12, 3\]"),
+    ({"group_size": None}, ValueError, "weight_scale to have 12 elements"),
+    ({"group_size": 0}, ValueError, "group_size > 0"),
+    ({"weight_scale": torch.ones(N, 3).half()}, TypeError, "weight_scale to be float32"),
+    ({"weight_zero_point": torch.ones(N, 3)}, TypeError, "weight_zero_point to be integer"),
+    ({"weight_zero_point": torch.ones(N).int()}, ValueError, "the shape of weight_scale"),
+    ({"bias": torch.ones(3)}, ValueError, r"bias to have 12 elements \(packed.size"),
+    ({"bias": torch.ones(N).int()}, TypeError, "bias to be floating"),
+    ({"weight_bits": 5}, ValueError, r"weight_bits to be an int in \[2, 4\], but got 5"),
+    ({"weight_bits": 1}, ValueError, r"weight_bits to be an int in \[2, 4\], but got 1"),
+    ({"weight_bits": 4.0}, ValueError, r"weight_bits to be an int in \[2, 4\], but got 4.0"),
+    ({"dtype": torch.int8}, TypeError, "dtype to be floating"),
+    ({"rotate": 64}, ValueError, "rotate"),
+    ({"rotate": 2.0}, TypeError, "rotate to be an int"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "words"), BAD_LAYERS)
+def test_layers_that_are_refused(
+    change: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    WeightOnlyInt4Linear(**GIVEN)
+    with pytest.raises(error, match=f"^WeightOnlyInt4Linear: expected .*{words}"):
+        WeightOnlyInt4Linear(**GIVEN | change)
