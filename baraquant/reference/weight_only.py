@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from . import affine
-from .int4 import expand_int4
 from ._functions import like_the_op
+from .int4 import expand_int4
 
 
 @like_the_op

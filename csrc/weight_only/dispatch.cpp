@@ -40,7 +40,9 @@ constexpr int64_t kChunkBytes = 4 << 20;  // of dequantized weight, so that a ca
 at::Tensor unpacked(const at::Tensor& values, const c10::SymInt& columns) {
   constexpr int64_t kWhole = INT32_MAX - 1;  // a group of any row
   const c10::SymInt groups = (columns + (kWhole - 1)) / kWhole;
-  const at::Tensor ones = at::ones_symint({values.sym_size(0), groups}, values.options());
+  const std::vector<c10::SymInt> sizes{values.sym_size(0), groups};
+  const at::Tensor ones = is_planning() ? at::empty_symint(sizes, values.options())
+                                        : at::ones_symint(sizes, values.options());
   return int4::expand_int4(values, ones, kWhole, columns, /*group_zero_point=*/{});
 }
 

@@ -222,7 +222,9 @@ def int4_calls() -> Iterator[Run]:
     packed = torch.full((33, 64), 0x5A, dtype=torch.uint8, device=DEVICE)
     yield from (partial(run, packed) for run in (few_rows_of_int4, expand_int4))
     # So many outputs that blocks share the input.
-    yield partial(few_rows_of_int4, torch.full((17_000, 64), 0x5A, dtype=torch.uint8, device=DEVICE))
+    yield partial(
+        few_rows_of_int4, torch.full((17_000, 64), 0x5A, dtype=torch.uint8, device=DEVICE)
+    )
 
 
 def expand_int4(packed: Tensor) -> None:

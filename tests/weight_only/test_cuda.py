@@ -21,7 +21,16 @@ from tests.weight_only.test_values import linear, numbers, one_hot, params_shape
 pytestmark = pytest.mark.cuda
 
 ROWS = (1, 7, 8, 9, 16, 17, 33, 64)
-SIZES = ((1, 32), (16, 96), (37, 160), (40, 1056), (130, 4096), (6400, 288), (9, 14_336), (8300, 544))
+SIZES = (
+    (1, 32),
+    (16, 96),
+    (37, 160),
+    (40, 1056),
+    (130, 4096),
+    (6400, 288),
+    (9, 14_336),
+    (8300, 544),
+)
 by_size = pytest.mark.parametrize("size", SIZES, ids=str)
 by_half = pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=cases.name_of)
 

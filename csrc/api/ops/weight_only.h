@@ -14,7 +14,8 @@ namespace baraquant {
 ///
 /// @param input `[..., K]`, float32, float64, float16 or bfloat16. Any strides; what is not
 ///     contiguous is copied first.
-/// @param weight The integers `q`, `[N, K]`, int8, contiguous.
+/// @param weight The integers `q`, contiguous: `[N, K]`, int8; or those of at most four bits,
+///     packed by pack_int4: `[N, ceil(K / 2)]`, uint8.
 /// @param weight_scale `s`, float32 (float64 for a float64 input): `[N]`, or `[N, ceil(K /
 ///     group_size)]` with `group_size`.
 /// @param bias `[N]`, of the dtype of `input`; std::nullopt adds no bias.
