@@ -133,7 +133,7 @@ def test_packed_weights_give_the_bits_of_int8(
     size: tuple[int, int], dtype: torch.dtype, cuda: str
 ) -> None:
     """In the kernel for few rows, and after the kernel that dequantizes for more."""
-    n, k = size
+    k = size[1]
     w = torch.randint(-8, 8, size, generator=cases.generator(k)).to(torch.int8)
     packed = ops.pack_int4(w)
     for group_size in (None, 8, 32, 128):
