@@ -95,6 +95,7 @@ class Layers:
         integers, self.scale, _ = ops.dynamic_range_quantize_per_channel(first, 0)
         self.integers = self._rotated(integers)
         self._packed: dict[int, tuple[list[Tensor], Tensor, Tensor]] = {}
+        self._grouped: dict[int, tuple[list[Tensor], Tensor]] = {}
 
     def _rotated(self, tensor: Tensor) -> list[Tensor]:
         return [tensor] + [tensor.clone() for _ in range(rotation_for(tensor.nbytes) - 1)]
@@ -107,6 +108,15 @@ class Layers:
             self._packed[group] = self._rotated(packed), scale, factor
         return self._packed[group]
 
+    def grouped(self, group: int) -> tuple[list[Tensor], Tensor]:
+        """The packed weights with floating scales of groups, and those."""
+        if group not in self._grouped:
+            integers, scale, _ = ops.dynamic_range_quantize_per_group(
+                self.floats[0], group, quant_min=-8, quant_max=7
+            )
+            self._grouped[group] = self._rotated(ops.pack_int4(integers)), scale
+        return self._grouped[group]
+
     def own(self, op: str, x: Tensor, group: int) -> Call:
         """The call that is measured."""
         if op == INT4:
@@ -114,11 +124,8 @@ class Layers:
             return lambda i: ops.quantized_int4_linear(
                 x, packed[i % len(packed)], scale, factor, group
             )
-        packed = self.packed(group)[0]
-        scales = self.scale.unsqueeze(1).expand(-1, -(-self.size[1] // group)).contiguous()
-        return lambda i: ops.weight_only_linear(
-            x, packed[i % len(packed)], scales, group_size=group
-        )
+        packed, scale = self.grouped(group)
+        return lambda i: ops.weight_only_linear(x, packed[i % len(packed)], scale, group_size=group)
 
     def calls(self, op: str, rows: int, group: int) -> dict[str, Call]:
         """Ours, and those of the other layers."""

@@ -83,7 +83,7 @@ def test_weights_are_counted() -> None:
     weights = {name: step_of(name).weights for name in HERE}
     assert weights["float32"] == 4 * numbers
     assert weights[OWN_INT8] == weights["baraquant W8A16"] == numbers + 4 * rows
-    assert weights["baraquant W4A16 groups of 128"] == numbers + 4 * groups
+    assert weights["baraquant W4A16 groups of 128"] == numbers // 2 + 4 * groups
 
 
 # --- a whole run ---------------------------------------------------------------------------------

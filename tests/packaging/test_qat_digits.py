@@ -209,7 +209,8 @@ def test_widths_say_what_is_prepared_and_stored(
     assert torch.equal(loaded(x), trained)
     assert {loaded[0].weight_bits, loaded[2].weight_bits} == {3}
     stored = safetensors.torch.load_file(tmp_path / "network.safetensors")
-    assert stored["0.qweight"].numel() == 8 * 12 * 3 // 8
+    integers = stored["0.qweight" if group_size is None else "0.packed"]
+    assert integers.numel() == 8 * 12 * 3 // 8
     size = sum(tensor.nbytes for tensor in stored.values())
     assert qat_deploy.stored_bytes(tmp_path / "network.safetensors") == size
     group = "channel" if group_size is None else "group4"
