@@ -12,10 +12,8 @@ import pytest
 import torch
 
 import baraquant
-from baraquant import W4A8, W8A8, W8A16
-from baraquant.nn import (
-    QuantizedLinear,
-)
+from baraquant import W4A8, W8A8, W8A16, ops
+from baraquant.nn import QuantizedLinear, WeightOnlyInt4Linear
 from tests.cpp_api.file_models import EVERY, LINE, TIED, Network, four_bits
 from tests.serialization.contradictory_files import LIES
 from tests.serialization.damaged_bytes import (
@@ -201,6 +199,55 @@ def test_wrong_factors_have_pythons_errors(
         bad = data[:begin] + bytes([value]) * (end - begin) + data[end:]
         paths.append(tmp_path / f"byte of {name}")
         write(paths[-1], signed(header, config, bad), bad)
+    printed = run_jobs(*(("copy", "float32", line, path, "", "") for path in paths))
+    for path, got in zip(paths, printed, strict=True):
+        assert got == python_error(path, line), path.name
+        assert got[0] == "ValueError", path.name
+
+
+LIES_OF_PACKED: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "of another shape": lambda module: module.update(packed={"packed": [4, 16]}),
+    "of one dimension": lambda module: module.update(packed={"packed": [64]}),
+    "of three dimensions": lambda module: module.update(packed={"packed": [8, 8, 1]}),
+    "of more": lambda module: module.update(packed={"packed": [9, 9]}),
+    "of too many": lambda module: module.update(packed={"packed": [2**32, 2**32]}),
+    "of nothing": lambda module: module.update(packed={"packed": [0, 2**62]}),
+    "of another name": lambda module: module.update(packed={"qweight": [8, 8]}),
+    "without a shape": lambda module: module.update(packed={}),
+    "with more bits": lambda module: module["options"].update(weight_bits=4),
+    "with fewer bits": lambda module: module["options"].update(weight_bits=2),
+    "with 5 bits": lambda module: module["options"].update(weight_bits=5),
+    "with 0 bits": lambda module: module["options"].update(weight_bits=0),
+    "of fewer inputs": lambda module: module["options"].update(in_features=6),
+    "of one input less": lambda module: module["options"].update(in_features=7),
+    "of negative inputs": lambda module: module["options"].update(in_features=-2),
+    "of huge inputs": lambda module: module["options"].update(in_features=2**63 - 1),
+    "in groups of 0": lambda module: module["options"].update(group_size=0),
+    "in groups of 3": lambda module: module["options"].update(group_size=3),
+    "of another class": lambda module: module.update({"class": "WeightOnlyLinear"}),
+}
+
+
+@pytest.mark.parametrize("bits", (3, 4))
+def test_wrong_packed_weights_have_pythons_errors(
+    bits: int, run_jobs: Callable[..., list[list[str]]], tmp_path: Path
+) -> None:
+    """Three bits are a string of bits in the file, four are stored as they are."""
+    model, line = Network("fc:Linear,8,8,0"), "fc:Linear,8,8,0"
+    packed = ops.pack_int4(integers(8, 8, bits=bits))
+    model.fc = WeightOnlyInt4Linear(
+        packed, torch.rand(8, 2) + 0.1, in_features=8, group_size=4, weight_bits=bits
+    )
+    baraquant.save(model, tmp_path / "right")
+    header, config, data = parts(tmp_path / "right")
+    paths = []
+    for name, lie in LIES_OF_PACKED.items():
+        changed = copy.deepcopy(config)
+        lie(changed["modules"]["fc"])
+        if changed == config or (bits == 4 and name == "with more bits"):
+            continue  # which is no lie
+        paths.append(tmp_path / name)
+        write(paths[-1], signed(header, changed, data), data)
     printed = run_jobs(*(("copy", "float32", line, path, "", "") for path in paths))
     for path, got in zip(paths, printed, strict=True):
         assert got == python_error(path, line), path.name
