@@ -14,6 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from .. import nn as bnn
 from ..nn._subclassed import plain_type, subclassed
 from ..nn.inference._integers import HoldsIntegers
+from ..nn.inference.int4 import HoldsInt4
 from ..nn.training._quantizers import QuantizesWeight
 from ..nn.training.fake_quantize import FakeQuantize
 from ._agreed import AgreedFakeQuantize, LocalFakeQuantize
@@ -45,6 +46,9 @@ _CLASSES: dict[type[nn.Module], tuple[type[Any], type[Any]]] = {
     bnn.QuantizedLinear: (ColumnsOfIntegers, RowsOfIntegers),
     bnn.StaticQuantizedLinear: (ColumnsOfStaticIntegers, RowsOfStaticIntegers),
     bnn.WeightOnlyLinear: (ColumnsOfWeights, RowsOfWeights),
+    # Those of packed weights become layers of int8 before.
+    bnn.QuantizedInt4Linear: (ColumnsOfIntegers, RowsOfIntegers),
+    bnn.StaticQuantizedInt4Linear: (ColumnsOfStaticIntegers, RowsOfStaticIntegers),
     bnn.WeightOnlyInt4Linear: (ColumnsOfWeights, RowsOfWeights),
     bnn.FakeQuantizedEmbedding: (FeaturesInTraining, RowsOfTableInTraining),
     bnn.QuantizedEmbedding: (FeaturesOfIntegers, RowsOfTableOfIntegers),
@@ -86,7 +90,7 @@ def split(module: nn.Module, layout: Layout, style: str, by_rows: bool, source: 
     _check_backward(module, style)
     if by_rows and not has_table:
         _check_rotation(module, style, layout.mesh)
-    if kind is bnn.WeightOnlyInt4Linear:
+    if isinstance(module, (HoldsInt4, bnn.WeightOnlyInt4Linear)):
         kind = _unpack(module)
     placements = _placements(module, splits_channels)
     for name, placement in placements.items():
@@ -127,16 +131,19 @@ def _check_kind(module: nn.Module, style: str) -> type[nn.Module]:
     return kind
 
 
-def _unpack(module: nn.Module) -> type[nn.Module]:
-    """Make a ``WeightOnlyInt4Linear`` a ``WeightOnlyLinear``, in place.
+def _unpack(module: HoldsInt4 | bnn.WeightOnlyInt4Linear) -> type[nn.Module]:
+    """Make a layer of packed weights the layer of int8 that has its bits, in place.
 
-    Two parts of the weight may meet in one byte of packed integers.
+    Two parts of the weight may meet in one byte, and in one group with a factor.
     """
-    integers = module.qweight
-    del module._buffers["packed"]
-    module.__class__ = bnn.WeightOnlyLinear
-    module.register_buffer("qweight", integers)
-    return bnn.WeightOnlyLinear
+    layer = module.as_int8()
+    if isinstance(module, HoldsInt4):
+        del module.group_size
+    for name in ("_buffers", "_non_persistent_buffers_set", "weight_bits"):
+        setattr(module, name, getattr(layer, name))
+    kind = type(layer)
+    module.__class__ = kind
+    return kind
 
 
 def _check_weight(module: nn.Module, style: str, mesh: DeviceMesh, splits_channels: bool) -> None:
@@ -150,8 +157,8 @@ def _check_weight(module: nn.Module, style: str, mesh: DeviceMesh, splits_channe
         if module.config.weight.group_factors:
             raise NotImplementedError(
                 f"{style}: {_name(module)}: expected a weight without group_factors, but got "
-                f"{module.config.weight}; leave it out of the plan, and every process computes it "
-                "whole"
+                f"{module.config.weight}; train it whole on every process (leave it out of the "
+                "plan), or split it when it is converted"
             )
     else:
         weight = module._integers()
@@ -250,6 +257,8 @@ def _check_group(
 def _group_size(module: nn.Module) -> int | None:
     if isinstance(module, QuantizesWeight):
         return module.config.weight.group_size
+    if isinstance(module, HoldsInt4):  # the factors are in the int8
+        return None
     size: int | None = getattr(module, "group_size", None)
     return size
 

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import parallelize_module
 
+from baraquant import W4A8, QuantConfig, TensorConfig
 from baraquant.parallel import ColwiseParallel, RowwiseParallel
 from baraquant.qat import convert_
 from tests.parallel import models
@@ -25,6 +26,15 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 # Each scheme in float32, and those of an integer product in the others.
 CASES = [(name, "float32") for name in SCHEMES]
 CASES += [(name, d) for name in ("w8a8_asymmetric", "static") for d in ("bfloat16", "float64")]
+FACTORS = {
+    "dynamic": W4A8(8),
+    "asymmetric": W4A8(4, symmetric=False),
+    "static": QuantConfig(
+        TensorConfig(4, "per_group", group_size=8, group_factors=True),
+        TensorConfig(8, "per_tensor", False, dynamic=False),
+    ),
+    "rotated": W4A8(8, rotate=4),
+}
 TABLES = {"features": ColwiseParallel, "rows": RowwiseParallel}
 Pair = dict[str, dict[str, Tensor]]  # what one process gives, and what several give
 
@@ -107,9 +117,32 @@ def table_of(name: str, style: str) -> dict[str, Pair]:
     return results
 
 
+def factors_of(name: str) -> dict[str, Pair]:
+    """Converted layers of four bits with factors."""
+    results: dict[str, Pair] = {}
+    x = models.features(models.SIZE, torch.float32).to(device())
+    special = models.features(models.SIZE, torch.float32, special=True).to(device())
+    alone = models.prepared(FACTORS[name], device=device()).eval()
+    convert_(alone)
+    ours = models.twin(alone)
+    split(ours, up=ColwiseParallel(), down=RowwiseParallel())
+    with torch.no_grad():
+        y = {"y": ours.mlp(special)}
+        results["y"] = {"alone": {"y": alone.mlp(special)}, "ours": y}
+    results["gradient"] = {"alone": input_gradient(alone, x), "ours": input_gradient(ours, x)}
+    alone.up, alone.down = alone.up.as_int8(), alone.down.as_int8()
+    linears = {"alone": alone, "ours": ours}
+    results["state"] = {
+        key: {k: v for k, v in models.state(model).items() if k.startswith(("up.", "down."))}
+        for key, model in linears.items()
+    }
+    return results
+
+
 def compute(rank: int) -> dict[str, Any]:
     """What each process does."""
     results: dict[str, Any] = {f"{name} {dtype}": mlp_of(name, dtype) for name, dtype in CASES}
+    results |= {f"factors {name}": factors_of(name) for name in FACTORS}
     for name in SCHEMES:
         for style in TABLES:
             results[f"{name} {style}"] = table_of(name, style)
@@ -172,6 +205,18 @@ def test_layers_that_are_split(name: str, dtype: str, results: list[dict[str, An
         check(found["converted"], scheme.serves_exactly, (), near)
         check(found["converted gradient"], False, (), near)
         check(found["converted state"], True)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.process
+@pytest.mark.parametrize("name", FACTORS)
+def test_layers_with_factors_that_are_split(name: str, results: list[dict[str, Any]]) -> None:
+    """The bits of the layer of four bits; the integers are those of its layer of int8."""
+    for result in results:
+        found = result[f"factors {name}"]
+        check(found["y"], True)
+        check(found["gradient"], False, (), ROUNDING["float32"])
+        check(found["state"], True)
 
 
 @pytest.mark.exhaustive
