@@ -23,6 +23,7 @@ from torch import Tensor, nn
 import baraquant
 from baraquant import W4A8, W4A16, W8A8, W8A16, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
 from baraquant.configs import Config
+from baraquant.nn import WeightOnlyInt4Linear
 from baraquant.qat import convert_, prepare_
 from tests.golden import values
 from tests.golden.products import exact_rows, sparse
@@ -75,9 +76,13 @@ def fill(model: nn.Module) -> nn.Module:
 
 
 def state(model: nn.Module) -> list[Tensor]:
-    """Everything that the model keeps, by the order of the names."""
-    found = sorted(model.state_dict().items())
-    return [v.detach().clone() for _, v in found if isinstance(v, Tensor)]
+    """Everything that the model keeps, by the order of the names; packed integers as int8."""
+    found = dict(model.state_dict())
+    for path, layer in model.named_modules():
+        if isinstance(layer, WeightOnlyInt4Linear):
+            del found[f"{path}.packed"]
+            found[f"{path}.qweight"] = layer.qweight
+    return [v.detach().clone() for _, v in sorted(found.items()) if isinstance(v, Tensor)]
 
 
 def step(model: nn.Module, x: Tensor, dy: Tensor) -> list[Tensor]:
