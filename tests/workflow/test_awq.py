@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import baraquant
 from baraquant import AWQ, W4A16, W8A16, QuantConfig, TensorConfig, ops
-from baraquant.nn import FakeQuantizedLinear, WeightOnlyInt4Linear
+from baraquant.nn import FakeQuantizedLinear, WeightOnlyInt4Linear, WeightOnlyLinear
 from baraquant.workflow import fit, quantize
 from baraquant.workflow.awq.formula import Inputs, scaling
 from baraquant.workflow.smoothquant.producers import can_fold, fold
@@ -30,6 +30,10 @@ SCHEMES: dict[str, QuantConfig] = {
     "three bits": QuantConfig(TensorConfig(3, "per_group", group_size=16)),
     "bfloat16": W4A16(16, scale_dtype="bfloat16"),
 }
+
+
+def kind_of(config: QuantConfig) -> type[nn.Module]:
+    return WeightOnlyInt4Linear if config.weight.bits <= 4 else WeightOnlyLinear
 
 
 class Fed(nn.Module):
@@ -134,9 +138,9 @@ def test_alpha_has_the_least_error_of_real_outputs(name: str, reads: str) -> Non
     best = min(range(STEPS + 1), key=errors.__getitem__)
     # One scale for a channel fits the large inputs without factors.
     assert best == 0 if name == "channel" else errors[best] < errors[0]
-    text = f"WeightOnlyInt4Linear, AWQ, alpha {best / STEPS:g} folded into norm"
+    text = f"{kind_of(config).__name__}, AWQ, alpha {best / STEPS:g} folded into norm"
     if best == 0:
-        text = "WeightOnlyInt4Linear; not scaled, as no factors lower the error"
+        text = f"{kind_of(config).__name__}; not scaled, as no factors lower the error"
     assert report.changed == {"wide": text, "narrow": text}
     assert torch.equal(model.wide.qweight, integers[best][0])
     assert torch.equal(model.narrow.qweight, integers[best][1])
@@ -241,7 +245,7 @@ def test_the_error_is_below_that_of_the_nearest(name: str, dtype: torch.dtype) -
             errors["nearest"] += float((nearest(batch)[part].double() - wanted).square().sum())
             errors["awq"] += float((awq(batch)[part].double() - wanted).square().sum())
     assert errors["awq"] < errors["nearest"]
-    assert type(awq.wide) is WeightOnlyInt4Linear and awq(data[0])[0].dtype == dtype
+    assert type(awq.wide) is kind_of(config) and awq(data[0])[0].dtype == dtype
     assert awq.norm.weight.dtype == dtype and awq.wide.dtype == dtype
 
 
