@@ -134,7 +134,10 @@ def check_weight_only(result: Tensor, given: dict[str, Any]) -> None:
     """Compare with the oracle: PyTorch's product may have other bits for a tensor elsewhere."""
     x, scale, size = given["input"], given["weight_scale"], given.get("group_size")
     size = None if size is None else int(size)  # torch.ops takes a tensor of one integer too
-    arguments = (given["weight"], scale, given.get("weight_zero_point"), size, x.dtype)
+    weight = given["weight"]
+    if weight.dtype == torch.uint8:
+        weight = weight_only.unpacked(weight, x.shape[-1])
+    arguments = (weight, scale, given.get("weight_zero_point"), size, x.dtype)
     expected = weight_only.linear(
         x.reshape(math.prod(x.shape[:-1]), x.shape[-1]),
         weight_only.dequantized(*arguments),

@@ -28,6 +28,13 @@ def _saturated(zero_point: Tensor) -> np.ndarray:
     return np.array(clamped, np.int64).reshape(tuple(zero_point.shape))
 
 
+def unpacked(packed: Tensor, columns: int) -> Tensor:
+    """The integers of bytes that hold two each, the first in the low bits: int8 [N, columns]."""
+    pairs = np.stack([to_numpy(packed) & 15, to_numpy(packed) >> 4], axis=2)
+    numbers = pairs.reshape(len(pairs), -1)[:, :columns]
+    return torch.from_numpy(numbers.astype(np.int8) - np.int8(8))
+
+
 def dequantized(
     weight: Tensor,
     scale: Tensor,
