@@ -22,12 +22,13 @@ def share(plain: nn.Module, quantized: nn.Module) -> float:
     integers: dict[int, int] = {}  # by the address of the weight, which several may share
     at = dict(plain.named_modules())
     for path, module in quantized.named_modules():
+        weight = getattr(at.get(path), "weight", None)
         if isinstance(module, _PACKED):
-            integers[at[path].weight.data_ptr()] = module.out_features * module.in_features
+            kept = module.packed if weight is None else weight
+            integers[kept.data_ptr()] = module.out_features * module.in_features
             continue
         for tensor in module.buffers(recurse=False):
             if tensor.dtype in (torch.int8, torch.uint8) and tensor.dim() > 1:
-                weight = getattr(at.get(path), "weight", None)
                 integers[(tensor if weight is None else weight).data_ptr()] = tensor.numel()
     total = sum(p.numel() for p in plain.parameters())
     return sum(integers.values()) / max(total, 1)
