@@ -102,6 +102,7 @@ Report quantize_(torch::nn::Module& model, const QuantConfig& config, const Opti
   if (config.is_static()) calibrate(model, places, chosen, config, options);
   Fitted fitted;
   std::vector<ToConvert> layers;
+  layers.reserve(chosen.size());
   for (const auto& one : chosen) layers.emplace_back(one.prepared.get(), false);
   Converter converter(layers);
   Swaps swaps;
