@@ -50,14 +50,20 @@ Json read_rounder(const nn::FakeQuantizeImpl* rounder) {
   };
 }
 
-nn::DequantizedOptions dequantized_options(const Options& options, const Tensors& tensors) {
-  nn::DequantizedOptions result(tensors.at("qweight"), tensors.at("weight_scale"));
+// Sets what the layers of floating arithmetic have in common.
+template <typename LayerOptions>
+void set_dequantized(LayerOptions& result, const Options& options, const Tensors& tensors) {
   result.bias(tensor_of(tensors, "bias"));
   result.weight_zero_point(tensor_of(tensors, "weight_zero_point"));
   result.group_size(maybe_int_of(options, "group_size"));
   result.weight_bits(int_of(options, "weight_bits")).dtype(dtype_of(options));
   const Json& rounder = options.at(kRounder);
   if (!rounder.is_null()) result.input_fake_quant(make_rounder(rounder, tensors));
+}
+
+nn::DequantizedOptions dequantized_options(const Options& options, const Tensors& tensors) {
+  nn::DequantizedOptions result(tensors.at("qweight"), tensors.at("weight_scale"));
+  set_dequantized(result, options, tensors);
   return result;
 }
 
@@ -251,12 +257,7 @@ Made make_weight_only_int4_linear(const Options& options, const Tensors& tensors
                                   const torch::nn::Module&) {
   nn::WeightOnlyInt4LinearOptions result(tensors.at("packed"), tensors.at("weight_scale"),
                                          int_of(options, "in_features"));
-  result.bias(tensor_of(tensors, "bias"));
-  result.weight_zero_point(tensor_of(tensors, "weight_zero_point"));
-  result.group_size(maybe_int_of(options, "group_size"));
-  result.weight_bits(int_of(options, "weight_bits")).dtype(dtype_of(options));
-  const Json& rounder = options.at(kRounder);
-  if (!rounder.is_null()) result.input_fake_quant(make_rounder(rounder, tensors));
+  set_dequantized(result, options, tensors);
   result.rotate(maybe_int_of(options, "rotate"));
   return std::make_shared<nn::WeightOnlyInt4LinearImpl>(result);
 }

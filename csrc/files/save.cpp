@@ -90,6 +90,13 @@ at::Tensor integers_of(const torch::nn::Module& module) {
                            : dynamic_cast<const nn::QuantizedLayer&>(module).qweight;
 }
 
+// Their shape, for which nothing is unpacked.
+std::vector<int64_t> shape_of(const torch::nn::Module& module) {
+  const auto* narrow = dynamic_cast<const nn::WeightOnlyInt4LinearImpl*>(&module);
+  if (narrow != nullptr) return {narrow->out_features(), narrow->in_features()};
+  return dynamic_cast<const nn::QuantizedLayer&>(module).qweight.sizes().vec();
+}
+
 // The configuration's entry for a module, whose values are checked first.
 Json entry_of(const std::string& path, const torch::nn::Module& module) {
   const Form& form = *form_of(module);
@@ -102,7 +109,7 @@ Json entry_of(const std::string& path, const torch::nn::Module& module) {
   }
   Json::Object packed;
   if (const char* name = narrow_name(module)) {
-    packed.push_back({name, json_of(integers_of(module).sizes())});
+    packed.push_back({name, json_of(shape_of(module))});
   }
   return Json::Object{{"class", form.name},
                       {"options", std::move(options)},

@@ -130,20 +130,14 @@ void Int4Linear::store(const GivenInt4& given) {
   const std::string own = name();
   const char* kind = own.c_str();
   check_group_size(kind, given.group_size);
-  TORCH_CHECK_VALUE(given.in_features >= 0, kind,
-                    ": expected in_features to be an int >= 0, but got ", given.in_features);
   const torch::Tensor& bytes = given.weight.packed;
   const torch::Tensor& factor = given.weight.group_factor;
   const torch::Tensor& zeros = given.weight.group_zero_point;
   TORCH_CHECK_TYPE(bytes.defined() && factor.defined() && given.weight.scale.defined(), kind,
                    ": expected packed, weight_scale and group_factor, but one is missing");
-  const int64_t width = parts_of(given.in_features, 2);
-  TORCH_CHECK_VALUE(bytes.dim() == 2 && bytes.size(1) == width, kind,
-                    ": expected packed to have the shape [out_features, ", width,
-                    "] (ceil(in_features / 2)), but got ", text::shape(bytes));
+  check_packed(kind, bytes, given.in_features);
   const std::vector<int64_t> groups = {bytes.size(0),
                                        parts_of(given.in_features, given.group_size)};
-  check_bytes(kind, "packed", bytes);
   const std::pair<const char*, const torch::Tensor&> of_groups[] = {{"group_factor", factor},
                                                                     {"group_zero_point", zeros}};
   for (const auto& [what, tensor] : of_groups) {

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from ... import ops
-from ..training._quantizers import Integers, own
+from ..training._quantizers import Integers, PackedIntegers, own
 from ..training.fake_quantize import FakeQuantize
 from . import _arguments
 from ._integers import HoldsIntegers
@@ -32,7 +32,7 @@ class Dequantizes(HoldsIntegers):
 
     def _store(
         self,
-        qweight: Tensor,
+        integers: Tensor,
         weight_scale: Tensor,
         bias: Tensor | None,
         weight_zero_point: Tensor | None,
@@ -40,35 +40,12 @@ class Dequantizes(HoldsIntegers):
         input_fake_quant: FakeQuantize | None,
         weight_bits: int,
         dtype: torch.dtype | None,
+        shape: tuple[int, ...] | None = None,
     ) -> None:
-        """Check the constructor's arguments, and keep them."""
-        self.register_buffer("qweight", _arguments.plain(qweight).contiguous())
-        self._store_scales(
-            tuple(qweight.shape),
-            weight_scale,
-            bias,
-            weight_zero_point,
-            group_size,
-            input_fake_quant,
-            weight_bits,
-            dtype,
-        )
-
-    def _store_scales(
-        self,
-        shape: tuple[int, ...],
-        weight_scale: Tensor,
-        bias: Tensor | None,
-        weight_zero_point: Tensor | None,
-        group_size: int | None,
-        input_fake_quant: FakeQuantize | None,
-        weight_bits: int,
-        dtype: torch.dtype | None,
-    ) -> None:
-        """Check and keep everything but the integers, which are there already.
+        """Check the constructor's arguments, and keep them; subclasses check the integers.
 
         Args:
-            shape: That of the integers, with the output channels first.
+            integers: int8, kept as ``qweight``; with ``shape`` packed, kept as ``packed``.
             weight_scale: As in the constructors of the layers, and so are the others.
             bias: See there.
             weight_zero_point: See there.
@@ -76,7 +53,12 @@ class Dequantizes(HoldsIntegers):
             input_fake_quant: See there.
             weight_bits: See there.
             dtype: See there.
+            shape: That of the int8 that packed integers stand for.
         """
+        is_packed = shape is not None
+        shape = integers.shape if shape is None else shape
+        buffer = "packed" if is_packed else "qweight"
+        self.register_buffer(buffer, _arguments.plain(integers).contiguous())
         name = type(self).__name__
         _arguments.check_bits(name, "weight_bits", weight_bits)
         self.weight_bits = weight_bits
@@ -96,21 +78,22 @@ class Dequantizes(HoldsIntegers):
         raise NotImplementedError
 
     @classmethod
-    def from_prepared(cls, layer: Any, integers: Integers) -> Self:
+    def from_prepared(cls, layer: Any, integers: Integers | PackedIntegers) -> Self:
         """Return the converted form of a prepared layer.
 
         Args:
             layer: The prepared layer.
-            integers: Its weight, quantized.
+            integers: Its weight, quantized, in the form that this class stores.
 
         Raises:
             ValueError: The range of its input is not known yet.
         """
+        stored, scale, zero_point = integers
         return cls(
-            integers.qweight,
-            integers.scale,
+            stored,
+            scale,
             own(layer.bias),
-            weight_zero_point=integers.zero_point,
+            weight_zero_point=zero_point,
             group_size=layer.config.weight.group_size,
             input_fake_quant=layer.frozen_input(),
             weight_bits=layer.config.weight.bits,

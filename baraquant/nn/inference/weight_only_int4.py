@@ -5,13 +5,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from ... import ops
 from ...configs import integer_range
 from .._rotation import check_block
 from .._weight import Shaped
-from ..training._quantizers import PackedIntegers, own
 from ..training.fake_quantize import FakeQuantize
 from . import _arguments
 from .weight_only import WeightOnlyLinear
@@ -85,9 +83,8 @@ class WeightOnlyInt4Linear(WeightOnlyLinear):
         name = "WeightOnlyInt4Linear"
         _arguments.check_packed(name, packed, in_features, weight_bits, bias)
         self.out_features, self.in_features = packed.shape[0], in_features
-        self.register_buffer("packed", _arguments.plain(packed).contiguous())
-        self._store_scales(
-            (self.out_features, in_features),
+        self._store(
+            packed,
             weight_scale,
             bias,
             weight_zero_point,
@@ -95,34 +92,15 @@ class WeightOnlyInt4Linear(WeightOnlyLinear):
             input_fake_quant,
             weight_bits,
             dtype,
+            shape=(self.out_features, in_features),
         )
         self.set_layout(transposed)
         self.rotate = check_block(name, rotate, in_features)
 
     @classmethod
-    def from_prepared(cls, layer: Any, integers: Any) -> Self:
-        """Return the converted form of a prepared layer.
-
-        Args:
-            layer: The prepared layer.
-            integers: Its weight, quantized and packed.
-
-        Raises:
-            ValueError: The range of its input is not known yet.
-        """
-        assert isinstance(integers, PackedIntegers)
-        return cls(
-            integers.packed,
-            integers.scale,
-            own(layer.bias),
-            in_features=layer.in_features,
-            weight_zero_point=integers.zero_point,
-            group_size=layer.config.weight.group_size,
-            input_fake_quant=layer.frozen_input(),
-            weight_bits=layer.config.weight.bits,
-            dtype=layer.float_weight().dtype,
-            **cls.options_of(layer),
-        )
+    def options_of(cls, layer: Any) -> dict[str, Any]:
+        """Return the sizes, the layout and the rotation of a prepared linear layer."""
+        return {**super().options_of(layer), "in_features": layer.in_features}
 
     @property
     def qweight(self) -> Tensor:
