@@ -24,6 +24,7 @@ struct ProductCall {
   double input_scale_number = 1;
   int32_t zero_point_number = 0;
   bool has_zero_point = false;
+  bool input_is_newest = false;  // what ran last in the stream wrote the input, not the weight
 };
 
 template <typename Backend>
@@ -53,6 +54,7 @@ struct Launch {
                call.input.const_data_ptr(),
                call.input.scalar_type() == at::kByte,
                pointer<int8_t>(call.weight)};
+    f.input_is_newest = call.input_is_newest;
     if (call.packed.values.defined()) f.packed = call.packed.operands();
     if (call.offsets.defined()) {
       f.groups = call.offsets.size(0);

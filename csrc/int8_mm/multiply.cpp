@@ -15,6 +15,13 @@ bool lacks_groups(const LinearArgs& args) {
   return args.is_grouped() && !args.input.is_meta() && args.offsets->numel() == 0;
 }
 
+// Whether the packed weight is read from the arguments themselves, not from copies of them.
+bool reads_as_given(const int4::PackedWeight& packed, const at::Tensor& values,
+                    const int4::Groups& groups) {
+  return packed.values.is_same(values) && packed.factor.is_same(groups.factor) &&
+         (!groups.zero_point || packed.zero_point.is_same(*groups.zero_point));
+}
+
 }  // namespace
 
 at::Tensor empty_output(const LinearArgs& args, at::ScalarType dtype) {
@@ -78,6 +85,7 @@ void multiply_quantized(const LinearArgs& args, const range::QuantizedRows& rows
   call.input_scale = rows.scale;
   call.zero_point = rows.zero_point;
   call.has_zero_point = rows.zero_point.defined();
+  call.input_is_newest = args.int4 && reads_as_given(call.packed, weight.values, *args.int4);
   launch(call, args.weight_sum ? *args.weight_sum : std::nullopt);
 }
 

@@ -7,12 +7,16 @@
 namespace baraquant {
 
 // Copies 16 bytes; if not `inside`, it reads nothing and writes zeros.
-__device__ __forceinline__ void copy_chunk_async(void* to, const void* from, bool inside) {
+__device__ __forceinline__ void copy_chunk_async(uint32_t to_address, const void* from,
+                                                 bool inside) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(to)),
-               "l"(from), "r"(inside ? 16 : 0)
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to_address), "l"(from),
+               "r"(inside ? 16 : 0)
                : "memory");
 #endif
+}
+__device__ __forceinline__ void copy_chunk_async(void* to, const void* from, bool inside) {
+  copy_chunk_async(shared_address(to), from, inside);
 }
 
 __device__ __forceinline__ void commit_copies() {

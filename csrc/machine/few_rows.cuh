@@ -12,23 +12,39 @@
 //     static constexpr int kColumns;      // that a thread multiplies in a step
 //     static constexpr int kWeightWords;  // 16-byte words that hold so many columns of the weight
 //     static constexpr int kInputWords;   // and of the input
-//     using Sum;                         // int or float
+//     static constexpr bool kMayNotFit;   // whether there are groups that need the slow arithmetic
+//     using Sum;                          // int or float
 //     int64_t m, n, k;
-//     const uint8_t* input_row(int64_t m) const;
-//     struct Group;                      // the numbers of a group of columns
-//     struct Row {                       // of the weight
-//       const uint8_t* values;
-//       Group group(uint32_t column) const;
+//     bool input_is_newest;               // what ran last in the stream wrote the input, not the weight
+//     const uint8_t* input_row(int64_t m) const;  // on the host too
+//     struct Group;                       // the numbers of a group of columns
+//     static bool fits(const Group& group);
+//     // The column whose group a thread needs that multiplies kColumns from this column on.
+//     static uint32_t group_column(uint32_t column);
+//     struct Rows {                       // two rows of the weight
+//       const uint8_t* values(int h) const;
+//       void advance(uint32_t bytes);     // of both rows
+//       void load_groups(Group (&groups)[2], uint32_t column) const;
 //     };
-//     Row row(int64_t n) const;
-//     static constexpr int kFragments;    // of mma.sync, in a step
-//     // From the words of two rows; an instruction takes a fragment and two words of the input.
-//     static void decode(const uint4 (&words)[2][kWeightWords], const Group (&groups)[2],
-//                        uint32_t (&fragments)[kFragments][4]);
-//     static void multiply(Sum (&sums)[4], const uint32_t (&fragment)[4], uint32_t x0, uint32_t x1);
-//     void write(int64_t m, int64_t n, Sum sum) const;
+//     Rows rows(int64_t first, int64_t second) const;
+//     // Adds the products of the words of two rows of the weight with the same columns of the input.
+//     // `fast` is allowed where all groups fit.
+//     template <bool fast, int tiles>
+//     void step(const uint4 (&words)[2][kWeightWords], const Group (&groups)[2],
+//               const uint4 (&input)[tiles][kInputWords], Sum (&sums)[tiles][4]) const;
+//     void prefetch(int64_t n) const;  // what Columns reads of a row of the weight
+//     struct InputNumbers;             // what turns sums into outputs: of a row of the input,
+//     InputNumbers input_numbers(int64_t m) const;
+//     template <int count>
+//     struct Columns {  // and of some neighbouring rows of the weight, of which not all may be there
+//       Columns(const Product&, int64_t n);
+//     };
+//     template <int count>
+//     void write(int64_t m, int64_t n, const Sum (&sums)[count], const InputNumbers&,
+//                const Columns<count>&) const;
 //   };
-// The input's rows and the weight's are aligned to 16 bytes, and k is a multiple of kColumns.
+// The input's rows and the weight's are aligned to 16 bytes, and k is a multiple of kColumns, below
+// kMostColumns.
 #pragma once
 
 #include <bit>
@@ -37,16 +53,17 @@
 #include "machine/async_copy.cuh"
 #include "machine/early_launch.cuh"
 #include "machine/integers.h"
+#include "machine/pack.cuh"
 
 namespace baraquant::few_rows {
 
-constexpr int kWarps = 8;  // of a block
-constexpr int kTile = 8;   // rows of the input that an instruction multiplies
-constexpr int kDepth = 4;  // steps whose part of the weight is in flight
-
-__device__ __forceinline__ uint32_t word_of(const uint4& words, int i) {
-  return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
-}
+constexpr int kWarps = 8;          // of a block
+constexpr int kTile = 8;           // rows of the input that an instruction multiplies
+constexpr int kDepth = 4;          // steps whose part of the weight is in flight
+constexpr int64_t kMostRows = 64;  // with more, it is faster to decode the weight into memory first
+constexpr int64_t kMostColumns = 1 << 28;
+constexpr int kStepThreads = 4;  // that multiply the same row in a step
+constexpr int kStepShift = 7;    // their columns are 2^7
 
 // What a thread multiplies in a step besides the words of the weight: the numbers of their groups,
 // and the same columns of the input. Beyond the last column the input is 0.
@@ -56,9 +73,38 @@ struct StepInput {
   uint4 columns[tiles][Product::kInputWords];
 };
 
-// The words of the input that belong to a fragment.
-__device__ __forceinline__ uint32_t input_word(const uint4* words, int fragment, int half) {
-  return word_of(words[fragment / 2], fragment % 2 * 2 + half);
+// How the columns of the input lie that a fragment takes, two words of a thread's `words`: first those of
+// the even numbers, then of the odd ones, as a word of eight packed numbers has them.
+template <int words>
+struct EvenThenOdd {
+  static constexpr int kWords = words;
+  static __device__ __forceinline__ uint2 apply(uint32_t low, uint32_t high) {
+    return {__byte_perm(low, high, 0x6420), __byte_perm(low, high, 0x7531)};
+  }
+};
+
+// Or as in memory.
+template <int words>
+struct AsInMemory {
+  static constexpr int kWords = words;
+  static __device__ __forceinline__ uint2 apply(uint32_t low, uint32_t high) { return {low, high}; }
+};
+
+// Multiplies the fragments of a step with columns of the input.
+template <typename Product, int tiles>
+__device__ __forceinline__ void multiply_fragments(
+    const uint32_t (&fragments)[Product::kFragments][4],
+    const uint4 (&input)[tiles][Product::kInputWords], typename Product::Sum (&sums)[tiles][4]) {
+#pragma unroll
+  for (int f = 0; f < Product::kFragments; ++f) {
+#pragma unroll
+    for (int t = 0; t < tiles; ++t) {
+      const uint4& words = input[t][f / 2];
+      Product::multiply(
+          sums[t], fragments[f],
+          Product::Order::apply(word_of(words, f % 2 * 2), word_of(words, f % 2 * 2 + 1)));
+    }
+  }
 }
 
 // A thread's rows: two of the weight, and one of the input in each tile.
@@ -75,11 +121,9 @@ class Thread {
         input_(product.input_row(m + lane() / 4) + at / Product::kColumns * kInputBytes),
         tile_bytes_(kTile * (product.k / Product::kColumns) * kInputBytes),
         ring_(ring + lane()) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      weight_[h] = product.row(n + 8 * h < product.n ? n + 8 * h : product.n - 1);
-      weight_[h].values += at / Product::kColumns * kWeightBytes;
-    }
+    const int64_t last = product.n - 1, first = n < last ? n : last;
+    weight_ = product.rows(first, first + 8 < last ? first + 8 : last);
+    weight_.advance(at / Product::kColumns * kWeightBytes);
   }
 
   // The following take columns that begin `offset` (a multiple of kColumns) after its first ones.
@@ -88,7 +132,7 @@ class Thread {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (at_ + offset < k_) {
-        const uint8_t* const from = weight_[h].values + offset / Product::kColumns * kWeightBytes;
+        const uint8_t* const from = weight_.values(h) + offset / Product::kColumns * kWeightBytes;
 #pragma unroll
         for (int i = 0; i < Product::kWeightWords; ++i) {
           copy_chunk_async(word(place, h, i), from + 16 * i, true);
@@ -107,11 +151,8 @@ class Thread {
   }
   __device__ __forceinline__ void load(StepInput<Product, tiles>& to, uint32_t offset) const {
     const bool inside = at_ + offset < k_;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      to.groups[h] = {};
-      if (inside) to.groups[h] = weight_[h].group(at_ + offset);
-    }
+    to.groups[0] = to.groups[1] = {};
+    if (inside) weight_.load_groups(to.groups, Product::group_column(at_ + offset));
 #pragma unroll
     for (int t = 0; t < tiles; ++t) {
       const bool is_there = inside && rows_ > t * kTile;
@@ -128,8 +169,7 @@ class Thread {
   __device__ __forceinline__ void advance(uint32_t columns) {
     at_ += columns;
     input_ += columns / Product::kColumns * kInputBytes;
-#pragma unroll
-    for (auto& row : weight_) row.values += columns / Product::kColumns * kWeightBytes;
+    weight_.advance(columns / Product::kColumns * kWeightBytes);
   }
 
  private:
@@ -146,7 +186,7 @@ class Thread {
   const uint8_t* input_;
   int64_t tile_bytes_;
   uint4* ring_;
-  typename Product::Row weight_[2];
+  typename Product::Rows weight_;
 };
 
 // The shared memory of a block.
@@ -156,15 +196,50 @@ union Shared {
   typename Product::Sum sums[kWarps / along_n][16 * along_n * kTile * tiles];
 };
 
+// Multiplies the columns of a warp's steps, which are `stride` columns apart. `thread` is at the first
+// one, and its copies of kDepth - 1 steps are under way. Returns whether a group did not fit.
+template <bool fast, typename Product, int tiles>
+__device__ __forceinline__ bool multiply(const Product& product, Thread<Product, tiles> thread,
+                                         uint32_t first, uint32_t stride,
+                                         typename Product::Sum (&sums)[tiles][4]) {
+  // Steps that the input is loaded before.
+  constexpr bool kHasRoom = Product::kInputWords <= 2;  // in registers
+  constexpr int kAhead = !fast || tiles > 2 ? 0 : tiles == 2 || !kHasRoom ? 1 : kDepth - 1;
+  const auto k = static_cast<uint32_t>(product.k);
+  StepInput<Product, tiles> inputs[1 + kAhead];
+  bool all_fit = true;
+#pragma unroll
+  for (int d = 0; d < kAhead; ++d) thread.load(inputs[d], d * stride);
+  for (uint32_t from = first; from < k; from += kDepth * stride) {
+#pragma unroll
+    for (int d = 0; d < kDepth; ++d) {
+      if (from + d * stride >= k) break;
+      thread.load(inputs[(d + kAhead) % (1 + kAhead)], (d + kAhead) * stride);
+      const int last = d + kDepth - 1;
+      thread.copy_weight(last % kDepth, last * stride);
+      wait_for_copies<kDepth - 1>();
+      uint4 words[2][Product::kWeightWords];
+      thread.read_weight(d, words);
+      const auto& input = inputs[d % (1 + kAhead)];
+      product.template step<fast>(words, input.groups, input.columns, sums);
+      if (fast && Product::kMayNotFit) {
+        all_fit &= Product::fits(input.groups[0]) && Product::fits(input.groups[1]);
+      }
+    }
+    thread.advance(kDepth * stride);
+  }
+  wait_for_copies<0>();
+  return !all_fit;
+}
+
 // `along_n` warps of a block take 16 rows of the weight each; as many groups of them as there are
 // divide the depth.
 template <typename Product, int tiles, int along_n>
-__global__ void __launch_bounds__(32 * kWarps, tiles == 1 ? 3 : 2)
+__global__ void __launch_bounds__(32 * kWarps, Product::kInputWords > 2 && tiles == 1 ? 3 : 2)
     few_rows_kernel(const Product product) {
   using Sum = typename Product::Sum;
   constexpr int along_k = kWarps / along_n, kRows = 16 * along_n;
   constexpr int kOutputs = kRows * kTile * tiles;  // of the block
-  constexpr int kAhead = tiles <= 2 ? 1 : 0;       // steps that the input is loaded before
   constexpr uint32_t kWarpStep = 4 * Product::kColumns, kStep = kWarpStep * along_k;
   extern __shared__ uint4 memory[];
   auto& shared = *reinterpret_cast<Shared<Product, tiles, along_n>*>(memory);
@@ -172,44 +247,30 @@ __global__ void __launch_bounds__(32 * kWarps, tiles == 1 ? 3 : 2)
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int part = warp / along_n, place_n = warp % along_n;
   const int64_t n = int64_t(blockIdx.x) * kRows, m = int64_t(blockIdx.y) * kTile * tiles;
-  wait_for_last_kernel();
+  if (!product.input_is_newest) wait_for_last_kernel();
 
-  const auto k = static_cast<uint32_t>(product.k);
   const uint32_t first = static_cast<uint32_t>(part) * kWarpStep;
-  Thread<Product, tiles> thread(product, m, n + place_n * 16 + lane / 4,
-                                first + static_cast<uint32_t>(lane % 4 * Product::kColumns),
-                                shared.ring[warp]);
+  const Thread<Product, tiles> thread(product, m, n + place_n * 16 + lane / 4,
+                                      first + static_cast<uint32_t>(lane % 4 * Product::kColumns),
+                                      shared.ring[warp]);
+  const auto begin_copies = [&] {
 #pragma unroll
-  for (int d = 0; d < kDepth - 1; ++d) thread.copy_weight(d, d * kStep);
+    for (int d = 0; d < kDepth - 1; ++d) thread.copy_weight(d, d * kStep);
+  };
+  begin_copies();
+  if (threadIdx.x < kRows && n + threadIdx.x < product.n) product.prefetch(n + threadIdx.x);
+  if (product.input_is_newest) wait_for_last_kernel();
 
   Sum sums[tiles][4] = {};
-  StepInput<Product, tiles> inputs[1 + kAhead];
-  if (kAhead > 0) thread.load(inputs[0], 0);
-  for (uint32_t from = first; from < k; from += kDepth * kStep) {
+  const bool again = multiply<true>(product, thread, first, kStep, sums);
+  if (Product::kMayNotFit && __any_sync(0xffffffffu, again)) {
 #pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
-      if (from + d * kStep >= k) break;
-      thread.load(inputs[(d + kAhead) % (1 + kAhead)], (d + kAhead) * kStep);
-      const int last = d + kDepth - 1;
-      thread.copy_weight(last % kDepth, last * kStep);
-      wait_for_copies<kDepth - 1>();
-      uint4 words[2][Product::kWeightWords];
-      thread.read_weight(d, words);
-      const auto& input = inputs[d % (1 + kAhead)];
-      uint32_t fragments[Product::kFragments][4];
-      Product::decode(words, input.groups, fragments);
-#pragma unroll
-      for (int f = 0; f < Product::kFragments; ++f) {
-#pragma unroll
-        for (int t = 0; t < tiles; ++t) {
-          Product::multiply(sums[t], fragments[f], input_word(input.columns[t], f, 0),
-                            input_word(input.columns[t], f, 1));
-        }
-      }
+    for (auto& tile : sums) {
+      for (Sum& sum : tile) sum = 0;
     }
-    thread.advance(kDepth * kStep);
+    begin_copies();
+    multiply<false>(product, thread, first, kStep, sums);
   }
-  wait_for_copies<0>();
   __syncthreads();
 
 #pragma unroll
@@ -225,10 +286,11 @@ __global__ void __launch_bounds__(32 * kWarps, tiles == 1 ? 3 : 2)
     if (m + t >= product.m || n + r >= product.n) continue;
     const int fragment = (r / 16 * tiles + t / kTile) * 4 + r / 8 % 2 * 2 + t % 2;
     const int from = fragment * 32 + r % 8 * 4 + t % kTile / 2;
-    Sum sum = 0;
+    Sum sum[1] = {};
 #pragma unroll
-    for (int w = 0; w < along_k; ++w) sum += shared.sums[w][from];  // always in this order
-    product.write(m + t, n + r, sum);
+    for (int w = 0; w < along_k; ++w) sum[0] += shared.sums[w][from];  // always in this order
+    const typename Product::template Columns<1> columns(product, n + r);
+    product.write(m + t, n + r, sum, product.input_numbers(m + t), columns);
   }
 }
 
@@ -236,7 +298,7 @@ __global__ void __launch_bounds__(32 * kWarps, tiles == 1 ? 3 : 2)
 
 // Whether the columns are whole chunks, each of one group, whose number a shift finds.
 inline bool has_whole_chunks(int64_t columns, int64_t group_size, int chunk) {
-  return columns % chunk == 0 &&
+  return columns % chunk == 0 && columns < kMostColumns &&
          (group_size >= columns ||
           (group_size % chunk == 0 && std::has_single_bit(static_cast<uint64_t>(group_size))));
 }

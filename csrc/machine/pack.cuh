@@ -79,6 +79,16 @@ __device__ __forceinline__ void store(const Pack<T, size>& pack, T* data, int64_
   }
 }
 
+// Asks for an element of a vector, which is read later. The vector may be null.
+template <typename T>
+__device__ __forceinline__ void prefetch_element(const T* vector, int64_t at) {
+  if (vector != nullptr) asm volatile("prefetch.global.L2 [%0];" ::"l"(vector + at));
+}
+
+__device__ __forceinline__ uint32_t word_of(const uint4& words, int i) {
+  return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
+}
+
 // Two numbers of T's 16 bits as they lie in memory.
 template <typename T>
 __device__ __forceinline__ int32_t word_of_two(float first, float second) {

@@ -15,15 +15,15 @@ from baraquant import ops
 from tests.int4.test_products import bytes_of, on, weight
 from tests.support import cases
 from tests.support.bits import assert_same_bits
-from tests.support.cuda import capture
+from tests.support.cuda import capture, rows_decoded_in_registers
 
 pytestmark = pytest.mark.cuda
 
-# Rows of the input: a tile of eight, two, four, and several blocks of those.
-ROWS = (1, 7, 8, 9, 16, 17, 32, 33, 64)
+# Rows of the input: a tile of eight, two, four, and blocks of 32, 64 and 128 rows on Hopper.
+ROWS = (1, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256)
 # Outputs and columns: rests of tiles, warps without a share, rests of rounds of a warp.
 SIZES = ((1, 32), (16, 96), (37, 128), (40, 1056), (130, 4096), (6400, 1184), (9, 14_336))
-SIZES += ((17_000, 160),)  # enough outputs for the kernel that shares the input
+SIZES += ((17_000, 160), (8200, 992))  # several rows of the weight for each multiprocessor
 by_size = pytest.mark.parametrize("size", SIZES, ids=str)
 
 
@@ -52,6 +52,8 @@ def test_the_bits_of_int8(size: tuple[int, int], kind: torch.dtype, cuda: str) -
     for m, group_size, extreme, bytes_are in itertools.product(
         ROWS, (32, 64, 128, k), (False, True), ("allowed", "any")
     ):
+        if m > rows_decoded_in_registers():
+            continue
         packed, groups = weight(n, k, group_size, extreme, asymmetric=True)
         if bytes_are == "any":
             shape = groups["group_factor"].shape
@@ -86,7 +88,8 @@ def test_all_that_follows_the_sum(dtype: torch.dtype, cuda: str) -> None:
 
 def test_what_it_does_not_take(cuda: str) -> None:
     """More rows, other groups and columns, rows that begin anywhere: the same bits."""
-    for m, k, group_size in ((65, 128, 32), (3, 130, 32), (3, 192, 96), (3, 128, 34)):
+    most = rows_decoded_in_registers()
+    for m, k, group_size in ((most + 1, 128, 32), (3, 130, 32), (3, 192, 96), (3, 128, 34)):
         packed, groups = weight(20, k, group_size, extreme=False, asymmetric=True)
         packed, groups = packed.to(cuda), on(cuda, groups)
         x = bytes_of(0, 256, m, k, seed=m).view(torch.int8).to(cuda)
@@ -104,6 +107,22 @@ def test_what_it_does_not_take(cuda: str) -> None:
             moved = moved[offset:].view(tensors[0].shape).copy_(tensors[0])
             pair = (moved, tensors[1]) if tensors[0] is x else (tensors[1], moved)
             assert_same_bits(ops.int4_linear(*pair, s, sw, **groups), want)
+
+
+@pytest.mark.parametrize("m", (1, 16, 40, 100))
+def test_what_was_just_written(m: int, cuda: str) -> None:
+    """The weight may be loaded before the kernel ends that quantizes the input."""
+    n, k = 1056, 2048
+    packed, groups = weight(n, k, 128, extreme=False, asymmetric=True)
+    packed, groups = packed.to(cuda), on(cuda, groups)
+    x, sw = torch.empty(m, k, device=cuda, dtype=torch.bfloat16), torch.rand(n, device=cuda)
+    for _ in range(100):
+        x.normal_()
+        groups["group_factor"].random_(1, 16)
+        packed.random_(0, 256)
+        y = ops.quantized_int4_linear(x, packed, sw, **groups)
+        want = ops.quantized_linear(x, ops.expand_int4(packed, in_features=k, **groups), sw)
+        assert_same_bits(y, want)
 
 
 def test_in_a_graph(cuda: str) -> None:

@@ -221,7 +221,7 @@ def int4_calls() -> Iterator[Run]:
                 yield lambda c=call, t=tensors: c(*t)
     packed = torch.full((33, 64), 0x5A, dtype=torch.uint8, device=DEVICE)
     yield from (partial(run, packed) for run in (few_rows_of_int4, expand_int4))
-    # So many outputs that blocks share the input.
+    # So many outputs that a block takes several tiles of them.
     yield partial(few_rows_of_int4, packed[:1].expand(17_000, -1).contiguous())
 
 
@@ -235,7 +235,7 @@ def few_rows_of_int4(packed: Tensor) -> None:
     for dtype in cases.FLOAT_DTYPES:
         outputs = packed.shape[0]
         scale = torch.ones(outputs, device=DEVICE, dtype=cases.compute_dtype(dtype))
-        for rows, kind in ((1, torch.int8), (13, torch.uint8), (40, torch.int8)):
+        for rows, kind in zip((1, 13, 20, 40, 100), (torch.int8, torch.uint8) * 3, strict=False):
             x = torch.ones(rows, 128, dtype=kind, device=DEVICE)
             for factor in (3, 200):
                 groups = torch.full((outputs, 4), factor, dtype=torch.uint8, device=DEVICE)
@@ -251,7 +251,7 @@ def weight_only_calls() -> Iterator[Run]:
     """Few rows and many, with a scale for each channel and for each group."""
     for dtype in (torch.float16, torch.bfloat16):
         for rows, outputs, full in (
-            *((1, 33, False), (13, 33, True), (40, 33, False), (65, 33, True)),
+            *((1, 33, False), (13, 33, True), (40, 33, False), (100, 33, True), (257, 33, True)),
             *((20, 8200, False), (20, 8200, True)),
         ):
             w = torch.ones(outputs, 128, dtype=torch.int8, device=DEVICE)

@@ -35,6 +35,13 @@ def capture(run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
     return graph, captured
 
 
+def rows_decoded_in_registers() -> int:
+    """So many rows are multiplied by a weight of integers that is not decoded into memory first."""
+    kernels = torch.ops.baraquant._int8_kernels()
+    has_wgmma = any(name.startswith("hopper") for name in kernels)
+    return 256 if has_wgmma and torch.cuda.get_device_capability() == (9, 0) else 64
+
+
 # --- device memory -------------------------------------------------------------------------------
 
 MIB = 2**20

@@ -13,14 +13,14 @@ import baraquant
 from baraquant import ops
 from tests.support import cases
 from tests.support.bits import assert_same_bits, to_numpy
-from tests.support.cuda import capture
+from tests.support.cuda import capture, rows_decoded_in_registers
 from tests.support.family_cases.int8_mm import integers
 from tests.support.oracle import weight_only as oracle
 from tests.weight_only.test_values import linear, numbers, one_hot, params_shape, positive_zeros
 
 pytestmark = pytest.mark.cuda
 
-ROWS = (1, 7, 8, 9, 16, 17, 33, 64)
+ROWS = (1, 7, 8, 9, 16, 17, 33, 64, 65, 130, 256)
 SIZES = (
     (1, 32),
     (16, 96),
@@ -51,10 +51,11 @@ def test_sums(size: tuple[int, int], dtype: torch.dtype, cuda: str) -> None:
         s, z = cases.scales(params, torch.float32, 3), cases.zero_points(params, (-128, 127), 4)
         for point, b in ((None, None), (z, bias)):
             given = {"weight_zero_point": point, "group_size": group_size}
-            x = numbers((ROWS[-1], k), dtype, 5)
+            all_rows = [m for m in ROWS if m <= rows_decoded_in_registers()]
+            x = numbers((all_rows[-1], k), dtype, 5)
             exact = oracle.linear(x, oracle.dequantized(w, s, point, group_size, dtype), b)
             results = []
-            for m in ROWS:
+            for m in all_rows:
                 rows = x[:m].to(cuda)
                 assert is_taken(rows, w, s, **given), "or this test shows nothing"
                 results.append(linear(rows, w, s, b, **given))
@@ -78,7 +79,7 @@ def test_the_weight_is_the_dequantized_one(dtype: torch.dtype, cuda: str) -> Non
             exact = oracle.dequantized(w, s, z, group_size, dtype)
             given = {"weight_zero_point": z, "group_size": group_size}
             for start, x in one_hot(k, dtype, cuda):
-                if len(x) > 64:
+                if len(x) > rows_decoded_in_registers():
                     continue
                 assert is_taken(x, w, s, **given), "or this test shows nothing"
                 y = linear(x, w, s, **given) + 0.0
@@ -108,7 +109,8 @@ def test_any_scale_and_zero_point(dtype: torch.dtype, cuda: str) -> None:
 @by_half
 def test_what_it_does_not_take(dtype: torch.dtype, cuda: str) -> None:
     """More rows, other columns and groups, rows that begin anywhere, other dtypes."""
-    for m, k, group_size in ((65, 64, 32), (3, 80, None), (3, 96, 48), (3, 64, 16)):
+    most = rows_decoded_in_registers()
+    for m, k, group_size in ((most + 1, 64, 32), (3, 80, None), (3, 96, 48), (3, 64, 16)):
         w = integers((20, k), torch.int8, "random", 1)
         s = cases.scales(params_shape((20, k), group_size), torch.float32, 2)
         x = numbers((m, k), dtype, 3)
@@ -141,9 +143,9 @@ def test_packed_weights_give_the_bits_of_int8(
         s, z = cases.scales(params, torch.float32, 3), cases.zero_points(params, (-128, 127), 4)
         for point in (None, z):
             given = {"weight_zero_point": point, "group_size": group_size}
-            for m in (*ROWS, 65, 130):
+            for m in (*ROWS, 257):
                 x = numbers((m, k), dtype, 5).to(cuda)
-                few = m <= ROWS[-1] and group_size != 8
+                few = m <= rows_decoded_in_registers() and group_size != 8
                 assert is_taken(x, packed, s, **given) == is_taken(x, w, s, **given) == few
                 got, right = linear(x, packed, s, **given), linear(x, w, s, **given)
                 assert_same_bits(got, right, f"{m} rows, groups of {group_size}")

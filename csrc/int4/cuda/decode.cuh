@@ -34,12 +34,17 @@ struct Decoder {
     }
   }
 
-  // Decodes the eight numbers of a word, in their order.
+  // Decodes the eight numbers of a word: those of the even columns, and those of the odd ones.
+  template <bool fits>
+  __device__ __forceinline__ uint2 decode_halves(uint32_t word) const {
+    return {decode<fits>(word & 0x0f0f0f0fu), decode<fits>(word >> 4 & 0x0f0f0f0fu)};
+  }
+
+  // The same in the order of the columns.
   template <bool fits>
   __device__ __forceinline__ uint2 decode_word(uint32_t word) const {
-    const uint32_t even = decode<fits>(word & 0x0f0f0f0fu);
-    const uint32_t odd = decode<fits>(word >> 4 & 0x0f0f0f0fu);
-    return {__byte_perm(even, odd, 0x5140), __byte_perm(even, odd, 0x7362)};
+    const uint2 halves = decode_halves<fits>(word);
+    return {__byte_perm(halves.x, halves.y, 0x5140), __byte_perm(halves.x, halves.y, 0x7362)};
   }
 };
 

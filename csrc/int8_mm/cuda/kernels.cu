@@ -20,6 +20,7 @@
 #include "int8_mm/launch.h"
 #include "machine/few_rows.cuh"
 #include "machine/pack.cuh"
+#include "machine/warpgroup_rows.cuh"
 
 namespace baraquant::int8_mm {
 
@@ -267,16 +268,25 @@ struct Cuda {
   template <typename T>
   static void packed(const Operands& f, const Rescaling<ComputeType<T>>& r, T* output,
                      const Chip& chip) {
+    const bool by_warpgroups = sizeof(T) < 8 && warpgroup_rows::takes(f.m);
+    const int64_t bytes = by_warpgroups
+                              ? warpgroup_rows::arranged_bytes(f.m, f.n, f.k, kPackedColumns,
+                                                               sizeof(int8_t), chip.multiprocessors)
+                              : 0;
     const bool planned = only_planned([&] {
       return KernelPlan{.name = "int8_product_packed",
                         .backend = "cuda",
-                        .architecture = chip.architecture(),
-                        .tile = "16x128",
+                        .architecture = chip.architecture() + (by_warpgroups ? "a" : ""),
+                        .tile = by_warpgroups ? "64x128" : "16x128",
                         .compute_dtype = compute_name<ComputeType<T>>(),
-                        .accumulator_dtype = "int32"};
+                        .accumulator_dtype = "int32",
+                        .workspace_bytes = bytes};
     });
     if (planned) return;
-    launch_packed<T>(f, r, output, chip.multiprocessors, c10::cuda::getCurrentCUDAStream());
+    at::Tensor arranged;
+    if (by_warpgroups) arranged = scratch(bytes);
+    launch_packed<T>(f, r, output, by_warpgroups ? arranged.mutable_data_ptr() : nullptr,
+                     chip.multiprocessors, c10::cuda::getCurrentCUDAStream());
     C10_CUDA_KERNEL_LAUNCH_CHECK();
   }
 
@@ -310,7 +320,10 @@ void product_cuda(const ProductCall& call) {
 // Whether a kernel multiplies with the packed weight; else it is expanded first.
 bool takes_packed_cuda(const ProductCall& call) {
   const int4::Packed packed = call.packed.operands();
-  return call.input.size(0) <= kMaxPackedRows &&
+  const int64_t rows = call.input.size(0);
+  const bool by_warpgroups =
+      call.output.scalar_type() != at::kDouble && warpgroup_rows::takes(rows);
+  return (by_warpgroups || rows <= few_rows::kMostRows) &&
          few_rows::has_whole_chunks(packed.columns, packed.group_size, kPackedColumns) &&
          is_aligned(call.input.const_data_ptr(), 16) && is_aligned(packed.values, 16);
 }

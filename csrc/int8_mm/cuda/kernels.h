@@ -20,10 +20,11 @@ template <typename T>
 void launch_vector(const Operands& operands, const Rescaling<ComputeType<T>>& rescaling, T* output,
                    int multiprocessors, cudaStream_t stream);
 
-// The product with a packed weight, which takes_packed() allows.
+// The product with a packed weight, which takes_packed() allows. With `arranged`, memory for the
+// input (machine/warpgroup_rows.cuh), warpgroups multiply.
 template <typename T>
 void launch_packed(const Operands& operands, const Rescaling<ComputeType<T>>& rescaling, T* output,
-                   int multiprocessors, cudaStream_t stream);
+                   void* arranged, int multiprocessors, cudaStream_t stream);
 
 void launch_weight_sums(const int8_t* weight, int64_t n, int64_t k, int32_t* sums,
                         cudaStream_t stream);

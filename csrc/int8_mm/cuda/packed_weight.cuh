@@ -1,118 +1,246 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The product of few input rows with a weight of four bits, which is decoded in registers
-// (machine/few_rows.cuh, and shared_rows.cuh where more rows meet a weight that fills the GPU).
+// The product of an input of some rows with a weight of four bits, which is decoded in registers
+// (machine/few_rows.cuh, and on Hopper machine/warpgroup_rows.cuh for more rows than a warp's
+// instruction takes).
 #pragma once
 
 #include "int4/cuda/decode.cuh"
 #include "int8_mm/cuda/kernels.h"
 #include "int8_mm/cuda/scale_vectors.cuh"
-#include "machine/shared_rows.cuh"
+#include "machine/few_rows.cuh"
+#include "machine/warpgroup_rows.cuh"
 
 namespace baraquant::int8_mm {
 
-template <typename T, bool is_unsigned>
+// `scales_sums`: the four threads of a row multiply columns of one group in each step, and its factor
+// is multiplied by the sum. Else each number is.
+template <typename T, bool is_unsigned, bool has_zero_point, bool scales_sums>
 struct PackedProduct {
   static constexpr int kColumns = kPackedColumns, kWeightWords = 1, kInputWords = 2;
   static constexpr int kFragments = 4;
+  static constexpr bool kMayNotFit = true;
+  static constexpr auto kTypes = is_unsigned ? wgmma::Types::kUnsigned : wgmma::Types::kSigned;
   using Sum = int;
+  using Order = few_rows::EvenThenOdd<kInputWords>;
 
   int64_t m, n, k;
+  bool input_is_newest;  // what ran last in the stream wrote the input, not the weight
   GenericParams<T> args;
+  int64_t groups;
   int group_shift;
+  bool stores_packs;  // of four outputs
 
-  __device__ __forceinline__ const uint8_t* input_row(int64_t row) const {
+  BARAQUANT_HD const uint8_t* input_row(int64_t row) const {
     return static_cast<const uint8_t*>(args.operands.input) + row * k;
   }
 
   struct Group {
     uint32_t factor, zero_point;
   };
-  struct Row {
-    const uint8_t *values, *factor, *zero_point;
+  static __device__ __forceinline__ bool fits(const Group& group) {
+    if (!has_zero_point) return group.factor <= int4::kMaxFactor;
+    return int4::Decoder(group.factor, group.zero_point).fits();
+  }
+  static __device__ __forceinline__ uint32_t group_column(uint32_t column) {
+    return scales_sums ? column / kStep * kStep : column;
+  }
+  // Two rows of the weight. NB: what keeps them in few registers is fast.
+  struct Rows {
+    const uint8_t *first_values, *first_factor, *first_zero_point;
+    uint32_t value_distance, group_distance;  // from the first row to the second
     int group_shift;
 
-    __device__ __forceinline__ Group group(uint32_t column) const {
+    __device__ __forceinline__ const uint8_t* values(int h) const {
+      return h == 0 ? first_values : first_values + value_distance;
+    }
+    __device__ __forceinline__ void advance(uint32_t bytes) { first_values += bytes; }
+    // The compiler is to keep these numbers rather than to compute them again.
+    __device__ __forceinline__ void keep() {
+      asm volatile("" : "+l"(first_values), "+l"(first_factor), "+l"(first_zero_point));
+      asm volatile("" : "+r"(value_distance), "+r"(group_distance));
+    }
+    __device__ __forceinline__ void load_groups(Group (&groups)[2], uint32_t column) const {
       const uint32_t g = column >> group_shift;
-      return {factor[g], zero_point ? zero_point[g] : uint32_t{int4::kMiddle}};
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint32_t at = g + (h == 0 ? 0 : group_distance);
+        groups[h] = {first_factor[at], has_zero_point ? first_zero_point[at] : kMiddle};
+      }
     }
   };
-  __device__ __forceinline__ Row row(int64_t row) const {
+  __device__ __forceinline__ Rows rows(int64_t first, int64_t second) const {
     const int4::Packed& packed = args.operands.packed;
-    const int64_t first = row * packed.groups();
-    return {packed.row(row), packed.factor + first,
-            packed.zero_point ? packed.zero_point + first : nullptr, group_shift};
+    const auto distance = static_cast<uint32_t>(second - first);
+    return {packed.values + first * (k / 2),
+            packed.factor + first * groups,
+            has_zero_point ? packed.zero_point + first * groups : nullptr,
+            distance * static_cast<uint32_t>(k / 2),
+            distance * static_cast<uint32_t>(groups),
+            group_shift};
   }
 
-  static __device__ __forceinline__ void decode(const uint4 (&words)[2][1],
-                                                const Group (&groups)[2],
-                                                uint32_t (&fragments)[kFragments][4]) {
-    const int4::Decoder low(groups[0].factor, groups[0].zero_point);
-    const int4::Decoder high(groups[1].factor, groups[1].zero_point);
-    if (__all_sync(0xffffffffu, low.fits() && high.fits())) {
-      decode_with<true>(words, low, high, fragments);
+  // Some fragments of a step, from `first` on, for rows and columns as mma.sync has them.
+  template <bool fast, int count>
+  static __device__ __forceinline__ void decode(const uint4 (&words)[2][kWeightWords],
+                                                const Group (&groups)[2], int first,
+                                                uint32_t (&fragments)[count][4]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int4::Decoder decoder(groups[h].factor, groups[h].zero_point);
+#pragma unroll
+      for (int f = 0; f < count; ++f) {
+        const uint2 halves = decoder.template decode_halves<fast>(word_of(words[h][0], first + f));
+        fragments[f][h] = halves.x, fragments[f][2 + h] = halves.y;
+      }
+    }
+  }
+
+  template <bool fast, int tiles>
+  __device__ __forceinline__ void step(const uint4 (&words)[2][kWeightWords],
+                                       const Group (&groups)[2],
+                                       const uint4 (&input)[tiles][kInputWords],
+                                       int (&sums)[tiles][4]) const {
+    if constexpr (scales_sums && fast) {
+      step_of_group(words, groups, input, sums);
     } else {
-      decode_with<false>(words, low, high, fragments);
+      uint32_t fragments[kFragments][4];
+      decode<fast>(words, groups, 0, fragments);
+      few_rows::multiply_fragments<PackedProduct>(fragments, input, sums);
     }
   }
 
   // sums += weight * input, wrapping.
-  static __device__ __forceinline__ void multiply(int (&sums)[4], const uint32_t (&w)[4],
-                                                  uint32_t x0, uint32_t x1) {
+  static __device__ __forceinline__ void multiply(int (&sums)[4], const uint32_t (&w)[4], uint2 x) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     if constexpr (is_unsigned) {
       asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 "
           "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
           : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
-          : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(x0), "r"(x1));
+          : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(x.x), "r"(x.y));
     } else {
       asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
           "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
           : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
-          : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(x0), "r"(x1));
+          : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(x.x), "r"(x.y));
     }
 #endif
   }
 
-  __device__ __forceinline__ void write(int64_t row, int64_t column, int sum) const {
-    using C = ComputeType<T>;
-    args.output[row * n + column] = output_of<T>(sum, RowScales<C>(args.rescaling, row),
-                                                 ColumnScales<C>(args.rescaling, column));
+  // Asks for the numbers that write() reads of a row of the weight.
+  __device__ __forceinline__ void prefetch(int64_t column) const {
+    prefetch_element(args.rescaling.weight_scale, column);
+    prefetch_element(args.rescaling.bias, column);
+    prefetch_element(args.rescaling.weight_sum, column);
+  }
+  using InputNumbers = RowScales<ComputeType<T>>;
+  __device__ __forceinline__ InputNumbers input_numbers(int64_t row) const {
+    return InputNumbers(args.rescaling, row);
+  }
+  template <int count>
+  struct Columns {
+    ColumnScales<ComputeType<T>> scales[count];
+
+    __device__ __forceinline__ Columns(const PackedProduct& product, int64_t column) {
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        if (column + i < product.n) scales[i] = {product.args.rescaling, column + i};
+      }
+    }
+  };
+  template <int count>
+  __device__ __forceinline__ void write(int64_t row, int64_t column, const int (&sums)[count],
+                                        const InputNumbers& input,
+                                        const Columns<count>& columns) const {
+    Pack<T, count> results;
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      results.at[i] = output_of<T>(sums[i], input, columns.scales[i]);
+    }
+    store(results, args.output, row * n + column, static_cast<int>(min(n - column, int64_t{count})),
+          stores_packs);
   }
 
  private:
-  template <bool fits>
-  static __device__ __forceinline__ void decode_with(const uint4 (&words)[2][1],
-                                                     const int4::Decoder& low,
-                                                     const int4::Decoder& high,
-                                                     uint32_t (&fragments)[kFragments][4]) {
+  static constexpr uint32_t kMiddle = int4::kMiddle;
+  static constexpr uint32_t kStep = few_rows::kStepThreads * kColumns;
+
+  // (u - z) * factor * x is found as ((u - 8) * 16 * x / 16 - (z - 8) * x) * factor: the number minus
+  // 8 is a signed one in the high half of a byte. NB: the sums of a group are far from overflow.
+  template <int tiles>
+  __device__ __forceinline__ void step_of_group(const uint4 (&words)[2][kWeightWords],
+                                                const Group (&groups)[2],
+                                                const uint4 (&input)[tiles][kInputWords],
+                                                int (&sums)[tiles][4]) const {
+    const auto times_16 = [](uint32_t halves) { return (halves & 0xf0f0f0f0u) ^ 0x80808080u; };
+    uint32_t fragments[kFragments][4];
 #pragma unroll
-    for (int i = 0; i < kFragments; ++i) {
-      const uint2 a = low.decode_word<fits>(few_rows::word_of(words[0][0], i));
-      const uint2 b = high.decode_word<fits>(few_rows::word_of(words[1][0], i));
-      fragments[i][0] = a.x, fragments[i][1] = b.x;
-      fragments[i][2] = a.y, fragments[i][3] = b.y;
+    for (int f = 0; f < kFragments; ++f) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint32_t word = word_of(words[h][0], f);
+        fragments[f][h] = times_16(word << 4), fragments[f][2 + h] = times_16(word);
+      }
+    }
+    int parts[tiles][4] = {}, inputs[tiles][4] = {};
+    few_rows::multiply_fragments<PackedProduct>(fragments, input, parts);
+    if constexpr (has_zero_point) {
+      constexpr uint32_t kOnes = 0x01010101u;
+#pragma unroll
+      for (auto& fragment : fragments) {
+        for (uint32_t& bytes : fragment) bytes = kOnes;
+      }
+      few_rows::multiply_fragments<PackedProduct>(fragments, input, inputs);
+    }
+#pragma unroll
+    for (int t = 0; t < tiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const auto zero = static_cast<int>(groups[i / 2].zero_point) - int4::kMiddle;
+        const auto factor = static_cast<int>(groups[i / 2].factor);
+        sums[t][i] += ((parts[t][i] >> 4) - zero * inputs[t][i]) * factor;
+      }
     }
   }
 };
 
 template <typename T>
 void launch_packed(const Operands& operands, const Rescaling<ComputeType<T>>& rescaling, T* output,
-                   int multiprocessors, cudaStream_t stream) {
+                   void* arranged, int multiprocessors, cudaStream_t stream) {
   const GenericParams<T> args{operands, rescaling, output};
   const int shift = few_rows::group_shift(operands.k, operands.packed.group_size);
-  const auto launch = [&]<bool is_unsigned>() {
-    const PackedProduct<T, is_unsigned> product{operands.m, operands.n, operands.k, args, shift};
+  const bool stores_packs = operands.n % 4 == 0 && is_aligned(output, 4 * sizeof(T));
+  const auto launch = [&]<bool is_unsigned, bool has_zero_point, bool scales_sums>() {
+    using Product = PackedProduct<T, is_unsigned, has_zero_point, scales_sums>;
+    const Product product{operands.m, operands.n,
+                          operands.k, operands.input_is_newest,
+                          args,       operands.packed.groups(),
+                          shift,      stores_packs};
+    if constexpr (!scales_sums && sizeof(T) < 8) {
+      if (arranged != nullptr) {
+        return warpgroup_rows::launch(product, arranged, multiprocessors, stream);
+      }
+    }
+    few_rows::launch(product, multiprocessors, stream);
+  };
+  const auto launch_with = [&]<bool is_unsigned, bool has_zero_point>() {
     // As measured on an H200.
-    if (operands.m > 32 && divide_up(operands.n, shared_rows::kRows) >= multiprocessors) {
-      shared_rows::launch_tiles<PackedProduct<T, is_unsigned>, 8>(product, multiprocessors, stream);
+    if (shift >= few_rows::kStepShift && operands.m <= 16) {
+      launch.template operator()<is_unsigned, has_zero_point, true>();
     } else {
-      few_rows::launch(product, multiprocessors, stream);
+      launch.template operator()<is_unsigned, has_zero_point, false>();
+    }
+  };
+  const auto launch_for = [&]<bool is_unsigned>() {
+    if (operands.packed.zero_point != nullptr) {
+      launch_with.template operator()<is_unsigned, true>();
+    } else {
+      launch_with.template operator()<is_unsigned, false>();
     }
   };
   if (operands.is_unsigned) {
-    launch.template operator()<true>();
+    launch_for.template operator()<true>();
   } else {
-    launch.template operator()<false>();
+    launch_for.template operator()<false>();
   }
 }
 

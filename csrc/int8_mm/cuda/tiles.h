@@ -329,7 +329,6 @@ inline bool prefers_vector_kernel(int64_t m, int64_t n, int64_t k, bool allows_h
 
 // --- a product of few rows with a weight of four bits --------------------------------------------
 
-constexpr int64_t kMaxPackedRows = 64;  // with more, it is faster to expand the weight first
-constexpr int kPackedColumns = 32;      // of a row of the weight, which a thread loads at once
+constexpr int kPackedColumns = 32;  // of a row of the weight, which a thread loads at once
 
 }  // namespace baraquant::int8_mm

@@ -9,7 +9,7 @@ template void launch_generic<BFloat16>(GenericTile, const Operands&, const Resca
                                        BFloat16*, cudaStream_t);
 template void launch_vector<BFloat16>(const Operands&, const Rescaling<float>&, BFloat16*, int,
                                       cudaStream_t);
-template void launch_packed<BFloat16>(const Operands&, const Rescaling<float>&, BFloat16*, int,
-                                      cudaStream_t);
+template void launch_packed<BFloat16>(const Operands&, const Rescaling<float>&, BFloat16*, void*,
+                                      int, cudaStream_t);
 
 }  // namespace baraquant::int8_mm

@@ -9,7 +9,7 @@ template void launch_generic<Float16>(GenericTile, const Operands&, const Rescal
                                       Float16*, cudaStream_t);
 template void launch_vector<Float16>(const Operands&, const Rescaling<float>&, Float16*, int,
                                      cudaStream_t);
-template void launch_packed<Float16>(const Operands&, const Rescaling<float>&, Float16*, int,
+template void launch_packed<Float16>(const Operands&, const Rescaling<float>&, Float16*, void*, int,
                                      cudaStream_t);
 
 }  // namespace baraquant::int8_mm

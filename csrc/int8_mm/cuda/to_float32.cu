@@ -9,7 +9,7 @@ template void launch_generic<float>(GenericTile, const Operands&, const Rescalin
                                     cudaStream_t);
 template void launch_vector<float>(const Operands&, const Rescaling<float>&, float*, int,
                                    cudaStream_t);
-template void launch_packed<float>(const Operands&, const Rescaling<float>&, float*, int,
+template void launch_packed<float>(const Operands&, const Rescaling<float>&, float*, void*, int,
                                    cudaStream_t);
 
 }  // namespace baraquant::int8_mm

@@ -9,7 +9,7 @@ template void launch_generic<double>(GenericTile, const Operands&, const Rescali
                                      double*, cudaStream_t);
 template void launch_vector<double>(const Operands&, const Rescaling<double>&, double*, int,
                                     cudaStream_t);
-template void launch_packed<double>(const Operands&, const Rescaling<double>&, double*, int,
+template void launch_packed<double>(const Operands&, const Rescaling<double>&, double*, void*, int,
                                     cudaStream_t);
 
 }  // namespace baraquant::int8_mm

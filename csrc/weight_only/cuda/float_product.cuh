@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The product of an input of float16 or bfloat16 and a weight of integers, which is dequantized in
-// registers (machine/few_rows.cuh, machine/shared_rows.cuh). Without torch.
+// registers (machine/few_rows.cuh, machine/warpgroup_rows.cuh). Without torch.
 #pragma once
 
 #include <type_traits>
@@ -9,32 +9,34 @@
 #include "int4/math.h"
 #include "machine/few_rows.cuh"
 #include "machine/pack.cuh"
+#include "machine/warpgroup_rows.cuh"
 
 namespace baraquant::weight_only {
 
 constexpr int kColumns = 32;  // that a thread multiplies in a step
 constexpr int kPacked = 8;    // numbers of four bits in a word
 
-// From a byte of a word, as the float 2^23 and that byte: exact, and faster than a conversion.
-template <int zero>
-__device__ __forceinline__ float float_of_byte(uint32_t word, int byte) {
-  const uint32_t bits = __byte_perm(word, 0x4b000000u, 0x7540u | static_cast<unsigned>(byte));
-  return __uint_as_float(bits) - (8388608.f + zero);
-}
-
-// The four numbers of a word of int8.
+// The four numbers of a word of int8. A byte becomes the float 2^23 and that byte: exact, and faster
+// than a conversion.
 __device__ __forceinline__ void widen(uint32_t word, float (&q)[4]) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) q[i] = float_of_byte<128>(word ^ 0x80808080u, i);
+  for (int i = 0; i < 4; ++i) {
+    const auto byte = 0x7540u | static_cast<unsigned>(i);
+    const uint32_t bits = __byte_perm(word ^ 0x80808080u, 0x4b000000u, byte);
+    q[i] = __uint_as_float(bits) - (8388608.f + 128);
+  }
 }
 
-// The eight numbers of a packed word.
+// The eight numbers of a packed word. Number i of four becomes the float 2^23 + 16^i * number; the
+// rest is exact too.
 __device__ __forceinline__ void widen(uint32_t word, float (&q)[kPacked]) {
-  const uint32_t even = word & 0x0f0f0f0fu, odd = word >> 4 & 0x0f0f0f0fu;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    q[2 * i] = float_of_byte<int4::kMiddle>(even, i);
-    q[2 * i + 1] = float_of_byte<int4::kMiddle>(odd, i);
+  for (int i = 0; i < kPacked; ++i) {
+    const int place = i % 4 * 4;
+    const uint32_t four = i < 4 ? word : word >> 16;
+    const uint32_t bits = (four & 15u << place) | 0x4b000000u;
+    const float share = 1.f / static_cast<float>(1 << place);
+    q[i] = __fmaf_rn(__uint_as_float(bits), share, -(8388608.f * share + int4::kMiddle));
   }
 }
 
@@ -44,78 +46,146 @@ struct FloatProduct {
   static constexpr int kColumns = weight_only::kColumns;
   static constexpr int kWeightWords = is_packed ? 1 : 2, kInputWords = 4;
   static constexpr int kFragments = 8;
+  static constexpr bool kMayNotFit = false;
+  static constexpr auto kTypes =
+      std::is_same_v<T, BFloat16> ? wgmma::Types::kBFloat16 : wgmma::Types::kFloat16;
   using Sum = float;
+  using Order = few_rows::AsInMemory<kInputWords>;
 
   int64_t m, n, k;
+  bool input_is_newest = false;
   const T* input;             // [m, k]
   const uint8_t* values;      // [n, k] int8, or [n, k / 2]
   const float* scale;         // [n, groups]
   const int32_t* zero_point;  // the same, or null
   int64_t groups;
   int group_shift;
-  const T* bias;  // [n], or null
-  T* output;      // [m, n]
+  const T* bias;      // [n], or null
+  T* output;          // [m, n]
+  bool stores_packs;  // of four outputs
 
-  __device__ __forceinline__ const uint8_t* input_row(int64_t row) const {
+  BARAQUANT_HD const uint8_t* input_row(int64_t row) const {
     return reinterpret_cast<const uint8_t*>(input + row * k);
   }
 
   struct Group {
     float scale, zero_point;
   };
-  struct Row {
-    const uint8_t* values;
-    const float* scale;
-    const int32_t* zero_point;
+  static __device__ __forceinline__ bool fits(const Group&) { return true; }
+  static __device__ __forceinline__ uint32_t group_column(uint32_t column) { return column; }
+  // Two rows of the weight.
+  struct Rows {
+    const uint8_t* first_values;
+    const float* first_scale;
+    const int32_t* first_zero_point;
+    uint32_t value_distance, group_distance;  // from the first row to the second
     int group_shift;
 
-    __device__ __forceinline__ Group group(uint32_t column) const {
+    __device__ __forceinline__ const uint8_t* values(int h) const {
+      return h == 0 ? first_values : first_values + value_distance;
+    }
+    __device__ __forceinline__ void advance(uint32_t bytes) { first_values += bytes; }
+    // The compiler is to keep these numbers rather than to compute them again.
+    __device__ __forceinline__ void keep() {
+      asm volatile("" : "+l"(first_values), "+l"(first_scale), "+l"(first_zero_point));
+      asm volatile("" : "+r"(value_distance), "+r"(group_distance));
+    }
+    __device__ __forceinline__ void load_groups(Group (&groups)[2], uint32_t column) const {
       const uint32_t g = column >> group_shift;
-      return {scale[g], has_zero_point ? static_cast<float>(zero_point[g]) : 0.f};
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint32_t at = g + (h == 0 ? 0 : group_distance);
+        groups[h] = {first_scale[at],
+                     has_zero_point ? static_cast<float>(first_zero_point[at]) : 0.f};
+      }
     }
   };
-  __device__ __forceinline__ Row row(int64_t row) const {
-    return {values + row * (k / kColumns) * (16 * kWeightWords), scale + row * groups,
-            has_zero_point ? zero_point + row * groups : nullptr, group_shift};
+  __device__ __forceinline__ Rows rows(int64_t first, int64_t second) const {
+    constexpr int kBytes = 16 * kWeightWords;  // of kColumns
+    const auto distance = static_cast<uint32_t>(second - first);
+    return {values + first * (k / kColumns) * kBytes,
+            scale + first * groups,
+            has_zero_point ? zero_point + first * groups : nullptr,
+            distance * static_cast<uint32_t>(k / kColumns * kBytes),
+            distance * static_cast<uint32_t>(groups),
+            group_shift};
   }
 
+  // Some fragments of a step, from `first` on, for rows and columns as mma.sync has them.
+  template <bool, int count>
   static __device__ __forceinline__ void decode(const uint4 (&words)[2][kWeightWords],
-                                                const Group (&groups)[2],
-                                                uint32_t (&fragments)[kFragments][4]) {
+                                                const Group (&groups)[2], int first,
+                                                uint32_t (&fragments)[count][4]) {
+    constexpr int kFragmentsOfWord = kPairs / 2;
 #pragma unroll
-    for (int i = 0; i < 4 * kWeightWords; ++i) {
+    for (int f = 0; f < count; f += kFragmentsOfWord) {
+      const int word = (first + f) / kFragmentsOfWord;
       uint32_t a[kPairs], b[kPairs];
-      dequantize(few_rows::word_of(words[0][i / 4], i % 4), groups[0], a);
-      dequantize(few_rows::word_of(words[1][i / 4], i % 4), groups[1], b);
+      dequantize(word_of(words[0][word / 4], word % 4), groups[0], a);
+      dequantize(word_of(words[1][word / 4], word % 4), groups[1], b);
 #pragma unroll
       for (int j = 0; j < kPairs; j += 2) {
-        uint32_t (&fragment)[4] = fragments[(i * kPairs + j) / 2];
+        uint32_t (&fragment)[4] = fragments[f + j / 2];
         fragment[0] = a[j], fragment[1] = b[j], fragment[2] = a[j + 1], fragment[3] = b[j + 1];
       }
     }
   }
 
+  template <bool fast, int tiles>
+  __device__ __forceinline__ void step(const uint4 (&words)[2][kWeightWords],
+                                       const Group (&groups)[2],
+                                       const uint4 (&input)[tiles][kInputWords],
+                                       float (&sums)[tiles][4]) const {
+    uint32_t fragments[kFragments][4];
+    decode<fast>(words, groups, 0, fragments);
+    few_rows::multiply_fragments<FloatProduct>(fragments, input, sums);
+  }
+
   // sums += weight * input, in float32.
   static __device__ __forceinline__ void multiply(float (&sums)[4], const uint32_t (&w)[4],
-                                                  uint32_t x0, uint32_t x1) {
+                                                  uint2 x) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     if constexpr (std::is_same_v<T, BFloat16>) {
       asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
           "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
           : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-          : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(x0), "r"(x1));
+          : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(x.x), "r"(x.y));
     } else {
       asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
           "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
           : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-          : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(x0), "r"(x1));
+          : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(x.x), "r"(x.y));
     }
 #endif
   }
 
-  __device__ __forceinline__ void write(int64_t row, int64_t column, float sum) const {
-    const float result = bias ? sum + to_compute<float>(bias[column]) : sum;
-    output[row * n + column] = from_compute<T>(result);
+  // Asks for the number that write() reads of a row of the weight.
+  __device__ __forceinline__ void prefetch(int64_t column) const { prefetch_element(bias, column); }
+  struct InputNumbers {};
+  __device__ __forceinline__ InputNumbers input_numbers(int64_t) const { return {}; }
+  template <int count>
+  struct Columns {
+    float bias[count] = {};
+
+    __device__ __forceinline__ Columns(const FloatProduct& product, int64_t column) {
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        if (product.bias && column + i < product.n) {
+          bias[i] = to_compute<float>(product.bias[column + i]);
+        }
+      }
+    }
+  };
+  template <int count>
+  __device__ __forceinline__ void write(int64_t row, int64_t column, const float (&sums)[count],
+                                        const InputNumbers&, const Columns<count>& columns) const {
+    Pack<T, count> results;
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      results.at[i] = from_compute<T>(bias ? sums[i] + columns.bias[i] : sums[i]);
+    }
+    store(results, output, row * n + column, static_cast<int>(min(n - column, int64_t{count})),
+          stores_packs);
   }
 
  private:

@@ -1,22 +1,21 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Up to 64 rows of float16 or bfloat16 by a weight that is dequantized in registers
-// (machine/few_rows.cuh and shared_rows.cuh), and the kernel that dequantizes a packed weight for
-// PyTorch's product of more rows, with their device guard, stream and launch check.
+// Some rows of float16 or bfloat16 by a weight that is dequantized in registers (machine/few_rows.cuh
+// and warpgroup_rows.cuh), and the kernel that dequantizes a packed weight for PyTorch's product of
+// more rows, with their device guard, stream and launch check.
+#include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include "frame/cuda_plan.cuh"
 #include "machine/pack.cuh"
-#include "machine/shared_rows.cuh"
 #include "weight_only/cuda/float_product.cuh"
 #include "weight_only/launch.h"
 
 namespace baraquant::weight_only {
 namespace {
 
-constexpr int64_t kMostRows = 64;  // with more, it is faster to dequantize the weight first
-constexpr int kThreads = 256;      // of a block that dequantizes
+constexpr int kThreads = 256;  // of a block that dequantizes
 
 // A packed weight as numbers of T: a block takes a row, a thread a word at a time.
 template <typename T>
@@ -47,11 +46,8 @@ const T* read(const at::Tensor& tensor) {
   return tensor.defined() ? static_cast<const T*>(tensor.const_data_ptr()) : nullptr;
 }
 
-// Whether sharing the input's rows is faster. As measured on an H200.
-bool shares_rows(int64_t m, int64_t n) { return m > 32 || (m > 16 && n >= 8192); }
-
 template <typename T, bool has_zero_point, bool is_packed>
-void launch(const FewRows& call) {
+void launch(const FewRows& call, const at::Tensor& arranged, int multiprocessors) {
   const IntegerWeight& weight = call.weight;
   const int64_t columns = weight.columns, groups = divide_up(columns, weight.group_size);
   const FloatProduct<T, has_zero_point, is_packed> product{
@@ -65,13 +61,12 @@ void launch(const FewRows& call) {
       .groups = groups,
       .group_shift = few_rows::group_shift(columns, weight.group_size),
       .bias = read<T>(call.bias),
-      .output = static_cast<T*>(call.output.mutable_data_ptr())};
-  int multiprocessors = 0;
-  C10_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount,
-                                        c10::cuda::current_device()));
+      .output = static_cast<T*>(call.output.mutable_data_ptr()),
+      .stores_packs =
+          call.output.size(1) % 4 == 0 && is_aligned(call.output.const_data_ptr(), 4 * sizeof(T))};
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
-  if (shares_rows(product.m, product.n)) {
-    shared_rows::launch(product, multiprocessors, stream);
+  if (arranged.defined()) {
+    warpgroup_rows::launch(product, arranged.mutable_data_ptr(), multiprocessors, stream);
   } else {
     few_rows::launch(product, multiprocessors, stream);
   }
@@ -87,7 +82,9 @@ bool has_tensor_cores(const at::Tensor& tensor) {
 
 bool takes(const at::Tensor& input, const IntegerWeight& weight) {
   const at::ScalarType dtype = input.scalar_type();
-  return (dtype == at::kHalf || dtype == at::kBFloat16) && input.size(0) <= kMostRows &&
+  const int64_t rows = input.size(0);
+  return (dtype == at::kHalf || dtype == at::kBFloat16) &&
+         (rows <= few_rows::kMostRows || warpgroup_rows::takes(rows)) &&
          weight.columns <= INT32_MAX &&
          few_rows::has_whole_chunks(weight.columns, weight.group_size, kColumns) &&
          is_aligned(input.const_data_ptr(), 16) && is_aligned(weight.values.const_data_ptr(), 16) &&
@@ -129,18 +126,29 @@ void dequantize_cuda(const IntegerWeight& weight, const at::Tensor& target) {
 
 void few_rows_cuda(const FewRows& call) {
   const c10::cuda::CUDAGuard guard(call.output.device());
+  const int64_t rows = call.input.size(0);
+  const bool by_warpgroups = warpgroup_rows::takes(rows);
+  int multiprocessors = 0;
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount,
+                                        c10::cuda::current_device()));
+  const int64_t bytes =
+      by_warpgroups ? warpgroup_rows::arranged_bytes(rows, call.output.size(1), call.weight.columns,
+                                                     kColumns, 2, multiprocessors)
+                    : 0;
   if (only_planned([&] {
-        const bool shares = shares_rows(call.input.size(0), call.output.size(1));
-        const char* const tile = shares ? "128x64" : "16x32";
-        KernelPlan plan = cuda_plan<float>("weight_only_linear", tile, 0, "float32");
+        const char* const tile = by_warpgroups ? "64x128" : "16x128";
+        KernelPlan plan = cuda_plan<float>("weight_only_linear", tile, bytes, "float32");
+        if (by_warpgroups) plan.architecture += 'a';
         plan.bit_stable = false;  // a CPU adds in another order
         return plan;
       })) {
     return;
   }
+  at::Tensor arranged;
+  if (by_warpgroups) arranged = at::empty({bytes}, call.input.options().dtype(at::kByte));
   const auto launch_as = [&]<typename T, bool is_packed>() {
-    call.weight.zero_point.defined() ? launch<T, true, is_packed>(call)
-                                     : launch<T, false, is_packed>(call);
+    call.weight.zero_point.defined() ? launch<T, true, is_packed>(call, arranged, multiprocessors)
+                                     : launch<T, false, is_packed>(call, arranged, multiprocessors);
   };
   const auto launch_for = [&]<typename T>() {
     call.weight.is_packed() ? launch_as.template operator()<T, true>()
