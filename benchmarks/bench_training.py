@@ -8,6 +8,7 @@ step takes above parameters and optimizer state. A size is batch x tokens x widt
 
     python -m benchmarks.bench_training                     # on a GPU if there is one
     python -m benchmarks.bench_training --what eager --sizes 4x2048x4096 --dtypes bfloat16
+    python -m benchmarks.bench_training --only "baraquant W8A8" "baraquant W8A8 int8"
 """
 
 import argparse
@@ -96,7 +97,7 @@ def sections(options: argparse.Namespace) -> Iterator[tuple[str, list[Part]]]:
     """The titles of the run, each with its parts: functions that yield rows."""
     timer, until = timer_of(options), time.monotonic() + COMPILE_FOR
     for mode in (mode for mode in MODES if mode in options.what):
-        rows = functools.partial(measure, mode, options.device, timer, until)
+        rows = functools.partial(measure, mode, options.device, timer, until, options.only)
         if plans := plans_of(mode, options):
             yield mode, list(parts_of(plans, options, rows))
 
@@ -106,6 +107,7 @@ def measure(
     device: torch.device,
     timer: Timer,
     until: float,
+    only: list[str] | None,
     plan: TrainingPlan,
     size: str,
     dtype: torch.dtype,
@@ -113,7 +115,11 @@ def measure(
 ) -> Iterator[Row]:
     """The rows of one mode, size and dtype; a variant that fails hinders no other."""
     shape, baseline = parse_shape(size), name_of(dtype)
-    known = [variant for variant in variants(baseline) if mode in variant.modes]
+    known = [
+        variant
+        for variant in variants(baseline)
+        if mode in variant.modes and (not only or variant.name in (baseline, *only))
+    ]
     stepper = Stepper(mode, device, dtype, shape, until)
     threads = torch.get_num_threads() if device.type == "cpu" else None
 
@@ -162,7 +168,11 @@ def filled(
 def main(argv: list[str] | None = None) -> list[Row]:
     """Runs the benchmark and reports it."""
     parser = parser_of("training", __doc__, MODES, sizes="4x2048x4096, batch x tokens x width")
+    parser.add_argument("--only", nargs="+", help="variants beside the float block, by name")
     options = parse(parser, argv, parse_shape)
+    known = [variant.name for variant in variants("bfloat16")]
+    if unknown := [name for name in options.only or [] if name not in known]:
+        parser.error(f"expected variants among {known}, but got {unknown}")
     options.what = options.what or list(MODES)
     return run(sections(options), options, plot_training, TRAINING)
 

@@ -357,3 +357,11 @@ def test_runs_on_cuda(cuda: str, tmp_path: Path) -> None:
     assert all(r.peaks[r.op] > 0 for r in rows if r.what == "eager" and r.seconds)
     own = [r for r in rows if r.op == OWN_W8A8]
     assert [len(r.met) for r in own] == [3, 2] and None not in own[0].met + own[1].met
+
+
+def test_only_some_variants() -> None:
+    given = ["--device=cpu", "--quick", "--what", "eager", "--sizes", "2x8x64", "--only"]
+    rows = bench_training.main([*given, OWN_INT8])
+    assert [row.op for row in rows] == ["float32", OWN_INT8]
+    with pytest.raises(SystemExit):
+        bench_training.main([*given, "no such variant"])
