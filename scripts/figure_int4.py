@@ -70,7 +70,15 @@ def on_cpu(op: str, cell: Callable[[Row], str], title: str) -> str:
     return table(["weight N × K", "rows M", *groups], lines)
 
 
+def targets_met() -> str:
+    """Of the rows on a GPU with groups of 128, those whose targets are all met."""
+    found = results.rows(H200, "int4", case=f"groups of {GROUPS[-1]}")
+    asked = [row for row in found if row["met"]]
+    return f"{sum(all(row['met']) for row in asked)} of {len(asked)}"
+
+
 TABLES = {
+    "int4.gpu.met": targets_met,
     "table.int4.gpu": on_gpu,
     "table.int4.cpu": lambda: on_cpu(
         INT4, lambda row: f"{of_float(row, '.1f')} / {of_int8(row)}", ": of float32 / of int8"
