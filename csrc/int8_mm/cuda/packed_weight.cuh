@@ -75,8 +75,9 @@ struct PackedProduct {
 
   __device__ __forceinline__ void write(int64_t row, int64_t column, int sum) const {
     using C = ComputeType<T>;
-    args.output[row * n + column] = output_of<T>(sum, RowScales<C>(args.rescaling, row),
-                                                 ColumnScales<C>(args.rescaling, column));
+    args.output[row * n + column] =
+        output_of<T>(args.rescaling, sum, RowScales<C>(args.rescaling, row),
+                     ColumnScales<C>(args.rescaling, column));
   }
 
  private:
