@@ -195,7 +195,8 @@ References:
 
 RESCALE_PRODUCT = f"""
 Args:
-    input: The sums ``acc``, $output, int32. Any strides; what is not contiguous is copied first.
+    input: The sums ``acc``, $output, int32.
+        Any strides; what is not contiguous is copied first.
     input_scale: ``s``: one for all, ``[]`` or ``[1]``, or one for each token,
         $each; float32 (float64 for a float64 result).
     weight_scale: ``sw``, ``[N]``, of the dtype of ``input_scale``.
