@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import figure_distributed
 import figure_int4
 import figure_models
 import figure_tables
@@ -161,6 +162,7 @@ def epyc(name: str) -> Figure:
 FIGURES: dict[str, Figure] = {
     **figure_models.TABLES,
     **figure_tables.TABLES,
+    **figure_distributed.TABLES,
     **figure_int4.TABLES,
     # A training step on an H200
     "training.eager": training("eager", "baraquant W8A8"),

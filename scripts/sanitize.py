@@ -36,7 +36,7 @@ TESTS = {
     "scaled": ("values", "errors", "gradients", "random"),
     "int4": ("values", "errors", "products"),
     "weight_only": ("values", "errors", "layouts", "gradients"),
-    "int8_mm": ("values", "errors", "layouts", "gradients", "special", "autograd"),
+    "int8_mm": ("values", "sums", "errors", "layouts", "gradients", "special", "autograd"),
     "ops": ("calls", "threads", "lazy_values"),
     "cpp_api": ("ops", "modules", "files"),
 }

@@ -17,6 +17,8 @@ from .batch import InDims, sample_shape, to_front
 # The arguments that may be batched, by op. All except the first are its scales or zero points.
 _OF_INPUT = {
     "int8_linear": ("input", "input_scale", "input_zero_point"),
+    "int8_product": ("input", "input_zero_point"),
+    "rescale_product": ("input", "input_scale"),
     "smoothquant_linear": ("input", "act_scale", "act_zero_point"),
     "smoothquant_linear.number": ("input",),
     "quantized_linear": ("input",),

@@ -14,7 +14,8 @@ and in TorchScript. :mod:`baraquant.reference` computes the same in plain PyTorc
 ``observe_min_max_``                        a running range of the data, in place
 ``observe_fake_quantize``                   fake-quantized with the scale of a running range
 ``int8_linear``                             a linear layer of integers, summed exactly
-``smoothquant_linear``                      the same with one static scale of the input
+``int8_product``, ``rescale_product``       its two halves: the sums, and the way back to numbers
+``smoothquant_linear``                      ``int8_linear`` with one static scale of the input
 ``quantized_linear``                        the same with an input that is quantized on the fly
 ``static_quantized_linear``                 the same with one static scale
 ``qat_linear``                              the first of these two with the weights too
@@ -88,6 +89,7 @@ from .int8_mm import (
     smoothquant_linear,
     static_quantized_linear,
 )
+from .int8_sums import int8_product, rescale_product
 from .range import (
     choose_qparams_per_channel,
     choose_qparams_per_group,
@@ -143,6 +145,7 @@ __all__ = [
     "int4_linear",
     "int8_grouped_linear",
     "int8_linear",
+    "int8_product",
     "layer_norm",
     "layer_norm_quantize_per_token",
     "observe_fake_quantize",
@@ -158,6 +161,7 @@ __all__ = [
     "quantized_grouped_linear",
     "quantized_int4_linear",
     "quantized_linear",
+    "rescale_product",
     "rms_norm",
     "rms_norm_quantize_per_token",
     "scaled_quantize_per_token",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""``AgreedFakeQuantize``: a fake quantizer whose segments lie on several processes."""
+"""Fake quantizers whose segments lie on several processes, which agree on their ranges."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from .. import ops
 from ..nn.training._range import qparams_of_range
 from ..nn.training.fake_quantize import FakeQuantize
+from ..nn.training.int4 import FakeQuantizeInt4
 from ..ops._recompute import unless_recomputing
 from ._layout import Layout, local_attribute
 
@@ -126,6 +127,35 @@ class AgreedFakeQuantize(FakeQuantize):
         """Give all replicas the union of their ranges; as in :class:`LocalFakeQuantize`."""
         _check_replicas(process_group)
         super().sync_qparams(process_group)
+
+
+class AgreedFakeQuantizeInt4(FakeQuantizeInt4):
+    """Rounds a weight to four bits; each process has some of the groups of every row.
+
+    The scale of a row comes from its range over all processes, and the factor of a group from that
+    scale and the range of the group.
+    """
+
+    _layout: Layout
+
+    @staticmethod
+    def of(quantizer: FakeQuantizeInt4, layout: Layout) -> None:
+        """Make a fake quantizer one of this class."""
+        quantizer.__class__ = AgreedFakeQuantizeInt4
+        quantizer._layout = layout
+
+    def calculate_qparams(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the scales of the rows, and the factors and zero points of this part's groups."""
+        groups = input.detach().unflatten(1, (-1, self.group_size))
+        # Only the ends of a group count, so they stand in for it; one more has those of the row.
+        ends = torch.stack(torch.aminmax(groups, dim=2), dim=2)
+        compute = torch.promote_types(input.dtype, torch.float32)
+        low, high = ends.amin(dim=(1, 2)).to(compute), ends.amax(dim=(1, 2)).to(compute)
+        of_row = torch.stack(self._layout.ends(low, high), dim=1).to(input.dtype)
+        scale, factor, zero_point = ops.choose_int4_qparams(
+            torch.cat([ends.flatten(1), of_row], dim=1), 2, symmetric=self.symmetric
+        )
+        return scale, factor[:, :-1].contiguous(), zero_point[:, :-1].contiguous()
 
 
 def _check_replicas(process_group: object) -> None:

@@ -94,9 +94,6 @@ class Rows(Parallel):
             rows = ops.hadamard(rows, self.rotate)
         return self._layout.finished(self._summed(rows))
 
-    def _product(self: Any, weight_bits: int, dtype: torch.dtype) -> Product:
-        return Product(self._layout, 1 << (weight_bits - 1), dtype)
-
 
 class ColumnsInTraining(Columns, LocalParameters, FakeQuantizedLinear):
     """A prepared linear layer, split by its outputs."""
@@ -145,7 +142,7 @@ class _RowsInTraining(Rows, LocalParameters):
             qweight,
             scale,
             None,
-            self._product(self.config.weight.bits, input.dtype),
+            Product(self._layout, input.dtype),
         )
 
 
@@ -173,7 +170,7 @@ class RowsOfIntegers(Rows, LocalIntegers, QuantizedLinear):
             self.qweight,
             self.weight_scale,
             self.weight_sum,
-            self._product(self.weight_bits, input.dtype),
+            Product(self._layout, input.dtype),
         )
 
 
@@ -199,7 +196,7 @@ class RowsOfStaticIntegers(Rows, LocalIntegers, StaticQuantizedLinear):
             self.qweight,
             self.weight_scale,
             self.weight_sum,
-            self._product(self.weight_bits, input.dtype),
+            Product(self._layout, input.dtype),
         )
 
 

@@ -18,8 +18,6 @@ from ..ops import backward
 from ._gradients import Operands, inside_of_tokens, straight_through
 from ._layout import Layout
 
-_EXACT_IN_FLOAT32 = 1 << 24
-
 
 class Grid(NamedTuple):
     """The integers that an input is rounded to.
@@ -77,12 +75,10 @@ class Product(NamedTuple):
 
     Attributes:
         layout: The processes, and the layout of the output.
-        weight_max: The largest absolute value of the weight's integers.
         dtype: Of the output.
     """
 
     layout: Layout
-    weight_max: int
     dtype: torch.dtype
 
 
@@ -127,7 +123,6 @@ def product_of_parts(
         weight_scale,
         weight_sum,
         grid.granularity == "per_token",
-        max(abs(grid.quant_min), abs(grid.quant_max)),
         product,
     )
 
@@ -150,7 +145,6 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
         weight_scale: Tensor,
         weight_sum: Tensor | None,
         per_token: bool,
-        input_max: int,
         product: Product,
     ) -> Tensor:
         ctx.save_for_backward(
@@ -160,8 +154,7 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
         ctx.dtype, ctx.product, ctx.per_token = input.dtype, product, per_token
         ctx.shape = torch.Size([*input.shape[:-1], qweight.shape[0]])
         ctx.bias_dtype = None if bias is None else bias.dtype
-        largest = input_max * (1 if zero_point is None else 2) * product.weight_max
-        part = _int32_product(qinput, qweight, zero_point, weight_sum, largest)
+        part = ops.int8_product(qinput, qweight, input_zero_point=zero_point, weight_sum=weight_sum)
         if product.layout.is_exact:
             return _exact(part, scale, weight_scale, bias, product)
         return _rounded(part, scale, weight_scale, bias, product)
@@ -181,69 +174,7 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
             per_token=ctx.per_token,
             factor=factor,
         )
-        return *found, *[None] * 11
-
-
-def _int32_product(
-    qinput: Tensor, qweight: Tensor, zero_point: Tensor | None, weight_sum: Tensor | None, most: int
-) -> Tensor:
-    """Return ``sum over k of (qinput - zero_point) * qweight`` as int32 ``[..., N]``.
-
-    ``int8_linear`` with scales of 1 gives these integers in floating point: in float32 where no
-    sum exceeds 2^24, and otherwise in float64.
-    """
-    is_small = most * qweight.shape[1] <= _EXACT_IN_FLOAT32
-    dtype = torch.float32 if is_small else torch.float64
-    ones = torch.ones(qweight.shape[0], dtype=dtype, device=qweight.device)
-    sums = ops.int8_linear(
-        qinput,
-        qweight,
-        torch.ones((), dtype=dtype, device=qweight.device),
-        ones,
-        input_zero_point=zero_point,
-        weight_sum=weight_sum,
-        dtype=dtype,
-    )
-    return sums.to(torch.int32)
-
-
-def rescale(
-    sums: Tensor, scale: Tensor, weight_scale: Tensor, bias: Tensor | None, dtype: torch.dtype
-) -> Tensor:
-    """Return ``fma(sums * weight_scale, scale, bias)`` for int32 sums: int8_linear's last step.
-
-    With a bias, each row is a product of its own, of no features (one that is 0). The op subtracts
-    ``zero_point * weight_sum`` from its sum, so the zero point -1 adds what is given as the sums
-    of the weight. That makes the fused multiply-add the kernels' own, on every device.
-
-    Args:
-        sums: int32 ``[..., N]``.
-        scale: Of each row ``[..., 1]``, or one for all.
-        weight_scale: ``[N]``.
-        bias: ``[N]``, or None.
-        dtype: Of the result.
-    """
-    if bias is None and weight_scale.dtype == torch.float32:
-        # Two multiplications and one rounding: no fused operation takes part.
-        return ((sums.to(torch.float32) * weight_scale) * scale).to(dtype)
-    rows = sums.reshape(-1, sums.shape[-1])
-    tokens, channels = rows.shape
-    if rows.numel() == 0:
-        return torch.empty(sums.shape, dtype=dtype, device=sums.device)
-    device = sums.device
-    per_row = scale.reshape(-1, 1) if scale.numel() != 1 else scale.reshape(1, 1).expand(tokens, 1)
-    output = ops.int8_grouped_linear(
-        torch.zeros([tokens, 1], dtype=torch.int8, device=device),
-        torch.zeros([tokens, channels, 1], dtype=torch.int8, device=device),
-        torch.arange(1, tokens + 1, dtype=torch.int32, device=device),
-        per_row.contiguous(),
-        weight_scale.expand(tokens, channels).contiguous(),
-        None if bias is None else bias.expand(tokens, channels).contiguous(),
-        input_zero_point=torch.full([tokens, 1], -1, dtype=torch.int32, device=device),
-        weight_sum=rows.contiguous(),
-        dtype=dtype,
-    )
-    return output.reshape(sums.shape)
+        return *found, *[None] * 10
 
 
 def _exact(
@@ -258,7 +189,7 @@ def _exact(
             bias = None if bias is None else layout.part_of(bias, Shard(0))
         elif scale.dim() == dims:
             scale = layout.part_of(scale, to)
-    return rescale(sums, scale, weight_scale, bias, product.dtype)
+    return ops.rescale_product(sums, scale, weight_scale, bias, dtype=product.dtype)
 
 
 def _rounded(

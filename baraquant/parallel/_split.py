@@ -17,7 +17,8 @@ from ..nn.inference._integers import HoldsIntegers
 from ..nn.inference.int4 import HoldsInt4
 from ..nn.training._quantizers import QuantizesWeight
 from ..nn.training.fake_quantize import FakeQuantize
-from ._agreed import AgreedFakeQuantize, LocalFakeQuantize
+from ..nn.training.int4 import FakeQuantizeInt4
+from ._agreed import AgreedFakeQuantize, AgreedFakeQuantizeInt4, LocalFakeQuantize
 from ._embedding import (
     FeaturesInTraining,
     FeaturesOfIntegers,
@@ -154,12 +155,6 @@ def _check_weight(module: nn.Module, style: str, mesh: DeviceMesh, splits_channe
                 f"{style}: {_name(module)}: expected weight to be a parameter, but a "
                 "parametrization or a hook computes it; remove that first"
             )
-        if module.config.weight.group_factors:
-            raise NotImplementedError(
-                f"{style}: {_name(module)}: expected a weight without group_factors, but got "
-                f"{module.config.weight}; train it whole on every process (leave it out of the "
-                "plan), or split it when it is converted"
-            )
     else:
         weight = module._integers()
     if isinstance(weight, DTensor):
@@ -200,6 +195,11 @@ def _check_quantizers(
                 f"{style}: {_name(module)}: expected {name} to compute or observe its scale, but "
                 "it learns it, and each process would learn another one; train with fully_shard, "
                 "or with a scheme whose scales are dynamic"
+            )
+        if isinstance(quantizer, FakeQuantizeInt4) and not quantizer.is_dynamic:
+            raise NotImplementedError(
+                f"{style}: {_name(module)}: expected {name} to choose its factors from the weight, "
+                "but they are given; split the layer when it is converted"
             )
     size = _group_size(module)
     if size is not None and not splits_channels:
@@ -322,6 +322,8 @@ def _split_quantizer(
     quantizer: nn.Module, layout: Layout, splits_channels: bool, source: int | None
 ) -> None:
     """Let the fake quantizer of a weight agree with those of the other processes where it must."""
+    if isinstance(quantizer, FakeQuantizeInt4) and not splits_channels:
+        AgreedFakeQuantizeInt4.of(quantizer, layout)
     if not isinstance(quantizer, FakeQuantize) or quantizer.granularity == "per_group":
         return
     if quantizer.granularity == "per_tensor" or not splits_channels:

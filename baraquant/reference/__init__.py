@@ -96,10 +96,12 @@ from .int4 import (
 from .int8_mm import (
     int8_grouped_linear,
     int8_linear,
+    int8_product,
     qat_grouped_linear,
     qat_linear,
     quantized_grouped_linear,
     quantized_linear,
+    rescale_product,
     smoothquant_linear,
     static_quantized_linear,
 )
@@ -180,6 +182,7 @@ __all__ = [
     "int4_linear",
     "int8_grouped_linear",
     "int8_linear",
+    "int8_product",
     "is_inside",
     "layer_norm",
     "layer_norm_quantize_per_token",
@@ -201,6 +204,7 @@ __all__ = [
     "quantized_grouped_linear",
     "quantized_int4_linear",
     "quantized_linear",
+    "rescale_product",
     "rescaled",
     "rms_norm",
     "rms_norm_quantize_per_token",

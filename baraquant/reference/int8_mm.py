@@ -33,6 +33,13 @@ def _per_token(qparams: Tensor, input: Tensor) -> Tensor:
     return qparams.reshape(*tokens, 1)
 
 
+def _point_of_tokens(zero_point: Tensor | None, input: Tensor) -> Tensor | None:
+    if zero_point is None:
+        return None
+    z = zero_point.to(torch.float64).clamp(INT32_MIN, INT32_MAX).to(torch.int32)
+    return _per_token(z, input)
+
+
 # ---- Gradients ----------------------------------------------------------------------------------
 
 
@@ -63,10 +70,7 @@ def int8_linear(
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Return the rescaled integer product; ``weight_sum`` only saves a sum."""
-    z = None
-    if input_zero_point is not None:
-        z = input_zero_point.to(torch.float64).clamp(INT32_MIN, INT32_MAX).to(torch.int32)
-        z = _per_token(z, input)
+    z = _point_of_tokens(input_zero_point, input)
 
     def value() -> Tensor:
         acc = sums_of_products(input, z, weight)
@@ -76,6 +80,31 @@ def int8_linear(
         return (_bias_gradient(dy, bias),)
 
     return Rule.apply(value, gradient, bias)
+
+
+@like_the_op
+def int8_product(
+    input: Tensor,
+    weight: Tensor,
+    *,
+    input_zero_point: Tensor | None = None,
+    weight_sum: Tensor | None = None,
+) -> Tensor:
+    """Return the exact sums; ``weight_sum`` only saves a sum."""
+    return sums_of_products(input, _point_of_tokens(input_zero_point, input), weight)
+
+
+@like_the_op
+def rescale_product(
+    input: Tensor,
+    input_scale: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Return the rescaled sums."""
+    return rescaled(input, _per_token(input_scale, input), weight_scale, bias, dtype)
 
 
 @like_the_op

@@ -18,6 +18,7 @@
 #include "ops/fused.h"
 #include "ops/int4.h"
 #include "ops/int8_mm.h"
+#include "ops/int8_sums.h"
 #include "ops/range.h"
 #include "ops/scaled.h"
 #include "ops/weight_only.h"

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "export.h"
@@ -22,6 +23,7 @@ struct KernelPlan {
 
 template <typename C>
 const char* compute_name() {
+  if (std::is_integral_v<C>) return "int32";
   return sizeof(C) == 8 ? "float64" : "float32";
 }
 

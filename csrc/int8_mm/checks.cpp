@@ -12,14 +12,22 @@
 namespace baraquant::int8_mm {
 namespace {
 
-// Checks a tensor with one entry for each output: [N], or [E, N] for a grouped op.
+// The sizes of a tensor with one entry for each output: [N], or [E, N] for a grouped op.
+c10::SymIntArrayRef output_sizes(const LinearArgs& args) {
+  const auto sizes = args.weight.sym_sizes();
+  if (!args.has_weight) return sizes.slice(sizes.size() - 1);
+  return sizes.slice(0, args.is_grouped() ? 2 : 1);
+}
+
 void check_per_output(const LinearArgs& args, const char* name, const at::Tensor& tensor) {
   check_same_device(args.op, name, tensor, args.input);
-  const auto outputs = args.weight.sym_sizes().slice(0, args.is_grouped() ? 2 : 1);
+  const auto outputs = output_sizes(args);
   TORCH_CHECK_VALUE(has_sizes(tensor, outputs), args.op, ": expected ", name, " to have shape ",
-                    outputs, " (", args.weight_name(),
-                    args.is_grouped() ? ".shape[:2]" : ".size(0)", "), but got ",
-                    tensor.sym_sizes());
+                    outputs, " (", args.has_weight ? args.weight_name() : "input",
+                    args.is_grouped()  ? ".shape[:2]"
+                    : !args.has_weight ? ".size(-1)"
+                                       : ".size(0)",
+                    "), but got ", tensor.sym_sizes());
 }
 
 // Checks the offsets, one for each group, and that int32 can count the rows.
@@ -107,12 +115,20 @@ void check_bias(const LinearArgs& args, at::ScalarType dtype) {
   check_per_output(args, "bias", *args.bias);
 }
 
-void check_weight_qparams(const LinearArgs& args, at::ScalarType compute, const char* why) {
+void check_weight_scale(const LinearArgs& args, at::ScalarType compute, const char* why) {
   check_dtype(args.op, "weight_scale", *args.weight_scale, compute, why);
   check_per_output(args, "weight_scale", *args.weight_scale);
+}
+
+void check_weight_sum(const LinearArgs& args) {
   if (!*args.weight_sum) return;
   check_dtype(args.op, "weight_sum", **args.weight_sum, at::kInt, "weight.sum(1)");
   check_per_output(args, "weight_sum", **args.weight_sum);
+}
+
+void check_weight_qparams(const LinearArgs& args, at::ScalarType compute, const char* why) {
+  check_weight_scale(args, compute, why);
+  check_weight_sum(args);
 }
 
 // Whether a tensor has one element. A traced size that is unknown counts as more.
@@ -194,6 +210,23 @@ void check_given_weight(const LinearArgs& args, const GivenWeight& given) {
   check_per_output(args, "weight_scale", *given.scale);
 }
 
+// Checks an input and a weight of integers, and that int32 holds their sums.
+void check_integers(const LinearArgs& args, const InputQparams& qparams) {
+  check_all_dispatchable(args);
+  const at::ScalarType from = args.input.scalar_type();
+  TORCH_CHECK_TYPE(from == at::kChar || from == at::kByte, args.op,
+                   ": expected input to be torch.int8 or torch.uint8 (quantized already), but got ",
+                   dtype_name(from));
+  check_integer_weight(args);
+  check_depth(args, from == at::kByte || qparams.has_zero_point());
+}
+
+void check_floating_output(const LinearArgs& args, at::ScalarType dtype) {
+  TORCH_CHECK_TYPE(is_supported_floating(dtype), args.op,
+                   ": expected dtype to be float32, float64, float16 or bfloat16, but got ",
+                   dtype_name(dtype));
+}
+
 // An op with a floating input needs an output of the same compute type: scales and bias have it.
 void check_output_dtype(const LinearArgs& args, at::ScalarType dtype) {
   const at::ScalarType compute = compute_dtype(args.input.scalar_type());
@@ -219,19 +252,28 @@ void check_all_dispatchable(const LinearArgs& args) {
 }
 
 void check_product(const LinearArgs& args, const InputQparams& qparams, at::ScalarType dtype) {
-  check_all_dispatchable(args);
-  const at::ScalarType from = args.input.scalar_type();
-  TORCH_CHECK_TYPE(from == at::kChar || from == at::kByte, args.op,
-                   ": expected input to be torch.int8 or torch.uint8 (quantized already), but got ",
-                   dtype_name(from));
-  TORCH_CHECK_TYPE(is_supported_floating(dtype), args.op,
-                   ": expected dtype to be float32, float64, float16 or bfloat16, but got ",
-                   dtype_name(dtype));
-  check_integer_weight(args);
-  check_depth(args, from == at::kByte || qparams.has_zero_point());
+  check_integers(args, qparams);
+  check_floating_output(args, dtype);
   const at::ScalarType compute = compute_dtype(dtype);
   check_weight_qparams(args, compute, "the compute type of the output");
   check_input_qparams(args, qparams, compute, "the compute type of the output");
+  check_bias(args, dtype);
+}
+
+void check_integer_product(const LinearArgs& args, const InputQparams& qparams) {
+  check_integers(args, qparams);
+  check_weight_sum(args);
+  check_input_qparams(args, qparams, at::kFloat, "");
+}
+
+void check_rescale(const LinearArgs& args, const InputQparams& qparams, at::ScalarType dtype) {
+  check_all_dispatchable(args);
+  check_dtype(args.op, "input", args.input, at::kInt, "the sums of a product of integers");
+  check_has_dimension(args);
+  check_floating_output(args, dtype);
+  const at::ScalarType compute = compute_dtype(dtype);
+  check_input_qparams(args, qparams, compute, "the compute type of the output");
+  check_weight_scale(args, compute, "the compute type of the output");
   check_bias(args, dtype);
 }
 

@@ -13,7 +13,8 @@
 namespace baraquant::int8_mm {
 
 // The arguments that the ops of the family share. An op without weight_scale, weight_sum or offsets
-// leaves the pointer null.
+// leaves the pointer null. rescale_product has no weight: there it is the input, whose last dimension
+// are the outputs.
 struct LinearArgs {
   const char* op;
   const at::Tensor& input;
@@ -23,6 +24,7 @@ struct LinearArgs {
   const OptionalTensor* weight_sum = nullptr;
   const at::Tensor* offsets = nullptr;  // of a grouped op, whose weight has three dimensions
   const int4::Groups* int4 = nullptr;   // of an op whose weight is packed numbers of four bits
+  bool has_weight = true;
 
   const char* weight_name() const { return int4 ? "packed" : "weight"; }
   // The inputs of a dot product. An int4 op needs an input with a dimension.
@@ -56,6 +58,14 @@ inline InputQparams token_qparams(const at::Tensor& input_scale,
           .zero_point = &input_zero_point};
 }
 
+// Those of int8_product, which has no scale.
+inline InputQparams token_zero_points(const OptionalTensor& input_zero_point) {
+  return {.scale_name = "",
+          .zero_point_name = "input_zero_point",
+          .scale_per_token = true,
+          .zero_point = &input_zero_point};
+}
+
 // Those of the ops with one static scale.
 inline InputQparams static_qparams(const at::Tensor& act_scale,
                                    const OptionalTensor& act_zero_point) {
@@ -71,6 +81,8 @@ inline InputQparams static_qparams(const at::Tensor& act_scale,
 // tensor of jagged layout under the name of the op that comes next.
 void check_all_dispatchable(const LinearArgs& args);
 void check_product(const LinearArgs& args, const InputQparams& qparams, at::ScalarType dtype);
+void check_integer_product(const LinearArgs& args, const InputQparams& qparams);
+void check_rescale(const LinearArgs& args, const InputQparams& qparams, at::ScalarType dtype);
 // dtype: of the output.
 void check_quantized_linear(const LinearArgs& args, const RowScheme& scheme, at::ScalarType dtype);
 void check_static_quantized_linear(const LinearArgs& args, const InputQparams& qparams,

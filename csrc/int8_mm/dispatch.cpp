@@ -36,6 +36,30 @@ at::Tensor int8_linear(const at::Tensor& input, const at::Tensor& weight,
                  token_qparams(input_scale, input_zero_point), dtype);
 }
 
+at::Tensor int8_product(const at::Tensor& input, const at::Tensor& weight,
+                        const OptionalTensor& input_zero_point, const OptionalTensor& weight_sum) {
+  const OptionalTensor no_bias;
+  return integer_product({.op = "baraquant::int8_product",
+                          .input = input,
+                          .weight = weight,
+                          .bias = no_bias,
+                          .weight_sum = &weight_sum},
+                         token_zero_points(input_zero_point));
+}
+
+at::Tensor rescale_product(const at::Tensor& input, const at::Tensor& input_scale,
+                           const at::Tensor& weight_scale, const OptionalTensor& bias,
+                           at::ScalarType dtype) {
+  const OptionalTensor no_zero_point;
+  return rescaled({.op = "baraquant::rescale_product",
+                   .input = input,
+                   .weight = input,
+                   .weight_scale = &weight_scale,
+                   .bias = bias,
+                   .has_weight = false},
+                  token_qparams(input_scale, no_zero_point), dtype);
+}
+
 at::Tensor int8_grouped_linear(const at::Tensor& input, const at::Tensor& weight,
                                const at::Tensor& offsets, const at::Tensor& input_scale,
                                const at::Tensor& weight_scale, const OptionalTensor& bias,
@@ -261,6 +285,8 @@ KeptByQatLinear qat_grouped_linear_kept_device(const at::Tensor& input, const at
 
 void register_kernels(torch::Library& m) {
   m.impl("int8_linear", &int8_linear);
+  m.impl("int8_product", &int8_product);
+  m.impl("rescale_product", &rescale_product);
   m.impl("int8_grouped_linear", &int8_grouped_linear);
   m.impl("smoothquant_linear", &smoothquant_linear);
   m.impl("smoothquant_linear.number", &smoothquant_linear_number);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // From checked tensors to kernels: picks the output's storage type T and calls
-// Backend::product<T>(Operands, Rescaling<ComputeType<T>>, T* output). The CPU and CUDA share it.
+// Backend::product<T>(Operands, Rescaling<ComputeType<T>>, T* output), where T may be int32_t, or
+// Backend::rescale<T>(sums, m, n, Rescaling<ComputeType<T>>, T* output). The CPU and CUDA share it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,9 +15,9 @@ namespace baraquant::int8_mm {
 // All tensors are contiguous and on one device: input [m, k], weight [n, k] and output [m, n] with
 // m, n > 0; input_scale and zero_point have 1 or m elements, and undefined means the number below;
 // weight_scale, bias and weight_sum are [n]. weight_sum is defined if has_zero_point. An undefined
-// bias means no bias. Scales and bias have the output's compute type. If offsets are defined (int32
-// [groups]), the product is grouped: the weight and the vectors of its rows have a leading
-// dimension of groups.
+// bias means no bias. Scales and bias have the output's compute type. An int32 output is the sums; it
+// has neither scales nor a bias. If offsets are defined (int32 [groups]), the product is grouped: the
+// weight and the vectors of its rows have a leading dimension of groups.
 struct ProductCall {
   at::Tensor input, weight, input_scale, weight_scale, bias, zero_point, weight_sum, output;
   at::Tensor offsets;
@@ -27,11 +28,31 @@ struct ProductCall {
   bool input_is_newest = false;  // what ran last in the stream wrote the input, not the weight
 };
 
+// The last step of a product alone: sums is int32 [m, n], and the rest as in a ProductCall.
+struct RescaleCall {
+  at::Tensor sums, input_scale, weight_scale, bias, output;
+};
+
 template <typename Backend>
 struct Launch {
   static void product(const ProductCall& call) {
-    with_floating_type(call.output.scalar_type(), [&]<typename T>(Type<T>) {
+    const auto multiply = [&]<typename T>(Type<T>) {
       Backend::template product<T>(operands_of(call), rescaling_of<ComputeType<T>>(call),
+                                   static_cast<T*>(call.output.mutable_data_ptr()));
+    };
+    const at::ScalarType dtype = call.output.scalar_type();
+    dtype == at::kInt ? multiply(Type<int32_t>{}) : with_floating_type(dtype, multiply);
+  }
+
+  static void rescale(const RescaleCall& call) {
+    with_floating_type(call.output.scalar_type(), [&]<typename T>(Type<T>) {
+      using C = ComputeType<T>;
+      Rescaling<C> r;
+      r.input_scale = of_rows<C>(call.input_scale, C(1));
+      r.weight_scale = pointer<C>(call.weight_scale);
+      r.bias = pointer<C>(call.bias);
+      Backend::template rescale<T>(pointer<int32_t>(call.sums), call.sums.size(0),
+                                   call.sums.size(1), r,
                                    static_cast<T*>(call.output.mutable_data_ptr()));
     });
   }
@@ -85,6 +106,7 @@ struct Kernels {
   // sums[.., n] = sum over k of weight[.., n, k]. The weight is int8 [.., n, k] with at least one
   // row, sums is int32 [.., n]; both are contiguous.
   void (*weight_sums)(const at::Tensor& weight, const at::Tensor& sums);
+  void (*rescale)(const RescaleCall&);
 };
 
 const Kernels& cpu_kernels();

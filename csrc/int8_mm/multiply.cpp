@@ -53,7 +53,7 @@ ProductCall prepare(const LinearArgs& args, const at::Tensor& rows, const Intege
   } else {
     call.weight = weight.values;
   }
-  call.weight_scale = contiguous(weight.scale);
+  if (weight.scale.defined()) call.weight_scale = contiguous(weight.scale);
   if (args.bias) call.bias = contiguous(cast(*args.bias, compute_dtype(output.scalar_type())));
   if (args.is_grouped()) call.offsets = contiguous(*args.offsets);
   call.output = output.view({rows.size(0), weight.values.size(-2)});

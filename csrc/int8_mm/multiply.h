@@ -23,7 +23,7 @@ at::Tensor of_rows(const at::Tensor& tensor);
 // The weight as the kernels multiply it.
 struct IntegerWeight {
   const at::Tensor& values;
-  const at::Tensor& scale;
+  const at::Tensor& scale;  // undefined if the sums are wanted
 };
 
 // Everything in a call but the scales and zero points of the input.

@@ -44,15 +44,17 @@ struct Operands {
   BARAQUANT_HD void choose_group(int64_t g) { weight += g * n * k; }
 };
 
-// What turns the sums into the output (int8_mm/math.h).
+// What turns the sums into the output (int8_mm/math.h). Without weight_scale the output is the sums
+// themselves, as int32.
 template <typename C>
 struct Rescaling {
   OfRows<C> input_scale;
   OfRows<int32_t> zero_point;
   const int32_t* weight_sum = nullptr;  // [n]; null means that there is no zero point
-  const C* weight_scale = nullptr;      // [n]
+  const C* weight_scale = nullptr;      // [n]; null means that the sums are wanted
   const C* bias = nullptr;              // [n]; null means no bias
 
+  BARAQUANT_HD bool wants_sums() const { return weight_scale == nullptr; }
   // Moves the vectors of the columns to those of group g.
   BARAQUANT_HD void choose_group(int64_t g, int64_t n) {
     if (weight_sum) weight_sum += g * n;

@@ -2,6 +2,7 @@
 #include "int8_mm/products.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
 
 #include "affine/core_ops.h"
 #include "frame/copies.h"
@@ -31,6 +32,23 @@ MaskedProduct quantize_static(const at::Tensor& rows, const at::Tensor& act_scal
   return {affine::quantize(rows, q, at::kChar, /*save_mask=*/std::nullopt), {}};
 }
 
+// Of checked arguments.
+at::Tensor multiplied(const LinearArgs& args, const InputQparams& q, at::ScalarType dtype) {
+  const at::Tensor output = empty_output(args, dtype);
+  if (!is_left_to_do(args, output)) return output;
+  const at::Tensor no_scale;
+  ProductCall call =
+      prepare(args, contiguous_rows(args.input),
+              {args.weight, args.weight_scale ? *args.weight_scale : no_scale}, output);
+  if (q.scale) call.input_scale = of_rows(*q.scale);
+  call.input_scale_number = q.scale_number;
+  if (q.zero_point && *q.zero_point) call.zero_point = of_rows(cast_to_int32(**q.zero_point));
+  call.zero_point_number = static_cast<int32_t>(q.zero_point_number.value_or(0));
+  call.has_zero_point = call.zero_point.defined() || call.zero_point_number != 0;
+  launch(call, *args.weight_sum);
+  return output;
+}
+
 }  // namespace
 
 void check_values(const LinearArgs& args) {
@@ -41,16 +59,29 @@ at::Tensor product(const LinearArgs& args, const InputQparams& q, at::ScalarType
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   check_product(args, q, dtype);
   check_values(args);
-  const at::Tensor output = empty_output(args, dtype);
-  if (!is_left_to_do(args, output)) return output;
-  ProductCall call =
-      prepare(args, contiguous_rows(args.input), {args.weight, *args.weight_scale}, output);
-  if (q.scale) call.input_scale = of_rows(*q.scale);
-  call.input_scale_number = q.scale_number;
-  if (q.zero_point && *q.zero_point) call.zero_point = of_rows(cast_to_int32(**q.zero_point));
-  call.zero_point_number = static_cast<int32_t>(q.zero_point_number.value_or(0));
-  call.has_zero_point = call.zero_point.defined() || call.zero_point_number != 0;
-  launch(call, *args.weight_sum);
+  return multiplied(args, q, dtype);
+}
+
+at::Tensor integer_product(const LinearArgs& args, const InputQparams& q) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  check_integer_product(args, q);
+  return multiplied(args, q, at::kInt);
+}
+
+at::Tensor rescaled(const LinearArgs& args, const InputQparams& q, at::ScalarType dtype) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  check_rescale(args, q, dtype);
+  const at::Tensor& sums = args.input;
+  const at::Tensor output = at::empty_symint(sums.sym_sizes(), sums.options().dtype(dtype));
+  if (!has_work(output)) return output;
+  const at::Tensor rows = contiguous_rows(sums);
+  RescaleCall call{.sums = rows,
+                   .input_scale = of_rows(*q.scale),
+                   .weight_scale = contiguous(*args.weight_scale),
+                   .bias = {},
+                   .output = output.view(rows.sizes())};
+  if (args.bias) call.bias = contiguous(cast(*args.bias, compute_dtype(dtype)));
+  kernels(sums).rescale(call);
   return output;
 }
 

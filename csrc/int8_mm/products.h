@@ -15,6 +15,10 @@ void check_values(const LinearArgs& args);
 // Of an input that is integers.
 at::Tensor product(const LinearArgs& args, const InputQparams& q, at::ScalarType dtype);
 
+// Its two halves: the sums as int32, and what turns them into numbers.
+at::Tensor integer_product(const LinearArgs& args, const InputQparams& q);
+at::Tensor rescaled(const LinearArgs& args, const InputQparams& q, at::ScalarType dtype);
+
 // Of a floating input, quantized with a scale for each row, or with one given scale.
 MaskedProduct quantized_product(bool with_mask, const LinearArgs& args, const RowScheme& scheme,
                                 std::optional<at::ScalarType> dtype);

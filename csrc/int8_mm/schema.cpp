@@ -2,7 +2,9 @@
 // The ops of the integer matrix family: schemas. The arithmetic is in math.h, checks are in
 // checks.cpp.
 //   int8_linear         y[m, n] = (sum over k of (q[m, k] - z[m]) * w[n, k]) * sw[n] * s[m] + b[n]
-//   smoothquant_linear  the same with one scale s and one zero point z for the whole input
+//   int8_product        its sums, as int32: sum over k of (q[m, k] - z[m]) * w[n, k]
+//   rescale_product     its last step: sums[m, n] * sw[n] * s[m] + b[n]
+//   smoothquant_linear  int8_linear with one scale s and one zero point z for the whole input
 //   quantized_linear    int8_linear with q, s, z = dynamic_range_quantize_per_token(x, quant_min,
 //                       quant_max)
 //   static_quantized_linear
@@ -18,7 +20,8 @@
 //                       int8_linear, quantized_linear and static_quantized_linear with the weight
 //                       expand_int4(packed, group_factor, group_size, K, group_zero_point)
 // Ops with a floating input are differentiable. The arguments:
-//   input         [..., K], any strides: int8 or uint8, or floating if the op quantizes it
+//   input         [..., K], any strides: int8 or uint8, or floating if the op quantizes it; for
+//                 rescale_product the sums, int32 [..., N]
 //   weight        int8 [N, K], contiguous; for qat_linear floating like the input
 //   packed, group_factor, group_zero_point, group_size
 //                 a weight of four bits (int4/schema.cpp); packed is contiguous
@@ -53,6 +56,12 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
          "int8_linear(Tensor input, Tensor weight, Tensor input_scale, Tensor weight_scale, "
          "Tensor? bias=None, *, Tensor? input_zero_point=None, Tensor? weight_sum=None, "
          "ScalarType dtype=float) -> Tensor");
+  define(m,
+         "int8_product(Tensor input, Tensor weight, *, Tensor? input_zero_point=None, "
+         "Tensor? weight_sum=None) -> Tensor");
+  define(m,
+         "rescale_product(Tensor input, Tensor input_scale, Tensor weight_scale, "
+         "Tensor? bias=None, *, ScalarType dtype=float) -> Tensor");
   define(m,
          "int8_grouped_linear(Tensor input, Tensor weight, Tensor offsets, Tensor input_scale, "
          "Tensor weight_scale, Tensor? bias=None, *, Tensor? input_zero_point=None, "

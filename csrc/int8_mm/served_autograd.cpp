@@ -7,7 +7,8 @@
 // did. A symmetric scale from the data clips nothing. Any other scale keeps one bit for each element
 // of x (`inside`). The weight takes no memory here, as its layer holds it. With smooth_scale, which
 // is act_scale * smooth, the op divides x by smooth, so dx is divided too.
-// Integers have no gradient: int8_linear and smoothquant_linear have one in the bias only.
+// Integers have no gradient: int8_linear and smoothquant_linear have one in the bias only, and
+// int8_product and rescale_product have none.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/mul.h>
@@ -295,6 +296,38 @@ at::Tensor smoothquant_linear(Keys keys, const at::Tensor& input, const at::Tens
   });
 }
 
+at::Tensor int8_product(Keys keys, const at::Tensor& input, const at::Tensor& weight,
+                        const OptionalTensor& input_zero_point, const OptionalTensor& weight_sum) {
+  static const CoreOp<at::Tensor(const at::Tensor&, const at::Tensor&, const OptionalTensor&,
+                                 const OptionalTensor&)>
+      op("baraquant::int8_product");
+  constexpr const char* kOp = "baraquant::int8_product";
+  const OptionalTensor no_bias;
+  check_all_dispatchable(
+      {.op = kOp, .input = input, .weight = weight, .bias = no_bias, .weight_sum = &weight_sum});
+  check_zero_point(kOp, "input_zero_point", input_zero_point);
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return op.redispatch(keys & c10::after_autograd_keyset, input, weight, input_zero_point,
+                       weight_sum);
+}
+
+at::Tensor rescale_product(Keys keys, const at::Tensor& input, const at::Tensor& input_scale,
+                           const at::Tensor& weight_scale, const OptionalTensor& bias,
+                           at::ScalarType dtype) {
+  static const CoreOp<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                 const OptionalTensor&, at::ScalarType)>
+      op("baraquant::rescale_product");
+  constexpr const char* kOp = "baraquant::rescale_product";
+  check_all_dispatchable(
+      {.op = kOp, .input = input, .weight = input, .weight_scale = &weight_scale, .bias = bias});
+  check_scale(kOp, "input_scale", input_scale);
+  check_scale(kOp, "weight_scale", weight_scale);
+  if (bias) check_scale(kOp, "bias", *bias);
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return op.redispatch(keys & c10::after_autograd_keyset, input, input_scale, weight_scale, bias,
+                       dtype);
+}
+
 // Linear calls the forms that return the mask, below autograd. Nobody else differentiates them.
 void refuse_to_record(const c10::OperatorHandle& op, Keys keys, torch::jit::Stack* stack) {
   for (const c10::IValue& value : torch::jit::last(*stack, op.schema().arguments().size())) {
@@ -313,6 +346,8 @@ TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {
   m.impl("quantized_linear", &quantized_linear);
   m.impl("static_quantized_linear", &static_quantized_linear);
   m.impl("int8_linear", &int8_linear);
+  m.impl("int8_product", &int8_product);
+  m.impl("rescale_product", &rescale_product);
   m.impl("quantized_grouped_linear", &quantized_grouped_linear);
   m.impl("int8_grouped_linear", &int8_grouped_linear);
   m.impl("smoothquant_linear", &smoothquant_linear<const at::Tensor&, const OptionalTensor&>);

@@ -81,6 +81,9 @@ void products() {
   const auto [w, sw, zw] = baraquant::dynamic_range_quantize_per_channel(numbers({3, 8}, -2), 0);
   const auto [q, s, z] = baraquant::dynamic_range_quantize_per_token(kX);
   show("int8_linear", baraquant::int8_linear(q, w, s, sw));
+  const at::Tensor sums = baraquant::int8_product(q, w);
+  show("int8_product", sums);
+  show("rescale_product", baraquant::rescale_product(sums, s, sw));
   show("quantized_linear", baraquant::quantized_linear(kX, w, sw));
   show("smoothquant_linear", baraquant::smoothquant_linear(q, w, sw, 0.5));
   show("static_quantized_linear", baraquant::static_quantized_linear(kX, w, sw, kScale));

@@ -109,6 +109,8 @@ def results() -> dict[str, Tensor]:
         "observed low": X.min(),
         "observed high": X.max(),
         "int8_linear": ops.int8_linear(rows, w, row_scales, sw),
+        "int8_product": ops.int8_product(rows, w),
+        "rescale_product": ops.int8_linear(rows, w, row_scales, sw),
         "quantized_linear": ops.quantized_linear(X, w, sw),
         "smoothquant_linear": ops.smoothquant_linear(rows, w, sw, 0.5),
         "static_quantized_linear": ops.static_quantized_linear(X, w, sw, SCALE),

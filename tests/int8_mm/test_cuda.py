@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import baraquant  # noqa: F401  (loads the ops)
+import baraquant
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.cuda import MIB, assert_all_same, capture, measured
@@ -113,6 +113,21 @@ def test_the_bits_of_the_cpu_over_random_shapes(
 
 
 @by_kernel
+def test_sums_over_random_shapes(kernel: str, force: Callable[[str], None], cuda: str) -> None:
+    """int8_product, by the same kernels; the rows that are copied and made dense too."""
+    force(kernel)
+    names = ("input", "weight", "input_zero_point", "weight_sum")
+    for seed in range(0, 210, 3):
+        case = case_for(kernel, seed)
+        arguments = {k: v for k, v in case.arguments().items() if k in names}
+        got = torch.ops.baraquant.int8_product(**to(cuda, arguments))
+        expected = torch.ops.baraquant.int8_product(**arguments)
+        assert torch.equal(got.cpu(), expected), str(case)
+        (plan,) = baraquant.plan("int8_product", **to(cuda, arguments))[-1:]
+        assert plan.name.startswith("int8_product_") and plan.compute_dtype == "int32"
+
+
+@by_kernel
 @pytest.mark.parametrize("values", ("lowest", "highest", "alternating"))
 def test_the_largest_sums(
     kernel: str, values: str, force: Callable[[str], None], cuda: str
@@ -130,6 +145,8 @@ def test_the_largest_sums(
             a.to(cuda), w.to(cuda), one, ones, input_zero_point=zero_point
         )
         assert torch.equal(got.cpu(), exact.float())
+        sums = torch.ops.baraquant.int8_product(a.to(cuda), w.to(cuda), input_zero_point=zero_point)
+        assert torch.equal(sums.cpu(), exact.to(torch.int32))
 
 
 @by_kernel

@@ -157,7 +157,14 @@ def product_calls() -> Iterator[Run]:
             continue
         found: list[tuple[Any, dict[str, Any]]] = []
         if not kernel.startswith("grouped"):
-            found += [(ops.int8_linear, case.arguments()) for case in cases_for(kernel)]
+            given = [case.arguments() for case in cases_for(kernel)]
+            found += [(ops.int8_linear, arguments) for arguments in given]
+            names = ("input", "weight", "input_zero_point", "weight_sum")
+            found += [
+                (ops.int8_product, {k: v for k, v in arguments.items() if k in names})
+                for arguments in given
+                if arguments["dtype"] == torch.float32
+            ]
         if kernel.startswith(("grouped", "generic")):
             found += [(ops.int8_grouped_linear, c.arguments()) for c in grouped_cases_for(kernel)]
         for op, arguments in found:

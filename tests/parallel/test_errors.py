@@ -15,7 +15,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from baraquant import W4A8, W4A16, W8A8, QuantConfig, TensorConfig, quantize_
+from baraquant import W4A8, W4A16, W8A8, QuantConfig, TensorConfig, ops, quantize_
 from baraquant import nn as bnn
 from baraquant.configs import Config
 from baraquant.parallel import ColwiseParallel, RowwiseParallel
@@ -23,7 +23,6 @@ from baraquant.qat import convert_, prepare_
 
 RANKS = 4
 LEARNED = QuantConfig(TensorConfig(4, learned=True), TensorConfig(8, "per_token"))
-FACTORS = W4A8(4, group_factors=True)
 OBSERVED_GROUPS = QuantConfig(
     TensorConfig(4, "per_group", dynamic=False, group_size=4), TensorConfig(8, "per_token")
 )
@@ -82,6 +81,15 @@ def parametrized() -> Any:
     return built
 
 
+def given_factors() -> Any:
+    built = model(W4A8(4))
+    parts = ops.choose_int4_qparams(built.linear.weight.detach(), 4)
+    names = ("scale", "group_factor", "group_zero_point")
+    given = dict(zip(names, parts, strict=True))
+    built.linear.weight_fake_quant = bnn.FakeQuantizeInt4(4, **given)
+    return built
+
+
 def mesh(*shape: int) -> Any:
     return init_device_mesh("cpu", shape or (RANKS,))
 
@@ -133,9 +141,15 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] =
         W8, {"adapted": RowwiseParallel()}, NotImplementedError,
         "expected a layer with a forward of its kind, but got FakeQuantizedLinearOfAdapted",
     ),
-    "factors": (
-        lambda: model(FACTORS), {"linear": ColwiseParallel()}, NotImplementedError,
-        "FakeQuantizedLinear.*: expected a weight without group_factors, but got int4 .* factors;",
+    "given factors": (
+        given_factors, {"linear": RowwiseParallel()}, NotImplementedError,
+        "FakeQuantizedLinear.*: expected weight_fake_quant to choose its factors from the weight, "
+        "but they are given; split the layer when it is converted",
+    ),
+    "groups with factors": (
+        lambda: model(W4A8(8)), {"linear": RowwiseParallel()}, ValueError,
+        r"FakeQuantizedLinear.*: expected group_size to divide the features of a process "
+        r"\(16 / 4\), but got 8; a group must not lie on two processes",
     ),
     "learned scale": (
         lambda: model(LEARNED), {"linear": ColwiseParallel()}, NotImplementedError,

@@ -65,12 +65,15 @@ def input_gradient(model: Any, x: Tensor) -> dict[str, Tensor]:
     return {"dx": x.grad}
 
 
-def mlp_of(name: str, dtype: str) -> dict[str, Pair]:
-    """Two linear layers, first by outputs and then by inputs, in each phase of their life."""
+def inputs_of(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Plain rows and special ones."""
+    plain, special = (models.features(models.SIZE, dtype, special) for special in (False, True))
+    return plain.to(device()), special.to(device())
+
+
+def prepared_mlp_of(alone: Any, x: Tensor, special: Tensor) -> dict[str, Pair]:
+    """Two linear layers, first by outputs and then by inputs, that are prepared."""
     results: dict[str, Pair] = {}
-    x = models.features(models.SIZE, DTYPES[dtype]).to(device())
-    special = models.features(models.SIZE, DTYPES[dtype], special=True).to(device())
-    alone = models.prepared(SCHEMES[name].config, DTYPES[dtype], device())
     ours = models.twin(alone)
     split(ours, up=ColwiseParallel(), down=RowwiseParallel())
     results["train"] = {"alone": train(alone, x), "ours": train(ours, x)}
@@ -81,6 +84,14 @@ def mlp_of(name: str, dtype: str) -> dict[str, Pair]:
     results["eval gradient"] = {
         "alone": input_gradient(alone, x), "ours": input_gradient(ours, x)
     }  # fmt: skip
+    return results
+
+
+def mlp_of(name: str, dtype: str) -> dict[str, Pair]:
+    """The same two layers in each phase of their life."""
+    x, special = inputs_of(DTYPES[dtype])
+    alone = models.prepared(SCHEMES[name].config, DTYPES[dtype], device())
+    results = prepared_mlp_of(alone, x, special)
     convert_(alone)
     ours = models.twin(alone)
     split(ours, up=ColwiseParallel(), down=RowwiseParallel())
@@ -118,11 +129,10 @@ def table_of(name: str, style: str) -> dict[str, Pair]:
 
 
 def factors_of(name: str) -> dict[str, Pair]:
-    """Converted layers of four bits with factors."""
-    results: dict[str, Pair] = {}
-    x = models.features(models.SIZE, torch.float32).to(device())
-    special = models.features(models.SIZE, torch.float32, special=True).to(device())
-    alone = models.prepared(FACTORS[name], device=device()).eval()
+    """Layers of four bits with factors, prepared and converted."""
+    x, special = inputs_of(torch.float32)
+    alone = models.prepared(FACTORS[name], device=device())
+    results = prepared_mlp_of(alone, x, special)
     convert_(alone)
     ours = models.twin(alone)
     split(ours, up=ColwiseParallel(), down=RowwiseParallel())
@@ -132,7 +142,7 @@ def factors_of(name: str) -> dict[str, Pair]:
     results["gradient"] = {"alone": input_gradient(alone, x), "ours": input_gradient(ours, x)}
     alone.up, alone.down = alone.up.as_int8(), alone.down.as_int8()
     linears = {"alone": alone, "ours": ours}
-    results["state"] = {
+    results["converted state"] = {
         key: {k: v for k, v in models.state(model).items() if k.startswith(("up.", "down."))}
         for key, model in linears.items()
     }
@@ -214,9 +224,13 @@ def test_layers_with_factors_that_are_split(name: str, results: list[dict[str, A
     """The bits of the layer of four bits; the integers are those of its layer of int8."""
     for result in results:
         found = result[f"factors {name}"]
+        check(found["train"], name != "static", ("y",), ROUNDING["float32"])
+        check(found["state"], True)
+        check(found["eval"], True)
+        check(found["eval gradient"], False, (), ROUNDING["float32"])
         check(found["y"], True)
         check(found["gradient"], False, (), ROUNDING["float32"])
-        check(found["state"], True)
+        check(found["converted state"], True)
 
 
 @pytest.mark.exhaustive

@@ -165,6 +165,62 @@ References:
 $grouped_source
 """
 
+INT8_PRODUCT = f"""
+Args:
+{_INTEGERS}
+{_WEIGHT}
+    input_zero_point: ``z``: one for all, ``[]`` or ``[1]``, or one for each token,
+        $each; of any integer dtype; None stands for 0.
+{_WEIGHT_SUM} with a zero point.
+        {_COMPUTED}
+
+Returns:
+    $output, int32, contiguous.
+
+$example
+
+{RAISES}
+    NotImplementedError: No kernel for the device; :func:`torch.vmap` over anything but the input
+        and its zero points.
+
+Gradient:
+    Integers have none, and the result requires none.
+
+Rounding:
+    There is none: this is why K is limited.
+
+References:
+{JACOB}
+"""
+
+RESCALE_PRODUCT = f"""
+Args:
+    input: The sums ``acc``, $output, int32.
+        Any strides; what is not contiguous is copied first.
+    input_scale: ``s``: one for all, ``[]`` or ``[1]``, or one for each token,
+        $each; float32 (float64 for a float64 result).
+    weight_scale: ``sw``, ``[N]``, of the dtype of ``input_scale``.
+    bias: ``[N]``, of that dtype or of the result's; None adds no bias.
+{_DTYPE}
+
+{_RETURNS}
+
+{RAISES}
+    NotImplementedError: No kernel for the device; :func:`torch.vmap` over anything but the input
+        and its scales.
+
+Gradient:
+    None: a scale or a bias that requires grad raises NotImplementedError. The differentiable op is
+    :func:`int8_linear` (in its bias), :func:`quantized_linear` or :func:`qat_linear`.
+
+Rounding:
+    ``fma(acc * sw[n], s[t], bias[n])`` in float32 (float64 for a float64 result), with one rounding
+    to the result's dtype.
+
+References:
+{JACOB}
+"""
+
 SMOOTHQUANT_LINEAR = f"""
 Args:
 {_INTEGERS}

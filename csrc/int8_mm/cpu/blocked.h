@@ -15,6 +15,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <type_traits>
 
 #include "int4/cpu/dot.h"
 #include "int4/cpu/expand.h"
@@ -80,12 +81,16 @@ class Finish {
     const C input_scale = r_.input_scale.at(m);
     const int32_t offset = offset_, zero_point = r_.weight_sum ? r_.zero_point.at(m) : 0;
     const int32_t* __restrict const weight_sum = r_.weight_sum ? r_.weight_sum + n : own_sums;
-    const C* __restrict const weight_scale = r_.weight_scale + n;
+    const C* __restrict const weight_scale = r_.wants_sums() ? nullptr : r_.weight_scale + n;
     T* __restrict const output = output_ + m * n_ + n;
     for (int64_t j = 0; j < columns; ++j) {
       const int32_t products = shift(sums[j], offset, own_sums[j]);
       const int32_t acc = shift(products, zero_point, weight_sum[j]);
-      output[j] = from_compute<T>(rescale(acc, weight_scale[j], input_scale, bias[j]));
+      if constexpr (std::is_same_v<T, int32_t>) {
+        output[j] = acc;
+      } else {
+        output[j] = from_compute<T>(rescale(acc, weight_scale[j], input_scale, bias[j]));
+      }
     }
   }
 
@@ -284,6 +289,24 @@ void product(const Operands& f, const Rescaling<ComputeType<T>>& r, T* output, C
                run_tasks(f, kernel, isa, blocks, block, direct, m, begin, end, finish);
              });
   }
+}
+
+// Turns sums [f.m, f.n] into outputs, as product() does at its end.
+template <typename T, typename Parallel>
+void rescale_sums(const int32_t* sums, const Operands& f, const Rescaling<ComputeType<T>>& r,
+                  T* output, CpuIsa isa, const Parallel& parallel) {
+  constexpr int64_t kRows = 16;
+  constexpr int32_t kNoOffset[kColumnBlock] = {};
+  const Finish<T> finish(f, r, output, /*input_offset=*/0);
+  const int64_t blocks = divide_up(f.n, kColumnBlock), parts = divide_up(f.m, kRows);
+  parallel(blocks * parts, kUnit / (16 * kRows * kColumnBlock), [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t n = task % blocks * kColumnBlock, m = task / blocks * kRows;
+      // NB: Finish only reads the sums.
+      const Sums part{const_cast<int32_t*>(sums) + m * f.n + n, f.n};
+      finish(isa, m, std::min(kRows, f.m - m), n, std::min(kColumnBlock, f.n - n), part, kNoOffset);
+    }
+  });
 }
 
 // sums[n] = sum over k of weight[n, k].

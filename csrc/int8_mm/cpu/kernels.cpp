@@ -35,8 +35,9 @@ struct Cpu {
     const int threads = at::get_num_threads();
     const Blocks blocks(f, kernel, threads);  // for a plan of a grouped product: as if one group
     if (only_planned([&] {
-          return cpu_plan<ComputeType<T>>(kernel.name, blocks.tile(kernel), "int32",
-                                          blocks.scratch_bytes(threads));
+          using Shown = std::conditional_t<std::is_same_v<T, int32_t>, T, ComputeType<T>>;
+          return cpu_plan<Shown>(kernel.name, blocks.tile(kernel), "int32",
+                                 blocks.scratch_bytes(threads));
         })) {
       return;
     }
@@ -63,22 +64,25 @@ struct Cpu {
 
   static void weight_sums(const at::Tensor& weight, const at::Tensor& sums) {
     const CpuIsa isa = cpu_isa();
-    if (only_planned([&] {
-          KernelPlan plan = cpu_plan<float>("weight_sums", "1", "int32");
-          plan.compute_dtype = "int32";
-          return plan;
-        })) {
-      return;
-    }
+    if (only_planned([&] { return cpu_plan<int32_t>("weight_sums", "1", "int32"); })) return;
     sum_rows(static_cast<const int8_t*>(weight.const_data_ptr()), sums.numel(), weight.size(-1),
              static_cast<int32_t*>(sums.mutable_data_ptr()), isa, kParallel);
+  }
+
+  template <typename T>
+  static void rescale(const int32_t* sums, int64_t m, int64_t n, const Rescaling<ComputeType<T>>& r,
+                      T* output) {
+    const std::string tile = "1x" + std::to_string(kColumnBlock);
+    if (only_planned([&] { return cpu_plan<ComputeType<T>>("int8_rescale", tile); })) return;
+    rescale_sums<T>(sums, {.m = m, .n = n}, r, output, cpu_isa(), kParallel);
   }
 };
 
 }  // namespace
 
 const Kernels& cpu_kernels() {
-  static const Kernels kernels{&Launch<Cpu>::product, &Cpu::takes_packed, &Cpu::weight_sums};
+  static const Kernels kernels{&Launch<Cpu>::product, &Cpu::takes_packed, &Cpu::weight_sums,
+                               &Launch<Cpu>::rescale};
   return kernels;
 }
 

@@ -99,8 +99,9 @@ __global__ void __launch_bounds__(32 * kVectorWarps, kVectorBlocks<rows, aligned
 #pragma unroll
   for (int i = 1; i < rows * columns; ++i) sum = lane == i ? flat[i] : sum;
   using C = ComputeType<T>;
-  args.output[row * f.n + n + column] = output_of<T>(sum, RowScales<C>(args.rescaling, row),
-                                                     ColumnScales<C>(args.rescaling, n + column));
+  args.output[row * f.n + n + column] =
+      output_of<T>(args.rescaling, sum, RowScales<C>(args.rescaling, row),
+                   ColumnScales<C>(args.rescaling, n + column));
 }
 
 // --- launchers -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@
 #include <optional>
 #include <utility>
 
-#include "frame/plan.h"
+#include "frame/cuda_plan.cuh"
 #include "int8_mm/cuda/hopper/instances.h"
 #include "int8_mm/cuda/kernels.h"
 #include "int8_mm/cuda/select.h"
@@ -231,10 +231,10 @@ Selection select(const Operands& f, const Rescaling<ComputeType<T>>& r, const Ch
 }
 
 // Makes what baraquant.plan() shows for a product.
-template <typename T>
 struct MakePlan {
   Selection selection;
   Chip chip;
+  const char* compute_dtype;
   int64_t scratch_bytes = 0;
 
   KernelPlan operator()() const {
@@ -244,24 +244,44 @@ struct MakePlan {
     plan.backend = "cuda";
     plan.architecture = chip.architecture() + (is_hopper ? "a" : "");
     plan.tile = selection.tile_name();
-    plan.compute_dtype = compute_name<ComputeType<T>>();
+    plan.compute_dtype = compute_dtype;
     plan.accumulator_dtype = "int32";
     plan.workspace_bytes = scratch_bytes;
     return plan;
   }
 };
 
+template <typename C>
+const char* compute_name_of(const Rescaling<C>& r) {
+  return r.wants_sums() ? compute_name<int32_t>() : compute_name<C>();
+}
+
 struct Cuda {
   template <typename T>
   static void product(const Operands& f, const Rescaling<ComputeType<T>>& r, T* output) {
     const Chip chip = current_chip();
-    if (f.is_packed()) return packed(f, r, output, chip);
-    const Selection selection = select<T>(f, r, chip);
-    if (selection.is_hopper()) {
-      on_hopper(f, r, output, chip, selection);
-    } else if (!only_planned(MakePlan<T>{selection, chip})) {
-      anywhere(f, r, output, chip, selection);
+    if constexpr (std::is_same_v<T, int32_t>) {  // by the kernels for float32, which write its bits
+      return product<float>(f, r, reinterpret_cast<float*>(output));
+    } else {
+      if (f.is_packed()) return packed(f, r, output, chip);
+      const Selection selection = select<T>(f, r, chip);
+      if (selection.is_hopper()) {
+        on_hopper(f, r, output, chip, selection);
+      } else if (!only_planned(MakePlan{selection, chip, compute_name_of(r)})) {
+        anywhere(f, r, output, chip, selection);
+      }
     }
+  }
+
+  template <typename T>
+  static void rescale(const int32_t* sums, int64_t m, int64_t n, const Rescaling<ComputeType<T>>& r,
+                      T* output) {
+    const bool planned = only_planned(
+        [] { return cuda_plan<ComputeType<T>>("int8_rescale", std::to_string(kRescaledPack)); });
+    if (planned) return;
+    int multiprocessors = attribute(cudaDevAttrMultiProcessorCount, c10::cuda::current_device());
+    launch_rescale<T>(sums, m, n, r, output, multiprocessors, c10::cuda::getCurrentCUDAStream());
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
   }
 
  private:
@@ -295,7 +315,9 @@ struct Cuda {
                         const Chip& chip, const Selection& selection) {
     if constexpr (sizeof(T) < 8) {
       HopperProduct<T> product(f, r, output, chip, selection.tile);
-      if (!only_planned(MakePlan<T>{selection, chip, product.scratch_bytes()})) product.launch();
+      if (!only_planned(MakePlan{selection, chip, compute_name_of(r), product.scratch_bytes()})) {
+        product.launch();
+      }
     }
   }
 
@@ -315,6 +337,11 @@ struct Cuda {
 void product_cuda(const ProductCall& call) {
   const c10::cuda::CUDAGuard guard(call.output.device());
   Launch<Cuda>::product(call);
+}
+
+void rescale_cuda(const RescaleCall& call) {
+  const c10::cuda::CUDAGuard guard(call.output.device());
+  Launch<Cuda>::rescale(call);
 }
 
 // Whether a kernel multiplies with the packed weight; else it is expanded first.
@@ -364,7 +391,7 @@ void force_kernel(std::string_view name) {
 }  // namespace
 
 const Kernels& cuda_kernels() {
-  static const Kernels kernels{&product_cuda, &takes_packed_cuda, &weight_sums_cuda};
+  static const Kernels kernels{&product_cuda, &takes_packed_cuda, &weight_sums_cuda, &rescale_cuda};
   return kernels;
 }
 

@@ -26,6 +26,13 @@ template <typename T>
 void launch_packed(const Operands& operands, const Rescaling<ComputeType<T>>& rescaling, T* output,
                    void* arranged, int multiprocessors, cudaStream_t stream);
 
+// Turns sums [m, n] into outputs. A thread writes kRescaledPack neighbours of each of its rows.
+constexpr int kRescaledPack = 4;
+template <typename T>
+void launch_rescale(const int32_t* sums, int64_t m, int64_t n,
+                    const Rescaling<ComputeType<T>>& rescaling, T* output, int multiprocessors,
+                    cudaStream_t stream);
+
 void launch_weight_sums(const int8_t* weight, int64_t n, int64_t k, int32_t* sums,
                         cudaStream_t stream);
 

@@ -154,7 +154,7 @@ struct PackedProduct {
     Pack<T, count> results;
 #pragma unroll
     for (int i = 0; i < count; ++i) {
-      results.at[i] = output_of<T>(sums[i], input, columns.scales[i]);
+      results.at[i] = output_of<T>(args.rescaling, sums[i], input, columns.scales[i]);
     }
     store(results, args.output, row * n + column, static_cast<int>(min(n - column, int64_t{count})),
           stores_packs);

@@ -3,6 +3,8 @@
 // and those of a row of the weight are loaded once, then the formula of int8_mm/math.h is applied.
 #pragma once
 
+#include <type_traits>
+
 #include "int8_mm/math.h"
 #include "int8_mm/operands.h"
 #include "machine/float_types.h"
@@ -34,15 +36,19 @@ struct ColumnScales {
 
   ColumnScales() = default;
   __device__ __forceinline__ ColumnScales(const Rescaling<C>& r, int64_t n)
-      : weight_scale(r.weight_scale[n]),
+      : weight_scale(r.wants_sums() ? C{} : r.weight_scale[n]),
         bias(r.bias ? r.bias[n] : kNoBias<C>),
         weight_sum(r.weight_sum ? r.weight_sum[n] : 0) {}
 };
 
+// NB: sums that are wanted themselves are written by the kernels for float32, as its bits.
 template <typename T, typename C>
-__device__ __forceinline__ T output_of(int32_t sum, const RowScales<C>& row,
+__device__ __forceinline__ T output_of(const Rescaling<C>& r, int32_t sum, const RowScales<C>& row,
                                        const ColumnScales<C>& column) {
   const int32_t acc = shift(sum, row.zero_point, column.weight_sum);
+  if constexpr (std::is_same_v<T, float>) {
+    if (r.wants_sums()) return bit_cast<float>(acc);
+  }
   return from_compute<T>(rescale(acc, column.weight_scale, row.input_scale, column.bias));
 }
 

@@ -67,7 +67,11 @@ class Int8Call:
 
     @property
     def integer_input(self) -> bool:
-        return self.verb in ("smoothquant_linear", "int8_linear")
+        return self.verb in ("smoothquant_linear", "int8_linear", "int8_product", "rescale_product")
+
+    @property
+    def of_sums(self) -> bool:
+        return self.verb == "rescale_product"
 
     @property
     def trained(self) -> bool:
@@ -81,14 +85,14 @@ class Int8Call:
     @property
     def names(self) -> tuple[str, ...]:
         """Of the tensors: first those that have a position, then those that have none."""
-        found = ["input", "weight"]
-        found += ["input_scale"] if self.verb == "int8_linear" else []
-        found += [] if self.trained else ["weight_scale"]
+        found = ["input"] if self.of_sums else ["input", "weight"]
+        found += ["input_scale"] if self.verb in ("int8_linear", "rescale_product") else []
+        found += [] if self.trained or self.verb == "int8_product" else ["weight_scale"]
         found += ["act_scale"] if self.static and not self.number else []
         found += ["bias"] if self.bias else []
         if self.static and self.shift and not self.number:
             found.append("act_zero_point")
-        if self.verb == "int8_linear" and self.shift:
+        if self.verb in ("int8_linear", "int8_product") and self.shift:
             found.append("input_zero_point")
         found += ["smooth_scale"] if self.smooth else []
         found += ["qweight", "weight_scale"] if self.given else []
@@ -105,7 +109,7 @@ class Int8Call:
     ) -> tuple[Tensor, ...]:
         """For an input of `shape`; the weight of a differentiable op is square."""
         gen, k = cases.generator(sum(shape)), shape[-1]
-        n = k if self.differentiable else shape[0] + 3
+        n = k if self.differentiable or self.of_sums else shape[0] + 3
         compute = cases.compute_dtype(dtype)
 
         def normal(*size: int) -> Tensor:
@@ -127,6 +131,8 @@ class Int8Call:
             "act_zero_point": point,
             "weight_sum": weight.sum(1, dtype=torch.int32),
         }
+        if self.of_sums:
+            made["input"] = torch.randint(-(2**26), 2**26, shape, generator=gen, dtype=torch.int32)
         if not self.integer_input:
             made["input"] = normal(*shape) + 0.5
         if self.trained:
@@ -146,11 +152,11 @@ class Int8Call:
         if self.number:
             given |= {"act_scale": 0.25}
             kwargs |= {"act_zero_point": 3} if self.shift else {}
-        if self.integer_input:
+        if self.integer_input and "weight_scale" in given:
             scale = given["weight_scale"]
             double = isinstance(scale, Tensor) and scale.dtype == torch.float64
             kwargs["dtype"] = torch.float64 if double else self.dtype
-        else:
+        elif not self.integer_input:
             if not self.static:
                 kwargs["symmetric"] = not self.shift
             if self.range is not None:
@@ -182,6 +188,10 @@ SERVED_CALLS = (
 INT8_CALLS = (
     Int8Call("int8_linear", bias=True),
     Int8Call("int8_linear", torch.bfloat16, torch.uint8, shift=True, sums=True),
+    Int8Call("int8_product"),
+    Int8Call("int8_product", input=torch.uint8, shift=True, sums=True),
+    Int8Call("rescale_product"),
+    Int8Call("rescale_product", torch.bfloat16, bias=True),
     Int8Call("smoothquant_linear", torch.float16, bias=True, shift=True),
     Int8Call("smoothquant_linear", torch.float32, torch.uint8, sums=True),
     Int8Call("smoothquant_linear", torch.bfloat16, bias=True, number=True),

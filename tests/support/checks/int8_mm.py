@@ -48,7 +48,8 @@ def check(
     before = given["input"].clone()
     got = getattr(torch.ops.baraquant, name)(**given)
     dtype = arguments.get("dtype") or arguments["input"].dtype
-    dtype = torch.float32 if dtype in (torch.int8, torch.uint8) else dtype
+    dtype = torch.float32 if not dtype.is_floating_point else dtype
+    dtype = torch.int32 if name == "int8_product" else dtype
     assert got.dtype == dtype and got.is_contiguous()
     assert_same_bits(got, expected, f"{name} {note or summary(arguments)}")
     assert torch.equal(given["input"].nan_to_num(), before.nan_to_num())

@@ -176,6 +176,32 @@ def int8_linear(
     return oracle.round_to(y, dtype).reshape(shape)
 
 
+def int8_product(
+    input: Tensor,
+    weight: Tensor,
+    *,
+    input_zero_point: Tensor | None = None,
+    weight_sum: Tensor | None = None,
+) -> np.ndarray:
+    acc = accumulators(input, weight, input_zero_point, weight_sum)
+    return acc.reshape(*input.shape[:-1], weight.shape[0])
+
+
+def rescale_product(
+    input: Tensor,
+    input_scale: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> np.ndarray:
+    acc = to_numpy(input).reshape(int(np.prod(input.shape[:-1])), input.shape[-1])
+    scale = _of_rows(to_numpy(input_scale), len(acc))
+    offset = None if bias is None else to_numpy(bias)
+    y = rescale(acc, to_numpy(weight_scale), scale, offset)
+    return oracle.round_to(y, dtype).reshape(input.shape)
+
+
 def smoothquant_linear(
     input: Tensor,
     weight: Tensor,

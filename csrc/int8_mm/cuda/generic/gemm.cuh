@@ -234,8 +234,8 @@ __device__ __forceinline__ void write_sums(const Sums<G>& sums, const GenericPar
       if (m >= f.m) break;
       const int* pair = &sums.at[i / 2][j][i % 2 * 2];
       T* target = args.output + m * f.n + n;
-      const Pack<T, 2> y{output_of<T>(pair[0], rows[i], column),
-                         output_of<T>(pair[1], rows[i], next)};
+      const Pack<T, 2> y{output_of<T>(args.rescaling, pair[0], rows[i], column),
+                         output_of<T>(args.rescaling, pair[1], rows[i], next)};
       store(y, target, 0, count, reinterpret_cast<uintptr_t>(target) % sizeof(y) == 0);
     }
   }

@@ -46,9 +46,12 @@ class Rescale : public fusion::Sm90VisitorImpl<> {
     words[1] = bit_cast<uint32_t>(f.weight_scale);
     words[2] = bit_cast<uint32_t>(f.bias);
   }
-  CUTLASS_DEVICE static float rescaled(int32_t sum, const uint32_t (&row)[2],
+  CUTLASS_DEVICE static float rescaled(bool wants_sum, int32_t sum, const uint32_t (&row)[2],
                                        const uint32_t (&column)[3]) {
     const int32_t acc = shift(sum, bit_cast<int32_t>(row[0]), bit_cast<int32_t>(column[0]));
+    if constexpr (cute::is_same_v<Output, float>) {
+      if (wants_sum) return bit_cast<float>(acc);  // see output_of()
+    }
     return rescale(acc, bit_cast<float>(column[1]), bit_cast<float>(row[1]),
                    bit_cast<float>(column[2]));
   }
@@ -191,6 +194,7 @@ class Rescale : public fusion::Sm90VisitorImpl<> {
     template <int size>
     CUTLASS_DEVICE cutlass::Array<Output, size> visit(const cutlass::Array<int32_t, size>& sums,
                                                       int epi_v, int epi_m, int epi_n) {
+      const bool wants_sums = factors_.wants_sums();
       cutlass::Array<float, size> y;
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < size; ++i) {
@@ -202,9 +206,9 @@ class Rescale : public fusion::Sm90VisitorImpl<> {
         CUTLASS_PRAGMA_UNROLL
         for (int w = 0; w < kWords<Second>; ++w) second[w] = second_[w](epi_v * size + i);
         if constexpr (swapped) {
-          y[i] = rescaled(sums[i], second, first);
+          y[i] = rescaled(wants_sums, sums[i], second, first);
         } else {
-          y[i] = rescaled(sums[i], first, second);
+          y[i] = rescaled(wants_sums, sums[i], first, second);
         }
       }
       return cutlass::NumericArrayConverter<Output, float, size>{}(y);

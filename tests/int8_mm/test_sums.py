@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""int8_product and rescale_product, the halves of int8_linear: values, errors, autograd, plans."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import baraquant
+from baraquant import ops, reference
+from tests.support import cases
+from tests.support.bad_arguments.affine import DEVICE
+from tests.support.bad_arguments.int8_sums import BAD, LEAD, OPS, PAIRS, N, Op
+from tests.support.bits import assert_same_bits
+from tests.support.checks.bad_calls import check_messages, check_meta, check_other_kinds
+from tests.support.checks.int8_mm import check
+from tests.support.family_cases import int8_mm as int8_cases
+from tests.support.family_cases.int8_mm import DEEPEST, DEEPEST_SHIFTED, Case, integers
+
+by_op = pytest.mark.parametrize("op", OPS, ids=str)
+by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
+OF_PRODUCT = ("input", "weight", "input_zero_point", "weight_sum")
+OF_RESCALE = ("input_scale", "weight_scale", "bias", "dtype")
+
+
+def some(case: Case, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: value for name, value in case.arguments().items() if name in names}
+
+
+# --- values --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_the_halves_of_every_random_case(part: int, device: str) -> None:
+    """Against the oracle and the reference; one after the other they are int8_linear."""
+    found = [c for c in int8_cases.RANDOM_CASES if not c.static][part::4]
+    assert len(found) > 30
+    for case in found:
+        sums = check("int8_product", some(case, OF_PRODUCT), device, case)
+        expected = check("int8_linear", case.arguments(), device, case)
+        arguments = some(case, OF_RESCALE) | {"input": sums.cpu()}
+        y = check("rescale_product", arguments, device, case)
+        assert_same_bits(y, expected)
+        own = reference.int8_product(**some(case, OF_PRODUCT))
+        assert_same_bits(own, sums.cpu())
+        assert_same_bits(reference.rescale_product(**arguments), y.cpu())
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_edges_of_every_size(part: int, device: str) -> None:
+    for case in int8_cases.edge_cases()[part::4]:
+        check("int8_product", some(case, OF_PRODUCT), device, case)
+
+
+@pytest.mark.parametrize("shape", [(129, 1025, 1025), (4, 2048, 1024), (1025, 3, 1030)], ids=str)
+def test_large_sizes(shape: tuple[int, int, int], device: str) -> None:
+    m, n, k = shape
+    case = Case((m,), n, k, torch.uint8, torch.bfloat16, "token", "token", bias="output")
+    sums = check("int8_product", some(case, OF_PRODUCT), device)
+    check("rescale_product", some(case, OF_RESCALE) | {"input": sums.cpu()}, device)
+
+
+@pytest.mark.parametrize("values", ("lowest", "highest", "alternating", "high"))
+def test_the_largest_sums(values: str, device: str) -> None:
+    """Integers that float32 does not hold, as bits that are any number of it, NaN too."""
+    for dtype, depth in ((torch.int8, DEEPEST), (torch.uint8, DEEPEST_SHIFTED)):
+        arguments = {
+            "input": integers((3, depth), dtype, values, 1),
+            "weight": integers((2, depth), torch.int8, values, 2),
+        }
+        check("int8_product", arguments, device)
+
+
+@by_dtype
+def test_sums_of_any_bits(dtype: torch.dtype, device: str) -> None:
+    """And scales and biases of any bits, over sizes of whole packs and of parts of them."""
+    compute = cases.compute_dtype(dtype)
+    for rows, n in ((1, 1), (3, 7), (17, 64), (2, 1030), (300, 33), (40, 4096)):
+        random = cases.generator(n)
+        sums = torch.randint(-(2**31), 2**31, (rows, n), generator=random, dtype=torch.int64)
+        arguments = {
+            "input": sums.to(torch.int32),
+            "input_scale": cases.bit_patterns(compute, rows, 1).reshape(rows, 1),
+            "weight_scale": cases.bit_patterns(compute, n, 2),
+            "dtype": dtype,
+        }
+        check("rescale_product", arguments, device)
+        check("rescale_product", arguments | {"bias": cases.scales((n,), dtype, 3)}, device)
+
+
+@by_dtype
+def test_layouts_of_the_sums(dtype: torch.dtype, device: str) -> None:
+    case = Case((6, 4), 10, 16, dtype=dtype, scale="token", bias="output")
+    arguments = some(case, OF_RESCALE)
+    arguments["input"] = torch.randint(-(2**20), 2**20, (6, 4, 10), dtype=torch.int32)
+    for layout in (
+        lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
+        lambda t: t.repeat_interleave(2, -1)[..., ::2],
+        lambda t: torch.cat([t.new_zeros(1), t.flatten()])[1:].view(t.shape),
+    ):
+        check("rescale_product", arguments, device, layout=layout)
+
+
+def test_a_matrix_times_itself(device: str) -> None:
+    """One tensor as input and weight, which is no square."""
+    q = integers((5, 9), torch.int8, "random", 1)
+    check("int8_product", {"input": q, "weight": q}, device)
+    one, scale = torch.ones(()).to(device), torch.ones(5).to(device)
+    q = q.to(device)
+    y = torch.ops.baraquant.int8_linear(q, q, one, scale)
+    assert torch.equal(y, ops.int8_product(q, q).float())
+
+
+@pytest.mark.parametrize("parts", (2, 3))
+def test_sums_of_parts_are_the_sums(parts: int, device: str) -> None:
+    """What several processes do with the columns of a weight."""
+    case = Case((37,), 29, 600, zero_point="token", bias="compute", scale="token")
+    a = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in case.arguments().items()}
+    pairs = zip(a["input"].chunk(parts, 1), a["weight"].chunk(parts, 1), strict=True)
+    found = [
+        ops.int8_product(x, w.contiguous(), input_zero_point=a["input_zero_point"])
+        for x, w in pairs
+    ]
+    total = torch.stack(found).sum(0, dtype=torch.int32)
+    y = ops.rescale_product(total, a["input_scale"], a["weight_scale"], a["bias"])
+    assert_same_bits(y, torch.ops.baraquant.int8_linear(**a))
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+@by_op
+def test_right_arguments_are_taken(op: Op, any_device: str) -> None:
+    y = op(op.arguments(any_device))
+    assert y.shape == (*LEAD, N) and y.dtype == op.output and y.is_contiguous()
+
+
+@by_op
+def test_at_least_twelve_bad_cases(op: Op) -> None:
+    assert sum(other == op for other, _ in PAIRS) >= 12
+
+
+@by_op
+def test_type_and_words(op: Op, any_device: str) -> None:
+    check_messages(op, BAD, any_device)
+
+
+@by_op
+def test_meta_says_the_same(op: Op) -> None:
+    check_meta(op, BAD, but=DEVICE)
+
+
+@by_op
+def test_tensors_of_other_kinds(op: Op) -> None:
+    check_other_kinds(op)
+
+
+def test_depth_beyond_the_exact_range(any_device: str) -> None:
+    def of_depth(depth: int, **options: Any) -> Tensor:
+        x, w = (torch.zeros(2, depth, dtype=torch.int8, device=any_device) for _ in range(2))
+        return ops.int8_product(x, w, **options)
+
+    zero = torch.zeros((), dtype=torch.int32, device=any_device)
+    for limit, options in ((DEEPEST, {}), (DEEPEST_SHIFTED, {"input_zero_point": zero})):
+        assert of_depth(limit, **options).shape == (2, 2)
+        with pytest.raises(ValueError, match=rf"^baraquant::int8_product: .*{limit}.* got "):
+            of_depth(limit + 1, **options)
+
+
+# --- autograd ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ("input_scale", "weight_scale", "bias"))
+def test_what_requires_grad_is_refused(name: str, device: str) -> None:
+    op = Op("rescale_product", torch.float32, torch.int32)
+    arguments = op.arguments(device)
+    arguments[name].requires_grad_()
+    words = rf"^baraquant::rescale_product: expected {name} to be a constant.* requires grad"
+    with pytest.raises(NotImplementedError, match=words):
+        op(arguments)
+    with torch.no_grad():
+        assert not op(arguments).requires_grad
+
+
+def test_the_sums_require_no_grad(device: str) -> None:
+    y = Op("int8_product")(Op("int8_product").arguments(device))
+    assert not y.requires_grad and y.grad_fn is None
+
+
+# --- plans ---------------------------------------------------------------------------------------
+
+
+def test_plans_name_the_product(device: str) -> None:
+    """The kernels of int8_linear, which compute integers here; the sums of the weight first."""
+    x = torch.ones(40, 64, dtype=torch.int8, device=device)
+    w = torch.ones(48, 64, dtype=torch.int8, device=device)
+    (plan,) = baraquant.plan("int8_product", x, w)
+    ones = torch.ones(48, device=device)
+    (linear,) = baraquant.plan("int8_linear", x, w, ones[0], ones)
+    assert (plan.name, plan.tile) == (linear.name, linear.tile)
+    assert (plan.compute_dtype, linear.compute_dtype) == ("int32", "float32")
+    zero = torch.ones((), dtype=torch.int32, device=device)
+    names = [p.name for p in baraquant.plan("int8_product", x, w, input_zero_point=zero)]
+    assert names == ["weight_sums", plan.name]
+    sums = torch.ones(40, 48, dtype=torch.int32, device=device)
+    (plan,) = baraquant.plan("rescale_product", sums, ones[0].double(), ones.double(),
+                             dtype=torch.float64)  # fmt: skip
+    assert plan.name == "int8_rescale" and plan.compute_dtype == "float64"
+
+
+@by_op
+def test_opcheck(op: Op, device: str) -> None:
+    overload = getattr(torch.ops.baraquant, op.name).default
+    arguments = op.arguments(device)
+    torch.library.opcheck(overload, (), arguments)
+    assert re.search("Tensor", str(overload._schema))
