@@ -16,6 +16,7 @@ from ._freeze import frozen, is_unseen
 from .fake_quantize import FakeQuantize
 from .int4 import FakeQuantizeInt4
 from .learned import LearnedFakeQuantize
+from .learned_int4 import LearnedFakeQuantizeInt4
 
 # The weight of each batch in a moving average, the same as in torch.ao's observers.
 AVERAGING_CONSTANT = 0.01
@@ -38,7 +39,7 @@ class PackedIntegers(NamedTuple):
 
 
 class Int4Integers(NamedTuple):
-    """A quantized weight of four bits, as :class:`FakeQuantizeInt4` packs it."""
+    """A quantized weight of four bits, as :class:`FakeQuantizeInt4` and its learned twin pack it."""
 
     packed: Tensor
     scale: Tensor
@@ -95,7 +96,7 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
         self.fold = 0 if size is None or weight.dynamic or weight.learned else size
         channels = self._channels_first(parameter.detach())
         rows = channels.flatten(1) if self.is_grouped else channels
-        self.weight_fake_quant = _of_weight(weight, rows, size, config.scale_dtype)
+        self.weight_fake_quant = _of_weight(config, rows, size)
         self.input_fake_quant = _of_activation(activation, config.observer, parameter)
         self.rounds_input = activation is not None
 
@@ -256,11 +257,14 @@ def check_groups(config: TensorConfig, features: int, name: str) -> None:
 
 
 def _of_weight(
-    config: TensorConfig, weight: Tensor, size: int | None, scale_dtype: str
+    scheme: QuantConfig, weight: Tensor, size: int | None
 ) -> FakeQuantize | FakeQuantizeInt4 | LearnedFakeQuantize:
     """Return the quantizer of a weight ``[channels, ...]``; of a matrix for groups of ``size``."""
-    if config.group_factors and size is not None:
+    config, scale_dtype = scheme.weight, scheme.scale_dtype
+    if config.group_factors and size is not None and not config.learned:
         return FakeQuantizeInt4(size, symmetric=config.symmetric)
+    if config.learned:
+        return _learned_of_weight(scheme, weight, size)
     granularity = str(config.granularity)
     low, high = config.quant_min, config.quant_max
     if config.dynamic:
@@ -276,24 +280,6 @@ def _of_weight(
             scale_dtype=scale_dtype,
         )
     channels = weight.shape[0]
-    if config.learned:
-        groups = 1 if size is None else weight.shape[-1] // size
-        shapes = {"per_tensor": (1,), "per_channel": (channels,), "per_group": (channels, groups)}
-        learned = LearnedFakeQuantize(
-            granularity,
-            axis=0 if granularity == "per_channel" else None,
-            group_size=size,
-            shape=shapes[granularity],
-            quant_min=low,
-            quant_max=high,
-            symmetric=config.symmetric,
-            device=weight.device,
-            dtype=_compute_dtype(weight),
-            scale_dtype=scale_dtype,
-        )
-        if not weight.is_meta:
-            learned.initialize(weight)
-        return learned
     scales = weight.numel() // size if size is not None else channels
     per_tensor = granularity == "per_tensor"
     observed = FakeQuantize(
@@ -311,6 +297,40 @@ def _of_weight(
     with torch.no_grad():
         observed(weight if size is None else weight.reshape(-1, size))
     return observed
+
+
+def _learned_of_weight(
+    scheme: QuantConfig, weight: Tensor, size: int | None
+) -> LearnedFakeQuantize:
+    config, granularity = scheme.weight, str(scheme.weight.granularity)
+    channels, groups = weight.shape[0], 1 if size is None else weight.shape[-1] // size
+    learned: LearnedFakeQuantize
+    if config.group_factors and size is not None:
+        learned = LearnedFakeQuantizeInt4(
+            size,
+            shape=(channels, groups),
+            symmetric=config.symmetric,
+            scale_rule=scheme.scale_rule,
+            device=weight.device,
+            dtype=_compute_dtype(weight),
+        )
+    else:
+        shapes = {"per_tensor": (1,), "per_channel": (channels,), "per_group": (channels, groups)}
+        learned = LearnedFakeQuantize(
+            granularity,
+            axis=0 if granularity == "per_channel" else None,
+            group_size=size,
+            shape=shapes[granularity],
+            quant_min=config.quant_min,
+            quant_max=config.quant_max,
+            symmetric=config.symmetric,
+            device=weight.device,
+            dtype=_compute_dtype(weight),
+            scale_dtype=scheme.scale_dtype,
+        )
+    if not weight.is_meta:
+        learned.initialize(weight)
+    return learned
 
 
 def _of_activation(config: TensorConfig | None, observer: str, weight: Tensor) -> nn.Module:
