@@ -8,47 +8,43 @@ import torch
 from torch import Tensor, nn
 
 from ... import ops
-from ...configs import SCALE_RULES
 from . import _arguments
 from ._first_batch import check_unwrapped
 from ._int4_search import searched_factors
 from .int4 import RoundsToInt4
 from .learned import NAN, LearnedFakeQuantize
 
-_LARGEST_FACTOR = 16
-_SMALLEST_NORMAL = 2.0**-126  # of float32
-
 
 class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
     """Rounds a weight to four bits, and learns the scale of each row and the factor of each group.
 
     The numbers are those of :class:`FakeQuantizeInt4`: an int8 ``w8 = (u - z) * f`` stands for
-    ``w8 * scale``. Each group learns the step that it would like to have, which is rounded to a
-    whole multiple of the row's scale: ``f = clamp(rint(step / scale), 1, 16)``. So the product stays
-    one exact sum of integers.
+    ``w8 * scale``. Each group learns the step that it would like to have, and this is rounded to a
+    whole multiple of the row's scale: ``f = clamp(rint(step / scale), 1, 16)``. So the product
+    stays one exact sum of integers.
 
-    Both roundings pass gradients straight through, each by the rule of "Learned Step Size
-    Quantization" (LSQ, Esser et al. 2020, equation 3) with its factor (section 2.2). With
-    ``v = w / (f * scale)``, ``u`` limited to the numbers whose ``w8`` is an int8, and ``t = step /
-    scale``:
+    Both roundings pass gradients straight through, each by the rule and with the factor of "Learned
+    Step Size Quantization" (LSQ, Esser et al. 2020, equation 3 and section 2.2). With
+    ``d = f * scale``, ``y = (u - z) * d``, ``v = w / d`` and ``t = step / scale``:
 
-    * ``d y / d (f * scale) = rint(v) - v``, or ``u - z`` where ``u`` was clamped. Summed over a group
-      and multiplied by ``1 / sqrt(group_size * 7)`` this is the gradient ``g`` of the group's step,
-      but 0 where ``f`` was clamped.
-    * ``d f * scale / d scale = rint(t) - t``, or ``f`` where it was clamped. The scale's gradient is
-      the sum of this times ``g`` over the groups of a row, times ``1 / sqrt(groups * 16)``.
+    * ``dy/dd = rint(v) - v``, or ``u - z`` where ``u`` was clamped (to [0, 15], and to those whose
+      ``w8`` is an int8). The gradient of ``d`` is the sum of this over the group, times
+      ``1 / sqrt(group_size * 7)``. It is also the gradient of the step, but 0 where ``f`` was
+      clamped.
+    * ``dd/dscale = rint(t) - t``, or ``f`` where it was clamped. The gradient of the scale is the
+      sum of this, times the gradient of ``d``, over the groups of a row, times
+      ``1 / sqrt(groups * 16)``.
 
-    With ``symmetric=False`` the zero points are learned too, as :class:`LearnedFakeQuantize` learns
-    them.
+    With ``symmetric=False`` the zero points are learned as in :class:`LearnedFakeQuantize`.
 
     The parameters are ``scale`` ``[rows, groups]``, the steps, as in a
-    :class:`LearnedFakeQuantize`; ``largest_step`` ``[rows]``, the step of a group with the factor
-    16, which is 16 times the row's scale; and, if not symmetric, ``zero_point`` ``[rows, groups]``
-    for integers in [-8, 7]. ``largest_step`` is stored, and not the scale, because an optimizer such
-    as Adam moves every parameter by its learning rate, and a scale is smaller than the steps. Its
-    gradient is 16 times that of the scale: gradient descent moves the scale as if it were the
-    parameter. :meth:`initialize` sets all of them from a weight: to the factors with the minimum
-    squared error. Before that they are NaN.
+    :class:`LearnedFakeQuantize` ``per_group``; ``largest_step`` ``[rows]``, the step of a group
+    with the factor 16, so 16 times the row's scale; and, if not symmetric, ``zero_point``
+    ``[rows, groups]`` for integers in [-8, 7]. The scale itself is no parameter because an
+    optimizer such as Adam moves each parameter by about its learning rate, which is much for a
+    number as small as the scale. The gradient of ``largest_step`` is 16 times that of the scale, so
+    that gradient descent moves the scale as if it were the parameter. :meth:`initialize` sets all
+    of them from a weight, to the factors with the minimum squared error. Before that they are NaN.
 
     Args:
         group_size: The number of adjacent columns that share a factor and a zero point, even.
@@ -74,6 +70,7 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
 
     is_dynamic: Final[bool]
     groups: Final[int]
+    largest_factor: Final[int]
     scale_rule: Final[str]
 
     def __init__(
@@ -99,6 +96,7 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
         )
         self._name = "LearnedFakeQuantizeInt4"
         self.is_dynamic = False
+        self.largest_factor = 16
         self.scale_rule = scale_rule
         rows, self.groups = shape
         self.largest_step = nn.Parameter(torch.full((rows,), NAN, device=device, dtype=dtype))
@@ -129,7 +127,7 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
         """Set the parameters to given factors, as :func:`baraquant.ops.choose_int4_qparams`'s."""
         with torch.no_grad():
             self.scale.copy_(scale[:, None] * group_factor)
-            self.largest_step.copy_(scale * _LARGEST_FACTOR)
+            self.largest_step.copy_(scale * self.largest_factor)
             if self.zero_point is not None:
                 self.zero_point.copy_(group_zero_point.to(self.zero_point.dtype) - 8)
         self._initialized = True
@@ -161,9 +159,9 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
         steps, zero_point = self._parameters_of(input.dtype)
         factor = float(self.group_size * self.quant_max) ** -0.5
         # The scale is largest_step / 16 and has 16 times the gradient's factor: see above.
-        by_row = _LARGEST_FACTOR**2 * float(self.groups * _LARGEST_FACTOR) ** -0.5
+        by_row = self.largest_factor**2 * float(self.groups * self.largest_factor) ** -0.5
         scale = _with_factor(self._row_scale(input.dtype), by_row)
-        steps = ops.fake_quantize_per_channel(steps, scale, None, 0, 1, _LARGEST_FACTOR)
+        steps = ops.fake_quantize_per_channel(steps, scale, None, 0, 1, self.largest_factor)
         steps = _with_factor(steps, factor)
         if zero_point is None:
             return self._fake_quantize(input, steps, None, None)
@@ -180,14 +178,14 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
         integers = position + (position.detach().round() - position.detach()) + zeros
         low = (zeros - (128.0 / factors).floor()).clamp_min(float(self.quant_min))
         high = (zeros + (127.0 / factors).floor()).clamp_max(float(self.quant_max))
-        limited = torch.minimum(torch.maximum(integers, low), high)
+        limited = torch.clamp(integers, low, high)  # an end itself is inside
         return ((limited - zeros) * steps).flatten(1).to(input.dtype)
 
     def _qparams_in(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         steps, zero_point = self._parameters_of(dtype)
         steps, scale = steps.detach(), self._row_scale(dtype).detach()
         factor = ops.quantize_per_channel(
-            steps, scale, None, 0, 1, _LARGEST_FACTOR, dtype=torch.uint8
+            steps, scale, None, 0, 1, self.largest_factor, dtype=torch.uint8
         )
         is_known = steps.isfinite()
         zeros = torch.full_like(factor, 8)
@@ -195,12 +193,12 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
             is_known = is_known & zero_point.isfinite()
             shifted = zero_point.detach().round().clamp(self.quant_min, self.quant_max) + 8
             zeros = shifted.nan_to_num(0.0).to(torch.uint8)
-        return scale.masked_fill(~is_known.all(dim=1), NAN), factor, zeros
+        return scale.masked_fill(~is_known.all(dim=1), float("nan")), factor, zeros
 
     def _row_scale(self, dtype: torch.dtype) -> Tensor:
         """Return the positive scale of each row."""
         largest = self.largest_step.to(self._compute_dtype(dtype)).abs()
-        return (largest / _LARGEST_FACTOR).clamp_min(_SMALLEST_NORMAL)
+        return (largest / self.largest_factor).clamp_min(2.0**-126)  # the smallest normal float32
 
     def _set_by_first(self, input: Tensor) -> None:
         """Set the parameters from the first weight in training, if nothing else has."""
