@@ -39,7 +39,7 @@ class PackedIntegers(NamedTuple):
 
 
 class Int4Integers(NamedTuple):
-    """A quantized weight of four bits, as :class:`FakeQuantizeInt4` and its learned twin pack it."""
+    """A quantized weight of four bits, as :class:`FakeQuantizeInt4` packs it."""
 
     packed: Tensor
     scale: Tensor
@@ -96,7 +96,7 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
         self.fold = 0 if size is None or weight.dynamic or weight.learned else size
         channels = self._channels_first(parameter.detach())
         rows = channels.flatten(1) if self.is_grouped else channels
-        self.weight_fake_quant = _of_weight(config, rows, size)
+        self.weight_fake_quant = _of_weight(weight, rows, size, config)
         self.input_fake_quant = _of_activation(activation, config.observer, parameter)
         self.rounds_input = activation is not None
 
@@ -257,14 +257,17 @@ def check_groups(config: TensorConfig, features: int, name: str) -> None:
 
 
 def _of_weight(
-    scheme: QuantConfig, weight: Tensor, size: int | None
+    config: TensorConfig, weight: Tensor, size: int | None, scheme: QuantConfig
 ) -> FakeQuantize | FakeQuantizeInt4 | LearnedFakeQuantize:
-    """Return the quantizer of a weight ``[channels, ...]``; of a matrix for groups of ``size``."""
-    config, scale_dtype = scheme.weight, scheme.scale_dtype
-    if config.group_factors and size is not None and not config.learned:
-        return FakeQuantizeInt4(size, symmetric=config.symmetric)
+    """Return the quantizer of a weight ``[channels, ...]``; of a matrix for groups of ``size``.
+
+    ``config`` is how the weight is quantized; of ``scheme`` only the rules for scales count.
+    """
+    scale_dtype = scheme.scale_dtype
     if config.learned:
-        return _learned_of_weight(scheme, weight, size)
+        return _learned_of_weight(config, weight, size, scheme)
+    if config.group_factors and size is not None:
+        return FakeQuantizeInt4(size, symmetric=config.symmetric)
     granularity = str(config.granularity)
     low, high = config.quant_min, config.quant_max
     if config.dynamic:
@@ -300,9 +303,9 @@ def _of_weight(
 
 
 def _learned_of_weight(
-    scheme: QuantConfig, weight: Tensor, size: int | None
+    config: TensorConfig, weight: Tensor, size: int | None, scheme: QuantConfig
 ) -> LearnedFakeQuantize:
-    config, granularity = scheme.weight, str(scheme.weight.granularity)
+    granularity = str(config.granularity)
     channels, groups = weight.shape[0], 1 if size is None else weight.shape[-1] // size
     learned: LearnedFakeQuantize
     if config.group_factors and size is not None:

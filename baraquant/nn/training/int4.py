@@ -91,7 +91,6 @@ class FakeQuantizeInt4(RoundsToInt4):
     """
 
     granularity: Final[str]
-    group_size: Final[int]
     symmetric: Final[bool]
     is_dynamic: Final[bool]
     is_observed: Final[bool]
@@ -141,7 +140,8 @@ class FakeQuantizeInt4(RoundsToInt4):
 
     def qparams_of(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return what :meth:`calculate_qparams` does."""
-        return self.calculate_qparams(input)
+        qparams: tuple[Tensor, Tensor, Tensor] = self.calculate_qparams(input)
+        return qparams
 
     def smooth(self, input: Tensor) -> Tensor:
         """Return ``input``: the gradient goes straight through."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
-from baraquant import W4A8, W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
+from baraquant import W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
 from baraquant.qat import convert_, prepare_
 
 TOKEN8 = TensorConfig(8, "per_token")
@@ -32,7 +32,6 @@ TRAINED: dict[str, Any] = {
     "w8_asymmetric": QuantConfig(TensorConfig(8, symmetric=False)),
     "learned": QuantConfig(TensorConfig(4, learned=True), TENSOR8),
     "learned_asymmetric": QuantConfig(TensorConfig(4, symmetric=False, learned=True)),
-    "learned_factors": W4A8(4, learned=True),
     "observed": QuantConfig(TensorConfig(8, dynamic=False), TOKEN8),
 }
 # What `quantize_` takes.
@@ -44,7 +43,7 @@ AFTERWARDS: dict[str, Any] = {
     "smoothquant_static": SmoothQuant(0.5, W8A8Static(symmetric=False)),
 }
 # What a convolution's and an embedding's weight can have; groups only an embedding's.
-CONVOLUTIONS = [name for name in TRAINED if "group" not in name and "factors" not in name]
+CONVOLUTIONS = [name for name in TRAINED if "group" not in name]
 
 LAYERS: dict[str, Callable[..., nn.Module]] = {
     "linear": lambda **more: nn.Linear(16, 8, **more),
