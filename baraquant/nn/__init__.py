@@ -2,7 +2,7 @@
 """Modules built on :mod:`baraquant.ops`, and functions that switch those of a model.
 
 For training: ``FakeQuantize``, ``LearnedFakeQuantize``, ``FakeQuantizeInt4``,
-``FakeQuantizedLinear``,
+``LearnedFakeQuantizeInt4``, ``FakeQuantizedLinear``,
 ``FakeQuantizedConv1d`` to ``3d``, ``FakeQuantizedConvTranspose1d`` to ``3d``,
 ``FakeQuantizedEmbedding``, ``FakeQuantizedExperts`` and ``FakeQuantizedConv1D``, which stands for
 transformers' ``Conv1D``. For inference with integers: ``QuantizedLinear``,
