@@ -48,8 +48,9 @@ class TensorConfig(Config):
         group_size: The number of adjacent values that share a scale, for ``"per_group"``.
         group_factors: For weights of linear layers with 4 bits in groups. True makes the scale of a
             group a whole number from 1 to 16 times one scale of the channel, so that a product
-            with integers is one exact sum over all groups: :class:`baraquant.nn.FakeQuantizeInt4`.
-            Other kinds of layers keep a floating scale for each group.
+            with integers is one exact sum over all groups: :class:`baraquant.nn.FakeQuantizeInt4`,
+            or :class:`baraquant.nn.LearnedFakeQuantizeInt4` with ``learned``. Other kinds of layers
+            keep a floating scale for each group.
 
     Example:
         >>> config = baraquant.TensorConfig(bits=4, granularity=baraquant.PerGroup(32))
@@ -105,10 +106,11 @@ class TensorConfig(Config):
 
     def _check_group_factors(self) -> None:
         size = self.group_size
-        if self.bits != 4 or size is None or size % 2 != 0 or not self.dynamic:
+        is_known = self.dynamic or self.learned
+        if self.bits != 4 or size is None or size % 2 != 0 or not is_known:
             raise ValueError(
-                "TensorConfig: expected 4 bits, granularity=PerGroup of an even size and "
-                f"dynamic=True with group_factors=True, but got {self}"
+                "TensorConfig: expected 4 bits, granularity=PerGroup of an even size, and "
+                f"dynamic=True or learned=True with group_factors=True, but got {self}"
             )
 
     def _take_granularity(self) -> None:

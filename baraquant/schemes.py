@@ -113,6 +113,7 @@ def W4A8(  # noqa: N802
     scale_rule: str = "search",
     *,
     group_factors: bool | None = None,
+    learned: bool = False,
     scale_dtype: str = "float32",
     backward: str = "float",
     rounding: str = "nearest",
@@ -129,8 +130,9 @@ def W4A8(  # noqa: N802
         scale_dtype: As in :class:`QuantConfig`.
         group_factors: Whether groups have whole factors, as in :class:`TensorConfig`, and linear
             layers half a byte for a weight (:class:`baraquant.nn.QuantizedInt4Linear`). None: if
-            there are groups, and ``scale_dtype`` is ``float32``. False: floating scales, as other
-            formats have.
+            there are groups, and ``scale_dtype`` is ``float32``. False: floating scales.
+        learned: Whether training learns the scales and factors, which start from those of
+            ``scale_rule``; :func:`baraquant.quantize_`, which trains nothing, keeps these.
         backward: As in :class:`QuantConfig`; anything but ``float`` needs integer products.
         rounding: As in :class:`QuantConfig`.
         rotate: As in :class:`QuantConfig`: 256 spreads the outliers of inputs.
@@ -140,10 +142,9 @@ def W4A8(  # noqa: N802
         group_factors = group_size is not None and scale_dtype == "float32"
     if group_factors and group_size is None:
         raise ValueError("W4A8: expected a group_size with group_factors=True, but got None")
-    activation = TensorConfig(8, "per_token")
     return QuantConfig(
-        replace(weight, group_factors=group_factors),
-        activation,
+        replace(weight, dynamic=None, learned=learned, group_factors=group_factors),
+        TensorConfig(8, "per_token"),
         scale_rule=scale_rule,
         scale_dtype=scale_dtype,
         backward=backward,
@@ -350,12 +351,7 @@ AFTER_TRAINING: tuple[type[Config], ...] = (SmoothQuant, AWQ, GPTQ)
 
 
 def quant_config(config: Any) -> QuantConfig:
-    """Return a configuration that layers can be prepared with; raise an error for other values.
-
-    Raises:
-        TypeError: The value is not a configuration.
-        ValueError: One of :data:`AFTER_TRAINING`.
-    """
+    """Return a configuration that layers can be prepared with; raise an error for other values."""
     if isinstance(config, QuantConfig):
         return config
     if isinstance(config, SmoothQuant):

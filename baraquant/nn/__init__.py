@@ -2,7 +2,7 @@
 """Modules built on :mod:`baraquant.ops`, and functions that switch those of a model.
 
 For training: ``FakeQuantize``, ``LearnedFakeQuantize``, ``FakeQuantizeInt4``,
-``FakeQuantizedLinear``,
+``LearnedFakeQuantizeInt4``, ``FakeQuantizedLinear``,
 ``FakeQuantizedConv1d`` to ``3d``, ``FakeQuantizedConvTranspose1d`` to ``3d``,
 ``FakeQuantizedEmbedding``, ``FakeQuantizedExperts`` and ``FakeQuantizedConv1D``, which stands for
 transformers' ``Conv1D``. For inference with integers: ``QuantizedLinear``,
@@ -54,6 +54,7 @@ from .training.experts import FakeQuantizedExperts
 from .training.fake_quantize import FakeQuantize
 from .training.int4 import FakeQuantizeInt4
 from .training.learned import LearnedFakeQuantize
+from .training.learned_int4 import LearnedFakeQuantizeInt4
 from .training.linear import FakeQuantizedConv1D, FakeQuantizedLinear
 
 __all__ = [
@@ -79,6 +80,7 @@ __all__ = [
     "LSTMCell",
     "LayerNorm",
     "LearnedFakeQuantize",
+    "LearnedFakeQuantizeInt4",
     "MultiheadAttention",
     "QuantizedConv1d",
     "QuantizedConv2d",

@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import ops
 from ..configs import QuantConfig
 from ..nn import FakeQuantize, FakeQuantizeInt4
+from ..nn.training._int4_search import searched_factors
 from ..nn.training._range import qparams_of_range
 
 # The candidates, as shares of the weights' range: from all of it down to half, the widest first.
@@ -47,18 +48,13 @@ def fit(
 def fit_factors(rows: Tensor, quantizer: FakeQuantizeInt4) -> FakeQuantizeInt4:
     """Return a fake quantizer with the factors that fit the values best.
 
-    The scale of a row stays that of :func:`baraquant.ops.choose_int4_qparams`. For each group all
-    factors are tried, from 16 down to 1, and the one with the minimum squared error is taken, of
-    two equal ones the larger. A group with a zero point tries, for each factor, the one for its
-    least value and the one for the middle of its range.
+    They are those of :func:`searched_factors`.
 
     Args:
         rows: The weight, ``[N, K]``.
         quantizer: A dynamic quantizer, which has the size of the groups.
     """
-    step = max(1, _CHUNK // max(1, rows.shape[1]))
-    parts = [factors_of_rows(part, quantizer) for part in rows.split(step)]
-    scale, factor, zero_point = (torch.cat(part) for part in zip(*parts, strict=True))
+    scale, factor, zero_point = searched_factors(rows, quantizer.group_size, quantizer.symmetric)
     return FakeQuantizeInt4(
         quantizer.group_size,
         symmetric=quantizer.symmetric,
@@ -66,47 +62,6 @@ def fit_factors(rows: Tensor, quantizer: FakeQuantizeInt4) -> FakeQuantizeInt4:
         group_factor=factor,
         group_zero_point=zero_point,
     )
-
-
-def factors_of_rows(
-    rows: Tensor,
-    quantizer: FakeQuantizeInt4,
-    scale: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the scale ``[N]``, and the factors and zero points ``[N, groups]``, that fit best.
-
-    Args:
-        rows: A matrix ``[N, K]``.
-        quantizer: As in :func:`fit_factors`.
-        scale: That of each row. None: from the rows.
-    """
-    size = quantizer.group_size
-    chosen, factor, zero_point = ops.choose_int4_qparams(rows, size, symmetric=quantizer.symmetric)
-    scale = chosen if scale is None else scale
-    values = rows.to(scale.dtype).unflatten(1, (-1, size))
-    low, high = (
-        end.clamp(*limits)
-        for end, limits in zip(torch.aminmax(values, dim=2), ((None, 0), (0, None)), strict=True)
-    )
-    best = torch.full_like(low, math.inf)
-    factor, zero_point = torch.ones_like(factor), torch.full_like(zero_point, 8)
-    for number in range(16, 0, -1):
-        factors = torch.full_like(factor, number)
-        step = scale[:, None] * number
-        positions = [-low / step, 7.5 - (low + high) / (2 * step)]
-        for position in positions[: 1 if quantizer.symmetric else 2]:
-            zeros = position.round().nan_to_num(0.0).clamp(0, 15).to(torch.uint8)
-            zeros = torch.full_like(zeros, 8) if quantizer.symmetric else zeros
-            packed = ops.quantize_int4(rows, scale, factors, size, group_zero_point=zeros)
-            rounded = ops.expand_int4(
-                packed, factors, size, rows.shape[1], group_zero_point=zeros
-            ).unflatten(1, (-1, size))
-            error = (rounded * scale[:, None, None] - values).square_().sum(dim=2)
-            is_better = error < best
-            best = torch.where(is_better, error, best)
-            factor = torch.where(is_better, factors, factor)
-            zero_point = torch.where(is_better, zeros, zero_point)
-    return scale, factor, zero_point
 
 
 def fit_scale(

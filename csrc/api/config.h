@@ -56,7 +56,7 @@ class BARAQUANT_API TensorConfig {
   TensorConfig& learned(bool learned);
   /// For weights of linear layers with 4 bits in groups: true makes the scale of a group a whole
   /// number from 1 to 16 times one scale of the channel, so that a product with integers is one exact
-  /// sum over all groups (nn::FakeQuantizeInt4). Other kinds of layers keep a floating scale for each
+  /// sum over all groups (nn::FakeQuantizeInt4, or nn::LearnedFakeQuantizeInt4). Other kinds of layers keep a floating scale for each
   /// group.
   TensorConfig& group_factors(bool group_factors);
 
@@ -183,9 +183,11 @@ BARAQUANT_API QuantConfig W4A16(std::optional<int64_t> group_size = 128, bool sy
                                 std::string_view scale_rule = "search");
 /// 4-bit weights with a scale for each group (std::nullopt: for each channel), and int8 inputs with
 /// a scale per token. `group_factors` is that of TensorConfig; std::nullopt: true if there are
-/// groups. With scales of another dtype than float32 it has to be false.
+/// groups. With scales of another dtype than float32 it has to be false. `learned`: training learns
+/// the scales and factors, which start from those of the rule.
 BARAQUANT_API QuantConfig W4A8(std::optional<int64_t> group_size = 128, bool symmetric = true,
                                std::string_view scale_rule = "search",
-                               std::optional<bool> group_factors = std::nullopt);
+                               std::optional<bool> group_factors = std::nullopt,
+                               bool learned = false);
 
 }  // namespace baraquant

@@ -81,10 +81,10 @@ void TensorConfig::check() const {
     TORCH_CHECK_VALUE(!size.has_value(), "TensorConfig: expected no group_size for ",
                       granularity_.name, ", but got ", text::of(size));
   }
-  const bool takes_factors = bits_ == 4 && size.value_or(1) % 2 == 0 && dynamic();
+  const bool takes_factors = bits_ == 4 && size.value_or(1) % 2 == 0 && (dynamic() || learned_);
   TORCH_CHECK_VALUE(!group_factors_ || takes_factors,
-                    "TensorConfig: expected 4 bits, granularity=PerGroup of an even size and "
-                    "dynamic=True with group_factors=True, but got ",
+                    "TensorConfig: expected 4 bits, granularity=PerGroup of an even size, and "
+                    "dynamic=True or learned=True with group_factors=True, but got ",
                     str());
 }
 
@@ -284,11 +284,11 @@ QuantConfig W4A16(std::optional<int64_t> group_size, bool symmetric, std::string
 }
 
 QuantConfig W4A8(std::optional<int64_t> group_size, bool symmetric, std::string_view scale_rule,
-                 std::optional<bool> group_factors) {
+                 std::optional<bool> group_factors, bool learned) {
   const bool factors = group_factors.value_or(group_size.has_value());
   TORCH_CHECK_VALUE(!factors || group_size.has_value(),
                     "W4A8: expected a group_size with group_factors=True, but got None");
-  const auto weight = int4(group_size, symmetric).group_factors(factors);
+  const auto weight = int4(group_size, symmetric).group_factors(factors).learned(learned);
   return QuantConfig(weight, TensorConfig(8).granularity(PerToken())).scale_rule(scale_rule);
 }
 

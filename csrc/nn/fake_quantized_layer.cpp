@@ -24,34 +24,46 @@ std::optional<int64_t> channel_axis(const std::string& granularity) {
   return granularity == "per_channel" ? std::optional<int64_t>(0) : std::nullopt;
 }
 
-std::shared_ptr<Quantizer> learned_of_weight(const TensorConfig& config,
-                                             const torch::Tensor& weight,
-                                             std::optional<int64_t> size,
-                                             const std::string& scale_dtype) {
+std::shared_ptr<Quantizer> learned_of_weight(const QuantConfig& scheme, const torch::Tensor& weight,
+                                             std::optional<int64_t> size) {
+  const auto& config = scheme.weight();
+  const auto dtype = compute_dtype(weight.scalar_type());
+  if (config.group_factors()) {
+    auto factors = std::make_shared<LearnedFakeQuantizeInt4Impl>(
+        LearnedFakeQuantizeInt4Options(*size, {weight.size(0), weight.size(1) / *size})
+            .symmetric(config.symmetric())
+            .scale_rule(scheme.scale_rule())
+            .device(weight.device())
+            .dtype(dtype));
+    if (!weight.is_meta()) factors->initialize(weight);
+    return factors;
+  }
   const auto& granularity = config.granularity();
   std::vector<int64_t> shape = {1};
   if (granularity == "per_channel") shape = {weight.size(0)};
   if (granularity == "per_group") shape = {weight.size(0), weight.size(-1) / *size};
-  auto learned =
-      std::make_shared<LearnedFakeQuantizeImpl>(LearnedFakeQuantizeOptions()
-                                                    .granularity(granularity)
-                                                    .axis(channel_axis(granularity))
-                                                    .group_size(size)
-                                                    .shape(shape)
-                                                    .quant_min(config.quant_min())
-                                                    .quant_max(config.quant_max())
-                                                    .symmetric(config.symmetric())
-                                                    .device(weight.device())
-                                                    .dtype(compute_dtype(weight.scalar_type()))
-                                                    .scale_dtype(scale_dtype));
+  auto learned = std::make_shared<LearnedFakeQuantizeImpl>(LearnedFakeQuantizeOptions()
+                                                               .granularity(granularity)
+                                                               .axis(channel_axis(granularity))
+                                                               .group_size(size)
+                                                               .shape(shape)
+                                                               .quant_min(config.quant_min())
+                                                               .quant_max(config.quant_max())
+                                                               .symmetric(config.symmetric())
+                                                               .device(weight.device())
+                                                               .dtype(dtype)
+                                                               .scale_dtype(scheme.scale_dtype()));
   if (!weight.is_meta()) learned->initialize(weight);
   return learned;
 }
 
 // The quantizer of a weight `[channels, ...]`; of a matrix for groups of `size`.
-std::shared_ptr<Quantizer> of_weight(const TensorConfig& config, const torch::Tensor& weight,
-                                     std::optional<int64_t> size, const std::string& scale_dtype) {
+std::shared_ptr<Quantizer> of_weight(const QuantConfig& scheme, const torch::Tensor& weight,
+                                     std::optional<int64_t> size) {
+  const auto& config = scheme.weight();
   const auto& granularity = config.granularity();
+  const auto& scale_dtype = scheme.scale_dtype();
+  if (config.learned()) return learned_of_weight(scheme, weight, size);
   if (config.group_factors()) {
     return std::make_shared<FakeQuantizeInt4Impl>(
         FakeQuantizeInt4Options(*size).symmetric(config.symmetric()));
@@ -63,7 +75,6 @@ std::shared_ptr<Quantizer> of_weight(const TensorConfig& config, const torch::Te
                                                   .axis(channel_axis(granularity))
                                                   .group_size(size));
   }
-  if (config.learned()) return learned_of_weight(config, weight, size, scale_dtype);
   auto options = range_of(config, scale_dtype).mode("observed");
   options.averaging_constant(1.0);  // the current weight, until the observer is disabled
   if (granularity != "per_tensor") {
@@ -124,7 +135,7 @@ void FakeQuantizedLayer::set_quantizers(const QuantConfig& config,
   is_grouped_ = how.group_size().has_value();
   const auto size = is_grouped_ ? std::optional(*how.group_size() * positions) : std::nullopt;
   fold_ = !is_grouped_ || how.dynamic() || how.learned() ? 0 : *size;
-  weight_fake_quant = of_weight(how, rows_of_weight(), size, config.scale_dtype());
+  weight_fake_quant = of_weight(config, rows_of_weight(), size);
   input_fake_quant = of_activation(activation, config.observer(), weight);
   register_module("weight_fake_quant", weight_fake_quant);
   if (input_fake_quant != nullptr) register_module("input_fake_quant", input_fake_quant);

@@ -5,6 +5,7 @@
 
 #include <ostream>
 
+#include "api/nn/int4.h"
 #include "api/nn/training.h"
 #include "api/ops.h"
 #include "int8_mm/math.h"
@@ -111,8 +112,12 @@ torch::Tensor FakeQuantizedLinearImpl::forward(const torch::Tensor& given) {
 torch::Tensor FakeQuantizedLinearImpl::whole(const torch::Tensor& input) {
   const auto &how = config().weight(), &activation = *config().activation();
   std::optional<torch::Tensor> qweight, scale;
-  if (how.group_factors()) std::tie(qweight, scale, std::ignore) = quantized_weight();
-  return qat_linear(input, weight, maybe(bias), activation.symmetric(), how.quant_min(),
+  auto smooth = weight;
+  if (how.group_factors()) {
+    std::tie(qweight, scale, std::ignore) = quantized_weight();
+    smooth = dynamic_cast<RoundsToInt4&>(*weight_fake_quant).smooth(weight);
+  }
+  return qat_linear(input, smooth, maybe(bias), activation.symmetric(), how.quant_min(),
                     how.quant_max(), activation.quant_min(), activation.quant_max(),
                     config().backward(), config().rounding(), qweight, scale);
 }

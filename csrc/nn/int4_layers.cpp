@@ -15,11 +15,6 @@ namespace {
 
 constexpr int64_t kWeightBits = 4;
 
-void check_group_size(const char* name, int64_t group_size) {
-  TORCH_CHECK_VALUE(group_size > 0 && group_size % 2 == 0, name,
-                    ": expected an even group_size > 0, but got ", group_size);
-}
-
 void check_bytes(const char* name, const char* argument, const torch::Tensor& tensor) {
   TORCH_CHECK_TYPE(tensor.scalar_type() == torch::kByte, name, ": expected ", argument,
                    " to be uint8, but got ", text::dtype(tensor));
@@ -32,7 +27,7 @@ int64_t parts_of(int64_t number, int64_t size) {
 
 void check_given(const FakeQuantizeInt4Options& options) {
   constexpr const char* name = "FakeQuantizeInt4";
-  check_group_size(name, options.group_size());
+  check_even(name, options.group_size());
   const torch::Tensor &scale = options.scale(), &factor = options.group_factor(),
                       &zero_point = options.group_zero_point();
   TORCH_CHECK_VALUE(
@@ -57,6 +52,29 @@ void check_given(const FakeQuantizeInt4Options& options) {
 
 }  // namespace
 
+// ---- RoundsToInt4 -------------------------------------------------------------------------------
+
+PackedInt4 RoundsToInt4::pack(const torch::Tensor& input) {
+  auto result = qparams_of(input);
+  result.packed = quantize_int4(input.detach(), result.scale, result.group_factor, group_size(),
+                                result.group_zero_point);
+  return result;
+}
+
+Quantized RoundsToInt4::int8_of(const torch::Tensor& input) {
+  const auto weight = pack(input);
+  const auto integers = expand_int4(weight.packed, weight.group_factor, group_size(), input.size(1),
+                                    weight.group_zero_point);
+  return {integers, weight.scale, torch::zeros_like(weight.scale, torch::kInt32)};
+}
+
+torch::Tensor RoundsToInt4::rounded(const torch::Tensor& input) {
+  const auto [integers, of_rows, zeros] = int8_of(input);
+  const auto result =
+      dequantize_per_channel(integers, of_rows, std::nullopt, 0, input.scalar_type());
+  return straight_through(result, smooth(input));
+}
+
 // ---- FakeQuantizeInt4 ---------------------------------------------------------------------------
 
 FakeQuantizeInt4Impl::FakeQuantizeInt4Impl(FakeQuantizeInt4Options given)
@@ -73,30 +91,13 @@ torch::Tensor FakeQuantizeInt4Impl::forward(const torch::Tensor& input) {
   return rounds_ ? round(input) : input;
 }
 
-PackedInt4 FakeQuantizeInt4Impl::pack(const torch::Tensor& input) const {
-  const auto weight = input.detach();
+PackedInt4 FakeQuantizeInt4Impl::qparams_of(const torch::Tensor& input) {
   PackedInt4 result{{}, scale, group_factor, group_zero_point};
   if (is_dynamic()) {
     std::tie(result.scale, result.group_factor, result.group_zero_point) =
-        choose_int4_qparams(weight, options.group_size(), options.symmetric());
+        choose_int4_qparams(input.detach(), options.group_size(), options.symmetric());
   }
-  result.packed = quantize_int4(weight, result.scale, result.group_factor, options.group_size(),
-                                result.group_zero_point);
   return result;
-}
-
-Quantized FakeQuantizeInt4Impl::quantize(const torch::Tensor& input) {
-  const auto weight = pack(input);
-  const auto integers = expand_int4(weight.packed, weight.group_factor, options.group_size(),
-                                    input.size(1), weight.group_zero_point);
-  return {integers, weight.scale, torch::zeros_like(weight.scale, torch::kInt32)};
-}
-
-torch::Tensor FakeQuantizeInt4Impl::round(const torch::Tensor& input) {
-  const auto [integers, of_rows, zeros] = quantize(input);
-  const auto rounded =
-      dequantize_per_channel(integers, of_rows, std::nullopt, 0, input.scalar_type());
-  return straight_through(rounded, input);
 }
 
 std::tuple<torch::Tensor, torch::Tensor> FakeQuantizeInt4Impl::calculate_qparams() const {
@@ -129,7 +130,7 @@ void FakeQuantizeInt4Impl::pretty_print(std::ostream& stream) const {
 void Int4Linear::store(const GivenInt4& given) {
   const std::string own = name();
   const char* kind = own.c_str();
-  check_group_size(kind, given.group_size);
+  check_even(kind, given.group_size);
   const torch::Tensor& bytes = given.weight.packed;
   const torch::Tensor& factor = given.weight.group_factor;
   const torch::Tensor& zeros = given.weight.group_zero_point;

@@ -35,6 +35,11 @@ void check_bits(const char* name, const char* argument, int64_t bits) {
                     " to be an int in [2, 8], but got ", bits);
 }
 
+void check_even(const char* name, int64_t group_size) {
+  TORCH_CHECK_VALUE(group_size > 0 && group_size % 2 == 0, name,
+                    ": expected an even group_size > 0, but got ", group_size);
+}
+
 void check_weight(const char* name, const torch::Tensor& weight, const torch::Tensor& bias,
                   int64_t dimensions) {
   TORCH_CHECK_TYPE(weight.defined(), name, ": expected qweight to be a Tensor, but got none");

@@ -7,6 +7,8 @@
 namespace baraquant::nn {
 
 void check_bits(const char* name, const char* argument, int64_t bits);
+// Check the size of groups whose packed bytes hold two numbers of one group.
+void check_even(const char* name, int64_t group_size);
 // Check int8 weights and their bias.
 void check_weight(const char* name, const torch::Tensor& weight, const torch::Tensor& bias,
                   int64_t dimensions = 2);

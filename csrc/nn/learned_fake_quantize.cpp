@@ -13,14 +13,11 @@
 
 namespace baraquant::nn {
 
-namespace {
-
-constexpr double smallest_normal = 0x1p-126;  // of float32
-
-}  // namespace
-
 LearnedFakeQuantizeImpl::LearnedFakeQuantizeImpl(LearnedFakeQuantizeOptions given)
-    : Quantizer("LearnedFakeQuantize"), options(std::move(given)) {
+    : LearnedFakeQuantizeImpl("LearnedFakeQuantize", std::move(given)) {}
+
+LearnedFakeQuantizeImpl::LearnedFakeQuantizeImpl(std::string name, LearnedFakeQuantizeOptions given)
+    : Quantizer(std::move(name)), options(std::move(given)) {
   check_learned(options);
   check_scale_dtype("LearnedFakeQuantize", options.scale_dtype());
   const auto unknown = torch::full(
@@ -134,7 +131,7 @@ std::tuple<torch::Tensor, torch::Tensor> LearnedFakeQuantizeImpl::calculate_qpar
 std::tuple<torch::Tensor, torch::Tensor> LearnedFakeQuantizeImpl::parameters_of(
     torch::Dtype dtype) const {
   const auto compute = compute_dtype(dtype);
-  const auto step = scale.to(compute).abs().clamp_min(smallest_normal);
+  const auto step = scale.to(compute).abs().clamp_min(kSmallestNormal);
   return {step, zero_point.defined() ? zero_point.to(compute) : zero_point};
 }
 

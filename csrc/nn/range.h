@@ -11,6 +11,8 @@ namespace baraquant::nn {
 
 // The weight of each batch in a moving average, the same as in torch.ao's observers.
 constexpr double kAveragingConstant = 0.01;
+// The smallest normal float32: the least that a learned scale can be.
+constexpr double kSmallestNormal = 0x1p-126;
 
 // The nearest number of a dtype ("float32", "bfloat16" or "float16") for each scale, of two the even
 // one, in the scale's own dtype. The smallest positive number of the dtype takes the place of 0

@@ -55,7 +55,8 @@ const Integers& Converter::integers_of(nn::FakeQuantizedLayer& prepared, bool fl
   const auto found = known_.find(key);
   if (found != known_.end()) return found->second;
   if (how.group_factors()) {
-    auto packed = int4->pack(prepared.rows_of_weight());
+    auto& rounder = dynamic_cast<nn::RoundsToInt4&>(*prepared.weight_fake_quant);
+    auto packed = rounder.pack(prepared.rows_of_weight());
     nn::check_finite("the weight", packed.scale, prepared.config().scale_dtype());
     return known_.emplace(key, Integers{{}, packed.scale, {}, packed}).first->second;
   }

@@ -2,11 +2,11 @@
 #include "workflow/fit.h"
 
 #include <algorithm>
-#include <array>
 #include <limits>
 
 #include "api/ops.h"
 #include "frame/dtypes.h"
+#include "nn/int4_search.h"
 #include "nn/range.h"
 
 namespace baraquant::workflow {
@@ -40,53 +40,14 @@ std::tuple<torch::Tensor, torch::Tensor> fit_segments(const torch::Tensor& segme
   return {scale, zero_point};
 }
 
-// The scale, the factors and the zero points of some rows.
-nn::PackedInt4 factors_of_rows(const torch::Tensor& rows, int64_t size, bool symmetric) {
-  nn::PackedInt4 best;
-  std::tie(best.scale, best.group_factor, best.group_zero_point) =
-      choose_int4_qparams(rows, size, symmetric);
-  const auto values = rows.to(best.scale.scalar_type()).unflatten(1, {-1, size});
-  const auto [least, most] = values.aminmax(2);
-  const auto low = least.clamp_max(0), high = most.clamp_min(0);
-  const auto scale = best.scale.unsqueeze(1);
-  auto least_error = torch::full_like(low, std::numeric_limits<double>::infinity());
-  best.group_factor = torch::ones_like(best.group_factor);
-  best.group_zero_point = torch::full_like(best.group_zero_point, 8);
-  for (int64_t number = 16; number > 0; --number) {
-    const auto factors = torch::full_like(best.group_factor, number);
-    const auto step = scale * number;
-    const std::array positions = {-low / step, 7.5 - (low + high) / (2 * step)};
-    for (size_t i = 0; i < (symmetric ? 1 : positions.size()); ++i) {
-      auto zeros = positions[i].round().nan_to_num(0.0).clamp(0, 15).to(torch::kByte);
-      if (symmetric) zeros.fill_(8);
-      const auto packed = quantize_int4(rows, best.scale, factors, size, zeros);
-      const auto rounded = expand_int4(packed, factors, size, rows.size(1), zeros);
-      const auto back = rounded.unflatten(1, {-1, size}) * scale.unsqueeze(2);
-      const auto error = (back - values).square_().sum(2);
-      const auto is_better = error < least_error;
-      least_error = torch::where(is_better, error, least_error);
-      best.group_factor = torch::where(is_better, factors, best.group_factor);
-      best.group_zero_point = torch::where(is_better, zeros, best.group_zero_point);
-    }
-  }
-  return best;
-}
-
 }  // namespace
 
 std::shared_ptr<nn::FakeQuantizeInt4Impl> fit_factors(const torch::Tensor& rows,
                                                       const nn::FakeQuantizeInt4Impl& quantizer) {
   auto options = quantizer.options;
-  const auto step = std::max<int64_t>(1, chunk / std::max<int64_t>(1, rows.size(1)));
-  std::vector<torch::Tensor> scales, factors, zero_points;
-  for (const auto& part : rows.split(step)) {
-    const auto found = factors_of_rows(part, options.group_size(), options.symmetric());
-    scales.push_back(found.scale);
-    factors.push_back(found.group_factor);
-    zero_points.push_back(found.group_zero_point);
-  }
-  options.scale(torch::cat(scales)).group_factor(torch::cat(factors));
-  options.group_zero_point(torch::cat(zero_points));
+  const auto best = nn::searched_factors(rows, options.group_size(), options.symmetric());
+  options.scale(best.scale).group_factor(best.group_factor);
+  options.group_zero_point(best.group_zero_point);
   return std::make_shared<nn::FakeQuantizeInt4Impl>(options);
 }
 

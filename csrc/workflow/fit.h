@@ -18,10 +18,7 @@ std::shared_ptr<nn::FakeQuantizeImpl> fit_scale(const torch::Tensor& rows,
 
 // A fake quantizer with the factors that fit the values best.
 //
-// The scale of a row stays that of choose_int4_qparams. For each group all factors are tried, from 16
-// down to 1, and the one with the minimum squared error is taken, of two equal ones the larger. A
-// group with a zero point tries, for each factor, the one for its least value and the one for the
-// middle of its range. `rows` is the weight `[N, K]`.
+// They are those of searched_factors. `rows` is the weight `[N, K]`.
 std::shared_ptr<nn::FakeQuantizeInt4Impl> fit_factors(const torch::Tensor& rows,
                                                       const nn::FakeQuantizeInt4Impl& quantizer);
 

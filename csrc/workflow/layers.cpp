@@ -163,9 +163,9 @@ using KnownLayers =
     Known<nn::FakeQuantizedLinearImpl, nn::FakeQuantizedConv2dImpl, nn::FakeQuantizedEmbeddingImpl,
           nn::QuantizedLinearImpl, nn::StaticQuantizedLinearImpl, nn::QuantizedInt4LinearImpl,
           nn::StaticQuantizedInt4LinearImpl, nn::WeightOnlyLinearImpl, nn::WeightOnlyInt4LinearImpl,
-          nn::FakeQuantizeInt4Impl, nn::QuantizedConv2dImpl, nn::QuantizedEmbeddingImpl,
-          nn::FakeQuantizeImpl, nn::LearnedFakeQuantizeImpl, nn::Layer, torch::nn::LinearImpl,
-          torch::nn::Conv2dImpl, torch::nn::EmbeddingImpl>;
+          nn::FakeQuantizeInt4Impl, nn::LearnedFakeQuantizeInt4Impl, nn::QuantizedConv2dImpl,
+          nn::QuantizedEmbeddingImpl, nn::FakeQuantizeImpl, nn::LearnedFakeQuantizeImpl, nn::Layer,
+          torch::nn::LinearImpl, torch::nn::Conv2dImpl, torch::nn::EmbeddingImpl>;
 
 }  // namespace
 

@@ -230,6 +230,25 @@ void errors() {
   show_error("learned scale dtype", [] {
     LearnedFakeQuantize(baraquant::nn::LearnedFakeQuantizeOptions().scale_dtype("float64"));
   });
+  using Factors = LearnedFakeQuantizeInt4Options;
+  show_error("learned factors of odd groups", [] { LearnedFakeQuantizeInt4(Factors(3, {2, 2})); });
+  show_error("learned factors shape", [] { LearnedFakeQuantizeInt4(Factors(2, {2})); });
+  show_error("learned factors rule",
+             [] { LearnedFakeQuantizeInt4(Factors(2, {2, 2}).scale_rule("mean")); });
+  show_error("learned factors dtype",
+             [] { LearnedFakeQuantizeInt4(Factors(2, {2, 2}).dtype(torch::kHalf)); });
+  show_error("learned factors of a weight",
+             [] { LearnedFakeQuantizeInt4(Factors(2, {2, 2}))->initialize(torch::ones({2, 6})); });
+  show_error("learned factors not known", [] {
+    LearnedFakeQuantizeInt4 unknown(Factors(2, {2, 2}));
+    unknown->eval();
+    unknown->round(torch::ones({2, 4}));
+  });
+  show_error("config observed factors", [] {
+    TensorConfig(4).granularity(baraquant::PerGroup(8)).dynamic(false).group_factors(true).check();
+  });
+  show_error("config learned factors",
+             [] { baraquant::W4A8(std::nullopt, true, "search", true, true); });
   torch::nn::Sequential relu{torch::nn::ReLU()};
   show_error("nothing", [&] { baraquant::prepare_(relu, baraquant::W8A8()); });
   show_error("not prepared", [&] { baraquant::convert_(relu); });

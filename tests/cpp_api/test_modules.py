@@ -49,6 +49,12 @@ CONFIGS = {
     "factors_rotated": baraquant.W4A8(4, False, group_factors=True, rotate=8),
     "factors_static": QuantConfig(factors(4, True), activation(False), "moving_average"),
     "factors_per_tensor": QuantConfig(factors(2, False), TensorConfig(7, PerTensor())),
+    "factors_learned": baraquant.W4A8(4, learned=True),
+    "factors_learned_max": baraquant.W4A8(8, False, "max", learned=True, backward="int8"),
+    "factors_learned_rotated": baraquant.W4A8(2, False, learned=True, rotate=8),
+    "factors_learned_static": QuantConfig(
+        replace(factors(4, False), dynamic=None, learned=True), learned(8, PerTensor(), False)
+    ),
     "per_tensor": QuantConfig(TensorConfig(6, PerTensor()), TensorConfig(7, PerTensor())),
     "groups_of_inputs": QuantConfig(TensorConfig(8), TensorConfig(8, PerGroup(4))),
     "learned": QuantConfig(learned(4, PerChannel(), True), learned(8, PerTensor(), True)),
@@ -328,6 +334,24 @@ def errors() -> dict[str, Callable[[], Any]]:
         "config conv floats": lambda: QuantConfig(TensorConfig(8), conv_inputs=True),
         "quantizer scale dtype": lambda: fake(0.5, scale_dtype="float64"),
         "learned scale dtype": lambda: bnn.LearnedFakeQuantize(scale_dtype="float64"),
+        "learned factors of odd groups": lambda: bnn.LearnedFakeQuantizeInt4(3, shape=[2, 2]),
+        "learned factors shape": lambda: bnn.LearnedFakeQuantizeInt4(2, shape=[2]),
+        "learned factors rule": lambda: bnn.LearnedFakeQuantizeInt4(
+            2, shape=[2, 2], scale_rule="mean"
+        ),
+        "learned factors dtype": lambda: bnn.LearnedFakeQuantizeInt4(
+            2, shape=[2, 2], dtype=torch.float16
+        ),
+        "learned factors of a weight": lambda: bnn.LearnedFakeQuantizeInt4(
+            2, shape=[2, 2]
+        ).initialize(torch.ones(2, 6)),
+        "learned factors not known": lambda: (
+            bnn.LearnedFakeQuantizeInt4(2, shape=[2, 2]).eval().round(torch.ones(2, 4))
+        ),
+        "config observed factors": lambda: TensorConfig(
+            4, PerGroup(8), dynamic=False, group_factors=True
+        ),
+        "config learned factors": lambda: baraquant.W4A8(None, learned=True, group_factors=True),
         "large scale": lambda: baraquant.quantize_(large, baraquant.W8A8(scale_dtype="float16")),
         "nothing": lambda: baraquant.qat.prepare_(relu, baraquant.W8A8()),
         "not prepared": lambda: baraquant.qat.convert_(relu),

@@ -49,7 +49,7 @@ BAD_CONFIGS: list[tuple[Any, str]] = [
     (lambda: TensorConfig(8, PerGroup(32), group_factors=True), "expected 4 bits.*but got int8"),
     (lambda: TensorConfig(4, group_factors=True), "granularity=PerGroup of an even size"),
     (lambda: TensorConfig(4, PerGroup(7), group_factors=True), r"per_group\(7\)"),
-    (lambda: TensorConfig(4, PerGroup(8), learned=True, group_factors=True), "dynamic=True"),
+    (lambda: TensorConfig(4, PerGroup(8), dynamic=False, group_factors=True), "dynamic=True"),
     (lambda: W4A8(None, group_factors=True), "W4A8: expected a group_size"),
     (lambda: scheme(scale_dtype="bfloat16"), "scale_dtype='float32' with group_factors"),
     (

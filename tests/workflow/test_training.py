@@ -46,7 +46,7 @@ def train(
 
 
 @pytest.mark.cover(scheme=None)
-@pytest.mark.parametrize("scheme", ["w8a8", "static", "learned", "groups"])
+@pytest.mark.parametrize("scheme", ["w8a8", "static", "learned", "groups", "learned_factors"])
 def test_compiled_step(scheme: str) -> None:
     """One graph for the forward pass and one for the backward pass; the optimizer compiled too."""
     torch._dynamo.reset()
@@ -154,7 +154,7 @@ def test_w8a8_keeps_int8_for_backward() -> None:
 
 
 @pytest.mark.cover(scheme=None)
-@pytest.mark.parametrize("scheme", ["w4a8", "learned", "groups", "weight_only"])
+@pytest.mark.parametrize("scheme", ["w4a8", "learned", "groups", "learned_factors", "weight_only"])
 def test_training_gains_what_rounding_lost(scheme: str) -> None:
     """A teacher's outputs: trained for its life as integers, a student is closer than rounded."""
     torch.manual_seed(0)

@@ -29,6 +29,7 @@ CONFIGS: dict[str, Config] = {
     "w4a8": training_models.FOUR_BITS,
     "groups": training_models.GROUPS,
     "learned": training_models.LEARNED,
+    "learned_factors": training_models.SCHEMES["learned_factors"],
     "observed": OBSERVED,
 }
 WRAPPERS = ("ddp", "fsdp", "ddp compiled", "fsdp compiled")

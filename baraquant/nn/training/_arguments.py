@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Checks the arguments of ``FakeQuantize``, and makes tensors of them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...configs import SCALE_DTYPES
+from ...configs import SCALE_DTYPES, SCALE_RULES
 from ...granularity import GRANULARITIES
 
 MODES = ("fixed", "dynamic", "observed")
@@ -188,3 +189,20 @@ def check_int4(
                 f"{name}: expected {what} to have the shape [rows, groups] and scale [rows], but "
                 f"got {list(tensor.shape)} and {list(scale.shape)}"
             )
+
+
+def check_learned_int4(
+    group_size: int, shape: Sequence[int], scale_rule: str, dtype: torch.dtype
+) -> None:
+    """Check the arguments of ``LearnedFakeQuantizeInt4``."""
+    name = "LearnedFakeQuantizeInt4"
+    check_even(name, group_size)
+    if len(shape) != 2 or any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError(f"{name}: expected shape to be [rows, groups], but got {list(shape)}")
+    if scale_rule not in SCALE_RULES:
+        raise ValueError(
+            f"{name}: expected scale_rule to be one of {', '.join(SCALE_RULES)}, "
+            f"but got {scale_rule!r}"
+        )
+    if dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"{name}: expected dtype to be float32 or float64, but got {dtype}")

@@ -16,6 +16,7 @@ from ._freeze import frozen, is_unseen
 from .fake_quantize import FakeQuantize
 from .int4 import FakeQuantizeInt4
 from .learned import LearnedFakeQuantize
+from .learned_int4 import LearnedFakeQuantizeInt4
 
 # The weight of each batch in a moving average, the same as in torch.ao's observers.
 AVERAGING_CONSTANT = 0.01
@@ -95,7 +96,7 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
         self.fold = 0 if size is None or weight.dynamic or weight.learned else size
         channels = self._channels_first(parameter.detach())
         rows = channels.flatten(1) if self.is_grouped else channels
-        self.weight_fake_quant = _of_weight(weight, rows, size, config.scale_dtype)
+        self.weight_fake_quant = _of_weight(weight, rows, size, config)
         self.input_fake_quant = _of_activation(activation, config.observer, parameter)
         self.rounds_input = activation is not None
 
@@ -256,9 +257,15 @@ def check_groups(config: TensorConfig, features: int, name: str) -> None:
 
 
 def _of_weight(
-    config: TensorConfig, weight: Tensor, size: int | None, scale_dtype: str
+    config: TensorConfig, weight: Tensor, size: int | None, scheme: QuantConfig
 ) -> FakeQuantize | FakeQuantizeInt4 | LearnedFakeQuantize:
-    """Return the quantizer of a weight ``[channels, ...]``; of a matrix for groups of ``size``."""
+    """Return the quantizer of a weight ``[channels, ...]``; of a matrix for groups of ``size``.
+
+    ``config`` is how the weight is quantized; of ``scheme`` only the rules for scales count.
+    """
+    scale_dtype = scheme.scale_dtype
+    if config.learned:
+        return _learned_of_weight(config, weight, size, scheme)
     if config.group_factors and size is not None:
         return FakeQuantizeInt4(size, symmetric=config.symmetric)
     granularity = str(config.granularity)
@@ -276,24 +283,6 @@ def _of_weight(
             scale_dtype=scale_dtype,
         )
     channels = weight.shape[0]
-    if config.learned:
-        groups = 1 if size is None else weight.shape[-1] // size
-        shapes = {"per_tensor": (1,), "per_channel": (channels,), "per_group": (channels, groups)}
-        learned = LearnedFakeQuantize(
-            granularity,
-            axis=0 if granularity == "per_channel" else None,
-            group_size=size,
-            shape=shapes[granularity],
-            quant_min=low,
-            quant_max=high,
-            symmetric=config.symmetric,
-            device=weight.device,
-            dtype=_compute_dtype(weight),
-            scale_dtype=scale_dtype,
-        )
-        if not weight.is_meta:
-            learned.initialize(weight)
-        return learned
     scales = weight.numel() // size if size is not None else channels
     per_tensor = granularity == "per_tensor"
     observed = FakeQuantize(
@@ -311,6 +300,40 @@ def _of_weight(
     with torch.no_grad():
         observed(weight if size is None else weight.reshape(-1, size))
     return observed
+
+
+def _learned_of_weight(
+    config: TensorConfig, weight: Tensor, size: int | None, scheme: QuantConfig
+) -> LearnedFakeQuantize:
+    granularity = str(config.granularity)
+    channels, groups = weight.shape[0], 1 if size is None else weight.shape[-1] // size
+    learned: LearnedFakeQuantize
+    if config.group_factors and size is not None:
+        learned = LearnedFakeQuantizeInt4(
+            size,
+            shape=(channels, groups),
+            symmetric=config.symmetric,
+            scale_rule=scheme.scale_rule,
+            device=weight.device,
+            dtype=_compute_dtype(weight),
+        )
+    else:
+        shapes = {"per_tensor": (1,), "per_channel": (channels,), "per_group": (channels, groups)}
+        learned = LearnedFakeQuantize(
+            granularity,
+            axis=0 if granularity == "per_channel" else None,
+            group_size=size,
+            shape=shapes[granularity],
+            quant_min=config.quant_min,
+            quant_max=config.quant_max,
+            symmetric=config.symmetric,
+            device=weight.device,
+            dtype=_compute_dtype(weight),
+            scale_dtype=scheme.scale_dtype,
+        )
+    if not weight.is_meta:
+        learned.initialize(weight)
+    return learned
 
 
 def _of_activation(config: TensorConfig | None, observer: str, weight: Tensor) -> nn.Module:

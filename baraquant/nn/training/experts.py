@@ -87,7 +87,7 @@ class FakeQuantizedExperts(RunsExperts):
             rows = weight.reshape(-1, _row_length(qat.weight, weight))
             self.add_module(
                 f"{name}_weight_fake_quant",
-                _of_weight(_of_rows(qat.weight), rows, qat.weight.group_size, qat.scale_dtype),
+                _of_weight(_of_rows(qat.weight), rows, qat.weight.group_size, qat),
             )
             rounder = _of_activation(qat.activation, qat.observer, weight)
             self.add_module(f"{name}_input_fake_quant", rounder)

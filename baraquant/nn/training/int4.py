@@ -16,7 +16,52 @@ from . import _arguments
 _COMPUTE = (torch.float32, torch.float64)
 
 
-class FakeQuantizeInt4(nn.Module):  # type: ignore[misc]
+class RoundsToInt4(nn.Module):  # type: ignore[misc]
+    """A quantizer of rows to four bits with a scale for each row, and a factor for each group.
+
+    A subclass says where these come from, and what carries the gradient.
+    """
+
+    group_size: int
+
+    def qparams_of(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the scale ``[rows]``, and the factors and zero points ``[rows, groups]``."""
+        raise NotImplementedError
+
+    def smooth(self, input: Tensor) -> Tensor:
+        """Return what gives ``round`` its gradient; its value is near that of ``round``."""
+        raise NotImplementedError
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def round(self, input: Tensor) -> Tensor:
+        """Return ``input`` rounded; without switches."""
+        integers, scale, _ = self.quantize(input)
+        rounded = ops.dequantize_per_channel(integers, scale, None, 0, dtype=input.dtype)
+        return straight_through(rounded, self.smooth(input))
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def pack(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return ``input`` as packed numbers, uint8, with scale, factors and zero points."""
+        scale, factor, zero_point = self.qparams_of(input)
+        packed = ops.quantize_int4(
+            input.detach(), scale, factor, self.group_size, group_zero_point=zero_point
+        )
+        return packed, scale, factor, zero_point
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def quantize(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return ``input`` as the int8 that a product multiplies, with scales and zeros ``[rows]``.
+
+        ``round`` returns these integers dequantized.
+        """
+        packed, scale, factor, zero_point = self.pack(input)
+        integers = ops.expand_int4(
+            packed, factor, self.group_size, input.shape[1], group_zero_point=zero_point
+        )
+        return integers, scale, torch.zeros_like(scale, dtype=torch.int32)
+
+
+class FakeQuantizeInt4(RoundsToInt4):
     """Rounds a weight to four bits; each row has a scale, and each group of columns a whole factor.
 
     ``w8 = (u - z) * f`` with ``u`` in [0, 15] and ``f`` in [1, 16] is an int8, and stands for
@@ -46,7 +91,6 @@ class FakeQuantizeInt4(nn.Module):  # type: ignore[misc]
     """
 
     granularity: Final[str]
-    group_size: Final[int]
     symmetric: Final[bool]
     is_dynamic: Final[bool]
     is_observed: Final[bool]
@@ -85,13 +129,6 @@ class FakeQuantizeInt4(nn.Module):  # type: ignore[misc]
         return self.round(input) if self._rounds else input
 
     @torch.jit.export  # type: ignore[untyped-decorator]
-    def round(self, input: Tensor) -> Tensor:
-        """Return ``input`` rounded; without switches."""
-        integers, scale, _ = self.quantize(input)
-        rounded = ops.dequantize_per_channel(integers, scale, None, 0, dtype=input.dtype)
-        return straight_through(rounded, input)
-
-    @torch.jit.export  # type: ignore[untyped-decorator]
     def calculate_qparams(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the scale, the factors and the zero points: the given ones, or of ``input``."""
         scale, factor, zero_point = self.scale, self.group_factor, self.group_zero_point
@@ -101,26 +138,14 @@ class FakeQuantizeInt4(nn.Module):  # type: ignore[misc]
             )
         return scale, factor, zero_point
 
-    @torch.jit.export  # type: ignore[untyped-decorator]
-    def pack(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return ``input`` as packed numbers, uint8, with scale, factors and zero points."""
-        scale, factor, zero_point = self.calculate_qparams(input)
-        packed = ops.quantize_int4(
-            input.detach(), scale, factor, self.group_size, group_zero_point=zero_point
-        )
-        return packed, scale, factor, zero_point
+    def qparams_of(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what :meth:`calculate_qparams` does."""
+        qparams: tuple[Tensor, Tensor, Tensor] = self.calculate_qparams(input)
+        return qparams
 
-    @torch.jit.export  # type: ignore[untyped-decorator]
-    def quantize(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return ``input`` as the int8 that a product multiplies, with scales and zeros ``[rows]``.
-
-        ``round`` returns these integers dequantized.
-        """
-        packed, scale, factor, zero_point = self.pack(input)
-        integers = ops.expand_int4(
-            packed, factor, self.group_size, input.shape[1], group_zero_point=zero_point
-        )
-        return integers, scale, torch.zeros_like(scale, dtype=torch.int32)
+    def smooth(self, input: Tensor) -> Tensor:
+        """Return ``input``: the gradient goes straight through."""
+        return input
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def enable_fake_quant(self, enabled: bool = True) -> None:

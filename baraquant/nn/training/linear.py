@@ -235,6 +235,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         scale: Tensor | None = None
         if self.has_group_factors:
             qweight, scale, _ = self.weight_fake_quant.quantize(weight.detach())
+            weight = self.weight_fake_quant.smooth(weight)
         return ops.qat_linear(
             input,
             weight,

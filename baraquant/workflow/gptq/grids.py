@@ -8,8 +8,9 @@ from torch import Tensor
 
 from ... import ops
 from ...nn import FakeQuantize, FakeQuantizeInt4
+from ...nn.training._int4_search import searched_factors
 from ...nn.training._quantizers import Int4Integers, Integers
-from ..fit import factors_of_rows, qparams_of_rows
+from ..fit import qparams_of_rows
 
 
 def grid_of(
@@ -90,14 +91,15 @@ class FactorGrid:
         self._quantizer, self._searches = quantizer, searches
         self.size, self.follows = quantizer.group_size, searches and not fixed
         self._scale, self._factor, self._zero_point = (
-            factors_of_rows(rows, quantizer)
+            searched_factors(rows, self.size, quantizer.symmetric)
             if searches and fixed
             else ops.choose_int4_qparams(rows, self.size, symmetric=quantizer.symmetric)
         )
 
     def find(self, group: int, rows: Tensor) -> None:
         """Find the factors of a group from its corrected values, ``[N, size]``."""
-        _, factor, zero_point = factors_of_rows(rows, self._quantizer, self._scale)
+        symmetric = self._quantizer.symmetric
+        _, factor, zero_point = searched_factors(rows, self.size, symmetric, self._scale)
         self._factor[:, group], self._zero_point[:, group] = factor[:, 0], zero_point[:, 0]
 
     def quantize(self, group: int, column: Tensor) -> tuple[Tensor, Tensor]:

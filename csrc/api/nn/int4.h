@@ -3,7 +3,12 @@
 /// Weights of four bits with a whole factor for each group, for training and for inference.
 #pragma once
 
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "inference.h"
+#include "quantizers.h"
 
 namespace baraquant::nn {
 
@@ -13,6 +18,25 @@ struct BARAQUANT_API PackedInt4 {
   torch::Tensor scale;             ///< `[rows]`
   torch::Tensor group_factor;      ///< f, uint8 `[rows, groups]`, 1 to 16
   torch::Tensor group_zero_point;  ///< z, uint8 `[rows, groups]`, 0 to 15
+};
+
+/// What quantizers to four bits have in common: a scale for each row of a weight, and a factor and a
+/// zero point for each group.
+class BARAQUANT_API RoundsToInt4 {
+ public:
+  virtual ~RoundsToInt4() = default;
+  /// A weight `[rows, columns]` as packed numbers.
+  PackedInt4 pack(const torch::Tensor& input);
+  /// The scale, the factors and the zero points for a weight; no packed numbers.
+  virtual PackedInt4 qparams_of(const torch::Tensor& input) = 0;
+  /// What gives round() its gradient; its value is near that of round().
+  virtual torch::Tensor smooth(const torch::Tensor& input) = 0;
+  /// The number of adjacent columns that share a factor and a zero point.
+  virtual int64_t group_size() const = 0;
+
+ protected:
+  Quantized int8_of(const torch::Tensor& input);
+  torch::Tensor rounded(const torch::Tensor& input);
 };
 
 /// Options of FakeQuantizeInt4: the arguments of Python's class of that name.
@@ -37,19 +61,21 @@ struct BARAQUANT_API FakeQuantizeInt4Options {
 ///
 /// @throws c10::ValueError The group size is not even and above 0, or some tensors are missing.
 /// @throws c10::TypeError A tensor has another dtype.
-class BARAQUANT_API FakeQuantizeInt4Impl : public Quantizer {
+class BARAQUANT_API FakeQuantizeInt4Impl : public Quantizer, public RoundsToInt4 {
  public:
   explicit FakeQuantizeInt4Impl(FakeQuantizeInt4Options options);
 
   torch::Tensor forward(const torch::Tensor& input) override;
-  torch::Tensor round(const torch::Tensor& input) override;
+  torch::Tensor round(const torch::Tensor& input) override { return rounded(input); }
   /// The int8 that a product multiplies, with scales and zeros `[rows]`.
-  Quantized quantize(const torch::Tensor& input) override;
+  Quantized quantize(const torch::Tensor& input) override { return int8_of(input); }
   /// The given scale, with zeros.
   /// @throws c10::Error The scale comes from each weight.
   std::tuple<torch::Tensor, torch::Tensor> calculate_qparams() const override;
-  /// A weight `[rows, columns]` as packed numbers.
-  PackedInt4 pack(const torch::Tensor& input) const;
+  PackedInt4 qparams_of(const torch::Tensor& input) override;
+  /// The input itself: the gradient goes straight through.
+  torch::Tensor smooth(const torch::Tensor& input) override { return input; }
+  int64_t group_size() const override { return options.group_size(); }
   void enable_fake_quant(bool enabled = true) override { rounds_ = enabled; }
   bool rounds() const override { return rounds_; }
   int64_t quant_min() const override { return -8; }
@@ -72,6 +98,76 @@ class BARAQUANT_API FakeQuantizeInt4Impl : public Quantizer {
   bool rounds_ = true;
 };
 TORCH_MODULE(FakeQuantizeInt4);
+
+/// Options of LearnedFakeQuantizeInt4: the arguments of Python's class of that name.
+struct BARAQUANT_API LearnedFakeQuantizeInt4Options {
+  LearnedFakeQuantizeInt4Options(int64_t group_size, std::vector<int64_t> shape)
+      : group_size_(group_size), shape_(std::move(shape)) {}
+  /// The number of adjacent columns that share a factor and a zero point, even.
+  TORCH_ARG(int64_t, group_size);
+  /// `[rows, groups]`.
+  TORCH_ARG(std::vector<int64_t>, shape);
+  /// true for the zero point 8 in every group.
+  TORCH_ARG(bool, symmetric) = true;
+  /// How initialize() finds the factors: "search" tries all of them, "max" takes the least that clips
+  /// nothing.
+  TORCH_ARG(std::string, scale_rule) = "search";
+  TORCH_ARG(std::optional<torch::Device>, device);
+  /// float32 or float64.
+  TORCH_ARG(torch::Dtype, dtype) = torch::kFloat32;
+};
+
+/// Rounds a weight to four bits, and learns the scale of each row and the factor of each group.
+///
+/// Each group learns its step by the rule of LSQ, rounded to a whole multiple, 1 to 16, of the row's
+/// scale, which is learned by the same rule. The parameters are `scale` `[rows, groups]`, the steps;
+/// `zero_point` of that shape, if not symmetric, for integers of -8 to 7; and `largest_step` `[rows]`,
+/// 16 times the row's scale. They are NaN until initialize().
+///
+/// @throws c10::ValueError The group size is not even and above 0, the shape is not one of rows and
+///     groups, or the rule is unknown.
+/// @throws c10::TypeError The dtype is another one.
+class BARAQUANT_API LearnedFakeQuantizeInt4Impl : public LearnedFakeQuantizeImpl,
+                                                  public RoundsToInt4 {
+ public:
+  explicit LearnedFakeQuantizeInt4Impl(const LearnedFakeQuantizeInt4Options& options);
+
+  torch::Tensor forward(const torch::Tensor& input) override;
+  /// @throws c10::Error The factors are not known yet.
+  torch::Tensor round(const torch::Tensor& input) override { return rounded(input); }
+  /// The int8 that a product multiplies, with scales and zeros `[rows]`.
+  Quantized quantize(const torch::Tensor& input) override { return int8_of(input); }
+  /// The steps and the int32 zero points, -8 to 7, of each group.
+  std::tuple<torch::Tensor, torch::Tensor> calculate_qparams() const override;
+  /// The current scale, factors and zero points. A row with a step or a zero point that is not finite
+  /// has the scale NaN.
+  PackedInt4 qparams() const { return qparams_in(scale.scalar_type()); }
+  PackedInt4 qparams_of(const torch::Tensor& input) override;
+  torch::Tensor smooth(const torch::Tensor& input) override;
+  int64_t group_size() const override { return *options.group_size(); }
+  const std::string& scale_rule() const { return scale_rule_; }
+  /// Set the parameters to the factors that fit a weight `[rows, columns]`.
+  /// @throws c10::ValueError Its shape does not fit.
+  void initialize(const torch::Tensor& input);
+  /// Set the parameters to given factors; `packed` is not used.
+  void start_from(const PackedInt4& given);
+
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override;
+  void pretty_print(std::ostream& stream) const override;
+
+  torch::Tensor largest_step;
+
+ private:
+  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
+  PackedInt4 qparams_in(torch::Dtype dtype) const;
+  torch::Tensor row_scale(torch::Dtype dtype) const;
+  torch::Tensor smooth_shifted(const torch::Tensor& input, const torch::Tensor& steps,
+                               const torch::Tensor& zero_point) const;
+  void set_by_first(const torch::Tensor& input);
+  std::string scale_rule_;
+};
+TORCH_MODULE(LearnedFakeQuantizeInt4);
 
 /// A linear layer whose weights are packed numbers of four bits; `qweight` is undefined.
 ///

@@ -184,14 +184,16 @@ class BARAQUANT_API LearnedFakeQuantizeImpl : public Quantizer {
   torch::Tensor zero_point;  ///< undefined if symmetric
 
  protected:
+  LearnedFakeQuantizeImpl(std::string name, LearnedFakeQuantizeOptions options);
   bool is_scale(const std::string& name) const override;
-
- private:
-  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
+  /// The positive scale and the zero point, for an input of this dtype.
   std::tuple<torch::Tensor, torch::Tensor> parameters_of(torch::Dtype dtype) const;
 
   bool rounds_ = true;
   mutable bool initialized_ = false;
+
+ private:
+  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
   bool saw_zeros_ = false;
 };
 TORCH_MODULE(LearnedFakeQuantize);

@@ -8,7 +8,7 @@ import itertools
 import torch
 from torch import Tensor, nn
 
-from baraquant import W8A8, QuantConfig, TensorConfig, W8A8Static
+from baraquant import W4A8, W8A8, QuantConfig, TensorConfig, W8A8Static
 from baraquant.configs import Config
 from tests.support import cases
 
@@ -54,6 +54,7 @@ SCHEMES: dict[str, Config] = {
     "static": STATIC,
     "learned": LEARNED,
     "groups": GROUPS,
+    "learned_factors": W4A8(4, learned=True),
     "weight_only": QuantConfig(TensorConfig(3, symmetric=False)),
 }
 

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``LearnedFakeQuantizeInt4``: rounds a weight to four bits, with factors that are trained."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from ... import ops
+from . import _arguments
+from ._first_batch import check_unwrapped
+from ._int4_search import searched_factors
+from .int4 import RoundsToInt4
+from .learned import NAN, LearnedFakeQuantize
+
+
+class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
+    """Rounds a weight to four bits, and learns the scale of each row and the factor of each group.
+
+    The numbers are those of :class:`FakeQuantizeInt4`: an int8 ``w8 = (u - z) * f`` stands for
+    ``w8 * scale``. Each group learns the step that it would like to have, and this is rounded to a
+    whole multiple of the row's scale: ``f = clamp(rint(step / scale), 1, 16)``. So the product
+    stays one exact sum of integers.
+
+    Both roundings pass gradients straight through, each by the rule and with the factor of "Learned
+    Step Size Quantization" (LSQ, Esser et al. 2020, equation 3 and section 2.2). With
+    ``d = f * scale``, ``y = (u - z) * d``, ``v = w / d`` and ``t = step / scale``:
+
+    * ``dy/dd = rint(v) - v``, or ``u - z`` where ``u`` was clamped (to [0, 15], and to those whose
+      ``w8`` is an int8). The gradient of ``d`` is the sum of this over the group, times
+      ``1 / sqrt(group_size * 7)``. It is also the gradient of the step, but 0 where ``f`` was
+      clamped.
+    * ``dd/dscale = rint(t) - t``, or ``f`` where it was clamped. The gradient of the scale is the
+      sum of this, times the gradient of ``d``, over the groups of a row, times
+      ``1 / sqrt(groups * 16)``.
+
+    With ``symmetric=False`` the zero points are learned as in :class:`LearnedFakeQuantize`.
+
+    The parameters are ``scale`` ``[rows, groups]``, the steps, as in a
+    :class:`LearnedFakeQuantize` ``per_group``; ``largest_step`` ``[rows]``, the step of a group
+    with the factor 16, so 16 times the row's scale; and, if not symmetric, ``zero_point``
+    ``[rows, groups]`` for integers in [-8, 7]. The scale itself is no parameter because an
+    optimizer such as Adam moves each parameter by about its learning rate, which is much for a
+    number as small as the scale. The gradient of ``largest_step`` is 16 times that of the scale, so
+    that gradient descent moves the scale as if it were the parameter. :meth:`initialize` sets all
+    of them from a weight, to the factors with the minimum squared error. Before that they are NaN.
+
+    Args:
+        group_size: The number of adjacent columns that share a factor and a zero point, even.
+        shape: ``[rows, groups]``.
+        symmetric: True for the zero point 8 in every group.
+        scale_rule: How :meth:`initialize` finds the factors: ``search`` tries all of them, ``max``
+            takes the least that clips nothing.
+        device: Of the parameters.
+        dtype: Of the parameters: float32 or float64.
+
+    Raises:
+        ValueError: The group size is not even and above 0, the shape is not one of rows and groups,
+            or the rule is unknown.
+        TypeError: The dtype is another one.
+
+    Example:
+        >>> quantizer = baraquant.nn.LearnedFakeQuantizeInt4(2, shape=(1, 2))
+        >>> quantizer(torch.tensor([[0.7, -0.13, 11.2, 3.0]])).detach()
+        tensor([[ 0.7000, -0.1000, 11.2000,  3.2000]])
+        >>> quantizer.qparams()[:2]
+        (tensor([0.1000]), tensor([[ 1, 16]], dtype=torch.uint8))
+    """
+
+    is_dynamic: Final[bool]
+    groups: Final[int]
+    largest_factor: Final[int]
+    scale_rule: Final[str]
+
+    def __init__(
+        self,
+        group_size: int,
+        *,
+        shape: Sequence[int],
+        symmetric: bool = True,
+        scale_rule: str = "search",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        _arguments.check_learned_int4(group_size, shape, scale_rule, dtype)
+        super().__init__(
+            "per_group",
+            group_size=group_size,
+            shape=shape,
+            quant_min=-8,
+            quant_max=7,
+            symmetric=symmetric,
+            device=device,
+            dtype=dtype,
+        )
+        self._name = "LearnedFakeQuantizeInt4"
+        self.is_dynamic = False
+        self.largest_factor = 16
+        self.scale_rule = scale_rule
+        rows, self.groups = shape
+        self.largest_step = nn.Parameter(torch.full((rows,), NAN, device=device, dtype=dtype))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return ``input`` ``[rows, columns]`` rounded, in its own dtype."""
+        return self.round(input) if self._rounds else input
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def initialize(self, input: Tensor) -> None:
+        """Set the parameters to the factors that fit ``input`` ``[rows, columns]``."""
+        columns = self.groups * self.group_size
+        if input.dim() != 2 or list(input.shape) != [len(self.scale), columns]:
+            raise ValueError(
+                f"LearnedFakeQuantizeInt4: expected input to have the shape "
+                f"[{len(self.scale)}, {columns}], but got {list(input.shape)}"
+            )
+        rows = input.detach()
+        if self.scale_rule == "search":
+            self.start_from(*searched_factors(rows, self.group_size, self.symmetric))
+        else:
+            self.start_from(
+                *ops.choose_int4_qparams(rows, self.group_size, symmetric=self.symmetric)
+            )
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def start_from(self, scale: Tensor, group_factor: Tensor, group_zero_point: Tensor) -> None:
+        """Set the parameters to given factors, as :func:`baraquant.ops.choose_int4_qparams`'s."""
+        with torch.no_grad():
+            self.scale.copy_(scale[:, None] * group_factor)
+            self.largest_step.copy_(scale * self.largest_factor)
+            if self.zero_point is not None:
+                self.zero_point.copy_(group_zero_point.to(self.zero_point.dtype) - 8)
+        self._initialized = True
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def qparams(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the current scale ``[rows]``, and the uint8 factors and zero points.
+
+        A row with a step or a zero point that is not finite has the scale NaN.
+        """
+        return self._qparams_in(self.scale.dtype)
+
+    @torch.jit.export  # type: ignore[untyped-decorator]
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """Return the steps ``f * scale`` and the int32 zero points in [-8, 7], for each group."""
+        scale, factor, zero_point = self.qparams()
+        return scale[:, None] * factor, zero_point.to(torch.int32) - 8
+
+    def qparams_of(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the scale, the factors and the zero points for a weight of this dtype."""
+        self._set_by_first(input)
+        return self._qparams_in(self._compute_dtype(input.dtype))
+
+    def smooth(self, input: Tensor) -> Tensor:
+        """Return ``input`` rounded by floating formulas, which give ``round`` its gradient."""
+        if not torch.is_grad_enabled():
+            return input
+        self._set_by_first(input)
+        steps, zero_point = self._parameters_of(input.dtype)
+        factor = float(self.group_size * self.quant_max) ** -0.5
+        # The scale is largest_step / 16 and has 16 times the gradient's factor: see above.
+        by_row = self.largest_factor**2 * float(self.groups * self.largest_factor) ** -0.5
+        scale = _with_factor(self._row_scale(input.dtype), by_row)
+        steps = ops.fake_quantize_per_channel(steps, scale, None, 0, 1, self.largest_factor)
+        steps = _with_factor(steps, factor)
+        if zero_point is None:
+            return self._fake_quantize(input, steps, None, None)
+        return self._smooth_shifted(input, steps, _with_factor(zero_point, factor))
+
+    def _smooth_shifted(self, input: Tensor, steps: Tensor, zero_point: Tensor) -> Tensor:
+        """Return ``input`` rounded with zero points, where a large factor has fewer integers."""
+        _, factor, _ = self._qparams_in(self._compute_dtype(input.dtype))
+        rounded = zero_point.detach().round().clamp(self.quant_min, self.quant_max)
+        zeros = (zero_point + (rounded - zero_point.detach())).unsqueeze(2)  # straight-through
+        steps, factors = steps.unsqueeze(2), factor.unsqueeze(2).to(steps.dtype)
+        values = input.to(steps.dtype).unflatten(1, [self.groups, self.group_size])
+        position = values / steps
+        integers = position + (position.detach().round() - position.detach()) + zeros
+        low = (zeros - (128.0 / factors).floor()).clamp_min(float(self.quant_min))
+        high = (zeros + (127.0 / factors).floor()).clamp_max(float(self.quant_max))
+        limited = torch.clamp(integers, low, high)  # an end itself is inside
+        return ((limited - zeros) * steps).flatten(1).to(input.dtype)
+
+    def _qparams_in(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        steps, zero_point = self._parameters_of(dtype)
+        steps, scale = steps.detach(), self._row_scale(dtype).detach()
+        factor = ops.quantize_per_channel(
+            steps, scale, None, 0, 1, self.largest_factor, dtype=torch.uint8
+        )
+        is_known = steps.isfinite()
+        zeros = torch.full_like(factor, 8)
+        if zero_point is not None:
+            is_known = is_known & zero_point.isfinite()
+            shifted = zero_point.detach().round().clamp(self.quant_min, self.quant_max) + 8
+            zeros = shifted.nan_to_num(0.0).to(torch.uint8)
+        return scale.masked_fill(~is_known.all(dim=1), float("nan")), factor, zeros
+
+    def _row_scale(self, dtype: torch.dtype) -> Tensor:
+        """Return the positive scale of each row."""
+        largest = self.largest_step.to(self._compute_dtype(dtype)).abs()
+        return (largest / self.largest_factor).clamp_min(2.0**-126)  # the smallest normal float32
+
+    def _set_by_first(self, input: Tensor) -> None:
+        """Set the parameters from the first weight in training, if nothing else has."""
+        if self._is_initialized():
+            return
+        if not self.training:
+            raise RuntimeError(
+                "LearnedFakeQuantizeInt4: expected a weight in training mode, or initialize(), "
+                "before anything is rounded: the factors are not known"
+            )
+        if not torch.jit.is_scripting():
+            check_unwrapped(self)
+        self.initialize(input)
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def sync_qparams(self, process_group: Any = None) -> None:
+        """Give all processes the mean of their steps and zero points; every process must call it.
+
+        Args:
+            process_group: The ``torch.distributed`` group; None is the default one.
+
+        Raises:
+            RuntimeError: There is no process group.
+        """
+        with torch.no_grad():
+            self.largest_step.abs_()
+        super().sync_qparams(process_group)
+
+    def extra_repr(self) -> str:
+        """Return the arguments that differ between modules, for ``repr``."""
+        shape = list(self.scale.shape)
+        return f"group_size={self.group_size}, symmetric={self.symmetric}, scale={shape}"
+
+
+def _with_factor(value: Tensor, factor: float) -> Tensor:
+    """Return ``value`` with its gradient multiplied by a factor; the added 0 changes no bit."""
+    part = value * factor
+    return value.detach() + (part - part.detach())

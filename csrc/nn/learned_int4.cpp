@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// LearnedFakeQuantizeInt4. Esser et al. 2020, "Learned Step Size Quantization", equation 3 and section
+// 2.2, twice: the steps quantize the weight, and the scale of a row quantizes its steps.
+#include <cmath>
+#include <limits>
+#include <ostream>
+
+#include "api/nn/int4.h"
+#include "api/ops.h"
+#include "frame/dtypes.h"
+#include "int4/math.h"
+#include "nn/by_granularity.h"
+#include "nn/clone.h"
+#include "nn/int4_search.h"
+#include "nn/layer_arguments.h"
+#include "nn/product.h"
+#include "nn/range.h"
+#include "nn/text.h"
+
+namespace baraquant::nn {
+
+namespace {
+
+constexpr const char* kLearnedInt4 = "LearnedFakeQuantizeInt4";
+constexpr int64_t largest_factor = int4::kMaxFactor, quant_low = -int4::kMiddle, quant_high = 7;
+
+LearnedFakeQuantizeOptions checked(const LearnedFakeQuantizeInt4Options& options) {
+  check_even(kLearnedInt4, options.group_size());
+  const auto& shape = options.shape();
+  TORCH_CHECK_VALUE(shape.size() == 2 && shape[0] >= 0 && shape[1] >= 0, kLearnedInt4,
+                    ": expected shape to be [rows, groups], but got ",
+                    c10::str(at::IntArrayRef(shape)));
+  const auto& rule = options.scale_rule();
+  TORCH_CHECK_VALUE(rule == "search" || rule == "max", kLearnedInt4,
+                    ": expected scale_rule to be one of search, max, but got ", text::quoted(rule));
+  const auto dtype = options.dtype();
+  TORCH_CHECK_TYPE(dtype == torch::kFloat32 || dtype == torch::kFloat64, kLearnedInt4,
+                   ": expected dtype to be float32 or float64, but got ", dtype_name(dtype));
+  return LearnedFakeQuantizeOptions()
+      .granularity("per_group")
+      .group_size(options.group_size())
+      .shape(shape)
+      .quant_min(quant_low)
+      .quant_max(quant_high)
+      .symmetric(options.symmetric())
+      .device(options.device())
+      .dtype(dtype);
+}
+
+// The value with its gradient multiplied by a factor; the added 0 changes no bit.
+torch::Tensor with_gradient_factor(const torch::Tensor& value, double factor) {
+  const auto part = value * factor;
+  return value.detach() + (part - part.detach());
+}
+
+}  // namespace
+
+LearnedFakeQuantizeInt4Impl::LearnedFakeQuantizeInt4Impl(
+    const LearnedFakeQuantizeInt4Options& given)
+    : LearnedFakeQuantizeImpl(kLearnedInt4, checked(given)), scale_rule_(given.scale_rule()) {
+  const auto unknown = std::numeric_limits<double>::quiet_NaN();
+  largest_step =
+      register_parameter("largest_step", torch::full({given.shape()[0]}, unknown, scale.options()));
+}
+
+torch::Tensor LearnedFakeQuantizeInt4Impl::forward(const torch::Tensor& input) {
+  return rounds_ ? round(input) : input;
+}
+
+void LearnedFakeQuantizeInt4Impl::initialize(const torch::Tensor& input) {
+  const auto rows = scale.size(0), columns = scale.size(1) * group_size();
+  TORCH_CHECK_VALUE(input.dim() == 2 && input.size(0) == rows && input.size(1) == columns,
+                    kLearnedInt4, ": expected input to have the shape [", rows, ", ", columns,
+                    "], but got ", text::shape(input));
+  const auto weight = input.detach();
+  if (scale_rule_ == "search") {
+    start_from(searched_factors(weight, group_size(), options.symmetric()));
+    return;
+  }
+  const auto [row, factor, zeros] = choose_int4_qparams(weight, group_size(), options.symmetric());
+  start_from({{}, row, factor, zeros});
+}
+
+void LearnedFakeQuantizeInt4Impl::start_from(const PackedInt4& given) {
+  const torch::NoGradGuard no_grad;
+  scale.copy_(given.scale.unsqueeze(1) * given.group_factor);
+  largest_step.copy_(given.scale * largest_factor);
+  if (zero_point.defined()) {
+    zero_point.copy_(given.group_zero_point.to(zero_point.scalar_type()) + quant_low);
+  }
+  initialized_ = true;
+}
+
+std::tuple<torch::Tensor, torch::Tensor> LearnedFakeQuantizeInt4Impl::calculate_qparams() const {
+  const auto found = qparams();
+  return {found.scale.unsqueeze(1) * found.group_factor,
+          found.group_zero_point.to(torch::kInt32) + quant_low};
+}
+
+PackedInt4 LearnedFakeQuantizeInt4Impl::qparams_of(const torch::Tensor& input) {
+  set_by_first(input);
+  return qparams_in(compute_dtype(input.scalar_type()));
+}
+
+torch::Tensor LearnedFakeQuantizeInt4Impl::smooth(const torch::Tensor& input) {
+  if (!torch::GradMode::is_enabled()) return input;
+  set_by_first(input);
+  const auto dtype = input.scalar_type();
+  auto [steps, zeros] = parameters_of(dtype);
+  const auto factor = std::pow(static_cast<double>(group_size() * quant_high), -0.5);
+  // The scale is largest_step / 16 and has 16 times the gradient's factor, as in Python.
+  const auto by_row = static_cast<double>(largest_factor * largest_factor) *
+                      std::pow(static_cast<double>(scale.size(1) * largest_factor), -0.5);
+  const auto rows = with_gradient_factor(row_scale(dtype), by_row);
+  steps = fake_quantize_per_channel(steps, rows, std::nullopt, 0, 1, largest_factor);
+  steps = with_gradient_factor(steps, factor);
+  if (zeros.defined()) return smooth_shifted(input, steps, with_gradient_factor(zeros, factor));
+  return ops_of(options).fake_quantize(input, steps, std::nullopt, std::nullopt);
+}
+
+// A large factor has fewer integers with a zero point.
+torch::Tensor LearnedFakeQuantizeInt4Impl::smooth_shifted(const torch::Tensor& input,
+                                                          const torch::Tensor& given,
+                                                          const torch::Tensor& zero_point) const {
+  const auto found = qparams_in(compute_dtype(input.scalar_type()));
+  const auto nearest = zero_point.detach().round().clamp(quant_low, quant_high);
+  const auto zeros = (zero_point + (nearest - zero_point.detach())).unsqueeze(2);
+  const auto steps = given.unsqueeze(2);
+  const auto factors = found.group_factor.unsqueeze(2).to(steps.scalar_type());
+  const auto values = input.to(steps.scalar_type()).unflatten(1, {scale.size(1), group_size()});
+  const auto position = values / steps;
+  const auto integers = position + (position.detach().round() - position.detach()) + zeros;
+  const auto low = (zeros - (128.0 / factors).floor()).clamp_min(quant_low);
+  const auto high = (zeros + (127.0 / factors).floor()).clamp_max(quant_high);
+  const auto limited = torch::clamp(integers, low, high);  // an end itself is inside
+  return ((limited - zeros) * steps).flatten(1).to(input.scalar_type());
+}
+
+PackedInt4 LearnedFakeQuantizeInt4Impl::qparams_in(torch::Dtype dtype) const {
+  auto [steps, zeros] = parameters_of(dtype);
+  steps = steps.detach();
+  const auto rows = row_scale(dtype).detach();
+  PackedInt4 result;
+  result.group_factor =
+      quantize_per_channel(steps, rows, std::nullopt, 0, 1, largest_factor, torch::kByte);
+  auto is_known = steps.isfinite();
+  result.group_zero_point = torch::full_like(result.group_factor, -quant_low);
+  if (zeros.defined()) {
+    is_known = is_known & zeros.isfinite();
+    const auto shifted = zeros.detach().round().clamp(quant_low, quant_high) - quant_low;
+    result.group_zero_point = shifted.nan_to_num(0.0).to(torch::kByte);
+  }
+  result.scale =
+      rows.masked_fill(is_known.all(1).logical_not(), std::numeric_limits<double>::quiet_NaN());
+  return result;
+}
+
+torch::Tensor LearnedFakeQuantizeInt4Impl::row_scale(torch::Dtype dtype) const {
+  const auto largest = largest_step.to(compute_dtype(dtype)).abs();
+  return (largest / largest_factor).clamp_min(kSmallestNormal);
+}
+
+void LearnedFakeQuantizeInt4Impl::set_by_first(const torch::Tensor& input) {
+  if (is_initialized()) return;
+  TORCH_CHECK(is_training(), kLearnedInt4,
+              ": expected a weight in training mode, or initialize(), before anything is rounded: "
+              "the factors are not known");
+  initialize(input);
+}
+
+std::shared_ptr<torch::nn::Module> LearnedFakeQuantizeInt4Impl::clone(
+    const std::optional<torch::Device>& device) const {
+  auto copy = std::make_shared<LearnedFakeQuantizeInt4Impl>(
+      LearnedFakeQuantizeInt4Options(group_size(), options.shape())
+          .symmetric(options.symmetric())
+          .scale_rule(scale_rule_)
+          .device(options.device())
+          .dtype(options.dtype()));
+  copy->rounds_ = rounds_;
+  copy->initialized_ = initialized_;
+  copy_tensors(*copy, *this, device);
+  return copy;
+}
+
+BARAQUANT_CLONE_CHILD(LearnedFakeQuantizeInt4Impl)
+
+void LearnedFakeQuantizeInt4Impl::pretty_print(std::ostream& stream) const {
+  stream << "baraquant::nn::LearnedFakeQuantizeInt4(group_size=" << group_size()
+         << ", symmetric=" << (options.symmetric() ? "true" : "false") << ")";
+}
+
+}  // namespace baraquant::nn
