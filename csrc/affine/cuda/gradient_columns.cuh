@@ -12,7 +12,7 @@ struct ColumnGeometry {
   static constexpr int kPack = 4;                  // columns whose grids fit in the registers
   static constexpr int kTileColumns = 32 * kPack;  // a warp lies along the columns
   static constexpr int kThreads = 32 * kRowLanes;  // and there is a warp for each lane of the rows
-  static constexpr int kRows = 2;                  // a thread loads so many rows ahead
+  static constexpr int kRows = 2;                  // rows that a thread computes together
 };
 
 // Adds up each column's lanes (one in each warp) and writes the sums of this block's columns.
@@ -45,18 +45,71 @@ struct GradientColumns {
 
   __device__ __forceinline__ GradientColumns(const GradientParams<T>& p, int64_t first_segment,
                                              int count) {
+    C scales[kPack], zero_points[kPack];
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) scales[i] = p.q.scale_at(first_segment + min(i, count - 1));
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+      zero_points[i] = p.q.zero_point_at(first_segment + min(i, count - 1));
+    }
     fast = p.fast_range;
 #pragma unroll
     for (int i = 0; i < kPack; ++i) {
-      const int64_t segment = first_segment + min(i, count - 1);
-      const C scale = p.q.scale_at(segment), zero_point = p.q.zero_point_at(segment);
-      grids[i] = FastestPlainGrid<C>(scale, zero_point, p.q.range);
-      fast = fast && FastestPlainGrid<C>::accepts(scale, zero_point);
+      grids[i] = FastestPlainGrid<C>(scales[i], zero_points[i], p.q.range);
+      fast = fast && FastestPlainGrid<C>::accepts(scales[i], zero_points[i]);
     }
   }
 };
 
-// whole: p.aligned, so that every pack has kPack columns and is loaded in one access.
+// The packs of kRows rows that a thread takes one below the other, as one pack. whole: every pack
+// has kPack columns and is loaded in one access; else it has `count`.
+template <typename T, bool whole>
+struct RowPacks {
+  using G = ColumnGeometry<T>;
+  using Row = Words<T, G::kPack>;
+  GradientPack<T, G::kRows * G::kPack> all;
+
+  __device__ __forceinline__ void load_row(int r, const GradientParams<T>& p, int64_t at,
+                                           int count) {
+    Row dy, x;
+    if constexpr (whole) {
+      load_words(dy, p.args.dy, at);
+      load_words(x, p.args.x, at);
+    } else {
+      load_some_words(dy, p.args.dy, at, count);
+      load_some_words(x, p.args.x, at, count);
+    }
+#pragma unroll
+    for (int w = 0; w < Row::kCount; ++w) {
+      all.dy.at[r * Row::kCount + w] = dy.at[w];
+      all.x.at[r * Row::kCount + w] = x.at[w];
+    }
+  }
+  __device__ __forceinline__ GradientPack<T, G::kPack> first_row() const {
+    GradientPack<T, G::kPack> row;
+#pragma unroll
+    for (int w = 0; w < Row::kCount; ++w) {
+      row.dy.at[w] = all.dy.at[w];
+      row.x.at[w] = all.x.at[w];
+    }
+    return row;
+  }
+  // Stores row r of dx.
+  template <int size>
+  __device__ __forceinline__ static void store_row(int r, const Words<T, size>& dx, T* to,
+                                                   int64_t at, int count) {
+    Row row;
+#pragma unroll
+    for (int w = 0; w < Row::kCount; ++w) row.at[w] = dx.at[r * Row::kCount + w];
+    if constexpr (whole) {
+      store_words(row, to, at);
+    } else {
+      store_some_words(row, to, at, count);
+    }
+  }
+};
+
+// whole: p.aligned.
 template <typename T, bool zero_point_gradient, bool whole>
 __global__ void __launch_bounds__(ColumnGeometry<T>::kThreads,
                                   kGradientBlocks<T, zero_point_gradient>)
@@ -71,48 +124,37 @@ __global__ void __launch_bounds__(ColumnGeometry<T>::kThreads,
   const int64_t column = tile + threadIdx.x % 32 * kPack;
   const int count = static_cast<int>(min(int64_t(kPack), columns - column));
   const int64_t first_row = slice * kRowSlice + threadIdx.x / 32;
-  // How many rows this thread takes, which are kRowLanes apart.
   const int64_t end = min((slice + 1) * kRowSlice, segments.length_of(block));
-  const int rows = count > 0 ? static_cast<int>((end - first_row + kRowLanes - 1) / kRowLanes) : 0;
-  const int64_t begin = (segments.start(block) + first_row) * columns + column;
+  // This thread's rows are kRowLanes apart. `at` is where the next one lies, `rows` are left.
+  int rows = count > 0 ? static_cast<int>((end - first_row + kRowLanes - 1) / kRowLanes) : 0;
+  int64_t at = (segments.start(block) + first_row) * columns + column;
   const int64_t next = kRowLanes * columns;
 
-  GradientPack<T, kPack> ahead[kRows] = {};
-  const auto load_rows = [&](int row) {
+  RowPacks<T, whole> ahead{};
+  const auto load_rows = [&] {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      if (row + r >= rows) continue;
-      const int64_t at = begin + (row + r) * next;
-      if constexpr (whole) {
-        load_words(ahead[r].dy, p.args.dy, at);
-        load_words(ahead[r].x, p.args.x, at);
-      } else {
-        load_some_words(ahead[r].dy, p.args.dy, at, count);
-        load_some_words(ahead[r].x, p.args.x, at, count);
-      }
+      if (r < rows) ahead.load_row(r, p, at + r * next, count);
     }
   };
-  load_rows(0);
+  load_rows();
   ThreadSums<kPack, zero_point_gradient> lanes;
   const GradientColumns<T> own(p, block * columns + min(column, columns - 1), max(count, 1));
-  for (int row = 0; row < rows; row += kRows) {
-    GradientPack<T, kPack> packs[kRows];
+  const auto grid_at = [&](int i) { return own.grids[i]; };
+  static_assert(kRows == 2);
+  while (rows >= kRows) {
+    const RowPacks<T, whole> packs = ahead;
+    const int64_t here = at;
+    rows -= kRows, at += kRows * next;
+    if constexpr (kLoadsAhead<T>) load_rows();
+    const auto dx = add_pack(packs.all, kRows * kPack, own.fast, grid_at, p.q.range, lanes);
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) packs[r] = ahead[r];
-    if constexpr (kLoadsAhead<T>) load_rows(row + kRows);
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (row + r >= rows) continue;
-      const int64_t at = begin + (row + r) * next;
-      const auto dx = add_pack(
-          packs[r], kPack, own.fast, [&](int i) { return own.grids[i]; }, p.q.range, lanes);
-      if constexpr (whole) {
-        store_words(dx, p.args.dx, at);
-      } else {
-        store_some_words(dx, p.args.dx, at, count);
-      }
-    }
-    if constexpr (!kLoadsAhead<T>) load_rows(row + kRows);
+    for (int r = 0; r < kRows; ++r) packs.store_row(r, dx, p.args.dx, here + r * next, count);
+    if constexpr (!kLoadsAhead<T>) load_rows();
+  }
+  if (rows > 0) {
+    const auto dx = add_pack(ahead.first_row(), kPack, own.fast, grid_at, p.q.range, lanes);
+    ahead.store_row(0, dx, p.args.dx, at, count);
   }
 
   const int width = static_cast<int>(min(int64_t(kTile), columns - tile));

@@ -43,11 +43,11 @@ constexpr int kGradientBlocks = 3 - zero_point_gradient - (sizeof(T) == 8);
 template <typename T>
 constexpr bool kLoadsAhead = sizeof(T) == 2;
 
-// What a thread adds up: a sum for each element of a pack.
-template <int size, bool zero_point_gradient>
+// What a thread adds up: its lanes of the sums.
+template <int count, bool zero_point_gradient>
 struct ThreadSums {
-  double scale[size] = {};
-  double zero_point[zero_point_gradient ? size : 1] = {};
+  double scale[count] = {};
+  double zero_point[zero_point_gradient ? count : 1] = {};
 };
 
 template <typename T, int size>
@@ -55,30 +55,31 @@ struct GradientPack {
   Words<T, size> dy, x;
 };
 
-// Computes a pack's dx and adds the shares of its first `count` elements to the lanes. grid_at(i)
-// is the PlainGrid of element i; `fast` says whether these accept their scales.
-template <typename T, int size, bool zero_point_gradient, typename GridAt>
-__device__ __forceinline__ Words<T, size> add_pack(const GradientPack<T, size>& pack, int count,
-                                                   bool fast, const GridAt& grid_at,
-                                                   QuantRange<ComputeType<T>> range,
-                                                   ThreadSums<size, zero_point_gradient>& lanes) {
+// Computes a pack's dx and adds the shares of its first `count` elements to the lanes, each element
+// to the next one. grid_at(lane) is the PlainGrid of a lane's elements; `fast` says whether these
+// accept their scales.
+template <typename T, int size, int lane_count, bool zero_point_gradient, typename GridAt>
+__device__ __forceinline__ Words<T, size> add_pack(
+    const GradientPack<T, size>& pack, int count, bool fast, const GridAt& grid_at,
+    QuantRange<ComputeType<T>> range, ThreadSums<lane_count, zero_point_gradient>& lanes) {
   using C = ComputeType<T>;
   C dx[size];
   const auto add = [&](int i, const auto& grid) {
     const auto share = QparamsGradient<T>::apply(pack.dy.get(i), pack.x.get(i), dx[i], grid);
     if (i >= count) return;
-    lanes.scale[i] += static_cast<double>(share.scale);
+    lanes.scale[i % lane_count] += static_cast<double>(share.scale);
     if constexpr (zero_point_gradient) {
-      lanes.zero_point[i] += static_cast<double>(share.zero_point);
+      lanes.zero_point[i % lane_count] += static_cast<double>(share.zero_point);
     }
   };
   if (fast && are_plain(pack.x)) {
 #pragma unroll
-    for (int i = 0; i < size; ++i) add(i, grid_at(i));
+    for (int i = 0; i < size; ++i) add(i, grid_at(i % lane_count));
   } else {
 #pragma unroll
     for (int i = 0; i < size; ++i) {
-      add(i, Grid<C>(grid_at(i).scale(), grid_at(i).zero_point(), range));
+      const auto& grid = grid_at(i % lane_count);
+      add(i, Grid<C>(grid.scale(), grid.zero_point(), range));
     }
   }
   return words_of<T>(dx);
