@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Questions about a whole pack of numbers, which a GPU answers with instructions for two numbers of
-// 16 bits at once. The host answers them number by number.
+// Arithmetic on whole packs of numbers, for which a GPU has instructions that take two numbers of
+// 16 bits, or any bytes of two words. The host computes the same bits number by number.
 #pragma once
 
 #include "affine/fast_math.h"
@@ -60,5 +60,45 @@ BARAQUANT_HD bool are_plain(const Words<T, size>& x) {
     return plain;
   }
 }
+
+// 2^23 + the byte i of the words, which is an exact float: the byte lies in its lowest bits.
+template <typename Q, int size>
+BARAQUANT_HD float byte_above_2_23(const Words<Q, size>& bytes, int i) {
+#if defined(__CUDA_ARCH__)
+  return bit_cast<float>(__byte_perm(bytes.at[i / 4], 0x4b000000u, 0x7650u + i % 4));
+#else
+  return bit_cast<float>(0x4b000000u | static_cast<uint8_t>(bytes.get(i)));
+#endif
+}
+
+// Dequantizes integers of 8 bits. With b = q for uint8 and q + 128 for int8 (its sign bit flipped),
+// q - z is (2^23 + b) - (2^23 + z) or (2^23 + b) - (2^23 + 128 + z): integers below 2^24 throughout,
+// so that all of it is exact while |z| <= 2^20.
+template <typename Q>
+class ByteGrid {
+ public:
+  static_assert(sizeof(Q) == 1);
+  BARAQUANT_HD static bool accepts(float, float zero_point, QuantRange<float>) {
+    return fabsf(zero_point) <= 0x1p20f;
+  }
+  BARAQUANT_HD ByteGrid(float scale, float zero_point, QuantRange<float>)
+      : scale_(scale), offset_((std::is_signed_v<Q> ? 0x1p23f + 128.0f : 0x1p23f) + zero_point) {}
+
+  // Flips the sign bits of signed bytes, as dequantize() wants them.
+  template <int size>
+  BARAQUANT_HD static Words<Q, size> prepared(Words<Q, size> bytes) {
+    if constexpr (std::is_signed_v<Q>) {
+      for (int w = 0; w < bytes.kCount; ++w) bytes.at[w] ^= static_cast<int32_t>(0x80808080u);
+    }
+    return bytes;
+  }
+  template <int size>
+  BARAQUANT_HD float dequantize(const Words<Q, size>& prepared, int i) const {
+    return (byte_above_2_23(prepared, i) - offset_) * scale_;
+  }
+
+ private:
+  float scale_, offset_;
+};
 
 }  // namespace baraquant::affine
