@@ -121,17 +121,17 @@ struct MaskedGradient {
   }
 };
 
-// (dy, x) -> dx and this element's share of the gradients of its scale and zero point.
+// (dy, x) -> dx, still in C, and this element's share of the gradients of its scale and zero point.
 template <typename T>
 struct QparamsGradient {
   using C = ComputeType<T>;
   C scale, zero_point;
 
   template <typename G>
-  BARAQUANT_HD static QparamsGradient apply(T dy, T x, T& dx, const G& grid) {
+  BARAQUANT_HD static QparamsGradient apply(T dy, T x, C& dx, const G& grid) {
     const C g = to_compute<C>(dy);
     const Slope<C> slope = grid.slope(to_compute<C>(x));
-    dx = from_compute<T>(slope.inside ? g : C(0));
+    dx = slope.inside ? g : C(0);
     return {slope.valid ? g * slope.scale : C(0), slope.inside ? C(0) : -grid.scale() * g};
   }
 };

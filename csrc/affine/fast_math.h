@@ -193,6 +193,18 @@ class FastGrid {
   float scale_, reciprocal_, zero_point_, lowest_, highest_;
 };
 
+// The gradient of the scale for numbers that are neither a NaN nor is_tiny() (packed_math.h).
+class PlainGrid : public FastGrid {
+ public:
+  using FastGrid::FastGrid;
+
+  BARAQUANT_HD Slope<float> slope(float x) const {
+    Slope<float> slope = FastGrid::slope(x);
+    slope.valid = true;
+    return slope;
+  }
+};
+
 // For x within the range that the scale was computed from (Note [Numbers that gave the scale]): the
 // same bits with fewer instructions.
 template <bool symmetric>
@@ -245,6 +257,9 @@ class EvenGrid : public OwnGrid<true> {
 // The fastest kind of grid for a compute type. fastest_accepts_range says if a range allows it.
 template <typename C>
 using FastestGrid = std::conditional_t<std::is_same_v<C, float>, FastGrid, Grid<C>>;
+// The same for packs that are_plain() (packed_math.h).
+template <typename C>
+using FastestPlainGrid = std::conditional_t<std::is_same_v<C, float>, PlainGrid, Grid<C>>;
 // The same for x within the range that the scale was computed from.
 template <typename C, bool symmetric>
 using FastestOwnGrid = std::conditional_t<std::is_same_v<C, float>, OwnGrid<symmetric>, Grid<C>>;

@@ -9,24 +9,14 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "affine/elementwise_ops.h"
-#include "affine/qparams.h"
+#include "elementwise/args.cuh"
+#include "elementwise/packed.cuh"
 #include "frame/cuda_plan.cuh"
-#include "granularity/segments.h"
 #include "machine/pack.cuh"
 
 namespace baraquant::affine {
 
 // --- types ---------------------------------------------------------------------------------------
-
-constexpr int kThreads = 256;
-
-// How packs find their scales.
-enum class ScaleAccess {
-  kOne,      // one scale for a whole pack
-  kColumns,  // each element of a pack has its own scale, which the packs below it share
-  kMixed,    // any layout: a scale is looked up for each element, unless the pack's ends agree
-};
 
 // Op over the same numbers that the scales were computed from, which OwnGrid does faster
 // (fast_math.h).
@@ -62,24 +52,6 @@ struct Geometry {
       access == ScaleAccess::kColumns ? std::min(4, 16 / kWidest) : 32 / kWidest;
   static constexpr int kRows = access == ScaleAccess::kColumns ? 4 : 1;
   static_assert(kPack == 2 || kPack == 4 || kPack == 8 || kPack == 16);
-};
-
-template <typename Op>
-struct TransformArgs {
-  const typename Op::First* first;
-  const typename Op::Second* second;
-  typename Op::Result* result;
-  uint8_t* mask;
-  int64_t numel;
-  Qparams<typename Op::C> q;
-  bool aligned;     // first, second and result are aligned for whole packs
-  bool fast_range;  // FastestGrid accepts the range
-  // For kColumns: a thread takes `slabs` times kRows rows of a block of rows that share their
-  // scales.
-  Segments segments;
-  Divisor packs_in_row, parts_of_block;
-  int64_t blocks;
-  int slabs;
 };
 
 // --- kernels -------------------------------------------------------------------------------------
@@ -375,6 +347,11 @@ void transform_cuda(const typename Op::First* first, const typename Op::Second* 
                     const Qparams<typename Op::C>& q, cudaStream_t stream) {
   using G = Geometry<Op, ScaleAccess::kOne>;
   const ScaleAccess access = access_to<Op>(q.map);
+  if constexpr (PackedOp<Op>::kExists) {
+    if (runs_packed<Op>(first, result, numel, q.map)) {
+      return launch_packed<Op>({first, result, numel, q}, stream);
+    }
+  }
   if constexpr (kGainsFromOwnRange<Op>) {
     if (q.own_range && access != ScaleAccess::kMixed) {
       return transform_cuda<OverOwnRange<Op>>(first, second, result, mask, numel, q, stream);

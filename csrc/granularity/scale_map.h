@@ -65,20 +65,24 @@ struct ScaleMap {
   // The index of the scale of element e (in memory order).
   BARAQUANT_HD int64_t index(int64_t e) const {
     if (is_single()) return 0;
-    if (axis.value == 1 && stride_inner == 0) return inner.divide(e) * stride_outer;
-    if (e < (int64_t(1) << 31)) {
-      const uint32_t n = static_cast<uint32_t>(e);
-      const uint32_t line = inner.divide_small(n);
-      const uint32_t i = n - line * static_cast<uint32_t>(inner.value);
-      const uint32_t o = axis.divide_small(line);
-      const uint32_t a = line - o * static_cast<uint32_t>(axis.value);
-      return o * stride_outer + block.divide_small(a) * stride_axis + i * stride_inner;
-    }
+    if (e < (int64_t(1) << 31)) return index_small(static_cast<uint32_t>(e));
     const int64_t line = e / inner.value;
     const int64_t i = e - line * inner.value;
     const int64_t o = line / axis.value;
     const int64_t a = line - o * axis.value;
     return o * stride_outer + (a / block.value) * stride_axis + i * stride_inner;
+  }
+  // The same for an element below 2^31. The index is below that too, so that its terms may wrap.
+  BARAQUANT_HD uint32_t index_small(uint32_t e) const {
+    if (is_single()) return 0;
+    const uint32_t line = inner.divide_small(e);
+    const uint32_t by_outer = static_cast<uint32_t>(stride_outer);
+    if (axis.value == 1 && stride_inner == 0) return line * by_outer;
+    const uint32_t i = e - line * static_cast<uint32_t>(inner.value);
+    const uint32_t o = axis.divide_small(line);
+    const uint32_t a = line - o * static_cast<uint32_t>(axis.value);
+    return o * by_outer + block.divide_small(a) * static_cast<uint32_t>(stride_axis) +
+           i * static_cast<uint32_t>(stride_inner);
   }
 };
 

@@ -89,6 +89,43 @@ __device__ __forceinline__ uint32_t word_of(const uint4& words, int i) {
   return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
 
+// The instruction that stores 16, 8 or 4 bytes.
+__device__ __forceinline__ void store_piece(int4* to, int4 x) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+               :
+               : "l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+               : "memory");
+}
+__device__ __forceinline__ void store_piece(int2* to, int2 x) {
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};" : : "l"(to), "r"(x.x), "r"(x.y) : "memory");
+}
+__device__ __forceinline__ void store_piece(int* to, int x) { *to = x; }
+
+// Stores `size` neighbours from `begin` on, at an address as load_words needs it. NB: by name,
+// because the compiler breaks an assignment into elements where another branch stores elements.
+template <typename T, int size>
+__device__ __forceinline__ void store_words(const Words<T, size>& words, T* data, int64_t begin) {
+  constexpr int kBytes = sizeof(words), kPiece = kBytes < 16 ? kBytes : 16;
+  using Piece = std::conditional_t<kPiece == 16, int4, std::conditional_t<kPiece == 8, int2, int>>;
+  static_assert(sizeof(Piece) == kPiece);
+  Piece pieces[kBytes / kPiece];
+  memcpy(pieces, &words, kBytes);
+#pragma unroll
+  for (int i = 0; i < kBytes / kPiece; ++i) {
+    store_piece(reinterpret_cast<Piece*>(data + begin) + i, pieces[i]);
+  }
+}
+
+// Stores the first `count` of the neighbours.
+template <typename T, int size>
+__device__ __forceinline__ void store_some_words(const Words<T, size>& words, T* data,
+                                                 int64_t begin, int count) {
+#pragma unroll
+  for (int i = 0; i < size; ++i) {
+    if (i < count) data[begin + i] = words.get(i);
+  }
+}
+
 // Two numbers of T's 16 bits as they lie in memory.
 template <typename T>
 __device__ __forceinline__ int32_t word_of_two(float first, float second) {
@@ -97,6 +134,21 @@ __device__ __forceinline__ int32_t word_of_two(float first, float second) {
   } else {
     return bit_cast<int32_t>(__floats2half2_rn(first, second));
   }
+}
+
+// Numbers that are computed in C as they lie in memory.
+template <typename T, int size, typename C>
+__device__ __forceinline__ Words<T, size> words_of(const C (&numbers)[size]) {
+  Words<T, size> words;
+#pragma unroll
+  for (int w = 0; w < words.kCount; ++w) {
+    if constexpr (kPerWord<T> == 2) {
+      words.at[w] = word_of_two<T>(numbers[2 * w], numbers[2 * w + 1]);
+    } else {
+      words.at[w] = bit_cast<Word<T>>(from_compute<T>(numbers[w]));
+    }
+  }
+  return words;
 }
 
 // Four bytes, the low ones of four words, as one word. NB: permutations of bytes read the low ones

@@ -16,6 +16,7 @@ using baraquant::bit_cast;
 using baraquant::affine::FastGrid;
 using baraquant::affine::Grid;
 using baraquant::affine::OwnGrid;
+using baraquant::affine::PlainGrid;
 using baraquant::affine::QuantRange;
 
 long long checks = 0, failures = 0;
@@ -85,6 +86,10 @@ void check_value(float x, float scale, float zero_point, QuantRange<float> range
   check("slope", slope.inside == fast_slope.inside && slope.valid == fast_slope.valid);
   // The sign of a zero slope does not affect the sum.
   check("slope", !slope.valid || same(slope.scale + 0.0f, fast_slope.scale + 0.0f));
+  if (x != x) return;
+  const auto plain_slope = PlainGrid(scale, zero_point, range).slope(x);
+  check("plain slope", plain_slope.valid && plain_slope.inside == fast_slope.inside &&
+                           same(plain_slope.scale, fast_slope.scale));
 }
 
 // Checks segments with random ends; between them lie ties of the scale that follows from the ends,

@@ -35,7 +35,9 @@ BARAQUANT_HD void add_shares(const QparamsGradientParams<T>& args, int64_t at, i
   T* __restrict const dx = args.dx + at;
   const GridAt grids = grid_at;
   for (int64_t k = 0; k < count; ++k) {
-    const auto share = QparamsGradient<T>::apply(dy[k], x[k], dx[k], grids(k));
+    ComputeType<T> dx_k;
+    const auto share = QparamsGradient<T>::apply(dy[k], x[k], dx_k, grids(k));
+    dx[k] = from_compute<T>(dx_k);
     scale_sums[k] += static_cast<double>(share.scale);
     zero_point_sums[k] += static_cast<double>(share.zero_point);
   }

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What the kernels of the gradient of the scale have in common: their arguments, the shares of a
+// pack, and the sum over a team in the order of Note [Order of the sums] in segments.h.
+#pragma once
+
+#include <cstdint>
+
+#include "affine/elementwise_ops.h"
+#include "affine/packed_math.h"
+#include "affine/qparams.h"
+#include "granularity/segments.h"
+#include "machine/pack.cuh"
+
+namespace baraquant::affine {
+
+// The sums of the slices: [segments, slices]. With a single slice the result is written at once.
+struct PartialSums {
+  double* scale;
+  double* zero_point;
+};
+
+template <typename T>
+struct GradientParams {
+  using C = ComputeType<T>;
+  QparamsGradientParams<T> args;
+  Qparams<C> q;
+  Segments segments;
+  Divisor slices;  // segments.slices
+  PartialSums partial;
+  int team;         // threads of a team, for segments that lie in runs
+  bool contiguous;  // for runs: the segments have one length and lie one after the other
+  bool aligned;     // every pack lies within a run and is aligned for one access
+  bool fast_range;  // FastestGrid accepts the range
+};
+
+// How many blocks must fit on a multiprocessor, which limits a thread to 80, 128 or 255 registers.
+// The sums alone take 16 or 32.
+template <typename T, bool zero_point_gradient>
+constexpr int kGradientBlocks = 3 - zero_point_gradient - (sizeof(T) == 8);
+
+// Whether the next pack is loaded before this one is computed. That costs registers, and memory
+// alone keeps a GPU busy with wider numbers.
+template <typename T>
+constexpr bool kLoadsAhead = sizeof(T) == 2;
+
+// What a thread adds up: its lanes of the sums.
+template <int count, bool zero_point_gradient>
+struct ThreadSums {
+  double scale[count] = {};
+  double zero_point[zero_point_gradient ? count : 1] = {};
+};
+
+template <typename T, int size>
+struct GradientPack {
+  Words<T, size> dy, x;
+};
+
+// Computes a pack's dx and adds the shares of its first `count` elements to the lanes, each element
+// to the next one. grid_at(lane) is the PlainGrid of a lane's elements; `fast` says whether these
+// accept their scales.
+template <typename T, int size, int lane_count, bool zero_point_gradient, typename GridAt>
+__device__ __forceinline__ Words<T, size> add_pack(
+    const GradientPack<T, size>& pack, int count, bool fast, const GridAt& grid_at,
+    QuantRange<ComputeType<T>> range, ThreadSums<lane_count, zero_point_gradient>& lanes) {
+  using C = ComputeType<T>;
+  C dx[size];
+  const auto add = [&](int i, const auto& grid) {
+    const auto share = QparamsGradient<T>::apply(pack.dy.get(i), pack.x.get(i), dx[i], grid);
+    if (i >= count) return;
+    lanes.scale[i % lane_count] += static_cast<double>(share.scale);
+    if constexpr (zero_point_gradient) {
+      lanes.zero_point[i % lane_count] += static_cast<double>(share.zero_point);
+    }
+  };
+  if (fast && are_plain(pack.x)) {
+#pragma unroll
+    for (int i = 0; i < size; ++i) add(i, grid_at(i % lane_count));
+  } else {
+#pragma unroll
+    for (int i = 0; i < size; ++i) {
+      const auto& grid = grid_at(i % lane_count);
+      add(i, Grid<C>(grid.scale(), grid.zero_point(), range));
+    }
+  }
+  return words_of<T>(dx);
+}
+
+// Writes the sum of a slice; `at` is the segment * slices + the number of the slice within it.
+template <typename C>
+__device__ __forceinline__ void write_sum(double sum, int64_t at, int64_t slices, double* partial,
+                                          C* result) {
+  if (slices == 1) {
+    result[at] = static_cast<C>(sum);
+  } else {
+    partial[at] = sum;
+  }
+}
+
+// Adds up the lanes of a team in pairs: first those within a thread, then those of neighbouring
+// threads. A team is a power of two of threads up to a warp, or the block. NB: all threads of the
+// block must call it.
+__device__ __forceinline__ double sum_team(const double (&lanes)[kPackLanes], int team) {
+  double sum = ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) +
+               ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+  const int within_warp = min(team, 32);
+  for (int width = 1; width < within_warp; width *= 2) {
+    sum += __shfl_xor_sync(0xffffffffu, sum, width);
+  }
+  if (team <= 32) return sum;
+  __shared__ double warps[kMaxTeam / 32];
+  static_assert(kMaxTeam / 32 == 8);
+  __syncthreads();  // an earlier sum may still be read
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = sum;
+  __syncthreads();
+  return ((warps[0] + warps[1]) + (warps[2] + warps[3])) +
+         ((warps[4] + warps[5]) + (warps[6] + warps[7]));
+}
+
+}  // namespace baraquant::affine
