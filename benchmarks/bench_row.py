@@ -61,24 +61,6 @@ class Within:
 
 
 @dataclass(frozen=True)
-class Tops:
-    """Reach ``at_least`` trillion operations per second."""
-
-    at_least: float
-
-    def __str__(self) -> str:
-        return f"≥ {self.at_least:g} TOPS"
-
-    def reached(self, row: "Row") -> float | None:
-        """The rate."""
-        return row.tops
-
-    def is_met(self, reached: float) -> bool:
-        """Whether it is enough."""
-        return reached >= self.at_least
-
-
-@dataclass(frozen=True)
 class HoldsLess:
     """Hold fewer bytes between forward and backward than ``against``, one of the peers."""
 
@@ -117,7 +99,7 @@ class AnyOf:
         return reached >= 1
 
 
-AnyTarget = Target | Within | Tops | HoldsLess | AnyOf
+AnyTarget = Target | Within | HoldsLess | AnyOf
 
 
 @dataclass

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.bench import Call, Compiler, Timer, describe, rotation_for
-from benchmarks.bench_row import OWN, AnyOf, AnyTarget, Case, Row, Target, Tops, empty_row
+from benchmarks.bench_row import OWN, AnyOf, AnyTarget, Case, Row, Target, empty_row
 
 # isort: split
+from benchmarks.cpu_peak import PEAK, has_peak, peak_call
 from benchmarks.h200_sweep import sweep_seconds
 from benchmarks.pytorch_linears import IntMm, dynamic_linear, float8_rows
 from tests.support.cases import compute_dtype, name_of
@@ -29,7 +30,7 @@ INT_MM, FP8, COMPILED = "torch._int_mm", "fp8 rowwise", "torch.compile"
 DEQUANTIZED, WHOLE = "_int_mm + dequantize", "quantize + _int_mm + dequantize"
 FAKE, DYNAMIC = "fake_quantize + linear", "quantize_dynamic"
 SWEEP, STREAM = "sweep's best", "weights streamed"
-OPERATIONS_PER_CORE = 0.275  # in 1e12 per second, with VNNI: 0.55 on the two cores of the target
+SHARE_OF_PEAK = 0.85  # that a product of many rows reaches on a CPU with VNNI
 FUSED_FROM = 1024  # rows from which the product is bound by arithmetic
 DECODE_UP_TO = 64  # and up to which by the weights' bytes
 
@@ -153,19 +154,21 @@ class Bench:
     ) -> Row:
         """Fills the row; beside the calls stand the sweep's time and that of reading the weights.
 
-        On the CPU, whose peak is not known, only one row of input and a weight from memory have a
+        On the CPU, whose peak is timed in turns where a target asks for it, only one row of input and a weight from memory have a
         bound: their bytes. As many outputs are kept alive as int8 weights rotate, unless
         ``rotation`` says another number.
         """
-        peak = int8_peak(self.weights.device) if peak is None else peak
-        if peak or (self.m == 1 and self.weights.rotated):
-            calls = {"copy": self.copy.copy, **calls}
         asked = {
             part.against
             for target in row.targets
             for part in (target.targets if isinstance(target, AnyOf) else (target,))
             if isinstance(part, Target)
         }
+        if PEAK in asked:
+            calls = {**calls, PEAK: peak_call(operations)}
+        peak = int8_peak(self.weights.device) if peak is None else peak
+        if peak or (self.m == 1 and self.weights.rotated):
+            calls = {"copy": self.copy.copy, **calls}
         try:
             results = self.timer.compare(calls, rotation or len(self.weights.integers))
             copied = results.get("copy")
@@ -205,13 +208,11 @@ def product_targets(bench: Bench) -> list[AnyTarget]:
 
 
 def cpu_targets(bench: Bench) -> list[AnyTarget]:
-    """A multiple of the float layer, or with VNNI a rate."""
-    from baraquant import _C
-
+    """A multiple of the float layer, or with VNNI a share of the peak."""
     if bench.m == 1:
         return [Target(bench.linear_name, 5.0)]
     if bench.m < 128:
         return []
-    if "vnni" in _C.cpu_isa():
-        return [Tops(OPERATIONS_PER_CORE * torch.get_num_threads())]
+    if has_peak():
+        return [Target(PEAK, SHARE_OF_PEAK)]
     return [Target(bench.linear_name, 1.4)]

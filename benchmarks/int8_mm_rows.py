@@ -190,7 +190,9 @@ def bench_whole(bench: Bench) -> Iterator[Row]:
         calls[f"{FP8} compiled"] = lambda i: compiled8(
             x, weights.float8[0][i % len(weights.float8[0])], weights.float8[1]
         )
-    targets = cpu_targets(bench) if bench.on_cpu else gpu_layer_targets(bench)
+    targets = gpu_layer_targets(bench)
+    if bench.on_cpu:
+        targets = [*cpu_targets(bench), Target(DYNAMIC, 1.1)]
     row = bench.row("whole", "quantized_linear", "symmetric", *targets)
     row.note = int_mm.note
     with torch.no_grad():

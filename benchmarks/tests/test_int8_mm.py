@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import timeit
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from torch.nn import functional as F
 from baraquant import ops
 from benchmarks import bench_int8_mm, h200_sweep, int8_mm_layer, int8_mm_rows, pytorch_linears
 from benchmarks.bench import Timer
-from benchmarks.bench_row import AnyOf, Case, HoldsLess, Row, Target, Tops
+from benchmarks.bench_row import AnyOf, Case, HoldsLess, Row, Target
+from benchmarks.cpu_peak import PEAK, has_peak, peak_call
 from benchmarks.int8_mm_layer import INT_MM, SWEEP, Bench, Weights
 from benchmarks.pytorch_linears import IntMm
 
@@ -133,11 +135,11 @@ def test_runs_whole(report: tuple[list[Row], Path]) -> None:
     check(rows)
     peers = {what: {n for r in rows if r.what == what for n in r.speedups} for what in
              bench_int8_mm.BENCHES}  # fmt: skip
-    linear = "float32 linear"
+    linear, peak = "float32 linear", {PEAK} if has_peak() else set()  # of 130 rows
     assert peers == {
-        "linear": {INT_MM, "_int_mm + dequantize", linear},
-        "cached": {INT_MM, "_int_mm + dequantize", linear},
-        "whole": {"quantize + _int_mm + dequantize", linear, "quantize_dynamic"},
+        "linear": {INT_MM, "_int_mm + dequantize", linear, *peak},
+        "cached": {INT_MM, "_int_mm + dequantize", linear, *peak},
+        "whole": {"quantize + _int_mm + dequantize", linear, "quantize_dynamic", *peak},
         "behind": {"quantized_linear", linear},
         "training": {linear, "fake_quantize + linear"},
         "odd": {INT_MM, "_int_mm + dequantize", linear, "at 16x64", "at 48x32"},
@@ -178,17 +180,26 @@ def test_targets_on_the_cpu(
 ) -> None:
     from baraquant import _C
 
-    many = [Tops(0.275)] if "vnni" in _C.cpu_isa() else [Target("float32 linear", 1.4)]
+    many = [Target(PEAK, 0.85)] if has_peak() else [Target("float32 linear", 1.4)]
     expected = {1: [Target("float32 linear", 5.0)], 3: [], 130: many}
     for r in report[0]:
         asked = expected[r.shape[0]] if r.what in ("linear", "cached", "whole") else []
+        asked = [*asked, Target("quantize_dynamic", 1.1)] if r.what == "whole" else asked
         assert r.targets == asked
         assert None not in r.met and len(r.met) == len(asked)
     bench = Bench(Weights(CPU, torch.float32, N, K), 512, Timer(CPU), None, None)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    for isa, targets in (("avx2", [Target("float32 linear", 1.4)]), ("avx512vnni", [Tops(0.55)])):
+    vnni = [Target(PEAK, 0.85)]
+    for isa, targets in (("avx2", [Target("float32 linear", 1.4)]), ("avx_vnni", vnni)):
         monkeypatch.setattr(_C, "cpu_isa", lambda isa=isa: isa)
         assert int8_mm_layer.cpu_targets(bench) == targets
+
+
+@pytest.mark.skipif(not has_peak(), reason="this machine has no VNNI")
+def test_the_peak_takes_time_in_proportion() -> None:
+    """More than 16 and less than 2000 operations in a cycle of a few GHz."""
+    few, many = (min(timeit.repeat(lambda c=c: c(0), number=1)) for c in map(peak_call, (1e8, 4e8)))
+    rate = 3e8 / (many - few) / torch.get_num_threads()
+    assert 16e9 < rate < 1e13
 
 
 @pytest.mark.parametrize("card", ["NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA L40S"])

@@ -130,9 +130,10 @@ struct QparamsGradient {
   template <typename G>
   BARAQUANT_HD static QparamsGradient apply(T dy, T x, C& dx, const G& grid) {
     const C g = to_compute<C>(dy);
-    const Slope<C> slope = grid.slope(to_compute<C>(x));
-    dx = slope.inside ? g : C(0);
-    return {slope.valid ? g * slope.scale : C(0), slope.inside ? C(0) : -grid.scale() * g};
+    bool inside, valid;
+    const C slope = grid.slope(to_compute<C>(x), inside, valid);
+    dx = inside ? g : C(0);
+    return {valid ? g * slope : C(0), inside ? C(0) : -grid.scale() * g};
   }
 };
 

@@ -40,14 +40,6 @@
 
 namespace baraquant::affine {
 
-// What one element contributes to the gradients.
-template <typename C>
-struct Slope {
-  bool inside;
-  C scale;     // d y / d s, still without the factor dy; undefined if v is a NaN
-  bool valid;  // v is not a NaN
-};
-
 template <typename C>
 class Grid {
  public:
@@ -79,10 +71,15 @@ class Grid {
     return quantize(x);
   }
   BARAQUANT_HD C dequantize(C q) const { return affine::dequantize(q, scale_, zero_point_); }
-  BARAQUANT_HD Slope<C> slope(C x) const {
-    const C ratio = x / scale_;
-    const C v = round_half_even(ratio) + zero_point_;
-    return {affine::is_inside(v, range_), scale_slope(ratio, zero_point_, range_), v == v};
+  // d y / d s, still without the factor dy. It is undefined unless v is `valid`, that is no NaN.
+  // NB: two results beside it, because the compiler turns no loop over a struct with bools into
+  // vectors; nor one over is_inside(v), of which q == v says as much.
+  BARAQUANT_HD C slope(C x, bool& inside, bool& valid) const {
+    const C ratio = x / scale_, rounded = round_half_even(ratio), v = rounded + zero_point_;
+    const C q = clamp(v, range_);
+    inside = q == v;
+    valid = v == v;
+    return inside ? rounded - ratio : q - zero_point_;
   }
 
  private:
@@ -151,12 +148,13 @@ class FastGrid {
     return affine::dequantize(q, scale_, zero_point_);
   }
   // NB: not for an x that is_tiny(), because here the quotient itself matters.
-  BARAQUANT_HD Slope<float> slope(float x) const {
+  BARAQUANT_HD float slope(float x, bool& inside, bool& valid) const {
     const float ratio = quotient(widely(x));
     const float r = round_quotient(ratio);
     const float q = limit(r, lowest_, highest_);
-    const bool inside = q == r;  // NB: false for a NaN
-    return {inside, q - (inside ? ratio : 0.0f), x == x};
+    inside = q == r;  // NB: false for a NaN
+    valid = x == x;
+    return q - (inside ? ratio : 0.0f);
   }
 
  protected:
@@ -198,9 +196,9 @@ class PlainGrid : public FastGrid {
  public:
   using FastGrid::FastGrid;
 
-  BARAQUANT_HD Slope<float> slope(float x) const {
-    Slope<float> slope = FastGrid::slope(x);
-    slope.valid = true;
+  BARAQUANT_HD float slope(float x, bool& inside, bool& valid) const {
+    const float slope = FastGrid::slope(x, inside, valid);
+    valid = true;
     return slope;
   }
 };

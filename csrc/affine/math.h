@@ -80,13 +80,4 @@ BARAQUANT_HD C learned_zero_point(C zero_point, QuantRange<C> range) {
   return clamp(round_half_even(zero_point), range);
 }
 
-// d y / d s, from the quotient x / s. A NaN position must contribute nothing to the gradient; the
-// caller sees to that.
-template <typename C>
-BARAQUANT_HD C scale_slope(C ratio, C zero_point, QuantRange<C> range) {
-  const C rounded = round_half_even(ratio);
-  const C v = rounded + zero_point;
-  return is_inside(v, range) ? rounded - ratio : clamp(v, range) - zero_point;
-}
-
 }  // namespace baraquant::affine

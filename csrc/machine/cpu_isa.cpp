@@ -4,29 +4,33 @@
 #include <c10/util/Exception.h>
 
 #include <cstdlib>
-#include <string>
+#include <iterator>
+#include <string_view>
 
 namespace baraquant {
 namespace {
 
-CpuIsa best_of_this_machine() {
-  for (const CpuIsa isa : {CpuIsa::kAvx512Vnni, CpuIsa::kAvx512, CpuIsa::kAvx2}) {
-    if (supports(isa)) return isa;
-  }
-  return CpuIsa::kDefault;
-}
-
-CpuIsa choose() {
-  const CpuIsa best = best_of_this_machine();
-  const char* wish = std::getenv("BARAQUANT_CPU_ISA");
-  if (wish == nullptr || *wish == '\0') return best;
-  for (const CpuIsa isa : {CpuIsa::kDefault, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAvx512Vnni}) {
-    if (std::string(wish) == cpu_isa_name(isa)) return isa < best ? isa : best;
+// The one that BARAQUANT_CPU_ISA names, or the fastest.
+CpuIsa wished() {
+  const char* const wish = std::getenv("BARAQUANT_CPU_ISA");
+  if (wish == nullptr || *wish == '\0') return *std::rbegin(kCpuIsas);
+  for (const CpuIsa isa : kCpuIsas) {
+    if (std::string_view(wish) == cpu_isa_name(isa)) return isa;
   }
   TORCH_CHECK_VALUE(false,
-                    "baraquant: expected BARAQUANT_CPU_ISA to be default, avx2, avx512 or "
-                    "avx512_vnni, but got ",
+                    "baraquant: expected BARAQUANT_CPU_ISA to be default, avx2, avx_vnni, "
+                    "avx512, avx512_vnni or amx, but got ",
                     wish);
+}
+
+// The best of this machine up to the one that is wished for.
+CpuIsa choose() {
+  const CpuIsa most = wished();
+  CpuIsa best = CpuIsa::kDefault;
+  for (const CpuIsa isa : kCpuIsas) {
+    if (isa <= most && supports(isa)) best = isa;
+  }
+  return best;
 }
 
 }  // namespace

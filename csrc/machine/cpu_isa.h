@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // CPU loops are compiled for several instruction sets in one binary, and the best that the machine
-// supports is chosen at run time. The environment variable BARAQUANT_CPU_ISA (default, avx2, avx512
-// or avx512_vnni) lowers the choice. Only the integer matrix product has separate loops for
-// avx512_vnni. Every instruction set gives the same bits: the compiler contracts and reorders no
+// supports is chosen at run time. The environment variable BARAQUANT_CPU_ISA names one of them, and
+// the best up to that one is chosen. Only the integer matrix product tells the two with VNNI and AMX
+// from the others. Every instruction set gives the same bits: the compiler contracts and reorders no
 // arithmetic.
 #pragma once
 
@@ -10,12 +10,17 @@
 
 namespace baraquant {
 
-enum class CpuIsa { kDefault, kAvx2, kAvx512, kAvx512Vnni };
+// From the slowest to the fastest. A machine need not have all that come before one: those with
+// AVX-512 may lack AVX-VNNI, whose vectors have 256 bits, and laptops have AVX-VNNI alone.
+enum class CpuIsa { kDefault, kAvx2, kAvxVnni, kAvx512, kAvx512Vnni, kAmx };
+
+constexpr CpuIsa kCpuIsas[] = {CpuIsa::kDefault, CpuIsa::kAvx2,       CpuIsa::kAvxVnni,
+                               CpuIsa::kAvx512,  CpuIsa::kAvx512Vnni, CpuIsa::kAmx};
 
 BARAQUANT_API CpuIsa cpu_isa();
 
 constexpr const char* cpu_isa_name(CpuIsa isa) {
-  constexpr const char* kNames[] = {"default", "avx2", "avx512", "avx512_vnni"};
+  constexpr const char* kNames[] = {"default", "avx2", "avx_vnni", "avx512", "avx512_vnni", "amx"};
   return kNames[static_cast<int>(isa)];
 }
 
@@ -23,12 +28,16 @@ constexpr const char* cpu_isa_name(CpuIsa isa) {
 inline bool supports(CpuIsa isa) {
 #if defined(__x86_64__)
   switch (isa) {
+    case CpuIsa::kAmx:
+      return supports(CpuIsa::kAvx512Vnni) && __builtin_cpu_supports("amx-int8");
     case CpuIsa::kAvx512Vnni:
       return supports(CpuIsa::kAvx512) && __builtin_cpu_supports("avx512vnni");
     case CpuIsa::kAvx512:
       return supports(CpuIsa::kAvx2) && __builtin_cpu_supports("avx512f") &&
              __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
              __builtin_cpu_supports("avx512vl");
+    case CpuIsa::kAvxVnni:
+      return supports(CpuIsa::kAvx2) && __builtin_cpu_supports("avxvnni");
     case CpuIsa::kAvx2:
       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     case CpuIsa::kDefault:
@@ -45,6 +54,7 @@ inline bool supports(CpuIsa isa) {
 #endif
 // fma is there for __builtin_fma alone: the build forbids contraction, so nothing else becomes one.
 #define BARAQUANT_AVX2 BARAQUANT_TARGET("avx2,fma")
+#define BARAQUANT_AVX_VNNI BARAQUANT_TARGET("avx2,avxvnni,fma")
 #define BARAQUANT_AVX512 \
   BARAQUANT_TARGET("avx512f,avx512bw,avx512dq,avx512vl,fma,prefer-vector-width=512")
 #define BARAQUANT_AVX512_VNNI \
@@ -64,9 +74,11 @@ BARAQUANT_AVX512 void run_avx512(const Loop& loop) {
 template <typename Loop>
 void run_on_isa(CpuIsa isa, const Loop& loop) {
   switch (isa) {
+    case CpuIsa::kAmx:
     case CpuIsa::kAvx512Vnni:
     case CpuIsa::kAvx512:
       return run_avx512(loop);
+    case CpuIsa::kAvxVnni:
     case CpuIsa::kAvx2:
       return run_avx2(loop);
     case CpuIsa::kDefault:

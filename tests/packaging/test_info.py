@@ -18,6 +18,7 @@ import baraquant
 import baraquant.info
 import toolchain
 from baraquant import _C, _gpus, _library
+from tests.support.instruction_sets import ISAS, lowered
 
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -63,7 +64,9 @@ def test_every_op_is_listed_with_its_keys() -> None:
         assert ops[f"baraquant::{name}"] == ["CompositeImplicitAutograd"]
     for core in ("_choose_qparams", "_dynamic_quantize", "_observe_min_max_", "_observe_qparams_"):
         assert {"Autograd", "FuncTorchBatched"} <= set(ops[f"baraquant::{core}"])
-    hooks = {"baraquant::_int8_kernels", "baraquant::_force_int8_kernel"}  # take no tensor
+    hooks = {
+        f"baraquant::_{name}" for name in ("int8_kernels", "force_int8_kernel", "force_int_mm")
+    }
     cores = [keys for op, keys in ops.items() if op.startswith("baraquant::_") and op not in hooks]
     assert cores
     expected = {"CPU", "Meta"} | ({"CUDA"} if _C.build_info()["with_cuda"] else set())
@@ -74,13 +77,16 @@ def test_every_op_is_listed_with_its_keys() -> None:
 
 @pytest.mark.process
 @pytest.mark.skipif("BARAQUANT_CPU_ISA" in os.environ, reason="BARAQUANT_CPU_ISA is set")
-@pytest.mark.parametrize("isa", ["default", "avx2", "avx512", "avx512_vnni"])
+@pytest.mark.parametrize("isa", ISAS)
 def test_instruction_set_can_be_lowered(isa: str) -> None:
-    levels = ["default", "avx2", "avx512", "avx512_vnni"]
     result = command("--json", BARAQUANT_CPU_ISA=isa)
     assert result.returncode == 0, result.stdout + result.stderr
-    lowered = json.loads(result.stdout)["cpu_isa"]
-    assert levels.index(lowered) == min(levels.index(isa), levels.index(_C.cpu_isa()))
+    assert json.loads(result.stdout)["cpu_isa"] == lowered(isa)
+
+
+@pytest.mark.skipif("BARAQUANT_CPU_ISA" in os.environ, reason="BARAQUANT_CPU_ISA is set")
+def test_the_best_instruction_set_is_chosen() -> None:
+    assert _C.cpu_isa() == lowered(ISAS[-1])
 
 
 @pytest.mark.exhaustive

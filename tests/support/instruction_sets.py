@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
 import baraquant
@@ -17,15 +18,35 @@ from tests.support.bits import to_numpy
 # What a program printed, for an instruction set and a number of threads.
 Lines = Callable[..., list[str]]
 
-ISAS = ("default", "avx2", "avx512", "avx512_vnni")
+# What /proc/cpuinfo calls each that a machine must have.
+FLAGS = {
+    "default": (),
+    "avx2": ("avx2", "fma"),
+    "avx_vnni": ("avx2", "fma", "avx_vnni"),
+    "avx512": ("avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"),
+    "avx512_vnni": ("avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"),
+}
+FLAGS["amx"] = (*FLAGS["avx512_vnni"], "amx_int8")
+ISAS = tuple(FLAGS)  # from the slowest to the fastest
+
+
+@functools.cache
+def flags_of_this_machine() -> frozenset[str]:
+    """What its processor can do, as Linux names it; empty if that is not an x86."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    found = (line.split(":")[1].split() for line in lines if line.startswith("flags"))
+    return frozenset(next(found, ()))
 
 
 def missing(isa: str) -> str | None:
     """Why this machine cannot run an instruction set."""
-    capability = torch.backends.cpu.get_cpu_capability()
-    avx512 = ISAS if torch.cpu._is_vnni_supported() else ISAS[:3]
-    has = {"AVX512": avx512, "AVX2": ISAS[:2]}.get(capability, ISAS[:1])
-    return None if isa in has else f"this machine has no {isa} (torch: {capability})"
+    lacking = sorted({*FLAGS[isa]} - flags_of_this_machine())
+    return f"this machine has no {', '.join(lacking)}" if lacking else None
+
+
+def lowered(isa: str) -> str:
+    """What BARAQUANT_CPU_ISA=isa chooses on this machine."""
+    return [i for i in ISAS[: ISAS.index(isa) + 1] if missing(i) is None][-1]
 
 
 def check_same_bits(isa: str, lines_of: Lines, more_than: int) -> None:
@@ -37,10 +58,10 @@ def check_same_bits(isa: str, lines_of: Lines, more_than: int) -> None:
     reason = missing(isa)
     if reason is not None:
         pytest.skip(reason)
-    plain, lowered = lines_of(None), lines_of(isa)
-    assert lowered[0] == isa  # the variable was heard
+    plain, chosen = lines_of(None), lines_of(isa)
+    assert chosen[0] == isa  # the variable was heard
     assert len(plain) > more_than
-    assert lowered[1:] == plain[1:]
+    assert chosen[1:] == plain[1:]
 
 
 def digest(tensor: Tensor) -> str:

@@ -18,32 +18,47 @@
 namespace baraquant::affine {
 
 constexpr int64_t kColumnTile = 256;
+constexpr int64_t kShares = 1024;  // elements whose shares are computed before they are added
 
-// A task's running sums: one for each lane, and for each column too if segments lie in columns.
+// A task's running sums: one for each lane, and for each column too if segments lie in columns; and
+// the shares of the elements that it is at. NB: they are kept in C, and widened by a loop of its
+// own: the compiler does not turn a loop that does both into vectors.
+template <typename C>
 struct LaneSums {
   alignas(64) double scale[kMaxLanes];
   alignas(64) double zero_point[kMaxLanes];
+  alignas(64) C scale_shares[kShares];
+  alignas(64) C zero_point_shares[kShares];
 };
-static_assert(kMaxLanes >= kRowLanes * kColumnTile);
+static_assert(kMaxLanes >= kRowLanes * kColumnTile && kShares >= kColumnTile);
 
-// Adds the share of element k to sums[k], for k = 0 .. count - 1, which are neighbours in memory.
-template <typename T, typename GridAt>
-BARAQUANT_HD void add_shares(const QparamsGradientParams<T>& args, int64_t at, int64_t count,
-                             const GridAt& grid_at, double* scale_sums, double* zero_point_sums) {
+// Writes dx and the shares of `count` neighbours in memory; those of the zero point if kBoth.
+template <bool kBoth, typename T, typename GridAt>
+BARAQUANT_HD void write_shares(const QparamsGradientParams<T>& args, int64_t at, int64_t count,
+                               const GridAt& grid_at, LaneSums<ComputeType<T>>& sums) {
+  using C = ComputeType<T>;
   const T* __restrict const dy = args.dy + at;
   const T* __restrict const x = args.x + at;
   T* __restrict const dx = args.dx + at;
+  C* __restrict const scale = sums.scale_shares;
+  C* __restrict const zero_point = sums.zero_point_shares;
   const GridAt grids = grid_at;
   for (int64_t k = 0; k < count; ++k) {
-    ComputeType<T> dx_k;
-    const auto share = QparamsGradient<T>::apply(dy[k], x[k], dx_k, grids(k));
-    dx[k] = from_compute<T>(dx_k);
-    scale_sums[k] += static_cast<double>(share.scale);
-    zero_point_sums[k] += static_cast<double>(share.zero_point);
+    C gradient;
+    const auto share = QparamsGradient<T>::apply(dy[k], x[k], gradient, grids(k));
+    dx[k] = from_compute<T>(gradient);
+    scale[k] = share.scale;
+    if constexpr (kBoth) zero_point[k] = share.zero_point;
   }
 }
 
+template <typename C>
+BARAQUANT_HD void add(const C* __restrict shares, int64_t count, double* __restrict sums) {
+  for (int64_t k = 0; k < count; ++k) sums[k] += static_cast<double>(shares[k]);
+}
+
 inline double sum_slices(const double* partial, int64_t slices, std::vector<double>& lanes) {
+  if (slices == 1) return partial[0] + 0.0;  // NB: as the other lanes are 0, -0 becomes +0
   lanes.assign(kPackLanes * team_size(slices), 0.0);
   for (int64_t i = 0; i < slices; ++i) lanes[i % lanes.size()] += partial[i];
   return sum_pairs(lanes.data(), static_cast<int>(lanes.size()));
@@ -59,7 +74,7 @@ class QparamsGradientCpu {
   void run() {
     partial_scale_.resize(segments_.count * segments_.slices);
     partial_zero_point_.resize(args_.zero_point_gradient ? partial_scale_.size() : 0);
-    segments_.in_columns ? run_columns() : run_runs();
+    args_.zero_point_gradient ? run_passes<true>() : run_passes<false>();
     at::parallel_for(0, segments_.count, 1024, [&](int64_t from, int64_t to) {
       std::vector<double> lanes;
       for (int64_t s = from; s < to; ++s) {
@@ -75,53 +90,70 @@ class QparamsGradientCpu {
   }
 
  private:
+  template <bool kBoth>
+  void run_passes() {
+    segments_.in_columns ? run_columns<kBoth>() : run_runs<kBoth>();
+  }
+
+  template <bool kBoth>
   void run_runs() {
     const int64_t tasks = segments_.count * segments_.slices;
     const int64_t length = std::max<int64_t>(1, std::min(segments_.length, kRunSlice));
     at::parallel_for(0, tasks, std::max<int64_t>(1, 32768 / length), [&](int64_t from, int64_t to) {
-      LaneSums sums;
-      for (int64_t t = from; t < to; ++t) sum_run_slice(t, sums);
+      LaneSums<C> sums;
+      run_on_isa(isa_, [&]() __attribute__((always_inline)) {
+        for (int64_t t = from; t < to; ++t) sum_run_slice<kBoth>(t, sums);
+      });
     });
   }
 
   // Sums one slice of one segment that lies in runs.
-  void sum_run_slice(int64_t task, LaneSums& sums) {
-    const int64_t s = task / segments_.slices;
-    const int64_t begin = task % segments_.slices * kRunSlice;
+  template <bool kBoth>
+  BARAQUANT_HD void sum_run_slice(int64_t task, LaneSums<C>& sums) {
+    const int64_t s = segments_.slices == 1 ? task : task / segments_.slices;
+    const int64_t begin = (task - s * segments_.slices) * kRunSlice;
     const int64_t end = std::min(begin + kRunSlice, segments_.length_of(s));
-    const int lanes = kPackLanes * team_size(segments_.length);
+    const int lanes = kPackLanes * team_size(segments_.length);  // a power of two
     const int64_t run = segments_.run_length.value;
     const OneGrid<C> one{Grid<C>(q_.scale_at(s), q_.zero_point_at(s), q_.range)};
     std::fill_n(sums.scale, lanes, 0.0);
-    std::fill_n(sums.zero_point, lanes, 0.0);
+    if constexpr (kBoth) std::fill_n(sums.zero_point, lanes, 0.0);
     for (int64_t j = begin; j < end;) {
-      const int64_t lane = (j - begin) % lanes;
-      const int64_t i = j % run;
-      const int64_t count = std::min({end - j, lanes - lane, run - i});
-      const int64_t at = segments_.start(s) + j / run * segments_.count * run + i;
-      run_on_isa(isa_, [&]() __attribute__((always_inline)) {
-        add_shares(args_, at, count, one, sums.scale + lane, sums.zero_point + lane);
-      });
+      const int64_t left = (segments_.run_of(j) + 1) * run - j;
+      const int64_t count = std::min({end - j, left, kShares});
+      write_shares<kBoth>(args_, segments_.at(s, j), count, one, sums);
+      for (int64_t k = 0; k < count;) {
+        const int64_t lane = (j - begin + k) & (lanes - 1);
+        const int64_t width = std::min(count - k, lanes - lane);
+        add(sums.scale_shares + k, width, sums.scale + lane);
+        if constexpr (kBoth) add(sums.zero_point_shares + k, width, sums.zero_point + lane);
+        k += width;
+      }
       j += count;
     }
     partial_scale_[task] = sum_pairs(sums.scale, lanes);
-    if (args_.zero_point_gradient) partial_zero_point_[task] = sum_pairs(sums.zero_point, lanes);
+    if constexpr (kBoth) partial_zero_point_[task] = sum_pairs(sums.zero_point, lanes);
   }
 
+  template <bool kBoth>
   void run_columns() {
     const int64_t tiles = (segments_.columns + kColumnTile - 1) / kColumnTile;
     const int64_t blocks = segments_.count / segments_.columns;
     at::parallel_for(0, blocks * segments_.slices * tiles, 1, [&](int64_t from, int64_t to) {
-      LaneSums sums;
+      LaneSums<C> sums;
       for (int64_t t = from; t < to; ++t) {
-        sum_column_tile(t / tiles / segments_.slices, t / tiles % segments_.slices,
-                        t % tiles * kColumnTile, sums);
+        run_on_isa(isa_, [&]() __attribute__((always_inline)) {
+          sum_column_tile<kBoth>(t / tiles / segments_.slices, t / tiles % segments_.slices,
+                                 t % tiles * kColumnTile, sums);
+        });
       }
     });
   }
 
   // Sums one slice of the rows of a block, for a tile of its columns.
-  void sum_column_tile(int64_t block, int64_t slice, int64_t column, LaneSums& sums) {
+  template <bool kBoth>
+  BARAQUANT_HD void sum_column_tile(int64_t block, int64_t slice, int64_t column,
+                                    LaneSums<C>& sums) {
     const int64_t width = std::min(kColumnTile, segments_.columns - column);
     const int64_t end = std::min((slice + 1) * kRowSlice, segments_.length_of(block));
     const int64_t segment = block * segments_.columns + column;
@@ -129,18 +161,18 @@ class QparamsGradientCpu {
     gather_scales(q_, segment, width, scales, zero_points);
     const GridEach<C> each{scales, zero_points, q_.range};
     std::fill_n(sums.scale, kRowLanes * kColumnTile, 0.0);
-    std::fill_n(sums.zero_point, kRowLanes * kColumnTile, 0.0);
+    if constexpr (kBoth) std::fill_n(sums.zero_point, kRowLanes * kColumnTile, 0.0);
     for (int64_t row = slice * kRowSlice; row < end; ++row) {
       const int64_t at = (segments_.start(block) + row) * segments_.columns + column;
       const int64_t lane = row % kRowLanes * kColumnTile;
-      run_on_isa(isa_, [&]() __attribute__((always_inline)) {
-        add_shares(args_, at, width, each, sums.scale + lane, sums.zero_point + lane);
-      });
+      write_shares<kBoth>(args_, at, width, each, sums);
+      add(sums.scale_shares, width, sums.scale + lane);
+      if constexpr (kBoth) add(sums.zero_point_shares, width, sums.zero_point + lane);
     }
     for (int64_t i = 0; i < width; ++i) {
       const int64_t to = (segment + i) * segments_.slices + slice;
       partial_scale_[to] = sum_lanes(sums.scale + i);
-      if (args_.zero_point_gradient) partial_zero_point_[to] = sum_lanes(sums.zero_point + i);
+      if constexpr (kBoth) partial_zero_point_[to] = sum_lanes(sums.zero_point + i);
     }
   }
 

@@ -18,10 +18,10 @@ namespace baraquant::int8_mm::avx2 {
 // Registers: 12 for sums, 2 for the weight, 1 for the input and 1 for a product, which is all 16.
 constexpr int kRows = 6, kVectors = 2, kLanes = 8, kColumns = kVectors * kLanes;
 
+// Starts a tile's sums from `out` or from 0. NB: always inlined, so that they stay in registers.
 template <int kCount>
-BARAQUANT_AVX2 void tile(const PackedRows& input, const uint8_t* panel, int64_t words,
-                         const Sums& out, bool add) {
-  __m256i sums[kCount][kVectors];
+BARAQUANT_AVX2 __attribute__((always_inline)) inline void load_sums(
+    __m256i (&sums)[kCount][kVectors], const Sums& out, bool add) {
 #pragma GCC unroll 6
   for (int i = 0; i < kCount; ++i) {
     for (int v = 0; v < kVectors; ++v) {
@@ -30,6 +30,25 @@ BARAQUANT_AVX2 void tile(const PackedRows& input, const uint8_t* panel, int64_t 
           add ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)) : _mm256_setzero_si256();
     }
   }
+}
+
+template <int kCount>
+BARAQUANT_AVX2 __attribute__((always_inline)) inline void store_sums(
+    const __m256i (&sums)[kCount][kVectors], const Sums& out) {
+#pragma GCC unroll 6
+  for (int i = 0; i < kCount; ++i) {
+    for (int v = 0; v < kVectors; ++v) {
+      int32_t* const to = out.data + i * out.stride + v * kLanes;
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), sums[i][v]);
+    }
+  }
+}
+
+template <int kCount>
+BARAQUANT_AVX2 void tile(const PackedRows& input, const uint8_t* panel, int64_t words,
+                         const Sums& out, bool add, const Ahead& ahead) {
+  __m256i sums[kCount][kVectors];
+  load_sums(sums, out, add);
   const int64_t stride = input.stride;
   const uint8_t* rows[2] = {input.data, input.data + 3 * stride};
   const __m256i* w = reinterpret_cast<const __m256i*>(panel);
@@ -37,6 +56,7 @@ BARAQUANT_AVX2 void tile(const PackedRows& input, const uint8_t* panel, int64_t 
   for (int64_t g = 0; g < words; ++g) {
     const __m256i w0 = _mm256_load_si256(w), w1 = _mm256_load_si256(w + 1);
     w += kVectors;
+    if (ahead.rows) _mm_prefetch(ahead.at<32, kColumns>(g), _MM_HINT_T1);
 #pragma GCC unroll 6
     for (int i = 0; i < kCount; ++i) {
       int32_t word;
@@ -47,13 +67,7 @@ BARAQUANT_AVX2 void tile(const PackedRows& input, const uint8_t* panel, int64_t 
     }
     for (const uint8_t*& row : rows) row += 4;
   }
-#pragma GCC unroll 6
-  for (int i = 0; i < kCount; ++i) {
-    for (int v = 0; v < kVectors; ++v) {
-      int32_t* const to = out.data + i * out.stride + v * kLanes;
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), sums[i][v]);
-    }
-  }
+  store_sums(sums, out);
 }
 
 // Turns the bytes k .. k + 15 of eight rows into words of two 16-bit numbers; word g of all rows
@@ -110,16 +124,16 @@ BARAQUANT_AVX2 void pack_weight(const int8_t* weight, int64_t stride, int64_t co
   }
 }
 
-// Multiplies the elements at .. at + 15 of kCount input rows with those of kWide weight rows, which
-// are `stride` bytes apart.
+// Multiplies the elements at .. at + 15 of kCount input rows with 16 elements of kWide weight rows,
+// which start at `from`.
 template <int kCount, int kWide>
 BARAQUANT_AVX2 inline __attribute__((always_inline)) void add_products(
-    __m256i (&sums)[kCount][kWide], const PackedRows& input, int64_t at, const int8_t* weight,
-    int64_t stride) {
+    __m256i (&sums)[kCount][kWide], const PackedRows& input, int64_t at,
+    const int8_t* const (&rows)[kWide], int64_t from) {
 #pragma GCC unroll 4
   for (int j = 0; j < kWide; ++j) {
-    const __m256i w = _mm256_cvtepi8_epi16(
-        _mm_loadu_si128(reinterpret_cast<const __m128i*>(weight + j * stride)));
+    const __m256i w =
+        _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[j] + from)));
 #pragma GCC unroll 4
     for (int i = 0; i < kCount; ++i) {
       const __m256i a = _mm256_load_si256(
@@ -129,52 +143,55 @@ BARAQUANT_AVX2 inline __attribute__((always_inline)) void add_products(
   }
 }
 
-// Multiplies kCount input rows with kWide weight rows, and prefetches the weight rows after them.
-template <int kCount, int kWide>
-BARAQUANT_AVX2 void dots(const PackedRows& input, const int8_t* weight, int64_t k,
-                         const Sums& out) {
+constexpr int kPass = 4;  // the most rows of the input in dots()
+
+// Rows of the weight beside so many of the input.
+constexpr int wide(int64_t rows) { return rows == 1 ? 4 : 2; }
+
+template <int kCount>
+BARAQUANT_AVX2 void dots(const Dots& d) {
+  constexpr int kWide = wide(kCount);
+  const int64_t k = d.k;
+  const int8_t* rows[kWide];
+  for (int j = 0; j < kWide; ++j) rows[j] = d.row(j);
   __m256i sums[kCount][kWide] = {};
   int64_t at = 0;
   for (; at + 64 <= k; at += 64) {
-#pragma GCC unroll 4
-    for (int j = 0; j < kWide; ++j) _mm_prefetch(weight + (j + kWide) * k + at, _MM_HINT_T0);
+    for (int64_t j = 0; j < d.fetched; ++j) _mm_prefetch(d.next + j * k + at, _MM_HINT_T0);
 #pragma GCC unroll 4
     for (int step = 0; step < 64; step += 16) {
-      add_products(sums, input, at + step, weight + at + step, k);
+      add_products(sums, d.input, at + step, rows, at + step);
     }
   }
-  for (; at + 16 <= k; at += 16) add_products(sums, input, at, weight + at, k);
+  for (; at + 16 <= k; at += 16) add_products(sums, d.input, at, rows, at);
   if (at < k) {
     int8_t last[kWide][16] = {};
     for (int j = 0; j < kWide; ++j) {
-      std::memcpy(last[j], weight + j * k + at, static_cast<size_t>(k - at));
+      std::memcpy(last[j], rows[j] + at, static_cast<size_t>(k - at));
+      rows[j] = last[j];
     }
-    add_products(sums, input, at, last[0], 16);
+    add_products(sums, d.input, at, rows, 0);
   }
 #pragma GCC unroll 4
-  for (int i = 0; i < kCount; ++i) {
+  for (int j = 0; j < kWide; ++j) {
+    if (j >= d.count) break;
 #pragma GCC unroll 4
-    for (int j = 0; j < kWide; ++j) out.data[i * out.stride + j] = sum_of_lanes(sums[i][j]);
+    for (int i = 0; i < kCount; ++i) d.sums.data[i * d.sums.stride + j] = sum_of_lanes(sums[i][j]);
   }
 }
 
-template <int kCount>
-void stream(const PackedRows& input, const int8_t* weight, int64_t count, int64_t k,
-            const Sums& sums, int32_t*) {
-  constexpr int kWide = kCount == 1 ? 4 : 2;
-  int64_t n = 0;
-  for (; n + kWide <= count; n += kWide) {
-    dots<kCount, kWide>(input, weight + n * k, k, {sums.data + n, sums.stride});
-  }
-  for (; n < count; ++n) dots<kCount, 1>(input, weight + n * k, k, {sums.data + n, sums.stride});
+inline constexpr auto kDots =
+    for_each_count<void (*)(const Dots&), kPass>([]<int kCount> { return &dots<kCount>; });
+
+inline void stream(const PackedRows& input, const int8_t* weight, int64_t count, int64_t k,
+                   const Sums& sums, int32_t* weight_sums) {
+  stream_in_passes(kDots, kDots, wide(input.count), input, weight, count, k, sums, weight_sums);
 }
 
 inline constexpr auto kTiles =
     for_each_count<CpuKernel::Tile, kRows>([]<int kCount> { return &tile<kCount>; });
-inline constexpr auto kStreams =
-    for_each_count<CpuKernel::Stream, 4>([]<int kCount> { return &stream<kCount>; });
-inline constexpr CpuKernel kKernel{"int8_mm_avx2",         kColumns, 2,       0, &pack_wide,
-                                   &pack_weight<kColumns>, kTiles,   kStreams};
+inline constexpr CpuKernel kKernel{"int8_mm_avx2",         kColumns, 2, 0,      &pack_wide,
+                                   &pack_weight<kColumns>, kTiles,   4, &stream};
 
 }  // namespace baraquant::int8_mm::avx2
 #endif

@@ -41,7 +41,7 @@ BARAQUANT_AVX512 __attribute__((always_inline)) inline void store_sums(
 
 template <int kCount>
 BARAQUANT_AVX512 void tile(const PackedRows& input, const uint8_t* panel, int64_t words,
-                           const Sums& out, bool add) {
+                           const Sums& out, bool add, const Ahead& ahead) {
   __m512i sums[kCount][kVectors];
   load_sums(sums, out, add);
   const int64_t stride = input.stride;
@@ -49,6 +49,7 @@ BARAQUANT_AVX512 void tile(const PackedRows& input, const uint8_t* panel, int64_
   for (int64_t g = 0; g < words; ++g) {
     const __m512i w0 = _mm512_load_si512(panel), w1 = _mm512_load_si512(panel + 64);
     panel += kVectors * 64;
+    if (ahead.rows) _mm_prefetch(ahead.at<32, kColumns>(g), _MM_HINT_T1);
 #pragma GCC unroll 12
     for (int i = 0; i < kCount; ++i) {
       int32_t word;
@@ -65,8 +66,8 @@ BARAQUANT_AVX512 void tile(const PackedRows& input, const uint8_t* panel, int64_
 inline constexpr auto kTiles =
     for_each_count<CpuKernel::Tile, kRows>([]<int kCount> { return &tile<kCount>; });
 inline constexpr CpuKernel kKernel{
-    "int8_mm_avx512", kColumns,      2, 0, &pack_wide, &avx2::pack_weight<kColumns>,
-    kTiles,           avx2::kStreams};
+    "int8_mm_avx512", kColumns, 2, 0, &pack_wide, &avx2::pack_weight<kColumns>, kTiles, 4,
+    &avx2::stream};
 
 }  // namespace baraquant::int8_mm::avx512
 #endif

@@ -118,7 +118,7 @@ struct Blocks {
     rows = std::min(f.m, kRowBlock);
     columns = kColumnBlock;
     while (columns > kernel.columns && divide_up(f.n, columns) < 4 * threads) columns /= 2;
-    const bool streamed = f.m <= static_cast<int64_t>(kernel.streams.size());
+    const bool streamed = f.m <= kernel.streamed_rows;
     depth = streamed ? 0 : std::min(kDepthBlock / bytes, std::max(padded, kDepthUnit));
     const int64_t tiles = divide_up(rows, static_cast<int64_t>(kernel.tiles.size()));
     row_parts = streamed ? 1 : std::clamp<int64_t>(threads / divide_up(f.n, columns), 1, tiles);
@@ -160,6 +160,14 @@ inline WeightRows weight_rows(const Operands& f, CpuIsa isa, int64_t n, int64_t 
   return {scratch, depth};
 }
 
+// What the t-th tile of a panel fetches of the next one, which has the rows from n on, from k on.
+inline Ahead ahead_of(const Operands& f, const CpuKernel& kernel, int64_t t, int64_t n, int64_t k) {
+  const int64_t row = n + t * kernel.fetched_rows();
+  if (t * kernel.fetched_rows() >= kernel.columns || row >= f.n) return {};
+  if (f.is_packed()) return {f.packed.row(row) + k / 2, int4::packed_size(f.k), kDepthUnit / 2};
+  return {reinterpret_cast<const uint8_t*>(f.weight) + row * f.k + k, f.k, kDepthUnit};
+}
+
 // Multiplies rows of packed input with the columns n .. n + count - 1, panel by panel of the packed
 // weight.
 inline void multiply_panels(const Operands& f, const CpuKernel& kernel, CpuIsa isa,
@@ -175,12 +183,16 @@ inline void multiply_panels(const Operands& f, const CpuKernel& kernel, CpuIsa i
       const int64_t columns = std::min(kernel.columns, count - j);
       const WeightRows weight = weight_rows(f, isa, n + j, columns, k, depth, expanded);
       kernel.pack_weight(weight.data, weight.stride, columns, depth, panel, weight_sums + j);
+      const bool is_last = j + columns == count, is_deepest = k + depth == f.k;
+      const int64_t next_n = !is_last ? n + j + columns : is_deepest ? n + count : n;
+      const int64_t next_k = !is_last ? k : is_deepest ? 0 : k + depth;
       for (int64_t t = 0; t < tiles; ++t) {  // tiles of nearly equal heights
         const int64_t from = t * input.count / tiles, to = (t + 1) * input.count / tiles;
         const PackedRows rows{input.data + from * input.stride + k * bytes, input.stride,
                               to - from};
         kernel.tiles[to - from - 1](rows, panel, words,
-                                    {sums.data + from * sums.stride + j, sums.stride}, k > 0);
+                                    {sums.data + from * sums.stride + j, sums.stride}, k > 0,
+                                    ahead_of(f, kernel, t, next_n, next_k));
       }
     }
   }
@@ -233,8 +245,7 @@ inline void stream_columns(const Operands& f, const CpuKernel& kernel, CpuIsa is
     }
     const int64_t columns = std::min(step, count - j);
     const WeightRows weight = weight_rows(f, isa, n + j, columns, 0, f.k, expanded);
-    kernel.streams[input.count - 1](input, weight.data, columns, f.k, {sums.data + j, sums.stride},
-                                    weight_sums + j);
+    kernel.stream(input, weight.data, columns, f.k, {sums.data + j, sums.stride}, weight_sums + j);
   }
 }
 

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The CPU kernels of the integer matrix family.
 #include <ATen/Parallel.h>
+#include <torch/library.h>
 
 #include <algorithm>
 
 #include "frame/cpu_plan.h"
 #include "int8_mm/cpu/blocked.h"
+#include "int8_mm/cpu/int_mm.h"
 #include "int8_mm/cpu/select.h"
 #include "int8_mm/launch.h"
 
@@ -27,6 +29,17 @@ int64_t for_each_group(const Operands& f, const Of& of) {
   return rows.end;
 }
 
+// One product that is not grouped.
+template <typename T>
+void multiply(const Operands& f, const Rescaling<ComputeType<T>>& r, T* output, CpuIsa isa,
+              const Blocks& blocks) {
+  if (takes_int_mm(f, isa)) {
+    const at::Tensor sums = int_mm(static_cast<const int8_t*>(f.input), f.weight, f.m, f.n, f.k);
+    return rescale_sums<T>(sums.const_data_ptr<int32_t>(), f, r, output, isa, kParallel);
+  }
+  product<T>(f, r, output, isa, kernel_of(isa), blocks, kParallel);
+}
+
 struct Cpu {
   template <typename T>
   static void product(const Operands& f, const Rescaling<ComputeType<T>>& r, T* output) {
@@ -36,15 +49,13 @@ struct Cpu {
     const Blocks blocks(f, kernel, threads);  // for a plan of a grouped product: as if one group
     if (only_planned([&] {
           using Shown = std::conditional_t<std::is_same_v<T, int32_t>, T, ComputeType<T>>;
+          if (takes_int_mm(f, isa)) return cpu_plan<Shown>("int_mm", "", "int32", 4 * f.m * f.n);
           return cpu_plan<Shown>(kernel.name, blocks.tile(kernel), "int32",
                                  blocks.scratch_bytes(threads));
         })) {
       return;
     }
-    if (!f.is_grouped()) {
-      int8_mm::product<T>(f, r, output, isa, kernel, blocks, kParallel);
-      return;
-    }
+    if (!f.is_grouped()) return multiply(f, r, output, isa, blocks);
     const int64_t end = for_each_group(f, [&](int64_t g, const GroupRows& rows) {
       Operands own = f;
       Rescaling<ComputeType<T>> own_r = r;
@@ -53,8 +64,7 @@ struct Cpu {
       own.input = static_cast<const uint8_t*>(f.input) + rows.begin * f.k;
       own_r.begin_at(rows.begin);
       own.m = rows.end - rows.begin;
-      int8_mm::product<T>(own, own_r, output + rows.begin * f.n, isa, kernel,
-                          Blocks(own, kernel, threads), kParallel);
+      multiply(own, own_r, output + rows.begin * f.n, isa, Blocks(own, kernel, threads));
     });
     std::fill(output + end * f.n, output + f.m * f.n, T{});
   }
@@ -84,6 +94,11 @@ const Kernels& cpu_kernels() {
   static const Kernels kernels{&Launch<Cpu>::product, &Cpu::takes_packed, &Cpu::weight_sums,
                                &Launch<Cpu>::rescale};
   return kernels;
+}
+
+// A private op, with which tests try at::_int_mm on machines where it is not chosen.
+TORCH_LIBRARY_FRAGMENT(baraquant, m) {
+  m.def("_force_int_mm(bool forced) -> ()", [](bool forced) { int_mm_is_forced = forced; });
 }
 
 }  // namespace baraquant::int8_mm

@@ -21,8 +21,8 @@ inline void pack_weight(const int8_t* weight, int64_t stride, int64_t count, int
 }
 
 template <int kCount>
-void tile(const PackedRows& input, const uint8_t* panel, int64_t words, const Sums& sums,
-          bool add) {
+void tile(const PackedRows& input, const uint8_t* panel, int64_t words, const Sums& sums, bool add,
+          const Ahead&) {
   const int64_t length = 2 * words;
   const int16_t* __restrict const w0 = reinterpret_cast<const int16_t*>(panel);
   const int16_t* __restrict const w1 = w0 + length;
@@ -46,7 +46,7 @@ void tile(const PackedRows& input, const uint8_t* panel, int64_t words, const Su
 
 inline constexpr auto kTiles =
     for_each_count<CpuKernel::Tile, kRows>([]<int kCount> { return &tile<kCount>; });
-inline constexpr CpuKernel kKernel{"int8_mm_portable", kColumns,     2,      0,
-                                   &pack_wide,         &pack_weight, kTiles, {}};
+inline constexpr CpuKernel kKernel{"int8_mm_portable", kColumns, 2, 0,      &pack_wide,
+                                   &pack_weight,       kTiles,   0, nullptr};
 
 }  // namespace baraquant::int8_mm::portable

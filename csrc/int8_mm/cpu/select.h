@@ -4,6 +4,7 @@
 
 #include "int8_mm/cpu/avx2.h"
 #include "int8_mm/cpu/avx512.h"
+#include "int8_mm/cpu/avx_vnni.h"
 #include "int8_mm/cpu/portable.h"
 #include "int8_mm/cpu/vnni.h"
 #include "machine/cpu_isa.h"
@@ -13,10 +14,13 @@ namespace baraquant::int8_mm {
 inline const CpuKernel& kernel_of(CpuIsa isa) {
 #if defined(__x86_64__)
   switch (isa) {
+    case CpuIsa::kAmx:
     case CpuIsa::kAvx512Vnni:
       return vnni::kKernel;
     case CpuIsa::kAvx512:
       return avx512::kKernel;
+    case CpuIsa::kAvxVnni:
+      return avx_vnni::kKernel;
     case CpuIsa::kAvx2:
       return avx2::kKernel;
     case CpuIsa::kDefault:

@@ -7,6 +7,7 @@
 // the kernel's tile() function.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
@@ -32,11 +33,36 @@ struct Sums {
   int64_t stride;
 };
 
+// The rows of the weight that are packed next. While a tile multiplies, it fetches them into the
+// cache: a line for each word of the depth.
+struct Ahead {
+  const uint8_t* rows = nullptr;  // or null: nothing is fetched
+  int64_t stride = 0;             // bytes from one row to the next
+  int64_t step = 0;               // bytes of a row that hold 64 elements
+
+  // The address to fetch at a word of the depth, of which kWords hold 64 elements; of kRows rows.
+  template <int kWords, int kRows>
+  const uint8_t* at(int64_t word) const {
+    return rows + word % kWords * kRows / kWords * stride + word / kWords * step;
+  }
+};
+
+// Rows of the input times a few rows of the weight, which are read as they lie.
+struct Dots {
+  PackedRows input;
+  const int8_t* weight;
+  int64_t count, k;      // of the weight's rows; more of them are neither read nor written
+  const int8_t* next;    // rows of the weight that are fetched into the cache meanwhile
+  int64_t fetched;       // how many of these
+  Sums sums;             // [input.count, count], to be written
+  int32_t* weight_sums;  // [count], to be written if not null
+
+  const int8_t* row(int64_t j) const { return weight + std::min(j, count - 1) * k; }
+};
+
 struct CpuKernel {
   using Tile = void (*)(const PackedRows& input, const uint8_t* panel, int64_t words,
-                        const Sums& sums, bool add);
-  using Stream = void (*)(const PackedRows& input, const int8_t* weight, int64_t count, int64_t k,
-                          const Sums& sums, int32_t* weight_sums);
+                        const Sums& sums, bool add, const Ahead& ahead);
 
   const char* name;
   int64_t columns;  // columns of a tile
@@ -55,10 +81,15 @@ struct CpuKernel {
   // tiles[r - 1] multiplies r rows of the input with all `columns` columns of a panel:
   // sums[i][j] = (add ? sums[i][j] : 0) + row i times column j.
   std::span<const Tile> tiles;
-  // streams[r - 1] multiplies r rows with `count` rows of the weight as it lies, which is read
-  // once. It writes sums[i][0 .. count - 1], and weight_sums[0 .. count - 1] if there is an
-  // input_offset.
-  std::span<const Stream> streams;
+  // Up to so many rows of the input it is faster to call stream() than to pack the weight. It
+  // multiplies them with `count` rows of the weight as it lies, which is read from memory once. It
+  // writes sums[i][0 .. count - 1], and weight_sums[0 .. count - 1] if there is an input_offset.
+  int64_t streamed_rows;
+  void (*stream)(const PackedRows& input, const int8_t* weight, int64_t count, int64_t k,
+                 const Sums& sums, int32_t* weight_sums);
+
+  // How many rows of the next panel one tile can fetch.
+  int64_t fetched_rows() const { return std::min(columns, kDepthUnit / word); }
 };
 
 // Returns {of<1>(), ..., of<kMax>()}, where of<r>() is the function for r rows.
@@ -67,6 +98,33 @@ constexpr std::array<Function, kMax> for_each_count(const Of& of) {
   return [&]<int... kLess>(std::integer_sequence<int, kLess...>) {
     return std::array<Function, kMax>{of.template operator()<kLess + 1>()...};
   }(std::make_integer_sequence<int, kMax>());
+}
+
+// stream() of a kernel: multiplies `wide` rows of the weight at a time, which stay in the cache, with
+// the input in passes. dots[r - 1] multiplies r rows of it, first[r - 1] sums the weight as well.
+inline void stream_in_passes(std::span<void (*const)(const Dots&)> first,
+                             std::span<void (*const)(const Dots&)> dots, int64_t wide,
+                             const PackedRows& input, const int8_t* weight, int64_t count,
+                             int64_t k, const Sums& sums, int32_t* weight_sums) {
+  const int64_t most = static_cast<int64_t>(dots.size());
+  const int64_t passes = (input.count + most - 1) / most;
+  const int64_t share = (wide + passes - 1) / passes;
+  for (int64_t n = 0; n < count; n += wide) {
+    int64_t fetch = wide;
+    for (int64_t p = 0; p < passes; ++p, fetch += share) {  // of nearly equal heights
+      const int64_t from = p * input.count / passes, to = (p + 1) * input.count / passes;
+      const int8_t* const rows = weight + n * k;
+      (p == 0 ? first : dots)[to - from - 1](
+          {.input = {input.data + from * input.stride, input.stride, to - from},
+           .weight = rows,
+           .count = std::min(wide, count - n),
+           .k = k,
+           .next = rows + fetch * k,
+           .fetched = std::clamp<int64_t>(2 * wide - fetch, 0, share),
+           .sums = {sums.data + from * sums.stride + n, sums.stride},
+           .weight_sums = weight_sums + n});
+    }
+  }
 }
 
 // pack_input for bytes: an int8 becomes unsigned by adding 128. The padding is multiplied by zeros

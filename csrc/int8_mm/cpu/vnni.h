@@ -21,7 +21,7 @@ using avx512::kColumns, avx512::kLanes, avx512::kRows, avx512::kVectors;
 
 template <int kCount>
 BARAQUANT_AVX512_VNNI void tile(const PackedRows& input, const uint8_t* panel, int64_t words,
-                                const Sums& out, bool add) {
+                                const Sums& out, bool add, const Ahead& ahead) {
   __m512i sums[kCount][kVectors];
   avx512::load_sums(sums, out, add);
   const int64_t stride = input.stride;
@@ -29,6 +29,7 @@ BARAQUANT_AVX512_VNNI void tile(const PackedRows& input, const uint8_t* panel, i
   for (int64_t g = 0; g < words; ++g) {
     const __m512i w[kVectors] = {_mm512_loadu_si512(panel), _mm512_loadu_si512(panel + 64)};
     panel += kVectors * 64;
+    if (ahead.rows) _mm_prefetch(ahead.at<16, 16>(g), _MM_HINT_T1);
 #pragma GCC unroll 12
     for (int i = 0; i < kCount; ++i) {
       int32_t word;
@@ -98,57 +99,91 @@ BARAQUANT_AVX512_VNNI inline void pack_weight(const int8_t* weight, int64_t stri
   }
 }
 
-BARAQUANT_AVX512_VNNI inline int32_t sum_of(__m512i x) {
-  const __m256i high = _mm512_maskz_extracti64x4_epi64(0xf, x, 1);
-  return sum_of_lanes(_mm256_add_epi32(_mm512_maskz_extracti64x4_epi64(0xf, x, 0), high));
+// As _mm512_dpbusd_epi32() and _mm512_setzero_si512(). NB: around the plain intrinsics GCC 12 copies
+// every sum from one register to another in each step of dots(), which then takes twice as long.
+BARAQUANT_AVX512_VNNI __attribute__((always_inline)) inline __m512i add_products(__m512i sums,
+                                                                                 __m512i a,
+                                                                                 __m512i w) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(a), "v"(w));
+  return sums;
+}
+BARAQUANT_AVX512_VNNI __attribute__((always_inline)) inline __m512i zero() {
+  __m512i x = _mm512_setzero_si512();
+  asm("" : "+v"(x));
+  return x;
 }
 
-// Multiplies kCount input rows with kWide weight rows, and prefetches the weight rows after them.
-template <int kCount, int kWide>
-BARAQUANT_AVX512_VNNI void dots(const PackedRows& input, const int8_t* weight, int64_t k,
-                                const Sums& out, int32_t* weight_sums) {
+// The sums over the lanes of each of four vectors.
+BARAQUANT_AVX512_VNNI __attribute__((always_inline)) inline __m128i sums_of(const __m512i (&x)[4]) {
+  __m512i pairs[2];
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    pairs[i] = _mm512_add_epi32(_mm512_maskz_unpacklo_epi32(-1, x[2 * i], x[2 * i + 1]),
+                                _mm512_maskz_unpackhi_epi32(-1, x[2 * i], x[2 * i + 1]));
+  }
+  const __m512i quads = _mm512_add_epi32(_mm512_maskz_unpacklo_epi64(-1, pairs[0], pairs[1]),
+                                         _mm512_maskz_unpackhi_epi64(-1, pairs[0], pairs[1]));
+  const __m256i half = _mm256_add_epi32(_mm512_maskz_extracti64x4_epi64(0xf, quads, 0),
+                                        _mm512_maskz_extracti64x4_epi64(0xf, quads, 1));
+  return _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+}
+
+// Registers: 24 for sums of the input and 4 of the weight, one of the weight, one of the input and
+// one of ones: 31 of 32.
+constexpr int kStreamed = 4, kPass = 6;
+
+// Multiplies kCount rows of the input with kStreamed of the weight, and sums these if kSums.
+template <int kCount, bool kSums>
+BARAQUANT_AVX512_VNNI void dots(const Dots& d) {
+  const int64_t k = d.k, stride = d.input.stride, fetched = d.fetched;
+  const uint8_t* const input = d.input.data;
+  const int8_t* const next = d.next;
+  const int8_t* const rows[kStreamed] = {d.row(0), d.row(1), d.row(2), d.row(3)};
   const __m512i ones = _mm512_set1_epi8(1);
-  __m512i sums[kCount + 1][kWide] = {};  // the last row has the sums of the weight alone
+  __m512i sums[kCount + kSums][kStreamed];  // the last row has the sums of the weight
+#pragma GCC unroll 7
+  for (int i = 0; i < kCount + kSums; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kStreamed; ++j) sums[i][j] = zero();
+  }
   for (int64_t at = 0; at < k; at += 64) {
+    if (fetched > 0) _mm_prefetch(next + at, _MM_HINT_T0);
+    if (fetched > 1) _mm_prefetch(next + k + at, _MM_HINT_T0);
+    for (int64_t j = 2; j < fetched; ++j) _mm_prefetch(next + j * k + at, _MM_HINT_T0);
     const __mmask64 mask = first_bytes(k - at);
+    __m512i a[kCount];
+#pragma GCC unroll 6
+    for (int i = 0; i < kCount; ++i) a[i] = _mm512_load_si512(input + i * stride + at);
 #pragma GCC unroll 4
-    for (int j = 0; j < kWide; ++j) {
-      _mm_prefetch(weight + (j + kWide) * k + at, _MM_HINT_T0);
-      const __m512i w = _mm512_maskz_loadu_epi8(mask, weight + j * k + at);
-#pragma GCC unroll 4
-      for (int i = 0; i < kCount; ++i) {
-        const __m512i a = _mm512_load_si512(input.data + i * input.stride + at);
-        sums[i][j] = _mm512_dpbusd_epi32(sums[i][j], a, w);
-      }
-      sums[kCount][j] = _mm512_dpbusd_epi32(sums[kCount][j], ones, w);
+    for (int j = 0; j < kStreamed; ++j) {
+      const __m512i w = _mm512_maskz_loadu_epi8(mask, rows[j] + at);
+#pragma GCC unroll 6
+      for (int i = 0; i < kCount; ++i) sums[i][j] = add_products(sums[i][j], a[i], w);
+      if (kSums) sums[kCount][j] = add_products(sums[kCount][j], ones, w);
     }
   }
-#pragma GCC unroll 4
-  for (int j = 0; j < kWide; ++j) {
-#pragma GCC unroll 4
-    for (int i = 0; i < kCount; ++i) out.data[i * out.stride + j] = sum_of(sums[i][j]);
-    weight_sums[j] = sum_of(sums[kCount][j]);
+  const __mmask8 mask = static_cast<__mmask8>((1 << std::min<int64_t>(d.count, kStreamed)) - 1);
+#pragma GCC unroll 6
+  for (int i = 0; i < kCount; ++i) {
+    _mm_mask_storeu_epi32(d.sums.data + i * d.sums.stride, mask, sums_of(sums[i]));
   }
+  if (kSums) _mm_mask_storeu_epi32(d.weight_sums, mask, sums_of(sums[kCount]));
 }
 
-template <int kCount>
-void stream(const PackedRows& input, const int8_t* weight, int64_t count, int64_t k,
-            const Sums& sums, int32_t* weight_sums) {
-  int64_t n = 0;
-  for (; n + 4 <= count; n += 4) {
-    dots<kCount, 4>(input, weight + n * k, k, {sums.data + n, sums.stride}, weight_sums + n);
-  }
-  for (; n < count; ++n) {
-    dots<kCount, 1>(input, weight + n * k, k, {sums.data + n, sums.stride}, weight_sums + n);
-  }
+inline constexpr auto kFirst =
+    for_each_count<void (*)(const Dots&), kPass>([]<int kCount> { return &dots<kCount, true>; });
+inline constexpr auto kDots =
+    for_each_count<void (*)(const Dots&), kPass>([]<int kCount> { return &dots<kCount, false>; });
+
+inline void stream(const PackedRows& input, const int8_t* weight, int64_t count, int64_t k,
+                   const Sums& sums, int32_t* weight_sums) {
+  stream_in_passes(kFirst, kDots, kStreamed, input, weight, count, k, sums, weight_sums);
 }
 
 inline constexpr auto kTiles =
     for_each_count<CpuKernel::Tile, kRows>([]<int kCount> { return &tile<kCount>; });
-inline constexpr auto kStreams =
-    for_each_count<CpuKernel::Stream, 4>([]<int kCount> { return &stream<kCount>; });
-inline constexpr CpuKernel kKernel{"int8_mm_vnni", kColumns,     4,      128,
-                                   &pack_bytes,    &pack_weight, kTiles, kStreams};
+inline constexpr CpuKernel kKernel{"int8_mm_vnni", kColumns, 4,  128,    &pack_bytes,
+                                   &pack_weight,   kTiles,   32, &stream};
 
 }  // namespace baraquant::int8_mm::vnni
 #endif

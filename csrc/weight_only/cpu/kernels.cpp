@@ -77,7 +77,7 @@ template <typename T>
 Functions<T> functions_for(CpuIsa isa) {
 #if defined(__x86_64__)
   if (isa >= CpuIsa::kAvx512) return {&avx512::multiply_outputs<T>, &avx512::dequantize_rows<T>};
-  if (isa == CpuIsa::kAvx2) return {&avx2::multiply_outputs<T>, &avx2::dequantize_rows<T>};
+  if (isa >= CpuIsa::kAvx2) return {&avx2::multiply_outputs<T>, &avx2::dequantize_rows<T>};
 #endif
   return {&portable::multiply_outputs<T>, &portable::dequantize_rows<T>};
 }
