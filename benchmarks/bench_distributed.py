@@ -110,6 +110,7 @@ def of_all(value: float, device: torch.device, op: Any = dist.ReduceOp.MAX) -> f
 
 def captured(step: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
     """The step as a CUDA graph."""
+    synchronize(device)
     stream = torch.cuda.Stream(device)
     with torch.cuda.stream(stream):
         for _ in range(WARM_UPS):
@@ -199,8 +200,11 @@ def join() -> torch.device:
                 "benchmarks.bench_distributed"
             )
         if is_cuda:
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("nccl" if is_cuda else "gloo")
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(device)
+            dist.init_process_group("nccl", device_id=device)
+        else:
+            dist.init_process_group("gloo")
     is_cuda = dist.get_backend() == "nccl"
     return torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu")
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "int4/math.h"
 #include "machine/host_device.h"
@@ -45,7 +46,7 @@ struct Operands {
 };
 
 // What turns the sums into the output (int8_mm/math.h). Without weight_scale the output is the sums
-// themselves, as int32.
+// themselves, as int32; C is float then.
 template <typename C>
 struct Rescaling {
   OfRows<C> input_scale;
@@ -54,7 +55,9 @@ struct Rescaling {
   const C* weight_scale = nullptr;      // [n]; null means that the sums are wanted
   const C* bias = nullptr;              // [n]; null means no bias
 
-  BARAQUANT_HD bool wants_sums() const { return weight_scale == nullptr; }
+  BARAQUANT_HD bool wants_sums() const {
+    return std::is_same_v<C, float> && weight_scale == nullptr;
+  }
   // Moves the vectors of the columns to those of group g.
   BARAQUANT_HD void choose_group(int64_t g, int64_t n) {
     if (weight_sum) weight_sum += g * n;
