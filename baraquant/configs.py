@@ -162,9 +162,10 @@ class QuantConfig(Config):
             with the minimum squared error). Training updates the first two with each batch. The
             other two come from the calibration data of :func:`baraquant.qat.prepare_`, and do not
             change.
-        scale_rule: How to find a scale of weights below eight bits that is not trained. ``search``
-            tries 26 scales, from the one for the largest absolute value down to half of it, and
-            takes the one with the minimum squared error. ``max`` takes the first of these.
+        scale_rule: How to find a scale of weights below eight bits that is not trained, and the
+            factors that ``learned`` ``group_factors`` start from. ``search`` tries 26 scales, from
+            the one for the largest absolute value down to half of it, or all factors, and takes the
+            one with the minimum squared error. ``max`` takes the first of these.
         scale_dtype: The dtype in which a server will hold the scales of weights: ``float32``,
             ``bfloat16`` or ``float16``. Every scale of a weight is rounded to it, to the nearest
             number and of two to the even one, before the weight is quantized: in training, in
@@ -183,9 +184,10 @@ class QuantConfig(Config):
             :func:`baraquant.ops.qat_linear`. ``float``: by floating products. ``int8_input``: the
             gradient of the input by a product of integers. ``int8``: that of the weight too. The
             last two need a product of integers in training: a symmetric dynamic weight
-            ``per_channel``, a dynamic activation ``per_token`` and ``scale_dtype="float32"``, as in
-            ``W8A8(backward="int8")``. Layers without one (convolutions, embeddings, recurrent
-            cells, experts) keep ``float``, and their part of the report names no ``backward``.
+            ``per_channel`` or one with ``group_factors``, a dynamic activation ``per_token`` and
+            ``scale_dtype="float32"``, as in ``W8A8(backward="int8")``. Layers without one
+            (convolutions, embeddings, recurrent cells, experts) keep ``float``, and their part of
+            the report names no ``backward``.
         rounding: How ``int8_input`` and ``int8`` round gradients to integers: to the ``nearest``,
             or ``stochastic``, which is right on average and draws from PyTorch's generator.
         rotate: The number of neighbours that :func:`baraquant.ops.hadamard` rotates in the input of

@@ -11,8 +11,9 @@ from torch import nn
 from .training.fake_quantize import FakeQuantize
 from .training.int4 import FakeQuantizeInt4
 from .training.learned import LearnedFakeQuantize
+from .training.learned_int4 import LearnedFakeQuantizeInt4
 
-_KINDS = (FakeQuantize, FakeQuantizeInt4, LearnedFakeQuantize)
+_KINDS = (FakeQuantize, FakeQuantizeInt4, LearnedFakeQuantize, LearnedFakeQuantizeInt4)
 
 
 def enable_observer(module: nn.Module) -> None:

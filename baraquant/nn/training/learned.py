@@ -270,8 +270,9 @@ class LearnedFakeQuantize(ByGranularity):
                 "sync_qparams; call torch.distributed.init_process_group first"
             )
         with torch.no_grad():
-            self.scale.abs_()
             for parameter in self.parameters():
+                if parameter is not self.zero_point:
+                    parameter.abs_()  # of scales only the absolute value counts
                 dist.all_reduce(parameter, group=process_group)
                 parameter.div_(dist.get_world_size(process_group))
 

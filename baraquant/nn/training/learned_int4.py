@@ -2,7 +2,7 @@
 """``LearnedFakeQuantizeInt4``: rounds a weight to four bits, with factors that are trained."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -212,20 +212,6 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
         if not torch.jit.is_scripting():
             check_unwrapped(self)
         self.initialize(input)
-
-    @torch.jit.unused  # type: ignore[untyped-decorator]
-    def sync_qparams(self, process_group: Any = None) -> None:
-        """Give all processes the mean of their steps and zero points; every process must call it.
-
-        Args:
-            process_group: The ``torch.distributed`` group; None is the default one.
-
-        Raises:
-            RuntimeError: There is no process group.
-        """
-        with torch.no_grad():
-            self.largest_step.abs_()
-        super().sync_qparams(process_group)
 
     def extra_repr(self) -> str:
         """Return the arguments that differ between modules, for ``repr``."""

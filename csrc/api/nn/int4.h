@@ -148,7 +148,7 @@ class BARAQUANT_API LearnedFakeQuantizeInt4Impl : public LearnedFakeQuantizeImpl
   const std::string& scale_rule() const { return scale_rule_; }
   /// Set the parameters to the factors that fit a weight `[rows, columns]`.
   /// @throws c10::ValueError Its shape does not fit.
-  void initialize(const torch::Tensor& input);
+  void initialize(const torch::Tensor& input) override;
   /// Set the parameters to given factors; `packed` is not used.
   void start_from(const PackedInt4& given);
 
@@ -156,7 +156,7 @@ class BARAQUANT_API LearnedFakeQuantizeInt4Impl : public LearnedFakeQuantizeImpl
       const std::optional<torch::Device>& device = std::nullopt) const override;
   void pretty_print(std::ostream& stream) const override;
 
-  torch::Tensor largest_step;
+  torch::Tensor largest_step;  ///< `[rows]`
 
  private:
   void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;

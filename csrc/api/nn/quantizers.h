@@ -169,7 +169,7 @@ class BARAQUANT_API LearnedFakeQuantizeImpl : public Quantizer {
   int64_t quant_min() const override { return options.quant_min(); }
   int64_t quant_max() const override { return options.quant_max(); }
   /// Set scale and zero point from the values of `input`; an empty input changes nothing.
-  void initialize(const torch::Tensor& input);
+  virtual void initialize(const torch::Tensor& input);
   /// Set scale and zero point to given values.
   void start(const torch::Tensor& scale, const torch::Tensor& zero_point);
   /// Whether the scale is known.
