@@ -147,6 +147,13 @@ class FastGrid {
   BARAQUANT_HD float dequantize(float q) const {
     return affine::dequantize(q, scale_, zero_point_);
   }
+  BARAQUANT_HD static float reciprocal(float scale) {
+#if defined(__CUDA_ARCH__)
+    return __frcp_rn(scale);
+#else
+    return 1.0f / scale;
+#endif
+  }
   // NB: not for an x that is_tiny(), because here the quotient itself matters.
   BARAQUANT_HD float slope(float x, bool& inside, bool& valid) const {
     const float ratio = quotient(widely(x));
@@ -161,13 +168,6 @@ class FastGrid {
   static constexpr float kMax = 1 << 20;
   static constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23
 
-  BARAQUANT_HD static float reciprocal(float scale) {
-#if defined(__CUDA_ARCH__)
-    return __frcp_rn(scale);
-#else
-    return 1.0f / scale;
-#endif
-  }
   // Replaces a NaN by 0, which gives the zero point clamped to the range, as a NaN must.
   BARAQUANT_HD static float number(float x) { return x == x ? x : 0.0f; }
   BARAQUANT_HD float tightly(float x) const {

@@ -56,28 +56,6 @@ struct Geometry {
 
 // --- kernels -------------------------------------------------------------------------------------
 
-// A thread's packs in columns: they start at begin, begin + next, ... as long as that is below end.
-struct ColumnPlace {
-  int64_t begin, next, end, first_scale;
-};
-
-template <typename Op>
-__device__ __forceinline__ ColumnPlace find_columns(const TransformArgs<Op>& args) {
-  using G = Geometry<Op, ScaleAccess::kColumns>;
-  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const int64_t part = args.packs_in_row.divide(thread);
-  const int64_t column = (thread - part * args.packs_in_row.value) * G::kPack;
-  const int64_t block = args.parts_of_block.divide(part);
-  if (block >= args.blocks) return {0, 0, 0, 0};
-  const int64_t rows_of_part = args.slabs * G::kRows;
-  const int64_t row = (part - block * args.parts_of_block.value) * rows_of_part;
-  const int64_t columns = args.segments.columns;
-  const int64_t start = args.segments.start(block);
-  const int64_t rows = min(args.segments.length_of(block), row + rows_of_part);
-  return {(start + row) * columns + column, columns, (start + rows) * columns,
-          block * columns + column};
-}
-
 // Returns the mask bits of a pack's elements, in the lowest bits.
 template <int pack>
 __device__ __forceinline__ unsigned read_bits(const uint8_t* mask, int64_t at, int count) {
@@ -254,9 +232,9 @@ template <typename Op>
 __global__ void __launch_bounds__(kThreads) transform_columns_kernel(const TransformArgs<Op> args) {
   using G = Geometry<Op, ScaleAccess::kColumns>;
   constexpr int kPack = G::kPack, kRows = G::kRows;
-  const ColumnPlace place = find_columns<Op>(args);
+  const ColumnPlace place = find_columns<kPack, kRows>(args.columns);
   const ColumnGrids<Op> columns(args, place.first_scale);
-  for (int slab = 0; slab < args.slabs; ++slab) {
+  for (int slab = 0; slab < args.columns.slabs; ++slab) {
     const int64_t begin = place.begin + slab * kRows * place.next;
     Packs<Op, kPack> packs[kRows];
     Pack<typename Op::Result, kPack> results[kRows];
@@ -309,26 +287,16 @@ void launch_transform(const TransformArgs<Op>& args, int64_t threads, cudaStream
 template <typename Op>
 void launch_columns(TransformArgs<Op>& args, cudaStream_t stream) {
   using G = Geometry<Op, ScaleAccess::kColumns>;
-  args.segments = make_segments(args.q.map);
-  const Segments& s = args.segments;
-  args.blocks = s.count / s.columns;
-  args.packs_in_row = Divisor(s.columns / G::kPack);
-  // A thread takes more rows while some hundred thousand threads are left, enough for any chip.
-  const int64_t packs = args.numel / G::kPack;
-  const int64_t slabs = std::clamp<int64_t>(packs / (G::kRows * (int64_t(1) << 18)), 1, 8);
-  args.slabs = static_cast<int>(std::min(slabs, (s.length + G::kRows - 1) / G::kRows));
-  const int64_t rows_of_part = args.slabs * G::kRows;
-  args.parts_of_block = Divisor((s.length + rows_of_part - 1) / rows_of_part);
+  args.columns = ColumnArgs(args.q.map, G::kPack, G::kRows);
   if (only_planned([&] {
         return cuda_plan<typename Op::C>(
             std::string(Op::kName) + "_columns",
-            std::to_string(rows_of_part) + "x" + std::to_string(G::kPack));
+            std::to_string(args.columns.slabs * G::kRows) + "x" + std::to_string(G::kPack));
       })) {
     return;
   }
-  const int64_t threads = args.blocks * args.parts_of_block.value * args.packs_in_row.value;
-  transform_columns_kernel<Op>
-      <<<static_cast<unsigned>((threads + kThreads - 1) / kThreads), kThreads, 0, stream>>>(args);
+  const int64_t blocks = (args.columns.threads() + kThreads - 1) / kThreads;
+  transform_columns_kernel<Op><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(args);
 }
 
 // Chooses the access by how the scales lie. A byte of a mask is written by neighbours in a warp, so
@@ -349,7 +317,7 @@ void transform_cuda(const typename Op::First* first, const typename Op::Second* 
   const ScaleAccess access = access_to<Op>(q.map);
   if constexpr (PackedOp<Op>::kExists) {
     if (runs_packed<Op>(first, result, numel, q.map)) {
-      return launch_packed<Op>({first, result, numel, q}, stream);
+      return launch_packed<Op>({first, result, numel, q, {}}, stream);
     }
   }
   if constexpr (kGainsFromOwnRange<Op>) {
@@ -357,7 +325,7 @@ void transform_cuda(const typename Op::First* first, const typename Op::Second* 
       return transform_cuda<OverOwnRange<Op>>(first, second, result, mask, numel, q, stream);
     }
   }
-  TransformArgs<Op> args{first, second, result, mask, numel, q, false, false, {}, {}, {}, 0, 0};
+  TransformArgs<Op> args{first, second, result, mask, numel, q, false, false, {}};
   args.fast_range = fastest_accepts_range(q.range);
   args.aligned = is_aligned(first, G::kPack * sizeof(typename Op::First)) &&
                  is_aligned(result, G::kPack * sizeof(typename Op::Result)) &&

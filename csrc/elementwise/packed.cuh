@@ -15,7 +15,8 @@ namespace baraquant::affine {
 
 // How an operation computes a pack. If kExists:
 //   Grid            what it prepares for a scale that Grid::accepts
-//   kPack, kPacks   elements of a pack, and packs of a thread
+//   kPack, kPacks   elements of a pack, and packs of a thread, if a pack has one scale
+//   kColumns        columns that a thread takes, if each column has a scale
 //   apply(x, grid_at, y) -> whether it could compute the pack; grid_at(i) is the grid of element i
 template <typename Op>
 struct PackedOp {
@@ -29,6 +30,7 @@ struct PackedOp<Dequantize<Q, Y, float>> {
   using Grid = ByteGrid<Q>;
   static constexpr int kPack = 32 / sizeof(Y);  // two stores of 16 bytes
   static constexpr int kPacks = 32 / kPack;
+  static constexpr int kColumns = 8;
 
   template <int size, typename GridAt>
   __device__ __forceinline__ static bool apply(const Words<Q, size>& x, const GridAt& grid_at,
@@ -42,23 +44,52 @@ struct PackedOp<Dequantize<Q, Y, float>> {
   }
 };
 
+// Numbers of 16 bits to bytes.
+template <typename T>
+  requires(sizeof(T) == 2)
+struct PackedOp<Quantize<T, uint8_t, Mask::kNone>> {
+  static constexpr bool kExists = true;
+  using Grid = QuotientGrid<T>;
+  static constexpr int kPack = 16;  // one store of 16 bytes
+  static constexpr int kPacks = 2;
+  static constexpr int kColumns = 8;
+
+  template <int size, typename GridAt>
+  __device__ __forceinline__ static bool apply(Words<T, size> x, const GridAt& grid_at,
+                                               Words<uint8_t, size>& y) {
+    limit_words(x, grid_at);
+    if (has_nan(x)) return false;
+#pragma unroll
+    for (int w = 0; w < y.kCount; ++w) {
+      uint32_t sums[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        sums[i] = grid_at(4 * w + i).byte_of_limited(to_compute<float>(x.get(4 * w + i)));
+      }
+      y.at[w] = static_cast<int32_t>(pack_bytes(sums[0], sums[1], sums[2], sums[3]));
+    }
+    return true;
+  }
+};
+
 template <typename Op>
 struct PackedArgs {
   const typename Op::First* first;
   typename Op::Result* result;
   int64_t numel;
   Qparams<typename Op::C> q;
+  ColumnArgs columns;
 };
 
 // Computes a pack number by number, for scales and numbers that apply() does not take.
-template <typename Op, int size>
+template <typename Op, int size, typename GridAt>
 __device__ __forceinline__ void compute_each(const Words<typename Op::First, size>& x,
-                                             const Grid<typename Op::C>& grid,
+                                             const GridAt& grid_at,
                                              Words<typename Op::Result, size>& y) {
 #pragma unroll
   for (int i = 0; i < size; ++i) {
     bool unused = false;
-    y.set(i, Op::apply(x.get(i), {}, unused, grid));
+    y.set(i, Op::apply(x.get(i), {}, unused, grid_at(i)));
   }
 }
 
@@ -93,37 +124,98 @@ __global__ void __launch_bounds__(kThreads) packed_kernel(const PackedArgs<Op> a
     const typename P::Grid grid(scales[p], zero_points[p], args.q.range);
     const bool accepted = P::Grid::accepts(scales[p], zero_points[p], args.q.range);
     if (!accepted || !P::apply(packs[p], [&](int) { return grid; }, result)) {
-      compute_each<Op>(packs[p], Grid<C>(scales[p], zero_points[p], args.q.range), result);
+      const Grid<C> exact(scales[p], zero_points[p], args.q.range);
+      compute_each<Op>(packs[p], [&](int) { return exact; }, result);
     }
     store_words(result, args.result, begin + p * kStep);
   }
 }
 
-// Whether the packed kernel takes the call: whole packs, each with one scale, at aligned addresses,
-// and few enough elements for indices of 32 bits.
+// The same if each column has a scale of its own: a thread takes kRows rows at a time.
+constexpr int kPackedRows = 4;
+
+template <typename Op>
+__global__ void __launch_bounds__(kThreads) packed_columns_kernel(const PackedArgs<Op> args) {
+  using P = PackedOp<Op>;
+  using C = typename Op::C;
+  constexpr int kPack = P::kColumns, kRows = kPackedRows;
+  const ColumnPlace place = find_columns<kPack, kRows>(args.columns);
+  if (place.begin >= place.end) return;
+
+  Words<typename Op::First, kPack> rows[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const int64_t at = place.begin + r * place.next;
+    if (at < place.end) load_words(rows[r], args.first, at);
+  }
+  C scales[kPack], zero_points[kPack];
+#pragma unroll
+  for (int i = 0; i < kPack; ++i) scales[i] = args.q.scale_at(place.first_scale + i);
+#pragma unroll
+  for (int i = 0; i < kPack; ++i) zero_points[i] = args.q.zero_point_at(place.first_scale + i);
+  typename P::Grid grids[kPack];
+  bool accepted = true;
+#pragma unroll
+  for (int i = 0; i < kPack; ++i) {
+    grids[i] = typename P::Grid(scales[i], zero_points[i], args.q.range);
+    accepted = accepted && P::Grid::accepts(scales[i], zero_points[i], args.q.range);
+  }
+  const auto grid_at = [&](int i) { return grids[i]; };
+  const auto exact_at = [&](int i) { return Grid<C>(scales[i], zero_points[i], args.q.range); };
+  for (int64_t begin = place.begin; begin < place.end; begin += kRows * place.next) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int64_t at = begin + r * place.next, at_next = at + kRows * place.next;
+      if (at >= place.end) return;
+      Words<typename Op::Result, kPack> result;
+      if (!accepted || !P::apply(rows[r], grid_at, result)) {
+        compute_each<Op>(rows[r], exact_at, result);
+      }
+      store_words(result, args.result, at);
+      // NB: as soon as the row is done, so that it comes while the others are computed.
+      if (at_next < place.end) load_words(rows[r], args.first, at_next);
+    }
+  }
+}
+
+// Whether the packed kernels take the call: whole packs at aligned addresses, each with one scale
+// or with one for each column, and few enough elements for indices of 32 bits.
 template <typename Op>
 bool runs_packed(const typename Op::First* first, const typename Op::Result* result, int64_t numel,
                  const ScaleMap& map) {
-  constexpr int kPack = PackedOp<Op>::kPack;
-  return numel % kPack == 0 && numel < (int64_t(1) << 31) && map.step() == 0 &&
-         map.fits_packs(kPack) && is_aligned(first, kPack * sizeof(typename Op::First)) &&
-         is_aligned(result, kPack * sizeof(typename Op::Result));
+  using P = PackedOp<Op>;
+  const int pack = map.step() == 1 ? P::kColumns : P::kPack;
+  const bool whole =
+      map.step() == 1 ? map.inner.value % pack == 0 : numel % pack == 0 && map.fits_packs(pack);
+  return whole && numel < (int64_t(1) << 31) &&
+         is_aligned(first, pack * sizeof(typename Op::First)) &&
+         is_aligned(result, pack * sizeof(typename Op::Result));
 }
 
 template <typename Op>
-void launch_packed(const PackedArgs<Op>& args, cudaStream_t stream) {
+void launch_packed(PackedArgs<Op> args, cudaStream_t stream) {
   using P = PackedOp<Op>;
+  const bool in_columns = args.q.map.step() == 1;
+  if (in_columns) args.columns = ColumnArgs(args.q.map, P::kColumns, kPackedRows);
   if (only_planned([&] {
+        const int rows = in_columns ? args.columns.slabs * kPackedRows : kThreads;
+        const int pack = in_columns ? P::kColumns : P::kPack * P::kPacks;
         return cuda_plan<typename Op::C>(
-            std::string(Op::kName) + "_packed",
-            std::to_string(kThreads) + "x" + std::to_string(P::kPack * P::kPacks));
+            std::string(Op::kName) + (in_columns ? "_packed_columns" : "_packed"),
+            std::to_string(rows) + "x" + std::to_string(pack));
       })) {
     return;
   }
-  constexpr int64_t kPerBlock = kThreads * P::kPack * P::kPacks;
-  packed_kernel<Op>
-      <<<static_cast<unsigned>((args.numel + kPerBlock - 1) / kPerBlock), kThreads, 0, stream>>>(
-          args);
+  const auto blocks = [](int64_t count, int64_t per_block) {
+    return static_cast<unsigned>((count + per_block - 1) / per_block);
+  };
+  if (in_columns) {
+    packed_columns_kernel<Op>
+        <<<blocks(args.columns.threads(), kThreads), kThreads, 0, stream>>>(args);
+  } else {
+    packed_kernel<Op>
+        <<<blocks(args.numel, kThreads * P::kPack * P::kPacks), kThreads, 0, stream>>>(args);
+  }
 }
 
 }  // namespace baraquant::affine

@@ -101,6 +101,86 @@ void check_dequantize() {
   }
 }
 
+// Note [Why QuotientGrid gives the same bits], 2.: goes through every quotient that may round to
+// another side of k + 1/2 than the exact one. Between k + 1/2 and a neighbour lies a midpoint m;
+// only the significands of scales next to x / m can bring x / s near enough to it.
+template <int digits>
+void check_quotients() {
+  long long different = 0;
+  for (int x = 1 << (digits - 1); x < 1 << digits; ++x) {
+    for (int k = 0; k < 300; ++k) {
+      const float tie = static_cast<float>(k) + 0.5f;
+      for (const float neighbour : {std::nextafter(tie, 0.0f), std::nextafter(tie, 1e9f)}) {
+        const double middle = 0.5 * (static_cast<double>(tie) + static_cast<double>(neighbour));
+        int exponent = 0;
+        const double significand = std::frexp(x / middle, &exponent);
+        const double near = std::floor(std::ldexp(significand, 24));
+        for (int step = -1; step <= 2; ++step) {
+          const float scale = static_cast<float>(std::ldexp(near + step, exponent - 24));
+          const float number = static_cast<float>(x);
+          const float high = 1.0f / scale, low = std::fmaf(-scale, high, 1.0f) * high;
+          const float quotient = std::fmaf(number, high, number * low);
+          ++checks;
+          if (std::rint(quotient) == std::rint(number / scale)) continue;
+          ++different;
+          expect("a quotient", !QuotientGrid<BFloat16>::accepts(scale, 0, {-128, 127}), number,
+                 scale, 0);
+        }
+      }
+    }
+  }
+  expect("one significand differs", different > 0, digits, 0, 0);
+}
+
+// All numbers of 16 bits, in words of two that lie in columns with the same scale.
+template <typename T>
+void check_quantize(float scale, float zero_point, QuantRange<float> range) {
+  if (!QuotientGrid<T>::accepts(scale, zero_point, range)) return;
+  const QuotientGrid<T> fast(scale, zero_point, range);
+  const Grid<float> grid(scale, zero_point, range);
+  for (uint32_t bits = 0; bits < 65536; bits += 2) {
+    Words<T, 2> words{};
+    words.set(0, from_bits<T>(bits));
+    words.set(1, from_bits<T>(bits + 1));
+    Words<T, 2> limited = words;
+    limit_words(limited, [&](int) { return fast; });
+    for (int i = 0; i < 2; ++i) {
+      const float x = to_compute<float>(words.get(i)), y = to_compute<float>(limited.get(i));
+      expect("a NaN stays", (x != x) == (y != y) && (x == x || has_nan(limited)), x, scale, 0);
+      if (x != x) continue;
+      expect("byte", static_cast<uint8_t>(fast.byte_of_limited(y)) == grid.quantize_byte(x), x,
+             scale, zero_point);
+    }
+  }
+}
+
+template <typename T>
+void check_scales() {
+  const QuantRange<float> ranges[] = {{-128, 127}, {0, 255}, {-127, 127}, {-8, 7}, {5, 9}};
+  const float ends[] = {0x1p-64f,        0x1.fffffcp-60f, 0x1p-22f,       0x1.8p-22f, 0x1.3p-17f,
+                        0x1.fffffcp-15f, 0x1p-14f,        0x1.fffffcp-1f, 1.0f,       3.0f,
+                        0x1p7f,          0x1.fffffcp6f,   0x1.fffffcp20f, 0x1p64f};
+  long long before = checks;
+  for (const float scale : ends) check_quantize<T>(scale, 0, ranges[0]);
+  for (int i = 0; i < 60; ++i) {
+    const QuantRange<float> range = ranges[random_bits() % 5];
+    const int exponent = 105 + static_cast<int>(random_bits() % 28);
+    const uint32_t significand = static_cast<uint32_t>(random_bits()) & 0x7fffffu;
+    // Scales of few digits: many quotients are ties.
+    const uint32_t digits = i % 3 == 0 ? significand & 0x7f0000u : significand;
+    const float scale = bit_cast<float>(static_cast<uint32_t>(exponent) << 23 | digits);
+    const float zero_point = static_cast<float>(static_cast<int>(random_bits() % 256)) + range.min;
+    check_quantize<T>(scale, zero_point, range);
+  }
+  expect("there are checks", checks > before + 1000000, 0, 0, 0);
+  for (const float scale : {0.0f, -1.0f, INFINITY, NAN, 0x1.fffffep-3f, 0x1p-65f, 0x1p65f}) {
+    expect("accepts", !QuotientGrid<T>::accepts(scale, 0, ranges[0]), 0, scale, 0);
+  }
+  for (const float zero_point : {-129.0f, 128.0f, INFINITY, NAN}) {
+    expect("accepts", !QuotientGrid<T>::accepts(1, zero_point, ranges[0]), 0, 1, zero_point);
+  }
+}
+
 template <typename T>
 void check_plain() {
   const float numbers[] = {1.0f, -3.0f, 0.0f, -0.0f, 65504.0f, 0x1p-24f, INFINITY, -INFINITY};
@@ -130,6 +210,10 @@ int main() {
   check_plain<float>();
   check_plain<BFloat16>();
   check_plain<Float16>();
+  check_quotients<8>();
+  check_quotients<11>();
+  check_scales<BFloat16>();
+  check_scales<Float16>();
   std::printf("%lld checks, %lld failed\n", checks, failures);
   return failures == 0 ? 0 : 1;
 }
