@@ -154,9 +154,9 @@ class Bench:
     ) -> Row:
         """Fills the row; beside the calls stand the sweep's time and that of reading the weights.
 
-        On the CPU, whose peak is timed in turns where a target asks for it, only one row of input and a weight from memory have a
-        bound: their bytes. As many outputs are kept alive as int8 weights rotate, unless
-        ``rotation`` says another number.
+        On the CPU, whose peak is timed in turns where a target asks for it, only one row of input
+        and a weight from memory have a bound: their bytes. As many outputs are kept alive as int8
+        weights rotate, unless ``rotation`` says another number.
         """
         asked = {
             part.against

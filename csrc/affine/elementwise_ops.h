@@ -5,6 +5,8 @@
 //   kMask                 : whether it reads or writes the mask, a bit "v lies in the range" for
 //                           each element
 //   kRounds               : whether it rounds x / s, which FastGrid does faster than Grid
+//   InFloat               : the operation on numbers that were widened to float before, and whose
+//                           results are narrowed afterwards
 //   apply(first, second, bit, grid) -> result, for either kind of grid (fast_math.h)
 // The CPU loop (elementwise/cpu.h) and the CUDA kernel (elementwise/cuda.cuh) run any of them.
 #pragma once
@@ -15,6 +17,13 @@
 namespace baraquant::affine {
 
 struct Nothing {};
+
+// float for a 16-bit type that is computed with in float; any other type stays.
+template <typename C, typename T>
+using Widened = std::conditional_t<std::is_same_v<C, float> &&
+                                       (std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>),
+                                   float, T>;
+
 enum class Mask { kNone, kWrite, kRead };
 
 // x -> q. Q is uint8_t for both 8-bit outputs: int8 stores the same bits.
@@ -24,6 +33,7 @@ struct Quantize {
   using First = T;
   using Second = Nothing;
   using Result = Q;
+  using InFloat = Quantize<Widened<C, T>, Widened<C, Q>, mask>;
   static constexpr const char* kName = "quantize";
   static constexpr Mask kMask = mask;
   static constexpr bool kRounds = true;
@@ -48,6 +58,7 @@ struct FakeQuantize {
   using First = T;
   using Second = Nothing;
   using Result = T;
+  using InFloat = FakeQuantize<Widened<C, T>, mask>;
   static constexpr const char* kName = "fake_quantize";
   static constexpr Mask kMask = mask;
   static constexpr bool kRounds = true;
@@ -73,6 +84,7 @@ struct Dequantize {
   using First = Q;
   using Second = Nothing;
   using Result = Y;
+  using InFloat = Dequantize<Widened<C, Q>, Widened<C, Y>, C>;
   static constexpr const char* kName = "dequantize";
   static constexpr Mask kMask = Mask::kNone;
   static constexpr bool kRounds = false;
@@ -91,6 +103,7 @@ struct InputGradient {
   using First = DY;
   using Second = T;
   using Result = T;
+  using InFloat = InputGradient<Widened<C, DY>, Widened<C, T>, through_quantize>;
   static constexpr const char* kName = "input_gradient";
   static constexpr Mask kMask = Mask::kNone;
   static constexpr bool kRounds = true;
@@ -110,6 +123,7 @@ struct MaskedGradient {
   using First = DY;
   using Second = Nothing;
   using Result = T;
+  using InFloat = MaskedGradient<Widened<C, DY>, Widened<C, T>, through_quantize>;
   static constexpr const char* kName = "masked_gradient";
   static constexpr Mask kMask = Mask::kRead;
   static constexpr bool kRounds = false;

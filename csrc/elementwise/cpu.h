@@ -15,6 +15,7 @@
 #include "affine/elementwise_ops.h"
 #include "affine/qparams.h"
 #include "machine/cpu_isa.h"
+#include "machine/half_rows.h"
 
 namespace baraquant::affine {
 
@@ -24,7 +25,7 @@ constexpr int64_t kGrainBlocks = 32;  // blocks for one task of parallel_for
 
 // Calls f(element, count, scale_index) for each run of the map in [begin, end).
 template <typename F>
-void for_each_run(const ScaleMap& map, int64_t begin, int64_t end, const F& f) {
+BARAQUANT_HD void for_each_run(const ScaleMap& map, int64_t begin, int64_t end, const F& f) {
   const int64_t run = map.run();
   const bool along_inner = map.inner.value > 1 || map.axis.value == 1;
   for (int64_t e = begin; e < end;) {
@@ -153,25 +154,50 @@ void transform_block(CpuIsa isa, const CpuBlock<Op>& block, int64_t begin, int64
   uint8_t* const inside = buffers.inside;
   const bool columns = map.step() == 1 && !q.learned_zero_point;
   const bool gather = !map.is_single() && (map.run() < kShortRun || (map.step() == 1 && !columns));
-  const auto loop = [&](int64_t from, int64_t to, const auto& grid) {
-    run_on_isa(isa, [&]() __attribute__((always_inline)) {
-      loop_over<Op>(block, inside, from, to, grid);
-    });
-  };
-  for_each_run(map, begin, end, [&](int64_t e, int64_t count, int64_t index) {
-    const int64_t at = e - begin;
+  run_on_isa(isa, [&]() __attribute__((always_inline)) {
+    for_each_run(map, begin, end,
+                 [&](int64_t e, int64_t count, int64_t index) __attribute__((always_inline)) {
+                   const int64_t at = e - begin;
+                   if (gather) {
+                     gather_scales(q, index, count, buffers.scale + at, buffers.zero_point + at);
+                   } else if (columns) {
+                     const int32_t* zero_point = q.zero_point ? q.zero_point + index : nullptr;
+                     const GridColumns<C> grid{q.scale + index, zero_point, q.zero_point_number,
+                                               q.range, at};
+                     loop_over<Op>(block, inside, at, at + count, grid);
+                   } else {
+                     const Grid<C> grid(q.scale_at(index), q.zero_point_at(index), q.range);
+                     loop_over<Op>(block, inside, at, at + count, OneGrid<C>{grid});
+                   }
+                 });
     if (gather) {
-      gather_scales(q, index, count, buffers.scale + at, buffers.zero_point + at);
-    } else if (columns) {
-      const int32_t* zero_point = q.zero_point ? q.zero_point + index : nullptr;
-      loop(at, at + count,
-           GridColumns<C>{q.scale + index, zero_point, q.zero_point_number, q.range, at});
-    } else {
-      loop(at, at + count, OneGrid<C>{Grid<C>(q.scale_at(index), q.zero_point_at(index), q.range)});
+      const GridEach<C> grid{buffers.scale, buffers.zero_point, q.range};
+      loop_over<Op>(block, inside, 0, end - begin, grid);
     }
   });
-  if (gather) loop(0, end - begin, GridEach<C>{buffers.scale, buffers.zero_point, q.range});
 }
+
+// A block of numbers of type T as the loop has them, of type W.
+template <typename T, typename W>
+class BlockNumbers {  // as float, in a buffer
+ public:
+  const W* read(CpuIsa isa, const T* from, int64_t count) {
+    widen(isa, from, count, numbers_);
+    return numbers_;
+  }
+  W* place(T*) { return numbers_; }
+  void write(CpuIsa isa, int64_t count, T* to) const { narrow(isa, numbers_, count, to); }
+
+ private:
+  alignas(64) W numbers_[kBlock];
+};
+template <typename T>
+class BlockNumbers<T, T> {  // where they lie
+ public:
+  const T* read(CpuIsa, const T* from, int64_t) { return from; }
+  T* place(T* to) { return to; }
+  void write(CpuIsa, int64_t, T*) const {}
+};
 
 // Processes the elements begin .. end - 1. mask holds one bit per element, the lowest bit of a byte
 // first; it is null if Op has no mask, otherwise `begin` must be a multiple of 8.
@@ -179,13 +205,20 @@ template <typename Op>
 void transform_range(CpuIsa isa, const typename Op::First* first, const typename Op::Second* second,
                      typename Op::Result* result, uint8_t* mask, int64_t begin, int64_t end,
                      const Qparams<typename Op::C>& q) {
-  CpuBuffers<Op> buffers;
+  using InFloat = typename Op::InFloat;
+  BlockNumbers<typename Op::First, typename InFloat::First> firsts;
+  BlockNumbers<typename Op::Second, typename InFloat::Second> seconds;
+  BlockNumbers<typename Op::Result, typename InFloat::Result> results;
+  CpuBuffers<InFloat> buffers;
   for (int64_t from = begin; from < end; from += kBlock) {
-    const int64_t to = std::min(from + kBlock, end);
-    const CpuBlock<Op> block{first + from, second ? second + from : nullptr, result + from};
-    if constexpr (Op::kMask == Mask::kRead) unpack_bits(mask + from / 8, to - from, buffers.inside);
-    transform_block<Op>(isa, block, from, to, q, buffers);
-    if constexpr (Op::kMask == Mask::kWrite) pack_bits(buffers.inside, to - from, mask + from / 8);
+    const int64_t to = std::min(from + kBlock, end), count = to - from;
+    const CpuBlock<InFloat> block{firsts.read(isa, first + from, count),
+                                  second ? seconds.read(isa, second + from, count) : nullptr,
+                                  results.place(result + from)};
+    if constexpr (Op::kMask == Mask::kRead) unpack_bits(mask + from / 8, count, buffers.inside);
+    transform_block<InFloat>(isa, block, from, to, q, buffers);
+    if constexpr (Op::kMask == Mask::kWrite) pack_bits(buffers.inside, count, mask + from / 8);
+    results.write(isa, count, result + from);
   }
 }
 

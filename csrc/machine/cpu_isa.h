@@ -39,7 +39,8 @@ inline bool supports(CpuIsa isa) {
     case CpuIsa::kAvxVnni:
       return supports(CpuIsa::kAvx2) && __builtin_cpu_supports("avxvnni");
     case CpuIsa::kAvx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+             __builtin_cpu_supports("f16c");
     case CpuIsa::kDefault:
       break;
   }
@@ -53,8 +54,8 @@ inline bool supports(CpuIsa isa) {
 #define BARAQUANT_TARGET(options)
 #endif
 // fma is there for __builtin_fma alone: the build forbids contraction, so nothing else becomes one.
-#define BARAQUANT_AVX2 BARAQUANT_TARGET("avx2,fma")
-#define BARAQUANT_AVX_VNNI BARAQUANT_TARGET("avx2,avxvnni,fma")
+#define BARAQUANT_AVX2 BARAQUANT_TARGET("avx2,fma,f16c")
+#define BARAQUANT_AVX_VNNI BARAQUANT_TARGET("avx2,avxvnni,fma,f16c")
 #define BARAQUANT_AVX512 \
   BARAQUANT_TARGET("avx512f,avx512bw,avx512dq,avx512vl,fma,prefer-vector-width=512")
 #define BARAQUANT_AVX512_VNNI \

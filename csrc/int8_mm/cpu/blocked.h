@@ -32,6 +32,7 @@ constexpr int64_t kDepthBlock = 2048;        // bytes of a packed row in one blo
 constexpr int64_t kRowBlock = 512;           // input rows that are packed together
 constexpr int64_t kUnit = int64_t(1) << 20;  // the fewest products of one task
 constexpr int64_t kExpandedRows = 16;        // rows of four bits that are expanded to be streamed
+constexpr int64_t kStreamedPacked = 8;       // input rows up to which these are streamed
 
 constexpr int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
@@ -118,7 +119,8 @@ struct Blocks {
     rows = std::min(f.m, kRowBlock);
     columns = kColumnBlock;
     while (columns > kernel.columns && divide_up(f.n, columns) < 4 * threads) columns /= 2;
-    const bool streamed = f.m <= kernel.streamed_rows;
+    const int64_t most_packed = std::min(kStreamedPacked, kernel.streamed_rows);
+    const bool streamed = f.m <= (f.is_packed() ? most_packed : kernel.streamed_rows);
     depth = streamed ? 0 : std::min(kDepthBlock / bytes, std::max(padded, kDepthUnit));
     const int64_t tiles = divide_up(rows, static_cast<int64_t>(kernel.tiles.size()));
     row_parts = streamed ? 1 : std::clamp<int64_t>(threads / divide_up(f.n, columns), 1, tiles);

@@ -55,7 +55,7 @@ struct Dots {
   const int8_t* next;    // rows of the weight that are fetched into the cache meanwhile
   int64_t fetched;       // how many of these
   Sums sums;             // [input.count, count], to be written
-  int32_t* weight_sums;  // [count], to be written if not null
+  int32_t* weight_sums;  // [count], to be written too if it is asked for
 
   const int8_t* row(int64_t j) const { return weight + std::min(j, count - 1) * k; }
 };

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Rows of 16-bit floating numbers to and from float on the CPU, for loops that compute in float. The
+// bits are those of float_types.h, but for the bits of a NaN.
+#pragma once
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include <cstdint>
+
+#include "machine/cpu_isa.h"
+#include "machine/float_types.h"
+
+namespace baraquant {
+
+#if defined(__x86_64__)
+constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+
+// These convert as many as fill vectors, and return how many.
+BARAQUANT_AVX2 inline int64_t widen_avx2(const Float16* from, int64_t count, float* to) {
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i));
+    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(x));
+  }
+  return i;
+}
+BARAQUANT_AVX2 inline int64_t narrow_avx2(const float* from, int64_t count, Float16* to) {
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    const __m128i x = _mm256_cvtps_ph(_mm256_loadu_ps(from + i), kNearest);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), x);
+  }
+  return i;
+}
+BARAQUANT_AVX512 inline int64_t widen_avx512(const Float16* from, int64_t count, float* to) {
+  int64_t i = 0;
+  for (; i + 16 <= count; i += 16) {
+    const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i));
+    _mm512_storeu_ps(to + i, _mm512_maskz_cvtph_ps(0xffff, x));
+  }
+  return i;
+}
+BARAQUANT_AVX512 inline int64_t narrow_avx512(const float* from, int64_t count, Float16* to) {
+  int64_t i = 0;
+  for (; i + 16 <= count; i += 16) {
+    const __m256i x = _mm512_maskz_cvtps_ph(0xffff, _mm512_loadu_ps(from + i), kNearest);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), x);
+  }
+  return i;
+}
+#endif
+
+inline void widen(CpuIsa isa, const Float16* from, int64_t count, float* to) {
+  int64_t done = 0;
+#if defined(__x86_64__)
+  if (isa >= CpuIsa::kAvx512) {
+    done = widen_avx512(from, count, to);
+  } else if (isa >= CpuIsa::kAvx2) {
+    done = widen_avx2(from, count, to);
+  }
+#endif
+  for (int64_t i = done; i < count; ++i) to[i] = to_compute<float>(from[i]);
+}
+
+inline void narrow(CpuIsa isa, const float* from, int64_t count, Float16* to) {
+  int64_t done = 0;
+#if defined(__x86_64__)
+  if (isa >= CpuIsa::kAvx512) {
+    done = narrow_avx512(from, count, to);
+  } else if (isa >= CpuIsa::kAvx2) {
+    done = narrow_avx2(from, count, to);
+  }
+#endif
+  for (int64_t i = done; i < count; ++i) to[i] = from_compute<Float16>(from[i]);
+}
+
+inline void widen(CpuIsa isa, const BFloat16* from, int64_t count, float* to) {
+  run_on_isa(isa, [&]() __attribute__((always_inline)) {
+    const BFloat16* __restrict const x = from;
+    float* __restrict const y = to;
+    for (int64_t i = 0; i < count; ++i) y[i] = to_compute<float>(x[i]);
+  });
+}
+
+inline void narrow(CpuIsa isa, const float* from, int64_t count, BFloat16* to) {
+  run_on_isa(isa, [&]() __attribute__((always_inline)) {
+    const float* __restrict const x = from;
+    BFloat16* __restrict const y = to;
+    for (int64_t i = 0; i < count; ++i) y[i] = from_compute<BFloat16>(x[i]);
+  });
+}
+
+}  // namespace baraquant
