@@ -61,6 +61,7 @@ from lm_deployment_report import (
     DeploymentRow,
     conclude_deployments,
     plot_deployments,
+    plot_mixture,
     print_deployments,
     print_mixture,
     summarize_deployments,
@@ -129,15 +130,17 @@ class Report:
         path.write_text(json.dumps(everything, indent=2) + "\n")
         plot(self.results.runs, rows, self.args.out / f"{NAME}.png")
         if deployments:
-            plot_deployments(deployments, self.args.out / f"{NAME}_deployed.png")
+            plot_deployments(deployments, self.args.out / f"{NAME}.deployed.png")
+        if self.results.mixture is not None:
+            plot_mixture(self.results.mixture, self.args.out / f"{NAME}.sensitivity.png")
         return bool(everything["passed"])
 
-    def print(self, experiment: Experiment, console: Console) -> None:
+    def print(self, console: Console) -> None:
         """Print the tables and the conclusion."""
         print_tables(self.rows, self.results.cosines, console)
         print_deployments(self.deployment_rows, self.results.decoded, console)
-        if experiment.mixture is not None:
-            print_mixture(experiment.mixture, console)
+        if self.results.mixture is not None:
+            print_mixture(self.results.mixture, console)
         for line in self.conclusion:
             console.print(line, highlight=False)
         console.print(f"\n{self.results.seconds:.0f} s. Plots and figures: {self.args.out}/")
@@ -205,13 +208,9 @@ def main(argv: list[str] | None = None) -> int:
     columns = (TextColumn("{task.description:<48}"), BarColumn(bar_width=None))
     columns += (MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
-        experiment = Experiment(args, size, text, progress, results)
-        experiment.run(report.save)
+        Experiment(args, size, text, progress, results).run(report.save)
     passed = report.save()
-    report.print(experiment, console)
-    if experiment.mixture is not None:
-        mixture = experiment.mixture
-        mixture.report.plot(args.out / f"{NAME}_sensitivity.png", mixture.choice)
+    report.print(console)
     return int(args.strict and not passed)
 
 

@@ -67,8 +67,7 @@ class Mixture:
             "budget": self.budget,
             "bytes": self.choice.bytes,
             "bits": self.choice.bits,
-            "error": self.choice.error,
-            "bound": self.choice.bound,
+            "summary": self.choice.summary(),
             "chosen": {path: names[config] for path, config in self.choice.items()},
             "report": self.report.to_dict(),
         }

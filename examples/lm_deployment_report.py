@@ -5,12 +5,14 @@ import math
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from rich.console import Console
 from rich.table import Table
 
-from lm_deployment import Deployed, Mixture
+import baraquant
+from lm_deployment import Deployed
 from lm_generation import Decoded
 from lm_report import BOX, PASSED, mean_and_deviation
 from lm_schemes import DEPLOYMENTS, FLOAT, FOUR_BITS
@@ -216,18 +218,24 @@ def _point(
     axis.errorbar(size, pair[0], yerr=pair[1], fmt=marker, color=color, label=label, capsize=3)
 
 
-def print_mixture(mixture: Mixture, console: Console) -> None:
-    """Print what each layer suffers, and what was chosen within the budget."""
-    chosen = mixture.as_dict()["chosen"]
+def print_mixture(mixture: dict[str, Any], console: Console) -> None:
+    """Print what each layer suffers, and what was chosen; ``Mixture.as_dict`` gives it."""
+    report = baraquant.Sensitivity.from_dict(mixture["report"])
     table = Table(
         title="Relative squared error of each layer's output",
-        caption=f"budget {mixture.budget:,} bytes: {mixture.choice.summary()}",
+        caption=f"budget {mixture['budget']:,} bytes: {mixture['summary']}",
         box=BOX,
     )
     table.add_column("layer")
-    for heading in (*mixture.report.configs, "chosen"):
+    for heading in (*report.configs, "chosen"):
         table.add_column(heading, justify="right")
-    for layer in mixture.report.layers:
-        errors = (f"{layer.errors[name]:.2e}" for name in mixture.report.configs)
-        table.add_row(layer.path, *errors, chosen[layer.path])
+    for layer in report.layers:
+        errors = (f"{layer.errors[name]:.2e}" for name in report.configs)
+        table.add_row(layer.path, *errors, mixture["chosen"][layer.path])
     console.print(table)
+
+
+def plot_mixture(mixture: dict[str, Any], path: Path) -> None:
+    """Draw the error of each layer against its bytes, and what was chosen."""
+    report = baraquant.Sensitivity.from_dict(mixture["report"])
+    report.plot(path, {layer: report.configs[name] for layer, name in mixture["chosen"].items()})

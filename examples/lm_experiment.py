@@ -16,7 +16,6 @@ from lm_decoder import Decoder, Size
 from lm_deployment import (
     QUANTIZED,
     Deployed,
-    Mixture,
     calibration_batches,
     deploy,
     loss_and_bytes,
@@ -45,7 +44,6 @@ class Experiment:
         text: Both halves.
         progress: Shows how far it is.
         results: What was measured; seeds that are done are not run again.
-        mixture: Of the first seed, if it was run here.
     """
 
     args: argparse.Namespace
@@ -53,7 +51,6 @@ class Experiment:
     text: Text
     progress: Progress
     results: Results
-    mixture: Mixture | None = None
     served: dict[str, Decoder] = field(default_factory=dict)  # by scheme, of the first seed
     written: dict[str, Decoder] = field(default_factory=dict)  # the same, in the dtype of serving
 
@@ -133,8 +130,7 @@ class Experiment:
             found = mixture(checkpoint, data)
             configs = {FLOAT: None, **configs, MIXED: found.choice}
             self.tick(f"seed {seed}, sensitivity", 1)
-            if self.results.mixture is None:
-                self.mixture, self.results.mixture = found, found.as_dict()
+            self.results.mixture = self.results.mixture or found.as_dict()
         for name, config in configs.items():
             self.tick(f"seed {seed}, deployed as {name}", 0)
             one, served = deploy(checkpoint, name, config, data, self.validation, self.dtype, seed)

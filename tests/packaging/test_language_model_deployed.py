@@ -67,7 +67,7 @@ def test_a_small_run_and_one_that_goes_on(
     assert again["mixture"]["bytes"] <= again["mixture"]["budget"]
     text = " ".join(capsys.readouterr().out.split())
     assert f"greedy decoding with a cache, {how}" in text and "blocks.0.mlp.down" in text
-    for name in ("", "_deployed", "_sensitivity"):
+    for name in ("", ".deployed", ".sensitivity"):
         picture = tmp_path / "first" / f"language_model{name}.png"
         assert picture.read_bytes().startswith(b"\x89PNG")
 
