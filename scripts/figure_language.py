@@ -13,6 +13,7 @@ from results import Row, table
 CPUS, GPUS = ("cpu", "epyc"), ("h100", "h200")  # the newest result of any of them counts
 FAMILY, GELU = "language_model", "language_model_gelu"
 PLACES = ((CPUS, FAMILY), (GPUS, FAMILY), (GPUS, GELU))
+KINDS = {"swiglu": "SwiGLU", "gelu": "GELU"}
 MISSING = "–"
 PASSED = "passed"  # as the program says it
 TRAINED = {
@@ -68,8 +69,9 @@ def about(machines: tuple[str, ...], family: str, *pictures: str) -> str:
         file, _, text = name.partition(":")
         if (results.FOLDER / f"{stem}{file}.png").exists():
             links.append(f"[{text}]({folder}/{stem}{file}.png)")
-    kind = {"swiglu": "SwiGLU", "gelu": "GELU"}[settings["mlp"]]
-    cores = f", {machine['threads']} threads" if machines == CPUS else ""
+    kind = KINDS[settings["mlp"]]
+    threads = f"{machine['threads']} thread{'s' * (machine['threads'] > 1)}"
+    cores = f", {threads} of {machine['cpu_isa']}" if machines == CPUS else ""
     return (
         f"{machine['device'].removeprefix('NVIDIA ')}{cores}, {kind}, {content['parameters']:,} "
         f"parameters, {settings['steps']} steps of {settings['batch']} × {settings['context']} "
@@ -217,7 +219,7 @@ def _tuned(row: Row | None) -> str:
 
 
 def _recovered(row: Row | None) -> str:
-    return "" if row is None or row["recovered"] is None else f"{row['recovered']:.0%}"
+    return "" if row is None or row["recovered"] is None else f"{100 * row['recovered']:.0f} %"
 
 
 def _speed(row: Row, batch: str) -> str:
@@ -229,23 +231,23 @@ def _speed(row: Row, batch: str) -> str:
 def asked() -> str:
     """Whether training at four bits reached what is asked, for each result: a list."""
     lines = []
-    for machines, family, content in found("deployment_rows"):
-        kind = {"swiglu": "SwiGLU", "gelu": "GELU"}[content["settings"]["mlp"]]
-        rows = [row for row in content["deployment_rows"] if row["verdict"]]
-        passed = [_name(row, content) for row in rows if row["verdict"] == PASSED]
-        others = [
-            f"{_name(row, content)} is {row['verdict'].removeprefix('failed: ')}"
-            for row in rows
-            if row["verdict"] != PASSED
-        ]
-        device = report(machines, family)["machine"]["device"].removeprefix("NVIDIA ")
-        said = [f"{', '.join(passed)} reached both"] if passed else []
-        lines.append(f"* {device}, {kind}: {'; '.join(said + others)}.")
+    for *_, content in found("deployment_rows"):
+        kind = KINDS[content["settings"]["mlp"]]
+        device = content["machine"]["device"].removeprefix("NVIDIA ")
+        by_verdict: dict[str, list[str]] = {}
+        for row in content["deployment_rows"]:
+            if row["verdict"]:
+                name = DEPLOYED[row["scheme"]].format(group=content["settings"]["group"])
+                by_verdict.setdefault(_reached(row), []).append(name)
+        said = (f"{', '.join(names)}: {verdict}" for verdict, names in by_verdict.items())
+        lines.append(f"* {device}, {kind}: {'; '.join(said)}.")
     return "\n".join(lines) + "\n"
 
 
-def _name(row: Row, content: dict[str, Any]) -> str:
-    return TRAINED[row["scheme"]].format(group=content["settings"]["group"])
+def _reached(row: Row) -> str:
+    if row["verdict"] != PASSED:
+        return str(row["verdict"])
+    return "both" if row["recovered"] is not None else "within 1 %, and GPTQ loses too little"
 
 
 # --- layer by layer
