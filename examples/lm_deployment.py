@@ -4,6 +4,7 @@
 import copy
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from lm_training import validate
 QUANTIZED = "blocks.*"  # the embedding and the output layer stay floating, as is usual
 CALIBRATED = 128  # windows of the training text
 CALIBRATION_SEED = 1_000_000  # of other windows than any training sees first
+Schemes = Config | Mapping[str, Config]
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def calibration_batches(text: Text, seed: int, batch: int, context: int) -> list
     return [next(stream)[:, :-1] for _ in range(-(-CALIBRATED // batch))]
 
 
-def quantized(model: Decoder, config: Config | Any, data: list[Tensor]) -> tuple[Decoder, float]:
+def quantized(model: Decoder, config: Schemes, data: list[Tensor]) -> tuple[Decoder, float]:
     """Return a quantized copy, and the seconds that took.
 
     Args:
@@ -140,7 +142,7 @@ def mixture(model: Decoder, data: list[Tensor]) -> Mixture:
 def deploy(
     model: Decoder,
     scheme: str,
-    config: Config | Any | None,
+    config: Schemes | None,
     data: list[Tensor],
     validation: list[Tensor],
     dtype: torch.dtype,

@@ -70,13 +70,14 @@ def about(machines: tuple[str, ...], family: str, *pictures: str) -> str:
         if (results.FOLDER / f"{stem}{file}.png").exists():
             links.append(f"[{text}]({folder}/{stem}{file}.png)")
     kind = KINDS[settings["mlp"]]
+    seeds = len(content.get("done", range(settings["seeds"])))  # older results name no seeds
     threads = f"{machine['threads']} thread{'s' * (machine['threads'] > 1)}"
     cores = f", {threads} of {machine['cpu_isa']}" if machines == CPUS else ""
     return (
         f"{machine['device'].removeprefix('NVIDIA ')}{cores}, {kind}, {content['parameters']:,} "
         f"parameters, {settings['steps']} steps of {settings['batch']} × {settings['context']} "
         f"bytes and {settings['tuning_steps']} from the checkpoint, {settings['dtype']}, "
-        f"{settings['seeds']} seeds, torch {content['versions']['torch'].partition('+')[0]} "
+        f"{seeds} seeds, torch {content['versions']['torch'].partition('+')[0]} "
         f"({', '.join(links)})"
     )
 
