@@ -203,7 +203,7 @@ def main(argv: list[str] | None = None) -> int:
     size = replace(SIZES[args.size], **chosen)
     results = Results()
     if args.resume is not None:
-        results = resumed(args.resume, settings(args, size), text.sha256)
+        results = resumed(args.resume, describe(args, size, text))
     report = Report(args, size, text, results)
     columns = (TextColumn("{task.description:<48}"), BarColumn(bar_width=None))
     columns += (MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn())

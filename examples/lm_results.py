@@ -46,25 +46,19 @@ class Results:
         return asdict(self)
 
 
-def resumed(path: Path, settings: dict[str, Any], text_sha256: str) -> Results:
+def resumed(path: Path, about: dict[str, Any]) -> Results:
     """Return the results of an earlier run.
 
     Args:
         path: Its JSON.
-        settings: Of this run, as the JSON has them.
-        text_sha256: Of its text.
+        about: The settings, text, machine and versions of this run, as the JSON has them.
 
     Raises:
-        SystemExit: The earlier run had other settings, or another text.
+        SystemExit: The earlier run had others.
     """
     report = json.loads(path.read_text())
-    given, wanted = (
-        {name: value for name, value in one.items() if name not in FREE}
-        for one in (report["settings"], settings)
-    )
+    given, wanted = _conditions(report), _conditions(about)
     differ = sorted(name for name in given | wanted if given.get(name) != wanted.get(name))
-    if report["text"]["sha256"] != text_sha256:
-        differ.append("text")
     if differ:
         raise SystemExit(f"error: {path.name} is of a run with other settings: {', '.join(differ)}")
     found = {name: report[name] for name in Results.__dataclass_fields__}
@@ -76,3 +70,13 @@ def resumed(path: Path, settings: dict[str, Any], text_sha256: str) -> Results:
     found["decoded"] = [Decoded(**one) for one in found["decoded"]]
     found["cosines"] = [Cosines(**one) for one in found["cosines"]]
     return Results(**found)
+
+
+def _conditions(report: dict[str, Any]) -> dict[str, Any]:
+    """Return what has to be the same, by its name."""
+    return {
+        **{name: value for name, value in report["settings"].items() if name not in FREE},
+        "text": report["text"]["sha256"],
+        "device": report["machine"]["device"],
+        **report["versions"],
+    }
