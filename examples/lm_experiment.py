@@ -91,7 +91,7 @@ class Experiment:
             model,
             self.batches(2 * seed + (not is_scratch)),
             self.size.steps if is_scratch else self.args.tuning_steps,
-            self.size.learning_rate * (1 if is_scratch else 0.1),
+            self.size.learning_rate * (1 if is_scratch else self.args.tuning_rate),
             self.dtype,
             lambda count, loss: self.tick(f"seed {seed}, {mode}, {scheme}: {loss:.3f}", count),
         )

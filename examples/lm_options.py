@@ -53,6 +53,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--mlp", choices=MLPS, default="swiglu", help="the feed-forward part (default: swiglu)")
     add("--steps", type=int, help="of training from scratch (default: the size's)")
     add("--tuning-steps", type=int, help="from a checkpoint (default: a quarter of --steps)")
+    add(
+        "--tuning-rate",
+        type=float,
+        default=0.1,
+        help="its share of --learning-rate (default: 0.1)",
+    )
     add("--batch", type=int, help="windows in a step (default: the size's)")
     add("--learning-rate", type=float, help="its maximum (default: the size's)")
     add("--seeds", type=int, default=3, help="how many seeds, from 0 on (default: 3)")
@@ -91,8 +97,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     if min(args.seeds, args.batch) < 1 or min(args.steps, args.tuning_steps) < 2:
         parser.error("--seeds and --batch have to be at least 1, --steps and --tuning-steps 2")
-    if not 0 < args.learning_rate < math.inf:
-        parser.error(f"--learning-rate has to be a positive number, but is {args.learning_rate}")
+    for name in ("learning_rate", "tuning_rate"):
+        value = getattr(args, name)
+        if not 0 < value < math.inf:
+            option = "--" + name.replace("_", "-")
+            parser.error(f"{option} has to be a positive number, but is {value}")
     if not args.schemes:
         parser.error(f"nothing to train: {'; '.join(args.missing.values())}")
     if not 0 <= args.cosine <= args.steps:

@@ -202,7 +202,7 @@ def _deployed(content: dict[str, Any]) -> str:
         cells += [_tuned(tuned), _recovered(tuned)]
         cells += [f"{row['file_bytes'] / 1e6:,.2f}", *(_speed(row, batch) for batch in ("1", "32"))]
         lines.append([name.format(group=content["settings"]["group"]), *cells])
-    titles = ["perplexity", "against float", "trained on, against float", "of GPTQ's loss regained"]
+    titles = ["perplexity", "against float", "trained on", "of GPTQ's loss regained"]
     return table(["", *titles, "MB", "tokens/s, batch 1", "batch 32"], lines)
 
 
@@ -216,7 +216,8 @@ def _change(row: Row) -> str:
 def _tuned(row: Row | None) -> str:
     if row is None:
         return ""
-    return f"{row['perplexity'][0]:.4f}" if row["scheme"] == "float" else _change(row)
+    change = _change(row)
+    return f"{row['perplexity'][0]:.4f}" + (f", {change}" if change else "")
 
 
 def _recovered(row: Row | None) -> str:

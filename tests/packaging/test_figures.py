@@ -157,6 +157,6 @@ def test_the_language_model_shows_each_machine_that_deployed_it(folder: Path) ->
     place = "../benchmarks/results/h100_2026-01-02_language_model"
     assert f"bfloat16, 2 seeds, torch 2.11.0 ([all figures]({place}.json), [perp" in text
     assert f"({place}.deployed.png)); text is written by a CUDA graph of one step:" in text
-    cells = ["`W4A16(32)`", "3.5000", "+1.00 ± 0.20 %", "+0.20 ± 0.10 %", "75 %", "2.50"]
+    cells = ["`W4A16(32)`", "3.5000", "+1.00 ± 0.20 %", "3.5000, +0.20 ± 0.10 %", "75 %", "2.50"]
     assert f"| {' | '.join(cells)} | 1,234 (1.50 ×) | – |" in text
     assert figure_language.asked() == "* H100, SwiGLU: `W4A16(32)`: both.\n"

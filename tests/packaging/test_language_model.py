@@ -149,6 +149,7 @@ def test_what_baraquant_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--seeds", "0"], "have to be at least 1"),
         (["--batch", "0"], "have to be at least 1"),
         (["--learning-rate", "nan"], "has to be a positive number, but is nan"),
+        (["--tuning-rate", "0"], "--tuning-rate has to be a positive number, but is 0.0"),
         (["--size", "tiny", "--cosine", "21"], "has to lie between 0 and --steps, which is 20"),
         (["--schemes", "W8A8", "--cosine", "2"], "no scheme to compare with W8A8"),
         (["--schemes", "W9A9"], "invalid choice: 'W9A9'"),
