@@ -2,7 +2,9 @@
 """A language model trained with quantization in the loop, from text to a served integer model.
 
 The text is Python's standard library, byte by byte; the model is a decoder with RMSNorm, rotary
-positions and SwiGLU. For each seed and each scheme this
+positions and SwiGLU. For each seed this has three parts (``--parts``):
+
+**training**, with each scheme:
 
 1. prepares the model: ``baraquant.qat.prepare_`` swaps the linear layers of its blocks for layers
    that round as integers do. The training loop is the same as for the float model;
@@ -10,26 +12,34 @@ positions and SwiGLU. For each seed and each scheme this
 3. converts it to integers, ``baraquant.qat.convert_``, and checks that it gives bit for bit the
    logits of the prepared model's evaluation.
 
-``quantize_and_train`` is all of that. W8A8 rounds the forward pass alone. With
+``Experiment.quantize_and_train`` is all of that. W8A8 rounds the forward pass alone. With
 ``backward="int8_input"`` or ``"int8"`` integers compute the gradients too; these have to reach the
 same validation loss, to within 0.5 % and within the spread of the seeds. ``--cosine`` shows how far
 their gradients are from the exact ones, layer by layer.
 
-Run ``make lm``, or ``python examples/language_model.py``; the plot and all figures land in
-``results/``. The model is in ``lm_decoder.py``, the text in ``lm_text.py``, the training loop in
-``lm_training.py``, the schemes in ``lm_schemes.py``, the cosines in ``lm_gradients.py``, the tables
-and the plot in ``lm_report.py``.
+**deployment**: ``baraquant.quantize_`` rounds the float checkpoint by each scheme, also with GPTQ
+and AWQ. Models of four bits are trained on with their scheme too, and asked to come within 1 % of
+the perplexity of the float model that was trained on as long, and to recover half of what GPTQ
+loses. Each row has the size of its file, and the bytes of text a second that its layers write.
+
+**sensitivity**: ``baraquant.sensitivity`` measures each layer with 3, 4 and 8 bits, and chooses
+among them within a budget of bytes; the model with this choice is a row of the deployed ones.
+
+Run ``make lm``, or ``python examples/language_model.py``; the plots and all figures land in
+``results/``, after each seed. ``--resume`` goes on from there. The model is in ``lm_decoder.py``,
+the text in ``lm_text.py``, the training loop in ``lm_training.py``, the schemes in
+``lm_schemes.py``, what is done with a seed in ``lm_experiment.py``, the deployed models in
+``lm_deployment.py`` and ``lm_generation.py``, the cosines in ``lm_gradients.py``, tables and plots
+in ``lm_report.py`` and ``lm_deployment_report.py``.
 """
 
 import argparse
-import copy
 import json
-import math
 import os
 import platform
 import sys
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,166 +51,113 @@ if __name__ == "__main__":
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from torch import nn
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # finds a build in place as well
 
 import baraquant
 from baraquant import _C
-from lm_decoder import MLPS, SIZES, Decoder, Size
-from lm_gradients import Cosines, least_cosines
-from lm_report import (
-    MODES,
-    PASSED,
-    Row,
-    Run,
-    conclude,
-    judge_cosines,
-    plot,
-    print_tables,
-    summarize,
+from lm_decoder import SIZES, Decoder, Size
+from lm_deployment_report import (
+    DeploymentRow,
+    conclude_deployments,
+    plot_deployments,
+    plot_mixture,
+    print_deployments,
+    print_mixture,
+    summarize_deployments,
 )
-from lm_schemes import BASELINE, DEFAULT, FLOAT, SCHEMES, missing
-from lm_text import Text, batches, load_text, validation_batches
-from lm_training import autocast, continued, has_same_logits, train, validate
+from lm_experiment import Experiment
+from lm_gradients import Cosines
+from lm_options import parse_args
+from lm_report import PASSED, Row, conclude, judge_cosines, plot, print_tables, summarize
+from lm_results import Results, resumed
+from lm_text import Text, load_text
 from machine import processor
-from minilm_speed import measure
 
-QUANTIZED = "blocks.*"  # the embedding and the output layer stay floating, as is usual
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-PROMPT = "def read(self, size=-1):\n"
+NAME = "language_model"
 
 
 @dataclass
-class Experiment:
-    """What all runs share, and what they gave.
+class Report:
+    """Writes what was measured so far: the tables, the JSON and the plots.
 
     Attributes:
         args: The command line.
         size: Of the model and its training.
         text: Both halves.
-        progress: Shows how far it is.
+        results: What was measured.
     """
 
     args: argparse.Namespace
     size: Size
     text: Text
-    progress: Progress
-    runs: list[Run] = field(default_factory=list)
-    served: dict[str, nn.Module] = field(default_factory=dict)  # by scheme, of the first seed
+    results: Results
 
     def __post_init__(self) -> None:
-        """Read the validation text, and start the bar."""
-        size = self.size
-        self.dtype = DTYPES[self.args.dtype]
-        self.validation = validation_batches(self.text, size.windows, size.batch, size.context)
-        self.task = self.progress.add_task("starting", total=planned_steps(self.args, size))
+        """Start the clock."""
+        self.start = time.perf_counter() - self.results.seconds
 
-    def run_seed(self, seed: int) -> None:
-        """Train every scheme from the same first weights, then from the same checkpoint."""
-        torch.manual_seed(seed)
-        first = Decoder(self.size, self.args.mlp).to(self.args.device)
-        trained = {}
-        for scheme in scratch_schemes(self.args):
-            trained[scheme] = self.quantize_and_train(first, scheme, "scratch", seed)
-        if "checkpoint" in self.args.modes:
-            for scheme in self.args.schemes:
-                self.quantize_and_train(trained[FLOAT], scheme, "checkpoint", seed)
+    @property
+    def rows(self) -> list[Row]:
+        """Of training."""
+        return summarize(self.results.runs, self.results.speeds)
 
-    def quantize_and_train(self, start: Decoder, scheme: str, mode: str, seed: int) -> nn.Module:
-        """Take a float model, which stays as it is, to a trained one, and that to integers."""
-        config = SCHEMES[scheme].config()
-        model = copy.deepcopy(start)
-        if config is not None:
-            baraquant.qat.prepare_(model, {QUANTIZED: config}, progress=False)
-        before = validate(model, self.validation, self.dtype)
-        is_scratch = mode == "scratch"
-        steps = self.size.steps if is_scratch else self.args.tuning_steps
-        training = train(
-            model,
-            self.batches(2 * seed + (not is_scratch)),
-            steps,
-            self.size.learning_rate * (1 if is_scratch else 0.1),
-            self.dtype,
-            lambda count, loss: self.tick(f"seed {seed}, {mode}, {scheme}: {loss:.3f}", count),
-        )
-        validation = validate(model, self.validation, self.dtype)
-        served, same_bits = copy.deepcopy(model).eval(), None
-        if config is not None:
-            baraquant.qat.convert_(served)
-            same_bits = has_same_logits(model, served, self.validation, self.dtype)
-            if not same_bits:
-                raise AssertionError(f"{scheme}: the converted model gives other logits")
-        self.served.setdefault(scheme, served)
-        self.runs.append(Run(mode, scheme, seed, before, validation, training, same_bits))
-        return model
+    @property
+    def deployment_rows(self) -> list[DeploymentRow]:
+        """Of deployed models."""
+        return summarize_deployments(self.results.deployed, self.results.decoded)
 
-    def batches(self, seed: int) -> Any:
-        """Return the batches that every scheme of a seed is trained with."""
-        torch.manual_seed(seed)  # stochastic rounding draws from PyTorch's generator
-        return batches(self.text, seed, self.size.batch, self.size.context)
+    @property
+    def conclusion(self) -> list[str]:
+        """What the figures say, in words."""
+        lines = conclude(self.rows, self.results.cosines, self.args.missing)
+        return lines + conclude_deployments(self.deployment_rows)
 
-    def cosines(self) -> list[Cosines]:
-        """Compare gradients while the baseline is trained from scratch with the first seed."""
-        if not self.args.cosine:
-            return []
-        names = [BASELINE, *(n for n in self.args.schemes if SCHEMES[n].is_asked)]
-        torch.manual_seed(0)
-        floats = Decoder(self.size, self.args.mlp).to(self.args.device)
-        return least_cosines(
-            floats,
-            {name: {QUANTIZED: SCHEMES[name].config()} for name in names},
-            self.batches(0),
-            self.size.steps,
-            self.size.learning_rate,
-            self.dtype,
-            self.args.cosine,
-            lambda text: self.tick(text, 1),
-        )
-
-    def speeds(self) -> dict[str, tuple[float, float]]:
-        """Measure validation with the first seed's models in turns; tokens/s and times float's."""
-        order = sorted(self.served, key=lambda name: name != FLOAT)
-        tokens = self.validation[0][:, :-1]
-        with autocast(tokens.device, self.dtype):
-            found = measure({n: self.served[n] for n in order}, {"tokens": tokens}, 9)
-        has_float = order[0] == FLOAT
-        return {
-            name: (tokens.numel() / speed.seconds, speed.faster if has_float else None)
-            for name, speed in found.items()
+    def save(self) -> bool:
+        """Write the JSON and the plots; return whether everything that was asked was reached."""
+        self.results.seconds = round(time.perf_counter() - self.start, 1)
+        rows, deployments = self.rows, self.deployment_rows
+        verdicts = [row.verdict for row in (*rows, *deployments)]
+        everything = {
+            **describe(self.args, self.size, self.text),
+            "conclusion": self.conclusion,
+            "passed": all_passed(verdicts, self.results.cosines, self.args.missing),
+            "rows": [asdict(row) for row in rows],
+            "deployment_rows": [asdict(row) for row in deployments],
+            **self.results.as_dict(),
         }
+        path = self.args.out / f"{NAME}.json"
+        path.write_text(json.dumps(everything, indent=2) + "\n")
+        plot(self.results.runs, rows, self.args.out / f"{NAME}.png")
+        if deployments:
+            plot_deployments(deployments, self.args.out / f"{NAME}.deployed.png")
+        if self.results.mixture is not None:
+            plot_mixture(self.results.mixture, self.args.out / f"{NAME}.sensitivity.png")
+        return bool(everything["passed"])
 
-    def tick(self, text: str, steps: int) -> None:
-        """Advance the bar."""
-        self.progress.update(self.task, advance=steps, description=text)
+    def print(self, console: Console) -> None:
+        """Print the tables and the conclusion."""
+        print_tables(self.rows, self.results.cosines, console)
+        print_deployments(self.deployment_rows, self.results.decoded, console)
+        if self.results.mixture is not None:
+            print_mixture(self.results.mixture, console)
+        for line in self.conclusion:
+            console.print(line, highlight=False)
+        console.print(f"\n{self.results.seconds:.0f} s. Plots and figures: {self.args.out}/")
 
 
-def scratch_schemes(args: argparse.Namespace) -> list[str]:
-    """Return what is trained from scratch: for a checkpoint, the float model in any case."""
-    named = args.schemes if "scratch" in args.modes else []
-    needs_float = "checkpoint" in args.modes and FLOAT not in named
-    return [FLOAT, *named] if needs_float else named
+def settings(args: argparse.Namespace, size: Size) -> dict[str, Any]:
+    """Return what the command line and the size say, as the JSON has it."""
+    left = ("out", "device", "resume", "strict")
+    return {**{k: v for k, v in vars(args).items() if k not in left}, **asdict(size)}
 
 
-def planned_steps(args: argparse.Namespace, size: Size) -> int:
-    """Return the number of steps of all trainings together."""
-    steps = len(scratch_schemes(args)) * size.steps
-    steps += ("checkpoint" in args.modes) * len(args.schemes) * args.tuning_steps
-    return args.seeds * steps + (size.steps if args.cosine else 0)
-
-
-def describe(experiment: Experiment, seconds: float) -> dict[str, Any]:
+def describe(args: argparse.Namespace, size: Size, text: Text) -> dict[str, Any]:
     """Return what the figures depend on."""
-    args, text = experiment.args, experiment.text
     is_cpu = args.device.type == "cpu"
-    first = next(iter(experiment.served.values()))
-    writer = experiment.served.get(BASELINE, first)
     return {
-        "settings": {
-            **{k: v for k, v in vars(args).items() if k not in ("out", "device")},
-            **asdict(experiment.size),
-        },
-        "parameters": sum(p.numel() for p in Decoder(experiment.size, args.mlp).parameters()),
+        "settings": settings(args, size),
+        "parameters": sum(p.numel() for p in Decoder(size, args.mlp).parameters()),
         "text": {
             "training_bytes": len(text.training),
             "validation_bytes": len(text.validation),
@@ -220,95 +177,19 @@ def describe(experiment: Experiment, seconds: float) -> dict[str, Any]:
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
-        "seconds": round(seconds, 1),
-        "sample": continued(writer, PROMPT, 160, experiment.size.context, experiment.dtype),
     }
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").split("\n", 1)[0],
-        epilog="The rows are compared with W8A8, which has a floating backward pass. "
-        f"Schemes: {', '.join(SCHEMES)}. All but those of W4A8 in groups are the default.",
-    )
-    add = parser.add_argument
-    sizes = ", ".join(f"{name} {size.width} x {size.layers}" for name, size in SIZES.items())
-    has_cuda = torch.cuda.is_available()
-    add("--size", choices=SIZES, default="cpu", help=f"width x layers: {sizes} (default: cpu)")
-    add("--mlp", choices=MLPS, default="swiglu", help="the feed-forward part (default: swiglu)")
-    add("--steps", type=int, help="of training from scratch (default: the size's)")
-    add("--tuning-steps", type=int, help="from a checkpoint (default: a quarter of --steps)")
-    add("--batch", type=int, help="windows in a step (default: the size's)")
-    add("--learning-rate", type=float, help="its maximum (default: the size's)")
-    add("--seeds", type=int, default=3, help="how many seeds, from 0 on (default: 3)")
-    add(
-        "--schemes", nargs="+", choices=SCHEMES, default=DEFAULT, metavar="SCHEME", help="see below"
-    )
-    add("--modes", nargs="+", choices=MODES, default=list(MODES), help="(default: both)")
-    add("--cosine", type=int, default=0, metavar="N", help="compare gradients at N steps")
-    add(
-        "--device",
-        type=torch.device,
-        default="cuda" if has_cuda else "cpu",
-        help="(default: cuda where there is a GPU)",
-    )
-    add(
-        "--dtype",
-        choices=DTYPES,
-        help="of floating products; the weights are float32 (default: bfloat16 on a GPU)",
-    )
-    add("--strict", action="store_true", help="fail if anything asked is missing or not reached")
-    add(
-        "--out", type=Path, default=Path("results"), help="folder of the results (default: results)"
-    )
-    args = parser.parse_args(argv)
-    for name in ("steps", "batch", "learning_rate"):
-        if getattr(args, name) is None:
-            setattr(args, name, getattr(SIZES[args.size], name))
-    if args.tuning_steps is None:
-        args.tuning_steps = max(2, args.steps // 4)
-    args.dtype = args.dtype or ("float32" if args.device.type == "cpu" else "bfloat16")
-    args.missing = missing(args.schemes)
-    args.schemes = [name for name in SCHEMES if name in args.schemes and name not in args.missing]
-    if min(args.seeds, args.batch) < 1 or min(args.steps, args.tuning_steps) < 2:
-        parser.error("--seeds and --batch have to be at least 1, --steps and --tuning-steps 2")
-    if not 0 < args.learning_rate < math.inf:
-        parser.error(f"--learning-rate has to be a positive number, but is {args.learning_rate}")
-    if not args.schemes:
-        parser.error(f"nothing to train: {'; '.join(args.missing.values())}")
-    if not 0 <= args.cosine <= args.steps:
-        parser.error(f"--cosine has to lie between 0 and --steps, which is {args.steps}")
-    if args.cosine and not any(SCHEMES[name].is_asked for name in args.schemes):
-        why = "; ".join(args.missing.values()) or "name one of those with a backward"
-        parser.error(f"--cosine has no scheme to compare with {BASELINE}: {why}")
-    return args
-
-
-def all_passed(rows: list[Row], cosines: list[Cosines], absent: dict[str, str]) -> bool:
+def all_passed(verdicts: list[str], cosines: list[Cosines], absent: dict[str, str]) -> bool:
     """Return whether everything that was asked is there, and was reached."""
-    verdicts = [row.verdict for row in rows if row.verdict]
-    verdicts += judge_cosines(cosines).values()
-    return not absent and all(verdict == PASSED for verdict in verdicts)
-
-
-def train_all(args: argparse.Namespace, text: Text, console: Console) -> tuple[Experiment, Any]:
-    """Train every seed under one progress bar; return that and the cosines."""
-    chosen = {name: getattr(args, name) for name in ("steps", "batch", "learning_rate")}
-    columns = (TextColumn("{task.description:<48}"), BarColumn(bar_width=None))
-    columns += (MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        experiment = Experiment(args, replace(SIZES[args.size], **chosen), text, progress)
-        for seed in range(args.seeds):
-            experiment.run_seed(seed)
-        cosines = experiment.cosines()
-        experiment.tick("done", 0)
-    return experiment, cosines
+    judged = [verdict for verdict in (*verdicts, *judge_cosines(cosines).values()) if verdict]
+    return not absent and all(verdict == PASSED for verdict in judged)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train all, print the tables, write the plot and the JSON; return the exit status."""
-    args, console = parse_args(argv), Console()
+    """Run all, print the tables, write the plots and the JSON; return the exit status."""
+    args = parse_args(argv, (__doc__ or "").split("\n", 1)[0])
+    console = Console()
     console = console if console.is_terminal else Console(width=150)
     args.out.mkdir(parents=True, exist_ok=True)
     text = load_text(args.device)
@@ -318,26 +199,19 @@ def main(argv: list[str] | None = None) -> int:
         f"sha256 {text.sha256[:12]}",
         highlight=False,
     )
-    start = time.perf_counter()
-    experiment, cosines = train_all(args, text, console)
-    rows = summarize(experiment.runs, experiment.speeds())
-    print_tables(rows, cosines, console)
-    conclusion = conclude(rows, cosines, args.missing)
-    for line in conclusion:
-        console.print(line, highlight=False)
-
-    everything = {
-        **describe(experiment, time.perf_counter() - start),
-        "conclusion": conclusion,
-        "passed": all_passed(rows, cosines, args.missing),
-        "rows": [asdict(row) for row in rows],
-        "runs": [asdict(run) for run in experiment.runs],
-        "cosines": [asdict(found) for found in cosines],
-    }
-    (args.out / "language_model.json").write_text(json.dumps(everything, indent=2) + "\n")
-    plot(experiment.runs, rows, args.out / "language_model.png")
-    console.print(f"\n{everything['seconds']:.0f} s. Plot and figures: {args.out}/")
-    return int(args.strict and not everything["passed"])
+    chosen = {name: getattr(args, name) for name in ("steps", "batch", "learning_rate")}
+    size = replace(SIZES[args.size], **chosen)
+    results = Results()
+    if args.resume is not None:
+        results = resumed(args.resume, describe(args, size, text))
+    report = Report(args, size, text, results)
+    columns = (TextColumn("{task.description:<48}"), BarColumn(bar_width=None))
+    columns += (MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        Experiment(args, size, text, progress, results).run(report.save)
+    passed = report.save()
+    report.print(console)
+    return int(args.strict and not passed)
 
 
 if __name__ == "__main__":

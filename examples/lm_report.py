@@ -246,7 +246,7 @@ def plot(runs: list[Run], rows: list[Row], path: Path) -> None:
     """Draw for each mode: the loss curves, what separates them, and the final losses."""
     modes = list(dict.fromkeys(row.mode for row in rows))
     figure, axes = plt.subplots(len(modes), 3, figsize=(15, 4.2 * len(modes)), squeeze=False)
-    colors = dict(zip(SCHEMES, plt.get_cmap("tab10").colors, strict=False))
+    colors = dict(zip(SCHEMES, plt.get_cmap("tab20").colors, strict=False))
     for mode, (curves, changes, losses) in zip(modes, axes, strict=True):
         own = [row for row in rows if row.mode == mode]
         base = _mean_curve(runs, mode, BASELINE)

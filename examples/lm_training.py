@@ -43,7 +43,9 @@ class Training:
 
 def autocast(device: torch.device, dtype: torch.dtype) -> Any:
     """Return a context: float32 weights, products in ``dtype``."""
-    return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
+    if dtype == torch.float32:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=dtype)
 
 
 def loss_of(model: nn.Module, batch: Tensor, dtype: torch.dtype) -> Tensor:
@@ -168,18 +170,3 @@ def peak_memory(device: torch.device) -> Iterator[list[int]]:
     for event in sorted((e for e in events if e["name"] == "[memory]"), key=lambda e: e["ts"]):
         held += event["args"]["Bytes"]  # negative where memory is freed
         found[0] = max(found[0], held)
-
-
-@torch.no_grad()
-def continued(model: nn.Module, prompt: str, count: int, context: int, dtype: torch.dtype) -> str:
-    """Return the prompt and what the model writes after it, drawn byte by byte."""
-    device = next(model.parameters()).device
-    tokens = torch.tensor([list(prompt.encode())], device=device)
-    generator = torch.Generator().manual_seed(0)
-    model.eval()
-    for _ in range(count):
-        with autocast(device, dtype):
-            logits = model(tokens[:, -context:])[0, -1].float().cpu()
-        drawn = torch.multinomial((logits / 0.8).softmax(dim=0), 1, generator=generator)
-        tokens = torch.cat((tokens, drawn.to(device)[None]), dim=1)
-    return bytes(tokens[0].tolist()).decode(errors="replace")

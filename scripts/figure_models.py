@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Figures and tables of whole models: a step, the encoder, the language model, the digits."""
+"""Figures and tables of whole models: a step, the encoder, the digits."""
 
 from __future__ import annotations
 
@@ -143,92 +143,6 @@ def encoders_guide() -> str:
     return table(["scheme", "cosine similarity", "retrieval", size, "faster than float32"], lines)
 
 
-# --- the language model
-
-
-LANGUAGE_SCHEMES = {
-    "float": "not quantized",
-    "W8A8": "`W8A8()`",
-    "W8A8-int8_input-nearest": '`W8A8(backward="int8_input", rounding="nearest")`',
-    "W8A8-int8_input-stochastic": '`W8A8(backward="int8_input", rounding="stochastic")`',
-    "W8A8-int8-nearest": '`W8A8(backward="int8", rounding="nearest")`',
-    "W8A8-int8-stochastic": '`W8A8(backward="int8", rounding="stochastic")`',
-    "W4A8": "`W4A8(group_size=None)`",
-    "W4A8-g32": "`W4A8(32, group_factors=False)`",
-}
-
-
-def language() -> dict[str, Any]:
-    """Everything of the language model on a CPU."""
-    return results.report(CPU, "language_model")
-
-
-def language_row(mode: str, scheme: str) -> Row:
-    """All seeds of a scheme."""
-    (found,) = results.pick(language()["rows"], mode=mode, scheme=scheme)
-    return found
-
-
-def language_change(mode: str, scheme: str) -> str:
-    """By how many percent the loss of a scheme is above the float model's."""
-    losses = [language_row(mode, name)["validation"][0] for name in (scheme, "float")]
-    change = round(100 * (losses[0] / losses[1] - 1), 2)
-    return f"{change:+.2f}" if change else "0.00"
-
-
-def language_same_bits() -> str:
-    """How many of the converted models gave the logits of evaluation."""
-    checked = [row for row in language()["rows"] if row["same_bits"] is not None]
-    counts = [sum(row[name] for row in checked) for name in ("same_bits", "seeds")]
-    return f"{counts[0]} of {counts[1]}"
-
-
-def language_model() -> str:
-    """Losses, time and memory of every scheme that was trained."""
-    lines = []
-    for scheme, name in LANGUAGE_SCHEMES.items():
-        if not any(row["scheme"] == scheme for row in language()["rows"]):
-            continue
-        scratch, tuned = (language_row(mode, scheme) for mode in ("scratch", "checkpoint"))
-        cells = [_loss(scratch), f"{tuned['before']:.4f}", _loss(tuned)]
-        cells += [f"{1e3 * scratch['cpu_seconds']:.0f}", f"{scratch['peak_bytes'] / 2**20:.1f}"]
-        lines.append([name, *cells])
-    titles = ["from scratch", "checkpoint, not trained on", "checkpoint, trained on"]
-    return table(["", *titles, "ms of a step", "MiB of a step"], lines)
-
-
-def language_model_gpu() -> str:
-    """Losses of the larger model with both kinds of MLP, and their change against W8A8's."""
-    found = [results.report(H200, f"language_model{kind}")["rows"] for kind in ("", "_gelu")]
-    of_kind = [{row["scheme"]: row for row in rows} for rows in found]
-    lines = []
-    for scheme, name in LANGUAGE_SCHEMES.items():
-        if not any(scheme in rows for rows in of_kind):
-            continue
-        cells = []
-        for rows in of_kind:
-            if scheme not in rows:
-                cells += [MISSING, ""]
-                continue
-            change = f"{100 * rows[scheme]['change']:+.2f} %"
-            cells += [_loss(rows[scheme]), "" if scheme == "W8A8" else change]
-        lines.append([name, *cells])
-    return table(["", "SwiGLU", "change", "GELU", "change"], lines)
-
-
-def least_cosine(scheme: str) -> str:
-    """The least cosine of a layer's gradients in a whole step of the larger model."""
-    for found in results.report(H200, "language_model_cosine")["cosines"]:
-        if found["scheme"] == scheme:
-            layers = found["least"]["step"].values()
-            return f"{min(value for layer in layers for value in layer.values()):.4f}"
-    raise LookupError(f"no cosines of {scheme}")
-
-
-def _loss(row: Row) -> str:
-    return "{:.4f} ± {:.4f}".format(*row["validation"])
-
-
 # --- the handwritten digits
 
 
@@ -344,8 +258,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "table.training.integers": integer_training,
     "table.encoders.readme": encoders_readme,
     "table.encoders.guide": encoders_guide,
-    "table.language_model": language_model,
-    "table.language_model.gpu": language_model_gpu,
     "table.digits.readme": digits_readme,
     "table.digits.guide": digits_guide,
     "demo.ending": demo_ending,

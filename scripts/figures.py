@@ -21,6 +21,7 @@ from typing import Any
 
 import figure_distributed
 import figure_int4
+import figure_language
 import figure_models
 import figure_tables
 import results
@@ -160,6 +161,7 @@ def epyc(name: str) -> Figure:
 
 
 FIGURES: dict[str, Figure] = {
+    **figure_language.FIGURES,
     **figure_models.TABLES,
     **figure_tables.TABLES,
     **figure_distributed.TABLES,
@@ -260,16 +262,6 @@ FIGURES: dict[str, Figure] = {
     "minilm.epyc.pytorch": epyc("PyTorch quantize_dynamic"),
     "minilm.epyc.fused.w8a8": epyc("W8A8, fused ops"),
     "minilm.epyc.fused.smoothquant": epyc("SmoothQuant, fused ops"),
-    # The language model
-    "lm.parameters": lambda: f"{figure_models.language()['parameters']:,}",
-    "lm.seconds": lambda: f"{figure_models.language()['seconds'] / 60:.0f}",
-    "lm.load": lambda: f"{figure_models.language()['machine']['load']:.0f}",
-    "lm.cosine.int8_input": lambda: figure_models.least_cosine("W8A8-int8_input-nearest"),
-    "lm.cosine.int8": lambda: figure_models.least_cosine("W8A8-int8-nearest"),
-    "lm.cosine.stochastic": lambda: figure_models.least_cosine("W8A8-int8-stochastic"),
-    "lm.same_bits": figure_models.language_same_bits,
-    "lm.scratch.change": lambda: figure_models.language_change("scratch", "W8A8"),
-    "lm.checkpoint.change": lambda: figure_models.language_change("checkpoint", "W8A8"),
     # The handwritten digits
     "digits.float": width("float", 2, 4),
     "digits.2-4.qat": width("qat", 2, 4),

@@ -27,8 +27,11 @@ class NotMeasuredError(LookupError):
     """A result leaves out what the figure is made of: the page keeps what it has."""
 
 
-def stem(machine: str, family: str = "", kept: bool = False) -> str:
-    """The name, without suffix, of the result that counts; ``machine`` may be its beginning.
+Machine = str | tuple[str, ...]  # the beginning of a machine's name, or of any of several
+
+
+def stem(machine: Machine, family: str = "", kept: bool = False) -> str:
+    """The name, without suffix, of the result that counts.
 
     ``kept``: of those that were measured with freed memory kept.
     """
@@ -40,12 +43,13 @@ def stem(machine: str, family: str = "", kept: bool = False) -> str:
             if not (kept and by_default):
                 found.append((by_default, name["date"], path.stem))
     if not found:
-        raise LookupError(f"no result of {family or 'affine'} on {machine} in {FOLDER.name}/")
+        where = machine if isinstance(machine, str) else " or ".join(machine)
+        raise LookupError(f"no result of {family or 'affine'} on {where} in {FOLDER.name}/")
     return max(found)[2]
 
 
 @functools.cache
-def report(machine: str, family: str = "", kept: bool = False) -> dict[str, Any]:
+def report(machine: Machine, family: str = "", kept: bool = False) -> dict[str, Any]:
     """A whole file. ``kept``: the one with freed memory kept, whatever else is there."""
     text = (FOLDER / f"{stem(machine, family, kept)}.json").read_text()
     content: dict[str, Any] = json.loads(text)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import figure_language
 import figures
 import results
 from tests.support.documents import FENCE
@@ -119,3 +120,43 @@ def test_rows_are_picked_by_field_and_shape(folder: Path) -> None:
         results.one("h200", n=2)
     with pytest.raises(LookupError, match="no row was compared with c"):
         results.peers([first], "c")
+
+
+def language(folder: Path, name: str, **given: object) -> None:
+    """A result of the language model: one deployed scheme, trained on too, and what is given."""
+    row = {"scheme": "W4A16", "tuned": False, "perplexity": [3.5, 0.1], "change": [0.01, 0.002]}
+    row |= {"recovered": None, "verdict": "", "file_bytes": 2_500_000, "seconds": 1.0}
+    row |= {"tokens_per_second": {"1": 1234.5}, "faster": {"1": 1.5}}
+    tuned = row | {"tuned": True, "change": [0.002, 0.001], "recovered": 0.75, "verdict": "passed"}
+    settings = {"mlp": "swiglu", "group": 32, "steps": 3, "tuning_steps": 2, "batch": 4}
+    content = {
+        "settings": settings | {"context": 16, "dtype": "bfloat16", "seeds": 2},
+        "machine": {"device": "NVIDIA H100", "threads": 1, "cpu_isa": "avx2"},
+        "versions": {"torch": "2.11.0+cu130"},
+        "parameters": 1000,
+        "decoded": [{"how": "CUDA graph"}],
+        "deployment_rows": [row, tuned],
+        "rows": [],
+        **given,
+    }
+    (folder / f"{name}.json").write_text(json.dumps(content))
+
+
+def test_the_language_model_shows_each_machine_that_deployed_it(folder: Path) -> None:
+    for name in ("epyc_2026-01-02_language_model", "h200_2026-01-01_language_model"):
+        language(folder, name, deployment_rows=[])
+    language(folder, "cpu_old_2026-01-01_language_model", deployment_rows=["not the newest"])
+    language(folder, "h200_2026-01-03_language_model_gelu", deployment_rows=[])
+    with pytest.raises(results.NotMeasuredError, match=r"no result of .* has deployment"):
+        figure_language.deployed()
+    results.report.cache_clear()
+    language(folder, "h100_2026-01-02_language_model")
+    (folder / "h100_2026-01-02_language_model.deployed.png").touch()
+    text = figure_language.deployed()
+    assert text.startswith("H100, SwiGLU, 1,000 parameters, 3 steps of 4 × 16 bytes and 2 from ")
+    place = "../benchmarks/results/h100_2026-01-02_language_model"
+    assert f"bfloat16, 2 seeds, torch 2.11.0 ([all figures]({place}.json), [perp" in text
+    assert f"({place}.deployed.png)); text is written by a CUDA graph of one step:" in text
+    cells = ["`W4A16(32)`", "3.5000", "+1.00 ± 0.20 %", "3.5000, +0.20 ± 0.10 %", "75 %", "2.50"]
+    assert f"| {' | '.join(cells)} | 1,234 (1.50 ×) | – |" in text
+    assert figure_language.asked() == "* H100, SwiGLU: `W4A16(32)`: both.\n"

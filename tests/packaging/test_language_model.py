@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The language model: the whole program on a tiny size, its options, and what it reports."""
+"""The language model: its training on a tiny size, its options, and what it reports."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from rich.console import Console
 
 import baraquant
 import language_model
+import lm_experiment
+import lm_options
 import lm_report
 import lm_schemes
 from lm_decoder import SIZES
@@ -46,7 +48,8 @@ def run(out: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], dic
 
 @pytest.mark.packaging
 def test_a_small_run(tmp_path: Path, device: str) -> None:
-    done, report = run(tmp_path, "--steps", "5", "--seeds", "2", "--strict", "--device", device)
+    options = ["--parts", "training", "--steps", "5", "--seeds", "2", "--strict"]
+    done, report = run(tmp_path, *options, "--device", device)
     assert report, done.stdout + done.stderr
     text = " ".join(done.stdout.split())
     assert done.returncode == int(not report["passed"])
@@ -74,6 +77,7 @@ def test_a_small_run(tmp_path: Path, device: str) -> None:
     files = sum(report["text"]["files"])
     assert files > 100 and f"sha256 {report['text']['sha256'][:12]}" in text
     assert report["sample"].startswith("def read(self")
+    assert report["done"] == [0, 1] and report["deployed"] == report["deployment_rows"] == []
     assert (tmp_path / "language_model.png").read_bytes().startswith(b"\x89PNG")
     assert str(tmp_path) not in json.dumps(report)
 
@@ -81,14 +85,15 @@ def test_a_small_run(tmp_path: Path, device: str) -> None:
 @pytest.mark.packaging
 def test_gelu_bfloat16_and_one_mode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--size", "tiny", "--steps", "3", "--seeds", "1", "--mlp", "gelu", "--modes"]
-    options += ["checkpoint", "--schemes", "W4A8-g32", "W8A8", "--dtype", "bfloat16"]
+    options += ["checkpoint", "--schemes", "W4A8-groups", "W8A8", "--dtype", "bfloat16"]
+    options += ["--parts", "training"]
     code = language_model.main([*options, "--device", "cpu", "--out", str(tmp_path)])
     assert code == 0
     text = capsys.readouterr().out
     assert "Converted to integers, 2 of 2 models" in text
     report = json.loads((tmp_path / "language_model.json").read_text())
     found = [(row["mode"], row["scheme"]) for row in report["rows"]]
-    assert found == [("scratch", "float"), ("checkpoint", "W8A8"), ("checkpoint", "W4A8-g32")]
+    assert found == [("scratch", "float"), ("checkpoint", "W8A8"), ("checkpoint", "W4A8-groups")]
     assert report["settings"]["dtype"] == "bfloat16" and report["settings"]["steps"] == 3
 
 
@@ -96,6 +101,7 @@ def test_gelu_bfloat16_and_one_mode(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.packaging
 def test_gradients_of_integers_are_compared(tmp_path: Path, device: str) -> None:
     options = ["--steps", "6", "--seeds", "1", "--modes", "scratch", "--cosine", "3"]
+    options += ["--parts", "training"]
     done, report = run(tmp_path, *options, "--device", device)
     assert done.returncode == 0, done.stdout + done.stderr
     names = [name for name in TRAINED if lm_schemes.SCHEMES[name].is_asked]
@@ -130,7 +136,7 @@ def test_what_baraquant_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(lm_schemes.SCHEMES, "W8A8-int8-nearest", scheme)
     reason = lm_schemes.missing(["W8A8", "W8A8-int8-nearest"])["W8A8-int8-nearest"]
     assert reason == "this baraquant's older takes no backward and no rounding"
-    args = language_model.parse_args(["--schemes", "W8A8", "W8A8-int8-nearest"])
+    args = lm_options.parse_args(["--schemes", "W8A8", "W8A8-int8-nearest"], "")
     assert args.schemes == ["W8A8"] and args.missing == {"W8A8-int8-nearest": reason}
     assert not language_model.all_passed([], [], args.missing)
 
@@ -143,27 +149,38 @@ def test_what_baraquant_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--seeds", "0"], "have to be at least 1"),
         (["--batch", "0"], "have to be at least 1"),
         (["--learning-rate", "nan"], "has to be a positive number, but is nan"),
+        (["--tuning-rate", "0"], "--tuning-rate has to be a positive number, but is 0.0"),
         (["--size", "tiny", "--cosine", "21"], "has to lie between 0 and --steps, which is 20"),
         (["--schemes", "W8A8", "--cosine", "2"], "no scheme to compare with W8A8"),
         (["--schemes", "W9A9"], "invalid choice: 'W9A9'"),
+        (["--deployments", "W8A8-int8-nearest"], "invalid choice: 'W8A8-int8-nearest'"),
+        (["--parts", "nothing"], "invalid choice: 'nothing'"),
+        (["--resume", "nowhere.json"], "the JSON of an earlier run, but nowhere.json is no file"),
     ],
 )
 def test_wrong_options(
     options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        language_model.parse_args(options)
+        lm_options.parse_args(options, "")
     assert message in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.exhaustive
 def test_planned_steps_are_those_of_all_runs() -> None:
-    args = language_model.parse_args(["--size", "tiny", "--schemes", "W8A8", "--seeds", "2"])
-    assert language_model.planned_steps(args, SIZES["tiny"]) == 2 * (
-        20 + 20 + 5
-    )  # float comes with it
-    args = language_model.parse_args(["--modes", "scratch", "--schemes", "W8A8", "W4A8"])
-    assert language_model.planned_steps(args, SIZES["tiny"]) == 3 * 2 * 20
+    def planned(*options: str, seeds: int = 2) -> int:
+        args = lm_options.parse_args(["--size", "tiny", *options], "")
+        return lm_experiment.planned_steps(args, SIZES["tiny"], seeds)
+
+    training = ["--parts", "training", "--schemes", "W8A8"]
+    assert planned(*training) == 2 * (20 + 20 + 5) + 1  # float comes with it; the speeds
+    assert planned(*training, "W4A8", "--modes", "scratch", seeds=3) == 3 * 2 * 20 + 1
+    # The float model and W4A16 are trained on, and deployed; GPTQ is not trained.
+    deployment = ["--parts", "deployment", "--deployments", "W4A16", "W4A16-GPTQ"]
+    assert planned(*deployment) == 2 * (20 + 5 + 5 + 3) + 1
+    # What is trained anyway is not trained twice. Sensitivity adds itself and its row.
+    every = ["training", "sensitivity", "--schemes", "W4A16"]
+    assert planned(*deployment[:2], *every, *deployment[2:]) == 2 * (20 + 20 + 5 + 5 + 5) + 2
 
 
 # --- the report
@@ -202,8 +219,8 @@ def test_rows_say_what_the_runs_say(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert integers.verdict == "failed: more than 0.5% off"
     assert (base.step_seconds, base.peak_bytes, base.same_bits) == (0.75, 2**21, 2)
     assert (floats.same_bits, base.tokens_per_second, integers.faster) == (None, 1234.5, None)
-    assert not language_model.all_passed(rows, [], {})
-    assert language_model.all_passed(rows[:2], [], {})
+    assert not language_model.all_passed([row.verdict for row in rows], [], {})
+    assert language_model.all_passed([row.verdict for row in rows[:2]], [], {})
     text = " ".join(lm_report.conclude(rows, [], {"W8A8-int8-stochastic": "it lacks this"}))
     assert "W8A8, trained from scratch, has a validation loss of 2.0500 ± 0.0707" in text
     assert "(float: 1.9500 ± 0.0707)" in text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The parts of the language model: its text, the decoder, the training loop, the cosines."""
+"""The parts of the language model: its text, the decoder and its cache, training, the cosines."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from torch import Tensor, nn
 
 import baraquant
 import language_model
+import lm_deployment
+import lm_generation
 import lm_gradients
 import lm_report
 import lm_text
 import lm_training
-from lm_decoder import MLPS, SIZES, Decoder, rotate
+from lm_decoder import MLPS, SIZES, Cache, Decoder, rotate
 from lm_gradients import Cosines
 
 TINY = SIZES["tiny"]
@@ -84,6 +86,54 @@ def test_the_decoder_looks_back_only(mlp: str, device: str) -> None:
     assert not torch.allclose(logits[:, 8:], changed[:, 8:])
 
 
+@pytest.mark.parametrize("mlp", MLPS)
+def test_a_cache_changes_nothing_but_the_time(mlp: str, device: str) -> None:
+    torch.manual_seed(0)
+    model = Decoder(TINY, mlp).to(device).eval()
+    tokens = torch.randint(256, (2, TINY.context), device=device)
+    cache = Cache(TINY, 2, tokens.device, FLOAT32)
+    with torch.no_grad():
+        whole = model(tokens)
+        parts = [model(part, cache) for part in tokens.split([5, 1, 3, *[1] * 23], dim=1)]
+    assert cache.length.tolist() == [TINY.context]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole)
+
+
+@pytest.mark.parametrize("scheme", [None, baraquant.W8A8(), baraquant.W4A16(8)], ids=str)
+@pytest.mark.parametrize("dtype", [FLOAT32, torch.bfloat16])
+def test_decoding_writes_the_most_likely_bytes(
+    scheme: Any, dtype: torch.dtype, device: str
+) -> None:
+    torch.manual_seed(0)
+    model = Decoder(TINY).to(device)
+    if scheme is not None:
+        model, _ = lm_deployment.quantized(model, scheme, [torch.zeros(1, 1, dtype=torch.long)])
+    model = lm_generation.deployed(model, dtype)
+    assert all(p.dtype == dtype and not p.requires_grad for p in model.parameters())
+    assert model.cos.dtype == FLOAT32
+    prompt, first = torch.randint(256, (3, 10), device=device).split([9, 1], dim=1)
+    decoding = lm_generation.Decoding(model, prompt, 12)
+    assert decoding.how == ("eager" if device == "cpu" else "CUDA graph")
+    written = decoding(first).clone()
+    assert torch.equal(decoding(first), written)  # it begins anew
+    cache, last = Cache(TINY, 3, prompt.device, dtype), first
+    with torch.inference_mode():
+        model(prompt, cache)
+        for column in range(12):
+            last = model(last, cache)[:, -1:].argmax(dim=-1)
+            assert torch.equal(written[:, column : column + 1], last)
+
+
+@pytest.mark.exhaustive
+def test_text_is_continued_up_to_the_context() -> None:
+    torch.manual_seed(0)
+    model = lm_generation.deployed(Decoder(TINY), FLOAT32)
+    for count, length in ((5, 7), (100, TINY.context)):
+        written = lm_generation.continued(model, "ab", count)
+        assert written.startswith("ab") and written == lm_generation.continued(model, "ab", count)
+        assert len(written) <= length  # bytes that are no text count less
+
+
 @pytest.mark.exhaustive
 def test_rotary_positions_are_relative() -> None:
     q, k = torch.randn(2, 8, generator=torch.Generator().manual_seed(0)).double()
@@ -140,8 +190,6 @@ def test_training_lowers_the_loss_and_counts_its_steps() -> None:
     assert trained.chunk == 2 and len(trained.curve) == 30 and after < 0.8 * before
     assert ticks == [(2, loss) for loss in trained.curve]
     assert trained.peak_bytes > 4 * 4 * 16 * 256  # at least the logits
-    written = lm_training.continued(model, "ab", 5, TINY.context, FLOAT32)
-    assert written.startswith("ab")
 
 
 @pytest.mark.exhaustive
@@ -164,7 +212,7 @@ def two_prepared(config: Any = None) -> tuple[nn.Module, nn.Module, Tensor]:
     floats = Decoder(TINY)
     models = [copy.deepcopy(floats).train() for _ in range(2)]
     for model, own in zip(models, (baraquant.W8A8(), config or baraquant.W8A8()), strict=True):
-        baraquant.qat.prepare_(model, {language_model.QUANTIZED: own}, progress=False)
+        baraquant.qat.prepare_(model, {lm_deployment.QUANTIZED: own}, progress=False)
     return *models, torch.randint(256, (3, 17))
 
 
@@ -207,7 +255,7 @@ def test_the_least_cosine_is_kept_and_training_goes_on() -> None:
     torch.manual_seed(0)
     floats, ticks = Decoder(TINY), []
     names = ("W8A8", "W8A8-int8_input-nearest")
-    configs = {name: {language_model.QUANTIZED: baraquant.W8A8()} for name in names}
+    configs = {name: {lm_deployment.QUANTIZED: baraquant.W8A8()} for name in names}
     stream = lm_text.batches(some_text(), 0, 2, 16)
     (found,) = lm_gradients.least_cosines(
         floats, configs, stream, 4, 1e-3, FLOAT32, 2, ticks.append
