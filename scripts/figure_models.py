@@ -39,20 +39,24 @@ def step(mode: str, variant: str, family: str = "training") -> Row:
 
 
 def integer_training() -> str:
-    """Time and memory of an eager step with each backward pass, as multiples of bfloat16's."""
+    """Time and memory of a step with each backward pass, as multiples of bfloat16's."""
     names = {
         "baraquant W8A8": '`"float"`',
         "baraquant W8A8 int8_input": '`"int8_input"`',
         "baraquant W8A8 int8": '`"int8"`',
         "baraquant W8A8 int8 stochastic": '`"int8"`, stochastic',
     }
-    base = step("eager", "bfloat16", INTEGERS)
-    memory = f"1 ({base['peaks']['bfloat16'] / 2**20:,.0f} MiB)"
-    lines = [["no quantization", f"1 ({1e3 * base['seconds']:.1f} ms)", memory]]
+    modes = ("eager", "compiled")
+    bases = [step(mode, "bfloat16", INTEGERS) for mode in modes]
+    times = [f"1 ({1e3 * base['seconds']:.1f} ms)" for base in bases]
+    memory = [f"1 ({base['peaks']['bfloat16'] / 2**20:,.0f} MiB)" for base in bases]
+    lines = [["no quantization", *times, *memory]]
     for variant, name in names.items():
-        parts = (of("eager", variant, INTEGERS) for of in (step_time, step_memory))
+        parts = (of(mode, variant, INTEGERS) for of in (step_time, step_memory) for mode in modes)
         lines.append([name, *parts])
-    return table(["`backward`", "time", "peak memory"], lines)
+    return table(
+        ["`backward`", "time, eager", "compiled", "peak memory, eager", "compiled"], lines
+    )
 
 
 def training() -> str:
