@@ -163,7 +163,9 @@ def test_training_gains_what_rounding_lost(scheme: str) -> None:
     wanted = teacher(x).detach()
     student = copy.deepcopy(teacher)
     prepare_(student, SCHEMES[scheme])
-    optimizer = torch.optim.Adam(student.parameters(), lr=5e-3)
+    # Adam moves the steps of small groups by its rate, and they are small themselves.
+    rate = 1e-3 if scheme == "learned_factors" else 5e-3
+    optimizer = torch.optim.Adam(student.parameters(), lr=rate)
     decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
     first = None
     for _ in range(200):
