@@ -136,13 +136,15 @@ class FastGrid {
   }
   BARAQUANT_HD float fake_quantize(float x, bool& inside) const {
     const float r = rounded(widely(x));
-    inside = is_inside_rounded(r);
-    return limit(r, lowest_, highest_) * scale_;
+    const float q = limit(r, lowest_, highest_);
+    inside = q == r;  // NB: false for a NaN
+    return q * scale_;
   }
   BARAQUANT_HD float quantize(float x, bool& inside) const {
     const float r = rounded(widely(x));
-    inside = is_inside_rounded(r);
-    return limit(number(r), lowest_, highest_) + zero_point_;
+    const float q = limit(number(r), lowest_, highest_);
+    inside = q == r;  // NB: false for a NaN
+    return q + zero_point_;
   }
   BARAQUANT_HD float dequantize(float q) const {
     return affine::dequantize(q, scale_, zero_point_);

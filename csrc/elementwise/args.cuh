@@ -70,7 +70,7 @@ struct TransformArgs {
   uint8_t* mask;
   int64_t numel;
   Qparams<typename Op::C> q;
-  bool aligned;     // first, second and result are aligned for whole packs
+  bool aligned;     // first, second, result and mask are aligned for whole packs
   bool fast_range;  // FastestGrid accepts the range
   ColumnArgs columns;
 };

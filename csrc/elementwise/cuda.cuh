@@ -56,9 +56,14 @@ struct Geometry {
 
 // --- kernels -------------------------------------------------------------------------------------
 
-// Returns the mask bits of a pack's elements, in the lowest bits.
+// Returns the mask bits of a pack's elements, in the lowest bits. aligned: the mask lies at a
+// multiple of 2 bytes.
 template <int pack>
-__device__ __forceinline__ unsigned read_bits(const uint8_t* mask, int64_t at, int count) {
+__device__ __forceinline__ unsigned read_bits(const uint8_t* mask, int64_t at, int count,
+                                              bool aligned) {
+  if (pack == 16 && aligned && count == 16) {
+    return *reinterpret_cast<const uint16_t*>(mask + at / 8);
+  }
   unsigned bits = mask[at / 8];
   if (pack < 8) return bits >> (at % 8);
   if (pack > 8 && count > 8) bits |= static_cast<unsigned>(mask[at / 8 + 1]) << 8;
@@ -66,9 +71,14 @@ __device__ __forceinline__ unsigned read_bits(const uint8_t* mask, int64_t at, i
 }
 
 // NB: all threads of the warp must call it, those past the end with count 0. If a byte covers
-// several packs, they belong to neighbouring threads of a warp.
+// several packs, they belong to neighbouring threads of a warp. aligned: as in read_bits.
 template <int pack>
-__device__ __forceinline__ void write_bits(unsigned bits, uint8_t* mask, int64_t at, int count) {
+__device__ __forceinline__ void write_bits(unsigned bits, uint8_t* mask, int64_t at, int count,
+                                           bool aligned = false) {
+  if (pack == 16 && aligned && count == 16) {
+    *reinterpret_cast<uint16_t*>(mask + at / 8) = static_cast<uint16_t>(bits);
+    return;
+  }
   bits &= (1u << count) - 1u;
 #pragma unroll
   for (int width = pack; width < 8; width *= 2) {
@@ -92,7 +102,7 @@ struct Packs {
     if constexpr (!std::is_same_v<typename Op::Second, Nothing>) {
       load(second, args.second, at, count, aligned);
     }
-    if constexpr (Op::kMask == Mask::kRead) bits = read_bits<pack>(args.mask, at, count);
+    if constexpr (Op::kMask == Mask::kRead) bits = read_bits<pack>(args.mask, at, count, aligned);
   }
 
   // What a switched-off operation does: the result is the input, and all elements are inside.
@@ -171,7 +181,9 @@ __global__ void __launch_bounds__(kThreads) transform_kernel(const TransformArgs
     compute<Op, access>(args, begin, count, packs, result);
     store(result, args.result, begin, count, args.aligned);
   }
-  if constexpr (Op::kMask == Mask::kWrite) write_bits<kPack>(packs.bits, args.mask, begin, count);
+  if constexpr (Op::kMask == Mask::kWrite) {
+    write_bits<kPack>(packs.bits, args.mask, begin, count, args.aligned);
+  }
 }
 
 // The grids of a pack's columns, which serve all the rows that a thread takes.
@@ -329,7 +341,8 @@ void transform_cuda(const typename Op::First* first, const typename Op::Second* 
   args.fast_range = fastest_accepts_range(q.range);
   args.aligned = is_aligned(first, G::kPack * sizeof(typename Op::First)) &&
                  is_aligned(result, G::kPack * sizeof(typename Op::Result)) &&
-                 (second == nullptr || is_aligned(second, G::kPack * G::kSecondSize));
+                 (second == nullptr || is_aligned(second, G::kPack * G::kSecondSize)) &&
+                 (mask == nullptr || is_aligned(mask, 2));
   if (access == ScaleAccess::kColumns) return launch_columns(args, stream);
   const int64_t threads = (numel + G::kPack - 1) / G::kPack;
   if constexpr (!kIsOverOwnRange<Op>) {
