@@ -72,7 +72,8 @@ def about(machines: tuple[str, ...], family: str, *pictures: str) -> str:
     kind = KINDS[settings["mlp"]]
     seeds = len(content.get("done", range(settings["seeds"])))  # older results name no seeds
     threads = f"{machine['threads']} thread{'s' * (machine['threads'] > 1)}"
-    cores = f", {threads} of {machine['cpu_isa']}" if machines == CPUS else ""
+    load = f"{machine['load']:.0f} on {machine['cores']} cores"
+    cores = f", {threads} of {machine['cpu_isa']}, a load of {load}" if machines == CPUS else ""
     return (
         f"{machine['device'].removeprefix('NVIDIA ')}{cores}, {kind}, {content['parameters']:,} "
         f"parameters, {settings['steps']} steps of {settings['batch']} × {settings['context']} "
@@ -248,7 +249,7 @@ def asked() -> str:
 
 def _reached(row: Row) -> str:
     if row["verdict"] != PASSED:
-        return str(row["verdict"])
+        return str(row["verdict"]).removeprefix("failed: ")
     return "both" if row["recovered"] is not None else "within 1 %, and GPTQ loses too little"
 
 
@@ -290,7 +291,6 @@ FIGURES: dict[str, Callable[[], str]] = {
     "lm.asked": asked,
     "lm.about": lambda: about(CPUS, FAMILY, ":loss curves"),
     "lm.seconds": lambda: f"{report()['seconds'] / 60:.0f}",
-    "lm.load": lambda: f"{report()['machine']['load']:.0f}",
     "lm.within": lambda: within(GPUS, FAMILY, GELU),
     "lm.steps": step_span,
     "lm.cosine.int8_input": lambda: least_cosine("W8A8-int8_input-nearest"),

@@ -131,7 +131,13 @@ def language(folder: Path, name: str, **given: object) -> None:
     settings = {"mlp": "swiglu", "group": 32, "steps": 3, "tuning_steps": 2, "batch": 4}
     content = {
         "settings": settings | {"context": 16, "dtype": "bfloat16", "seeds": 2},
-        "machine": {"device": "NVIDIA H100", "threads": 1, "cpu_isa": "avx2"},
+        "machine": {
+            "device": "NVIDIA H100",
+            "threads": 1,
+            "cpu_isa": "avx2",
+            "load": 1,
+            "cores": 2,
+        },
         "versions": {"torch": "2.11.0+cu130"},
         "parameters": 1000,
         "decoded": [{"how": "CUDA graph"}],
