@@ -28,9 +28,9 @@ template <typename Q, typename Y>
 struct PackedOp<Dequantize<Q, Y, float>> {
   static constexpr bool kExists = true;
   using Grid = ByteGrid<Q>;
-  static constexpr int kPack = 32 / sizeof(Y);  // two stores of 16 bytes
+  static constexpr int kPack = 16 / sizeof(Y);  // one store of 16 bytes: neighbours fill sectors
   static constexpr int kPacks = 32 / kPack;
-  static constexpr int kColumns = 8;
+  static constexpr int kColumns = kPack;
 
   template <int size, typename GridAt>
   __device__ __forceinline__ static bool apply(const Words<Q, size>& x, const GridAt& grid_at,
