@@ -80,13 +80,13 @@ __device__ __forceinline__ void store(const Pack<T, size>& pack, T* data, int64_
 }
 
 // The instruction that stores 16, 8 or 4 bytes.
-__device__ __forceinline__ void store_piece(int4* to, int4 x) {
+__device__ __forceinline__ void store_piece(::int4* to, ::int4 x) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
                :
                : "l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
                : "memory");
 }
-__device__ __forceinline__ void store_piece(int2* to, int2 x) {
+__device__ __forceinline__ void store_piece(::int2* to, ::int2 x) {
   asm volatile("st.global.v2.b32 [%0], {%1, %2};" : : "l"(to), "r"(x.x), "r"(x.y) : "memory");
 }
 __device__ __forceinline__ void store_piece(int* to, int x) { *to = x; }
@@ -96,7 +96,8 @@ __device__ __forceinline__ void store_piece(int* to, int x) { *to = x; }
 template <typename T, int size>
 __device__ __forceinline__ void store_words(const Words<T, size>& words, T* data, int64_t begin) {
   constexpr int kBytes = sizeof(words), kPiece = kBytes < 16 ? kBytes : 16;
-  using Piece = std::conditional_t<kPiece == 16, int4, std::conditional_t<kPiece == 8, int2, int>>;
+  using Piece =
+      std::conditional_t<kPiece == 16, ::int4, std::conditional_t<kPiece == 8, ::int2, int>>;
   static_assert(sizeof(Piece) == kPiece);
   Piece pieces[kBytes / kPiece];
   memcpy(pieces, &words, kBytes);
