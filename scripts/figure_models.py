@@ -54,9 +54,7 @@ def integer_training() -> str:
     for variant, name in names.items():
         parts = (of(mode, variant, INTEGERS) for of in (step_time, step_memory) for mode in modes)
         lines.append([name, *parts])
-    return table(
-        ["`backward`", "time, eager", "compiled", "peak memory, eager", "compiled"], lines
-    )
+    return table(["`backward`", "time, eager", "compiled", "peak memory, eager", "compiled"], lines)
 
 
 def training() -> str:

@@ -106,7 +106,8 @@ __device__ __forceinline__ void store_piece(int* to, int x) { *to = x; }
 template <typename T, int size>
 __device__ __forceinline__ void store_words(const Words<T, size>& words, T* data, int64_t begin) {
   constexpr int kBytes = sizeof(words), kPiece = kBytes < 16 ? kBytes : 16;
-  using Piece = std::conditional_t<kPiece == 16, ::int4, std::conditional_t<kPiece == 8, ::int2, int>>;
+  using Piece =
+      std::conditional_t<kPiece == 16, ::int4, std::conditional_t<kPiece == 8, ::int2, int>>;
   static_assert(sizeof(Piece) == kPiece);
   Piece pieces[kBytes / kPiece];
   memcpy(pieces, &words, kBytes);

@@ -357,17 +357,7 @@ bool takes_packed_cuda(const ProductCall& call) {
 
 void weight_sums_cuda(const at::Tensor& weight, const at::Tensor& sums) {
   const c10::cuda::CUDAGuard guard(weight.device());
-  const Chip chip = current_chip();
-  if (only_planned([=] {
-        return KernelPlan{.name = "weight_sums",
-                          .backend = "cuda",
-                          .architecture = chip.architecture(),
-                          .tile = "1x512",
-                          .compute_dtype = "int32",
-                          .accumulator_dtype = "int32"};
-      })) {
-    return;
-  }
+  if (only_planned([] { return cuda_plan<int32_t>("weight_sums", "1x512", 0, "int32"); })) return;
   launch_weight_sums(static_cast<const int8_t*>(weight.const_data_ptr()), sums.numel(),
                      weight.size(-1), static_cast<int32_t*>(sums.mutable_data_ptr()),
                      c10::cuda::getCurrentCUDAStream());
