@@ -61,9 +61,9 @@ HOT_KERNELS = {
     },
     **{
         packed(kernel, dequantize(integer, result)): ("STG.E.128", stores)
-        for kernel, factor in (("packed_kernel", 4), ("packed_columns_kernel", 4))
+        for kernel, of_float in (("packed_kernel", 8), ("packed_columns_kernel", 4))
         for integer in "ah"
-        for result, stores in ((BFLOAT16, factor), (FLOAT16, factor), ("f", 2 * factor))
+        for result, stores in ((BFLOAT16, 4), (FLOAT16, 4), ("f", of_float))
     },
     **{packed("packed_kernel", quantize(n)): ("STG.E.128", 2) for n in (BFLOAT16, FLOAT16)},
     **{packed("packed_columns_kernel", quantize(n)): ("STG.E.64", 4) for n in (BFLOAT16, FLOAT16)},
