@@ -4,16 +4,16 @@
 #include <c10/util/Exception.h>
 
 #include <cstdlib>
-#include <iterator>
 #include <string_view>
 
 namespace baraquant {
 namespace {
 
-// The one that BARAQUANT_CPU_ISA names, or the fastest.
+// The one that BARAQUANT_CPU_ISA names, or the fastest whose products are this library's own: those
+// of AMX are PyTorch's, and have to be asked for.
 CpuIsa wished() {
   const char* const wish = std::getenv("BARAQUANT_CPU_ISA");
-  if (wish == nullptr || *wish == '\0') return *std::rbegin(kCpuIsas);
+  if (wish == nullptr || *wish == '\0') return CpuIsa::kAvx512Vnni;
   for (const CpuIsa isa : kCpuIsas) {
     if (std::string_view(wish) == cpu_isa_name(isa)) return isa;
   }

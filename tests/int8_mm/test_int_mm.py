@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The product by `torch._int_mm`, chosen on CPUs with AMX: the bits of the kernels of this package.
+"""The product by `torch._int_mm`, for CPUs with AMX: the bits of the kernels of this package.
 
 A private op makes other machines choose it too.
 """

@@ -86,7 +86,7 @@ def test_instruction_set_can_be_lowered(isa: str) -> None:
 
 @pytest.mark.skipif("BARAQUANT_CPU_ISA" in os.environ, reason="BARAQUANT_CPU_ISA is set")
 def test_the_best_instruction_set_is_chosen() -> None:
-    assert _C.cpu_isa() == lowered(ISAS[-1])
+    assert _C.cpu_isa() == lowered("avx512_vnni")  # AMX has to be asked for
 
 
 @pytest.mark.exhaustive
