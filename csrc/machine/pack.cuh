@@ -89,6 +89,16 @@ __device__ __forceinline__ uint32_t word_of(const uint4& words, int i) {
   return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
 
+// (x & mask) | bits, and the same with ^, in one instruction: the compiler makes two of constants.
+__device__ __forceinline__ uint32_t masked_or(uint32_t x, uint32_t mask, uint32_t bits) {
+  asm("lop3.b32 %0, %0, %1, %2, 0xea;\n" : "+r"(x) : "r"(mask), "r"(bits));
+  return x;
+}
+__device__ __forceinline__ uint32_t masked_xor(uint32_t x, uint32_t mask, uint32_t bits) {
+  asm("lop3.b32 %0, %0, %1, %2, 0x6a;\n" : "+r"(x) : "r"(mask), "r"(bits));
+  return x;
+}
+
 // The instruction that stores 16, 8 or 4 bytes.
 __device__ __forceinline__ void store_piece(::int4* to, ::int4 x) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"

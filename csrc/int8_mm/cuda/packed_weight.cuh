@@ -171,7 +171,7 @@ struct PackedProduct {
                                                 const Group (&groups)[2],
                                                 const uint4 (&input)[tiles][kInputWords],
                                                 int (&sums)[tiles][4]) const {
-    const auto times_16 = [](uint32_t halves) { return (halves & 0xf0f0f0f0u) ^ 0x80808080u; };
+    const auto times_16 = [](uint32_t x) { return masked_xor(x, 0xf0f0f0f0u, 0x80808080u); };
     uint32_t fragments[kFragments][4];
 #pragma unroll
     for (int f = 0; f < kFragments; ++f) {

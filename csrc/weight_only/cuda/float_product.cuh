@@ -34,7 +34,7 @@ __device__ __forceinline__ void widen(uint32_t word, float (&q)[kPacked]) {
   for (int i = 0; i < kPacked; ++i) {
     const int place = i % 4 * 4;
     const uint32_t four = i < 4 ? word : word >> 16;
-    const uint32_t bits = (four & 15u << place) | 0x4b000000u;
+    const uint32_t bits = masked_or(four, 15u << place, 0x4b000000u);
     const float share = 1.f / static_cast<float>(1 << place);
     q[i] = __fmaf_rn(__uint_as_float(bits), share, -(8388608.f * share + int4::kMiddle));
   }
