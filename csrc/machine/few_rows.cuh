@@ -14,6 +14,7 @@
 //     static constexpr int kInputWords;   // and of the input
 //     static constexpr bool kMayNotFit;   // whether there are groups that need the slow arithmetic
 //     using Sum;                          // int or float
+//     using Order;                        // EvenThenOdd or AsInMemory
 //     int64_t m, n, k;
 //     bool input_is_newest;               // what ran last in the stream wrote the input, not the weight
 //     const uint8_t* input_row(int64_t m) const;  // on the host too
