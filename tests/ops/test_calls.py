@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -29,15 +30,21 @@ def packet(call: Call) -> Any:
     return getattr(torch.ops.baraquant, call.function.__name__)
 
 
+def overload(call: Call, kwargs: dict[str, Any]) -> Any:
+    """What the packet has to find; PyTorch calls it by generic conversions."""
+    name = "number" if call.number else "residual" if "residual" in kwargs else "default"
+    return getattr(packet(call), name)
+
+
 @by_call
 def test_positions_and_keywords_are_the_same(call: Call, device: str) -> None:
     args, kwargs = call.arguments(*call.tensors(SHAPE, device=device))
-    schema = (packet(call).number if call.number else packet(call).default)._schema
-    names = [a.name for a in schema.arguments]
-    expected = packet(call)(*args, **kwargs)
+    names = [a.name for a in overload(call, kwargs)._schema.arguments]
+    expected = overload(call, kwargs)(*args, **kwargs)
     for split in range(len(args) + 1):
         named = dict(zip(names[split : len(args)], args[split:], strict=True))
-        assert same(call.function(*args[:split], **named, **kwargs), expected)
+        for function in (call.function, packet(call)):
+            assert same(function(*args[:split], **named, **kwargs), expected)
 
 
 @by_call
@@ -45,7 +52,8 @@ def test_defaults_are_the_ops(call: Call, device: str) -> None:
     args, kwargs = call.arguments(*call.tensors(SHAPE, device=device))
     if call.ranged:
         args = args[:-2]
-    assert same(call.function(*args, **kwargs), packet(call)(*args, **kwargs))
+    for function in (call.function, packet(call)):
+        assert same(function(*args, **kwargs), overload(call, kwargs)(*args, **kwargs))
 
 
 WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
@@ -77,6 +85,27 @@ def test_a_wrong_type_is_named() -> None:
         ops.choose_qparams_per_tensor(x, -(2**70))
 
 
+def test_torch_ops_stay_pytorchs() -> None:
+    """Faster calls change neither what other code sees of an op nor the errors of wrong calls."""
+    op = torch.ops.baraquant.fake_quantize_per_tensor
+    assert isinstance(op, torch._ops.OpOverloadPacket)
+    assert op.number.overloadpacket is op
+    assert set(op.overloads()) == {"default", "scale_tensor", "number"}
+    with pytest.raises(RuntimeError, match=r"(?s)failed to match any schema.*fake_quantize_per_t"):
+        op(torch.randn(4), "0.1", 0)
+    with pytest.raises(RuntimeError, match="missing value for argument 'scale'"):
+        op(torch.randn(4))
+
+
+def test_torch_ops_take_numbers_without_a_trial_of_each_overload() -> None:
+    """PyTorch's own search would build a message for each overload that does not fit."""
+    x = torch.randn(4)
+    with mock.patch.object(torch._ops.OpOverloadPacket, "__call__") as search:
+        result = torch.ops.baraquant.fake_quantize_per_tensor(x, 0.1, 0)
+    search.assert_not_called()
+    assert torch.equal(result, ops.fake_quantize_per_tensor(x, 0.1, 0))
+
+
 def test_scalars_of_numpy_are_numbers() -> None:
     x = torch.randn(10)
     for scale in (np.float32(0.25), np.float64(0.25), np.float16(0.25)):
@@ -104,7 +133,8 @@ def test_number_like_arguments() -> None:
         ops.fake_quantize_per_tensor(x, 1, 0), ops.fake_quantize_per_tensor(x, 1.0, 0)
     )
     scale = torch.nn.Parameter(torch.tensor(0.5))
-    assert ops.fake_quantize_per_tensor(x, scale, None).requires_grad
+    for op in (ops.fake_quantize_per_tensor, torch.ops.baraquant.fake_quantize_per_tensor):
+        assert op(x, scale, None).requires_grad
 
 
 class Wrapper(Tensor):
