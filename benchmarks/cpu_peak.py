@@ -32,7 +32,7 @@ def has_peak() -> bool:
 def library() -> ctypes.CDLL:
     """The program, compiled anew in each process."""
     LIBRARY.parent.mkdir(parents=True, exist_ok=True)
-    options = ("-std=c++20", "-O2", "-shared", "-fPIC", "-pthread")
+    options = ("-std=c++20", "-O2", "-shared", "-fPIC", "-fopenmp")
     command = [*toolchain.program_compiler().split(), *options, str(SOURCE), "-o", str(LIBRARY)]
     subprocess.run(command, check=True)
     return ctypes.CDLL(str(LIBRARY))

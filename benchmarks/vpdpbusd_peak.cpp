@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The peak of a CPU's byte products: independent vpdpbusd instructions on registers alone, of 512
-// bits where the CPU has AVX-512 VNNI, else of 256.
+// bits where the CPU has AVX-512 VNNI, else of 256. The threads are OpenMP's, as PyTorch's are: threads
+// of their own would share a core with one of those, which goes on spinning after its work.
 #include <immintrin.h>
 
 #include <cstdint>
-#include <thread>
-#include <vector>
 
 namespace {
 
@@ -42,9 +41,6 @@ __attribute__((target("avx2,avxvnni"))) void multiply_256(int64_t steps) {
 // vectors.
 extern "C" void multiply(int64_t operations, int threads, bool wide) {
   const int64_t steps = operations / (threads * kSums * 128) + 1;
-  const auto work = [&] { wide ? multiply_512(steps) : multiply_256(steps); };
-  std::vector<std::thread> others;
-  for (int i = 1; i < threads; ++i) others.emplace_back(work);
-  work();
-  for (std::thread& thread : others) thread.join();
+#pragma omp parallel num_threads(threads)
+  wide ? multiply_512(steps) : multiply_256(steps);
 }

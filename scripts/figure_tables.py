@@ -9,7 +9,7 @@ from typing import Any
 import results
 from results import Row, one, peers, percent, pick, span, table
 
-H200, CPU = "h200", "cpu"
+H200, CPU = "h200", ("cpu", "epyc")  # of the CPUs the newest result counts
 MISSING = "–"
 GRANULARITIES = {
     "per_tensor": "`per_tensor`",
@@ -26,7 +26,7 @@ def ratio(row: Row, name: str, form: str = ".2f") -> str:
     return f"{row['speedups'][name]:{form}} ×" if name in row["speedups"] else MISSING
 
 
-def targets_met(machine: str, family: str) -> str:
+def targets_met(machine: results.Machine, family: str) -> str:
     """Such as ``79 of 106``."""
     met = [met for row in results.report(machine, family)["rows"] for met in row["met"]]
     return f"{met.count(True)} of {len(met)}"

@@ -56,12 +56,12 @@ def report(machine: Machine, family: str = "", kept: bool = False) -> dict[str, 
     return content
 
 
-def is_kept(machine: str, family: str = "") -> bool:
+def is_kept(machine: Machine, family: str = "") -> bool:
     """Whether the result that counts was measured with freed memory kept."""
     return stem(machine, family).endswith("_memory_kept")
 
 
-def rows(machine: str, family: str = "", **wanted: Any) -> list[Row]:
+def rows(machine: Machine, family: str = "", **wanted: Any) -> list[Row]:
     """The rows without an error whose fields are as wanted: a value, or a test of it.
 
     ``m``, ``n`` and ``k`` are the parts of a shape.
@@ -84,7 +84,7 @@ def pick(candidates: Iterable[Row], **wanted: Any) -> list[Row]:
     return found
 
 
-def one(machine: str, family: str = "", **wanted: Any) -> Row:
+def one(machine: Machine, family: str = "", **wanted: Any) -> Row:
     """The only row that is as wanted."""
     found = rows(machine, family, **wanted)
     if len(found) != 1:
