@@ -162,7 +162,8 @@ def test_a_decoder_block() -> None:
         assert is_scaled(report.changed[path], "norm1"), path
     for path in ("gate", "up"):
         assert is_scaled(report.changed[path], "norm2"), path
-    assert report.changed["o"] == report.changed["down"] == NO_PRODUCER
+    assert is_scaled(report.changed["down"], "up")
+    assert report.changed["o"] == NO_PRODUCER  # two heads share a value
     wanted = exact(tokens()[0])
     assert relative_error(model(tokens()[0]), wanted) < relative_error(nearest(tokens()[0]), wanted)
 

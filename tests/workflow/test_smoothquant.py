@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""SmoothQuant: the factors, the search, and what can be folded and what cannot."""
+"""SmoothQuant: the factors, the search, and whole models."""
 
 import copy
 import math
@@ -8,11 +8,9 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import baraquant
 from baraquant import W8A8, SmoothQuant, W8A8Static, ops
-from baraquant.workflow.smoothquant.flow import Flow
 from baraquant.workflow.smoothquant.formula import (
     ALPHAS,
     AlphaSearch,
@@ -20,174 +18,14 @@ from baraquant.workflow.smoothquant.formula import (
     range_after,
     smoothing,
 )
-from baraquant.workflow.smoothquant.producers import fold, producers
 from tests.support.models.outlier_models import (
     Block,
-    OffsetRMSNorm,
-    OwnRMSNorm,
     Tied,
     batches,
     relative_error,
     seeded,
     tokens,
 )
-
-
-def feeds(model, *data):
-    """Which modules feed which linear layers and nothing else; and why others do not."""
-    linears = {n: m for n, m in model.named_modules() if type(m) is nn.Linear}
-    flow = Flow(model, producers(model), linears)
-    with torch.no_grad(), flow:
-        for x in data:
-            model(x)
-    return flow.feeds(), flow.refused
-
-
-@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm, OwnRMSNorm])
-def test_a_norm_before_linear_layers_is_found(norm):
-    found, refused = feeds(seeded(Block, norm=norm), *batches())
-    assert found == {"norm1": ["query", "key"], "norm2": ["up"], "up": ["down"]}
-    assert set(refused) == {"query", "key", "out", "down"}
-    assert refused["query"] == "its output goes into aten.mul.Tensor as well"
-    assert refused["down"] == "its output goes into aten.add.Tensor as well"
-
-
-def test_a_norm_with_a_residual_connection_is_not():
-    found, refused = feeds(seeded(Block, pre_norm=False), *batches())
-    assert found == {"up": ["down"]}
-    assert "aten.add" in refused["norm1"]
-    assert refused["norm2"] == "its output is kept, or returned by the model"
-
-
-def test_a_norm_whose_factor_is_not_its_weight_is_not():
-    assert "norm1" not in producers(seeded(Block, norm=OffsetRMSNorm))
-    assert "norm1" in producers(seeded(Block, norm=OwnRMSNorm))
-
-
-class Wired(nn.Module):
-    """A norm, two linear layers, and a function that wires them."""
-
-    def __init__(self, wiring):
-        super().__init__()
-        self.norm, self.linear, self.other = nn.LayerNorm(4), nn.Linear(4, 4), nn.Linear(4, 4)
-        self.wiring, self.kept = wiring, None
-
-    def forward(self, x):
-        return self.wiring(self, x, self.norm(x))
-
-
-def keep(m, x, y):
-    m.kept = y
-    return m.linear(y)
-
-
-def double(m, x, y):
-    y *= 2
-    return m.linear(y)
-
-
-def activated(m, x, y):
-    z = F.relu(y)
-    return m.linear(z) + z
-
-
-@torch.jit.script
-def scripted(x: torch.Tensor) -> torch.Tensor:
-    return x.sum()
-
-
-class Cube(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x**3
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
-
-
-GOOD = {
-    "plain": lambda m, x, y: m.linear(y),
-    "by name": lambda m, x, y: m.linear(input=y),
-    "flat": lambda m, x, y: m.linear(y.view(-1, 4)),
-    "a slice": lambda m, x, y: m.linear(y[:, 1:]),
-    "turned": lambda m, x, y: m.linear(y.transpose(0, 1)),
-    "relu": lambda m, x, y: m.linear(F.leaky_relu(F.relu(y).view(-1, 4))),
-    "relu in place": lambda m, x, y: m.linear(F.relu(y, inplace=True)),
-    "dropout": lambda m, x, y: m.linear(F.dropout(y, 0.5, m.training)),
-    "shape": lambda m, x, y: m.linear(y) * len(y) * y.shape[-1] + y.dim(),
-    "two": lambda m, x, y: (m.linear(y), m.other(y)),
-    "a loop": lambda m, x, y: m.other(m.norm(m.linear(y))),
-}
-BAD = {
-    "kept": keep,
-    "returned": lambda m, x, y: (m.linear(y), y),
-    "a view returned": lambda m, x, y: (m.linear(y), y[0]),
-    "added": lambda m, x, y: m.linear(y) + y,
-    "a view added": lambda m, x, y: m.linear(y).sum() + y.view(-1)[3],
-    "in place": double,
-    "gelu": lambda m, x, y: m.linear(y) + F.gelu(y),
-    "relu used": activated,
-    "cut": lambda m, x, y: m.linear(y.view(-1)[2:-2].view(-1, 4)),
-    "transposed": lambda m, x, y: m.linear(y.transpose(1, 2)[:, :, :4]),
-    "scripted": lambda m, x, y: m.linear(y) + scripted(y),
-    "a function": lambda m, x, y: m.linear(y) + Cube.apply(y),
-    "an op": lambda m, x, y: m.linear(y) + ops.dynamic_fake_quantize_per_token(y),
-    "numbers": lambda m, x, y: m.linear(y) + y.sum().item(),
-    "concatenated": lambda m, x, y: (m.linear(y), torch.cat([y, x])),
-    "another's": lambda m, x, y: m.linear(y) + m.linear(x),
-    "a sum": lambda m, x, y: m.linear(y + x),
-    "functional": lambda m, x, y: m.linear(y) + F.linear(y, x[0, :4]),
-}
-
-
-@pytest.mark.parametrize("wiring", GOOD.values(), ids=GOOD)
-def test_uses_that_folding_survives(wiring):
-    model = seeded(Wired, wiring)
-    x = torch.randn(3, 5, 4)
-    found, _ = feeds(model, x, x)
-    assert "linear" in found["norm"]
-    before = model(x)
-    factors = torch.tensor([0.5, 2.0, 4.0, 8.0])  # powers of two: exact
-    fold(model.norm, factors)
-    with torch.no_grad():
-        for name in found["norm"]:
-            getattr(model, name).weight *= factors
-    torch.testing.assert_close(model(x), before)
-
-
-@pytest.mark.parametrize("wiring", BAD.values(), ids=BAD)
-def test_uses_that_folding_would_change(wiring):
-    model = seeded(Wired, wiring)
-    found, _ = feeds(model, torch.randn(3, 5, 4))
-    assert "norm" not in found
-
-
-def test_one_batch_of_many_can_forbid_folding():
-    model = seeded(Wired, lambda m, x, y: m.linear(y) + (y if len(x) == 2 else 0))
-    assert "norm" in feeds(model, torch.randn(3, 4), torch.randn(5, 4))[0]
-    assert "norm" not in feeds(model, torch.randn(3, 4), torch.randn(2, 4), torch.randn(5, 4))[0]
-
-
-def test_a_norm_called_from_outside_is_not_folded():
-    model = seeded(Wired, GOOD["plain"])
-    linears = {"linear": model.linear}
-    flow = Flow(model, producers(model), linears)
-    with torch.no_grad(), flow:
-        model.linear(model.norm(torch.randn(2, 4)))
-    assert flow.feeds() == {}
-    assert not model.norm._forward_hooks and not model._forward_hooks
-
-
-def test_what_shares_its_parameters_or_has_hooks_is_no_producer():
-    model = seeded(Wired, GOOD["plain"])
-    model.other.weight = model.linear.weight
-    assert set(producers(model)) == {"norm"}
-    model.norm.register_forward_hook(lambda *_: None)
-    assert set(producers(model)) == set()
-    model = seeded(Wired, GOOD["plain"])
-    nn.utils.parametrizations.weight_norm(model.linear)
-    assert set(producers(model)) == {"norm", "other"}
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 1.0])

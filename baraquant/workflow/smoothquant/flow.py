@@ -2,11 +2,13 @@
 """Finds the norms and linear layers whose output only goes into given linear layers.
 
 SmoothQuant divides the input of a linear layer. The division can be folded into the preceding
-module if nothing else reads that module's output: no residual connection, no attention, not the
-caller. The names and the code of a model do not show this, so the tensors are followed while the
-model runs on calibration data. ``TorchDispatchMode`` sees every op, also those of compiled
-extensions and of TorchScript. A tensor is identified by its storage, which its views share. If the
-storage of an output still exists when the model returns, something else holds it.
+module if nothing else reads that module's output: no residual connection, no softmax, not the
+caller. In between may be ops that a factor passes through: relu, the product with another tensor,
+and attention, for its values. The names and the code of a model do not show this, so the tensors
+are followed while the model runs on calibration data. ``TorchDispatchMode`` sees every op, also
+those of compiled extensions and of TorchScript. A tensor is identified by its storage, which its
+views share. If the storage of an output still exists when the model returns, something else holds
+it.
 """
 
 from __future__ import annotations
@@ -23,13 +25,32 @@ from typing_extensions import Self
 
 aten = torch.ops.aten
 
-# f(x / s) = f(x) / s for every s > 0, so a division before them is a division after them.
-_HOMOGENEOUS = {
-    aten.relu.default,
-    aten.relu_.default,
-    aten.leaky_relu.default,
-    aten.leaky_relu_.default,
+# The arguments that an op is proportional to, each by itself: f(x / s, ..) = f(x, ..) / s for every
+# s > 0, so a division before the op is a division after it. A product lies between the layers of a
+# gated MLP, down(silu(gate(x)) * up(x)).
+_PROPORTIONAL = {
+    aten.relu.default: (0,),
+    aten.relu_.default: (0,),
+    aten.leaky_relu.default: (0,),
+    aten.leaky_relu_.default: (0,),
+    aten.mul.Tensor: (0, 1),
+    aten.mul_.Tensor: (0, 1),
+    aten.mul.Scalar: (0,),
+    aten.mul_.Scalar: (0,),
+    aten.div.Tensor: (0,),
+    aten.div_.Tensor: (0,),
+    aten.div.Scalar: (0,),
+    aten.div_.Scalar: (0,),
 }
+# Attention sums up values, [batch, heads, tokens, channels of a head]. Several outputs follow the
+# first.
+_ATTENTION = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+}
+_VALUE = 2  # the place of the values among the arguments of attention
 
 
 class Flow(TorchDispatchMode):  # type: ignore[misc]
@@ -100,15 +121,33 @@ class Flow(TorchDispatchMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if not (self._watching or self._within or func.is_view):
-            for value in tree_iter((args, kwargs)):
-                producer = self._producer_of(value)
-                if producer is None:
-                    continue
-                if func in _HOMOGENEOUS and self._is_rows(value, producer):
-                    self._follow(result, producer)
-                else:
-                    self._refuse(producer, f"its output goes into {func} as well")
+            self._follow_through(func, args, kwargs, result)
         return result
+
+    def _follow_through(self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
+        """Follow the result of an op instead of its argument, or refuse what the op reads.
+
+        Of two outputs that are multiplied the last is followed, since one division is enough.
+        """
+        in_order = _has_rows
+        places = _PROPORTIONAL.get(func, ())
+        if func in _ATTENTION:
+            result, places, in_order = result[0], (_VALUE,), _has_heads
+        read = [p for v in tree_iter((args, kwargs)) if (p := self._producer_of(v)) is not None]
+        kept = None
+        for value in (args[place] for place in places if place < len(args)):
+            producer = self._producer_of(value)
+            if producer is not None and value.shape == result.shape:
+                channels = self._producers[producer][1]
+                if in_order(value, channels) and in_order(result, channels):
+                    kept = producer
+        for producer in read:
+            if producer != kept or read.count(producer) > 1:
+                self._refuse(producer, f"its output goes into {func} as well")
+        if kept is not None and (self._producer_of(result) == kept or _fills_storage(result)):
+            self._follow(result, kept)
+        elif kept is not None:
+            self._refuse(kept, f"{func} writes it into a part of another tensor")
 
     def _producer_of(self, value: Any) -> str | None:
         if not isinstance(value, Tensor) or value.layout != torch.strided:
@@ -120,18 +159,6 @@ class Flow(TorchDispatchMode):  # type: ignore[misc]
         # While the weak reference lives, no other storage gets this address.
         storage = output.untyped_storage()
         self._outputs[storage._cdata] = (producer, StorageWeakRef(storage))
-
-    def _is_rows(self, value: Tensor, producer: str) -> bool:
-        """Return whether the last dimension of a view is the producer's channels, in order."""
-        channels = self._producers[producer][1]
-        *outer, last = value.stride() or (0,)
-        return (
-            value.dim() > 0
-            and value.shape[-1] == channels
-            and (last == 1 or channels == 1)
-            and value.storage_offset() % channels == 0
-            and all(stride % channels == 0 for stride in outer)
-        )
 
     def _refuse(self, producer: str, reason: str) -> None:
         self.refused.setdefault(producer, reason)
@@ -178,7 +205,7 @@ class _Consumes:
         flow._within += 1
         value = args[0] if args else kwargs.get("input")
         producer = flow._producer_of(value)
-        if producer is not None and not flow._is_rows(value, producer):
+        if producer is not None and not _has_rows(value, flow._producers[producer][1]):
             flow._refuse(producer, f"{self.path} reads its output in another shape")
         flow._fed[self.path].add(producer)
 
@@ -194,6 +221,32 @@ class _Aside:
         self.flow._watching -= 1
 
 
+def _has_rows(value: Tensor, channels: int) -> bool:
+    """Return whether the last dimension of a view of ``[.., channels]`` is that, in order."""
+    *outer, last = value.stride() or (0,)
+    return (
+        value.dim() > 0
+        and value.shape[-1] == channels
+        and (last == 1 or channels == 1)
+        and value.storage_offset() % channels == 0
+        and all(stride % channels == 0 for stride in outer)
+    )
+
+
+def _has_heads(value: Tensor, channels: int) -> bool:
+    """Return whether a view of ``[.., channels]`` is ``[batch, heads, tokens, ..]``, in order."""
+    if value.dim() != 4 or value.shape[1] * value.shape[3] != channels:
+        return False
+    batch, head, token, last = value.stride()
+    return (
+        last == 1
+        and head == value.shape[3]
+        and value.storage_offset() % channels == 0
+        and batch % channels == 0
+        and token % channels == 0
+    )
+
+
 def _is_whole(output: Any, channels: int) -> bool:
     return (
         isinstance(output, Tensor)
@@ -201,5 +254,9 @@ def _is_whole(output: Any, channels: int) -> bool:
         and output.dim() > 0
         and output.shape[-1] == channels
         and output.is_contiguous()
-        and output.untyped_storage().nbytes() == output.numel() * output.element_size()
+        and _fills_storage(output)
     )
+
+
+def _fills_storage(output: Tensor) -> bool:
+    return bool(output.untyped_storage().nbytes() == output.numel() * output.element_size())

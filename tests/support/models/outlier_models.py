@@ -58,7 +58,8 @@ class Block(nn.Module):
 
     def forward(self, x):
         y = self.norm1(x) if self.pre_norm else x
-        x = x + self.out(self.query(y) * torch.sigmoid(self.key(y)))
+        # The limits, as models of float16 have them, let no factor through.
+        x = x + self.out(self.query(y).clamp(-1e4, 1e4) * torch.sigmoid(self.key(y)))
         x = x if self.pre_norm else self.norm1(x)
         y = self.norm2(x) if self.pre_norm else x
         x = x + self.down(F.dropout(F.relu(self.up(y)), 0.1, self.training))
