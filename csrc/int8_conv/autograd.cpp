@@ -13,18 +13,17 @@ namespace baraquant::int8_conv {
 namespace {
 
 using Keys = c10::DispatchKeySet;
-using Op = CoreOp<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                             const at::Tensor&, const OptionalTensor&, const OptionalTensor&,
-                             const OptionalTensor&, at::IntArrayRef, at::IntArrayRef,
-                             at::IntArrayRef, int64_t, at::ScalarType)>;
+using Op =
+    CoreOp<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                      const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
+                      at::IntArrayRef, at::IntArrayRef, at::IntArrayRef, int64_t, at::ScalarType)>;
 
 at::Tensor below_autograd(Keys keys, const ConvArgs& args) {
   static const Op op(kOp);
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return op.redispatch(keys & c10::after_autograd_keyset, args.input, args.weight,
-                       args.input_scale, args.weight_scale, args.bias, args.input_zero_point,
-                       args.weight_sum, args.stride, args.padding, args.dilation, args.groups,
-                       args.dtype);
+  return op.redispatch(keys & c10::after_autograd_keyset, args.input, args.weight, args.input_scale,
+                       args.weight_scale, args.bias, args.input_zero_point, args.weight_sum,
+                       args.stride, args.padding, args.dilation, args.groups, args.dtype);
 }
 
 class Conv : public torch::autograd::Function<Conv> {
@@ -53,8 +52,8 @@ at::Tensor int8_conv(Keys keys, const at::Tensor& input, const at::Tensor& weigh
                      const OptionalTensor& weight_sum, at::IntArrayRef stride,
                      at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
                      at::ScalarType dtype) {
-  const ConvArgs args{input,      weight,  input_scale, weight_scale, bias,   input_zero_point,
-                      weight_sum, stride,  padding,     dilation,     groups, dtype};
+  const ConvArgs args{input,      weight, input_scale, weight_scale, bias,   input_zero_point,
+                      weight_sum, stride, padding,     dilation,     groups, dtype};
   check_dispatchable_args(args);
   int8_mm::check_scale(kOp, "input_scale", input_scale);
   int8_mm::check_scale(kOp, "weight_scale", weight_scale);

@@ -13,8 +13,7 @@ constexpr int64_t kMaxNumber = INT32_MAX;  // of a stride, padding or dilation
 
 int64_t at(at::IntArrayRef numbers, int64_t d) { return numbers[numbers.size() == 1 ? 0 : d]; }
 
-void check_numbers(const ConvArgs& args, const char* name, at::IntArrayRef numbers,
-                   int64_t least) {
+void check_numbers(const ConvArgs& args, const char* name, at::IntArrayRef numbers, int64_t least) {
   const auto space = static_cast<size_t>(args.space());
   TORCH_CHECK_VALUE(numbers.size() == 1 || numbers.size() == space, kOp, ": expected ", name,
                     " to have 1 element or ", space, " (one for each dimension of space), but got ",

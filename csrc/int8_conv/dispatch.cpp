@@ -73,8 +73,8 @@ at::Tensor int8_conv(const at::Tensor& input, const at::Tensor& weight,
                      at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
                      at::ScalarType dtype) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  const ConvArgs args{input,      weight,  input_scale, weight_scale, bias,   input_zero_point,
-                      weight_sum, stride,  padding,     dilation,     groups, dtype};
+  const ConvArgs args{input,      weight, input_scale, weight_scale, bias,   input_zero_point,
+                      weight_sum, stride, padding,     dilation,     groups, dtype};
   const auto sizes = check_conv(args);
   const at::MemoryFormat format = format_of(args);
   const at::Tensor output =

@@ -74,8 +74,7 @@ void multiply(const ConvCall& call, const at::Tensor& image, int64_t first, int6
   const at::Tensor to = is_direct ? output : at::empty(output.sizes(), output.options());
   int8_mm::ProductCall product;
   product.input = contiguous(patches(image, shape, group)).view({rows, shape.depth()});
-  product.weight =
-      of_group(call.weight, shape, group).view({shape.outputs, shape.depth()});
+  product.weight = of_group(call.weight, shape, group).view({shape.outputs, shape.depth()});
   product.input_scale = call.input_scale;
   product.weight_scale = of_group(call.weight_scale, shape, group);
   product.bias = of_group(call.bias, shape, group);
@@ -105,8 +104,7 @@ at::Tensor depthwise_sums(const ConvCall& call, const at::Tensor& image) {
   Shape whole = shape;  // one group that has all channels
   whole.inputs = shape.groups;
   const at::Tensor values = patches(image, whole, 0).flatten(4, 6);  // [n, *out, positions, C]
-  const at::Tensor weight =
-      call.weight.to(at::kInt).view({shape.groups, shape.outputs, positions});
+  const at::Tensor weight = call.weight.to(at::kInt).view({shape.groups, shape.outputs, positions});
   at::Tensor sums = at::zeros(sizes, options);
   for (int64_t p = 0; p < positions; ++p) {
     sums.addcmul_(values.select(4, p).unsqueeze(-1).to(at::kInt), weight.select(2, p));
@@ -120,8 +118,8 @@ at::Tensor depthwise_sums(const ConvCall& call, const at::Tensor& image) {
 void add_up(const ConvCall& call, const at::Tensor& image, int64_t first) {
   const Shape& shape = call.shape;
   const int64_t n = image.size(0), rows = n * shape.pixels(), outputs = shape.all_outputs();
-  const at::Tensor all = call.output_is_channels_last ? call.output
-                                                       : call.output.permute({0, 2, 3, 4, 1});
+  const at::Tensor all =
+      call.output_is_channels_last ? call.output : call.output.permute({0, 2, 3, 4, 1});
   const at::Tensor output = all.narrow(0, first, n);
   const bool is_direct = output.is_contiguous();
   const at::Tensor to = is_direct ? output : at::empty(output.sizes(), output.options());
@@ -140,8 +138,9 @@ void convolve_by_patches(const ConvCall& call) {
   const Shape& shape = call.shape;
   const at::Tensor image = padded_image(call);
   // A sum of a depthwise convolution takes as many bytes as four elements of a patch.
-  const int64_t bytes = shape.pixels() * (shape.is_depthwise() ? 4 * shape.all_outputs()
-                                                               : std::max<int64_t>(shape.depth(), 1));
+  const int64_t bytes =
+      shape.pixels() *
+      (shape.is_depthwise() ? 4 * shape.all_outputs() : std::max<int64_t>(shape.depth(), 1));
   const int64_t at_a_time = std::clamp<int64_t>(kPatchBytes / bytes, 1, shape.images);
   for (int64_t first = 0; first < shape.images; first += at_a_time) {
     const at::Tensor part = image.narrow(0, first, std::min(at_a_time, shape.images - first));

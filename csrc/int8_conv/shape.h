@@ -23,7 +23,7 @@ struct Shape {
     return {in[0] + 2 * padding[0], in[1] + 2 * padding[1], in[2] + 2 * padding[2]};
   }
   bool is_padded() const { return padding != Space{0, 0, 0}; }
-  int64_t pixels() const { return volume(out); }     // of one output image
+  int64_t pixels() const { return volume(out); }      // of one output image
   int64_t rows() const { return images * pixels(); }  // of the product
   int64_t depth() const { return inputs * volume(kernel); }
   int64_t all_inputs() const { return groups * inputs; }

@@ -36,17 +36,21 @@ struct DepthwiseWeight {
 // sums[c] for kChannelUnit channels, from `from` and `weight` on.
 template <typename Byte>
 BARAQUANT_HD void add_up(const Byte* from, const DepthwiseWeight& w, int64_t channels,
-                         int64_t channel, int32_t* __restrict sums) {
-  int32_t acc[kChannelUnit] = {};
-  for (size_t p = 0; p < w.steps.size(); ++p) {
-    const Byte* __restrict const values = from + w.steps[p];
-    const int16_t* __restrict const weight =
-        w.values.data() + static_cast<int64_t>(p) * channels + channel;
-    for (int64_t c = 0; c < kChannelUnit; ++c) {
-      acc[c] += static_cast<int16_t>(values[c] * weight[c]);
-    }
+                         int64_t channel, int32_t* sums) {
+  typedef Byte Bytes __attribute__((vector_size(kChannelUnit)));
+  typedef int16_t Products __attribute__((vector_size(kChannelUnit * 2)));
+  typedef int32_t Sums __attribute__((vector_size(kChannelUnit * 4)));
+  Sums acc{};
+  const int16_t* weight = w.values.data() + channel;
+  for (const int64_t step : w.steps) {
+    Bytes values;
+    Products factors;
+    std::memcpy(&values, from + step, sizeof(values));
+    std::memcpy(&factors, weight, sizeof(factors));
+    acc += __builtin_convertvector(__builtin_convertvector(values, Products) * factors, Sums);
+    weight += channels;
   }
-  for (int64_t c = 0; c < kChannelUnit; ++c) sums[c] = acc[c];
+  std::memcpy(sums, &acc, sizeof(acc));
 }
 
 // Gives the sums of all rows and channels to finish(), as the blocked product does.

@@ -15,7 +15,7 @@
 
 namespace baraquant::int8_conv {
 
-constexpr int64_t kChannelUnit = 32;  // channels of a depthwise convolution are a multiple of this
+constexpr int64_t kChannelUnit = 16;  // channels of a depthwise convolution are a multiple of this
 
 // What is read: [images, C, D, H, W], or [images, D, H, W, C].
 struct Source {

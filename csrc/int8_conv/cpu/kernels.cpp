@@ -48,8 +48,7 @@ class Image {
     data_ = source.data;
     if (layout.is_that_of(source)) return;
     memory_ = at::empty(layout.sizes(), call.input.options().dtype(at::kByte));
-    const int32_t zero_point =
-        call.zero_point.defined() ? *pointer<int32_t>(call.zero_point) : 0;
+    const int32_t zero_point = call.zero_point.defined() ? *pointer<int32_t>(call.zero_point) : 0;
     auto* const to = static_cast<uint8_t*>(memory_.mutable_data_ptr());
     write_image(layout, source, static_cast<uint8_t>(zero_point), to, kParallel);
     data_ = to;
@@ -100,8 +99,12 @@ void convolve(const ConvCall& call, T* output) {
   const CpuIsa isa = cpu_isa();
   const CpuKernel& kernel = int8_mm::kernel_of(isa);
   const int threads = at::get_num_threads();
-  Operands f{shape.rows(), shape.outputs, shape.depth(), nullptr,
-             call.input.scalar_type() == at::kByte, pointer<int8_t>(call.weight)};
+  Operands f{shape.rows(),
+             shape.outputs,
+             shape.depth(),
+             nullptr,
+             call.input.scalar_type() == at::kByte,
+             pointer<int8_t>(call.weight)};
   const Blocks blocks(f, kernel, threads);
   if (only_planned([&] {
         return cpu_plan<C>(kernel.name, blocks.tile(kernel), "int32",
@@ -116,8 +119,7 @@ void convolve(const ConvCall& call, T* output) {
     const Finish<T> finish(f, r, nullptr, kernel.input_offset);
     const FinishConv<T> write(finish, shape, call.output_is_channels_last,
                               output + group * to_group);
-    const PatchRows rows(shape, layout, image.data() + group * layout.group_bytes(),
-                         f.is_unsigned);
+    const PatchRows rows(shape, layout, image.data() + group * layout.group_bytes(), f.is_unsigned);
     int8_mm::multiply_rows(f, rows, write, isa, kernel, blocks, kParallel);
     f.choose_group(1);
     r.choose_group(1, shape.outputs);

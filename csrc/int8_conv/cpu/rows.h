@@ -59,8 +59,8 @@ class FinishConv {
   void operator()(CpuIsa isa, int64_t m, int64_t rows, int64_t n, int64_t columns,
                   const int8_mm::Sums& sums, const int32_t* weight_sums) const {
     if (channels_last_) {
-      return finish_.write(isa, m, rows, n, columns, sums, weight_sums,
-                           output_ + m * channels_ + n, channels_);
+      return finish_.write(isa, m, rows, n, columns, sums, weight_sums, output_ + m * channels_ + n,
+                           channels_);
     }
     using Lane = std::conditional_t<sizeof(T) == 8, uint64_t,
                                     std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>>;

@@ -48,8 +48,8 @@ struct Square {
 
 // Transposes by squares; the last ones overlap those before them. Needs a square's size at least.
 template <typename Square, typename Lane>
-BARAQUANT_HD void transpose_by(const Lane* from, int64_t from_stride, int64_t rows,
-                               int64_t columns, Lane* to, int64_t to_stride) {
+BARAQUANT_HD void transpose_by(const Lane* from, int64_t from_stride, int64_t rows, int64_t columns,
+                               Lane* to, int64_t to_stride) {
   constexpr int64_t kLanes = Square::kLanes;
   for (int64_t y = 0; y < rows; y += kLanes) {
     const int64_t i = std::min(y, rows - kLanes);
