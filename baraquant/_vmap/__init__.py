@@ -16,7 +16,8 @@ per group      the scale is repeated, the axis       unchanged, the axis moves b
 =============  ====================================  ==========================================
 
 In the fused family a batch is only a larger number of vectors. The ops of the integer matrix
-family have rules of their own, because a batch of inputs is only a larger number of tokens, or of images.
+family have rules of their own, because a batch of inputs is only a larger number of tokens. So has
+the convolution, for which it is a larger number of images.
 """
 
 from collections.abc import Iterator
