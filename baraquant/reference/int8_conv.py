@@ -34,12 +34,14 @@ def int8_conv(
     options = [_for_each(option, space) for option in (stride, padding, dilation)]
 
     def value() -> Tensor:
-        x = input.to(torch.float64)
+        z = torch.zeros((), dtype=torch.int64, device=input.device)
         if input_zero_point is not None:
-            z = input_zero_point.to(torch.float64).clamp(INT32_MIN, INT32_MAX)
-            x = x - z.reshape(())
-        acc = _sums(x, weight, *options, groups).to(torch.int32)
-        y = rescaled(acc.movedim(channel, -1), input_scale.reshape(()), weight_scale, bias, dtype)
+            z = input_zero_point.to(torch.float64).clamp(INT32_MIN, INT32_MAX).long().reshape(())
+        outside = z.to(input.dtype)  # wraps if the input's integers do not hold it
+        sums = _sums(input, outside, weight, *options, groups).to(torch.int64)
+        acc = sums.movedim(channel, -1) - z * weight.flatten(1).sum(1, dtype=torch.int64)
+        scale = input_scale.reshape(())
+        y = rescaled(acc.to(torch.int32), scale, weight_scale, bias, dtype)
         return y.movedim(-1, channel).contiguous(memory_format=_format_of(input, weight))
 
     def gradient(dy: Tensor, needed: bool) -> tuple[Tensor]:
@@ -55,14 +57,18 @@ def _for_each(option: int | Sequence[int], space: int) -> list[int]:
 
 
 def _sums(
-    x: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int],
-    groups: int,
+    input: Tensor, outside: Tensor, weight: Tensor, stride: list[int], padding: list[int],
+    dilation: list[int], groups: int,
 ) -> Tensor:  # fmt: skip
-    """Return the sums as whole numbers in float64, which holds every sum of products."""
+    """Return the sums of ``q * w`` as whole numbers in float64, which holds every one of them.
+
+    Places outside of the input hold ``outside``.
+    """
     space = weight.dim() - 2
-    is_batched = x.dim() == weight.dim()
+    is_batched = input.dim() == weight.dim()
+    x, edge = input.to(torch.float64), outside.to(torch.float64)
     x = x if is_batched else x.unsqueeze(0)
-    x = F.pad(x, [size for size in reversed(padding) for _ in range(2)])
+    x = F.pad(x - edge, [size for size in reversed(padding) for _ in range(2)]) + edge
     sums: Tensor | None = None
     for place in torch.cartesian_prod(*(torch.arange(k) for k in weight.shape[2:])).reshape(
         -1, space
