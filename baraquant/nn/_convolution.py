@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from .. import ops
 from ..ops._limits import MAX_SHIFTED_FEATURES
-from ._product import matching_bias
+from ._product import is_exported, matching_bias
 
 # The fewest inputs of a group whose product of integers is worth it; one input is depthwise.
 _LEAST_INPUTS = 16
@@ -82,20 +82,27 @@ class ConvolvesIntegers(nn.Module):  # type: ignore[misc]
         if self.pads_first:
             values = F.pad(values, self._reversed_padding_repeated_twice, mode=self.pad_mode)
         integers, scale, zero_point = self.input_fake_quant.quantize(values)
-        return ops.int8_conv(
+        bias = matching_bias(bias, input.dtype, weight_scale)
+        dtype: torch.dtype | None = None  # that of the scale; rounded then, it has the same bits
+        if input.dtype != weight_scale.dtype and not is_exported():
+            dtype = input.dtype
+        elif bias is not None:
+            bias = bias.to(weight_scale.dtype)
+        output = ops.int8_conv(
             integers,
             qweight,
             scale,
             weight_scale,
-            matching_bias(bias, input.dtype, weight_scale),
+            bias,
             input_zero_point=zero_point if self.has_zero_point else None,
             weight_sum=weight_sum,
             stride=self.stride,
             padding=self.integer_padding,
             dilation=self.dilation,
             groups=self.groups,
-            dtype=input.dtype,
+            dtype=dtype,
         )
+        return output.to(input.dtype)
 
 
 class Transposes(nn.Module):  # type: ignore[misc]

@@ -24,7 +24,7 @@ def int8_conv(
     padding: int | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Convolve integers with exact sums, and scale these back to numbers.
 

@@ -26,7 +26,7 @@ def int8_conv(
     padding: int | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Return the rescaled convolution; ``weight_sum`` only saves a sum."""
     space = weight.dim() - 2
@@ -41,7 +41,8 @@ def int8_conv(
         sums = _sums(input, outside, weight, *options, groups).to(torch.int64)
         acc = sums.movedim(channel, -1) - z * weight.flatten(1).sum(1, dtype=torch.int64)
         scale = input_scale.reshape(())
-        y = rescaled(acc.to(torch.int32), scale, weight_scale, bias, dtype)
+        to = dtype or weight_scale.dtype
+        y = rescaled(acc.to(torch.int32), scale, weight_scale, bias, to)
         return y.movedim(-1, channel).contiguous(memory_format=_format_of(input, weight))
 
     def gradient(dy: Tensor, needed: bool) -> tuple[Tensor]:

@@ -13,10 +13,10 @@ namespace baraquant::int8_conv {
 namespace {
 
 using Keys = c10::DispatchKeySet;
-using Op =
-    CoreOp<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                      const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-                      at::IntArrayRef, at::IntArrayRef, at::IntArrayRef, int64_t, at::ScalarType)>;
+using Op = CoreOp<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                             const at::Tensor&, const OptionalTensor&, const OptionalTensor&,
+                             const OptionalTensor&, at::IntArrayRef, at::IntArrayRef,
+                             at::IntArrayRef, int64_t, std::optional<at::ScalarType>)>;
 
 at::Tensor below_autograd(Keys keys, const ConvArgs& args) {
   static const Op op(kOp);
@@ -51,9 +51,10 @@ at::Tensor int8_conv(Keys keys, const at::Tensor& input, const at::Tensor& weigh
                      const OptionalTensor& bias, const OptionalTensor& input_zero_point,
                      const OptionalTensor& weight_sum, at::IntArrayRef stride,
                      at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
-                     at::ScalarType dtype) {
-  const ConvArgs args{input,      weight, input_scale, weight_scale, bias,   input_zero_point,
-                      weight_sum, stride, padding,     dilation,     groups, dtype};
+                     std::optional<at::ScalarType> dtype) {
+  const ConvArgs args{input,   weight,           input_scale, weight_scale,
+                      bias,    input_zero_point, weight_sum,  stride,
+                      padding, dilation,         groups,      output_dtype(dtype, weight_scale)};
   check_dispatchable_args(args);
   int8_mm::check_scale(kOp, "input_scale", input_scale);
   int8_mm::check_scale(kOp, "weight_scale", weight_scale);

@@ -71,14 +71,15 @@ at::Tensor int8_conv(const at::Tensor& input, const at::Tensor& weight,
                      const OptionalTensor& bias, const OptionalTensor& input_zero_point,
                      const OptionalTensor& weight_sum, at::IntArrayRef stride,
                      at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
-                     at::ScalarType dtype) {
+                     std::optional<at::ScalarType> dtype) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  const ConvArgs args{input,      weight, input_scale, weight_scale, bias,   input_zero_point,
-                      weight_sum, stride, padding,     dilation,     groups, dtype};
+  const ConvArgs args{input,   weight,           input_scale, weight_scale,
+                      bias,    input_zero_point, weight_sum,  stride,
+                      padding, dilation,         groups,      output_dtype(dtype, weight_scale)};
   const auto sizes = check_conv(args);
   const at::MemoryFormat format = format_of(args);
   const at::Tensor output =
-      at::empty_symint(sizes, input.options().dtype(dtype).memory_format(format));
+      at::empty_symint(sizes, input.options().dtype(args.dtype).memory_format(format));
   if (!has_work(output)) return output;
   const ConvCall call = prepare(args, format != at::MemoryFormat::Contiguous, output);
   const bool on_cpu = !input.is_cuda() && !patches_are_forced.load(std::memory_order_relaxed);

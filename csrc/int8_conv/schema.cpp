@@ -16,7 +16,7 @@
 //                 point needs; None: each call computes it
 //   stride, padding, dilation
 //                 one for all dimensions of space, or one for each
-//   dtype         of the output, floating
+//   dtype         of the output, floating; None: that of the scales
 // The output is [N, OC, *out] or [OC, *out], contiguous, or channels_last if the input is.
 #include "frame/public_op.h"
 
@@ -27,7 +27,7 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
          "int8_conv(Tensor input, Tensor weight, Tensor input_scale, Tensor weight_scale, "
          "Tensor? bias=None, *, Tensor? input_zero_point=None, Tensor? weight_sum=None, "
          "int[1] stride=1, int[1] padding=0, int[1] dilation=1, int groups=1, "
-         "ScalarType dtype=float) -> Tensor");
+         "ScalarType? dtype=None) -> Tensor");
 }
 
 }  // namespace baraquant::int8_conv

@@ -24,7 +24,8 @@ Args:
         They hold ``z``, the integer of 0.
     dilation: The step between the kernel's places: one number, or one for each dimension of space.
     groups: The number of groups of channels; it divides ``OC``.
-    dtype: The dtype of the result: float32, float64, float16 or bfloat16.
+    dtype: The dtype of the result: float32, float64, float16 or bfloat16; None takes the dtype of
+        ``weight_scale``.
 
 Returns:
     ``[N, OC, *out]`` or ``[OC, *out]``, of ``dtype``: ``channels_last`` if ``input`` is, else

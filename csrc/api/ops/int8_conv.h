@@ -35,7 +35,8 @@ namespace baraquant {
 /// @param dilation The step between the kernel's places: one number, or one for each dimension of
 ///     space.
 /// @param groups The number of groups of channels; it divides `OC`.
-/// @param dtype The dtype of the result: float32, float64, float16 or bfloat16.
+/// @param dtype The dtype of the result: float32, float64, float16 or bfloat16; std::nullopt takes
+///     the dtype of `weight_scale`.
 /// @return `[N, OC, *out]` or `[OC, *out]`, of `dtype`: `channels_last` if `input` is, else
 ///     contiguous.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
@@ -50,12 +51,12 @@ inline at::Tensor int8_conv(const at::Tensor& input, const at::Tensor& weight,
                             const std::optional<at::Tensor>& weight_sum = std::nullopt,
                             at::IntArrayRef stride = 1, at::IntArrayRef padding = 0,
                             at::IntArrayRef dilation = 1, int64_t groups = 1,
-                            at::ScalarType dtype = at::kFloat) {
+                            std::optional<at::ScalarType> dtype = std::nullopt) {
   static const auto op = api::find<at::Tensor(
       const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
       const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
       const std::optional<at::Tensor>&, at::IntArrayRef, at::IntArrayRef, at::IntArrayRef, int64_t,
-      at::ScalarType)>("int8_conv", "");
+      std::optional<at::ScalarType>)>("int8_conv", "");
   return op.call(input, weight, input_scale, weight_scale, bias, input_zero_point, weight_sum,
                  stride, padding, dilation, groups, dtype);
 }

@@ -162,3 +162,4 @@ def wrong_numbers() -> Iterator[Bad]:
 
 BAD = [*wrong_dtypes(), *wrong_layouts_and_devices(), *wrong_shapes()]
 NUMBERS = [*wrong_numbers()]
+PAIRS = [(op, bad) for op in OPS for bad in BAD if bad.applies(op)]
