@@ -39,6 +39,8 @@ HARMLESS = (
     "aten::view",
     "aten::reshape",
     "aten::permute",
+    "aten::movedim",
+    "aten::unsqueeze",
     "aten::as_strided",
     "aten::expand",
     "aten::detach",
