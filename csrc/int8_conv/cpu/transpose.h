@@ -60,7 +60,8 @@ BARAQUANT_HD void transpose_by(const Lane* from, int64_t from_stride, int64_t ro
   }
 }
 
-// to[j * to_stride + i] = from[i * from_stride + j] for i < rows and j < columns.
+// to[j * to_stride + i] = from[i * from_stride + j] for i < rows and j < columns. The elements may
+// have any type of Lane's size: they are only copied.
 template <typename Lane>
 BARAQUANT_HD void transpose(const Lane* from, int64_t from_stride, int64_t rows, int64_t columns,
                             Lane* to, int64_t to_stride) {
@@ -78,7 +79,9 @@ BARAQUANT_HD void transpose(const Lane* from, int64_t from_stride, int64_t rows,
     }
   }
   for (int64_t j = 0; j < columns; ++j) {
-    for (int64_t i = 0; i < rows; ++i) to[j * to_stride + i] = from[i * from_stride + j];
+    for (int64_t i = 0; i < rows; ++i) {
+      std::memcpy(to + j * to_stride + i, from + i * from_stride + j, sizeof(Lane));
+    }
   }
 }
 
