@@ -90,6 +90,32 @@ def plot_products(rows: list[Row], about: dict[str, Any], path: Path) -> None:
     _draw(panels, about, path, _plot_products, legend, ", 10¹² operations per second")
 
 
+def plot_speedups(rows: list[Row], about: dict[str, Any], path: Path) -> None:
+    """Draws a panel for each network and batch: bars of how many times as fast as the first peer.
+
+    The other peers are marks, and a target is a line.
+    """
+    panels: Panels = {}
+    for row in rows:
+        if row.speedups:
+            panels.setdefault((row.what, f"{row.shape[0]} images"), []).append(row)
+    marks = [Line2D([], [], color="k", marker="s", linestyle="", label="other peers")]
+    _draw(panels, about, path, _plot_speedups, marks, ": times the speed of the first peer")
+
+
+def _plot_speedups(axis: Any, rows: list[Row]) -> None:
+    for place, row in enumerate(rows):
+        first, *others = row.speedups.values()
+        axis.barh(place, first, 0.8, color=COLORS.get(row.dtype, "#999999"))
+        for other in others:
+            axis.plot(first / other, place, "s", color="k", markersize=3)
+        for target in row.targets:
+            if isinstance(target, Target):
+                axis.plot([target.at_least] * 2, [place - 0.4, place + 0.4], color="crimson")
+    axis.set_yticks(range(len(rows)), [f"{row.case}, {row.shape[1:]}" for row in rows])
+    axis.set_ylim(len(rows) - 0.5, -0.5)
+
+
 def _largest(rows: list[Row], key: Callable[[Row], tuple]) -> list[Row]:
     """The largest row of each key that has a bandwidth, in the order of rows."""
     found: dict[tuple, Row] = {}

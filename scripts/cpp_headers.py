@@ -26,6 +26,7 @@ FAMILIES = {
     "fused": "norms, activations and a rotation of vectors, and the same quantized",
     "int4": "weights of four bits, and their products",
     "int8_mm": "products of integers",
+    "int8_conv": "the convolution of integers",
     "int8_sums": "the sums of products of integers, and their way back to numbers",
     "scaled": "scaled quantization, transposes and random states, for a backward of integers",
     "weight_only": "the product of a floating input and a weight of integers",
@@ -40,6 +41,7 @@ PARAMETERS = {
     "int?": "std::optional<int64_t>",
     "SymInt": "c10::SymInt",
     "SymInt?": "std::optional<c10::SymInt>",
+    "int[1]": "at::IntArrayRef",
     "float": "double",
     "float?": "std::optional<double>",
     "bool": "bool",
@@ -71,7 +73,7 @@ class Argument:
         text = f"{PARAMETERS[self.type]} {self.name}"
         if self.default is None:
             return text
-        default = DEFAULTS.get(self.default, self.default)
+        default = DEFAULTS.get(self.default, self.default).strip("[]")
         return f"{text} = {DTYPES.get(default, default) if 'ScalarType' in self.type else default}"
 
 

@@ -16,14 +16,15 @@ per group      the scale is repeated, the axis       unchanged, the axis moves b
 =============  ====================================  ==========================================
 
 In the fused family a batch is only a larger number of vectors. The ops of the integer matrix
-family have rules of their own, because a batch of inputs is only a larger number of tokens.
+family have rules of their own, because a batch of inputs is only a larger number of tokens. So has
+the convolution, for which it is a larger number of images.
 """
 
 from collections.abc import Iterator
 
 import torch
 
-from . import affine, fused, int8_mm, refused
+from . import affine, fused, int8_conv, int8_mm, refused
 from . import range as ranges
 
 
@@ -32,6 +33,7 @@ def register() -> None:
     for name, rule in {**affine.RULES, **ranges.RULES, **fused.RULES}.items():
         torch.library.register_vmap(f"baraquant::{name}", rule, lib=_library)
     int8_mm.register(_library)
+    int8_conv.register(_library)
     refused.register(_library)
     for op in _public_ops():
         if op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):

@@ -5,6 +5,7 @@ The scales and zero points of the input may be batched with it. A batch of weigh
 any batch in the grouped ops, whose groups are rows of one matrix.
 """
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -104,12 +105,12 @@ def _rule(op: torch._ops.OpOverload, of_input: tuple[str, ...]) -> Callable[...,
             given[name] = _of_batch(given[name], dims[name], tokens, info.batch_size)
         if dims.get("act_scale") is not None:  # one for each sample, which the op itself lacks
             return _int8_linear(**given), 0
-        return _call(op, tuple(given.values())), 0
+        return call_in_order(op, tuple(given.values())), 0
 
     return rule
 
 
-def _call(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> Tensor:
+def call_in_order(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> Tensor:
     """Call with all arguments in the order of the schema."""
     arguments = op._schema.arguments
     positional = sum(not argument.kwarg_only for argument in arguments)
@@ -129,7 +130,7 @@ def _positional(op: torch._ops.OpOverload) -> str:
     # Without default values, because PyTorch leaves out arguments that are equal to them.
     signature = re.sub(r"=[^,)]*", "", signature.replace("*, ", ""))
     _TWINS.define(f"{twin}({signature}")
-    _TWINS.impl(twin, lambda *args: _call(op, args), "CompositeImplicitAutograd")
+    _TWINS.impl(twin, lambda *args: call_in_order(op, args), "CompositeImplicitAutograd")
     return twin
 
 
@@ -151,12 +152,21 @@ def _through(op: torch._ops.OpOverload, twin: torch._ops.OpOverload) -> Callable
 _TWINS = torch.library.Library("baraquant_vmap", "DEF")
 
 
+def register_rule(
+    library: torch.library.Library,
+    name: str,
+    rule_of: Callable[[torch._ops.OpOverload], Callable[..., Any]],
+) -> None:
+    """Register the rule of an op, through its twin; ``rule_of(op)`` takes arguments by position."""
+    packet, _, overload = name.partition(".")
+    op = getattr(getattr(torch.ops.baraquant, packet), overload or "default")
+    twin = _positional(op)
+    called = getattr(torch.ops.baraquant_vmap, twin).default
+    library.impl(name, _through(op, called), "FuncTorchBatchedDecomposition")
+    torch.library.register_vmap(f"baraquant_vmap::{twin}", rule_of(op), lib=_TWINS)
+
+
 def register(library: torch.library.Library) -> None:
     """Register the rules."""
     for name, of_input in _OF_INPUT.items():
-        packet, _, overload = name.partition(".")
-        op = getattr(getattr(torch.ops.baraquant, packet), overload or "default")
-        twin = _positional(op)
-        called = getattr(torch.ops.baraquant_vmap, twin).default
-        library.impl(name, _through(op, called), "FuncTorchBatchedDecomposition")
-        torch.library.register_vmap(f"baraquant_vmap::{twin}", _rule(op, of_input), lib=_TWINS)
+        register_rule(library, name, functools.partial(_rule, of_input=of_input))

@@ -17,6 +17,7 @@ from ..nn import (
     StaticQuantizedLinear,
     WeightOnlyLinear,
 )
+from ..nn._convolution import ConvolvesIntegers
 from ..nn._subclassed import plain_type
 from ._folder import new_files
 from ._layers import IntegerLayer, integer_layers
@@ -151,6 +152,11 @@ def _rewritten(
     copied = rewritten(
         model, layers, lambda path, module, layer: _replacement(path, module, layer, style)
     )
+    for module in copied.modules():
+        if isinstance(module, ConvolvesIntegers):
+            module.is_integer = (
+                False  # onnxruntime makes an integer convolution of the floating one
+            )
     four_bits = [
         f"{path}.{name}".lstrip(".")
         for path, layer in layers.items()

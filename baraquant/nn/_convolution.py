@@ -6,8 +6,18 @@ PyTorch's convolutions lay out their weights in the same way. Transposed convolu
 weight is ``[in_channels, out_channels / groups, ...]``.
 """
 
+import math
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from .. import ops
+from ..ops._limits import MAX_SHIFTED_FEATURES
+from ._product import is_exported, matching_bias
+
+# The fewest inputs of a group whose product of integers is worth it; one input is depthwise.
+_LEAST_INPUTS = 16
 
 
 def swap_channels(weight: Tensor, groups: int) -> Tensor:
@@ -17,6 +27,82 @@ def swap_channels(weight: Tensor, groups: int) -> Tensor:
     original. The result is a view if the strides allow it.
     """
     return weight.unflatten(0, [groups, -1]).transpose(1, 2).flatten(0, 1)
+
+
+def is_integer_conv(
+    rounds: bool, is_flat: bool, weight_shape: tuple[int, ...], groups: int
+) -> bool:
+    """Whether a convolution multiplies integers in evaluation, and once it is converted.
+
+    Args:
+        rounds: Whether its input is rounded to int8 with one scale.
+        is_flat: Whether its weight has a scale for each output channel and no zero point.
+        weight_shape: ``[out_channels, in_channels / groups, ...]``.
+        groups: Of its channels.
+    """
+    inputs, depth = weight_shape[1], math.prod(weight_shape[1:])
+    fits = groups == 1 or inputs == 1 or inputs >= _LEAST_INPUTS
+    return rounds and is_flat and fits and depth <= MAX_SHIFTED_FEATURES
+
+
+def channels_inside(weight: Tensor) -> Tensor:
+    """Return a weight with the strides in which :func:`ops.int8_conv` reads it without a copy."""
+    return weight.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+class ConvolvesIntegers(nn.Module):  # type: ignore[misc]
+    """A convolution that may multiply integers, prepared or converted."""
+
+    is_integer: bool  # whether it does, see is_integer_conv
+    has_zero_point: bool  # of the input
+    integer_padding: list[int]  # of the op
+    pads_first: bool  # the input is padded before it is quantized
+    pad_mode: str
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _set_integer(self, is_integer: bool, has_zero_point: bool) -> None:
+        """Set these attributes, from the options of PyTorch's module that are there already."""
+        self.is_integer, self.has_zero_point = is_integer, has_zero_point
+        ends = self._reversed_padding_repeated_twice
+        befores, afters = ends[-2::-2], ends[::-2]
+        self.pads_first = self.padding_mode != "zeros" or befores != afters
+        self.integer_padding = [0] if self.pads_first else list(befores)
+        self.pad_mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
+
+    def _convolve_integers(
+        self,
+        input: Tensor,
+        qweight: Tensor,
+        weight_scale: Tensor,
+        bias: Tensor | None,
+        weight_sum: Tensor | None,
+    ) -> Tensor:
+        """Return the convolution of the quantized input, in the dtype of ``input``."""
+        values = input.detach()
+        if self.pads_first:
+            values = F.pad(values, self._reversed_padding_repeated_twice, mode=self.pad_mode)
+        integers, scale, zero_point = self.input_fake_quant.quantize(values)
+        bias = matching_bias(bias, input.dtype, weight_scale)
+        dtype: torch.dtype | None = None  # that of the scale; rounded then, it has the same bits
+        if input.dtype != weight_scale.dtype and not is_exported():
+            dtype = input.dtype
+        elif bias is not None:
+            bias = bias.to(weight_scale.dtype)
+        output = ops.int8_conv(
+            integers,
+            qweight,
+            scale,
+            weight_scale,
+            bias,
+            input_zero_point=zero_point if self.has_zero_point else None,
+            weight_sum=weight_sum,
+            stride=self.stride,
+            padding=self.integer_padding,
+            dilation=self.dilation,
+            groups=self.groups,
+            dtype=dtype,
+        )
+        return output.to(input.dtype)
 
 
 class Transposes(nn.Module):  # type: ignore[misc]

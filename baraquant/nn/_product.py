@@ -27,3 +27,13 @@ def matching_bias(bias: Tensor | None, dtype: torch.dtype, scale: Tensor) -> Ten
     if bias is None or bias.dtype == dtype or bias.dtype == scale.dtype:
         return bias
     return bias.to(dtype)
+
+
+def is_exported() -> bool:
+    """Whether a program for AOTInductor may come of it, which can call no op with a dtype argument.
+
+    Other ops have the same bits.
+    """
+    if torch.jit.is_scripting():
+        return False
+    return bool(torch.compiler.is_exporting())

@@ -15,6 +15,7 @@ and in TorchScript. :mod:`baraquant.reference` computes the same in plain PyTorc
 ``observe_fake_quantize``                   fake-quantized with the scale of a running range
 ``int8_linear``                             a linear layer of integers, summed exactly
 ``int8_product``, ``rescale_product``       its two halves: the sums, and the way back to numbers
+``int8_conv``                               a convolution of integers, summed exactly
 ``smoothquant_linear``                      ``int8_linear`` with one static scale of the input
 ``quantized_linear``                        the same with an input that is quantized on the fly
 ``static_quantized_linear``                 the same with one static scale
@@ -79,6 +80,7 @@ from .int4 import (
     quantized_int4_linear,
     static_quantized_int4_linear,
 )
+from .int8_conv import int8_conv
 from .int8_mm import (
     int8_grouped_linear,
     int8_linear,
@@ -143,6 +145,7 @@ __all__ = [
     "hadamard",
     "hadamard_quantize_per_token",
     "int4_linear",
+    "int8_conv",
     "int8_grouped_linear",
     "int8_linear",
     "int8_product",

@@ -93,6 +93,7 @@ from .int4 import (
     quantized_int4_linear,
     static_quantized_int4_linear,
 )
+from .int8_conv import int8_conv
 from .int8_mm import (
     int8_grouped_linear,
     int8_linear,
@@ -180,6 +181,7 @@ __all__ = [
     "hadamard",
     "hadamard_quantize_per_token",
     "int4_linear",
+    "int8_conv",
     "int8_grouped_linear",
     "int8_linear",
     "int8_product",

@@ -42,9 +42,10 @@ def convert_(model: nn.Module) -> Report:
     A layer whose input has a static range but that no batch has reached, while others were reached,
     keeps a floating input; the report says so.
 
-    Each new layer gives the same bits as the prepared layer in evaluation. For a convolution this
-    holds as long as PyTorch chooses the same algorithm. Tied weights stay tied: their integers are
-    stored once. Every decision comes before the first swap: an error leaves the model unchanged.
+    Each new layer gives the same bits as the prepared layer in evaluation. For a convolution in
+    floating point this holds as long as PyTorch chooses the same algorithm. Tied weights stay tied:
+    their integers are stored once. Every decision comes before the first swap: an error leaves the
+    model unchanged.
 
     Args:
         model: A model that was prepared by :func:`prepare_` and trained.

@@ -53,9 +53,9 @@ def quantize_(
     than eight bits by ``scale_rule``. Tied weights stay tied; if one of their layers cannot be
     quantized, all of them stay floating. A module in several places stays one module.
 
-    A convolution quantizes only its weight, unless the scheme has ``conv_inputs=True``. Here
-    convolutions compute in floating point, so rounding the input costs accuracy and gains nothing;
-    it is for models that another runtime will compute with int8 convolutions.
+    A convolution quantizes only its weight, unless the scheme has ``conv_inputs=True``. With it a
+    convolution multiplies integers (:class:`baraquant.nn.QuantizedConv2d` says when), here and in
+    other runtimes. Without it, it computes in floating point.
 
     With :class:`~baraquant.SmoothQuant`, the division of an input is folded into the preceding
     LayerNorm, RMSNorm or Linear if nothing else reads its output. A run on the calibration data

@@ -17,6 +17,7 @@
 #include "ops/backward.h"
 #include "ops/fused.h"
 #include "ops/int4.h"
+#include "ops/int8_conv.h"
 #include "ops/int8_mm.h"
 #include "ops/int8_sums.h"
 #include "ops/range.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The layers that store integers and compute in floating point: WeightOnlyLinear, QuantizedConv2d
+// The layers that store integers and may compute in floating point: WeightOnlyLinear, QuantizedConv2d
 // and QuantizedEmbedding.
 #include <ATen/ops/embedding.h>
 
@@ -8,6 +8,7 @@
 #include "api/nn/inference.h"
 #include "api/ops.h"
 #include "nn/clone.h"
+#include "nn/integer_conv.h"
 #include "nn/product.h"
 
 namespace baraquant::nn {
@@ -118,6 +119,23 @@ void WeightOnlyLinearImpl::pretty_print(std::ostream& stream) const {
 
 // ---- QuantizedConv2d ----------------------------------------------------------------------------
 
+namespace {
+
+// Whether what rounds an input gives int8 with one scale.
+bool rounds_to_int8(const std::shared_ptr<FakeQuantizeImpl>& rounder) {
+  return rounder != nullptr && !rounder->is_observed() &&
+         rounder->options.granularity() == "per_tensor" && rounder->quant_min() >= -128 &&
+         rounder->quant_max() <= 127;
+}
+
+// Whether the zero point of what rounds an input is surely 0.
+bool is_around_zero(const FakeQuantizeImpl& rounder) {
+  const auto middle = rounder.quant_min() + rounder.quant_max() + 1;
+  return rounder.is_dynamic() && rounder.options.symmetric() && (middle == 0 || middle == 1);
+}
+
+}  // namespace
+
 QuantizedConv2dImpl::QuantizedConv2dImpl(const DequantizedOptions& options,
                                          const torch::nn::Conv2dOptions& given)
     : DequantizedLayer("QuantizedConv2d", options, 4), conv(given) {
@@ -133,10 +151,47 @@ QuantizedConv2dImpl::QuantizedConv2dImpl(const DequantizedOptions& options,
                                    .bias(false));
   TORCH_CHECK_VALUE(conv.out_channels() % conv.groups() == 0,
                     "out_channels must be divisible by groups");
+  const bool is_flat = !weight_zero_point.defined() && !group_size().has_value();
+  is_integer_ =
+      is_integer_conv(rounds_to_int8(input_fake_quant), is_flat, qweight.sizes(), conv.groups());
+  if (is_integer_) {
+    qweight.set_data(channels_inside(qweight));
+    sum_weight();
+  }
 }
 
+void QuantizedConv2dImpl::sum_weight() {
+  if (!is_integer_ || is_around_zero(*input_fake_quant)) return;
+  weight_sum = qweight.flatten(1).sum(1, false, torch::kInt32);
+}
+
+void QuantizedConv2dImpl::converted(const std::optional<torch::Device>& device,
+                                    const std::optional<torch::Dtype>& dtype) {
+  DequantizedLayer::converted(device, dtype);
+  sum_weight();
+}
+
+torch::Tensor QuantizedConv2dImpl::dequantized_weight() { return dequantized(dtype_).contiguous(); }
+
 torch::Tensor QuantizedConv2dImpl::forward(const torch::Tensor& input) {
-  const auto weight = dequantized(input.scalar_type());
+  const bool is_double = input.scalar_type() == torch::kFloat64;
+  if (!is_integer_ || !input_fake_quant->rounds() ||
+      is_double != (weight_scale.scalar_type() == torch::kFloat64)) {
+    return float_output(input);
+  }
+  const auto output = integer_conv2d(input, *input_fake_quant,
+                                     {.qweight = qweight,
+                                      .weight_scale = weight_scale,
+                                      .bias = bias,
+                                      .weight_sum = weight_sum,
+                                      .has_zero_point = weight_sum.defined()},
+                                     conv);
+  if (!torch::GradMode::is_enabled() || !input.requires_grad()) return output;
+  return straight_through(output, float_output(input));
+}
+
+torch::Tensor QuantizedConv2dImpl::float_output(const torch::Tensor& input) {
+  const auto weight = dequantized(input.scalar_type()).contiguous();
   return float_conv2d(rounded_input(input), weight, bias, conv);
 }
 

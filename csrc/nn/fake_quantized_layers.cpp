@@ -11,6 +11,7 @@
 #include "int8_mm/math.h"
 #include "nn/clone.h"
 #include "nn/configs.h"
+#include "nn/integer_conv.h"
 #include "nn/product.h"
 
 namespace baraquant::nn {
@@ -191,8 +192,34 @@ FakeQuantizedConv2dImpl::FakeQuantizedConv2dImpl(const torch::nn::Conv2dOptions&
 }
 
 torch::Tensor FakeQuantizedConv2dImpl::forward(const torch::Tensor& input) {
+  if (is_training() || !is_integer()) return float_output(input);
+  const auto output = integer_output(input);
+  const bool trains = input.requires_grad() || weight.requires_grad();
+  if (!torch::GradMode::is_enabled() || !trains) return output;
+  return straight_through(output, float_output(input));
+}
+
+bool FakeQuantizedConv2dImpl::is_integer() const {
+  const auto& how = config().weight();
+  const bool is_flat = how.symmetric() && !how.group_size().has_value();
+  const bool rounds = input_fake_quant != nullptr && config().activation().has_value();
+  return is_integer_conv(rounds, is_flat, weight.sizes(), options.groups());
+}
+
+torch::Tensor FakeQuantizedConv2dImpl::float_output(const torch::Tensor& input) {
   const auto rounded = fake_quantized_weight();
   return float_conv2d(rounded_input(input), rounded, bias, options);
+}
+
+torch::Tensor FakeQuantizedConv2dImpl::integer_output(const torch::Tensor& input) {
+  const auto [qweight, weight_scale, zeros] = quantized_weight();
+  return integer_conv2d(input, *input_fake_quant,
+                        {.qweight = channels_inside(qweight),
+                         .weight_scale = weight_scale,
+                         .bias = bias.defined() ? bias.detach() : bias,
+                         .weight_sum = {},
+                         .has_zero_point = !config().activation()->symmetric()},
+                        options);
 }
 
 std::shared_ptr<torch::nn::Module> FakeQuantizedConv2dImpl::clone(

@@ -5,12 +5,9 @@
 
 namespace baraquant::nn {
 
-namespace {
-
 using Options = torch::nn::Conv2dOptions;
 
-// The paddings of both sides of both dimensions, the last dimension first, as at::pad takes them.
-std::vector<int64_t> sides_of(const Options& options) {
+std::vector<int64_t> padding_sides_of(const Options& options) {
   std::vector<int64_t> sides;
   for (size_t dim = 2; dim-- > 0;) {
     if (std::holds_alternative<torch::enumtype::kSame>(options.padding())) {
@@ -26,8 +23,6 @@ std::vector<int64_t> sides_of(const Options& options) {
   return sides;
 }
 
-}  // namespace
-
 const char* padding_mode_of(const Options& options) {
   const auto& mode = options.padding_mode();
   if (std::holds_alternative<torch::enumtype::kReflect>(mode)) return "reflect";
@@ -41,7 +36,7 @@ at::Tensor float_conv2d(const at::Tensor& input, const at::Tensor& weight, const
   const std::string mode = padding_mode_of(options);
   const auto &stride = *options.stride(), &dilation = *options.dilation();
   if (mode != "zeros") {
-    const auto padded = at::pad(input, sides_of(options), mode);
+    const auto padded = at::pad(input, padding_sides_of(options), mode);
     return at::conv2d(padded, weight, maybe(bias), stride, "valid", dilation, options.groups());
   }
   if (std::holds_alternative<torch::enumtype::kSame>(options.padding())) {

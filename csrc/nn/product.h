@@ -41,6 +41,9 @@ inline at::Tensor straight_through(const at::Tensor& output, const at::Tensor& s
 // "zeros", "reflect", "replicate" or "circular".
 const char* padding_mode_of(const torch::nn::Conv2dOptions& options);
 
+// The paddings of both sides of both dimensions, the last dimension first, as at::pad takes them.
+std::vector<int64_t> padding_sides_of(const torch::nn::Conv2dOptions& options);
+
 // The convolution of torch::nn::Conv2d with a given weight.
 at::Tensor float_conv2d(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
                         const torch::nn::Conv2dOptions& options);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Calls ops from eager Python without the cost of torch.ops, which matches arguments to schemas
 // through generic conversions (about 4 us a call). Here a schema is parsed once. Plain arguments
-// (exactly a Tensor or Parameter, int, float, bool, str, dtype or None, as the schema requires) go
-// to the dispatcher. For anything else, such as a Tensor subclass or a SymInt, the callable returns
+// (exactly a Tensor or Parameter, int, float, bool, str, dtype, None, or a list or tuple of ints, as
+// the schema requires) go to the dispatcher. For anything else, such as a Tensor subclass or a SymInt, the callable returns
 // NotImplemented, and the caller uses torch.ops.
 #include "python/eager.h"
 
@@ -20,7 +20,7 @@ namespace {
 
 constexpr size_t kMaxArguments = 16;
 
-enum class Kind { kTensor, kInt, kFloat, kBool, kDtype, kString };
+enum class Kind { kTensor, kInt, kFloat, kBool, kDtype, kString, kInts };
 
 struct Parameter {
   PyObject* name;  // interned
@@ -65,6 +65,9 @@ bool read_type(c10::TypePtr type, Parameter& parameter) {
     case c10::TypeKind::StringType:
       parameter.kind = Kind::kString;
       return true;
+    case c10::TypeKind::ListType:
+      parameter.kind = Kind::kInts;
+      return type->expectRef<c10::ListType>().getElementType()->kind() == c10::TypeKind::IntType;
     default:
       return false;
   }
@@ -84,6 +87,28 @@ std::optional<Overload> read_schema(const c10::OperatorHandle& op) {
   }
   if (overload.parameters.size() > kMaxArguments) return std::nullopt;
   return overload;
+}
+
+// Pushes an int, or a list or tuple of ints, as the list that a schema's int[1] stands for.
+bool push_ints(torch::jit::Stack& stack, PyObject* object) {
+  c10::List<int64_t> values;
+  const auto append = [&](PyObject* item) {
+    if (!PyLong_CheckExact(item)) return false;
+    int overflow = 0;
+    values.push_back(PyLong_AsLongLongAndOverflow(item, &overflow));
+    return overflow == 0;
+  };
+  if (PyLong_CheckExact(object)) {
+    if (!append(object)) return false;
+  } else if (PyTuple_CheckExact(object) || PyList_CheckExact(object)) {
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(object); ++i) {
+      if (!append(PySequence_Fast_GET_ITEM(object, i))) return false;
+    }
+  } else {
+    return false;
+  }
+  stack.emplace_back(std::move(values));
+  return true;
 }
 
 // Pushes a plain argument. Returns false if it is not plain.
@@ -124,6 +149,8 @@ bool push(torch::jit::Stack& stack, PyObject* object, const Parameter& parameter
       stack.emplace_back(std::string(text, static_cast<size_t>(size)));
       return true;
     }
+    case Kind::kInts:
+      return push_ints(stack, object);
   }
   return false;
 }
@@ -217,7 +244,7 @@ PyObject* make_eager_call(const std::string& qualified_name,
     auto schema = read_schema(op);
     TORCH_CHECK_NOT_IMPLEMENTED(schema, qualified_name,
                                 ": expected a schema of tensors, numbers, "
-                                "bools, strings and dtypes, but got ",
+                                "bools, strings, dtypes and lists of ints, but got ",
                                 op.schema());
     read->push_back(std::move(*schema));
   }

@@ -84,6 +84,12 @@ void products() {
   const at::Tensor sums = baraquant::int8_product(q, w);
   show("int8_product", sums);
   show("rescale_product", baraquant::rescale_product(sums, s, sw));
+  const at::Tensor line = q.reshape({1, 2, -1});
+  const at::Tensor kernels = w.reshape({3, 2, 4});
+  show("int8_conv", baraquant::int8_conv(line, kernels, kScale, sw));
+  show("int8_conv options",
+       baraquant::int8_conv(line, kernels, kScale, sw, numbers({3}), at::scalar_tensor(3, at::kInt),
+                            std::nullopt, 2, 3, at::IntArrayRef{1}, 1, at::kHalf));
   show("quantized_linear", baraquant::quantized_linear(kX, w, sw));
   show("smoothquant_linear", baraquant::smoothquant_linear(q, w, sw, 0.5));
   show("static_quantized_linear", baraquant::static_quantized_linear(kX, w, sw, kScale));

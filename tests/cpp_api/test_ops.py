@@ -84,6 +84,7 @@ def results() -> dict[str, Tensor]:
     rows, row_scales, _ = ops.dynamic_range_quantize_per_token(X)
     weight = numbers(3, 8, begin=-2)
     w, sw, _ = ops.dynamic_range_quantize_per_channel(weight, 0)
+    line = rows.reshape(1, 2, -1)
     return {
         "quantize tensor": ops.quantize_per_tensor(X, SCALE, None),
         "quantize number": ops.quantize_per_tensor(X, 0.5, 3),
@@ -111,6 +112,18 @@ def results() -> dict[str, Tensor]:
         "int8_linear": ops.int8_linear(rows, w, row_scales, sw),
         "int8_product": ops.int8_product(rows, w),
         "rescale_product": ops.int8_linear(rows, w, row_scales, sw),
+        "int8_conv": ops.int8_conv(line, w.reshape(3, 2, 4), SCALE, sw),
+        "int8_conv options": ops.int8_conv(
+            line,
+            w.reshape(3, 2, 4),
+            SCALE,
+            sw,
+            numbers(3),
+            input_zero_point=torch.tensor(3),
+            stride=2,
+            padding=3,
+            dtype=torch.float16,
+        ),
         "quantized_linear": ops.quantized_linear(X, w, sw),
         "smoothquant_linear": ops.smoothquant_linear(rows, w, sw, 0.5),
         "static_quantized_linear": ops.static_quantized_linear(X, w, sw, SCALE),

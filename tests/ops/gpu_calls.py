@@ -24,6 +24,7 @@ from tests.support.calls import int8_mm as int8_calls
 from tests.support.calls.affine import BACKWARD, Call, value_and_gradients
 from tests.support.calls.fused import FLOAT_CALLS, NORMS, QUANTIZE_CALLS
 from tests.support.calls.int4 import INT4_CALLS
+from tests.support.calls.int8_conv import CONV_CALLS
 from tests.support.calls.range import OBSERVE_CALLS, RangeCall
 from tests.support.calls.scaled import SCALED_CALLS, IntegerQatCall
 from tests.support.calls.weight_only import WEIGHT_ONLY_CALLS
@@ -178,7 +179,7 @@ def product_calls() -> Iterator[Run]:
                     ops._force_int8_kernel("")
 
             yield run
-    for call in (*int8_calls.INT8_CALLS, *int8_calls.QAT_CALLS):
+    for call in (*int8_calls.INT8_CALLS, *int8_calls.QAT_CALLS, *CONV_CALLS):
         for shape in ((2, 2, 33), (130, 64)):
             for dtype in (torch.float32, torch.bfloat16):
                 tensors = call.tensors(shape, dtype, DEVICE)

@@ -23,6 +23,7 @@ from tests.ops import hostile_values
 from tests.support import cases
 from tests.support.calls.affine import ALL_CALLS, outputs
 from tests.support.calls.int4 import INT4_CALLS
+from tests.support.calls.int8_conv import CONV_CALLS
 from tests.support.calls.range import OBSERVE_CALLS, ObserveCall
 from tests.support.calls.scaled import INTEGER_QAT_CALLS, SCALED_CALLS
 from tests.support.calls.weight_only import WEIGHT_ONLY_CALLS
@@ -126,7 +127,7 @@ class Recorder(TorchDispatchMode):
 def right_call(rng: Random) -> tuple[torch._ops.OpOverload, dict[str, Any]]:
     """A public op and arguments that it takes."""
     observed = (*OBSERVE_CALLS, *OBSERVE_CALLS)
-    products = (*INTEGER_QAT_CALLS, *INT4_CALLS, *WEIGHT_ONLY_CALLS)
+    products = (*INTEGER_QAT_CALLS, *INT4_CALLS, *WEIGHT_ONLY_CALLS, *CONV_CALLS)
     call: Any = rng.choice((*ALL_CALLS, *observed, *SCALED_CALLS, *products))
     shape = rng.choice(SHAPES if rng.random() < 0.97 else LARGE_SHAPES)
     chooses = "granularity" in {field.name for field in dataclasses.fields(call)}

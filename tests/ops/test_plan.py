@@ -18,6 +18,7 @@ from tests.support.bad_arguments import affine as bad_arguments
 from tests.support.bad_arguments import fused as fused_bad_arguments
 from tests.support.bad_arguments import grouped as grouped_bad_arguments
 from tests.support.bad_arguments import int4 as int4_bad_arguments
+from tests.support.bad_arguments import int8_conv as conv_bad_arguments
 from tests.support.bad_arguments import int8_mm as int8_bad_arguments
 from tests.support.bad_arguments import int8_sums as sums_bad_arguments
 from tests.support.bad_arguments import range as range_bad_arguments
@@ -29,6 +30,7 @@ from tests.support.docstrings import run_examples
 OPS: list[Any] = [*bad_arguments.OPS, *range_bad_arguments.OPS, *int8_bad_arguments.OPS]
 OPS += [*fused_bad_arguments.OPS, *grouped_bad_arguments.OPS, *scaled_bad_arguments.OPS]
 OPS += [*int4_bad_arguments.OPS, *weight_only_bad_arguments.OPS, *sums_bad_arguments.OPS]
+OPS += [*conv_bad_arguments.OPS]
 by_op = pytest.mark.parametrize("op", OPS, ids=str)
 # What torch may do meanwhile: take memory, and look at tensors differently.
 HARMLESS = (
@@ -37,6 +39,8 @@ HARMLESS = (
     "aten::view",
     "aten::reshape",
     "aten::permute",
+    "aten::movedim",
+    "aten::unsqueeze",
     "aten::as_strided",
     "aten::expand",
     "aten::detach",
@@ -131,7 +135,7 @@ def wrong_calls() -> list[Any]:
     found = []
     families = (bad_arguments, range_bad_arguments, int8_bad_arguments, grouped_bad_arguments)
     families += (scaled_bad_arguments, int4_bad_arguments, weight_only_bad_arguments)
-    families += (sums_bad_arguments,)
+    families += (sums_bad_arguments, conv_bad_arguments)
     for module in families:
         seen: set[str] = set()
         for op, bad in module.PAIRS:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ... import ops
 from ...configs import integer_range
-from .._product import matching_bias
+from .._product import is_exported, matching_bias
 from .._rotation import check_block, has_same_metadata, note_metadata
 from .._weight import Shaped
 from . import _arguments
@@ -299,7 +299,7 @@ class DynamicInput(IntegerLinear):
         bias = matching_bias(self.bias, input.dtype, self.weight_scale)
         if self.rotate > 0:
             trains = torch.is_grad_enabled() and input.requires_grad
-            if self.per_token and not trains and not _is_exported():
+            if self.per_token and not trains and not is_exported():
                 integers, scale, zero = self._rotated_integers(input)
                 zero_point = None if self.symmetric else zero
                 return self._product_of_integers(integers, scale, bias, zero_point, input.dtype)
@@ -383,13 +383,3 @@ class StaticInput(IntegerLinear):
         smooth = "" if self.smooth_scale is None else ", smooth"
         how = f"input=int{self.bits} per_tensor {zero} static"
         return f"{super().extra_repr()}, {how}{smooth}{self.rotate_repr()}"
-
-
-def _is_exported() -> bool:
-    """Whether a program for AOTInductor may come of it, which can call no op with a dtype argument.
-
-    Two other ops have the same bits.
-    """
-    if torch.jit.is_scripting():
-        return False
-    return bool(torch.compiler.is_exporting())

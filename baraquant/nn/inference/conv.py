@@ -1,14 +1,25 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Convolutions that store integers and compute in floating point; conv_transpose.py has more."""
+"""Convolutions that store integers; conv_transpose.py has more.
 
+They multiply integers if their input is rounded, and compute in floating point otherwise.
+"""
+
+import math
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from ..._docstrings import documented
-from .._convolution import swap_channels
+from .._convolution import (
+    ConvolvesIntegers,
+    channels_inside,
+    is_integer_conv,
+    swap_channels,
+)
 from .._recomputed import product_of_integers
+from .._straight_through import straight_through
+from .._weight import Shaped
 from ..training.fake_quantize import FakeQuantize
 from . import _arguments
 from ._dequantizes import Dequantizes
@@ -36,6 +47,13 @@ Raises:
         integer tensor, or the dtype is not floating.
 
 $example
+"""
+
+_INTEGERS = """
+It computes by :func:`baraquant.ops.int8_conv` if ``input_fake_quant`` gives int8 with one scale,
+the weight has a scale for each output channel and no zero point, there is one group of channels, or
+each has one input (depthwise) or at least 16, and ``qweight[0]`` has at most 65536 elements. Then
+``qweight`` lies in memory as with ``channels_last``. Otherwise it computes in floating point.
 """
 
 OPTIONS = ("stride", "padding", "dilation", "groups", "padding_mode")
@@ -79,7 +97,7 @@ class Convolution(Dequantizes):
             device="meta",
             **options,
         )
-        for attribute in (*self.__constants__, "_reversed_padding_repeated_twice"):
+        for attribute in (*Convolution.__constants__, "_reversed_padding_repeated_twice"):
             setattr(self, attribute, getattr(like, attribute))
         self.transposed_groups = self.groups if like.transposed else 0
         self._store(
@@ -118,8 +136,17 @@ class Convolution(Dequantizes):
         )
 
 
-class _QuantizedConv(Convolution):
+class _QuantizedConv(ConvolvesIntegers, Convolution):
     """The base of the convolutions; ``_conv_forward`` is PyTorch's."""
+
+    __constants__ = (
+        *Convolution.__constants__,
+        "is_integer",
+        "has_zero_point",
+        "pads_first",
+        "pad_mode",
+    )
+    weight_sum: Tensor | None
 
     def __init__(
         self,
@@ -154,8 +181,51 @@ class _QuantizedConv(Convolution):
             padding_mode=padding_mode,
         )
 
+        self.register_buffer("weight_sum", None, persistent=False)
+        rounder = self.input_fake_quant
+        is_flat = self.weight_zero_point is None and self.group_size is None
+        shape = tuple(self.qweight.shape)
+        self._set_integer(
+            is_integer_conv(_rounds_to_int8(rounder), is_flat, shape, self.groups),
+            not _is_around_zero(rounder),
+        )
+        self._lay_out_integers()
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _lay_out_integers(self) -> None:
+        """Bring the integers into the order in which they are multiplied, and sum them."""
+        if not self.is_integer:
+            return
+        self.qweight = channels_inside(self.qweight)
+        if self.has_zero_point:
+            self.weight_sum = self.qweight.flatten(1).sum(dim=1, dtype=torch.int32)
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state, prefix, *args)
+        self._lay_out_integers()
+
     def forward(self, input: Tensor) -> Tensor:
         """Return the convolution of ``input``, in its dtype."""
+        if self.is_integer:  # noqa: SIM102 - alone: TorchScript leaves out what a constant guards
+            if self._takes_integers(input):
+                return self._integer_output(input)
+        return self._float_output(input)
+
+    def _takes_integers(self, input: Tensor) -> bool:
+        """Whether the input is rounded at present, and computed with in the dtype of the scales."""
+        is_double = input.dtype == torch.float64
+        rounds: bool = self.input_fake_quant._rounds
+        return rounds and is_double == (self.weight_scale.dtype == torch.float64)
+
+    def _integer_output(self, input: Tensor) -> Tensor:
+        output = self._convolve_integers(
+            input, self.qweight, self.weight_scale, self.bias, self.weight_sum
+        )
+        if torch.is_grad_enabled() and input.requires_grad:
+            output = straight_through(output, self._float_output(input))
+        return output
+
+    def _float_output(self, input: Tensor) -> Tensor:
         rounded = self.input_fake_quant(input)
         if torch.jit.is_scripting():
             output = self._conv_forward(rounded, self._dequantized(input.dtype), self.bias)
@@ -163,10 +233,37 @@ class _QuantizedConv(Convolution):
             output = product_of_integers(self, rounded, self._conv_forward)
         return output
 
+    def _dequantized(self, dtype: torch.dtype) -> Tensor:
+        return self._channels_first(dtype).contiguous()
 
-@documented(CONVOLUTION, kind="Conv1d", kernel="kernel")
+    def _shaped_as_weight(self) -> Tensor | Shaped:
+        shape = tuple(self.qweight.shape)
+        strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        return Shaped(shape, tuple(strides), self.qweight.device)
+
+
+def _rounds_to_int8(rounder: nn.Module) -> bool:
+    """Whether what rounds an input gives int8 with one scale."""
+    return (
+        isinstance(rounder, FakeQuantize)
+        and not rounder.is_observed
+        and rounder.granularity == "per_tensor"
+        and rounder.quant_min >= -128
+        and rounder.quant_max <= 127
+    )
+
+
+def _is_around_zero(rounder: nn.Module) -> bool:
+    """Whether the zero point of what rounds an input is surely 0."""
+    middle = rounder.quant_min + rounder.quant_max + 1 if isinstance(rounder, FakeQuantize) else 0
+    return not isinstance(rounder, FakeQuantize) or (
+        rounder.is_dynamic and rounder.symmetric and middle in (0, 1)
+    )
+
+
+@documented(_INTEGERS + CONVOLUTION, kind="Conv1d", kernel="kernel")
 class QuantizedConv1d(_QuantizedConv):
-    """A ``Conv1d`` that stores integers and computes in floating point.
+    """A ``Conv1d`` that stores integers, and multiplies them if its input is rounded.
 
     Example:
         >>> weight = torch.ones(6, 4, 3, dtype=torch.int8)
@@ -179,9 +276,9 @@ class QuantizedConv1d(_QuantizedConv):
     _conv_forward = nn.Conv1d._conv_forward
 
 
-@documented(CONVOLUTION, kind="Conv2d", kernel="height, width")
+@documented(_INTEGERS + CONVOLUTION, kind="Conv2d", kernel="height, width")
 class QuantizedConv2d(_QuantizedConv):
-    """A ``Conv2d`` that stores integers and computes in floating point.
+    """A ``Conv2d`` that stores integers, and multiplies them if its input is rounded.
 
     Example:
         >>> weight = torch.ones(6, 4, 3, 3, dtype=torch.int8)
@@ -194,9 +291,9 @@ class QuantizedConv2d(_QuantizedConv):
     _conv_forward = nn.Conv2d._conv_forward
 
 
-@documented(CONVOLUTION, kind="Conv3d", kernel="depth, height, width")
+@documented(_INTEGERS + CONVOLUTION, kind="Conv3d", kernel="depth, height, width")
 class QuantizedConv3d(_QuantizedConv):
-    """A ``Conv3d`` that stores integers and computes in floating point.
+    """A ``Conv3d`` that stores integers, and multiplies them if its input is rounded.
 
     Example:
         >>> weight = torch.ones(6, 4, 3, 3, 3, dtype=torch.int8)

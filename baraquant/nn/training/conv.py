@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Convolutions for quantization-aware training, with fake-quantized weights.
 
-In evaluation each gives the same bits as the layer that :func:`baraquant.qat.convert_` makes of it.
-A group of the weight that shares a scale lies within an output channel: it holds ``group_size`` of
-its inputs, with all positions of their kernels. So the scale is
-``[out_channels, in_channels / groups / group_size]``.
+Where the converted layer multiplies integers, so does the prepared one in evaluation; otherwise,
+and in training, they compute in floating point. In evaluation each gives the same bits as the layer
+that :func:`baraquant.qat.convert_` makes of it. A group of the weight that shares a scale lies
+within an output channel: it holds ``group_size`` of its inputs, with all positions of their
+kernels. So the scale is ``[out_channels, in_channels / groups / group_size]``.
 """
 
 import math
 
+import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from ..._docstrings import documented
 from ...configs import Config, QuantConfig
 from ...schemes import quant_config
-from .._convolution import Transposes
+from .._convolution import ConvolvesIntegers, Transposes, channels_inside, is_integer_conv
+from .._straight_through import straight_through
 from ._drop_in import DropIn
 from ._quantizers import QuantizesWeight, check_groups
 
@@ -33,6 +37,9 @@ Raises:
 $example
 """
 _CONVOLUTION = f"""
+In evaluation a layer whose input is rounded multiplies integers, as the converted one does
+(:class:`QuantizedConv2d` says when), and has its bits.
+
 The input of a convolution takes no scale per token or per group, because a vector along its last
 dimension is a row of space. With such a configuration the input stays floating, and with
 ``conv_inputs=False`` too.
@@ -44,10 +51,11 @@ floating, and with ``conv_inputs=False`` too.
 {_ARGUMENTS}"""
 
 _CONSTANTS = (*QuantizesWeight.__constants__, *nn.Conv2d.__constants__)
+_INTEGER_CONSTANTS = (*_CONSTANTS, "is_integer", "has_zero_point", "pads_first", "pad_mode")
 
 
-class _FakeQuantizedConv(DropIn):
-    """The base of the convolutions."""
+class _FakeQuantizesConv(DropIn):
+    """The base of all convolutions, also the transposed ones."""
 
     def _set_config(self, config: Config) -> None:
         qat = conv_config(quant_config(config)).with_rotation(0)
@@ -59,17 +67,58 @@ class _FakeQuantizedConv(DropIn):
             transposed_groups=self.groups if self.transposed else 0,
         )
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the convolution of the rounded input."""
-        weight = self.fake_quantized_weight()
-        return self._conv_forward(self.rounded_input(input), weight, self.bias)
-
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""
         return f"{nn.modules.conv._ConvNd.extra_repr(self)}, {self.config}"
 
 
-class _FakeQuantizedConvTranspose(Transposes, _FakeQuantizedConv):
+class _FakeQuantizedConv(ConvolvesIntegers, _FakeQuantizesConv):
+    """The base of the convolutions."""
+
+    def _set_config(self, config: Config) -> None:
+        super()._set_config(config)
+        self._decide()
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _decide(self) -> None:
+        """Decide whether this layer multiplies integers in evaluation."""
+        weight, activation = self.config.weight, self.config.activation
+        is_flat = weight.symmetric and weight.granularity in ("per_tensor", "per_channel")
+        shape = tuple(self.float_weight().shape)
+        is_integer = is_integer_conv(self.rounds_input, is_flat, shape, self.groups)
+        self._set_integer(is_integer, activation is not None and not activation.symmetric)
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def with_floating_input(self) -> Self:
+        """Return a layer that shares all with this one, but leaves its input floating."""
+        layer: Self = super().with_floating_input()
+        layer._decide()
+        return layer
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the convolution of the rounded input."""
+        if self.is_integer:  # noqa: SIM102 - alone: TorchScript leaves out what a constant guards
+            if not self.training:
+                return self._integer_output(input)
+        return self._float_output(input)
+
+    def _float_output(self, input: Tensor) -> Tensor:
+        weight = self.fake_quantized_weight()
+        return self._conv_forward(self.rounded_input(input), weight, self.bias)
+
+    def _integer_output(self, input: Tensor) -> Tensor:
+        qweight, weight_scale, _ = self.quantized_weight()
+        bias = self.bias
+        if bias is not None:
+            bias = bias.detach()
+        output = self._convolve_integers(input, channels_inside(qweight), weight_scale, bias, None)
+        trains = input.requires_grad or self.float_weight().requires_grad
+        if torch.is_grad_enabled() and trains:
+            output = straight_through(output, self._float_output(input))
+        return output
+
+
+class _FakeQuantizedConvTranspose(Transposes, _FakeQuantizesConv):
     """The base of the transposed convolutions."""
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
@@ -88,7 +137,7 @@ class FakeQuantizedConv1d(_FakeQuantizedConv, nn.Conv1d):  # type: ignore[misc]
         torch.Size([2, 6, 3])
     """
 
-    __constants__ = _CONSTANTS
+    __constants__ = _INTEGER_CONSTANTS
     bias: Tensor | None
 
 
@@ -102,7 +151,7 @@ class FakeQuantizedConv2d(_FakeQuantizedConv, nn.Conv2d):  # type: ignore[misc]
         torch.Size([2, 6, 3, 3])
     """
 
-    __constants__ = _CONSTANTS
+    __constants__ = _INTEGER_CONSTANTS
     bias: Tensor | None
 
 
@@ -116,7 +165,7 @@ class FakeQuantizedConv3d(_FakeQuantizedConv, nn.Conv3d):  # type: ignore[misc]
         torch.Size([2, 6, 3, 3, 3])
     """
 
-    __constants__ = _CONSTANTS
+    __constants__ = _INTEGER_CONSTANTS
     bias: Tensor | None
 
 

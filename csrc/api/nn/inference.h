@@ -191,7 +191,7 @@ class BARAQUANT_API StaticQuantizedLinearImpl : public IntegerLinear {
 };
 TORCH_MODULE(StaticQuantizedLinear);
 
-/// Options of the layers that store integers and compute in floating point: WeightOnlyLinear and
+/// Options of the layers that store integers and may compute in floating point: WeightOnlyLinear and
 /// QuantizedConv2d.
 struct BARAQUANT_API DequantizedOptions {
   /// int8 with the output channels first, and its scale: `[channels]`, or `[channels, groups]` with
@@ -214,7 +214,7 @@ struct BARAQUANT_API DequantizedOptions {
   TORCH_ARG(std::optional<int64_t>, rotate);
 };
 
-/// A layer that stores integers and computes in floating point.
+/// A layer that stores integers and may compute in floating point.
 class BARAQUANT_API DequantizedLayer : public QuantizedLayer {
  public:
   torch::Tensor dequantized_weight() override { return dequantized(dtype_); }
@@ -317,9 +317,13 @@ class BARAQUANT_API WeightOnlyInt4LinearImpl : public DequantizedLayer {
 };
 TORCH_MODULE(WeightOnlyInt4Linear);
 
-/// A Conv2d that stores integers and computes in floating point.
+/// A Conv2d that stores integers, and multiplies them if its input is rounded.
 ///
-/// Of `conv`, PyTorch's options, the channels and the kernel's size are those of `qweight`.
+/// It computes by int8_conv() if `input_fake_quant` gives int8 with one scale, the weight has a scale
+/// for each output channel and no zero point, there is one group of channels, or each has one input
+/// (depthwise) or at least 16, and `qweight[0]` has at most 65536 elements. Then `qweight` lies in
+/// memory as with channels_last. Otherwise it computes in floating point. Of `conv`, PyTorch's
+/// options, the channels and the kernel's size are those of `qweight`.
 ///
 /// @throws c10::ValueError A shape or width does not fit.
 /// @throws c10::TypeError A dtype does not fit.
@@ -327,14 +331,25 @@ class BARAQUANT_API QuantizedConv2dImpl : public DequantizedLayer {
  public:
   QuantizedConv2dImpl(const DequantizedOptions& options, const torch::nn::Conv2dOptions& conv);
   torch::Tensor forward(const torch::Tensor& input) override;
+  torch::Tensor dequantized_weight() override;
 
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
   void pretty_print(std::ostream& stream) const override;
 
   torch::nn::Conv2dOptions conv;
+  /// int32 `[out_channels]`, if integers are multiplied and the input has a zero point; in no state
+  /// dict
+  torch::Tensor weight_sum;
+
+ protected:
+  void converted(const std::optional<torch::Device>& device,
+                 const std::optional<torch::Dtype>& dtype) override;
 
  private:
+  torch::Tensor float_output(const torch::Tensor& input);
+  void sum_weight();
+  bool is_integer_ = false;
   void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
 };
 TORCH_MODULE(QuantizedConv2d);

@@ -123,8 +123,9 @@ TORCH_MODULE(FakeQuantizedLinear);
 
 /// A Conv2d whose weight, and input, are fake-quantized; both stay floating.
 ///
-/// The input of a convolution takes no scale per token or per group: with such a configuration it
-/// stays floating.
+/// In evaluation it gives the same bits as the layer that convert_ makes of it, and multiplies integers
+/// where that one does. The input of a convolution takes no scale per token or per group: with such a
+/// configuration it stays floating.
 ///
 /// @throws c10::ValueError The group size does not divide `in_channels / groups`.
 class BARAQUANT_API FakeQuantizedConv2dImpl : public FakeQuantizedLayer {
@@ -146,6 +147,9 @@ class BARAQUANT_API FakeQuantizedConv2dImpl : public FakeQuantizedLayer {
   torch::nn::Conv2dOptions options;
 
  private:
+  bool is_integer() const;
+  torch::Tensor float_output(const torch::Tensor& input);
+  torch::Tensor integer_output(const torch::Tensor& input);
   void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
 };
 TORCH_MODULE(FakeQuantizedConv2d);

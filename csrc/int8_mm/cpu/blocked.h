@@ -66,24 +66,30 @@ class Finish {
   // are weight_sums.
   void operator()(CpuIsa isa, int64_t m, int64_t rows, int64_t n, int64_t columns, const Sums& sums,
                   const int32_t* weight_sums) const {
+    write(isa, m, rows, n, columns, sums, weight_sums, output_ + m * n_ + n, n_);
+  }
+
+  // The same, into a matrix whose rows are `stride` elements apart.
+  void write(CpuIsa isa, int64_t m, int64_t rows, int64_t n, int64_t columns, const Sums& sums,
+             const int32_t* weight_sums, T* output, int64_t stride) const {
     C no_bias[kColumnBlock];
     if (!r_.bias) std::fill_n(no_bias, columns, kNoBias<C>);
     const C* const bias = r_.bias ? r_.bias + n : no_bias;
     run_on_isa(isa, [&]() __attribute__((always_inline)) {
       for (int64_t i = 0; i < rows; ++i) {
-        row(m + i, n, columns, sums.data + i * sums.stride, weight_sums, bias);
+        row(m + i, n, columns, sums.data + i * sums.stride, weight_sums, bias, output + i * stride);
       }
     });
   }
 
  private:
   BARAQUANT_HD void row(int64_t m, int64_t n, int64_t columns, const int32_t* __restrict sums,
-                        const int32_t* __restrict own_sums, const C* __restrict bias) const {
+                        const int32_t* __restrict own_sums, const C* __restrict bias,
+                        T* __restrict output) const {
     const C input_scale = r_.input_scale.at(m);
     const int32_t offset = offset_, zero_point = r_.weight_sum ? r_.zero_point.at(m) : 0;
     const int32_t* __restrict const weight_sum = r_.weight_sum ? r_.weight_sum + n : own_sums;
     const C* __restrict const weight_scale = r_.wants_sums() ? nullptr : r_.weight_scale + n;
-    T* __restrict const output = output_ + m * n_ + n;
     for (int64_t j = 0; j < columns; ++j) {
       const int32_t products = shift(sums[j], offset, own_sums[j]);
       const int32_t acc = shift(products, zero_point, weight_sum[j]);
@@ -253,10 +259,10 @@ inline void stream_columns(const Operands& f, const CpuKernel& kernel, CpuIsa is
 
 // Runs the tasks begin .. end - 1 of the block of rows that starts at row m. A task multiplies a
 // part of its rows with a block of columns.
-template <typename T>
+template <typename Write>
 void run_tasks(const Operands& f, const CpuKernel& kernel, CpuIsa isa, const Blocks& blocks,
                const PackedRows& block, const DirectRows& direct, int64_t m, int64_t begin,
-               int64_t end, const Finish<T>& finish) {
+               int64_t end, const Write& finish) {
   const Scratch<int32_t> memory(blocks.sums);
   const Scratch<uint8_t> panel(blocks.panel_bytes);
   const Scratch<int8_t> expanded(blocks.expanded);
@@ -279,20 +285,29 @@ void run_tasks(const Operands& f, const CpuKernel& kernel, CpuIsa isa, const Blo
   }
 }
 
-// parallel(count, grain, task) must call task(begin, end) on threads until 0 .. count - 1 are done,
-// for `grain` or more of them at a time.
-template <typename T, typename Parallel>
-void product(const Operands& f, const Rescaling<ComputeType<T>>& r, T* output, CpuIsa isa,
-             const CpuKernel& kernel, const Blocks& blocks, const Parallel& parallel) {
-  const Finish<T> finish(f, r, output, kernel.input_offset);
+// The rows of an input that lie one after the other.
+struct AdjacentRows {
+  const Operands& f;
+
+  void pack(const CpuKernel& kernel, int64_t m, int64_t padded, uint8_t* packed) const {
+    kernel.pack_input(static_cast<const uint8_t*>(f.input) + m * f.k, f.is_unsigned, f.k, padded,
+                      packed);
+  }
+};
+
+// Multiplies the rows that rows.pack() makes, and gives the sums to finish(), as run_tasks() calls
+// it. parallel(count, grain, task) must call task(begin, end) on threads until 0 .. count - 1 are
+// done, for `grain` or more of them at a time.
+template <typename Rows, typename Write, typename Parallel>
+void multiply_rows(const Operands& f, const Rows& rows, const Write& finish, CpuIsa isa,
+                   const CpuKernel& kernel, const Blocks& blocks, const Parallel& parallel) {
   const Scratch<uint8_t> packed(blocks.rows * blocks.stride);
   const DirectRows direct(f, isa, blocks.is_streamed());
   for (int64_t m = 0; m < f.m; m += blocks.rows) {
     const PackedRows block{packed.data(), blocks.stride, std::min(blocks.rows, f.m - m)};
     parallel(block.count, kUnit / (16 * (f.k + 1)) + 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        kernel.pack_input(static_cast<const uint8_t*>(f.input) + (m + i) * f.k, f.is_unsigned, f.k,
-                          blocks.padded, packed.data() + i * blocks.stride);
+        rows.pack(kernel, m + i, blocks.padded, packed.data() + i * blocks.stride);
       }
     });
     // Packing an element of the weight costs about as much as 16 products.
@@ -302,6 +317,13 @@ void product(const Operands& f, const Rescaling<ComputeType<T>>& r, T* output, C
                run_tasks(f, kernel, isa, blocks, block, direct, m, begin, end, finish);
              });
   }
+}
+
+template <typename T, typename Parallel>
+void product(const Operands& f, const Rescaling<ComputeType<T>>& r, T* output, CpuIsa isa,
+             const CpuKernel& kernel, const Blocks& blocks, const Parallel& parallel) {
+  const Finish<T> finish(f, r, output, kernel.input_offset);
+  multiply_rows(f, AdjacentRows{f}, finish, isa, kernel, blocks, parallel);
 }
 
 // Turns sums [f.m, f.n] into outputs, as product() does at its end.

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The convolution of integers: exact sums, rescaled."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ._functions import Rule, like_the_op
+from .granularity import INT32_MAX, INT32_MIN
+from .products import rescaled
+
+
+@like_the_op
+def int8_conv(
+    input: Tensor,
+    weight: Tensor,
+    input_scale: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    input_zero_point: Tensor | None = None,
+    weight_sum: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Return the rescaled convolution; ``weight_sum`` only saves a sum."""
+    space = weight.dim() - 2
+    channel = input.dim() - space - 1
+    options = [_for_each(option, space) for option in (stride, padding, dilation)]
+
+    def value() -> Tensor:
+        z = torch.zeros((), dtype=torch.int64, device=input.device)
+        if input_zero_point is not None:
+            z = input_zero_point.to(torch.float64).clamp(INT32_MIN, INT32_MAX).long().reshape(())
+        outside = z.to(input.dtype)  # wraps if the input's integers do not hold it
+        sums = _sums(input, outside, weight, *options, groups).to(torch.int64)
+        acc = sums.movedim(channel, -1) - z * weight.flatten(1).sum(1, dtype=torch.int64)
+        scale = input_scale.reshape(())
+        to = dtype or weight_scale.dtype
+        y = rescaled(acc.to(torch.int32), scale, weight_scale, bias, to)
+        return y.movedim(-1, channel).contiguous(memory_format=_format_of(input, weight))
+
+    def gradient(dy: Tensor, needed: bool) -> tuple[Tensor]:
+        assert bias is not None
+        return (dy.movedim(channel, -1).flatten(0, -2).sum(0, dtype=bias.dtype),)
+
+    return Rule.apply(value, gradient, bias)
+
+
+def _for_each(option: int | Sequence[int], space: int) -> list[int]:
+    numbers = [option] if isinstance(option, int) else list(option)
+    return numbers * space if len(numbers) == 1 else numbers
+
+
+def _sums(
+    input: Tensor, outside: Tensor, weight: Tensor, stride: list[int], padding: list[int],
+    dilation: list[int], groups: int,
+) -> Tensor:  # fmt: skip
+    """Return the sums of ``q * w`` as whole numbers in float64, which holds every one of them.
+
+    Places outside of the input hold ``outside``.
+    """
+    space = weight.dim() - 2
+    is_batched = input.dim() == weight.dim()
+    x, edge = input.to(torch.float64), outside.to(torch.float64)
+    x = x if is_batched else x.unsqueeze(0)
+    x = F.pad(x - edge, [size for size in reversed(padding) for _ in range(2)]) + edge
+    sums: Tensor | None = None
+    for place in torch.cartesian_prod(*(torch.arange(k) for k in weight.shape[2:])).reshape(
+        -1, space
+    ):
+        values, w = x, weight.to(torch.float64)
+        for d in range(space):
+            start, spread = int(place[d]) * dilation[d], (weight.shape[d + 2] - 1) * dilation[d]
+            stop = start + x.shape[d + 2] - spread
+            values = values.movedim(d + 2, 0)[start : stop : stride[d]].movedim(0, d + 2)
+            w = w.select(2, int(place[d]))
+        grouped = values.unflatten(1, (groups, weight.shape[1]))  # [N, groups, C, *out]
+        w = w.unflatten(0, (groups, weight.shape[0] // groups))  # [groups, OC, C]
+        part = torch.einsum("ngc...,goc->ngo...", grouped, w).flatten(1, 2)
+        sums = part if sums is None else sums + part
+    assert sums is not None
+    return sums if is_batched else sums.squeeze(0)
+
+
+def _format_of(input: Tensor, weight: Tensor) -> torch.memory_format:
+    """Return the memory format of the result."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    wanted = formats.get(input.dim()) if input.dim() == weight.dim() else None
+    if wanted is None or not input.is_contiguous(memory_format=wanted) or input.is_contiguous():
+        return torch.contiguous_format
+    return wanted

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The convolution of integers below autograd, for CPU, CUDA and Meta. It checks, allocates, brings
+// the tensors into the layouts that kernels read and launches. Meta stops before the launches.
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <atomic>
+
+#include "frame/copies.h"
+#include "frame/dtypes.h"
+#include "frame/outputs.h"
+#include "int8_conv/checks.h"
+#include "int8_conv/launch.h"
+#include "int8_mm/launch.h"
+
+namespace baraquant::int8_conv {
+namespace {
+
+// Whether tests want the copy of the patches on the CPU too.
+std::atomic<bool> patches_are_forced{false};
+
+at::MemoryFormat format_of(const ConvArgs& args) {
+  if (!args.is_batched() || args.space() == 1) return at::MemoryFormat::Contiguous;
+  return args.input.suggest_memory_format();
+}
+
+// Returns [N, C, *space] with three dimensions of space, as a view; of a tensor of channels_last
+// [N, *space, C].
+at::Tensor with_three(const at::Tensor& tensor, const ConvArgs& args, bool channels_last) {
+  at::Tensor result = args.is_batched() ? tensor : tensor.unsqueeze(0);
+  const int64_t first = channels_last ? 1 : 2;
+  for (int64_t d = args.space(); d < 3; ++d) result = result.unsqueeze(first);
+  return result;
+}
+
+at::Tensor channels_to_back(const at::Tensor& tensor) { return tensor.movedim(1, -1); }
+
+at::Tensor vector(const at::Tensor& tensor) { return contiguous(tensor).view({tensor.numel()}); }
+
+at::Tensor sums_of_weight(const ConvArgs& args, const at::Tensor& weight) {
+  if (args.weight_sum) return contiguous(*args.weight_sum);
+  const at::Tensor rows = weight.view({weight.size(0), weight.numel() / weight.size(0)});
+  at::Tensor sums = at::empty({rows.size(0)}, rows.options().dtype(at::kInt));
+  int8_mm::kernels(rows).weight_sums(rows, sums);
+  return sums;
+}
+
+ConvCall prepare(const ConvArgs& args, bool channels_last, const at::Tensor& output) {
+  ConvCall call;
+  call.shape = shape_of(args);
+  const at::Tensor from = channels_last ? channels_to_back(args.input) : args.input;
+  call.input = with_three(contiguous(from), args, channels_last);
+  call.input_is_channels_last = call.output_is_channels_last = channels_last;
+  at::Tensor weight = contiguous(channels_to_back(args.weight));
+  for (int64_t d = args.space(); d < 3; ++d) weight = weight.unsqueeze(1);
+  call.weight = weight;
+  call.input_scale = vector(args.input_scale);
+  call.weight_scale = contiguous(args.weight_scale);
+  if (args.bias) call.bias = contiguous(cast(*args.bias, compute_dtype(args.dtype)));
+  if (args.input_zero_point) {
+    call.zero_point = vector(cast_to_int32(*args.input_zero_point));
+    call.weight_sum = sums_of_weight(args, weight);
+  }
+  call.output = with_three(channels_last ? channels_to_back(output) : output, args, channels_last);
+  return call;
+}
+
+at::Tensor int8_conv(const at::Tensor& input, const at::Tensor& weight,
+                     const at::Tensor& input_scale, const at::Tensor& weight_scale,
+                     const OptionalTensor& bias, const OptionalTensor& input_zero_point,
+                     const OptionalTensor& weight_sum, at::IntArrayRef stride,
+                     at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
+                     std::optional<at::ScalarType> dtype) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  const ConvArgs args{input,   weight,           input_scale, weight_scale,
+                      bias,    input_zero_point, weight_sum,  stride,
+                      padding, dilation,         groups,      output_dtype(dtype, weight_scale)};
+  const auto sizes = check_conv(args);
+  const at::MemoryFormat format = format_of(args);
+  const at::Tensor output =
+      at::empty_symint(sizes, input.options().dtype(args.dtype).memory_format(format));
+  if (!has_work(output)) return output;
+  const ConvCall call = prepare(args, format != at::MemoryFormat::Contiguous, output);
+  const bool on_cpu = !input.is_cuda() && !patches_are_forced.load(std::memory_order_relaxed);
+  on_cpu ? convolve_on_cpu(call) : convolve_by_patches(call);
+  return output;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(baraquant, CPU, m) { m.impl("int8_conv", &int8_conv); }
+TORCH_LIBRARY_IMPL(baraquant, CUDA, m) { m.impl("int8_conv", &int8_conv); }
+TORCH_LIBRARY_IMPL(baraquant, Meta, m) { m.impl("int8_conv", &int8_conv); }
+
+// A private op, with which tests try on the CPU what CUDA does.
+TORCH_LIBRARY_FRAGMENT(baraquant, m) {
+  m.def("_force_patches(bool forced) -> ()", [](bool forced) { patches_are_forced = forced; });
+}
+
+}  // namespace baraquant::int8_conv

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The convolution of integers by copies: the padded image, then the patches under the kernel as rows
+// of a matrix, then the integer product of each group. Depthwise convolutions add up one image for
+// each position of the kernel instead. Every copy is torch's, so this runs on any device.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+#include "frame/copies.h"
+#include "frame/plan.h"
+#include "int8_conv/launch.h"
+#include "int8_mm/launch.h"
+
+namespace baraquant::int8_conv {
+namespace {
+
+constexpr int64_t kPatchBytes = int64_t(1) << 28;  // of the patches that are copied at a time
+
+at::Tensor inside_of(const at::Tensor& padded, const Shape& shape) {
+  at::Tensor inside = padded;
+  for (int64_t d = 0; d < 3; ++d) inside = inside.narrow(d + 1, shape.padding[d], shape.in[d]);
+  return inside;
+}
+
+// The image [N, D, H, W, C] with its padding.
+at::Tensor padded_image(const ConvCall& call) {
+  const Shape& shape = call.shape;
+  const at::Tensor input =
+      call.input_is_channels_last ? call.input : call.input.permute({0, 2, 3, 4, 1});
+  if (!shape.is_padded()) return contiguous(input);
+  const Space size = shape.padded();
+  const std::vector<c10::SymInt> sizes{shape.images, size[0], size[1], size[2], shape.all_inputs()};
+  const at::Tensor image = filled(sizes, 0, input.options());
+  if (call.zero_point.defined()) copy_into(image, call.zero_point.expand(image.sizes()));
+  copy_into(inside_of(image, shape), input);
+  return image;
+}
+
+// The values [n, *out, *kernel, C / groups] under the kernel, of one group, as a view.
+at::Tensor patches(const at::Tensor& image, const Shape& shape, int64_t group) {
+  const auto strides = image.strides();
+  std::vector<int64_t> sizes{image.size(0)}, steps{strides[0]};
+  for (int d = 0; d < 3; ++d) {
+    sizes.push_back(shape.out[d]);
+    steps.push_back(shape.stride[d] * strides[d + 1]);
+  }
+  for (int d = 0; d < 3; ++d) {
+    sizes.push_back(shape.kernel[d]);
+    steps.push_back(shape.dilation[d] * strides[d + 1]);
+  }
+  sizes.push_back(shape.inputs);
+  steps.push_back(1);
+  return image.as_strided(sizes, steps, image.storage_offset() + group * shape.inputs);
+}
+
+// The output of n images and one group, as [n, *out, outputs / groups].
+at::Tensor part_of_output(const ConvCall& call, int64_t first, int64_t n, int64_t group) {
+  const Shape& shape = call.shape;
+  const at::Tensor output =
+      call.output_is_channels_last ? call.output : call.output.permute({0, 2, 3, 4, 1});
+  return output.narrow(0, first, n).narrow(-1, group * shape.outputs, shape.outputs);
+}
+
+at::Tensor of_group(const at::Tensor& tensor, const Shape& shape, int64_t group) {
+  return tensor.defined() ? tensor.narrow(0, group * shape.outputs, shape.outputs) : tensor;
+}
+
+void multiply(const ConvCall& call, const at::Tensor& image, int64_t first, int64_t group) {
+  const Shape& shape = call.shape;
+  const int64_t n = image.size(0), rows = n * shape.pixels();
+  const at::Tensor output = part_of_output(call, first, n, group);
+  const bool is_direct = output.is_contiguous();
+  const at::Tensor to = is_direct ? output : at::empty(output.sizes(), output.options());
+  int8_mm::ProductCall product;
+  product.input = contiguous(patches(image, shape, group)).view({rows, shape.depth()});
+  product.weight = of_group(call.weight, shape, group).view({shape.outputs, shape.depth()});
+  product.input_scale = call.input_scale;
+  product.weight_scale = of_group(call.weight_scale, shape, group);
+  product.bias = of_group(call.bias, shape, group);
+  product.zero_point = call.zero_point;
+  product.weight_sum = of_group(call.weight_sum, shape, group);
+  product.has_zero_point = call.zero_point.defined();
+  product.output = to.view({rows, shape.outputs});
+  int8_mm::kernels(image).product(product);
+  if (!is_direct) copy_into(output, to);
+}
+
+// The sums [n, *out, groups, outputs] of a depthwise convolution.
+at::Tensor depthwise_sums(const ConvCall& call, const at::Tensor& image) {
+  const Shape& shape = call.shape;
+  const int64_t positions = volume(shape.kernel);
+  std::vector<int64_t> sizes{image.size(0)};
+  sizes.insert(sizes.end(), shape.out.begin(), shape.out.end());
+  sizes.insert(sizes.end(), {shape.groups, shape.outputs});
+  const auto options = image.options().dtype(at::kInt);
+  const bool planned = only_planned([&] {
+    return KernelPlan{.name = "addcmul",
+                      .backend = image.is_cuda() ? "cuda" : "cpu",
+                      .architecture = "torch",
+                      .compute_dtype = "int32"};
+  });
+  if (planned) return at::empty(sizes, options);
+  Shape whole = shape;  // one group that has all channels
+  whole.inputs = shape.groups;
+  const at::Tensor values = patches(image, whole, 0).flatten(4, 6);  // [n, *out, positions, C]
+  const at::Tensor weight = call.weight.to(at::kInt).view({shape.groups, shape.outputs, positions});
+  at::Tensor sums = at::zeros(sizes, options);
+  for (int64_t p = 0; p < positions; ++p) {
+    sums.addcmul_(values.select(4, p).unsqueeze(-1).to(at::kInt), weight.select(2, p));
+  }
+  if (call.zero_point.defined()) {
+    sums.sub_(call.weight_sum.view({shape.groups, shape.outputs}).mul(call.zero_point));
+  }
+  return sums;
+}
+
+void add_up(const ConvCall& call, const at::Tensor& image, int64_t first) {
+  const Shape& shape = call.shape;
+  const int64_t n = image.size(0), rows = n * shape.pixels(), outputs = shape.all_outputs();
+  const at::Tensor all =
+      call.output_is_channels_last ? call.output : call.output.permute({0, 2, 3, 4, 1});
+  const at::Tensor output = all.narrow(0, first, n);
+  const bool is_direct = output.is_contiguous();
+  const at::Tensor to = is_direct ? output : at::empty(output.sizes(), output.options());
+  int8_mm::RescaleCall rescale{.sums = depthwise_sums(call, image).view({rows, outputs}),
+                               .input_scale = call.input_scale,
+                               .weight_scale = call.weight_scale,
+                               .bias = call.bias,
+                               .output = to.view({rows, outputs})};
+  int8_mm::kernels(image).rescale(rescale);
+  if (!is_direct) copy_into(output, to);
+}
+
+}  // namespace
+
+void convolve_by_patches(const ConvCall& call) {
+  const Shape& shape = call.shape;
+  const at::Tensor image = padded_image(call);
+  // A sum of a depthwise convolution takes as many bytes as four elements of a patch.
+  const int64_t bytes =
+      shape.pixels() *
+      (shape.is_depthwise() ? 4 * shape.all_outputs() : std::max<int64_t>(shape.depth(), 1));
+  const int64_t at_a_time = std::clamp<int64_t>(kPatchBytes / bytes, 1, shape.images);
+  for (int64_t first = 0; first < shape.images; first += at_a_time) {
+    const at::Tensor part = image.narrow(0, first, std::min(at_a_time, shape.images - first));
+    if (shape.is_depthwise()) {
+      add_up(call, part, first);
+      continue;
+    }
+    for (int64_t group = 0; group < shape.groups; ++group) multiply(call, part, first, group);
+  }
+}
+
+}  // namespace baraquant::int8_conv

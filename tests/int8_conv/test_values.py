@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The convolution of integers against whole numbers: every option, size and layout."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import baraquant
+from baraquant import ops, reference
+from tests.support import cases
+from tests.support.bits import assert_same_bits
+from tests.support.family_cases.int8_conv import Case, options
+
+exhaustive = pytest.mark.exhaustive
+OPTIONS = options()
+
+
+def moved(arguments: dict[str, Any], device: str) -> dict[str, Any]:
+    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in arguments.items()}
+
+
+def for_each(numbers: tuple[int, ...], space: int) -> tuple[int, ...]:
+    return numbers * space if len(numbers) == 1 else numbers
+
+
+def rows_of(case: Case, arguments: dict[str, Any]) -> Tensor:
+    """The patches [*batch, *out, groups, C, *kernel] as int64 of q - z, place by place."""
+    space = len(case.space)
+    x = arguments["input"].to(torch.int64)
+    z = arguments.get("input_zero_point")
+    x = x if z is None else x - z.reshape(())
+    stride, padding, dilation = (
+        for_each(o, space) for o in (case.stride, case.padding, case.dilation)
+    )
+    sizes = [
+        (n + 2 * p - (k - 1) * d - 1) // s + 1
+        for n, p, k, d, s in zip(case.space, padding, case.kernel, dilation, stride, strict=True)
+    ]
+    rows = x.new_zeros((*x.shape[: x.dim() - space], *sizes, *case.kernel))
+    for out in itertools.product(*map(range, sizes)):
+        for at in itertools.product(*map(range, case.kernel)):
+            place = [
+                o * s - p + k * d
+                for o, s, p, k, d in zip(out, stride, padding, at, dilation, strict=True)
+            ]
+            if all(0 <= i < n for i, n in zip(place, case.space, strict=True)):
+                rows[(..., *out, *at)] = x[(..., *place)]
+    return rows
+
+
+def expected(case: Case, arguments: dict[str, Any]) -> Tensor:
+    """The sums of each group's patches, in int64, rescaled."""
+    space, batch = len(case.space), 0 if case.images is None else 1
+    rows = rows_of(case, arguments).movedim(batch, batch + space)  # channels behind the output
+    lead = rows.shape[: batch + space]
+    w = arguments["weight"].to(torch.int64)
+    outputs, inputs = case.outputs // case.groups, case.channels // case.groups
+    depth = inputs * w[0, 0].numel()
+    grouped = rows.reshape(-1, case.groups, depth)
+    sums = [
+        grouped[:, g] @ w[g * outputs : (g + 1) * outputs].reshape(outputs, depth).T
+        for g in range(case.groups)
+    ]
+    acc = torch.cat(sums, 1).to(torch.int32)
+    y = ops.rescale_product(
+        acc,
+        arguments["input_scale"],
+        arguments["weight_scale"],
+        arguments.get("bias"),
+        dtype=case.dtype,
+    )
+    return y.reshape(*lead, case.outputs).movedim(-1, batch)
+
+
+def check(case: Case, device: str, seed: int = 0) -> Tensor:
+    arguments = case.arguments(seed)
+    wanted = expected(case, arguments)
+    given = moved(arguments, device)
+    got = torch.ops.baraquant.int8_conv(**given)
+    assert_same_bits(got.cpu(), wanted, f"{case}")
+    assert got.dtype == case.dtype
+    is_last = case.channels_last and case.images is not None and len(case.space) > 1
+    x = given["input"]
+    if is_last and not x.is_contiguous():
+        formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+        assert got.is_contiguous(memory_format=formats[got.dim()])
+    elif x.is_contiguous():
+        assert got.is_contiguous()
+    on_meta = torch.ops.baraquant.int8_conv(**moved(arguments, "meta"))
+    assert on_meta.shape == got.shape and on_meta.stride() == got.stride()
+    assert on_meta.dtype == got.dtype
+    return got
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(p, marks=exhaustive) for p in range(1, 6))])
+def test_every_option(part: int, device: str) -> None:
+    """Against whole numbers in Python, and the reference."""
+    assert len(OPTIONS) > 200
+    for seed, case in enumerate(OPTIONS[part::6]):
+        got = check(case, device, seed)
+        if seed % 4 == 0:
+            wanted = reference.int8_conv(**case.arguments(seed))
+            assert_same_bits(got.cpu(), wanted, f"{case}")
+            assert got.is_contiguous() == wanted.is_contiguous()
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(p, marks=exhaustive) for p in range(1, 6))])
+def test_the_copy_of_patches_has_the_same_bits(part: int) -> None:
+    """What CUDA does, on the CPU."""
+    torch.ops.baraquant._force_patches(True)
+    try:
+        for seed, case in enumerate(OPTIONS[part::6]):
+            check(case, "cpu", seed)
+    finally:
+        torch.ops.baraquant._force_patches(False)
+
+
+def test_different_numbers_for_each_dimension(device: str) -> None:
+    case = Case(5, 7, 1, (9, 8), (3, 2), stride=(2, 1), padding=(0, 3), dilation=(1, 2), shift=True)
+    check(case, device)
+    check(dataclasses.replace(case, channels=12, outputs=24, groups=12), device)
+    case = Case(4, 6, 2, (5, 6, 7), (2, 1, 3), (1, 3, 2), (1, 0, 2), (2, 1, 1), bias="output")
+    check(case, device)
+
+
+@pytest.mark.parametrize("values", ("lowest", "highest"))
+@pytest.mark.parametrize("dtype", (torch.int8, torch.uint8), ids=cases.name_of)
+def test_the_largest_sums(values: str, dtype: torch.dtype, device: str) -> None:
+    for case in (
+        Case(65536 // 9, 3, 1, (3, 3), (3, 3), input=dtype, values=values, images=1),
+        Case(6, 6, 6, (40, 41), (33, 35), input=dtype, values=values, images=1),
+    ):
+        check(case, device)
+
+
+@pytest.mark.parametrize("size", (1, 16, 17, 63, 64, 65, 129))
+def test_sizes_around_those_of_vectors(size: int, device: str) -> None:
+    """Widths, channels in and channels out, also for the transposes."""
+    check(Case(size, 3, 1, (2, 5), (1, 1), dtype=torch.float32), device)
+    check(Case(3, size, 1, (2, 5), (1, 1), dtype=torch.float16), device)
+    check(Case(20, 33, 1, (2, size), (1, 1), dtype=torch.bfloat16), device)
+    check(Case(20, 20, 20, (2, size), (1, 1), dtype=torch.float32), device)
+    check(Case(size, size, size, (3, 5), (1, 1), images=1) if size > 1 else Case(), device)
+
+
+def test_nothing_to_compute(device: str) -> None:
+    """No images, no channels in, no channels out."""
+    for case in (Case(images=0), Case(outputs=0), Case(0, 4, 1, bias="compute", shift=True)):
+        arguments = moved(case.arguments(), device)
+        got = ops.int8_conv(**arguments)
+        assert got.shape == (case.images, case.outputs, 7, 9)
+        if case.channels == 0:
+            assert_same_bits(got, arguments["bias"].reshape(1, 4, 1, 1).expand_as(got))
+
+
+def test_strides_of_the_input(device: str) -> None:
+    case = Case(12, 8, 1, (9, 10), (3, 3), padding=(1,), shift=True, dtype=torch.float32)
+    arguments = moved(case.arguments(), device)
+    wanted = ops.int8_conv(**arguments)
+    x = arguments["input"]
+    for other in (
+        x.transpose(2, 3).contiguous().transpose(2, 3),
+        x.repeat_interleave(2, -1)[..., ::2],
+        torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape),
+        x.contiguous(memory_format=torch.channels_last),
+        x.repeat_interleave(2, 1).contiguous(memory_format=torch.channels_last)[:, ::2],
+    ):
+        assert_same_bits(ops.int8_conv(**arguments | {"input": other}), wanted)
+    w = arguments["weight"]
+    for other in (w.contiguous(memory_format=torch.channels_last), w.flip(3).flip(3)):
+        assert_same_bits(ops.int8_conv(**arguments | {"weight": other}), wanted)
+
+
+def test_a_zero_point_that_the_input_holds_is_the_padding(device: str) -> None:
+    """As numbers (q - z) * s, padded with 0."""
+    case = Case(6, 8, 2, (7, 9), (3, 3), padding=(2,), shift=True, input=torch.uint8)
+    a = moved(case.arguments(3), device)
+    x = (a["input"].double() - a["input_zero_point"]).cpu()
+    sums = F.conv2d(x, a["weight"].double().cpu(), padding=2, groups=2)
+    one, ones = torch.ones((), dtype=torch.float64), torch.ones(8, dtype=torch.float64)
+    got = ops.int8_conv(**a | {"input_scale": one.to(device), "weight_scale": ones.to(device)})
+    assert torch.equal(got.cpu(), sums)
+
+
+def test_a_1x1_kernel_is_int8_linear(device: str) -> None:
+    case = Case(40, 24, 1, (5, 6), (1, 1), bias="compute", dtype=torch.float32, shift=True)
+    a = moved(case.arguments(), device)
+    rows = a["input"].movedim(1, -1)
+    wanted = ops.int8_linear(
+        rows,
+        a["weight"].flatten(1),
+        a["input_scale"],
+        a["weight_scale"],
+        a["bias"],
+        input_zero_point=a["input_zero_point"],
+    )
+    assert_same_bits(ops.int8_conv(**a), wanted.movedim(-1, 1))
+
+
+def test_plans(device: str) -> None:
+    """The kernels of the product, and one of its own for depthwise convolutions on a CPU."""
+    a = moved(Case(32, 16, 1).arguments(), device)
+    names = [plan.name for plan in baraquant.plan("int8_conv", **a)]
+    linear = baraquant.plan(
+        "int8_linear",
+        torch.zeros(126, 288, dtype=torch.int8, device=device),
+        torch.zeros(16, 288, dtype=torch.int8, device=device),
+        a["input_scale"],
+        a["weight_scale"],
+        dtype=torch.float64,
+    )
+    assert linear[-1].name in names
+    if device == "cpu":
+        depthwise = baraquant.plan("int8_conv", **Case(32, 32, 32).arguments())
+        assert [plan.name for plan in depthwise][-1] == "int8_conv_depthwise"
