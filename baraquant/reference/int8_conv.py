@@ -31,14 +31,15 @@ def int8_conv(
     """Return the rescaled convolution; ``weight_sum`` only saves a sum."""
     space = weight.dim() - 2
     channel = input.dim() - space - 1
-    options = [_for_each(option, space) for option in (stride, padding, dilation)]
+    steps, sides = _for_each(stride, space), _for_each(padding, space)
+    spread = _for_each(dilation, space)
 
     def value() -> Tensor:
         z = torch.zeros((), dtype=torch.int64, device=input.device)
         if input_zero_point is not None:
             z = input_zero_point.to(torch.float64).clamp(INT32_MIN, INT32_MAX).long().reshape(())
         outside = z.to(input.dtype)  # wraps if the input's integers do not hold it
-        sums = _sums(input, outside, weight, *options, groups).to(torch.int64)
+        sums = _sums(input, outside, weight, steps, sides, spread, groups).to(torch.int64)
         acc = sums.movedim(channel, -1) - z * weight.flatten(1).sum(1, dtype=torch.int64)
         scale = input_scale.reshape(())
         to = dtype or weight_scale.dtype

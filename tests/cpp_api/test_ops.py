@@ -64,6 +64,7 @@ SCALES, TOKENS = numbers(4, begin=0.25), numbers(4, 1, begin=0.25)
 GROUPS, ZEROS = numbers(4, 2, begin=0.25), torch.tensor([-3, 0, 2, 5], dtype=torch.int32)
 NAMES = {
     "Float": torch.float32,
+    "Half": torch.float16,
     "Char": torch.int8,
     "Byte": torch.uint8,
     "Int": torch.int32,

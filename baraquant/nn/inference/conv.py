@@ -62,7 +62,13 @@ OPTIONS = ("stride", "padding", "dilation", "groups", "padding_mode")
 class Convolution(Dequantizes):
     """The base of all convolutions, also the transposed ones; ``_float`` is PyTorch's class."""
 
-    __constants__ = (*OPTIONS, "output_padding", "in_channels", "out_channels", "kernel_size")
+    __constants__: tuple[str, ...] = (
+        *OPTIONS,
+        "output_padding",
+        "in_channels",
+        "out_channels",
+        "kernel_size",
+    )
     _float: type[nn.Module]
     _options: tuple[str, ...] = OPTIONS
     padding: Any
