@@ -65,7 +65,8 @@ def test_every_op_is_listed_with_its_keys() -> None:
     for core in ("_choose_qparams", "_dynamic_quantize", "_observe_min_max_", "_observe_qparams_"):
         assert {"Autograd", "FuncTorchBatched"} <= set(ops[f"baraquant::{core}"])
     hooks = {
-        f"baraquant::_{name}" for name in ("int8_kernels", "force_int8_kernel", "force_int_mm")
+        f"baraquant::_{name}"
+        for name in ("int8_kernels", "force_int8_kernel", "force_int_mm", "force_patches")
     }
     cores = [keys for op, keys in ops.items() if op.startswith("baraquant::_") and op not in hooks]
     assert cores
