@@ -170,8 +170,9 @@ BARAQUANT_AVX2 void subtract_zero_points(const Packed& packed, int64_t row, cons
 }
 
 template <int kCount>
-void dot_counted(const Packed& packed, int64_t row, const DotInput& input, int32_t* target,
-                 int64_t stride) {
+BARAQUANT_AVX2 BARAQUANT_NEON_DOTPROD void dot_counted(const Packed& packed, int64_t row,
+                                                       const DotInput& input, int32_t* target,
+                                                       int64_t stride) {
   uint32_t sums[kCount];
   if (input.is_unsigned) {
     dot_row<kCount, true>(packed, row, input, sums);

@@ -55,8 +55,9 @@ BARAQUANT_NEON_DOTPROD void tile(const PackedRows& input, const uint8_t* panel, 
     for (int i = 0; i < kCount; ++i) a[i] = load(input.data + i * input.stride + 4 * g);
     if (ahead.rows) {
 #pragma GCC unroll 4
-      for (int word = 0; word < 4; ++word)
-        __builtin_prefetch(ahead.at<16, kColumns>(g + word), 0, 2);
+      for (int64_t word = g; word < g + 4; ++word) {
+        __builtin_prefetch(ahead.at<16, kColumns>(word), 0, 2);
+      }
     }
     multiply_word<0>(sums, a, panel);
     multiply_word<1>(sums, a, panel + kWordBytes);
@@ -67,8 +68,9 @@ BARAQUANT_NEON_DOTPROD void tile(const PackedRows& input, const uint8_t* panel, 
 #pragma GCC unroll 6
   for (int i = 0; i < kCount; ++i) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v)
+    for (int v = 0; v < kVectors; ++v) {
       vst1q_s32(out.data + i * out.stride + v * kLanes, sums[i][v]);
+    }
   }
 }
 
