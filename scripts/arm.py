@@ -19,6 +19,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import toolchain
 
@@ -39,6 +40,14 @@ PLATFORMS = [f"manylinux_2_{minor}_aarch64" for minor in (28, 27, 26, 17)] + [
 # Each family of ops; what starts processes or compiles is not short.
 FAMILIES = ("affine", "range", "fused", "scaled", "int8_mm", "int4", "weight_only")
 TESTS = ["-m", "pytest", "-q", "-m", "not exhaustive", *(f"tests/{name}" for name in FAMILIES)]
+
+
+def pytest_load_initial_conftests() -> None:
+    """Of the plugin that the interpreter names: ARM's library is the one that is tested."""
+    sys.path.insert(0, str(LIB))  # before the root, which pyproject.toml puts first
+    import baraquant
+
+    assert LIB in Path(baraquant.__file__).parents, f"{baraquant.__file__} is not in {LIB}"
 
 
 def run(command: list[str], environment: dict[str, str] | None = None) -> None:
@@ -119,7 +128,7 @@ def write_interpreter() -> None:
     PYTHON.write_text(
         "#!/bin/sh\n"
         f"export PYTHONHOME={shlex.quote(str(SYSTEM / 'usr'))} PYTHONSAFEPATH=1\n"
-        f"export PYTHONPATH={shlex.quote(path)}\n"
+        f"export PYTHONPATH={shlex.quote(path)} PYTEST_PLUGINS=arm\n"
         f'exec {EMULATOR} -0 "$0" -cpu "${{QEMU_CPU:-max}}" -L {shlex.quote(str(SYSTEM))} '
         f'{shlex.quote(str(program))} "$@"\n'
     )
