@@ -23,6 +23,8 @@ LM_ARGS ?=
 ZOO_ARGS ?=
 # Hostile calls under the sanitizers; test-all makes fewer of them.
 ASAN_CALLS ?= 20000
+# What ARM's Python is to run: -m tests.golden --check
+ARM_ARGS ?=
 
 # What `test` and `test-all` share.
 CHECK = set -e; py=$$($(ENVIRONMENT) --need test,examples --want lint,tidy,hf,gguf,onnx,peft,interop --bare minilm); \
@@ -32,7 +34,7 @@ CHECK = set -e; py=$$($(ENVIRONMENT) --need test,examples --want lint,tidy,hf,gg
 	"$$py" -m pytest -n $(WORKERS) --dist worksteal --durations 10 --budget $(TEST_BUDGET)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-cpp minilm lm test test-all zoo serve-check asan tsan gpu-sanitize bench figures docs headers \
+.PHONY: help demo demo-cpp minilm lm test test-all zoo serve-check asan tsan arm gpu-sanitize bench figures docs headers \
 	build lint tidy format clean
 
 help: ## show this list
@@ -84,6 +86,10 @@ asan: ## short tests and hostile calls under AddressSanitizer and UndefinedBehav
 tsan: ## eight Python threads under ThreadSanitizer
 	@set -e; py=$$($(ENVIRONMENT) --need test); \
 	"$$py" scripts/sanitize.py thread
+
+arm: ## build for an ARM of 64 bits and test there under qemu: many minutes
+	@set -e; py=$$($(ENVIRONMENT) --need test); \
+	"$$py" scripts/arm.py $(ARM_ARGS)
 
 gpu-sanitize: ## every CUDA kernel under NVIDIA's compute-sanitizer, where there is a GPU
 	@set -e; py=$$($(ENVIRONMENT) --need test); \

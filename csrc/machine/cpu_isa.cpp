@@ -18,8 +18,8 @@ CpuIsa wished() {
     if (std::string_view(wish) == cpu_isa_name(isa)) return isa;
   }
   TORCH_CHECK_VALUE(false,
-                    "baraquant: expected BARAQUANT_CPU_ISA to be default, avx2, avx_vnni, "
-                    "avx512, avx512_vnni or amx, but got ",
+                    "baraquant: expected BARAQUANT_CPU_ISA to be default, neon_dotprod, avx2, "
+                    "avx_vnni, avx512, avx512_vnni or amx, but got ",
                     wish);
 }
 

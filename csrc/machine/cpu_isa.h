@@ -1,26 +1,33 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // CPU loops are compiled for several instruction sets in one binary, and the best that the machine
 // supports is chosen at run time. The environment variable BARAQUANT_CPU_ISA names one of them, and
-// the best up to that one is chosen. Only the integer matrix product tells the two with VNNI and AMX
+// the best up to that one is chosen. Only the products of integers tell those with VNNI, AMX and SDOT
 // from the others. Every instruction set gives the same bits: the compiler contracts and reorders no
 // arithmetic.
 #pragma once
+
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
 
 #include "frame/export.h"
 
 namespace baraquant {
 
 // From the slowest to the fastest. A machine need not have all that come before one: those with
-// AVX-512 may lack AVX-VNNI, whose vectors have 256 bits, and laptops have AVX-VNNI alone.
-enum class CpuIsa { kDefault, kAvx2, kAvxVnni, kAvx512, kAvx512Vnni, kAmx };
+// AVX-512 may lack AVX-VNNI, whose vectors have 256 bits, and laptops have AVX-VNNI alone. On ARM
+// the default has NEON, and kNeonDotprod has SDOT and UDOT besides, which x86 has not.
+enum class CpuIsa { kDefault, kNeonDotprod, kAvx2, kAvxVnni, kAvx512, kAvx512Vnni, kAmx };
 
-constexpr CpuIsa kCpuIsas[] = {CpuIsa::kDefault, CpuIsa::kAvx2,       CpuIsa::kAvxVnni,
-                               CpuIsa::kAvx512,  CpuIsa::kAvx512Vnni, CpuIsa::kAmx};
+constexpr CpuIsa kCpuIsas[] = {CpuIsa::kDefault, CpuIsa::kNeonDotprod, CpuIsa::kAvx2,
+                               CpuIsa::kAvxVnni, CpuIsa::kAvx512,      CpuIsa::kAvx512Vnni,
+                               CpuIsa::kAmx};
 
 BARAQUANT_API CpuIsa cpu_isa();
 
 constexpr const char* cpu_isa_name(CpuIsa isa) {
-  constexpr const char* kNames[] = {"default", "avx2", "avx_vnni", "avx512", "avx512_vnni", "amx"};
+  constexpr const char* kNames[] = {"default", "neon_dotprod", "avx2", "avx_vnni",
+                                    "avx512",  "avx512_vnni",  "amx"};
   return kNames[static_cast<int>(isa)];
 }
 
@@ -41,9 +48,12 @@ inline bool supports(CpuIsa isa) {
     case CpuIsa::kAvx2:
       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
              __builtin_cpu_supports("f16c");
+    case CpuIsa::kNeonDotprod:
     case CpuIsa::kDefault:
       break;
   }
+#elif defined(__aarch64__) && defined(__linux__)
+  if (isa == CpuIsa::kNeonDotprod) return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
 #endif
   return isa == CpuIsa::kDefault;
 }
@@ -60,6 +70,14 @@ inline bool supports(CpuIsa isa) {
   BARAQUANT_TARGET("avx512f,avx512bw,avx512dq,avx512vl,fma,prefer-vector-width=512")
 #define BARAQUANT_AVX512_VNNI \
   BARAQUANT_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma,prefer-vector-width=512")
+
+// NB: this names a whole architecture, so a compiler that is told of more by itself (-march) is left
+// alone.
+#if defined(__aarch64__) && !defined(__ARM_FEATURE_DOTPROD)
+#define BARAQUANT_NEON_DOTPROD __attribute__((target("arch=armv8.2-a+dotprod")))
+#else
+#define BARAQUANT_NEON_DOTPROD
+#endif
 
 // `loop` is a callable whose operator() is always inlined, so it is compiled again inside each of
 // these functions, for its instruction set.
@@ -82,6 +100,7 @@ void run_on_isa(CpuIsa isa, const Loop& loop) {
     case CpuIsa::kAvxVnni:
     case CpuIsa::kAvx2:
       return run_avx2(loop);
+    case CpuIsa::kNeonDotprod:  // what it has more is of no use to loops
     case CpuIsa::kDefault:
       return loop();
   }

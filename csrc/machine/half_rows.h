@@ -5,6 +5,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include <cstdint>
@@ -50,6 +52,27 @@ BARAQUANT_AVX512 inline int64_t narrow_avx512(const float* from, int64_t count, 
   }
   return i;
 }
+#elif defined(__aarch64__)
+// As above, with what every ARM of 64 bits has.
+inline int64_t widen_neon(const Float16* from, int64_t count, float* to) {
+  const int64_t whole = count / 8 * 8;
+  for (int64_t i = 0; i < whole; i += 8) {
+    const uint16x8_t bits = vld1q_u16(reinterpret_cast<const uint16_t*>(from + i));
+    const float16x8_t x = vreinterpretq_f16_u16(bits);
+    vst1q_f32(to + i, vcvt_f32_f16(vget_low_f16(x)));
+    vst1q_f32(to + i + 4, vcvt_high_f32_f16(x));
+  }
+  return whole;
+}
+inline int64_t narrow_neon(const float* from, int64_t count, Float16* to) {
+  const int64_t whole = count / 8 * 8;
+  for (int64_t i = 0; i < whole; i += 8) {
+    const float16x4_t low = vcvt_f16_f32(vld1q_f32(from + i));
+    const uint16x8_t bits = vreinterpretq_u16_f16(vcvt_high_f16_f32(low, vld1q_f32(from + i + 4)));
+    vst1q_u16(reinterpret_cast<uint16_t*>(to + i), bits);
+  }
+  return whole;
+}
 #endif
 
 inline void widen(CpuIsa isa, const Float16* from, int64_t count, float* to) {
@@ -60,6 +83,8 @@ inline void widen(CpuIsa isa, const Float16* from, int64_t count, float* to) {
   } else if (isa >= CpuIsa::kAvx2) {
     done = widen_avx2(from, count, to);
   }
+#elif defined(__aarch64__)
+  done = widen_neon(from, count, to);
 #endif
   for (int64_t i = done; i < count; ++i) to[i] = to_compute<float>(from[i]);
 }
@@ -72,6 +97,8 @@ inline void narrow(CpuIsa isa, const float* from, int64_t count, Float16* to) {
   } else if (isa >= CpuIsa::kAvx2) {
     done = narrow_avx2(from, count, to);
   }
+#elif defined(__aarch64__)
+  done = narrow_neon(from, count, to);
 #endif
   for (int64_t i = done; i < count; ++i) to[i] = from_compute<Float16>(from[i]);
 }

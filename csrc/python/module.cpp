@@ -61,8 +61,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("build_info", &build_info, "With what libbaraquant.so was built.");
   m.def(
       "cpu_isa", [] { return baraquant::cpu_isa_name(baraquant::cpu_isa()); },
-      "The instruction set that the CPU kernels use: default, avx2, avx_vnni, avx512, avx512_vnni "
-      "or amx.");
+      "The instruction set that the CPU kernels use: default, neon_dotprod, avx2, avx_vnni, "
+      "avx512, avx512_vnni or amx.");
   m.def("plan", &plan, py::arg("call"),
         "Runs call() without launching anything; returns the kernels that it would launch.");
   m.def("eager_call", &eager_call, py::arg("qualified_name"), py::arg("overloads"),

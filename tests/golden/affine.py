@@ -119,7 +119,7 @@ def learned(
     given = Inputs(g, shape, layout, dtype, device)
     scale = values.scales(given.params, given.compute, 1).to(device)
     floating = (values.spread(given.params, 6) * 3).to(device, given.compute)
-    dy = values.spread(shape, 7).to(device, dtype)
+    dy = values.rounded(values.spread(shape, 7), dtype).to(device)
     found = []
     for point in (given.point, floating, None):
         op = g.op("fake_quantize_backward_qparams")

@@ -31,7 +31,9 @@ def norms(
     size: tuple[int, int], layout: str, dtype: torch.dtype, device: str
 ) -> tuple[Tensor, ...]:
     """Both norms, with a residual and without, and what they are quantized to."""
-    weight, bias = (values.spread((size[1],), seed).to(device, dtype) for seed in (2, 3))
+    weight, bias = (
+        values.rounded(values.spread((size[1],), seed), dtype).to(device) for seed in (2, 3)
+    )
     other = values.segments(size, dtype, "tame", 7).to(device)
     found: list[Tensor] = []
     for x in inputs(size, layout, dtype, device):

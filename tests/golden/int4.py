@@ -54,7 +54,7 @@ def products(
     numbers, scale, factor, zeros = packed(n, k, size, "tame", symmetric, dtype, device)
     weight = (numbers, scale, factor, size)
     zero = {"group_zero_point": zeros}
-    bias = (values.spread((n,), 3) * 100).to(device, dtype)
+    bias = values.rounded(values.spread((n,), 3) * 100, dtype).to(device)
     x = floating_input(m, k, dtype).to(device)
     q = values.integers((m, k), -128, 127, 4, torch.int8).to(device)
     token = values.scales((m,), compute, 7).to(device)
@@ -70,7 +70,7 @@ def products(
         ops.static_quantized_int4_linear(x, *weight, one, bias, **zero),
     ]
     w8 = ops.expand_int4(numbers, factor, size, k, group_zero_point=zeros)
-    w = values.spread((n, k), 11).to(device, dtype)
+    w = values.rounded(values.spread((n, k), 11), dtype).to(device)
     found.append(ops.qat_linear(x, w, bias, qweight=w8, weight_scale=scale))
     return tuple(found)
 

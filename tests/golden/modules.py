@@ -173,7 +173,7 @@ def after_training(name: str, dtype: torch.dtype, device: str) -> tuple[Tensor, 
     batches = [values.segments((ROWS, INPUTS), dtype, "tame", seed) for seed in (27, 28)]
     batches = [batch.to(device) for batch in batches]
     with torch.no_grad():
-        model[0].weight.copy_(values.spread((OUTPUTS, INPUTS), 29))
+        model[0].weight.copy_(values.rounded(values.spread((OUTPUTS, INPUTS), 29), dtype))
         model.eval()
         baraquant.quantize_(model, AFTER_TRAINING[name], calibration=batches, progress=False)
         outputs = [] if "A16" in name else [model(batches[0])]

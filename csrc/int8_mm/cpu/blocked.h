@@ -59,8 +59,11 @@ class Finish {
  public:
   using C = ComputeType<T>;
 
-  Finish(const Operands& f, const Rescaling<C>& r, T* output, int32_t input_offset)
-      : n_(f.n), r_(r), output_(output), offset_(f.is_unsigned ? 0 : input_offset) {}
+  Finish(const Operands& f, const Rescaling<C>& r, T* output, InputOffset offset)
+      : n_(f.n),
+        r_(r),
+        output_(output),
+        offset_(f.is_unsigned ? offset.of_uint8 : offset.of_int8) {}
 
   // For the rows m .. m + rows - 1 and the columns n .. n + columns - 1, whose sums of the weight
   // are weight_sums.
@@ -332,7 +335,7 @@ void rescale_sums(const int32_t* sums, const Operands& f, const Rescaling<Comput
                   T* output, CpuIsa isa, const Parallel& parallel) {
   constexpr int64_t kRows = 16;
   constexpr int32_t kNoOffset[kColumnBlock] = {};
-  const Finish<T> finish(f, r, output, /*input_offset=*/0);
+  const Finish<T> finish(f, r, output, InputOffset{});
   const int64_t blocks = divide_up(f.n, kColumnBlock), parts = divide_up(f.m, kRows);
   parallel(blocks * parts, kUnit / (16 * kRows * kColumnBlock), [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {

@@ -5,6 +5,7 @@
 #include "int8_mm/cpu/avx2.h"
 #include "int8_mm/cpu/avx512.h"
 #include "int8_mm/cpu/avx_vnni.h"
+#include "int8_mm/cpu/neon_dotprod.h"
 #include "int8_mm/cpu/portable.h"
 #include "int8_mm/cpu/vnni.h"
 #include "machine/cpu_isa.h"
@@ -23,9 +24,12 @@ inline const CpuKernel& kernel_of(CpuIsa isa) {
       return avx_vnni::kKernel;
     case CpuIsa::kAvx2:
       return avx2::kKernel;
+    case CpuIsa::kNeonDotprod:
     case CpuIsa::kDefault:
       break;
   }
+#elif defined(__aarch64__)
+  if (isa == CpuIsa::kNeonDotprod) return neon_dotprod::kKernel;
 #endif
   return portable::kKernel;
 }

@@ -2,7 +2,7 @@
 // What the blocked product (blocked.h) needs from an instruction set, without torch.
 //
 // Both operands are packed into words of 32 bits along the depth: 4 bytes if the machine multiplies
-// bytes (VNNI), else 2 numbers of 16 bits, whose products cannot saturate. A row of the input is
+// bytes (VNNI, SDOT), else 2 numbers of 16 bits, whose products cannot saturate. A row of the input is
 // packed in its own order. `columns` rows of the weight become a panel, whose layout is private to
 // the kernel's tile() function.
 #pragma once
@@ -60,6 +60,14 @@ struct Dots {
   const int8_t* row(int64_t j) const { return weight + std::min(j, count - 1) * k; }
 };
 
+// What pack_input adds to an input, so that the machine can multiply it: where it multiplies an
+// unsigned byte with a signed one, 128 makes an int8 unsigned; where both are signed, -128 makes a
+// uint8 signed. The sums are then too large by that times (sum over k of w[n, k]), which is
+// subtracted with the help of weight_sums.
+struct InputOffset {
+  int32_t of_int8 = 0, of_uint8 = 0;
+};
+
 struct CpuKernel {
   using Tile = void (*)(const PackedRows& input, const uint8_t* panel, int64_t words,
                         const Sums& sums, bool add, const Ahead& ahead);
@@ -67,9 +75,7 @@ struct CpuKernel {
   const char* name;
   int64_t columns;  // columns of a tile
   int64_t word;     // elements in a word: 4 or 2
-  // Added to an int8 input to make it unsigned. The sums are then too large by input_offset * (sum
-  // over k of w[n, k]), which is subtracted with the help of weight_sums.
-  int32_t input_offset;
+  InputOffset input_offset;
 
   void (*pack_input)(const void* row, bool is_unsigned, int64_t k, int64_t padded, uint8_t* packed);
   // Packs `depth` elements of the rows 0 .. count - 1 of a weight whose rows are `stride` elements
@@ -127,13 +133,13 @@ inline void stream_in_passes(std::span<void (*const)(const Dots&)> first,
   }
 }
 
-// pack_input for bytes: an int8 becomes unsigned by adding 128. The padding is multiplied by zeros
-// of the weight.
-inline void pack_bytes(const void* row, bool is_unsigned, int64_t k, int64_t padded,
-                       uint8_t* packed) {
+// pack_input for bytes, which all become unsigned, or all signed: flipping the highest bit adds 128
+// to an int8 and -128 to a uint8. The padding is multiplied by zeros of the weight.
+template <bool kToUnsigned>
+void pack_bytes(const void* row, bool is_unsigned, int64_t k, int64_t padded, uint8_t* packed) {
   const uint8_t* __restrict const from = static_cast<const uint8_t*>(row);
   uint8_t* __restrict const to = packed;
-  const uint8_t flip = is_unsigned ? 0 : 0x80;
+  const uint8_t flip = is_unsigned == kToUnsigned ? 0 : 0x80;
   for (int64_t i = 0; i < k; ++i) to[i] = from[i] ^ flip;
   for (int64_t i = k; i < padded; ++i) to[i] = 0;
 }

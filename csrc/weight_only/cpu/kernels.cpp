@@ -62,6 +62,10 @@ namespace avx512 {
 #include "weight_only/cpu/rows.h"
 }
 #pragma GCC pop_options
+#elif defined(__aarch64__)
+namespace neon {
+#include "weight_only/cpu/rows.h"
+}
 #endif
 
 namespace {
@@ -79,7 +83,11 @@ Functions<T> functions_for(CpuIsa isa) {
   if (isa >= CpuIsa::kAvx512) return {&avx512::multiply_outputs<T>, &avx512::dequantize_rows<T>};
   if (isa >= CpuIsa::kAvx2) return {&avx2::multiply_outputs<T>, &avx2::dequantize_rows<T>};
 #endif
+#if defined(__aarch64__)  // every ARM of 64 bits has NEON
+  return {&neon::multiply_outputs<T>, &neon::dequantize_rows<T>};
+#else
   return {&portable::multiply_outputs<T>, &portable::dequantize_rows<T>};
+#endif
 }
 
 template <typename T>

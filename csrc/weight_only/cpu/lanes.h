@@ -15,6 +15,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace baraquant::weight_only {
@@ -140,6 +142,48 @@ struct Lanes {
 
 }  // namespace avx512
 #pragma GCC pop_options
+#elif defined(__aarch64__)
+namespace neon {
+
+struct Lanes {
+  float32x4_t x[4] = {};
+
+  static Lanes widened(const int8_t* q) {
+    const int8x16_t bytes = vld1q_s8(q);
+    const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_high_s8(bytes);
+    return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_high_s16(low)),
+             vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_high_s16(high))}};
+  }
+  void dequantize(float scale, float zero_point) {
+    for (float32x4_t& part : x) part = vmulq_n_f32(vsubq_f32(part, vdupq_n_f32(zero_point)), scale);
+  }
+  // As float_to_bfloat16().
+  void round_to_bfloat16() {
+    for (float32x4_t& part : x) {
+      const uint32x4_t bits = vreinterpretq_u32_f32(part);
+      const uint32x4_t last = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+      const uint32x4_t nearest = vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), last);
+      const uint32x4_t nan = vorrq_u32(bits, vdupq_n_u32(0x400000));
+      const uint32x4_t kept = vbslq_u32(vceqq_f32(part, part), nearest, nan);
+      part = vreinterpretq_f32_u32(vandq_u32(kept, vdupq_n_u32(0xffff0000)));
+    }
+  }
+  void add_products(const float* values, const Lanes& w) {
+    for (int i = 0; i < 4; ++i) x[i] = vfmaq_f32(x[i], vld1q_f32(values + 4 * i), w.x[i]);
+  }
+  void store(float* to) const {
+    for (int i = 0; i < 4; ++i) vst1q_f32(to + 4 * i, x[i]);
+  }
+  // Of numbers that are rounded already.
+  void store(BFloat16* to) const {
+    for (int i = 0; i < 4; ++i) {
+      const uint16x4_t bits = vshrn_n_u32(vreinterpretq_u32_f32(x[i]), 16);
+      vst1_u16(reinterpret_cast<uint16_t*>(to + 4 * i), bits);
+    }
+  }
+};
+
+}  // namespace neon
 #endif
 
 }  // namespace baraquant::weight_only
