@@ -80,7 +80,7 @@ void convolve_depthwise(const ConvCall& call, const ImageLayout& layout, T* outp
   const Image image(call, layout);
   const DepthwiseWeight weight(shape, layout, pointer<int8_t>(call.weight));
   const Operands f{.m = shape.rows(), .n = shape.all_outputs()};
-  const Finish<T> finish(f, rescaling_of<C>(call), output, /*input_offset=*/0);
+  const Finish<T> finish(f, rescaling_of<C>(call), output, int8_mm::InputOffset{});
   const FinishConv<T> write(finish, shape, call.output_is_channels_last, output);
   if (call.input.scalar_type() == at::kByte) {
     depthwise(shape, layout, image.data(), weight, write, isa, kParallel);
