@@ -330,6 +330,38 @@ def layers_gpu(what: str, first: list[str], ms: tuple[int, ...], cases: dict[str
     return table([*first, *cases.values()], lines)
 
 
+# --- convolutions
+
+
+def conv_cpu() -> str:
+    """Milliseconds of ResNet-18's convolutions, and times a float32 one, for one image and eight."""
+    found = [row for row in results.report(CPU, "conv")["rows"] if row["what"] == "resnet18"]
+    lines = []
+    for row in found:
+        images, channels, height, _ = row["shape"]
+        if images == 1:
+            name = f"{row['case']}, of {channels} × {height}²"
+            eight = next(
+                other
+                for other in found
+                if other["case"] == row["case"] and other["shape"] == [8, *row["shape"][1:]]
+            )
+            cells = [
+                cell
+                for one_or_eight in (row, eight)
+                for cell in (
+                    f"{1e3 * one_or_eight['seconds']:.2f}",
+                    ratio(one_or_eight, "float32 conv2d", ".1f"),
+                    ratio(one_or_eight, "float32 conv2d channels_last", ".1f"),
+                )
+            ]
+            lines.append([name, *cells])
+    titles = ["ms", "float32 takes", "and channels_last"]
+    return table(
+        ["", *(f"1 image: {titles[0]}", *titles[1:]), f"8: {titles[0]}", *titles[1:]], lines
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "table.affine.gpu": affine_gpu,
     "table.affine.cpu": affine_cpu,
@@ -343,4 +375,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "table.behind.gpu": behind_gpu,
     "table.qat.gpu": qat_gpu,
     "table.fused.gpu": fused_gpu,
+    "table.conv.cpu": conv_cpu,
 }

@@ -245,6 +245,10 @@ FIGURES: dict[str, Figure] = {
     "cpu.int8.tops": lambda: span(fields(cpu_product(), "tops")),
     "cpu.int8.float32": lambda: span(peers(cpu_product(), "float32 linear"), ".1f"),
     "cpu.int8.met": lambda: figure_tables.targets_met(CPU, "int8_mm"),
+    "cpu.conv.met": lambda: figure_tables.targets_met(CPU, "conv"),
+    "cpu.depthwise": lambda: span(
+        peers(rows(CPU, "conv", what="mobilenet_v2"), "float32 conv2d"), ".1f"
+    ),
     "call.time": lambda: span(fields(calls("no grad"), "seconds", 1e6), ".1f"),
     "call.no_grad": lambda: span(peers(calls("no grad"), "PyTorch")),
     "call.grad": lambda: span(peers(calls("grad recorded"), "PyTorch")),
