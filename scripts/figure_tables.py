@@ -334,32 +334,21 @@ def layers_gpu(what: str, first: list[str], ms: tuple[int, ...], cases: dict[str
 
 
 def conv_cpu() -> str:
-    """Milliseconds of ResNet-18's convolutions, and times a float32 one, for one image and eight."""
-    found = [row for row in results.report(CPU, "conv")["rows"] if row["what"] == "resnet18"]
+    """Milliseconds of ResNet-18's convolutions, and times float32's, for one image and eight."""
     lines = []
-    for row in found:
-        images, channels, height, _ = row["shape"]
-        if images == 1:
-            name = f"{row['case']}, of {channels} × {height}²"
-            eight = next(
-                other
-                for other in found
-                if other["case"] == row["case"] and other["shape"] == [8, *row["shape"][1:]]
-            )
-            cells = [
-                cell
-                for one_or_eight in (row, eight)
-                for cell in (
-                    f"{1e3 * one_or_eight['seconds']:.2f}",
-                    ratio(one_or_eight, "float32 conv2d", ".1f"),
-                    ratio(one_or_eight, "float32 conv2d channels_last", ".1f"),
-                )
-            ]
-            lines.append([name, *cells])
-    titles = ["ms", "float32 takes", "and channels_last"]
-    return table(
-        ["", *(f"1 image: {titles[0]}", *titles[1:]), f"8: {titles[0]}", *titles[1:]], lines
-    )
+    for row in results.report(CPU, "conv")["rows"]:
+        images, channels, height, width = row["shape"]
+        if row["what"] != "resnet18" or images != 1:
+            continue
+        cells = [f"{row['case']}, of {channels} × {height}²"]
+        for shape in ([1, channels, height, width], [8, channels, height, width]):
+            timed = one(CPU, "conv", what="resnet18", case=row["case"], shape=shape)
+            peer = "float32 conv2d"
+            floats = [ratio(timed, name, ".1f") for name in (peer, f"{peer} channels_last")]
+            cells += [f"{1e3 * timed['seconds']:.2f}", *floats]
+        lines.append(cells)
+    floats = ["float32 takes", "and channels_last"]
+    return table(["", "1 image: ms", *floats, "8: ms", *floats], lines)
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -120,6 +120,11 @@ def cpu_product(**wanted: Any) -> list[results.Row]:
     return rows(CPU, "int8_mm", **{**chosen, **wanted})
 
 
+def depthwise() -> list[results.Row]:
+    """The rows of MobileNetV2's convolutions on two cores."""
+    return rows(CPU, "conv", what="mobilenet_v2")
+
+
 def qat_linear(m: int) -> list[float]:
     """How qat_linear on the H200 compares with a bfloat16 layer."""
     found = rows(H200, "int8_mm", op="qat_linear", m=m, case="forward + backward")
@@ -246,9 +251,7 @@ FIGURES: dict[str, Figure] = {
     "cpu.int8.float32": lambda: span(peers(cpu_product(), "float32 linear"), ".1f"),
     "cpu.int8.met": lambda: figure_tables.targets_met(CPU, "int8_mm"),
     "cpu.conv.met": lambda: figure_tables.targets_met(CPU, "conv"),
-    "cpu.depthwise": lambda: span(
-        peers(rows(CPU, "conv", what="mobilenet_v2"), "float32 conv2d"), ".1f"
-    ),
+    "cpu.depthwise": lambda: span(peers(depthwise(), "float32 conv2d"), ".1f"),
     "call.time": lambda: span(fields(calls("no grad"), "seconds", 1e6), ".1f"),
     "call.no_grad": lambda: span(peers(calls("no grad"), "PyTorch")),
     "call.grad": lambda: span(peers(calls("grad recorded"), "PyTorch")),
