@@ -238,7 +238,7 @@ def _has_heads(value: Tensor, channels: int) -> bool:
     if value.dim() != 4 or value.shape[1] * value.shape[3] != channels:
         return False
     batch, head, token, last = value.stride()
-    return (
+    return bool(
         last == 1
         and head == value.shape[3]
         and value.storage_offset() % channels == 0
