@@ -11,7 +11,9 @@ namespace {
 
 constexpr int64_t kMaxNumber = INT32_MAX;  // of a stride, padding or dilation
 
-int64_t at(at::IntArrayRef numbers, int64_t d) { return numbers[numbers.size() == 1 ? 0 : d]; }
+int64_t at(at::IntArrayRef numbers, int64_t d) {
+  return numbers[numbers.size() == 1 ? 0 : static_cast<size_t>(d)];
+}
 
 void check_numbers(const ConvArgs& args, const char* name, at::IntArrayRef numbers, int64_t least) {
   const auto space = static_cast<size_t>(args.space());
@@ -168,12 +170,13 @@ Shape shape_of(const ConvArgs& args) {
               .outputs = args.weight.size(0) / args.groups};
   const int64_t first = 3 - args.space();
   for (int64_t d = 0; d < args.space(); ++d) {
-    shape.in[first + d] = args.input.size(d + (args.is_batched() ? 2 : 1));
-    shape.kernel[first + d] = args.weight.size(d + 2);
-    shape.stride[first + d] = at(args.stride, d);
-    shape.padding[first + d] = at(args.padding, d);
-    shape.dilation[first + d] = at(args.dilation, d);
-    shape.out[first + d] = output_size(args, d).expect_int();
+    const auto i = static_cast<size_t>(first + d);
+    shape.in[i] = args.input.size(d + (args.is_batched() ? 2 : 1));
+    shape.kernel[i] = args.weight.size(d + 2);
+    shape.stride[i] = at(args.stride, d);
+    shape.padding[i] = at(args.padding, d);
+    shape.dilation[i] = at(args.dilation, d);
+    shape.out[i] = output_size(args, d).expect_int();
   }
   return shape;
 }

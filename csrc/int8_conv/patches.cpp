@@ -19,7 +19,9 @@ constexpr int64_t kPatchBytes = int64_t(1) << 28;  // of the patches that are co
 
 at::Tensor inside_of(const at::Tensor& padded, const Shape& shape) {
   at::Tensor inside = padded;
-  for (int64_t d = 0; d < 3; ++d) inside = inside.narrow(d + 1, shape.padding[d], shape.in[d]);
+  for (size_t d = 0; d < 3; ++d) {
+    inside = inside.narrow(static_cast<int64_t>(d) + 1, shape.padding[d], shape.in[d]);
+  }
   return inside;
 }
 
@@ -41,11 +43,11 @@ at::Tensor padded_image(const ConvCall& call) {
 at::Tensor patches(const at::Tensor& image, const Shape& shape, int64_t group) {
   const auto strides = image.strides();
   std::vector<int64_t> sizes{image.size(0)}, steps{strides[0]};
-  for (int d = 0; d < 3; ++d) {
+  for (size_t d = 0; d < 3; ++d) {
     sizes.push_back(shape.out[d]);
     steps.push_back(shape.stride[d] * strides[d + 1]);
   }
-  for (int d = 0; d < 3; ++d) {
+  for (size_t d = 0; d < 3; ++d) {
     sizes.push_back(shape.kernel[d]);
     steps.push_back(shape.dilation[d] * strides[d + 1]);
   }
