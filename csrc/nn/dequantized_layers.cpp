@@ -179,13 +179,13 @@ torch::Tensor QuantizedConv2dImpl::forward(const torch::Tensor& input) {
       is_double != (weight_scale.scalar_type() == torch::kFloat64)) {
     return float_output(input);
   }
-  const auto output = integer_conv2d(input, *input_fake_quant,
-                                     {.qweight = qweight,
-                                      .weight_scale = weight_scale,
-                                      .bias = bias,
-                                      .weight_sum = weight_sum,
-                                      .has_zero_point = weight_sum.defined()},
-                                     conv);
+  auto output = integer_conv2d(input, *input_fake_quant,
+                               {.qweight = qweight,
+                                .weight_scale = weight_scale,
+                                .bias = bias,
+                                .weight_sum = weight_sum,
+                                .has_zero_point = weight_sum.defined()},
+                               conv);
   if (!torch::GradMode::is_enabled() || !input.requires_grad()) return output;
   return straight_through(output, float_output(input));
 }

@@ -193,7 +193,7 @@ FakeQuantizedConv2dImpl::FakeQuantizedConv2dImpl(const torch::nn::Conv2dOptions&
 
 torch::Tensor FakeQuantizedConv2dImpl::forward(const torch::Tensor& input) {
   if (is_training() || !is_integer()) return float_output(input);
-  const auto output = integer_output(input);
+  auto output = integer_output(input);
   const bool trains = input.requires_grad() || weight.requires_grad();
   if (!torch::GradMode::is_enabled() || !trains) return output;
   return straight_through(output, float_output(input));
