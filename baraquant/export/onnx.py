@@ -154,9 +154,8 @@ def _rewritten(
     )
     for module in copied.modules():
         if isinstance(module, ConvolvesIntegers):
-            module.is_integer = (
-                False  # onnxruntime makes an integer convolution of the floating one
-            )
+            # onnxruntime makes an integer convolution of the floating one.
+            module.is_integer = False
     four_bits = [
         f"{path}.{name}".lstrip(".")
         for path, layer in layers.items()

@@ -51,7 +51,7 @@ ConvCall prepare(const ConvArgs& args, bool channels_last, const at::Tensor& out
   call.shape = shape_of(args);
   const at::Tensor from = channels_last ? channels_to_back(args.input) : args.input;
   call.input = with_three(contiguous(from), args, channels_last);
-  call.input_is_channels_last = call.output_is_channels_last = channels_last;
+  call.channels_last = channels_last;
   at::Tensor weight = contiguous(channels_to_back(args.weight));
   for (int64_t d = args.space(); d < 3; ++d) weight = weight.unsqueeze(1);
   call.weight = weight;

@@ -12,15 +12,14 @@ namespace baraquant::int8_conv {
 // output's compute type. weight_sum is defined if zero_point is.
 struct ConvCall {
   Shape shape;
-  at::Tensor input;  // int8 or uint8, contiguous: [N, C, D, H, W], or [N, D, H, W, C] if..
-  bool input_is_channels_last = false;
+  bool channels_last = false;     // the layout of input and output
+  at::Tensor input;               // int8 or uint8, contiguous: [N, C, D, H, W], or [N, D, H, W, C]
   at::Tensor weight;              // int8 [OC, KD, KH, KW, C / groups], contiguous
   at::Tensor input_scale;         // [1]
   at::Tensor weight_scale, bias;  // [OC], contiguous; an undefined bias is none
   at::Tensor zero_point;          // int32 [1]; undefined means 0
   at::Tensor weight_sum;          // int32 [OC], contiguous
-  at::Tensor output;  // contiguous like the input: [N, OC, D, H, W], or [N, D, H, W, OC] if..
-  bool output_is_channels_last = false;
+  at::Tensor output;              // contiguous: [N, OC, D, H, W], or [N, D, H, W, OC]
 };
 
 // The convolution on the CPU.

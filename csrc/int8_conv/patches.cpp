@@ -17,6 +17,11 @@ namespace {
 
 constexpr int64_t kPatchBytes = int64_t(1) << 28;  // of the patches that are copied at a time
 
+// The input or the output as [N, D, H, W, channels].
+at::Tensor channels_at_end(const ConvCall& call, const at::Tensor& tensor) {
+  return call.channels_last ? tensor : tensor.permute({0, 2, 3, 4, 1});
+}
+
 at::Tensor inside_of(const at::Tensor& padded, const Shape& shape) {
   at::Tensor inside = padded;
   for (size_t d = 0; d < 3; ++d) {
@@ -28,8 +33,7 @@ at::Tensor inside_of(const at::Tensor& padded, const Shape& shape) {
 // The image [N, D, H, W, C] with its padding.
 at::Tensor padded_image(const ConvCall& call) {
   const Shape& shape = call.shape;
-  const at::Tensor input =
-      call.input_is_channels_last ? call.input : call.input.permute({0, 2, 3, 4, 1});
+  const at::Tensor input = channels_at_end(call, call.input);
   if (!shape.is_padded()) return contiguous(input);
   const Space size = shape.padded();
   const std::vector<c10::SymInt> sizes{shape.images, size[0], size[1], size[2], shape.all_inputs()};
@@ -56,12 +60,17 @@ at::Tensor patches(const at::Tensor& image, const Shape& shape, int64_t group) {
   return image.as_strided(sizes, steps, image.storage_offset() + group * shape.inputs);
 }
 
-// The output of n images and one group, as [n, *out, outputs / groups].
-at::Tensor part_of_output(const ConvCall& call, int64_t first, int64_t n, int64_t group) {
-  const Shape& shape = call.shape;
+// Calls compute(to) with a contiguous tensor [n, *out, channels] for the outputs of some images and
+// channels: with a part of the output where that is contiguous, else with one that is copied there.
+template <typename Compute>
+void write_output(const ConvCall& call, int64_t first, int64_t n, int64_t channel, int64_t channels,
+                  const Compute& compute) {
   const at::Tensor output =
-      call.output_is_channels_last ? call.output : call.output.permute({0, 2, 3, 4, 1});
-  return output.narrow(0, first, n).narrow(-1, group * shape.outputs, shape.outputs);
+      channels_at_end(call, call.output).narrow(0, first, n).narrow(-1, channel, channels);
+  if (output.is_contiguous()) return compute(output);
+  const at::Tensor to = at::empty(output.sizes(), output.options());
+  compute(to);
+  copy_into(output, to);
 }
 
 at::Tensor of_group(const at::Tensor& tensor, const Shape& shape, int64_t group) {
@@ -71,9 +80,6 @@ at::Tensor of_group(const at::Tensor& tensor, const Shape& shape, int64_t group)
 void multiply(const ConvCall& call, const at::Tensor& image, int64_t first, int64_t group) {
   const Shape& shape = call.shape;
   const int64_t n = image.size(0), rows = n * shape.pixels();
-  const at::Tensor output = part_of_output(call, first, n, group);
-  const bool is_direct = output.is_contiguous();
-  const at::Tensor to = is_direct ? output : at::empty(output.sizes(), output.options());
   int8_mm::ProductCall product;
   product.input = contiguous(patches(image, shape, group)).view({rows, shape.depth()});
   product.weight = of_group(call.weight, shape, group).view({shape.outputs, shape.depth()});
@@ -83,9 +89,10 @@ void multiply(const ConvCall& call, const at::Tensor& image, int64_t first, int6
   product.zero_point = call.zero_point;
   product.weight_sum = of_group(call.weight_sum, shape, group);
   product.has_zero_point = call.zero_point.defined();
-  product.output = to.view({rows, shape.outputs});
-  int8_mm::kernels(image).product(product);
-  if (!is_direct) copy_into(output, to);
+  write_output(call, first, n, group * shape.outputs, shape.outputs, [&](const at::Tensor& to) {
+    product.output = to.view({rows, shape.outputs});
+    int8_mm::kernels(image).product(product);
+  });
 }
 
 // The sums [n, *out, groups, outputs] of a depthwise convolution.
@@ -120,18 +127,15 @@ at::Tensor depthwise_sums(const ConvCall& call, const at::Tensor& image) {
 void add_up(const ConvCall& call, const at::Tensor& image, int64_t first) {
   const Shape& shape = call.shape;
   const int64_t n = image.size(0), rows = n * shape.pixels(), outputs = shape.all_outputs();
-  const at::Tensor all =
-      call.output_is_channels_last ? call.output : call.output.permute({0, 2, 3, 4, 1});
-  const at::Tensor output = all.narrow(0, first, n);
-  const bool is_direct = output.is_contiguous();
-  const at::Tensor to = is_direct ? output : at::empty(output.sizes(), output.options());
   int8_mm::RescaleCall rescale{.sums = depthwise_sums(call, image).view({rows, outputs}),
                                .input_scale = call.input_scale,
                                .weight_scale = call.weight_scale,
                                .bias = call.bias,
-                               .output = to.view({rows, outputs})};
-  int8_mm::kernels(image).rescale(rescale);
-  if (!is_direct) copy_into(output, to);
+                               .output = {}};
+  write_output(call, first, n, 0, outputs, [&](const at::Tensor& to) {
+    rescale.output = to.view({rows, outputs});
+    int8_mm::kernels(image).rescale(rescale);
+  });
 }
 
 }  // namespace

@@ -2,8 +2,8 @@
 // Calls ops from eager Python without the cost of torch.ops, which matches arguments to schemas
 // through generic conversions (about 4 us a call). Here a schema is parsed once. Plain arguments
 // (exactly a Tensor or Parameter, int, float, bool, str, dtype, None, or a list or tuple of ints, as
-// the schema requires) go to the dispatcher. For anything else, such as a Tensor subclass or a SymInt, the callable returns
-// NotImplemented, and the caller uses torch.ops.
+// the schema requires) go to the dispatcher. For anything else, such as a Tensor subclass or a
+// SymInt, the callable returns NotImplemented, and the caller uses torch.ops.
 #include "python/eager.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>

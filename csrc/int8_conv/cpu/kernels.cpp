@@ -44,7 +44,7 @@ Rescaling<C> rescaling_of(const ConvCall& call) {
 class Image {
  public:
   Image(const ConvCall& call, const ImageLayout& layout) {
-    const Source source{pointer<uint8_t>(call.input), call.input_is_channels_last};
+    const Source source{pointer<uint8_t>(call.input), call.channels_last};
     data_ = source.data;
     if (layout.is_that_of(source)) return;
     memory_ = at::empty(layout.sizes(), call.input.options().dtype(at::kByte));
@@ -62,7 +62,7 @@ class Image {
 
 // How much scratch memory an image takes.
 int64_t image_bytes(const ConvCall& call, const ImageLayout& layout) {
-  if (layout.is_that_of({nullptr, call.input_is_channels_last})) return 0;
+  if (layout.is_that_of({nullptr, call.channels_last})) return 0;
   return layout.sizes()[0] * layout.group_bytes();
 }
 
@@ -81,7 +81,7 @@ void convolve_depthwise(const ConvCall& call, const ImageLayout& layout, T* outp
   const DepthwiseWeight weight(shape, layout, pointer<int8_t>(call.weight));
   const Operands f{.m = shape.rows(), .n = shape.all_outputs()};
   const Finish<T> finish(f, rescaling_of<C>(call), output, int8_mm::InputOffset{});
-  const FinishConv<T> write(finish, shape, call.output_is_channels_last, output);
+  const FinishConv<T> write(finish, shape, call.channels_last, output);
   if (call.input.scalar_type() == at::kByte) {
     depthwise(shape, layout, image.data(), weight, write, isa, kParallel);
   } else {
@@ -114,11 +114,10 @@ void convolve(const ConvCall& call, T* output) {
   }
   const Image image(call, layout);
   Rescaling<C> r = rescaling_of<C>(call);
-  const int64_t to_group = shape.outputs * (call.output_is_channels_last ? 1 : shape.pixels());
+  const int64_t to_group = shape.outputs * (call.channels_last ? 1 : shape.pixels());
   for (int64_t group = 0; group < shape.groups; ++group) {
     const Finish<T> finish(f, r, nullptr, kernel.input_offset);
-    const FinishConv<T> write(finish, shape, call.output_is_channels_last,
-                              output + group * to_group);
+    const FinishConv<T> write(finish, shape, call.channels_last, output + group * to_group);
     const PatchRows rows(shape, layout, image.data() + group * layout.group_bytes(), f.is_unsigned);
     int8_mm::multiply_rows(f, rows, write, isa, kernel, blocks, kParallel);
     f.choose_group(1);
