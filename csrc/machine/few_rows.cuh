@@ -153,7 +153,10 @@ class Thread {
   __device__ __forceinline__ void load(StepInput<Product, tiles>& to, uint32_t offset) const {
     const bool inside = at_ + offset < k_;
     to.groups[0] = to.groups[1] = {};
-    if (inside) weight_.load_groups(to.groups, Product::group_column(at_ + offset));
+    // NB: not whether the thread's own columns are inside. Where groups scale sums, the thread scales
+    // those of the whole step, of which other threads multiplied some columns.
+    const uint32_t group_column = Product::group_column(at_ + offset);
+    if (group_column < k_) weight_.load_groups(to.groups, group_column);
 #pragma unroll
     for (int t = 0; t < tiles; ++t) {
       const bool is_there = inside && rows_ > t * kTile;

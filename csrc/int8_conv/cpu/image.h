@@ -35,8 +35,9 @@ class ImageLayout {
 
   int64_t channels() const { return channels_; }
   int64_t group_bytes() const { return shape_.images * volume(size_) * channels_; }
-  std::array<int64_t, 3> sizes() const {
-    return {groups_, shape_.images * volume(size_), channels_};
+  // One by one: their product may be more than an int64 holds, which the allocation then says.
+  std::array<int64_t, 6> sizes() const {
+    return {groups_, shape_.images, size_[0], size_[1], size_[2], channels_};
   }
   // Lines along the width, in all groups and images.
   int64_t lines() const { return groups_ * shape_.images * size_[0] * size_[1]; }
