@@ -8,11 +8,10 @@ from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from baraquant import QuantConfig, TensorConfig
+import baraquant
 from sentence_encoder import SentenceEncoder, Tokenizer
 
-# Four-bit weights, 32 of them to a scale; eight-bit activations.
-W4A8 = QuantConfig(TensorConfig(4, "per_group", group_size=32), TensorConfig(8, "per_token"))
+W4A8 = baraquant.W4A8(32)  # four-bit weights, 32 of them to a factor; eight-bit activations
 # Chosen by the cosine on modules that neither trained nor were measured.
 BATCH, LEARNING_RATE, WARM_UP = 32, 5e-5, 20
 

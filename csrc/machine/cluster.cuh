@@ -9,9 +9,9 @@
 
 namespace baraquant {
 
-// All blocks of the cluster come here before one goes on; they see what the others wrote.
+// All threads of the cluster that have not ended come here before one goes on; they see what the
+// others wrote.
 __device__ __forceinline__ void wait_for_cluster() {
-  if (gridDim.z == 1) return __syncthreads();
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
       "barrier.cluster.arrive.release.aligned;\n"
@@ -24,12 +24,10 @@ __device__ __forceinline__ void wait_for_cluster() {
 __device__ __forceinline__ void end_with_cluster() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   __syncwarp();
-  if (gridDim.z > 1) {
-    asm volatile(
-        "barrier.cluster.arrive.relaxed.aligned;\n"
-        "barrier.cluster.wait.aligned;\n" ::
-            : "memory");
-  }
+  asm volatile(
+      "barrier.cluster.arrive.relaxed.aligned;\n"
+      "barrier.cluster.wait.aligned;\n" ::
+          : "memory");
 #endif
 }
 

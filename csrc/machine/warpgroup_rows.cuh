@@ -20,6 +20,7 @@
 
 #include "machine/cluster.cuh"
 #include "machine/early_launch.cuh"
+#include "machine/named_barrier.cuh"
 #include "machine/warpgroup_threads.cuh"
 
 namespace baraquant::warpgroup_rows {
@@ -125,6 +126,10 @@ __global__ void __launch_bounds__(Layout<Product, input_rows>::kThreads, 1)
   if (threadIdx.x < Memory::kStages) {
     shared.full[threadIdx.x].init(1);
     shared.empty[threadIdx.x].init(kGroupThreads * along_n);
+    if (threadIdx.x == 0) {
+      shared.decided.init(32 * Memory::kWarps);
+      shared.repeats = 0;
+    }
     publish_barriers();
   }
   __syncthreads();
@@ -135,17 +140,13 @@ __global__ void __launch_bounds__(Layout<Product, input_rows>::kThreads, 1)
     constexpr int64_t kStepBytes = Memory::kTiles * Memory::kTileBytes;
     const int64_t first = int64_t(blockIdx.y) * gridDim.z * steps_of_part * kStepBytes;
     const Loader<Product, input_rows> loader(shared, arranged + first, work);
-    const bool loads = threadIdx.x == 32 * Memory::kWarps;
-    if (loads) {
-      publish_to_bulk_copies();
-      loader.load(0);
+    if (threadIdx.x > 32 * Memory::kWarps) return;
+    publish_to_bulk_copies();
+    loader.load(0);
+    if (Product::kMayNotFit) {
+      shared.decided.wait(0);
+      if (shared.repeats != 0) loader.load(work.steps);
     }
-    if (__syncthreads_or(0) && Product::kMayNotFit) {
-      if (loads) loader.load(work.steps);
-      __syncthreads();
-    }
-    wait_for_cluster();
-    end_with_cluster();
   } else {
     wgmma::take_registers<Memory::kRegisters>();
     const Thread<Product, input_rows> thread(product, shared, n, work);
@@ -153,21 +154,32 @@ __global__ void __launch_bounds__(Layout<Product, input_rows>::kThreads, 1)
     thread.begin_copies();
     if (product.input_is_newest) wait_for_last_kernel();
     typename Thread<Product, input_rows>::Sums sums = {};
+    const NamedBarrier multiplying(1, 32 * Memory::kWarps);
     const bool all_fit = thread.template multiply<true>(sums, 0);
-    if (__syncthreads_or(!all_fit) && Product::kMayNotFit) {
+    if (Product::kMayNotFit) {
+      if (!all_fit) atomicOr(&shared.repeats, 1);
+      shared.decided.arrive();
+    }
+    multiplying.wait();
+    if (Product::kMayNotFit && shared.repeats != 0) {
 #pragma unroll
       for (auto& sum : sums) sum = 0;
       thread.begin_copies();
       thread.template multiply<false>(sums, work.steps);
-      __syncthreads();
+      multiplying.wait();  // the sums go where the steps were
     }
     const int r = static_cast<int>(threadIdx.x) % (work.rows() / 4) * 4;
     const typename Product::template Columns<4> columns(product, n + r);
     thread.store(sums, work);
-    wait_for_cluster();
+    const bool is_cluster = gridDim.z > 1;
+    if (is_cluster) {
+      wait_for_cluster();
+    } else {
+      multiplying.wait();
+    }
     write<Product, input_rows>(product, shared, work, m, n, columns, static_cast<int>(blockIdx.z),
                                static_cast<int>(gridDim.z));
-    end_with_cluster();
+    if (is_cluster) end_with_cluster();
   }
 }
 

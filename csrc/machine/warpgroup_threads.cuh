@@ -37,6 +37,8 @@ struct Layout {
       typename Product::Sum sums[kGroups * (kGroupRows + 4) * input_rows];
     };
     MemoryBarrier full[kStages], empty[kStages];
+    MemoryBarrier decided;  // whether all is multiplied once more:
+    int repeats;
   };
   static constexpr size_t kBytes = sizeof(Shared);
   // A block has the registers of its launch, in eights for a thread.

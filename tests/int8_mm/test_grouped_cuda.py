@@ -19,7 +19,14 @@ from tests.support.family_cases.grouped import SIZES, Grouped, ends, floating, o
 
 pytestmark = pytest.mark.cuda
 
-GENERIC = ("generic_128x128x64", "generic_64x64x128", "generic_16x32x256")
+GENERIC = (
+    "generic_128x256x64",
+    "generic_128x128x64",
+    "generic_64x128x128",
+    "generic_64x64x256",
+    "generic_32x64x256",
+    "generic_16x32x256",
+)
 ON_HOPPER = (
     "grouped_128x128x128_pingpong_cluster1x2",
     "grouped_64x256x128_pingpong_cluster1x2",

@@ -260,21 +260,73 @@ inline GroupedTile choose_grouped_tile(int64_t m, int64_t groups) {
 
 // --- every architecture from sm_80 on ------------------------------------------------------------
 
-enum class GenericTile { k128x128, k64x64, k16x32 };
+enum class GenericTile { k128x256, k128x128, k64x128, k64x64, k32x64, k16x32 };
 
 struct GenericTileInfo {
   GenericTile tile;
   const char* name;
   int m, n, k;
+  int blocks;        // that share a multiprocessor, where its memory allows it
+  double one, full;  // microseconds that one of them takes, and so many together
   const char* reason;
 };
 
+// The times are those of k = 4096 on an H100, rounded.
 constexpr GenericTileInfo kGenericTiles[] = {
-    {GenericTile::k128x128, "128x128x64", 128, 128, 64, "the most products for each byte read"},
-    {GenericTile::k64x64, "64x64x128", 64, 64, 128,
-     "four times the tiles: where those of 128x128 would leave multiprocessors idle"},
-    {GenericTile::k16x32, "16x32x256", 16, 32, 256,
-     "few rows: many narrow tiles, so that all multiprocessors stream the weights"},
+    {.tile = GenericTile::k128x256,
+     .name = "128x256x64",
+     .m = 128,
+     .n = 256,
+     .k = 64,
+     .blocks = 1,
+     .one = 45,
+     .full = 45,
+     .reason = "the most products for each byte read"},
+    {.tile = GenericTile::k128x128,
+     .name = "128x128x64",
+     .m = 128,
+     .n = 128,
+     .k = 64,
+     .blocks = 2,
+     .one = 38,
+     .full = 49,
+     .reason = "nearly as many: where the larger tiles would leave multiprocessors idle"},
+    {.tile = GenericTile::k64x128,
+     .name = "64x128x128",
+     .m = 64,
+     .n = 128,
+     .k = 128,
+     .blocks = 2,
+     .one = 21,
+     .full = 28,
+     .reason = "for 512 rows by a weight of 4096"},
+    {.tile = GenericTile::k64x64,
+     .name = "64x64x256",
+     .m = 64,
+     .n = 64,
+     .k = 256,
+     .blocks = 2,
+     .one = 14,
+     .full = 19,
+     .reason = "for 256 rows; the warps divide the depth, and so do those of smaller tiles"},
+    {.tile = GenericTile::k32x64,
+     .name = "32x64x256",
+     .m = 32,
+     .n = 64,
+     .k = 256,
+     .blocks = 2,
+     .one = 12,
+     .full = 14,
+     .reason = "for 128 rows, which so many blocks read that all multiprocessors work"},
+    {.tile = GenericTile::k16x32,
+     .name = "16x32x256",
+     .m = 16,
+     .n = 32,
+     .k = 256,
+     .blocks = 4,
+     .one = 10.5,
+     .full = 11.5,
+     .reason = "few rows: many narrow tiles, so that all multiprocessors stream the weights"},
 };
 
 static_assert(is_table(kGenericTiles));
@@ -287,13 +339,23 @@ inline int64_t count_tiles(const GenericTileInfo& tile, int64_t m, int64_t n) {
   return divide_up(m, tile.m) * divide_up(n, tile.n);
 }
 
+// How long the busiest multiprocessor takes, as long as the memory does not limit it.
+inline double time_of(const GenericTileInfo& tile, int64_t m, int64_t n, int multiprocessors) {
+  const int64_t tiles = divide_up(count_tiles(tile, m, n), multiprocessors);
+  const auto rounds = static_cast<double>(tiles / tile.blocks);
+  const int64_t rest = tiles % tile.blocks;
+  if (rest == 0) return rounds * tile.full;
+  const double share = static_cast<double>(rest - 1) / tile.blocks;
+  return rounds * tile.full + tile.one + share * (tile.full - tile.one);
+}
+
+// Against the best of all tiles tried on an H100 this loses up to 4 % where m is 16 to 4096.
 inline GenericTile choose_generic_tile(int64_t m, int64_t n, int multiprocessors) {
-  if (m <= 32) return GenericTile::k16x32;
-  // Two blocks of the large tile fit a multiprocessor; the small one is half as fast.
-  const int64_t large = count_tiles(info_of(GenericTile::k128x128), m, n);
-  if (m > 64 && large * 10 >= int64_t(9) * multiprocessors) return GenericTile::k128x128;
-  const int64_t small = count_tiles(info_of(GenericTile::k64x64), m, n);
-  return m <= 64 && small < multiprocessors / 2 ? GenericTile::k16x32 : GenericTile::k64x64;
+  const GenericTileInfo* best = &kGenericTiles[0];
+  for (const GenericTileInfo& tile : kGenericTiles) {
+    if (time_of(tile, m, n, multiprocessors) < time_of(*best, m, n, multiprocessors)) best = &tile;
+  }
+  return best->tile;
 }
 
 // Where a tile of the output begins.
@@ -318,7 +380,7 @@ constexpr int kMaxVectorRows = 4;
 // The vector kernel reads the weights once, without tensor cores: each of its threads multiplies
 // what it reads with every row. From three rows on, a Hopper tile is faster if the weight has a
 // number of rows with which the vector kernel leaves many multiprocessors idle at the end.
-// benchmarks/vector_sweep.py found the bounds on an H200 (132 multiprocessors). Against the best
+// benchmarks/rows_sweep.py found the bounds on an H200 (132 multiprocessors). Against the best
 // kernel this choice loses 0.3 % on average with one row, 0 % with two, 0.4 % with three and 1.1 %
 // with four, and at most 14 %.
 inline bool prefers_vector_kernel(int64_t m, int64_t n, int64_t k, bool allows_hopper) {

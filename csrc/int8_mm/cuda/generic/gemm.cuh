@@ -5,44 +5,35 @@
 // tiles are copied asynchronously, else through registers, from the 16-byte words around them.
 #pragma once
 
-#include "int8_mm/cuda/generic/fragments.cuh"
+#include "int8_mm/cuda/generic/copier.cuh"
 #include "int8_mm/cuda/groups.cuh"
-#include "int8_mm/cuda/kernels.h"
 #include "int8_mm/cuda/scale_vectors.cuh"
-#include "int8_mm/cuda/unaligned.cuh"
 
 namespace baraquant::int8_mm {
 
 // --- types ---------------------------------------------------------------------------------------
 
-// A block computes an m x n tile of the output, and advances k bytes along the depth at a time. Its
-// warps divide the tile into warps_m x warps_n parts. If warps_k > 1 they divide the depth too, and
-// add up their sums at the end.
-template <int m_, int n_, int k_, int warps_m_, int warps_n_, int warps_k_, int stages_>
-struct Geometry {
-  static constexpr int m = m_, n = n_, k = k_;
-  static constexpr int warps_m = warps_m_, warps_n = warps_n_, warps_k = warps_k_;
-  static constexpr int stages = stages_;
-  static constexpr int threads = 32 * warps_m * warps_n * warps_k;
-  static constexpr int warp_m = m / warps_m, warp_n = n / warps_n;
-  static constexpr int fragments_m = warp_m / 16, fragments_n = warp_n / 8;
-  static constexpr int chunks = k / kChunk;       // chunks in a row of a tile
-  static constexpr int steps = k / 32 / warps_k;  // steps of a warp for each tile
-  static constexpr int input_bytes = m * k, stage_bytes = (m + n) * k;
-  static constexpr int loads = (m + n) * chunks / threads;  // loads of a thread for each tile
-  static_assert(warp_m % 16 == 0 && warp_n % 16 == 0 && steps * 32 * warps_k == k);
-  static_assert((m + n) * chunks % threads == 0 && stages * stage_bytes <= 48 << 10);
-};
-
 template <GenericTile tile>
 struct GeometryOf;
 template <>
+struct GeometryOf<GenericTile::k128x256> {
+  using type = Geometry<128, 256, 64, 2, 4, 1, 4>;
+};
+template <>
 struct GeometryOf<GenericTile::k128x128> {
-  using type = Geometry<128, 128, 64, 2, 4, 1, 3>;
+  using type = Geometry<128, 128, 64, 2, 2, 1, 4>;
+};
+template <>
+struct GeometryOf<GenericTile::k64x128> {
+  using type = Geometry<64, 128, 128, 2, 2, 1, 3>;
 };
 template <>
 struct GeometryOf<GenericTile::k64x64> {
-  using type = Geometry<64, 64, 128, 2, 2, 2, 3>;
+  using type = Geometry<64, 64, 256, 2, 2, 2, 3>;
+};
+template <>
+struct GeometryOf<GenericTile::k32x64> {
+  using type = Geometry<32, 64, 256, 1, 2, 4, 4>;
 };
 template <>
 struct GeometryOf<GenericTile::k16x32> {
@@ -50,57 +41,6 @@ struct GeometryOf<GenericTile::k16x32> {
 };
 
 // --- kernels -------------------------------------------------------------------------------------
-
-// Copies tiles into shared memory: first the input's rows, then the weight's.
-template <typename G>
-struct Copier {
-  const Operands& f;
-  TilePlace place;
-  uint8_t* shared;
-
-  // The chunk that this thread loads as its number i.
-  struct Chunk {
-    const uint8_t* base;
-    int64_t row, rows, at;  // the chunk begins `at` bytes into the row
-    int target;             // its offset in the stage
-  };
-
-  __device__ __forceinline__ Chunk chunk(int i, int64_t depth) const {
-    const int index = i * G::threads + static_cast<int>(threadIdx.x);
-    const int row = index / G::chunks, column = index % G::chunks;
-    const bool of_input = row < G::m;
-    return {static_cast<const uint8_t*>(of_input ? f.input : f.weight),
-            of_input ? place.m + row : place.n + row - G::m, of_input ? f.m : f.n,
-            depth + column * kChunk, swizzled<G::chunks>(row, column)};
-  }
-
-  __device__ __forceinline__ void copy_async(int stage, int64_t depth) const {
-#pragma unroll
-    for (int i = 0; i < G::loads; ++i) {
-      const Chunk c = chunk(i, depth);
-      const bool inside = c.row < c.rows && c.at < f.k;
-      copy_chunk_async(shared + stage * G::stage_bytes + c.target,
-                       inside ? c.base + c.row * f.k + c.at : c.base, inside);
-    }
-  }
-
-  __device__ __forceinline__ void read(UnalignedChunk (&chunks)[G::loads], int64_t depth) const {
-#pragma unroll
-    for (int i = 0; i < G::loads; ++i) {
-      const Chunk c = chunk(i, depth);
-      const int64_t left = c.row < c.rows ? f.k - c.at : 0;
-      chunks[i].read(c.base, c.rows * f.k, c.row * f.k + c.at, left);
-    }
-  }
-
-  __device__ __forceinline__ void write(const UnalignedChunk (&chunks)[G::loads], int stage) const {
-#pragma unroll
-    for (int i = 0; i < G::loads; ++i) {
-      *reinterpret_cast<uint4*>(shared + stage * G::stage_bytes + chunk(i, 0).target) =
-          chunks[i].bytes();
-    }
-  }
-};
 
 template <typename G>
 struct Sums {
@@ -118,13 +58,13 @@ struct WarpPlace {
         k(warp / (G::warps_m * G::warps_n)) {}
 };
 
-template <typename G, bool is_unsigned>
-__device__ __forceinline__ void multiply_stage(Sums<G>& sums, const uint8_t* stage,
-                                               const WarpPlace<G>& warp) {
-#pragma unroll
-  for (int s = 0; s < G::steps; ++s) {
-    const int column = (s * G::warps_k + warp.k) * 2;
-    uint32_t a[G::fragments_m][4], b[G::fragments_n][2];
+// What a warp multiplies in a step.
+template <typename G>
+struct Fragments {
+  uint32_t a[G::fragments_m][4], b[G::fragments_n][2];
+
+  __device__ __forceinline__ void load(const uint8_t* stage, const WarpPlace<G>& warp, int step) {
+    const int column = (step * G::warps_k + warp.k) * 2;
 #pragma unroll
     for (int i = 0; i < G::fragments_m; ++i) {
       load_input_fragment<G::chunks>(a[i], stage, warp.m + i * 16, column);
@@ -134,6 +74,10 @@ __device__ __forceinline__ void multiply_stage(Sums<G>& sums, const uint8_t* sta
       load_weight_fragments<G::chunks>(b[j], b[j + 1], stage + G::input_bytes, warp.n + j * 8,
                                        column);
     }
+  }
+
+  template <bool is_unsigned>
+  __device__ __forceinline__ void multiply(Sums<G>& sums) const {
 #pragma unroll
     for (int i = 0; i < G::fragments_m; ++i) {
 #pragma unroll
@@ -142,7 +86,7 @@ __device__ __forceinline__ void multiply_stage(Sums<G>& sums, const uint8_t* sta
       }
     }
   }
-}
+};
 
 // Adds up the sums of the warps that have the same place and different shares of the depth. The
 // first of these warps gets the result.
@@ -150,7 +94,7 @@ template <typename G>
 __device__ __forceinline__ void add_shares(Sums<G>& sums, int* shared, int share) {
   constexpr int kThreads = G::threads / G::warps_k;
   constexpr int kSums = sizeof(Sums<G>) / sizeof(int);
-  static_assert((G::warps_k - 1) * kThreads * kSums * 4 <= G::stages * G::stage_bytes);
+  static_assert((G::warps_k - 1) * kThreads * kSums * 4 <= G::bytes);
   int* flat = &sums.at[0][0][0];
   const int thread = static_cast<int>(threadIdx.x) % kThreads;
   __syncthreads();  // the last tile has been read
@@ -169,22 +113,38 @@ __device__ __forceinline__ void add_shares(Sums<G>& sums, int* shared, int share
   }
 }
 
+// While the fragments of a step are multiplied, those of the next one are loaded.
 template <typename G, bool is_unsigned>
 __device__ __forceinline__ void multiply_aligned(Sums<G>& sums, const Copier<G>& copier,
                                                  const WarpPlace<G>& warp) {
-  const int tiles = static_cast<int>((copier.f.k + G::k - 1) / G::k);
+  static_assert(G::steps % 2 == 0);
+  const int tiles = copier.tiles();
 #pragma unroll
   for (int s = 0; s < G::stages - 1; ++s) {
-    if (s < tiles) copier.copy_async(s, int64_t(s) * G::k);
+    if (s < tiles) copier.copy_async(s);
     commit_copies();
   }
+  wait_for_copies<G::stages - 2>();
+  __syncthreads();
+  Fragments<G> fragments[2];
+  fragments[0].load(copier.stage(0), warp, 0);
   for (int tile = 0; tile < tiles; ++tile) {
-    wait_for_copies<G::stages - 2>();
-    __syncthreads();  // all copies have arrived, and no thread reads what is overwritten next
-    const int next = tile + G::stages - 1;
-    if (next < tiles) copier.copy_async(next % G::stages, int64_t(next) * G::k);
-    commit_copies();
-    multiply_stage<G, is_unsigned>(sums, copier.shared + tile % G::stages * G::stage_bytes, warp);
+#pragma unroll
+    for (int s = 0; s < G::steps; ++s) {
+      const bool is_last = s == G::steps - 1;
+      if (is_last) {  // the next tile has been copied, and no thread loads from this one any more
+        wait_for_copies<G::stages - 2>();
+        __syncthreads();
+      }
+      fragments[(s + 1) % 2].load(copier.stage(is_last ? tile + 1 : tile), warp,
+                                  is_last ? 0 : s + 1);
+      if (s == 0) {
+        const int next = tile + G::stages - 1;
+        if (next < tiles) copier.copy_async(next);
+        commit_copies();
+      }
+      fragments[s % 2].template multiply<is_unsigned>(sums);
+    }
   }
   wait_for_copies<0>();
 }
@@ -192,7 +152,7 @@ __device__ __forceinline__ void multiply_aligned(Sums<G>& sums, const Copier<G>&
 template <typename G, bool is_unsigned>
 __device__ __forceinline__ void multiply_unaligned(Sums<G>& sums, const Copier<G>& copier,
                                                    const WarpPlace<G>& warp) {
-  const int tiles = static_cast<int>((copier.f.k + G::k - 1) / G::k);
+  const int tiles = copier.tiles();
   UnalignedChunk chunks[G::loads];
   if (tiles > 0) {
     copier.read(chunks, 0);
@@ -200,9 +160,14 @@ __device__ __forceinline__ void multiply_unaligned(Sums<G>& sums, const Copier<G
   }
   for (int tile = 0; tile < tiles; ++tile) {
     __syncthreads();
-    if (tile + 1 < tiles) copier.read(chunks, int64_t(tile + 1) * G::k);
-    multiply_stage<G, is_unsigned>(sums, copier.shared + tile % G::stages * G::stage_bytes, warp);
-    if (tile + 1 < tiles) copier.write(chunks, (tile + 1) % G::stages);
+    if (tile + 1 < tiles) copier.read(chunks, tile + 1);
+#pragma unroll
+    for (int s = 0; s < G::steps; ++s) {
+      Fragments<G> fragments;
+      fragments.load(copier.stage(tile), warp, s);
+      fragments.template multiply<is_unsigned>(sums);
+    }
+    if (tile + 1 < tiles) copier.write(chunks, tile + 1);
   }
 }
 
@@ -243,9 +208,9 @@ __device__ __forceinline__ void write_sums(const Sums<G>& sums, const GenericPar
 
 template <typename G, typename T, bool is_unsigned, bool aligned>
 __device__ __forceinline__ void compute_tile(const GenericParams<T>& args, const TilePlace& place) {
-  __shared__ __align__(128) uint8_t shared[G::stages * G::stage_bytes];
+  extern __shared__ __align__(128) uint8_t generic_memory[];
   const WarpPlace<G> warp(static_cast<int>(threadIdx.x) / 32);
-  const Copier<G> copier{args.operands, place, shared};
+  const Copier<G> copier(args.operands, place, generic_memory);
   Sums<G> sums{};
   if constexpr (aligned) {
     multiply_aligned<G, is_unsigned>(sums, copier, warp);
@@ -253,14 +218,14 @@ __device__ __forceinline__ void compute_tile(const GenericParams<T>& args, const
     multiply_unaligned<G, is_unsigned>(sums, copier, warp);
   }
   if constexpr (G::warps_k > 1) {
-    add_shares(sums, reinterpret_cast<int*>(shared), warp.k);
+    add_shares(sums, reinterpret_cast<int*>(generic_memory), warp.k);
     if (warp.k > 0) return;
   }
   write_sums(sums, args, place, warp);
 }
 
 template <typename G, typename T, bool is_unsigned, bool aligned>
-__global__ void __launch_bounds__(G::threads, aligned ? 2 : 1)
+__global__ void __launch_bounds__(G::threads, aligned ? G::blocks : 1)
     generic_kernel(const GenericParams<T> args) {
   compute_tile<G, T, is_unsigned, aligned>(
       args, place_of_tile(blockIdx.x, args.operands.m, args.operands.n, G::m, G::n));
@@ -286,7 +251,7 @@ __device__ __forceinline__ void clear_tile(const GenericParams<T>& args, const T
 // Each group's tiles are computed like those of a product whose input ends with the group. `rows`
 // is the number of rows of tiles of the grid.
 template <typename G, typename T, bool is_unsigned, bool aligned>
-__global__ void __launch_bounds__(G::threads, aligned ? 2 : 1)
+__global__ void __launch_bounds__(G::threads, aligned ? G::blocks : 1)
     grouped_generic_kernel(GenericParams<T> args, int64_t rows) {
   Operands& f = args.operands;
   TilePlace place = place_of_tile(blockIdx.x, rows * G::m, f.n, G::m, G::n);
@@ -308,11 +273,14 @@ void launch_generic_kernel(const GenericParams<T>& args, cudaStream_t stream) {
   const int64_t columns = divide_up(f.n, G::n);
   if (f.is_grouped()) {
     const int64_t rows = max_group_tiles<G>(f);
-    grouped_generic_kernel<G, T, is_unsigned, aligned>
-        <<<static_cast<unsigned>(rows * columns), G::threads, 0, stream>>>(args, rows);
+    constexpr auto kernel = &grouped_generic_kernel<G, T, is_unsigned, aligned>;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, G::bytes);
+    kernel<<<static_cast<unsigned>(rows * columns), G::threads, G::bytes, stream>>>(args, rows);
   } else {
-    generic_kernel<G, T, is_unsigned, aligned>
-        <<<static_cast<unsigned>(divide_up(f.m, G::m) * columns), G::threads, 0, stream>>>(args);
+    constexpr auto kernel = &generic_kernel<G, T, is_unsigned, aligned>;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, G::bytes);
+    const auto blocks = static_cast<unsigned>(divide_up(f.m, G::m) * columns);
+    kernel<<<blocks, G::threads, G::bytes, stream>>>(args);
   }
 }
 
@@ -339,10 +307,16 @@ void launch_generic(GenericTile tile, const Operands& operands,
                     const Rescaling<ComputeType<T>>& rescaling, T* output, cudaStream_t stream) {
   const GenericParams<T> args{operands, rescaling, output};
   switch (tile) {
+    case GenericTile::k128x256:
+      return launch_generic_tile<GenericTile::k128x256>(args, stream);
     case GenericTile::k128x128:
       return launch_generic_tile<GenericTile::k128x128>(args, stream);
+    case GenericTile::k64x128:
+      return launch_generic_tile<GenericTile::k64x128>(args, stream);
     case GenericTile::k64x64:
       return launch_generic_tile<GenericTile::k64x64>(args, stream);
+    case GenericTile::k32x64:
+      return launch_generic_tile<GenericTile::k32x64>(args, stream);
     case GenericTile::k16x32:
       return launch_generic_tile<GenericTile::k16x32>(args, stream);
   }
