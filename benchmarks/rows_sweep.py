@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Products on a GPU by every kernel that could take them, and what the rule that chooses loses.
 
-    python -m benchmarks.rows_sweep --json rows_sweep.json      # some minutes on an H200
+    python -m benchmarks.rows_sweep --json rows_sweep.json      # a minute on an H100
     python -m benchmarks.rows_sweep --read rows_sweep.json      # the tables again, no GPU
     python -m benchmarks.rows_sweep --rows 64 512 --generic     # as a GPU that is not Hopper
 
 For each product `[m, k] @ [n, k].T` of int8 to bfloat16 it times the vector kernel, the tiles of
 Hopper's tensor cores and the generic ones, and PyTorch's bfloat16 product: medians of device events
-inside CUDA graphs, with weights that are rotated so that none lies in the L2 cache. The rule is ``select`` in ``csrc/int8_mm/cuda/select.h``; its bounds stand in ``tiles.h`` beside it.
+inside CUDA graphs, with weights that are rotated so that none lies in the L2 cache. The rule is
+``select`` in ``csrc/int8_mm/cuda/select.h``; its bounds stand in ``tiles.h`` beside it.
 """
 
 import argparse

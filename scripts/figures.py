@@ -24,6 +24,7 @@ import figure_int4
 import figure_language
 import figure_models
 import figure_tables
+import figure_tiles
 import results
 from figure_models import INTEGERS
 from results import among, at_least, fields, peers, percent, rows, span
@@ -146,11 +147,11 @@ def milliseconds(network: str) -> Figure:
     return lambda: f"{1e3 * figure_models.digits_times()['times']['all_images'][network]:.2f}"
 
 
-def memory_of(family: str) -> Figure:
+def memory_of(family: str, machine: results.Machine = CPU) -> Figure:
     """How the process of a result on the CPU got its memory."""
     return lambda: (
         "with freed memory kept, unlike by default"
-        if results.is_kept(CPU, family)
+        if results.is_kept(machine, family)
         else "in a process as it is by default"
     )
 
@@ -160,9 +161,9 @@ def minilm(name: str, form: Callable[[results.Row, results.Row], str]) -> Figure
     return lambda: form(figure_models.encoder(name), figure_models.encoder("float32"))
 
 
-def epyc(name: str) -> Figure:
-    """How many times faster than float32 a row of the sentence encoder is on an EPYC."""
-    return lambda: f"{figure_models.encoder(name, 'epyc')['speeds']['32 x 64']['faster']:.2f}"
+def encoder_speed(name: str) -> Figure:
+    """How many times faster than float32 a row of the sentence encoder is."""
+    return minilm(name, lambda row, _: f"{row['speeds']['32 x 64']['faster']:.2f}")
 
 
 FIGURES: dict[str, Figure] = {
@@ -171,6 +172,7 @@ FIGURES: dict[str, Figure] = {
     **figure_tables.TABLES,
     **figure_distributed.TABLES,
     **figure_int4.TABLES,
+    **figure_tiles.FIGURES,
     # A training step on an H200
     "training.eager": training("eager", "baraquant W8A8"),
     "training.compiled": training("compiled", "baraquant W8A8"),
@@ -242,7 +244,7 @@ FIGURES: dict[str, Figure] = {
     "cpu.memory": memory_of(""),
     "cpu.memory.range": memory_of("range"),
     "cpu.memory.int8": memory_of("int8_mm"),
-    "cpu.memory.minilm": memory_of("minilm"),
+    "cpu.memory.minilm": memory_of("minilm", figure_models.EPYC),
     "cpu.fake": lambda: span(peers(fake_cpu(m=4096), "PyTorch"), ".1f"),
     "cpu.token.eager": lambda: span(peers(tokens(CPU), "PyTorch"), ".1f"),
     "cpu.token.compile": lambda: span(peers(tokens(CPU), "torch.compile"), ".1f"),
@@ -265,11 +267,14 @@ FIGURES: dict[str, Figure] = {
     "minilm.cosine": minilm("W8A8", lambda row, _: f"{row['cosine']:.3f}"),
     "minilm.smaller": minilm("W8A8", lambda row, f: f"{f['file_bytes'] / row['file_bytes']:.1f}"),
     "minilm.faster": minilm("W8A8", lambda row, _: f"{row['speeds']['32 x 64']['faster']:.1f}"),
-    "minilm.epyc.w8a8": epyc("W8A8"),
-    "minilm.epyc.smoothquant": epyc("SmoothQuant"),
-    "minilm.epyc.pytorch": epyc("PyTorch quantize_dynamic"),
-    "minilm.epyc.fused.w8a8": epyc("W8A8, fused ops"),
-    "minilm.epyc.fused.smoothquant": epyc("SmoothQuant, fused ops"),
+    "minilm.pytorch": encoder_speed("PyTorch quantize_dynamic"),
+    "minilm.pytorch.cosine": minilm(
+        "PyTorch quantize_dynamic", lambda row, _: f"{row['cosine']:.3f}"
+    ),
+    "minilm.w8a8": encoder_speed("W8A8"),
+    "minilm.smoothquant": encoder_speed("SmoothQuant"),
+    "minilm.fused.w8a8": encoder_speed("W8A8, fused ops"),
+    "minilm.fused.smoothquant": encoder_speed("SmoothQuant, fused ops"),
     # The handwritten digits
     "digits.float": width("float", 2, 4),
     "digits.2-4.qat": width("qat", 2, 4),

@@ -5,13 +5,17 @@
     racecheck   two threads of a block at the same shared memory, without an order
     synccheck   barriers that not all threads reach
 
-Only kernels whose name has `baraquant` in it are looked at: racecheck has two reports of cuBLAS's
-own. initcheck is not run: it does not see what TMA writes, and takes Hopper's kernels for readers
-of memory that nobody wrote. Without a GPU or the tool this says so, and is no failure.
+    python scripts/gpu_sanitize.py --tools synccheck
+
+Each tool's verdict is printed when it ends. Only kernels whose name has `baraquant` in it are
+looked at: racecheck has two reports of cuBLAS's own. initcheck is not run: it does not see what TMA
+writes, and takes Hopper's kernels for readers of memory that nobody wrote. Without a GPU or the
+tool this says so, and is no failure.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -110,53 +114,51 @@ def outcome(name: str, code: int, log: str, output: str, seconds: float) -> Outc
     return Outcome(name, calls[1] if calls else "-", "", errors, seconds, f"{output}\n{log}")
 
 
-def run(tool: Path) -> int:
-    """All tools side by side, and the calls alone, which say which kernels were launched."""
+def run(tool: Path, names: list[str]) -> int:
+    """The tools side by side, and the calls alone, which say which kernels were launched."""
     began = time.monotonic()
-    outcomes: list[Outcome] = []
+    failed = False
     with tempfile.TemporaryDirectory() as folder:
-        places = {name: Path(folder) / name for name in ("", *TOOLS)}
+        places = {name: Path(folder) / name for name in names}
         listing = start([sys.executable, *CALLS, "--kernels"], "", Path(folder) / "kernels")
         running = {
             name: start(command(tool, name, places[name]), name, Path(folder) / f"{name}.out")
-            for name in TOOLS
+            for name in names
         }
         listed_code = wait(listing, began)
         listed = read(Path(folder) / "kernels")
         kernels = re.search(r"(\d+) kernels", listed)
-        # They run side by side: one that has ended is looked at while others go on.
-        seconds: dict[str, float] = {}
-        while len(seconds) < len(TOOLS):
-            for name, process in running.items():
-                over = time.monotonic() - began > LIMIT
-                if name not in seconds and (over or process.poll() is not None):
-                    wait(process, began)
-                    seconds[name] = time.monotonic() - began
+        print(listed.strip()[-2000:])
+        print(f"{'tool':<12}{'calls':>8}{'kernels':>10}{'errors':>16}{'seconds':>10}", flush=True)
+        while running:
+            over = time.monotonic() - began > LIMIT
+            for name in [name for name, p in running.items() if over or p.poll() is not None]:
+                process = running.pop(name)
+                wait(process, began)
+                output, log = read(Path(folder) / f"{name}.out"), read(places[name])
+                found = outcome(name, process.returncode, log, output, time.monotonic() - began)
+                report(found._replace(kernels=kernels[1] if kernels else "-"))
+                failed = failed or found.errors != 0
             time.sleep(0.5)
-        for name, process in running.items():
-            output = read(Path(folder) / f"{name}.out")
-            found = outcome(name, process.returncode, read(places[name]), output, seconds[name])
-            outcomes.append(found._replace(kernels=kernels[1] if kernels else "-"))
-    return report(outcomes, listed, listed_code)
-
-
-def report(outcomes: list[Outcome], listed: str, listed_code: int) -> int:
-    """A table, and what the tools that failed had to say."""
-    failed = listed_code != 0
-    print(f"{'tool':<12}{'calls':>8}{'kernels':>10}{'errors':>16}{'seconds':>10}")
-    for o in outcomes:
-        errors = "did not finish" if o.errors is None else str(o.errors)
-        print(f"{o.tool:<12}{o.calls:>8}{o.kernels:>10}{errors:>16}{o.seconds:>10.0f}")
-        failed = failed or o.errors != 0
-    print(listed.strip()[-2000:])
-    for o in outcomes:
-        if o.errors != 0:
-            print(f"--- {o.tool}\n{o.output.strip()[-6000:]}")
+    failed = failed or listed_code != 0
     print(f"gpu-sanitize: {'FAILED' if failed else 'passed'}")
     return 1 if failed else 0
 
 
+def report(found: Outcome) -> None:
+    """A row of the table, and what a tool that failed had to say."""
+    errors = "did not finish" if found.errors is None else str(found.errors)
+    row = f"{found.tool:<12}{found.calls:>8}{found.kernels:>10}{errors:>16}{found.seconds:>10.0f}"
+    print(row, flush=True)
+    if found.errors != 0:
+        print(f"--- {found.tool}\n{found.output.strip()[-6000:]}", flush=True)
+
+
 def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--tools", nargs="+", choices=TOOLS, default=list(TOOLS))
+    names = parser.parse_args().tools
+
     import torch
 
     tool = find_tool()
@@ -170,7 +172,7 @@ def main() -> int:
         )
         return 0
     print(f"gpu-sanitize: {tool} on {torch.cuda.get_device_name()}", flush=True)
-    return run(tool)
+    return run(tool, names)
 
 
 if __name__ == "__main__":

@@ -47,9 +47,10 @@ SANITIZERS = {
 CXX_WERROR = ["-Werror"]
 NVCC_WERROR = ["-Werror", "all-warnings"]
 
-# One image of machine code for each major generation (it runs on every later minor one), and PTX
-# for what comes after. 9.0a: the Hopper instructions that "9.0" leaves out.
-DEFAULT_ARCHITECTURES = "8.0;9.0a;10.0+PTX;12.0+PTX"
+# One image of machine code for each major generation (it runs on every later minor one), two for
+# Ampere, whose second one Ada runs, and PTX for what comes after. 9.0a: the instructions of Hopper
+# that "9.0" leaves out.
+DEFAULT_ARCHITECTURES = "8.0;8.6;9.0a;10.0+PTX;12.0+PTX"
 
 
 # The folders of csrc whose sources include the large headers of torch::nn. Those of a folder are

@@ -189,6 +189,10 @@ inline HopperTile choose_hopper_tile(int64_t m, int64_t n, int64_t k, int multip
   }
   constexpr int64_t kFarBeyondL2 = int64_t(1) << 28;
   if (m > 256 && n * k > kFarBeyondL2) return HopperTile::kCooperative256x128;
+  // So long a product is bound by the card's power, of which the larger tile takes less: 4 to 29 % of
+  // the time, on an H100 that was hot.
+  const double products = static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+  if (m > 512 && products > 0x1p36) return HopperTile::kCooperative256x128;
   // This tile cannot overlap its epilogue with another tile, so k must be long.
   const int64_t large = count_tiles(info_of(HopperTile::kCooperative256x128), m, n);
   if (m > 256 && k > 4096 && large <= multiprocessors && fills(large, multiprocessors)) {
