@@ -17,7 +17,7 @@ namespace baraquant::fused {
 namespace {
 
 at::Tensor empty_like(const at::Tensor& input, at::ScalarType dtype) {
-  return at::empty_symint(input.sym_sizes(), input.options().dtype(dtype));
+  return empty_dense(input.sym_sizes(), input.options().dtype(dtype));
 }
 
 // The tensor as [rows, length] with neighbouring elements of a row side by side: a view if the rows

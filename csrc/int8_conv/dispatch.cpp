@@ -79,7 +79,7 @@ at::Tensor int8_conv(const at::Tensor& input, const at::Tensor& weight,
   const auto sizes = check_conv(args);
   const at::MemoryFormat format = format_of(args);
   const at::Tensor output =
-      at::empty_symint(sizes, input.options().dtype(args.dtype).memory_format(format));
+      empty_dense(sizes, input.options().dtype(args.dtype).memory_format(format));
   if (!has_work(output)) return output;
   const ConvCall call = prepare(args, format != at::MemoryFormat::Contiguous, output);
   const bool on_cpu = !input.is_cuda() && !patches_are_forced.load(std::memory_order_relaxed);

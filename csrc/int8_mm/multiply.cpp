@@ -29,7 +29,7 @@ at::Tensor empty_output(const LinearArgs& args, at::ScalarType dtype) {
   sizes.back() = args.weight.sym_size(-2);
   const auto options = args.input.options().dtype(dtype);
   if (lacks_groups(args)) return filled(sizes, 0, options);
-  return at::empty_symint(sizes, options);
+  return empty_dense(sizes, options);
 }
 
 at::Tensor contiguous_rows(const at::Tensor& input) {

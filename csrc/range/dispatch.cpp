@@ -201,7 +201,7 @@ QuantizedRows quantize_rows(const at::Tensor& rows, const RowScheme& scheme, boo
   const int64_t count = rows.size(0), length = rows.size(1);
   const auto options = rows.options().dtype(compute_dtype(rows.scalar_type()));
   QuantizedRows q;
-  q.values = at::empty({count, length}, options.dtype(at::kChar));
+  q.values = with_huge_pages(at::empty({count, length}, options.dtype(at::kChar)));
   if (with_mask) q.mask = empty_mask(rows);
   if (!has_work(rows)) {
     const Rule<double> rule(scheme.quant_min, scheme.quant_max, scheme.symmetric);

@@ -126,7 +126,7 @@ at::Tensor linear_device(const at::Tensor& input, const at::Tensor& weight,
   check_linear(input, given, bias);
   std::vector<c10::SymInt> sizes = input.sym_sizes().vec();
   sizes.back() = weight.sym_size(0);
-  const at::Tensor output = at::empty_symint(sizes, input.options());
+  const at::Tensor output = empty_dense(sizes, input.options());
   if (has_work(output)) {
     const int64_t columns = input.size(-1), outputs = weight.size(0);
     const int64_t rows = output.numel() / outputs;

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The memory of large outputs on the CPU comes in pages of 2 MiB, where Linux has them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from baraquant import ops
+
+ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+HUGE, LEAST = 2 << 20, 4 << 20
+needs_huge_pages = pytest.mark.skipif(
+    not ENABLED.exists() or "[never]" in ENABLED.read_text(),
+    reason="this system has no transparent huge pages",
+)
+
+
+def huge_bytes(tensor: Tensor) -> int:
+    """Of the mappings that a tensor's memory lies in."""
+    begin, found, inside = tensor.data_ptr(), 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head = re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line)
+        if head:
+            low, high = (int(part, 16) for part in head.groups())
+            inside = low < begin + tensor.nbytes and high > begin
+        elif inside and line.startswith("AnonHugePages:"):
+            found += int(line.split()[1]) << 10
+    return found
+
+
+def rounded(count: int) -> Tensor:
+    """A large output of so many elements."""
+    result: Tensor = ops.fake_quantize_per_tensor(torch.ones(count), torch.tensor(0.5), None)
+    return result
+
+
+@needs_huge_pages
+def test_large_outputs_have_them() -> None:
+    output = rounded(64 << 20)
+    assert huge_bytes(output) >= output.nbytes - 2 * HUGE
+    assert torch.equal(output, torch.ones(64 << 20))
+
+
+@needs_huge_pages
+@pytest.mark.parametrize("wish", ("0", None))
+def test_the_variable(wish: str | None) -> None:
+    """Asked in a process of its own, since it is read once."""
+    program = "from tests.ops.test_huge_pages import *\nprint(huge_bytes(rounded(64 << 20)))"
+    variables = os.environ | ({} if wish is None else {"BARAQUANT_HUGE_PAGES": wish})
+    output = subprocess.run(
+        [sys.executable, "-c", program], env=variables, check=True, capture_output=True, text=True
+    ).stdout
+    is_always = "[always]" in ENABLED.read_text()
+    assert (int(output) > 0) == (wish is None or is_always)
