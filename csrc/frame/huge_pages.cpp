@@ -14,7 +14,7 @@ namespace baraquant {
 namespace {
 
 #ifdef MADV_HUGEPAGE
-constexpr size_t kLeastBytes = size_t(4) << 20;  // as for NumPy's arrays
+constexpr size_t kLeastBytes = size_t(32) << 20;  // smaller blocks glibc keeps and gives again
 
 bool are_wanted() {
   const char* const wish = std::getenv("BARAQUANT_HUGE_PAGES");
