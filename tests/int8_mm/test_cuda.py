@@ -15,18 +15,10 @@ import baraquant
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.cuda import MIB, assert_all_same, capture, measured
-from tests.support.family_cases.int8_mm import DEEPEST_SHIFTED, VALUES, Case, integers
+from tests.support.family_cases.int8_mm import DEEPEST_SHIFTED, GENERIC, VALUES, Case, integers
 
 pytestmark = pytest.mark.cuda
 
-GENERIC = (
-    "generic_128x256x64",
-    "generic_128x128x64",
-    "generic_64x128x128",
-    "generic_64x64x256",
-    "generic_32x64x256",
-    "generic_16x32x256",
-)
 HOPPER = (
     "hopper_128x128x128_pingpong_cluster2x1",
     "hopper_256x128x128_cooperative",

@@ -16,17 +16,10 @@ from tests.support.bits import assert_same_bits
 from tests.support.checks.int8_mm import call, moved
 from tests.support.cuda import assert_all_same, capture
 from tests.support.family_cases.grouped import SIZES, Grouped, ends, floating, one_weight
+from tests.support.family_cases.int8_mm import GENERIC
 
 pytestmark = pytest.mark.cuda
 
-GENERIC = (
-    "generic_128x256x64",
-    "generic_128x128x64",
-    "generic_64x128x128",
-    "generic_64x64x256",
-    "generic_32x64x256",
-    "generic_16x32x256",
-)
 ON_HOPPER = (
     "grouped_128x128x128_pingpong_cluster1x2",
     "grouped_64x256x128_pingpong_cluster1x2",
