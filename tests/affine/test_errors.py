@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from tests.support.bad_arguments.affine import (
-    BAD,
-    DEVICE,
     KINDS,
     OPS,
     PAIRS,
@@ -20,29 +18,12 @@ from tests.support.bad_arguments.affine import (
     quantized,
 )
 from tests.support.cases import Granularity, function_of
-from tests.support.checks.bad_calls import check_messages, check_meta
+from tests.support.checks.bad_calls import BadCalls
 from tests.support.processes import run_program
 
 
-@pytest.mark.parametrize("op", OPS, ids=str)
-def test_right_arguments_are_taken(op: Op, any_device: str) -> None:
-    """So that each wrong call below is wrong in one way only."""
-    op(op.arguments(any_device))
-
-
-@pytest.mark.parametrize("op", OPS, ids=str)
-def test_at_least_twelve_bad_cases(op: Op) -> None:
-    assert sum(other == op for other, _ in PAIRS) >= 12
-
-
-@pytest.mark.parametrize("op", OPS, ids=str)
-def test_type_and_words(op: Op, any_device: str) -> None:
-    check_messages(op, BAD, any_device)
-
-
-@pytest.mark.parametrize("op", OPS, ids=str)
-def test_meta_says_the_same(op: Op) -> None:
-    check_meta(op, BAD, but=DEVICE)
+class TestBadCalls(BadCalls):
+    OPS, PAIRS = OPS, PAIRS
 
 
 @pytest.mark.parametrize("op", OPS, ids=str)

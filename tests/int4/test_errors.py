@@ -9,40 +9,17 @@ import pytest
 import torch
 
 from baraquant import ops
-from tests.support.bad_arguments.affine import DEVICE
-from tests.support.bad_arguments.int4 import BAD, OPS, PAIRS, Op
+from tests.support.bad_arguments.int4 import OPS, PAIRS, Op
 from tests.support.calls.int4 import INT4_CALLS, Int4Call
-from tests.support.checks.bad_calls import check_messages, check_meta, check_other_kinds
-
-by_op = pytest.mark.parametrize("op", OPS, ids=str)
+from tests.support.checks.bad_calls import BadCallsAndOtherKinds
 
 
-@by_op
-def test_right_arguments_are_taken(op: Op, any_device: str) -> None:
-    """So that each wrong call below is wrong in one way only."""
-    op(op.arguments(any_device))
+class TestBadCalls(BadCallsAndOtherKinds):
+    OPS, PAIRS = OPS, PAIRS
 
-
-@by_op
-def test_at_least_twelve_bad_cases(op: Op) -> None:
-    if op.name == "pack_int4":  # of one tensor
-        return
-    assert sum(other == op for other, _ in PAIRS) >= 12
-
-
-@by_op
-def test_type_and_words(op: Op, any_device: str) -> None:
-    check_messages(op, BAD, any_device)
-
-
-@by_op
-def test_meta_says_the_same(op: Op) -> None:
-    check_meta(op, BAD, but=DEVICE)
-
-
-@by_op
-def test_tensors_of_other_kinds(op: Op) -> None:
-    check_other_kinds(op)
+    def test_at_least_twelve_bad_cases(self, op: Op) -> None:
+        if op.name != "pack_int4":  # of one tensor
+            super().test_at_least_twelve_bad_cases(op)
 
 
 @pytest.mark.parametrize("call", [c for c in INT4_CALLS if c.differentiable], ids=str)

@@ -11,33 +11,18 @@ import torch
 from torch import Tensor
 
 from baraquant import ops
-from tests.support.bad_arguments.affine import DEVICE
-from tests.support.bad_arguments.int8_conv import BAD, NUMBERS, OPS, Op
-from tests.support.checks.bad_calls import check_messages, check_meta, check_other_kinds
+from tests.support.bad_arguments.int8_conv import NUMBERS, OPS, PAIRS, Op
+from tests.support.checks.bad_calls import BadCallsAndOtherKinds
 
-by_op = pytest.mark.parametrize("op", OPS, ids=str)
 LIMIT, SHIFTED_LIMIT = 131071, 65536
 
 
-@by_op
-def test_right_arguments_are_taken(op: Op, any_device: str) -> None:
-    y = op(op.arguments(any_device))
-    assert y.shape == ((2, 4, 3, 5) if op.full else (2, 4, 3, 6)) and y.dtype == op.output
+class TestBadCalls(BadCallsAndOtherKinds):
+    OPS, PAIRS = OPS, PAIRS
 
-
-@by_op
-def test_type_and_words(op: Op, any_device: str) -> None:
-    check_messages(op, BAD, any_device)
-
-
-@by_op
-def test_meta_says_the_same(op: Op) -> None:
-    check_meta(op, BAD, but=DEVICE)
-
-
-@by_op
-def test_tensors_of_other_kinds(op: Op) -> None:
-    check_other_kinds(op)
+    def check_result(self, op: Op, result: Tensor, device: str) -> None:
+        assert result.shape == ((2, 4, 3, 5) if op.full else (2, 4, 3, 6))
+        assert result.dtype == op.output
 
 
 @pytest.mark.parametrize("bad", NUMBERS, ids=str)

@@ -11,36 +11,21 @@ import torch
 from torch import Tensor
 
 from baraquant import ops
-from tests.support.bad_arguments.affine import DEVICE, Bad
-from tests.support.bad_arguments.int8_mm import BAD, INTEGER_INPUT, LEAD, OPS, PAIRS, K, N, Op
-from tests.support.checks.bad_calls import check_messages, check_meta
+from tests.support.bad_arguments.affine import Bad
+from tests.support.bad_arguments.int8_mm import INTEGER_INPUT, LEAD, OPS, PAIRS, K, N, Op
+from tests.support.checks.bad_calls import BadCalls
 from tests.support.family_cases.int8_mm import DEEPEST, DEEPEST_SHIFTED
 from tests.support.processes import run_program
 
 by_op = pytest.mark.parametrize("op", OPS, ids=str)
 
 
-@by_op
-def test_right_arguments_are_taken(op: Op, any_device: str) -> None:
-    """So that each wrong call below is wrong in one way only."""
-    y = op(op.arguments(any_device))
-    assert y.shape == (*LEAD, N) and y.dtype == op.output and y.is_contiguous()
-    assert y.device.type == any_device
+class TestBadCalls(BadCalls):
+    OPS, PAIRS = OPS, PAIRS
 
-
-@by_op
-def test_at_least_twelve_bad_cases(op: Op) -> None:
-    assert sum(other == op for other, _ in PAIRS) >= 12
-
-
-@by_op
-def test_type_and_words(op: Op, any_device: str) -> None:
-    check_messages(op, BAD, any_device)
-
-
-@by_op
-def test_meta_says_the_same(op: Op) -> None:
-    check_meta(op, BAD, but=DEVICE)
+    def check_result(self, op: Op, result: Tensor, device: str) -> None:
+        assert result.shape == (*LEAD, N) and result.dtype == op.output and result.is_contiguous()
+        assert result.device.type == device
 
 
 @by_op

@@ -13,10 +13,9 @@ from torch import Tensor
 import baraquant
 from baraquant import ops, reference
 from tests.support import cases
-from tests.support.bad_arguments.affine import DEVICE
-from tests.support.bad_arguments.int8_sums import BAD, LEAD, OPS, PAIRS, N, Op
+from tests.support.bad_arguments.int8_sums import LEAD, OPS, PAIRS, N, Op
 from tests.support.bits import assert_same_bits
-from tests.support.checks.bad_calls import check_messages, check_meta, check_other_kinds
+from tests.support.checks.bad_calls import BadCallsAndOtherKinds
 from tests.support.checks.int8_mm import check
 from tests.support.family_cases import int8_mm as int8_cases
 from tests.support.family_cases.int8_mm import DEEPEST, DEEPEST_SHIFTED, Case, integers
@@ -134,30 +133,11 @@ def test_sums_of_parts_are_the_sums(parts: int, device: str) -> None:
 # --- errors --------------------------------------------------------------------------------------
 
 
-@by_op
-def test_right_arguments_are_taken(op: Op, any_device: str) -> None:
-    y = op(op.arguments(any_device))
-    assert y.shape == (*LEAD, N) and y.dtype == op.output and y.is_contiguous()
+class TestBadCalls(BadCallsAndOtherKinds):
+    OPS, PAIRS = OPS, PAIRS
 
-
-@by_op
-def test_at_least_twelve_bad_cases(op: Op) -> None:
-    assert sum(other == op for other, _ in PAIRS) >= 12
-
-
-@by_op
-def test_type_and_words(op: Op, any_device: str) -> None:
-    check_messages(op, BAD, any_device)
-
-
-@by_op
-def test_meta_says_the_same(op: Op) -> None:
-    check_meta(op, BAD, but=DEVICE)
-
-
-@by_op
-def test_tensors_of_other_kinds(op: Op) -> None:
-    check_other_kinds(op)
+    def check_result(self, op: Op, result: Tensor, device: str) -> None:
+        assert result.shape == (*LEAD, N) and result.dtype == op.output and result.is_contiguous()
 
 
 def test_depth_beyond_the_exact_range(any_device: str) -> None:

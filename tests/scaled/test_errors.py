@@ -7,37 +7,12 @@ import pytest
 import torch
 
 from baraquant import ops
-from tests.support.bad_arguments.affine import DEVICE
-from tests.support.bad_arguments.scaled import BAD, OPS, PAIRS, Op
-from tests.support.checks.bad_calls import check_messages, check_meta, check_other_kinds
-
-by_op = pytest.mark.parametrize("op", OPS, ids=str)
+from tests.support.bad_arguments.scaled import OPS, PAIRS
+from tests.support.checks.bad_calls import BadCallsAndOtherKinds
 
 
-@by_op
-def test_right_arguments_are_taken(op: Op, any_device: str) -> None:
-    """So that each wrong call below is wrong in one way only."""
-    op(op.arguments(any_device))
-
-
-@by_op
-def test_at_least_twelve_bad_cases(op: Op) -> None:
-    assert sum(other == op for other, _ in PAIRS) >= 12
-
-
-@by_op
-def test_type_and_words(op: Op, any_device: str) -> None:
-    check_messages(op, BAD, any_device)
-
-
-@by_op
-def test_meta_says_the_same(op: Op) -> None:
-    check_meta(op, BAD, but=DEVICE)
-
-
-@by_op
-def test_tensors_of_other_kinds(op: Op) -> None:
-    check_other_kinds(op)
+class TestBadCalls(BadCallsAndOtherKinds):
+    OPS, PAIRS = OPS, PAIRS
 
 
 def test_arguments_of_other_types() -> None:
