@@ -263,6 +263,10 @@ void check_shapes(const std::vector<CpuIsa>& isas) {
   // Shapes that exceed every block: of rows, of columns, of the depth.
   check_shape({kRowBlock + 5, 9, 33}, isas);
   check_shape({2 * kRowBlock, 1, 7}, isas);
+  // As many rows as each thread takes whole blocks of, of uneven heights.
+  for (const int64_t m : {2 * kRowsOfThread, 3 * kRowsOfThread + 1, 5 * kRowsOfThread + 3}) {
+    check_shape({m, 21, 40}, isas);
+  }
   check_shape({3, 3 * kColumnBlock + 1, 65}, isas);
   check_shape({30, kColumnBlock + 7, 64}, isas);
   for (const int64_t m : {1, 4, 5, 13, 37}) check_shape({m, 5, 3 * kDepthBlock + 77}, isas);

@@ -2,10 +2,11 @@
 // The product on the CPU, without torch: it is cut into blocks for the caches and the threads, and
 // the innermost block is a tile of the machine's instruction set (tile.h). Sums are exact, so the
 // blocks do not affect the bits.
-//   for each block of kRowBlock input rows: pack it
+//   for each block of at most kRowBlock input rows: pack it
 //     for each block of columns (in parallel)
 //       for each block of the depth: pack the weight; multiply tile by tile into int32 sums
 //       turn the sums into outputs (rescale() in int8_mm/math.h)
+// With many rows it is the blocks of rows that are divided among the threads, which then meet once.
 // For few rows the weight is not packed but read once as it lies (streamed). A weight of four bits is
 // expanded to int8 part by part, in a cache, or for few rows multiplied as it lies.
 #pragma once
@@ -30,6 +31,7 @@ namespace baraquant::int8_mm {
 constexpr int64_t kColumnBlock = 128;        // the most columns of one task
 constexpr int64_t kDepthBlock = 2048;        // bytes of a packed row in one block of the depth
 constexpr int64_t kRowBlock = 512;           // input rows that are packed together
+constexpr int64_t kRowsOfThread = 256;       // from so many on, a thread takes blocks of rows
 constexpr int64_t kUnit = int64_t(1) << 20;  // the fewest products of one task
 constexpr int64_t kExpandedRows = 16;        // rows of four bits that are expanded to be streamed
 constexpr int64_t kStreamedPacked = 8;       // input rows up to which these are streamed
@@ -113,6 +115,7 @@ class Finish {
 // How the product is cut up. This depends on the sizes, the kernel and the number of threads.
 struct Blocks {
   int64_t padded, stride;     // length of a packed row, in elements and bytes
+  bool divides_rows;          // whether a thread takes whole blocks of rows, not of columns
   int64_t rows;               // input rows that are packed together
   int64_t row_parts;          // parts that these are cut into for the threads, if columns are few
   int64_t columns;            // columns of a task
@@ -125,11 +128,14 @@ struct Blocks {
     padded = round_up(f.k, kDepthUnit);
     // An odd number of cache lines, so that the rows of a tile do not fall into one cache set.
     stride = (padded * bytes / 64 | 1) * 64;
-    rows = std::min(f.m, kRowBlock);
-    columns = kColumnBlock;
-    while (columns > kernel.columns && divide_up(f.n, columns) < 4 * threads) columns /= 2;
     const int64_t most_packed = std::min(kStreamedPacked, kernel.streamed_rows);
     const bool streamed = f.m <= (f.is_packed() ? most_packed : kernel.streamed_rows);
+    divides_rows = !streamed && threads > 1 && f.m >= threads * kRowsOfThread;
+    rows = divides_rows ? divide_up(f.m, round_up(divide_up(f.m, kRowBlock), threads))
+                        : std::min(f.m, kRowBlock);
+    if (divides_rows) threads = 1;  // for one block of rows
+    columns = kColumnBlock;
+    while (columns > kernel.columns && divide_up(f.n, columns) < 4 * threads) columns /= 2;
     depth = streamed ? 0 : std::min(kDepthBlock / bytes, std::max(padded, kDepthUnit));
     const int64_t tiles = divide_up(rows, static_cast<int64_t>(kernel.tiles.size()));
     row_parts = streamed ? 1 : std::clamp<int64_t>(threads / divide_up(f.n, columns), 1, tiles);
@@ -150,7 +156,8 @@ struct Blocks {
   // Scratch memory of the packed input and of `threads` tasks at a time.
   int64_t scratch_bytes(int threads) const {
     const int64_t bytes_of_sums = sums * static_cast<int64_t>(sizeof(int32_t));
-    return rows * stride + threads * (panel_bytes + bytes_of_sums + expanded);
+    const int64_t packed = rows * stride * (divides_rows ? threads : 1);
+    return packed + threads * (panel_bytes + bytes_of_sums + expanded);
   }
 };
 
@@ -304,22 +311,30 @@ struct AdjacentRows {
 template <typename Rows, typename Write, typename Parallel>
 void multiply_rows(const Operands& f, const Rows& rows, const Write& finish, CpuIsa isa,
                    const CpuKernel& kernel, const Blocks& blocks, const Parallel& parallel) {
-  const Scratch<uint8_t> packed(blocks.rows * blocks.stride);
   const DirectRows direct(f, isa, blocks.is_streamed());
-  for (int64_t m = 0; m < f.m; m += blocks.rows) {
-    const PackedRows block{packed.data(), blocks.stride, std::min(blocks.rows, f.m - m)};
-    parallel(block.count, kUnit / (16 * (f.k + 1)) + 1, [&](int64_t begin, int64_t end) {
+  const int64_t tasks = blocks.column_blocks(f.n) * blocks.row_parts;
+  // A block of rows, whose parts `inside` divides.
+  const auto multiply_block = [&](int64_t m, uint8_t* packed, const auto& inside) {
+    const PackedRows block{packed, blocks.stride, std::min(blocks.rows, f.m - m)};
+    inside(block.count, kUnit / (16 * (f.k + 1)) + 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        rows.pack(kernel, m + i, blocks.padded, packed.data() + i * blocks.stride);
+        rows.pack(kernel, m + i, blocks.padded, packed + i * blocks.stride);
       }
     });
     // Packing an element of the weight costs about as much as 16 products.
     const int64_t cost = (block.count + 16) * blocks.columns * (f.k + 1) / blocks.row_parts;
-    parallel(blocks.column_blocks(f.n) * blocks.row_parts, kUnit / cost + 1,
-             [&](int64_t begin, int64_t end) {
-               run_tasks(f, kernel, isa, blocks, block, direct, m, begin, end, finish);
-             });
-  }
+    inside(tasks, kUnit / cost + 1, [&](int64_t begin, int64_t end) {
+      run_tasks(f, kernel, isa, blocks, block, direct, m, begin, end, finish);
+    });
+  };
+  const auto multiply_blocks = [&](int64_t begin, int64_t end, const auto& inside) {
+    const Scratch<uint8_t> packed(blocks.rows * blocks.stride);
+    for (int64_t b = begin; b < end; ++b) multiply_block(b * blocks.rows, packed.data(), inside);
+  };
+  const int64_t count = divide_up(f.m, blocks.rows);
+  if (!blocks.divides_rows) return multiply_blocks(0, count, parallel);
+  const auto alone = [](int64_t size, int64_t, const auto& task) { task(0, size); };
+  parallel(count, 1, [&](int64_t begin, int64_t end) { multiply_blocks(begin, end, alone); });
 }
 
 template <typename T, typename Parallel>
