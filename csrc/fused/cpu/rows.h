@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "elementwise/cpu.h"
@@ -16,16 +17,21 @@
 
 namespace baraquant::fused {
 
+// Eight sums side by side. NB: passed by reference, since how they are passed by value depends on the
+// instruction set.
+typedef double Eight __attribute__((vector_size(64)));
 constexpr int kLaneBlock = 64;  // lanes that are summed together, in registers
 
-template <int n>
-BARAQUANT_HD double add_pairs(const double* sums) {
-  if constexpr (n == 1) {
-    return sums[0];
-  } else {
-    double halves[n / 2];
-    for (int i = 0; i < n / 2; ++i) halves[i] = sums[2 * i] + sums[2 * i + 1];
-    return add_pairs<n / 2>(halves);
+// The sums of neighbours in pairs, of `a` and then of `b`.
+BARAQUANT_HD void add_pairs(const Eight& a, const Eight& b, Eight& sums) {
+  sums = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14) +
+         __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+}
+
+// The same for all of them, a power of two, until eight are left: in sums[0].
+BARAQUANT_HD void add_all_pairs(Eight* sums, int count) {
+  for (; count > 1; count /= 2) {
+    for (int i = 0; i < count / 2; ++i) add_pairs(sums[2 * i], sums[2 * i + 1], sums[i]);
   }
 }
 
@@ -34,21 +40,33 @@ template <typename T, typename F>
 BARAQUANT_HD double sum_of_row(const T* __restrict x, int64_t length, const F& summand) {
   using C = ComputeType<T>;
   const int64_t lanes = int64_t(1) << lanes_log2(length);
-  double of_blocks[kMaxLanes / kLaneBlock];
+  Eight of_blocks[kMaxLanes / kLaneBlock];
   int blocks = 0;
   for (int64_t lane = 0; lane < lanes; lane += kLaneBlock) {
-    alignas(64) double sums[kLaneBlock] = {};
+    if (lane >= length) {
+      of_blocks[blocks++] = Eight{};
+      continue;
+    }
+    alignas(64) double sums[kLaneBlock];
     int64_t j = lane;
+    if (j + kLaneBlock <= length) {
+      for (int i = 0; i < kLaneBlock; ++i) sums[i] = 0.0 + summand(to_compute<C>(x[j + i]));
+      j += lanes;
+    } else {
+      for (double& sum : sums) sum = 0;
+    }
     for (; j + kLaneBlock <= length; j += lanes) {
       for (int i = 0; i < kLaneBlock; ++i) sums[i] += summand(to_compute<C>(x[j + i]));
     }
     for (int64_t i = 0; j + i < length; ++i) sums[i] += summand(to_compute<C>(x[j + i]));
-    of_blocks[blocks++] = add_pairs<kLaneBlock>(sums);
+    Eight eights[kLaneBlock / 8];
+    std::memcpy(eights, sums, sizeof(sums));
+    add_all_pairs(eights, kLaneBlock / 8);
+    of_blocks[blocks++] = eights[0];
   }
-  for (; blocks > 1; blocks /= 2) {
-    for (int i = 0; i < blocks / 2; ++i) of_blocks[i] = of_blocks[2 * i] + of_blocks[2 * i + 1];
-  }
-  return of_blocks[0];
+  add_all_pairs(of_blocks, blocks);
+  const Eight& s = of_blocks[0];
+  return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
 }
 
 template <typename T, typename C>
