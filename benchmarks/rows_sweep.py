@@ -32,7 +32,8 @@ ROWS = (1, 2, 3, 4, 8, 16, 32, 64)
 WIDTHS = (1024, 2048, 4096, 8192, 14336, 28672)
 # Pairs of which no layer of a model has the like: both sides long.
 LARGEST = 28672 * 8192
-# Rows from which on a kernel is not tried, since it reads the weight again for each few of them.
+# The rows that a kernel is tried with. With more it would read the weight again for each few of
+# them, and with fewer most of its tile would be empty.
 UP_TO = {"vector": 4, "generic_16x32x256": 128, "generic_32x64x256": 256}
 FROM = {
     "generic_128x256x64": 128,

@@ -19,6 +19,12 @@ def best(row: Row) -> str:
     return min(times, key=lambda name: times[name])
 
 
+def tops(row: Row) -> float:
+    """Tera-operations a second of the fastest."""
+    operations = 2 * row["m"] * row["n"] * row["k"]
+    return float(1e-6 * operations / row["microseconds"][best(row)])
+
+
 def cell(row: Row) -> str:
     """The time of the fastest, and how many times as long a bfloat16 layer takes."""
     time = row["microseconds"][best(row)]
@@ -49,17 +55,15 @@ def large_tile() -> str:
         times = [row["microseconds"].get(name) for name in names]
         if row["m"] < 512 or None in times:
             continue
-        tops = 2e-6 * row["m"] * row["n"] * row["k"] / row["microseconds"][best(row)]
         place = [str(row["m"]), f"{row['n']} × {row['k']}"]
-        lines.append([*place, *(f"{time:,.1f}" for time in times), f"{tops:,.0f}"])
+        lines.append([*place, *(f"{time:,.1f}" for time in times), f"{tops(row):,.0f}"])
     return table(["M", "N × K", "128 × 128", "256 × 128", "TOPS of the faster"], lines)
 
 
 def tops_of_many_rows() -> str:
     """Tera-operations a second of the generic kernel from 1024 rows on."""
     rows = [row for row in results.report(GPUS, GENERIC)["rows"] if row["m"] >= 1024]
-    tops = (2e-6 * row["m"] * row["n"] * row["k"] / row["microseconds"][best(row)] for row in rows)
-    return results.span(tops, ".0f")
+    return results.span(map(tops, rows), ".0f")
 
 
 FIGURES: dict[str, Callable[[], str]] = {

@@ -16,7 +16,7 @@ from torch import Tensor
 from baraquant import ops
 
 ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-HUGE, LEAST = 2 << 20, 4 << 20
+HUGE = 2 << 20
 needs_huge_pages = pytest.mark.skipif(
     not ENABLED.exists() or "[never]" in ENABLED.read_text(),
     reason="this system has no transparent huge pages",
