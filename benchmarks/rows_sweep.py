@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Products on a GPU by every kernel that could take them, and what the rule that chooses loses.
 
-    python -m benchmarks.rows_sweep --json rows_sweep.json      # a minute on an H100
+    python -m benchmarks.rows_sweep --json rows_sweep.json      # two minutes on an H100
     python -m benchmarks.rows_sweep --read rows_sweep.json      # the tables again, no GPU
     python -m benchmarks.rows_sweep --rows 64 512 --generic     # as a GPU that is not Hopper
 
 For each product `[m, k] @ [n, k].T` of int8 to bfloat16 it times the vector kernel, the tiles of
 Hopper's tensor cores and the generic ones, and PyTorch's bfloat16 product: medians of device events
 inside CUDA graphs, with weights that are rotated so that none lies in the L2 cache. The rule is
-``select`` in ``csrc/int8_mm/cuda/select.h``; its bounds stand in ``tiles.h`` beside it.
+``select`` in ``csrc/int8_mm/cuda/select.h``; its numbers stand in the files ``tiles.h`` there.
 """
 
 import argparse
@@ -28,19 +28,10 @@ from benchmarks.bench import Timer, free_memory, rotation_for
 import baraquant
 from baraquant import ops
 
-ROWS = (1, 2, 3, 4, 8, 16, 32, 64)
+ROWS = (1, 2, 3, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
 WIDTHS = (1024, 2048, 4096, 8192, 14336, 28672)
 # Pairs of which no layer of a model has the like: both sides long.
 LARGEST = 28672 * 8192
-# The rows that a kernel is tried with. With more it would read the weight again for each few of
-# them, and with fewer most of its tile would be empty.
-UP_TO = {"vector": 4, "generic_16x32x256": 128, "generic_32x64x256": 256}
-FROM = {
-    "generic_128x256x64": 128,
-    "generic_128x128x64": 64,
-    "hopper_256x128x128_cooperative": 256,
-    "hopper_128x128x128_pingpong_cluster2x1": 128,
-}
 BASELINE = "bfloat16"
 
 
@@ -92,13 +83,23 @@ def float_product(x: Tensor, ws: list[Tensor], index: int) -> Tensor:
     return torch.nn.functional.linear(x, ws[index % len(ws)])
 
 
+def is_worth_trying(kernel: str, m: int) -> bool:
+    """Return whether so many rows neither leave most of a tile empty nor read the weight often."""
+    if kernel == "vector":
+        return m <= 4
+    family, tile = kernel.split("_")[:2]
+    rows, _, depth = map(int, tile.split("x"))
+    if family == "generic":
+        return rows <= max(2 * m, 64) and m <= 8 * rows
+    return m <= 2 * rows if depth == 256 else m > 64 and 2 * m >= rows
+
+
 def kernels_for(m: int, generic: bool) -> list[str]:
     """Return the kernels that are tried with so many rows."""
     is_hopper = torch.cuda.get_device_capability() == (9, 0) and not generic
     names = torch.ops.baraquant._int8_kernels()
     named = [name for name in names if is_hopper or not name.startswith("hopper")]
-    allowed = [name for name in named if FROM.get(name, 1) <= m <= UP_TO.get(name, m)]
-    return [name for name in allowed if not name.startswith("grouped")]
+    return [name for name in named if not name.startswith("grouped") and is_worth_trying(name, m)]
 
 
 def measure(timer: Timer, rows: list[int], widths: list[int], generic: bool) -> Iterator[Measured]:

@@ -26,7 +26,8 @@ STAMPS = toolchain.ROOT / "build" / "check_cuda"
 CUTLASS_FOLDER = toolchain.CSRC / "int8_mm" / "cuda" / "hopper" / "instances"
 CUTLASS_CHECKED = (
     "pingpong_128x128.cu",
-    "stream_k_16x128.cu",
+    "cooperative_192x128.cu",
+    "two_warps_64x64.cu",
     "grouped_128x128.cu",
 )
 CUTLASS_FLAGS = ["-DBARAQUANT_WITH_CUTLASS", "-DBARAQUANT_ONE_OUTPUT_TYPE"]

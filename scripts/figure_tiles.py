@@ -25,18 +25,18 @@ def tops(row: Row) -> float:
     return float(1e-6 * operations / row["microseconds"][best(row)])
 
 
-def cell(row: Row) -> str:
-    """The time of the fastest, and how many times as long a bfloat16 layer takes."""
-    time = row["microseconds"][best(row)]
+def cell(row: Row, kernel: str) -> str:
+    """The time of a kernel, and how many times as long a bfloat16 layer takes."""
+    time = row["microseconds"][kernel]
     return f"{time:,.1f} ({row['microseconds'][BASELINE] / time:.2f} ×)"
 
 
-def fastest(family: str) -> str:
+def by_weight(family: str, kernel_of: Callable[[Row], str]) -> str:
     """A line for each number of rows, a column for each weight."""
     rows = results.report(GPUS, family)["rows"]
     weights = list(dict.fromkeys((row["n"], row["k"]) for row in rows))
     lines = [
-        [str(m), *(cell(row) for n, k in weights for row in rows if at(row) == (m, n, k))]
+        [str(m), *(cell(r, kernel_of(r)) for n, k in weights for r in rows if at(r) == (m, n, k))]
         for m in dict.fromkeys(row["m"] for row in rows)
     ]
     return table(["M", *(f"{n} × {k}" for n, k in weights)], lines)
@@ -47,17 +47,16 @@ def at(row: Row) -> tuple[int, int, int]:
     return row["m"], row["n"], row["k"]
 
 
-def large_tile() -> str:
-    """Microseconds of the two largest of Hopper's tiles, for many rows."""
-    names = ("hopper_128x128x128_pingpong_cluster2x1", "hopper_256x128x128_cooperative")
-    lines = []
-    for row in results.report(GPUS, TILES)["rows"]:
-        times = [row["microseconds"].get(name) for name in names]
-        if row["m"] < 512 or None in times:
-            continue
-        place = [str(row["m"]), f"{row['n']} × {row['k']}"]
-        lines.append([*place, *(f"{time:,.1f}" for time in times), f"{tops(row):,.0f}"])
-    return table(["M", "N × K", "128 × 128", "256 × 128", "TOPS of the faster"], lines)
+def chosen(row: Row) -> str:
+    """The kernel that the rule takes."""
+    return str(row["chosen"])
+
+
+def losses() -> list[float]:
+    """By how many percent the rule's choice is slower than the fastest, for each product."""
+    rows = results.report(GPUS, TILES)["rows"]
+    times = [(row["microseconds"][chosen(row)], row["microseconds"][best(row)]) for row in rows]
+    return [100 * (ours / least - 1) for ours, least in times]
 
 
 def tops_of_many_rows() -> str:
@@ -67,7 +66,9 @@ def tops_of_many_rows() -> str:
 
 
 FIGURES: dict[str, Callable[[], str]] = {
-    "table.generic.gpu": lambda: fastest(GENERIC),
-    "table.tiles.gpu": large_tile,
+    "table.generic.gpu": lambda: by_weight(GENERIC, best),
+    "table.tiles.gpu": lambda: by_weight(TILES, chosen),
+    "tiles.loss": lambda: f"{sum(losses()) / len(losses()):.1f} %",
+    "tiles.most": lambda: f"{max(losses()):.0f} %",
     "generic.tops": tops_of_many_rows,
 }

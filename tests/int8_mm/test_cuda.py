@@ -20,14 +20,18 @@ from tests.support.family_cases.int8_mm import DEEPEST_SHIFTED, GENERIC, VALUES,
 pytestmark = pytest.mark.cuda
 
 HOPPER = (
-    "hopper_128x128x128_pingpong_cluster2x1",
-    "hopper_256x128x128_cooperative",
-    "hopper_64x128x128_pingpong_cluster2x1",
-    "hopper_64x64x256_warp_specialized",
-    "hopper_32x64x256_swapped",
     "hopper_16x64x256_swapped",
-    "hopper_64x128x128_swapped_stream_k",
-    "hopper_16x128x256_swapped_stream_k",
+    "hopper_32x64x256_swapped",
+    "hopper_32x64x256_swapped_two_blocks",
+    "hopper_64x32x256_warp_specialized",
+    "hopper_64x64x256_warp_specialized",
+    "hopper_64x64x256_warp_specialized_two_blocks",
+    "hopper_64x128x128_swapped_cooperative",
+    "hopper_96x128x128_swapped_cooperative",
+    "hopper_128x128x128_swapped_cooperative",
+    "hopper_192x128x128_swapped_cooperative",
+    "hopper_256x128x128_cooperative",
+    "hopper_128x128x128_pingpong_cluster2x1",
 )
 KERNELS = ("vector", *GENERIC, *HOPPER)
 by_kernel = pytest.mark.parametrize("kernel", KERNELS)

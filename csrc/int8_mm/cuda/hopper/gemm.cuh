@@ -6,10 +6,8 @@
 #pragma once
 
 // Before all headers: a kernel of CUTLASS's can be launched early only if this is defined, or else
-// it would not wait. Those of stream-K do not compile with it (CUTLASS 4.2).
-#ifndef BARAQUANT_STREAM_K
+// it would not wait.
 #define CUTLASS_ENABLE_GDC_FOR_SM90 1
-#endif
 
 #include "cute/tensor.hpp"
 #include "cutlass/epilogue/collective/collective_builder.hpp"
@@ -22,11 +20,6 @@
 
 namespace baraquant::int8_mm::hopper {
 
-#ifdef CUTLASS_ENABLE_GDC_FOR_SM90
-constexpr bool kWaits = true;
-#else
-constexpr bool kWaits = false;
-#endif
 // Products of up to this many rows are launched before the kernel ends that quantizes the input: on
 // an H200 that saves 0.4 to 1.9 us. With more rows it makes no difference.
 constexpr int64_t kMaxEarlyRows = 128;
@@ -60,9 +53,15 @@ struct Tile {
   using Cluster = cute::Shape<cute::Int<kRow.cluster_m>, cute::_1, cute::_1>;
   using Schedule = typename ScheduleOf<kRow.schedule>::Mainloop;
   using EpilogueSchedule = typename ScheduleOf<kRow.schedule>::Epilogue;
-  using Scheduler = cute::conditional_t<kRow.stream_k, cutlass::gemm::StreamKScheduler,
-                                        cutlass::gemm::PersistentScheduler>;
 };
+
+// The bytes of shared memory that each block has, where so many share a multiprocessor. This keeps a
+// kilobyte for each of them.
+constexpr int kSharedMemory = cutlass::gemm::collective::detail::sm90_smem_capacity_bytes;
+constexpr int shared_memory_of_block(int blocks) {
+  constexpr int kKept = 1024;
+  return (kSharedMemory + kKept) / blocks - kKept;
+}
 
 // What CUTLASS's warp that loads the tiles does: the kernel is launched early, so that the warp has
 // waited for the kernel before this one, whose results TMA now reads. They were written by plain
@@ -72,8 +71,8 @@ struct AfterWait : Base {
   template <typename... Args>
   CUTLASS_DEVICE void load(Args&&... args) {
 #if defined(__CUDA_ARCH__)
-    static_assert(cutlass::arch::IsGdcGloballyEnabled == kWaits);
-    if constexpr (kWaits) asm volatile("fence.proxy.async.global;" ::: "memory");
+    static_assert(cutlass::arch::IsGdcGloballyEnabled);
+    asm volatile("fence.proxy.async.global;" ::: "memory");
 #endif
     Base::load(static_cast<Args&&>(args)...);
   }
@@ -81,7 +80,6 @@ struct AfterWait : Base {
 
 template <typename T, typename Tile>
 struct Gemm {
-  static_assert(kWaits != Tile::kRow.stream_k);
   using Output = typename Stored<T>::type;
   static constexpr int kOutputAlignment = 16 / sizeof(Output);
   static constexpr bool swapped = Tile::swapped;
@@ -94,15 +92,18 @@ struct Gemm {
       OutputLayout, kOutputAlignment, Output, OutputLayout, kOutputAlignment,
       typename Tile::EpilogueSchedule,
       Rescale<Output, typename Tile::Shape, swapped>>::CollectiveOp;
+  using EpilogueMemory = typename Epilogue::SharedStorage;
+  static constexpr int kOfBlock = shared_memory_of_block(Tile::kRow.blocks);
   using Mainloop = AfterWait<typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, int8_t, cutlass::layout::RowMajor, 16,
       int8_t, cutlass::layout::ColumnMajor, 16, int32_t, typename Tile::Shape,
       typename Tile::Cluster,
-      cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(
-          sizeof(typename Epilogue::SharedStorage))>,
+      cutlass::gemm::collective::StageCountAutoCarveout<kSharedMemory - kOfBlock +
+                                                        int{sizeof(EpilogueMemory)}>,
       typename Tile::Schedule>::CollectiveOp>;
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop,
-                                                      Epilogue, typename Tile::Scheduler>;
+                                                      Epilogue, cutlass::gemm::PersistentScheduler>;
+  static_assert(Kernel::SharedStorageSize <= kOfBlock);
   using Arguments = typename Kernel::Arguments;
 
   static Arguments arguments(const Call& call) {
@@ -129,7 +130,7 @@ struct Gemm {
   }
 
   static bool launch(const Call& call) {
-    const bool early = kWaits && call.operands.m <= kMaxEarlyRows;
+    const bool early = call.operands.m <= kMaxEarlyRows;
     return Launcher<Kernel>::launch(arguments(call), call.workspace, call, early);
   }
 };

@@ -4,7 +4,7 @@
 
 namespace baraquant::int8_mm::hopper {
 
-template const Kernels& hopper_kernels<HopperTile::kPingpong64x128>();
+template const Kernels& hopper_kernels<HopperTile::kTwoWarps64x64>();
 
 }  // namespace baraquant::int8_mm::hopper
 #endif

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #ifdef BARAQUANT_WITH_CUTLASS
-#define BARAQUANT_STREAM_K
 #include "int8_mm/cuda/hopper/gemm.cuh"
 
 namespace baraquant::int8_mm::hopper {
 
-template const Kernels& hopper_kernels<HopperTile::kStreamK64x128>();
+template const Kernels& hopper_kernels<HopperTile::kCooperative96x128>();
 
 }  // namespace baraquant::int8_mm::hopper
 #endif
