@@ -6,24 +6,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import results
-from results import Row, one, table
+from results import GPUS, Row, one, table
 
-H200, CPU = "h200", "epyc"
+CPU = "epyc"
 INT4, WEIGHT_ONLY = "quantized_int4_linear", "weight_only_linear"
 GROUPS = (32, 64, 128)
 
 
-def places(machine: str, op: str) -> list[list[int]]:
+def places(machine: results.Machine, op: str) -> list[list[int]]:
     """The shapes ``[M, N, K]`` of an op, each once, in the order of the result."""
     return [list(shape) for shape in dict.fromkeys(tuple(r["shape"]) for r in rows(machine, op))]
 
 
-def rows(machine: str, op: str) -> list[Row]:
+def rows(machine: results.Machine, op: str) -> list[Row]:
     """The rows of an op without an error."""
     return results.rows(machine, "int4", op=op)
 
 
-def row_of(machine: str, op: str, shape: list[int], group: int) -> Row:
+def row_of(machine: results.Machine, op: str, shape: list[int], group: int) -> Row:
     """The row of a shape with a size of groups."""
     return one(machine, "int4", op=op, shape=shape, case=f"groups of {group}")
 
@@ -46,8 +46,8 @@ def microseconds(row: Row) -> str:
 def on_gpu() -> str:
     """Both ops with groups of 128, beside a bfloat16 layer and one of int8."""
     lines = []
-    for m, n, k in places(H200, INT4):
-        four, floating = (row_of(H200, op, [m, n, k], GROUPS[-1]) for op in (INT4, WEIGHT_ONLY))
+    for m, n, k in places(GPUS, INT4):
+        four, floating = (row_of(GPUS, op, [m, n, k], GROUPS[-1]) for op in (INT4, WEIGHT_ONLY))
         lines.append(
             [
                 *(f"{n} × {k}", str(m)),
@@ -72,7 +72,7 @@ def on_cpu(op: str, cell: Callable[[Row], str], title: str) -> str:
 
 def targets_met() -> str:
     """Of the rows on a GPU with groups of 128, those whose targets are all met."""
-    found = results.rows(H200, "int4", case=f"groups of {GROUPS[-1]}")
+    found = results.rows(GPUS, "int4", case=f"groups of {GROUPS[-1]}")
     asked = [row for row in found if row["met"]]
     return f"{sum(all(row['met']) for row in asked)} of {len(asked)}"
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import results
-from results import Row, one, peers, percent, pick, span, table
+from results import GPUS, Row, one, peers, percent, pick, span, table
 
-H200, CPU = "h200", ("cpu", "epyc")  # of the CPUs the newest result counts
+CPU = ("cpu", "epyc")  # of the CPUs the newest result counts
 MISSING = "–"
 GRANULARITIES = {
     "per_tensor": "`per_tensor`",
@@ -42,14 +42,14 @@ def share(row: Row) -> str:
 
 def fused_gpu() -> str:
     """Percent of a copy, and times PyTorch's op followed by a quantization."""
-    rows = results.report(H200, "fused")["rows"]
+    rows = results.report(GPUS, "fused")["rows"]
     lines = []
     for op in dict.fromkeys(row["op"] for row in rows):
         cells = [f"`{op}_per_token`"]
         for dtype in ("bfloat16", "float32"):
-            row = one(H200, "fused", what="token", op=op, dtype=dtype, shape=[65536, 4096])
+            row = one(GPUS, "fused", what="token", op=op, dtype=dtype, shape=[65536, 4096])
             cells += [share(row), ratio(row, "PyTorch + quantize")]
-        row = one(H200, "fused", what="decode", op=op, dtype="bfloat16", shape=[16, 4096])
+        row = one(GPUS, "fused", what="decode", op=op, dtype="bfloat16", shape=[16, 4096])
         cells += [f"{1e6 * row['seconds']:.1f}", ratio(row, "PyTorch + quantize")]
         lines.append(cells)
     titles = ["bfloat16, of a copy", "× PyTorch", "float32, of a copy", "× PyTorch"]
@@ -71,7 +71,7 @@ def affine_gpu() -> str:
     }
 
     def cell(what: str, op: str, case: str, dtype: str) -> str:
-        row = one(H200, what=what, op=op, case=case, dtype=dtype, shape=[65536, 4096])
+        row = one(GPUS, what=what, op=op, case=case, dtype=dtype, shape=[65536, 4096])
         return f"**{share(row)}**" if row["met"] and all(row["met"]) else share(row)
 
     lines = [
@@ -182,7 +182,7 @@ def range_gpu() -> str:
     ]
     lines = []
     for name, wanted in chosen:
-        pair = [one(H200, "range", dtype=d, **wanted) for d in ("bfloat16", "float32")]
+        pair = [one(GPUS, "range", dtype=d, **wanted) for d in ("bfloat16", "float32")]
         copies = [
             t["at_least"] for row in pair for t in row["targets"] if t.get("against") == "copy"
         ]
@@ -241,16 +241,18 @@ def range_cpu() -> str:
 
 
 def int8_gpu() -> str:
-    """Three of the weights on the H200: time, rate, and what everything else takes."""
-    names = ["torch._int_mm", "_int_mm + dequantize", "bfloat16 linear", "fp8 rowwise"]
+    """Three of the weights on a GPU: time, rate, and what everything else takes."""
+    names = ["torch._int_mm", "bfloat16 linear", "fp8 rowwise"]
     lines = []
     for n, k in ((4096, 4096), (28672, 4096), (8192, 8192)):
         for m in (1, 16, 64, 256, 1024, 4096, 8192):
-            row = one(H200, "int8_mm", what="linear", dtype="bfloat16", shape=[m, n, k])
+            row = one(GPUS, "int8_mm", what="linear", dtype="bfloat16", shape=[m, n, k])
             cells = [f"{1e6 * row['seconds']:.1f}", f"{row['tops']:.0f}"]
-            cells += [ratio(row, name) for name in [*names, "sweep's best"]]
+            cells += [ratio(row, name) for name in names]
+            streamed = row["speedups"].get("weights streamed") if m <= 64 else None
+            cells.append(MISSING if streamed is None else f"{percent([streamed])} %")
             lines.append([f"{n} × {k}", str(m), *cells])
-    titles = ["`_int_mm`", "+ dequantize", "bfloat16", "fp8", "best of a sweep of tiles"]
+    titles = ["`_int_mm`", "bfloat16", "fp8", "of a copy"]
     return table(["N × K", "M", "µs", "TOPS", *titles], lines)
 
 
@@ -293,7 +295,7 @@ def layer_gpu() -> str:
     ms = (1, 16, 64, 256, 1024, 4096)
     lines = []
     for n, k in ((4096, 4096), (28672, 4096)):
-        found = [one(H200, "layers", what="whole", shape=[m, n, k]) for m in ms]
+        found = [one(GPUS, "int8_mm", what="whole", shape=[m, n, k]) for m in ms]
         lines.append([f"{n} × {k}", *(ratio(row, "bfloat16 linear") for row in found)])
     return table(["weight", "1 row", *map(str, ms[1:])], lines)
 
@@ -324,7 +326,7 @@ def layers_gpu(what: str, first: list[str], ms: tuple[int, ...], cases: dict[str
     for m in ms:
         for n, k in WEIGHTS:
             shape = [m, n, k]
-            found = [one(H200, "layers", what=what, case=case, shape=shape) for case in cases]
+            found = [one(GPUS, "int8_mm", what=what, case=case, shape=shape) for case in cases]
             cells = [ratio(row, "bfloat16 linear") for row in found]
             lines.append([f"{n} × {k}", str(m), *cells])
     return table([*first, *cases.values()], lines)

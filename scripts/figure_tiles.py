@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import results
-from results import Row, table
+from results import GPUS, Row, table
 
-GPUS = ("h100", "h200")  # the newest result of either counts
 BASELINE = "bfloat16"
 TILES, GENERIC = "tiles", "generic_tiles"  # families of results: all kernels, and without Hopper's
 

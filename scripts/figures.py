@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import figure_cards
 import figure_distributed
 import figure_int4
 import figure_language
@@ -27,11 +28,11 @@ import figure_tables
 import figure_tiles
 import results
 from figure_models import INTEGERS
-from results import among, at_least, fields, peers, percent, rows, span
+from results import GPUS, among, at_least, fields, peers, percent, rows, span
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = re.compile(r"<!--=([\w.-]+)-->(.*?)<!--/-->", re.DOTALL)
-H200, CPU = "h200", ("cpu", "epyc")  # of the CPUs the newest result counts
+CPU = ("cpu", "epyc")  # of the CPUs the newest result counts
 
 Figure = Callable[[], str]
 
@@ -57,25 +58,25 @@ def product(peer: str, **wanted: Any) -> Figure:
 
 
 def linear(**wanted: Any) -> list[results.Row]:
-    """The rows of int8_linear on the H200."""
-    return rows(H200, "int8_mm", what="linear", dtype="bfloat16", **wanted)
+    """The rows of int8_linear on a GPU."""
+    return rows(GPUS, "int8_mm", what="linear", dtype="bfloat16", **wanted)
 
 
 def whole(**wanted: Any) -> list[float]:
-    """How quantized_linear on the H200 compares with a bfloat16 layer."""
-    return peers(rows(H200, "int8_mm", what="whole", **wanted), "bfloat16 linear")
+    """How quantized_linear on a GPU compares with a bfloat16 layer."""
+    return peers(rows(GPUS, "int8_mm", what="whole", **wanted), "bfloat16 linear")
 
 
 def grouped(what: str, **wanted: Any) -> Figure:
-    """How a grouped op with 8 groups on the H200 compares with PyTorch's grouped product."""
+    """How a grouped op with 8 groups on a GPU compares with PyTorch's grouped product."""
     return lambda: span(
-        peers(rows(H200, "grouped", what=what, n=8, **wanted), "torch._grouped_mm"), ".1f"
+        peers(rows(GPUS, "grouped", what=what, n=8, **wanted), "torch._grouped_mm"), ".1f"
     )
 
 
 def tokens(machine: results.Machine, **wanted: Any) -> list[results.Row]:
     """The rows of dynamic quantization for each token, of long rows and many of them."""
-    least = {H200: {"m": at_least(16384), "n": at_least(4096)}, CPU: {}}[machine]
+    least = {GPUS: {"m": at_least(16384), "n": at_least(4096)}, CPU: {}}[machine]
     chosen: dict[str, Any] = {"what": "token", "case": "per_token, symmetric", **least}
     return rows(machine, "range", **{**chosen, **wanted})
 
@@ -84,19 +85,19 @@ def decode(**wanted: Any) -> list[float]:
     """Microseconds above an empty launch and the bytes, of a few tokens."""
     return [
         1e6 * (row["seconds"] - row["bound"])
-        for row in rows(H200, "range", what="decode", **wanted)
+        for row in rows(GPUS, "range", what="decode", **wanted)
     ]
 
 
 def dynamic(case: str, **wanted: Any) -> list[results.Row]:
-    """The rows of dynamic fake quantize, forward and backward, on the H200."""
-    return rows(H200, "range", what="forward + backward", case=case, **wanted)
+    """The rows of dynamic fake quantize, forward and backward, on a GPU."""
+    return rows(GPUS, "range", what="forward + backward", case=case, **wanted)
 
 
 def affine(op: str, **wanted: Any) -> list[results.Row]:
-    """Rows of 2^28 elements on the H200, float32 and bfloat16, every granularity."""
+    """Rows of 2^28 elements on a GPU, float32 and bfloat16, every granularity."""
     chosen: dict[str, Any] = {"m": 65536, "dtype": among("float32", "bfloat16"), **wanted}
-    return rows(H200, op=op, **{"what": among("forward", "forward + backward"), **chosen})
+    return rows(GPUS, op=op, **{"what": among("forward", "forward + backward"), **chosen})
 
 
 def fake_cpu(**wanted: Any) -> list[results.Row]:
@@ -127,8 +128,8 @@ def depthwise() -> list[results.Row]:
 
 
 def qat_linear(m: int) -> list[float]:
-    """How qat_linear on the H200 compares with a bfloat16 layer."""
-    found = rows(H200, "int8_mm", op="qat_linear", m=m, case="forward + backward")
+    """How qat_linear on a GPU compares with a bfloat16 layer."""
+    found = rows(GPUS, "int8_mm", op="qat_linear", m=m, case="forward + backward")
     return peers(found, "bfloat16 linear")
 
 
@@ -173,7 +174,8 @@ FIGURES: dict[str, Figure] = {
     **figure_distributed.TABLES,
     **figure_int4.TABLES,
     **figure_tiles.FIGURES,
-    # A training step on an H200
+    **figure_cards.FIGURES,
+    # A training step on a GPU
     "training.eager": training("eager", "baraquant W8A8"),
     "training.compiled": training("compiled", "baraquant W8A8"),
     "training.integers.int8": training("eager", "baraquant W8A8 int8", INTEGERS),
@@ -194,19 +196,19 @@ FIGURES: dict[str, Figure] = {
     "training.backward": lambda: span(
         (
             1e3 * (row["phases"]["backward"] + row["phases"]["optimizer"])
-            for row in rows(H200, "training", what="eager")
+            for row in rows(GPUS, "training", what="eager")
             if not row["op"].startswith("torchao")
         ),
         ".1f",
     ),
-    # Products of integers on an H200
+    # Products of integers on a GPU
     "int8.tops": lambda: span(fields(linear(m=at_least(1024)), "tops"), ".0f"),
     "int8.int_mm": product("torch._int_mm", m=at_least(1024)),
     "int8.bfloat16": product("bfloat16 linear", m=at_least(1024)),
     "int8.fp8": product("fp8 rowwise", m=at_least(1024)),
     "int8.one.int_mm": product("torch._int_mm", m=1),
     "int8.one.bfloat16": product("bfloat16 linear", m=1),
-    "int8.met": lambda: figure_tables.targets_met(H200, "int8_mm"),
+    "int8.met": lambda: figure_tables.targets_met(GPUS, "int8_mm"),
     "int8.whole": lambda: span(whole(m=4096)),
     "int8.whole.28672": lambda: span(whole(m=4096, n=28672)),
     "int8.whole.others": lambda: span(whole(m=4096, n=lambda n: n != 28672)),
@@ -215,16 +217,16 @@ FIGURES: dict[str, Figure] = {
     "grouped.4096": grouped("linear", m=4096),
     "grouped.few": grouped("linear", m=among(64, 512)),
     "grouped.whole": grouped("whole", m=4096),
-    "grouped.met": lambda: figure_tables.targets_met(H200, "grouped"),
-    # Scales from the data on an H200: 2^28 elements and more, rows of 4096 and more
-    "token.copy": lambda: percent(fields(tokens(H200), "of_copy")),
-    "token.eager.bfloat16": lambda: span(peers(tokens(H200, dtype="bfloat16"), "PyTorch"), ".1f"),
-    "token.eager.float32": lambda: span(peers(tokens(H200, dtype="float32"), "PyTorch"), ".1f"),
+    "grouped.met": lambda: figure_tables.targets_met(GPUS, "grouped"),
+    # Scales from the data on a GPU: 2^28 elements and more, rows of 4096 and more
+    "token.copy": lambda: percent(fields(tokens(GPUS), "of_copy")),
+    "token.eager.bfloat16": lambda: span(peers(tokens(GPUS, dtype="bfloat16"), "PyTorch"), ".1f"),
+    "token.eager.float32": lambda: span(peers(tokens(GPUS, dtype="float32"), "PyTorch"), ".1f"),
     "token.compile.bfloat16": lambda: span(
-        peers(tokens(H200, dtype="bfloat16"), "torch.compile"), ".1f"
+        peers(tokens(GPUS, dtype="bfloat16"), "torch.compile"), ".1f"
     ),
     "token.compile.float32": lambda: span(
-        peers(tokens(H200, dtype="float32"), "torch.compile"), ".1f"
+        peers(tokens(GPUS, dtype="float32"), "torch.compile"), ".1f"
     ),
     "decode.64": lambda: span(decode(m=64, n=4096, case="per_token, symmetric"), ".1f"),
     "decode.most": lambda: f"{max(decode()):.1f}",
@@ -236,8 +238,8 @@ FIGURES: dict[str, Figure] = {
         for case in ("per_token", "per_group(128,-1)", "per_channel(1)")
         for row in dynamic(f"{case}, asymmetric")
     ),
-    "range.met": lambda: figure_tables.targets_met(H200, "range"),
-    # The affine family on an H200, 2^28 elements
+    "range.met": lambda: figure_tables.targets_met(GPUS, "range"),
+    # The affine family on a GPU, 2^28 elements
     "fake.copy": lambda: percent(fields(affine("fake_quantize", what="forward"), "of_copy")),
     "fake.both.copy": lambda: percent(fields(affine("fake_quantize, input kept"), "of_copy")),
     # On two cores of a Xeon
@@ -296,8 +298,6 @@ FIGURES: dict[str, Figure] = {
 
 def refreshed_link(match: re.Match[str]) -> str:
     """The name of the result that counts, in the place of an older one."""
-    if match["machine"] == "h100":
-        return match[0]  # an earlier version of the kernels, named as such
     return f"{results.stem(match['machine'], match['family'] or '')}.{match['suffix']}"
 
 

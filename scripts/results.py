@@ -21,6 +21,7 @@ NAME = re.compile(
     r"(?:_(?P<family>(?!memory_kept)\w+?))?(?P<kept>_memory_kept)?\.(?P<suffix>json|md|png)"
 )
 Row = dict[str, Any]
+GPUS = ("h100", "h200")  # the newest result of either counts
 
 
 class NotMeasuredError(LookupError):
