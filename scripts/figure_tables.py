@@ -290,6 +290,14 @@ def int8_cpu() -> str:
     return table(["N × K, two threads", *titles], lines)
 
 
+AVX2 = "avx2"  # an EPYC that was held to it
+
+
+def avx2_span(family: str, peer: str, **wanted: Any) -> str:
+    """Times as long as ours, of a peer, with AVX2 alone."""
+    return span(peers(pick(results.report(AVX2, family)["rows"], **wanted), peer), ".1f")
+
+
 def layer_gpu() -> str:
     """How many times as long a bfloat16 layer takes as quantized_linear."""
     ms = (1, 16, 64, 256, 1024, 4096)
@@ -367,4 +375,15 @@ TABLES: dict[str, Callable[[], str]] = {
     "table.qat.gpu": qat_gpu,
     "table.fused.gpu": fused_gpu,
     "table.conv.cpu": conv_cpu,
+    "avx2.int8.one": lambda: avx2_span("int8_mm", "float32 linear", what="linear", m=1),
+    "avx2.int8.many": lambda: avx2_span(
+        "int8_mm", "float32 linear", what="linear", m=lambda m: m >= 128
+    ),
+    "avx2.int4.one": lambda: avx2_span("int4", "float32 linear", op="quantized_int4_linear", m=1),
+    "avx2.int4.met": lambda: targets_met(AVX2, "int4"),
+    "avx2.weights.one": lambda: avx2_span("int4", "float32 linear", op="weight_only_linear", m=1),
+    "avx2.fake": lambda: avx2_span(
+        "", "PyTorch", what="forward", op="fake_quantize", dtype="float32", m=2048
+    ),
+    "avx2.token": lambda: avx2_span("range", "PyTorch", what="token", dtype="float32"),
 }
