@@ -76,7 +76,7 @@ def grouped(what: str, **wanted: Any) -> Figure:
 
 def tokens(machine: results.Machine, **wanted: Any) -> list[results.Row]:
     """The rows of dynamic quantization for each token, of long rows and many of them."""
-    least = {GPUS: {"m": at_least(16384), "n": at_least(4096)}, CPU: {}}[machine]
+    least = {"m": at_least(16384), "n": at_least(4096)} if machine == GPUS else {}
     chosen: dict[str, Any] = {"what": "token", "case": "per_token, symmetric", **least}
     return rows(machine, "range", **{**chosen, **wanted})
 
