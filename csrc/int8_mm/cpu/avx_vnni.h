@@ -136,8 +136,10 @@ BARAQUANT_AVX_VNNI __attribute__((always_inline)) inline void multiply(
 template <int kCount, bool kSums>
 BARAQUANT_AVX_VNNI void dots(const Dots& d) {
   constexpr int kWide = avx2::wide(kCount);
-  const int64_t k = d.k, fetched = d.fetched;
-  const int8_t* const next = d.next;
+  const int64_t k = d.k;
+  const auto [first, across, along, rate, steps] = d.next;
+  const int8_t* line = first;
+  int64_t due = 0;
   const int8_t* rows[kWide];
   for (int j = 0; j < kWide; ++j) rows[j] = d.row(j);
   __m256i sums[kCount + kSums][kWide];
@@ -148,7 +150,11 @@ BARAQUANT_AVX_VNNI void dots(const Dots& d) {
   }
   int64_t at = 0;
   for (; at + 64 <= k; at += 64) {
-    for (int64_t j = 0; j < fetched; ++j) _mm_prefetch(next + j * k + at, _MM_HINT_T0);
+    for (due += rate; due > 0; due -= steps) {
+      _mm_prefetch(line, _MM_HINT_T0);
+      line += across;
+    }
+    line += along;
     multiply<kCount, kSums>(sums, d.input, at, rows, at);
     multiply<kCount, kSums>(sums, d.input, at + 32, rows, at + 32);
   }

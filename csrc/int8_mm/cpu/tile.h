@@ -47,13 +47,20 @@ struct Ahead {
   }
 };
 
+// The lines of the weight that are fetched into the cache while others are multiplied: `rate` lines in
+// `steps` steps of 64 elements. `across` bytes lie between lines of a step, and `along` are added after
+// each step.
+struct Lines {
+  const int8_t* first;
+  int64_t across, along, rate, steps;
+};
+
 // Rows of the input times a few rows of the weight, which are read as they lie.
 struct Dots {
   PackedRows input;
   const int8_t* weight;
-  int64_t count, k;      // of the weight's rows; more of them are neither read nor written
-  const int8_t* next;    // rows of the weight that are fetched into the cache meanwhile
-  int64_t fetched;       // how many of these
+  int64_t count, k;  // of the weight's rows; more of them are neither read nor written
+  Lines next;
   Sums sums;             // [input.count, count], to be written
   int32_t* weight_sums;  // [count], to be written too if it is asked for
 
@@ -106,6 +113,22 @@ constexpr std::array<Function, kMax> for_each_count(const Of& of) {
   }(std::make_integer_sequence<int, kMax>());
 }
 
+constexpr int64_t kFetched = 16384;  // bytes of the weight that the L1 cache holds beside others
+
+// What pass `p` of `passes` over rows of the weight fetches of the ones after them. Memory gives most if
+// its lines are asked for one after the other. Rows that are too long for that are fetched as they are
+// read, side by side, but for one or two rows of the input, which take no time.
+inline Lines lines_of_pass(int64_t p, int64_t passes, int64_t wide, int64_t rows, int64_t k,
+                           const int8_t* weight) {
+  const int64_t bytes = wide * k;
+  if (bytes <= kFetched || rows <= 2) {
+    return {weight + std::max(bytes, kFetched) + p * (bytes / passes), 64, 0, wide, passes};
+  }
+  const int64_t share = (wide + passes - 1) / passes;
+  const int64_t fetched = std::clamp<int64_t>(wide - p * share, 0, share);
+  return {weight + bytes + p * share * k, k, 64 - fetched * k, fetched, 1};
+}
+
 // stream() of a kernel: multiplies `wide` rows of the weight at a time, which stay in the cache, with
 // the input in passes. dots[r - 1] multiplies r rows of it, first[r - 1] sums the weight as well.
 inline void stream_in_passes(std::span<void (*const)(const Dots&)> first,
@@ -114,10 +137,8 @@ inline void stream_in_passes(std::span<void (*const)(const Dots&)> first,
                              int64_t k, const Sums& sums, int32_t* weight_sums) {
   const int64_t most = static_cast<int64_t>(dots.size());
   const int64_t passes = (input.count + most - 1) / most;
-  const int64_t share = (wide + passes - 1) / passes;
   for (int64_t n = 0; n < count; n += wide) {
-    int64_t fetch = wide;
-    for (int64_t p = 0; p < passes; ++p, fetch += share) {  // of nearly equal heights
+    for (int64_t p = 0; p < passes; ++p) {  // of nearly equal heights
       const int64_t from = p * input.count / passes, to = (p + 1) * input.count / passes;
       const int8_t* const rows = weight + n * k;
       (p == 0 ? first : dots)[to - from - 1](
@@ -125,8 +146,7 @@ inline void stream_in_passes(std::span<void (*const)(const Dots&)> first,
            .weight = rows,
            .count = std::min(wide, count - n),
            .k = k,
-           .next = rows + fetch * k,
-           .fetched = std::clamp<int64_t>(2 * wide - fetch, 0, share),
+           .next = lines_of_pass(p, passes, wide, input.count, k, rows),
            .sums = {sums.data + from * sums.stride + n, sums.stride},
            .weight_sums = weight_sums + n});
     }

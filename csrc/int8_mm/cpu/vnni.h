@@ -135,9 +135,11 @@ constexpr int kStreamed = 4, kPass = 6;
 // Multiplies kCount rows of the input with kStreamed of the weight, and sums these if kSums.
 template <int kCount, bool kSums>
 BARAQUANT_AVX512_VNNI void dots(const Dots& d) {
-  const int64_t k = d.k, stride = d.input.stride, fetched = d.fetched;
+  const int64_t k = d.k, stride = d.input.stride;
   const uint8_t* const input = d.input.data;
-  const int8_t* const next = d.next;
+  const auto [first, across, along, rate, steps] = d.next;
+  const int8_t* line = first;
+  int64_t due = 0;
   const int8_t* const rows[kStreamed] = {d.row(0), d.row(1), d.row(2), d.row(3)};
   const __m512i ones = _mm512_set1_epi8(1);
   __m512i sums[kCount + kSums][kStreamed];  // the last row has the sums of the weight
@@ -147,9 +149,11 @@ BARAQUANT_AVX512_VNNI void dots(const Dots& d) {
     for (int j = 0; j < kStreamed; ++j) sums[i][j] = zero();
   }
   for (int64_t at = 0; at < k; at += 64) {
-    if (fetched > 0) _mm_prefetch(next + at, _MM_HINT_T0);
-    if (fetched > 1) _mm_prefetch(next + k + at, _MM_HINT_T0);
-    for (int64_t j = 2; j < fetched; ++j) _mm_prefetch(next + j * k + at, _MM_HINT_T0);
+    for (due += rate; due > 0; due -= steps) {
+      _mm_prefetch(line, _MM_HINT_T0);
+      line += across;
+    }
+    line += along;
     const __mmask64 mask = first_bytes(k - at);
     __m512i a[kCount];
 #pragma GCC unroll 6
