@@ -253,6 +253,7 @@ FIGURES: dict[str, Figure] = {
     "cpu.range.met": lambda: figure_tables.targets_met(CPU, "range"),
     "cpu.int8.tops": lambda: span(fields(cpu_product(), "tops")),
     "cpu.int8.float32": lambda: span(peers(cpu_product(), "float32 linear"), ".1f"),
+    "cpu.int8.dynamic": lambda: span(peers(rows(CPU, "int8_mm", what="whole"), "quantize_dynamic")),
     "cpu.int8.met": lambda: figure_tables.targets_met(CPU, "int8_mm"),
     "cpu.conv.met": lambda: figure_tables.targets_met(CPU, "conv"),
     "cpu.depthwise": lambda: span(peers(depthwise(), "float32 conv2d"), ".1f"),
