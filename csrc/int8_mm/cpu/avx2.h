@@ -152,19 +152,13 @@ template <int kCount>
 BARAQUANT_AVX2 void dots(const Dots& d) {
   constexpr int kWide = wide(kCount);
   const int64_t k = d.k;
-  const auto [first, across, along, rate, steps] = d.next;
-  const int8_t* line = first;
-  int64_t due = 0;
+  Lines next = d.next;
   const int8_t* rows[kWide];
   for (int j = 0; j < kWide; ++j) rows[j] = d.row(j);
   __m256i sums[kCount][kWide] = {};
   int64_t at = 0;
   for (; at + 64 <= k; at += 64) {
-    for (due += rate; due > 0; due -= steps) {
-      _mm_prefetch(line, _MM_HINT_T0);
-      line += across;
-    }
-    line += along;
+    next.fetch();
 #pragma GCC unroll 4
     for (int step = 0; step < 64; step += 16) {
       add_products(sums, d.input, at + step, rows, at + step);

@@ -137,9 +137,7 @@ template <int kCount, bool kSums>
 BARAQUANT_AVX_VNNI void dots(const Dots& d) {
   constexpr int kWide = avx2::wide(kCount);
   const int64_t k = d.k;
-  const auto [first, across, along, rate, steps] = d.next;
-  const int8_t* line = first;
-  int64_t due = 0;
+  Lines next = d.next;
   const int8_t* rows[kWide];
   for (int j = 0; j < kWide; ++j) rows[j] = d.row(j);
   __m256i sums[kCount + kSums][kWide];
@@ -150,11 +148,7 @@ BARAQUANT_AVX_VNNI void dots(const Dots& d) {
   }
   int64_t at = 0;
   for (; at + 64 <= k; at += 64) {
-    for (due += rate; due > 0; due -= steps) {
-      _mm_prefetch(line, _MM_HINT_T0);
-      line += across;
-    }
-    line += along;
+    next.fetch();
     multiply<kCount, kSums>(sums, d.input, at, rows, at);
     multiply<kCount, kSums>(sums, d.input, at + 32, rows, at + 32);
   }

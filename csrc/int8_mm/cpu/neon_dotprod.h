@@ -156,9 +156,7 @@ BARAQUANT_NEON_DOTPROD inline void store_sums(const int32x4_t (&x)[kStreamed], i
 template <int kCount, bool kSums>
 BARAQUANT_NEON_DOTPROD void dots(const Dots& d) {
   const int64_t k = d.k;
-  const auto [first, across, along, rate, steps] = d.next;
-  const int8_t* line = first;
-  int64_t due = 0;
+  Lines next = d.next;
   const int8_t* rows[kStreamed] = {d.row(0), d.row(1), d.row(2), d.row(3)};
   int32x4_t sums[kCount + kSums][kStreamed];
 #pragma GCC unroll 6
@@ -168,11 +166,7 @@ BARAQUANT_NEON_DOTPROD void dots(const Dots& d) {
   }
   int64_t at = 0;
   for (; at + 64 <= k; at += 64) {
-    for (due += rate; due > 0; due -= steps) {
-      __builtin_prefetch(line);
-      line += across;
-    }
-    line += along;
+    next.fetch();
 #pragma GCC unroll 1  // else GCC loads what the registers cannot hold
     for (int64_t step = at; step < at + 64; step += kBytes) {
       multiply<kCount, kSums>(sums, d.input, step, rows, step);

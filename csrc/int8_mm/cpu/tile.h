@@ -51,8 +51,18 @@ struct Ahead {
 // `steps` steps of 64 elements. `across` bytes lie between lines of a step, and `along` are added after
 // each step.
 struct Lines {
-  const int8_t* first;
+  const int8_t* line;  // the next one
   int64_t across, along, rate, steps;
+  int64_t due = 0;
+
+  // Fetches those of one step.
+  __attribute__((always_inline)) void fetch() {
+    for (due += rate; due > 0; due -= steps) {
+      __builtin_prefetch(line);
+      line += across;
+    }
+    line += along;
+  }
 };
 
 // Rows of the input times a few rows of the weight, which are read as they lie.

@@ -137,9 +137,7 @@ template <int kCount, bool kSums>
 BARAQUANT_AVX512_VNNI void dots(const Dots& d) {
   const int64_t k = d.k, stride = d.input.stride;
   const uint8_t* const input = d.input.data;
-  const auto [first, across, along, rate, steps] = d.next;
-  const int8_t* line = first;
-  int64_t due = 0;
+  Lines next = d.next;
   const int8_t* const rows[kStreamed] = {d.row(0), d.row(1), d.row(2), d.row(3)};
   const __m512i ones = _mm512_set1_epi8(1);
   __m512i sums[kCount + kSums][kStreamed];  // the last row has the sums of the weight
@@ -149,11 +147,7 @@ BARAQUANT_AVX512_VNNI void dots(const Dots& d) {
     for (int j = 0; j < kStreamed; ++j) sums[i][j] = zero();
   }
   for (int64_t at = 0; at < k; at += 64) {
-    for (due += rate; due > 0; due -= steps) {
-      _mm_prefetch(line, _MM_HINT_T0);
-      line += across;
-    }
-    line += along;
+    next.fetch();
     const __mmask64 mask = first_bytes(k - at);
     __m512i a[kCount];
 #pragma GCC unroll 6
