@@ -3,6 +3,8 @@
 // which each column is a segment (gradient_sums.cuh).
 #pragma once
 
+#include <type_traits>
+
 #include "affine/cuda/gradient_sums.cuh"
 
 namespace baraquant::affine {
@@ -61,53 +63,39 @@ struct GradientColumns {
   }
 };
 
-// The packs of kRows rows that a thread takes one below the other, as one pack. whole: every pack
-// has kPack columns and is loaded in one access; else it has `count`.
-template <typename T, bool whole>
-struct RowPacks {
-  using G = ColumnGeometry<T>;
-  using Row = Words<T, G::kPack>;
-  GradientPack<T, G::kRows * G::kPack> all;
+// Loads `rows` packs of `count` columns that lie `next` elements below one another, as one pack.
+template <typename T, int rows>
+__device__ __forceinline__ auto load_some_rows(const GradientParams<T>& p, int64_t at, int64_t next,
+                                               int count) {
+  constexpr int kPack = ColumnGeometry<T>::kPack;
+  GradientPack<T, rows * kPack> all;
+#pragma unroll
+  for (int r = 0; r < rows; ++r) {
+    Words<T, kPack> dy, x;
+    load_some_words(dy, p.args.dy, at + r * next, count);
+    load_some_words(x, p.args.x, at + r * next, count);
+#pragma unroll
+    for (int w = 0; w < dy.kCount; ++w) {
+      all.dy.at[r * dy.kCount + w] = dy.at[w];
+      all.x.at[r * x.kCount + w] = x.at[w];
+    }
+  }
+  return all;
+}
 
-  __device__ __forceinline__ void load_row(int r, const GradientParams<T>& p, int64_t at,
-                                           int count) {
-    Row dy, x;
-    if constexpr (whole) {
-      load_words(dy, p.args.dy, at);
-      load_words(x, p.args.x, at);
-    } else {
-      load_some_words(dy, p.args.dy, at, count);
-      load_some_words(x, p.args.x, at, count);
-    }
+// Stores row r of dx; whole: all of a pack's columns exist, and are stored in one access.
+template <typename T, bool whole, int size>
+__device__ __forceinline__ void store_row(int r, const Words<T, size>& dx, T* to, int64_t at,
+                                          int count) {
+  Words<T, ColumnGeometry<T>::kPack> row;
 #pragma unroll
-    for (int w = 0; w < Row::kCount; ++w) {
-      all.dy.at[r * Row::kCount + w] = dy.at[w];
-      all.x.at[r * Row::kCount + w] = x.at[w];
-    }
+  for (int w = 0; w < row.kCount; ++w) row.at[w] = dx.at[r * row.kCount + w];
+  if constexpr (whole) {
+    store_words(row, to, at);
+  } else {
+    store_some_words(row, to, at, count);
   }
-  __device__ __forceinline__ GradientPack<T, G::kPack> first_row() const {
-    GradientPack<T, G::kPack> row;
-#pragma unroll
-    for (int w = 0; w < Row::kCount; ++w) {
-      row.dy.at[w] = all.dy.at[w];
-      row.x.at[w] = all.x.at[w];
-    }
-    return row;
-  }
-  // Stores row r of dx.
-  template <int size>
-  __device__ __forceinline__ static void store_row(int r, const Words<T, size>& dx, T* to,
-                                                   int64_t at, int count) {
-    Row row;
-#pragma unroll
-    for (int w = 0; w < Row::kCount; ++w) row.at[w] = dx.at[r * Row::kCount + w];
-    if constexpr (whole) {
-      store_words(row, to, at);
-    } else {
-      store_some_words(row, to, at, count);
-    }
-  }
-};
+}
 
 // whole: p.aligned.
 template <typename T, bool zero_point_gradient, bool whole>
@@ -130,32 +118,46 @@ __global__ void __launch_bounds__(ColumnGeometry<T>::kThreads,
   int64_t at = (segments.start(block) + first_row) * columns + column;
   const int64_t next = kRowLanes * columns;
 
-  RowPacks<T, whole> ahead{};
-  const auto load_rows = [&] {
+  using Ahead = PacksAhead<T, kPack, kRows, G::kThreads>;
+  __shared__ typename Ahead::Memory memory;
+  Ahead ahead(memory);
+  int copied_rows = rows;
+  int64_t copied_at = at;
+  const auto copy_next = [&] {
+    if constexpr (whole) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (r < rows) ahead.load_row(r, p, at + r * next, count);
+      for (int r = 0; r < kRows; ++r) {
+        const int64_t from = copied_at + r * next;
+        if (r < copied_rows) ahead.copy(r, p.args.dy + from, p.args.x + from);
+      }
+      ahead.done();
+      copied_rows -= kRows, copied_at += kRows * next;
     }
   };
-  load_rows();
-  ThreadSums<kPack, zero_point_gradient> lanes;
-  const GradientColumns<T> own(p, block * columns + min(column, columns - 1), max(count, 1));
-  const auto grid_at = [&](int i) { return own.grids[i]; };
-  static_assert(kRows == 2);
-  while (rows >= kRows) {
-    const RowPacks<T, whole> packs = ahead;
-    const int64_t here = at;
-    rows -= kRows, at += kRows * next;
-    if constexpr (kLoadsAhead<T>) load_rows();
-    const auto dx = add_pack(packs.all, kRows * kPack, own.fast, grid_at, p.q.range, lanes);
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) packs.store_row(r, dx, p.args.dx, here + r * next, count);
-    if constexpr (!kLoadsAhead<T>) load_rows();
-  }
-  if (rows > 0) {
-    const auto dx = add_pack(ahead.first_row(), kPack, own.fast, grid_at, p.q.range, lanes);
-    ahead.store_row(0, dx, p.args.dx, at, count);
-  }
+  for (int i = 0; i < Ahead::kSteps; ++i) copy_next();
+  const GradientColumns<T> own(p, block * columns + min(column, columns - 1), max(count, 1));
+  ThreadSums<kPack, zero_point_gradient> lanes;
+  const auto compute = [&](auto row_count) {
+    constexpr int kCount = decltype(row_count)::value;
+    GradientPack<T, kCount * kPack> packs;
+    if constexpr (whole) {
+      packs = ahead.template take<kCount>();
+      copy_next();
+    } else {
+      packs = load_some_rows<T, kCount>(p, at, next, count);
+    }
+    const auto grid_at = [&](int i) { return own.grids[i]; };
+    const auto dx = add_pack(packs, kCount * kPack, own.fast, grid_at, p.q.range, lanes);
+#pragma unroll
+    for (int r = 0; r < kCount; ++r) {
+      store_row<T, whole>(r, dx, p.args.dx, at + r * next, count);
+    }
+    rows -= kCount, at += kCount * next;
+  };
+  static_assert(kRows == 2);
+  while (rows >= kRows) compute(std::integral_constant<int, kRows>());
+  if (rows > 0) compute(std::integral_constant<int, 1>());
 
   const int width = static_cast<int>(min(int64_t(kTile), columns - tile));
   const int64_t first_segment = block * columns + tile;

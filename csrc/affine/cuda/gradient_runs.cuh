@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The gradient of the scale over segments that lie in runs: a team of threads sums a slice of a
 // segment (gradient_sums.cuh).
-//   sum_packs_kernel  every pack is whole: the next one is loaded before this one is computed
+//   sum_packs_kernel  every pack is whole
 //   sum_runs_kernel   any length and alignment
+// gradient_short.cuh has short segments that lie one after the other.
 #pragma once
 
 #include "affine/cuda/gradient_sums.cuh"
@@ -83,27 +84,27 @@ template <typename T, bool zero_point_gradient>
 __global__ void __launch_bounds__(kMaxTeam, kGradientBlocks<T, zero_point_gradient>)
     sum_packs_kernel(const GradientParams<T> p) {
   using C = ComputeType<T>;
+  using Ahead = PacksAhead<T, kPackLanes, 1, kMaxTeam>;
+  __shared__ typename Ahead::Memory memory;
+  Ahead ahead(memory);
   const int step = p.team * kPackLanes;
-  SlicePart part(p);
-  GradientPack<T, kPackLanes> ahead{};
-  const auto load_pack = [&] {
-    if (part.left <= 0) return;
-    load_words(ahead.dy, p.args.dy, part.at);
-    load_words(ahead.x, p.args.x, part.at);
+  SlicePart part(p), copied = part;
+  const auto copy_next = [&] {
+    if (copied.left > 0) ahead.copy(0, p.args.dy + copied.at, p.args.x + copied.at);
+    ahead.done();
+    copied.advance(p.segments, step);
   };
-  load_pack();
+#pragma unroll
+  for (int i = 0; i < Ahead::kSteps; ++i) copy_next();
   const C scale = p.q.scale_at(part.segment), zero_point = p.q.zero_point_at(part.segment);
   const FastestPlainGrid<C> grid(scale, zero_point, p.q.range);
   const bool fast = p.fast_range && FastestPlainGrid<C>::accepts(scale, zero_point);
   ThreadSums<kPackLanes, zero_point_gradient> lanes;
-  while (part.left > 0) {
-    const GradientPack<T, kPackLanes> pack = ahead;
-    const int64_t at = part.at;
-    part.advance(p.segments, step);
-    if constexpr (kLoadsAhead<T>) load_pack();
+  for (; part.left > 0; part.advance(p.segments, step)) {
+    const GradientPack<T, kPackLanes> pack = ahead.take();
+    copy_next();
     const auto dx = add_pack(pack, kPackLanes, fast, [&](int) { return grid; }, p.q.range, lanes);
-    store_words(dx, p.args.dx, at);
-    if constexpr (!kLoadsAhead<T>) load_pack();
+    store_words(dx, p.args.dx, part.at);
   }
   finish_slice(p, lanes, part);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the kernels of the gradient of the scale have in common: their arguments, the shares of a
-// pack, and the sum over a team in the order of Note [Order of the sums] in segments.h.
+// What the kernels of the gradient of the scale have in common: their arguments, packs that are
+// copied ahead, the shares of a pack, and the sum over a team in the order of Note [Order of the
+// sums] in segments.h.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +10,7 @@
 #include "affine/packed_math.h"
 #include "affine/qparams.h"
 #include "granularity/segments.h"
+#include "machine/async_copy.cuh"
 #include "machine/pack.cuh"
 
 namespace baraquant::affine {
@@ -38,11 +40,6 @@ struct GradientParams {
 template <typename T, bool zero_point_gradient>
 constexpr int kGradientBlocks = 3 - zero_point_gradient - (sizeof(T) == 8);
 
-// Whether the next pack is loaded before this one is computed. That costs registers, and memory
-// alone keeps a GPU busy with wider numbers.
-template <typename T>
-constexpr bool kLoadsAhead = sizeof(T) == 2;
-
 // What a thread adds up: its lanes of the sums.
 template <int count, bool zero_point_gradient>
 struct ThreadSums {
@@ -53,6 +50,52 @@ struct ThreadSums {
 template <typename T, int size>
 struct GradientPack {
   Words<T, size> dy, x;
+};
+
+// The packs that a thread computes next, on their way to places of its own in shared memory, so
+// that no thread waits for another. NB: the sums take the registers of all threads but a few, and
+// what those load into registers does not keep the memory busy. A step is `rows` packs of dy and
+// as many of x, and kSteps of them are on their way.
+template <typename T, int size, int rows, int threads>
+class PacksAhead {
+ public:
+  static constexpr int kSteps = 8 / sizeof(T);
+  struct Memory {
+    Words<T, size> dy[kSteps][rows][threads], x[kSteps][rows][threads];
+  };
+
+  __device__ __forceinline__ explicit PacksAhead(Memory& memory) : memory_(memory) {}
+
+  // Waits for the oldest step and returns the first packs of it as one.
+  template <int count = rows>
+  __device__ __forceinline__ GradientPack<T, count * size> take() const {
+    wait_for_copies<kSteps - 1>();
+    GradientPack<T, count * size> all;
+#pragma unroll
+    for (int r = 0; r < count; ++r) {
+      const Words<T, size> dy = memory_.dy[step_][r][threadIdx.x];
+      const Words<T, size> x = memory_.x[step_][r][threadIdx.x];
+#pragma unroll
+      for (int w = 0; w < dy.kCount; ++w) {
+        all.dy.at[r * dy.kCount + w] = dy.at[w];
+        all.x.at[r * x.kCount + w] = x.at[w];
+      }
+    }
+    return all;
+  }
+  // Starts to copy a pack of a new step, to where the oldest one was. After all of them: done().
+  __device__ __forceinline__ void copy(int row, const T* dy, const T* x) {
+    copy_words_async(memory_.dy[step_][row][threadIdx.x], dy);
+    copy_words_async(memory_.x[step_][row][threadIdx.x], x);
+  }
+  __device__ __forceinline__ void done() {
+    commit_copies();
+    step_ = (step_ + 1) % kSteps;
+  }
+
+ private:
+  Memory& memory_;
+  unsigned step_ = 0;
 };
 
 // Computes a pack's dx and adds the shares of its first `count` elements to the lanes, each element

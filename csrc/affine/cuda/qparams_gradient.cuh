@@ -3,12 +3,14 @@
 // for each scale (and zero point), in the order of Note [Order of the sums] in segments.h. There
 // are no atomics, so every execution gives the same bits. A team is the threads that share a slice.
 //   gradient_runs.cuh     a team sums a slice of a segment that lies in runs
+//   gradient_short.cuh    a warp holds the short segments of its teams, which lie side by side
 //   gradient_columns.cuh  a block sums a slice of rows, in which each column is a segment
 //   sum_slices_kernel     adds up the slices if there are several
 #pragma once
 
 #include "affine/cuda/gradient_columns.cuh"
 #include "affine/cuda/gradient_runs.cuh"
+#include "affine/cuda/gradient_short.cuh"
 #include "frame/cuda_plan.cuh"
 
 namespace baraquant::affine {
@@ -72,9 +74,12 @@ void launch_gradient(const GradientParams<T>& p, cudaStream_t stream) {
              stream>>>(p);
   } else {
     const bool whole = p.aligned && s.length % kPackLanes == 0;
-    const auto kernel = whole ? &sum_packs_kernel<T, zero_point_gradient>
-                              : &sum_runs_kernel<T, zero_point_gradient>;
-    kernel<<<blocks_for(s.count * s.slices, kMaxTeam / p.team), kMaxTeam, 0, stream>>>(p);
+    const bool is_short = whole && p.contiguous && are_short(s, p.team);
+    const int threads = is_short ? kShortThreads : kMaxTeam;
+    const auto kernel = is_short ? &sum_short_kernel<T, zero_point_gradient>
+                        : whole  ? &sum_packs_kernel<T, zero_point_gradient>
+                                 : &sum_runs_kernel<T, zero_point_gradient>;
+    kernel<<<blocks_for(s.count * s.slices, threads / p.team), threads, 0, stream>>>(p);
   }
   if (s.slices == 1) return;
   const int team = team_size(s.slices);
