@@ -133,9 +133,7 @@ void check_dequantize(const OpName& op, const at::Tensor& input, const QuantArgs
                    " to be int8, uint8, float32, float64, float16 or bfloat16, "
                    "but got ",
                    dtype_name(from));
-  TORCH_CHECK_TYPE(is_supported_floating(dtype), op,
-                   ": expected dtype to be float32, float64, float16 or bfloat16, but got ",
-                   dtype_name(dtype));
+  check_output_dtype(op, dtype);
   check_qparams(op, input, q, std::nullopt, false, input_name);
   if (!q.scale) {
     check_scale_number(op, "scale", q.scale_number,

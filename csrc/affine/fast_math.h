@@ -11,12 +11,13 @@
 //    lo or hi, so it rounds to lo or hi, and so does every x beyond the limit after the clamp. If
 //    the kernel must know whether x was inside, the limits are s * (lo - 1) and s * (hi + 1), which
 //    round to just outside.
-// 2. x / s is computed as y = RN(1 / s), q = RN(x * y), and then twice q = fma(fma(-s, q, x), y,
-// q).
-//    The first step brings q within 1 ulp of the quotient. Then the residual is exact, and by
-//    Markstein's theorem (1990; also Muller et al., Handbook of Floating-Point Arithmetic, 4.7) the
-//    second step rounds correctly. No step overflows or underflows while |x| >= 2^-66. Below that
-//    |x / s| < 1/4, and so is |q|, and rint gives 0.
+// 2. With y = RN(1 / s) and z = RN(fma(-s, y, 1) * y), whose sum is 1 / s but for 2^-46 of it,
+//    q = fma(x, y, RN(x * z)) is within 1 ulp of x / s. Then the residual fma(-s, q, x) is exact,
+//    and by Markstein's theorem (1990; also Muller et al., Handbook of Floating-Point Arithmetic,
+//    4.7) fma(fma(-s, q, x), y, q) is x / s, rounded once. No step overflows. While |x| >= 2^-66
+//    nothing underflows but x * z, if |x / s| < 2^-78, of which rint is 0. slope(), where the
+//    quotient itself matters, has |x| >= 2^-60, so |x / s| >= 2^-124, of whose ulp that error is an
+//    eighth. For smaller x, |x / s| < 1/4, and so is |q|, and rint gives 0.
 // 3. rint(t) for |t| <= 2^22 is (t + 1.5 * 2^23) - 1.5 * 2^23, because the sum has a unit of 1. It
 //    gives +0 for -0, as adding a zero point does. The sum's low bits are the integer.
 //
@@ -114,6 +115,7 @@ class FastGrid {
   BARAQUANT_HD FastGrid(float scale, float zero_point, QuantRange<float> range)
       : scale_(scale),
         reciprocal_(reciprocal(scale)),
+        reciprocal_rest_(fmaf(-scale, reciprocal_, 1.0f) * reciprocal_),
         zero_point_(zero_point),
         lowest_(range.min - zero_point),
         highest_(range.max - zero_point) {}
@@ -179,8 +181,7 @@ class FastGrid {
     return limit(x, scale_ * (lowest_ - 1.0f), scale_ * (highest_ + 1.0f));
   }
   BARAQUANT_HD float quotient(float x) const {
-    float q = x * reciprocal_;
-    q = fmaf(fmaf(-scale_, q, x), reciprocal_, q);
+    const float q = fmaf(x, reciprocal_, x * reciprocal_rest_);
     return fmaf(fmaf(-scale_, q, x), reciprocal_, q);
   }
   BARAQUANT_HD static float round_quotient(float quotient) {
@@ -190,7 +191,7 @@ class FastGrid {
   // NB: a NaN is outside.
   BARAQUANT_HD bool is_inside_rounded(float r) const { return r >= lowest_ && r <= highest_; }
 
-  float scale_, reciprocal_, zero_point_, lowest_, highest_;
+  float scale_, reciprocal_, reciprocal_rest_, zero_point_, lowest_, highest_;
 };
 
 // The gradient of the scale for numbers that are neither a NaN nor is_tiny() (packed_math.h).

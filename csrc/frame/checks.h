@@ -85,6 +85,40 @@ void check_dtype(const Op& op, const char* name, const at::Tensor& tensor, c10::
                    dtype_name(tensor.scalar_type()));
 }
 
+// Checks a tensor of integers that may have any integer dtype, such as zero points.
+template <typename Op>
+void check_integer(const Op& op, const char* name, const at::Tensor& tensor) {
+  TORCH_CHECK_TYPE(at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false), op,
+                   ": expected ", name, " to have an integer dtype, but got ",
+                   dtype_name(tensor.scalar_type()));
+}
+
+// Checks an input of 8-bit integers, which was quantized before.
+template <typename Op>
+void check_quantized_input(const Op& op, const at::Tensor& input) {
+  const c10::ScalarType dtype = input.scalar_type();
+  TORCH_CHECK_TYPE(dtype == c10::kChar || dtype == c10::kByte, op,
+                   ": expected input to be torch.int8 or torch.uint8 (quantized already), but got ",
+                   dtype_name(dtype));
+}
+
+// Checks the argument `dtype`, which is that of the output.
+template <typename Op>
+void check_output_dtype(const Op& op, c10::ScalarType dtype) {
+  TORCH_CHECK_TYPE(is_supported_floating(dtype), op,
+                   ": expected dtype to be float32, float64, float16 or bfloat16, but got ",
+                   dtype_name(dtype));
+}
+
+// Checks that the bias has the compute type of the output or the output's dtype.
+template <typename Op>
+void check_bias_dtype(const Op& op, const at::Tensor& bias, c10::ScalarType dtype) {
+  const c10::ScalarType compute = compute_dtype(dtype), got = bias.scalar_type();
+  TORCH_CHECK_TYPE(got == compute || got == dtype, op, ": expected bias to be ",
+                   dtype_name(compute), dtype == compute ? "" : " or " + dtype_name(dtype),
+                   " (the output is ", dtype_name(dtype), "), but got ", dtype_name(got));
+}
+
 template <typename Op>
 void check_same_device(const Op& op, const char* name, const at::Tensor& tensor,
                        const at::Tensor& input, const char* input_name = "input") {

@@ -34,10 +34,22 @@ BARAQUANT_HD int team_size(int64_t length) {
 }
 
 // Adds neighbours in pairs until one sum is left, which it returns; `lanes` is a power of two.
-// Overwrites `sums`.
+template <int lanes>
+BARAQUANT_HD double sum_pairs(const double* sums) {
+  if constexpr (lanes == 1) {
+    return sums[0];
+  } else {
+    return sum_pairs<lanes / 2>(sums) + sum_pairs<lanes / 2>(sums + lanes / 2);
+  }
+}
+
+// The same for a number of lanes that is known at run time. Overwrites `sums`.
 inline double sum_pairs(double* sums, int lanes) {
-  for (int left = lanes / 2; left >= 1; left /= 2) {
-    for (int i = 0; i < left; ++i) sums[i] = sums[2 * i] + sums[2 * i + 1];
+  for (; lanes >= 16; lanes /= 16) {
+    for (int i = 0; i < lanes / 16; ++i) sums[i] = sum_pairs<16>(sums + 16 * i);
+  }
+  for (; lanes >= 2; lanes /= 2) {
+    for (int i = 0; i < lanes / 2; ++i) sums[i] = sum_pairs<2>(sums + 2 * i);
   }
   return sums[0];
 }

@@ -49,10 +49,7 @@ void check_weight(const ConvArgs& args) {
 
 void check_input(const ConvArgs& args) {
   const at::Tensor& input = args.input;
-  const at::ScalarType from = input.scalar_type();
-  TORCH_CHECK_TYPE(from == at::kChar || from == at::kByte, kOp,
-                   ": expected input to be torch.int8 or torch.uint8 (quantized already), but got ",
-                   dtype_name(from));
+  check_quantized_input(kOp, input);
   const int64_t dims = args.weight.dim();
   TORCH_CHECK_VALUE(input.dim() == dims || input.dim() == dims - 1, kOp,
                     ": expected input to have ", dims - 1, " or ", dims,
@@ -92,9 +89,7 @@ void check_per_output(const char* name, const at::Tensor& tensor, const ConvArgs
 }
 
 void check_scales(const ConvArgs& args) {
-  TORCH_CHECK_TYPE(is_supported_floating(args.dtype), kOp,
-                   ": expected dtype to be float32, float64, float16 or bfloat16, but got ",
-                   dtype_name(args.dtype));
+  check_output_dtype(kOp, args.dtype);
   const at::ScalarType compute = compute_dtype(args.dtype);
   constexpr const char* kWhy = "the compute type of the output";
   check_dtype(kOp, "input_scale", args.input_scale, compute, kWhy);
@@ -102,11 +97,7 @@ void check_scales(const ConvArgs& args) {
   check_dtype(kOp, "weight_scale", args.weight_scale, compute, kWhy);
   check_per_output("weight_scale", args.weight_scale, args);
   if (args.bias) {
-    const at::ScalarType got = args.bias->scalar_type();
-    TORCH_CHECK_TYPE(got == compute || got == args.dtype, kOp, ": expected bias to be ",
-                     dtype_name(compute),
-                     args.dtype == compute ? "" : " or " + dtype_name(args.dtype),
-                     " (the output is ", dtype_name(args.dtype), "), but got ", dtype_name(got));
+    check_bias_dtype(kOp, *args.bias, args.dtype);
     check_per_output("bias", *args.bias, args);
   }
   if (args.weight_sum) {
@@ -114,10 +105,7 @@ void check_scales(const ConvArgs& args) {
     check_per_output("weight_sum", *args.weight_sum, args);
   }
   if (args.input_zero_point) {
-    const at::ScalarType got = args.input_zero_point->scalar_type();
-    TORCH_CHECK_TYPE(at::isIntegralType(got, /*includeBool=*/false), kOp,
-                     ": expected input_zero_point to have an integer dtype, but got ",
-                     dtype_name(got));
+    check_integer(kOp, "input_zero_point", *args.input_zero_point);
     check_one("input_zero_point", *args.input_zero_point, args);
   }
 }

@@ -105,13 +105,9 @@ void check_depth(const LinearArgs& args, bool shifted) {
                     ", so that int32 holds every sum exactly, but got ", depth);
 }
 
-// The bias has the compute type, or the output's dtype.
 void check_bias(const LinearArgs& args, at::ScalarType dtype) {
   if (!args.bias) return;
-  const at::ScalarType compute = compute_dtype(dtype), got = args.bias->scalar_type();
-  TORCH_CHECK_TYPE(got == compute || got == dtype, args.op, ": expected bias to be ",
-                   dtype_name(compute), dtype == compute ? "" : " or " + dtype_name(dtype),
-                   " (the output is ", dtype_name(dtype), "), but got ", dtype_name(got));
+  check_bias_dtype(args.op, *args.bias, dtype);
   check_per_output(args, "bias", *args.bias);
 }
 
@@ -163,9 +159,7 @@ void check_input_qparams(const LinearArgs& args, const InputQparams& q, at::Scal
   if (q.zero_point && *q.zero_point) {
     const at::Tensor& zero_point = **q.zero_point;
     check_dispatchable(args.op, q.zero_point_name, zero_point);
-    TORCH_CHECK_TYPE(at::isIntegralType(zero_point.scalar_type(), /*includeBool=*/false), args.op,
-                     ": expected ", q.zero_point_name, " to have an integer dtype, but got ",
-                     dtype_name(zero_point.scalar_type()));
+    check_integer(args.op, q.zero_point_name, zero_point);
     check_of_rows(args, q.zero_point_name, zero_point, q.zero_point_per_token);
   }
   if (q.zero_point_number) {
@@ -214,21 +208,13 @@ void check_given_weight(const LinearArgs& args, const GivenWeight& given) {
 void check_integers(const LinearArgs& args, const InputQparams& qparams) {
   check_all_dispatchable(args);
   const at::ScalarType from = args.input.scalar_type();
-  TORCH_CHECK_TYPE(from == at::kChar || from == at::kByte, args.op,
-                   ": expected input to be torch.int8 or torch.uint8 (quantized already), but got ",
-                   dtype_name(from));
+  check_quantized_input(args.op, args.input);
   check_integer_weight(args);
   check_depth(args, from == at::kByte || qparams.has_zero_point());
 }
 
-void check_floating_output(const LinearArgs& args, at::ScalarType dtype) {
-  TORCH_CHECK_TYPE(is_supported_floating(dtype), args.op,
-                   ": expected dtype to be float32, float64, float16 or bfloat16, but got ",
-                   dtype_name(dtype));
-}
-
 // An op with a floating input needs an output of the same compute type: scales and bias have it.
-void check_output_dtype(const LinearArgs& args, at::ScalarType dtype) {
+void check_same_compute(const LinearArgs& args, at::ScalarType dtype) {
   const at::ScalarType compute = compute_dtype(args.input.scalar_type());
   TORCH_CHECK_TYPE(is_supported_floating(dtype) && compute_dtype(dtype) == compute, args.op,
                    ": expected dtype to be ",
@@ -253,7 +239,7 @@ void check_all_dispatchable(const LinearArgs& args) {
 
 void check_product(const LinearArgs& args, const InputQparams& qparams, at::ScalarType dtype) {
   check_integers(args, qparams);
-  check_floating_output(args, dtype);
+  check_output_dtype(args.op, dtype);
   const at::ScalarType compute = compute_dtype(dtype);
   check_weight_qparams(args, compute, "the compute type of the output");
   check_input_qparams(args, qparams, compute, "the compute type of the output");
@@ -270,7 +256,7 @@ void check_rescale(const LinearArgs& args, const InputQparams& qparams, at::Scal
   check_all_dispatchable(args);
   check_dtype(args.op, "input", args.input, at::kInt, "the sums of a product of integers");
   check_has_dimension(args);
-  check_floating_output(args, dtype);
+  check_output_dtype(args.op, dtype);
   const at::ScalarType compute = compute_dtype(dtype);
   check_input_qparams(args, qparams, compute, "the compute type of the output");
   check_weight_scale(args, compute, "the compute type of the output");
@@ -280,7 +266,7 @@ void check_rescale(const LinearArgs& args, const InputQparams& qparams, at::Scal
 void check_quantized_linear(const LinearArgs& args, const RowScheme& scheme, at::ScalarType dtype) {
   check_all_dispatchable(args);
   check_floating(args.op, "input", args.input);
-  check_output_dtype(args, dtype);
+  check_same_compute(args, dtype);
   check_integer_weight(args);
   check_depth(args, !scheme.symmetric);
   range::check_row_scheme(args.op, scheme);
@@ -293,7 +279,7 @@ void check_static_quantized_linear(const LinearArgs& args, const InputQparams& q
                                    int64_t quant_max, at::ScalarType dtype) {
   check_all_dispatchable(args);
   check_floating(args.op, "input", args.input);
-  check_output_dtype(args, dtype);
+  check_same_compute(args, dtype);
   check_integer_weight(args);
   check_depth(args, qparams.has_zero_point());
   check_range(args.op, quant_min, quant_max, at::kChar);

@@ -155,7 +155,7 @@ BARAQUANT_HD int8_t round_stochastic(C v, C scale, uint32_t bits) {
 //
 // Note [Why FastColumn gives the same bits]
 // Nearest: Note [Numbers that gave the scale] in affine/fast_math.h. Stochastic: its point 2 makes
-// the quotient that of a division while |v| >= 2^-66. Below that, |v / s| < 2^-34 for the scales
+// the quotient that of a division while |v| >= 2^-60. Below that, |v / s| < 2^-28 for the scales
 // accepted here, and so is the quotient that is computed. u lies in [2^-17, 1 - 2^-17], so the sum
 // lies in (0, 1), and both have the floor 0. The quotient is at most 127 + 2^-17, so the sum with u
 // is below 2^22 and adding 1.5 * 2^23, rounded down, gives its floor in the low bits. That is at

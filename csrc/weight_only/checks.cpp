@@ -48,10 +48,7 @@ void check_qparams(const at::Tensor& input, const Weight& weight) {
               "the compute type of the input");
   check_shape("weight_scale", weight.scale);
   if (!weight.zero_point) return;
-  const at::ScalarType dtype = weight.zero_point->scalar_type();
-  TORCH_CHECK_TYPE(at::isIntegralType(dtype, /*includeBool=*/false), kOp,
-                   ": expected weight_zero_point to have an integer dtype, but got ",
-                   dtype_name(dtype));
+  check_integer(kOp, "weight_zero_point", *weight.zero_point);
   check_shape("weight_zero_point", *weight.zero_point);
 }
 

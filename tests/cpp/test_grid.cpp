@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Tests that FastGrid gives the bits of Grid for every scale, zero point and range that it accepts:
-// random bits, ties and their neighbours, positions just outside the range, subnormals, infinities,
+// random bits, quotients that are hard to round, ties and their neighbours, positions just outside the range, subnormals, infinities,
 // NaN. OwnGrid gives the same bits for the numbers that its scale was computed from.
 #include <cmath>
 #include <cstdint>
@@ -56,6 +56,12 @@ float random_value(int k, float scale, float zero_point, QuantRange<float> range
       return bit_cast<float>(static_cast<uint32_t>(random_bits()));
     case 1:
       return specials[random_bits() % 8];
+    case 2: {  // a quotient as near as can be to the midpoint of two floats, which is hard to round
+      const double part = static_cast<double>(random_bits() >> 11) * 0x1p-53;
+      const float quotient = static_cast<float>(lowest + (highest - lowest) * part);
+      const double other = std::nextafter(quotient, INFINITY);
+      return static_cast<float>((quotient + other) / 2 * static_cast<double>(scale));
+    }
     default: {  // ties between integers, from just below to just above the range, and neighbours
       const double width = highest - lowest + 6;
       const double tie = std::floor(lowest - 3 + width * (random_bits() % 4096) / 4096.0) + 0.5;
@@ -176,7 +182,7 @@ int main() {
     const int zero_points[] = {0, random_integer(-300, 300), random_integer(-(1 << 20), 1 << 20)};
     const float zero_point = static_cast<float>(zero_points[random_bits() % 3]);
     if (!FastGrid::accepts_range(range) || !FastGrid::accepts(scale, zero_point)) continue;
-    for (int k = 0; k < 12; ++k) {
+    for (int k = 0; k < 16; ++k) {
       check_value(random_value(k, scale, zero_point, range), scale, zero_point, range);
     }
   }

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from baraquant import ops, reference
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.family_cases.int8_conv import Case, options
+from tests.support.oracle import int8_conv as oracle
 
 exhaustive = pytest.mark.exhaustive
 OPTIONS = options()
@@ -26,62 +26,9 @@ def moved(arguments: dict[str, Any], device: str) -> dict[str, Any]:
     return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in arguments.items()}
 
 
-def for_each(numbers: tuple[int, ...], space: int) -> tuple[int, ...]:
-    return numbers * space if len(numbers) == 1 else numbers
-
-
-def rows_of(case: Case, arguments: dict[str, Any]) -> Tensor:
-    """The patches [*batch, *out, groups, C, *kernel] as int64 of q - z, place by place."""
-    space = len(case.space)
-    x = arguments["input"].to(torch.int64)
-    z = arguments.get("input_zero_point")
-    x = x if z is None else x - z.reshape(())
-    stride, padding, dilation = (
-        for_each(o, space) for o in (case.stride, case.padding, case.dilation)
-    )
-    sizes = [
-        (n + 2 * p - (k - 1) * d - 1) // s + 1
-        for n, p, k, d, s in zip(case.space, padding, case.kernel, dilation, stride, strict=True)
-    ]
-    rows = x.new_zeros((*x.shape[: x.dim() - space], *sizes, *case.kernel))
-    for out in itertools.product(*map(range, sizes)):
-        for at in itertools.product(*map(range, case.kernel)):
-            place = [
-                o * s - p + k * d
-                for o, s, p, k, d in zip(out, stride, padding, at, dilation, strict=True)
-            ]
-            if all(0 <= i < n for i, n in zip(place, case.space, strict=True)):
-                rows[(..., *out, *at)] = x[(..., *place)]
-    return rows
-
-
-def expected(case: Case, arguments: dict[str, Any]) -> Tensor:
-    """The sums of each group's patches, in int64, rescaled."""
-    space, batch = len(case.space), 0 if case.images is None else 1
-    rows = rows_of(case, arguments).movedim(batch, batch + space)  # channels behind the output
-    lead = rows.shape[: batch + space]
-    w = arguments["weight"].to(torch.int64)
-    outputs, inputs = case.outputs // case.groups, case.channels // case.groups
-    depth = inputs * w[0, 0].numel()
-    grouped = rows.reshape(-1, case.groups, depth)
-    sums = [
-        grouped[:, g] @ w[g * outputs : (g + 1) * outputs].reshape(outputs, depth).T
-        for g in range(case.groups)
-    ]
-    acc = torch.cat(sums, 1).to(torch.int32)
-    y = ops.rescale_product(
-        acc,
-        arguments["input_scale"],
-        arguments["weight_scale"],
-        arguments.get("bias"),
-        dtype=case.dtype,
-    )
-    return y.reshape(*lead, case.outputs).movedim(-1, batch)
-
-
 def check(case: Case, device: str, seed: int = 0) -> Tensor:
     arguments = case.arguments(seed)
-    wanted = expected(case, arguments)
+    wanted = oracle.int8_conv(**arguments)
     given = moved(arguments, device)
     got = torch.ops.baraquant.int8_conv(**given)
     assert_same_bits(got.cpu(), wanted, f"{case}")

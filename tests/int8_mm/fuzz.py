@@ -223,12 +223,10 @@ def outcome(call: Call, device: str, namespace: object) -> tuple[Any, BaseExcept
         return None, error
 
 
-STATISTICS = {"right": 0, "wrong": 0}
-
-
-@given(calls())
-def check(call: Call) -> None:
-    allowed = broken_rules(call)
+def judged(
+    call: Call, allowed: set[type[Exception]], statistics: dict[str, int]
+) -> Tensor | None:
+    """The result of a right call; None of a wrong one. All ways to call it do and say the same."""
     ops = torch.ops.baraquant
     got, error = outcome(call, "cpu", ops)
     on_meta, meta_error = outcome(call, "meta", ops)
@@ -236,15 +234,25 @@ def check(call: Call) -> None:
     got, function_error = outcome(call, "cpu", baraquant.ops)
     assert (type(error), str(error)) == (type(function_error), str(function_error))
     if allowed:
-        STATISTICS["wrong"] += 1
+        statistics["wrong"] += 1
         assert error is not None, f"accepted, though it should raise one of {allowed}"
         assert type(error) in allowed, f"{type(error).__name__}: {error}; expected {allowed}"
         assert str(error).startswith(f"baraquant::{call.name}"), str(error)
-        return
-    STATISTICS["right"] += 1
+        return None
+    statistics["right"] += 1
     assert error is None, f"right, but {type(error).__name__}: {error}"
     assert (on_meta.shape, on_meta.dtype, on_meta.stride()) == (got.shape, got.dtype, got.stride())
-    assert_same_bits(got, getattr(int8_oracle, call.name)(**call.arguments), str(call))
+    return got
+
+
+STATISTICS = {"right": 0, "wrong": 0}
+
+
+@given(calls())
+def check(call: Call) -> None:
+    got = judged(call, broken_rules(call), STATISTICS)
+    if got is not None:
+        assert_same_bits(got, getattr(int8_oracle, call.name)(**call.arguments), str(call))
 
 
 if __name__ == "__main__":

@@ -54,11 +54,11 @@ BARAQUANT_HD void write_shares(const QparamsGradientParams<T>& args, int64_t at,
 
 template <typename C>
 BARAQUANT_HD void add(const C* __restrict shares, int64_t count, double* __restrict sums) {
+#pragma GCC unroll 1  // the compiler turns a loop of a known length into vectors only if it is one
   for (int64_t k = 0; k < count; ++k) sums[k] += static_cast<double>(shares[k]);
 }
 
 inline double sum_slices(const double* partial, int64_t slices, std::vector<double>& lanes) {
-  if (slices == 1) return partial[0] + 0.0;  // NB: as the other lanes are 0, -0 becomes +0
   lanes.assign(kPackLanes * team_size(slices), 0.0);
   for (int64_t i = 0; i < slices; ++i) lanes[i % lanes.size()] += partial[i];
   return sum_pairs(lanes.data(), static_cast<int>(lanes.size()));
@@ -72,9 +72,10 @@ class QparamsGradientCpu {
       : args_(args), q_(q), segments_(make_segments(q.map)), isa_(cpu_isa()) {}
 
   void run() {
-    partial_scale_.resize(segments_.count * segments_.slices);
+    if (segments_.slices > 1) partial_scale_.resize(segments_.count * segments_.slices);
     partial_zero_point_.resize(args_.zero_point_gradient ? partial_scale_.size() : 0);
     args_.zero_point_gradient ? run_passes<true>() : run_passes<false>();
+    if (segments_.slices == 1) return;
     at::parallel_for(0, segments_.count, 1024, [&](int64_t from, int64_t to) {
       std::vector<double> lanes;
       for (int64_t s = from; s < to; ++s) {
@@ -95,25 +96,51 @@ class QparamsGradientCpu {
     segments_.in_columns ? run_columns<kBoth>() : run_runs<kBoth>();
   }
 
+  // Writes the sums of a slice; `at` is the segment * slices + the number of the slice within it.
+  template <bool kBoth>
+  void write_sums(int64_t at, double scale, double zero_point) {
+    if (segments_.slices > 1) {
+      partial_scale_[at] = scale;
+      if constexpr (kBoth) partial_zero_point_[at] = zero_point;
+    } else {  // NB: as the lanes of other slices are 0, -0 becomes +0
+      args_.scale_gradient[at] = static_cast<C>(scale + 0.0);
+      if constexpr (kBoth) args_.zero_point_gradient[at] = static_cast<C>(zero_point + 0.0);
+    }
+  }
+
   template <bool kBoth>
   void run_runs() {
+    switch (kPackLanes * team_size(segments_.length)) {
+      case 16:
+        return run_runs_in<kBoth, 16>();
+      case 32:
+        return run_runs_in<kBoth, 32>();
+      default:
+        return run_runs_in<kBoth, 0>();
+    }
+  }
+
+  // kLanes: the lanes of short segments, for which loops of a fixed length are faster; 0: others.
+  template <bool kBoth, int kLanes>
+  void run_runs_in() {
     const int64_t tasks = segments_.count * segments_.slices;
     const int64_t length = std::max<int64_t>(1, std::min(segments_.length, kRunSlice));
     at::parallel_for(0, tasks, std::max<int64_t>(1, 32768 / length), [&](int64_t from, int64_t to) {
       LaneSums<C> sums;
       run_on_isa(isa_, [&]() __attribute__((always_inline)) {
-        for (int64_t t = from; t < to; ++t) sum_run_slice<kBoth>(t, sums);
+        for (int64_t t = from; t < to; ++t) sum_run_slice<kBoth, kLanes>(t, sums);
       });
     });
   }
 
   // Sums one slice of one segment that lies in runs.
-  template <bool kBoth>
+  template <bool kBoth, int kLanes>
   BARAQUANT_HD void sum_run_slice(int64_t task, LaneSums<C>& sums) {
     const int64_t s = segments_.slices == 1 ? task : task / segments_.slices;
     const int64_t begin = (task - s * segments_.slices) * kRunSlice;
     const int64_t end = std::min(begin + kRunSlice, segments_.length_of(s));
-    const int lanes = kPackLanes * team_size(segments_.length);  // a power of two
+    // A power of two.
+    const int lanes = kLanes > 0 ? kLanes : kPackLanes * team_size(segments_.length);
     const int64_t run = segments_.run_length.value;
     const OneGrid<C> one{Grid<C>(q_.scale_at(s), q_.zero_point_at(s), q_.range)};
     std::fill_n(sums.scale, lanes, 0.0);
@@ -125,14 +152,24 @@ class QparamsGradientCpu {
       for (int64_t k = 0; k < count;) {
         const int64_t lane = (j - begin + k) & (lanes - 1);
         const int64_t width = std::min(count - k, lanes - lane);
-        add(sums.scale_shares + k, width, sums.scale + lane);
-        if constexpr (kBoth) add(sums.zero_point_shares + k, width, sums.zero_point + lane);
+        if (kLanes > 0 && width == kLanes) {
+          add(sums.scale_shares + k, kLanes, sums.scale);
+          if constexpr (kBoth) add(sums.zero_point_shares + k, kLanes, sums.zero_point);
+        } else {
+          add(sums.scale_shares + k, width, sums.scale + lane);
+          if constexpr (kBoth) add(sums.zero_point_shares + k, width, sums.zero_point + lane);
+        }
         k += width;
       }
       j += count;
     }
-    partial_scale_[task] = sum_pairs(sums.scale, lanes);
-    if constexpr (kBoth) partial_zero_point_[task] = sum_pairs(sums.zero_point, lanes);
+    const auto sum = [&](double* of) __attribute__((always_inline)) {
+      if constexpr (kLanes > 0)
+        return sum_pairs<kLanes>(of);
+      else
+        return sum_pairs(of, lanes);
+    };
+    write_sums<kBoth>(task, sum(sums.scale), kBoth ? sum(sums.zero_point) : 0);
   }
 
   template <bool kBoth>
@@ -170,9 +207,8 @@ class QparamsGradientCpu {
       if constexpr (kBoth) add(sums.zero_point_shares, width, sums.zero_point + lane);
     }
     for (int64_t i = 0; i < width; ++i) {
-      const int64_t to = (segment + i) * segments_.slices + slice;
-      partial_scale_[to] = sum_lanes(sums.scale + i);
-      if constexpr (kBoth) partial_zero_point_[to] = sum_lanes(sums.zero_point + i);
+      write_sums<kBoth>((segment + i) * segments_.slices + slice, sum_lanes(sums.scale + i),
+                        kBoth ? sum_lanes(sums.zero_point + i) : 0);
     }
   }
 
@@ -186,7 +222,7 @@ class QparamsGradientCpu {
   const Qparams<C> q_;
   const Segments segments_;
   const CpuIsa isa_;
-  std::vector<double> partial_scale_, partial_zero_point_;
+  std::vector<double> partial_scale_, partial_zero_point_;  // of several slices
 };
 
 }  // namespace baraquant::affine

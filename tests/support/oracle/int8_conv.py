@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The contract's convolution of integers: place by place in whole numbers, rescaled in NumPy."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tests.support.oracle import int8_mm as int8_oracle
+
+
+def for_each(numbers: int | Sequence[int], space: int) -> tuple[int, ...]:
+    """One number for each dimension of space, or as many as are given where that is not one."""
+    given = (numbers,) if isinstance(numbers, int) else tuple(numbers)
+    return given * space if len(given) == 1 else given
+
+
+def rows_of(
+    numbers: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
+    """The patches [*batch, C, *out, *kernel] of [*batch, C, *space]; outside of it all are 0."""
+    lead, space = numbers.shape[: -len(kernel)], numbers.shape[-len(kernel) :]
+    sizes = [
+        (n + 2 * p - (k - 1) * d - 1) // s + 1
+        for n, p, k, d, s in zip(space, padding, kernel, dilation, stride, strict=True)
+    ]
+    rows = numbers.new_zeros((*lead, *sizes, *kernel))
+    for out in itertools.product(*map(range, sizes)):
+        for at in itertools.product(*map(range, kernel)):
+            place = [
+                o * s - p + k * d
+                for o, s, p, k, d in zip(out, stride, padding, at, dilation, strict=True)
+            ]
+            if all(0 <= i < n for i, n in zip(place, space, strict=True)):
+                rows[(..., *out, *at)] = numbers[(..., *place)]
+    return rows
+
+
+def int8_conv(
+    input: Tensor,
+    weight: Tensor,
+    input_scale: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    input_zero_point: Tensor | None = None,
+    weight_sum: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    dtype: torch.dtype | None = None,
+) -> np.ndarray:
+    """The sums of each group's patches, in int64, rescaled; `weight_sum` only saves a sum."""
+    outputs, inputs, *kernel = weight.shape
+    space = len(kernel)
+    batch = input.dim() - space - 1
+    numbers = input.to(torch.int64)
+    if input_zero_point is not None:
+        numbers = numbers - input_zero_point.to(torch.int64).reshape(())
+    options = (for_each(option, space) for option in (stride, padding, dilation))
+    rows = rows_of(numbers, kernel, *options).movedim(batch, batch + space)
+    lead = rows.shape[: batch + space]  # the channels are behind the output
+    depth = inputs * math.prod(kernel)
+    w = weight.to(torch.int64).reshape(outputs, depth)
+    acc = rows.new_zeros(math.prod(lead), outputs)
+    if outputs > 0:
+        grouped = rows.reshape(len(acc), groups, depth)
+        size = outputs // groups
+        for g in range(groups):
+            part = slice(g * size, (g + 1) * size)
+            acc[:, part] = grouped[:, g] @ w[part].T
+    y = int8_oracle.rescale_product(
+        acc.to(torch.int32),
+        input_scale,
+        weight_scale,
+        bias,
+        dtype=dtype or weight_scale.dtype,
+    )
+    return np.moveaxis(y.reshape(*lead, outputs), -1, batch)
