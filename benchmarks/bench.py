@@ -25,7 +25,7 @@ Call = Callable[[int], object]  # takes the number of the call, to pick one of t
 
 ROTATED_BYTES = 256 << 20  # several times the L2 of an H200 (60 MB) and the L3 of most CPUs
 GRAPH_BELOW = 50e-6  # seconds; from there on launch gaps are hidden by the queue
-HEAD_START = 400_000  # clock cycles that the device sleeps while the host queues: about 0.2 ms
+HEAD_START = 2_000_000  # clock cycles that the device sleeps while the host queues: about 1 ms
 MIN_ROUNDS = 3
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # glibc, malloc.h
 

@@ -90,9 +90,10 @@ def _sums(
 
 
 def _format_of(input: Tensor, weight: Tensor) -> torch.memory_format:
-    """Return the memory format of the result."""
+    """Return the memory format of the result: that of a copy of the input."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     wanted = formats.get(input.dim()) if input.dim() == weight.dim() else None
-    if wanted is None or not input.is_contiguous(memory_format=wanted) or input.is_contiguous():
+    copy = torch.empty_like(input, device="meta")
+    if wanted is None or not copy.is_contiguous(memory_format=wanted) or copy.is_contiguous():
         return torch.contiguous_format
     return wanted

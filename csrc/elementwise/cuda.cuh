@@ -47,9 +47,11 @@ struct Geometry {
   static constexpr int kWidest =
       std::max({static_cast<int>(sizeof(typename Op::First)), kSecondSize,
                 static_cast<int>(sizeof(typename Op::Result))});
-  // 32 bytes of the widest type; for kColumns 4 rows of a few columns, with grids in registers.
-  static constexpr int kPack =
-      access == ScaleAccess::kColumns ? std::min(4, 16 / kWidest) : 32 / kWidest;
+  // 32 bytes of the widest type; for kColumns 4 rows of a few columns, with grids in registers:
+  // with a mask 16 bytes, which are whole bytes of the mask if a number has 16 bits, else 4 columns.
+  static constexpr int kOfColumns =
+      Op::kMask == Mask::kNone ? std::min(4, 16 / kWidest) : 16 / kWidest;
+  static constexpr int kPack = access == ScaleAccess::kColumns ? kOfColumns : 32 / kWidest;
   static constexpr int kRows = access == ScaleAccess::kColumns ? 4 : 1;
   static_assert(kPack == 2 || kPack == 4 || kPack == 8 || kPack == 16);
 };

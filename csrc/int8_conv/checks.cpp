@@ -55,7 +55,12 @@ void check_input(const ConvArgs& args) {
                     ": expected input to have ", dims - 1, " or ", dims,
                     " dimensions ([C, *space] or [N, C, *space], like weight), but got shape ",
                     input.sym_sizes());
-  const c10::SymInt channels = args.weight.sym_size(1) * args.groups;
+  const c10::SymInt of_group = args.weight.sym_size(1);
+  TORCH_CHECK_VALUE(of_group.sym_le(INT64_MAX / args.groups).expect_true(__FILE__, __LINE__), kOp,
+                    ": expected weight.size(1) * groups to be a number of channels, below 2**63, "
+                    "but got ",
+                    of_group, " * ", args.groups);
+  const c10::SymInt channels = of_group * args.groups;
   TORCH_CHECK_VALUE(same_size(input.sym_size(args.is_batched() ? 1 : 0), channels), kOp,
                     ": expected input to have ", channels,
                     " channels (weight.size(1) * groups), but got shape ", input.sym_sizes());

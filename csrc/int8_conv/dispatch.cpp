@@ -20,9 +20,15 @@ namespace {
 // Whether tests want the copy of the patches on the CPU too.
 std::atomic<bool> patches_are_forced{false};
 
+// Returns the memory format that the strides of the input have. NB: suggest_memory_format() takes
+// one image whose batch has any other stride for contiguous.
 at::MemoryFormat format_of(const ConvArgs& args) {
   if (!args.is_batched() || args.space() == 1) return at::MemoryFormat::Contiguous;
-  return args.input.suggest_memory_format();
+  const auto last =
+      args.space() == 2 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::ChannelsLast3d;
+  const at::Tensor& input = args.input;
+  if (input.is_contiguous(last) && !input.is_contiguous()) return last;
+  return input.suggest_memory_format();
 }
 
 // Returns [N, C, *space] with three dimensions of space, as a view; of a tensor of channels_last

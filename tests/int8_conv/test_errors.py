@@ -13,6 +13,7 @@ from torch import Tensor
 from baraquant import ops
 from tests.support.bad_arguments.int8_conv import NUMBERS, OPS, PAIRS, Op
 from tests.support.checks.bad_calls import BadCallsAndOtherKinds
+from tests.support.processes import run_program
 
 LIMIT, SHIFTED_LIMIT = 131071, 65536
 
@@ -33,6 +34,18 @@ def test_wrong_numbers(bad: Any, any_device: str) -> None:
     arguments[bad.argument] = bad.change(arguments)
     with pytest.raises(ValueError, match=rf"^baraquant::int8_conv: .*(?:{bad.words})"):
         op(arguments)
+
+
+def test_more_channels_than_an_integer_counts(any_device: str) -> None:
+    """Of no weight: any number of groups divides its outputs."""
+    one = torch.ones((), device=any_device)
+    x = torch.zeros(1, 0, 4, dtype=torch.int8, device=any_device)
+    for of_group in (2, 4):
+        weight = torch.zeros(0, of_group, 2, dtype=torch.int8, device=any_device)
+        with pytest.raises(
+            ValueError, match=rf"^baraquant::int8_conv: .*got {of_group} \* {2**62}"
+        ):
+            ops.int8_conv(x, weight, one, one.expand(0), groups=2**62)
 
 
 def test_depth_beyond_the_exact_range(any_device: str) -> None:
@@ -99,3 +112,10 @@ def test_a_wrong_type_in_python() -> None:
     for name, value in (("stride", 1.5), ("padding", "same"), ("dilation", [1.5])):
         with pytest.raises(TypeError, match=re.escape(name)):
             ops.int8_conv(x, x, one, one, **{name: value})
+
+
+@pytest.mark.process
+def test_random_arguments_neither_crash_nor_give_a_wrong_number() -> None:
+    """In a process of its own, whose death would be seen; see `fuzz.py`."""
+    done = run_program("tests.int8_conv.fuzz")
+    assert "examples passed" in done.stdout

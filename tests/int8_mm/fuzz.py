@@ -223,9 +223,7 @@ def outcome(call: Call, device: str, namespace: object) -> tuple[Any, BaseExcept
         return None, error
 
 
-def judged(
-    call: Call, allowed: set[type[Exception]], statistics: dict[str, int]
-) -> Tensor | None:
+def judged(call: Call, allowed: set[type[Exception]], statistics: dict[str, int]) -> Tensor | None:
     """The result of a right call; None of a wrong one. All ways to call it do and say the same."""
     ops = torch.ops.baraquant
     got, error = outcome(call, "cpu", ops)

@@ -28,8 +28,8 @@ Args:
         ``weight_scale``.
 
 Returns:
-    ``[N, OC, *out]`` or ``[OC, *out]``, of ``dtype``: ``channels_last`` if ``input`` is, else
-    contiguous.
+    ``[N, OC, *out]`` or ``[OC, *out]``, of ``dtype``: ``channels_last`` if ``input`` is, or is a
+    slice of such a tensor, else contiguous.
 
 $example
 

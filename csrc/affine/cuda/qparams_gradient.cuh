@@ -15,15 +15,20 @@
 
 namespace baraquant::affine {
 
-template <typename C>
+// Blocks of y = 0 sum for the scales, those of y = 1 for the zero points.
+template <typename T>
 __global__ void __launch_bounds__(kMaxTeam)
-    sum_slices_kernel(const double* partial, C* result, int64_t segments, int64_t slices,
-                      int team) {
+    sum_slices_kernel(const GradientParams<T> p, const int team) {
+  const bool of_scale = blockIdx.y == 0;
+  const double* partial = of_scale ? p.partial.scale : p.partial.zero_point;
+  auto* result = of_scale ? p.args.scale_gradient : p.args.zero_point_gradient;
+  const int64_t segments = p.segments.count, slices = p.segments.slices;
   const int team_log2 = __ffs(team) - 1;
   const int64_t s = (static_cast<int64_t>(blockIdx.x) * kMaxTeam + threadIdx.x) >> team_log2;
   const int member = static_cast<int>(threadIdx.x) & (team - 1);
   double lanes[kPackLanes] = {};
   if (s < segments) {
+#pragma unroll 4
     for (int64_t j = member * kPackLanes; j < slices; j += team * kPackLanes) {
 #pragma unroll
       for (int i = 0; i < kPackLanes; ++i) {
@@ -32,7 +37,7 @@ __global__ void __launch_bounds__(kMaxTeam)
     }
   }
   const double sum = sum_team(lanes, team);
-  if (s < segments && member == 0) result[s] = static_cast<C>(sum);
+  if (s < segments && member == 0) result[s] = static_cast<ComputeType<T>>(sum);
 }
 
 // --- launchers -----------------------------------------------------------------------------------
@@ -41,16 +46,14 @@ inline unsigned blocks_for(int64_t tasks, int64_t per_block) {
   return static_cast<unsigned>((tasks + per_block - 1) / per_block);
 }
 
-// While a call is only planned (frame/plan.h), adds the kernels that add up the slices to the plan.
+// While a call is only planned (frame/plan.h), adds the kernel that adds up the slices to the plan.
 template <typename T>
-void note_sums_of_slices(const Segments& s, bool zero_point_gradient) {
+void note_sums_of_slices(const Segments& s) {
   if (s.slices == 1) return;
-  const auto plan = [&] {
+  only_planned([&] {
     return cuda_plan<ComputeType<T>>("sum_slices", std::to_string(team_size(s.slices)), 0,
                                      "float64");
-  };
-  only_planned(plan);
-  if (zero_point_gradient) only_planned(plan);
+  });
 }
 
 template <typename T, bool zero_point_gradient>
@@ -63,7 +66,7 @@ void launch_gradient(const GradientParams<T>& p, cudaStream_t stream) {
             std::to_string(s.in_columns ? kRowSlice : kRunSlice),
             sums * static_cast<int64_t>(sizeof(double)), "float64");
       })) {
-    return note_sums_of_slices<T>(s, zero_point_gradient);
+    return note_sums_of_slices<T>(s);
   }
   if (s.in_columns) {
     using G = ColumnGeometry<T>;
@@ -83,13 +86,8 @@ void launch_gradient(const GradientParams<T>& p, cudaStream_t stream) {
   }
   if (s.slices == 1) return;
   const int team = team_size(s.slices);
-  const unsigned blocks = blocks_for(s.count, kMaxTeam / team);
-  sum_slices_kernel<<<blocks, kMaxTeam, 0, stream>>>(p.partial.scale, p.args.scale_gradient,
-                                                     s.count, s.slices, team);
-  if (zero_point_gradient) {
-    sum_slices_kernel<<<blocks, kMaxTeam, 0, stream>>>(
-        p.partial.zero_point, p.args.zero_point_gradient, s.count, s.slices, team);
-  }
+  const dim3 blocks(blocks_for(s.count, kMaxTeam / team), zero_point_gradient ? 2 : 1);
+  sum_slices_kernel<<<blocks, kMaxTeam, 0, stream>>>(p, team);
 }
 
 // partial: `slices` doubles for each segment, and as many again if the zero point has a gradient.
