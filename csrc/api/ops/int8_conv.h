@@ -37,8 +37,8 @@ namespace baraquant {
 /// @param groups The number of groups of channels; it divides `OC`.
 /// @param dtype The dtype of the result: float32, float64, float16 or bfloat16; std::nullopt takes
 ///     the dtype of `weight_scale`.
-/// @return `[N, OC, *out]` or `[OC, *out]`, of `dtype`: `channels_last` if `input` is, or is a slice
-///     of such a tensor, else contiguous.
+/// @return `[N, OC, *out]` or `[OC, *out]`, of `dtype`: `channels_last` if `input` is, or is a
+///     slice of such a tensor, else contiguous.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
 /// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
 ///     take.
