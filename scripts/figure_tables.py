@@ -104,7 +104,8 @@ def affine_cpu() -> str:
     lines = []
     for name, what, op, case, note in chosen:
         shape: dict[str, Any] = {"dtype": "float32", "threads": 2, "shape": [4096, 4096]}
-        row = one(CPU, what=what, op=op, case=case, **shape)
+        family = "scale_gradient" if what == gradient[0] else ""  # measured by themselves
+        row = one(CPU, family, what=what, op=op, case=case, **shape)
         share = f"{percent([row['of_copy']])} %"
         cells = [f"{1e3 * row['seconds']:.1f}", share, ratio(row, "PyTorch", ".1f") + note]
         lines.append([name, *cells])
@@ -290,6 +291,12 @@ def int8_cpu() -> str:
     return table(["N × K, two threads", *titles], lines)
 
 
+def gradient_kept(case: str) -> str:
+    """Times as long as the gradients of scale and zero point, of PyTorch's, freed memory kept."""
+    found = results.report(CPU, kept=True)["rows"]
+    return ratio(pick(found, what="scale gradient", case=case)[0], "PyTorch", ".1f").strip(" ×")
+
+
 AVX2 = "avx2"  # an EPYC that was held to it
 
 
@@ -375,6 +382,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "table.qat.gpu": qat_gpu,
     "table.fused.gpu": fused_gpu,
     "table.conv.cpu": conv_cpu,
+    "gradient.kept.channel": lambda: gradient_kept("per_channel(0)"),
+    "gradient.kept.group": lambda: gradient_kept("per_group(32,-1)"),
+    "gradient.kept.tensor": lambda: gradient_kept("per_tensor"),
     "avx2.int8.one": lambda: avx2_span("int8_mm", "float32 linear", what="linear", m=1),
     "avx2.int8.many": lambda: avx2_span(
         "int8_mm", "float32 linear", what="linear", m=lambda m: m >= 128
