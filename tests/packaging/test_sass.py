@@ -50,7 +50,8 @@ def quantize(number: str) -> str:
 # A kernel, the instruction of its stores, and how many of them there must be at least.
 HOT_KERNELS = {
     **{
-        gradient("sum_packs_kernel", f"{dtype}Lb{flag}E"): ("STG.E.128", stores)
+        gradient(kernel, f"{dtype}Lb{flag}E"): ("STG.E.128", stores)
+        for kernel in ("sum_packs_kernel", "sum_short_kernel")
         for dtype, stores in ((BFLOAT16, 1), (FLOAT16, 1), ("f", 2))
         for flag in (0, 1)
     },

@@ -53,9 +53,9 @@ struct GradientPack {
 };
 
 // The packs that a thread computes next, on their way to places of its own in shared memory, so
-// that no thread waits for another. NB: the sums take the registers of all threads but a few, and
-// what those load into registers does not keep the memory busy. A step is `rows` packs of dy and
-// as many of x, and kSteps of them are on their way.
+// that no thread waits for another. The sums take so many registers that a multiprocessor holds few
+// threads, and what these could load into registers would not keep the memory busy. A step is
+// `rows` packs of dy and as many of x, and kSteps of them are on their way.
 template <typename T, int size, int rows, int threads>
 class PacksAhead {
  public:
