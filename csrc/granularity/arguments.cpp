@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include "frame/checks.h"
+#include "frame/sizes.h"
 
 namespace baraquant {
 
@@ -12,8 +13,6 @@ Scope Scope::from_flat(int64_t granularity, int64_t axis, c10::SymInt group_size
                     "baraquant: expected granularity to be 0 (tensor), 1 (channel), 2 (token) or "
                     "3 (group), but got ",
                     granularity);
-  constexpr int64_t kMaxGroup = int64_t(1) << 61;  // more than any axis has
-  if (group_size.maybe_as_int().value_or(0) > kMaxGroup) group_size = kMaxGroup;
   return {static_cast<Granularity>(granularity), axis, std::move(group_size)};
 }
 
@@ -57,7 +56,7 @@ std::vector<c10::SymInt> scale_sizes(std::vector<c10::SymInt> sizes, const Scope
       sizes[axis] = 1;
       break;
     case Granularity::kPerGroup:
-      sizes[axis] = (sizes[axis] + scope.group_size - 1) / scope.group_size;
+      sizes[axis] = divide_up(sizes[axis], scope.group_size);
       break;
   }
   return sizes;

@@ -2,6 +2,7 @@
 #include "int4/checks.h"
 
 #include "frame/checks.h"
+#include "frame/sizes.h"
 
 namespace baraquant::int4 {
 namespace {
@@ -28,7 +29,7 @@ void check_groups(const char* op, const Groups& groups, const c10::SymInt& rows,
                   const c10::SymInt& columns, const at::Tensor& like, const char* like_name) {
   check_group_size(op, groups.size);
   check_groups_dispatchable(op, groups);
-  const c10::SymInt count = (columns + (groups.size - 1)) / groups.size;
+  const c10::SymInt count = divide_up(columns, groups.size);
   const auto check = [&](const char* name, const at::Tensor& tensor, const char* why) {
     check_dtype(op, name, tensor, at::kByte, why);
     check_same_device(op, name, tensor, like, like_name);
@@ -45,7 +46,7 @@ void check_packed(const char* op, const char* name, const at::Tensor& packed,
   check_dtype(op, name, packed, at::kByte, "two numbers of four bits in a byte");
   TORCH_CHECK_VALUE(packed.dim() == 2, op, ": expected ", name,
                     " to have 2 dimensions [N, ceil(K / 2)], but got shape ", packed.sym_sizes());
-  const c10::SymInt bytes = (columns + 1) / 2;
+  const c10::SymInt bytes = divide_up(columns, 2);
   TORCH_CHECK_VALUE(same_size(packed.sym_size(1), bytes), op, ": expected ", name,
                     " to have shape [N, ", bytes, "] for K = ", columns, " (", what, "), but got ",
                     packed.sym_sizes());

@@ -10,6 +10,7 @@
 #include "frame/copies.h"
 #include "frame/core_op.h"
 #include "frame/outputs.h"
+#include "frame/sizes.h"
 #include "int4/checks.h"
 #include "int4/expand.h"
 
@@ -20,7 +21,7 @@ Qparams choose_device(const at::Tensor& weight, int64_t group_size, bool symmetr
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   check_choose(weight, group_size);
   const c10::SymInt rows = weight.sym_size(0);
-  const c10::SymInt groups = (weight.sym_size(1) + (group_size - 1)) / group_size;
+  const c10::SymInt groups = divide_up(weight.sym_size(1), group_size);
   const auto options = weight.options();
   const auto compute = options.dtype(compute_dtype(weight.scalar_type()));
   const Qparams result{at::empty_symint({rows}, compute),
@@ -44,7 +45,7 @@ at::Tensor quantize_device(const at::Tensor& weight, const at::Tensor& scale,
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const Groups groups{group_factor, group_zero_point, group_size};
   check_quantize(weight, scale, groups);
-  const at::Tensor packed = at::empty_symint({weight.sym_size(0), (weight.sym_size(1) + 1) / 2},
+  const at::Tensor packed = at::empty_symint({weight.sym_size(0), divide_up(weight.sym_size(1), 2)},
                                              weight.options().dtype(at::kByte));
   if (has_work(packed)) {
     kernels(weight).quantize(contiguous(weight), contiguous(scale),
@@ -68,8 +69,9 @@ at::Tensor expand_device(const at::Tensor& packed, const at::Tensor& group_facto
 at::Tensor pack_device(const at::Tensor& integers) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   check_pack(integers);
-  const at::Tensor packed = at::empty_symint({integers.sym_size(0), (integers.sym_size(1) + 1) / 2},
-                                             integers.options().dtype(at::kByte));
+  const at::Tensor packed =
+      at::empty_symint({integers.sym_size(0), divide_up(integers.sym_size(1), 2)},
+                       integers.options().dtype(at::kByte));
   if (has_work(packed)) {
     const at::Tensor rows = contiguous(integers);
     kernels(packed).pack({static_cast<const int8_t*>(rows.const_data_ptr()), rows.size(0),

@@ -12,6 +12,7 @@ from baraquant import ops
 from tests.support.bad_arguments.affine import DEVICE, not_plain
 from tests.support.bad_arguments.fused import BAD, OPS, PAIRS, Op, first_of
 from tests.support.checks.bad_calls import check_messages, check_meta
+from tests.support.processes import run_program
 
 by_op = pytest.mark.parametrize("op", OPS, ids=str)
 
@@ -103,3 +104,10 @@ def test_core_ops_check_their_numbers() -> None:
         torch.ops.baraquant._activation(x, x, 1)
     with pytest.raises(ValueError, match="no bias"):
         torch.ops.baraquant._norm(x, None, x[0], 1e-5, False)
+
+
+@pytest.mark.process
+def test_random_arguments_neither_crash_nor_give_a_wrong_number() -> None:
+    """In a process of its own, whose death would be seen; see `fuzz.py`."""
+    done = run_program("tests.fused.fuzz")
+    assert "examples passed" in done.stdout

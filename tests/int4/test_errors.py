@@ -12,6 +12,7 @@ from baraquant import ops
 from tests.support.bad_arguments.int4 import OPS, PAIRS, Op
 from tests.support.calls.int4 import INT4_CALLS, Int4Call
 from tests.support.checks.bad_calls import BadCallsAndOtherKinds
+from tests.support.processes import run_program
 
 
 class TestBadCalls(BadCallsAndOtherKinds):
@@ -73,3 +74,10 @@ def test_vmap() -> None:
         assert torch.equal(got, call.function(**right))
     with pytest.raises(NotImplementedError, match=r"pack_int4.*vmap"):
         torch.vmap(ops.pack_int4)(torch.ones(3, 4, 5, dtype=torch.int8))
+
+
+@pytest.mark.process
+def test_random_arguments_neither_crash_nor_give_a_wrong_number() -> None:
+    """In a process of its own, whose death would be seen; see `fuzz.py`."""
+    done = run_program("tests.int4.fuzz")
+    assert "examples passed" in done.stdout

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tests.affine.fuzz import run, tensor
 from tests.int8_mm import fuzz as products
-from tests.int8_mm.fuzz import DTYPES, Call, judged, outcome, values
+from tests.int8_mm.fuzz import DTYPES, Call, choose, judged, outcome, values
 from tests.support import cases
 from tests.support.bad_arguments.int8_conv import ONES, VECTORS
 from tests.support.bits import assert_same_bits
@@ -58,11 +58,6 @@ LAYOUTS_OF_IMAGES: dict[str, Callable[[Tensor], Tensor]] = {
     "every_other_channel": lambda t: channels_last(t.repeat_interleave(2, 1))[:, ::2],
 }
 LAYOUTS = {**cases.LAYOUTS, **LAYOUTS_OF_IMAGES}
-
-
-def choose(draw: st.DrawFn, right: Any, wrong: tuple[Any, ...]) -> Any:
-    """The right one about fourteen times out of fifteen."""
-    return draw(st.sampled_from(wrong)) if draw(st.integers(0, 14)) > 13 else right
 
 
 @st.composite
@@ -111,17 +106,30 @@ def calls(draw: st.DrawFn) -> Call:
 
 
 @st.composite
-def tensors(draw: st.DrawFn, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
-    """An image or a weight of any layout; in a wrong shape often only one size is wrong."""
+def wrong_shapes(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Shapes to choose from, of which most differ in one size alone."""
     at = draw(st.integers(0, len(shape) - 1))
     size = draw(st.sampled_from((0, max(shape[at] - 1, 0), shape[at] + 1)))
     other = (*shape[:at], size, *shape[at + 1 :])
-    made = values(choose(draw, shape, (other, other, draw(st.sampled_from(SHAPES)))), dtype, seed)
+    return (other, other, draw(st.sampled_from(SHAPES)))
+
+
+@st.composite
+def tensors(draw: st.DrawFn, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
+    """An image or a weight of any layout."""
+    made = values(choose(draw, shape, draw(wrong_shapes(shape))), dtype, seed)
     layouts = ["contiguous"]
     if made.dim() > 1:
         layouts += LAYOUTS_OF_IMAGES if made.dim() in FORMATS else []
         layouts += draw(st.sampled_from(([], [], [*cases.LAYOUTS])))
     return LAYOUTS[draw(st.sampled_from(layouts))](made)
+
+
+def not_contiguous(made: Tensor) -> tuple[Tensor, ...]:
+    """In layouts of other strides, where the sizes allow them."""
+    if made.dim() < 2:
+        return (made,)
+    return tuple(cases.LAYOUTS[name](made) for name in ("transposed", "stepped", "padded"))
 
 
 @st.composite

@@ -24,6 +24,7 @@ from tests.affine.fuzz import NUMBERS, move, run, tensor
 from tests.support import cases
 from tests.support.bad_arguments.int8_mm import INTEGER_INPUT, OF_ALL, OF_ROWS, STATIC
 from tests.support.bits import assert_same_bits
+from tests.support.calls.affine import outputs
 from tests.support.checks.int8_mm import OPS
 from tests.support.family_cases.int8_mm import (
     DEEPEST,
@@ -60,6 +61,29 @@ class Call:
         )
 
 
+@dataclass
+class Misplaced(Call):
+    """A call with one tensor on the other device."""
+
+    stray: str
+
+    def __call__(self, device: str, namespace: object) -> Any:
+        others = {"cpu": "meta", "meta": "cpu"}
+        moved = {
+            k: move(v, others[device] if k == self.stray else device)
+            for k, v in self.arguments.items()
+        }
+        return getattr(namespace, self.name)(**moved)
+
+
+@st.composite
+def misplaced(draw: st.DrawFn, call: Call) -> Call:
+    """The call itself, or now and then one with a tensor that lies elsewhere."""
+    names = [name for name, value in call.arguments.items() if isinstance(value, Tensor)]
+    strays = tuple(Misplaced(call.name, call.arguments, name) for name in names)
+    return choose(draw, call, strays) if len(names) > 1 else call
+
+
 def values(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
     """Whole-range integers where they are eight bits, else anything."""
     if dtype in cases.INTEGER_DTYPES:
@@ -67,69 +91,78 @@ def values(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
     return tensor(shape, dtype, seed)
 
 
+def choose(draw: st.DrawFn, right: Any, wrong: tuple[Any, ...]) -> Any:
+    """The right one about fourteen times out of fifteen."""
+    return draw(st.sampled_from(wrong)) if draw(st.integers(0, 14)) > 13 else right
+
+
+@st.composite
+def ends(
+    draw: st.DrawFn, names: tuple[str, str], right: tuple[tuple[int, int], ...]
+) -> dict[str, int]:
+    """Both ends of a range, or none of them."""
+    if not draw(st.booleans()):
+        return {}
+    values = draw(st.sampled_from(right))
+    return {n: choose(draw, v, ENDS) for n, v in zip(names, values, strict=True)}
+
+
 @st.composite
 def calls(draw: st.DrawFn) -> Call:
-    """Each argument is right about fourteen times out of fifteen."""
-
-    def choose(right: Any, wrong: tuple) -> Any:
-        return draw(st.sampled_from(wrong)) if draw(st.integers(0, 14)) > 13 else right
-
+    """Most arguments are right, and each is wrong now and then."""
     name, seed = draw(st.sampled_from(OPS)), draw(st.integers(0, 99))
     lead, n = draw(st.sampled_from(LEADS)), draw(st.sampled_from(SIZES))
-    k = choose(draw(st.sampled_from(DEPTHS)), (DEEPEST, DEEPEST + 1, DEEPEST_SHIFTED + 1))
+    k = choose(draw, draw(st.sampled_from(DEPTHS)), (DEEPEST, DEEPEST + 1, DEEPEST_SHIFTED + 1))
     output = draw(st.sampled_from(cases.FLOAT_DTYPES))
     compute = cases.compute_dtype(output)
     right = output if name not in INTEGER_INPUT else draw(st.sampled_from(cases.INTEGER_DTYPES))
-    x = values(choose((*lead, k), SHAPES), choose(right, DTYPES), seed)
+    x = values(choose(draw, (*lead, k), SHAPES), choose(draw, right, DTYPES), seed)
     if x.dtype.is_floating_point and draw(st.booleans()):
         x = x.nan_to_num(1, 2, -3)  # or few rows would have a finite scale
     arguments: dict[str, Any] = {"input": x}
     right = output if name == "qat_linear" else torch.int8
-    weight = values(choose((n, k), SHAPES), choose(right, DTYPES), seed + 1)
-    if choose(False, (True,)) and weight.dim() == 2:
+    weight = values(choose(draw, (n, k), SHAPES), choose(draw, right, DTYPES), seed + 1)
+    if choose(draw, False, (True,)) and weight.dim() == 2:
         weight = weight.t().contiguous().t()
     arguments["weight"] = weight
 
     def vector(key: str, right: torch.dtype, always: bool = False) -> None:
         if always or draw(st.booleans()):
-            made = values(choose((n,), SHAPES), choose(right, DTYPES), seed + len(arguments))
-            arguments[key] = made
-
-    def ends(names: tuple[str, str], right: tuple[tuple[int, int], ...]) -> None:
-        if draw(st.booleans()):
-            values = draw(st.sampled_from(right))
-            arguments.update({n: choose(v, ENDS) for n, v in zip(names, values, strict=True)})
+            shape, dtype = choose(draw, (n,), SHAPES), choose(draw, right, DTYPES)
+            arguments[key] = values(shape, dtype, seed + len(arguments))
 
     vector("bias", draw(st.sampled_from((output, compute))))
     if name in ("quantized_linear", "qat_linear"):
         arguments["symmetric"] = draw(st.booleans())
     if name not in INTEGER_INPUT:
         symmetric = arguments.get("symmetric", False)
-        ends(INPUT_RANGE, SYMMETRIC_RANGES + (() if symmetric else OTHER_RANGES))
+        right_ends = SYMMETRIC_RANGES + (() if symmetric else OTHER_RANGES)
+        arguments |= draw(ends(INPUT_RANGE, right_ends))
     if name == "qat_linear":
-        ends(WEIGHT_RANGE, SYMMETRIC_RANGES)
+        arguments |= draw(ends(WEIGHT_RANGE, SYMMETRIC_RANGES))
         return Call(name, arguments)
     vector("weight_scale", compute, always=True)
     vector("weight_sum", torch.int32)
     if name in INTEGER_INPUT or draw(st.booleans()):
-        arguments["dtype"] = choose(output, DTYPES)
+        arguments["dtype"] = choose(draw, output, DTYPES)
     if name == "quantized_linear":
         return Call(name, arguments)
     scale, point = OF_ALL if name in STATIC else OF_ROWS
     if name == "static_quantized_linear" and draw(st.booleans()):
-        made = tensor(choose((k,), SHAPES), choose(compute, DTYPES), seed + 9)
+        made = tensor(choose(draw, (k,), SHAPES), choose(draw, compute, DTYPES), seed + 9)
         arguments["smooth_scale"] = made
     if name == "smoothquant_linear" and draw(st.booleans()):
-        arguments[scale] = choose(0.1, NUMBERS)
-        arguments[point] = draw(st.sampled_from((None, choose(3, POINTS))))
+        arguments[scale] = choose(draw, 0.1, NUMBERS)
+        arguments[point] = draw(st.sampled_from((None, choose(draw, 3, POINTS))))
         return Call(name, arguments)
     all_shapes = ((), (1,), lead, (*lead, 1))
-    shape = choose(draw(st.sampled_from(all_shapes[:2] if name in STATIC else all_shapes)), SHAPES)
-    arguments[scale] = tensor(shape, choose(compute, DTYPES), seed + 7)
+    shapes = all_shapes[:2] if name in STATIC else all_shapes
+    shape = choose(draw, draw(st.sampled_from(shapes)), SHAPES)
+    arguments[scale] = tensor(shape, choose(draw, compute, DTYPES), seed + 7)
     if draw(st.booleans()):
-        dtype = choose(draw(st.sampled_from(POINT_DTYPES)), (torch.float32, torch.complex64))
+        dtype = choose(draw, draw(st.sampled_from(POINT_DTYPES)), (torch.float32, torch.complex64))
         shapes = all_shapes[:2] if name == "static_quantized_linear" else all_shapes
-        shape = choose(draw(st.sampled_from(shapes)), SHAPES)
+        shape = choose(draw, draw(st.sampled_from(shapes)), SHAPES)
         arguments[point] = tensor(shape, dtype, seed + 8)
     return Call(name, arguments)
 
@@ -223,7 +256,7 @@ def outcome(call: Call, device: str, namespace: object) -> tuple[Any, BaseExcept
         return None, error
 
 
-def judged(call: Call, allowed: set[type[Exception]], statistics: dict[str, int]) -> Tensor | None:
+def judged(call: Call, allowed: set[type[Exception]], statistics: dict[str, int]) -> Any:
     """The result of a right call; None of a wrong one. All ways to call it do and say the same."""
     ops = torch.ops.baraquant
     got, error = outcome(call, "cpu", ops)
@@ -239,8 +272,23 @@ def judged(call: Call, allowed: set[type[Exception]], statistics: dict[str, int]
         return None
     statistics["right"] += 1
     assert error is None, f"right, but {type(error).__name__}: {error}"
-    assert (on_meta.shape, on_meta.dtype, on_meta.stride()) == (got.shape, got.dtype, got.stride())
+    for m, g in zip(outputs(on_meta), outputs(got), strict=True):
+        assert (m.shape, m.dtype, m.stride()) == (g.shape, g.dtype, g.stride())
     return got
+
+
+def judged_anywhere(call: Call, allowed: set[type[Exception]], statistics: dict[str, int]) -> Any:
+    """As `judged`. A misplaced call is refused on both devices, with other words."""
+    if not isinstance(call, Misplaced):
+        return judged(call, allowed, statistics)
+    statistics["wrong"] += 1
+    ops, allowed = torch.ops.baraquant, allowed | {ValueError}
+    for device, namespace in (("cpu", ops), ("meta", ops), ("cpu", baraquant.ops)):
+        _, error = outcome(call, device, namespace)
+        assert error is not None, f"accepted, though it should raise one of {allowed}"
+        assert type(error) in allowed, f"{type(error).__name__}: {error}; expected {allowed}"
+        assert str(error).startswith(f"baraquant::{call.name}"), str(error)
+    return None
 
 
 STATISTICS = {"right": 0, "wrong": 0}

@@ -186,7 +186,8 @@ def test_numbers_are_no_dtypes(op: Op) -> None:
 
 
 @pytest.mark.process
-def test_random_arguments_neither_crash_nor_give_a_wrong_number() -> None:
-    """In a process of its own, whose death would be seen; see `fuzz.py`."""
-    done = run_program("tests.int8_mm.fuzz")
+@pytest.mark.parametrize("program", ("fuzz", "grouped_fuzz"))
+def test_random_arguments_neither_crash_nor_give_a_wrong_number(program: str) -> None:
+    """In a process of its own, whose death would be seen; see the program."""
+    done = run_program(f"tests.int8_mm.{program}")
     assert "examples passed" in done.stdout

@@ -9,6 +9,7 @@ import torch
 from baraquant import ops
 from tests.support.bad_arguments.scaled import OPS, PAIRS
 from tests.support.checks.bad_calls import BadCallsAndOtherKinds
+from tests.support.processes import run_program
 
 
 class TestBadCalls(BadCallsAndOtherKinds):
@@ -51,3 +52,10 @@ def test_integers_have_no_gradient() -> None:
         ops.draw_random(x),
     ):
         assert not t.requires_grad
+
+
+@pytest.mark.process
+def test_random_arguments_neither_crash_nor_give_a_wrong_number() -> None:
+    """In a process of its own, whose death would be seen; see `fuzz.py`."""
+    done = run_program("tests.scaled.fuzz")
+    assert "examples passed" in done.stdout

@@ -14,6 +14,7 @@ from baraquant import ops
 from tests.support.bad_arguments.weight_only import BAD, OPS, PAIRS, K, N, Op
 from tests.support.cases import INT64_MAX
 from tests.support.checks.bad_calls import BadCallsAndOtherKinds
+from tests.support.processes import run_program
 
 by_op = pytest.mark.parametrize("op", OPS, ids=str)
 
@@ -102,3 +103,10 @@ def test_vmap_over_the_rest_is_refused(op: Op, device: str) -> None:
 
         with pytest.raises(NotImplementedError, match=r"weight_only_linear.*vmap"):
             torch.vmap(one)(batch)
+
+
+@pytest.mark.process
+def test_random_arguments_neither_crash_nor_give_a_wrong_number() -> None:
+    """In a process of its own, whose death would be seen; see `fuzz.py`."""
+    done = run_program("tests.weight_only.fuzz")
+    assert "examples passed" in done.stdout

@@ -70,9 +70,7 @@ def quantize(weight: Tensor, q: Qparams, group_size: int) -> np.ndarray:
             f, z = int(q.factor[n, k // group_size]), int(q.zero_point[n, k // group_size])
             v = np.rint(w[n, k] / (q.scale[n] * compute(f))) + compute(z)
             fits = [i for i in range(16) if -128 <= (i - z) * f <= 127]
-            u[n, k] = z if np.isnan(v) else min(fits, key=lambda i: abs(float(v) - i), default=0)
-            if np.isinf(v):
-                u[n, k] = fits[-1] if v > 0 else fits[0]
+            u[n, k] = z if np.isnan(v) else int(min(max(v, fits[0]), fits[-1]))
     return u
 
 

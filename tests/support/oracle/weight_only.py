@@ -21,7 +21,7 @@ from tests.support.cases import INT32_MAX, INT32_MIN
 from tests.support.oracle.affine import round_to
 
 
-def _saturated(zero_point: Tensor) -> np.ndarray:
+def saturated(zero_point: Tensor) -> np.ndarray:
     """As int64; what int32 cannot hold becomes its nearest end (an uint64 has no int64)."""
     values = to_numpy(zero_point).reshape(-1).tolist()
     clamped = [min(max(value, INT32_MIN), INT32_MAX) for value in values]
@@ -31,7 +31,7 @@ def _saturated(zero_point: Tensor) -> np.ndarray:
 def unpacked(packed: Tensor, columns: int) -> Tensor:
     """The integers of bytes that hold two each, the first in the low bits: int8 [N, columns]."""
     pairs = np.stack([to_numpy(packed) & 15, to_numpy(packed) >> 4], axis=2)
-    numbers = pairs.reshape(len(pairs), -1)[:, :columns]
+    numbers = pairs.reshape(len(pairs), 2 * packed.shape[1])[:, :columns]
     return torch.from_numpy(numbers.astype(np.int8) - np.int8(8))
 
 
@@ -45,7 +45,7 @@ def dequantized(
     """w^, in NumPy's form of the dtype (bfloat16 as float32): [N, K]."""
     q, s = to_numpy(weight), to_numpy(scale)
     compute = s.dtype
-    z = np.zeros(s.shape, np.int64) if zero_point is None else _saturated(zero_point)
+    z = np.zeros(s.shape, np.int64) if zero_point is None else saturated(zero_point)
     group = np.zeros(q.shape[1], np.int64)
     if group_size is not None:
         group = np.arange(q.shape[1]) // group_size
@@ -87,6 +87,7 @@ def linear(x: Tensor, weight: np.ndarray, bias: Tensor | None = None) -> Expecte
     b = np.zeros(weight.shape[0], wide) if bias is None else to_numpy(bias).astype(wide)
     with np.errstate(all="ignore"):
         product = a @ w
+        exact = product + b
         a, w, c = (np.where(np.isfinite(t), np.abs(t), 0) for t in (a, w, b))
         magnitude = a @ w + c
         eps = float(compute.eps) + float(np.finfo(wide).eps)  # the oracle's own error too
@@ -99,7 +100,7 @@ def linear(x: Tensor, weight: np.ndarray, bias: Tensor | None = None) -> Expecte
         bound = terms * (magnitude * eps + least) + flushed
         bound = np.where(magnitude > float(compute.max) / 2, np.inf, bound)
     twice = bias is not None and x.dtype in (torch.float16, torch.bfloat16)
-    return Expected(product + b, product, bound, x.dtype, twice)
+    return Expected(exact, product, bound, x.dtype, twice)
 
 
 def _half_step(value: np.ndarray, dtype: torch.dtype) -> np.ndarray:

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Arithmetic of a tensor's sizes, which may be symbolic, and up to 2^63 - 1 in an empty tensor.
+#pragma once
+
+#include <c10/core/SymInt.h>
+
+namespace baraquant {
+
+// How many pieces of a size cover all of it. NB: a + b - 1 might overflow; a symbolic size keeps
+// that form, which exported programs write too.
+inline c10::SymInt divide_up(const c10::SymInt& a, const c10::SymInt& b) {
+  const auto all = a.maybe_as_int(), piece = b.maybe_as_int();
+  if (all && piece) return *all / *piece + (*all % *piece != 0);
+  return (a + (b - 1)) / b;
+}
+
+}  // namespace baraquant

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Random calls of the scaled family, often wrong, and gradients of integers.
+
+`python -m tests.scaled.fuzz [examples]`. As in `tests/affine/fuzz.py`, each call either breaks
+rules of the contract, and then raises the exception of one of them, or breaks none, and then gives
+the oracle's bits. The same on Meta and through `baraquant.ops`. The gradients are those of
+`qat_linear` with a backward of integers. Run in a process of its own (`test_errors.py`).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.affine.fuzz import INPUT_DTYPES, run
+from tests.fused.fuzz import numbers, tensors
+from tests.int8_mm.fuzz import LEADS, SIZES, Call, choose, judged, judged_anywhere, misplaced
+from tests.scaled.test_gradients import expected, gradients, state_of
+from tests.scaled.test_values import RANDOM, state
+from tests.support import cases
+from tests.support.bad_arguments.scaled import NAMES, TRANSPOSED
+from tests.support.bits import assert_same_bits
+from tests.support.cases import INT32_MAX, INT64_MAX, INT64_MIN
+from tests.support.family_cases.int8_mm import (
+    INPUT_RANGE,
+    OTHER_RANGES,
+    SYMMETRIC_RANGES,
+    WEIGHT_RANGE,
+)
+from tests.support.oracle import int8_mm as int8_oracle
+from tests.support.oracle import scaled as oracle
+
+LENGTHS = (*SIZES, 7, 8, 9, 15, 16, 31, 32, 64, 100, 257)
+BAD_COUNTS = (0, -1, -7, 2**31, 2**32, 2**62, INT64_MAX, INT64_MIN)
+BACKWARDS, ROUNDINGS = ("int8_input", "int8"), ("nearest", "stochastic")
+BAD_RANGES = ((7, -8), (0, 0), (-129, 127), (-128, 128), (INT64_MIN, INT64_MAX))
+BAD_WORDS = ("", "INT8", "int8 ", "int4", "floor", "none")
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> Call:
+    """Each argument is right about fourteen times out of fifteen."""
+    name, seed = draw(st.sampled_from(NAMES)), draw(st.integers(0, 99))
+    lead, length = draw(st.sampled_from(LEADS)), draw(st.sampled_from(LENGTHS))
+    dtype = draw(st.sampled_from(cases.FLOAT_DTYPES))
+    if name == "draw_random":
+        like = draw(numbers((*lead, length), draw(st.sampled_from(INPUT_DTYPES)), seed))
+        count = draw(st.sampled_from((1, 2, 7, INT32_MAX)))
+        return Call(name, {"like": like, "count": choose(draw, count, BAD_COUNTS)})
+    if name == "transpose_int8":
+        rows = draw(st.sampled_from(LENGTHS))
+        return Call(name, {"input": draw(tensors((rows, length), torch.int8, seed))})
+    arguments = {"input": draw(tensors((*lead, length), dtype, seed))}
+    shapes = (lead, (*lead, 1)) if name == TRANSPOSED else ((length,),)
+    compute = cases.compute_dtype(dtype)
+    arguments["factor"] = draw(tensors(draw(st.sampled_from(shapes)), compute, seed + 1))
+    random = state(draw(st.sampled_from(RANDOM)))
+    if random is not None:
+        others = (random[:1], random.reshape(2, 1), random.repeat(2), random.float(), random.int())
+        arguments["random"] = choose(draw, random, others)
+    return draw(misplaced(Call(name, arguments)))
+
+
+# --- what the contract says of a call ------------------------------------------------------------
+
+
+def broken_rules(call: Call) -> set[type[Exception]]:
+    """The exceptions that the contract allows for this call; none where the call is right."""
+    a, found = call.arguments, set[type[Exception]]()
+    if call.name == "draw_random":
+        return found if 1 <= a["count"] <= INT32_MAX else {ValueError}
+    x = a["input"]
+    if call.name == "transpose_int8":
+        if x.dtype != torch.int8:
+            found.add(TypeError)
+        return found if x.dim() == 2 else found | {ValueError}
+    lead = x.shape[:-1]
+    shapes = (lead, (*lead, 1)) if call.name == TRANSPOSED else (x.shape[-1:],)
+    if x.dim() == 0 or a["factor"].shape not in shapes:
+        found.add(ValueError)
+    if x.dtype not in cases.FLOAT_DTYPES or a["factor"].dtype != cases.compute_dtype(x.dtype):
+        found.add(TypeError)
+    if "random" in a:
+        if a["random"].dtype != torch.int64:
+            found.add(TypeError)
+        if a["random"].shape != (2,):
+            found.add(ValueError)
+    return found
+
+
+def check_values(call: Call, got: Any) -> None:
+    """The oracle's bits, contiguous."""
+    a = call.arguments
+    if call.name == "draw_random":
+        assert (got.dtype, got.shape) == (torch.int64, (2,)) and got[1] == 0
+    elif call.name == "transpose_int8":
+        assert got.is_contiguous()
+        assert_same_bits(got, a["input"].t(), str(call))
+    else:
+        random = tuple(a["random"].tolist()) if "random" in a else None
+        wanted = getattr(oracle, call.name)(a["input"], a["factor"], random)
+        assert all(t.is_contiguous() for t in got)
+        assert_same_bits(got[1], wanted.scale, f"scale of {call}")
+        assert_same_bits(got[0], wanted.values, str(call))
+
+
+STATISTICS = {"right": 0, "wrong": 0}
+
+
+@given(calls())
+def check(call: Call) -> None:
+    got = judged_anywhere(call, broken_rules(call), STATISTICS)
+    if got is not None:
+        check_values(call, got)
+
+
+# --- gradients -----------------------------------------------------------------------------------
+
+
+@st.composite
+def layers(draw: st.DrawFn) -> tuple[Call, Tensor]:
+    """A call of `qat_linear`, right but for words and ranges, and a gradient of its result."""
+    lead, seed = draw(st.sampled_from(LEADS)), draw(st.integers(0, 99))
+    n, k = draw(st.sampled_from(LENGTHS)), draw(st.sampled_from(LENGTHS))
+    dtype = draw(st.sampled_from(cases.FLOAT_DTYPES))
+    arguments: dict[str, Any] = {
+        "input": draw(numbers((*lead, k), dtype, seed)),
+        "weight": draw(numbers((n, k), dtype, seed + 1)),
+        "symmetric": draw(st.booleans()),
+        "backward": choose(draw, draw(st.sampled_from(BACKWARDS)), BAD_WORDS),
+        "rounding": choose(draw, draw(st.sampled_from(ROUNDINGS)), BAD_WORDS),
+    }
+    if draw(st.booleans()):
+        of_bias = draw(st.sampled_from((dtype, cases.compute_dtype(dtype))))
+        arguments["bias"] = draw(numbers((n,), of_bias, seed + 2))
+    of_input = SYMMETRIC_RANGES + (() if arguments["symmetric"] else OTHER_RANGES)
+    for names, ranges in ((INPUT_RANGE, of_input), (WEIGHT_RANGE, SYMMETRIC_RANGES)):
+        if draw(st.booleans()):
+            ends = choose(draw, draw(st.sampled_from(ranges)), BAD_RANGES)
+            arguments.update(zip(names, ends, strict=True))
+    return Call("qat_linear", arguments), draw(numbers((*lead, n), dtype, seed + 3))
+
+
+OF_GRADIENTS = {"right": 0, "wrong": 0}
+
+
+@given(layers())
+def check_gradients(layer: tuple[Call, Tensor]) -> None:
+    (call, dy), a = layer, dict(layer[0].arguments)
+    backward, rounding = a.pop("backward"), a.pop("rounding")
+    right = backward in BACKWARDS and rounding in ROUNDINGS
+    for names in (INPUT_RANGE, WEIGHT_RANGE):
+        right &= tuple(a.get(name) for name in names) not in BAD_RANGES
+    got = judged(call, set() if right else {ValueError}, OF_GRADIENTS)
+    if got is None:
+        return
+    assert_same_bits(got, int8_oracle.qat_linear(**a), str(call))
+    symmetric, ends = a["symmetric"], {n: a[n] for n in INPUT_RANGE + WEIGHT_RANGE if n in a}
+    names = [name for name in ("input", "weight", "bias") if name in a]
+    leaves = [a[name].detach().requires_grad_() for name in names]
+    x, w, b = (*leaves, None)[:3]
+    options = {"symmetric": symmetric, **ends}
+    torch.manual_seed(dy.numel())
+    random = state_of(dy) if rounding == "stochastic" else None
+    found = gradients(x, w, b, dy, backward=backward, rounding=rounding, **options)
+    dx, dw = expected(x, w, dy, symmetric, random, ends)
+    wanted = [dx, dw if backward == "int8" else gradients(x, w, b, dy, **options)[1]]
+    if b is not None:
+        wanted.append(oracle.bias_gradient(dy, b.dtype))
+    for name, actual, value in zip(names, found, wanted, strict=True):
+        assert_same_bits(actual, value, f"gradient {dy} of {name} of {call}")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    examples = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    run(check, STATISTICS, examples)
+    run(check_gradients, OF_GRADIENTS, examples)
