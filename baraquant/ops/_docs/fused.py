@@ -42,7 +42,9 @@ Rounding:
 
 _SUM_ORDER = """\
     Computed in float32, or in float64 for a float64 input; sums in float64 in an order that depends
-    on the length alone. One rounding at the end. A NaN or an infinity in a row gives NaN."""
+    on the length alone. One rounding at the end. A NaN or an infinity in a row gives NaN. The mean
+    square is a float32 too: infinite for a row whose squares float32 does not hold, such as one of
+    1e20, and 0 for one of 1e-30."""
 _NORM_INPUT = "    input: ``[..., D]``; float32, float64, float16 or bfloat16."
 _EPS = "    eps: What is added to the mean square; at least 0."
 _WEIGHT = "    weight: ``[D]``, of the dtype of ``input`` or of the scale; None stands for ones."

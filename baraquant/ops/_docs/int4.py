@@ -15,7 +15,8 @@ _NO_GRADIENT = """\
 Gradient:
     None: autograd takes what is chosen from data as a constant, and integers have no gradient."""
 _GROUP_SIZE = """\
-    group_size: The columns of a group, an even number; the last group of a row may have fewer."""
+    group_size: The columns of a group, an even number of at most 2147483646; the last group of a
+        row may have fewer."""
 _FACTOR = """\
     group_factor: ``f``, ``[N, G]``, uint8, 1 to 16, with ``G = ceil(K / group_size)``."""
 _ZERO_POINT = """\

@@ -58,9 +58,9 @@ GROUPED = {
     "dim": "2",
     "offsets": """\
 offsets: Where the rows of each group end, ``[E]``, int32: group e has the rows from
-        ``offsets[e - 1]`` (0 for the first) to ``offsets[e]``. They ascend, and none exceeds T. On
-        a GPU only the device reads them: an offset that does not ascend, or exceeds T, is replaced
-        by the nearest valid one.""",
+        ``offsets[e - 1]`` (0 for the first) to ``offsets[e]``. They ascend, and none exceeds T,
+        which is at most 2147483647. On a GPU only the device reads them: an offset that does not
+        ascend, or exceeds T, is replaced by the nearest valid one.""",
     "raises": "    NotImplementedError: No kernel for the device; :func:`torch.vmap`.",
     "grouped_gradient": """\
     All this holds for each group with its weight; a token after the last group gets 0. On a GPU,

@@ -14,8 +14,8 @@ namespace baraquant {
 ///
 /// @param weight `[N, K]`, float32, float64, float16 or bfloat16. Any strides; what is not
 ///     contiguous is copied first.
-/// @param group_size The columns of a group, an even number; the last group of a row may have
-///     fewer.
+/// @param group_size The columns of a group, an even number of at most 2147483646; the last group
+///     of a row may have fewer.
 /// @param symmetric true puts 0 in the middle: all zero points are 8. false gives each group the
 ///     zero point of its range `[min(0, min w), max(0, max w)]`.
 /// @return The scale, `[N]`, float32 (float64 for a float64 weight). The factor `f`, `[N, ceil(K /
@@ -41,8 +41,8 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> choose_int4_qparams(const 
 ///     contiguous is copied first.
 /// @param scale `[N]`, float32 (float64 for a float64 weight).
 /// @param group_factor `f`, `[N, G]`, uint8, 1 to 16, with `G = ceil(K / group_size)`.
-/// @param group_size The columns of a group, an even number; the last group of a row may have
-///     fewer.
+/// @param group_size The columns of a group, an even number of at most 2147483646; the last group
+///     of a row may have fewer.
 /// @param group_zero_point `z`, `[N, G]`, uint8, 0 to 15; std::nullopt stands for 8.
 /// @return The packed numbers `u`, `[N, ceil(K / 2)]`, uint8: number `2 i` of a row is in the low
 ///     four bits of byte `i`, number `2 i + 1` in the high ones. The last byte of an odd row has
@@ -67,8 +67,8 @@ inline at::Tensor quantize_int4(const at::Tensor& weight, const at::Tensor& scal
 /// @param packed The numbers `u`, `[N, ceil(K / 2)]`, uint8: number `2 i` of a row is in the low
 ///     four bits of byte `i`, number `2 i + 1` in the high ones.
 /// @param group_factor `f`, `[N, G]`, uint8, 1 to 16, with `G = ceil(K / group_size)`.
-/// @param group_size The columns of a group, an even number; the last group of a row may have
-///     fewer.
+/// @param group_size The columns of a group, an even number of at most 2147483646; the last group
+///     of a row may have fewer.
 /// @param in_features K.
 /// @param group_zero_point `z`, `[N, G]`, uint8, 0 to 15; std::nullopt stands for 8.
 /// @return `w8`, `[N, K]`, int8, contiguous. It is computed modulo 256 where an int8 cannot hold
@@ -116,8 +116,8 @@ inline at::Tensor pack_int4(const at::Tensor& integers) {
 ///     1]`; float32 (float64 for a float64 result).
 /// @param weight_scale `sw`, `[N]`, of the dtype of `input_scale`.
 /// @param group_factor `f`, `[N, G]`, uint8, 1 to 16, with `G = ceil(K / group_size)`.
-/// @param group_size The columns of a group, an even number; the last group of a row may have
-///     fewer.
+/// @param group_size The columns of a group, an even number of at most 2147483646; the last group
+///     of a row may have fewer.
 /// @param bias `[N]`, of the dtype of `input_scale` or of the result; std::nullopt adds no bias.
 /// @param group_zero_point `z`, `[N, G]`, uint8, 0 to 15; std::nullopt stands for 8.
 /// @param input_zero_point `z`, shaped as `input_scale` may be, of any integer dtype; std::nullopt
@@ -158,8 +158,8 @@ inline at::Tensor int4_linear(const at::Tensor& input, const at::Tensor& packed,
 ///     four bits of byte `i`, number `2 i + 1` in the high ones. Contiguous.
 /// @param weight_scale `sw`, `[N]`, float32 (float64 for a float64 input).
 /// @param group_factor `f`, `[N, G]`, uint8, 1 to 16, with `G = ceil(K / group_size)`.
-/// @param group_size The columns of a group, an even number; the last group of a row may have
-///     fewer.
+/// @param group_size The columns of a group, an even number of at most 2147483646; the last group
+///     of a row may have fewer.
 /// @param bias `[N]`, of the dtype of `weight_scale` or of the result; std::nullopt adds no bias.
 /// @param group_zero_point `z`, `[N, G]`, uint8, 0 to 15; std::nullopt stands for 8.
 /// @param symmetric true maps 0 of the input to the middle of the integers' range. false maps
@@ -203,8 +203,8 @@ inline at::Tensor quantized_int4_linear(
 ///     four bits of byte `i`, number `2 i + 1` in the high ones. Contiguous.
 /// @param weight_scale `sw`, `[N]`, float32 (float64 for a float64 input).
 /// @param group_factor `f`, `[N, G]`, uint8, 1 to 16, with `G = ceil(K / group_size)`.
-/// @param group_size The columns of a group, an even number; the last group of a row may have
-///     fewer.
+/// @param group_size The columns of a group, an even number of at most 2147483646; the last group
+///     of a row may have fewer.
 /// @param act_scale `s`, `[]` or `[1]`, of the dtype of `weight_scale`.
 /// @param bias `[N]`, of that dtype or of the result's; std::nullopt adds no bias.
 /// @param group_zero_point `z`, `[N, G]`, uint8, 0 to 15; std::nullopt stands for 8.

@@ -256,9 +256,9 @@ inline at::Tensor qat_linear(const at::Tensor& input, const at::Tensor& weight,
 ///     for uint8 or with a zero point.
 /// @param weight The integers `w`, `[E, N, K]`, int8, contiguous.
 /// @param offsets Where the rows of each group end, `[E]`, int32: group e has the rows from
-///     `offsets[e - 1]` (0 for the first) to `offsets[e]`. They ascend, and none exceeds T. On a
-///     GPU only the device reads them: an offset that does not ascend, or exceeds T, is replaced by
-///     the nearest valid one.
+///     `offsets[e - 1]` (0 for the first) to `offsets[e]`. They ascend, and none exceeds T, which
+///     is at most 2147483647. On a GPU only the device reads them: an offset that does not ascend,
+///     or exceeds T, is replaced by the nearest valid one.
 /// @param input_scale `s`: one for all, `[]` or `[1]`, or one for each token, `[T]` or `[T, 1]`;
 ///     float32 (float64 for a float64 result).
 /// @param weight_scale `sw`, `[E, N]`, of the dtype of `input_scale`.
@@ -301,9 +301,9 @@ inline at::Tensor int8_grouped_linear(
 /// @param weight The integers `w`, `[E, N, K]`, int8, contiguous, as
 ///     dynamic_range_quantize_per_channel gives them for `axis` 0 of a matrix.
 /// @param offsets Where the rows of each group end, `[E]`, int32: group e has the rows from
-///     `offsets[e - 1]` (0 for the first) to `offsets[e]`. They ascend, and none exceeds T. On a
-///     GPU only the device reads them: an offset that does not ascend, or exceeds T, is replaced by
-///     the nearest valid one.
+///     `offsets[e - 1]` (0 for the first) to `offsets[e]`. They ascend, and none exceeds T, which
+///     is at most 2147483647. On a GPU only the device reads them: an offset that does not ascend,
+///     or exceeds T, is replaced by the nearest valid one.
 /// @param weight_scale `sw`, `[E, N]`, float32 (float64 for a float64 input).
 /// @param bias `[E, N]`, of the dtype of `weight_scale` or of the result; std::nullopt adds no
 ///     bias.
@@ -350,9 +350,9 @@ inline at::Tensor quantized_grouped_linear(
 ///     if `symmetric` is false.
 /// @param weight `[E, N, K]`, of the dtype of `input`.
 /// @param offsets Where the rows of each group end, `[E]`, int32: group e has the rows from
-///     `offsets[e - 1]` (0 for the first) to `offsets[e]`. They ascend, and none exceeds T. On a
-///     GPU only the device reads them: an offset that does not ascend, or exceeds T, is replaced by
-///     the nearest valid one.
+///     `offsets[e - 1]` (0 for the first) to `offsets[e]`. They ascend, and none exceeds T, which
+///     is at most 2147483647. On a GPU only the device reads them: an offset that does not ascend,
+///     or exceeds T, is replaced by the nearest valid one.
 /// @param bias `[E, N]`, of that dtype, or float32 (float64 for a float64 input); std::nullopt adds
 ///     no bias.
 /// @param symmetric true maps 0 to the middle of the integers' range. false maps `[min(0, min x),
