@@ -294,7 +294,7 @@ def int8_cpu() -> str:
 def gradient_kept(case: str) -> str:
     """Times as long as the gradients of scale and zero point, of PyTorch's, freed memory kept."""
     found = results.report(CPU, kept=True)["rows"]
-    return ratio(pick(found, what="scale gradient", case=case)[0], "PyTorch", ".1f").strip(" ×")
+    return span(peers(pick(found, what="scale gradient", case=case), "PyTorch"), ".1f")
 
 
 AVX2 = "avx2"  # an EPYC that was held to it

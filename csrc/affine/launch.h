@@ -105,12 +105,7 @@ struct Launch {
   // first: dy in dx's dtype or in the compute type; mask: read; result: dx.
   static void masked_gradient(const Call& call, bool through_quantize) {
     with_floating_type(call.result.scalar_type(), [&]<typename T>(Type<T>) {
-      if (!through_quantize) {
-        Call unscaled = call;  // it reads no scale, so that all elements are one run
-        unscaled.map = make_per_tensor_map(call.result.numel());
-        unscaled.scale = unscaled.zero_point = at::Tensor();
-        return run<MaskedGradient<T, T, false>>(unscaled);
-      }
+      if (!through_quantize) return run<MaskedGradient<T, T, false>>(call);
       if (call.first.scalar_type() == call.result.scalar_type()) {
         return run<MaskedGradient<T, T, true>>(call);
       }

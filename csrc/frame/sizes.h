@@ -4,13 +4,15 @@
 
 #include <c10/core/SymInt.h>
 
+#include "machine/integers.h"
+
 namespace baraquant {
 
-// How many pieces of a size cover all of it. NB: a + b - 1 might overflow; a symbolic size keeps
-// that form, which exported programs write too.
+// How many pieces of a size cover all of it. A symbolic size keeps the form that exported programs
+// write too.
 inline c10::SymInt divide_up(const c10::SymInt& a, const c10::SymInt& b) {
   const auto all = a.maybe_as_int(), piece = b.maybe_as_int();
-  if (all && piece) return *all / *piece + (*all % *piece != 0);
+  if (all && piece) return divide_size_up(*all, *piece);
   return (a + (b - 1)) / b;
 }
 

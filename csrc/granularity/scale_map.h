@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "machine/host_device.h"
+#include "machine/integers.h"
 
 namespace baraquant {
 
@@ -41,18 +42,13 @@ struct Divisor {
   }
 };
 
-// NB: axis + block - 1 might overflow, as an empty tensor may have axes of up to 2^63 - 1.
-inline int64_t count_groups(int64_t axis, int64_t block) {
-  return axis / block + (axis % block != 0 ? 1 : 0);
-}
-
 struct ScaleMap {
   int64_t outer = 1;
   Divisor axis, inner, block;
   int64_t stride_outer = 0, stride_axis = 0, stride_inner = 0;
 
   int64_t numel() const { return outer * axis.value * inner.value; }
-  int64_t groups() const { return count_groups(axis.value, block.value); }
+  int64_t groups() const { return divide_size_up(axis.value, block.value); }
   BARAQUANT_HD bool is_single() const {
     return stride_outer == 0 && stride_axis == 0 && stride_inner == 0;
   }
@@ -116,7 +112,7 @@ inline ScaleMap make_per_channel_map(int64_t outer, int64_t axis, int64_t inner)
 inline ScaleMap make_per_group_map(int64_t outer, int64_t axis, int64_t inner, int64_t group_size) {
   ScaleMap map;
   const int64_t block = group_size < axis ? group_size : axis;
-  const int64_t groups = count_groups(axis, block);
+  const int64_t groups = divide_size_up(axis, block);
   if (inner == 1 && axis % block == 0) {  // whole groups lie consecutively in memory
     map.outer = outer * groups;
     map.inner = Divisor(block);

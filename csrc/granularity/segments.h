@@ -43,8 +43,8 @@ BARAQUANT_HD double sum_pairs(const double* sums) {
   }
 }
 
-// The same for a number of lanes that is known at run time. Overwrites `sums`.
-inline double sum_pairs(double* sums, int lanes) {
+// The same for a number of lanes that may be known at run time alone. Overwrites `sums`.
+BARAQUANT_HD double sum_pairs(double* sums, int lanes) {
   for (; lanes >= 16; lanes /= 16) {
     for (int i = 0; i < lanes / 16; ++i) sums[i] = sum_pairs<16>(sums + 16 * i);
   }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Tests that FastGrid gives the bits of Grid for every scale, zero point and range that it accepts:
-// random bits, quotients that are hard to round, ties and their neighbours, positions just outside the range, subnormals, infinities,
-// NaN. OwnGrid gives the same bits for the numbers that its scale was computed from.
+// random bits, quotients that are hard to round, ties and their neighbours, positions just outside
+// the range, subnormals, infinities, NaN. OwnGrid gives the same bits for the numbers that its scale
+// was computed from.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>

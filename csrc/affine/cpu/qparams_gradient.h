@@ -58,6 +58,13 @@ BARAQUANT_HD void add(const C* __restrict shares, int64_t count, double* __restr
   for (int64_t k = 0; k < count; ++k) sums[k] += static_cast<double>(shares[k]);
 }
 
+// Adds shares k, k + 1, ... to the sums of lane, lane + 1, ...
+template <bool kBoth, typename C>
+BARAQUANT_HD void add_shares(LaneSums<C>& sums, int64_t k, int64_t count, int64_t lane) {
+  add(sums.scale_shares + k, count, sums.scale + lane);
+  if constexpr (kBoth) add(sums.zero_point_shares + k, count, sums.zero_point + lane);
+}
+
 inline double sum_slices(const double* partial, int64_t slices, std::vector<double>& lanes) {
   lanes.assign(kPackLanes * team_size(slices), 0.0);
   for (int64_t i = 0; i < slices; ++i) lanes[i % lanes.size()] += partial[i];
@@ -152,24 +159,14 @@ class QparamsGradientCpu {
       for (int64_t k = 0; k < count;) {
         const int64_t lane = (j - begin + k) & (lanes - 1);
         const int64_t width = std::min(count - k, lanes - lane);
-        if (kLanes > 0 && width == kLanes) {
-          add(sums.scale_shares + k, kLanes, sums.scale);
-          if constexpr (kBoth) add(sums.zero_point_shares + k, kLanes, sums.zero_point);
-        } else {
-          add(sums.scale_shares + k, width, sums.scale + lane);
-          if constexpr (kBoth) add(sums.zero_point_shares + k, width, sums.zero_point + lane);
-        }
+        width == kLanes ? add_shares<kBoth>(sums, k, kLanes, 0)
+                        : add_shares<kBoth>(sums, k, width, lane);
         k += width;
       }
       j += count;
     }
-    const auto sum = [&](double* of) __attribute__((always_inline)) {
-      if constexpr (kLanes > 0)
-        return sum_pairs<kLanes>(of);
-      else
-        return sum_pairs(of, lanes);
-    };
-    write_sums<kBoth>(task, sum(sums.scale), kBoth ? sum(sums.zero_point) : 0);
+    write_sums<kBoth>(task, sum_pairs(sums.scale, lanes),
+                      kBoth ? sum_pairs(sums.zero_point, lanes) : 0);
   }
 
   template <bool kBoth>
@@ -203,8 +200,7 @@ class QparamsGradientCpu {
       const int64_t at = (segments_.start(block) + row) * segments_.columns + column;
       const int64_t lane = row % kRowLanes * kColumnTile;
       write_shares<kBoth>(args_, at, width, each, sums);
-      add(sums.scale_shares, width, sums.scale + lane);
-      if constexpr (kBoth) add(sums.zero_point_shares, width, sums.zero_point + lane);
+      add_shares<kBoth>(sums, 0, width, lane);
     }
     for (int64_t i = 0; i < width; ++i) {
       write_sums<kBoth>((segment + i) * segments_.slices + slice, sum_lanes(sums.scale + i),

@@ -74,11 +74,7 @@ __device__ __forceinline__ auto load_some_rows(const GradientParams<T>& p, int64
     Words<T, kPack> dy, x;
     load_some_words(dy, p.args.dy, at + r * next, count);
     load_some_words(x, p.args.x, at + r * next, count);
-#pragma unroll
-    for (int w = 0; w < dy.kCount; ++w) {
-      all.dy.at[r * dy.kCount + w] = dy.at[w];
-      all.x.at[r * x.kCount + w] = x.at[w];
-    }
+    all.set_row(r, dy, x);
   }
   return all;
 }

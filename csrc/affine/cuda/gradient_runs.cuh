@@ -83,7 +83,6 @@ __device__ __forceinline__ void finish_slice(
 template <typename T, bool zero_point_gradient>
 __global__ void __launch_bounds__(kMaxTeam, kGradientBlocks<T, zero_point_gradient>)
     sum_packs_kernel(const GradientParams<T> p) {
-  using C = ComputeType<T>;
   using Ahead = PacksAhead<T, kPackLanes, 1, kMaxTeam>;
   __shared__ typename Ahead::Memory memory;
   Ahead ahead(memory);
@@ -96,14 +95,12 @@ __global__ void __launch_bounds__(kMaxTeam, kGradientBlocks<T, zero_point_gradie
   };
 #pragma unroll
   for (int i = 0; i < Ahead::kSteps; ++i) copy_next();
-  const C scale = p.q.scale_at(part.segment), zero_point = p.q.zero_point_at(part.segment);
-  const FastestPlainGrid<C> grid(scale, zero_point, p.q.range);
-  const bool fast = p.fast_range && FastestPlainGrid<C>::accepts(scale, zero_point);
+  const SegmentGrid<ComputeType<T>> own(p, part.segment);
   ThreadSums<kPackLanes, zero_point_gradient> lanes;
   for (; part.left > 0; part.advance(p.segments, step)) {
     const GradientPack<T, kPackLanes> pack = ahead.take();
     copy_next();
-    const auto dx = add_pack(pack, kPackLanes, fast, [&](int) { return grid; }, p.q.range, lanes);
+    const auto dx = add_pack(pack, kPackLanes, own.fast, own, p.q.range, lanes);
     store_words(dx, p.args.dx, part.at);
   }
   finish_slice(p, lanes, part);
@@ -124,11 +121,8 @@ __device__ __forceinline__ void for_each_element(const Segments& segments, Slice
 template <typename T, bool zero_point_gradient>
 __global__ void __launch_bounds__(kMaxTeam, kGradientBlocks<T, zero_point_gradient>)
     sum_runs_kernel(const GradientParams<T> p) {
-  using C = ComputeType<T>;
   SlicePart part(p);
-  const C scale = p.q.scale_at(part.segment), zero_point = p.q.zero_point_at(part.segment);
-  const FastestPlainGrid<C> grid(scale, zero_point, p.q.range);
-  const bool fast = p.fast_range && FastestPlainGrid<C>::accepts(scale, zero_point);
+  const SegmentGrid<ComputeType<T>> own(p, part.segment);
   ThreadSums<kPackLanes, zero_point_gradient> lanes;
   for (; part.left > 0; part.advance(p.segments, p.team * kPackLanes)) {
     const bool whole = p.aligned && part.left >= kPackLanes;
@@ -143,7 +137,7 @@ __global__ void __launch_bounds__(kMaxTeam, kGradientBlocks<T, zero_point_gradie
       });
     }
     const int count = min(kPackLanes, part.left);
-    const auto dx = add_pack(pack, count, fast, [&](int) { return grid; }, p.q.range, lanes);
+    const auto dx = add_pack(pack, count, own.fast, own, p.q.range, lanes);
     if (whole) {
       store_words(dx, p.args.dx, part.at);
     } else {

@@ -51,17 +51,14 @@ __global__ void __launch_bounds__(kShortThreads,
   const int member = lane & (p.team - 1), team = lane / p.team;
   const int64_t segment = warp_number * teams + team;
   const bool some = segment < p.segments.count;
-  const C scale = p.q.scale_at(some ? segment : 0);
-  const C zero_point = p.q.zero_point_at(some ? segment : 0);
-  const FastestPlainGrid<C> grid(scale, zero_point, p.q.range);
-  const bool fast = p.fast_range && FastestPlainGrid<C>::accepts(scale, zero_point);
+  const SegmentGrid<C> own(p, some ? segment : 0);
   ThreadSums<kPackLanes, zero_point_gradient> lanes;
   wait_for_copies<0>();
   __syncwarp();
   const int end = some ? (team + 1) * packs : 0;
   for (int at = team * packs + member; at < end; at += p.team) {
     const GradientPack<T, kPackLanes> pack{dy[at], x[at]};
-    const auto dx = add_pack(pack, kPackLanes, fast, [&](int) { return grid; }, p.q.range, lanes);
+    const auto dx = add_pack(pack, kPackLanes, own.fast, own, p.q.range, lanes);
     store_words(dx, p.args.dx, first + at * kPackLanes);
   }
   const bool writes = some && member == 0;

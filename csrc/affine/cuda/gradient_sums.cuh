@@ -50,6 +50,32 @@ struct ThreadSums {
 template <typename T, int size>
 struct GradientPack {
   Words<T, size> dy, x;
+
+  // Row r of several that make up a pack.
+  template <int part>
+  __device__ __forceinline__ void set_row(int r, const Words<T, part>& row_dy,
+                                          const Words<T, part>& row_x) {
+#pragma unroll
+    for (int w = 0; w < row_dy.kCount; ++w) {
+      dy.at[r * row_dy.kCount + w] = row_dy.at[w];
+      x.at[r * row_x.kCount + w] = row_x.at[w];
+    }
+  }
+};
+
+// The grid of a segment, and whether it accepts the segment's scale.
+template <typename C>
+struct SegmentGrid {
+  FastestPlainGrid<C> grid;
+  bool fast;
+
+  template <typename T>
+  __device__ __forceinline__ SegmentGrid(const GradientParams<T>& p, int64_t segment) {
+    const C scale = p.q.scale_at(segment), zero_point = p.q.zero_point_at(segment);
+    grid = FastestPlainGrid<C>(scale, zero_point, p.q.range);
+    fast = p.fast_range && FastestPlainGrid<C>::accepts(scale, zero_point);
+  }
+  __device__ __forceinline__ const FastestPlainGrid<C>& operator()(int) const { return grid; }
 };
 
 // The packs that a thread computes next, on their way to places of its own in shared memory, so
@@ -75,11 +101,7 @@ class PacksAhead {
     for (int r = 0; r < count; ++r) {
       const Words<T, size> dy = memory_.dy[step_][r][threadIdx.x];
       const Words<T, size> x = memory_.x[step_][r][threadIdx.x];
-#pragma unroll
-      for (int w = 0; w < dy.kCount; ++w) {
-        all.dy.at[r * dy.kCount + w] = dy.at[w];
-        all.x.at[r * x.kCount + w] = x.at[w];
-      }
+      all.set_row(r, dy, x);
     }
     return all;
   }
