@@ -8,7 +8,7 @@ it finds: the paths of layers, and what to do.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +18,21 @@ from ._ct_scheme import PACKED, Scheme
 from ._layers import IntegerLayer
 from .fused import fused_paths
 
-SERVERS = ("vllm", "transformers")
+SERVERS = ("vllm", "sglang", "transformers")
+_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "transformers": "transformers"}
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What is about to be written: the model, its quantized layers, and their schemes by path."""
+    """What is about to be written: the model, its quantized layers, and their schemes by path.
+
+    ``server`` is the name of the program whose rules are checked.
+    """
 
     model: nn.Module
     layers: dict[str, IntegerLayer]
     schemes: dict[str, Scheme]
+    server: str = "vLLM"
 
 
 Rule = Callable[[Exported], Iterator[str]]
@@ -38,7 +43,7 @@ def check_server(exported: Exported, serve: str | None, allow: Iterable[str], ca
 
     Args:
         exported: What is about to be written.
-        serve: ``vllm``, ``transformers``, or None for no rule.
+        serve: ``vllm``, ``sglang``, ``transformers``, or None for no rule.
         allow: The names of rules that are not checked.
         caller: The public function, for messages.
 
@@ -53,6 +58,7 @@ def check_server(exported: Exported, serve: str | None, allow: Iterable[str], ca
             f"{caller}: expected serve to be {', '.join(map(repr, SERVERS))} or None, but got "
             f"{serve!r}"
         )
+    exported = replace(exported, server=_NAMES[serve])
     for name, (servers, rule) in RULES.items():
         if serve not in servers or name in allowed:
             continue
@@ -99,14 +105,41 @@ def _kernels(exported: Exported) -> Iterator[str]:
             )
 
 
+def _dynamic_inputs(exported: Exported) -> Iterator[str]:
+    """Inputs as SGLang rounds them all: with a scale for each token and no zero point.
+
+    Its scheme of int8 inputs reads a static scale and a zero point and uses neither
+    (compressed_tensors_w8a8_int8.py).
+    """
+    for path, scheme in exported.schemes.items():
+        weight, input = scheme.weight, scheme.input
+        if input is None:
+            continue
+        if not (input.dynamic and input.symmetric and input.strategy == "token"):
+            yield (
+                f"{path}: SGLang would round its input with a scale for each token and no zero "
+                f"point, but the layer has {scheme}; use W8A8()"
+            )
+        elif (
+            weight.bits != 8
+            or input.bits != 8
+            or not weight.symmetric
+            or (weight.strategy == "group")
+        ):
+            yield (
+                f"{path}: SGLang has no kernel for {scheme}; it has W8A8 without groups and zero "
+                "points, and floating inputs (W4A16, W8A16)"
+            )
+
+
 def _fused_schemes(exported: Exported) -> Iterator[str]:
-    """One scheme in layers that vLLM fuses."""
+    """One scheme in layers that a server fuses."""
     linear = [n for n, m in exported.model.named_modules() if hasattr(m, "weight")]
     for group in fused_paths(linear):
         schemes = {exported.schemes.get(path) for path in group}
         if len(schemes) > 1:
             kinds = ", ".join(f"{path} {exported.schemes.get(path) or 'float'}" for path in group)
-            yield f"vLLM computes {kinds} as one layer: give them one configuration"
+            yield f"{exported.server} computes {kinds} as one layer: give them one configuration"
 
 
 def _fused_input_scale(exported: Exported) -> Iterator[str]:
@@ -142,7 +175,7 @@ def _static_zero_point(exported: Exported) -> Iterator[str]:
 
 
 def _shapes(exported: Exported) -> Iterator[str]:
-    """Sizes that vLLM's kernels take."""
+    """Sizes that a server's kernels take."""
     for path, layer in exported.layers.items():
         if layer.float_name == "Embedding":
             continue
@@ -150,34 +183,34 @@ def _shapes(exported: Exported) -> Iterator[str]:
         step = 16 if exported.schemes[path].input is not None else 32
         if rows % step or columns % step:
             yield (
-                f"{path}: vLLM's kernels for {exported.schemes[path]} need multiples of {step} in "
-                f"and out, but its weight is {[rows, columns]}; keep it floating"
+                f"{path}: {exported.server}'s kernels for {exported.schemes[path]} need multiples "
+                f"of {step} in and out, but its weight is {[rows, columns]}; keep it floating"
             )
         elif exported.schemes[path].input is None and layer.group_size not in (None, 32, 64, 128):
             yield (
-                f"{path}: vLLM's kernels take groups of 32, 64 or 128, but it has "
+                f"{path}: {exported.server}'s kernels take groups of 32, 64 or 128, but it has "
                 f"{layer.group_size}"
             )
 
 
 def _widths(exported: Exported) -> Iterator[str]:
-    """A width of packed weights that vLLM's common kernels take."""
+    """A width of packed weights that a server's common kernels take."""
     for path, scheme in exported.schemes.items():
         common = scheme.weight.bits == 4 or (scheme.weight.bits == 8 and scheme.weight.symmetric)
         if scheme.format == PACKED and not common:
             yield (
-                f"{path}: vLLM's Marlin kernels take 4 bits, or 8 bits without zero points, not "
-                f"{scheme}; a server with other kernels may take it"
+                f"{path}: {exported.server}'s Marlin kernels take 4 bits, or 8 bits without zero "
+                f"points, not {scheme}; a server with other kernels may take it"
             )
 
 
 def _half_models(exported: Exported) -> Iterator[str]:
-    """A model of 16 bits around packed weights: vLLM converts float32 ones."""
+    """A model of 16 bits around packed weights: servers convert float32 ones."""
     for path, layer in exported.layers.items():
         if exported.schemes[path].format == PACKED and layer.dtype == torch.float32:
             yield (
-                f"{path}: vLLM computes packed weights in bfloat16 or float16, and converts a "
-                "float32 model and its scales; convert the float model first "
+                f"{path}: {exported.server} computes packed weights in bfloat16 or float16, and "
+                "converts a float32 model and its scales; convert the float model first "
                 "(model.to(torch.bfloat16)), and quantize it with scale_dtype='bfloat16'"
             )
 
@@ -219,15 +252,17 @@ def _inexact(exported: Exported, packed: bool) -> Iterator[tuple[str, str]]:
             yield path, str(layer.dtype).removeprefix("torch.")
 
 
+_ON_GPUS = ("vllm", "sglang")
 # Which servers a rule is for, and the rule.
 RULES: dict[str, tuple[tuple[str, ...], Rule]] = {
     "kernels": (("vllm",), _kernels),
-    "fused_schemes": (("vllm",), _fused_schemes),
+    "dynamic_inputs": (("sglang",), _dynamic_inputs),
+    "fused_schemes": (_ON_GPUS, _fused_schemes),
     "fused_input_scale": (("vllm",), _fused_input_scale),
     "static_zero_point": (("vllm",), _static_zero_point),
-    "shapes": (("vllm",), _shapes),
-    "widths": (("vllm",), _widths),
-    "half_models": (("vllm",), _half_models),
+    "shapes": (_ON_GPUS, _shapes),
+    "widths": (_ON_GPUS, _widths),
+    "half_models": (_ON_GPUS, _half_models),
     "packed_zero_points": (("transformers",), _packed_zero_points),
     "rounded_scales": (SERVERS, _rounded_scales),
     "integer_scales": (("transformers",), _integer_scales),

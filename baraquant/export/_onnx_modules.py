@@ -23,15 +23,23 @@ _SMALLEST = torch.finfo(torch.float32).tiny
 _MIDDLE = 128  # what makes a uint8 of an int8
 
 _library = torch.library.Library("baraquant_export", "DEF")
-_library.define("integer_product(Tensor input, Tensor weight, Tensor zero_point) -> Tensor")
+_library.define(
+    "integer_product(Tensor input, Tensor weight, Tensor zero_point, Tensor? weight_zero_point) "
+    "-> Tensor"
+)
 
 
-def _integer_product(input: Tensor, weight: Tensor, zero_point: Tensor) -> Tensor:
-    """Return ``(input - zero_point) @ weight`` in int32, for a uint8 input and an int8 weight."""
-    return torch.matmul(input.int() - zero_point.int(), weight.int())
+def _integer_product(
+    input: Tensor, weight: Tensor, zero_point: Tensor, weight_zero_point: Tensor | None
+) -> Tensor:
+    """Return ``(input - zero_point) @ (weight - weight_zero_point)`` in int32."""
+    columns = weight.int() if weight_zero_point is None else weight.int() - weight_zero_point.int()
+    return torch.matmul(input.int() - zero_point.int(), columns)
 
 
-def _like_integer_product(input: Tensor, weight: Tensor, zero_point: Tensor) -> Tensor:
+def _like_integer_product(
+    input: Tensor, weight: Tensor, zero_point: Tensor, weight_zero_point: Tensor | None
+) -> Tensor:
     return input.new_empty((*input.shape[:-1], weight.shape[1]), dtype=torch.int32)
 
 
@@ -53,13 +61,29 @@ class _Linear(RewrittenLinear):
 
 
 class _IntegerLinear(_Linear):
-    """The base of the integer layers: the smallest and the largest integer of the input."""
+    """The base of the integer layers: the smallest and the largest integer of the input.
 
-    def __init__(self, layer: IntegerLayer) -> None:
+    Args:
+        layer: The layer.
+        unsigned_weights: Whether the product takes the weight as uint8, 128 larger.
+    """
+
+    weight_zero_point: Tensor | None
+
+    def __init__(self, layer: IntegerLayer, unsigned_weights: bool = False) -> None:
         super().__init__(layer)
         self.register_buffer("weight_scale", layer.scale)
         assert layer.input is not None
         self.low, self.high = integer_range(layer.input.bits)
+        self.register_buffer("weight_zero_point", None)
+        if unsigned_weights:
+            self.qweight = (self.qweight.to(torch.int16) + _MIDDLE).to(torch.uint8)
+            self.weight_zero_point = torch.tensor(_MIDDLE, dtype=torch.uint8)
+
+    def _sums(self, integers: Tensor, zero_point: Tensor) -> Tensor:
+        return torch.ops.baraquant_export.integer_product(
+            integers, self.qweight, zero_point, self.weight_zero_point
+        )
 
     def _output(self, sums: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
         output = sums.float() * self.weight_scale * scale
@@ -71,8 +95,8 @@ class _IntegerLinear(_Linear):
 class DynamicLinear(_IntegerLinear):
     """``QuantizedLinear``: a scale for each token, or for the whole input, out of its values."""
 
-    def __init__(self, layer: IntegerLayer) -> None:
-        super().__init__(layer)
+    def __init__(self, layer: IntegerLayer, unsigned_weights: bool = False) -> None:
+        super().__init__(layer, unsigned_weights)
         assert layer.input is not None
         self.symmetric = layer.input.symmetric
         self.per_token = layer.input.granularity == "per_token"
@@ -90,7 +114,7 @@ class DynamicLinear(_IntegerLinear):
         scale, zero_point = _qparams(rows, dims, self.low, self.high, self.symmetric)
         integers = _round(rows, scale, zero_point, self.low, self.high)
         unsigned = (integers + _MIDDLE).to(torch.uint8)
-        sums = torch.ops.baraquant_export.integer_product(unsigned, self.qweight, self.middle)
+        sums = self._sums(unsigned, self.middle)
         if zero_point is not None:
             sums = sums - zero_point.int() * self.weight_sum
         return self._output(sums, scale, input.dtype)
@@ -102,10 +126,13 @@ class _StaticLinear(_IntegerLinear):
     Args:
         layer: The layer.
         is_signed: Whether the integers are int8. They are uint8 otherwise, 128 larger.
+        unsigned_weights: As above.
     """
 
-    def __init__(self, layer: IntegerLayer, is_signed: bool) -> None:
-        super().__init__(layer)
+    def __init__(
+        self, layer: IntegerLayer, is_signed: bool, unsigned_weights: bool = False
+    ) -> None:
+        super().__init__(layer, unsigned_weights)
         assert layer.input is not None and layer.input.scale is not None
         self.integers = torch.int8 if is_signed else torch.uint8
         self.shift = 0 if is_signed else _MIDDLE
@@ -134,13 +161,13 @@ class _StaticLinear(_IntegerLinear):
 class StaticLinear(_StaticLinear):
     """``StaticQuantizedLinear``, as a product of integers."""
 
-    def __init__(self, layer: IntegerLayer) -> None:
-        super().__init__(layer, is_signed=False)
+    def __init__(self, layer: IntegerLayer, unsigned_weights: bool = False) -> None:
+        super().__init__(layer, False, unsigned_weights)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output."""
         integers = self._quantized(self.rotated(input).float())
-        sums = torch.ops.baraquant_export.integer_product(integers, self.qweight, self.zero_point)
+        sums = self._sums(integers, self.zero_point)
         return self._output(sums, self.act_scale, input.dtype)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Folders of the format compressed-tensors, which vLLM, SGLang and transformers load."""
+"""Folders of the format compressed-tensors, which vLLM, SGLang and transformers read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def to_compressed_tensors(
     allow: Iterable[str] = (),
     max_shard_size: str = "5GB",
 ) -> Path:
-    """Write a folder that vLLM, SGLang and transformers load.
+    """Write a folder that vLLM and transformers load; SGLang loads those of ``serve="sglang"``.
 
     Layers of integers (:func:`baraquant.W8A8`, :func:`baraquant.W8A8Static`) are stored as
     ``int-quantized`` with float32 scales, weight-only layers of 2 to 8 bits as ``pack-quantized``.
@@ -52,7 +52,9 @@ def to_compressed_tensors(
     has a name, which the message begins with:
 
     * ``kernels``: a scheme that vLLM has no kernel for.
-    * ``fused_schemes``: layers that vLLM computes as one (``q_proj``, ``k_proj``, ``v_proj``;
+    * ``dynamic_inputs``: a static scale or a zero point of an input, which SGLang ignores, or a
+      scheme that it has no kernel for. (Its rules were read in its source, not tried.)
+    * ``fused_schemes``: layers that a server computes as one (``q_proj``, ``k_proj``, ``v_proj``;
       ``gate_proj``, ``up_proj``) have different schemes.
     * ``fused_input_scale``: these layers have different static input scales, of which vLLM takes
       the last. :func:`tie_fused_scales` gives them one.
@@ -69,7 +71,8 @@ def to_compressed_tensors(
     Args:
         model: A model from :func:`baraquant.quantize_` or :func:`baraquant.qat.convert_`.
         folder: The folder to write. It must not exist, or be empty; its parent must exist.
-        serve: Whose rules are checked: ``"vllm"``, ``"transformers"``, or None for none.
+        serve: Whose rules are checked: ``"vllm"``, ``"sglang"``, ``"transformers"``, or None for
+            none.
         tokenizer: A tokenizer or processor to write too.
         source: The folder of the floating model, from which tokenizer files and the like are
             copied. None: where the model was loaded from, if that is a folder.

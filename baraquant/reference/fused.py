@@ -36,7 +36,8 @@ def sum_of_rows(x: Tensor) -> Tensor:
 
 
 def _mean(sums: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    return sums.to(dtype) / torch.tensor(length, dtype=dtype, device=sums.device)
+    """Return the mean, rounded to ``C`` once it is divided: a sum may leave the range of ``C``."""
+    return (sums / torch.tensor(length, dtype=sums.dtype, device=sums.device)).to(dtype)
 
 
 def _square_root(x: Tensor) -> Tensor:

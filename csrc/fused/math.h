@@ -72,10 +72,11 @@ BARAQUANT_HD double plus_square(double sum, C x) {
   return sum + d * d;
 }
 
-// NB: adds +0, which turns a sum of -0 into +0: devices differ in how they start a sum.
+// Divides before it rounds to C, whose range a sum of finite numbers may leave. NB: adds +0, which
+// turns a sum of -0 into +0: devices differ in how they start a sum.
 template <typename C>
 BARAQUANT_HD C mean_of(double sum, int64_t length) {
-  return static_cast<C>(sum + 0.0) / static_cast<C>(length);
+  return static_cast<C>((sum + 0.0) / static_cast<double>(length));
 }
 
 template <typename C>

@@ -67,7 +67,7 @@ class Total {
     call.weight = weight;
     call.input_scale = rows.scale;
     call.weight_scale = ones_;
-    call.has_zero_point = shifts.defined();
+    call.has_zero_point = call.zero_point_is_wide = shifts.defined();
     if (shifts.defined()) {
       call.zero_point = shifts;
       call.weight_sum = filled({columns_}, 1, options_.dtype(at::kInt));

@@ -365,6 +365,16 @@ def errors() -> dict[str, Callable[[], Any]]:
     }
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_output_follows_every_change_of_the_tensors(
+    device: str, printed: dict[str, list[list[str]]]
+) -> None:
+    """Sums, panels and what else a layer derives from its integers: copied into, or replaced."""
+    lines = [line[1:] for line in printed[device] if line[0] == "replaced"]
+    assert len(lines) == 3 * sum(case[0] == device for case in CASES)
+    assert [line for line in lines if line[-1] != "1"] == []
+
+
 def test_the_errors_have_pythons_type_and_text(printed: dict[str, list[list[str]]]) -> None:
     got = {line[1]: line[2:] for line in printed["cpu"] if line[0] == "error"}
     wrong = errors()

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "frame/cuda_plan.cuh"
+#include "int4/expand.h"
 #include "int8_mm/cuda/hopper/instances.h"
 #include "int8_mm/cuda/kernels.h"
 #include "int8_mm/cuda/select.h"
@@ -187,6 +188,8 @@ class HopperProduct {
       launch_weight_sums(f.weight, f.weight_rows(), f.k, sums, call_.stream);
       r.weight_sum = sums;
     }
+    r.has_zero_point = true;
+    r.limit_zero_points(/*is_unsigned=*/false);
     C10_CUDA_KERNEL_LAUNCH_CHECK();
     f.input = base + offsets_.input;
     f.is_unsigned = false;
@@ -364,6 +367,12 @@ void weight_sums_cuda(const at::Tensor& weight, const at::Tensor& sums) {
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
+bool finds_sums_cuda(const ProductCall&) { return false; }
+
+void packed_sums_cuda(const int4::PackedWeight& weight, const at::Tensor& sums) {
+  weight_sums_cuda(int4::expanded(weight), sums);
+}
+
 std::vector<std::string> kernel_names() {
   std::vector<std::string> names;
   for (const Selection& s : all_selections(kWithHopper)) names.push_back(s.name());
@@ -381,7 +390,8 @@ void force_kernel(std::string_view name) {
 }  // namespace
 
 const Kernels& cuda_kernels() {
-  static const Kernels kernels{&product_cuda, &takes_packed_cuda, &weight_sums_cuda, &rescale_cuda};
+  static const Kernels kernels{&product_cuda,     &takes_packed_cuda, &finds_sums_cuda,
+                               &weight_sums_cuda, &packed_sums_cuda,  &rescale_cuda};
   return kernels;
 }
 

@@ -65,13 +65,13 @@ def norm(
     """rms_norm, or layer_norm if centered."""
     values = compute(x)
     c = values.dtype.type
-    length = c(x.shape[-1])
+    length = np.float64(x.shape[-1])
     with np.errstate(all="ignore"):
         if centered:
-            mean = sum_of_rows(values.astype(np.float64)).astype(c) / length
+            mean = (sum_of_rows(values.astype(np.float64)) / length).astype(c)
             values = values - mean
         squares = values.astype(np.float64) ** 2
-        variance = sum_of_rows(squares).astype(c) / length
+        variance = (sum_of_rows(squares) / length).astype(c)
         y = values * (c(1) / np.sqrt(variance + c(eps)))
         if weight is not None:
             y = y * compute(weight).astype(c)
