@@ -12,7 +12,7 @@ from .. import ops
 from ..configs import QuantConfig
 from ..nn import FakeQuantize, FakeQuantizeInt4
 from ..nn.training._int4_search import searched_factors
-from ..nn.training._range import qparams_of_range
+from ..nn.training._range import qparams_of_range, squared_errors
 
 # The candidates, as shares of the weights' range: from all of it down to half, the widest first.
 FACTORS = [1.0 - step / 50 for step in range(26)]
@@ -136,7 +136,7 @@ def _fit(
     for factor in FACTORS:
         tried, zeros = qparams_of_range(low * factor, high * factor, *how)
         rounded = ops.fake_quantize_per_channel(values, tried, zeros, 0, low_end, high_end)
-        squares = (rounded - values).square_()
+        squares = squared_errors(rounded, values)
         if weights is not None:
             squares.mul_(weights)
         error = squares.sum(dim=1)

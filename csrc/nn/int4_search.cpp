@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "api/ops.h"
+#include "nn/range.h"
 
 namespace baraquant::nn {
 
@@ -36,7 +37,7 @@ PackedInt4 of_chunk(const torch::Tensor& rows, int64_t size, bool symmetric) {
       const auto packed = quantize_int4(rows, best.scale, factors, size, zeros);
       const auto rounded = expand_int4(packed, factors, size, rows.size(1), zeros);
       const auto back = rounded.unflatten(1, {-1, size}) * scale.unsqueeze(2);
-      const auto error = (back - values).square_().sum(2);
+      const auto error = squared_errors(back, values).sum(2);
       const auto is_better = error < least_error;
       least_error = torch::where(is_better, error, least_error);
       best.group_factor = torch::where(is_better, factors, best.group_factor);

@@ -2,14 +2,28 @@
 #include "nn/range.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/frexp.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/zeros_like.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
 #include <c10/util/accumulate.h>
 
 #include "api/ops.h"
 
 namespace baraquant::nn {
+
+namespace {
+
+// 2^exponent exactly, for a normal number.
+at::Tensor power_of_two(const at::Tensor& exponent, at::ScalarType dtype) {
+  const bool is_double = dtype == at::kDouble;
+  const auto biased = exponent.to(is_double ? at::kLong : at::kInt) + (is_double ? 1023 : 127);
+  return biased.mul(is_double ? int64_t{1} << 52 : int64_t{1} << 23).view(dtype);
+}
+
+}  // namespace
 
 at::Tensor rounded_scale(const at::Tensor& scale, const std::string& scale_dtype) {
   if (scale_dtype == "float32") return scale;
@@ -40,6 +54,20 @@ std::tuple<at::Tensor, at::Tensor> qparams_of_range(const at::Tensor& min_val,
   const auto zeros =
       quantize_per_channel(least, scale.reshape(-1), first, 0, low, high, scale.scalar_type());
   return {scale, zeros.reshape(scale.sizes()).to(at::kInt)};
+}
+
+at::Tensor squared_errors(const at::Tensor& rounded, const at::Tensor& values) {
+  const auto largest = values.size(-1) > 0 ? values.abs().amax(-1, /*keepdim=*/true)
+                                           : at::ones({1}, values.options());
+  const auto found = std::get<1>(at::frexp(largest));
+  const auto exponent = at::where(largest.isfinite(), found, at::zeros_like(found));
+  const auto half = exponent.div(2, "floor");
+  auto difference = rounded.sub_(values);
+  // Two, since the dtype may not hold their product.
+  for (const auto& power : {-half, half - exponent}) {
+    difference.mul_(power_of_two(power, values.scalar_type()));
+  }
+  return difference.square_();
 }
 
 at::Tensor segments(const std::string& owner, const std::string& granularity, int64_t axis,

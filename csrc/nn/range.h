@@ -27,6 +27,11 @@ std::tuple<at::Tensor, at::Tensor> qparams_of_range(const at::Tensor& min_val,
                                                     int64_t high, bool symmetric,
                                                     const std::string& scale_dtype = "float32");
 
+// (rounded - values)^2, relative to a power of two near the largest value of each segment, which is the
+// last dimension: squares of very large or very small numbers would overflow or vanish. `rounded` is
+// overwritten.
+at::Tensor squared_errors(const at::Tensor& rounded, const at::Tensor& values);
+
 // A matrix with a row of values for each scale. `axis` and `size` are those of the granularity.
 at::Tensor segments(const std::string& owner, const std::string& granularity, int64_t axis,
                     int64_t size, const at::Tensor& input);

@@ -31,7 +31,7 @@ std::tuple<torch::Tensor, torch::Tensor> fit_segments(const torch::Tensor& segme
     const auto [tried, zeros] = nn::qparams_of_range(low * factor, high * factor, low_end, high_end,
                                                      options.symmetric(), options.scale_dtype());
     const auto rounded = fake_quantize_per_channel(values, tried, zeros, 0, low_end, high_end);
-    const auto error = (rounded - values).square_().sum(1);
+    const auto error = nn::squared_errors(rounded, values).sum(1);
     const auto is_better = error < best;
     best = torch::where(is_better, error, best);
     scale = torch::where(is_better, tried, scale);

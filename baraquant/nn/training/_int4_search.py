@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
+from ._range import squared_errors
 
 # The number of elements at a time, so that the temporaries stay small.
 _CHUNK = 1 << 22
@@ -60,7 +61,7 @@ def _of_chunk(
             rounded = ops.expand_int4(
                 packed, factors, size, rows.shape[1], group_zero_point=zeros
             ).unflatten(1, (-1, size))
-            error = (rounded * scale[:, None, None] - values).square_().sum(dim=2)
+            error = squared_errors(rounded * scale[:, None, None], values).sum(dim=2)
             is_better = error < best
             best = torch.where(is_better, error, best)
             factor = torch.where(is_better, factors, factor)

@@ -36,6 +36,33 @@ def rounded_scale(scale: Tensor, scale_dtype: str) -> Tensor:
     )
 
 
+def squared_errors(rounded: Tensor, values: Tensor) -> Tensor:
+    """Return ``(rounded - values)^2`` over a power of two near the square of the largest value.
+
+    Squares of numbers beyond 1e19 would overflow in float32, and those below 1e-22 vanish, so that
+    no candidate of a search would be better than another. Scaled by a power of two they compare as
+    they would without limits, and bit for bit as before where the squares were normal numbers.
+
+    Args:
+        rounded: Floating, ``[..., values]``; it is overwritten.
+        values: The same shape and dtype.
+    """
+    largest = values.abs().amax(-1, keepdim=True) if values.shape[-1] else values.new_ones(1)
+    exponent = torch.where(largest.isfinite(), torch.frexp(largest).exponent, 0)
+    half = exponent.div(2, rounding_mode="floor")
+    difference = rounded.sub_(values)
+    for power in (-half, half - exponent):  # two, since the dtype may not hold their product
+        difference.mul_(_power_of_two(power, values.dtype))
+    return difference.square_()
+
+
+def _power_of_two(exponent: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``2^exponent`` exactly, for a normal number."""
+    if dtype == torch.float64:
+        return ((exponent.to(torch.int64) + 1023) << 52).view(torch.float64)
+    return ((exponent + 127) << 23).view(torch.float32)
+
+
 def qparams_of_range(
     min_val: Tensor,
     max_val: Tensor,

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from fractions import Fraction
 from typing import Any
 
 from ..._table import Table
@@ -17,6 +18,7 @@ from .knapsack import Option, least_bytes, solve
 from .names import FLOAT
 
 _CHOOSE = "baraquant.Sensitivity.choose"
+_MOST_BITS = 1024.0  # of a weight: no configuration takes more
 _FORMAT, _VERSION = "baraquant.sensitivity", 1
 
 
@@ -151,7 +153,7 @@ class Sensitivity(Table):
             config = self.configs.get(by_group[layer.group])
             choice.update({as_pattern(path): config for path in layer.paths})
         choice.bytes = self.other_bytes + solution.bytes
-        choice.bits = 8 * solution.bytes / self._weights
+        choice.bits = self._bits(solution.bytes)
         choice.error, choice.bound = solution.error, solution.bound
         return choice
 
@@ -175,7 +177,17 @@ class Sensitivity(Table):
             )
         if not math.isfinite(bits):
             raise ValueError(f"{_CHOOSE}: expected bits to be finite, but got {bits}")
-        return math.floor(float(bits) * self._weights / 8)
+        bits = min(float(bits), _MOST_BITS)
+        budget = math.floor(Fraction(bits) * self._weights / 8)
+        # The most bytes whose bits, rounded as those of a choice are, do not exceed the number: a
+        # choice can be asked for by its own bits.
+        while self._weights and self._bits(budget + 1) <= bits:
+            budget += 1
+        return budget
+
+    def _bits(self, size: int) -> float:
+        """Return the bits of a weight if the measured layers take so many bytes."""
+        return 8 * size / self._weights
 
     def _too_small(self, budget_bytes: int | None, bits: float | None, least: int) -> str:
         if bits is None:
