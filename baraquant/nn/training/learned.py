@@ -31,11 +31,14 @@ class LearnedFakeQuantize(ByGranularity):
     The first batch in training, or :meth:`initialize`, sets the parameters:
     ``s = 2 * mean(abs(x)) / sqrt(quant_max)`` as in LSQ, but at most ``max(abs(x)) / quant_max``,
     which clips nothing. With a zero point they are the scale and the zero point of the range of
-    ``x``. Before that they are NaN. If the first batch holds only zeros, such as the initial state
+    ``x``. Before that they are NaN. A batch with a NaN or an infinity, such as that of a step which
+    a gradient scaler skips, sets nothing: it gives NaN, the buffer ``skipped_batches`` counts it,
+    and the next batch is the first. If the first batch holds only zeros, such as the initial state
     of a recurrent layer, the step is 1 until the next batch (compiled code does not check, and
-    keeps it). Initialize before the model is wrapped for several processes: each process has a
-    different first batch, and FullyShardedDataParallel discards what a forward pass writes into a
-    parameter.
+    keeps it). Code that was compiled before the first batch looks at every batch, as each may be
+    the first: compile after it. Initialize before the model is wrapped for several processes: each
+    process has a different first batch, and FullyShardedDataParallel discards what a forward pass
+    writes into a parameter. A copy that averages the parameters (EMA) is made after it, too.
 
     The parameters are ``scale`` and, if not symmetric, ``zero_point``. They keep their precision
     when the module changes its dtype: they stay float32 in a float16 or bfloat16 module.
@@ -124,6 +127,7 @@ class LearnedFakeQuantize(ByGranularity):
         unknown = torch.full(tuple(shape), NAN, device=device, dtype=dtype)
         self.scale = nn.Parameter(unknown)
         self.register_parameter("zero_point", None if symmetric else nn.Parameter(unknown.clone()))
+        self.register_buffer("skipped_batches", torch.zeros((), dtype=torch.int64, device=device))
 
     def forward(self, input: Tensor) -> Tensor:
         """Return ``input`` rounded to the grid, in its own shape and dtype."""
@@ -131,34 +135,71 @@ class LearnedFakeQuantize(ByGranularity):
             self._initialize_by_first(input)
             if self._saw_zeros:
                 return input + self._nothing().to(input.dtype)
+            # If this batch was skipped, the scale is unknown, and the result is NaN.
+            return self._rounded(input) if self._rounds and input.numel() > 0 else input
         return self.round(input) if self._rounds else input
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def initialize(self, input: Tensor) -> None:
-        """Set scale and zero point from the values of ``input``; an empty input changes nothing."""
-        if input.numel() == 0:
-            return
+        """Set scale and zero point from the values of ``input``.
+
+        An empty input changes nothing. Nor do values that share a step and have a NaN or an
+        infinity among them; ``skipped_batches`` counts such an input.
+        """
+        if input.numel() > 0:
+            self._start_by(input, False)
+            self._saw_zeros = False
+            self._note_if_known()
+
+    def _start_by(self, input: Tensor, only_unknown: bool) -> None:
+        """Set the parameters from the finite values of ``input``.
+
+        Args:
+            input: The values.
+            only_unknown: Whether parameters that are known stay as they are.
+        """
         with torch.no_grad():
-            rows = self._segments(input.detach()).to(self.scale.dtype)  # [scales, values]
+            step, zeros = self._first_qparams(self._segments(input.detach()).to(self.scale.dtype))
+            step = step.reshape(self.scale.shape)
+            is_new = self._is_new(step, self.scale, only_unknown)
+            self.scale.copy_(torch.where(is_new, step, self.scale))
             zero_point = self.zero_point
-            if zero_point is None:
-                magnitude = rows.abs()
-                step = 2.0 * magnitude.mean(dim=1) / self.quant_max**0.5
-                step = torch.minimum(step, magnitude.amax(dim=1) / self.quant_max)
-                step = step.masked_fill(step == 0, 1.0)
-            else:
-                step, zeros = qparams_of_range(
-                    rows.amin(dim=1),
-                    rows.amax(dim=1),
-                    self.quant_min,
-                    self.quant_max,
-                    False,
-                    self.scale_dtype,
-                )
-                zero_point.copy_(zeros.reshape(zero_point.shape))
-            self.scale.copy_(step.reshape(self.scale.shape))
-        self._initialized = True
-        self._saw_zeros = False
+            if zero_point is not None:
+                zeros = zeros.reshape(zero_point.shape).to(zero_point.dtype)
+                zero_point.copy_(torch.where(is_new, zeros, zero_point))
+
+    def _first_qparams(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the scale and the zero point of each row of values."""
+        if self.zero_point is None:
+            magnitude = rows.abs()
+            step = 2.0 * magnitude.mean(dim=1) / self.quant_max**0.5
+            step = torch.minimum(step, magnitude.amax(dim=1) / self.quant_max)
+            step = step.masked_fill(step == 0, 1.0)
+            zeros = torch.zeros_like(step)
+        else:
+            step, zeros = qparams_of_range(
+                rows.amin(dim=1),
+                rows.amax(dim=1),
+                self.quant_min,
+                self.quant_max,
+                False,
+                self.scale_dtype,
+            )
+        return step, zeros
+
+    def _is_new(self, scale: Tensor, known: Tensor, only_unknown: bool) -> Tensor:
+        """Return which scales are taken; count the batch if one that is wanted is not finite."""
+        is_finite = scale.isfinite()
+        is_wanted = known.isnan() if only_unknown else torch.ones_like(is_finite)
+        self.skipped_batches.add_((is_wanted & ~is_finite).any())
+        return is_wanted & is_finite
+
+    def _note_if_known(self) -> None:
+        """Note whether all scales are known; code that is being compiled cannot read it."""
+        if torch.jit.is_scripting():
+            self._initialized = not bool(self.scale.isnan().any())
+        elif not torch.compiler.is_compiling():
+            self._initialized = self.scale.is_meta or is_known(self.scale)
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def start(self, scale: Tensor, zero_point: Tensor) -> None:
@@ -171,14 +212,20 @@ class LearnedFakeQuantize(ByGranularity):
 
     def _initialize_by_first(self, input: Tensor) -> None:
         only_zeros = False
+        if input.numel() == 0:
+            return
         if not torch.jit.is_scripting():
             only_zeros = not torch.compiler.is_compiling() and is_zero(input)
             if only_zeros and self._saw_zeros:
                 return
-            if input.numel() > 0:
-                check_unwrapped(self)
-        self.initialize(input)
+            check_unwrapped(self)
+        if self._saw_zeros:  # the scales of zeros were none
+            with torch.no_grad():
+                self.scale.fill_(float("nan"))
+            self._initialized = False
+        self._start_by(input, True)
         self._saw_zeros = only_zeros
+        self._note_if_known()
 
     def _nothing(self) -> Tensor:
         """Return a 0 that depends on the parameters, which may still be written before backward."""
@@ -205,9 +252,13 @@ class LearnedFakeQuantize(ByGranularity):
             if input.numel() == 0:
                 return input
             raise RuntimeError(
-                "LearnedFakeQuantize: expected a batch in training mode, or initialize(), before "
-                "anything is rounded: the scale is not known"
+                "LearnedFakeQuantize: expected a finite batch in training mode, or initialize(), "
+                "before anything is rounded: the scale is not known; a copy of the model that "
+                "averages its parameters (EMA) has to be made after that first batch"
             )
+        return self._rounded(input)
+
+    def _rounded(self, input: Tensor) -> Tensor:
         values = input.numel() // self.scale.numel()
         if self.per_sample and input.dim() > 1:
             values = values // max(input.shape[0], 1)
@@ -254,7 +305,7 @@ class LearnedFakeQuantize(ByGranularity):
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def sync_qparams(self, process_group: Any = None) -> None:
-        """Give all processes the mean of their scales and zero points.
+        """Give all processes the mean of their scales and zero points, where these are known.
 
         This is a collective operation: every process of the group must call it.
 
@@ -273,8 +324,12 @@ class LearnedFakeQuantize(ByGranularity):
             for parameter in self.parameters():
                 if parameter is not self.zero_point:
                     parameter.abs_()  # of scales only the absolute value counts
-                dist.all_reduce(parameter, group=process_group)
-                parameter.div_(dist.get_world_size(process_group))
+                is_unknown = parameter.isnan().any()
+                total = parameter.masked_fill(is_unknown, 0.0)
+                count = (~is_unknown).to(total.dtype)
+                dist.all_reduce(total, group=process_group)
+                dist.all_reduce(count, group=process_group)
+                parameter.copy_(total / count)  # NaN if no process knows one
 
     def extra_repr(self) -> str:
         """Return the arguments that differ between modules, for ``repr``."""
@@ -291,15 +346,35 @@ class LearnedFakeQuantize(ByGranularity):
     def _parameters_of(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """Return the positive scale and the zero point, for an input of this dtype."""
         compute = self._compute_dtype(dtype)
+        if not torch.jit.is_scripting():
+            self._check_precision()
         scale = self.scale.to(compute).abs().clamp_min(2.0**-126)  # the smallest normal float32
         zero_point = self.zero_point
         return scale, None if zero_point is None else zero_point.to(compute)
 
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _check_precision(self) -> None:
+        """Check that no wrapper has rounded the parameters: their own precision is served."""
+        dtype = self.scale.dtype
+        is_wrapped = dist.is_available() and dist.is_initialized()
+        if is_wrapped and dtype not in (torch.float32, torch.float64):
+            raise RuntimeError(
+                f"{self._name}: expected its parameters in float32, as the optimizer holds them, "
+                f"but got {str(dtype).removeprefix('torch.')}: a wrapper has rounded them "
+                "(MixedPrecisionPolicy's param_dtype), so that this quantizer would train on "
+                "another scale than it is served with; wrap it by itself, before the model and "
+                "without param_dtype: fully_shard(quantizer)"
+            )
+
     def _compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float64 if dtype == torch.float64 else torch.float32
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        counter, scale = prefix + "skipped_batches", state_dict.get(prefix + "scale")
+        if scale is not None and counter not in state_dict:
+            # The state was saved by a version that did not count.
+            state_dict[counter] = torch.zeros((), dtype=torch.int64, device=scale.device)
+        super()._load_from_state_dict(state_dict, prefix, *args)
         self._initialized, self._saw_zeros = is_known(self.scale), False
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
