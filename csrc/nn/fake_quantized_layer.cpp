@@ -141,8 +141,21 @@ void FakeQuantizedLayer::set_quantizers(const QuantConfig& config,
   if (input_fake_quant != nullptr) register_module("input_fake_quant", input_fake_quant);
 }
 
+torch::Tensor FakeQuantizedLayer::rounded_to_master(const torch::Tensor& numbers) const {
+  const auto& master = config_.master();
+  if (!master.has_value() || !numbers.defined()) return numbers;
+  static const auto round_master = c10::Dispatcher::singleton()
+                                       .findSchemaOrThrow("baraquant::_round_master", "")
+                                       .typed<at::Tensor(const at::Tensor&, bool)>();
+  return round_master.call(numbers, *master == "bfloat16");
+}
+
+torch::Tensor FakeQuantizedLayer::weight_to_round() const { return rounded_to_master(weight); }
+
+torch::Tensor FakeQuantizedLayer::bias_to_add() const { return rounded_to_master(bias); }
+
 torch::Tensor FakeQuantizedLayer::rows_of_weight() const {
-  const auto values = weight.detach();
+  const auto values = weight_to_round().detach();
   return is_grouped_ ? values.flatten(1) : values;
 }
 
@@ -152,7 +165,7 @@ torch::Tensor FakeQuantizedLayer::as_rows(const torch::Tensor& values) const {
 }
 
 Quantized FakeQuantizedLayer::quantized_weight() {
-  const auto values = weight.detach();
+  const auto values = weight_to_round().detach();
   auto [integers, scale, zero_point] = weight_fake_quant->quantize(as_rows(values));
   integers = integers.reshape(values.sizes()).contiguous();
   const auto channels = values.size(0);
@@ -168,7 +181,7 @@ Quantized FakeQuantizedLayer::quantized_weight() {
 }
 
 torch::Tensor FakeQuantizedLayer::fake_quantized_weight() {
-  auto rows = as_rows(weight);
+  auto rows = as_rows(weight_to_round());
   rows = is_training() ? weight_fake_quant->forward(rows) : weight_fake_quant->round(rows);
   return is_grouped_ || fold_ > 0 ? rows.reshape(weight.sizes()) : rows;
 }
@@ -194,7 +207,9 @@ void FakeQuantizedLayer::set_input_quantizer(std::shared_ptr<Quantizer> quantize
     // What its weight's factors give is int8, with a scale for each channel.
     const bool is_int8 = config_.weight().group_factors();
     const auto floating = config_.with_floating_input();
-    config_ = is_int8 ? QuantConfig(TensorConfig(8)).rotate(floating.rotate()) : floating;
+    const auto master = config_.master();
+    config_ =
+        is_int8 ? QuantConfig(TensorConfig(8)).rotate(floating.rotate()).master(master) : floating;
   } else if (is_registered) {
     replace_module("input_fake_quant", input_fake_quant);
   } else {

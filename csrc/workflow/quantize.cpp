@@ -82,7 +82,7 @@ void search_scale(nn::FakeQuantizedLayer& prepared, const QuantConfig& config, F
     prepared.set_weight_quantizer(fit(rows, quantizer));
     return;
   }
-  auto& known = fitted[{rows.data_ptr(), rows.sizes().vec()}];
+  auto& known = fitted[{prepared.weight.data_ptr(), rows.sizes().vec()}];
   if (known == nullptr) known = fit(rows, quantizer);
   prepared.set_weight_quantizer(known);
 }
