@@ -202,11 +202,12 @@ class QuantConfig(Config):
         master: The dtype that parameters are rounded to before anything else, ``bfloat16`` or
             ``float16``; None: none. What is quantized is always the parameter as the optimizer
             holds it. With a master it is that parameter rounded to this dtype, in training, in
-            evaluation, by conversion and by :func:`baraquant.quantize_`; the bias of the layer is
-            rounded too. The gradient goes straight through, and the parameter keeps its dtype.
-            Choose it where a wrapper computes with rounded copies of the parameters, such as
-            ``fully_shard`` with ``MixedPrecisionPolicy(param_dtype=torch.bfloat16)``: the layer
-            then trains on the numbers that are served. Autocast needs none.
+            evaluation, by conversion and by :func:`baraquant.quantize_`; the bias of the layer and
+            its learned scales are rounded too. The gradient goes straight through, and the
+            parameter keeps its dtype. Choose it where a wrapper computes with rounded copies of the
+            parameters, such as ``fully_shard`` with
+            ``MixedPrecisionPolicy(param_dtype=torch.bfloat16)``: the layer then trains on the
+            numbers that are served. Autocast needs none.
 
     Example:
         >>> int4 = baraquant.TensorConfig(bits=4)

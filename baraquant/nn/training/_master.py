@@ -12,13 +12,39 @@ from typing_extensions import Self
 _HALVES = (torch.float16, torch.bfloat16)
 
 
+def check_unrounded(name: str, dtype: torch.dtype, held: torch.dtype, master: str) -> None:
+    """Check that no wrapper has rounded the parameters of a module.
+
+    Args:
+        name: Of the module's class.
+        dtype: The dtype in which the module gets its parameters.
+        held: The dtype in which the optimizer holds them.
+        master: As in :func:`round_master`.
+
+    Raises:
+        RuntimeError: They were rounded, and not to the master.
+    """
+    is_rounded = dtype in _HALVES and dtype != held
+    if not is_rounded or (master != "" and dtype == _dtype_of(master)):
+        return
+    if not (dist.is_available() and dist.is_initialized()):
+        return  # no wrapper: the parameter was replaced
+    got, wide = (str(one).removeprefix("torch.") for one in (dtype, held))
+    raise RuntimeError(
+        f"{name}: expected parameters in {wide}, as the optimizer holds them, but got {got}: a "
+        "wrapper has rounded them (MixedPrecisionPolicy's param_dtype), so that training would see "
+        "other integers than those that are served; prepare with QuantConfig(..., "
+        f"master={got!r}), such as W8A8(master={got!r}), or wrap without param_dtype"
+    )
+
+
 def round_master(parameter: Tensor, master: str) -> Tensor:
     """Return a parameter rounded to a dtype, in its own dtype; the gradient goes straight through.
 
     This is the only place that rounds masters.
 
     Args:
-        parameter: A weight or a bias.
+        parameter: A weight, a bias or a learned scale.
         master: ``bfloat16`` or ``float16``; empty returns the parameter itself.
     """
     if master == "" or parameter.dtype == _dtype_of(master):
@@ -57,26 +83,14 @@ class HoldsMaster(nn.Module):  # type: ignore[misc]
         Raises:
             RuntimeError: A wrapper has rounded it to another dtype.
         """
-        if not torch.jit.is_scripting():  # noqa: SIM102 - TorchScript skips the block
-            if parameter.dtype in _HALVES and parameter.dtype != self._held_dtype:
-                self._check_rounded(parameter.dtype)
+        if not torch.jit.is_scripting():
+            self._check_unrounded(parameter.dtype)
         return round_master(parameter, self.master)
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
-    def _check_rounded(self, dtype: torch.dtype) -> None:
-        if self._held_dtype is None or (self.master != "" and dtype == _dtype_of(self.master)):
-            return
-        if not (dist.is_available() and dist.is_initialized()):
-            return  # no wrapper: the parameter was replaced
-        name = str(dtype).removeprefix("torch.")
-        held = str(self._held_dtype).removeprefix("torch.")
-        raise RuntimeError(
-            f"{type(self).__name__}: expected parameters in {held}, as the optimizer holds them, "
-            f"but got {name}: a wrapper has rounded them (MixedPrecisionPolicy's param_dtype), so "
-            f"that this layer would train on other integers than it is served with; prepare with "
-            f"QuantConfig(..., master={name!r}), such as W8A8(master={name!r}), or wrap without "
-            "param_dtype"
-        )
+    def _check_unrounded(self, dtype: torch.dtype) -> None:
+        if self._held_dtype is not None:
+            check_unrounded(type(self).__name__, dtype, self._held_dtype, self.master)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)

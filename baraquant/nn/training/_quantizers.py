@@ -102,7 +102,7 @@ class QuantizesWeight(HoldsMaster):
         channels = self._channels_first(parameter.detach())
         rows = channels.flatten(1) if self.is_grouped else channels
         self.weight_fake_quant = _of_weight(weight, rows, size, config)
-        self.input_fake_quant = _of_activation(activation, config.observer, parameter)
+        self.input_fake_quant = _of_activation(activation, config, parameter)
         self.rounds_input = activation is not None
 
     @property
@@ -337,6 +337,7 @@ def _learned_of_weight(
             scale_rule=scheme.scale_rule,
             device=weight.device,
             dtype=_compute_dtype(weight),
+            master=scheme.master,
         )
     else:
         shapes = {"per_tensor": (1,), "per_channel": (channels,), "per_group": (channels, groups)}
@@ -351,13 +352,15 @@ def _learned_of_weight(
             device=weight.device,
             dtype=_compute_dtype(weight),
             scale_dtype=scheme.scale_dtype,
+            master=scheme.master,
         )
     if not weight.is_meta:
         learned.initialize(weight)
     return learned
 
 
-def _of_activation(config: TensorConfig | None, observer: str, weight: Tensor) -> nn.Module:
+def _of_activation(config: TensorConfig | None, scheme: QuantConfig, weight: Tensor) -> nn.Module:
+    """Return the quantizer of an input; ``config`` says how, and ``scheme`` how it is found."""
     if config is None:
         return nn.Identity()
     low, high = config.quant_min, config.quant_max
@@ -369,6 +372,7 @@ def _of_activation(config: TensorConfig | None, observer: str, weight: Tensor) -
             per_sample=True,
             device=weight.device,
             dtype=_compute_dtype(weight),
+            master=scheme.master,
         )
     if config.dynamic:
         return FakeQuantize(
@@ -384,7 +388,7 @@ def _of_activation(config: TensorConfig | None, observer: str, weight: Tensor) -
         quant_max=high,
         mode="observed",
         symmetric=config.symmetric,
-        averaging_constant=AVERAGING_CONSTANT if observer == "moving_average" else None,
+        averaging_constant=AVERAGING_CONSTANT if scheme.observer == "moving_average" else None,
     )
     # Evaluation before the first batch gives NaN, not values that look valid.
     observed.scale.fill_(float("nan"))

@@ -91,7 +91,7 @@ class FakeQuantizedExperts(HoldsMaster, RunsExperts):
                 f"{name}_weight_fake_quant",
                 _of_weight(_of_rows(qat.weight), rows, qat.weight.group_size, qat),
             )
-            rounder = _of_activation(qat.activation, qat.observer, weight)
+            rounder = _of_activation(qat.activation, qat, weight)
             self.add_module(f"{name}_input_fake_quant", rounder)
 
     @staticmethod

@@ -13,6 +13,7 @@ from .._precision import with_precision
 from . import _arguments
 from ._first_batch import check_unwrapped, is_known, is_zero
 from ._granularity import ByGranularity
+from ._master import check_unrounded, round_master
 from ._range import qparams_of_range, rounded_scale
 
 NAN = float("nan")
@@ -61,9 +62,11 @@ class LearnedFakeQuantize(ByGranularity):
         scale_dtype: The dtype that the step is rounded to before each use: ``float32``,
             ``bfloat16`` or ``float16``. The gradient goes straight through, and the parameter
             itself keeps its precision.
+        master: The dtype that the parameters are rounded to before each use, ``bfloat16`` or
+            ``float16``, as in :class:`baraquant.QuantConfig`; None: none.
 
     Raises:
-        ValueError: A granularity, shape, range or ``scale_dtype`` does not fit.
+        ValueError: A granularity, shape, range, ``scale_dtype`` or ``master`` does not fit.
 
     Example:
         >>> quantizer = baraquant.nn.LearnedFakeQuantize(quant_min=-8, quant_max=7)
@@ -77,6 +80,7 @@ class LearnedFakeQuantize(ByGranularity):
     is_observed: Final[bool]
     symmetric: Final[bool]
     per_sample: Final[bool]
+    master: Final[str]
 
     def __init__(
         self,
@@ -92,10 +96,12 @@ class LearnedFakeQuantize(ByGranularity):
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
         scale_dtype: str = "float32",
+        master: str | None = None,
     ) -> None:
         super().__init__()
         _arguments.check_granularity(granularity, axis, group_size)
         _arguments.check_scale_dtype("LearnedFakeQuantize", scale_dtype)
+        _arguments.check_master("LearnedFakeQuantize", master)
         if granularity == "per_token":
             raise ValueError(
                 "LearnedFakeQuantize: expected granularity to be per_tensor, per_channel or "
@@ -116,6 +122,7 @@ class LearnedFakeQuantize(ByGranularity):
         self.is_observed = False
         self._name = "LearnedFakeQuantize"
         self.scale_dtype = scale_dtype
+        self.master = master or ""
         self._set_granularity(granularity, axis, group_size)
         self.quant_min = quant_min
         self.quant_max = quant_max
@@ -341,6 +348,7 @@ class LearnedFakeQuantize(ByGranularity):
         parts += [f"quant_min={self.quant_min}", f"quant_max={self.quant_max}"]
         parts += [f"symmetric={self.symmetric}", f"scale={list(self.scale.shape)}"]
         parts += [] if self.scale_dtype == "float32" else [f"scale_dtype={self.scale_dtype}"]
+        parts += [f"master={self.master}"] if self.master else []
         return ", ".join(parts)
 
     def _parameters_of(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
@@ -348,23 +356,17 @@ class LearnedFakeQuantize(ByGranularity):
         compute = self._compute_dtype(dtype)
         if not torch.jit.is_scripting():
             self._check_precision()
-        scale = self.scale.to(compute).abs().clamp_min(2.0**-126)  # the smallest normal float32
+        scale = round_master(self.scale, self.master).to(compute)
+        scale = scale.abs().clamp_min(2.0**-126)  # the smallest normal float32
         zero_point = self.zero_point
-        return scale, None if zero_point is None else zero_point.to(compute)
+        if zero_point is not None:
+            zero_point = round_master(zero_point, self.master).to(compute)
+        return scale, zero_point
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def _check_precision(self) -> None:
-        """Check that no wrapper has rounded the parameters: their own precision is served."""
-        dtype = self.scale.dtype
-        is_wrapped = dist.is_available() and dist.is_initialized()
-        if is_wrapped and dtype not in (torch.float32, torch.float64):
-            raise RuntimeError(
-                f"{self._name}: expected its parameters in float32, as the optimizer holds them, "
-                f"but got {str(dtype).removeprefix('torch.')}: a wrapper has rounded them "
-                "(MixedPrecisionPolicy's param_dtype), so that this quantizer would train on "
-                "another scale than it is served with; wrap it by itself, before the model and "
-                "without param_dtype: fully_shard(quantizer)"
-            )
+        held = torch.float64 if self.scale.dtype == torch.float64 else torch.float32
+        check_unrounded(self._name, self.scale.dtype, held, self.master)
 
     def _compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float64 if dtype == torch.float64 else torch.float32

@@ -11,6 +11,7 @@ from ... import ops
 from . import _arguments
 from ._first_batch import check_unwrapped
 from ._int4_search import searched_factors
+from ._master import round_master
 from .int4 import RoundsToInt4
 from .learned import NAN, LearnedFakeQuantize
 
@@ -55,6 +56,7 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
             takes the least that clips nothing.
         device: Of the parameters.
         dtype: Of the parameters: float32 or float64.
+        master: As in :class:`LearnedFakeQuantize`.
 
     Raises:
         ValueError: The group size is not even and above 0, the shape is not one of rows and groups,
@@ -83,6 +85,7 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
         scale_rule: str = "search",
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
+        master: str | None = None,
     ) -> None:
         _arguments.check_learned_int4(group_size, shape, scale_rule, dtype)
         super().__init__(
@@ -94,6 +97,7 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
             symmetric=symmetric,
             device=device,
             dtype=dtype,
+            master=master,
         )
         self._name = "LearnedFakeQuantizeInt4"
         self.is_dynamic = False
@@ -217,7 +221,8 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
 
     def _row_scale(self, dtype: torch.dtype) -> Tensor:
         """Return the positive scale of each row."""
-        largest = self.largest_step.to(self._compute_dtype(dtype)).abs()
+        largest = round_master(self.largest_step, self.master)
+        largest = largest.to(self._compute_dtype(dtype)).abs()
         return (largest / self.largest_factor).clamp_min(2.0**-126)  # the smallest normal float32
 
     def _set_by_first(self, input: Tensor) -> None:
