@@ -115,9 +115,9 @@ class ShardedWeight(Tensor):  # type: ignore[misc]
             integers, scale = self._integers(all_gather_outputs[0])
             if out is not None:
                 assert isinstance(out, GatheredWeight)
-                with torch.no_grad():
-                    out.integers.copy_(integers)
-                    out.scale.copy_(scale)
+                # As fully_shard does: what is kept for the backward pass stays valid.
+                out.integers.data.copy_(integers)
+                out.scale.data.copy_(scale)
         else:
             integers, scale = all_gather_outputs
         if out is not None:

@@ -5,6 +5,7 @@
 #include "api/nn/training.h"
 #include "frame/dtypes.h"
 #include "nn/clone.h"
+#include "nn/master.h"
 #include "nn/range.h"
 
 namespace baraquant::nn {
@@ -34,7 +35,8 @@ std::shared_ptr<Quantizer> learned_of_weight(const QuantConfig& scheme, const to
             .symmetric(config.symmetric())
             .scale_rule(scheme.scale_rule())
             .device(weight.device())
-            .dtype(dtype));
+            .dtype(dtype)
+            .master(scheme.master()));
     if (!weight.is_meta()) factors->initialize(weight);
     return factors;
   }
@@ -52,7 +54,8 @@ std::shared_ptr<Quantizer> learned_of_weight(const QuantConfig& scheme, const to
                                                                .symmetric(config.symmetric())
                                                                .device(weight.device())
                                                                .dtype(dtype)
-                                                               .scale_dtype(scheme.scale_dtype()));
+                                                               .scale_dtype(scheme.scale_dtype())
+                                                               .master(scheme.master()));
   if (!weight.is_meta()) learned->initialize(weight);
   return learned;
 }
@@ -89,17 +92,17 @@ std::shared_ptr<Quantizer> of_weight(const QuantConfig& scheme, const torch::Ten
 }
 
 std::shared_ptr<Quantizer> of_activation(const std::optional<TensorConfig>& config,
-                                         const std::string& observer, const torch::Tensor& weight) {
+                                         const QuantConfig& scheme, const torch::Tensor& weight) {
   if (!config.has_value()) return nullptr;
   if (config->learned()) {
-    return std::make_shared<LearnedFakeQuantizeImpl>(
-        LearnedFakeQuantizeOptions()
-            .quant_min(config->quant_min())
-            .quant_max(config->quant_max())
-            .symmetric(config->symmetric())
-            .per_sample(true)
-            .device(weight.device())
-            .dtype(compute_dtype(weight.scalar_type())));
+    return std::make_shared<LearnedFakeQuantizeImpl>(LearnedFakeQuantizeOptions()
+                                                         .quant_min(config->quant_min())
+                                                         .quant_max(config->quant_max())
+                                                         .symmetric(config->symmetric())
+                                                         .per_sample(true)
+                                                         .device(weight.device())
+                                                         .dtype(compute_dtype(weight.scalar_type()))
+                                                         .master(scheme.master()));
   }
   if (config->dynamic()) {
     return std::make_shared<FakeQuantizeImpl>(range_of(*config)
@@ -108,7 +111,7 @@ std::shared_ptr<Quantizer> of_activation(const std::optional<TensorConfig>& conf
                                                   .group_size(config->group_size()));
   }
   auto options = range_of(*config).mode("observed");
-  if (observer == "moving_average") options.averaging_constant(kAveragingConstant);
+  if (scheme.observer() == "moving_average") options.averaging_constant(kAveragingConstant);
   auto observed = std::make_shared<FakeQuantizeImpl>(options);
   // Evaluation before the first batch gives NaN, not values that look valid.
   observed->scale.fill_(std::numeric_limits<double>::quiet_NaN());
@@ -136,18 +139,13 @@ void FakeQuantizedLayer::set_quantizers(const QuantConfig& config,
   const auto size = is_grouped_ ? std::optional(*how.group_size() * positions) : std::nullopt;
   fold_ = !is_grouped_ || how.dynamic() || how.learned() ? 0 : *size;
   weight_fake_quant = of_weight(config, rows_of_weight(), size);
-  input_fake_quant = of_activation(activation, config.observer(), weight);
+  input_fake_quant = of_activation(activation, config, weight);
   register_module("weight_fake_quant", weight_fake_quant);
   if (input_fake_quant != nullptr) register_module("input_fake_quant", input_fake_quant);
 }
 
 torch::Tensor FakeQuantizedLayer::rounded_to_master(const torch::Tensor& numbers) const {
-  const auto& master = config_.master();
-  if (!master.has_value() || !numbers.defined()) return numbers;
-  static const auto round_master = c10::Dispatcher::singleton()
-                                       .findSchemaOrThrow("baraquant::_round_master", "")
-                                       .typed<at::Tensor(const at::Tensor&, bool)>();
-  return round_master.call(numbers, *master == "bfloat16");
+  return round_master(numbers, config_.master());
 }
 
 torch::Tensor FakeQuantizedLayer::weight_to_round() const { return rounded_to_master(weight); }
