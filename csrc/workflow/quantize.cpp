@@ -28,7 +28,7 @@ QuantConfig after_training(const QuantConfig& config, const Kind& kind) {
   }
   auto result = QuantConfig(weight, activation);
   result.observer(config.observer()).scale_rule(config.scale_rule());
-  result.scale_dtype(config.scale_dtype()).rotate(config.rotate());
+  result.scale_dtype(config.scale_dtype()).rotate(config.rotate()).master(config.master());
   if (!keeps_input) result.conv_inputs(config.conv_inputs());
   return result;
 }

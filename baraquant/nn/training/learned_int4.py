@@ -179,7 +179,6 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
         """Return ``input`` rounded by floating formulas, which give ``round`` its gradient."""
         if not torch.is_grad_enabled():
             return input
-        self._set_by_first(input)
         steps, zero_point = self._parameters_of(input.dtype)
         factor = float(self.group_size * self.quant_max) ** -0.5
         # The scale is largest_step / 16 and has 16 times the gradient's factor: see above.
