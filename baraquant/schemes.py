@@ -23,6 +23,7 @@ def W8A8(  # noqa: N802 - named as a scheme is
     backward: str = "float",
     rounding: str = "nearest",
     rotate: int | None = None,
+    master: str | None = None,
 ) -> QuantConfig:
     """Return int8 weights with a scale per channel, and int8 inputs with a dynamic scale per token.
 
@@ -32,6 +33,7 @@ def W8A8(  # noqa: N802 - named as a scheme is
         backward: As in :class:`QuantConfig`: ``int8`` for gradients from products of integers.
         rounding: As in :class:`QuantConfig`.
         rotate: As in :class:`QuantConfig`: 256 spreads the outliers of inputs.
+        master: As in :class:`QuantConfig`.
     """
     _check_symmetric("W8A8", symmetric)
     activation = TensorConfig(8, "per_token", symmetric)
@@ -42,6 +44,7 @@ def W8A8(  # noqa: N802 - named as a scheme is
         backward=backward,
         rounding=rounding,
         rotate=rotate,
+        master=master,
     )
 
 
@@ -52,6 +55,7 @@ def W8A8Static(  # noqa: N802
     scale_dtype: str = "float32",
     conv_inputs: bool | None = None,
     rotate: int | None = None,
+    master: str | None = None,
 ) -> QuantConfig:
     """Return int8 weights with a scale per channel, and int8 inputs with one scale for each layer.
 
@@ -61,6 +65,7 @@ def W8A8Static(  # noqa: N802
         scale_dtype: As in :class:`QuantConfig`.
         conv_inputs: As in :class:`QuantConfig`: True for int8 convolutions.
         rotate: As in :class:`QuantConfig`: 256 spreads the outliers of inputs.
+        master: As in :class:`QuantConfig`.
     """
     _check_symmetric("W8A8Static", symmetric)
     activation = TensorConfig(8, "per_tensor", symmetric, dynamic=False)
@@ -71,19 +76,21 @@ def W8A8Static(  # noqa: N802
         scale_dtype=scale_dtype,
         conv_inputs=conv_inputs,
         rotate=rotate,
+        master=master,
     )
 
 
 def W8A16(  # noqa: N802
-    *, scale_dtype: str = "float32", rotate: int | None = None
+    *, scale_dtype: str = "float32", rotate: int | None = None, master: str | None = None
 ) -> QuantConfig:
     """Return int8 weights with a scale per channel, and floating inputs.
 
     Args:
         scale_dtype: As in :class:`QuantConfig`.
         rotate: As in :class:`QuantConfig`: 256 spreads the outliers of weights.
+        master: As in :class:`QuantConfig`.
     """
-    return QuantConfig(TensorConfig(8), scale_dtype=scale_dtype, rotate=rotate)
+    return QuantConfig(TensorConfig(8), scale_dtype=scale_dtype, rotate=rotate, master=master)
 
 
 def W4A16(  # noqa: N802
@@ -93,6 +100,7 @@ def W4A16(  # noqa: N802
     *,
     scale_dtype: str = "float32",
     rotate: int | None = None,
+    master: str | None = None,
 ) -> QuantConfig:
     """Return 4-bit weights with a scale for each group of inputs, and floating inputs.
 
@@ -102,9 +110,12 @@ def W4A16(  # noqa: N802
         scale_rule: As in :class:`QuantConfig`.
         scale_dtype: As in :class:`QuantConfig`.
         rotate: As in :class:`QuantConfig`: 256 spreads the outliers of weights.
+        master: As in :class:`QuantConfig`.
     """
     weight = _int4("W4A16", group_size, symmetric)
-    return QuantConfig(weight, scale_rule=scale_rule, scale_dtype=scale_dtype, rotate=rotate)
+    return QuantConfig(
+        weight, scale_rule=scale_rule, scale_dtype=scale_dtype, rotate=rotate, master=master
+    )
 
 
 def W4A8(  # noqa: N802
@@ -118,6 +129,7 @@ def W4A8(  # noqa: N802
     backward: str = "float",
     rounding: str = "nearest",
     rotate: int | None = None,
+    master: str | None = None,
 ) -> QuantConfig:
     """Return 4-bit weights with a scale for each group, and int8 inputs with a scale per token.
 
@@ -136,6 +148,7 @@ def W4A8(  # noqa: N802
         backward: As in :class:`QuantConfig`; anything but ``float`` needs integer products.
         rounding: As in :class:`QuantConfig`.
         rotate: As in :class:`QuantConfig`: 256 spreads the outliers of inputs.
+        master: As in :class:`QuantConfig`.
     """
     weight = _int4("W4A8", group_size, symmetric)
     if group_factors is None:
@@ -150,6 +163,7 @@ def W4A8(  # noqa: N802
         backward=backward,
         rounding=rounding,
         rotate=rotate,
+        master=master,
     )
 
 
@@ -201,8 +215,9 @@ class SmoothQuant(Config):
                 "mixes the channels that a smoothing scales; use one of the two"
             )
         symmetric = self.activation.activation is None or self.activation.activation.symmetric
-        # The rest of the scheme is free: how a static range is observed, scale_dtype, conv_inputs.
-        plain = replace(self.activation, scale_dtype="float32", conv_inputs=None)
+        # The rest of the scheme is free: how a static range is observed, scale_dtype, conv_inputs,
+        # master.
+        plain = replace(self.activation, scale_dtype="float32", conv_inputs=None, master=None)
         if plain not in (W8A8(symmetric), W8A8Static(plain.observer, symmetric)):
             raise ValueError(
                 "SmoothQuant: expected activation to be W8A8(...) or W8A8Static(...), "

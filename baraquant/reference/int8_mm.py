@@ -249,11 +249,11 @@ def qat_linear(
         return w, sw
 
     def rounded_weight() -> Tensor:
-        if qweight is None:
+        if qweight is None and weight.dtype == input.dtype:
             return ranges.dynamic_fake_quantize_per_channel(weight, *of_weight)
         w, sw = integers()
-        rounded = round_to(w.to(sw.dtype) * sw[:, None], weight.dtype)
-        return Rule.apply(lambda: rounded, lambda dy, _: (dy,), weight)
+        rounded = round_to(w.to(sw.dtype) * sw[:, None], input.dtype)
+        return Rule.apply(lambda: rounded, lambda dy, _: (dy.to(weight.dtype),), weight)
 
     def value() -> Tensor:
         w, sw = integers()

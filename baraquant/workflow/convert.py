@@ -33,7 +33,7 @@ from .rotation import about_rotation
 CALLER = "baraquant.qat.convert_"
 
 # What two layers have in common if they can share the integers of one weight.
-_Tie: TypeAlias = tuple[int, int, TensorConfig, str]
+_Tie: TypeAlias = tuple[int, int, TensorConfig, str, str]
 
 
 def convert_(model: nn.Module) -> Report:
@@ -180,7 +180,7 @@ class Converter:
 def _tie(module: QuantizesWeight) -> _Tie:
     config = module.config
     weight = id(module.float_weight())
-    return weight, module.transposed_groups, config.weight, config.scale_dtype
+    return weight, module.transposed_groups, config.weight, config.scale_dtype, module.master
 
 
 def _can_pack(module: nn.Module) -> bool:

@@ -63,7 +63,8 @@ def prepare_(
     Before that, evaluation raises an error (learned scales) or gives NaN (static scales). Learned
     scales must be known before the model is wrapped. They are float32, and ``fully_shard`` does not
     accept parameters of different dtypes: keep the other parameters float32 too, with
-    ``MixedPrecisionPolicy(param_dtype=torch.bfloat16)``.
+    ``MixedPrecisionPolicy(param_dtype=torch.bfloat16)`` and ``master="bfloat16"`` in the
+    configuration, as in :class:`baraquant.QuantConfig`.
 
     Args:
         model: The model that contains the layers; the root itself is not swapped.

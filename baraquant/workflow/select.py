@@ -142,7 +142,7 @@ class Selector:
     ) -> None:
         self._caller, self._rules, self._adapt, self._check = caller, rules, adapt, check
         self._fixed: set[int] = set()  # ids of linear layers that are not rotated
-        self._quantizers: dict[tuple[int, int, TensorConfig, str], nn.Module] = {}
+        self._quantizers: dict[tuple[int, int, TensorConfig, str, str], nn.Module] = {}
 
     def choose(
         self, model: nn.Module, filter_fn: FilterFn | None, parts: Unpacked
@@ -257,8 +257,8 @@ class Selector:
             return  # a weight that several layers share is not rotated
         config = prepared.config.weight
         if not config.dynamic:
-            dtype = prepared.config.scale_dtype
-            key = id(prepared.float_weight()), prepared.transposed_groups, config, dtype
+            dtypes = prepared.config.scale_dtype, prepared.master
+            key = id(prepared.float_weight()), prepared.transposed_groups, config, *dtypes
             prepared.weight_fake_quant = self._quantizers.setdefault(
                 key, prepared.weight_fake_quant
             )

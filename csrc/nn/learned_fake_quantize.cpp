@@ -7,6 +7,7 @@
 #include "frame/dtypes.h"
 #include "nn/by_granularity.h"
 #include "nn/clone.h"
+#include "nn/master.h"
 #include "nn/product.h"
 #include "nn/quantizer_arguments.h"
 #include "nn/range.h"
@@ -20,6 +21,7 @@ LearnedFakeQuantizeImpl::LearnedFakeQuantizeImpl(std::string name, LearnedFakeQu
     : Quantizer(std::move(name)), options(std::move(given)) {
   check_learned(options);
   check_scale_dtype("LearnedFakeQuantize", options.scale_dtype());
+  check_master("LearnedFakeQuantize", options.master());
   const auto unknown = torch::full(
       options.shape(), std::numeric_limits<double>::quiet_NaN(),
       torch::TensorOptions().dtype(options.dtype()).device(options.device().value_or(torch::kCPU)));
@@ -131,8 +133,9 @@ std::tuple<torch::Tensor, torch::Tensor> LearnedFakeQuantizeImpl::calculate_qpar
 std::tuple<torch::Tensor, torch::Tensor> LearnedFakeQuantizeImpl::parameters_of(
     torch::Dtype dtype) const {
   const auto compute = compute_dtype(dtype);
-  const auto step = scale.to(compute).abs().clamp_min(kSmallestNormal);
-  return {step, zero_point.defined() ? zero_point.to(compute) : zero_point};
+  const auto step = round_master(scale, options.master()).to(compute).abs();
+  const auto zeros = round_master(zero_point, options.master());
+  return {step.clamp_min(kSmallestNormal), zeros.defined() ? zeros.to(compute) : zeros};
 }
 
 std::shared_ptr<torch::nn::Module> LearnedFakeQuantizeImpl::clone(

@@ -13,6 +13,7 @@
 #include "nn/clone.h"
 #include "nn/int4_search.h"
 #include "nn/layer_arguments.h"
+#include "nn/master.h"
 #include "nn/product.h"
 #include "nn/range.h"
 #include "nn/text.h"
@@ -44,7 +45,8 @@ LearnedFakeQuantizeOptions checked(const LearnedFakeQuantizeInt4Options& options
       .quant_max(quant_high)
       .symmetric(options.symmetric())
       .device(options.device())
-      .dtype(dtype);
+      .dtype(dtype)
+      .master(options.master());
 }
 
 // The value with its gradient multiplied by a factor; the added 0 changes no bit.
@@ -156,7 +158,8 @@ PackedInt4 LearnedFakeQuantizeInt4Impl::qparams_in(torch::Dtype dtype) const {
 }
 
 torch::Tensor LearnedFakeQuantizeInt4Impl::row_scale(torch::Dtype dtype) const {
-  const auto largest = largest_step.to(compute_dtype(dtype)).abs();
+  const auto rounded = round_master(largest_step, options.master());
+  const auto largest = rounded.to(compute_dtype(dtype)).abs();
   return (largest / largest_factor).clamp_min(kSmallestNormal);
 }
 

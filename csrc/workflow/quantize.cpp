@@ -28,7 +28,7 @@ QuantConfig after_training(const QuantConfig& config, const Kind& kind) {
   }
   auto result = QuantConfig(weight, activation);
   result.observer(config.observer()).scale_rule(config.scale_rule());
-  result.scale_dtype(config.scale_dtype()).rotate(config.rotate());
+  result.scale_dtype(config.scale_dtype()).rotate(config.rotate()).master(config.master());
   if (!keeps_input) result.conv_inputs(config.conv_inputs());
   return result;
 }
@@ -82,7 +82,7 @@ void search_scale(nn::FakeQuantizedLayer& prepared, const QuantConfig& config, F
     prepared.set_weight_quantizer(fit(rows, quantizer));
     return;
   }
-  auto& known = fitted[{rows.data_ptr(), rows.sizes().vec()}];
+  auto& known = fitted[{prepared.weight.data_ptr(), rows.sizes().vec()}];
   if (known == nullptr) known = fit(rows, quantizer);
   prepared.set_weight_quantizer(known);
 }

@@ -105,6 +105,14 @@ CONFIGS = {
         TensorConfig(4, PerGroup(4), dynamic=False), activation(False), rotate=8
     ),
     "rotated_backward": baraquant.W8A8(backward="int8", rotate=4),
+    "master": baraquant.W8A8(master="bfloat16"),
+    "master_static": baraquant.W8A8Static(symmetric=False, master="float16", rotate=4),
+    "master_search": baraquant.W4A16(4, False, master="bfloat16"),
+    "master_factors": baraquant.W4A8(4, master="bfloat16"),
+    "master_learned": QuantConfig(
+        learned(4, PerGroup(4), False), learned(8, PerTensor(), False), master="float16"
+    ),
+    "master_factors_learned": baraquant.W4A8(4, False, "max", learned=True, master="bfloat16"),
 }
 MODELS: dict[str, Callable[[], nn.Sequential]] = {
     "mlp": lambda: nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 8)),

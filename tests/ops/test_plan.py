@@ -230,7 +230,7 @@ def test_what_autograd_changes_is_seen(device: str) -> None:
     x, w = torch.randn(16, 64, device=device), torch.randn(32, 64, device=device)
     with torch.autocast(device, dtype=torch.bfloat16):
         plans = baraquant.plan("qat_linear", x, w)
-    assert [p.name for p in plans[:2]] == ["to", "to"]
+    assert [p.name for p in plans].count("to") == 1  # of the input alone
     leaf = x.clone().requires_grad_()
     assert baraquant.plan("qat_linear", leaf, w)
     assert leaf.grad is None and leaf._version == 0

@@ -73,6 +73,10 @@ ALL = [
     QuantConfig(TensorConfig(3), TensorConfig(5, "per_token"), backward="int8"),
     *(scheme(rotate=256) for scheme in (W8A8, W8A8Static, W8A16, W4A16, W4A8)),
     W8A8(backward="int8", rotate=32768),
+    *(scheme(master="bfloat16") for scheme in (W8A8, W8A8Static, W8A16, W4A16, W4A8)),
+    W4A8(32, learned=True, master="float16"),
+    SmoothQuant(activation=W8A8Static(master="bfloat16")),
+    AWQ(W4A16(32, master="float16")),
 ]
 PRESETS = {
     W8A8: QuantConfig(TensorConfig(8), TensorConfig(8, "per_token")),
@@ -102,6 +106,7 @@ OF_VERSION: dict[int, list[Config]] = {
     2: [W8A8(scale_dtype="bfloat16")],
     3: [W8A8(backward="int8")],
     4: [W4A8(32, rotate=64, group_factors=False), TensorConfig(4)],
+    5: [W4A8(32)],
 }
 
 
@@ -339,8 +344,8 @@ def test_what_schemes_refuse(build, error: type[Exception], message: str) -> Non
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"version": 6}, ValueError, "version to be at most 5, but got 6; a newer baraquant"),
-        ({"version": "1"}, ValueError, "version to be at most 5, but got '1'"),
+        ({"version": 7}, ValueError, "version to be at most 6, but got 7; a newer baraquant"),
+        ({"version": "1"}, ValueError, "version to be at most 6, but got '1'"),
         ({"version": None}, ValueError, "version"),
         ({"version": True}, ValueError, "version"),
         ({"scheme": "w4a4"}, ValueError, "scheme quant, but got 'w4a4'"),
@@ -349,6 +354,8 @@ def test_what_schemes_refuse(build, error: type[Exception], message: str) -> Non
         ({"scheme": ["quant"]}, ValueError, "scheme quant"),
         ({"extra": 1}, ValueError, "the fields activation, .*, but got activation, .*, extra, .*"),
         ({"observer": 3}, TypeError, "observer to be a str, but got int"),
+        ({"master": "float8"}, ValueError, "master to be one of bfloat16, float16, but got 'floa"),
+        ({"master": True}, TypeError, "master to be a str, but got bool"),
         ({"scale_rule": "no"}, ValueError, "scale_rule to be one of search, max, but got 'no'"),
         ({"weight": [8]}, TypeError, "weight to be a TensorConfig, but got list"),
         (
@@ -380,7 +387,7 @@ def test_other_data_is_refused() -> None:
         Config.from_dict(none)
     nested = SmoothQuant().to_dict()
     nested["activation"]["version"] = 7
-    with pytest.raises(ValueError, match="version to be at most 5, but got 7"):
+    with pytest.raises(ValueError, match="version to be at most 6, but got 7"):
         SmoothQuant.from_dict(nested)
 
 

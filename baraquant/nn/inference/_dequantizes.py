@@ -92,7 +92,7 @@ class Dequantizes(HoldsIntegers):
         return cls(
             stored,
             scale,
-            own(layer.bias),
+            own(layer.bias_to_add()),
             weight_zero_point=zero_point,
             group_size=layer.config.weight.group_size,
             input_fake_quant=layer.frozen_input(),

@@ -18,6 +18,7 @@ from .._pretrained import refuse_save_pretrained
 from .._straight_through import straight_through
 from .._weight import weight_to_read
 from ..training._freeze import check_scale, frozen
+from ..training._quantizers import own
 from ..training.experts import FakeQuantizedExperts, integer_output
 from ..training.fake_quantize import FakeQuantize
 from . import _arguments
@@ -136,8 +137,9 @@ class QuantizedExperts(RunsExperts, KeepsScales):
             tensors[f"{name}_scale"] = scale
             if not config.weight.symmetric:
                 tensors[f"{name}_zero_point"] = zero_point
-            if prepared.form.has_bias:
-                tensors[f"{name}_bias"] = prepared.float_weight(f"{name}_bias").detach().clone()
+            bias = own(prepared.bias_to_add(name))
+            if bias is not None:
+                tensors[f"{name}_bias"] = bias
             rounder = f"{name}_input_fake_quant"
             fixed = frozen(prepared._modules[rounder])
             if fixed is not None and not fixed.is_dynamic:

@@ -61,7 +61,7 @@ class HoldsInt4(IntegerLinear):
             "weight_scale": integers.scale,
             "group_factor": integers.group_factor,
             "group_size": config.weight.group_size,
-            "bias": own(layer.bias),
+            "bias": own(layer.bias_to_add()),
             "in_features": layer.in_features,
             "group_zero_point": None if config.weight.symmetric else integers.group_zero_point,
             "bits": config.activation.bits,

@@ -108,7 +108,7 @@ class QuantizedLinear(TakesIntegers, HoldsInt8, DynamicInput):
         return cls(
             integers.qweight,
             integers.scale,
-            own(layer.bias),
+            own(layer.bias_to_add()),
             symmetric=activation.symmetric,
             bits=activation.bits,
             granularity=str(activation.granularity),
@@ -225,7 +225,7 @@ class StaticQuantizedLinear(HoldsInt8, StaticInput):
             integers.qweight,
             integers.scale,
             scale,
-            own(layer.bias),
+            own(layer.bias_to_add()),
             act_zero_point=None if activation.symmetric else frozen.zero_point,
             smooth_scale=None if smooth is None else scale.reshape(()) * smooth,
             bits=activation.bits,

@@ -104,11 +104,11 @@ class _FakeQuantizedConv(ConvolvesIntegers, _FakeQuantizesConv):
 
     def _float_output(self, input: Tensor) -> Tensor:
         weight = self.fake_quantized_weight()
-        return self._conv_forward(self.rounded_input(input), weight, self.bias)
+        return self._conv_forward(self.rounded_input(input), weight, self.bias_to_add())
 
     def _integer_output(self, input: Tensor) -> Tensor:
         qweight, weight_scale, _ = self.quantized_weight()
-        bias = self.bias
+        bias = self.bias_to_add()
         if bias is not None:
             bias = bias.detach()
         output = self._convolve_integers(input, channels_inside(qweight), weight_scale, bias, None)
@@ -124,7 +124,8 @@ class _FakeQuantizedConvTranspose(Transposes, _FakeQuantizesConv):
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """Return the transposed convolution of the rounded input, in the requested size."""
         weight = self.fake_quantized_weight()
-        return self._conv_transpose(self.rounded_input(input), weight, self.bias, output_size)
+        bias = self.bias_to_add()
+        return self._conv_transpose(self.rounded_input(input), weight, bias, output_size)
 
 
 @documented(_CONVOLUTION, kind="Conv1d")

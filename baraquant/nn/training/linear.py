@@ -224,14 +224,14 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         return output
 
     def _is_autocast(self, input: Tensor) -> bool:
-        """Whether ``qat_linear`` would cast the weight for autocast; no converted layer does."""
+        """Whether ``qat_linear`` would cast the input for autocast; no converted layer does."""
         if torch.jit.is_scripting():
             return False
         is_enabled: bool = torch.is_autocast_enabled(input.device.type)
         return is_enabled
 
     def _whole(self, input: Tensor) -> Tensor:
-        weight = self._channels_first(self.float_weight())
+        weight = self._channels_first(self.weight_to_round())
         qweight: Tensor | None = None
         scale: Tensor | None = None
         if self.has_group_factors:
@@ -240,7 +240,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         return ops.qat_linear(
             input,
             weight,
-            self._own_bias(),
+            self.bias_to_add(),
             symmetric=self.symmetric,
             weight_quant_min=self.weight_quant_min,
             weight_quant_max=self.weight_quant_max,
@@ -254,12 +254,12 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
 
     def _float_output(self, input: Tensor) -> Tensor:
         weight = self._rounded_channels_first()
-        return linear(self.rounded_input(input), weight, self._own_bias())
+        return linear(self.rounded_input(input), weight, self.bias_to_add())
 
     def _integer_output(self, input: Tensor) -> Tensor:
         integers, scale, zero_point = self.input_fake_quant.quantize(input.detach())
         weight, weight_scale, _ = self.quantized_weight()
-        bias = self._own_bias()
+        bias = self.bias_to_add()
         return ops.int8_linear(
             integers,
             weight,
@@ -273,7 +273,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
     def _weight_only_output(self, input: Tensor) -> Tensor:
         rows = self.rounded_input(input.detach())
         weight, scale, zero_point = self.quantized_weight()
-        bias = self._own_bias()
+        bias = self.bias_to_add()
         group_size: int | None = None
         if self.group_size > 0:
             group_size = self.group_size
@@ -285,10 +285,6 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
             weight_zero_point=zero_point,
             group_size=group_size,
         )
-
-    def _own_bias(self) -> Tensor | None:
-        """Return the bias to compute with; a layer on several processes has a part of it."""
-        return self.bias
 
     def _is_on(self) -> bool:
         is_on: bool = self.weight_fake_quant._rounds and self.input_fake_quant._rounds

@@ -314,9 +314,11 @@ References:
 QAT_LINEAR = f"""
 Args:
 {_NUMBERS} if ``symmetric`` is False.
-    weight: ``[${{e}}N, K]``, of the dtype of ``input``.
+    weight: ``[${{e}}N, K]``, of the compute type of ``input``: it may be float32 where that has 16
+        bits, as a master weight is.
     $offsets
-    bias: ``[${{e}}N]``, of that dtype, or float32 (float64 for a float64 input); None adds no bias.
+    bias: ``[${{e}}N]``, of the dtype of ``input``, or float32 (float64 for a float64 input); None
+        adds no bias.
 {_SYMMETRIC}
         The weight is always symmetric.
     weight_quant_min: The smallest integer of the weight: ``-weight_quant_max`` or one less, and at

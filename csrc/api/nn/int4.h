@@ -115,6 +115,8 @@ struct BARAQUANT_API LearnedFakeQuantizeInt4Options {
   TORCH_ARG(std::optional<torch::Device>, device);
   /// float32 or float64.
   TORCH_ARG(torch::Dtype, dtype) = torch::kFloat32;
+  /// As in LearnedFakeQuantizeOptions.
+  TORCH_ARG(std::optional<std::string>, master);
 };
 
 /// Rounds a weight to four bits, and learns the scale of each row and the factor of each group.

@@ -146,6 +146,9 @@ struct BARAQUANT_API LearnedFakeQuantizeOptions {
   /// The dtype that the step is rounded to before each use, straight-through: "float32", "bfloat16"
   /// or "float16".
   TORCH_ARG(std::string, scale_dtype) = "float32";
+  /// The dtype that the parameters are rounded to before each use, "bfloat16" or "float16", as by
+  /// QuantConfig::master(); std::nullopt: none.
+  TORCH_ARG(std::optional<std::string>, master);
 };
 
 /// Rounds its input to a quantization grid, and learns the grid's step by gradient descent (LSQ;

@@ -196,14 +196,16 @@ inline at::Tensor static_quantized_linear(
 /// quant_max=quant_max)` with `w, sw, _ = dynamic_range_quantize_per_channel(weight, 0,
 /// weight_quant_min, weight_quant_max)`, or the `qweight` and `weight_scale` that are given
 ///
-/// What is trained is, bit for bit, what is deployed. Under autocast the arguments are cast first,
-/// as those of torch.nn.functional.linear are.
+/// What is trained is, bit for bit, what is deployed. Under autocast the input is cast first, as
+/// that of torch.nn.functional.linear is; the weight is not, and so has the integers that are
+/// deployed.
 ///
 /// @param input `[..., K]`; float32, float64, float16 or bfloat16. Any strides; what is not
 ///     contiguous is copied first. K is at most 131071, or 65536 if `symmetric` is false.
-/// @param weight `[N, K]`, of the dtype of `input`.
-/// @param bias `[N]`, of that dtype, or float32 (float64 for a float64 input); std::nullopt adds no
-///     bias.
+/// @param weight `[N, K]`, of the compute type of `input`: it may be float32 where that has 16
+///     bits, as a master weight is.
+/// @param bias `[N]`, of the dtype of `input`, or float32 (float64 for a float64 input);
+///     std::nullopt adds no bias.
 /// @param symmetric true maps 0 to the middle of the integers' range. false maps `[min(0, min x),
 ///     max(0, max x)]` of each token to `[quant_min, quant_max]`. The weight is always symmetric.
 /// @param weight_quant_min The smallest integer of the weight: `-weight_quant_max` or one less, and
@@ -342,19 +344,19 @@ inline at::Tensor quantized_grouped_linear(
 /// dynamic_range_quantize_per_channel(weight[e], 0, weight_quant_min, weight_quant_max)`
 ///
 /// What is trained is, bit for bit, what is deployed, and each group's rows are those of qat_linear
-/// with its weight. Under autocast the arguments are cast first, as those of
-/// torch.nn.functional.linear are.
+/// with its weight. Under autocast the input is cast first, as there.
 ///
 /// @param input `[T, K]`, the tokens of each group in adjacent rows; float32, float64, float16 or
 ///     bfloat16. Any strides; what is not contiguous is copied first. K is at most 131071, or 65536
 ///     if `symmetric` is false.
-/// @param weight `[E, N, K]`, of the dtype of `input`.
+/// @param weight `[E, N, K]`, of the compute type of `input`: it may be float32 where that has 16
+///     bits, as a master weight is.
 /// @param offsets Where the rows of each group end, `[E]`, int32: group e has the rows from
 ///     `offsets[e - 1]` (0 for the first) to `offsets[e]`. They ascend, and none exceeds T, which
 ///     is at most 2147483647. On a GPU only the device reads them: an offset that does not ascend,
 ///     or exceeds T, is replaced by the nearest valid one.
-/// @param bias `[E, N]`, of that dtype, or float32 (float64 for a float64 input); std::nullopt adds
-///     no bias.
+/// @param bias `[E, N]`, of the dtype of `input`, or float32 (float64 for a float64 input);
+///     std::nullopt adds no bias.
 /// @param symmetric true maps 0 to the middle of the integers' range. false maps `[min(0, min x),
 ///     max(0, max x)]` of each token to `[quant_min, quant_max]`. The weight is always symmetric.
 /// @param weight_quant_min The smallest integer of the weight: `-weight_quant_max` or one less, and
