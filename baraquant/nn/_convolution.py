@@ -45,11 +45,6 @@ def is_integer_conv(
     return rounds and is_flat and fits and depth <= MAX_SHIFTED_FEATURES
 
 
-def channels_inside(weight: Tensor) -> Tensor:
-    """Return a weight with the strides in which :func:`ops.int8_conv` reads it without a copy."""
-    return weight.movedim(1, -1).contiguous().movedim(-1, 1)
-
-
 class ConvolvesIntegers(nn.Module):  # type: ignore[misc]
     """A convolution that may multiply integers, prepared or converted."""
 
@@ -75,7 +70,6 @@ class ConvolvesIntegers(nn.Module):  # type: ignore[misc]
         qweight: Tensor,
         weight_scale: Tensor,
         bias: Tensor | None,
-        weight_sum: Tensor | None,
     ) -> Tensor:
         """Return the convolution of the quantized input, in the dtype of ``input``."""
         values = input.detach()
@@ -95,7 +89,6 @@ class ConvolvesIntegers(nn.Module):  # type: ignore[misc]
             weight_scale,
             bias,
             input_zero_point=zero_point if self.has_zero_point else None,
-            weight_sum=weight_sum,
             stride=self.stride,
             padding=self.integer_padding,
             dilation=self.dilation,

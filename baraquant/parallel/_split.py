@@ -107,8 +107,6 @@ def split(module: nn.Module, layout: Layout, style: str, by_rows: bool, source: 
         _agree_on_input(module, layout)
     module._layout = layout
     module.__class__ = _class_of(module, kind, by_rows)
-    if hasattr(module, "sum_weight"):
-        module.sum_weight()
 
 
 def _check_kind(module: nn.Module, style: str) -> type[nn.Module]:

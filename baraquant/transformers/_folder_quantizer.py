@@ -24,7 +24,6 @@ from ..workflow.layers import layer_of, weights_of
 from ..workflow.replace import paths_of, put_at, take_over
 from ._files import Headers
 from ._slots import Slot
-from ._versions import refresh_sums
 from ._writer import WritesCompressedTensors, note_ties
 
 CALLER = "from_pretrained"
@@ -181,7 +180,6 @@ class FolderQuantizer(WritesCompressedTensors):
                 )
         self._slots.clear()
         _share(model)
-        refresh_sums(model)
         note_ties(model)
         return model
 

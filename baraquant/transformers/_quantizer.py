@@ -20,7 +20,7 @@ from ..workflow.layers import layer_of, parents
 from ..workflow.report import FILTERED, Report
 from ..workflow.stream import Stream
 from ._config import CALLER, NAME, BaraquantConfig
-from ._versions import ConversionOps, mark_loaded, refresh_sums, stop_telling, tell_missing
+from ._versions import ConversionOps, mark_loaded, stop_telling, tell_missing
 from ._writer import WritesCompressedTensors, note_ties
 
 
@@ -151,7 +151,6 @@ class BaraquantQuantizer(WritesCompressedTensors):
         }
         self.report = replace(report, left_out=reasons)
         self._fill_missing(model)
-        refresh_sums(model)
         note_ties(model)
         return model
 

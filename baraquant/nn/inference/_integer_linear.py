@@ -84,7 +84,6 @@ class IntegerLinear(LaysOutWeight):
 
     weight_scale: Tensor
     bias: Tensor | None
-    weight_sum: Tensor | None
     weight_bits: int
     symmetric: bool
     bits: int
@@ -129,8 +128,6 @@ class IntegerLinear(LaysOutWeight):
         self.register_buffer("weight_scale", scale)
         self.register_buffer("bias", None if bias is None else _arguments.plain(bias))
         self.set_layout(transposed)
-        self.register_buffer("weight_sum", None, persistent=False)
-        self.sum_weight()
 
     def _int8_weight(self) -> Tensor:
         """Return the integers that are multiplied, int8 ``[out_features, in_features]``."""
@@ -173,15 +170,6 @@ class IntegerLinear(LaysOutWeight):
                 "mixes the features that a smoothing divides"
             )
 
-    def sum_weight(self) -> None:
-        """Compute ``weight_sum`` from the weight again."""
-        if not self.symmetric:
-            self.weight_sum = self._int8_weight().sum(dim=1, dtype=torch.int32)
-
-    def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
-        super()._load_from_state_dict(state, prefix, *args)
-        self.sum_weight()
-
     def _dequantized(self) -> Tensor:
         return ops.dequantize_per_channel(self._int8_weight(), self.weight_scale, None, 0)
 
@@ -220,7 +208,6 @@ class HoldsInt8(IntegerLinear):
             self.weight_scale,
             bias,
             symmetric=self.symmetric,
-            weight_sum=self.weight_sum,
             quant_min=self.quant_min,
             quant_max=self.quant_max,
             dtype=dtype,
@@ -243,7 +230,6 @@ class HoldsInt8(IntegerLinear):
             bias,
             act_zero_point=zero_point,
             smooth_scale=smooth_scale,
-            weight_sum=self.weight_sum,
             quant_min=self.quant_min,
             quant_max=self.quant_max,
             dtype=dtype,
@@ -264,7 +250,6 @@ class HoldsInt8(IntegerLinear):
             self.weight_scale,
             bias,
             input_zero_point=zero_point,
-            weight_sum=self.weight_sum,
             dtype=dtype,
         )
 

@@ -116,7 +116,6 @@ class QuantizedExperts(RunsExperts, KeepsScales):
             and group_size is None
             and all(self._buffers[f"{name}_zero_point"] is None for name in form.weights)
         )
-        self.sum_weight()
 
     @classmethod
     def from_prepared(cls, prepared: FakeQuantizedExperts) -> Self:
@@ -171,7 +170,6 @@ class QuantizedExperts(RunsExperts, KeepsScales):
         self.register_buffer(f"{name}_zero_point", zero_point)
         if bias is not None:
             self.register_buffer(f"{name}_bias", _arguments.plain(bias).contiguous())
-        self.register_buffer(f"{name}_sum", None, persistent=False)
 
     def _rounder(self, name: str, tensors: Mapping[str, Tensor]) -> nn.Module:
         if self.granularity is None:
@@ -209,7 +207,7 @@ class QuantizedExperts(RunsExperts, KeepsScales):
         if not self.is_integer:
             return self._float_output(name, input, offsets, token)
         weight, scale = self._integers(name), self._buffers[f"{name}_scale"]
-        bias, weight_sum = self._bias(name), self._buffers[f"{name}_sum"]
+        bias = self._bias(name)
         assert scale is not None
         rounder: Any = self._modules[f"{name}_input_fake_quant"]
         trains = torch.is_grad_enabled() and input.requires_grad
@@ -221,7 +219,6 @@ class QuantizedExperts(RunsExperts, KeepsScales):
                 scale,
                 bias,
                 symmetric=self.symmetric,
-                weight_sum=weight_sum,
                 quant_min=rounder.quant_min,
                 quant_max=rounder.quant_max,
             )
@@ -234,7 +231,6 @@ class QuantizedExperts(RunsExperts, KeepsScales):
             bias,
             token=token,
             symmetric=self.symmetric,
-            weight_sum=weight_sum,
         )
         if trains:
             output = straight_through(output, self._float_output(name, input, offsets, token))
@@ -281,23 +277,12 @@ class QuantizedExperts(RunsExperts, KeepsScales):
     def _bias(self, name: str) -> Tensor | None:
         return self._buffers.get(f"{name}_bias")
 
-    def sum_weight(self) -> None:
-        """Compute the sums of the weights' rows from the weights again."""
-        if self.is_integer and not self.symmetric:
-            for name in self.form.weights:
-                total = self._integers(name).sum(dim=2, dtype=torch.int32)
-                self._buffers[f"{name}_sum"] = total
-
     def _own(self) -> Iterable[str]:
         return [
             f"{name}_{end}"
             for name in self.form.weights
-            for end in ("qweight", "scale", "zero_point", "bias", "sum", "input_fake_quant")
+            for end in ("qweight", "scale", "zero_point", "bias", "input_fake_quant")
         ]
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self.sum_weight()
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         refuse_save_pretrained()

@@ -110,7 +110,6 @@ class HoldsInt4(IntegerLinear):
             bias,
             group_zero_point=self.group_zero_point,
             symmetric=self.symmetric,
-            weight_sum=self.weight_sum,
             quant_min=self.quant_min,
             quant_max=self.quant_max,
             dtype=dtype,
@@ -136,7 +135,6 @@ class HoldsInt4(IntegerLinear):
             group_zero_point=self.group_zero_point,
             act_zero_point=zero_point,
             smooth_scale=smooth_scale,
-            weight_sum=self.weight_sum,
             quant_min=self.quant_min,
             quant_max=self.quant_max,
             dtype=dtype,
@@ -160,7 +158,6 @@ class HoldsInt4(IntegerLinear):
             bias,
             group_zero_point=self.group_zero_point,
             input_zero_point=zero_point,
-            weight_sum=self.weight_sum,
             dtype=dtype,
         )
 

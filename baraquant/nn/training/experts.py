@@ -281,7 +281,6 @@ def integer_output(
     *,
     token: Tensor | None,
     symmetric: bool,
-    weight_sum: Tensor | None = None,
 ) -> Tensor:
     """Return the integer product, without a gradient.
 
@@ -296,7 +295,6 @@ def integer_output(
         bias: ``[E, N]``.
         token: ``[T]``: the row of the input that each row is; None: they are in order.
         symmetric: Whether the zero point of the input is 0.
-        weight_sum: int32 ``[E, N]``.
 
     Returns:
         ``[T, N]``, of the input's dtype.
@@ -314,7 +312,6 @@ def integer_output(
         weight_scale,
         bias,
         input_zero_point=None if symmetric else zero_point,
-        weight_sum=weight_sum,
         dtype=input.dtype,
     )
 
