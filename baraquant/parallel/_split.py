@@ -138,7 +138,7 @@ def _unpack(module: HoldsInt4 | bnn.WeightOnlyInt4Linear) -> type[nn.Module]:
     layer = module.as_int8()
     if isinstance(module, HoldsInt4):
         del module.group_size
-    for name in ("_buffers", "_non_persistent_buffers_set", "weight_bits"):
+    for name in ("_parameters", "_buffers", "weight_bits"):
         setattr(module, name, getattr(layer, name))
     kind = type(layer)
     module.__class__ = kind

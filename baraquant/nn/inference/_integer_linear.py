@@ -126,7 +126,6 @@ class IntegerLinear(LaysOutWeight):
         scale = _arguments.scale_of_channels(name, weight_scale, self.out_features)
         self.dtype = _arguments.weight_dtype(name, dtype, bias, scale)
         self.register_buffer("weight_scale", scale)
-        self.register_buffer("bias", None if bias is None else _arguments.plain(bias))
         self.set_layout(transposed)
 
     def _int8_weight(self) -> Tensor:
@@ -192,7 +191,7 @@ class HoldsInt8(IntegerLinear):
     def _store(self, qweight: Tensor, bias: Tensor | None) -> tuple[int, int]:
         """Check and keep the integers; return their shape."""
         _arguments.check_weight(type(self).__name__, qweight, bias)
-        self.register_buffer("qweight", _arguments.plain(qweight).contiguous())
+        self.set_weight("qweight", qweight, bias)
         rows, columns = qweight.shape
         return rows, columns
 
