@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from .. import ops
 from ..ops._limits import MAX_SHIFTED_FEATURES
-from ._product import is_exported, matching_bias
+from ._product import is_exported, matching_bias, quantized_by
 
 # The fewest inputs of a group whose product of integers is worth it; one input is depthwise.
 _LEAST_INPUTS = 16
@@ -75,7 +75,10 @@ class ConvolvesIntegers(nn.Module):  # type: ignore[misc]
         values = input.detach()
         if self.pads_first:
             values = F.pad(values, self._reversed_padding_repeated_twice, mode=self.pad_mode)
-        integers, scale, zero_point = self.input_fake_quant.quantize(values)
+        if torch.jit.is_scripting():
+            integers, scale, zero_point = self.input_fake_quant.quantize(values)
+        else:
+            integers, scale, zero_point = quantized_by(self.input_fake_quant, values)
         bias = matching_bias(bias, input.dtype, weight_scale)
         dtype: torch.dtype | None = None  # that of the scale; rounded then, it has the same bits
         if input.dtype != weight_scale.dtype and not is_exported():

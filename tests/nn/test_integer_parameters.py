@@ -59,6 +59,7 @@ def load_checkpoint_and_dispatch(model: nn.Module, folder: Path) -> nn.Module:
         str(folder / "all.safetensors"),
         device_map={"one": "cpu", "other": "disk"},
         offload_folder=folder / "offloaded",
+        offload_buffers=True,  # else it loads no buffer of what goes to the disk
     )
 
 

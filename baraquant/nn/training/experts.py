@@ -16,6 +16,7 @@ from ...configs import Config, QuantConfig, TensorConfig
 from ...schemes import quant_config
 from .._experts import RunsExperts, of_dtype, taken, why_not
 from .._grouped import float_grouped_linear
+from .._product import quantized_by
 from .._straight_through import straight_through
 from .._weight import weight_to_read
 from ._quantizers import _of_activation, _of_weight
@@ -299,7 +300,7 @@ def integer_output(
     Returns:
         ``[T, N]``, of the input's dtype.
     """
-    integers, scale, zero_point = quantizer.quantize(input.detach())
+    integers, scale, zero_point = quantized_by(quantizer, input.detach())
     if quantizer.granularity == "per_token":
         scale, zero_point = taken(scale, token), taken(zero_point, token)
     else:
