@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from .. import ops
 from ..ops._limits import MAX_SHIFTED_FEATURES
-from ._product import is_exported, matching_bias
+from ._product import is_exported, matching_bias, quantized_by
 
 # The fewest inputs of a group whose product of integers is worth it; one input is depthwise.
 _LEAST_INPUTS = 16
@@ -45,11 +45,6 @@ def is_integer_conv(
     return rounds and is_flat and fits and depth <= MAX_SHIFTED_FEATURES
 
 
-def channels_inside(weight: Tensor) -> Tensor:
-    """Return a weight with the strides in which :func:`ops.int8_conv` reads it without a copy."""
-    return weight.movedim(1, -1).contiguous().movedim(-1, 1)
-
-
 class ConvolvesIntegers(nn.Module):  # type: ignore[misc]
     """A convolution that may multiply integers, prepared or converted."""
 
@@ -75,13 +70,15 @@ class ConvolvesIntegers(nn.Module):  # type: ignore[misc]
         qweight: Tensor,
         weight_scale: Tensor,
         bias: Tensor | None,
-        weight_sum: Tensor | None,
     ) -> Tensor:
         """Return the convolution of the quantized input, in the dtype of ``input``."""
         values = input.detach()
         if self.pads_first:
             values = F.pad(values, self._reversed_padding_repeated_twice, mode=self.pad_mode)
-        integers, scale, zero_point = self.input_fake_quant.quantize(values)
+        if torch.jit.is_scripting():
+            integers, scale, zero_point = self.input_fake_quant.quantize(values)
+        else:
+            integers, scale, zero_point = quantized_by(self.input_fake_quant, values)
         bias = matching_bias(bias, input.dtype, weight_scale)
         dtype: torch.dtype | None = None  # that of the scale; rounded then, it has the same bits
         if input.dtype != weight_scale.dtype and not is_exported():
@@ -95,7 +92,6 @@ class ConvolvesIntegers(nn.Module):  # type: ignore[misc]
             weight_scale,
             bias,
             input_zero_point=zero_point if self.has_zero_point else None,
-            weight_sum=weight_sum,
             stride=self.stride,
             padding=self.integer_padding,
             dilation=self.dilation,

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What products of layers that store integers share."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -37,3 +39,14 @@ def is_exported() -> bool:
     if torch.jit.is_scripting():
         return False
     return bool(torch.compiler.is_exporting())
+
+
+def quantized_by(quantizer: Any, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what the method ``quantize`` of a fake quantizer returns.
+
+    It has no call of the module, for which accelerate would fetch tensors that it has put away.
+    """
+    hook = getattr(quantizer, "_hf_hook", None)
+    args = (input,) if hook is None else hook.pre_forward(quantizer, input)[0]
+    result: tuple[Tensor, Tensor, Tensor] = quantizer.quantize(*args)
+    return result if hook is None else hook.post_forward(quantizer, result)

@@ -137,7 +137,6 @@ class _RowsInTraining(Rows, LocalParameters):
             _grid(self.input_fake_quant, input),
             qweight,
             scale,
-            None,
             Product(self._layout, input.dtype),
         )
 
@@ -165,7 +164,6 @@ class RowsOfIntegers(Rows, LocalIntegers, QuantizedLinear):
             _grid(self._input_quant, rows),
             self.qweight,
             self.weight_scale,
-            self.weight_sum,
             Product(self._layout, input.dtype),
         )
 
@@ -191,7 +189,6 @@ class RowsOfStaticIntegers(Rows, LocalIntegers, StaticQuantizedLinear):
             grid,
             self.qweight,
             self.weight_scale,
-            self.weight_sum,
             Product(self._layout, input.dtype),
         )
 

@@ -15,12 +15,11 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.quantizers import auto
 
-from ..nn import HoldsIntegers
 from ..workflow.layers import layer_of, parents
 from ..workflow.report import FILTERED, Report
 from ..workflow.stream import Stream
 from ._config import CALLER, NAME, BaraquantConfig
-from ._versions import ConversionOps, mark_loaded, refresh_sums, stop_telling, tell_missing
+from ._versions import ConversionOps, mark_loaded, stop_telling, tell_missing
 from ._writer import WritesCompressedTensors, note_ties
 
 
@@ -132,18 +131,13 @@ class BaraquantQuantizer(WritesCompressedTensors):
                 continue
             self._missing -= {f"{path}.weight" for path in paths}
             for path in paths:
-                new: Any = model.get_submodule(path)
-                mark_loaded(new)
-                new.register_placeholder()  # initial values may need the dtype of a parameter
+                mark_loaded(model.get_submodule(path))
         return rest
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         stream, self._stream = self._stream, None
         assert stream is not None
         stop_telling(model)
-        for module in model.modules():
-            if isinstance(module, HoldsIntegers):
-                module._parameters.pop("placeholder", None)
         report = stream.finish()
         reasons = {
             path: self._why_filtered(path) if reason == FILTERED else reason
@@ -151,7 +145,6 @@ class BaraquantQuantizer(WritesCompressedTensors):
         }
         self.report = replace(report, left_out=reasons)
         self._fill_missing(model)
-        refresh_sums(model)
         note_ties(model)
         return model
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..nn.inference._integers import HoldsIntegers
 from ..nn.training._quantizers import QuantizesWeight
 from .layers import further_names, weights_of
 from .report import (
@@ -298,25 +297,11 @@ def _with_swaps(value: Any, swaps: dict[int, nn.Module], depth: int = 0) -> Any:
 def swap(model: nn.Module, swaps: dict[int, nn.Module], report: Report) -> Report:
     """Replace modules, and return the report with the current size."""
     put(model, swaps)
-    _keep_a_parameter(model)
     news = {id(module) for module in swaps.values()}
     for module in model.modules():
         if any(id(child) in news for child in module.modules()):
             _leave_fast_path(module)
     return replace(report, bytes_after=total_bytes(model))
-
-
-def _keep_a_parameter(model: nn.Module) -> None:
-    """Let a model of integers have one parameter, an empty one.
-
-    One without biases and norms would have none left, and much code asks the first parameter of a
-    model for its device and dtype. It is frozen, in no state dict, and of the layer's dtype.
-    """
-    if next(model.parameters(), None) is None:
-        for module in model.modules():
-            if isinstance(module, HoldsIntegers):
-                module.register_placeholder()
-                return
 
 
 def _leave_fast_path(module: nn.Module) -> None:

@@ -84,7 +84,6 @@ class IntegerLinear(LaysOutWeight):
 
     weight_scale: Tensor
     bias: Tensor | None
-    weight_sum: Tensor | None
     weight_bits: int
     symmetric: bool
     bits: int
@@ -127,10 +126,7 @@ class IntegerLinear(LaysOutWeight):
         scale = _arguments.scale_of_channels(name, weight_scale, self.out_features)
         self.dtype = _arguments.weight_dtype(name, dtype, bias, scale)
         self.register_buffer("weight_scale", scale)
-        self.register_buffer("bias", None if bias is None else _arguments.plain(bias))
         self.set_layout(transposed)
-        self.register_buffer("weight_sum", None, persistent=False)
-        self.sum_weight()
 
     def _int8_weight(self) -> Tensor:
         """Return the integers that are multiplied, int8 ``[out_features, in_features]``."""
@@ -173,15 +169,6 @@ class IntegerLinear(LaysOutWeight):
                 "mixes the features that a smoothing divides"
             )
 
-    def sum_weight(self) -> None:
-        """Compute ``weight_sum`` from the weight again."""
-        if not self.symmetric:
-            self.weight_sum = self._int8_weight().sum(dim=1, dtype=torch.int32)
-
-    def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
-        super()._load_from_state_dict(state, prefix, *args)
-        self.sum_weight()
-
     def _dequantized(self) -> Tensor:
         return ops.dequantize_per_channel(self._int8_weight(), self.weight_scale, None, 0)
 
@@ -204,7 +191,7 @@ class HoldsInt8(IntegerLinear):
     def _store(self, qweight: Tensor, bias: Tensor | None) -> tuple[int, int]:
         """Check and keep the integers; return their shape."""
         _arguments.check_weight(type(self).__name__, qweight, bias)
-        self.register_buffer("qweight", _arguments.plain(qweight).contiguous())
+        self.set_weight("qweight", qweight, bias)
         rows, columns = qweight.shape
         return rows, columns
 
@@ -220,7 +207,6 @@ class HoldsInt8(IntegerLinear):
             self.weight_scale,
             bias,
             symmetric=self.symmetric,
-            weight_sum=self.weight_sum,
             quant_min=self.quant_min,
             quant_max=self.quant_max,
             dtype=dtype,
@@ -243,7 +229,6 @@ class HoldsInt8(IntegerLinear):
             bias,
             act_zero_point=zero_point,
             smooth_scale=smooth_scale,
-            weight_sum=self.weight_sum,
             quant_min=self.quant_min,
             quant_max=self.quant_max,
             dtype=dtype,
@@ -264,7 +249,6 @@ class HoldsInt8(IntegerLinear):
             self.weight_scale,
             bias,
             input_zero_point=zero_point,
-            weight_sum=self.weight_sum,
             dtype=dtype,
         )
 

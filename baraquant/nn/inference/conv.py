@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from ..._docstrings import documented
 from .._convolution import (
     ConvolvesIntegers,
-    channels_inside,
     is_integer_conv,
     swap_channels,
 )
@@ -52,8 +51,8 @@ $example
 _INTEGERS = """
 It computes by :func:`baraquant.ops.int8_conv` if ``input_fake_quant`` gives int8 with one scale,
 the weight has a scale for each output channel and no zero point, there is one group of channels, or
-each has one input (depthwise) or at least 16, and ``qweight[0]`` has at most 65536 elements. Then
-``qweight`` lies in memory as with ``channels_last``. Otherwise it computes in floating point.
+each has one input (depthwise) or at least 16, and ``qweight[0]`` has at most 65536 elements.
+Otherwise it computes in floating point.
 """
 
 OPTIONS = ("stride", "padding", "dilation", "groups", "padding_mode")
@@ -152,7 +151,6 @@ class _QuantizedConv(ConvolvesIntegers, Convolution):
         "pads_first",
         "pad_mode",
     )
-    weight_sum: Tensor | None
 
     def __init__(
         self,
@@ -186,8 +184,6 @@ class _QuantizedConv(ConvolvesIntegers, Convolution):
             groups=groups,
             padding_mode=padding_mode,
         )
-
-        self.register_buffer("weight_sum", None, persistent=False)
         rounder = self.input_fake_quant
         is_flat = self.weight_zero_point is None and self.group_size is None
         shape = tuple(self.qweight.shape)
@@ -195,20 +191,6 @@ class _QuantizedConv(ConvolvesIntegers, Convolution):
             is_integer_conv(_rounds_to_int8(rounder), is_flat, shape, self.groups),
             not _is_around_zero(rounder),
         )
-        self._lay_out_integers()
-
-    @torch.jit.unused  # type: ignore[untyped-decorator]
-    def _lay_out_integers(self) -> None:
-        """Bring the integers into the order in which they are multiplied, and sum them."""
-        if not self.is_integer:
-            return
-        self.qweight = channels_inside(self.qweight)
-        if self.has_zero_point:
-            self.weight_sum = self.qweight.flatten(1).sum(dim=1, dtype=torch.int32)
-
-    def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
-        super()._load_from_state_dict(state, prefix, *args)
-        self._lay_out_integers()
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the convolution of ``input``, in its dtype."""
@@ -224,9 +206,7 @@ class _QuantizedConv(ConvolvesIntegers, Convolution):
         return rounds and is_double == (self.weight_scale.dtype == torch.float64)
 
     def _integer_output(self, input: Tensor) -> Tensor:
-        output = self._convolve_integers(
-            input, self.qweight, self.weight_scale, self.bias, self.weight_sum
-        )
+        output = self._convolve_integers(input, self.qweight, self.weight_scale, self.bias)
         if torch.is_grad_enabled() and input.requires_grad:
             output = straight_through(output, self._float_output(input))
         return output

@@ -17,7 +17,7 @@ from typing_extensions import Self
 from ..._docstrings import documented
 from ...configs import Config, QuantConfig
 from ...schemes import quant_config
-from .._convolution import ConvolvesIntegers, Transposes, channels_inside, is_integer_conv
+from .._convolution import ConvolvesIntegers, Transposes, is_integer_conv
 from .._straight_through import straight_through
 from ._drop_in import DropIn
 from ._quantizers import QuantizesWeight, check_groups
@@ -111,7 +111,7 @@ class _FakeQuantizedConv(ConvolvesIntegers, _FakeQuantizesConv):
         bias = self.bias_to_add()
         if bias is not None:
             bias = bias.detach()
-        output = self._convolve_integers(input, channels_inside(qweight), weight_scale, bias, None)
+        output = self._convolve_integers(input, qweight, weight_scale, bias)
         trains = input.requires_grad or self.float_weight().requires_grad
         if torch.is_grad_enabled() and trains:
             output = straight_through(output, self._float_output(input))

@@ -16,6 +16,7 @@ from ...configs import Config, QuantConfig, TensorConfig
 from ...schemes import quant_config
 from .._experts import RunsExperts, of_dtype, taken, why_not
 from .._grouped import float_grouped_linear
+from .._product import quantized_by
 from .._straight_through import straight_through
 from .._weight import weight_to_read
 from ._master import HoldsMaster
@@ -294,7 +295,6 @@ def integer_output(
     *,
     token: Tensor | None,
     symmetric: bool,
-    weight_sum: Tensor | None = None,
 ) -> Tensor:
     """Return the integer product, without a gradient.
 
@@ -309,12 +309,11 @@ def integer_output(
         bias: ``[E, N]``.
         token: ``[T]``: the row of the input that each row is; None: they are in order.
         symmetric: Whether the zero point of the input is 0.
-        weight_sum: int32 ``[E, N]``.
 
     Returns:
         ``[T, N]``, of the input's dtype.
     """
-    integers, scale, zero_point = quantizer.quantize(input.detach())
+    integers, scale, zero_point = quantized_by(quantizer, input.detach())
     if quantizer.granularity == "per_token":
         scale, zero_point = taken(scale, token), taken(zero_point, token)
     else:
@@ -327,7 +326,6 @@ def integer_output(
         weight_scale,
         bias,
         input_zero_point=None if symmetric else zero_point,
-        weight_sum=weight_sum,
         dtype=input.dtype,
     )
 
