@@ -10,6 +10,7 @@ from ... import ops
 from ...configs import integer_range
 from .._product import is_exported, matching_bias
 from .._rotation import check_block, has_same_metadata, note_metadata
+from .._straight_through import makes_graph, without_gradient
 from .._weight import Shaped
 from . import _arguments
 from ._integers import HoldsIntegers
@@ -299,7 +300,7 @@ class DynamicInput(IntegerLinear):
         bias = matching_bias(self.bias, input.dtype, self.weight_scale)
         if self.rotate > 0:
             trains = torch.is_grad_enabled() and input.requires_grad
-            if self.per_token and not trains and not is_exported():
+            if self.per_token and not trains and not (is_exported() or makes_graph()):
                 integers, scale, zero = self._rotated_integers(input)
                 zero_point = None if self.symmetric else zero
                 return self._product_of_integers(integers, scale, bias, zero_point, input.dtype)
@@ -311,7 +312,7 @@ class DynamicInput(IntegerLinear):
             output = self._dynamic_product(rows, bias, dtype)
         else:
             scale, zero = ops.choose_qparams_per_tensor(
-                rows.detach(), self.quant_min, self.quant_max, symmetric=self.symmetric
+                without_gradient(rows), self.quant_min, self.quant_max, symmetric=self.symmetric
             )
             zero_point = None if self.symmetric else zero
             output = self._static_product(rows, scale, bias, zero_point, None, dtype)

@@ -18,7 +18,7 @@ from .._convolution import (
     swap_channels,
 )
 from .._recomputed import product_of_integers
-from .._straight_through import straight_through
+from .._straight_through import makes_graph, straight_through
 from .._weight import Shaped
 from ..training.fake_quantize import FakeQuantize
 from . import _arguments
@@ -227,6 +227,9 @@ class _QuantizedConv(ConvolvesIntegers, Convolution):
         output = self._convolve_integers(
             input, self.qweight, self.weight_scale, self.bias, self.weight_sum
         )
+        if makes_graph():
+            rounded = self.input_fake_quant(input)
+            return self._through(output, rounded, self.qweight, self.weight_scale)
         if torch.is_grad_enabled() and input.requires_grad:
             output = straight_through(output, self._float_output(input))
         return output

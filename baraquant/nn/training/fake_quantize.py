@@ -10,6 +10,7 @@ from typing_extensions import Self
 
 from ... import ops
 from ...ops._recompute import unless_recomputing
+from .._straight_through import without_gradient
 from . import _arguments
 from ._granularity import ByGranularity
 from ._observed_range import ObservedRange
@@ -211,7 +212,7 @@ class FakeQuantize(ByGranularity, ObservedRange):
     def _qparams_of(self, input: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scale and the zero point of one input, in the shapes of ``granularity``."""
         compute = torch.float64 if input.dtype == torch.float64 else torch.float32
-        rows = self._segments(input.detach()).to(compute)  # [scales, values]
+        rows = self._segments(without_gradient(input)).to(compute)  # [scales, values]
         if rows.shape[1] == 0:
             rows = torch.zeros([rows.shape[0], 1], dtype=compute, device=input.device)
         scale, zero_point = qparams_of_range(
