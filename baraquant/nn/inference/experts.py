@@ -15,6 +15,7 @@ from .._experts import Form, RunsExperts, form_of, of_dtype, taken
 from .._grouped import float_grouped_linear
 from .._precision import KeepsScales
 from .._pretrained import refuse_save_pretrained
+from .._product import fixed_dtype
 from .._straight_through import makes_graph, straight_through
 from .._weight import weight_to_read
 from ..training._freeze import check_scale, frozen
@@ -224,6 +225,7 @@ class QuantizedExperts(RunsExperts, KeepsScales):
                 weight_sum=weight_sum,
                 quant_min=rounder.quant_min,
                 quant_max=rounder.quant_max,
+                dtype=fixed_dtype(input.dtype),
             )
         output = integer_output(
             rounder,

@@ -13,7 +13,7 @@ from ... import ops
 from ...configs import Config, QuantConfig, TensorConfig
 from ...ops._limits import MAX_FEATURES, MAX_SHIFTED_FEATURES
 from ...schemes import W8A8, quant_config
-from .._product import linear
+from .._product import fixing_bias, linear
 from .._rotation import MARK, has_same_mark, mark_of, turned
 from .._straight_through import (
     linear_through,
@@ -282,6 +282,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         rows = self.rounded_input(without_gradient(input))
         weight, scale, zero_point = self.quantized_weight()
         bias = self._own_bias()
+        bias = fixing_bias(None if bias is None else bias.detach(), input, self.out_features)
         group_size: int | None = None
         if self.group_size > 0:
             group_size = self.group_size
@@ -289,7 +290,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
             rows,
             weight,
             scale,
-            None if bias is None else bias.detach(),
+            bias,
             weight_zero_point=zero_point,
             group_size=group_size,
         )
