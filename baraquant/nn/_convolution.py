@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from .. import ops
 from ..ops._limits import MAX_SHIFTED_FEATURES
 from ._product import is_exported, matching_bias, quantized_by
+from ._straight_through import conv_through
 
 # The fewest inputs of a group whose product of integers is worth it; one input is depthwise.
 _LEAST_INPUTS = 16
@@ -99,6 +100,19 @@ class ConvolvesIntegers(nn.Module):  # type: ignore[misc]
             dtype=dtype,
         )
         return output.to(input.dtype)
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _through(
+        self, output: Tensor, rounded: Tensor, weight: Tensor, scale: Tensor | None
+    ) -> Tensor:
+        """Return ``output`` with the gradient of the floating formula, in a graph."""
+        if self.pads_first:
+            rounded = F.pad(rounded, self._reversed_padding_repeated_twice, mode=self.pad_mode)
+        padding, dilation = self.integer_padding, list(self.dilation)
+        return conv_through(
+            output, rounded, weight, scale, self.bias, list(self.stride),
+            padding * len(dilation) if len(padding) == 1 else padding, dilation, self.groups,
+        )  # fmt: skip
 
 
 class Transposes(nn.Module):  # type: ignore[misc]

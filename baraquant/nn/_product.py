@@ -6,6 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.torch_version import TorchVersion
+
+# AOTInductor of torch 2.11 hands a dtype argument to an op as another dtype.
+_TAKES_DTYPE = TorchVersion(torch.__version__) >= (2, 12)
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -50,3 +54,26 @@ def quantized_by(quantizer: Any, input: Tensor) -> tuple[Tensor, Tensor, Tensor]
     args = (input,) if hook is None else hook.pre_forward(quantizer, input)[0]
     result: tuple[Tensor, Tensor, Tensor] = quantizer.quantize(*args)
     return result if hook is None else hook.post_forward(quantizer, result)
+
+
+def fixed_dtype(dtype: torch.dtype) -> torch.dtype | None:
+    """Return the output's dtype to give a product: in an exported graph ``dtype``, else None.
+
+    The graph fixes the dtype of every output, and AOTInductor allocates for it. A product whose
+    output followed an input of another dtype would be read beyond its end.
+    """
+    if torch.jit.is_scripting() or not is_exported() or not _TAKES_DTYPE:
+        return None
+    return dtype
+
+
+def fixing_bias(bias: Tensor | None, input: Tensor, features: int) -> Tensor | None:
+    """Return a bias whose dtype a product without a dtype argument compares with its input's.
+
+    In an exported graph -0.0 stands for no bias: it changes no bit of a sum.
+    """
+    if torch.jit.is_scripting():
+        return bias
+    if bias is None and is_exported():
+        bias = torch.full([features], -0.0, dtype=input.dtype, device=input.device)
+    return bias

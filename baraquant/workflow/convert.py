@@ -11,7 +11,8 @@ from ..configs import TensorConfig
 from ..nn import WeightOnlyInt4Linear
 from ..nn._rotation import rotate_of
 from ..nn._subclassed import with_forward_of
-from ..nn.training._freeze import check_scale, skipped
+from ..nn.training._freeze import check_scale
+from ..nn.training._observed_range import skipped
 from ..nn.training._quantizers import (
     Int4Integers,
     Integers,

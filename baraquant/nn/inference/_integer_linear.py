@@ -8,8 +8,9 @@ from torch import Tensor
 
 from ... import ops
 from ...configs import integer_range
-from .._product import is_exported, matching_bias
+from .._product import fixed_dtype, is_exported, matching_bias
 from .._rotation import check_block, has_same_metadata, note_metadata
+from .._straight_through import makes_graph, without_gradient
 from .._weight import Shaped
 from . import _arguments
 from ._integers import HoldsIntegers
@@ -283,19 +284,18 @@ class DynamicInput(IntegerLinear):
         bias = matching_bias(self.bias, input.dtype, self.weight_scale)
         if self.rotate > 0:
             trains = torch.is_grad_enabled() and input.requires_grad
-            if self.per_token and not trains and not is_exported():
+            if self.per_token and not trains and not (is_exported() or makes_graph()):
                 integers, scale, zero = self._rotated_integers(input)
                 zero_point = None if self.symmetric else zero
                 return self._product_of_integers(integers, scale, bias, zero_point, input.dtype)
             input = self._rotated(input)
         rows = input if smooth is None else input / smooth
-        # Given only where the default is wrong: AOTInductor of torch 2.11 hands it on as another.
-        dtype = None if smooth is None else input.dtype
+        dtype = fixed_dtype(input.dtype) if smooth is None else input.dtype
         if self.per_token:
             output = self._dynamic_product(rows, bias, dtype)
         else:
             scale, zero = ops.choose_qparams_per_tensor(
-                rows.detach(), self.quant_min, self.quant_max, symmetric=self.symmetric
+                without_gradient(rows), self.quant_min, self.quant_max, symmetric=self.symmetric
             )
             zero_point = None if self.symmetric else zero
             output = self._static_product(rows, scale, bias, zero_point, None, dtype)
@@ -351,7 +351,8 @@ class StaticInput(IntegerLinear):
         bias = matching_bias(self.bias, input.dtype, self.weight_scale)
         zero_point, smooth_scale = self.act_zero_point, self.smooth_scale
         rows = self._rotated(input)
-        return self._static_product(rows, self.act_scale, bias, zero_point, smooth_scale, None)
+        dtype = fixed_dtype(input.dtype)
+        return self._static_product(rows, self.act_scale, bias, zero_point, smooth_scale, dtype)
 
     def dequantized_weight(self) -> Tensor:
         """Return the dequantized weight, before any smoothing or rotation."""

@@ -17,7 +17,7 @@ from .._convolution import (
     swap_channels,
 )
 from .._recomputed import product_of_integers
-from .._straight_through import straight_through
+from .._straight_through import makes_graph, straight_through
 from .._weight import Shaped
 from ..training.fake_quantize import FakeQuantize
 from . import _arguments
@@ -207,6 +207,9 @@ class _QuantizedConv(ConvolvesIntegers, Convolution):
 
     def _integer_output(self, input: Tensor) -> Tensor:
         output = self._convolve_integers(input, self.qweight, self.weight_scale, self.bias)
+        if makes_graph():
+            rounded = self.input_fake_quant(input)
+            return self._through(output, rounded, self.qweight, self.weight_scale)
         if torch.is_grad_enabled() and input.requires_grad:
             output = straight_through(output, self._float_output(input))
         return output

@@ -15,7 +15,8 @@ from .._experts import Form, RunsExperts, form_of, of_dtype, taken
 from .._grouped import float_grouped_linear
 from .._precision import KeepsScales
 from .._pretrained import refuse_save_pretrained
-from .._straight_through import straight_through
+from .._product import fixed_dtype
+from .._straight_through import makes_graph, straight_through
 from .._weight import weight_to_read
 from ..training._freeze import check_scale, frozen
 from ..training._quantizers import own
@@ -213,7 +214,7 @@ class QuantizedExperts(RunsExperts, KeepsScales):
         assert scale is not None
         rounder: Any = self._modules[f"{name}_input_fake_quant"]
         trains = torch.is_grad_enabled() and input.requires_grad
-        if trains and self.granularity == "per_token":
+        if (trains or makes_graph()) and self.granularity == "per_token":
             return ops.quantized_grouped_linear(
                 taken(input, token),
                 weight,
@@ -223,6 +224,7 @@ class QuantizedExperts(RunsExperts, KeepsScales):
                 symmetric=self.symmetric,
                 quant_min=rounder.quant_min,
                 quant_max=rounder.quant_max,
+                dtype=fixed_dtype(input.dtype),
             )
         output = integer_output(
             rounder,

@@ -5,13 +5,10 @@ import copy
 
 from torch import Tensor, nn
 
+from ._observed_range import UNSEEN, skipped
 from .fake_quantize import FakeQuantize
 from .learned import LearnedFakeQuantize
 
-UNSEEN = (
-    "expected the range of its input to be known, but it has seen no data: run batches in training "
-    "mode first"
-)
 # What the message of a learned scale adds: the cause that a reader does not see.
 COPIED = (
     "; a copy of the model that averages its parameters (EMA) has to be made after that first batch"
@@ -56,16 +53,6 @@ def frozen(quantizer: nn.Module) -> FakeQuantize | None:
         raise ValueError(UNSEEN + skipped(quantizer))
     check_scale("the input", quantizer.scale)
     return quantizer.freeze()
-
-
-def skipped(quantizer: nn.Module) -> str:
-    """Return a note of how many batches the range of an input ignored; empty if none."""
-    is_observed = isinstance(quantizer, FakeQuantize) and quantizer.is_observed
-    if not is_observed and not isinstance(quantizer, LearnedFakeQuantize):
-        return ""
-    count = 0 if quantizer.skipped_batches.is_meta else int(quantizer.skipped_batches)
-    batches = "1 batch" if count == 1 else f"{count} batches"
-    return f"; {batches} with a NaN or infinity took no part in its input's range" if count else ""
 
 
 def check_scale(what: str, scale: Tensor, scale_dtype: str = "float32") -> None:

@@ -390,7 +390,7 @@ def _of_activation(config: TensorConfig | None, scheme: QuantConfig, weight: Ten
         symmetric=config.symmetric,
         averaging_constant=AVERAGING_CONSTANT if scheme.observer == "moving_average" else None,
     )
-    # Evaluation before the first batch gives NaN, not values that look valid.
+    # Evaluation before the first batch raises an error, and in a graph gives NaN.
     observed.scale.fill_(float("nan"))
     return observed.to(weight.device, _compute_dtype(weight))
 

@@ -18,7 +18,7 @@ from ..._docstrings import documented
 from ...configs import Config, QuantConfig
 from ...schemes import quant_config
 from .._convolution import ConvolvesIntegers, Transposes, is_integer_conv
-from .._straight_through import straight_through
+from .._straight_through import makes_graph, straight_through
 from ._drop_in import DropIn
 from ._quantizers import QuantizesWeight, check_groups
 
@@ -112,6 +112,9 @@ class _FakeQuantizedConv(ConvolvesIntegers, _FakeQuantizesConv):
         if bias is not None:
             bias = bias.detach()
         output = self._convolve_integers(input, qweight, weight_scale, bias)
+        if makes_graph():
+            weight = self.fake_quantized_weight()
+            return self._through(output, self.rounded_input(input), weight, None)
         trains = input.requires_grad or self.float_weight().requires_grad
         if torch.is_grad_enabled() and trains:
             output = straight_through(output, self._float_output(input))

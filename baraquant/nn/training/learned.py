@@ -286,6 +286,8 @@ class LearnedFakeQuantize(ByGranularity):
 
         ``round`` returns these integers dequantized. The range must fit int8.
         """
+        if not self._is_initialized():
+            self.round(input)  # raises an error
         scale, zero_point = self.calculate_qparams()
         scale = scale.to(self._compute_dtype(input.dtype))
         return self._quantize(input, scale, zero_point), scale, zero_point

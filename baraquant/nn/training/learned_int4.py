@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import ops
+from .._straight_through import makes_graph
 from . import _arguments
 from ._first_batch import check_unwrapped
 from ._int4_search import searched_factors
@@ -177,7 +178,7 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
 
     def smooth(self, input: Tensor) -> Tensor:
         """Return ``input`` rounded by floating formulas, which give ``round`` its gradient."""
-        if not torch.is_grad_enabled():
+        if not (torch.is_grad_enabled() or makes_graph()):
             return input
         steps, zero_point = self._parameters_of(input.dtype)
         factor = float(self.group_size * self.quant_max) ** -0.5

@@ -13,9 +13,14 @@ from ... import ops
 from ...configs import Config, QuantConfig, TensorConfig
 from ...ops._limits import MAX_FEATURES, MAX_SHIFTED_FEATURES
 from ...schemes import W8A8, quant_config
-from .._product import linear
+from .._product import fixing_bias, linear
 from .._rotation import MARK, has_same_mark, mark_of, turned
-from .._straight_through import straight_through
+from .._straight_through import (
+    linear_through,
+    makes_graph,
+    straight_through,
+    without_gradient,
+)
 from ._quantizers import QuantizesWeight, check_groups
 
 
@@ -218,6 +223,9 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         if self.training:
             return self._float_output(input)
         output = self._integer_output(input) if self.is_integer else self._weight_only_output(input)
+        if makes_graph():
+            weight, rounded = self._rounded_channels_first(), self.rounded_input(input)
+            return linear_through(output, rounded, weight, self._own_bias())
         trains = input.requires_grad or self.float_weight().requires_grad
         if torch.is_grad_enabled() and trains:
             output = straight_through(output, self._float_output(input))
@@ -271,9 +279,10 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         )
 
     def _weight_only_output(self, input: Tensor) -> Tensor:
-        rows = self.rounded_input(input.detach())
+        rows = self.rounded_input(without_gradient(input))
         weight, scale, zero_point = self.quantized_weight()
         bias = self.bias_to_add()
+        bias = fixing_bias(None if bias is None else bias.detach(), input, self.out_features)
         group_size: int | None = None
         if self.group_size > 0:
             group_size = self.group_size
@@ -281,7 +290,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
             rows,
             weight,
             scale,
-            None if bias is None else bias.detach(),
+            bias,
             weight_zero_point=zero_point,
             group_size=group_size,
         )

@@ -21,14 +21,13 @@ from ..fused_ops import with_fused_ops
 from ..layers import parents, weights_of
 from ..replace import check_model
 from ..unpack import unpacked
-from .data import read_tensors
+from .data import import_safetensors, read_tensors
 from .fits import Metas, build_module, check_fits, renamed
 from .header import Header, read_header
 from .manifest import Manifest, digest, parse_manifest
 from .meta import Built
 from .packing import check_spare_bits, unpack
 from .place import put
-from .save import import_safetensors
 
 _CALLER = "baraquant.load_"
 _CPU = torch.device("cpu")
