@@ -225,7 +225,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         output = self._integer_output(input) if self.is_integer else self._weight_only_output(input)
         if makes_graph():
             weight, rounded = self._rounded_channels_first(), self.rounded_input(input)
-            return linear_through(output, rounded, weight, self._own_bias())
+            return linear_through(output, rounded, weight, self.bias_to_add())
         trains = input.requires_grad or self.float_weight().requires_grad
         if torch.is_grad_enabled() and trains:
             output = straight_through(output, self._float_output(input))
