@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from ._fields import check_bools, check_int
+from ._fields import check_bools, check_int, check_symmetric
 from .configs import Config, QuantConfig, TensorConfig
 
 
@@ -35,7 +35,7 @@ def W8A8(  # noqa: N802 - named as a scheme is
         rotate: As in :class:`QuantConfig`: 256 spreads the outliers of inputs.
         master: As in :class:`QuantConfig`.
     """
-    _check_symmetric("W8A8", symmetric)
+    check_symmetric("W8A8", symmetric)
     activation = TensorConfig(8, "per_token", symmetric)
     return QuantConfig(
         TensorConfig(8),
@@ -67,7 +67,7 @@ def W8A8Static(  # noqa: N802
         rotate: As in :class:`QuantConfig`: 256 spreads the outliers of inputs.
         master: As in :class:`QuantConfig`.
     """
-    _check_symmetric("W8A8Static", symmetric)
+    check_symmetric("W8A8Static", symmetric)
     activation = TensorConfig(8, "per_tensor", symmetric, dynamic=False)
     return QuantConfig(
         TensorConfig(8),
@@ -168,7 +168,7 @@ def W4A8(  # noqa: N802
 
 
 def _int4(name: str, group_size: int | None, symmetric: bool) -> TensorConfig:
-    _check_symmetric(name, symmetric)
+    check_symmetric(name, symmetric)
     if group_size is None:
         return TensorConfig(4, "per_channel", symmetric)
     return TensorConfig(4, "per_group", symmetric, group_size=group_size)
@@ -196,9 +196,8 @@ class SmoothQuant(Config):
                 "SmoothQuant: expected alpha to be a number or 'search', "
                 f"but got {type(self.alpha).__name__}"
             )
-        is_search = self.alpha == "search"
         is_number = not isinstance(self.alpha, str) and math.isfinite(self.alpha)
-        if not is_search and not (is_number and 0.0 <= float(self.alpha) <= 1.0):
+        if self.alpha != "search" and not (is_number and 0.0 <= float(self.alpha) <= 1.0):
             raise ValueError(
                 "SmoothQuant: expected alpha to lie in [0, 1] or to be 'search', "
                 f"but got {self.alpha!r}"
@@ -215,8 +214,6 @@ class SmoothQuant(Config):
                 "mixes the channels that a smoothing scales; use one of the two"
             )
         symmetric = self.activation.activation is None or self.activation.activation.symmetric
-        # The rest of the scheme is free: how a static range is observed, scale_dtype, conv_inputs,
-        # master.
         plain = replace(self.activation, scale_dtype="float32", conv_inputs=None, master=None)
         if plain not in (W8A8(symmetric), W8A8Static(plain.observer, symmetric)):
             raise ValueError(
@@ -385,14 +382,13 @@ def quant_config(config: Any) -> QuantConfig:
 
 def what_it_is(config: Any) -> str:
     """Return words for an error message about a value that is not a configuration."""
-    presets = (W8A8, W8A8Static, W8A16, W4A16, W4A8)
-    if config in presets:
+    if config in (W8A8, W8A8Static, W8A16, W4A16, W4A8):
         return f"the function {config.__name__}; write {config.__name__}()"
     if not isinstance(config, type):
         return type(config).__name__
     if not issubclass(config, Config):
         return f"the class {config.__name__}"
-    arguments = "..." if config is not SmoothQuant else ""
+    arguments = "" if config is SmoothQuant else "..."
     return f"the class {config.__name__}; write {config.__name__}({arguments})"
 
 
@@ -401,11 +397,4 @@ def _check_config(name: str, config: Any) -> None:
         raise TypeError(
             f"{name}: expected config to be a QuantConfig, for example W4A16(), but got "
             f"{what_it_is(config)}"
-        )
-
-
-def _check_symmetric(name: str, symmetric: bool) -> None:
-    if type(symmetric) is not bool:
-        raise TypeError(
-            f"{name}: expected symmetric to be a bool, but got {type(symmetric).__name__}"
         )

@@ -307,3 +307,25 @@ def test_experts(scheme: str, kind: str, master: str | None) -> None:
         weight = module.float_weight(name).detach()
         rounded = weight if master is None else weight.to(getattr(torch, master)).float()
         assert torch.equal(module.weight_to_round(name), module.form.canonical(rounded))
+
+
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@by_scheme
+def test_parameters_of_16_bits_under_autocast(
+    scheme: str, dtype: torch.dtype, low: torch.dtype
+) -> None:
+    """Also of another dtype than autocast's, and for inputs of float32, as a norm gives them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)).to(dtype)
+    prepare_(model, SCHEMES[scheme]())
+    x = torch.randn(3, 16)
+    with torch.autocast("cpu", low):
+        y = model(x)
+    y.float().sum().backward()
+    for parameter in model.parameters():
+        assert parameter.grad is not None and parameter.grad.dtype == parameter.dtype
+    with torch.no_grad(), torch.autocast("cpu", low):
+        evaluated = model.eval()(x)
+        convert_(model)
+        assert torch.equal(evaluated, model(x))

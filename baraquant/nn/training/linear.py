@@ -13,7 +13,7 @@ from ... import ops
 from ...configs import Config, QuantConfig, TensorConfig
 from ...ops._limits import MAX_FEATURES, MAX_SHIFTED_FEATURES
 from ...schemes import W8A8, quant_config
-from .._product import fixing_bias, linear
+from .._product import fixing_bias, linear, matching_bias
 from .._rotation import MARK, has_same_mark, mark_of, turned
 from .._straight_through import (
     linear_through,
@@ -267,7 +267,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
     def _integer_output(self, input: Tensor) -> Tensor:
         integers, scale, zero_point = self.input_fake_quant.quantize(input.detach())
         weight, weight_scale, _ = self.quantized_weight()
-        bias = self.bias_to_add()
+        bias = matching_bias(self.bias_to_add(), input.dtype, weight_scale)
         return ops.int8_linear(
             integers,
             weight,
