@@ -110,12 +110,13 @@ def test_a_graph_has_the_gradient_of_eager_mode(
     expected = value_and_gradient(model, x)
     with torch.set_grad_enabled(made_with):
         graph = MAKERS[maker](model, x)
+    # Of the gates of an LSTM TorchScript makes code of its own, which differs in the last bits.
+    tolerance = {"rtol": 1e-4, "atol": 1e-4} if layer == "LSTM" else {"rtol": 0, "atol": 0}
     for _ in range(2):  # TorchScript runs another program from the second call on
-        for own, other in zip(value_and_gradient(graph, x), expected, strict=True):
-            assert torch.equal(own, other)
+        torch.testing.assert_close(value_and_gradient(graph, x), expected, **tolerance)
     with torch.no_grad():
-        assert torch.equal(graph(x), expected[0])
-    assert torch.equal(graph(x).detach(), expected[0])
+        torch.testing.assert_close(graph(x), expected[0], **tolerance)
+    torch.testing.assert_close(graph(x).detach(), expected[0], **tolerance)
 
 
 @pytest.mark.parametrize("layer", ["conv1d", "depthwise, unbatched", "linear"])
