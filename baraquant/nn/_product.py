@@ -62,9 +62,9 @@ def fixed_dtype(dtype: torch.dtype) -> torch.dtype | None:
     The graph fixes the dtype of every output, and AOTInductor allocates for it. A product whose
     output followed an input of another dtype would be read beyond its end.
     """
-    if torch.jit.is_scripting() or not is_exported() or not _TAKES_DTYPE:
+    if torch.jit.is_scripting():
         return None
-    return dtype
+    return dtype if is_exported() and _TAKES_DTYPE else None
 
 
 def fixing_bias(bias: Tensor | None, input: Tensor, features: int) -> Tensor | None:

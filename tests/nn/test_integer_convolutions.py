@@ -231,5 +231,5 @@ def test_special_values() -> None:
         config = QuantConfig(TensorConfig(8), INPUTS["observed"])
         unseen = nn.Sequential(floating("image"))
         prepare_(unseen, config, progress=False)
-        with pytest.raises(ValueError, match="FakeQuantize: .* but it has seen no data"):
+        with pytest.raises(ValueError, match=r"FakeQuantize: .* but it has seen no data"):
             unseen.eval()(example("image"))
