@@ -217,7 +217,6 @@ torch::Tensor FakeQuantizedConv2dImpl::integer_output(const torch::Tensor& input
                         {.qweight = channels_inside(qweight),
                          .weight_scale = weight_scale,
                          .bias = bias.defined() ? bias.detach() : bias,
-                         .weight_sum = {},
                          .has_zero_point = !config().activation()->symmetric()},
                         options);
 }

@@ -45,7 +45,7 @@ at::Tensor integer_conv2d(const at::Tensor& input, Quantizer& rounder, const Int
   }
   return int8_conv(integers, layer.qweight, scale, layer.weight_scale, maybe(bias),
                    layer.has_zero_point ? std::optional(zero_point) : std::nullopt,
-                   maybe(layer.weight_sum), *options.stride(), padding, *options.dilation(),
+                   std::nullopt, *options.stride(), padding, *options.dilation(),
                    options.groups(), dtype);
 }
 

@@ -189,13 +189,9 @@ class BARAQUANT_API Int4Linear : public QuantizedLayer {
   torch::Tensor packed;            ///< uint8 `[out_features, ceil(in_features / 2)]`
   torch::Tensor group_factor;      ///< uint8 `[out_features, groups]`, 1 to 16
   torch::Tensor group_zero_point;  ///< uint8 `[out_features, groups]`; undefined stands for 8
-  /// int32 `[out_features]`, if the input has a zero point; in no state dict
-  torch::Tensor weight_sum;
 
  protected:
   using QuantizedLayer::QuantizedLayer;
-  void converted(const std::optional<torch::Device>& device,
-                 const std::optional<torch::Dtype>& dtype) override;
   /// What both layers store, as it was given.
   struct GivenInt4 {
     PackedInt4 weight;
@@ -206,7 +202,6 @@ class BARAQUANT_API Int4Linear : public QuantizedLayer {
     std::optional<int64_t> rotate;
   };
   void store(const GivenInt4& given);
-  void sum_weight();
   PackedInt4 copied(const std::optional<torch::Device>& device) const;
   void print_scheme(std::ostream& stream) const;
 
