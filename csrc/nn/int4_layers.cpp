@@ -229,10 +229,9 @@ torch::Tensor QuantizedInt4LinearImpl::forward(const torch::Tensor& input) {
   }
   const auto rows = rotated(input);
   const auto [scale, zero_point] = choose_qparams_per_tensor(rows.detach(), low, high, symmetric_);
-  return static_quantized_int4_linear(rows, packed, weight_scale, group_factor, group_size(), scale,
-                                      maybe(bias), zeros,
-                                      symmetric_ ? std::nullopt : std::optional(zero_point),
-                                      std::nullopt, std::nullopt, low, high);
+  return static_quantized_int4_linear(
+      rows, packed, weight_scale, group_factor, group_size(), scale, maybe(bias), zeros,
+      symmetric_ ? std::nullopt : std::optional(zero_point), std::nullopt, std::nullopt, low, high);
 }
 
 std::shared_ptr<torch::nn::Module> QuantizedInt4LinearImpl::clone(

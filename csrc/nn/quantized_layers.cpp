@@ -112,8 +112,8 @@ torch::Tensor QuantizedLinearImpl::forward(const torch::Tensor& input) {
   // As in Python, given only where it differs from the default, the dtype of rows.
   const auto dtype = smooth.defined() ? std::optional(input.scalar_type()) : std::nullopt;
   if (granularity_ == "per_token") {
-    return quantized_linear(rows, qweight, weight_scale, maybe(bias), symmetric_, std::nullopt,
-                            low, high, dtype);
+    return quantized_linear(rows, qweight, weight_scale, maybe(bias), symmetric_, std::nullopt, low,
+                            high, dtype);
   }
   const auto [scale, zero_point] = choose_qparams_per_tensor(rows.detach(), low, high, symmetric_);
   const auto zeros = symmetric_ ? std::nullopt : std::optional(zero_point);

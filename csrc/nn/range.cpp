@@ -2,9 +2,13 @@
 #include "nn/range.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/frexp.h>
 #include <ATen/ops/full_like.h>
+#include <ATen/ops/ldexp.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
 #include <c10/util/accumulate.h>
 
 #include "api/ops.h"
@@ -40,6 +44,14 @@ std::tuple<at::Tensor, at::Tensor> qparams_of_range(const at::Tensor& min_val,
   const auto zeros =
       quantize_per_channel(least, scale.reshape(-1), first, 0, low, high, scale.scalar_type());
   return {scale, zeros.reshape(scale.sizes()).to(at::kInt)};
+}
+
+at::Tensor power_to_one(const at::Tensor& magnitude) {
+  // From 2^-most to 2^most the power is a normal number, and so is its inverse.
+  const double most = magnitude.scalar_type() == at::kDouble ? 1022 : 126;
+  const auto usual = magnitude.isfinite().logical_and(magnitude > 0);
+  const auto exponent = std::get<1>(at::frexp(at::where(usual, magnitude, 1.0)));
+  return at::ldexp(at::ones_like(magnitude), (1 - exponent).clamp(-most, most));
 }
 
 at::Tensor segments(const std::string& owner, const std::string& granularity, int64_t axis,
