@@ -231,6 +231,7 @@ class Selector:
         reason = (
             layer.why_not_itself(module)
             or layer.why_not(module, scheme)
+            or _why_empty(module)
             or self._check(module, config)
         )
         if reason is not None:
@@ -262,6 +263,13 @@ class Selector:
             prepared.weight_fake_quant = self._quantizers.setdefault(
                 key, prepared.weight_fake_quant
             )
+
+
+def _why_empty(module: nn.Module) -> str | None:
+    """Return why a layer without a weight to round stays floating; None if it has one."""
+    weights = [p for name, p in module.named_parameters() if "weight" in name]
+    is_empty = bool(weights) and all(weight.numel() == 0 for weight in weights)
+    return "its weight has no elements" if is_empty else None
 
 
 def _why_unknown(module: nn.Module) -> str | None:

@@ -95,6 +95,12 @@ void FakeQuantizedLinearImpl::copy_rotated_weight() {
   awaits_rotation_ = false;
 }
 
+void FakeQuantizedLinearImpl::drop_rotated_weight() {
+  const auto parameter = named_parameters(/*recurse=*/false)["weight"];
+  awaits_rotation_ |= !parameter.is_same(weight);
+  weight = parameter;
+}
+
 torch::Tensor FakeQuantizedLinearImpl::forward(const torch::Tensor& given) {
   const auto input = config().rotate().has_value() ? hadamard(given, *config().rotate()) : given;
   if (is_whole_ && is_integer()) {

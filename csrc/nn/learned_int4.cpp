@@ -74,23 +74,40 @@ void LearnedFakeQuantizeInt4Impl::initialize(const torch::Tensor& input) {
   TORCH_CHECK_VALUE(input.dim() == 2 && input.size(0) == rows && input.size(1) == columns,
                     kLearnedInt4, ": expected input to have the shape [", rows, ", ", columns,
                     "], but got ", text::shape(input));
+  start_by(input, /*only_unknown=*/false);
+  note_if_known();
+}
+
+void LearnedFakeQuantizeInt4Impl::start_by(const torch::Tensor& input, bool only_unknown) {
+  const torch::NoGradGuard no_grad;
   const auto weight = input.detach();
+  PackedInt4 given;
   if (scale_rule_ == "search") {
-    start_from(searched_factors(weight, group_size(), options.symmetric()));
-    return;
+    given = searched_factors(weight, group_size(), options.symmetric());
+  } else {
+    std::tie(given.scale, given.group_factor, given.group_zero_point) =
+        choose_int4_qparams(weight, group_size(), options.symmetric());
   }
-  const auto [row, factor, zeros] = choose_int4_qparams(weight, group_size(), options.symmetric());
-  start_from({{}, row, factor, zeros});
+  set(given, is_new(given.scale, largest_step, only_unknown));
 }
 
 void LearnedFakeQuantizeInt4Impl::start_from(const PackedInt4& given) {
-  const torch::NoGradGuard no_grad;
-  scale.copy_(given.scale.unsqueeze(1) * given.group_factor);
-  largest_step.copy_(given.scale * largest_factor);
-  if (zero_point.defined()) {
-    zero_point.copy_(given.group_zero_point.to(zero_point.scalar_type()) + quant_low);
-  }
+  set(given, torch::ones_like(given.scale, torch::kBool));
   initialized_ = true;
+}
+
+void LearnedFakeQuantizeInt4Impl::set(const PackedInt4& given, const torch::Tensor& is_taken) {
+  const torch::NoGradGuard no_grad;
+  const auto put = [](torch::Tensor& parameter, const torch::Tensor& value,
+                      const torch::Tensor& is_taken) {
+    parameter.copy_(torch::where(is_taken, value.to(parameter.options()), parameter));
+  };
+  const auto of_groups = is_taken.to(scale.device()).unsqueeze(1);
+  put(scale, given.scale.unsqueeze(1) * given.group_factor, of_groups);
+  put(largest_step, given.scale * largest_factor, is_taken.to(scale.device()));
+  if (!zero_point.defined()) return;
+  const auto zeros = given.group_zero_point.to(zero_point.scalar_type()) + quant_low;
+  put(zero_point, zeros, of_groups);
 }
 
 std::tuple<torch::Tensor, torch::Tensor> LearnedFakeQuantizeInt4Impl::calculate_qparams() const {
@@ -106,7 +123,6 @@ PackedInt4 LearnedFakeQuantizeInt4Impl::qparams_of(const torch::Tensor& input) {
 
 torch::Tensor LearnedFakeQuantizeInt4Impl::smooth(const torch::Tensor& input) {
   if (!torch::GradMode::is_enabled()) return input;
-  set_by_first(input);
   const auto dtype = input.scalar_type();
   auto [steps, zeros] = parameters_of(dtype);
   const auto factor = std::pow(static_cast<double>(group_size() * quant_high), -0.5);
@@ -166,9 +182,10 @@ torch::Tensor LearnedFakeQuantizeInt4Impl::row_scale(torch::Dtype dtype) const {
 void LearnedFakeQuantizeInt4Impl::set_by_first(const torch::Tensor& input) {
   if (is_initialized()) return;
   TORCH_CHECK(is_training(), kLearnedInt4,
-              ": expected a weight in training mode, or initialize(), before anything is rounded: "
-              "the factors are not known");
-  initialize(input);
+              ": expected a finite weight in training mode, or initialize(), before anything is "
+              "rounded: the factors are not known");
+  start_by(input, /*only_unknown=*/true);
+  note_if_known();
 }
 
 std::shared_ptr<torch::nn::Module> LearnedFakeQuantizeInt4Impl::clone(

@@ -5,7 +5,6 @@
 #include <ATen/ops/frexp.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/zeros_like.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <c10/util/accumulate.h>
@@ -16,7 +15,7 @@ namespace baraquant::nn {
 
 namespace {
 
-// 2^exponent exactly, for a normal number.
+// 2^exponent for a normal number, by its bits: a GPU's 2^x need not be exact.
 at::Tensor power_of_two(const at::Tensor& exponent, at::ScalarType dtype) {
   const bool is_double = dtype == at::kDouble;
   const auto biased = exponent.to(is_double ? at::kLong : at::kInt) + (is_double ? 1023 : 127);
@@ -56,18 +55,12 @@ std::tuple<at::Tensor, at::Tensor> qparams_of_range(const at::Tensor& min_val,
   return {scale, zeros.reshape(scale.sizes()).to(at::kInt)};
 }
 
-at::Tensor squared_errors(const at::Tensor& rounded, const at::Tensor& values) {
-  const auto largest = values.size(-1) > 0 ? values.abs().amax(-1, /*keepdim=*/true)
-                                           : at::ones({1}, values.options());
-  const auto found = std::get<1>(at::frexp(largest));
-  const auto exponent = at::where(largest.isfinite(), found, at::zeros_like(found));
-  const auto half = exponent.div(2, "floor");
-  auto difference = rounded.sub_(values);
-  // Two, since the dtype may not hold their product.
-  for (const auto& power : {-half, half - exponent}) {
-    difference.mul_(power_of_two(power, values.scalar_type()));
-  }
-  return difference.square_();
+at::Tensor power_to_one(const at::Tensor& magnitude) {
+  // From 2^-most to 2^most the power is a normal number, and so is its inverse.
+  const double most = magnitude.scalar_type() == at::kDouble ? 1022 : 126;
+  const auto usual = magnitude.isfinite().logical_and(magnitude > 0);
+  const auto exponent = std::get<1>(at::frexp(at::where(usual, magnitude, 1.0)));
+  return power_of_two((1 - exponent).clamp(-most, most), magnitude.scalar_type());
 }
 
 at::Tensor segments(const std::string& owner, const std::string& granularity, int64_t axis,

@@ -27,10 +27,10 @@ std::tuple<at::Tensor, at::Tensor> qparams_of_range(const at::Tensor& min_val,
                                                     int64_t high, bool symmetric,
                                                     const std::string& scale_dtype = "float32");
 
-// (rounded - values)^2, relative to a power of two near the largest value of each segment, which is the
-// last dimension: squares of very large or very small numbers would overflow or vanish. `rounded` is
-// overwritten.
-at::Tensor squared_errors(const at::Tensor& rounded, const at::Tensor& values);
+// A power of two for each magnitude, whose product with it lies in [1, 2); 1 for zeros, NaN and
+// infinity. The product with it is exact, so sums of squares of what it multiplies neither overflow
+// nor vanish, and compare as those of other magnitudes do.
+at::Tensor power_to_one(const at::Tensor& magnitude);
 
 // A matrix with a row of values for each scale. `axis` and `size` are those of the granularity.
 at::Tensor segments(const std::string& owner, const std::string& granularity, int64_t axis,

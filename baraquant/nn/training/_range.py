@@ -36,31 +36,21 @@ def rounded_scale(scale: Tensor, scale_dtype: str) -> Tensor:
     )
 
 
-def squared_errors(rounded: Tensor, values: Tensor) -> Tensor:
-    """Return ``(rounded - values)^2`` over a power of two near the square of the largest value.
+def power_to_one(magnitude: Tensor) -> Tensor:
+    """Return a power of two for each magnitude, whose product with it lies in [1, 2).
 
-    Squares of numbers beyond 1e19 would overflow in float32, and those below 1e-22 vanish, so that
-    no candidate of a search would be better than another. Scaled by a power of two they compare as
-    they would without limits, and bit for bit as before where the squares were normal numbers.
-
-    Args:
-        rounded: Floating, ``[..., values]``; it is overwritten.
-        values: The same shape and dtype.
+    It is 1 for zeros, NaN and infinity. The product with it is exact, so sums of squares of what it
+    multiplies neither overflow nor vanish, and compare as those of other magnitudes do.
     """
-    largest = values.abs().amax(-1, keepdim=True) if values.shape[-1] else values.new_ones(1)
-    exponent = torch.where(largest.isfinite(), torch.frexp(largest).exponent, 0)
-    half = exponent.div(2, rounding_mode="floor")
-    difference = rounded.sub_(values)
-    for power in (-half, half - exponent):  # two, since the dtype may not hold their product
-        difference.mul_(_power_of_two(power, values.dtype))
-    return difference.square_()
-
-
-def _power_of_two(exponent: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return ``2^exponent`` exactly, for a normal number."""
-    if dtype == torch.float64:
-        return ((exponent.to(torch.int64) + 1023) << 52).view(torch.float64)
-    return ((exponent + 127) << 23).view(torch.float32)
+    # From 2^-most to 2^most the power is a normal number, and so is its inverse.
+    most = 1022 if magnitude.dtype == torch.float64 else 126
+    is_usual = magnitude.isfinite() & (magnitude > 0)
+    _, exponent = torch.frexp(torch.where(is_usual, magnitude, 1.0))
+    power = (1 - exponent).clamp(-most, most)
+    # By its bits: a GPU's 2^x need not be exact.
+    if magnitude.dtype == torch.float64:
+        return ((power.to(torch.int64) + 1023) << 52).view(torch.float64)
+    return ((power + 127) << 23).view(torch.float32)
 
 
 def qparams_of_range(

@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from fractions import Fraction
 from typing import Any
 
 from ..._table import Table
@@ -18,7 +17,6 @@ from .knapsack import Option, least_bytes, solve
 from .names import FLOAT
 
 _CHOOSE = "baraquant.Sensitivity.choose"
-_MOST_BITS = 1024.0  # of a weight: no configuration takes more
 _FORMAT, _VERSION = "baraquant.sensitivity", 1
 
 
@@ -153,7 +151,7 @@ class Sensitivity(Table):
             config = self.configs.get(by_group[layer.group])
             choice.update({as_pattern(path): config for path in layer.paths})
         choice.bytes = self.other_bytes + solution.bytes
-        choice.bits = self._bits(solution.bytes)
+        choice.bits = self._mean_bits(solution.bytes)
         choice.error, choice.bound = solution.error, solution.bound
         return choice
 
@@ -177,17 +175,18 @@ class Sensitivity(Table):
             )
         if not math.isfinite(bits):
             raise ValueError(f"{_CHOOSE}: expected bits to be finite, but got {bits}")
-        bits = min(float(bits), _MOST_BITS)
-        budget = math.floor(Fraction(bits) * self._weights / 8)
-        # The most bytes whose bits, rounded as those of a choice are, do not exceed the number: a
-        # choice can be asked for by its own bits.
-        while self._weights and self._bits(budget + 1) <= bits:
-            budget += 1
-        return budget
+        # The most bytes whose mean, as a choice states it, is no larger: a choice's own bits fit.
+        sizes = (max([one.float_bytes, *one.bytes.values()]) for one in self.layers)
+        least, most = -1, sum(sizes)
+        while least < most:
+            middle = (least + most + 1) // 2
+            fits = self._mean_bits(middle) <= bits
+            least, most = (middle, most) if fits else (least, middle - 1)
+        return least
 
-    def _bits(self, size: int) -> float:
-        """Return the bits of a weight if the measured layers take so many bytes."""
-        return 8 * size / self._weights
+    def _mean_bits(self, size: int) -> float:
+        """Return the mean bits of a weight if the measured layers take this many bytes."""
+        return 8 * size / self._weights if self._weights else 0.0
 
     def _too_small(self, budget_bytes: int | None, bits: float | None, least: int) -> str:
         if bits is None:
@@ -196,9 +195,9 @@ class Sensitivity(Table):
                 f"{self.other_bytes} are for what stays floating in any case, but got "
                 f"{budget_bytes}"
             )
-        mean = 8 * least / self._weights
-        rounded = math.ceil(mean * 1e4) / 1e4
-        return f"expected bits to be at least {rounded:g}, but got {bits}"
+        # Rounded up, so that the number itself is enough.
+        rounded = -(-80_000 * least // max(1, self._weights)) / 1e4
+        return f"expected bits to be at least {rounded:.15g}, but got {bits}"
 
     @property
     def _weights(self) -> int:

@@ -148,7 +148,8 @@ class BARAQUANT_API LearnedFakeQuantizeInt4Impl : public LearnedFakeQuantizeImpl
   torch::Tensor smooth(const torch::Tensor& input) override;
   int64_t group_size() const override { return *options.group_size(); }
   const std::string& scale_rule() const { return scale_rule_; }
-  /// Set the parameters to the factors that fit a weight `[rows, columns]`.
+  /// Set the parameters to the factors that fit a weight `[rows, columns]`. A row with a NaN or an
+  /// infinity changes nothing; `skipped_batches` counts such a weight.
   /// @throws c10::ValueError Its shape does not fit.
   void initialize(const torch::Tensor& input) override;
   /// Set the parameters to given factors; `packed` is not used.
@@ -160,7 +161,11 @@ class BARAQUANT_API LearnedFakeQuantizeInt4Impl : public LearnedFakeQuantizeImpl
 
   torch::Tensor largest_step;  ///< `[rows]`
 
+ protected:
+  void start_by(const torch::Tensor& input, bool only_unknown) override;
+
  private:
+  void set(const PackedInt4& given, const torch::Tensor& is_taken);
   void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
   PackedInt4 qparams_in(torch::Dtype dtype) const;
   torch::Tensor row_scale(torch::Dtype dtype) const;

@@ -105,6 +105,8 @@ class BARAQUANT_API FakeQuantizedLinearImpl : public FakeQuantizedLayer {
   void rotate_weight();
   /// Go on with a rotated copy of the weight if it is still to be rotated; the parameter stays.
   void copy_rotated_weight();
+  /// Go on with the parameter, as before copy_rotated_weight().
+  void drop_rotated_weight();
   /// Whether the converted layer multiplies integers by integers.
   bool is_integer() const { return is_integer_ && input_fake_quant != nullptr; }
   int64_t in_features() const { return weight.size(1); }
