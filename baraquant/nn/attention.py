@@ -45,6 +45,7 @@ class MultiheadAttention(nn.Module):  # type: ignore[misc]
     head_dim: Final[int]
     batch_first: Final[bool]
     dropout: float
+    _has_views = False  # of the parameters of a packed module
 
     def __init__(
         self,
@@ -97,6 +98,17 @@ class MultiheadAttention(nn.Module):  # type: ignore[misc]
         Raises:
             ValueError: The module cannot be replaced (:meth:`why_not`).
         """
+        new = cls.sharing(attention)
+        new.own_memory_()
+        return new
+
+    @classmethod
+    def sharing(cls, attention: nn.MultiheadAttention) -> Self:
+        """Return a module whose parameters are views of the packed ones, where they are aligned.
+
+        Raises:
+            ValueError: The module cannot be replaced (:meth:`why_not`).
+        """
         reason = cls.why_not(attention)
         if reason is not None:
             raise ValueError(f"MultiheadAttention: {reason}")
@@ -115,15 +127,31 @@ class MultiheadAttention(nn.Module):  # type: ignore[misc]
         else:
             names = "q_proj_weight", "k_proj_weight", "v_proj_weight"
             weights = [getattr(attention, name) for name in names]
-        for projection, weight in zip((new.q_proj, new.k_proj, new.v_proj), weights, strict=True):
+        new._has_views = bool(attention._qkv_same_embed_dim)
+        for projection, weight in zip(new._projections(), weights, strict=True):
             projection.weight = weight
         if attention.in_proj_bias is not None:
             biases = _parts(attention.in_proj_bias)
-            for projection, bias in zip((new.q_proj, new.k_proj, new.v_proj), biases, strict=True):
+            for projection, bias in zip(new._projections(), biases, strict=True):
                 projection.bias = bias
         new.out_proj.weight, new.out_proj.bias = attention.out_proj.weight, attention.out_proj.bias
         new.train(attention.training)
         return new
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def own_memory_(self) -> None:
+        """Copy what is still a view of packed parameters, which would stay in memory as a whole."""
+        for projection in self._projections() if self._has_views else ():
+            for parameter in projection._parameters.values():
+                if parameter is None:
+                    continue
+                if parameter.untyped_storage().nbytes() > parameter.nbytes:
+                    parameter.data = parameter.data.clone()
+        self._has_views = False
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _projections(self) -> list[nn.Module]:
+        return [self.q_proj, self.k_proj, self.v_proj]
 
     def forward(
         self,
@@ -203,8 +231,14 @@ class MultiheadAttention(nn.Module):  # type: ignore[misc]
 
 
 def _parts(packed: nn.Parameter) -> list[nn.Parameter]:
-    """Return the thirds of a packed parameter as separate parameters."""
+    """Return the thirds of a packed parameter as separate parameters.
+
+    They are views where they begin at multiples of 64 bytes, as memory of their own does: the last
+    bits of a product may depend on the alignment of what it multiplies.
+    """
+    parts = packed.detach().chunk(3)
+    is_aligned = parts[0].nbytes % 64 == 0
     return [
-        nn.Parameter(part.detach().clone(), requires_grad=packed.requires_grad)
-        for part in packed.chunk(3)
+        nn.Parameter(part if is_aligned else part.clone(), requires_grad=packed.requires_grad)
+        for part in parts
     ]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``convert_``: converts a prepared and trained model to integers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from torch import nn
@@ -27,7 +27,7 @@ from .layers import (
     unknown_weights,
 )
 from .linear_forms import LINEAR_FORMS, linear_form
-from .replace import Decision, Swap, replace_modules, take_over
+from .replace import Decision, Swap, choose_swaps, swap_in_turn, take_over
 from .report import Report
 from .rotation import about_rotation
 
@@ -45,8 +45,9 @@ def convert_(model: nn.Module) -> Report:
 
     Each new layer gives the same bits as the prepared layer in evaluation. For a convolution in
     floating point this holds as long as PyTorch chooses the same algorithm. Tied weights stay tied:
-    their integers are stored once. Every decision comes before the first swap: an error leaves the
-    model unchanged.
+    their integers are stored once. Every layer is checked before the first swap: an error leaves
+    the model unchanged. Then the layers are converted one after the other, and each prepared layer
+    is freed at once.
 
     Args:
         model: A model that was prepared by :func:`prepare_` and trained.
@@ -67,8 +68,12 @@ def convert_(model: nn.Module) -> Report:
         {'0': 'QuantizedLinear'}
     """
     unseen = _unseen(model)
-    converter = Converter(_prepared(model, unseen), unseen)
-    report = replace_modules(model, CALLER, lambda module, name: converter.decide(module))
+    trial = Converter(_prepared(model, unseen).values())
+
+    def decide(module: nn.Module, name: str) -> Decision:
+        return _about(module, trial, is_unseen=id(module) in unseen)
+
+    swaps, report = choose_swaps(model, CALLER, decide)
     if not report.changed:
         kind = type(model).__name__
         if any(is_converted(module) for module in model.modules()):
@@ -79,7 +84,12 @@ def convert_(model: nn.Module) -> Report:
             f"{CALLER}: expected a model prepared by baraquant.qat.prepare_, but {kind} has no "
             "prepared layer"
         )
-    return report
+    # From here on nothing fails: each layer has been converted once, and dropped again.
+    olds = {path: old for path, (old, _) in swaps.items()}
+    swaps.clear()
+    prepared = _prepared(model, unseen)
+    ready = {path: prepared.pop(id(old)) for path, old in olds.items()}
+    return swap_in_turn(model, olds, tied(ready), lambda paths: _converted(ready, paths), report)
 
 
 class Converter:
@@ -89,35 +99,23 @@ class Converter:
     layer shares them as int8.
 
     Args:
-        prepared: All prepared layers that will be converted, and maybe other modules.
-        unseen: The ids of layers whose inputs are to stay floating.
+        prepared: All prepared layers that share their weights with those that will be converted,
+            and maybe other modules.
+        keeps: Whether to keep the integers of a weight for the next layer that shares it. Then the
+            prepared layers are kept too.
 
     :func:`baraquant.quantize_` makes its layers with it.
     """
 
-    def __init__(self, prepared: Iterable[nn.Module] = (), unseen: set[int] | None = None) -> None:
-        self._unseen = unseen or set()
+    def __init__(self, prepared: Iterable[nn.Module] = (), *, keeps: bool = True) -> None:
         self._held = {
             _tie(module)
             for module in prepared
             if isinstance(module, QuantizesWeight) and not _can_pack(module)
         }
+        self._keeps = keeps
         self._shared: dict[tuple[_Tie, int | None], Integers | Int4Integers | PackedIntegers] = {}
         self._kept: list[nn.Module] = []  # whose ids are those keys
-
-    def decide(self, module: nn.Module) -> Decision:
-        """Return the layer that replaces a prepared one, or why there is none."""
-        if layer_of_prepared(module) is None:
-            if is_converted(module):
-                return "it is converted already"
-            return None if _why_floating(module) is None else "it was not prepared"
-        about = "".join(map(skipped, _input_quantizers(module)))
-        if id(module) in self._unseen:
-            module = module.with_floating_input()
-            about = "; its input stays floating, as training never called it"
-        new = self.convert(module)
-        what = type(new).__name__ + about_rotation(new) + about_input(module)
-        return Swap(new, what + about)
 
     def convert(
         self, prepared: nn.Module, integers: Integers | Int4Integers | None = None
@@ -156,7 +154,7 @@ class Converter:
 
     def integers(self, module: QuantizesWeight) -> Integers | Int4Integers | PackedIntegers:
         """Return a prepared layer's weight as integers, once for tied weights."""
-        if rotate_of(module) > 0:  # it is no tied weight: do not keep the layer
+        if rotate_of(module) > 0 or not self._keeps:  # a rotated weight is not tied
             return self._kept_as(module, integers_of(module))
         config = module.config.weight
         is_own = config.dynamic and module.weight_fake_quant.is_dynamic
@@ -180,8 +178,43 @@ class Converter:
 
 def _tie(module: QuantizesWeight) -> _Tie:
     config = module.config
-    weight = id(module.float_weight())
-    return weight, module.transposed_groups, config.weight, config.scale_dtype, module.master
+    tie = module.transposed_groups, config.weight, config.scale_dtype, module.master
+    return _weight_of(module), *tie
+
+
+def _weight_of(module: nn.Module) -> int:
+    """Return the id of a layer's parameter; that of the layer if it has no single one."""
+    weight = module._parameters.get("weight") if isinstance(module, QuantizesWeight) else None
+    return id(module) if weight is None else id(weight)
+
+
+def tied(prepared: Mapping[str, nn.Module]) -> list[list[str]]:
+    """Return the paths of prepared layers in lists of those that share a weight."""
+    groups: dict[int, list[str]] = {}
+    for path, module in prepared.items():
+        groups.setdefault(_weight_of(module), []).append(path)
+    return list(groups.values())
+
+
+def _about(module: nn.Module, trial: Converter, *, is_unseen: bool) -> Decision:
+    """Return what a prepared layer will become, or why it stays."""
+    if layer_of_prepared(module) is None:
+        if is_converted(module):
+            return "it is converted already"
+        return None if _why_floating(module) is None else "it was not prepared"
+    about = "".join(map(skipped, module.input_quantizers().values()))
+    if is_unseen:
+        module = module.with_floating_input()
+        about = "; its input stays floating, as training never called it"
+    new = trial.convert(module)
+    return Swap(module, type(new).__name__ + about_rotation(new) + about_input(module) + about)
+
+
+def _converted(ready: dict[str, nn.Module], paths: list[str]) -> dict[str, nn.Module]:
+    """Convert layers that share a weight, and take them out of ``ready``."""
+    group = {path: ready.pop(path) for path in paths}
+    converter = Converter(group.values())
+    return {path: converter.convert(module) for path, module in group.items()}
 
 
 def _can_pack(module: nn.Module) -> bool:
@@ -191,14 +224,14 @@ def _can_pack(module: nn.Module) -> bool:
     return is_linear and linear_form(module) is WeightOnlyInt4Linear
 
 
-def _prepared(model: nn.Module, unseen: set[int]) -> list[nn.Module]:
-    """Return the prepared layers of a model as they will be converted."""
+def _prepared(model: nn.Module, unseen: set[int]) -> dict[int, nn.Module]:
+    """Return the prepared layers of a model as they will be converted, by their own ids."""
     modules = model.modules() if isinstance(model, nn.Module) else []
-    return [
-        module.with_floating_input() if id(module) in unseen else module
+    return {
+        id(module): module.with_floating_input() if id(module) in unseen else module
         for module in modules
         if layer_of_prepared(module) is not None
-    ]
+    }
 
 
 def integers_of(module: QuantizesWeight) -> Integers | Int4Integers:
@@ -236,10 +269,6 @@ def _unseen(model: nn.Module) -> set[int]:
     ]
     unseen = {id(module) for module in static if module.has_unseen_input()}
     return unseen if len(unseen) < len(static) else set()
-
-
-def _input_quantizers(prepared: nn.Module) -> list[nn.Module]:
-    return list(prepared.input_quantizers().values())
 
 
 def _why_floating(module: nn.Module) -> str | None:

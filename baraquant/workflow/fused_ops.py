@@ -14,7 +14,16 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from .. import nn as bnn
-from .replace import Decision, FilterFn, Swap, put, replace_modules, take_over
+from .replace import (
+    Decision,
+    FilterFn,
+    Swap,
+    Swaps,
+    choose_swaps,
+    put,
+    replace_modules,
+    take_over,
+)
 from .report import Report
 
 _CALLER = "baraquant.use_fused_ops_"
@@ -82,20 +91,17 @@ def with_fused_ops(model: nn.Module, caller: str, paths: set[str]) -> Iterator[N
     Raises:
         ValueError: A path has no module that can be swapped.
     """
-    old: dict[int, nn.Module] = {}
 
     def decide(module: nn.Module, name: str) -> Decision:
         if name not in paths:
             return None
-        decision = _decide(module, name)
-        if isinstance(decision, Swap):
-            old[id(decision.module)] = module
-        return decision
+        return _decide(module, name)
 
-    changed = replace_modules(model, caller, decide).changed if paths else {}
+    swaps: Swaps = choose_swaps(model, caller, decide)[0] if paths else {}
+    put(model, swaps.values())
     try:
         at = dict(model.named_modules(remove_duplicate=False))
-        for path in sorted(paths - changed.keys()):
+        for path in sorted(paths - swaps.keys()):
             if not isinstance(at.get(path), FUSED):
                 got = type(at[path]).__name__ if path in at else "no such module"
                 raise ValueError(
@@ -104,8 +110,10 @@ def with_fused_ops(model: nn.Module, caller: str, paths: set[str]) -> Iterator[N
                 )
         yield
     except BaseException:
-        put(model, old)
+        put(model, [(new, old) for old, new in swaps.values()])
         raise
+    finally:
+        swaps.clear()
 
 
 def fused_paths(model: nn.Module) -> list[str]:

@@ -15,11 +15,13 @@ from ..nn._rotation import rotate_of
 from ..nn._subclassed import with_forward_of
 from ..nn.training._quantizers import Int4Integers, Integers
 from ..schemes import AWQ
-from .convert import Converter, integers_of
+from .convert import Converter, about_input, integers_of, tied
 from .fit import fit, searches_scales
 from .layers import weights_of
 from .linear_forms import linear_form
-from .replace import take_over
+from .replace import swap_in_turn, take_over
+from .report import Report
+from .rotation import about_rotation
 from .select import Chosen
 from .smoothquant.smoothing import Smoothing
 
@@ -47,19 +49,99 @@ def make(
         raise type(error)(f"{caller}: {path}: {error}") from error
 
 
+def check_layers(
+    chosen: Mapping[str, Chosen],
+    plan: Mapping[str, Smoothing],
+    made: Mapping[str, nn.Module],
+    caller: str,
+) -> None:
+    """Check that each layer can be made: afterwards :func:`swap_layers` does not fail.
+
+    Args:
+        chosen: All layers to quantize, by path.
+        plan: How linear layers are scaled, by path.
+        made: Those of the layers that are made already.
+        caller: The public function, for messages.
+
+    Raises:
+        ValueError: One cannot be made. The message has its path.
+    """
+    for paths in tied({path: one.prepared for path, one in chosen.items()}):
+        trial = Maker((chosen[path].prepared for path in paths), plan, is_trial=True)
+        for path in paths:
+            if path not in made:
+                make(trial, path, chosen[path], caller)
+
+
+def swap_layers(
+    model: nn.Module,
+    chosen: dict[str, Chosen],
+    report: Report,
+    caller: str,
+    plan: Mapping[str, Smoothing],
+    made: dict[str, nn.Module],
+) -> Report:
+    """Make and swap layers, those that share a weight together; each float one is freed at once.
+
+    Args:
+        model: The model.
+        chosen: The layers by path. They are taken out.
+        report: What is said of the others.
+        caller: The public function, for messages.
+        plan: How linear layers are scaled, by path.
+        made: Those of the layers that are made already. They are taken out.
+    """
+    groups = tied({path: one.prepared for path, one in chosen.items()})
+    abouts = dict.fromkeys(chosen, "")
+
+    def make_group(paths: list[str]) -> dict[str, nn.Module]:
+        group = {path: chosen.pop(path) for path in paths}
+        maker = Maker((one.prepared for one in group.values()), plan)
+        news: dict[str, nn.Module] = {}
+        for path, one in group.items():
+            is_made = path in made
+            new = made.pop(path) if is_made else make(maker, path, one, caller)
+            abouts[path] = _about(new, one, plan.get(path), is_made)
+            news[path] = new
+        return news
+
+    olds = {path: one.module for path, one in chosen.items()}
+    # The texts are complete when all layers are made.
+    return swap_in_turn(model, olds, groups, make_group, replace(report, changed=abouts))
+
+
+def _about(new: nn.Module, one: Chosen, smoothing: Smoothing | None, is_made: bool) -> str:
+    """Return what a report says of a quantized layer."""
+    is_awq = smoothing is not None and isinstance(one.config, AWQ)
+    about = type(new).__name__ + about_rotation(new) + (", AWQ" if is_awq else "")
+    if smoothing is not None and smoothing.alpha is not None:
+        producer = smoothing.producer
+        where = "in its input" if producer is None else f"folded into {producer}"
+        about += f", alpha {smoothing.alpha:g} {where}"
+    return about + (", GPTQ" if is_made else "") + about_input(one.prepared) + one.remark
+
+
 class Maker:
     """Makes the converted layers; layers that share a weight share its integers.
 
     Args:
         prepared: The prepared layers of all that it will make.
         plan: How linear layers are smoothed, by their paths; None: none is.
+        is_trial: Whether the layers are only tried, whether they can be made: nothing is kept, and
+            no scale is searched for. A scale that is searched for is no larger than the one that it
+            starts from, so it is finite if that is.
     """
 
     def __init__(
-        self, prepared: Iterable[nn.Module], plan: Mapping[str, Smoothing] | None = None
+        self,
+        prepared: Iterable[nn.Module],
+        plan: Mapping[str, Smoothing] | None = None,
+        *,
+        is_trial: bool = False,
     ) -> None:
         self._plan = plan = {} if plan is None else plan
-        self._converter = Converter(prepared)
+        self._is_trial = is_trial
+        self._converter = Converter(prepared, keeps=not is_trial)
         self._fitted: dict[
             tuple[int, torch.Size, str, TensorConfig, str, str | None],
             FakeQuantize | FakeQuantizeInt4,
@@ -106,11 +188,11 @@ class Maker:
         if smoothing is not None and not isinstance(one.config, AWQ):
             return self._smoothed(one, smoothing, divisor)
         if smoothing is not None:
-            integers = _scaled_integers(one, smoothing.smooth, divisor)
+            integers = self._scaled_integers(one, smoothing.smooth, divisor)
         prepared, weight = self.ready(path, one), one.prepared.config.weight
         if integers is not None:
             return self._converter.convert(prepared, integers)
-        if searches_scales(one.prepared.config):
+        if self._searches(one.prepared.config):
             for name, rows in prepared.weight_rows().items():
                 if rotate_of(prepared) > 0:  # no tied weight: the rotated copy is not kept
                     setattr(prepared, name, fit(rows, getattr(prepared, name)))
@@ -145,28 +227,30 @@ class Maker:
         take_over(new, module)
         return new
 
+    def _searches(self, config: QuantConfig) -> bool:
+        return searches_scales(config) and not self._is_trial
+
+    def _scaled_integers(
+        self, one: Chosen, smooth: Tensor | None, divisor: Tensor | None
+    ) -> Integers | Int4Integers:
+        """Return the integers of a scaled weight, which no other module shares.
+
+        The factors are those of :func:`_scaled`.
+        """
+        layer, importance = one.prepared, one.importance
+        config = _without_master(layer.config)
+        scaled = FakeQuantizedLinear.from_float(_scaled(layer, smooth, divisor), config)
+        if self._searches(layer.config):
+            if importance is not None and smooth is not None:
+                importance = importance / smooth.to(importance).square()
+            rows, quantizer = scaled.rows_of_weight(), scaled.weight_fake_quant
+            scaled.weight_fake_quant = fit(rows, quantizer, importance)
+        return integers_of(scaled)
+
 
 def _owner(prepared: nn.Module, rows: Tensor) -> Tensor:
     """Return the tensor that layers with a tied weight share: with a master the rows are a copy."""
     return prepared.float_weight() if isinstance(prepared, QuantizesWeight) else rows
-
-
-def _scaled_integers(
-    one: Chosen, smooth: Tensor | None, divisor: Tensor | None
-) -> Integers | Int4Integers:
-    """Return the integers of a scaled weight, which no other module shares.
-
-    The factors are those of :func:`_scaled`.
-    """
-    layer, importance = one.prepared, one.importance
-    config = _without_master(layer.config)
-    scaled = FakeQuantizedLinear.from_float(_scaled(layer, smooth, divisor), config)
-    if searches_scales(layer.config):
-        if importance is not None and smooth is not None:
-            importance = importance / smooth.to(importance).square()
-        rows, quantizer = scaled.rows_of_weight(), scaled.weight_fake_quant
-        scaled.weight_fake_quant = fit(rows, quantizer, importance)
-    return integers_of(scaled)
 
 
 def _without_master(config: QuantConfig) -> QuantConfig:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from .calibration.observers import Observer
 from .calibration.run import Calibration
 from .calibration.static import observe_inputs
 from .replace import FilterFn, swap
-from .report import Report
+from .report import Report, total_bytes
 from .rotation import rotate_weights_
 from .rules import Rule, Rules
 from .select import Chosen, Selector, filter_of, nothing_to
@@ -103,7 +104,11 @@ input=int8 per_token symmetric dynamic)
             raise ValueError(f"{CALLER}: {nothing_to('prepare', model, report)}")
         _calibrate(model, chosen, calibration, progress)
     rotate_weights_(one.prepared for one in chosen.values())
-    return swap(model, {id(one.module): one.prepared for one in chosen.values()}, report)
+    swaps = {path: (one.module, one.prepared) for path, one in chosen.items()}
+    chosen.clear()
+    report = swap(model, swaps, report)
+    parts.release()
+    return replace(report, bytes_after=total_bytes(model))
 
 
 def _calibrate(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..configs import Config, QuantConfig
 from ..nn import FakeQuantizedLinear, QuantizesWeight
@@ -19,13 +19,11 @@ from ..schemes import AFTER_TRAINING, AWQ, GPTQ, SmoothQuant
 from .awq.layers import find_scalings
 from .calibration.run import UNREACHED, Calibration, check_repeatable
 from .calibration.static import observe_inputs
-from .convert import about_input
 from .gptq.layers import SEVERAL_TIMES, quantize_layers
 from .layers import Layer, weights_of
-from .make import Maker, fixed_input, make
-from .replace import FilterFn, swap
-from .report import Report
-from .rotation import about_rotation
+from .make import Maker, check_layers, fixed_input, make, swap_layers
+from .replace import FilterFn
+from .report import Report, total_bytes
 from .rules import Rule, Rules
 from .select import Chosen, Selector, filter_of, nothing_to, own_linear_layers, scheme_of
 from .smoothquant.producers import fold, parameter_owners
@@ -125,38 +123,32 @@ def quantize_(
         chosen, report = selector.choose(model, filter_of(chosen_by, parts), parts)
         if not chosen:
             raise ValueError(f"{_CALLER}: {nothing_to('quantize', model, report)}")
-        for_gptq = own_linear_layers(model, chosen, GPTQ, "rounded to nearest")
-        if for_gptq:
-            check_repeatable(calibration, SEVERAL_TIMES, _CALLER)
-        plan = _smoothings(model, chosen, calibration, progress)
-        for_awq = own_linear_layers(model, chosen, AWQ, "not scaled")
-        plan |= find_scalings(model, for_awq, calibration, progress=progress, where=_CALLER)
-        static = {path: one for path, one in chosen.items() if path not in plan}
-        calibrate_inputs(model, static, calibration, progress)
-        maker = Maker((one.prepared for one in chosen.values()), plan)
-        by_gptq = _rounded(model, for_gptq, maker, calibration, progress)
-        made = {
-            path: by_gptq[path] if path in by_gptq else make(maker, path, one, _CALLER)
-            for path, one in chosen.items()
-        }
-    swaps = {id(chosen[path].module): module for path, module in made.items()}
-    changed = {
-        path: "".join(
-            [
-                type(new).__name__,
-                about_rotation(new),
-                ", AWQ" if path in plan and path in for_awq else "",
-                _about(plan.get(path)),
-                ", GPTQ" if path in by_gptq else "",
-                about_input(chosen[path].prepared),
-                chosen[path].remark,
-            ]
-        )
-        for path, new in made.items()
-    }
-    report = swap(model, swaps, replace(report, changed=changed))
-    _fold(model, chosen, plan)
-    return report
+        plan, by_gptq = _calibrate(model, chosen, calibration, progress)
+        check_layers(chosen, plan, by_gptq, _CALLER)
+    names = set(chosen)
+    report = swap_layers(model, chosen, report, _CALLER, plan, by_gptq)
+    parts.release()
+    _fold(model, names, plan)
+    return replace(report, bytes_after=total_bytes(model))
+
+
+def _calibrate(
+    model: nn.Module,
+    chosen: dict[str, Chosen],
+    calibration: Calibration | None,
+    progress: bool,
+) -> tuple[dict[str, Smoothing], dict[str, nn.Module]]:
+    """Run what needs data; return how layers are scaled, and those that :class:`GPTQ` made."""
+    for_gptq = own_linear_layers(model, chosen, GPTQ, "rounded to nearest")
+    if for_gptq:
+        check_repeatable(calibration, SEVERAL_TIMES, _CALLER)
+    plan = _smoothings(model, chosen, calibration, progress)
+    for_awq = own_linear_layers(model, chosen, AWQ, "not scaled")
+    plan |= find_scalings(model, for_awq, calibration, progress=progress, where=_CALLER)
+    static = {path: one for path, one in chosen.items() if path not in plan}
+    calibrate_inputs(model, static, calibration, progress)
+    maker = Maker((one.prepared for one in chosen.values()), plan)
+    return plan, _rounded(model, for_gptq, maker, calibration, progress)
 
 
 def after_training(config: QuantConfig, layer: Layer) -> QuantConfig:
@@ -187,11 +179,18 @@ def check_module(module: nn.Module, config: Config) -> str | None:
     for weight in weights_of(module):
         if weight.is_meta:
             raise ValueError("expected a weight with data, but it is on the meta device")
-        if not bool(torch.isfinite(weight).all()):
+        if not _is_finite(weight):
             raise ValueError("expected a finite weight, but it holds NaN or infinity")
         if what_needs_calibration(config) is not None and weight.numel() == 0:
             return _EMPTY
     return None
+
+
+def _is_finite(weight: Tensor) -> bool:
+    """Whether a weight is finite, without a tensor of its size: its ends are if all of it is."""
+    if weight.numel() == 0:
+        return True
+    return bool(torch.stack(torch.aminmax(weight.detach())).isfinite().all())
 
 
 def _smoothings(
@@ -284,14 +283,7 @@ def _leave_input(path: str, one: Chosen, caller: str = _CALLER) -> None:
     one.remark = "; its input stays floating, as the calibration data does not reach it"
 
 
-def _about(one: Smoothing | None) -> str:
-    if one is None or one.alpha is None:
-        return ""
-    where = "in its input" if one.producer is None else f"folded into {one.producer}"
-    return f", alpha {one.alpha:g} {where}"
-
-
-def _fold(model: nn.Module, chosen: Mapping[str, Chosen], plan: Mapping[str, Smoothing]) -> None:
+def _fold(model: nn.Module, chosen: set[str], plan: Mapping[str, Smoothing]) -> None:
     """Fold the divisions into the preceding modules; quantized ones have them already."""
     at = dict(model.named_modules())
     folded = {one.producer: one.smooth for one in plan.values() if one.producer is not None}

@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dis
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +16,7 @@ from torch import nn
 
 from ..nn.training._quantizers import QuantizesWeight
 from .layers import further_names, weights_of
+from .references import REGISTERED, Places, still_reached
 from .report import (
     CHOSEN,
     FILTERED,
@@ -33,6 +38,8 @@ class Swap:
     about: str
 
 
+# The old and the new module at each first path.
+Swaps = dict[str, tuple[nn.Module, nn.Module]]
 # The decision on a module: a new module, a reason to leave it out, or None to ignore it.
 Decision = Swap | str | None
 Decide = Callable[[nn.Module, str], Decision]
@@ -44,17 +51,13 @@ def replace_modules(
     decide: Decide,
     filter_fn: FilterFn | None = None,
     is_candidate: Callable[[nn.Module], bool] = lambda module: True,
-    *,
-    keeps_ties: bool = False,
 ) -> Report:
     """Swap the modules of ``model`` for which ``decide`` returns a new one.
 
     Every decision comes before the first swap: if one raises an error, the model is unchanged, and
     the error has the module's path. The arguments and errors are those of :func:`choose_swaps`.
     """
-    swaps, report = choose_swaps(
-        model, caller, decide, filter_fn, is_candidate, keeps_ties=keeps_ties
-    )
+    swaps, report = choose_swaps(model, caller, decide, filter_fn, is_candidate)
     return swap(model, swaps, report)
 
 
@@ -66,8 +69,8 @@ def choose_swaps(
     is_candidate: Callable[[nn.Module], bool] = lambda module: True,
     *,
     keeps_ties: bool = False,
-) -> tuple[dict[int, nn.Module], Report]:
-    """Return what :func:`replace_modules` would swap, by the ids of the old modules.
+) -> tuple[Swaps, Report]:
+    """Return what :func:`replace_modules` would swap.
 
     Args:
         model: Left as it is.
@@ -92,38 +95,32 @@ def choose_swaps(
             f"but got {type(filter_fn).__name__}"
         )
     paths = paths_of(model)
-    swaps: dict[int, nn.Module] = {}
+    swaps: Swaps = {}
     changed: dict[str, str] = {}
     left_out: dict[str, str] = {}
-
-    def visit(module: nn.Module, name: str) -> None:
+    seen: set[int] = set()
+    waiting = [("", model)]  # no function that calls itself: its frame would keep the model
+    while waiting:
+        name, module = waiting.pop()
         if id(module) in seen:
-            return
+            continue
         seen.add(id(module))
         decision = _decision(module, paths[id(module)], caller, decide, filter_fn, is_candidate)
         if isinstance(decision, Swap):
             _check_place(module, model, paths[id(module)], caller)
-            swaps[id(module)] = decision.module
+            swaps[name] = module, decision.module
             changed[name] = decision.about
-            for child_name in further_names(module) & module._modules.keys():
-                leave_out_parts(module._modules[child_name], f"{name}.{child_name}", name)
-            return
+            left_out |= _parts_left_out(module, name, seen)
+            continue
         if decision is not None:
             left_out[name] = decision
             if isinstance(module, nn.MultiheadAttention):
-                return  # it reads the weight of the layer in it, and does not call it
-        for child_name, child in module._modules.items():
-            if child is not None:
-                visit(child, f"{name}.{child_name}" if name else child_name)
-
-    def leave_out_parts(part: nn.Module | None, path: str, whole: str) -> None:
-        for name, module in () if part is None else part.named_modules(prefix=path):
-            if id(module) not in seen and weights_of(module):
-                seen.add(id(module))
-                left_out[name] = f"it is a part of {whole}, whose class has a forward of its own"
-
-    seen: set[int] = set()
-    visit(model, "")
+                continue  # it reads the weight of the layer in it, and does not call it
+        waiting += [
+            (f"{name}.{child_name}" if name else child_name, child)
+            for child_name, child in reversed(module._modules.items())
+            if child is not None
+        ]
     if keeps_ties:
         _leave_out_tied(model, swaps, changed, left_out)
     at = dict(model.named_modules())
@@ -135,23 +132,33 @@ def choose_swaps(
     return swaps, Report(changed, left_out, parameters, total_parameters(model), total_bytes(model))
 
 
+def _parts_left_out(module: nn.Module, name: str, seen: set[int]) -> dict[str, str]:
+    """Return why the submodules of a layer with a forward of its own stay floating."""
+    left_out: dict[str, str] = {}
+    for child_name in further_names(module) & module._modules.keys():
+        part = module._modules[child_name]
+        prefix = f"{name}.{child_name}"
+        for path, each in () if part is None else part.named_modules(prefix=prefix):
+            if id(each) not in seen and weights_of(each):
+                seen.add(id(each))
+                left_out[path] = f"it is a part of {name}, whose class has a forward of its own"
+    return left_out
+
+
 def _leave_out_tied(
-    model: nn.Module,
-    swaps: dict[int, nn.Module],
-    changed: dict[str, str],
-    left_out: dict[str, str],
+    model: nn.Module, swaps: Swaps, changed: dict[str, str], left_out: dict[str, str]
 ) -> None:
     """Cancel the swaps of modules whose weight stays floating in another module."""
     floating: dict[int, str] = {}  # paths of those other modules, by the id of the parameter
     for name, module in model.named_modules():
-        if id(module) in swaps or isinstance(module, QuantizesWeight):
+        if name in swaps or isinstance(module, QuantizesWeight):
             continue
         if left_out.get(name) not in (FILTERED, *CHOSEN):
             floating |= {id(p): name for p in module._parameters.values() if p is not None}
     for name, module in model.named_modules():
         other = floating.get(id(module._parameters.get("weight")))
-        if id(module) in swaps and other is not None:
-            del swaps[id(module)], changed[name]
+        if name in swaps and other is not None:
+            del swaps[name], changed[name]
             left_out[name] = f"its weight is also that of {other or ROOT}, which stays floating"
 
 
@@ -193,7 +200,7 @@ def _check_whole(module: nn.Module, caller: str, where: str) -> None:
 
 
 def take_over(new: nn.Module, old: nn.Module) -> None:
-    """Give a new module the mode and the hooks of the one that it replaces."""
+    """Give a new module the mode, the hooks and the user's attributes of the one it replaces."""
     new.train(old.training)
     for name, hooks in vars(old).items():
         if name.endswith("_hooks") and isinstance(hooks, dict) and not name.startswith("_state"):
@@ -202,6 +209,35 @@ def take_over(new: nn.Module, old: nn.Module) -> None:
         getattr(new, name).update(getattr(old, name))
     new._forward_hooks_always_called.update(old._forward_hooks_always_called)
     new._is_full_backward_hook = old._is_full_backward_hook
+    known = own_attributes(old.__class__)
+    for name, value in vars(old).items():
+        is_new = name not in vars(new) and name not in _registered(new)
+        is_computed = inspect.isdatadescriptor(getattr(type(new), name, None))
+        if is_new and not is_computed and name not in known:
+            vars(new)[name] = value
+
+
+def _registered(module: nn.Module) -> set[str]:
+    return {name for kind in REGISTERED for name in getattr(module, kind)}
+
+
+@functools.cache
+def own_attributes(kind: Any) -> frozenset[str]:
+    """Return the attributes that the methods of a class of layers set.
+
+    They belong to the layer; all others are the user's. Of a user's subclass only the methods of
+    PyTorch's classes and of ours count.
+    """
+    names = set(vars(nn.Module()))
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] not in ("torch", "baraquant"):
+            continue
+        for function in vars(base).values():
+            code = getattr(inspect.unwrap(function), "__code__", None)
+            for step in () if code is None else dis.get_instructions(code):
+                if step.opname == "STORE_ATTR":
+                    names.add(step.argval)
+    return frozenset(names)
 
 
 def paths_of(model: nn.Module) -> dict[int, list[str]]:
@@ -221,8 +257,8 @@ def _check_place(module: nn.Module, model: nn.Module, names: list[str], caller: 
             "itself; wrap it in nn.Sequential"
         )
     for name in names:
-        # torch.compile of a layer keeps a reference to the old layer.
-        if name.split(".")[-1] == "_orig_mod":
+        # torch.compile of a layer keeps a reference to the old layer, and so does layer.compile().
+        if name.split(".")[-1] == "_orig_mod" or module._compiled_call_impl is not None:
             raise ValueError(
                 f"{caller}: {name}: expected a {kind} that is not compiled by itself; compile it "
                 "after it is swapped"
@@ -254,20 +290,12 @@ def _decision(
         raise type(error)(f"{caller}: {where}{error}") from error
 
 
-def put(model: nn.Module, swaps: dict[int, nn.Module]) -> None:
-    """Replace modules, which are given by their ids.
-
-    Some models keep a layer in a plain list or attribute beside the registered one, and call that:
-    they get the other module too.
-    """
-    for parent in list(model.modules()):
-        for name, child in parent._modules.items():
-            if child is not None and id(child) in swaps:
-                parent._modules[name] = swaps[id(child)]
-        for name, value in list(vars(parent).items()):
-            holds_modules = type(value) in (list, tuple, dict) or isinstance(value, nn.Module)
-            if holds_modules and name not in ("_modules", "_parameters", "_buffers"):
-                vars(parent)[name] = _with_swaps(value, swaps)
+def put(model: nn.Module, pairs: Iterable[tuple[nn.Module, nn.Module]]) -> None:
+    """Replace the first module of each pair by the second, wherever the model refers to it."""
+    pairs = list(pairs)
+    places = Places(model, [old for old, _ in pairs])
+    for old, new in pairs:
+        places.put(old, new)
 
 
 def put_at(model: nn.Module, paths: list[str], new: nn.Module) -> None:
@@ -277,44 +305,80 @@ def put_at(model: nn.Module, paths: list[str], new: nn.Module) -> None:
         model.get_submodule(parent)._modules[leaf] = new
 
 
-def _with_swaps(value: Any, swaps: dict[int, nn.Module], depth: int = 0) -> Any:
-    """Return a value with the modules in it swapped; lists and dictionaries change in place."""
-    if isinstance(value, nn.Module):
-        return swaps.get(id(value), value)
-    if depth > 3:
-        return value
-    if type(value) is list:
-        value[:] = [_with_swaps(entry, swaps, depth + 1) for entry in value]
-    elif type(value) is dict:
-        value.update({key: _with_swaps(v, swaps, depth + 1) for key, v in value.items()})
-    elif type(value) is tuple:
-        new = tuple(_with_swaps(entry, swaps, depth + 1) for entry in value)
-        is_same = all(one is other for one, other in zip(new, value, strict=True))
-        return value if is_same else new
-    return value
+def swap(model: nn.Module, swaps: Swaps, report: Report) -> Report:
+    """Replace modules, and return the report with the current size; empties ``swaps``."""
+    olds = {path: weakref.ref(old) for path, (old, _) in swaps.items()}
+    news = [new for _, new in swaps.values()]
+    put(model, swaps.values())
+    swaps.clear()
+    return finished(model, olds, news, report)
 
 
-def swap(model: nn.Module, swaps: dict[int, nn.Module], report: Report) -> Report:
-    """Replace modules, and return the report with the current size."""
-    put(model, swaps)
-    news = {id(module) for module in swaps.values()}
-    for module in model.modules():
-        if any(id(child) in news for child in module.modules()):
-            _leave_fast_path(module)
-    return replace(report, bytes_after=total_bytes(model))
+def swap_in_turn(
+    model: nn.Module,
+    olds: dict[str, nn.Module],
+    groups: Iterable[list[str]],
+    make: Callable[[list[str]], dict[str, nn.Module]],
+    report: Report,
+) -> Report:
+    """Make new modules and put them into the model, one group after the other.
+
+    A module is freed as soon as it is replaced, if the caller does not keep it.
+
+    Args:
+        model: The model.
+        olds: The modules to replace, by path. They are taken out.
+        groups: The paths of those that are made together.
+        make: Returns the new modules of a group by their paths.
+        report: What is changed.
+    """
+    places = Places(model, olds.values())
+    references = {path: weakref.ref(old) for path, old in olds.items()}
+    news: list[nn.Module] = []
+    for paths in groups:
+        for path, new in make(paths).items():
+            places.put(olds.pop(path), new)
+            news.append(new)
+    return finished(model, references, news, report)
 
 
-def _leave_fast_path(module: nn.Module) -> None:
-    """Make a Transformer call its layers.
+def finished(
+    model: nn.Module,
+    olds: Mapping[str, weakref.ref[nn.Module]],
+    news: Iterable[nn.Module],
+    report: Report,
+) -> Report:
+    """Return the report of a model whose modules have been replaced.
+
+    Args:
+        model: The model.
+        olds: The modules that were replaced, by path.
+        news: What has taken their places.
+        report: A report of them.
+    """
+    leave_fast_paths(model, news)
+    changed = dict(report.changed)
+    for path, place in still_reached(model, olds).items():
+        changed[path] += f"; {place} still refers to the layer before"
+    return replace(report, changed=changed, bytes_after=total_bytes(model))
+
+
+def leave_fast_paths(model: nn.Module, news: Iterable[nn.Module]) -> None:
+    """Make Transformers call their layers where new ones are among these.
 
     In evaluation PyTorch's encoder gives the weights of its layers to one fused kernel and bypasses
     their forward methods.
     """
-    if isinstance(module, nn.TransformerEncoderLayer):
-        module.activation_relu_or_gelu = 0
-    elif isinstance(module, nn.TransformerEncoder):
-        module.enable_nested_tensor = False
-        module.use_nested_tensor = False
+    ids = {id(module) for module in news}
+    for module in model.modules():
+        kinds = (nn.TransformerEncoderLayer, nn.TransformerEncoder)
+        if not isinstance(module, kinds) or all(id(one) not in ids for one in module.modules()):
+            continue
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0
+        else:
+            module.enable_nested_tensor = False
+            module.use_nested_tensor = False
 
 
 def _is_scripted(module: nn.Module) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..configs import Config
 from ..nn import QuantizesWeight
 from .layers import weights_of
-from .make import Maker, make
+from .make import Maker, check_layers, make, swap_layers
 from .quantize import after_training, check_module, quantize_
 from .replace import FilterFn, paths_of, put_at, swap
 from .report import Report
@@ -143,17 +143,20 @@ class Stream:
                 left_out[path] = prepared
             else:
                 ready[path] = replace(one, prepared=prepared)
-        maker = Maker(one.prepared for one in ready.values())
-        for path, one in ready.items():
-            self._place(path, make(maker, path, one, self._caller))
         changed = {
-            path: type(self._made[path]).__name__ + about_rotation(self._made[path]) + one.remark
-            for path, one in self._chosen.items()
-            if path in self._made
+            path: type(new).__name__ + about_rotation(new) + self._chosen[path].remark
+            for path, new in self._made.items()
         }
-        swaps = {id(self._chosen[path].module): self._made[path] for path in changed}
-        report = replace(self._report, changed=changed, left_out=left_out)
-        return swap(self._model, swaps, report)
+        swaps = {path: (self._chosen[path].module, new) for path, new in self._made.items()}
+        order = [path for path in self._chosen if path in ready or path in changed]
+        self._chosen.clear()
+        check_layers(ready, {}, {}, self._caller)
+        # What a model has kept of these layers beside their places gets the new ones too.
+        swap(self._model, swaps, replace(self._report, changed=changed))
+        report = swap_layers(self._model, ready, self._report, self._caller, {}, {})
+        changed |= report.changed
+        changed = {path: changed[path] for path in order}
+        return replace(report, changed=changed, left_out=left_out)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _converted(self, paths: list[str], value: Tensor) -> dict[str, nn.Module]:

@@ -20,9 +20,10 @@ from .replace import (
     FilterFn,
     Swap,
     check_model,
+    choose_swaps,
+    leave_fast_paths,
     paths_of,
     put,
-    replace_modules,
     take_over,
 )
 
@@ -89,10 +90,22 @@ class Unpacked:
         used = {whole[0] for name in swapped if (whole := self.whole_of(name)) is not None}
         used_ids = {id(self.before[path]) for path in used}
         back = {path for path, module in self.before.items() if id(module) not in used_ids}
-        put(model, {id(self.news[id(self.before[path])]): self.before[path] for path in back})
+        olds = {id(self.before[path]): self.before[path] for path in back}
+        put(model, [(self.news[each], old) for each, old in olds.items()])
         for path in back:
             del self.before[path]
         return back
+
+    def release(self) -> None:
+        """Let go of the original modules, after what was in them has been swapped.
+
+        What stays floating gets memory of its own.
+        """
+        self.before.clear()
+        for new in self.news.values():
+            if isinstance(new, bnn.MultiheadAttention):
+                new.own_memory_()
+        self.news.clear()
 
 
 @contextmanager
@@ -104,6 +117,8 @@ def unpacked(
     keeps: bool = True,
 ) -> Iterator[Unpacked]:
     """Unpack all modules of a model that can be unpacked; undo it if the context raises.
+
+    Afterwards :meth:`Unpacked.release` has to be called, unless it was undone.
 
     Args:
         model: Changed in place.
@@ -122,25 +137,29 @@ def unpacked(
     ]
     paths = paths_of(model)
     result = Unpacked()
-    old: dict[int, nn.Module] = {}  # by the ids of the new ones
 
     def decide(module: nn.Module, name: str) -> Decision:
         if not is_packed(module) or name == "" or why_not_unpacked(module) is not None:
             return None
-        new = _unpacked_kind(module).from_float(module)
+        kind = _unpacked_kind(module)
+        new = getattr(kind, "sharing", kind.from_float)(module)
         take_over(new, module)
-        old[id(new)] = module
-        result.news[id(module)] = new
-        result.before |= dict.fromkeys(paths[id(module)], module)
         return Swap(new, name)
 
-    replace_modules(model, caller, decide, filter_fn, is_packed)
+    pairs = list(choose_swaps(model, caller, decide, filter_fn, is_packed)[0].values())
+    put(model, pairs)
+    leave_fast_paths(model, [new for _, new in pairs])
+    for old, new in pairs:
+        result.news[id(old)] = new
+        result.before |= dict.fromkeys(paths[id(old)], old)
     is_done = False
     try:
         yield result
         is_done = keeps
     finally:
         if not is_done:
-            put(model, old)
+            put(model, [(new, old) for old, new in pairs])
             for module, name, value in flags:
                 setattr(module, name, value)
+            result.before.clear()
+            result.news.clear()

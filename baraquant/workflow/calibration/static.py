@@ -80,7 +80,7 @@ def _observing(model: nn.Module, inner: Mapping[str, Chosen]) -> Iterator[None]:
         for quantizer in one.prepared.input_quantizers().values()
         if isinstance(quantizer, (FakeQuantize, LearnedFakeQuantize))
     ]
-    put(model, {id(one.module): one.prepared for one in inner.values()})
+    put(model, [(one.module, one.prepared) for one in inner.values()])
     for one in inner.values():
         one.prepared.is_observing = True
     for quantizer in quantizers:
@@ -94,4 +94,4 @@ def _observing(model: nn.Module, inner: Mapping[str, Chosen]) -> Iterator[None]:
                 quantizer.reset_min_max_vals()
         for one in inner.values():
             one.prepared.is_observing = False
-        put(model, {id(one.prepared): one.module for one in inner.values()})
+        put(model, [(one.prepared, one.module) for one in inner.values()])

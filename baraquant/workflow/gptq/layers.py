@@ -91,10 +91,10 @@ def quantize_layers(
                     prepared = ready(path, one)
                     matrix = hessians.pop(path).matrix
                     made[path] = make(path, one, _integers(path, one, prepared, matrix, where))
-                put(model, {id(layers[p].module): made[p] for p in paths if p not in kept})
+                put(model, [(layers[p].module, made[p]) for p in paths if p not in kept])
                 bar.advance()
     finally:
-        put(model, {id(new): layers[path].module for path, new in made.items()})
+        put(model, [(new, layers[path].module) for path, new in made.items()])
     return made
 
 
