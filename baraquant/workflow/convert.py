@@ -18,6 +18,7 @@ from ..nn.training._quantizers import (
     PackedIntegers,
     QuantizesWeight,
 )
+from .inference_mode import makes_normal_tensors
 from .layers import (
     form_of,
     is_converted,
@@ -36,6 +37,7 @@ CALLER = "baraquant.qat.convert_"
 _Tie: TypeAlias = tuple[int, int, TensorConfig, str]
 
 
+@makes_normal_tensors
 def convert_(model: nn.Module) -> Report:
     """Swap the layers of a prepared model, in place, for quantized layers.
 

@@ -21,6 +21,7 @@ from .calibration.run import UNREACHED, Calibration, check_repeatable
 from .calibration.static import observe_inputs
 from .convert import about_input
 from .gptq.layers import SEVERAL_TIMES, quantize_layers
+from .inference_mode import makes_normal_tensors
 from .layers import Layer, weights_of
 from .make import Maker, fixed_input, make
 from .replace import FilterFn, swap
@@ -36,6 +37,7 @@ _CALLER = "baraquant.quantize_"
 _EMPTY = "it has no inputs or no outputs: there is nothing to calibrate"
 
 
+@makes_normal_tensors
 def quantize_(
     model: nn.Module,
     config: Config | Mapping[Rule, Config | None],

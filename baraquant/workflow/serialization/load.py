@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ... import ops
 from ...nn.inference.conv import Convolution
 from ..fused_ops import with_fused_ops
+from ..inference_mode import makes_normal_tensors
 from ..layers import parents, weights_of
 from ..replace import check_model
 from ..unpack import unpacked
@@ -35,6 +36,7 @@ _CALLER = "baraquant.load_"
 _CPU = torch.device("cpu")
 
 
+@makes_normal_tensors
 def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[str]) -> nn.Module:
     """Load a file of :func:`baraquant.save` into a float model, which becomes a quantized one.
 
