@@ -46,6 +46,26 @@ def is_integer_conv(
     return rounds and is_flat and fits and depth <= MAX_SHIFTED_FEATURES
 
 
+def is_channels_last(weight: Tensor) -> bool:
+    """Whether a weight of two or three dimensions of space has the strides of ``channels_last``.
+
+    PyTorch chooses an algorithm by the strides, also where there is one input or one position.
+    """
+    if weight.dim() not in (4, 5):
+        return False
+    like = torch.empty(weight.shape, device="meta")
+    return bool(weight.stride() == laid_out(like, True).stride() != like.stride())
+
+
+def laid_out(weight: Tensor, channels_last: bool) -> Tensor:
+    """Return a contiguous weight, or a copy whose strides are those of ``channels_last``."""
+    if not channels_last:
+        return weight.contiguous()
+    if weight.dim() == 5:
+        return weight.clone(memory_format=torch.channels_last_3d)
+    return weight.clone(memory_format=torch.channels_last)
+
+
 class ConvolvesIntegers(nn.Module):  # type: ignore[misc]
     """A convolution that may multiply integers, prepared or converted."""
 

@@ -19,6 +19,7 @@ from ..nn.training._quantizers import (
     PackedIntegers,
     QuantizesWeight,
 )
+from .inference_mode import makes_normal_tensors
 from .layers import (
     form_of,
     is_converted,
@@ -37,6 +38,7 @@ CALLER = "baraquant.qat.convert_"
 _Tie: TypeAlias = tuple[int, int, TensorConfig, str, str]
 
 
+@makes_normal_tensors
 def convert_(model: nn.Module) -> Report:
     """Swap the layers of a prepared model, in place, for quantized layers.
 

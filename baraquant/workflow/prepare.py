@@ -14,6 +14,7 @@ from ..nn import FakeQuantize, LearnedFakeQuantize
 from .calibration.observers import Observer
 from .calibration.run import Calibration
 from .calibration.static import observe_inputs
+from .inference_mode import makes_normal_tensors
 from .replace import FilterFn, swap
 from .report import Report, total_bytes
 from .rotation import rotate_weights_
@@ -24,6 +25,7 @@ from .unpack import unpacked
 CALLER = "baraquant.qat.prepare_"
 
 
+@makes_normal_tensors
 def prepare_(
     model: nn.Module,
     config: Config | Mapping[Rule, Config | None],

@@ -20,6 +20,7 @@ from .awq.layers import find_scalings
 from .calibration.run import UNREACHED, Calibration, check_repeatable
 from .calibration.static import observe_inputs
 from .gptq.layers import SEVERAL_TIMES, quantize_layers
+from .inference_mode import makes_normal_tensors
 from .layers import Layer, weights_of
 from .make import Maker, check_layers, fixed_input, make, swap_layers
 from .replace import FilterFn
@@ -34,6 +35,7 @@ _CALLER = "baraquant.quantize_"
 _EMPTY = "it has no inputs or no outputs: there is nothing to calibrate"
 
 
+@makes_normal_tensors
 def quantize_(
     model: nn.Module,
     config: Config | Mapping[Rule, Config | None],

@@ -37,6 +37,9 @@ from .data import bytes_of
 from .header import is_sizes, parse_json
 
 FORMAT = 4
+# The entry beside this JSON with the paths of convolutions whose floating weight is channels_last.
+# Readers that do not know it get the same numbers, up to PyTorch's algorithm.
+CHANNELS_LAST = "channels_last"
 # The current names of classes in formats 1 and 2.
 _RENAMED = {
     "DequantizedLinear": "WeightOnlyLinear",

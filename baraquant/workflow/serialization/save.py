@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import json
 import os
 import stat
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from ..replace import check_whole
 from ..unpack import UNPACKED
 from .data import bytes_of, import_safetensors, write_tensors
 from .header import DTYPES
-from .manifest import FORMAT, write_manifest
+from .manifest import CHANNELS_LAST, FORMAT, write_manifest
 from .packing import pack
 from .sizes import integers_of, packed_names, place_of, shape_of
 
@@ -91,6 +92,9 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         "fused": fused_paths(model),
     }
     metadata = {"baraquant": write_manifest(plain, stored)}
+    last = [name for name, module in modules.items() if getattr(module, "channels_last", False)]
+    if last:
+        metadata[CHANNELS_LAST] = json.dumps(last)
     _replace(Path(path), lambda partial: write_tensors(partial, stored, metadata, _CALLER))
 
 
