@@ -156,7 +156,7 @@ def _body(model: nn.Module, config: dict[str, Any], dtype: str | None) -> str:
     lines += [
         "",
         f"Written by baraquant {__version__} with PyTorch {torch.__version__} in the format "
-        "compressed-tensors, which vLLM, SGLang and transformers load:",
+        "compressed-tensors, which vLLM and transformers load:",
         "",
         "```python",
         "from vllm import LLM",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Folders of the format compressed-tensors, which vLLM, SGLang and transformers load."""
+"""Folders of the format compressed-tensors, which vLLM and transformers load."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def to_compressed_tensors(
     allow: Iterable[str] = (),
     max_shard_size: str = "5GB",
 ) -> Path:
-    """Write a folder that vLLM, SGLang and transformers load.
+    """Write a folder that vLLM, SGLang or transformers load.
 
     Layers of integers (:func:`baraquant.W8A8`, :func:`baraquant.W8A8Static`) are stored as
     ``int-quantized`` with float32 scales, weight-only layers of 2 to 8 bits as ``pack-quantized``.
@@ -66,10 +66,20 @@ def to_compressed_tensors(
       to which the server converts them. ``scale_dtype`` in the configuration makes them so.
     * ``integer_scales``: the same for layers of integers; only transformers converts these.
 
+    SGLang's rules come from its source (``python/sglang/srt/layers/quantization/
+    compressed_tensors``); no folder was run in it. Beside ``fused_schemes``, ``shapes`` and
+    ``rounded_scales``:
+
+    * ``sglang_kernels``: a scheme that it has no kernel for; experts too.
+    * ``static_inputs``, ``input_zero_points``: it ignores static scales and zero points of inputs.
+    * ``one_format``: layers of integers beside packed ones: it reads one format for all.
+    * ``sixteen_bits``: a model that is neither bfloat16 nor float16.
+
     Args:
         model: A model from :func:`baraquant.quantize_` or :func:`baraquant.qat.convert_`.
         folder: The folder to write. It must not exist, or be empty; its parent must exist.
-        serve: Whose rules are checked: ``"vllm"``, ``"transformers"``, or None for none.
+        serve: Whose rules are checked: ``"vllm"``, ``"sglang"``, ``"transformers"``, or None for
+            none.
         tokenizer: A tokenizer or processor to write too.
         source: The folder of the floating model, from which tokenizer files and the like are
             copied. None: where the model was loaded from, if that is a folder.
