@@ -15,7 +15,7 @@ from ..workflow.layers import is_prepared
 _CALLER = "round_biases_"
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def round_biases_(model: nn.Module) -> list[str]:
     """Round the biases of convolutions of integers as onnxruntime, and others, round them.
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from ._hf_folder import (
     copy_others,
     save_tokenizer,
     source_folder,
+    unknown_tensors,
     write_card,
     write_config_json,
     write_weights,
@@ -114,6 +116,15 @@ def to_compressed_tensors(
     origin = source_folder(_TO, model, source)
     floats = serve is not None if float_embeddings is None else float_embeddings
     tensors, config = describe(model, serve=serve, allow=allow, float_embeddings=floats, caller=_TO)
+    dropped = [] if origin is None else unknown_tensors(origin, model)
+    if dropped:
+        warnings.warn(
+            f"{_TO}: {origin} holds tensors that {type(model).__name__} does not have, and that "
+            f"are not written: {', '.join(dropped)}; a server that config.json tells of them will "
+            "not find them",
+            UserWarning,
+            stacklevel=2,
+        )
     with new_folder(_TO, target) as partial:
         write_config_json(model, config, partial)
         write_weights(_TO, tensors, partial, max_shard_size)
@@ -121,7 +132,7 @@ def to_compressed_tensors(
             save_tokenizer(_TO, tokenizer, partial)
         if origin is not None:
             copy_others(origin, partial)
-        write_card(_TO, model, config, partial)
+        write_card(_TO, model, config, partial, dropped)
     return target
 
 
