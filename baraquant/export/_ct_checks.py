@@ -8,7 +8,7 @@ it finds: the paths of layers, and what to do.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -19,20 +19,21 @@ from ._layers import IntegerLayer
 from .fused import fused_paths
 
 SERVERS = ("vllm", "sglang", "transformers")
-_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "transformers": "transformers"}
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What is about to be written: the model, its quantized layers, and their schemes by path.
-
-    ``server`` is the name of the program whose rules are checked.
-    """
+    """What is about to be written: the model, its quantized layers, and their schemes by path."""
 
     model: nn.Module
     layers: dict[str, IntegerLayer]
     schemes: dict[str, Scheme]
-    server: str = "vLLM"
+    serve: str | None = None
+
+    @property
+    def server(self) -> str:
+        """The name of the server, for messages."""
+        return {"vllm": "vLLM", "sglang": "SGLang"}.get(self.serve or "", "transformers")
 
 
 Rule = Callable[[Exported], Iterator[str]]
@@ -58,7 +59,6 @@ def check_server(exported: Exported, serve: str | None, allow: Iterable[str], ca
             f"{caller}: expected serve to be {', '.join(map(repr, SERVERS))} or None, but got "
             f"{serve!r}"
         )
-    exported = replace(exported, server=_NAMES[serve])
     for name, (servers, rule) in RULES.items():
         if serve not in servers or name in allowed:
             continue
@@ -105,41 +105,71 @@ def _kernels(exported: Exported) -> Iterator[str]:
             )
 
 
-def _dynamic_inputs(exported: Exported) -> Iterator[str]:
-    """Inputs as SGLang rounds them all: with a scale for each token and no zero point.
-
-    Its scheme of int8 inputs reads a static scale and a zero point and uses neither
-    (compressed_tensors_w8a8_int8.py).
-    """
+def _sglang_kernels(exported: Exported) -> Iterator[str]:
+    """A scheme that SGLang has a kernel for: weights of channels or tensors, or 4 and 8 bits."""
     for path, scheme in exported.schemes.items():
         weight, input = scheme.weight, scheme.input
+        is_expert = isinstance(exported.layers[path].module, QuantizedExperts)
+        has_kernel = weight.symmetric and weight.bits == 8 and weight.strategy != "group"
         if input is None:
-            continue
-        if not (input.dynamic and input.symmetric and input.strategy == "token"):
+            has_kernel = weight.symmetric and weight.bits in (4, 8) and weight.strategy != "tensor"
+        elif input.bits != 8 or (input.dynamic and input.strategy != "token"):
+            has_kernel = False
+        if is_expert or not has_kernel:
             yield (
-                f"{path}: SGLang would round its input with a scale for each token and no zero "
-                f"point, but the layer has {scheme}; use W8A8()"
+                f"{path}: SGLang has no kernel for {'experts with ' if is_expert else ''}{scheme}; "
+                "it has int8 inputs with a dynamic scale per token for int8 weights without groups "
+                "and zero points (W8A8), and floating inputs for weights of 4 or 8 bits in groups "
+                "or channels without zero points (W4A16, W8A16)"
             )
-        elif (
-            weight.bits != 8
-            or input.bits != 8
-            or not weight.symmetric
-            or (weight.strategy == "group")
-        ):
+
+
+def _static_inputs(exported: Exported) -> Iterator[str]:
+    """A static input scale, which SGLang loads and does not use."""
+    for path, scheme in exported.schemes.items():
+        if scheme.input is not None and not scheme.input.dynamic:
             yield (
-                f"{path}: SGLang has no kernel for {scheme}; it has W8A8 without groups and zero "
-                "points, and floating inputs (W4A16, W8A16)"
+                f"{path}: SGLang ignores the static scale of its input and computes one for each "
+                "token; use W8A8() with dynamic scales"
+            )
+
+
+def _input_zero_points(exported: Exported) -> Iterator[str]:
+    """Inputs with zero points, which SGLang rounds without them."""
+    for path, scheme in exported.schemes.items():
+        if scheme.input is not None and not scheme.input.symmetric:
+            yield f"{path}: SGLang rounds its input without a zero point; use symmetric=True"
+
+
+def _one_format(exported: Exported) -> Iterator[str]:
+    """One storage for all layers: SGLang reads the format of the whole configuration alone."""
+    formats = sorted({scheme.format for scheme in exported.schemes.values()})
+    if len(formats) > 1:
+        yield (
+            f"expected layers of one format, but got {' and '.join(formats)}: SGLang reads one for "
+            "all; use one scheme, and None for the other layers"
+        )
+
+
+def _sixteen_bits(exported: Exported) -> Iterator[str]:
+    """A model of 16 bits: SGLang takes this format in bfloat16 and float16 alone."""
+    for path, layer in exported.layers.items():
+        if layer.dtype not in (torch.bfloat16, torch.float16):
+            yield (
+                f"{path}: SGLang computes layers of this format in bfloat16 or float16, and "
+                f"converts a model of {str(layer.dtype).removeprefix('torch.')}; convert the float "
+                "model first (model.to(torch.bfloat16))"
             )
 
 
 def _fused_schemes(exported: Exported) -> Iterator[str]:
-    """One scheme in layers that a server fuses."""
+    """One scheme in layers that vLLM fuses."""
     linear = [n for n, m in exported.model.named_modules() if hasattr(m, "weight")]
     for group in fused_paths(linear):
         schemes = {exported.schemes.get(path) for path in group}
         if len(schemes) > 1:
             kinds = ", ".join(f"{path} {exported.schemes.get(path) or 'float'}" for path in group)
-            yield f"{exported.server} computes {kinds} as one layer: give them one configuration"
+            yield (f"{exported.server} computes {kinds} as one layer: give them one configuration")
 
 
 def _fused_input_scale(exported: Exported) -> Iterator[str]:
@@ -175,7 +205,7 @@ def _static_zero_point(exported: Exported) -> Iterator[str]:
 
 
 def _shapes(exported: Exported) -> Iterator[str]:
-    """Sizes that a server's kernels take."""
+    """Sizes that vLLM's kernels take."""
     for path, layer in exported.layers.items():
         if layer.float_name == "Embedding":
             continue
@@ -194,23 +224,23 @@ def _shapes(exported: Exported) -> Iterator[str]:
 
 
 def _widths(exported: Exported) -> Iterator[str]:
-    """A width of packed weights that a server's common kernels take."""
+    """A width of packed weights that vLLM's common kernels take."""
     for path, scheme in exported.schemes.items():
         common = scheme.weight.bits == 4 or (scheme.weight.bits == 8 and scheme.weight.symmetric)
         if scheme.format == PACKED and not common:
             yield (
-                f"{path}: {exported.server}'s Marlin kernels take 4 bits, or 8 bits without zero "
-                f"points, not {scheme}; a server with other kernels may take it"
+                f"{path}: vLLM's Marlin kernels take 4 bits, or 8 bits without zero points, not "
+                f"{scheme}; a server with other kernels may take it"
             )
 
 
 def _half_models(exported: Exported) -> Iterator[str]:
-    """A model of 16 bits around packed weights: servers convert float32 ones."""
+    """A model of 16 bits around packed weights: vLLM converts float32 ones."""
     for path, layer in exported.layers.items():
         if exported.schemes[path].format == PACKED and layer.dtype == torch.float32:
             yield (
-                f"{path}: {exported.server} computes packed weights in bfloat16 or float16, and "
-                "converts a float32 model and its scales; convert the float model first "
+                f"{path}: vLLM computes packed weights in bfloat16 or float16, and converts a "
+                "float32 model and its scales; convert the float model first "
                 "(model.to(torch.bfloat16)), and quantize it with scale_dtype='bfloat16'"
             )
 
@@ -252,17 +282,20 @@ def _inexact(exported: Exported, packed: bool) -> Iterator[tuple[str, str]]:
             yield path, str(layer.dtype).removeprefix("torch.")
 
 
-_ON_GPUS = ("vllm", "sglang")
 # Which servers a rule is for, and the rule.
 RULES: dict[str, tuple[tuple[str, ...], Rule]] = {
     "kernels": (("vllm",), _kernels),
-    "dynamic_inputs": (("sglang",), _dynamic_inputs),
-    "fused_schemes": (_ON_GPUS, _fused_schemes),
+    "sglang_kernels": (("sglang",), _sglang_kernels),
+    "static_inputs": (("sglang",), _static_inputs),
+    "input_zero_points": (("sglang",), _input_zero_points),
+    "one_format": (("sglang",), _one_format),
+    "sixteen_bits": (("sglang",), _sixteen_bits),
+    "fused_schemes": (("vllm", "sglang"), _fused_schemes),
     "fused_input_scale": (("vllm",), _fused_input_scale),
     "static_zero_point": (("vllm",), _static_zero_point),
-    "shapes": (_ON_GPUS, _shapes),
-    "widths": (_ON_GPUS, _widths),
-    "half_models": (_ON_GPUS, _half_models),
+    "shapes": (("vllm", "sglang"), _shapes),
+    "widths": (("vllm",), _widths),
+    "half_models": (("vllm",), _half_models),
     "packed_zero_points": (("transformers",), _packed_zero_points),
     "rounded_scales": (SERVERS, _rounded_scales),
     "integer_scales": (("transformers",), _integer_scales),

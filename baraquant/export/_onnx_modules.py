@@ -23,23 +23,15 @@ _SMALLEST = torch.finfo(torch.float32).tiny
 _MIDDLE = 128  # what makes a uint8 of an int8
 
 _library = torch.library.Library("baraquant_export", "DEF")
-_library.define(
-    "integer_product(Tensor input, Tensor weight, Tensor zero_point, Tensor? weight_zero_point) "
-    "-> Tensor"
-)
+_library.define("integer_product(Tensor input, Tensor weight, Tensor zero_point) -> Tensor")
 
 
-def _integer_product(
-    input: Tensor, weight: Tensor, zero_point: Tensor, weight_zero_point: Tensor | None
-) -> Tensor:
-    """Return ``(input - zero_point) @ (weight - weight_zero_point)`` in int32."""
-    columns = weight.int() if weight_zero_point is None else weight.int() - weight_zero_point.int()
-    return torch.matmul(input.int() - zero_point.int(), columns)
+def _integer_product(input: Tensor, weight: Tensor, zero_point: Tensor) -> Tensor:
+    """Return ``(input - zero_point) @ weight`` in int32, for a uint8 input and an int8 weight."""
+    return torch.matmul(input.int() - zero_point.int(), weight.int())
 
 
-def _like_integer_product(
-    input: Tensor, weight: Tensor, zero_point: Tensor, weight_zero_point: Tensor | None
-) -> Tensor:
+def _like_integer_product(input: Tensor, weight: Tensor, zero_point: Tensor) -> Tensor:
     return input.new_empty((*input.shape[:-1], weight.shape[1]), dtype=torch.int32)
 
 
@@ -61,29 +53,13 @@ class _Linear(RewrittenLinear):
 
 
 class _IntegerLinear(_Linear):
-    """The base of the integer layers: the smallest and the largest integer of the input.
+    """The base of the integer layers: the smallest and the largest integer of the input."""
 
-    Args:
-        layer: The layer.
-        unsigned_weights: Whether the product takes the weight as uint8, 128 larger.
-    """
-
-    weight_zero_point: Tensor | None
-
-    def __init__(self, layer: IntegerLayer, unsigned_weights: bool = False) -> None:
+    def __init__(self, layer: IntegerLayer) -> None:
         super().__init__(layer)
         self.register_buffer("weight_scale", layer.scale)
         assert layer.input is not None
         self.low, self.high = integer_range(layer.input.bits)
-        self.register_buffer("weight_zero_point", None)
-        if unsigned_weights:
-            self.qweight = (self.qweight.to(torch.int16) + _MIDDLE).to(torch.uint8)
-            self.weight_zero_point = torch.tensor(_MIDDLE, dtype=torch.uint8)
-
-    def _sums(self, integers: Tensor, zero_point: Tensor) -> Tensor:
-        return torch.ops.baraquant_export.integer_product(
-            integers, self.qweight, zero_point, self.weight_zero_point
-        )
 
     def _output(self, sums: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
         output = sums.float() * self.weight_scale * scale
@@ -95,8 +71,8 @@ class _IntegerLinear(_Linear):
 class DynamicLinear(_IntegerLinear):
     """``QuantizedLinear``: a scale for each token, or for the whole input, out of its values."""
 
-    def __init__(self, layer: IntegerLayer, unsigned_weights: bool = False) -> None:
-        super().__init__(layer, unsigned_weights)
+    def __init__(self, layer: IntegerLayer) -> None:
+        super().__init__(layer)
         assert layer.input is not None
         self.symmetric = layer.input.symmetric
         self.per_token = layer.input.granularity == "per_token"
@@ -114,7 +90,7 @@ class DynamicLinear(_IntegerLinear):
         scale, zero_point = _qparams(rows, dims, self.low, self.high, self.symmetric)
         integers = _round(rows, scale, zero_point, self.low, self.high)
         unsigned = (integers + _MIDDLE).to(torch.uint8)
-        sums = self._sums(unsigned, self.middle)
+        sums = torch.ops.baraquant_export.integer_product(unsigned, self.qweight, self.middle)
         if zero_point is not None:
             sums = sums - zero_point.int() * self.weight_sum
         return self._output(sums, scale, input.dtype)
@@ -126,13 +102,10 @@ class _StaticLinear(_IntegerLinear):
     Args:
         layer: The layer.
         is_signed: Whether the integers are int8. They are uint8 otherwise, 128 larger.
-        unsigned_weights: As above.
     """
 
-    def __init__(
-        self, layer: IntegerLayer, is_signed: bool, unsigned_weights: bool = False
-    ) -> None:
-        super().__init__(layer, unsigned_weights)
+    def __init__(self, layer: IntegerLayer, is_signed: bool) -> None:
+        super().__init__(layer)
         assert layer.input is not None and layer.input.scale is not None
         self.integers = torch.int8 if is_signed else torch.uint8
         self.shift = 0 if is_signed else _MIDDLE
@@ -161,13 +134,13 @@ class _StaticLinear(_IntegerLinear):
 class StaticLinear(_StaticLinear):
     """``StaticQuantizedLinear``, as a product of integers."""
 
-    def __init__(self, layer: IntegerLayer, unsigned_weights: bool = False) -> None:
-        super().__init__(layer, False, unsigned_weights)
+    def __init__(self, layer: IntegerLayer) -> None:
+        super().__init__(layer, is_signed=False)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output."""
         integers = self._quantized(self.rotated(input).float())
-        sums = self._sums(integers, self.zero_point)
+        sums = torch.ops.baraquant_export.integer_product(integers, self.qweight, self.zero_point)
         return self._output(sums, self.act_scale, input.dtype)
 
 
@@ -179,11 +152,16 @@ class StaticLinearQDQ(_StaticLinear):
     them: it makes uint8 of int8 itself, and 1.32 fails at some of these. The bias is subtracted
     with its sign changed: of a MatMul and an Add onnxruntime makes a Gemm, for which it dequantizes
     the weight in each call, tens of times slower.
+
+    Args:
+        layer: The layer.
+        signed: Whether the integers are int8 where they can be.
     """
 
-    def __init__(self, layer: IntegerLayer) -> None:
+    def __init__(self, layer: IntegerLayer, signed: bool) -> None:
         assert layer.input is not None
-        super().__init__(layer, is_signed=layer.input.symmetric and layer.smooth is None)
+        is_plain = layer.input.symmetric and layer.smooth is None
+        super().__init__(layer, is_signed=signed and is_plain)
         if layer.bias is not None:
             self.register_buffer("minus_bias", -layer.bias.float())
 
@@ -237,18 +215,21 @@ class FixedRounder(ByGranularity):
     Args:
         rounder: The module, of mode ``fixed``.
         keeps_zero: Whether a zero point of 0 is written: for the input of a convolution.
+        signed: Whether int8 is taken without zero points. uint8 weights want uint8 inputs.
     """
 
     zero_point: Tensor | None
 
-    def __init__(self, rounder: FakeQuantize, keeps_zero: bool) -> None:
+    def __init__(self, rounder: FakeQuantize, keeps_zero: bool, signed: bool) -> None:
         super().__init__()
         self._set_granularity(rounder.granularity, rounder.axis, rounder.group_size or None)
         self.quant_min, self.quant_max = rounder.quant_min, rounder.quant_max
         zero_point: Tensor | None = rounder.zero_point
-        if not bool(rounder.zero_point.any()):
+        is_zero = not bool(rounder.zero_point.any())
+        is_int8 = self.quant_min >= -_MIDDLE and self.quant_max < _MIDDLE
+        if is_zero and (signed or not is_int8):
             zero_point = rounder.zero_point if keeps_zero else None
-        elif self.quant_min >= -_MIDDLE and self.quant_max < _MIDDLE:
+        elif is_int8:
             zero_point = rounder.zero_point + _MIDDLE
             self.quant_min += _MIDDLE
             self.quant_max += _MIDDLE

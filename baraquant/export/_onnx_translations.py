@@ -38,10 +38,8 @@ def table() -> dict[Callable[..., Any], Callable[..., Any]]:
     }
 
 
-def _integer_product(input: Any, weight: Any, zero_point: Any, weight_zero_point: Any) -> Any:
-    if weight_zero_point is None:
-        return op.MatMulInteger(input, weight, zero_point)
-    return op.MatMulInteger(input, weight, zero_point, weight_zero_point)
+def _integer_product(input: Any, weight: Any, zero_point: Any) -> Any:
+    return op.MatMulInteger(input, weight, zero_point)
 
 
 def _fake_quantize_per_tensor(

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Folders of the format compressed-tensors, which vLLM, SGLang and transformers read."""
+"""Folders of the format compressed-tensors, which vLLM and transformers load."""
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from ._hf_folder import (
     copy_others,
     save_tokenizer,
     source_folder,
+    unknown_tensors,
     write_card,
     write_config_json,
     write_weights,
@@ -38,7 +40,7 @@ def to_compressed_tensors(
     allow: Iterable[str] = (),
     max_shard_size: str = "5GB",
 ) -> Path:
-    """Write a folder that vLLM and transformers load; SGLang loads those of ``serve="sglang"``.
+    """Write a folder that vLLM, SGLang or transformers load.
 
     Layers of integers (:func:`baraquant.W8A8`, :func:`baraquant.W8A8Static`) are stored as
     ``int-quantized`` with float32 scales, weight-only layers of 2 to 8 bits as ``pack-quantized``.
@@ -52,9 +54,7 @@ def to_compressed_tensors(
     has a name, which the message begins with:
 
     * ``kernels``: a scheme that vLLM has no kernel for.
-    * ``dynamic_inputs``: a static scale or a zero point of an input, which SGLang ignores, or a
-      scheme that it has no kernel for. (Its rules were read in its source, not tried.)
-    * ``fused_schemes``: layers that a server computes as one (``q_proj``, ``k_proj``, ``v_proj``;
+    * ``fused_schemes``: layers that vLLM computes as one (``q_proj``, ``k_proj``, ``v_proj``;
       ``gate_proj``, ``up_proj``) have different schemes.
     * ``fused_input_scale``: these layers have different static input scales, of which vLLM takes
       the last. :func:`tie_fused_scales` gives them one.
@@ -67,6 +67,15 @@ def to_compressed_tensors(
     * ``rounded_scales``: the scales of packed weights are not representable in the model's dtype,
       to which the server converts them. ``scale_dtype`` in the configuration makes them so.
     * ``integer_scales``: the same for layers of integers; only transformers converts these.
+
+    SGLang's rules come from its source (``python/sglang/srt/layers/quantization/
+    compressed_tensors``); no folder was run in it. Beside ``fused_schemes``, ``shapes`` and
+    ``rounded_scales``:
+
+    * ``sglang_kernels``: a scheme that it has no kernel for; experts too.
+    * ``static_inputs``, ``input_zero_points``: it ignores static scales and zero points of inputs.
+    * ``one_format``: layers of integers beside packed ones: it reads one format for all.
+    * ``sixteen_bits``: a model that is neither bfloat16 nor float16.
 
     Args:
         model: A model from :func:`baraquant.quantize_` or :func:`baraquant.qat.convert_`.
@@ -107,6 +116,15 @@ def to_compressed_tensors(
     origin = source_folder(_TO, model, source)
     floats = serve is not None if float_embeddings is None else float_embeddings
     tensors, config = describe(model, serve=serve, allow=allow, float_embeddings=floats, caller=_TO)
+    dropped = [] if origin is None else unknown_tensors(origin, model)
+    if dropped:
+        warnings.warn(
+            f"{_TO}: {origin} holds tensors that {type(model).__name__} does not have, and that "
+            f"are not written: {', '.join(dropped)}; a server that config.json tells of them will "
+            "not find them",
+            UserWarning,
+            stacklevel=2,
+        )
     with new_folder(_TO, target) as partial:
         write_config_json(model, config, partial)
         write_weights(_TO, tensors, partial, max_shard_size)
@@ -114,7 +132,7 @@ def to_compressed_tensors(
             save_tokenizer(_TO, tokenizer, partial)
         if origin is not None:
             copy_others(origin, partial)
-        write_card(_TO, model, config, partial)
+        write_card(_TO, model, config, partial, dropped)
     return target
 
 

@@ -9,12 +9,15 @@ at :class:`~baraquant.workflow.stream.Stream`.
 from __future__ import annotations
 
 import re
+import warnings
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 from transformers.quantizers import auto
 
+from ..nn import HoldsIntegers
+from ..nn._experts import is_experts
 from ..workflow.layers import layer_of, parents
 from ..workflow.report import FILTERED, Report
 from ..workflow.stream import Stream
@@ -144,9 +147,29 @@ class BaraquantQuantizer(WritesCompressedTensors):
             for path, reason in report.left_out.items()
         }
         self.report = replace(report, left_out=reasons)
+        self._warn_of_experts(model)
         self._fill_missing(model)
         note_ties(model)
         return model
+
+    def _warn_of_experts(self, model: nn.Module) -> None:
+        """Say what share stays floating where one scheme leaves experts out."""
+        report = self.report
+        assert report is not None
+        if not self.quantization_config.is_one:
+            return
+        paths = [path for path in report.left_out if is_experts(model.get_submodule(path))]
+        if paths:
+            size = sum(report.parameters.get(path, 0) for path in paths)
+            warnings.warn(
+                f"{CALLER}: one scheme quantizes linear layers alone, and leaves the experts "
+                f"{paths[0]} and {len(paths) - 1} more floating: {100 * report.share:.0f} % of the "
+                f"parameters are integers, and {100 * size / report.total_parameters:.0f} % belong "
+                "to these experts; give a dictionary with a rule for their paths, or load the "
+                "floating model and call baraquant.quantize_",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def _why_filtered(self, path: str) -> str:
         if path not in self._kept_paths:

@@ -149,31 +149,6 @@ MODELS: dict[str, tuple[Callable[[], Any], str, dict[str, Any]]] = {
         "expected serve to be 'vllm', 'sglang', 'transformers'",
         {"serve": "x"},
     ),
-    "a static scale for SGLang": (
-        lambda: static({"q_proj": 0.5, "k_proj": 0.5, "v_proj": 0.5, "o_proj": 0.5}),
-        "dynamic_inputs: q_proj: SGLang would round its input with a scale for each token",
-        {"serve": "sglang"},
-    ),
-    "a zero point for SGLang": (
-        lambda: quantized(baraquant.W8A8(symmetric=False)),
-        "dynamic_inputs: q_proj: SGLang would round its input",
-        {"serve": "sglang"},
-    ),
-    "no kernel of SGLang": (
-        lambda: quantized(baraquant.W4A8(32, group_factors=False)),
-        "dynamic_inputs: q_proj: SGLang has no kernel for int4 group",
-        {"serve": "sglang"},
-    ),
-    "fused differently for SGLang": (
-        fused_differently,
-        "fused_schemes: SGLang computes",
-        {"serve": "sglang"},
-    ),
-    "three bits for SGLang": (
-        lambda: float16_w4a16(bits=3),
-        "widths: q_proj: SGLang's Marlin",
-        {"serve": "sglang"},
-    ),
     "a rule unknown": (quantized, "expected allow to name rules of kernels", {"allow": ["x"]}),
     "data on meta": (meta, "norm.weight: expected a plain tensor with data", {}),
     "unpacked attention": (attention, "self_attn: expected layers with the names", {}),
