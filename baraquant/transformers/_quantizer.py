@@ -16,7 +16,6 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.quantizers import auto
 
-from ..nn import HoldsIntegers
 from ..nn._experts import is_experts
 from ..workflow.layers import layer_of, parents
 from ..workflow.report import FILTERED, Report

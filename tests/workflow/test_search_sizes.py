@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Searches for scales do not depend on the size of the weights: errors neither overflow nor vanish."""
+"""Searches for scales do not depend on the size of the weights: no error overflows or vanishes."""
 
 from __future__ import annotations
 
