@@ -58,7 +58,7 @@ KEPT: dict[str, tuple[Callable[[nn.Module], Any], Callable[[Any, Tensor], Tensor
     "slots": (Slotted, lambda held, x: held.layer(x)),
     "closure": (_closure, _call),
     "default": (_default, _call),
-    "proxy": (weakref.proxy, _call),
+    "proxy": (lambda layer: [weakref.proxy(layer)], lambda held, x: held[0](x)),
     "ref": (weakref.ref, lambda held, x: held()(x)),
     "weak set": (lambda layer: weakref.WeakSet([layer]), lambda held, x: next(iter(held))(x)),
     "get": (lambda layer: {"f": layer}.get, lambda held, x: held("f")(x)),
