@@ -128,6 +128,7 @@ def quantize_(
         plan, by_gptq = _calibrate(model, chosen, calibration, progress)
         check_layers(chosen, plan, by_gptq, _CALLER)
     names = set(chosen)
+    parts.before.clear()
     report = swap_layers(model, chosen, report, _CALLER, plan, by_gptq)
     parts.release()
     _fold(model, names, plan)
