@@ -32,7 +32,6 @@ from .smoothquant.smoothing import Smoothing, find_smoothings
 from .unpack import unpacked
 
 _CALLER = "baraquant.quantize_"
-_EMPTY = "it has no inputs or no outputs: there is nothing to calibrate"
 
 
 @makes_normal_tensors
@@ -184,8 +183,6 @@ def check_module(module: nn.Module, config: Config) -> str | None:
             raise ValueError("expected a weight with data, but it is on the meta device")
         if not _is_finite(weight):
             raise ValueError("expected a finite weight, but it holds NaN or infinity")
-        if what_needs_calibration(config) is not None and weight.numel() == 0:
-            return _EMPTY
     return None
 
 
