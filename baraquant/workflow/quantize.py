@@ -58,9 +58,10 @@ def quantize_(
     other runtimes. Without it, it computes in floating point.
 
     With :class:`~baraquant.SmoothQuant`, the division of an input is folded into the preceding
-    LayerNorm, RMSNorm or Linear if nothing else reads its output. A run on the calibration data
-    shows this. Otherwise the division becomes part of the quantization of the input. The preceding
-    layer may also be one that ``filter_fn`` keeps floating: its weights then change.
+    LayerNorm, RMSNorm or Linear if nothing else reads its output: in a run on the calibration data,
+    and by the code in other calls, as what a model's body returns, or reads under a condition.
+    Otherwise the division becomes part of the quantization of the input. The preceding layer may
+    also be one that ``filter_fn`` keeps floating: its weights then change.
 
     :class:`~baraquant.AWQ` folds factors in the same way, but for the sake of the weights: inputs
     stay floating, and a layer whose division nothing can absorb is not scaled.
