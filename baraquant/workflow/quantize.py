@@ -88,6 +88,9 @@ def quantize_(
             example ``lambda model: [model(x) for x, _ in loader]`` if batches also hold labels. The
             model runs in evaluation mode. The memory does not grow with the data.
         filter_fn: ``filter_fn(module, name)`` says whether to quantize a layer; None quantizes all.
+            It is asked for each layer by its name in the report. Of an attention or a recurrent
+            layer it is asked for the whole, which False leaves out, and for each part, such as
+            ``lstm.cells.l0.ih``.
         progress: Whether calibration shows a progress bar, on a terminal and if rich is installed.
 
     Returns:
@@ -123,7 +126,7 @@ def quantize_(
     selector = Selector(_CALLER, rules, after_training, check_module)
     chosen_by = filter_of(filter_fn)
     with unpacked(model, _CALLER, chosen_by) as parts:
-        chosen, report = selector.choose(model, filter_of(chosen_by, parts), parts)
+        chosen, report = selector.choose(model, chosen_by, parts)
         if not chosen:
             raise ValueError(f"{_CALLER}: {nothing_to('quantize', model, report)}")
         plan, by_gptq = _calibrate(model, chosen, calibration, progress)

@@ -70,7 +70,9 @@ def sensitivity(
             calibrated first, with a run over the data for each such configuration.
         calibration: Typical inputs, as for :func:`baraquant.quantize_`.
         filter_fn: ``filter_fn(module, name)`` says whether to measure a layer; None measures all.
-            The others stay floating.
+            It is asked for each layer by its name in the report. Of an attention or a recurrent
+            layer it is asked for the whole, which False leaves out, and for each part, such as
+            ``lstm.cells.l0.ih``. The others stay floating.
         together: Lists of path patterns (by :mod:`fnmatch`). Layers that match one list where the
             wildcards stand for the same get one configuration:
             ``[["*.q_proj", "*.k_proj", "*.v_proj"]]`` for a server that fuses the three.
@@ -114,7 +116,7 @@ def sensitivity(
     chosen_by = filter_of(filter_fn)
     with unpacked(model, _CALLER, chosen_by, keeps=False) as parts, evaluating(model):
         measured = _Measured(model, named, paths_of(model))
-        measured.convert(filter_of(chosen_by, parts), parts, calibration, progress)
+        measured.convert(chosen_by, parts, calibration, progress)
         paths = measured.layer_paths()
         groups = Groups(paths)
         join_shared(groups, measured.modules)
