@@ -118,6 +118,8 @@ def _about(new: nn.Module, one: Chosen, smoothing: Smoothing | None, is_made: bo
         producer = smoothing.producer
         where = "in its input" if producer is None else f"folded into {producer}"
         about += f", alpha {smoothing.alpha:g} {where}"
+        if smoothing.readable is not None and producer is None:
+            about += f", as other calls may read the output of {smoothing.readable}"
     return about + (", GPTQ" if is_made else "") + about_input(one.prepared) + one.remark
 
 

@@ -76,6 +76,9 @@ def prepare_(
             (``nn.Embedding``) to configurations: the first match counts, and None leaves a layer
             floating.
         filter_fn: ``filter_fn(module, name)`` says whether to swap a layer; None swaps all.
+            It is asked for each layer by its name in the report. Of an attention or a recurrent
+            layer it is asked for the whole, which False leaves out, and for each part, such as
+            ``lstm.cells.l0.ih``.
         calibration: Typical inputs, as for :func:`baraquant.quantize_`. They give the initial
             ranges of static inputs and the initial learned scales. The observers ``percentile`` and
             ``mse`` need them for static inputs, and keep the range from then on.
@@ -101,7 +104,7 @@ input=int8 per_token symmetric dynamic)
     selector = Selector(CALLER, rules)
     chosen_by = filter_of(filter_fn)
     with unpacked(model, CALLER, chosen_by) as parts:
-        chosen, report = selector.choose(model, filter_of(chosen_by, parts), parts)
+        chosen, report = selector.choose(model, chosen_by, parts)
         if not chosen:
             raise ValueError(f"{CALLER}: {nothing_to('prepare', model, report)}")
         _calibrate(model, chosen, calibration, progress)
