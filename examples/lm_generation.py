@@ -18,7 +18,7 @@ ROUNDS = 5
 def deployed(model: Decoder, dtype: torch.dtype) -> Decoder:
     """Return a copy for evaluation, whose floating weights and products have ``dtype``.
 
-    Integers stay as they are, and so do scales and the tables of rotary positions, which are buffers.
+    Integers stay as they are, and so do buffers: scales, and the tables of rotary positions.
     """
     model = copy.deepcopy(model).eval().requires_grad_(False)
     for parameter in model.parameters():

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 _Given = ParamSpec("_Given")
 _Returned = TypeVar("_Returned")
@@ -49,7 +49,7 @@ def _replace_inference_tensors(model: nn.Module) -> None:
     for module in model.modules():
         for own in (module._parameters, module._buffers):
             for name, tensor in own.items():
-                if tensor is None or isinstance(tensor, UninitializedTensorMixin):
+                if tensor is None or is_lazy(tensor):
                     continue
                 if tensor.is_inference():
                     olds.append(tensor)

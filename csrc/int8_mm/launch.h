@@ -112,7 +112,7 @@ struct Kernels {
   // sums[.., n] = sum over k of weight[.., n, k]. The weight is int8 [.., n, k] with at least one
   // row, sums is int32 [.., n]; both are contiguous.
   void (*weight_sums)(const at::Tensor& weight, const at::Tensor& sums);
-  // The same of a packed weight; sums is int32 [n].
+  // The same of a packed weight; sums is int32 [n]. Null: the weight is expanded first.
   void (*packed_sums)(const int4::PackedWeight& weight, const at::Tensor& sums);
   void (*rescale)(const RescaleCall&);
 };

@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "frame/cuda_plan.cuh"
-#include "int4/expand.h"
 #include "int8_mm/cuda/hopper/instances.h"
 #include "int8_mm/cuda/kernels.h"
 #include "int8_mm/cuda/select.h"
@@ -367,12 +366,6 @@ void weight_sums_cuda(const at::Tensor& weight, const at::Tensor& sums) {
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-bool finds_sums_cuda(const ProductCall&) { return false; }
-
-void packed_sums_cuda(const int4::PackedWeight& weight, const at::Tensor& sums) {
-  weight_sums_cuda(int4::expanded(weight), sums);
-}
-
 std::vector<std::string> kernel_names() {
   std::vector<std::string> names;
   for (const Selection& s : all_selections(kWithHopper)) names.push_back(s.name());
@@ -390,8 +383,12 @@ void force_kernel(std::string_view name) {
 }  // namespace
 
 const Kernels& cuda_kernels() {
-  static const Kernels kernels{&product_cuda,     &takes_packed_cuda, &finds_sums_cuda,
-                               &weight_sums_cuda, &packed_sums_cuda,  &rescale_cuda};
+  static const Kernels kernels{&product_cuda,
+                               &takes_packed_cuda,
+                               [](const ProductCall&) { return false; },
+                               &weight_sums_cuda,
+                               nullptr,
+                               &rescale_cuda};
   return kernels;
 }
 
