@@ -10,8 +10,6 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
-#include <optional>
-#include <utility>
 
 #include "frame/cuda_plan.cuh"
 #include "int8_mm/cuda/hopper/instances.h"
