@@ -8,8 +8,10 @@ or an object of its own, and call that. All of it gets the new layer when the ol
 from __future__ import annotations
 
 import collections
+import dis
 import functools
 import gc
+import inspect
 import sys
 import types
 import weakref
@@ -307,3 +309,33 @@ def still_reached(model: nn.Module, olds: Mapping[str, weakref.ref[nn.Module]]) 
                 else:
                     waiting += gc.get_referents(value)
     return found
+
+
+def user_attributes(old: nn.Module, new: nn.Module) -> dict[str, Any]:
+    """Return the attributes that a user has given to a layer, and that ``new`` has no use for."""
+    kind: Any = type(old)
+    known = _attributes_of_layers(kind)
+    known |= vars(new).keys() | {name for kind in REGISTERED for name in getattr(new, kind)}
+    return {
+        name: value
+        for name, value in vars(old).items()
+        if name not in known and not inspect.isdatadescriptor(getattr(type(new), name, None))
+    }
+
+
+@functools.cache
+def _attributes_of_layers(kind: Any) -> frozenset[str]:
+    """Return the attributes that the methods of a class of layers set.
+
+    They belong to the layer; all others are the user's. Of a user's subclass only the methods of
+    PyTorch's classes and of ours count.
+    """
+    names = set(vars(nn.Module()))
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] not in ("torch", "baraquant"):
+            continue
+        for function in vars(base).values():
+            code = getattr(inspect.unwrap(function), "__code__", None)
+            steps = () if code is None else dis.get_instructions(code)
+            names |= {step.argval for step in steps if step.opname == "STORE_ATTR"}
+    return frozenset(names)

@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import dis
-import functools
-import inspect
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +13,7 @@ from torch import nn
 
 from ..nn.training._quantizers import QuantizesWeight
 from .layers import further_names, weights_of
-from .references import REGISTERED, Places, still_reached
+from .references import Places, still_reached, user_attributes
 from .report import (
     CHOSEN,
     FILTERED,
@@ -209,35 +206,7 @@ def take_over(new: nn.Module, old: nn.Module) -> None:
         getattr(new, name).update(getattr(old, name))
     new._forward_hooks_always_called.update(old._forward_hooks_always_called)
     new._is_full_backward_hook = old._is_full_backward_hook
-    known = own_attributes(old.__class__)
-    for name, value in vars(old).items():
-        is_new = name not in vars(new) and name not in _registered(new)
-        is_computed = inspect.isdatadescriptor(getattr(type(new), name, None))
-        if is_new and not is_computed and name not in known:
-            vars(new)[name] = value
-
-
-def _registered(module: nn.Module) -> set[str]:
-    return {name for kind in REGISTERED for name in getattr(module, kind)}
-
-
-@functools.cache
-def own_attributes(kind: Any) -> frozenset[str]:
-    """Return the attributes that the methods of a class of layers set.
-
-    They belong to the layer; all others are the user's. Of a user's subclass only the methods of
-    PyTorch's classes and of ours count.
-    """
-    names = set(vars(nn.Module()))
-    for base in kind.__mro__:
-        if base.__module__.partition(".")[0] not in ("torch", "baraquant"):
-            continue
-        for function in vars(base).values():
-            code = getattr(inspect.unwrap(function), "__code__", None)
-            for step in () if code is None else dis.get_instructions(code):
-                if step.opname == "STORE_ATTR":
-                    names.add(step.argval)
-    return frozenset(names)
+    vars(new).update(user_attributes(old, new))
 
 
 def paths_of(model: nn.Module) -> dict[int, list[str]]:

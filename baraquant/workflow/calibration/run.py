@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -237,6 +240,18 @@ def watching(module: nn.Module, watcher: Watcher | CallWatcher) -> Iterator[None
         yield
     finally:
         handle.remove()
+
+
+def import_apart(name: str) -> None:
+    """Import a module in a thread of its own.
+
+    What PyTorch imports late may keep the frame that imports it, with all of its callers, until
+    Python's collector runs; and a caller holds the model.
+    """
+    if name not in sys.modules:
+        thread = threading.Thread(target=importlib.import_module, args=(name,))
+        thread.start()
+        thread.join()
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from typing_extensions import Self
 
+from ..calibration.run import import_apart
 from .readers import Readers, Scope
 
 aten = torch.ops.aten
@@ -104,6 +105,7 @@ class Flow(TorchDispatchMode):  # type: ignore[misc]
         return _Aside(self)
 
     def __enter__(self) -> Self:
+        import_apart("torch._dynamo")  # as a mode makes PyTorch do
         hooks = self._handles
         hooks.append(self._model.register_forward_pre_hook(self._begin, prepend=True))
         hooks.append(self._model.register_forward_hook(self._end))
