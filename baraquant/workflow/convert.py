@@ -70,7 +70,7 @@ def convert_(model: nn.Module) -> Report:
         {'0': 'QuantizedLinear'}
     """
     unseen = _unseen(model)
-    trial = Converter(_prepared(model, unseen).values())
+    trial = Converter(_prepared(model, unseen).values(), keeps=False)
 
     def decide(module: nn.Module, name: str) -> Decision:
         return _about(module, trial, is_unseen=id(module) in unseen)

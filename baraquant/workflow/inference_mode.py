@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
 
 _Given = ParamSpec("_Given")
 _Returned = TypeVar("_Returned")
@@ -48,6 +49,8 @@ def _replace_inference_tensors(model: nn.Module) -> None:
     for module in model.modules():
         for own in (module._parameters, module._buffers):
             for name, tensor in own.items():
-                if tensor is not None and tensor.is_inference():
+                if tensor is None or isinstance(tensor, UninitializedTensorMixin):
+                    continue
+                if tensor.is_inference():
                     olds.append(tensor)
                     own[name] = copied(tensor)

@@ -34,7 +34,6 @@ from .smoothquant.smoothing import Smoothing, find_smoothings
 from .unpack import unpacked
 
 _CALLER = "baraquant.quantize_"
-_EMPTY = "it has no inputs or no outputs: there is nothing to calibrate"
 
 
 @makes_normal_tensors
@@ -137,14 +136,15 @@ def quantize_(
         check_layers(chosen, plan, by_gptq, _CALLER)
     names, schemes = set(chosen), [one.scheme for one in chosen.values()]
     smooths = any(isinstance(one.config, SmoothQuant) for one in chosen.values())
+    parts.before.clear()
     report = swap_layers(model, chosen, report, _CALLER, plan, by_gptq)
     parts.release()
     _fold(model, names, plan)
     warn_if_no_faster(report, schemes, _CALLER)
     if smooths and all(one.alpha is None for one in plan.values()):
         warnings.warn(
-            f"{_CALLER}: expected SmoothQuant to smooth a layer, but it smooths none: it is for "
-            "linear layers that the calibration data reaches",
+            f"{_CALLER}: expected SmoothQuant to smooth a layer, but it smooths none: no "
+            "linear layer is reached by the calibration data and gains from it",
             stacklevel=3,
         )
     return replace(report, bytes_after=total_bytes(model))
@@ -199,8 +199,6 @@ def check_module(module: nn.Module, config: Config) -> str | None:
             raise ValueError("expected a weight with data, but it is on the meta device")
         if not _is_finite(weight):
             raise ValueError("expected a finite weight, but it holds NaN or infinity")
-        if what_needs_calibration(config) is not None and weight.numel() == 0:
-            return _EMPTY
     return None
 
 

@@ -12,6 +12,7 @@
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/where.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -81,7 +82,8 @@ struct NormGradients {
     at::Tensor d = in_compute_type(saved.x);
     if (centered) d = d - wide_mean_of_rows(d);
     const at::Tensor r = at::rsqrt(wide_mean_of_rows(d * d) + eps);
-    const at::Tensor n = d * r;
+    // NB: 0 * inf is NaN. `moments` of math.h takes 0 as the mean there, with the same result.
+    const at::Tensor n = (centered ? at::where(r.eq(0), in_compute_type(saved.x), d) : d) * r;
     const at::Tensor g = saved.weight.defined() ? dy * saved.weight : dy;
     at::Tensor dx = g - n * mean_of_rows(g * n);
     if (centered) dx = dx - mean_of_rows(g);

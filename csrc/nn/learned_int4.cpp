@@ -194,6 +194,7 @@ std::shared_ptr<torch::nn::Module> LearnedFakeQuantizeInt4Impl::clone(
       LearnedFakeQuantizeInt4Options(group_size(), options.shape())
           .symmetric(options.symmetric())
           .scale_rule(scale_rule_)
+          .master(options.master())
           .device(options.device())
           .dtype(options.dtype()));
   copy->rounds_ = rounds_;

@@ -91,6 +91,21 @@ def test_gradients_of_large_rows(base: str, device: str) -> None:
     torch.testing.assert_close(gradient(2.0**62), gradient(1.0))
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64), ids=cases.name_of)
+@pytest.mark.parametrize("base", NORMS)
+def test_gradients_of_the_largest_rows(base: str, dtype: torch.dtype, device: str) -> None:
+    """Finite rows whose results are zeros; in float32 the distance from the mean is infinite."""
+    x = torch.full((2, 40), -torch.finfo(dtype).max, dtype=dtype, device=device)
+    x[:, 0] *= -1
+    weight = torch.ones(40, dtype=dtype, device=device)
+    tensors = [x, weight, weight.clone()][: 2 + (base == "layer_norm")]
+    for t in tensors:
+        t.requires_grad_()
+    y = getattr(ops, base)(*tensors, 1e-5)
+    for gradient in torch.autograd.grad(y, tensors[:2], torch.ones_like(y)):
+        assert gradient.count_nonzero() == 0
+
+
 @pytest.mark.exhaustive
 @by_call
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=cases.name_of)

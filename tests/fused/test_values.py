@@ -146,6 +146,20 @@ def test_norm_of_large_rows(length: int, dtype: torch.dtype, base: str, device: 
         torch.testing.assert_close(y.cpu().double(), exact, rtol=0.02, atol=0.02)
 
 
+@by_base
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64), ids=cases.name_of)
+@pytest.mark.parametrize("length", (4, 1000, 9001))
+def test_norm_of_the_largest_rows(length: int, dtype: torch.dtype, base: str, device: str) -> None:
+    """Results are finite also where the mean square is not, or the distance from the mean."""
+    largest = torch.finfo(dtype).max
+    x = torch.full((3, length), -largest, dtype=dtype)
+    x[0, 0], x[1] = largest, largest
+    x[2] = rows((1, length), dtype, character="plain").sign() * (largest**0.5 * 1e3)
+    check_norm(base, x, device, *vectors(length, dtype, 0))
+    y = getattr(ops, base)(x.to(device), *(None, None)[: 1 + (base == "layer_norm")], 1e-5)
+    assert y.isfinite().all()
+
+
 @by_dtype
 def test_a_poisoned_row_stays_visible(dtype: torch.dtype, device: str) -> None:
     x = rows((3, 50), dtype, character="plain").to(device)

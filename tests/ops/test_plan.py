@@ -217,7 +217,8 @@ def test_the_product_is_seen(device: str) -> None:
     assert len(symmetric) == 2
     assert symmetric[0].name.startswith("dynamic_quantize")
     assert symmetric[1].accumulator_dtype == "int32" and symmetric[1].compute_dtype == "float32"
-    assert len(names("quantized_linear", x, w, sw, symmetric=False)) == 3  # and the weight's sums
+    asymmetric = names("quantized_linear", x, w, sw, symmetric=False)
+    assert asymmetric[1:-1] in ([], ["weight_sums"])  # some kernels find the sums themselves
     sums = w.sum(1, dtype=torch.int32)
     assert len(names("quantized_linear", x, w, sw, symmetric=False, weight_sum=sums)) == 2
     assert len(names("quantized_linear", x.T.contiguous().T, w, sw)) == 3  # and a copy

@@ -13,7 +13,7 @@ from ... import ops
 from ...configs import Config, QuantConfig, TensorConfig
 from ...ops._limits import MAX_FEATURES, MAX_SHIFTED_FEATURES
 from ...schemes import W8A8, quant_config
-from .._product import fixing_bias, linear, matching_bias
+from .._product import fixing_bias, is_exported, linear, matching_bias
 from .._rotation import MARK, has_same_mark, mark_of, turned
 from .._straight_through import (
     linear_through,
@@ -218,7 +218,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         if self.rotate > 0:
             input = ops.hadamard(input, self.rotate)
         if self.is_whole:  # noqa: SIM102 - alone: TorchScript leaves out what a constant guards
-            if self._is_on() if self.training else not self._is_autocast(input):
+            if self._is_on() if self.training else not (self._is_autocast(input) or is_exported()):
                 return self._whole(input)
         if self.training:
             return self._float_output(input)

@@ -23,7 +23,7 @@ namespace baraquant {
 /// @param weight_scale `sw`, `[N]`, of the dtype of `input_scale`.
 /// @param bias `[N]`, of that dtype or of the result's; std::nullopt adds no bias.
 /// @param input_zero_point `z`, shaped as `input_scale` may be, of any integer dtype; std::nullopt
-///     stands for 0.
+///     stands for 0. A value that the dtype of `input` does not hold counts as the nearest one.
 /// @param weight_sum `weight.sum(1, dtype=torch.int32)`, `[N]`; needed with a zero point. If it is
 ///     std::nullopt, each call computes it.
 /// @param dtype The dtype of the result: float32, float64, float16 or bfloat16.
@@ -65,7 +65,9 @@ inline at::Tensor int8_linear(const at::Tensor& input, const at::Tensor& weight,
 /// @param act_scale `s`, `[]` or `[1]`, of the dtype of `weight_scale`; or a number > 0.
 /// @param bias `[N]`, of that dtype or of the result's; std::nullopt adds no bias.
 /// @param act_zero_point `z`: `[]`, `[1]` or one for each token, of any integer dtype; an int is
-///     allowed only with a number as the scale; std::nullopt stands for 0.
+///     allowed only with a number as the scale; std::nullopt stands for 0. Of a tensor, a value
+///     that the dtype of `input` does not hold counts as the nearest one; such a number is an
+///     error.
 /// @param weight_sum `weight.sum(1, dtype=torch.int32)`, `[N]`; needed with a zero point. If it is
 ///     std::nullopt, each call computes it.
 /// @param dtype The dtype of the result: float32, float64, float16 or bfloat16.
@@ -159,7 +161,8 @@ inline at::Tensor quantized_linear(const at::Tensor& input, const at::Tensor& we
 /// @param weight_scale `sw`, `[N]`, float32 (float64 for a float64 input).
 /// @param act_scale `s`, `[]` or `[1]`, of the dtype of `weight_scale`.
 /// @param bias `[N]`, of that dtype or of the result's; std::nullopt adds no bias.
-/// @param act_zero_point `z`, `[]` or `[1]`, of any integer dtype; std::nullopt stands for 0.
+/// @param act_zero_point `z`, `[]` or `[1]`, of any integer dtype; std::nullopt stands for 0. In
+///     the sums, a value that int8 does not hold counts as the nearest one.
 /// @param smooth_scale `s * smooth`, `[K]`, of the dtype of `weight_scale`: the input is divided by
 ///     `smooth`, and the weight was multiplied by it. std::nullopt: no smoothing.
 /// @param weight_sum `weight.sum(1, dtype=torch.int32)`, `[N]`; needed with a zero point. If it is
@@ -266,7 +269,7 @@ inline at::Tensor qat_linear(const at::Tensor& input, const at::Tensor& weight,
 /// @param weight_scale `sw`, `[E, N]`, of the dtype of `input_scale`.
 /// @param bias `[E, N]`, of that dtype or of the result's; std::nullopt adds no bias.
 /// @param input_zero_point `z`, shaped as `input_scale` may be, of any integer dtype; std::nullopt
-///     stands for 0.
+///     stands for 0. A value that the dtype of `input` does not hold counts as the nearest one.
 /// @param weight_sum `weight.sum(2, dtype=torch.int32)`, `[E, N]`; needed with a zero point. If it
 ///     is std::nullopt, each call computes it.
 /// @param dtype The dtype of the result: float32, float64, float16 or bfloat16.
