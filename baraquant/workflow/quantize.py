@@ -7,6 +7,7 @@ is converted.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from ..configs import Config, QuantConfig
 from ..nn import FakeQuantizedLinear, QuantizesWeight
 from ..schemes import AFTER_TRAINING, AWQ, GPTQ, SmoothQuant
+from .arithmetic import warn_if_no_faster
 from .awq.layers import find_scalings
 from .calibration.run import UNREACHED, Calibration, check_repeatable
 from .calibration.static import observe_inputs
@@ -106,7 +108,9 @@ def quantize_(
 
     Warns:
         UserWarning: Inputs with a NaN or an infinity were ignored; the warning has the layers and
-            the counts. Or :class:`~baraquant.GPTQ` used another damping than it was given.
+            the counts. Or the scheme rounds inputs, and no layer multiplies integers.
+            Or :class:`~baraquant.SmoothQuant` smoothed no layer. Or :class:`~baraquant.GPTQ` used
+            another damping than it was given.
 
     Example:
         >>> from torch import nn
@@ -130,11 +134,19 @@ def quantize_(
             raise ValueError(f"{_CALLER}: {nothing_to('quantize', model, report)}")
         plan, by_gptq = _calibrate(model, chosen, calibration, progress)
         check_layers(chosen, plan, by_gptq, _CALLER)
-    names = set(chosen)
+    names, schemes = set(chosen), [one.scheme for one in chosen.values()]
+    smooths = any(isinstance(one.config, SmoothQuant) for one in chosen.values())
     parts.before.clear()
     report = swap_layers(model, chosen, report, _CALLER, plan, by_gptq)
     parts.release()
     _fold(model, names, plan)
+    warn_if_no_faster(report, schemes, _CALLER)
+    if smooths and all(one.alpha is None for one in plan.values()):
+        warnings.warn(
+            f"{_CALLER}: expected SmoothQuant to smooth a layer, but it smooths none: no "
+            "linear layer is reached by the calibration data and gains from it",
+            stacklevel=3,
+        )
     return replace(report, bytes_after=total_bytes(model))
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ..nn.training._quantizers import QuantizesWeight
+from .arithmetic import arithmetic_of
 from .layers import further_names, weights_of
 from .references import Places, still_reached, user_attributes
 from .report import (
@@ -329,7 +330,9 @@ def finished(
     changed = dict(report.changed)
     for path, place in still_reached(model, olds).items():
         changed[path] += f"; {place} still refers to the layer before"
-    return replace(report, changed=changed, bytes_after=total_bytes(model))
+    at = dict(model.named_modules())
+    computes = {path: how for path in olds if (how := arithmetic_of(at[path])) is not None}
+    return replace(report, changed=changed, bytes_after=total_bytes(model), computes=computes)
 
 
 def leave_fast_paths(model: nn.Module, news: Iterable[nn.Module]) -> None:

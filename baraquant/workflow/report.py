@@ -19,6 +19,10 @@ FILTERED = "filter_fn"
 UNMATCHED = "no pattern of the configurations matches it"
 FLOATING = "its configuration is None"
 CHOSEN = (UNMATCHED, FLOATING)
+# How a quantized layer computes.
+INTEGERS = "multiplies integers"
+FLOATS = "stores integers and computes in floating point"
+ROWS = "stores integers and looks up rows"
 # The name of the model itself, whose path is empty.
 ROOT = "(the model)"
 # The name for norms, biases and other small parameters.
@@ -38,6 +42,8 @@ class Report(Table):
         total_parameters: The number of elements of the model's floating parameters, each counted
             once.
         bytes_before: The size of parameters and buffers before.
+        computes: How each quantized layer computes, by its path: ``multiplies integers``, ``stores
+            integers and computes in floating point`` or ``stores integers and looks up rows``.
         bytes_after: Their size now. A model that is prepared for training has the same size, plus
             what preparation adds.
     """
@@ -48,6 +54,20 @@ class Report(Table):
     total_parameters: int = 0
     bytes_before: int = 0
     bytes_after: int = 0
+    computes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def integer_products(self) -> float:
+        """The share of the multiply-adds of weights that multiply integers, in [0, 1].
+
+        Each element of a weight counts as one multiply-add, that of one row of a linear layer or
+        one position of a convolution; embeddings do not count.
+        """
+        known = self.parameters.items()
+        sizes = {path: size for path, size in known if self.computes.get(path) != ROWS}
+        total = sum(sizes.values())
+        products = sum(size for path, size in sizes.items() if self.computes.get(path) == INTEGERS)
+        return products / total if total else 0.0
 
     @property
     def share(self) -> float:
@@ -81,7 +101,11 @@ class Report(Table):
 
         Layers with the same result whose paths only differ in numbers share a row.
         """
-        changed = _grouped(self.changed, self.parameters)
+        told = {
+            name: f"{what}: {self.computes[name]}" if name in self.computes else what
+            for name, what in self.changed.items()
+        }
+        changed = _grouped(told, self.parameters)
         left_out = _grouped(
             {name: f"left out: {reason}" for name, reason in self.left_out.items()}, self.parameters
         )
@@ -95,6 +119,8 @@ class Report(Table):
             return counts
         sizes = f"{_bytes(self.bytes_before)} before, {_bytes(self.bytes_after)} now"
         share = f"{_percent(self.share)} of {self.total_parameters:,} parameters in integers"
+        if self.computes:
+            share += f", {_percent(self.integer_products)} of multiply-adds of weights by integers"
         return f"{counts}; {share}; {sizes}"
 
     def _part(self, size: int) -> str:
