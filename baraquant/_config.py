@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
-VERSION = 5  # of the dictionaries
+VERSION = 6  # of the dictionaries
 # The fields that older dictionaries lack: the version that has them first, and their value before.
 _SINCE: dict[str, tuple[int, Any]] = {
     "scale_dtype": (2, "float32"),
@@ -15,6 +15,7 @@ _SINCE: dict[str, tuple[int, Any]] = {
     "rounding": (3, "nearest"),
     "rotate": (4, None),
     "group_factors": (5, False),
+    "master": (6, None),
 }
 
 C = TypeVar("C", bound="Config")

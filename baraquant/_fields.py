@@ -40,6 +40,14 @@ def check_bools(config: object, *names: str) -> None:
             )
 
 
+def check_symmetric(name: str, symmetric: object) -> None:
+    """Check the argument of a preset."""
+    if type(symmetric) is not bool:
+        raise TypeError(
+            f"{name}: expected symmetric to be a bool, but got {type(symmetric).__name__}"
+        )
+
+
 def check_choice(config: object, name: str, choices: tuple[str, ...]) -> None:
     """Check that a field is one of some strings."""
     value = getattr(config, name)

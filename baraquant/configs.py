@@ -20,6 +20,7 @@ OBSERVERS = ("min_max", "moving_average", "percentile", "mse")
 TRAINING_OBSERVERS = ("min_max", "moving_average")
 SCALE_RULES = ("search", "max")
 SCALE_DTYPES = ("float32", "bfloat16", "float16")
+MASTERS = ("bfloat16", "float16")
 BACKWARDS = ("float", "int8_input", "int8")
 ROUNDINGS = ("nearest", "stochastic")
 
@@ -198,6 +199,15 @@ class QuantConfig(Config):
             share their weight with another module, or of other kinds (convolutions, embeddings,
             recurrent layers, experts) are not rotated, and their part of the report names no
             ``rotate``.
+        master: The dtype that parameters are rounded to before anything else, ``bfloat16`` or
+            ``float16``; None: none. What is quantized is always the parameter as the optimizer
+            holds it. With a master it is that parameter rounded to this dtype, in training, in
+            evaluation, by conversion and by :func:`baraquant.quantize_`; the bias of the layer and
+            its learned scales are rounded too. The gradient goes straight through, and the
+            parameter keeps its dtype. Choose it where a wrapper computes with rounded copies of the
+            parameters, such as ``fully_shard`` with
+            ``MixedPrecisionPolicy(param_dtype=torch.bfloat16)``: the layer then trains on the
+            numbers that are served. Autocast needs none.
 
     Example:
         >>> int4 = baraquant.TensorConfig(bits=4)
@@ -218,6 +228,7 @@ class QuantConfig(Config):
     backward: str = "float"
     rounding: str = "nearest"
     rotate: int | None = None
+    master: str | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -233,6 +244,8 @@ class QuantConfig(Config):
         check_choice(self, "scale_dtype", SCALE_DTYPES)
         check_choice(self, "backward", BACKWARDS)
         check_choice(self, "rounding", ROUNDINGS)
+        if self.master is not None:
+            check_choice(self, "master", MASTERS)
         if self.conv_inputs is not None:
             check_bools(self, "conv_inputs")
         if self.weight.granularity == "per_token":
@@ -316,9 +329,10 @@ class QuantConfig(Config):
 
     @property
     def weight_str(self) -> str:
-        """How weights are quantized, with the dtype of their scales unless it is float32."""
+        """How weights are quantized, with what is not the default of their scales and master."""
         dtype = "" if self.scale_dtype == "float32" else f" scale_dtype={self.scale_dtype}"
-        return f"{self.weight}{dtype}"
+        master = "" if self.master is None else f" master={self.master}"
+        return f"{self.weight}{dtype}{master}"
 
     def with_floating_input(self) -> QuantConfig:
         """Return the same configuration of the weights, but with floating inputs."""

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from ._fields import check_bools, check_int
+from ._fields import check_bools, check_int, check_symmetric
 from .configs import Config, QuantConfig, TensorConfig
 
 
@@ -23,6 +23,7 @@ def W8A8(  # noqa: N802 - named as a scheme is
     backward: str = "float",
     rounding: str = "nearest",
     rotate: int | None = None,
+    master: str | None = None,
 ) -> QuantConfig:
     """Return int8 weights with a scale per channel, and int8 inputs with a dynamic scale per token.
 
@@ -32,8 +33,9 @@ def W8A8(  # noqa: N802 - named as a scheme is
         backward: As in :class:`QuantConfig`: ``int8`` for gradients from products of integers.
         rounding: As in :class:`QuantConfig`.
         rotate: As in :class:`QuantConfig`: 256 spreads the outliers of inputs.
+        master: As in :class:`QuantConfig`.
     """
-    _check_symmetric("W8A8", symmetric)
+    check_symmetric("W8A8", symmetric)
     activation = TensorConfig(8, "per_token", symmetric)
     return QuantConfig(
         TensorConfig(8),
@@ -42,6 +44,7 @@ def W8A8(  # noqa: N802 - named as a scheme is
         backward=backward,
         rounding=rounding,
         rotate=rotate,
+        master=master,
     )
 
 
@@ -52,6 +55,7 @@ def W8A8Static(  # noqa: N802
     scale_dtype: str = "float32",
     conv_inputs: bool | None = None,
     rotate: int | None = None,
+    master: str | None = None,
 ) -> QuantConfig:
     """Return int8 weights with a scale per channel, and int8 inputs with one scale for each layer.
 
@@ -61,8 +65,9 @@ def W8A8Static(  # noqa: N802
         scale_dtype: As in :class:`QuantConfig`.
         conv_inputs: As in :class:`QuantConfig`: True for int8 convolutions.
         rotate: As in :class:`QuantConfig`: 256 spreads the outliers of inputs.
+        master: As in :class:`QuantConfig`.
     """
-    _check_symmetric("W8A8Static", symmetric)
+    check_symmetric("W8A8Static", symmetric)
     activation = TensorConfig(8, "per_tensor", symmetric, dynamic=False)
     return QuantConfig(
         TensorConfig(8),
@@ -71,19 +76,21 @@ def W8A8Static(  # noqa: N802
         scale_dtype=scale_dtype,
         conv_inputs=conv_inputs,
         rotate=rotate,
+        master=master,
     )
 
 
 def W8A16(  # noqa: N802
-    *, scale_dtype: str = "float32", rotate: int | None = None
+    *, scale_dtype: str = "float32", rotate: int | None = None, master: str | None = None
 ) -> QuantConfig:
     """Return int8 weights with a scale per channel, and floating inputs.
 
     Args:
         scale_dtype: As in :class:`QuantConfig`.
         rotate: As in :class:`QuantConfig`: 256 spreads the outliers of weights.
+        master: As in :class:`QuantConfig`.
     """
-    return QuantConfig(TensorConfig(8), scale_dtype=scale_dtype, rotate=rotate)
+    return QuantConfig(TensorConfig(8), scale_dtype=scale_dtype, rotate=rotate, master=master)
 
 
 def W4A16(  # noqa: N802
@@ -93,6 +100,7 @@ def W4A16(  # noqa: N802
     *,
     scale_dtype: str = "float32",
     rotate: int | None = None,
+    master: str | None = None,
 ) -> QuantConfig:
     """Return 4-bit weights with a scale for each group of inputs, and floating inputs.
 
@@ -102,9 +110,12 @@ def W4A16(  # noqa: N802
         scale_rule: As in :class:`QuantConfig`.
         scale_dtype: As in :class:`QuantConfig`.
         rotate: As in :class:`QuantConfig`: 256 spreads the outliers of weights.
+        master: As in :class:`QuantConfig`.
     """
     weight = _int4("W4A16", group_size, symmetric)
-    return QuantConfig(weight, scale_rule=scale_rule, scale_dtype=scale_dtype, rotate=rotate)
+    return QuantConfig(
+        weight, scale_rule=scale_rule, scale_dtype=scale_dtype, rotate=rotate, master=master
+    )
 
 
 def W4A8(  # noqa: N802
@@ -118,6 +129,7 @@ def W4A8(  # noqa: N802
     backward: str = "float",
     rounding: str = "nearest",
     rotate: int | None = None,
+    master: str | None = None,
 ) -> QuantConfig:
     """Return 4-bit weights with a scale for each group, and int8 inputs with a scale per token.
 
@@ -136,6 +148,7 @@ def W4A8(  # noqa: N802
         backward: As in :class:`QuantConfig`; anything but ``float`` needs integer products.
         rounding: As in :class:`QuantConfig`.
         rotate: As in :class:`QuantConfig`: 256 spreads the outliers of inputs.
+        master: As in :class:`QuantConfig`.
     """
     weight = _int4("W4A8", group_size, symmetric)
     if group_factors is None:
@@ -150,11 +163,12 @@ def W4A8(  # noqa: N802
         backward=backward,
         rounding=rounding,
         rotate=rotate,
+        master=master,
     )
 
 
 def _int4(name: str, group_size: int | None, symmetric: bool) -> TensorConfig:
-    _check_symmetric(name, symmetric)
+    check_symmetric(name, symmetric)
     if group_size is None:
         return TensorConfig(4, "per_channel", symmetric)
     return TensorConfig(4, "per_group", symmetric, group_size=group_size)
@@ -182,9 +196,8 @@ class SmoothQuant(Config):
                 "SmoothQuant: expected alpha to be a number or 'search', "
                 f"but got {type(self.alpha).__name__}"
             )
-        is_search = self.alpha == "search"
         is_number = not isinstance(self.alpha, str) and math.isfinite(self.alpha)
-        if not is_search and not (is_number and 0.0 <= float(self.alpha) <= 1.0):
+        if self.alpha != "search" and not (is_number and 0.0 <= float(self.alpha) <= 1.0):
             raise ValueError(
                 "SmoothQuant: expected alpha to lie in [0, 1] or to be 'search', "
                 f"but got {self.alpha!r}"
@@ -201,8 +214,7 @@ class SmoothQuant(Config):
                 "mixes the channels that a smoothing scales; use one of the two"
             )
         symmetric = self.activation.activation is None or self.activation.activation.symmetric
-        # The rest of the scheme is free: how a static range is observed, scale_dtype, conv_inputs.
-        plain = replace(self.activation, scale_dtype="float32", conv_inputs=None)
+        plain = replace(self.activation, scale_dtype="float32", conv_inputs=None, master=None)
         if plain not in (W8A8(symmetric), W8A8Static(plain.observer, symmetric)):
             raise ValueError(
                 "SmoothQuant: expected activation to be W8A8(...) or W8A8Static(...), "
@@ -370,14 +382,13 @@ def quant_config(config: Any) -> QuantConfig:
 
 def what_it_is(config: Any) -> str:
     """Return words for an error message about a value that is not a configuration."""
-    presets = (W8A8, W8A8Static, W8A16, W4A16, W4A8)
-    if config in presets:
+    if config in (W8A8, W8A8Static, W8A16, W4A16, W4A8):
         return f"the function {config.__name__}; write {config.__name__}()"
     if not isinstance(config, type):
         return type(config).__name__
     if not issubclass(config, Config):
         return f"the class {config.__name__}"
-    arguments = "..." if config is not SmoothQuant else ""
+    arguments = "" if config is SmoothQuant else "..."
     return f"the class {config.__name__}; write {config.__name__}({arguments})"
 
 
@@ -386,11 +397,4 @@ def _check_config(name: str, config: Any) -> None:
         raise TypeError(
             f"{name}: expected config to be a QuantConfig, for example W4A16(), but got "
             f"{what_it_is(config)}"
-        )
-
-
-def _check_symmetric(name: str, symmetric: bool) -> None:
-    if type(symmetric) is not bool:
-        raise TypeError(
-            f"{name}: expected symmetric to be a bool, but got {type(symmetric).__name__}"
         )

@@ -82,7 +82,7 @@ def measure(name: str, parameters: float, device: torch.device) -> dict[str, Any
         model = model_of(parameters, device)
         count = sum(p.numel() for p in model.parameters())
         took, model = seconds_of(model, SCHEMES[name]())
-        stored = sum(b.nbytes for b in model.buffers())
+        stored = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
         times.append(took)
         del model
         free_memory(device)

@@ -35,11 +35,13 @@ def library() -> ctypes.CDLL:
     options = ("-std=c++20", "-O2", "-shared", "-fPIC", "-fopenmp")
     command = [*toolchain.program_compiler().split(), *options, str(SOURCE), "-o", str(LIBRARY)]
     subprocess.run(command, check=True)
-    return ctypes.CDLL(str(LIBRARY))
+    loaded = ctypes.CDLL(str(LIBRARY))
+    loaded.multiply.restype = ctypes.c_int64
+    return loaded
 
 
 def peak_call(operations: float) -> Call:
-    """As many operations as a product has, at the peak of the threads in use."""
+    """Return a call of as many operations as a product has, by all threads; it returns them."""
     multiply, wide = library().multiply, _C.cpu_isa() == "avx512_vnni"
     arguments = (
         ctypes.c_int64(int(operations)),

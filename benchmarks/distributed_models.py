@@ -128,8 +128,8 @@ def fsdp_variants(sizes: Sizes, tokens: int, device: torch.device) -> list[Varia
     gathered = "W8A8, gathered as bfloat16"
     kinds = {
         "bfloat16": (None, False, None),
-        gathered: (baraquant.W8A8(), False, None),
-        "W8A8, gathered as int8": (baraquant.W8A8(), True, gathered),
+        gathered: (baraquant.W8A8(master="bfloat16"), False, None),
+        "W8A8, gathered as int8": (baraquant.W8A8(master="bfloat16"), True, gathered),
     }
     return [
         training_step(name, sharded(sizes, device, config, int8), x, twin)

@@ -18,11 +18,12 @@ ROUNDS = 5
 def deployed(model: Decoder, dtype: torch.dtype) -> Decoder:
     """Return a copy for evaluation, whose floating weights and products have ``dtype``.
 
-    Integers, their scales and the tables of rotary positions are buffers, and stay as they are.
+    Integers stay as they are, and so do buffers: scales, and the tables of rotary positions.
     """
     model = copy.deepcopy(model).eval().requires_grad_(False)
     for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
     return model
 
 

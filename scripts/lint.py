@@ -7,6 +7,7 @@ unless CI=true.
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import os
 import re
@@ -27,6 +28,45 @@ LICENCE = "SPDX-License-Identifier: BSD-3-Clause"
 FORBIDDEN = re.compile(
     r"(?<![\w.$}])/(?:home|root|Users|work)/\w|\b(?:download\.)?pytorch\.org/whl"
 )
+# A test asserts no time and has no time limit: a machine may be busy.
+CLOCK = {"perf_counter", "monotonic", "process_time", "thread_time", "time_ns", "timeit", "repeat"}
+TIMED = re.compile(r"(^|_)(seconds|elapsed|duration|latency|took|microseconds)$")
+ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+
+
+def timed_rules(tree: ast.Module) -> list[tuple[int, str]]:
+    """Where a test asserts a time or gives a program a time limit, and what is wrong there.
+
+    A time may be compared with 0: it was measured. Timers are tested on clocks of their own, by
+    equality.
+    """
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            limits = [k for k in node.keywords if k.arg == "timeout" and not _is_none(k.value)]
+            found += [(limit.value.lineno, "a time limit") for limit in limits]
+        if isinstance(node, ast.Assert):
+            compared = [one for one in ast.walk(node.test) if isinstance(one, ast.Compare)]
+            found += [(node.lineno, "an assertion of a time") for one in compared if _of_time(one)]
+    return found
+
+
+def _of_time(compare: ast.Compare) -> bool:
+    sides = [compare.left, *compare.comparators]
+    for op, left, right in zip(compare.ops, sides, compare.comparators, strict=False):
+        is_zero = any(isinstance(s, ast.Constant) and s.value == 0 for s in (left, right))
+        if isinstance(op, ORDER) and not is_zero and (_tells_time(left) or _tells_time(right)):
+            return True
+    return False
+
+
+def _tells_time(side: ast.expr) -> bool:
+    names = [getattr(n, "id", getattr(n, "attr", getattr(n, "value", ""))) for n in ast.walk(side)]
+    return any(isinstance(n, str) and (n in CLOCK or TIMED.search(n)) for n in names)
+
+
+def _is_none(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and value.value is None
 
 
 def files(folders: list[str], suffixes: tuple[str, ...]) -> list[Path]:
@@ -39,7 +79,7 @@ def files(folders: list[str], suffixes: tuple[str, ...]) -> list[Path]:
 
 
 def own_rules() -> list[str]:
-    """The licence in the first line, short files, no path of one machine."""
+    """The licence in the first line, short files, no path of one machine, no test of a time."""
     problems = []
     cpp = (".h", ".cuh", ".cpp", ".cu")
     for path in files([*PYTHON, "csrc"], (".py", ".pyi", *cpp)):
@@ -56,6 +96,11 @@ def own_rules() -> list[str]:
             for number, line in enumerate(lines, 1)
             if FORBIDDEN.search(line) and path != Path(__file__).resolve()
         ]
+        if path.suffix == ".py" and "tests" in path.parts:
+            problems += [
+                f"{name}:{number}: {what}; no test depends on how busy the machine is"
+                for number, what in timed_rules(ast.parse(path.read_text()))
+            ]
     return problems
 
 

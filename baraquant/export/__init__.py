@@ -14,6 +14,7 @@ from .._lazy import imported
 # A function is imported when it is first used: none of the optional packages is needed before.
 _HOMES = {
     "from_compressed_tensors": "compressed_tensors",
+    "round_biases_": "biases",
     "tie_fused_scales": "fused",
     "to_compressed_tensors": "compressed_tensors",
     "to_gguf": "gguf",
@@ -23,6 +24,7 @@ _HOMES = {
 
 __all__ = [
     "from_compressed_tensors",
+    "round_biases_",
     "tie_fused_scales",
     "to_compressed_tensors",
     "to_gguf",

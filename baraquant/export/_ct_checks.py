@@ -18,7 +18,7 @@ from ._ct_scheme import PACKED, Scheme
 from ._layers import IntegerLayer
 from .fused import fused_paths
 
-SERVERS = ("vllm", "transformers")
+SERVERS = ("vllm", "sglang", "transformers")
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,12 @@ class Exported:
     model: nn.Module
     layers: dict[str, IntegerLayer]
     schemes: dict[str, Scheme]
+    serve: str | None = None
+
+    @property
+    def server(self) -> str:
+        """The name of the server, for messages."""
+        return {"vllm": "vLLM", "sglang": "SGLang"}.get(self.serve or "", "transformers")
 
 
 Rule = Callable[[Exported], Iterator[str]]
@@ -38,7 +44,7 @@ def check_server(exported: Exported, serve: str | None, allow: Iterable[str], ca
 
     Args:
         exported: What is about to be written.
-        serve: ``vllm``, ``transformers``, or None for no rule.
+        serve: ``vllm``, ``sglang``, ``transformers``, or None for no rule.
         allow: The names of rules that are not checked.
         caller: The public function, for messages.
 
@@ -99,6 +105,63 @@ def _kernels(exported: Exported) -> Iterator[str]:
             )
 
 
+def _sglang_kernels(exported: Exported) -> Iterator[str]:
+    """A scheme that SGLang has a kernel for: weights of channels or tensors, or 4 and 8 bits."""
+    for path, scheme in exported.schemes.items():
+        weight, input = scheme.weight, scheme.input
+        is_expert = isinstance(exported.layers[path].module, QuantizedExperts)
+        has_kernel = weight.symmetric and weight.bits == 8 and weight.strategy != "group"
+        if input is None:
+            has_kernel = weight.symmetric and weight.bits in (4, 8) and weight.strategy != "tensor"
+        elif input.bits != 8 or (input.dynamic and input.strategy != "token"):
+            has_kernel = False
+        if is_expert or not has_kernel:
+            yield (
+                f"{path}: SGLang has no kernel for {'experts with ' if is_expert else ''}{scheme}; "
+                "it has int8 inputs with a dynamic scale per token for int8 weights without groups "
+                "and zero points (W8A8), and floating inputs for weights of 4 or 8 bits in groups "
+                "or channels without zero points (W4A16, W8A16)"
+            )
+
+
+def _static_inputs(exported: Exported) -> Iterator[str]:
+    """A static input scale, which SGLang loads and does not use."""
+    for path, scheme in exported.schemes.items():
+        if scheme.input is not None and not scheme.input.dynamic:
+            yield (
+                f"{path}: SGLang ignores the static scale of its input and computes one for each "
+                "token; use W8A8() with dynamic scales"
+            )
+
+
+def _input_zero_points(exported: Exported) -> Iterator[str]:
+    """Inputs with zero points, which SGLang rounds without them."""
+    for path, scheme in exported.schemes.items():
+        if scheme.input is not None and not scheme.input.symmetric:
+            yield f"{path}: SGLang rounds its input without a zero point; use symmetric=True"
+
+
+def _one_format(exported: Exported) -> Iterator[str]:
+    """One storage for all layers: SGLang reads the format of the whole configuration alone."""
+    formats = sorted({scheme.format for scheme in exported.schemes.values()})
+    if len(formats) > 1:
+        yield (
+            f"expected layers of one format, but got {' and '.join(formats)}: SGLang reads one for "
+            "all; use one scheme, and None for the other layers"
+        )
+
+
+def _sixteen_bits(exported: Exported) -> Iterator[str]:
+    """A model of 16 bits: SGLang takes this format in bfloat16 and float16 alone."""
+    for path, layer in exported.layers.items():
+        if layer.dtype not in (torch.bfloat16, torch.float16):
+            yield (
+                f"{path}: SGLang computes layers of this format in bfloat16 or float16, and "
+                f"converts a model of {str(layer.dtype).removeprefix('torch.')}; convert the float "
+                "model first (model.to(torch.bfloat16))"
+            )
+
+
 def _fused_schemes(exported: Exported) -> Iterator[str]:
     """One scheme in layers that vLLM fuses."""
     linear = [n for n, m in exported.model.named_modules() if hasattr(m, "weight")]
@@ -106,7 +169,7 @@ def _fused_schemes(exported: Exported) -> Iterator[str]:
         schemes = {exported.schemes.get(path) for path in group}
         if len(schemes) > 1:
             kinds = ", ".join(f"{path} {exported.schemes.get(path) or 'float'}" for path in group)
-            yield f"vLLM computes {kinds} as one layer: give them one configuration"
+            yield (f"{exported.server} computes {kinds} as one layer: give them one configuration")
 
 
 def _fused_input_scale(exported: Exported) -> Iterator[str]:
@@ -150,12 +213,12 @@ def _shapes(exported: Exported) -> Iterator[str]:
         step = 16 if exported.schemes[path].input is not None else 32
         if rows % step or columns % step:
             yield (
-                f"{path}: vLLM's kernels for {exported.schemes[path]} need multiples of {step} in "
-                f"and out, but its weight is {[rows, columns]}; keep it floating"
+                f"{path}: {exported.server}'s kernels for {exported.schemes[path]} need multiples "
+                f"of {step} in and out, but its weight is {[rows, columns]}; keep it floating"
             )
         elif exported.schemes[path].input is None and layer.group_size not in (None, 32, 64, 128):
             yield (
-                f"{path}: vLLM's kernels take groups of 32, 64 or 128, but it has "
+                f"{path}: {exported.server}'s kernels take groups of 32, 64 or 128, but it has "
                 f"{layer.group_size}"
             )
 
@@ -222,10 +285,15 @@ def _inexact(exported: Exported, packed: bool) -> Iterator[tuple[str, str]]:
 # Which servers a rule is for, and the rule.
 RULES: dict[str, tuple[tuple[str, ...], Rule]] = {
     "kernels": (("vllm",), _kernels),
-    "fused_schemes": (("vllm",), _fused_schemes),
+    "sglang_kernels": (("sglang",), _sglang_kernels),
+    "static_inputs": (("sglang",), _static_inputs),
+    "input_zero_points": (("sglang",), _input_zero_points),
+    "one_format": (("sglang",), _one_format),
+    "sixteen_bits": (("sglang",), _sixteen_bits),
+    "fused_schemes": (("vllm", "sglang"), _fused_schemes),
     "fused_input_scale": (("vllm",), _fused_input_scale),
     "static_zero_point": (("vllm",), _static_zero_point),
-    "shapes": (("vllm",), _shapes),
+    "shapes": (("vllm", "sglang"), _shapes),
     "widths": (("vllm",), _widths),
     "half_models": (("vllm",), _half_models),
     "packed_zero_points": (("transformers",), _packed_zero_points),

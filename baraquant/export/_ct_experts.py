@@ -149,7 +149,8 @@ def expert_layers(
     layers: dict[str, IntegerLayer] = {}
     for name, places in places_of_all.items():
         weight = module._integers(name)
-        scale, zero_point = module._buffers[f"{name}_scale"], module._buffers[f"{name}_zero_point"]
+        scale = module._buffers[f"{name}_scale"]
+        zero_point = module._parameters[f"{name}_zero_point"]
         assert scale is not None
         for layer, rows in places.items():
             chosen = rows.to(weight.device)

@@ -45,7 +45,7 @@ def describe(
 
     Args:
         model: A converted model.
-        serve: The server whose rules are checked: ``vllm``, ``transformers`` or None.
+        serve: The server whose rules are checked: ``vllm``, ``sglang``, ``transformers`` or None.
         allow: The names of rules that are not checked.
         float_embeddings: Whether embeddings are written dequantized. Their values are the same.
         caller: The public function, for messages.
@@ -74,7 +74,7 @@ def describe(
             "that is quantized, and the format has no such integers"
         )
     schemes = {path: scheme_of(layer) for path, layer in written.items()}
-    check_server(Exported(model, written, schemes), serve, allow, caller)
+    check_server(Exported(model, written, schemes, serve), serve, allow, caller)
     if serve == "vllm":
         written = {path: _nudged(layer) for path, layer in written.items()}
     tensors = _tensors(model, written, schemes, floats, caller)

@@ -50,6 +50,7 @@ def load_folder(given: nn.Module | Callable[[], nn.Module], folder: Path, caller
         check_constants(model, {}, is_inside, f"{caller}(lambda: Model(...), folder)")
         read = _read(folder, files, caller)
         values = in_memory.values(read)
+        _check_ties(model, plan, values, is_inside)
         modules = _build(plan, values, caller)
         experts = {one.path: one.built(read, caller) for one in in_memory.quantized()}
     except ValueError as error:
@@ -235,6 +236,35 @@ def _check_rest(
             f"{unknown[0]}{more}: the folder has it, but the model and its schemes have no place "
             "for it"
         )
+
+
+def _check_ties(
+    model: nn.Module,
+    plan: dict[int, _Layer],
+    values: dict[str, Tensor],
+    is_inside: Callable[[str], bool],
+) -> None:
+    """Check that a folder has one value for what is one tensor or one layer in the model.
+
+    Raises:
+        ValueError: It has several values.
+    """
+    tied: dict[int, list[str]] = {}
+    for name, tensor in registered(model).items():
+        if not is_inside(name):
+            tied.setdefault(id(tensor), []).append(name)
+    groups = list(tied.values())
+    for layer in plan.values():
+        groups += [[f"{path}.{leaf}" for path in layer.paths] for leaf in TENSORS]
+    for names in groups:
+        first, *others = [name for name in names if name in values] or [""]
+        for other in others:
+            if not torch.equal(values[first], values[other]):
+                raise ValueError(
+                    f"{other}: expected the values of {first}, to which the model ties it, but the "
+                    "folder has others; build the model with untied weights "
+                    "(config.tie_word_embeddings = False)"
+                )
 
 
 def _hint(name: str, entries: dict[str, Entry]) -> str:

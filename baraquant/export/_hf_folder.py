@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..workflow.serialization.header import read_header
 from ._ct_ties import loses_ties
 from ._packages import need
 
@@ -86,6 +88,29 @@ def source_folder(caller: str, model: nn.Module, source: Any) -> Path | None:
     return Path(name) if isinstance(name, str) and name and Path(name).is_dir() else None
 
 
+def unknown_tensors(source: Path, model: nn.Module) -> list[str]:
+    """Return the parts of a source folder's tensors that a model has no place for (``mtp``).
+
+    A part is a path up to its first number, or its first word. Names below differ between files
+    and models, as those of experts do.
+    """
+    stored = {
+        _part(name)
+        for file in sorted(source.glob("*.safetensors"))
+        for name in read_header(file, "a safetensors file").tensors
+    }
+    known = {_part(name) for name in model.state_dict()}
+    known |= {_part(path) for path, _ in model.named_modules(remove_duplicate=False) if path}
+    # Without a common part the names have another prefix: the model is a part of another one.
+    return sorted(stored - known) if stored & known else []
+
+
+def _part(name: str) -> str:
+    words = name.split(".")
+    at = next((place for place, word in enumerate(words) if word.isdecimal()), 0)
+    return ".".join(words[: at + 1])
+
+
 def copy_others(source: Path, folder: Path) -> None:
     """Copy what a source folder holds except weights and what has been written."""
     for entry in sorted(source.iterdir()):
@@ -119,7 +144,13 @@ def save_tokenizer(caller: str, tokenizer: Any, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def write_card(caller: str, model: nn.Module, config: dict[str, Any], folder: Path) -> None:
+def write_card(
+    caller: str,
+    model: nn.Module,
+    config: dict[str, Any],
+    folder: Path,
+    dropped: Sequence[str] = (),
+) -> None:
     """Write README.md: what is quantized and how, and how to load it."""
     hub = need(caller, "huggingface_hub", "hf")
     name = getattr(getattr(model, "config", None), "_name_or_path", "") or None
@@ -133,6 +164,9 @@ def write_card(caller: str, model: nn.Module, config: dict[str, Any], folder: Pa
     )
     dtype = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("dtype")
     text = f"---\n{data.to_yaml()}\n---\n\n{_body(model, config, dtype)}"
+    if dropped:
+        names = ", ".join(f"`{name}`" for name in dropped)
+        text += f"\nNot in this folder, but in the one that the model is from: {names}.\n"
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
@@ -156,7 +190,7 @@ def _body(model: nn.Module, config: dict[str, Any], dtype: str | None) -> str:
     lines += [
         "",
         f"Written by baraquant {__version__} with PyTorch {torch.__version__} in the format "
-        "compressed-tensors, which vLLM, SGLang and transformers load:",
+        "compressed-tensors, which vLLM and transformers load:",
         "",
         "```python",
         "from vllm import LLM",

@@ -152,11 +152,16 @@ class StaticLinearQDQ(_StaticLinear):
     them: it makes uint8 of int8 itself, and 1.32 fails at some of these. The bias is subtracted
     with its sign changed: of a MatMul and an Add onnxruntime makes a Gemm, for which it dequantizes
     the weight in each call, tens of times slower.
+
+    Args:
+        layer: The layer.
+        signed: Whether the integers are int8 where they can be.
     """
 
-    def __init__(self, layer: IntegerLayer) -> None:
+    def __init__(self, layer: IntegerLayer, signed: bool) -> None:
         assert layer.input is not None
-        super().__init__(layer, is_signed=layer.input.symmetric and layer.smooth is None)
+        is_plain = layer.input.symmetric and layer.smooth is None
+        super().__init__(layer, is_signed=signed and is_plain)
         if layer.bias is not None:
             self.register_buffer("minus_bias", -layer.bias.float())
 
@@ -210,18 +215,21 @@ class FixedRounder(ByGranularity):
     Args:
         rounder: The module, of mode ``fixed``.
         keeps_zero: Whether a zero point of 0 is written: for the input of a convolution.
+        signed: Whether int8 is taken without zero points. uint8 weights want uint8 inputs.
     """
 
     zero_point: Tensor | None
 
-    def __init__(self, rounder: FakeQuantize, keeps_zero: bool) -> None:
+    def __init__(self, rounder: FakeQuantize, keeps_zero: bool, signed: bool) -> None:
         super().__init__()
         self._set_granularity(rounder.granularity, rounder.axis, rounder.group_size or None)
         self.quant_min, self.quant_max = rounder.quant_min, rounder.quant_max
         zero_point: Tensor | None = rounder.zero_point
-        if not bool(rounder.zero_point.any()):
+        is_zero = not bool(rounder.zero_point.any())
+        is_int8 = self.quant_min >= -_MIDDLE and self.quant_max < _MIDDLE
+        if is_zero and (signed or not is_int8):
             zero_point = rounder.zero_point if keeps_zero else None
-        elif self.quant_min >= -_MIDDLE and self.quant_max < _MIDDLE:
+        elif is_int8:
             zero_point = rounder.zero_point + _MIDDLE
             self.quant_min += _MIDDLE
             self.quant_max += _MIDDLE

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Folders of the format compressed-tensors, which vLLM, SGLang and transformers load."""
+"""Folders of the format compressed-tensors, which vLLM and transformers load."""
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from ._hf_folder import (
     copy_others,
     save_tokenizer,
     source_folder,
+    unknown_tensors,
     write_card,
     write_config_json,
     write_weights,
@@ -38,7 +40,7 @@ def to_compressed_tensors(
     allow: Iterable[str] = (),
     max_shard_size: str = "5GB",
 ) -> Path:
-    """Write a folder that vLLM, SGLang and transformers load.
+    """Write a folder that vLLM, SGLang or transformers load.
 
     Layers of integers (:func:`baraquant.W8A8`, :func:`baraquant.W8A8Static`) are stored as
     ``int-quantized`` with float32 scales, weight-only layers of 2 to 8 bits as ``pack-quantized``.
@@ -66,10 +68,20 @@ def to_compressed_tensors(
       to which the server converts them. ``scale_dtype`` in the configuration makes them so.
     * ``integer_scales``: the same for layers of integers; only transformers converts these.
 
+    SGLang's rules come from its source (``python/sglang/srt/layers/quantization/
+    compressed_tensors``); no folder was run in it. Beside ``fused_schemes``, ``shapes`` and
+    ``rounded_scales``:
+
+    * ``sglang_kernels``: a scheme that it has no kernel for; experts too.
+    * ``static_inputs``, ``input_zero_points``: it ignores static scales and zero points of inputs.
+    * ``one_format``: layers of integers beside packed ones: it reads one format for all.
+    * ``sixteen_bits``: a model that is neither bfloat16 nor float16.
+
     Args:
         model: A model from :func:`baraquant.quantize_` or :func:`baraquant.qat.convert_`.
         folder: The folder to write. It must not exist, or be empty; its parent must exist.
-        serve: Whose rules are checked: ``"vllm"``, ``"transformers"``, or None for none.
+        serve: Whose rules are checked: ``"vllm"``, ``"sglang"``, ``"transformers"``, or None for
+            none.
         tokenizer: A tokenizer or processor to write too.
         source: The folder of the floating model, from which tokenizer files and the like are
             copied. None: where the model was loaded from, if that is a folder.
@@ -104,6 +116,15 @@ def to_compressed_tensors(
     origin = source_folder(_TO, model, source)
     floats = serve is not None if float_embeddings is None else float_embeddings
     tensors, config = describe(model, serve=serve, allow=allow, float_embeddings=floats, caller=_TO)
+    dropped = [] if origin is None else unknown_tensors(origin, model)
+    if dropped:
+        warnings.warn(
+            f"{_TO}: {origin} holds tensors that {type(model).__name__} does not have, and that "
+            f"are not written: {', '.join(dropped)}; a server that config.json tells of them will "
+            "not find them",
+            UserWarning,
+            stacklevel=2,
+        )
     with new_folder(_TO, target) as partial:
         write_config_json(model, config, partial)
         write_weights(_TO, tensors, partial, max_shard_size)
@@ -111,7 +132,7 @@ def to_compressed_tensors(
             save_tokenizer(_TO, tokenizer, partial)
         if origin is not None:
             copy_others(origin, partial)
-        write_card(_TO, model, config, partial)
+        write_card(_TO, model, config, partial, dropped)
     return target
 
 

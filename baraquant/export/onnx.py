@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,13 +43,14 @@ def to_onnx(
     input_names: list[str] | None = None,
     output_names: list[str] | None = None,
     external_data: bool | None = None,
+    int8_weights: bool | None = None,
 ) -> None:
     """Write a quantized model as an ONNX file.
 
     The model is exported in evaluation mode by ``torch.onnx.export(..., dynamo=True)``; it does not
-    change. In both styles a layer with weights only is ``DequantizeLinear`` before its MatMul or
-    Conv, with integers of at most four bits as int4 in linear layers, and a ``FakeQuantize`` is
-    ``QuantizeLinear`` and ``DequantizeLinear``. The styles differ in linear layers that also round
+    change. A layer with weights only is ``DequantizeLinear`` before its MatMul or Conv, integers of
+    at most four bits as int4 in linear layers, and a ``FakeQuantize`` is ``QuantizeLinear`` and
+    ``DequantizeLinear``. The styles differ in linear layers that also round
     their input:
 
     * ``"integer"``: the input becomes integers, and ``MatMulInteger`` multiplies them: the sums are
@@ -58,8 +61,18 @@ def to_onnx(
     A convolution is computed in integers by such a program if its input is rounded too, with a
     fixed scale (``input_fake_quant``). Fold batch norms into convolutions before quantizing.
 
-    onnxruntime rounds the inputs of int4 layers to int8 by default. The session option
-    ``session.qdq_matmulnbits_accuracy_level`` set to ``"1"`` keeps them floating.
+    onnxruntime rounds the inputs of linear layers with weights only to int8 by default. In the
+    style ``"integer"`` these are its own ``MatMulNBits`` (8 bits: from version 1.22 on) with an
+    ``accuracy_level`` that keeps inputs floating. In the style ``"qdq"`` the session option
+    ``session.qdq_matmulnbits_accuracy_level`` set to ``"1"`` does so.
+
+    On x86 processors without VNNI (AVX2, and AVX-512 before it) onnxruntime's products of uint8 and
+    int8 saturate where weights exceed [-64, 64]. Such weights are written as uint8, 128 larger,
+    whose sums are exact on every processor, and which take 2.5 times as long where there is VNNI;
+    ``int8_weights=True`` writes int8.
+
+    A file says what the right numbers need of a session in its metadata, under keys that begin with
+    ``baraquant.``.
 
     Args:
         model: A model from :func:`baraquant.quantize_` or :func:`baraquant.qat.convert_`.
@@ -73,6 +86,10 @@ def to_onnx(
         input_names: The names of the inputs in the file. None: those of ``forward``.
         output_names: The names of the outputs.
         external_data: Whether weights are stored apart. None: where they exceed 2 GB.
+        int8_weights: Whether weights in products of integers stay int8 where they exceed [-64, 64]:
+            for processors with VNNI, for ARM, and for sessions of onnxruntime with the option
+            ``session.x64quantprecision`` set to ``"1"``. None: in the style ``"qdq"``, with a
+            warning, since the programs that it is for want int8.
 
     Raises:
         ImportError: The package onnx or onnxscript is missing.
@@ -86,11 +103,12 @@ def to_onnx(
         baraquant.quantize_(model, baraquant.W8A8())
         baraquant.export.to_onnx(model, (x,), "model.onnx", dynamic_shapes=({0: "batch"},))
     """
-    _check_arguments(args, style, kwargs, opset_version, external_data)
+    _check_arguments(args, style, kwargs, opset_version, external_data, int8_weights)
     need(_CALLER, "onnx", "onnx")
     need(_CALLER, "onnxscript", "onnx")
     layers = integer_layers(model, _CALLER)
-    copied, four_bits = _rewritten(model, layers, style)
+    signed = style == "qdq" if int8_weights is None else int8_weights
+    copied, four_bits = _rewritten(model, layers, _Form(style, signed))
     options = {
         "kwargs": None if kwargs is None else dict(kwargs),
         "dynamic_shapes": dynamic_shapes,
@@ -104,11 +122,68 @@ def to_onnx(
 
         _onnx_passes.fold_casts(program.model)
         _onnx_passes.store_four_bits(program.model, four_bits)
+        _make_safe(program.model, style, signed, is_asked_for=int8_weights is not None)
         program.save(str(partial), external_data=external_data)
 
 
+@dataclass(frozen=True)
+class _Form:
+    """The style of a file, and whether its products take int8 weights."""
+
+    style: str
+    signed: bool
+
+
+def _make_safe(model: Any, style: str, signed: bool, is_asked_for: bool) -> None:
+    """Make products exact in every session of onnxruntime, or say what they need."""
+    from . import _onnx_products as products
+
+    notes: dict[str, str] = {}
+    warn: list[str] = []
+    if not signed:
+        products.make_unsigned(model)
+    wrong = products.saturating(model)
+    if wrong:
+        names = ", ".join(weight.name for weight in wrong[:3]) + (", ..." if wrong[3:] else "")
+        notes["saturation"] = (
+            f"{len(wrong)} int8 weights ({names}) exceed [-64, 64]: onnxruntime's sums saturate on "
+            "x86 processors without VNNI, unless the session option session.x64quantprecision is "
+            "'1'"
+        )
+        if not is_asked_for:
+            warn.append(f"{notes['saturation']}; int8_weights=False writes uint8 ones")
+    if style == "integer":
+        products.keep_inputs_floating(model)
+    elif products.weights_only(model):
+        notes["accuracy_level"] = (
+            "onnxruntime rounds the inputs of layers with weights only to int8, unless the "
+            "session option session.qdq_matmulnbits_accuracy_level is '1'"
+        )
+        warn.append(f"{notes['accuracy_level']}; style='integer' needs no option")
+    reasons, count = products.floating_convolutions(model)
+    if reasons:
+        names = ", ".join(reasons[:3]) + (", ..." if reasons[3:] else "")
+        notes["convolutions"] = (
+            f"{count - len(reasons)} of {count} convolutions will be int8 in onnxruntime: no "
+            f"quantizer behind {names}"
+        )
+        if 2 * len(reasons) > count > 1:
+            warn.append(notes["convolutions"])
+    rounded = products.rounded_biases(model)
+    if rounded:
+        notes["biases"] = (
+            f"onnxruntime rounds the biases of {rounded} int8 convolutions to multiples of the "
+            "input's scale times the weight's, which their outputs may differ by; "
+            "baraquant.export.round_biases_ rounds them before"
+        )
+        warn.append(notes["biases"])
+    model.metadata_props.update({f"baraquant.{key}": text for key, text in notes.items()})
+    for text in warn:
+        warnings.warn(f"{_CALLER}: {text}", UserWarning, stacklevel=3)
+
+
 def _check_arguments(
-    args: Any, style: Any, kwargs: Any, opset_version: Any, external_data: Any
+    args: Any, style: Any, kwargs: Any, opset_version: Any, external_data: Any, int8_weights: Any
 ) -> None:
     if not isinstance(args, (tuple, Tensor)):
         raise TypeError(
@@ -128,15 +203,15 @@ def _check_arguments(
             f"{_CALLER}: expected opset_version to lie in [{_OPSETS[0]}, {_OPSETS[-1]}], but got "
             f"{opset_version!r}; opset 21 is the first with groups and int4"
         )
-    if external_data is not None and type(external_data) is not bool:
-        raise TypeError(
-            f"{_CALLER}: expected external_data to be a bool or None, but got "
-            f"{type(external_data).__name__}"
-        )
+    for name, value in (("external_data", external_data), ("int8_weights", int8_weights)):
+        if value is not None and type(value) is not bool:
+            raise TypeError(
+                f"{_CALLER}: expected {name} to be a bool or None, but got {type(value).__name__}"
+            )
 
 
 def _rewritten(
-    model: nn.Module, layers: dict[str, IntegerLayer], style: str
+    model: nn.Module, layers: dict[str, IntegerLayer], form: _Form
 ) -> tuple[nn.Module, list[str]]:
     """Return a copy of the model for the exporter, and the names of what becomes int4.
 
@@ -150,7 +225,7 @@ def _rewritten(
                 "QuantizeLinear does not take; quantize a float32 model"
             )
     copied = rewritten(
-        model, layers, lambda path, module, layer: _replacement(path, module, layer, style)
+        model, layers, lambda path, module, layer: _replacement(path, module, layer, form)
     )
     for module in copied.modules():
         if isinstance(module, ConvolvesIntegers):
@@ -165,7 +240,9 @@ def _rewritten(
     return copied, four_bits
 
 
-def _replacement(path: str, module: nn.Module, layer: IntegerLayer | None, style: str) -> nn.Module:
+def _replacement(
+    path: str, module: nn.Module, layer: IntegerLayer | None, form: _Form
+) -> nn.Module:
     """Return the form of a module for the exporter; the module itself if it can stay."""
     from . import _onnx_modules as forms
 
@@ -175,27 +252,27 @@ def _replacement(path: str, module: nn.Module, layer: IntegerLayer | None, style
             "it by a FakeQuantize with its scale"
         )
     if isinstance(module, FakeQuantize):
-        return _rounder(path, module, style)
+        return _rounder(path, module, form)
     if layer is None:
         return module
     kind = plain_type(layer.module)
     new: nn.Module | None = None
     if kind is QuantizedLinear:
-        if style == "qdq":
+        if form.style == "qdq":
             raise _not_static(path)
         new = forms.DynamicLinear(layer)
     elif kind is StaticQuantizedLinear:
-        is_qdq = style == "qdq"
-        new = forms.StaticLinearQDQ(layer) if is_qdq else forms.StaticLinear(layer)
+        is_qdq = form.style == "qdq"
+        new = forms.StaticLinearQDQ(layer, form.signed) if is_qdq else forms.StaticLinear(layer)
     elif kind is WeightOnlyLinear:
         rounder: Any = module.input_fake_quant
         if isinstance(rounder, FakeQuantize):
-            rounder = _rounder(f"{path}.input_fake_quant", rounder, style)
+            rounder = _rounder(f"{path}.input_fake_quant", rounder, form)
         new = forms.WeightOnly(layer, rounder)
     return module if new is None else new
 
 
-def _rounder(path: str, rounder: FakeQuantize, style: str) -> nn.Module:
+def _rounder(path: str, rounder: FakeQuantize, form: _Form) -> nn.Module:
     from . import _onnx_modules as forms
 
     is_input = path.endswith("input_fake_quant")
@@ -206,14 +283,20 @@ def _rounder(path: str, rounder: FakeQuantize, style: str) -> nn.Module:
                 "observer is on; call disable_observer() first"
             )
         is_off = int(rounder.fake_quant_enabled) == 0
-        return nn.Identity() if is_off else forms.FixedRounder(rounder.freeze(), is_input)
+        return nn.Identity() if is_off else _fixed(rounder.freeze(), is_input, form)
     if not rounder._rounds:
         return nn.Identity()
     if rounder.is_dynamic:
-        if style == "qdq":
+        if form.style == "qdq":
             raise _not_static(path)
         return forms.DynamicRounder(rounder)
-    return forms.FixedRounder(rounder, is_input)
+    return _fixed(rounder, is_input, form)
+
+
+def _fixed(rounder: FakeQuantize, is_input: bool, form: _Form) -> nn.Module:
+    from . import _onnx_modules as forms
+
+    return forms.FixedRounder(rounder, keeps_zero=is_input, signed=form.signed or not is_input)
 
 
 def _not_static(path: str) -> ValueError:

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from .. import ops
 from ..ops._limits import MAX_SHIFTED_FEATURES
-from ._product import is_exported, matching_bias
+from ._product import is_exported, matching_bias, quantized_by
+from ._straight_through import conv_through
 
 # The fewest inputs of a group whose product of integers is worth it; one input is depthwise.
 _LEAST_INPUTS = 16
@@ -45,9 +46,24 @@ def is_integer_conv(
     return rounds and is_flat and fits and depth <= MAX_SHIFTED_FEATURES
 
 
-def channels_inside(weight: Tensor) -> Tensor:
-    """Return a weight with the strides in which :func:`ops.int8_conv` reads it without a copy."""
-    return weight.movedim(1, -1).contiguous().movedim(-1, 1)
+def is_channels_last(weight: Tensor) -> bool:
+    """Whether a weight of two or three dimensions of space has the strides of ``channels_last``.
+
+    PyTorch chooses an algorithm by the strides, also where there is one input or one position.
+    """
+    if weight.dim() not in (4, 5):
+        return False
+    like = torch.empty(weight.shape, device="meta")
+    return bool(weight.stride() == laid_out(like, True).stride() != like.stride())
+
+
+def laid_out(weight: Tensor, channels_last: bool) -> Tensor:
+    """Return a contiguous weight, or a copy whose strides are those of ``channels_last``."""
+    if not channels_last:
+        return weight.contiguous()
+    if weight.dim() == 5:
+        return weight.clone(memory_format=torch.channels_last_3d)
+    return weight.clone(memory_format=torch.channels_last)
 
 
 class ConvolvesIntegers(nn.Module):  # type: ignore[misc]
@@ -75,13 +91,15 @@ class ConvolvesIntegers(nn.Module):  # type: ignore[misc]
         qweight: Tensor,
         weight_scale: Tensor,
         bias: Tensor | None,
-        weight_sum: Tensor | None,
     ) -> Tensor:
         """Return the convolution of the quantized input, in the dtype of ``input``."""
         values = input.detach()
         if self.pads_first:
             values = F.pad(values, self._reversed_padding_repeated_twice, mode=self.pad_mode)
-        integers, scale, zero_point = self.input_fake_quant.quantize(values)
+        if torch.jit.is_scripting():
+            integers, scale, zero_point = self.input_fake_quant.quantize(values)
+        else:
+            integers, scale, zero_point = quantized_by(self.input_fake_quant, values)
         bias = matching_bias(bias, input.dtype, weight_scale)
         dtype: torch.dtype | None = None  # that of the scale; rounded then, it has the same bits
         if input.dtype != weight_scale.dtype and not is_exported():
@@ -95,7 +113,6 @@ class ConvolvesIntegers(nn.Module):  # type: ignore[misc]
             weight_scale,
             bias,
             input_zero_point=zero_point if self.has_zero_point else None,
-            weight_sum=weight_sum,
             stride=self.stride,
             padding=self.integer_padding,
             dilation=self.dilation,
@@ -103,6 +120,19 @@ class ConvolvesIntegers(nn.Module):  # type: ignore[misc]
             dtype=dtype,
         )
         return output.to(input.dtype)
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _through(
+        self, output: Tensor, rounded: Tensor, weight: Tensor, scale: Tensor | None
+    ) -> Tensor:
+        """Return ``output`` with the gradient of the floating formula, in a graph."""
+        if self.pads_first:
+            rounded = F.pad(rounded, self._reversed_padding_repeated_twice, mode=self.pad_mode)
+        padding, dilation = self.integer_padding, list(self.dilation)
+        return conv_through(
+            output, rounded, weight, scale, self.bias, list(self.stride),
+            padding * len(dilation) if len(padding) == 1 else padding, dilation, self.groups,
+        )  # fmt: skip
 
 
 class Transposes(nn.Module):  # type: ignore[misc]

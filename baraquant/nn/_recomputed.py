@@ -43,9 +43,7 @@ def product_of_integers(
     def unpack(packed: Any) -> Tensor:
         if isinstance(packed, Tensor):
             return packed
-        if any(now is not then for now, then in zip(_tensors(layer), tensors, strict=True)) or (
-            _state(layer) != before
-        ):
+        if _places(_tensors(layer)) != _places(tensors) or _state(layer) != before:
             raise RuntimeError(
                 f"{type(layer).__name__}: expected the same integers in the backward pass as in "
                 "the forward pass, but they were changed or moved in between; run the forward "
@@ -61,6 +59,11 @@ def product_of_integers(
 
 def _tensors(layer: Any) -> tuple[Tensor | None, ...]:
     return layer.qweight, layer.weight_scale, layer.weight_zero_point
+
+
+def _places(tensors: tuple[Tensor | None, ...]) -> list[int | None]:
+    """Return which memory tensors have: that of a part of a DTensor is another object each time."""
+    return [None if t is None else t.untyped_storage()._cdata for t in tensors]
 
 
 def _state(layer: Any) -> tuple[int | None, ...]:

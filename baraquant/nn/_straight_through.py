@@ -1,7 +1,29 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The gradient of an integer product: integers themselves have no gradient."""
+"""The gradient of an integer product: integers themselves have no gradient.
 
+Eager layers compute the floating formula only where a gradient is asked for. A traced or exported
+graph must not hold that decision: it is called with and without gradients, wherever it was made.
+There the functions ``linear_through`` and ``conv_through`` decide at each call. A trace calls them
+as functions of TorchScript, an exported program as the ops ``baraquant_nn::linear_through`` and
+``baraquant_nn::conv_through``. ``run_decompositions``, and so AOTInductor, replaces these ops by
+what they compute without a gradient, which costs nothing.
+"""
+
+import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from .. import ops
+from ._product import linear
+
+
+def _without_gradient(tensor: Tensor) -> Tensor:
+    # torch.jit.freeze removes `detach`, with its effect on gradients, but not this.
+    return tensor.data if torch.jit.is_scripting() else tensor.detach()
+
+
+# Return a tensor without its gradient, also in a graph that torch.jit.freeze changes.
+without_gradient = torch.jit.script_if_tracing(_without_gradient)
 
 
 def straight_through(output: Tensor, smooth: Tensor) -> Tensor:
@@ -10,4 +32,104 @@ def straight_through(output: Tensor, smooth: Tensor) -> Tensor:
     The function subtracts a 0 that carries the gradient. This 0 is +0.0, which keeps the sign of
     -0.0, and it stays 0 if the formula overflows.
     """
-    return output - (smooth.detach() - smooth).nan_to_num(0.0).to(output.dtype)
+    return output - (without_gradient(smooth) - smooth).nan_to_num(0.0).to(output.dtype)
+
+
+def makes_graph() -> bool:
+    """Whether a graph is made that will be called with and without gradients."""
+    if torch.jit.is_scripting():  # its code decides at each call, as eager code does
+        return False
+    # In PyTorch 2.11 torch.compiler.is_exporting() is true for torch.compile as well.
+    return bool(torch.jit.is_tracing() or torch.compiler._is_exporting_flag)
+
+
+def _linear_through(output: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    trains = input.requires_grad or weight.requires_grad
+    if bias is not None:
+        trains = trains or bias.requires_grad
+    if torch.is_grad_enabled() and trains:
+        output = straight_through(output, linear(input, weight, bias))
+    return output
+
+
+def _conv_through(
+    output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor | None,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    trains = input.requires_grad or weight.requires_grad
+    if bias is not None:
+        trains = trains or bias.requires_grad
+    if torch.is_grad_enabled() and trains:
+        if weight_scale is not None:
+            weight = ops.dequantize_per_channel(weight, weight_scale, None, 0, dtype=input.dtype)
+            weight = weight.contiguous()
+        if bias is not None:
+            bias = bias.to(input.dtype)
+        if weight.dim() == 3:
+            smooth = F.conv1d(input, weight, bias, stride, padding, dilation, groups)
+        elif weight.dim() == 4:
+            smooth = F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+        else:
+            smooth = F.conv3d(input, weight, bias, stride, padding, dilation, groups)
+        output = straight_through(output, smooth)
+    return output
+
+
+_LIBRARY = torch.library.Library("baraquant_nn", "DEF")
+_LIBRARY.define(
+    "linear_through(Tensor output, Tensor input, Tensor weight, Tensor? bias) -> Tensor"
+)
+_LIBRARY.define(
+    "conv_through(Tensor output, Tensor input, Tensor weight, Tensor? weight_scale, Tensor? bias, "
+    "int[] stride, int[] padding, int[] dilation, int groups) -> Tensor"
+)
+_LIBRARY.impl("linear_through", _linear_through, "CompositeImplicitAutograd")
+_LIBRARY.impl("conv_through", _conv_through, "CompositeImplicitAutograd")
+_traced_linear_through = torch.jit.script_if_tracing(_linear_through)
+_traced_conv_through = torch.jit.script_if_tracing(_conv_through)
+
+
+@torch.jit.unused  # type: ignore[untyped-decorator]
+def linear_through(output: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return ``output`` with the gradient of a linear layer if one is asked for at the call."""
+    if torch.jit.is_tracing():
+        return _traced_linear_through(output, input, weight, bias)
+    return torch.ops.baraquant_nn.linear_through(output, input, weight, bias)
+
+
+@torch.jit.unused  # type: ignore[untyped-decorator]
+def conv_through(
+    output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor | None,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    """Return ``output`` with the gradient of a convolution if one is asked for at the call.
+
+    Args:
+        output: What the product of integers gave.
+        input: The rounded input.
+        weight: The rounded weight; int8 with ``weight_scale``, which dequantizes it.
+        weight_scale: ``[out_channels]``.
+        bias: ``[out_channels]``.
+        stride: As in ``torch.nn.functional.conv2d``, and so are the others.
+        padding: See there.
+        dilation: See there.
+        groups: See there.
+    """
+    through = (
+        _traced_conv_through if torch.jit.is_tracing() else torch.ops.baraquant_nn.conv_through
+    )
+    return through(output, input, weight, weight_scale, bias, stride, padding, dilation, groups)

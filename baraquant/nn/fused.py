@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from typing_extensions import Self
 
 from .. import ops
+from ._straight_through import makes_graph
 from .inference.linear import QuantizedLinear
 from .inference.quantized_input import QuantizedInput
 
@@ -250,7 +251,7 @@ def _takes_integers(layer: Any, input: Tensor) -> bool:
     integers, and :class:`baraquant.graph.Fuse` fuses the ops with the same bits.
     """
     return (
-        not torch.compiler.is_exporting()
+        not (torch.compiler.is_exporting() or makes_graph())
         and type(layer) is QuantizedLinear
         and layer.per_token
         and layer.smooth is None

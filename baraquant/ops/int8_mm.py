@@ -217,8 +217,9 @@ def qat_linear(
     quant_max=quant_max)`` with ``w, sw, _ = dynamic_range_quantize_per_channel(weight, 0,
     weight_quant_min, weight_quant_max)``, or the ``qweight`` and ``weight_scale`` that are given
 
-    What is trained is, bit for bit, what is deployed. Under autocast the arguments are cast first,
-    as those of :func:`torch.nn.functional.linear` are.
+    What is trained is, bit for bit, what is deployed. Under autocast the input is cast first, as
+    that of :func:`torch.nn.functional.linear` is; the weight is not, and so has the integers that
+    are deployed.
 
     Example:
         >>> x, w = torch.tensor([[1.0, 63.5]]), torch.tensor([[127.0, 0.3], [0.9, 2.0]])
@@ -353,8 +354,7 @@ def qat_grouped_linear(
     dynamic_range_quantize_per_channel(weight[e], 0, weight_quant_min, weight_quant_max)``
 
     What is trained is, bit for bit, what is deployed, and each group's rows are those of
-    :func:`qat_linear` with its weight. Under autocast the arguments are cast first, as those of
-    :func:`torch.nn.functional.linear` are.
+    :func:`qat_linear` with its weight. Under autocast the input is cast first, as there.
 
     Example:
         >>> x = torch.tensor([[1.0, 127.0], [1.0, 127.0]])

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``fully_shard`` gathers integers: a process quantizes its rows of a weight before it sends them.
 
-A row has its own scale, so the integers of a part are those of the whole. The parameter is a
-:class:`ShardedWeight`; it tells ``fully_shard`` what to send (``fsdp_pre_all_gather``) and what to
-make of what arrives (``fsdp_post_all_gather``): a :class:`GatheredWeight`.
+A row has its own scale, so the integers of a part are those of the whole. They are those of the
+parameter as the optimizer holds it, whatever dtype a policy gives the other parameters. The
+parameter is a :class:`ShardedWeight`; it tells ``fully_shard`` what to send
+(``fsdp_pre_all_gather``) and what to make of what arrives (``fsdp_post_all_gather``): a
+:class:`GatheredWeight`.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from .. import ops
+from ..nn.training._master import round_master
 from ..nn.training.linear import FakeQuantizedLinear
 from ..workflow.replace import FilterFn
 from ._gradients import Operands, inside_of_tokens, straight_through
+from ._linear import lowered
 
 _aten = torch.ops.aten
 # The ops whose result is a part or a copy of the parameter, and goes on in its place.
@@ -36,24 +40,25 @@ class ShardedWeight(Tensor):  # type: ignore[misc]
         rows: The numbers.
         quant_min: The smallest integer.
         quant_max: The largest integer.
+        master: What the numbers are rounded to first, as in ``QuantConfig``; empty for nothing.
     """
 
     _rows: Tensor
-    _range: tuple[int, int]
+    _how: tuple[int, int, str]
 
     @staticmethod
-    def __new__(cls, rows: Tensor, quant_min: int, quant_max: int) -> ShardedWeight:
+    def __new__(cls, rows: Tensor, quant_min: int, quant_max: int, master: str) -> ShardedWeight:
         weight: ShardedWeight = Tensor._make_wrapper_subclass(
             cls, rows.size(), strides=rows.stride(), storage_offset=rows.storage_offset(),
             dtype=rows.dtype, layout=rows.layout, device=rows.device,
             requires_grad=rows.requires_grad,
         )  # fmt: skip
-        weight._rows, weight._range = rows, (quant_min, quant_max)
+        weight._rows, weight._how = rows, (quant_min, quant_max, master)
         return weight
 
-    def __tensor_flatten__(self) -> tuple[list[str], tuple[int, int]]:
+    def __tensor_flatten__(self) -> tuple[list[str], tuple[int, int, str]]:
         """Return the names of the inner tensors, and the rest."""
-        return ["_rows"], self._range
+        return ["_rows"], self._how
 
     @staticmethod
     def __tensor_unflatten__(inner: Any, given: Any, size: Any, stride: Any) -> ShardedWeight:
@@ -62,7 +67,7 @@ class ShardedWeight(Tensor):  # type: ignore[misc]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Return how to make it again: copies and files hold the numbers."""
-        return ShardedWeight, (self._rows.detach(), *self._range)
+        return ShardedWeight, (self._rows.detach(), *self._how)
 
     @classmethod
     def __torch_dispatch__(
@@ -75,7 +80,7 @@ class ShardedWeight(Tensor):  # type: ignore[misc]
             return result
         if func is _aten.copy_.default:
             return first
-        return tree_map_only(Tensor, lambda one: cls(one, *first._range), result)
+        return tree_map_only(Tensor, lambda one: cls(one, *first._how), result)
 
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
@@ -87,11 +92,15 @@ class ShardedWeight(Tensor):  # type: ignore[misc]
                 f"{mesh.size()} processes, but got {outer_size[0]}; leave that layer out "
                 "with filter_fn"
             )
-        rows = self._rows if mp_policy.param_dtype is None else self._rows.to(mp_policy.param_dtype)
         if mesh.size() == 1:
-            return (rows,), None  # nothing is sent, and fully_shard takes one tensor only
-        integers, scale, _ = ops.dynamic_range_quantize_per_channel(rows, 0, *self._range)
-        return (integers, scale), None
+            return (self._rows,), None  # nothing is sent, and fully_shard takes one tensor only
+        return self._integers(self._rows), None
+
+    def _integers(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        low, high, master = self._how
+        rows = round_master(rows, master)
+        integers, scale, _ = ops.dynamic_range_quantize_per_channel(rows, 0, low, high)
+        return integers, scale
 
     def fsdp_post_all_gather(
         self,
@@ -102,11 +111,17 @@ class ShardedWeight(Tensor):  # type: ignore[misc]
         out: Tensor | None = None,
     ) -> Any:
         """Return the whole weight, and the tensors that may be freed after its use."""
+        if len(all_gather_outputs) == 1:
+            integers, scale = self._integers(all_gather_outputs[0])
+            if out is not None:
+                assert isinstance(out, GatheredWeight)
+                # As fully_shard does: what is kept for the backward pass stays valid.
+                out.integers.data.copy_(integers)
+                out.scale.data.copy_(scale)
+        else:
+            integers, scale = all_gather_outputs
         if out is not None:
             return None  # it holds the same memory
-        if len(all_gather_outputs) == 1:
-            return all_gather_outputs[0], all_gather_outputs
-        integers, scale = all_gather_outputs
         return GatheredWeight(integers, scale, param_dtype), (integers, scale)
 
 
@@ -179,16 +194,13 @@ class GathersIntegers(FakeQuantizedLinear):
                 "weight's integers only; call enable_fake_quant, or use fully_shard without "
                 "quantize_all_gather"
             )
-        if self.training and self._is_autocast(input):
-            raise RuntimeError(
-                "quantize_all_gather: expected no autocast, which would round the weight before it "
-                "is quantized; give fully_shard a MixedPrecisionPolicy(param_dtype=...) instead"
-            )
         low, high, symmetric = self.quant_min, self.quant_max, self.symmetric
         if self.rotate > 0:
             input = ops.hadamard(input, self.rotate)
+        if self.training:
+            input = lowered(input)  # as qat_linear
         return _Product.apply(
-            input, weight, self.bias, weight.integers, weight.scale, low, high, symmetric
+            input, weight, self.bias_to_add(), weight.integers, weight.scale, low, high, symmetric
         )
 
     def quantized_weight(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -257,8 +269,10 @@ def quantize_all_gather(model: nn.Module, filter_fn: FilterFn | None = None) -> 
     Before each use of a layer, ``fully_shard`` sends the rows of its weight to all processes. The
     layer would round them to integers first thing, so they can be rounded before they are sent: a
     quarter of the bytes of float32, and half of those of bfloat16. No bit of the outputs, and none
-    of the gradients, changes. The parameters, their gradients and the optimizer's states stay
-    floating, and so do the sums over the processes.
+    of the gradients, changes. A policy's ``param_dtype`` does not round them: they are the integers
+    of the parameter as the optimizer holds it, or of that rounded to the ``master``. The
+    parameters, their gradients and the optimizer's states stay floating, and so do the sums over
+    the processes.
 
     Call it after :func:`baraquant.qat.prepare_` and before ``fully_shard``. It takes linear layers
     of ``W8A8`` and of other schemes that :class:`baraquant.nn.FakeQuantizedLinear` computes as a
@@ -322,7 +336,9 @@ def quantize_all_gather(model: nn.Module, filter_fn: FilterFn | None = None) -> 
         )
     for module in found.values():
         weight = module._parameters["weight"]
-        rows = ShardedWeight(weight.detach(), module.weight_quant_min, module.weight_quant_max)
+        rows = ShardedWeight(
+            weight.detach(), module.weight_quant_min, module.weight_quant_max, module.master
+        )
         module._parameters["weight"] = nn.Parameter(rows, weight.requires_grad)
         module.__class__ = GathersIntegers
     return list(found)

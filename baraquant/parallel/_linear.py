@@ -123,17 +123,13 @@ class _RowsInTraining(Rows, LocalParameters):
         if is_whole if self.training else self.is_integer:
             return self._sum_of_integers(input)
         part = linear(self.rounded_input(input), self._rounded_channels_first(), None)
-        return sum_of_floats(part, self._own_bias(), self._layout)
+        return sum_of_floats(part, self.bias_to_add(), self._layout)
 
     def _sum_of_integers(self: Any, input: Tensor) -> Tensor:
-        weight, bias = self._channels_first(self.float_weight()), self._own_bias()
-        if self.training and _is_autocast(input):  # as qat_linear, which casts what it is given
-            dtype = torch.get_autocast_dtype(input.device.type)
-            input, weight = _cast(input, dtype), _cast(weight, dtype)
-            bias = None if bias is None else _cast(bias, dtype)
-            qweight, scale, _ = self.weight_fake_quant.quantize(weight.detach())
-        else:
-            qweight, scale, _ = self.quantized_weight()
+        weight, bias = self._channels_first(self.weight_to_round()), self.bias_to_add()
+        if self.training:
+            input = lowered(input)  # as qat_linear
+        qweight, scale, _ = self.quantized_weight()
         return product_of_parts(
             input,
             weight,
@@ -141,7 +137,6 @@ class _RowsInTraining(Rows, LocalParameters):
             _grid(self.input_fake_quant, input),
             qweight,
             scale,
-            None,
             Product(self._layout, input.dtype),
         )
 
@@ -169,7 +164,6 @@ class RowsOfIntegers(Rows, LocalIntegers, QuantizedLinear):
             _grid(self._input_quant, rows),
             self.qweight,
             self.weight_scale,
-            self.weight_sum,
             Product(self._layout, input.dtype),
         )
 
@@ -195,7 +189,6 @@ class RowsOfStaticIntegers(Rows, LocalIntegers, StaticQuantizedLinear):
             grid,
             self.qweight,
             self.weight_scale,
-            self.weight_sum,
             Product(self._layout, input.dtype),
         )
 
@@ -227,9 +220,9 @@ def _grid(quantizer: FakeQuantize, input: Tensor) -> Grid:
     )
 
 
-def _is_autocast(input: Tensor) -> bool:
-    return bool(torch.is_autocast_enabled(input.device.type))
-
-
-def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor if tensor.dtype == torch.float64 else tensor.to(dtype)
+def lowered(input: Tensor) -> Tensor:
+    """Return an input in the dtype of autocast, where that is enabled and casts it."""
+    device = input.device.type
+    if input.dtype == torch.float64 or not torch.is_autocast_enabled(device):
+        return input
+    return input.to(torch.get_autocast_dtype(device))

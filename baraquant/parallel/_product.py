@@ -89,7 +89,6 @@ def product_of_parts(
     grid: Grid,
     qweight: Tensor,
     weight_scale: Tensor,
-    weight_sum: Tensor | None,
     product: Product,
 ) -> Tensor:
     """Return this process's part of the output, in ``product.layout.output``.
@@ -101,7 +100,6 @@ def product_of_parts(
         grid: The integers of the input.
         qweight: The integers of its part of the weight.
         weight_scale: Of each output channel, the same on all processes.
-        weight_sum: The sums of the rows of ``qweight``, which a zero point needs; may be None.
         product: The other arguments.
     """
     qinput = grid.quantize(input.detach())
@@ -121,7 +119,6 @@ def product_of_parts(
         grid.zero_point,
         qweight,
         weight_scale,
-        weight_sum,
         grid.granularity == "per_token",
         product,
     )
@@ -143,7 +140,6 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
         zero_point: Tensor | None,
         qweight: Tensor,
         weight_scale: Tensor,
-        weight_sum: Tensor | None,
         per_token: bool,
         product: Product,
     ) -> Tensor:
@@ -154,7 +150,7 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
         ctx.dtype, ctx.product, ctx.per_token = input.dtype, product, per_token
         ctx.shape = torch.Size([*input.shape[:-1], qweight.shape[0]])
         ctx.bias_dtype = None if bias is None else bias.dtype
-        part = ops.int8_product(qinput, qweight, input_zero_point=zero_point, weight_sum=weight_sum)
+        part = ops.int8_product(qinput, qweight, input_zero_point=zero_point)
         if product.layout.is_exact:
             return _exact(part, scale, weight_scale, bias, product)
         return _rounded(part, scale, weight_scale, bias, product)
@@ -174,7 +170,7 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
             per_token=ctx.per_token,
             factor=factor,
         )
-        return *found, *[None] * 10
+        return *found, *[None] * 9
 
 
 def _exact(

@@ -107,8 +107,6 @@ def split(module: nn.Module, layout: Layout, style: str, by_rows: bool, source: 
         _agree_on_input(module, layout)
     module._layout = layout
     module.__class__ = _class_of(module, kind, by_rows)
-    if hasattr(module, "sum_weight"):
-        module.sum_weight()
 
 
 def _check_kind(module: nn.Module, style: str) -> type[nn.Module]:
@@ -140,7 +138,7 @@ def _unpack(module: HoldsInt4 | bnn.WeightOnlyInt4Linear) -> type[nn.Module]:
     layer = module.as_int8()
     if isinstance(module, HoldsInt4):
         del module.group_size
-    for name in ("_buffers", "_non_persistent_buffers_set", "weight_bits"):
+    for name in ("_parameters", "_buffers", "weight_bits"):
         setattr(module, name, getattr(layer, name))
     kind = type(layer)
     module.__class__ = kind

@@ -36,7 +36,8 @@ def sum_of_rows(x: Tensor) -> Tensor:
 
 
 def _mean(sums: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    return sums.to(dtype) / torch.tensor(length, dtype=dtype, device=sums.device)
+    """Return the mean, rounded to ``C`` once it is divided: a sum may leave the range of ``C``."""
+    return (sums / torch.tensor(length, dtype=sums.dtype, device=sums.device)).to(dtype)
 
 
 def _square_root(x: Tensor) -> Tensor:
@@ -50,11 +51,12 @@ def _square_root(x: Tensor) -> Tensor:
 def _normalized(x: Tensor, eps: float, centered: bool) -> tuple[Tensor, Tensor]:
     """Return ``(x - m) * r`` and ``r``, all in ``C``; m is 0 if not centered."""
     c, length = x.dtype, x.shape[-1]
-    d = x - _mean(sum_of_rows(x), length, c) if centered else x
-    squares = sum_of_rows(d.to(torch.float64) * d.to(torch.float64))
-    variance = _mean(squares, length, c)
+    m = _mean(sum_of_rows(x), length, c) if centered else torch.zeros_like(x[..., :1])
+    d = (x - m).to(torch.float64)
+    variance = _mean(sum_of_rows(d * d), length, c)
     r = torch.ones_like(variance) / _square_root(variance + torch.tensor(eps, dtype=c))
-    return d * r, r
+    # Of numbers so large that r is 0, some may be infinitely far from the mean; 0 * inf is NaN.
+    return (x - torch.where(r == 0, torch.zeros_like(m), m)) * r, r
 
 
 def _norm(
@@ -77,7 +79,7 @@ def _norm(
         dx = g - n * (g * n).mean(-1, keepdim=True)
         if centered:
             dx = dx - g.mean(-1, keepdim=True)
-        rows = (-1, x.shape[-1])
+        rows = (math.prod(x.shape[:-1]), x.shape[-1])
         dw = None if weight is None else (dy * n).reshape(rows).sum(0).to(weight.dtype)
         db = None if bias is None else dy.reshape(rows).sum(0).to(bias.dtype)
         return round_to(r * dx, dtype), dw, db

@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ._functions import Rule, like_the_op
-from .granularity import INT32_MAX, INT32_MIN
-from .products import rescaled
+from .products import among_integers, rescaled
 
 
 @like_the_op
@@ -37,8 +36,8 @@ def int8_conv(
     def value() -> Tensor:
         z = torch.zeros((), dtype=torch.int64, device=input.device)
         if input_zero_point is not None:
-            z = input_zero_point.to(torch.float64).clamp(INT32_MIN, INT32_MAX).long().reshape(())
-        outside = z.to(input.dtype)  # wraps if the input's integers do not hold it
+            z = among_integers(input_zero_point, input.dtype).long().reshape(())
+        outside = z.to(input.dtype)
         sums = _sums(input, outside, weight, steps, sides, spread, groups).to(torch.int64)
         acc = sums.movedim(channel, -1) - z * weight.flatten(1).sum(1, dtype=torch.int64)
         scale = input_scale.reshape(())

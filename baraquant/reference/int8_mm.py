@@ -14,14 +14,14 @@ from baraquant import ops
 from . import affine, scaled
 from . import range as ranges
 from ._functions import Rule, like_the_op
-from .granularity import INT32_MAX, INT32_MIN, segments
+from .granularity import segments
 from .integer_backward import (
     bias_gradient,
     integer_input_gradient,
     integer_weight_gradient,
     rows_of,
 )
-from .products import rescaled, sums_of_products
+from .products import among_integers, rescaled, sums_of_products
 from .rules import round_to
 
 
@@ -36,8 +36,7 @@ def _per_token(qparams: Tensor, input: Tensor) -> Tensor:
 def _point_of_tokens(zero_point: Tensor | None, input: Tensor) -> Tensor | None:
     if zero_point is None:
         return None
-    z = zero_point.to(torch.float64).clamp(INT32_MIN, INT32_MAX).to(torch.int32)
-    return _per_token(z, input)
+    return _per_token(among_integers(zero_point, input.dtype), input)
 
 
 # ---- Gradients ----------------------------------------------------------------------------------
@@ -250,11 +249,11 @@ def qat_linear(
         return w, sw
 
     def rounded_weight() -> Tensor:
-        if qweight is None:
+        if qweight is None and weight.dtype == input.dtype:
             return ranges.dynamic_fake_quantize_per_channel(weight, *of_weight)
         w, sw = integers()
-        rounded = round_to(w.to(sw.dtype) * sw[:, None], weight.dtype)
-        return Rule.apply(lambda: rounded, lambda dy, _: (dy,), weight)
+        rounded = round_to(w.to(sw.dtype) * sw[:, None], input.dtype)
+        return Rule.apply(lambda: rounded, lambda dy, _: (dy.to(weight.dtype),), weight)
 
     def value() -> Tensor:
         w, sw = integers()

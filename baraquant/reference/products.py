@@ -7,11 +7,17 @@ from torch import Tensor
 from .rules import round_to
 
 
+def among_integers(zero_point: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return zero points as int32; one that int8 or uint8 does not hold counts as the nearest."""
+    integers = torch.iinfo(dtype)
+    z = zero_point.to(torch.float64).clamp(integers.min, integers.max)
+    return z.to(torch.int32)
+
+
 def sums_of_products(q: Tensor, z: Tensor | None, w: Tensor) -> Tensor:
     """Return ``sum_k (q[t, k] - z[t]) * w[n, k]``, int32 ``[..., N]``; ``z`` is ``[..., 1]``.
 
-    The sum is exact: float64 holds every sum of products. (A zero point outside the range of the
-    integers may make a sum exceed int32, which wraps.)
+    The sum is exact: float64 holds every sum of products, and int32 every result.
     """
     products = (q.to(torch.float64) @ w.to(torch.float64).T).to(torch.int64)
     if z is not None:

@@ -24,7 +24,6 @@ from ..workflow.layers import layer_of, weights_of
 from ..workflow.replace import paths_of, put_at, take_over
 from ._files import Headers
 from ._slots import Slot
-from ._versions import refresh_sums
 from ._writer import WritesCompressedTensors, note_ties
 
 CALLER = "from_pretrained"
@@ -181,7 +180,6 @@ class FolderQuantizer(WritesCompressedTensors):
                 )
         self._slots.clear()
         _share(model)
-        refresh_sums(model)
         note_ties(model)
         return model
 
@@ -241,19 +239,20 @@ def _share(model: nn.Module) -> None:
     """Let equal input and output embeddings have the same integers in memory."""
     ends = ends_of(model)
     names = ("qweight", "weight_scale", "weight_zero_point")
-    if len(ends) != 2 or ends[0] is ends[1] or "qweight" not in ends[0]._buffers:
+    if len(ends) != 2 or ends[0] is ends[1] or "qweight" not in ends[0]._parameters:
         return
     table, head = ends
     if type(head) is WeightOnlyInt4Linear:
         head = head.as_int8()
-    pairs = [(table._buffers.get(name), head._buffers.get(name)) for name in names]
+    pairs: list[tuple[Any, Any]]
+    pairs = [(getattr(table, name, None), getattr(head, name, None)) for name in names]
     for one, other in pairs:
         if (one is None) != (other is None):
             return
         if one is not None and (one.device != other.device or not torch.equal(one, other)):
             return
     for name in names:
-        head._buffers[name] = table._buffers.get(name)
+        setattr(head, name, getattr(table, name))
     if head is not ends[1]:
         take_over(head, ends[1])
         put_at(model, paths_of(model)[id(ends[1])], head)

@@ -9,18 +9,19 @@ at :class:`~baraquant.workflow.stream.Stream`.
 from __future__ import annotations
 
 import re
+import warnings
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 from transformers.quantizers import auto
 
-from ..nn import HoldsIntegers
+from ..nn._experts import is_experts
 from ..workflow.layers import layer_of, parents
 from ..workflow.report import FILTERED, Report
 from ..workflow.stream import Stream
 from ._config import CALLER, NAME, BaraquantConfig
-from ._versions import ConversionOps, mark_loaded, refresh_sums, stop_telling, tell_missing
+from ._versions import ConversionOps, mark_loaded, stop_telling, tell_missing
 from ._writer import WritesCompressedTensors, note_ties
 
 
@@ -132,28 +133,42 @@ class BaraquantQuantizer(WritesCompressedTensors):
                 continue
             self._missing -= {f"{path}.weight" for path in paths}
             for path in paths:
-                new: Any = model.get_submodule(path)
-                mark_loaded(new)
-                new.register_placeholder()  # initial values may need the dtype of a parameter
+                mark_loaded(model.get_submodule(path))
         return rest
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         stream, self._stream = self._stream, None
         assert stream is not None
         stop_telling(model)
-        for module in model.modules():
-            if isinstance(module, HoldsIntegers):
-                module._parameters.pop("placeholder", None)
         report = stream.finish()
         reasons = {
             path: self._why_filtered(path) if reason == FILTERED else reason
             for path, reason in report.left_out.items()
         }
         self.report = replace(report, left_out=reasons)
+        self._warn_of_experts(model)
         self._fill_missing(model)
-        refresh_sums(model)
         note_ties(model)
         return model
+
+    def _warn_of_experts(self, model: nn.Module) -> None:
+        """Say what share stays floating where one scheme leaves experts out."""
+        report = self.report
+        assert report is not None
+        if not self.quantization_config.is_one:
+            return
+        paths = [path for path in report.left_out if is_experts(model.get_submodule(path))]
+        if paths:
+            size = sum(report.parameters.get(path, 0) for path in paths)
+            warnings.warn(
+                f"{CALLER}: one scheme quantizes linear layers alone, and leaves the experts "
+                f"{paths[0]} and {len(paths) - 1} more floating: {100 * report.share:.0f} % of the "
+                f"parameters are integers, and {100 * size / report.total_parameters:.0f} % belong "
+                "to these experts; give a dictionary with a rule for their paths, or load the "
+                "floating model and call baraquant.quantize_",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def _why_filtered(self, path: str) -> str:
         if path not in self._kept_paths:

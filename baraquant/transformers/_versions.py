@@ -10,8 +10,6 @@ import transformers
 from torch import nn
 from transformers import modeling_utils
 
-from ..nn import HoldsIntegers
-
 IS_5 = int(transformers.__version__.partition(".")[0]) >= 5
 
 if TYPE_CHECKING:
@@ -26,16 +24,6 @@ else:
 
         class ConversionOps:
             """Never used: 4.57 has no such operations."""
-
-
-def refresh_sums(model: nn.Module) -> None:
-    """Compute the sums of the weights' rows again.
-
-    They are in no file, and transformers replaces every such buffer by an uninitialized one.
-    """
-    for module in model.modules():
-        if isinstance(module, HoldsIntegers) and hasattr(module, "sum_weight"):
-            module.sum_weight()
 
 
 def mark_loaded(module: nn.Module) -> None:
@@ -103,7 +91,6 @@ __all__: list[Any] = [
     "ConversionOps",
     "cast_scales_of_slots",
     "mark_loaded",
-    "refresh_sums",
     "stop_telling",
     "tell_missing",
 ]

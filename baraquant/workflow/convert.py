@@ -11,13 +11,15 @@ from ..configs import TensorConfig
 from ..nn import WeightOnlyInt4Linear
 from ..nn._rotation import rotate_of
 from ..nn._subclassed import with_forward_of
-from ..nn.training._freeze import check_scale, skipped
+from ..nn.training._freeze import check_scale
+from ..nn.training._observed_range import skipped
 from ..nn.training._quantizers import (
     Int4Integers,
     Integers,
     PackedIntegers,
     QuantizesWeight,
 )
+from .inference_mode import makes_normal_tensors
 from .layers import (
     form_of,
     is_converted,
@@ -33,9 +35,10 @@ from .rotation import about_rotation
 CALLER = "baraquant.qat.convert_"
 
 # What two layers have in common if they can share the integers of one weight.
-_Tie: TypeAlias = tuple[int, int, TensorConfig, str]
+_Tie: TypeAlias = tuple[int, int, TensorConfig, str, str]
 
 
+@makes_normal_tensors
 def convert_(model: nn.Module) -> Report:
     """Swap the layers of a prepared model, in place, for quantized layers.
 
@@ -177,7 +180,8 @@ class Converter:
 
 def _tie(module: QuantizesWeight) -> _Tie:
     config = module.config
-    return _weight_of(module), module.transposed_groups, config.weight, config.scale_dtype
+    tie = module.transposed_groups, config.weight, config.scale_dtype, module.master
+    return _weight_of(module), *tie
 
 
 def _weight_of(module: nn.Module) -> int:

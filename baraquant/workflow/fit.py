@@ -12,7 +12,7 @@ from .. import ops
 from ..configs import QuantConfig
 from ..nn import FakeQuantize, FakeQuantizeInt4
 from ..nn.training._int4_search import searched_factors
-from ..nn.training._range import qparams_of_range
+from ..nn.training._range import power_to_one, qparams_of_range
 
 # The candidates, as shares of the weights' range: from all of it down to half, the widest first.
 FACTORS = [1.0 - step / 50 for step in range(26)]
@@ -70,7 +70,10 @@ def fit_scale(
     """Return a fake quantizer with the scales that fit the values best.
 
     For each scale 26 ranges are tried: the full range of its values, and narrower ones down to half
-    of it. The range with the minimum squared error is taken, and of two equal ones the wider.
+    of it: both ends are multiplied by ``1 - i / 50``, ``i`` from 0 to 25, and a scale is that of
+    :func:`baraquant.ops.choose_qparams_per_channel` for the two ends. The range with the minimum
+    squared error is taken, and of two equal ones the wider. Errors are summed for the values times
+    the power of two that takes the largest magnitude into [1, 2), in the dtype of the scale.
 
     Args:
         rows: The input of the quantizer; its first dimension counts rows.
@@ -129,14 +132,22 @@ def _fit(
     values = segments.to(torch.float64 if segments.dtype == torch.float64 else torch.float32)
     low, high = torch.aminmax(values, dim=1)
     best = torch.full_like(low, math.inf)
+    # Errors are compared where the largest value is near 1: their squares neither overflow nor
+    # vanish, and neither do the products with the weights, whose sizes alone do not count.
+    power = power_to_one(torch.maximum(low.abs(), high.abs()))
+    near_one = values * power[:, None]
     if weights is not None:
-        weights = weights.to(values).repeat(len(values) // len(weights), 1)
+        weights = weights.to(values)
+        weights = weights * power_to_one(weights.amax(dim=1, keepdim=True))
+        weights = weights.repeat(len(values) // len(weights), 1)
     how = (low_end, high_end, symmetric, quantizer.scale_dtype)
     scale, zero_point = qparams_of_range(low, high, *how)
     for factor in FACTORS:
         tried, zeros = qparams_of_range(low * factor, high * factor, *how)
-        rounded = ops.fake_quantize_per_channel(values, tried, zeros, 0, low_end, high_end)
-        squares = (rounded - values).square_()
+        rounded = ops.fake_quantize_per_channel(
+            near_one, tried * power, zeros, 0, low_end, high_end
+        )
+        squares = (rounded - near_one).square_()
         if weights is not None:
             squares.mul_(weights)
         error = squares.sum(dim=1)

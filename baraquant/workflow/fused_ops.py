@@ -25,6 +25,7 @@ from .replace import (
     take_over,
 )
 from .report import Report
+from .select import Filter, filter_of
 
 _CALLER = "baraquant.use_fused_ops_"
 FUSED = (bnn.RMSNorm, bnn.LayerNorm, bnn.GELU, bnn.GatedMLP)
@@ -75,7 +76,10 @@ def use_fused_ops_(model: nn.Module, filter_fn: FilterFn | None = None) -> Repor
         >>> baraquant.use_fused_ops_(model).changed
         {'1': 'GELU', '2': 'LayerNorm'}
     """
-    report = replace_modules(model, _CALLER, _decide, filter_fn, _is_candidate)
+    chosen_by = filter_of(filter_fn)
+    report = replace_modules(model, _CALLER, _decide, chosen_by, _is_candidate)
+    if report.changed and isinstance(chosen_by, Filter):
+        chosen_by.warn_if_useless(_CALLER)
     if not report.changed:
         raise ValueError(
             f"{_CALLER}: expected a model with a LayerNorm, an RMSNorm, a GELU or a gated MLP to "

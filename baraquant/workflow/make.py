@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..configs import QuantConfig, TensorConfig
-from ..nn import FakeQuantize, FakeQuantizedLinear, FakeQuantizeInt4
+from ..nn import FakeQuantize, FakeQuantizedLinear, FakeQuantizeInt4, QuantizesWeight
 from ..nn._rotation import rotate_of
 from ..nn._subclassed import with_forward_of
 from ..nn.training._quantizers import Int4Integers, Integers
@@ -118,6 +118,8 @@ def _about(new: nn.Module, one: Chosen, smoothing: Smoothing | None, is_made: bo
         producer = smoothing.producer
         where = "in its input" if producer is None else f"folded into {producer}"
         about += f", alpha {smoothing.alpha:g} {where}"
+        if smoothing.readable is not None and producer is None:
+            about += f", as other calls may read the output of {smoothing.readable}"
     return about + (", GPTQ" if is_made else "") + about_input(one.prepared) + one.remark
 
 
@@ -143,7 +145,8 @@ class Maker:
         self._is_trial = is_trial
         self._converter = Converter(prepared, keeps=not is_trial)
         self._fitted: dict[
-            tuple[int, torch.Size, str, TensorConfig, str], FakeQuantize | FakeQuantizeInt4
+            tuple[int, torch.Size, str, TensorConfig, str, str | None],
+            FakeQuantize | FakeQuantizeInt4,
         ] = {}
         self._kept: list[Tensor] = []  # whose addresses are those keys
         # The divisor of a layer's own output, for the layers after it.
@@ -163,7 +166,8 @@ class Maker:
         prepared, divisor = one.prepared, self._divisors.get(path)
         if divisor is not None:
             changed = _scaled(prepared, None, divisor).to(one.module.weight.dtype)
-            divided = FakeQuantizedLinear.sharing(changed, prepared.config, is_rotated=True)
+            config = _without_master(prepared.config)
+            divided = FakeQuantizedLinear.sharing(changed, config, is_rotated=True)
             divided.input_fake_quant = prepared.input_fake_quant
             take_over(divided, prepared)
             prepared = divided
@@ -196,10 +200,12 @@ class Maker:
                     setattr(prepared, name, fit(rows, getattr(prepared, name)))
                     continue
                 # Tied weights have the same one.
-                key = rows.data_ptr(), rows.shape, name, weight, one.scheme.scale_dtype
+                owner = _owner(prepared, rows)
+                dtypes = one.scheme.scale_dtype, one.scheme.master
+                key = owner.data_ptr(), rows.shape, name, weight, *dtypes
                 if key not in self._fitted:
                     self._fitted[key] = fit(rows, getattr(prepared, name), one.importance)
-                    self._kept.append(rows)
+                    self._kept.append(owner)
                 setattr(prepared, name, self._fitted[key])
         return self._converter.convert(prepared)
 
@@ -208,7 +214,7 @@ class Maker:
         prepared = one.prepared
         if smooth is not None or divisor is not None:
             scaled = _scaled(prepared, smooth, divisor)
-            prepared = FakeQuantizedLinear.from_float(scaled, scheme)
+            prepared = FakeQuantizedLinear.from_float(scaled, _without_master(scheme))
         if smoothing.qparams is not None:
             assert scheme.activation is not None
             prepared.input_fake_quant = fixed_input(smoothing.qparams, scheme.activation, module)
@@ -234,13 +240,24 @@ class Maker:
         The factors are those of :func:`_scaled`.
         """
         layer, importance = one.prepared, one.importance
-        scaled = FakeQuantizedLinear.from_float(_scaled(layer, smooth, divisor), layer.config)
+        config = _without_master(layer.config)
+        scaled = FakeQuantizedLinear.from_float(_scaled(layer, smooth, divisor), config)
         if self._searches(layer.config):
             if importance is not None and smooth is not None:
                 importance = importance / smooth.to(importance).square()
             rows, quantizer = scaled.rows_of_weight(), scaled.weight_fake_quant
             scaled.weight_fake_quant = fit(rows, quantizer, importance)
         return integers_of(scaled)
+
+
+def _owner(prepared: nn.Module, rows: Tensor) -> Tensor:
+    """Return the tensor that layers with a tied weight share: with a master the rows are a copy."""
+    return prepared.float_weight() if isinstance(prepared, QuantizesWeight) else rows
+
+
+def _without_master(config: QuantConfig) -> QuantConfig:
+    """Return the configuration of a scaled layer: its parameters were rounded before."""
+    return replace(config, master=None)
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -254,7 +271,7 @@ def _scaled(layer: FakeQuantizedLinear, smooth: Tensor | None, divisor: Tensor |
     """
     factors = smooth if divisor is None else divisor
     assert factors is not None
-    weight, bias = layer.rows_of_weight().to(factors.dtype), layer.bias
+    weight, bias = layer.rows_of_weight().to(factors.dtype), layer.bias_to_add()
     if smooth is not None:
         weight = weight * smooth.to(weight.device)
     if divisor is not None:

@@ -14,6 +14,7 @@ from ..nn import FakeQuantize, LearnedFakeQuantize
 from .calibration.observers import Observer
 from .calibration.run import Calibration
 from .calibration.static import observe_inputs
+from .inference_mode import makes_normal_tensors
 from .replace import FilterFn, swap
 from .report import Report, total_bytes
 from .rotation import rotate_weights_
@@ -24,6 +25,7 @@ from .unpack import unpacked
 CALLER = "baraquant.qat.prepare_"
 
 
+@makes_normal_tensors
 def prepare_(
     model: nn.Module,
     config: Config | Mapping[Rule, Config | None],
@@ -64,7 +66,8 @@ def prepare_(
     Before that, evaluation raises an error (learned scales) or gives NaN (static scales). Learned
     scales must be known before the model is wrapped. They are float32, and ``fully_shard`` does not
     accept parameters of different dtypes: keep the other parameters float32 too, with
-    ``MixedPrecisionPolicy(param_dtype=torch.bfloat16)``.
+    ``MixedPrecisionPolicy(param_dtype=torch.bfloat16)`` and ``master="bfloat16"`` in the
+    configuration, as in :class:`baraquant.QuantConfig`.
 
     Args:
         model: The model that contains the layers; the root itself is not swapped.
@@ -73,6 +76,9 @@ def prepare_(
             (``nn.Embedding``) to configurations: the first match counts, and None leaves a layer
             floating.
         filter_fn: ``filter_fn(module, name)`` says whether to swap a layer; None swaps all.
+            It is asked for each layer by its name in the report. Of an attention or a recurrent
+            layer it is asked for the whole, which False leaves out, and for each part, such as
+            ``lstm.cells.l0.ih``.
         calibration: Typical inputs, as for :func:`baraquant.quantize_`. They give the initial
             ranges of static inputs and the initial learned scales. The observers ``percentile`` and
             ``mse`` need them for static inputs, and keep the range from then on.
@@ -98,7 +104,7 @@ input=int8 per_token symmetric dynamic)
     selector = Selector(CALLER, rules)
     chosen_by = filter_of(filter_fn)
     with unpacked(model, CALLER, chosen_by) as parts:
-        chosen, report = selector.choose(model, filter_of(chosen_by, parts), parts)
+        chosen, report = selector.choose(model, chosen_by, parts)
         if not chosen:
             raise ValueError(f"{CALLER}: {nothing_to('prepare', model, report)}")
         _calibrate(model, chosen, calibration, progress)

@@ -20,6 +20,7 @@ from .awq.layers import find_scalings
 from .calibration.run import UNREACHED, Calibration, check_repeatable
 from .calibration.static import observe_inputs
 from .gptq.layers import SEVERAL_TIMES, quantize_layers
+from .inference_mode import makes_normal_tensors
 from .layers import Layer, weights_of
 from .make import Maker, check_layers, fixed_input, make, swap_layers
 from .replace import FilterFn
@@ -31,9 +32,9 @@ from .smoothquant.smoothing import Smoothing, find_smoothings
 from .unpack import unpacked
 
 _CALLER = "baraquant.quantize_"
-_EMPTY = "it has no inputs or no outputs: there is nothing to calibrate"
 
 
+@makes_normal_tensors
 def quantize_(
     model: nn.Module,
     config: Config | Mapping[Rule, Config | None],
@@ -56,9 +57,10 @@ def quantize_(
     other runtimes. Without it, it computes in floating point.
 
     With :class:`~baraquant.SmoothQuant`, the division of an input is folded into the preceding
-    LayerNorm, RMSNorm or Linear if nothing else reads its output. A run on the calibration data
-    shows this. Otherwise the division becomes part of the quantization of the input. The preceding
-    layer may also be one that ``filter_fn`` keeps floating: its weights then change.
+    LayerNorm, RMSNorm or Linear if nothing else reads its output: in a run on the calibration data,
+    and by the code in other calls, as what a model's body returns, or reads under a condition.
+    Otherwise the division becomes part of the quantization of the input. The preceding layer may
+    also be one that ``filter_fn`` keeps floating: its weights then change.
 
     :class:`~baraquant.AWQ` folds factors in the same way, but for the sake of the weights: inputs
     stay floating, and a layer whose division nothing can absorb is not scaled.
@@ -85,6 +87,9 @@ def quantize_(
             example ``lambda model: [model(x) for x, _ in loader]`` if batches also hold labels. The
             model runs in evaluation mode. The memory does not grow with the data.
         filter_fn: ``filter_fn(module, name)`` says whether to quantize a layer; None quantizes all.
+            It is asked for each layer by its name in the report. Of an attention or a recurrent
+            layer it is asked for the whole, which False leaves out, and for each part, such as
+            ``lstm.cells.l0.ih``.
         progress: Whether calibration shows a progress bar, on a terminal and if rich is installed.
 
     Returns:
@@ -120,7 +125,7 @@ def quantize_(
     selector = Selector(_CALLER, rules, after_training, check_module)
     chosen_by = filter_of(filter_fn)
     with unpacked(model, _CALLER, chosen_by) as parts:
-        chosen, report = selector.choose(model, filter_of(chosen_by, parts), parts)
+        chosen, report = selector.choose(model, chosen_by, parts)
         if not chosen:
             raise ValueError(f"{_CALLER}: {nothing_to('quantize', model, report)}")
         plan, by_gptq = _calibrate(model, chosen, calibration, progress)
@@ -182,8 +187,6 @@ def check_module(module: nn.Module, config: Config) -> str | None:
             raise ValueError("expected a weight with data, but it is on the meta device")
         if not _is_finite(weight):
             raise ValueError("expected a finite weight, but it holds NaN or infinity")
-        if what_needs_calibration(config) is not None and weight.numel() == 0:
-            return _EMPTY
     return None
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..nn.inference._integers import HoldsIntegers
 from ..nn.training._quantizers import QuantizesWeight
 from .layers import further_names, weights_of
 from .references import Places, still_reached, user_attributes
@@ -326,25 +325,11 @@ def finished(
         news: What has taken their places.
         report: A report of them.
     """
-    _keep_a_parameter(model)
     leave_fast_paths(model, news)
     changed = dict(report.changed)
     for path, place in still_reached(model, olds).items():
         changed[path] += f"; {place} still refers to the layer before"
     return replace(report, changed=changed, bytes_after=total_bytes(model))
-
-
-def _keep_a_parameter(model: nn.Module) -> None:
-    """Let a model of integers have one parameter, an empty one.
-
-    One without biases and norms would have none left, and much code asks the first parameter of a
-    model for its device and dtype. It is frozen, in no state dict, and of the layer's dtype.
-    """
-    if next(model.parameters(), None) is None:
-        for module in model.modules():
-            if isinstance(module, HoldsIntegers):
-                module.register_placeholder()
-                return
 
 
 def leave_fast_paths(model: nn.Module, news: Iterable[nn.Module]) -> None:

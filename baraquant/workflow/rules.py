@@ -9,6 +9,7 @@ layer without a match.
 from __future__ import annotations
 
 import fnmatch
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
@@ -43,6 +44,7 @@ class Rules:
             [("*", config)] if self._is_one else list(config.items())
         )
         self._used: set[int] = set()
+        self._first: set[int] = set()  # those that were the first match of a layer
         self._chosen: dict[int, tuple[str, QuantConfig]] = {}  # by the id of a weight
         if not self._rules:
             raise ValueError(f"{caller}: expected configurations, but got an empty dictionary")
@@ -98,6 +100,8 @@ class Rules:
             if any(_matches(key, path, each) for path, each in places):
                 self._used.add(index)
                 first = index if first is None else first
+        if first is not None:
+            self._first.add(first)
         return first
 
     def is_named(self, names: Iterable[str]) -> bool:
@@ -138,6 +142,17 @@ class Rules:
                 raise ValueError(
                     f"{self._caller}: expected {what} to match a layer, but it matches none of "
                     f"{', '.join(paths[:5])}{more}"
+                )
+
+    def warn_if_useless(self) -> None:
+        """Warn of keys that are to leave layers floating, but all of whose layers others match."""
+        for index, (key, value) in enumerate(self._rules):
+            if value is None and not self._is_one and index not in self._first:
+                what = f"the pattern {key!r}" if isinstance(key, str) else key.__name__
+                warnings.warn(
+                    f"{self._caller}: expected {what} to leave out a layer, but a key before it "
+                    "matches each of its layers; the first match counts: move it to the front",
+                    stacklevel=5,
                 )
 
 

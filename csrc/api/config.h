@@ -128,6 +128,13 @@ class BARAQUANT_API QuantConfig {
   /// @throws c10::ValueError Another number.
   QuantConfig& rotate(std::optional<int64_t> rotate);
 
+  /// The dtype that parameters are rounded to before anything else: "bfloat16", "float16", or
+  /// std::nullopt (the default) for none. What is quantized is always the parameter as the optimizer
+  /// holds it; with a master it is that parameter rounded to this dtype, in training and after it. The
+  /// bias is rounded too. The gradient goes straight through, and the parameter keeps its dtype.
+  /// @throws c10::ValueError Another name.
+  QuantConfig& master(std::optional<std::string_view> name);
+
   const TensorConfig& weight() const { return weight_; }
   const std::optional<TensorConfig>& activation() const { return activation_; }
   const std::string& observer() const { return observer_; }
@@ -137,6 +144,7 @@ class BARAQUANT_API QuantConfig {
   const std::string& backward() const { return backward_; }
   const std::string& rounding() const { return rounding_; }
   std::optional<int64_t> rotate() const { return rotate_; }
+  const std::optional<std::string>& master() const { return master_; }
   /// The configuration of a linear layer with `features` inputs, whose rotate() is the block that it
   /// uses; 0 stands for a layer that is not rotated.
   QuantConfig with_rotation(int64_t features) const;
@@ -148,8 +156,8 @@ class BARAQUANT_API QuantConfig {
   QuantConfig with_floating_input() const;
   /// The same, but with a floating scale for each group of weights.
   QuantConfig with_float_scales() const;
-  /// How weights are quantized: the short form of weight(), and the dtype of their scales unless it is
-  /// float32.
+  /// How weights are quantized: the short form of weight(), with the dtype of their scales unless it is
+  /// float32, and their master if there is one.
   std::string weight_str() const;
   /// A short form: `weight=int8 per_channel symmetric dynamic, input=float`. What is not the
   /// default is added: `, backward=int8 stochastic, rotate=256`.
@@ -165,6 +173,7 @@ class BARAQUANT_API QuantConfig {
   std::optional<bool> conv_inputs_;
   std::string backward_ = "float", rounding_ = "nearest";
   std::optional<int64_t> rotate_;
+  std::optional<std::string> master_;
 
   void check_backward() const;
   void check_group_factors() const;

@@ -50,6 +50,13 @@ at::Tensor cast_to_int32(const at::Tensor& tensor) {
       .to(at::kInt);
 }
 
+at::Tensor cast_zero_point(const at::Tensor& tensor, at::ScalarType of) {
+  const at::Tensor numbers = cast_to_int32(tensor);
+  if (tensor.scalar_type() == of || only_planned_as("clamp", numbers)) return numbers;
+  const int64_t least = of == at::kByte ? 0 : -128;
+  return at::clamp(numbers, least, least + 255);
+}
+
 at::Tensor cast_rounded(const at::Tensor& tensor, at::ScalarType dtype) {
   if (tensor.scalar_type() == dtype) return tensor;
   if (only_planned_as("round", tensor))

@@ -16,6 +16,9 @@ at::Tensor cast(const at::Tensor& tensor, at::ScalarType dtype);
 // Converts an integer tensor; values outside of int32 saturate.
 at::Tensor cast_to_int32(const at::Tensor& tensor);
 
+// Converts zero points; those outside of the integers of `of`, int8 or uint8, become the nearest.
+at::Tensor cast_zero_point(const at::Tensor& tensor, at::ScalarType of);
+
 // Rounds to integers before converting: a narrower dtype could turn a non-tie into a tie.
 at::Tensor cast_rounded(const at::Tensor& tensor, at::ScalarType dtype);
 

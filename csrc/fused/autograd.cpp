@@ -8,9 +8,11 @@
 #include <ATen/ops/gelu_backward.h>
 #include <ATen/ops/mean.h>
 #include <ATen/ops/rsqrt.h>
+#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/where.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -51,6 +53,11 @@ at::Tensor in_compute_type(const at::Tensor& tensor) {
 
 at::Tensor mean_of_rows(const at::Tensor& tensor) { return tensor.mean(-1, /*keepdim=*/true); }
 
+// The same, summed and divided in float64, as the op's own means are: a sum may leave C's range.
+at::Tensor wide_mean_of_rows(const at::Tensor& tensor) {
+  return tensor.mean(-1, /*keepdim=*/true, at::kDouble).to(tensor.scalar_type());
+}
+
 // The sum over all rows, as the gradient of a weight or bias.
 at::Tensor sum_over_rows(const at::Tensor& tensor, at::ScalarType dtype) {
   const c10::SymInt length = tensor.sym_size(-1);
@@ -73,9 +80,10 @@ struct NormGradients {
   NormGradients(const at::Tensor& grad, const SavedNorm& saved, double eps, bool centered) {
     const at::Tensor dy = in_compute_type(grad);
     at::Tensor d = in_compute_type(saved.x);
-    if (centered) d = d - mean_of_rows(d);
-    const at::Tensor r = at::rsqrt(mean_of_rows(d * d) + eps);
-    const at::Tensor n = d * r;
+    if (centered) d = d - wide_mean_of_rows(d);
+    const at::Tensor r = at::rsqrt(wide_mean_of_rows(d * d) + eps);
+    // NB: 0 * inf is NaN. `moments` of math.h takes 0 as the mean there, with the same result.
+    const at::Tensor n = (centered ? at::where(r.eq(0), in_compute_type(saved.x), d) : d) * r;
     const at::Tensor g = saved.weight.defined() ? dy * saved.weight : dy;
     at::Tensor dx = g - n * mean_of_rows(g * n);
     if (centered) dx = dx - mean_of_rows(g);
@@ -155,6 +163,13 @@ TensorQuadruple norm_residual_quantize_autograd(const at::Tensor& input, const a
   return norm_residual_quantize(input, residual, args, q);
 }
 
+// dy * silu'(x). PyTorch's own op for it has no gradient, so it serves first gradients only.
+at::Tensor silu_gradient(const at::Tensor& dy, const at::Tensor& x) {
+  if (!at::GradMode::is_enabled()) return at::silu_backward(dy, x);
+  const at::Tensor s = at::sigmoid(x);
+  return dy * s * (x * (1 - s) + 1);
+}
+
 struct SavedActivation {
   at::Tensor input, up;
   auto fields() { return std::tie(input, up); }
@@ -184,7 +199,7 @@ class ActivationFunction : public Function<ActivationFunction> {
       const char* approximate = kind == Activation::kGelu ? "none" : "tanh";
       return {at::gelu_backward(dy, x, approximate).to(dtype), {}, {}};
     }
-    const at::Tensor d_gate = at::silu_backward(dy * in_compute_type(saved.up), x);
+    const at::Tensor d_gate = silu_gradient(dy * in_compute_type(saved.up), x);
     const at::Tensor d_up = dy * at::silu(x);
     return {d_gate.to(dtype), d_up.to(dtype), {}};
   }

@@ -72,15 +72,20 @@ BARAQUANT_HD double plus_square(double sum, C x) {
   return sum + d * d;
 }
 
-// NB: adds +0, which turns a sum of -0 into +0: devices differ in how they start a sum.
+// Divides before it rounds to C, whose range a sum of finite numbers may leave. NB: adds +0, which
+// turns a sum of -0 into +0: devices differ in how they start a sum.
 template <typename C>
 BARAQUANT_HD C mean_of(double sum, int64_t length) {
-  return static_cast<C>(sum + 0.0) / static_cast<C>(length);
+  return static_cast<C>((sum + 0.0) / static_cast<double>(length));
 }
 
+// NB: where C does not hold the mean square of finite numbers, the reciprocal is 0. Then the mean
+// counts as 0, since the difference of an element and the mean may be infinite, and 0 times that is
+// NaN. A row with an infinity has a NaN difference, and so keeps its NaN.
 template <typename C>
-BARAQUANT_HD C reciprocal_of(double sum_of_squares, int64_t length, C eps) {
-  return C(1) / square_root(mean_of<C>(sum_of_squares, length) + eps);
+BARAQUANT_HD Moments<C> moments(C mean, double sum_of_squares, int64_t length, C eps) {
+  const C reciprocal = C(1) / square_root(mean_of<C>(sum_of_squares, length) + eps);
+  return {reciprocal == C(0) ? C(0) : mean, reciprocal};
 }
 
 template <typename C>

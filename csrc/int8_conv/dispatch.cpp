@@ -65,7 +65,7 @@ ConvCall prepare(const ConvArgs& args, bool channels_last, const at::Tensor& out
   call.weight_scale = contiguous(args.weight_scale);
   if (args.bias) call.bias = contiguous(cast(*args.bias, compute_dtype(args.dtype)));
   if (args.input_zero_point) {
-    call.zero_point = vector(cast_to_int32(*args.input_zero_point));
+    call.zero_point = vector(cast_zero_point(*args.input_zero_point, args.input.scalar_type()));
     call.weight_sum = sums_of_weight(args, weight);
   }
   call.output = with_three(channels_last ? channels_to_back(output) : output, args, channels_last);

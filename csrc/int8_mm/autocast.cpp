@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// qat_linear and qat_grouped_linear under autocast: tensors are cast to its dtype first, as those of
-// torch.nn.functional.linear are. The other ops of the library keep the dtypes that they are given.
+// qat_linear and qat_grouped_linear under autocast: the input is cast to its dtype first, as that of
+// torch.nn.functional.linear is, and so the output has this dtype. The weight is not cast: what is
+// quantized is the parameter as the optimizer holds it, in training as in what is served. Nor is a
+// float32 bias, which the epilogue of the product adds in float32. The other ops of the library keep
+// the dtypes that they are given.
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
@@ -20,16 +23,20 @@ at::Tensor lowered(const at::Tensor& tensor) {
   return at::autocast::cached_cast(dtype, tensor, device);  // the cast of a leaf is cached
 }
 
+// A bias of the compute type stays; of the other dtypes the op takes that of the output alone.
+template <at::DeviceType device>
+OptionalTensor fitting_bias(const OptionalTensor& bias) {
+  return bias && bias->scalar_type() != at::kFloat ? OptionalTensor(lowered<device>(*bias)) : bias;
+}
+
 template <at::DeviceType device>
 at::Tensor qat_linear_autocast(const at::Tensor& input, const at::Tensor& weight,
                                const OptionalTensor& bias, const Schemes& schemes,
                                const BackwardArgs& backward, const GivenWeight& given) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       at::autocast::get_autocast_dispatch_key_from_device_type(device));
-  const OptionalTensor lowered_bias =
-      bias ? OptionalTensor(lowered<device>(*bias)) : OptionalTensor();
-  return qat_linear(lowered<device>(input), lowered<device>(weight), lowered_bias, schemes,
-                    backward, given);
+  return qat_linear(lowered<device>(input), weight, fitting_bias<device>(bias), schemes, backward,
+                    given);
 }
 
 template <at::DeviceType device>
@@ -38,9 +45,7 @@ at::Tensor qat_grouped_linear_autocast(const at::Tensor& input, const at::Tensor
                                        const Schemes& schemes, const BackwardArgs& backward) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       at::autocast::get_autocast_dispatch_key_from_device_type(device));
-  const OptionalTensor lowered_bias =
-      bias ? OptionalTensor(lowered<device>(*bias)) : OptionalTensor();
-  return qat_grouped_linear(lowered<device>(input), lowered<device>(weight), offsets, lowered_bias,
+  return qat_grouped_linear(lowered<device>(input), weight, offsets, fitting_bias<device>(bias),
                             schemes, backward);
 }
 

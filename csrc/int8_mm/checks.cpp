@@ -182,6 +182,16 @@ void check_smooth_scale(const LinearArgs& args, const at::Tensor& smooth_scale,
                     "] (input.size(-1)), but got ", smooth_scale.sym_sizes());
 }
 
+// Checks the dtype of a weight that is trained: it may be wider than the input, as a master weight
+// under autocast is, since its integers and scales depend on the compute type alone.
+void check_master_weight(const LinearArgs& args) {
+  check_floating(args.op, "weight", args.weight);
+  const at::ScalarType given = args.weight.scalar_type(), from = args.input.scalar_type();
+  TORCH_CHECK_TYPE(compute_dtype(given) == compute_dtype(from), args.op, ": expected weight to be ",
+                   from == at::kDouble ? "float64" : "float32, float16 or bfloat16",
+                   " (the input is ", dtype_name(from), "), but got ", dtype_name(given));
+}
+
 // Checks the integers and the scale that stand for a floating weight.
 void check_given_weight(const LinearArgs& args, const GivenWeight& given) {
   TORCH_CHECK_VALUE(given.integers.has_value() == given.scale.has_value(), args.op,
@@ -293,7 +303,7 @@ void check_static_quantized_linear(const LinearArgs& args, const InputQparams& q
 void check_qat_linear(const LinearArgs& args, const Schemes& schemes, const GivenWeight& given) {
   check_all_dispatchable(args);
   check_floating(args.op, "input", args.input);
-  check_dtype(args.op, "weight", args.weight, args.input.scalar_type(), "the input's dtype");
+  check_master_weight(args);
   check_matrices(args);
   check_depth(args, !schemes.input.symmetric);
   range::check_row_scheme(args.op, schemes.weight, "weight_");

@@ -67,7 +67,7 @@ class Total {
     call.weight = weight;
     call.input_scale = rows.scale;
     call.weight_scale = ones_;
-    call.has_zero_point = shifts.defined();
+    call.has_zero_point = call.zero_point_is_wide = shifts.defined();
     if (shifts.defined()) {
       call.zero_point = shifts;
       call.weight_sum = filled({columns_}, 1, options_.dtype(at::kInt));
@@ -161,7 +161,10 @@ void check_integer_backward(const at::Tensor& grad, const IntegerBackwardArgs& a
     TORCH_CHECK_VALUE(args.weight->dim() == 2, kOp, ": expected weight to have 2 dimensions");
     const c10::SymInt outputs = grad.sym_size(-1);
     const bool is_rounded = args.weight->scalar_type() == at::kChar;
-    check_kept(grad, "weight", args.weight, is_rounded ? at::kChar : grad.scalar_type(),
+    const at::ScalarType given = args.weight->scalar_type();
+    const bool fits =
+        is_rounded || (is_supported_floating(given) && compute_dtype(given) == compute);
+    check_kept(grad, "weight", args.weight, fits ? given : grad.scalar_type(),
                outputs * args.weight->sym_size(1));
     check_kept(grad, "weight_scale", args.weight_scale, compute, outputs);
   }

@@ -19,7 +19,7 @@ namespace baraquant::int8_mm {
 // and without bias_dtype db is not.
 struct IntegerBackwardArgs {
   OptionalTensor qinput, input_scale, input_zero_point;  // [..., K], [..., 1], [..., 1]
-  // [N, K], [N]. The weight's integers, or itself, of the dtype of the gradient.
+  // [N, K], [N]. The weight's integers, or itself, of the compute type of the gradient.
   OptionalTensor weight, weight_scale;
   OptionalTensor random;  // of draw_random(count=2): dx uses the first state, dw the second
   int64_t weight_quant_min = -128, weight_quant_max = 127;

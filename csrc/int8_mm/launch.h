@@ -14,7 +14,8 @@ namespace baraquant::int8_mm {
 
 // All tensors are contiguous and on one device: input [m, k], weight [n, k] and output [m, n] with
 // m, n > 0; input_scale and zero_point have 1 or m elements, and undefined means the number below;
-// weight_scale, bias and weight_sum are [n]. weight_sum is defined if has_zero_point. An undefined
+// weight_scale, bias and weight_sum are [n]. weight_sum is defined if has_zero_point, unless a
+// kernel finds the sums itself. An undefined
 // bias means no bias. Scales and bias have the output's compute type. An int32 output is the sums; it
 // has neither scales nor a bias. If offsets are defined (int32 [groups]), the product is grouped: the
 // weight and the vectors of its rows have a leading dimension of groups.
@@ -25,7 +26,8 @@ struct ProductCall {
   double input_scale_number = 1;
   int32_t zero_point_number = 0;
   bool has_zero_point = false;
-  bool input_is_newest = false;  // what ran last in the stream wrote the input, not the weight
+  bool zero_point_is_wide = false;  // it is none of the input's integers, and int32 still suffices
+  bool input_is_newest = false;     // what ran last in the stream wrote the input, not the weight
 };
 
 // The last step of a product alone: sums is int32 [m, n], and the rest as in a ProductCall.
@@ -88,7 +90,9 @@ struct Launch {
   static Rescaling<C> rescaling_of(const ProductCall& call) {
     Rescaling<C> r;
     r.input_scale = of_rows<C>(call.input_scale, static_cast<C>(call.input_scale_number));
+    r.has_zero_point = call.has_zero_point;
     if (call.has_zero_point) {
+      if (!call.zero_point_is_wide) r.limit_zero_points(call.input.scalar_type() == at::kByte);
       r.zero_point = of_rows<int32_t>(call.zero_point, call.zero_point_number);
       r.weight_sum = pointer<int32_t>(call.weight_sum);
     }
@@ -103,9 +107,13 @@ struct Kernels {
   void (*product)(const ProductCall&);
   // Whether `product` multiplies with the packed weight of this call.
   bool (*takes_packed)(const ProductCall&);
+  // Whether `product` finds the sums of the weight's rows as it multiplies.
+  bool (*finds_sums)(const ProductCall&);
   // sums[.., n] = sum over k of weight[.., n, k]. The weight is int8 [.., n, k] with at least one
   // row, sums is int32 [.., n]; both are contiguous.
   void (*weight_sums)(const at::Tensor& weight, const at::Tensor& sums);
+  // The same of a packed weight; sums is int32 [n]. Null: the weight is expanded first.
+  void (*packed_sums)(const int4::PackedWeight& weight, const at::Tensor& sums);
   void (*rescale)(const RescaleCall&);
 };
 

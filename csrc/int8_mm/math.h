@@ -43,8 +43,8 @@ BARAQUANT_HD double fused_multiply_add(double a, double b, double c) {
 template <typename C>
 constexpr C kNoBias = C(-0.0);
 
-// From the sum of a * w to the sum of (a - za) * w. NB: in unsigned numbers, which wrap, so a zero
-// point from outside the input's range gives a wrong number but never undefined behaviour.
+// From the sum of a * w to the sum of (a - za) * w. NB: in unsigned numbers, which wrap: only the
+// result has to fit in int32, and sums of the weight that are given may be wrong.
 BARAQUANT_HD int32_t shift(int32_t products, int32_t zero_point, int32_t weight_sum) {
   return static_cast<int32_t>(static_cast<uint32_t>(products) -
                               static_cast<uint32_t>(zero_point) *

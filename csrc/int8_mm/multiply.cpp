@@ -22,6 +22,19 @@ bool reads_as_given(const int4::PackedWeight& packed, const at::Tensor& values,
          (!groups.zero_point || packed.zero_point.is_same(*groups.zero_point));
 }
 
+at::Tensor sums_of_rows(const ProductCall& call, const Kernels& of_device) {
+  const bool is_packed = call.packed.values.defined();
+  const at::Tensor& weight = is_packed ? call.packed.values : call.weight;
+  const at::Tensor sums =
+      at::empty(weight.sizes().slice(0, weight.dim() - 1), weight.options().dtype(at::kInt));
+  if (is_packed && of_device.packed_sums != nullptr) {
+    of_device.packed_sums(call.packed, sums);
+  } else {
+    of_device.weight_sums(is_packed ? int4::expanded(call.packed) : weight, sums);
+  }
+  return sums;
+}
+
 }  // namespace
 
 at::Tensor empty_output(const LinearArgs& args, at::ScalarType dtype) {
@@ -61,22 +74,17 @@ ProductCall prepare(const LinearArgs& args, const at::Tensor& rows, const Intege
 }
 
 void launch(ProductCall& call, const OptionalTensor& weight_sum) {
-  const bool sums_wanted = call.has_zero_point && !weight_sum;
-  const bool is_packed = call.packed.values.defined();
-  if (is_packed && (sums_wanted || !kernels(call.input).takes_packed(call))) {
+  const Kernels& of_device = kernels(call.input);
+  if (call.packed.values.defined() && !of_device.takes_packed(call)) {
     call.weight = int4::expanded(call.packed);
     call.packed = {};
   }
-  if (call.has_zero_point) {
-    if (weight_sum) {
-      call.weight_sum = contiguous(*weight_sum);
-    } else {
-      call.weight_sum = at::empty(call.weight.sizes().slice(0, call.weight.dim() - 1),
-                                  call.weight.options().dtype(at::kInt));
-      kernels(call.weight).weight_sums(call.weight, call.weight_sum);
-    }
+  if (call.has_zero_point && weight_sum) {
+    call.weight_sum = contiguous(*weight_sum);
+  } else if (call.has_zero_point && !of_device.finds_sums(call)) {
+    call.weight_sum = sums_of_rows(call, of_device);
   }
-  kernels(call.input).product(call);
+  of_device.product(call);
 }
 
 void multiply_quantized(const LinearArgs& args, const range::QuantizedRows& rows,

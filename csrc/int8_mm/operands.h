@@ -50,11 +50,25 @@ struct Operands {
 template <typename C>
 struct Rescaling {
   OfRows<C> input_scale;
+  bool has_zero_point = false;
   OfRows<int32_t> zero_point;
-  const int32_t* weight_sum = nullptr;  // [n]; null means that there is no zero point
+  int32_t least_zero_point = INT32_MIN, greatest_zero_point = INT32_MAX;
+  const int32_t* weight_sum = nullptr;  // [n]; may be null if a kernel finds the sums itself
   const C* weight_scale = nullptr;      // [n]; null means that the sums are wanted
   const C* bias = nullptr;              // [n]; null means no bias
 
+  // int8 or uint8 holds every zero point: one outside of it counts as the nearest that it holds, and
+  // int32 then holds every sum.
+  void limit_zero_points(bool is_unsigned) {
+    least_zero_point = is_unsigned ? 0 : -128;
+    greatest_zero_point = least_zero_point + 255;
+  }
+  BARAQUANT_HD int32_t zero_point_of(int64_t m) const {
+    if (!has_zero_point) return 0;
+    const int32_t given = zero_point.at(m);
+    const int32_t raised = given < least_zero_point ? least_zero_point : given;
+    return raised > greatest_zero_point ? greatest_zero_point : raised;
+  }
   BARAQUANT_HD bool wants_sums() const {
     return std::is_same_v<C, float> && weight_scale == nullptr;
   }

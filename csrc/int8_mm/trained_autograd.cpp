@@ -67,7 +67,8 @@ at::Tensor connected(const at::Tensor& rounded, Argument argument) {
   return rounded;
 }
 
-// w^, from the weight's integers or from the weight itself, whichever was kept.
+// w^ in the dtype of the input, from the weight's integers or from the weight itself, whichever was
+// kept.
 at::Tensor rounded_weight(const at::Tensor& kept, const at::Tensor& scale, const RowScheme& scheme,
                           at::ScalarType dtype) {
   if (kept.scalar_type() == at::kChar) {
@@ -80,7 +81,12 @@ at::Tensor rounded_weight(const at::Tensor& kept, const at::Tensor& scale, const
                             .quant_min = scheme.quant_min,
                             .quant_max = scheme.quant_max};
   return by_rows(kept.detach(), [&](const at::Tensor& rows) {
-    return affine::fake_quantize(rows, q, /*save_mask=*/std::nullopt, /*enabled=*/none);
+    if (rows.scalar_type() == dtype) {
+      return affine::fake_quantize(rows, q, /*save_mask=*/std::nullopt, /*enabled=*/none);
+    }
+    // A wider master weight: its integers first, so that no wide copy of it is made.
+    const at::Tensor integers = affine::quantize(rows, q, at::kChar, /*save_mask=*/std::nullopt);
+    return dequantized(integers, row_scales->flatten(), {}, Granularity::kPerChannel, dtype);
   });
 }
 

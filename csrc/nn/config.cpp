@@ -56,6 +56,7 @@ constexpr std::array granularities = {"per_tensor", "per_channel", "per_token", 
 constexpr std::array observers = {"min_max", "moving_average", "percentile", "mse"};
 constexpr std::array scale_rules = {"search", "max"};
 constexpr std::array scale_dtypes = {"float32", "bfloat16", "float16"};
+constexpr std::array masters = {"bfloat16", "float16"};
 constexpr std::array backwards = {"float", "int8_input", "int8"};
 constexpr std::array roundings = {"nearest", "stochastic"};
 constexpr int64_t max_rotation = 32768;  // the largest block of hadamard()
@@ -189,6 +190,12 @@ QuantConfig& QuantConfig::rotate(std::optional<int64_t> rotate) {
   return *this;
 }
 
+QuantConfig& QuantConfig::master(std::optional<std::string_view> name) {
+  if (name.has_value()) check_choice("QuantConfig", "master", *name, masters);
+  master_ = name;
+  return *this;
+}
+
 QuantConfig QuantConfig::with_rotation(int64_t features) const {
   auto result = *this;
   // The largest power of two that divides the features.
@@ -237,7 +244,8 @@ QuantConfig QuantConfig::with_floating_input() const {
 }
 
 std::string QuantConfig::weight_str() const {
-  return weight_.str() + (scale_dtype_ == "float32" ? "" : " scale_dtype=" + scale_dtype_);
+  return weight_.str() + (scale_dtype_ == "float32" ? "" : " scale_dtype=" + scale_dtype_) +
+         (master_.has_value() ? " master=" + *master_ : "");
 }
 
 std::string QuantConfig::scheme_str() const {
@@ -255,7 +263,8 @@ bool QuantConfig::operator==(const QuantConfig& other) const {
   return weight_ == other.weight_ && activation_ == other.activation_ &&
          observer_ == other.observer_ && scale_rule_ == other.scale_rule_ &&
          scale_dtype_ == other.scale_dtype_ && conv_inputs_ == other.conv_inputs_ &&
-         backward_ == other.backward_ && rounding_ == other.rounding_ && rotate_ == other.rotate_;
+         backward_ == other.backward_ && rounding_ == other.rounding_ && rotate_ == other.rotate_ &&
+         master_ == other.master_;
 }
 
 namespace {

@@ -154,21 +154,7 @@ QuantizedConv2dImpl::QuantizedConv2dImpl(const DequantizedOptions& options,
   const bool is_flat = !weight_zero_point.defined() && !group_size().has_value();
   is_integer_ =
       is_integer_conv(rounds_to_int8(input_fake_quant), is_flat, qweight.sizes(), conv.groups());
-  if (is_integer_) {
-    qweight.set_data(channels_inside(qweight));
-    sum_weight();
-  }
-}
-
-void QuantizedConv2dImpl::sum_weight() {
-  if (!is_integer_ || is_around_zero(*input_fake_quant)) return;
-  weight_sum = qweight.flatten(1).sum(1, false, torch::kInt32);
-}
-
-void QuantizedConv2dImpl::converted(const std::optional<torch::Device>& device,
-                                    const std::optional<torch::Dtype>& dtype) {
-  DequantizedLayer::converted(device, dtype);
-  sum_weight();
+  if (is_integer_) qweight.set_data(channels_inside(qweight));
 }
 
 torch::Tensor QuantizedConv2dImpl::dequantized_weight() { return dequantized(dtype_).contiguous(); }
@@ -183,8 +169,7 @@ torch::Tensor QuantizedConv2dImpl::forward(const torch::Tensor& input) {
                                {.qweight = qweight,
                                 .weight_scale = weight_scale,
                                 .bias = bias,
-                                .weight_sum = weight_sum,
-                                .has_zero_point = weight_sum.defined()},
+                                .has_zero_point = !is_around_zero(*input_fake_quant)},
                                conv);
   if (!torch::GradMode::is_enabled() || !input.requires_grad()) return output;
   return straight_through(output, float_output(input));

@@ -5,6 +5,7 @@
 #include "frame/dtypes.h"
 #include "nn/by_granularity.h"
 #include "nn/clone.h"
+#include "nn/freeze.h"
 #include "nn/quantizer_arguments.h"
 #include "nn/range.h"
 #include "nn/text.h"
@@ -92,6 +93,15 @@ std::tuple<torch::Tensor, torch::Tensor> FakeQuantizeImpl::qparams_of(
   return {step.reshape(shape), zeros.reshape(shape)};
 }
 
+// Check that the scale of a prepared layer is known, before evaluation rounds with it.
+void FakeQuantizeImpl::check_seen() {
+  if (!is_observed() || is_seen_ || scale.is_meta()) return;
+  const bool is_unknown = scale.isnan().any().item<bool>();
+  TORCH_CHECK_VALUE(!is_unknown || !(min_val > max_val).any().item<bool>(),
+                    "FakeQuantize: ", kUnseen, skipped(this));
+  is_seen_ = true;
+}
+
 torch::Tensor FakeQuantizeImpl::round(const torch::Tensor& input) {
   const auto ops = ops_of(options);
   if (is_dynamic() && rounds_scale()) {
@@ -99,6 +109,7 @@ torch::Tensor FakeQuantizeImpl::round(const torch::Tensor& input) {
     return ops.fake_quantize(input, step, zeros, options.save_mask());
   }
   if (is_dynamic()) return ops.dynamic_fake_quantize(input, options.symmetric());
+  check_seen();
   return ops.fake_quantize(input, scale, zero_point, options.save_mask());
 }
 
@@ -109,6 +120,7 @@ Quantized FakeQuantizeImpl::quantize(const torch::Tensor& input) {
     return {ops.quantize(input, step, zeros), step, zeros};
   }
   if (is_dynamic()) return ops.dynamic_quantize(input, options.symmetric());
+  check_seen();
   return {ops.quantize(input, scale, zero_point), scale, zero_point};
 }
 

@@ -5,6 +5,7 @@
 #include "api/nn/training.h"
 #include "frame/dtypes.h"
 #include "nn/clone.h"
+#include "nn/master.h"
 #include "nn/range.h"
 
 namespace baraquant::nn {
@@ -34,7 +35,8 @@ std::shared_ptr<Quantizer> learned_of_weight(const QuantConfig& scheme, const to
             .symmetric(config.symmetric())
             .scale_rule(scheme.scale_rule())
             .device(weight.device())
-            .dtype(dtype));
+            .dtype(dtype)
+            .master(scheme.master()));
     if (!weight.is_meta()) factors->initialize(weight);
     return factors;
   }
@@ -52,7 +54,8 @@ std::shared_ptr<Quantizer> learned_of_weight(const QuantConfig& scheme, const to
                                                                .symmetric(config.symmetric())
                                                                .device(weight.device())
                                                                .dtype(dtype)
-                                                               .scale_dtype(scheme.scale_dtype()));
+                                                               .scale_dtype(scheme.scale_dtype())
+                                                               .master(scheme.master()));
   if (!weight.is_meta()) learned->initialize(weight);
   return learned;
 }
@@ -89,17 +92,17 @@ std::shared_ptr<Quantizer> of_weight(const QuantConfig& scheme, const torch::Ten
 }
 
 std::shared_ptr<Quantizer> of_activation(const std::optional<TensorConfig>& config,
-                                         const std::string& observer, const torch::Tensor& weight) {
+                                         const QuantConfig& scheme, const torch::Tensor& weight) {
   if (!config.has_value()) return nullptr;
   if (config->learned()) {
-    return std::make_shared<LearnedFakeQuantizeImpl>(
-        LearnedFakeQuantizeOptions()
-            .quant_min(config->quant_min())
-            .quant_max(config->quant_max())
-            .symmetric(config->symmetric())
-            .per_sample(true)
-            .device(weight.device())
-            .dtype(compute_dtype(weight.scalar_type())));
+    return std::make_shared<LearnedFakeQuantizeImpl>(LearnedFakeQuantizeOptions()
+                                                         .quant_min(config->quant_min())
+                                                         .quant_max(config->quant_max())
+                                                         .symmetric(config->symmetric())
+                                                         .per_sample(true)
+                                                         .device(weight.device())
+                                                         .dtype(compute_dtype(weight.scalar_type()))
+                                                         .master(scheme.master()));
   }
   if (config->dynamic()) {
     return std::make_shared<FakeQuantizeImpl>(range_of(*config)
@@ -108,7 +111,7 @@ std::shared_ptr<Quantizer> of_activation(const std::optional<TensorConfig>& conf
                                                   .group_size(config->group_size()));
   }
   auto options = range_of(*config).mode("observed");
-  if (observer == "moving_average") options.averaging_constant(kAveragingConstant);
+  if (scheme.observer() == "moving_average") options.averaging_constant(kAveragingConstant);
   auto observed = std::make_shared<FakeQuantizeImpl>(options);
   // Evaluation before the first batch gives NaN, not values that look valid.
   observed->scale.fill_(std::numeric_limits<double>::quiet_NaN());
@@ -136,13 +139,21 @@ void FakeQuantizedLayer::set_quantizers(const QuantConfig& config,
   const auto size = is_grouped_ ? std::optional(*how.group_size() * positions) : std::nullopt;
   fold_ = !is_grouped_ || how.dynamic() || how.learned() ? 0 : *size;
   weight_fake_quant = of_weight(config, rows_of_weight(), size);
-  input_fake_quant = of_activation(activation, config.observer(), weight);
+  input_fake_quant = of_activation(activation, config, weight);
   register_module("weight_fake_quant", weight_fake_quant);
   if (input_fake_quant != nullptr) register_module("input_fake_quant", input_fake_quant);
 }
 
+torch::Tensor FakeQuantizedLayer::rounded_to_master(const torch::Tensor& numbers) const {
+  return round_master(numbers, config_.master());
+}
+
+torch::Tensor FakeQuantizedLayer::weight_to_round() const { return rounded_to_master(weight); }
+
+torch::Tensor FakeQuantizedLayer::bias_to_add() const { return rounded_to_master(bias); }
+
 torch::Tensor FakeQuantizedLayer::rows_of_weight() const {
-  const auto values = weight.detach();
+  const auto values = weight_to_round().detach();
   return is_grouped_ ? values.flatten(1) : values;
 }
 
@@ -152,7 +163,7 @@ torch::Tensor FakeQuantizedLayer::as_rows(const torch::Tensor& values) const {
 }
 
 Quantized FakeQuantizedLayer::quantized_weight() {
-  const auto values = weight.detach();
+  const auto values = weight_to_round().detach();
   auto [integers, scale, zero_point] = weight_fake_quant->quantize(as_rows(values));
   integers = integers.reshape(values.sizes()).contiguous();
   const auto channels = values.size(0);
@@ -168,7 +179,7 @@ Quantized FakeQuantizedLayer::quantized_weight() {
 }
 
 torch::Tensor FakeQuantizedLayer::fake_quantized_weight() {
-  auto rows = as_rows(weight);
+  auto rows = as_rows(weight_to_round());
   rows = is_training() ? weight_fake_quant->forward(rows) : weight_fake_quant->round(rows);
   return is_grouped_ || fold_ > 0 ? rows.reshape(weight.sizes()) : rows;
 }
@@ -194,7 +205,9 @@ void FakeQuantizedLayer::set_input_quantizer(std::shared_ptr<Quantizer> quantize
     // What its weight's factors give is int8, with a scale for each channel.
     const bool is_int8 = config_.weight().group_factors();
     const auto floating = config_.with_floating_input();
-    config_ = is_int8 ? QuantConfig(TensorConfig(8)).rotate(floating.rotate()) : floating;
+    const auto master = config_.master();
+    config_ =
+        is_int8 ? QuantConfig(TensorConfig(8)).rotate(floating.rotate()).master(master) : floating;
   } else if (is_registered) {
     replace_module("input_fake_quant", input_fake_quant);
   } else {

@@ -95,10 +95,16 @@ void FakeQuantizedLinearImpl::copy_rotated_weight() {
   awaits_rotation_ = false;
 }
 
+void FakeQuantizedLinearImpl::drop_rotated_weight() {
+  const auto parameter = named_parameters(/*recurse=*/false)["weight"];
+  awaits_rotation_ |= !parameter.is_same(weight);
+  weight = parameter;
+}
+
 torch::Tensor FakeQuantizedLinearImpl::forward(const torch::Tensor& given) {
   const auto input = config().rotate().has_value() ? hadamard(given, *config().rotate()) : given;
   if (is_whole_ && is_integer()) {
-    // Under autocast qat_linear would cast the weight, which no converted layer does.
+    // Under autocast qat_linear would cast the input, which no converted layer does.
     const bool is_on = weight_fake_quant->rounds() && input_fake_quant->rounds();
     const bool is_autocast = at::autocast::is_autocast_enabled(input.device().type());
     if (is_training() ? is_on : !is_autocast) return whole(input);
@@ -113,19 +119,19 @@ torch::Tensor FakeQuantizedLinearImpl::forward(const torch::Tensor& given) {
 torch::Tensor FakeQuantizedLinearImpl::whole(const torch::Tensor& input) {
   const auto &how = config().weight(), &activation = *config().activation();
   std::optional<torch::Tensor> qweight, scale;
-  auto smooth = weight;
+  auto smooth = weight_to_round();
   if (how.group_factors()) {
     std::tie(qweight, scale, std::ignore) = quantized_weight();
-    smooth = dynamic_cast<RoundsToInt4&>(*weight_fake_quant).smooth(weight);
+    smooth = dynamic_cast<RoundsToInt4&>(*weight_fake_quant).smooth(smooth);
   }
-  return qat_linear(input, smooth, maybe(bias), activation.symmetric(), how.quant_min(),
+  return qat_linear(input, smooth, maybe(bias_to_add()), activation.symmetric(), how.quant_min(),
                     how.quant_max(), activation.quant_min(), activation.quant_max(),
                     config().backward(), config().rounding(), qweight, scale);
 }
 
 torch::Tensor FakeQuantizedLinearImpl::float_output(const torch::Tensor& input) {
   const auto rounded = fake_quantized_weight();
-  return float_linear(rounded_input(input), rounded, bias);
+  return float_linear(rounded_input(input), rounded, bias_to_add());
 }
 
 torch::Tensor FakeQuantizedLinearImpl::integer_output(const torch::Tensor& input) {
@@ -146,7 +152,7 @@ torch::Tensor FakeQuantizedLinearImpl::weight_only_output(const torch::Tensor& i
 }
 
 std::optional<torch::Tensor> FakeQuantizedLinearImpl::constant_bias() const {
-  return bias.defined() ? maybe(bias.detach()) : std::nullopt;
+  return bias.defined() ? maybe(bias_to_add().detach()) : std::nullopt;
 }
 
 std::shared_ptr<torch::nn::Module> FakeQuantizedLinearImpl::clone(
@@ -208,7 +214,7 @@ bool FakeQuantizedConv2dImpl::is_integer() const {
 
 torch::Tensor FakeQuantizedConv2dImpl::float_output(const torch::Tensor& input) {
   const auto rounded = fake_quantized_weight();
-  return float_conv2d(rounded_input(input), rounded, bias, options);
+  return float_conv2d(rounded_input(input), rounded, bias_to_add(), options);
 }
 
 torch::Tensor FakeQuantizedConv2dImpl::integer_output(const torch::Tensor& input) {
@@ -216,8 +222,7 @@ torch::Tensor FakeQuantizedConv2dImpl::integer_output(const torch::Tensor& input
   return integer_conv2d(input, *input_fake_quant,
                         {.qweight = channels_inside(qweight),
                          .weight_scale = weight_scale,
-                         .bias = bias.defined() ? bias.detach() : bias,
-                         .weight_sum = {},
+                         .bias = bias.defined() ? bias_to_add().detach() : bias,
                          .has_zero_point = !config().activation()->symmetric()},
                         options);
 }
@@ -272,7 +277,7 @@ torch::Tensor FakeQuantizedEmbeddingImpl::rows(const torch::Tensor& input,
 
 torch::Tensor FakeQuantizedEmbeddingImpl::forward(const torch::Tensor& input) {
   if (!rounds_rows_) return rows(input, fake_quantized_weight());
-  auto found = rows(input, weight);
+  auto found = rounded_to_master(rows(input, weight));
   if (!weight_fake_quant->rounds() && is_training()) return found;
   const auto& how = config().weight();
   if (config().scale_dtype() != "float32") {

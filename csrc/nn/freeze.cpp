@@ -5,9 +5,10 @@ namespace baraquant::nn {
 
 namespace {
 
-constexpr const char* unseen =
-    "expected the range of its input to be known, but it has seen no data: run batches in training "
-    "mode first";
+// What the message of a learned scale adds: the cause that a reader does not see.
+constexpr const char* copied =
+    "; a copy of the model that averages its parameters (EMA) has to be made after that first "
+    "batch";
 
 bool is_empty_range(const FakeQuantizeImpl& quantizer) {
   return (quantizer.min_val > quantizer.max_val).any().item<bool>();
@@ -17,7 +18,8 @@ bool is_empty_range(const FakeQuantizeImpl& quantizer) {
 
 bool is_unseen(const Quantizer& quantizer) {
   if (const auto* learned = dynamic_cast<const LearnedFakeQuantizeImpl*>(&quantizer)) {
-    return !learned->scale.is_meta() && !learned->is_initialized();
+    if (learned->scale.is_meta() || learned->skipped_batches.item<int64_t>() > 0) return false;
+    return !learned->is_initialized();
   }
   const auto* one = dynamic_cast<const FakeQuantizeImpl*>(&quantizer);
   if (one == nullptr || !one->is_observed() || one->scale.is_meta()) return false;
@@ -26,8 +28,12 @@ bool is_unseen(const Quantizer& quantizer) {
 
 std::string skipped(const Quantizer* quantizer) {
   const auto* one = dynamic_cast<const FakeQuantizeImpl*>(quantizer);
-  if (one == nullptr || !one->is_observed() || one->skipped_batches.is_meta()) return "";
-  const auto count = one->skipped_batches.item<int64_t>();
+  const auto* learned = dynamic_cast<const LearnedFakeQuantizeImpl*>(quantizer);
+  const bool counts = learned != nullptr || (one != nullptr && one->is_observed());
+  if (!counts) return "";
+  const auto& skipped = learned != nullptr ? learned->skipped_batches : one->skipped_batches;
+  if (skipped.is_meta()) return "";
+  const auto count = skipped.item<int64_t>();
   if (count == 0) return "";
   const auto batches = count == 1 ? "1 batch" : std::to_string(count) + " batches";
   return "; " + batches + " with a NaN or infinity took no part in its input's range";
@@ -46,7 +52,8 @@ void check_finite(const char* what, const torch::Tensor& scale, const std::strin
 std::shared_ptr<FakeQuantizeImpl> FakeQuantizedLayer::frozen_input() const {
   if (const auto learned = std::dynamic_pointer_cast<LearnedFakeQuantizeImpl>(input_fake_quant)) {
     const auto [scale, zero_point] = learned->calculate_qparams();
-    TORCH_CHECK_VALUE(learned->is_initialized() || scale.is_meta(), unseen);
+    TORCH_CHECK_VALUE(learned->is_initialized() || scale.is_meta(), kUnseen, skipped(learned.get()),
+                      copied);
     check_finite("the input", scale);
     return std::make_shared<FakeQuantizeImpl>(FakeQuantizeOptions()
                                                   .scale(scale)
@@ -62,7 +69,7 @@ std::shared_ptr<FakeQuantizeImpl> FakeQuantizedLayer::frozen_input() const {
     return dynamic;
   }
   const bool is_unset = one->is_observed() && !one->scale.is_meta() && is_empty_range(*one);
-  TORCH_CHECK_VALUE(!is_unset, unseen, skipped(one.get()));
+  TORCH_CHECK_VALUE(!is_unset, kUnseen, skipped(one.get()));
   check_finite("the input", one->scale);
   return one->freeze();
 }

@@ -6,6 +6,10 @@
 
 namespace baraquant::nn {
 
+inline constexpr const char* kUnseen =
+    "expected the range of its input to be known, but it has seen no data: run batches in training "
+    "mode first";
+
 // Whether a quantizer has a range that no batch has set; none was skipped either.
 bool is_unseen(const Quantizer& quantizer);
 // A note of how many batches the range of an input ignored; empty if none.

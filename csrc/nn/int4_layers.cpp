@@ -169,14 +169,6 @@ torch::Tensor Int4Linear::int8_weight() const {
   return expand_int4(packed, group_factor, group_size_, in_features_, maybe(group_zero_point));
 }
 
-void Int4Linear::sum_weight() { weight_sum = int8_weight().sum(1, false, torch::kInt32); }
-
-void Int4Linear::converted(const std::optional<torch::Device>& device,
-                           const std::optional<torch::Dtype>& dtype) {
-  QuantizedLayer::converted(device, dtype);
-  if (weight_sum.defined()) sum_weight();
-}
-
 torch::Tensor Int4Linear::dequantized_weight() {
   return rotated(dequantize_per_channel(int8_weight(), weight_scale, std::nullopt, 0).to(dtype_));
 }
@@ -226,7 +218,6 @@ QuantizedInt4LinearImpl::QuantizedInt4LinearImpl(const QuantizedInt4LinearOption
                     "QuantizedInt4Linear: expected granularity to be per_token or per_tensor, but "
                     "got ",
                     text::quoted(granularity_));
-  if (!symmetric_) sum_weight();
 }
 
 torch::Tensor QuantizedInt4LinearImpl::forward(const torch::Tensor& input) {
@@ -234,14 +225,13 @@ torch::Tensor QuantizedInt4LinearImpl::forward(const torch::Tensor& input) {
   const auto zeros = maybe(group_zero_point);
   if (granularity_ == "per_token") {
     return quantized_int4_linear(rotated(input), packed, weight_scale, group_factor, group_size(),
-                                 maybe(bias), zeros, symmetric_, maybe(weight_sum), low, high);
+                                 maybe(bias), zeros, symmetric_, std::nullopt, low, high);
   }
   const auto rows = rotated(input);
   const auto [scale, zero_point] = choose_qparams_per_tensor(rows.detach(), low, high, symmetric_);
-  return static_quantized_int4_linear(rows, packed, weight_scale, group_factor, group_size(), scale,
-                                      maybe(bias), zeros,
-                                      symmetric_ ? std::nullopt : std::optional(zero_point),
-                                      std::nullopt, maybe(weight_sum), low, high);
+  return static_quantized_int4_linear(
+      rows, packed, weight_scale, group_factor, group_size(), scale, maybe(bias), zeros,
+      symmetric_ ? std::nullopt : std::optional(zero_point), std::nullopt, std::nullopt, low, high);
 }
 
 std::shared_ptr<torch::nn::Module> QuantizedInt4LinearImpl::clone(
@@ -279,15 +269,13 @@ StaticQuantizedInt4LinearImpl::StaticQuantizedInt4LinearImpl(
   const auto [one, zero] =
       scale_of_tensor("StaticQuantizedInt4Linear", options.act_scale(), options.act_zero_point());
   act_scale = register_buffer("act_scale", one);
-  if (!zero.defined()) return;
-  act_zero_point = register_buffer("act_zero_point", zero);
-  sum_weight();
+  if (zero.defined()) act_zero_point = register_buffer("act_zero_point", zero);
 }
 
 torch::Tensor StaticQuantizedInt4LinearImpl::forward(const torch::Tensor& input) {
   return static_quantized_int4_linear(rotated(input), packed, weight_scale, group_factor,
                                       group_size(), act_scale, maybe(bias), maybe(group_zero_point),
-                                      maybe(act_zero_point), std::nullopt, maybe(weight_sum),
+                                      maybe(act_zero_point), std::nullopt, std::nullopt,
                                       low_of(bits()), high_of(bits()));
 }
 

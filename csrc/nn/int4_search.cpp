@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "api/ops.h"
+#include "nn/range.h"
 
 namespace baraquant::nn {
 
@@ -23,6 +24,9 @@ PackedInt4 of_chunk(const torch::Tensor& rows, int64_t size, bool symmetric) {
   const auto [least, most] = values.aminmax(2);
   const auto low = least.clamp_max(0), high = most.clamp_min(0);
   const auto scale = best.scale.unsqueeze(1);
+  const auto power = power_to_one(best.scale).unsqueeze(1);
+  const auto near_one = values * power.unsqueeze(2);
+  const auto scale_near_one = (scale * power).unsqueeze(2);
   auto least_error = torch::full_like(low, std::numeric_limits<double>::infinity());
   best.group_factor = torch::ones_like(best.group_factor);
   best.group_zero_point = torch::full_like(best.group_zero_point, 8);
@@ -35,8 +39,8 @@ PackedInt4 of_chunk(const torch::Tensor& rows, int64_t size, bool symmetric) {
       if (symmetric) zeros.fill_(8);
       const auto packed = quantize_int4(rows, best.scale, factors, size, zeros);
       const auto rounded = expand_int4(packed, factors, size, rows.size(1), zeros);
-      const auto back = rounded.unflatten(1, {-1, size}) * scale.unsqueeze(2);
-      const auto error = (back - values).square_().sum(2);
+      const auto back = rounded.unflatten(1, {-1, size}) * scale_near_one;
+      const auto error = (back - near_one).square_().sum(2);
       const auto is_better = error < least_error;
       least_error = torch::where(is_better, error, least_error);
       best.group_factor = torch::where(is_better, factors, best.group_factor);

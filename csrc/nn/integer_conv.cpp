@@ -44,9 +44,8 @@ at::Tensor integer_conv2d(const at::Tensor& input, Quantizer& rounder, const Int
     bias = bias.to(dtype);
   }
   return int8_conv(integers, layer.qweight, scale, layer.weight_scale, maybe(bias),
-                   layer.has_zero_point ? std::optional(zero_point) : std::nullopt,
-                   maybe(layer.weight_sum), *options.stride(), padding, *options.dilation(),
-                   options.groups(), dtype);
+                   layer.has_zero_point ? std::optional(zero_point) : std::nullopt, std::nullopt,
+                   *options.stride(), padding, *options.dilation(), options.groups(), dtype);
 }
 
 }  // namespace baraquant::nn

@@ -16,10 +16,9 @@ bool is_integer_conv(bool rounds, bool is_flat, at::IntArrayRef weight, int64_t 
 // A weight with the strides in which int8_conv reads it without a copy.
 at::Tensor channels_inside(const at::Tensor& weight);
 
-// What such a layer multiplies with. An undefined bias is none; an undefined weight_sum is computed
-// in each call if the input has a zero point.
+// What such a layer multiplies with. An undefined bias is none.
 struct IntegerConv {
-  at::Tensor qweight, weight_scale, bias, weight_sum;
+  at::Tensor qweight, weight_scale, bias;
   bool has_zero_point;  // of the input
 };
 

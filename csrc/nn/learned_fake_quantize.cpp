@@ -7,6 +7,7 @@
 #include "frame/dtypes.h"
 #include "nn/by_granularity.h"
 #include "nn/clone.h"
+#include "nn/master.h"
 #include "nn/product.h"
 #include "nn/quantizer_arguments.h"
 #include "nn/range.h"
@@ -20,12 +21,15 @@ LearnedFakeQuantizeImpl::LearnedFakeQuantizeImpl(std::string name, LearnedFakeQu
     : Quantizer(std::move(name)), options(std::move(given)) {
   check_learned(options);
   check_scale_dtype("LearnedFakeQuantize", options.scale_dtype());
+  check_master("LearnedFakeQuantize", options.master());
   const auto unknown = torch::full(
       options.shape(), std::numeric_limits<double>::quiet_NaN(),
       torch::TensorOptions().dtype(options.dtype()).device(options.device().value_or(torch::kCPU)));
   const auto zeros = unknown.clone();
   scale = register_parameter("scale", unknown);
   if (!options.symmetric()) zero_point = register_parameter("zero_point", zeros);
+  const auto counter = torch::TensorOptions().dtype(torch::kInt64).device(scale.device());
+  skipped_batches = register_buffer("skipped_batches", torch::zeros({}, counter));
 }
 
 bool LearnedFakeQuantizeImpl::is_scale(const std::string&) const { return true; }
@@ -40,36 +44,63 @@ bool LearnedFakeQuantizeImpl::is_initialized() const {
 
 torch::Tensor LearnedFakeQuantizeImpl::forward(const torch::Tensor& input) {
   if (is_training() && (saw_zeros_ || !is_initialized())) {
-    const bool only_zeros =
-        !input.is_meta() && input.numel() > 0 && !input.detach().any().item<bool>();
-    if (!(only_zeros && saw_zeros_)) {
-      initialize(input);
-      saw_zeros_ = only_zeros;
-    }
+    initialize_by_first(input);
     if (saw_zeros_) {
       // A 0 that depends on the parameters, which may still be written before backward.
       auto total = scale.sum();
       if (zero_point.defined()) total = total + zero_point.sum();
       return input + (total * 0.0).to(input.scalar_type());
     }
+    // If this batch was skipped, the scale is unknown, and the result is NaN.
+    return rounds_ && input.numel() > 0 ? round_to_grid(input) : input;
   }
   return rounds_ ? round(input) : input;
 }
 
 void LearnedFakeQuantizeImpl::initialize(const torch::Tensor& input) {
   if (input.numel() == 0) return;
+  start_by(input, /*only_unknown=*/false);
+  saw_zeros_ = false;
+  note_if_known();
+}
+
+void LearnedFakeQuantizeImpl::initialize_by_first(const torch::Tensor& input) {
+  if (input.numel() == 0) return;
+  const bool only_zeros = !input.is_meta() && !input.detach().any().item<bool>();
+  if (only_zeros && saw_zeros_) return;
+  if (saw_zeros_) {  // the scales of zeros were none
+    const torch::NoGradGuard no_grad;
+    scale.fill_(std::numeric_limits<double>::quiet_NaN());
+    initialized_ = false;
+  }
+  start_by(input, /*only_unknown=*/true);
+  saw_zeros_ = only_zeros;
+  note_if_known();
+}
+
+torch::Tensor LearnedFakeQuantizeImpl::is_new(const torch::Tensor& given,
+                                              const torch::Tensor& known, bool only_unknown) {
+  const auto is_finite = given.isfinite();
+  const auto is_wanted = only_unknown ? known.isnan() : torch::ones_like(is_finite);
+  skipped_batches.add_((is_wanted & is_finite.logical_not()).any());
+  return is_wanted & is_finite;
+}
+
+void LearnedFakeQuantizeImpl::note_if_known() {
+  initialized_ = scale.is_meta() || !scale.detach().isnan().any().item<bool>();
+}
+
+void LearnedFakeQuantizeImpl::start_by(const torch::Tensor& input, bool only_unknown) {
   const torch::NoGradGuard no_grad;
   const auto rows = segments("LearnedFakeQuantize", options.granularity(),
                              options.axis().value_or(-1), options.group_size().value_or(0),
                              input.detach())
                         .to(scale.scalar_type());  // [scales, values]
-  torch::Tensor step;
+  torch::Tensor step, zeros;
   if (zero_point.defined()) {
-    torch::Tensor zeros;
     std::tie(step, zeros) =
         qparams_of_range(rows.amin(1), rows.amax(1), options.quant_min(), options.quant_max(),
                          /*symmetric=*/false, options.scale_dtype());
-    zero_point.copy_(zeros.reshape(zero_point.sizes()));
   } else {
     const auto magnitude = rows.abs();
     const auto root = std::pow(static_cast<double>(options.quant_max()), 0.5);
@@ -77,9 +108,12 @@ void LearnedFakeQuantizeImpl::initialize(const torch::Tensor& input) {
     step = torch::minimum(step, magnitude.amax(1) / options.quant_max());
     step = step.masked_fill(step == 0, 1.0);
   }
-  scale.copy_(step.reshape(scale.sizes()));
-  initialized_ = true;
-  saw_zeros_ = false;
+  step = step.reshape(scale.sizes());
+  const auto is_taken = is_new(step, scale, only_unknown);
+  scale.copy_(torch::where(is_taken, step, scale));
+  if (!zero_point.defined()) return;
+  zeros = zeros.reshape(zero_point.sizes()).to(zero_point.scalar_type());
+  zero_point.copy_(torch::where(is_taken, zeros, zero_point));
 }
 
 void LearnedFakeQuantizeImpl::start(const torch::Tensor& given, const torch::Tensor& zeros) {
@@ -93,9 +127,14 @@ torch::Tensor LearnedFakeQuantizeImpl::round(const torch::Tensor& input) {
   if (!is_initialized()) {
     if (input.numel() == 0) return input;
     TORCH_CHECK(false,
-                "LearnedFakeQuantize: expected a batch in training mode, or initialize(), before "
-                "anything is rounded: the scale is not known");
+                "LearnedFakeQuantize: expected a finite batch in training mode, or initialize(), "
+                "before anything is rounded: the scale is not known; a copy of the model that "
+                "averages its parameters (EMA) has to be made after that first batch");
   }
+  return round_to_grid(input);
+}
+
+torch::Tensor LearnedFakeQuantizeImpl::round_to_grid(const torch::Tensor& input) {
   auto values = input.numel() / scale.numel();
   if (options.per_sample() && input.dim() > 1) values /= std::max<int64_t>(input.size(0), 1);
   const auto count = std::max<int64_t>(values, 1) * options.quant_max();
@@ -114,6 +153,7 @@ torch::Tensor LearnedFakeQuantizeImpl::round(const torch::Tensor& input) {
 }
 
 Quantized LearnedFakeQuantizeImpl::quantize(const torch::Tensor& input) {
+  if (!is_initialized()) round(input);  // raises
   auto [step, zeros] = calculate_qparams();
   step = step.to(compute_dtype(input.scalar_type()));
   return {ops_of(options).quantize(input, step, zeros), step, zeros};
@@ -131,8 +171,9 @@ std::tuple<torch::Tensor, torch::Tensor> LearnedFakeQuantizeImpl::calculate_qpar
 std::tuple<torch::Tensor, torch::Tensor> LearnedFakeQuantizeImpl::parameters_of(
     torch::Dtype dtype) const {
   const auto compute = compute_dtype(dtype);
-  const auto step = scale.to(compute).abs().clamp_min(kSmallestNormal);
-  return {step, zero_point.defined() ? zero_point.to(compute) : zero_point};
+  const auto step = round_master(scale, options.master()).to(compute).abs();
+  const auto zeros = round_master(zero_point, options.master());
+  return {step.clamp_min(kSmallestNormal), zeros.defined() ? zeros.to(compute) : zeros};
 }
 
 std::shared_ptr<torch::nn::Module> LearnedFakeQuantizeImpl::clone(

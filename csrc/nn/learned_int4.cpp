@@ -13,6 +13,7 @@
 #include "nn/clone.h"
 #include "nn/int4_search.h"
 #include "nn/layer_arguments.h"
+#include "nn/master.h"
 #include "nn/product.h"
 #include "nn/range.h"
 #include "nn/text.h"
@@ -44,7 +45,8 @@ LearnedFakeQuantizeOptions checked(const LearnedFakeQuantizeInt4Options& options
       .quant_max(quant_high)
       .symmetric(options.symmetric())
       .device(options.device())
-      .dtype(dtype);
+      .dtype(dtype)
+      .master(options.master());
 }
 
 // The value with its gradient multiplied by a factor; the added 0 changes no bit.
@@ -72,23 +74,40 @@ void LearnedFakeQuantizeInt4Impl::initialize(const torch::Tensor& input) {
   TORCH_CHECK_VALUE(input.dim() == 2 && input.size(0) == rows && input.size(1) == columns,
                     kLearnedInt4, ": expected input to have the shape [", rows, ", ", columns,
                     "], but got ", text::shape(input));
+  start_by(input, /*only_unknown=*/false);
+  note_if_known();
+}
+
+void LearnedFakeQuantizeInt4Impl::start_by(const torch::Tensor& input, bool only_unknown) {
+  const torch::NoGradGuard no_grad;
   const auto weight = input.detach();
+  PackedInt4 given;
   if (scale_rule_ == "search") {
-    start_from(searched_factors(weight, group_size(), options.symmetric()));
-    return;
+    given = searched_factors(weight, group_size(), options.symmetric());
+  } else {
+    std::tie(given.scale, given.group_factor, given.group_zero_point) =
+        choose_int4_qparams(weight, group_size(), options.symmetric());
   }
-  const auto [row, factor, zeros] = choose_int4_qparams(weight, group_size(), options.symmetric());
-  start_from({{}, row, factor, zeros});
+  set(given, is_new(given.scale, largest_step, only_unknown));
 }
 
 void LearnedFakeQuantizeInt4Impl::start_from(const PackedInt4& given) {
-  const torch::NoGradGuard no_grad;
-  scale.copy_(given.scale.unsqueeze(1) * given.group_factor);
-  largest_step.copy_(given.scale * largest_factor);
-  if (zero_point.defined()) {
-    zero_point.copy_(given.group_zero_point.to(zero_point.scalar_type()) + quant_low);
-  }
+  set(given, torch::ones_like(given.scale, torch::kBool));
   initialized_ = true;
+}
+
+void LearnedFakeQuantizeInt4Impl::set(const PackedInt4& given, const torch::Tensor& is_taken) {
+  const torch::NoGradGuard no_grad;
+  const auto put = [](torch::Tensor& parameter, const torch::Tensor& value,
+                      const torch::Tensor& is_taken) {
+    parameter.copy_(torch::where(is_taken, value.to(parameter.options()), parameter));
+  };
+  const auto of_groups = is_taken.to(scale.device()).unsqueeze(1);
+  put(scale, given.scale.unsqueeze(1) * given.group_factor, of_groups);
+  put(largest_step, given.scale * largest_factor, is_taken.to(scale.device()));
+  if (!zero_point.defined()) return;
+  const auto zeros = given.group_zero_point.to(zero_point.scalar_type()) + quant_low;
+  put(zero_point, zeros, of_groups);
 }
 
 std::tuple<torch::Tensor, torch::Tensor> LearnedFakeQuantizeInt4Impl::calculate_qparams() const {
@@ -104,7 +123,6 @@ PackedInt4 LearnedFakeQuantizeInt4Impl::qparams_of(const torch::Tensor& input) {
 
 torch::Tensor LearnedFakeQuantizeInt4Impl::smooth(const torch::Tensor& input) {
   if (!torch::GradMode::is_enabled()) return input;
-  set_by_first(input);
   const auto dtype = input.scalar_type();
   auto [steps, zeros] = parameters_of(dtype);
   const auto factor = std::pow(static_cast<double>(group_size() * quant_high), -0.5);
@@ -156,16 +174,18 @@ PackedInt4 LearnedFakeQuantizeInt4Impl::qparams_in(torch::Dtype dtype) const {
 }
 
 torch::Tensor LearnedFakeQuantizeInt4Impl::row_scale(torch::Dtype dtype) const {
-  const auto largest = largest_step.to(compute_dtype(dtype)).abs();
+  const auto rounded = round_master(largest_step, options.master());
+  const auto largest = rounded.to(compute_dtype(dtype)).abs();
   return (largest / largest_factor).clamp_min(kSmallestNormal);
 }
 
 void LearnedFakeQuantizeInt4Impl::set_by_first(const torch::Tensor& input) {
   if (is_initialized()) return;
   TORCH_CHECK(is_training(), kLearnedInt4,
-              ": expected a weight in training mode, or initialize(), before anything is rounded: "
-              "the factors are not known");
-  initialize(input);
+              ": expected a finite weight in training mode, or initialize(), before anything is "
+              "rounded: the factors are not known");
+  start_by(input, /*only_unknown=*/true);
+  note_if_known();
 }
 
 std::shared_ptr<torch::nn::Module> LearnedFakeQuantizeInt4Impl::clone(
@@ -174,6 +194,7 @@ std::shared_ptr<torch::nn::Module> LearnedFakeQuantizeInt4Impl::clone(
       LearnedFakeQuantizeInt4Options(group_size(), options.shape())
           .symmetric(options.symmetric())
           .scale_rule(scale_rule_)
+          .master(options.master())
           .device(options.device())
           .dtype(options.dtype()));
   copy->rounds_ = rounds_;

@@ -71,14 +71,6 @@ torch::Tensor QuantizedLayer::rotated(const torch::Tensor& input) const {
 
 // ---- IntegerLinear ------------------------------------------------------------------------------
 
-void IntegerLinear::converted(const std::optional<torch::Device>& device,
-                              const std::optional<torch::Dtype>& dtype) {
-  QuantizedLayer::converted(device, dtype);
-  if (weight_sum.defined()) sum_weight();
-}
-
-void IntegerLinear::sum_weight() { weight_sum = qweight.sum(1, false, torch::kInt32); }
-
 void IntegerLinear::check_one(const char* smooth, const torch::Tensor& given) const {
   TORCH_CHECK_VALUE(!rotate_.has_value() || !given.defined(), name(), ": expected rotate or ",
                     smooth,
@@ -108,7 +100,6 @@ QuantizedLinearImpl::QuantizedLinearImpl(const QuantizedLinearOptions& options)
   if (options.smooth().defined()) {
     smooth = register_buffer("smooth", scale_of_inputs(name, options.smooth(), qweight.size(1)));
   }
-  if (!symmetric_) sum_weight();
 }
 
 torch::Tensor QuantizedLinearImpl::forward(const torch::Tensor& input) {
@@ -121,13 +112,13 @@ torch::Tensor QuantizedLinearImpl::forward(const torch::Tensor& input) {
   // As in Python, given only where it differs from the default, the dtype of rows.
   const auto dtype = smooth.defined() ? std::optional(input.scalar_type()) : std::nullopt;
   if (granularity_ == "per_token") {
-    return quantized_linear(rows, qweight, weight_scale, maybe(bias), symmetric_, maybe(weight_sum),
-                            low, high, dtype);
+    return quantized_linear(rows, qweight, weight_scale, maybe(bias), symmetric_, std::nullopt, low,
+                            high, dtype);
   }
   const auto [scale, zero_point] = choose_qparams_per_tensor(rows.detach(), low, high, symmetric_);
   const auto zeros = symmetric_ ? std::nullopt : std::optional(zero_point);
   return static_quantized_linear(rows, qweight, weight_scale, scale, maybe(bias), zeros,
-                                 std::nullopt, maybe(weight_sum), low, high, dtype);
+                                 std::nullopt, std::nullopt, low, high, dtype);
 }
 
 void QuantizedLinearImpl::check_per_token() const {
@@ -151,7 +142,7 @@ torch::Tensor QuantizedLinearImpl::multiply(const QuantizedInput& input) const {
   check_per_token();
   const auto zeros = symmetric_ ? std::nullopt : std::optional(input.zero_point);
   return int8_linear(input.values, qweight, input.scale, weight_scale, maybe(bias), zeros,
-                     maybe(weight_sum), input.dtype);
+                     std::nullopt, input.dtype);
 }
 
 torch::Tensor QuantizedLinearImpl::dequantized_weight() {
@@ -207,12 +198,11 @@ StaticQuantizedLinearImpl::StaticQuantizedLinearImpl(const StaticQuantizedLinear
     const auto smooth = scale_of_inputs(name, options.smooth_scale(), qweight.size(1));
     smooth_scale = register_buffer("smooth_scale", smooth);
   }
-  if (zero.defined()) sum_weight();
 }
 
 torch::Tensor StaticQuantizedLinearImpl::forward(const torch::Tensor& input) {
   return static_quantized_linear(rotated(input), qweight, weight_scale, act_scale, maybe(bias),
-                                 maybe(act_zero_point), maybe(smooth_scale), maybe(weight_sum),
+                                 maybe(act_zero_point), maybe(smooth_scale), std::nullopt,
                                  low_of(bits_), high_of(bits_));
 }
 

@@ -125,6 +125,12 @@ void check_scale_dtype(const char* owner, const std::string& scale_dtype) {
                     text::quoted(scale_dtype));
 }
 
+void check_master(const char* owner, const std::optional<std::string>& master) {
+  TORCH_CHECK_VALUE(!master.has_value() || is_one_of(*master, {"bfloat16", "float16"}), owner,
+                    ": expected master to be one of bfloat16, float16, but got ",
+                    text::quoted(master.value_or("")));
+}
+
 void check_learned(const LearnedFakeQuantizeOptions& options) {
   const auto& granularity = options.granularity();
   check_granularity(granularity, options.axis(), options.group_size());

@@ -2,14 +2,27 @@
 #include "nn/range.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/frexp.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
 #include <c10/util/accumulate.h>
 
 #include "api/ops.h"
 
 namespace baraquant::nn {
+
+namespace {
+
+// 2^exponent for a normal number, by its bits: a GPU's 2^x need not be exact.
+at::Tensor power_of_two(const at::Tensor& exponent, at::ScalarType dtype) {
+  const bool is_double = dtype == at::kDouble;
+  const auto biased = exponent.to(is_double ? at::kLong : at::kInt) + (is_double ? 1023 : 127);
+  return biased.mul(is_double ? int64_t{1} << 52 : int64_t{1} << 23).view(dtype);
+}
+
+}  // namespace
 
 at::Tensor rounded_scale(const at::Tensor& scale, const std::string& scale_dtype) {
   if (scale_dtype == "float32") return scale;
@@ -40,6 +53,14 @@ std::tuple<at::Tensor, at::Tensor> qparams_of_range(const at::Tensor& min_val,
   const auto zeros =
       quantize_per_channel(least, scale.reshape(-1), first, 0, low, high, scale.scalar_type());
   return {scale, zeros.reshape(scale.sizes()).to(at::kInt)};
+}
+
+at::Tensor power_to_one(const at::Tensor& magnitude) {
+  // From 2^-most to 2^most the power is a normal number, and so is its inverse.
+  const double most = magnitude.scalar_type() == at::kDouble ? 1022 : 126;
+  const auto usual = magnitude.isfinite().logical_and(magnitude > 0);
+  const auto exponent = std::get<1>(at::frexp(at::where(usual, magnitude, 1.0)));
+  return power_of_two((1 - exponent).clamp(-most, most), magnitude.scalar_type());
 }
 
 at::Tensor segments(const std::string& owner, const std::string& granularity, int64_t axis,

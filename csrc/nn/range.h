@@ -27,6 +27,11 @@ std::tuple<at::Tensor, at::Tensor> qparams_of_range(const at::Tensor& min_val,
                                                     int64_t high, bool symmetric,
                                                     const std::string& scale_dtype = "float32");
 
+// A power of two for each magnitude, whose product with it lies in [1, 2); 1 for zeros, NaN and
+// infinity. The product with it is exact, so sums of squares of what it multiplies neither overflow
+// nor vanish, and compare as those of other magnitudes do.
+at::Tensor power_to_one(const at::Tensor& magnitude);
+
 // A matrix with a row of values for each scale. `axis` and `size` are those of the granularity.
 at::Tensor segments(const std::string& owner, const std::string& granularity, int64_t axis,
                     int64_t size, const at::Tensor& input);

@@ -63,10 +63,13 @@ bool only_planned_product(const at::Tensor& like) {
   });
 }
 
-// target = rows @ columns + bias, by PyTorch.
+// target = rows @ columns + bias, by PyTorch. NB: on a GPU its addmm may round a product of 16 bits
+// before it adds the bias; the sums in float32 are rounded once.
 void multiply_floats(const at::Tensor& rows, const at::Tensor& columns, const OptionalTensor& bias,
                      at::Tensor target) {
-  if (bias) {
+  if (bias && rows.is_cuda() && rows.element_size() == 2) {
+    target.copy_(at::mm(rows, columns, at::kFloat).add_(*bias));
+  } else if (bias) {
     at::addmm_out(target, *bias, rows, columns);
   } else {
     at::mm_out(target, rows, columns);

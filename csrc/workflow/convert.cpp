@@ -27,6 +27,16 @@ Converter::Converter(const std::vector<ToConvert>& layers) {
   }
 }
 
+void Converter::check(nn::FakeQuantizedLayer& prepared, bool floating_input) {
+  if (floating_input && prepared.config().weight().group_factors()) {
+    const auto scale = std::get<1>(prepared.quantized_weight());
+    nn::check_finite("the weight", scale, prepared.config().scale_dtype());
+    return;  // convert() changes such a layer
+  }
+  convert(prepared, floating_input);
+  known_.clear();
+}
+
 std::shared_ptr<nn::QuantizedLayer> Converter::convert(nn::FakeQuantizedLayer& prepared,
                                                        bool floating_input) {
   if (floating_input && prepared.config().weight().group_factors()) {
@@ -109,12 +119,8 @@ Report convert_(torch::nn::Module& model) {
                     type_name(model), " itself; wrap it in nn.Sequential");
   const auto unseen = unseen_of(places);
   std::vector<ToConvert> layers;
-  for (const auto& place : first_places(places)) {
-    auto* prepared = dynamic_cast<nn::FakeQuantizedLayer*>(place.module);
-    if (prepared != nullptr) layers.emplace_back(prepared, unseen.contains(prepared));
-  }
-  Converter converter(layers);
-  Swaps swaps;
+  std::vector<std::string> paths;  // of the layers
+  Swaps olds;
   std::set<const void*> counted;
   bool is_converted_already = false;
   for (const auto& place : first_places(places)) {
@@ -125,26 +131,32 @@ Report convert_(torch::nn::Module& model) {
       if (!reason.empty()) report.left_out.emplace_back(place.path, reason);
       continue;
     }
-    const bool is_unseen = unseen.contains(prepared);
-    auto about = is_unseen ? "" : about_input(*prepared);
-    about += nn::skipped(prepared->input_fake_quant.get());
-    if (is_unseen) about += "; its input stays floating, as training never called it";
-    with_path(convert_name, place.path, [&] {
-      auto layer = converter.convert(*prepared, is_unseen);
-      report.changed.emplace_back(place.path, type_name(*layer) + about_rotation(*layer) + about);
-      swaps[prepared] = std::move(layer);
-    });
+    paths.push_back(place.path);
+    layers.emplace_back(prepared, unseen.contains(prepared));
+    olds[prepared] = nullptr;
     if (counted.insert(prepared->weight.unsafeGetTensorImpl()).second) {
       report.quantized_parameters += prepared->weight.numel();
     }
   }
-  TORCH_CHECK_VALUE(!swaps.empty() || !is_converted_already, convert_name,
+  TORCH_CHECK_VALUE(!olds.empty() || !is_converted_already, convert_name,
                     ": expected a prepared model, but ", type_name(model), " is converted already");
-  TORCH_CHECK_VALUE(!swaps.empty(), convert_name,
+  TORCH_CHECK_VALUE(!olds.empty(), convert_name,
                     ": expected a model prepared by baraquant.qat.prepare_, but ", type_name(model),
                     " has no prepared layer");
-  check_owners(convert_name, places, swaps);
-  swap(places, swaps);
+  Converter converter(layers);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    with_path(convert_name, paths[i], [&] { converter.check(*layers[i].first, layers[i].second); });
+  }
+  check_owners(convert_name, places, olds);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const auto [prepared, is_unseen] = layers[i];
+    auto about = is_unseen ? "" : about_input(*prepared);
+    about += nn::skipped(prepared->input_fake_quant.get());
+    if (is_unseen) about += "; its input stays floating, as training never called it";
+    const auto layer = converter.convert(*prepared, is_unseen);
+    report.changed.emplace_back(paths[i], type_name(*layer) + about_rotation(*layer) + about);
+    swap(places, {{prepared, layer}});  // frees the prepared one
+  }
   report.bytes_after = total_bytes(model);
   return report;
 }

@@ -24,14 +24,17 @@ std::tuple<torch::Tensor, torch::Tensor> fit_segments(const torch::Tensor& segme
   const auto values = segments.to(compute_dtype(segments.scalar_type()));
   const auto [low, high] = torch::aminmax(values, 1);
   auto best = torch::full_like(low, std::numeric_limits<double>::infinity());
+  const auto power = nn::power_to_one(torch::maximum(low.abs(), high.abs()));
+  const auto near_one = values * power.unsqueeze(1);
   auto [scale, zero_point] = nn::qparams_of_range(low, high, low_end, high_end, options.symmetric(),
                                                   options.scale_dtype());
   for (int64_t step = 0; step < candidates; ++step) {
     const auto factor = 1.0 - static_cast<double>(step) / 50;
     const auto [tried, zeros] = nn::qparams_of_range(low * factor, high * factor, low_end, high_end,
                                                      options.symmetric(), options.scale_dtype());
-    const auto rounded = fake_quantize_per_channel(values, tried, zeros, 0, low_end, high_end);
-    const auto error = (rounded - values).square_().sum(1);
+    const auto rounded =
+        fake_quantize_per_channel(near_one, tried * power, zeros, 0, low_end, high_end);
+    const auto error = (rounded - near_one).square_().sum(1);
     const auto is_better = error < best;
     best = torch::where(is_better, error, best);
     scale = torch::where(is_better, tried, scale);

@@ -58,7 +58,7 @@ nn::DequantizedOptions dequantized(nn::FakeQuantizedLayer& prepared, const Integ
                                    bool floating_input) {
   const auto& how = prepared.config().weight();
   return nn::DequantizedOptions(integers.qweight, integers.scale)
-      .bias(own(prepared.bias))
+      .bias(own(prepared.bias_to_add()))
       .weight_zero_point(integers.zero_point)
       .group_size(how.group_size())
       .input_fake_quant(floating_input ? nullptr : prepared.frozen_input())
@@ -74,7 +74,7 @@ std::shared_ptr<nn::QuantizedLayer> weight_only_int4(nn::FakeQuantizedLinearImpl
   return std::make_shared<nn::WeightOnlyInt4LinearImpl>(
       nn::WeightOnlyInt4LinearOptions(integers.packed.packed, integers.scale,
                                       prepared.in_features())
-          .bias(own(prepared.bias))
+          .bias(own(prepared.bias_to_add()))
           .weight_zero_point(integers.zero_point)
           .group_size(how.group_size())
           .input_fake_quant(floating_input ? nullptr : prepared.frozen_input())
@@ -93,7 +93,7 @@ std::shared_ptr<nn::QuantizedLayer> convert_int4(nn::FakeQuantizedLinearImpl& pr
   if (activation.dynamic()) {
     return std::make_shared<nn::QuantizedInt4LinearImpl>(
         nn::QuantizedInt4LinearOptions(weight, *how.group_size(), prepared.in_features())
-            .bias(own(prepared.bias))
+            .bias(own(prepared.bias_to_add()))
             .symmetric(activation.symmetric())
             .bits(activation.bits())
             .granularity(activation.granularity())
@@ -104,7 +104,7 @@ std::shared_ptr<nn::QuantizedLayer> convert_int4(nn::FakeQuantizedLinearImpl& pr
   const auto scale = frozen->scale.to(weight.scale.scalar_type());
   return std::make_shared<nn::StaticQuantizedInt4LinearImpl>(
       nn::StaticQuantizedInt4LinearOptions(weight, *how.group_size(), prepared.in_features(), scale)
-          .bias(own(prepared.bias))
+          .bias(own(prepared.bias_to_add()))
           .act_zero_point(activation.symmetric() ? torch::Tensor() : frozen->zero_point)
           .bits(activation.bits())
           .dtype(dtype)
@@ -126,7 +126,7 @@ std::shared_ptr<nn::QuantizedLayer> convert_linear(nn::FakeQuantizedLinearImpl& 
   if (activation.dynamic()) {
     return std::make_shared<nn::QuantizedLinearImpl>(
         nn::QuantizedLinearOptions(integers.qweight, integers.scale)
-            .bias(own(prepared.bias))
+            .bias(own(prepared.bias_to_add()))
             .symmetric(activation.symmetric())
             .bits(activation.bits())
             .granularity(activation.granularity())
@@ -138,7 +138,7 @@ std::shared_ptr<nn::QuantizedLayer> convert_linear(nn::FakeQuantizedLinearImpl& 
   const auto scale = frozen->scale.to(integers.scale.scalar_type());
   return std::make_shared<nn::StaticQuantizedLinearImpl>(
       nn::StaticQuantizedLinearOptions(integers.qweight, integers.scale, scale)
-          .bias(own(prepared.bias))
+          .bias(own(prepared.bias_to_add()))
           .act_zero_point(activation.symmetric() ? torch::Tensor() : frozen->zero_point)
           .bits(activation.bits())
           .weight_bits(how.bits())

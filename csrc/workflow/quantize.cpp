@@ -28,7 +28,7 @@ QuantConfig after_training(const QuantConfig& config, const Kind& kind) {
   }
   auto result = QuantConfig(weight, activation);
   result.observer(config.observer()).scale_rule(config.scale_rule());
-  result.scale_dtype(config.scale_dtype()).rotate(config.rotate());
+  result.scale_dtype(config.scale_dtype()).rotate(config.rotate()).master(config.master());
   if (!keeps_input) result.conv_inputs(config.conv_inputs());
   return result;
 }
@@ -70,8 +70,8 @@ void calibrate(torch::nn::Module& model, const std::vector<Place>& places,
   }
 }
 
-using Fitted =
-    std::map<std::tuple<const void*, std::vector<int64_t>>, std::shared_ptr<nn::Quantizer>>;
+// By the weight, and how it is quantized.
+using Fitted = std::map<std::pair<const void*, std::string>, std::shared_ptr<nn::Quantizer>>;
 
 // Search the scale of a weight of few bits; layers with one weight share it.
 void search_scale(nn::FakeQuantizedLayer& prepared, const QuantConfig& config, Fitted& fitted) {
@@ -82,7 +82,7 @@ void search_scale(nn::FakeQuantizedLayer& prepared, const QuantConfig& config, F
     prepared.set_weight_quantizer(fit(rows, quantizer));
     return;
   }
-  auto& known = fitted[{rows.data_ptr(), rows.sizes().vec()}];
+  auto& known = fitted[{prepared.weight.unsafeGetTensorImpl(), prepared.config().weight_str()}];
   if (known == nullptr) known = fit(rows, quantizer);
   prepared.set_weight_quantizer(known);
 }
@@ -105,21 +105,25 @@ Report quantize_(torch::nn::Module& model, const QuantConfig& config, const Opti
   layers.reserve(chosen.size());
   for (const auto& one : chosen) layers.emplace_back(one.prepared.get(), false);
   Converter converter(layers);
-  Swaps swaps;
-  report.changed.clear();
   for (auto& one : chosen) {
+    auto* linear = dynamic_cast<nn::FakeQuantizedLinearImpl*>(one.prepared.get());
     with_path(quantize_name, one.path, [&] {
-      auto* linear = dynamic_cast<nn::FakeQuantizedLinearImpl*>(one.prepared.get());
       if (linear != nullptr) linear->copy_rotated_weight();
       search_scale(*one.prepared, config, fitted);
-      auto layer = converter.convert(*one.prepared);
-      report.changed.emplace_back(one.path, type_name(*layer) + about_rotation(*layer) +
-                                                about_input(*one.prepared) + one.remark);
-      swaps[one.module] = std::move(layer);
-      if (one.prepared->config().rotate().has_value()) one.prepared.reset();  // with its copy
+      converter.check(*one.prepared);
     });
+    if (linear != nullptr) linear->drop_rotated_weight();
   }
-  swap(places, swaps);
+  report.changed.clear();
+  for (auto& one : chosen) {
+    auto* linear = dynamic_cast<nn::FakeQuantizedLinearImpl*>(one.prepared.get());
+    if (linear != nullptr) linear->copy_rotated_weight();
+    const auto layer = converter.convert(*one.prepared);
+    report.changed.emplace_back(one.path, type_name(*layer) + about_rotation(*layer) +
+                                              about_input(*one.prepared) + one.remark);
+    one.prepared.reset();
+    swap(places, {{one.module, layer}});  // the float layer is freed before the next one is made
+  }
   report.bytes_after = total_bytes(model);
   return report;
 }

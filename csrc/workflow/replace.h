@@ -43,7 +43,8 @@ void check_owner(const std::string& caller, const std::vector<Place>& places,
 void put(torch::nn::Module& parent, const std::string& name,
          const std::shared_ptr<torch::nn::Module>& module, const torch::nn::AnyModule& any);
 
-// Put the new modules, which are layers, into every place of the old ones. Cannot fail.
+// Put the new modules, which are layers, into every place of the old ones, which are freed if nothing
+// else holds them. Cannot fail. Modules that were freed before may be among the places.
 void swap(const std::vector<Place>& places, const Swaps& swaps);
 
 }  // namespace baraquant::workflow

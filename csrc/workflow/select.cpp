@@ -22,6 +22,12 @@ std::string why_unknown(const torch::nn::Module& module) {
   return "there is no quantized form of " + type_name(module);
 }
 
+bool is_empty(const torch::nn::Module& module) {
+  const auto weights = weights_of(module);
+  return std::all_of(weights.begin(), weights.end(),
+                     [](const torch::Tensor& weight) { return weight.numel() == 0; });
+}
+
 std::string about(const nn::FakeQuantizedLayer& prepared) {
   const auto& config = prepared.config();
   const bool is_embedding = dynamic_cast<const nn::FakeQuantizedEmbeddingImpl*>(&prepared);
@@ -61,6 +67,7 @@ struct Chooser {
       reason = filtered;
     } else {
       reason = kind->why_not(*place.module);
+      if (reason.empty() && is_empty(*place.module)) reason = "its weight has no elements";
       if (reason.empty()) reason = prepare(place, *kind);
     }
     if (!reason.empty()) report.left_out.emplace_back(place.path, reason);

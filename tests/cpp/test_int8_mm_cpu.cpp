@@ -156,6 +156,7 @@ struct Parameters {
     const int64_t most = random_bits() % 4 ? 255 : std::numeric_limits<int32_t>::max();
     zero_point = integers(s.m, most);
     weight_sum = integers(s.n, most == 255 ? 1 << 23 : most);
+    rescaling.has_zero_point = true;
     rescaling.zero_point = of_rows(zero_point);
     rescaling.weight_sum = weight_sum.data();
   }
@@ -224,6 +225,7 @@ void check_sums(const Problem& problem, const std::vector<CpuIsa>& isas) {
   Parameters<double> plain(problem.shape);  // scales of 1, no zero point: the output is the sums
   plain.weight_scale.assign(plain.weight_scale.size(), 1.0);
   plain.rescaling.input_scale = {nullptr, 0, 1.0};
+  plain.rescaling.has_zero_point = false;
   plain.rescaling.weight_sum = nullptr;
   plain.rescaling.bias = nullptr;
   for (const CpuIsa isa : isas) {

@@ -101,6 +101,13 @@ const std::map<std::string, QuantConfig> configs = {
      QuantConfig(TensorConfig(4).granularity(PerGroup(4)).dynamic(false), activation(false))
          .rotate(8)},
     {"rotated_backward", baraquant::W8A8().backward("int8").rotate(4)},
+    {"master", baraquant::W8A8().master("bfloat16")},
+    {"master_static", baraquant::W8A8Static("min_max", false).master("float16").rotate(4)},
+    {"master_search", baraquant::W4A16(4, false).master("bfloat16")},
+    {"master_factors", baraquant::W4A8(4).master("bfloat16")},
+    {"master_learned",
+     QuantConfig(learned(4, PerGroup(4), false), learned(8, PerTensor(), false)).master("float16")},
+    {"master_factors_learned", baraquant::W4A8(4, false, "max", true, true).master("bfloat16")},
 };
 
 }  // namespace

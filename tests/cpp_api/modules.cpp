@@ -127,6 +127,30 @@ void quantize(const std::string& name, torch::nn::Sequential& model, const Tenso
   add(results, "quantized.", *model);
 }
 
+// Puts the tensors of one quantized model in the places of another's, in each way, and prints whether
+// the outputs follow.
+void replace_tensors(const std::string& name, const torch::nn::Sequential& model,
+                     torch::nn::Sequential& other, const Tensor& input) {
+  const torch::NoGradGuard no_gradient;
+  const auto wanted = run(other, input);
+  const std::map<std::string, void (*)(Tensor&, const Tensor&)> ways = {
+      {"copy_", [](Tensor& to, const Tensor& from) { to.copy_(from); }},
+      {"data.copy_", [](Tensor& to, const Tensor& from) { to.data().copy_(from); }},
+      {"set_data", [](Tensor& to, const Tensor& from) { to.set_data(from.clone()); }}};
+  for (const auto& [way, put] : ways) {
+    torch::nn::Sequential copy(
+        std::dynamic_pointer_cast<torch::nn::SequentialImpl>(model->clone()));
+    run(copy, input);
+    auto to = copy->named_buffers(), from = other->named_buffers();
+    for (auto& item : to) put(item.value(), from[item.key()]);
+    for (auto& item : copy->named_parameters()) {
+      put(item.value(), other->named_parameters()[item.key()]);
+    }
+    std::cout << "replaced\t" << name << '\t' << way << '\t' << run(copy, input).equal(wanted)
+              << '\n';
+  }
+}
+
 void run_case(const std::filesystem::path& path, torch::Device device) {
   const auto name = path.stem().string();
   const auto dot = name.find('.'), last = name.rfind('.');
@@ -138,14 +162,22 @@ void run_case(const std::filesystem::path& path, torch::Device device) {
     tensor = tensor.to(device);
     if (!key.starts_with("input")) parameters[key] = tensor;
   }
-  for (const bool trains : {true, false}) {
+  const auto loaded = [&](const Tensors& from) {
     auto model = build(model_name);
     model->to(device, dtype == "float32"   ? torch::kFloat32
                       : dtype == "float64" ? torch::kFloat64
                                            : torch::kBFloat16);
-    baraquant::load_state_dict(*model, parameters);
-    (trains ? train : quantize)(name, model, inputs, config, results);
-  }
+    baraquant::load_state_dict(*model, from);
+    return model;
+  };
+  auto trained = loaded(parameters), quantized = loaded(parameters);
+  train(name, trained, inputs, config, results);
+  quantize(name, quantized, inputs, config, results);
+  Tensors others, unused;
+  for (const auto& [key, tensor] : parameters) others[key] = tensor.flip(0) * -0.75;
+  auto other = loaded(others);
+  quantize("other", other, inputs, config, unused);
+  replace_tensors(name, quantized, other, inputs.at("input0"));
   write(std::filesystem::path(path).replace_extension(".out"), results);
 }
 

@@ -105,6 +105,14 @@ CONFIGS = {
         TensorConfig(4, PerGroup(4), dynamic=False), activation(False), rotate=8
     ),
     "rotated_backward": baraquant.W8A8(backward="int8", rotate=4),
+    "master": baraquant.W8A8(master="bfloat16"),
+    "master_static": baraquant.W8A8Static(symmetric=False, master="float16", rotate=4),
+    "master_search": baraquant.W4A16(4, False, master="bfloat16"),
+    "master_factors": baraquant.W4A8(4, master="bfloat16"),
+    "master_learned": QuantConfig(
+        learned(4, PerGroup(4), False), learned(8, PerTensor(), False), master="float16"
+    ),
+    "master_factors_learned": baraquant.W4A8(4, False, "max", learned=True, master="bfloat16"),
 }
 MODELS: dict[str, Callable[[], nn.Sequential]] = {
     "mlp": lambda: nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 8)),
@@ -363,6 +371,16 @@ def errors() -> dict[str, Callable[[], Any]]:
         "twice": lambda: baraquant.qat.prepare_(unseen, baraquant.W8A8()),
         "quantized when prepared": lambda: baraquant.quantize_(unseen, baraquant.W8A8()),
     }
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_output_follows_every_change_of_the_tensors(
+    device: str, printed: dict[str, list[list[str]]]
+) -> None:
+    """Sums, panels and what else a layer derives from its integers: copied into, or replaced."""
+    lines = [line[1:] for line in printed[device] if line[0] == "replaced"]
+    assert len(lines) == 3 * sum(case[0] == device for case in CASES)
+    assert [line for line in lines if line[-1] != "1"] == []
 
 
 def test_the_errors_have_pythons_type_and_text(printed: dict[str, list[list[str]]]) -> None:

@@ -144,7 +144,11 @@ MODELS: dict[str, tuple[Callable[[], Any], str, dict[str, Any]]] = {
         "integer_scales: q_proj: transformers rounds its scales to bfloat16",
         {"serve": "transformers"},
     ),
-    "a server unknown": (quantized, "expected serve to be 'vllm', 'transformers'", {"serve": "x"}),
+    "a server unknown": (
+        quantized,
+        "expected serve to be 'vllm', 'sglang', 'transformers'",
+        {"serve": "x"},
+    ),
     "a rule unknown": (quantized, "expected allow to name rules of kernels", {"allow": ["x"]}),
     "data on meta": (meta, "norm.weight: expected a plain tensor with data", {}),
     "unpacked attention": (attention, "self_attn: expected layers with the names", {}),

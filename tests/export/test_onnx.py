@@ -117,17 +117,20 @@ def test_weights_only(name: str, style: str, tmp_path: Path) -> None:
     for inputs in (x, rows(3, 1)):
         assert error_of(run(path, inputs), model(inputs)) < 1e-6
     kinds = nodes(path)
-    assert kinds["DequantizeLinear"] == kinds["MatMul"] == 2
+    if style == "integer":
+        assert kinds["MatMulNBits"] == 2 and kinds["MatMul"] == 0
+    else:
+        assert kinds["DequantizeLinear"] == kinds["MatMul"] == 2
     assert not {"Gemm", "Transpose", "Cast"} & set(kinds)
 
 
 @pytest.mark.exhaustive
 def test_the_fast_forms(tmp_path: Path) -> None:
-    """onnxruntime has fast kernels for uint8 by int8 [K, N] and for int4 [K, N] before a MatMul."""
+    """onnxruntime has fast kernels for uint8 by [K, N] and for int4 [K, N] before a MatMul."""
     import onnx
 
     x = rows(2, 5)
-    path = exported(network(baraquant.W8A8()), (x,), tmp_path)
+    path = exported(network(baraquant.W8A8()), (x,), tmp_path, int8_weights=True)
     graph = onnx.load(path).graph
     assert constants(path)["0.qweight"] == ("INT8", (64, 96))
     inferred = onnx.shape_inference.infer_shapes(onnx.load(path)).graph.value_info
@@ -138,7 +141,7 @@ def test_the_fast_forms(tmp_path: Path) -> None:
     assert [int(stored[node.input[2]]) for node in products] == [128, 128]
 
     model = network(baraquant.W4A16(32, symmetric=False))
-    path = exported(model, (x,), tmp_path)
+    path = exported(model, (x,), tmp_path, style="qdq")
     shapes = constants(path)
     assert shapes["0.qweight"] == ("INT4", (64, 96)) and shapes["2.qweight"] == ("INT4", (96, 24))
     assert shapes["0.weight_scale"] == ("FLOAT", (2, 96))

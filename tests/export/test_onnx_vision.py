@@ -174,8 +174,9 @@ def test_networks_become_int8_convolutions(make: Any, style: str, tmp_path: Path
     assert error_of(run(path, few, save=tmp_path / "optimized.onnx"), ours) < rounding / 2
     after = nodes(tmp_path / "optimized.onnx")
     assert after["QLinearConv"] >= 5
-    kinds = {dtype for name, (dtype, _) in constants(path).items() if name.endswith("qweight")}
-    assert kinds == {"INT8"}
+    weights = {n: dtype for n, (dtype, _) in constants(path).items() if "qweight" in n}
+    wanted = {"INT8"} if style == "qdq" else {"UINT8"}
+    assert {kind for n, kind in weights.items() if not n.endswith("zero_point")} == wanted
 
 
 @pytest.mark.parametrize("symmetric", [True, False])

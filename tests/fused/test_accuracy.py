@@ -15,6 +15,9 @@ from baraquant import ops
 # Of gelu below -1: its tail comes from a quotient of two polynomials, of which each rounds.
 ULPS = {"silu": 2.0, "gelu": 2.0, "gelu_tanh": 2.0}
 ULPS_OF_TAIL = 5.0
+ULPS_OF_PRODUCT = (
+    3.0  # silu has a relative error of 2 units, 2^-23 at most; the product rounds once
+)
 
 
 def silu(x: Tensor) -> Tensor:
@@ -86,6 +89,33 @@ def test_every_number_near_one(name: str, device: str) -> None:
     for sign in (0, -(2**31)):
         for begin in range(one, one + 2**23, 2**21):
             check(name, torch.arange(begin, begin + 2**21, device=device) + sign)
+
+
+def test_the_product_of_silu_mul(device: str) -> None:
+    """Where the relative error of silu is largest, `up` gives the product the smallest units."""
+    near = torch.arange(-(2**17), 2**17, 8, device=device)
+    starts = [(127 + e) << 23 for e in range(-14, 5)]
+    bits = torch.cat([near.clamp(min=0) + start for start in starts]).to(torch.int32)
+    gate = bits.view(torch.float32)
+    gate = torch.cat((gate, -gate))
+    significand, _ = torch.frexp(exact_silu_of(gate.double(), gate.double()))
+    for size in (1.0, 2.0**-60, 2.0**60):
+        for share in (1 - 2.0**-20, 1 - 2.0**-12, 0.97):
+            up = (share * size / significand.abs()).float()
+            exact = exact_silu_of(gate.double(), gate.double()) * up.double()
+            _, exponent = torch.frexp(exact)
+            unit = torch.ldexp(torch.ones_like(exact), exponent.clamp(min=-125) - 24)
+            found = ((ops.silu_mul(gate, up).double() - exact).abs() / unit).max()
+            assert found <= ULPS_OF_PRODUCT
+
+
+def test_a_subnormal_silu(device: str) -> None:
+    """It is within 1 unit of the smallest number, and so the product within `up` such units."""
+    gate = -torch.linspace(91.5, 110, 100_001, device=device)
+    exact = exact_silu_of(gate.double(), gate.double())
+    for up in (1.0, 2.0**100, -(2.0**120)):
+        found = ops.silu_mul(gate, torch.full_like(gate, up)).double()
+        assert ((found - exact * up).abs() <= 2.0**-149 * abs(up)).all()
 
 
 @by_name

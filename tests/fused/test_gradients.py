@@ -61,6 +61,51 @@ def test_like_pytorchs(call: FusedCall, dtype: torch.dtype, device: str) -> None
         torch.testing.assert_close(actual.double(), expected, **limit)
 
 
+@pytest.mark.parametrize("call", FLOAT_CALLS, ids=str)
+def test_second_gradients_are_pytorchs(call: FusedCall, device: str) -> None:
+    """Of a sum of squares of the first, so that each argument takes part."""
+
+    def second(function: Callable[..., Any], tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        y = sum(part.square().sum() for part in outputs(function(*tensors)))
+        first = torch.autograd.grad(y, tensors, create_graph=True)
+        return torch.autograd.grad(sum(d.square().sum() for d in first), tensors)
+
+    tensors = call.tensors((3, 8), torch.float32, device)
+    exact = tuple(t.detach().double().requires_grad_() for t in tensors)
+    other = call if call.base == "hadamard" else peer(call)
+    for actual, expected in zip(second(call, tensors), second(other, exact), strict=True):
+        torch.testing.assert_close(actual.double(), expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("base", NORMS)
+def test_gradients_of_large_rows(base: str, device: str) -> None:
+    """Finite rows whose sums of squares leave the range of float32."""
+    x = torch.randn(4, 1000, generator=cases.generator(0)).clamp(-1, 1).to(device)
+    grad = torch.randn(4, 1000, generator=cases.generator(1)).to(device)
+
+    def gradient(size: float) -> Tensor:
+        scaled = (x * size).requires_grad_()
+        y = getattr(ops, base)(scaled, *(None, None)[: 1 + (base == "layer_norm")], 0.0)
+        return torch.autograd.grad(y, scaled, grad)[0] * size
+
+    torch.testing.assert_close(gradient(2.0**62), gradient(1.0))
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64), ids=cases.name_of)
+@pytest.mark.parametrize("base", NORMS)
+def test_gradients_of_the_largest_rows(base: str, dtype: torch.dtype, device: str) -> None:
+    """Finite rows whose results are zeros; in float32 the distance from the mean is infinite."""
+    x = torch.full((2, 40), -torch.finfo(dtype).max, dtype=dtype, device=device)
+    x[:, 0] *= -1
+    weight = torch.ones(40, dtype=dtype, device=device)
+    tensors = [x, weight, weight.clone()][: 2 + (base == "layer_norm")]
+    for t in tensors:
+        t.requires_grad_()
+    y = getattr(ops, base)(*tensors, 1e-5)
+    for gradient in torch.autograd.grad(y, tensors[:2], torch.ones_like(y)):
+        assert gradient.count_nonzero() == 0
+
+
 @pytest.mark.exhaustive
 @by_call
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=cases.name_of)

@@ -131,6 +131,35 @@ def test_norm_of_hostile_values(dtype: torch.dtype, base: str, device: str) -> N
     check_norm(base, x, device, *vectors(40, dtype, 0), x.flip(0))
 
 
+@by_base
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64), ids=cases.name_of)
+@pytest.mark.parametrize("length", (48, 1000, 4096, 9001))
+def test_norm_of_large_rows(length: int, dtype: torch.dtype, base: str, device: str) -> None:
+    """Finite rows whose sums of squares leave the range of float32, but whose means do not."""
+    for size in (1e18, 1.7e19, 1e-18):
+        x = (rows((3, length), dtype, character="plain").double().clamp(-1, 1) * size).to(dtype)
+        check_norm(base, x, device, *vectors(length, dtype, 0))
+        y = getattr(ops, base)(x.to(device), *(None, None)[: 1 + (base == "layer_norm")], 0.0)
+        exact = x.double()
+        exact = exact - exact.mean(-1, keepdim=True) if base == "layer_norm" else exact
+        exact = exact / exact.square().mean(-1, keepdim=True).sqrt()
+        torch.testing.assert_close(y.cpu().double(), exact, rtol=0.02, atol=0.02)
+
+
+@by_base
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64), ids=cases.name_of)
+@pytest.mark.parametrize("length", (4, 1000, 9001))
+def test_norm_of_the_largest_rows(length: int, dtype: torch.dtype, base: str, device: str) -> None:
+    """Results are finite also where the mean square is not, or the distance from the mean."""
+    largest = torch.finfo(dtype).max
+    x = torch.full((3, length), -largest, dtype=dtype)
+    x[0, 0], x[1] = largest, largest
+    x[2] = rows((1, length), dtype, character="plain").sign() * (largest**0.5 * 1e3)
+    check_norm(base, x, device, *vectors(length, dtype, 0))
+    y = getattr(ops, base)(x.to(device), *(None, None)[: 1 + (base == "layer_norm")], 1e-5)
+    assert y.isfinite().all()
+
+
 @by_dtype
 def test_a_poisoned_row_stays_visible(dtype: torch.dtype, device: str) -> None:
     x = rows((3, 50), dtype, character="plain").to(device)

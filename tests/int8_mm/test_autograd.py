@@ -225,20 +225,28 @@ def test_a_bias_of_the_compute_type_gets_its_gradient_in_it(device: str) -> None
 
 
 @by_scheme
-def test_autocast_casts_as_linear_does(symmetric: bool, device: str) -> None:
+def test_autocast_casts_the_input_alone(symmetric: bool, device: str) -> None:
+    """The weight has the integers of the parameter, and a float32 bias is added in float32."""
     x, w, b = arguments(torch.float32, device)
     with torch.autocast(device, dtype=torch.bfloat16):
         y = ops.qat_linear(x, w, b, symmetric=symmetric)
         fake = ops.dynamic_fake_quantize_per_token(x)
     assert y.dtype == torch.bfloat16 and fake.dtype == torch.float32
-    low = [t.detach().bfloat16().requires_grad_() for t in (x, w, b)]
-    expected = ops.qat_linear(*low, symmetric=symmetric)
-    assert torch.equal(y, expected)
+    low = x.detach().bfloat16().requires_grad_()
+    q, s, _ = ops.dynamic_range_quantize_per_channel(w.detach(), 0)
+    assert torch.equal(y, ops.quantized_linear(low, q, s, b.detach(), symmetric=symmetric))
+    assert not torch.equal(
+        y, ops.qat_linear(low, w.detach().bfloat16(), b.detach(), symmetric=symmetric)
+    )
     y.backward(torch.ones_like(y))
-    expected.backward(torch.ones_like(y))
-    for tensor, lowered in zip((x, w, b), low, strict=True):
+    rounded = ops.dequantize_per_channel(q, s, None, 0, dtype=torch.bfloat16)
+    stand_in = rounded.requires_grad_()
+    tokens = ops.dynamic_fake_quantize_per_token(low, symmetric=symmetric)
+    torch.nn.functional.linear(tokens, stand_in).backward(torch.ones_like(y))
+    for tensor, like in ((x, low), (w, stand_in)):
         assert tensor.grad is not None and tensor.grad.dtype == torch.float32
-        assert lowered.grad is not None and torch.equal(tensor.grad, lowered.grad.float())
+        assert like.grad is not None and torch.equal(tensor.grad, like.grad.float())
+    assert b.grad is not None and torch.equal(b.grad, torch.full_like(b, TOKENS))
     with torch.autocast(device, dtype=torch.bfloat16, enabled=False):
         assert ops.qat_linear(x, w, b).dtype == torch.float32
 

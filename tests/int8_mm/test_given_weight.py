@@ -104,9 +104,9 @@ def test_autocast_leaves_the_integers(device: str) -> None:
     q, s, _ = ops.dynamic_range_quantize_per_channel(weight, 0)
     with torch.autocast(device, torch.bfloat16):
         y = ops.qat_linear(x, weight, bias, qweight=q, weight_scale=s)
-    low = (x.bfloat16(), weight.bfloat16(), bias.bfloat16())
-    assert torch.equal(y, ops.qat_linear(*low, qweight=q, weight_scale=s))
-    assert torch.equal(y, ops.quantized_linear(low[0], q, s, low[2]))
+    low = x.bfloat16()
+    assert torch.equal(y, ops.qat_linear(low, weight, bias, qweight=q, weight_scale=s))
+    assert torch.equal(y, ops.quantized_linear(low, q, s, bias))
 
 
 BAD = {

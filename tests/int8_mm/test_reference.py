@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from baraquant import reference
+from baraquant import ops, reference
 from tests.int8_mm.exact_layers import exact_layer
 from tests.support import cases
 from tests.support.bits import assert_same_bits
@@ -150,3 +150,22 @@ def test_integers_carry_no_gradient_but_the_bias_does() -> None:
     y = reference.int8_linear(w, w, scale[0], scale, bias)
     (gradient,) = torch.autograd.grad(y, bias, torch.ones_like(y))
     assert torch.equal(gradient, torch.full((4,), 4.0))
+
+
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("backward", ["float", "int8_input", "int8"])
+def test_a_weight_that_is_wider_than_the_input(backward: str, low: torch.dtype) -> None:
+    """A master weight: its own integers, and a product in the dtype of the input."""
+    torch.manual_seed(0)
+    x = torch.randn(5, 24).to(low).requires_grad_()
+    weight, bias = torch.randn(6, 24, requires_grad=True), torch.randn(6, requires_grad=True)
+    found = []
+    for function in (ops.qat_linear, reference.qat_linear):
+        y = function(x, weight, bias, backward=backward)
+        found.append((y, *torch.autograd.grad(y, (x, weight, bias), torch.ones_like(y) / 3)))
+    for got, right, dtype in zip(*found, (low, low, torch.float32, torch.float32), strict=True):
+        assert got.dtype == dtype
+        torch.testing.assert_close(got.float(), right.float(), rtol=1e-2, atol=1e-2)
+    q, s, _ = ops.dynamic_range_quantize_per_channel(weight.detach(), 0)
+    assert torch.equal(found[0][0], ops.quantized_linear(x.detach(), q, s, bias.detach()))
+    assert torch.equal(found[0][0], found[1][0])

@@ -176,7 +176,10 @@ def test_the_sums_require_no_grad(device: str) -> None:
 
 
 def test_plans_name_the_product(device: str) -> None:
-    """The kernels of int8_linear, which compute integers here; the sums of the weight first."""
+    """The kernels of int8_linear, which compute integers here.
+
+    The sums of the weight come first, unless the kernel finds them as it multiplies.
+    """
     x = torch.ones(40, 64, dtype=torch.int8, device=device)
     w = torch.ones(48, 64, dtype=torch.int8, device=device)
     (plan,) = baraquant.plan("int8_product", x, w)
@@ -186,7 +189,7 @@ def test_plans_name_the_product(device: str) -> None:
     assert (plan.compute_dtype, linear.compute_dtype) == ("int32", "float32")
     zero = torch.ones((), dtype=torch.int32, device=device)
     names = [p.name for p in baraquant.plan("int8_product", x, w, input_zero_point=zero)]
-    assert names == ["weight_sums", plan.name]
+    assert names in (["weight_sums", plan.name], [plan.name])
     sums = torch.ones(40, 48, dtype=torch.int32, device=device)
     (plan,) = baraquant.plan("rescale_product", sums, ones[0].double(), ones.double(),
                              dtype=torch.float64)  # fmt: skip

@@ -115,7 +115,7 @@ def test_every_option_of_a_static_scale(
 
 @by_input_dtype
 def test_every_zero_point(input_dtype: torch.dtype, device: str) -> None:
-    """Beyond the input's range too: int32 sums wrap by definition, and int64 saturates."""
+    """One beyond the input's integers counts as the nearest of them, whatever its dtype."""
     special = (*cases.SPECIAL_ZERO_POINTS, 2**31, -(2**31) - 1, 2**40, cases.INT64_MIN)
     rows = torch.tensor(special)
     case = Case((len(special),), 9, 130, input_dtype, scale="token", values="high", bias="compute")

@@ -29,7 +29,9 @@ def gradients(module: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
     leaves = [x.clone().requires_grad_() if x.is_floating_point() else x for x in inputs]
     output = module(*leaves)
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
-    wanted += [p for name, p in module.named_parameters() if "fake_quant" not in name]
+    wanted += [
+        p for name, p in module.named_parameters() if p.requires_grad and "fake_quant" not in name
+    ]
     return list(
         torch.autograd.grad((output * torch.linspace(-1, 1, output.shape[-1])).sum(), wanted)
     )

@@ -114,8 +114,8 @@ def test_reading_the_weight_takes_no_memory() -> None:
     one = layer(group_size=16)
     weight = one.weight
     assert weight.shape == (N, K) and weight.is_contiguous() and weight.dtype == torch.float32
-    assert sum(b.numel() for n, b in one.named_buffers() if n == "packed") == N * K // 2
-    assert "qweight" not in dict(one.named_buffers())
+    assert dict(one.named_parameters())["packed"].numel() == N * K // 2
+    assert "qweight" not in dict(one.named_parameters())
     with pytest.raises(AttributeError):
         one.qweight = one.qweight
 
@@ -176,7 +176,7 @@ def test_which_schemes_make_it(config: QuantConfig, kind: type[nn.Module]) -> No
 
 def test_state_dicts() -> None:
     one, other = layer(group_size=16, zero=True), layer(group_size=16, zero=True)
-    assert list(one.state_dict()) == ["packed", "weight_scale", "bias", "weight_zero_point"]
+    assert list(one.state_dict()) == ["bias", "packed", "weight_zero_point", "weight_scale"]
     other.packed.zero_()
     other.load_state_dict(one.state_dict())
     assert torch.equal(other.packed, one.packed)

@@ -21,7 +21,6 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         env=environment,
-        timeout=900,
     )
 
 

@@ -217,7 +217,8 @@ def test_the_product_is_seen(device: str) -> None:
     assert len(symmetric) == 2
     assert symmetric[0].name.startswith("dynamic_quantize")
     assert symmetric[1].accumulator_dtype == "int32" and symmetric[1].compute_dtype == "float32"
-    assert len(names("quantized_linear", x, w, sw, symmetric=False)) == 3  # and the weight's sums
+    asymmetric = names("quantized_linear", x, w, sw, symmetric=False)
+    assert asymmetric[1:-1] in ([], ["weight_sums"])  # some kernels find the sums themselves
     sums = w.sum(1, dtype=torch.int32)
     assert len(names("quantized_linear", x, w, sw, symmetric=False, weight_sum=sums)) == 2
     assert len(names("quantized_linear", x.T.contiguous().T, w, sw)) == 3  # and a copy
@@ -230,7 +231,7 @@ def test_what_autograd_changes_is_seen(device: str) -> None:
     x, w = torch.randn(16, 64, device=device), torch.randn(32, 64, device=device)
     with torch.autocast(device, dtype=torch.bfloat16):
         plans = baraquant.plan("qat_linear", x, w)
-    assert [p.name for p in plans[:2]] == ["to", "to"]
+    assert [p.name for p in plans].count("to") == 1  # of the input alone
     leaf = x.clone().requires_grad_()
     assert baraquant.plan("qat_linear", leaf, w)
     assert leaf.grad is None and leaf._version == 0

@@ -88,8 +88,8 @@ NEEDED = {
     "to_gguf": ("gguf", "transformers"),
     "to_onnx": ("onnx", "onnxscript", "onnxruntime"),
 }
-# Classes of transformers, accelerate and huggingface_hub that docs/serving.md names.
-FOREIGN = {"Accelerator", "PyTorchModelHubMixin", "Trainer"}
+# Classes of transformers, accelerate, huggingface_hub and PyTorch that the pages name.
+FOREIGN = {"Accelerator", "AveragedModel", "PyTorchModelHubMixin", "Trainer"}
 ARGUMENTS = {"filter_fn", "scale_rule"}  # in the documents as what a reader hands over
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated:DeprecationWarning"),

@@ -39,7 +39,6 @@ def run(out: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], dic
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=600,
         check=False,
     )
     file = out / "language_model.json"

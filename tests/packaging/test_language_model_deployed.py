@@ -49,7 +49,6 @@ def test_a_small_run_and_one_that_goes_on(
         assert again[name][: len(report[name])] == report[name]
         assert len(again[name]) == 2 * len(report[name])
     assert again["decoded"] == report["decoded"] and again["mixture"] == report["mixture"]
-    assert again["seconds"] > report["seconds"]
     rows = {(row["scheme"], row["tuned"]): row for row in again["deployment_rows"]}
     untrained = ["float", "W4A16", "W4A16-AWQ", "W4A16-GPTQ", "W4A8-factors", "mixed"]
     expected = [(name, False) for name in untrained]

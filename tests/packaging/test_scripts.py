@@ -358,6 +358,32 @@ def test_own_rules_of_lint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert all(str(Path("csrc") / "bad.h") in problem for problem in problems)
 
 
+@pytest.mark.parametrize(
+    ("line", "is_wrong"),
+    [
+        ("assert seconds < 5", True),
+        ("assert 16e9 < 3e8 / elapsed < 1e13", True),
+        ("assert row.seconds and 1e-8 < row.seconds < 1e-2", True),
+        ('assert again["seconds"] > report["seconds"]', True),
+        ("assert time.perf_counter() - start <= limit", True),
+        ("subprocess.run(command, timeout=600)", True),
+        ("assert 0 < row.seconds", False),
+        ("assert seconds == {'a': 0.25}", False),
+        ("assert calls < 5", False),
+        ("thread.join(timeout=None)", False),
+    ],
+)
+def test_lint_finds_tests_of_times(
+    line: str, is_wrong: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lint, "ROOT", tmp_path)
+    for folder in ("tests", "scripts"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.py").write_text(f"# {lint.LICENCE}\n{line}\n")
+    problems = [one for one in lint.own_rules() if "how busy the machine is" in one]
+    assert len(problems) == is_wrong and all("tests" in one for one in problems)
+
+
 def test_state_survives_a_broken_file(sandbox: Path) -> None:
     environment.write_state("a", 1)
     environment.write_state("b", [2])

@@ -63,7 +63,6 @@ def run(*arguments):
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=600,
         check=False,
     )
 

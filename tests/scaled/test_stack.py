@@ -132,7 +132,8 @@ def test_autocast(low: torch.dtype, device: str) -> None:
         y = ops.qat_linear(x, w, b, backward="int8")
     assert y.dtype == low
     found = torch.autograd.grad(y, (x, w, b), dy.to(low))
-    lowered = [t.detach().to(low).requires_grad_() for t in (x, w, b)]
+    # The input alone is lowered: the integers are those of the weight that the optimizer holds.
+    lowered = [t.detach().requires_grad_() for t in (x.to(low), w, b)]
     want = gradients(*lowered, dy.to(low), backward="int8")
     for a, e in zip(found, want, strict=True):
         assert a.dtype == torch.float32

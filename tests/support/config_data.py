@@ -11,6 +11,7 @@ SINCE = {
     3: ("backward", "rounding"),
     4: ("rotate",),
     5: ("group_factors",),
+    6: ("master",),
 }
 NEWEST = max(SINCE)
 

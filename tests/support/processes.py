@@ -24,9 +24,7 @@ def run_program(
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     env = (environment if environment is not None else env) | {"PYTHONPATH": env["PYTHONPATH"]}
     command = [sys.executable, "-X", "faulthandler", "-m", module]
-    done = subprocess.run(
-        command, cwd=PACKAGE_FOLDER, env=env, capture_output=True, text=True, timeout=600
-    )
+    done = subprocess.run(command, cwd=PACKAGE_FOLDER, env=env, capture_output=True, text=True)
     message = f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"[-6000:]
     assert done.returncode == 0, message
     return done

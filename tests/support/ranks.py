@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,6 @@ def _work(
         init_method=(folder / "rendezvous").as_uri(),
         rank=rank,
         world_size=ranks,
-        timeout=timedelta(seconds=120),
     )
     torch.save(compute(rank), folder / f"{rank}.pt")
     dist.barrier()

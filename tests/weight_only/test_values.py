@@ -312,6 +312,20 @@ def test_extreme_integers_and_scales(dtype: torch.dtype, device: str) -> None:
 # --- NaN, infinities, nothing --------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("dtype", "large"), ((torch.bfloat16, 257), (torch.float16, 2049)))
+@pytest.mark.parametrize("rows", (1, 5, 300))
+def test_the_bias_is_added_before_the_rounding(
+    rows: int, dtype: torch.dtype, large: int, device: str
+) -> None:
+    """A sum that the dtype does not hold, less what leaves 1 of it, by every way of multiplying."""
+    for k in (17, 31, 64, 65, 80, 256):
+        w = torch.zeros(24, k, dtype=torch.int8)
+        w[:, :17] = torch.tensor([127] * (large // 127) + [large % 127] + [0] * 17)[:17]
+        x, s = torch.ones(rows, k, dtype=dtype), torch.ones(24)
+        b = torch.full((24,), 1.0 - large, dtype=dtype)
+        assert torch.equal(linear(x.to(device), w, s, b).cpu(), torch.ones(rows, 24, dtype=dtype))
+
+
 def but_for_pytorch(
     y: Tensor, x: Tensor, weight: np.ndarray, bias: Tensor | None, expected: oracle.Expected
 ) -> Tensor:

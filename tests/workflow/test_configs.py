@@ -63,15 +63,15 @@ ALL = [
     W8A8Static(scale_dtype="bfloat16", conv_inputs=True),
     W8A8Static(conv_inputs=False),
     SmoothQuant("search", W8A8Static("mse", False, scale_dtype="bfloat16", conv_inputs=True)),
-    SmoothQuant(activation=W8A8(scale_dtype="float16")),
-    AWQ(W4A16(32, scale_dtype="bfloat16"), 7),
+    SmoothQuant(activation=W8A8(scale_dtype="float16", master="bfloat16")),
+    AWQ(W4A16(32, scale_dtype="bfloat16", master="float16"), 7),
     GPTQ(W4A16(32, scale_dtype="bfloat16")),
     GPTQ(W8A8Static("mse"), 1, act_order=True),
     *(W8A8(s, backward="int8", rounding=r) for s in (True, False) for r in configs.ROUNDINGS),
     W8A8(backward="int8_input"),
     W4A8(None, backward="int8_input", rounding="stochastic"),
     QuantConfig(TensorConfig(3), TensorConfig(5, "per_token"), backward="int8"),
-    *(scheme(rotate=256) for scheme in (W8A8, W8A8Static, W8A16, W4A16, W4A8)),
+    *(scheme(rotate=256, master="bfloat16") for scheme in (W8A8, W8A8Static, W8A16, W4A16, W4A8)),
     W8A8(backward="int8", rotate=32768),
 ]
 PRESETS = {
@@ -102,6 +102,7 @@ OF_VERSION: dict[int, list[Config]] = {
     2: [W8A8(scale_dtype="bfloat16")],
     3: [W8A8(backward="int8")],
     4: [W4A8(32, rotate=64, group_factors=False), TensorConfig(4)],
+    5: [W4A8(32)],
 }
 
 
@@ -339,8 +340,8 @@ def test_what_schemes_refuse(build, error: type[Exception], message: str) -> Non
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"version": 6}, ValueError, "version to be at most 5, but got 6; a newer baraquant"),
-        ({"version": "1"}, ValueError, "version to be at most 5, but got '1'"),
+        ({"version": 7}, ValueError, "version to be at most 6, but got 7; a newer baraquant"),
+        ({"version": "1"}, ValueError, "version to be at most 6, but got '1'"),
         ({"version": None}, ValueError, "version"),
         ({"version": True}, ValueError, "version"),
         ({"scheme": "w4a4"}, ValueError, "scheme quant, but got 'w4a4'"),
@@ -349,6 +350,7 @@ def test_what_schemes_refuse(build, error: type[Exception], message: str) -> Non
         ({"scheme": ["quant"]}, ValueError, "scheme quant"),
         ({"extra": 1}, ValueError, "the fields activation, .*, but got activation, .*, extra, .*"),
         ({"observer": 3}, TypeError, "observer to be a str, but got int"),
+        ({"master": "float8"}, ValueError, "master to be one of bfloat16, float16, but got 'floa"),
         ({"scale_rule": "no"}, ValueError, "scale_rule to be one of search, max, but got 'no'"),
         ({"weight": [8]}, TypeError, "weight to be a TensorConfig, but got list"),
         (
@@ -380,7 +382,7 @@ def test_other_data_is_refused() -> None:
         Config.from_dict(none)
     nested = SmoothQuant().to_dict()
     nested["activation"]["version"] = 7
-    with pytest.raises(ValueError, match="version to be at most 5, but got 7"):
+    with pytest.raises(ValueError, match="version to be at most 6, but got 7"):
         SmoothQuant.from_dict(nested)
 
 

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import baraquant
 from baraquant.workflow.sensitivity.knapsack import least_bytes, solve
+from baraquant.workflow.sensitivity.report import LayerSensitivity, Sensitivity
 
 ERRORS = st.one_of(st.sampled_from([0.0, 0.1, 0.2, 0.3]), st.floats(0, 1), st.floats(0, 1e9))
 OPTIONS = st.lists(st.tuples(st.integers(0, 60), ERRORS), min_size=1, max_size=4)
@@ -50,3 +52,32 @@ def test_without_room_the_bound_says_how_far_the_best_may_be(seed):
     best, rough = solve(groups, budget), solve(groups, budget, work=0)
     assert rough.bound <= best.error * (1 + 1e-9) and rough.bytes <= budget
     assert best.error <= rough.error * (1 + 1e-9) <= best.error * 1.01
+
+
+COUNTS = st.integers(1, 10**9)
+SIZES = st.lists(COUNTS, min_size=2, max_size=2)
+LAYERS = st.lists(st.tuples(COUNTS, SIZES), min_size=1, max_size=6)
+
+
+@settings(max_examples=500, deadline=None)
+@given(LAYERS, st.floats(0, 1))
+def test_the_bits_of_a_choice_allow_that_choice(layers, share):
+    configs = {"small": baraquant.W4A16(), "large": baraquant.W8A8()}
+    measured = tuple(
+        LayerSensitivity(
+            *(str(index), (str(index),), "Linear", parameters, 4 * max(sizes)),
+            *(dict(zip(configs, sorted(sizes), strict=True)), {"small": 1.0, "large": 0.5}, {}),
+            index,
+        )
+        for index, (parameters, sizes) in enumerate(layers)
+    )
+    report = Sensitivity(configs, measured)
+    most = sum(max(sizes) for _, sizes in layers)
+    least = sum(min(sizes) for _, sizes in layers)
+    choice = report.choose(least + int(share * (most - least)))
+    again = report.choose(bits=choice.bits)
+    assert again.bytes <= choice.bytes and again.error <= choice.error and again.bits <= choice.bits
+    with pytest.raises(ValueError, match="expected bits to be at least") as error:
+        report.choose(bits=-1.0)
+    named = float(str(error.value).split("at least ")[1].split(",")[0])
+    assert report.choose(bits=named).bits <= named

@@ -225,7 +225,8 @@ def test_one_group_of_one_row(rows: int) -> None:
 def test_static_scales_are_unknown_before_the_first_batch() -> None:
     model, x = training_models.linear_model(), torch.randn(3, 16)
     prepare_(model, training_models.STATIC)
-    assert model.eval()(x).isnan().all()
+    with pytest.raises(ValueError, match="it has seen no data: run batches in training mode first"):
+        model.eval()(x)
     model.train()(x)
     assert model.eval()(x).isfinite().all()
 

@@ -99,10 +99,11 @@ def test_bytes() -> None:
     assert (report.bytes_before, report.bytes_after) == (before, after)
     model = nn.Sequential(nn.Linear(8, 8, dtype=torch.bfloat16))
     assert baraquant.quantize_(model, W4A16(4)).bytes_before == 2 * 72
-    # Learned scales are what training adds; they are no parameters of the model's own.
+    # Learned scales, and a counter of batches for each of the 4 quantizers, are what training adds;
+    # they are no parameters of the model's own.
     model = Model()
     report = prepare_(model, QuantConfig(TensorConfig(4, learned=True)))
-    assert report.bytes_after == report.bytes_before + 4 * (3 * 4 + 2)
+    assert report.bytes_after == report.bytes_before + 4 * (3 * 4 + 2) + 4 * 8
     assert report.total_parameters == 94 == convert_(model).total_parameters
 
 

@@ -2,14 +2,31 @@
 """Checks the arguments of the quantized layers, and makes tensors of them."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..training._arguments import check_even
+
+# The parameters of tensors that are still in memory.
+_parameters = WeakIdKeyDictionary()
 
 
 def plain(tensor: Tensor) -> Tensor:
     """Return the tensor itself if it can be a buffer, so that modules can share it."""
     return tensor if type(tensor) is Tensor and not tensor.requires_grad else tensor.detach()
+
+
+def parameter(tensor: Tensor) -> nn.Parameter:
+    """Return a tensor as a frozen parameter: the same one for layers that share the tensor."""
+    source = plain(tensor).contiguous() if type(tensor) is not nn.Parameter else tensor
+    if source.requires_grad or not source.is_contiguous():
+        source = source.detach().contiguous()
+    if type(source) is nn.Parameter:
+        return source
+    known = _parameters.get(source)
+    if known is None or known.untyped_storage()._cdata != source.untyped_storage()._cdata:
+        known = _parameters[source] = nn.Parameter(source, requires_grad=False)
+    return known
 
 
 def check_bits(name: str, argument: str, bits: int) -> None:
@@ -138,8 +155,10 @@ def scale_of_weight(
     return plain(scale).contiguous()
 
 
-def zero_point_of_weight(name: str, zero_point: Tensor | None, scale: Tensor) -> Tensor | None:
-    """Return an int32 zero point for each scale, or None."""
+def zero_point_of_weight(
+    name: str, zero_point: Tensor | None, scale: Tensor
+) -> nn.Parameter | None:
+    """Return an int32 zero point for each scale, as a frozen parameter, or None."""
     if zero_point is None:
         return None
     _check_integer(name, "weight_zero_point", zero_point)
@@ -148,7 +167,7 @@ def zero_point_of_weight(name: str, zero_point: Tensor | None, scale: Tensor) ->
             f"{name}: expected weight_zero_point to have the shape of weight_scale "
             f"({list(scale.shape)}), but got {list(zero_point.shape)}"
         )
-    return plain(zero_point).to(torch.int32).contiguous()
+    return parameter(zero_point.to(torch.int32))
 
 
 def scale_of_inputs(name: str, argument: str, smooth: Tensor, features: int) -> Tensor:
@@ -222,8 +241,8 @@ def scale_of_experts(
 
 def zero_point_of_experts(
     name: str, which: str, zero_point: Tensor | None, scale: Tensor
-) -> Tensor | None:
-    """Return an int32 zero point for each scale of experts, or None."""
+) -> nn.Parameter | None:
+    """Return an int32 zero point for each scale of experts, as a frozen parameter, or None."""
     if zero_point is None:
         return None
     _check_integer(name, f"{which}_zero_point", zero_point)
@@ -232,7 +251,7 @@ def zero_point_of_experts(
             f"{name}: expected {which}_zero_point to have the shape of {which}_scale "
             f"({list(scale.shape)}), but got {list(zero_point.shape)}"
         )
-    return plain(zero_point).to(torch.int32).contiguous()
+    return parameter(zero_point.to(torch.int32))
 
 
 def _check_dtype(name: str, argument: str, scale: Tensor) -> None:

@@ -57,8 +57,7 @@ class Dequantizes(HoldsIntegers):
         """
         is_packed = shape is not None
         shape = integers.shape if shape is None else shape
-        buffer = "packed" if is_packed else "qweight"
-        self.register_buffer(buffer, _arguments.plain(integers).contiguous())
+        self.set_weight("packed" if is_packed else "qweight", integers, bias)
         name = type(self).__name__
         _arguments.check_bits(name, "weight_bits", weight_bits)
         self.weight_bits = weight_bits
@@ -68,8 +67,7 @@ class Dequantizes(HoldsIntegers):
         zero_point = _arguments.zero_point_of_weight(name, weight_zero_point, scale)
         self.dtype = _arguments.weight_dtype(name, dtype, bias, scale)
         self.register_buffer("weight_scale", scale)
-        self.register_buffer("bias", None if bias is None else _arguments.plain(bias))
-        self.register_buffer("weight_zero_point", zero_point)
+        self.register_parameter("weight_zero_point", zero_point)
         self.input_fake_quant = nn.Identity() if input_fake_quant is None else input_fake_quant
 
     @classmethod
@@ -92,7 +90,7 @@ class Dequantizes(HoldsIntegers):
         return cls(
             stored,
             scale,
-            own(layer.bias),
+            own(layer.bias_to_add()),
             weight_zero_point=zero_point,
             group_size=layer.config.weight.group_size,
             input_fake_quant=layer.frozen_input(),

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from ... import ops
 from ...configs import integer_range
-from .._product import is_exported, matching_bias
+from .._product import fixed_dtype, is_exported, matching_bias
 from .._rotation import check_block, has_same_metadata, note_metadata
+from .._straight_through import makes_graph, without_gradient
 from .._weight import Shaped
 from . import _arguments
 from ._integers import HoldsIntegers
@@ -84,7 +85,6 @@ class IntegerLinear(LaysOutWeight):
 
     weight_scale: Tensor
     bias: Tensor | None
-    weight_sum: Tensor | None
     weight_bits: int
     symmetric: bool
     bits: int
@@ -127,10 +127,7 @@ class IntegerLinear(LaysOutWeight):
         scale = _arguments.scale_of_channels(name, weight_scale, self.out_features)
         self.dtype = _arguments.weight_dtype(name, dtype, bias, scale)
         self.register_buffer("weight_scale", scale)
-        self.register_buffer("bias", None if bias is None else _arguments.plain(bias))
         self.set_layout(transposed)
-        self.register_buffer("weight_sum", None, persistent=False)
-        self.sum_weight()
 
     def _int8_weight(self) -> Tensor:
         """Return the integers that are multiplied, int8 ``[out_features, in_features]``."""
@@ -173,15 +170,6 @@ class IntegerLinear(LaysOutWeight):
                 "mixes the features that a smoothing divides"
             )
 
-    def sum_weight(self) -> None:
-        """Compute ``weight_sum`` from the weight again."""
-        if not self.symmetric:
-            self.weight_sum = self._int8_weight().sum(dim=1, dtype=torch.int32)
-
-    def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
-        super()._load_from_state_dict(state, prefix, *args)
-        self.sum_weight()
-
     def _dequantized(self) -> Tensor:
         return ops.dequantize_per_channel(self._int8_weight(), self.weight_scale, None, 0)
 
@@ -204,7 +192,7 @@ class HoldsInt8(IntegerLinear):
     def _store(self, qweight: Tensor, bias: Tensor | None) -> tuple[int, int]:
         """Check and keep the integers; return their shape."""
         _arguments.check_weight(type(self).__name__, qweight, bias)
-        self.register_buffer("qweight", _arguments.plain(qweight).contiguous())
+        self.set_weight("qweight", qweight, bias)
         rows, columns = qweight.shape
         return rows, columns
 
@@ -220,7 +208,6 @@ class HoldsInt8(IntegerLinear):
             self.weight_scale,
             bias,
             symmetric=self.symmetric,
-            weight_sum=self.weight_sum,
             quant_min=self.quant_min,
             quant_max=self.quant_max,
             dtype=dtype,
@@ -243,7 +230,6 @@ class HoldsInt8(IntegerLinear):
             bias,
             act_zero_point=zero_point,
             smooth_scale=smooth_scale,
-            weight_sum=self.weight_sum,
             quant_min=self.quant_min,
             quant_max=self.quant_max,
             dtype=dtype,
@@ -264,7 +250,6 @@ class HoldsInt8(IntegerLinear):
             self.weight_scale,
             bias,
             input_zero_point=zero_point,
-            weight_sum=self.weight_sum,
             dtype=dtype,
         )
 
@@ -299,19 +284,18 @@ class DynamicInput(IntegerLinear):
         bias = matching_bias(self.bias, input.dtype, self.weight_scale)
         if self.rotate > 0:
             trains = torch.is_grad_enabled() and input.requires_grad
-            if self.per_token and not trains and not is_exported():
+            if self.per_token and not trains and not (is_exported() or makes_graph()):
                 integers, scale, zero = self._rotated_integers(input)
                 zero_point = None if self.symmetric else zero
                 return self._product_of_integers(integers, scale, bias, zero_point, input.dtype)
             input = self._rotated(input)
         rows = input if smooth is None else input / smooth
-        # Given only where the default is wrong: AOTInductor of torch 2.11 hands it on as another.
-        dtype = None if smooth is None else input.dtype
+        dtype = fixed_dtype(input.dtype) if smooth is None else input.dtype
         if self.per_token:
             output = self._dynamic_product(rows, bias, dtype)
         else:
             scale, zero = ops.choose_qparams_per_tensor(
-                rows.detach(), self.quant_min, self.quant_max, symmetric=self.symmetric
+                without_gradient(rows), self.quant_min, self.quant_max, symmetric=self.symmetric
             )
             zero_point = None if self.symmetric else zero
             output = self._static_product(rows, scale, bias, zero_point, None, dtype)
@@ -367,7 +351,8 @@ class StaticInput(IntegerLinear):
         bias = matching_bias(self.bias, input.dtype, self.weight_scale)
         zero_point, smooth_scale = self.act_zero_point, self.smooth_scale
         rows = self._rotated(input)
-        return self._static_product(rows, self.act_scale, bias, zero_point, smooth_scale, None)
+        dtype = fixed_dtype(input.dtype)
+        return self._static_product(rows, self.act_scale, bias, zero_point, smooth_scale, dtype)
 
     def dequantized_weight(self) -> Tensor:
         """Return the dequantized weight, before any smoothing or rotation."""

@@ -5,12 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import Self
 
 from .._precision import KeepsScales
 from .._pretrained import refuse_save_pretrained
 from .._weight import Shaped, weight_to_read
+from . import _arguments
 
 
 class HoldsIntegers(KeepsScales):
@@ -58,25 +59,19 @@ class HoldsIntegers(KeepsScales):
             )
         super().__setattr__(name, value)
 
-    def register_placeholder(self) -> None:
-        """Register an empty, frozen parameter of the weight's dtype and device.
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def set_weight(self, name: str, integers: Tensor, bias: Tensor | None) -> None:
+        """Register the bias and the integers as parameters without a gradient.
 
-        It is in no state dict.
+        Tools that move, offload or shard a model handle its parameters, and leave buffers alone.
+        The bias comes first, as much code asks the first parameter of a model for its dtype.
         """
-        empty = torch.empty(0, dtype=self.dtype, device=self._integers().device)
-        self.register_parameter("placeholder", nn.Parameter(empty, requires_grad=False))
+        self.register_parameter("bias", None if bias is None else _arguments.parameter(bias))
+        self.register_parameter(name, _arguments.parameter(integers))
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         refuse_save_pretrained()
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination.pop(f"{prefix}placeholder", None)
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        own = self._parameters.get("placeholder")
-        if own is None:
-            super()._load_from_state_dict(state_dict, prefix, *args)
-            return
-        super()._load_from_state_dict({**state_dict, f"{prefix}placeholder": own}, prefix, *args)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)

@@ -4,21 +4,23 @@
 They multiply integers if their input is rounded, and compute in floating point otherwise.
 """
 
-import math
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from ..._docstrings import documented
 from .._convolution import (
     ConvolvesIntegers,
-    channels_inside,
+    is_channels_last,
     is_integer_conv,
+    laid_out,
     swap_channels,
 )
 from .._recomputed import product_of_integers
-from .._straight_through import straight_through
+from .._straight_through import makes_graph, straight_through
 from .._weight import Shaped
 from ..training.fake_quantize import FakeQuantize
 from . import _arguments
@@ -52,8 +54,8 @@ $example
 _INTEGERS = """
 It computes by :func:`baraquant.ops.int8_conv` if ``input_fake_quant`` gives int8 with one scale,
 the weight has a scale for each output channel and no zero point, there is one group of channels, or
-each has one input (depthwise) or at least 16, and ``qweight[0]`` has at most 65536 elements. Then
-``qweight`` lies in memory as with ``channels_last``. Otherwise it computes in floating point.
+each has one input (depthwise) or at least 16, and ``qweight[0]`` has at most 65536 elements.
+Otherwise it computes in floating point.
 """
 
 OPTIONS = ("stride", "padding", "dilation", "groups", "padding_mode")
@@ -73,6 +75,9 @@ class Convolution(Dequantizes):
     _options: tuple[str, ...] = OPTIONS
     padding: Any
     transposed_groups: Final[int]  # the groups of a transposed convolution; else 0
+    # Whether the product is given a floating weight of this memory format, as the layer that this
+    # one replaces gives it. PyTorch chooses its algorithm by that. The integers are contiguous.
+    channels_last = False
 
     @classmethod
     def options_of(cls, layer: Any) -> dict[str, Any]:
@@ -106,6 +111,7 @@ class Convolution(Dequantizes):
         for attribute in (*Convolution.__constants__, "_reversed_padding_repeated_twice"):
             setattr(self, attribute, getattr(like, attribute))
         self.transposed_groups = self.groups if like.transposed else 0
+        self.channels_last = False
         self._store(
             qweight,
             weight_scale,
@@ -117,13 +123,41 @@ class Convolution(Dequantizes):
             dtype,
         )
 
+    @classmethod
+    def from_prepared(cls, layer: Any, integers: Any) -> Self:
+        """Return the converted form of a prepared layer, as :class:`Dequantizes` does."""
+        new = super().from_prepared(layer, integers)
+        # Where a prepared layer cuts its weight into groups or swaps channels, it makes a copy.
+        is_whole = new.group_size is None and new.transposed_groups == 0
+        new.channels_last = is_whole and is_channels_last(layer.float_weight())
+        return new
+
     def _dequantized(self, dtype: torch.dtype) -> Tensor:
         weight = self._channels_first(dtype)
         if self.transposed_groups > 0:
-            weight = swap_channels(weight, self.transposed_groups).contiguous()
-        return weight
+            weight = swap_channels(weight, self.transposed_groups)
+        return laid_out(weight, self.channels_last)
 
-    def _shaped_as_weight(self) -> Tensor:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        # A conversion to a memory format is one of the floating weight, and the integers stay
+        # contiguous: convert a tensor of two elements in each dimension to learn the new one.
+        if self.qweight.dim() > 3:
+            probe = laid_out(torch.empty([2] * self.qweight.dim()), self.channels_last)
+            self.channels_last = is_channels_last(fn(probe))
+        if not self.qweight.is_contiguous():
+            self.qweight = self.qweight.contiguous()
+        return self
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        if not self.qweight.is_contiguous():  # assigned, from a file of an older version
+            self.qweight = self.qweight.contiguous()
+
+    def _shaped_as_weight(self) -> Tensor | Shaped:
+        if self.channels_last:
+            like = laid_out(torch.empty(self.qweight.shape, device="meta"), True)
+            return Shaped(tuple(like.shape), like.stride(), self.qweight.device)
         if self.transposed_groups == 0:
             return self.qweight
         # The values are in another order, but nothing reads them.
@@ -152,7 +186,6 @@ class _QuantizedConv(ConvolvesIntegers, Convolution):
         "pads_first",
         "pad_mode",
     )
-    weight_sum: Tensor | None
 
     def __init__(
         self,
@@ -186,8 +219,6 @@ class _QuantizedConv(ConvolvesIntegers, Convolution):
             groups=groups,
             padding_mode=padding_mode,
         )
-
-        self.register_buffer("weight_sum", None, persistent=False)
         rounder = self.input_fake_quant
         is_flat = self.weight_zero_point is None and self.group_size is None
         shape = tuple(self.qweight.shape)
@@ -195,20 +226,6 @@ class _QuantizedConv(ConvolvesIntegers, Convolution):
             is_integer_conv(_rounds_to_int8(rounder), is_flat, shape, self.groups),
             not _is_around_zero(rounder),
         )
-        self._lay_out_integers()
-
-    @torch.jit.unused  # type: ignore[untyped-decorator]
-    def _lay_out_integers(self) -> None:
-        """Bring the integers into the order in which they are multiplied, and sum them."""
-        if not self.is_integer:
-            return
-        self.qweight = channels_inside(self.qweight)
-        if self.has_zero_point:
-            self.weight_sum = self.qweight.flatten(1).sum(dim=1, dtype=torch.int32)
-
-    def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
-        super()._load_from_state_dict(state, prefix, *args)
-        self._lay_out_integers()
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the convolution of ``input``, in its dtype."""
@@ -224,9 +241,10 @@ class _QuantizedConv(ConvolvesIntegers, Convolution):
         return rounds and is_double == (self.weight_scale.dtype == torch.float64)
 
     def _integer_output(self, input: Tensor) -> Tensor:
-        output = self._convolve_integers(
-            input, self.qweight, self.weight_scale, self.bias, self.weight_sum
-        )
+        output = self._convolve_integers(input, self.qweight, self.weight_scale, self.bias)
+        if makes_graph():
+            rounded = self.input_fake_quant(input)
+            return self._through(output, rounded, self.qweight, self.weight_scale)
         if torch.is_grad_enabled() and input.requires_grad:
             output = straight_through(output, self._float_output(input))
         return output
@@ -238,14 +256,6 @@ class _QuantizedConv(ConvolvesIntegers, Convolution):
         else:
             output = product_of_integers(self, rounded, self._conv_forward)
         return output
-
-    def _dequantized(self, dtype: torch.dtype) -> Tensor:
-        return self._channels_first(dtype).contiguous()
-
-    def _shaped_as_weight(self) -> Tensor | Shaped:
-        shape = tuple(self.qweight.shape)
-        strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-        return Shaped(shape, tuple(strides), self.qweight.device)
 
 
 def _rounds_to_int8(rounder: nn.Module) -> bool:

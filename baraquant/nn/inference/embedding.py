@@ -77,9 +77,9 @@ class QuantizedEmbedding(HoldsIntegers):
         scale = _arguments.scale_of_weight(name, weight_scale, qweight.shape, group_size)
         self.dtype = _arguments.weight_dtype(name, dtype, None, scale)
         zero_point = _arguments.zero_point_of_weight(name, weight_zero_point, scale)
-        self.register_buffer("qweight", _arguments.plain(qweight).contiguous())
+        self.register_parameter("qweight", _arguments.parameter(qweight))
         self.register_buffer("weight_scale", scale)
-        self.register_buffer("weight_zero_point", zero_point)
+        self.register_parameter("weight_zero_point", zero_point)
 
     @classmethod
     def from_prepared(cls, layer: FakeQuantizedEmbedding, integers: Integers) -> Self:

@@ -15,9 +15,11 @@ from .._experts import Form, RunsExperts, form_of, of_dtype, taken
 from .._grouped import float_grouped_linear
 from .._precision import KeepsScales
 from .._pretrained import refuse_save_pretrained
-from .._straight_through import straight_through
+from .._product import fixed_dtype
+from .._straight_through import makes_graph, straight_through
 from .._weight import weight_to_read
 from ..training._freeze import check_scale, frozen
+from ..training._quantizers import own
 from ..training.experts import FakeQuantizedExperts, integer_output
 from ..training.fake_quantize import FakeQuantize
 from . import _arguments
@@ -108,15 +110,14 @@ class QuantizedExperts(RunsExperts, KeepsScales):
             scales.append(f"{name}_scale")
         self._scales = tuple(scales)
         self._check_shapes(like)
-        first = (self._buffers.get(f"{form.up}_bias"), self._buffers[f"{form.up}_scale"])
+        first = (self._bias(form.up), self._buffers[f"{form.up}_scale"])
         assert first[1] is not None
         self.dtype = _arguments.weight_dtype(_NAME, dtype, *first)
         self.is_integer = (
             granularity in ("per_token", "per_tensor")
             and group_size is None
-            and all(self._buffers[f"{name}_zero_point"] is None for name in form.weights)
+            and all(self._parameters[f"{name}_zero_point"] is None for name in form.weights)
         )
-        self.sum_weight()
 
     @classmethod
     def from_prepared(cls, prepared: FakeQuantizedExperts) -> Self:
@@ -136,8 +137,9 @@ class QuantizedExperts(RunsExperts, KeepsScales):
             tensors[f"{name}_scale"] = scale
             if not config.weight.symmetric:
                 tensors[f"{name}_zero_point"] = zero_point
-            if prepared.form.has_bias:
-                tensors[f"{name}_bias"] = prepared.float_weight(f"{name}_bias").detach().clone()
+            bias = own(prepared.bias_to_add(name))
+            if bias is not None:
+                tensors[f"{name}_bias"] = bias
             rounder = f"{name}_input_fake_quant"
             fixed = frozen(prepared._modules[rounder])
             if fixed is not None and not fixed.is_dynamic:
@@ -166,12 +168,11 @@ class QuantizedExperts(RunsExperts, KeepsScales):
         zero_point = _arguments.zero_point_of_experts(
             _NAME, name, tensors.get(f"{name}_zero_point"), scale
         )
-        self.register_buffer(f"{name}_qweight", _arguments.plain(weight).contiguous())
-        self.register_buffer(f"{name}_scale", scale)
-        self.register_buffer(f"{name}_zero_point", zero_point)
         if bias is not None:
-            self.register_buffer(f"{name}_bias", _arguments.plain(bias).contiguous())
-        self.register_buffer(f"{name}_sum", None, persistent=False)
+            self.register_parameter(f"{name}_bias", _arguments.parameter(bias))
+        self.register_parameter(f"{name}_qweight", _arguments.parameter(weight))
+        self.register_buffer(f"{name}_scale", scale)
+        self.register_parameter(f"{name}_zero_point", zero_point)
 
     def _rounder(self, name: str, tensors: Mapping[str, Tensor]) -> nn.Module:
         if self.granularity is None:
@@ -209,11 +210,11 @@ class QuantizedExperts(RunsExperts, KeepsScales):
         if not self.is_integer:
             return self._float_output(name, input, offsets, token)
         weight, scale = self._integers(name), self._buffers[f"{name}_scale"]
-        bias, weight_sum = self._bias(name), self._buffers[f"{name}_sum"]
+        bias = self._bias(name)
         assert scale is not None
         rounder: Any = self._modules[f"{name}_input_fake_quant"]
         trains = torch.is_grad_enabled() and input.requires_grad
-        if trains and self.granularity == "per_token":
+        if (trains or makes_graph()) and self.granularity == "per_token":
             return ops.quantized_grouped_linear(
                 taken(input, token),
                 weight,
@@ -221,9 +222,9 @@ class QuantizedExperts(RunsExperts, KeepsScales):
                 scale,
                 bias,
                 symmetric=self.symmetric,
-                weight_sum=weight_sum,
                 quant_min=rounder.quant_min,
                 quant_max=rounder.quant_max,
+                dtype=fixed_dtype(input.dtype),
             )
         output = integer_output(
             rounder,
@@ -234,7 +235,6 @@ class QuantizedExperts(RunsExperts, KeepsScales):
             bias,
             token=token,
             symmetric=self.symmetric,
-            weight_sum=weight_sum,
         )
         if trains:
             output = straight_through(output, self._float_output(name, input, offsets, token))
@@ -259,7 +259,7 @@ class QuantizedExperts(RunsExperts, KeepsScales):
 
     def _dequantized(self, name: str, experts: slice, dtype: torch.dtype) -> Tensor:
         """Return the weights of these experts, ``[experts, N, K]``."""
-        weight, zero_point = self._integers(name)[experts], self._buffers[f"{name}_zero_point"]
+        weight, zero_point = self._integers(name)[experts], self._parameters[f"{name}_zero_point"]
         scale = self._buffers[f"{name}_scale"]
         assert scale is not None
         scale = scale[experts].flatten(0, 1)
@@ -274,30 +274,19 @@ class QuantizedExperts(RunsExperts, KeepsScales):
         return rows.reshape(weight.shape)
 
     def _integers(self, name: str) -> Tensor:
-        weight = self._buffers[f"{name}_qweight"]
+        weight = self._parameters[f"{name}_qweight"]
         assert weight is not None
         return weight
 
     def _bias(self, name: str) -> Tensor | None:
-        return self._buffers.get(f"{name}_bias")
-
-    def sum_weight(self) -> None:
-        """Compute the sums of the weights' rows from the weights again."""
-        if self.is_integer and not self.symmetric:
-            for name in self.form.weights:
-                total = self._integers(name).sum(dim=2, dtype=torch.int32)
-                self._buffers[f"{name}_sum"] = total
+        return self._parameters.get(f"{name}_bias")
 
     def _own(self) -> Iterable[str]:
         return [
             f"{name}_{end}"
             for name in self.form.weights
-            for end in ("qweight", "scale", "zero_point", "bias", "sum", "input_fake_quant")
+            for end in ("qweight", "scale", "zero_point", "bias", "input_fake_quant")
         ]
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self.sum_weight()
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         refuse_save_pretrained()
@@ -331,7 +320,7 @@ class QuantizedExperts(RunsExperts, KeepsScales):
         """Return the shapes and the scheme, for ``repr``."""
         shapes = ", ".join(f"{n}={list(self._integers(n).shape)}" for n in self.form.weights)
         how = "per_channel" if self.group_size is None else f"per_group({self.group_size})"
-        has_zero = self._buffers["down_proj_zero_point"] is not None
+        has_zero = self._parameters["down_proj_zero_point"] is not None
         of_input = "float"
         if self.granularity is not None:
             zero = "symmetric" if self.symmetric else "asymmetric"

@@ -44,11 +44,11 @@ class HoldsInt4(IntegerLinear):
         _arguments.check_int4(name, packed, group_factor, group_size, group_zero_point, in_features)
         _arguments.check_bias(name, "packed", packed.shape[0], bias)
         self.group_size = group_size
-        self.register_buffer("packed", _arguments.plain(packed).contiguous())
-        self.register_buffer("group_factor", _arguments.plain(group_factor).contiguous())
+        self.set_weight("packed", packed, bias)
+        self.register_parameter("group_factor", _arguments.parameter(group_factor))
         if group_zero_point is not None:
-            group_zero_point = _arguments.plain(group_zero_point).contiguous()
-        self.register_buffer("group_zero_point", group_zero_point)
+            group_zero_point = _arguments.parameter(group_zero_point)
+        self.register_parameter("group_zero_point", group_zero_point)
         return packed.shape[0], in_features
 
     @staticmethod
@@ -61,7 +61,7 @@ class HoldsInt4(IntegerLinear):
             "weight_scale": integers.scale,
             "group_factor": integers.group_factor,
             "group_size": config.weight.group_size,
-            "bias": own(layer.bias),
+            "bias": own(layer.bias_to_add()),
             "in_features": layer.in_features,
             "group_zero_point": None if config.weight.symmetric else integers.group_zero_point,
             "bits": config.activation.bits,
@@ -110,7 +110,6 @@ class HoldsInt4(IntegerLinear):
             bias,
             group_zero_point=self.group_zero_point,
             symmetric=self.symmetric,
-            weight_sum=self.weight_sum,
             quant_min=self.quant_min,
             quant_max=self.quant_max,
             dtype=dtype,
@@ -136,7 +135,6 @@ class HoldsInt4(IntegerLinear):
             group_zero_point=self.group_zero_point,
             act_zero_point=zero_point,
             smooth_scale=smooth_scale,
-            weight_sum=self.weight_sum,
             quant_min=self.quant_min,
             quant_max=self.quant_max,
             dtype=dtype,
@@ -160,7 +158,6 @@ class HoldsInt4(IntegerLinear):
             bias,
             group_zero_point=self.group_zero_point,
             input_zero_point=zero_point,
-            weight_sum=self.weight_sum,
             dtype=dtype,
         )
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Quantized linear layers for inference: weights are int8, and inputs are quantized to int8.
 
-The buffers have the names of the constructor's arguments and are plain tensors. ``weight_sum``
-holds the sums of the weight's rows, which a zero point of the input needs. It is computed from the
-weight, so it is not in the state dict. ``weight`` is the dequantized weight, to read.
+The tensors have the names of the constructor's arguments. A layer keeps nothing that is computed
+from them: whatever is put in their place counts from the next call on. ``weight`` is the
+dequantized weight, to read.
 """
 
 import torch
@@ -108,7 +108,7 @@ class QuantizedLinear(TakesIntegers, HoldsInt8, DynamicInput):
         return cls(
             integers.qweight,
             integers.scale,
-            own(layer.bias),
+            own(layer.bias_to_add()),
             symmetric=activation.symmetric,
             bits=activation.bits,
             granularity=str(activation.granularity),
@@ -225,7 +225,7 @@ class StaticQuantizedLinear(HoldsInt8, StaticInput):
             integers.qweight,
             integers.scale,
             scale,
-            own(layer.bias),
+            own(layer.bias_to_add()),
             act_zero_point=None if activation.symmetric else frozen.zero_point,
             smooth_scale=None if smooth is None else scale.reshape(()) * smooth,
             bits=activation.bits,

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
+from .._product import fixing_bias
 from .._rotation import check_block
 from ..training.fake_quantize import FakeQuantize
 from . import _arguments
@@ -95,6 +96,7 @@ class WeightOnlyLinear(Dequantizes, LaysOutWeight):
         bias = self.bias
         if bias is not None and bias.dtype != input.dtype:
             bias = bias.to(input.dtype)
+        bias = fixing_bias(bias, input, self.out_features)
         return ops.weight_only_linear(
             self.input_fake_quant(self._rotated(input)),
             self._integers(),

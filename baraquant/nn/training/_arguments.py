@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...configs import SCALE_DTYPES, SCALE_RULES
+from ...configs import MASTERS, SCALE_DTYPES, SCALE_RULES
 from ...granularity import GRANULARITIES
 
 MODES = ("fixed", "dynamic", "observed")
@@ -107,6 +107,14 @@ def check_scale_dtype(name: str, scale_dtype: str) -> None:
         raise ValueError(
             f"{name}: expected scale_dtype to be one of {', '.join(SCALE_DTYPES)}, "
             f"but got {scale_dtype!r}"
+        )
+
+
+def check_master(name: str, master: str | None) -> None:
+    """Check that parameters can be rounded to a dtype of this name; None is none."""
+    if master is not None and master not in MASTERS:
+        raise ValueError(
+            f"{name}: expected master to be one of {', '.join(MASTERS)}, but got {master!r}"
         )
 
 

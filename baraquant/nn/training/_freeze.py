@@ -5,19 +5,22 @@ import copy
 
 from torch import Tensor, nn
 
+from ._observed_range import UNSEEN, skipped
 from .fake_quantize import FakeQuantize
 from .learned import LearnedFakeQuantize
 
-UNSEEN = (
-    "expected the range of its input to be known, but it has seen no data: run batches in training "
-    "mode first"
+# What the message of a learned scale adds: the cause that a reader does not see.
+COPIED = (
+    "; a copy of the model that averages its parameters (EMA) has to be made after that first batch"
 )
 
 
 def is_unseen(quantizer: nn.Module) -> bool:
     """Whether a fake quantizer has a range that no batch has set; none was skipped either."""
     if isinstance(quantizer, LearnedFakeQuantize):
-        return not quantizer.scale.is_meta and not quantizer._is_initialized()
+        if quantizer.scale.is_meta or int(quantizer.skipped_batches) > 0:
+            return False
+        return not quantizer._is_initialized()
     if not isinstance(quantizer, FakeQuantize) or not quantizer.is_observed:
         return False
     if quantizer.scale.is_meta or int(quantizer.skipped_batches) > 0:
@@ -34,7 +37,7 @@ def frozen(quantizer: nn.Module) -> FakeQuantize | None:
     if isinstance(quantizer, LearnedFakeQuantize):
         scale, zero_point = quantizer.calculate_qparams()
         if not quantizer._is_initialized() and not scale.is_meta:
-            raise ValueError(UNSEEN)
+            raise ValueError(UNSEEN + skipped(quantizer) + COPIED)
         check_scale("the input", scale)
         return FakeQuantize(
             scale, zero_point, quant_min=quantizer.quant_min, quant_max=quantizer.quant_max
@@ -50,15 +53,6 @@ def frozen(quantizer: nn.Module) -> FakeQuantize | None:
         raise ValueError(UNSEEN + skipped(quantizer))
     check_scale("the input", quantizer.scale)
     return quantizer.freeze()
-
-
-def skipped(quantizer: nn.Module) -> str:
-    """Return a note of how many batches the range of an input ignored; empty if none."""
-    if not isinstance(quantizer, FakeQuantize) or not quantizer.is_observed:
-        return ""
-    count = 0 if quantizer.skipped_batches.is_meta else int(quantizer.skipped_batches)
-    batches = "1 batch" if count == 1 else f"{count} batches"
-    return f"; {batches} with a NaN or infinity took no part in its input's range" if count else ""
 
 
 def check_scale(what: str, scale: Tensor, scale_dtype: str = "float32") -> None:

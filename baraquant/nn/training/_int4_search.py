@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
+from ._range import power_to_one
 
 # The number of elements at a time, so that the temporaries stay small.
 _CHUNK = 1 << 22
@@ -17,8 +18,13 @@ def searched_factors(
 
     The scale of a row is that of :func:`baraquant.ops.choose_int4_qparams`. For each group all
     factors are tried, from 16 down to 1, and the one with the minimum squared error is taken, of
-    two equal ones the larger. A group with a zero point tries, for each factor, the one for its
-    least value and the one for the middle of its range.
+    two equal ones the larger. A group with a zero point tries, for each factor ``f``, two: with
+    ``step = scale * f`` and the least value ``low = min(0, min w)`` and the largest
+    ``high = max(0, max w)`` of the group, ``rint(-low / step)`` and then
+    ``rint(7.5 - (low + high) / (2 * step))``, both clamped to [0, 15]. The numbers are those of
+    :func:`baraquant.ops.quantize_int4`, and the errors are
+    ``sum((w8 * (scale * p) - w * p) ** 2)``, where the power of two ``p`` takes the scale of the
+    row into [1, 2). All is computed in the dtype of the scale.
 
     Args:
         rows: The weight, ``[N, K]``; groups divide K.
@@ -47,6 +53,9 @@ def _of_chunk(
         end.clamp(*limits)
         for end, limits in zip(torch.aminmax(values, dim=2), ((None, 0), (0, None)), strict=True)
     )
+    # Errors are compared where the scale is near 1: their squares neither overflow nor vanish.
+    power = power_to_one(scale)[:, None, None]
+    near_one, scale_near_one = values * power, scale[:, None, None] * power
     best = torch.full_like(low, float("inf"))
     factor, zero_point = torch.ones_like(factor), torch.full_like(zero_point, 8)
     for number in range(16, 0, -1):
@@ -60,7 +69,7 @@ def _of_chunk(
             rounded = ops.expand_int4(
                 packed, factors, size, rows.shape[1], group_zero_point=zeros
             ).unflatten(1, (-1, size))
-            error = (rounded * scale[:, None, None] - values).square_().sum(dim=2)
+            error = (rounded * scale_near_one - near_one).square_().sum(dim=2)
             is_better = error < best
             best = torch.where(is_better, error, best)
             factor = torch.where(is_better, factors, factor)

@@ -8,6 +8,11 @@ from torch import Tensor, nn
 
 from ._range import is_known, reduce_range, rounded_scale, sum_of_processes
 
+UNSEEN = (
+    "expected the range of its input to be known, but it has seen no data: run batches in training "
+    "mode first"
+)
+
 
 class ObservedRange(nn.Module):  # type: ignore[misc]
     """A module with buffers for a running range, its scale, two flags and a counter.
@@ -24,6 +29,7 @@ class ObservedRange(nn.Module):  # type: ignore[misc]
     skipped_batches: Tensor
     scale_dtype: str
     _skipped_together: int  # of skipped_batches, those that every process has counted
+    _is_seen: bool  # whether the scale was found to be known, which is read from the device once
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """Return scale and zero point of the range."""
@@ -40,6 +46,24 @@ class ObservedRange(nn.Module):  # type: ignore[misc]
         self.register_buffer("fake_quant_enabled", torch.ones(1, dtype=torch.uint8))
         self.register_buffer("skipped_batches", torch.zeros((), dtype=torch.int64))
         self._skipped_together = 0
+        self._is_seen = False
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def check_seen(self) -> None:
+        """Check that the scale of a prepared layer is known, before evaluation rounds with it.
+
+        The values are read until they are known, and never in a graph: one that is traced,
+        exported, compiled or captured cannot wait for them.
+
+        Raises:
+            ValueError: No batch has set it.
+        """
+        # In compiled code the first term decides, so that the second one is no guard.
+        if torch.compiler.is_compiling() or self._is_seen or _in_graph(self.scale):
+            return
+        if bool(self.scale.isnan().any()) and bool((self.min_val > self.max_val).any()):
+            raise ValueError(f"FakeQuantize: {UNSEEN}{skipped(self)}")
+        self._is_seen = True
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def sync_qparams(self, process_group: Any = None) -> None:
@@ -74,8 +98,29 @@ class ObservedRange(nn.Module):  # type: ignore[misc]
             # The state was saved by a version that did not count.
             state_dict[counter] = torch.zeros((), dtype=torch.int64, device=low.device)
         super()._load_from_state_dict(state_dict, prefix, *args)
+        self._is_seen = False
         if self.scale_dtype != "float32" and "scale" in self._buffers:
             # The state may be that of a module whose scales were not rounded.
             self._buffers["scale"] = rounded_scale(self.scale, self.scale_dtype)
         if self.is_observed and counter in state_dict and not self.skipped_batches.is_meta:
             self._skipped_together = int(self.skipped_batches)
+
+
+def skipped(quantizer: nn.Module) -> str:
+    """Return a note of how many batches the range of an input ignored; empty if none."""
+    skipped_batches = getattr(quantizer, "skipped_batches", None)
+    if not isinstance(skipped_batches, Tensor):  # neither an observed range nor a learned scale
+        return ""
+    count = 0 if skipped_batches.is_meta else int(skipped_batches)
+    batches = "1 batch" if count == 1 else f"{count} batches"
+    return f"; {batches} with a NaN or infinity took no part in its input's range" if count else ""
+
+
+def _in_graph(tensor: Tensor) -> bool:
+    """Whether the values of a tensor cannot be read, or only at the price of a wrong graph."""
+    is_plain = type(tensor) is Tensor and not tensor.is_meta
+    return (
+        not is_plain
+        or torch.jit.is_tracing()
+        or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+    )

@@ -13,6 +13,7 @@ from .._convolution import swap_channels
 from .._rotation import rotate_of
 from .._weight import is_for_torchscript, weight_to_read
 from ._freeze import frozen, is_unseen
+from ._master import HoldsMaster
 from .fake_quantize import FakeQuantize
 from .int4 import FakeQuantizeInt4
 from .learned import LearnedFakeQuantize
@@ -47,20 +48,23 @@ class Int4Integers(NamedTuple):
     group_zero_point: Tensor
 
 
-class QuantizesWeight(nn.Module):  # type: ignore[misc]
+class QuantizesWeight(HoldsMaster):
     """A layer whose weight passes through ``weight_fake_quant``.
 
     The scales and the stored integers belong to the weight with its output channels first. The
     values of a channel are contiguous, and a group is a run of adjacent values.
 
-    The layer itself reads its parameter with :meth:`float_weight`. Other code that reads
-    ``layer.weight`` gets the parameter in training, and the rounded weight in evaluation, which is
-    also what the converted layer returns. If the parameter is rotated, it is rotated back. (In
-    TorchScript ``layer.weight`` is always the parameter, and so it is where several processes share
-    the parameter, a DTensor.)
+    The layer itself reads its parameter with :meth:`float_weight`, and quantizes what
+    :meth:`weight_to_round` returns: in training, in evaluation and by conversion. Other code that
+    reads ``layer.weight`` gets the parameter in training, and the rounded weight in evaluation,
+    which is also what the converted layer returns. If the parameter is rotated, it is rotated back.
+    (In TorchScript ``layer.weight`` is always the parameter, and so it is where several processes
+    share the parameter, a DTensor.)
     """
 
-    __constants__: tuple[str, ...] = ("fold", "is_grouped", "transposed_groups", "rounds_input")
+    __constants__: tuple[str, ...] = (
+        *("fold", "is_grouped", "transposed_groups", "rounds_input", "master"),
+    )
     __jit_unused_properties__ = ("weight",)
     config: QuantConfig
     weight_fake_quant: nn.Module
@@ -88,8 +92,9 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
             transposed_groups: The groups of a transposed convolution, whose parameter has the input
                 channels first; 0 where it has the output channels first.
         """
-        weight, parameter = config.weight, self.float_weight()
-        self.config = config
+        self.config, self.master = config, config.master or ""
+        self._hold(self.float_weight())
+        weight, parameter = config.weight, self.weight_to_round()
         self.transposed_groups = transposed_groups
         self.is_grouped = weight.group_size is not None
         size = None if weight.group_size is None else weight.group_size * positions
@@ -97,7 +102,7 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
         channels = self._channels_first(parameter.detach())
         rows = channels.flatten(1) if self.is_grouped else channels
         self.weight_fake_quant = _of_weight(weight, rows, size, config)
-        self.input_fake_quant = _of_activation(activation, config.observer, parameter)
+        self.input_fake_quant = _of_activation(activation, config, parameter)
         self.rounds_input = activation is not None
 
     @property
@@ -151,6 +156,22 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
             raise AttributeError(f"{type(self).__name__} has no weight")
         return self.__dict__["weight"]
 
+    def weight_to_round(self) -> Tensor:
+        """Return the weight that is quantized, with its gradient.
+
+        It is the parameter as the optimizer holds it, rounded to the configuration's ``master``.
+        """
+        return self._rounded_master(self.float_weight())
+
+    def bias_to_add(self) -> Tensor | None:
+        """Return the bias, rounded to the configuration's ``master`` as the weight is."""
+        bias = self._own_bias()
+        return None if bias is None else self._rounded_master(bias)
+
+    def _own_bias(self) -> Tensor | None:
+        """Return the bias to compute with; a layer on several processes has a part of it."""
+        return self.bias
+
     def quantized_weight(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the weight as it will be stored: int8, with its scale and its zero point.
 
@@ -158,7 +179,7 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
         convolution. Scale and zero point are of shape ``[channels]``, or ``[channels, groups]`` for
         groups.
         """
-        weight = self._channels_first(self.float_weight().detach())
+        weight = self._channels_first(self.weight_to_round().detach())
         integers, scale, zero_point = self.weight_fake_quant.quantize(self._as_rows(weight))
         integers = integers.reshape(weight.shape).contiguous()
         channels = weight.shape[0]
@@ -202,7 +223,7 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
         return weight
 
     def _rounded_channels_first(self) -> Tensor:
-        weight = self._channels_first(self.float_weight())
+        weight = self._channels_first(self.weight_to_round())
         if self.transposed_groups > 0:
             weight = weight.contiguous()
         rows = self._as_rows(weight)
@@ -216,7 +237,7 @@ class QuantizesWeight(nn.Module):  # type: ignore[misc]
 
     def rows_of_weight(self) -> Tensor:
         """Return the weight with its channels first, and as a matrix if groups need one."""
-        weight = self._channels_first(self.float_weight().detach())
+        weight = self._channels_first(self.weight_to_round().detach())
         return weight.flatten(1) if self.is_grouped else weight
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
@@ -316,6 +337,7 @@ def _learned_of_weight(
             scale_rule=scheme.scale_rule,
             device=weight.device,
             dtype=_compute_dtype(weight),
+            master=scheme.master,
         )
     else:
         shapes = {"per_tensor": (1,), "per_channel": (channels,), "per_group": (channels, groups)}
@@ -330,13 +352,15 @@ def _learned_of_weight(
             device=weight.device,
             dtype=_compute_dtype(weight),
             scale_dtype=scheme.scale_dtype,
+            master=scheme.master,
         )
     if not weight.is_meta:
         learned.initialize(weight)
     return learned
 
 
-def _of_activation(config: TensorConfig | None, observer: str, weight: Tensor) -> nn.Module:
+def _of_activation(config: TensorConfig | None, scheme: QuantConfig, weight: Tensor) -> nn.Module:
+    """Return the quantizer of an input; ``config`` says how, and ``scheme`` how it is found."""
     if config is None:
         return nn.Identity()
     low, high = config.quant_min, config.quant_max
@@ -348,6 +372,7 @@ def _of_activation(config: TensorConfig | None, observer: str, weight: Tensor) -
             per_sample=True,
             device=weight.device,
             dtype=_compute_dtype(weight),
+            master=scheme.master,
         )
     if config.dynamic:
         return FakeQuantize(
@@ -363,9 +388,9 @@ def _of_activation(config: TensorConfig | None, observer: str, weight: Tensor) -
         quant_max=high,
         mode="observed",
         symmetric=config.symmetric,
-        averaging_constant=AVERAGING_CONSTANT if observer == "moving_average" else None,
+        averaging_constant=AVERAGING_CONSTANT if scheme.observer == "moving_average" else None,
     )
-    # Evaluation before the first batch gives NaN, not values that look valid.
+    # Evaluation before the first batch raises an error, and in a graph gives NaN.
     observed.scale.fill_(float("nan"))
     return observed.to(weight.device, _compute_dtype(weight))
 

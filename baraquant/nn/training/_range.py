@@ -36,6 +36,23 @@ def rounded_scale(scale: Tensor, scale_dtype: str) -> Tensor:
     )
 
 
+def power_to_one(magnitude: Tensor) -> Tensor:
+    """Return a power of two for each magnitude, whose product with it lies in [1, 2).
+
+    It is 1 for zeros, NaN and infinity. The product with it is exact, so sums of squares of what it
+    multiplies neither overflow nor vanish, and compare as those of other magnitudes do.
+    """
+    # From 2^-most to 2^most the power is a normal number, and so is its inverse.
+    most = 1022 if magnitude.dtype == torch.float64 else 126
+    is_usual = magnitude.isfinite() & (magnitude > 0)
+    _, exponent = torch.frexp(torch.where(is_usual, magnitude, 1.0))
+    power = (1 - exponent).clamp(-most, most)
+    # By its bits: a GPU's 2^x need not be exact.
+    if magnitude.dtype == torch.float64:
+        return ((power.to(torch.int64) + 1023) << 52).view(torch.float64)
+    return ((power + 127) << 23).view(torch.float32)
+
+
 def qparams_of_range(
     min_val: Tensor,
     max_val: Tensor,

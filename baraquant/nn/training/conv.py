@@ -17,8 +17,8 @@ from typing_extensions import Self
 from ..._docstrings import documented
 from ...configs import Config, QuantConfig
 from ...schemes import quant_config
-from .._convolution import ConvolvesIntegers, Transposes, channels_inside, is_integer_conv
-from .._straight_through import straight_through
+from .._convolution import ConvolvesIntegers, Transposes, is_integer_conv
+from .._straight_through import makes_graph, straight_through
 from ._drop_in import DropIn
 from ._quantizers import QuantizesWeight, check_groups
 
@@ -104,14 +104,17 @@ class _FakeQuantizedConv(ConvolvesIntegers, _FakeQuantizesConv):
 
     def _float_output(self, input: Tensor) -> Tensor:
         weight = self.fake_quantized_weight()
-        return self._conv_forward(self.rounded_input(input), weight, self.bias)
+        return self._conv_forward(self.rounded_input(input), weight, self.bias_to_add())
 
     def _integer_output(self, input: Tensor) -> Tensor:
         qweight, weight_scale, _ = self.quantized_weight()
-        bias = self.bias
+        bias = self.bias_to_add()
         if bias is not None:
             bias = bias.detach()
-        output = self._convolve_integers(input, channels_inside(qweight), weight_scale, bias, None)
+        output = self._convolve_integers(input, qweight, weight_scale, bias)
+        if makes_graph():
+            weight = self.fake_quantized_weight()
+            return self._through(output, self.rounded_input(input), weight, None)
         trains = input.requires_grad or self.float_weight().requires_grad
         if torch.is_grad_enabled() and trains:
             output = straight_through(output, self._float_output(input))
@@ -124,7 +127,8 @@ class _FakeQuantizedConvTranspose(Transposes, _FakeQuantizesConv):
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """Return the transposed convolution of the rounded input, in the requested size."""
         weight = self.fake_quantized_weight()
-        return self._conv_transpose(self.rounded_input(input), weight, self.bias, output_size)
+        bias = self.bias_to_add()
+        return self._conv_transpose(self.rounded_input(input), weight, bias, output_size)
 
 
 @documented(_CONVOLUTION, kind="Conv1d")

@@ -54,7 +54,7 @@ class FakeQuantizedEmbedding(DropIn, nn.Embedding):  # type: ignore[misc]
     def forward(self, input: Tensor) -> Tensor:
         """Return the rounded rows for the indices ``[...]``: ``[..., embedding_dim]``."""
         if self.rounds_rows:
-            rows = self._rows(input, self.float_weight())
+            rows = self._rounded_master(self._rows(input, self.float_weight()))
             return self._round_rows(rows) if self._rounds() else rows
         return self._rows(input, self.fake_quantized_weight())
 

@@ -16,13 +16,15 @@ from ...configs import Config, QuantConfig, TensorConfig
 from ...schemes import quant_config
 from .._experts import RunsExperts, of_dtype, taken, why_not
 from .._grouped import float_grouped_linear
+from .._product import quantized_by
 from .._straight_through import straight_through
 from .._weight import weight_to_read
+from ._master import HoldsMaster
 from ._quantizers import _of_activation, _of_weight
 from .linear import check_config, is_integer_product, is_whole_product
 
 
-class FakeQuantizedExperts(RunsExperts):
+class FakeQuantizedExperts(HoldsMaster, RunsExperts):
     """Experts for quantization-aware training; all parameters stay floating.
 
     It replaces the experts of transformers whose weights are parameters of three dimensions
@@ -75,11 +77,12 @@ class FakeQuantizedExperts(RunsExperts):
             if self.form.has_bias:
                 bias = f"{name}_bias"
                 self.register_parameter(bias, experts._parameters[bias])
-        self.config = qat
+        self.config, self.master = qat, qat.master or ""
+        self._hold(self.float_weight(self.form.up))
         self.is_integer = is_integer_product(qat)
         self.is_whole = is_whole_product(qat)
         for name in self.form.weights:
-            weight = self._canonical(name).detach()
+            weight = self.weight_to_round(name).detach()
             try:
                 check_config(qat, weight.shape[-1])
             except ValueError as error:
@@ -89,7 +92,7 @@ class FakeQuantizedExperts(RunsExperts):
                 f"{name}_weight_fake_quant",
                 _of_weight(_of_rows(qat.weight), rows, qat.weight.group_size, qat),
             )
-            rounder = _of_activation(qat.activation, qat.observer, weight)
+            rounder = _of_activation(qat.activation, qat, weight)
             self.add_module(f"{name}_input_fake_quant", rounder)
 
     @staticmethod
@@ -107,6 +110,22 @@ class FakeQuantizedExperts(RunsExperts):
         own = self._parameters.get(name)
         return getattr(self, name) if own is None else own  # a parametrization computes it
 
+    def weight_to_round(self, name: str) -> Tensor:
+        """Return the weight of this name that is quantized, ``[E, N, K]``, with its gradient.
+
+        It is the parameter as the optimizer holds it, rounded to the configuration's ``master``.
+        """
+        return self.form.canonical(self._rounded_master(self.float_weight(name)))
+
+    def bias_to_add(self, name: str) -> Tensor | None:
+        """Return the bias of the weight of this name, rounded like the weight."""
+        if not self.form.has_bias:
+            return None
+        return self._rounded_master(self.float_weight(f"{name}_bias"))
+
+    def _held_parameter(self) -> Tensor | None:
+        return self._parameters.get(self.form.up)
+
     def quantized_weight(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
         """Return the weight of this name as it will be stored.
 
@@ -114,7 +133,7 @@ class FakeQuantizedExperts(RunsExperts):
             int8 ``[E, N, K]``, whatever the layout of the parameter; its scale and its int32 zero
             point, ``[E, N]``, or ``[E, N, groups]`` for groups.
         """
-        weight = self._canonical(name).detach()
+        weight = self.weight_to_round(name).detach()
         rows = weight.reshape(-1, _row_length(self.config.weight, weight))
         integers, scale, zero_point = self._weight_quantizer(name).quantize(rows)
         experts, channels, _ = weight.shape
@@ -134,7 +153,7 @@ class FakeQuantizedExperts(RunsExperts):
         """Return the inputs of the weights' fake quantizers, by the names of these modules."""
         rows = {}
         for name in self.form.weights:
-            weight = self._canonical(name).detach()
+            weight = self.weight_to_round(name).detach()
             length = _row_length(self.config.weight, weight)
             rows[f"{name}_weight_fake_quant"] = weight.reshape(-1, length)
         return rows
@@ -150,21 +169,21 @@ class FakeQuantizedExperts(RunsExperts):
         self, name: str, input: Tensor, offsets: Tensor, token: Tensor | None
     ) -> Tensor:
         """Return the floating product; the input's quantizer observes the input."""
-        weights = self._canonical(name).unbind(0)
+        weights = self.weight_to_round(name).unbind(0)
         self._input_quantizer(name)(input)
         return float_grouped_linear(
             taken(input, token),
             lambda expert: weights[expert],
             offsets,
             weights[0].shape[0],
-            self._bias(name),
+            self.bias_to_add(name),
         )
 
     def _product(self, name: str, input: Tensor, offsets: Tensor, token: Tensor | None) -> Tensor:
         input = of_dtype(input, self.float_weight(name).dtype)
         if self.is_observing:
             return self._observed_product(name, input, offsets, token)
-        is_autocast = torch.is_autocast_enabled(input.device.type)  # casts a weight first
+        is_autocast = torch.is_autocast_enabled(input.device.type)  # casts an input first
         if self.is_whole and (self._is_on(name) if self.training else not is_autocast):
             return self._whole(name, taken(input, token), offsets)
         if self.is_integer and not self.training:
@@ -176,9 +195,9 @@ class FakeQuantizedExperts(RunsExperts):
         assert activation is not None
         return ops.qat_grouped_linear(
             rows,
-            self._canonical(name).contiguous(),
+            self.weight_to_round(name).contiguous(),
             offsets,
-            self._bias(name),
+            self.bias_to_add(name),
             symmetric=activation.symmetric,
             weight_quant_min=weight.quant_min,
             weight_quant_max=weight.quant_max,
@@ -200,13 +219,13 @@ class FakeQuantizedExperts(RunsExperts):
         if self.config.activation is not None:
             input = rounder(input) if self.training else rounder.round(input)
         return float_grouped_linear(
-            taken(input, token), weight_of, offsets, weights[0].shape[0], self._bias(name)
+            taken(input, token), weight_of, offsets, weights[0].shape[0], self.bias_to_add(name)
         )
 
     def _integer_output(
         self, name: str, input: Tensor, offsets: Tensor, token: Tensor | None
     ) -> Tensor:
-        activation, bias = self.config.activation, self._bias(name)
+        activation, bias = self.config.activation, self.bias_to_add(name)
         assert activation is not None
         weight, weight_scale, _ = self.quantized_weight(name)
         output = integer_output(
@@ -225,19 +244,13 @@ class FakeQuantizedExperts(RunsExperts):
             output = straight_through(output, self._float_output(name, input, offsets, token))
         return output
 
-    def _canonical(self, name: str) -> Tensor:
-        return self.form.canonical(self.float_weight(name))
-
     def _rounded(self, name: str) -> Tensor:
         """Return the weight ``[E, N, K]`` as the quantizer rounds it."""
-        weight = self._canonical(name)
+        weight = self.weight_to_round(name)
         rows = weight.reshape(-1, _row_length(self.config.weight, weight))
         quantizer = self._weight_quantizer(name)
         rows = quantizer(rows) if self.training else quantizer.round(rows)
         return rows.reshape(weight.shape)
-
-    def _bias(self, name: str) -> Tensor | None:
-        return self.float_weight(f"{name}_bias") if self.form.has_bias else None
 
     def _weight_quantizer(self, name: str) -> Any:
         return self._modules[f"{name}_weight_fake_quant"]
@@ -266,7 +279,8 @@ class FakeQuantizedExperts(RunsExperts):
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""
         shapes = ", ".join(
-            f"{name}={list(self._canonical(name).shape)}" for name in self.form.weights
+            f"{name}={list(self.form.canonical(self.float_weight(name)).shape)}"
+            for name in self.form.weights
         )
         return f"{shapes}, bias={self.form.has_bias}, {self.config}"
 
@@ -281,7 +295,6 @@ def integer_output(
     *,
     token: Tensor | None,
     symmetric: bool,
-    weight_sum: Tensor | None = None,
 ) -> Tensor:
     """Return the integer product, without a gradient.
 
@@ -296,12 +309,11 @@ def integer_output(
         bias: ``[E, N]``.
         token: ``[T]``: the row of the input that each row is; None: they are in order.
         symmetric: Whether the zero point of the input is 0.
-        weight_sum: int32 ``[E, N]``.
 
     Returns:
         ``[T, N]``, of the input's dtype.
     """
-    integers, scale, zero_point = quantizer.quantize(input.detach())
+    integers, scale, zero_point = quantized_by(quantizer, input.detach())
     if quantizer.granularity == "per_token":
         scale, zero_point = taken(scale, token), taken(zero_point, token)
     else:
@@ -314,7 +326,6 @@ def integer_output(
         weight_scale,
         bias,
         input_zero_point=None if symmetric else zero_point,
-        weight_sum=weight_sum,
         dtype=input.dtype,
     )
 

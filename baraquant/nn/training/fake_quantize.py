@@ -10,6 +10,7 @@ from typing_extensions import Self
 
 from ... import ops
 from ...ops._recompute import unless_recomputing
+from .._straight_through import without_gradient
 from . import _arguments
 from ._granularity import ByGranularity
 from ._observed_range import ObservedRange
@@ -211,7 +212,7 @@ class FakeQuantize(ByGranularity, ObservedRange):
     def _qparams_of(self, input: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scale and the zero point of one input, in the shapes of ``granularity``."""
         compute = torch.float64 if input.dtype == torch.float64 else torch.float32
-        rows = self._segments(input.detach()).to(compute)  # [scales, values]
+        rows = self._segments(without_gradient(input)).to(compute)  # [scales, values]
         if rows.shape[1] == 0:
             rows = torch.zeros([rows.shape[0], 1], dtype=compute, device=input.device)
         scale, zero_point = qparams_of_range(
@@ -239,6 +240,7 @@ class FakeQuantize(ByGranularity, ObservedRange):
         elif self.is_dynamic:
             output = self._dynamic_fake_quantize(input, self.symmetric)
         else:
+            self._check_range()
             output = self._fake_quantize(input, self.scale, self.zero_point, self.save_mask)
         return output
 
@@ -254,9 +256,14 @@ class FakeQuantize(ByGranularity, ObservedRange):
         elif self.is_dynamic:
             result = self._dynamic_quantize(input, self.symmetric)
         else:
+            self._check_range()
             integers = self._quantize(input, self.scale, self.zero_point)
             result = integers, self.scale, self.zero_point
         return result
+
+    def _check_range(self) -> None:
+        if self.is_observed and not torch.jit.is_scripting():
+            self.check_seen()
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def enable_observer(self, enabled: bool = True) -> None:

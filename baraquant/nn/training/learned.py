@@ -13,6 +13,7 @@ from .._precision import with_precision
 from . import _arguments
 from ._first_batch import check_unwrapped, is_known, is_zero
 from ._granularity import ByGranularity
+from ._master import check_unrounded, round_master
 from ._range import qparams_of_range, rounded_scale
 
 NAN = float("nan")
@@ -31,11 +32,14 @@ class LearnedFakeQuantize(ByGranularity):
     The first batch in training, or :meth:`initialize`, sets the parameters:
     ``s = 2 * mean(abs(x)) / sqrt(quant_max)`` as in LSQ, but at most ``max(abs(x)) / quant_max``,
     which clips nothing. With a zero point they are the scale and the zero point of the range of
-    ``x``. Before that they are NaN. If the first batch holds only zeros, such as the initial state
+    ``x``. Before that they are NaN. A batch with a NaN or an infinity, such as that of a step which
+    a gradient scaler skips, sets nothing: it gives NaN, the buffer ``skipped_batches`` counts it,
+    and the next batch is the first. If the first batch holds only zeros, such as the initial state
     of a recurrent layer, the step is 1 until the next batch (compiled code does not check, and
-    keeps it). Initialize before the model is wrapped for several processes: each process has a
-    different first batch, and FullyShardedDataParallel discards what a forward pass writes into a
-    parameter.
+    keeps it). Code that was compiled before the first batch looks at every batch, as each may be
+    the first: compile after it. Initialize before the model is wrapped for several processes: each
+    process has a different first batch, and FullyShardedDataParallel discards what a forward pass
+    writes into a parameter. A copy that averages the parameters (EMA) is made after it, too.
 
     The parameters are ``scale`` and, if not symmetric, ``zero_point``. They keep their precision
     when the module changes its dtype: they stay float32 in a float16 or bfloat16 module.
@@ -58,9 +62,11 @@ class LearnedFakeQuantize(ByGranularity):
         scale_dtype: The dtype that the step is rounded to before each use: ``float32``,
             ``bfloat16`` or ``float16``. The gradient goes straight through, and the parameter
             itself keeps its precision.
+        master: The dtype that the parameters are rounded to before each use, ``bfloat16`` or
+            ``float16``, as in :class:`baraquant.QuantConfig`; None: none.
 
     Raises:
-        ValueError: A granularity, shape, range or ``scale_dtype`` does not fit.
+        ValueError: A granularity, shape, range, ``scale_dtype`` or ``master`` does not fit.
 
     Example:
         >>> quantizer = baraquant.nn.LearnedFakeQuantize(quant_min=-8, quant_max=7)
@@ -74,6 +80,7 @@ class LearnedFakeQuantize(ByGranularity):
     is_observed: Final[bool]
     symmetric: Final[bool]
     per_sample: Final[bool]
+    master: Final[str]
 
     def __init__(
         self,
@@ -89,10 +96,12 @@ class LearnedFakeQuantize(ByGranularity):
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
         scale_dtype: str = "float32",
+        master: str | None = None,
     ) -> None:
         super().__init__()
         _arguments.check_granularity(granularity, axis, group_size)
         _arguments.check_scale_dtype("LearnedFakeQuantize", scale_dtype)
+        _arguments.check_master("LearnedFakeQuantize", master)
         if granularity == "per_token":
             raise ValueError(
                 "LearnedFakeQuantize: expected granularity to be per_tensor, per_channel or "
@@ -113,6 +122,7 @@ class LearnedFakeQuantize(ByGranularity):
         self.is_observed = False
         self._name = "LearnedFakeQuantize"
         self.scale_dtype = scale_dtype
+        self.master = master or ""
         self._set_granularity(granularity, axis, group_size)
         self.quant_min = quant_min
         self.quant_max = quant_max
@@ -124,6 +134,7 @@ class LearnedFakeQuantize(ByGranularity):
         unknown = torch.full(tuple(shape), NAN, device=device, dtype=dtype)
         self.scale = nn.Parameter(unknown)
         self.register_parameter("zero_point", None if symmetric else nn.Parameter(unknown.clone()))
+        self.register_buffer("skipped_batches", torch.zeros((), dtype=torch.int64, device=device))
 
     def forward(self, input: Tensor) -> Tensor:
         """Return ``input`` rounded to the grid, in its own shape and dtype."""
@@ -131,34 +142,71 @@ class LearnedFakeQuantize(ByGranularity):
             self._initialize_by_first(input)
             if self._saw_zeros:
                 return input + self._nothing().to(input.dtype)
+            # If this batch was skipped, the scale is unknown, and the result is NaN.
+            return self._rounded(input) if self._rounds and input.numel() > 0 else input
         return self.round(input) if self._rounds else input
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def initialize(self, input: Tensor) -> None:
-        """Set scale and zero point from the values of ``input``; an empty input changes nothing."""
-        if input.numel() == 0:
-            return
+        """Set scale and zero point from the values of ``input``.
+
+        An empty input changes nothing. Nor do values that share a step and have a NaN or an
+        infinity among them; ``skipped_batches`` counts such an input.
+        """
+        if input.numel() > 0:
+            self._start_by(input, False)
+            self._saw_zeros = False
+            self._note_if_known()
+
+    def _start_by(self, input: Tensor, only_unknown: bool) -> None:
+        """Set the parameters from the finite values of ``input``.
+
+        Args:
+            input: The values.
+            only_unknown: Whether parameters that are known stay as they are.
+        """
         with torch.no_grad():
-            rows = self._segments(input.detach()).to(self.scale.dtype)  # [scales, values]
+            step, zeros = self._first_qparams(self._segments(input.detach()).to(self.scale.dtype))
+            step = step.reshape(self.scale.shape)
+            is_new = self._is_new(step, self.scale, only_unknown)
+            self.scale.copy_(torch.where(is_new, step, self.scale))
             zero_point = self.zero_point
-            if zero_point is None:
-                magnitude = rows.abs()
-                step = 2.0 * magnitude.mean(dim=1) / self.quant_max**0.5
-                step = torch.minimum(step, magnitude.amax(dim=1) / self.quant_max)
-                step = step.masked_fill(step == 0, 1.0)
-            else:
-                step, zeros = qparams_of_range(
-                    rows.amin(dim=1),
-                    rows.amax(dim=1),
-                    self.quant_min,
-                    self.quant_max,
-                    False,
-                    self.scale_dtype,
-                )
-                zero_point.copy_(zeros.reshape(zero_point.shape))
-            self.scale.copy_(step.reshape(self.scale.shape))
-        self._initialized = True
-        self._saw_zeros = False
+            if zero_point is not None:
+                zeros = zeros.reshape(zero_point.shape).to(zero_point.dtype)
+                zero_point.copy_(torch.where(is_new, zeros, zero_point))
+
+    def _first_qparams(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the scale and the zero point of each row of values."""
+        if self.zero_point is None:
+            magnitude = rows.abs()
+            step = 2.0 * magnitude.mean(dim=1) / self.quant_max**0.5
+            step = torch.minimum(step, magnitude.amax(dim=1) / self.quant_max)
+            step = step.masked_fill(step == 0, 1.0)
+            zeros = torch.zeros_like(step)
+        else:
+            step, zeros = qparams_of_range(
+                rows.amin(dim=1),
+                rows.amax(dim=1),
+                self.quant_min,
+                self.quant_max,
+                False,
+                self.scale_dtype,
+            )
+        return step, zeros
+
+    def _is_new(self, scale: Tensor, known: Tensor, only_unknown: bool) -> Tensor:
+        """Return which scales are taken; count the batch if one that is wanted is not finite."""
+        is_finite = scale.isfinite()
+        is_wanted = known.isnan() if only_unknown else torch.ones_like(is_finite)
+        self.skipped_batches.add_((is_wanted & ~is_finite).any())
+        return is_wanted & is_finite
+
+    def _note_if_known(self) -> None:
+        """Note whether all scales are known; code that is being compiled cannot read it."""
+        if torch.jit.is_scripting():
+            self._initialized = not bool(self.scale.isnan().any())
+        elif not torch.compiler.is_compiling():
+            self._initialized = self.scale.is_meta or is_known(self.scale)
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def start(self, scale: Tensor, zero_point: Tensor) -> None:
@@ -171,14 +219,20 @@ class LearnedFakeQuantize(ByGranularity):
 
     def _initialize_by_first(self, input: Tensor) -> None:
         only_zeros = False
+        if input.numel() == 0:
+            return
         if not torch.jit.is_scripting():
             only_zeros = not torch.compiler.is_compiling() and is_zero(input)
             if only_zeros and self._saw_zeros:
                 return
-            if input.numel() > 0:
-                check_unwrapped(self)
-        self.initialize(input)
+            check_unwrapped(self)
+        if self._saw_zeros:  # the scales of zeros were none
+            with torch.no_grad():
+                self.scale.fill_(float("nan"))
+            self._initialized = False
+        self._start_by(input, True)
         self._saw_zeros = only_zeros
+        self._note_if_known()
 
     def _nothing(self) -> Tensor:
         """Return a 0 that depends on the parameters, which may still be written before backward."""
@@ -205,9 +259,13 @@ class LearnedFakeQuantize(ByGranularity):
             if input.numel() == 0:
                 return input
             raise RuntimeError(
-                "LearnedFakeQuantize: expected a batch in training mode, or initialize(), before "
-                "anything is rounded: the scale is not known"
+                "LearnedFakeQuantize: expected a finite batch in training mode, or initialize(), "
+                "before anything is rounded: the scale is not known; a copy of the model that "
+                "averages its parameters (EMA) has to be made after that first batch"
             )
+        return self._rounded(input)
+
+    def _rounded(self, input: Tensor) -> Tensor:
         values = input.numel() // self.scale.numel()
         if self.per_sample and input.dim() > 1:
             values = values // max(input.shape[0], 1)
@@ -228,6 +286,8 @@ class LearnedFakeQuantize(ByGranularity):
 
         ``round`` returns these integers dequantized. The range must fit int8.
         """
+        if not self._is_initialized():
+            self.round(input)  # raises an error
         scale, zero_point = self.calculate_qparams()
         scale = scale.to(self._compute_dtype(input.dtype))
         return self._quantize(input, scale, zero_point), scale, zero_point
@@ -254,7 +314,7 @@ class LearnedFakeQuantize(ByGranularity):
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def sync_qparams(self, process_group: Any = None) -> None:
-        """Give all processes the mean of their scales and zero points.
+        """Give all processes the mean of their scales and zero points, where these are known.
 
         This is a collective operation: every process of the group must call it.
 
@@ -273,8 +333,12 @@ class LearnedFakeQuantize(ByGranularity):
             for parameter in self.parameters():
                 if parameter is not self.zero_point:
                     parameter.abs_()  # of scales only the absolute value counts
-                dist.all_reduce(parameter, group=process_group)
-                parameter.div_(dist.get_world_size(process_group))
+                is_unknown = parameter.isnan().any()
+                total = parameter.masked_fill(is_unknown, 0.0)
+                count = (~is_unknown).to(total.dtype)
+                dist.all_reduce(total, group=process_group)
+                dist.all_reduce(count, group=process_group)
+                parameter.copy_(total / count)  # NaN if no process knows one
 
     def extra_repr(self) -> str:
         """Return the arguments that differ between modules, for ``repr``."""
@@ -286,20 +350,35 @@ class LearnedFakeQuantize(ByGranularity):
         parts += [f"quant_min={self.quant_min}", f"quant_max={self.quant_max}"]
         parts += [f"symmetric={self.symmetric}", f"scale={list(self.scale.shape)}"]
         parts += [] if self.scale_dtype == "float32" else [f"scale_dtype={self.scale_dtype}"]
+        parts += [f"master={self.master}"] if self.master else []
         return ", ".join(parts)
 
     def _parameters_of(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """Return the positive scale and the zero point, for an input of this dtype."""
         compute = self._compute_dtype(dtype)
-        scale = self.scale.to(compute).abs().clamp_min(2.0**-126)  # the smallest normal float32
+        if not torch.jit.is_scripting():
+            self._check_precision()
+        scale = round_master(self.scale, self.master).to(compute)
+        scale = scale.abs().clamp_min(2.0**-126)  # the smallest normal float32
         zero_point = self.zero_point
-        return scale, None if zero_point is None else zero_point.to(compute)
+        if zero_point is not None:
+            zero_point = round_master(zero_point, self.master).to(compute)
+        return scale, zero_point
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _check_precision(self) -> None:
+        held = torch.float64 if self.scale.dtype == torch.float64 else torch.float32
+        check_unrounded(self._name, self.scale.dtype, held, self.master)
 
     def _compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float64 if dtype == torch.float64 else torch.float32
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        counter, scale = prefix + "skipped_batches", state_dict.get(prefix + "scale")
+        if scale is not None and counter not in state_dict:
+            # The state was saved by a version that did not count.
+            state_dict[counter] = torch.zeros((), dtype=torch.int64, device=scale.device)
+        super()._load_from_state_dict(state_dict, prefix, *args)
         self._initialized, self._saw_zeros = is_known(self.scale), False
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

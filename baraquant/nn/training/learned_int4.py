@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from ... import ops
+from .._straight_through import makes_graph
 from . import _arguments
 from ._first_batch import check_unwrapped
 from ._int4_search import searched_factors
+from ._master import round_master
 from .int4 import RoundsToInt4
 from .learned import NAN, LearnedFakeQuantize
 
@@ -44,7 +46,8 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
     optimizer such as Adam moves each parameter by about its learning rate, which is much for a
     number as small as the scale. The gradient of ``largest_step`` is 16 times that of the scale, so
     that gradient descent moves the scale as if it were the parameter. :meth:`initialize` sets all
-    of them from a weight, to the factors with the minimum squared error. Before that they are NaN.
+    of them from a weight, to the factors with the minimum squared error. Before that they are NaN,
+    and a weight with a NaN or an infinity leaves them so; ``skipped_batches`` counts it.
 
     Args:
         group_size: The number of adjacent columns that share a factor and a zero point, even.
@@ -54,6 +57,7 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
             takes the least that clips nothing.
         device: Of the parameters.
         dtype: Of the parameters: float32 or float64.
+        master: As in :class:`LearnedFakeQuantize`.
 
     Raises:
         ValueError: The group size is not even and above 0, the shape is not one of rows and groups,
@@ -82,6 +86,7 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
         scale_rule: str = "search",
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
+        master: str | None = None,
     ) -> None:
         _arguments.check_learned_int4(group_size, shape, scale_rule, dtype)
         super().__init__(
@@ -93,6 +98,7 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
             symmetric=symmetric,
             device=device,
             dtype=dtype,
+            master=master,
         )
         self._name = "LearnedFakeQuantizeInt4"
         self.is_dynamic = False
@@ -107,30 +113,49 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def initialize(self, input: Tensor) -> None:
-        """Set the parameters to the factors that fit ``input`` ``[rows, columns]``."""
+        """Set the parameters to the factors that fit ``input`` ``[rows, columns]``.
+
+        A row with a NaN or an infinity changes nothing; ``skipped_batches`` counts such an input.
+        """
         columns = self.groups * self.group_size
         if input.dim() != 2 or list(input.shape) != [len(self.scale), columns]:
             raise ValueError(
                 f"LearnedFakeQuantizeInt4: expected input to have the shape "
                 f"[{len(self.scale)}, {columns}], but got {list(input.shape)}"
             )
+        self._start_by(input, False)
+        self._note_if_known()
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _start_by(self, input: Tensor, only_unknown: bool) -> None:
+        """Set the parameters of rows from those of ``input`` that are finite."""
         rows = input.detach()
         if self.scale_rule == "search":
-            self.start_from(*searched_factors(rows, self.group_size, self.symmetric))
+            scale, factor, zeros = searched_factors(rows, self.group_size, self.symmetric)
         else:
-            self.start_from(
-                *ops.choose_int4_qparams(rows, self.group_size, symmetric=self.symmetric)
+            scale, factor, zeros = ops.choose_int4_qparams(
+                rows, self.group_size, symmetric=self.symmetric
             )
+        self._set(scale, factor, zeros, self._is_new(scale, self.largest_step, only_unknown))
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def start_from(self, scale: Tensor, group_factor: Tensor, group_zero_point: Tensor) -> None:
         """Set the parameters to given factors, as :func:`baraquant.ops.choose_int4_qparams`'s."""
-        with torch.no_grad():
-            self.scale.copy_(scale[:, None] * group_factor)
-            self.largest_step.copy_(scale * self.largest_factor)
-            if self.zero_point is not None:
-                self.zero_point.copy_(group_zero_point.to(self.zero_point.dtype) - 8)
+        self._set(scale, group_factor, group_zero_point, torch.ones_like(scale, dtype=torch.bool))
         self._initialized = True
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _set(self, scale: Tensor, factor: Tensor, zero_point: Tensor, is_new: Tensor) -> None:
+        """Set the parameters of some rows to given factors."""
+        values = [(self.scale, scale[:, None] * factor)]
+        values += [(self.largest_step, scale * self.largest_factor)]
+        if self.zero_point is not None:
+            values += [(self.zero_point, zero_point.to(self.zero_point.dtype) - 8)]
+        with torch.no_grad():
+            for parameter, value in values:
+                rows = is_new.to(parameter.device)
+                rows = rows[:, None] if value.dim() == 2 else rows
+                parameter.copy_(torch.where(rows, value.to(parameter), parameter))
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def qparams(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,9 +178,8 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
 
     def smooth(self, input: Tensor) -> Tensor:
         """Return ``input`` rounded by floating formulas, which give ``round`` its gradient."""
-        if not torch.is_grad_enabled():
+        if not (torch.is_grad_enabled() or makes_graph()):
             return input
-        self._set_by_first(input)
         steps, zero_point = self._parameters_of(input.dtype)
         factor = float(self.group_size * self.quant_max) ** -0.5
         # The scale is largest_step / 16 and has 16 times the gradient's factor: see above.
@@ -197,7 +221,8 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
 
     def _row_scale(self, dtype: torch.dtype) -> Tensor:
         """Return the positive scale of each row."""
-        largest = self.largest_step.to(self._compute_dtype(dtype)).abs()
+        largest = round_master(self.largest_step, self.master)
+        largest = largest.to(self._compute_dtype(dtype)).abs()
         return (largest / self.largest_factor).clamp_min(2.0**-126)  # the smallest normal float32
 
     def _set_by_first(self, input: Tensor) -> None:
@@ -206,12 +231,13 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
             return
         if not self.training:
             raise RuntimeError(
-                "LearnedFakeQuantizeInt4: expected a weight in training mode, or initialize(), "
-                "before anything is rounded: the factors are not known"
+                "LearnedFakeQuantizeInt4: expected a finite weight in training mode, or "
+                "initialize(), before anything is rounded: the factors are not known"
             )
         if not torch.jit.is_scripting():
             check_unwrapped(self)
-        self.initialize(input)
+        self._start_by(input, True)
+        self._note_if_known()
 
     def extra_repr(self) -> str:
         """Return the arguments that differ between modules, for ``repr``."""

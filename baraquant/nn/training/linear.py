@@ -13,9 +13,14 @@ from ... import ops
 from ...configs import Config, QuantConfig, TensorConfig
 from ...ops._limits import MAX_FEATURES, MAX_SHIFTED_FEATURES
 from ...schemes import W8A8, quant_config
-from .._product import linear
+from .._product import fixing_bias, is_exported, linear, matching_bias
 from .._rotation import MARK, has_same_mark, mark_of, turned
-from .._straight_through import straight_through
+from .._straight_through import (
+    linear_through,
+    makes_graph,
+    straight_through,
+    without_gradient,
+)
 from ._quantizers import QuantizesWeight, check_groups
 
 
@@ -213,25 +218,28 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         if self.rotate > 0:
             input = ops.hadamard(input, self.rotate)
         if self.is_whole:  # noqa: SIM102 - alone: TorchScript leaves out what a constant guards
-            if self._is_on() if self.training else not self._is_autocast(input):
+            if self._is_on() if self.training else not (self._is_autocast(input) or is_exported()):
                 return self._whole(input)
         if self.training:
             return self._float_output(input)
         output = self._integer_output(input) if self.is_integer else self._weight_only_output(input)
+        if makes_graph():
+            weight, rounded = self._rounded_channels_first(), self.rounded_input(input)
+            return linear_through(output, rounded, weight, self.bias_to_add())
         trains = input.requires_grad or self.float_weight().requires_grad
         if torch.is_grad_enabled() and trains:
             output = straight_through(output, self._float_output(input))
         return output
 
     def _is_autocast(self, input: Tensor) -> bool:
-        """Whether ``qat_linear`` would cast the weight for autocast; no converted layer does."""
+        """Whether ``qat_linear`` would cast the input for autocast; no converted layer does."""
         if torch.jit.is_scripting():
             return False
         is_enabled: bool = torch.is_autocast_enabled(input.device.type)
         return is_enabled
 
     def _whole(self, input: Tensor) -> Tensor:
-        weight = self._channels_first(self.float_weight())
+        weight = self._channels_first(self.weight_to_round())
         qweight: Tensor | None = None
         scale: Tensor | None = None
         if self.has_group_factors:
@@ -240,7 +248,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         return ops.qat_linear(
             input,
             weight,
-            self._own_bias(),
+            self.bias_to_add(),
             symmetric=self.symmetric,
             weight_quant_min=self.weight_quant_min,
             weight_quant_max=self.weight_quant_max,
@@ -254,12 +262,12 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
 
     def _float_output(self, input: Tensor) -> Tensor:
         weight = self._rounded_channels_first()
-        return linear(self.rounded_input(input), weight, self._own_bias())
+        return linear(self.rounded_input(input), weight, self.bias_to_add())
 
     def _integer_output(self, input: Tensor) -> Tensor:
         integers, scale, zero_point = self.input_fake_quant.quantize(input.detach())
         weight, weight_scale, _ = self.quantized_weight()
-        bias = self._own_bias()
+        bias = matching_bias(self.bias_to_add(), input.dtype, weight_scale)
         return ops.int8_linear(
             integers,
             weight,
@@ -271,9 +279,10 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         )
 
     def _weight_only_output(self, input: Tensor) -> Tensor:
-        rows = self.rounded_input(input.detach())
+        rows = self.rounded_input(without_gradient(input))
         weight, scale, zero_point = self.quantized_weight()
-        bias = self._own_bias()
+        bias = self.bias_to_add()
+        bias = fixing_bias(None if bias is None else bias.detach(), input, self.out_features)
         group_size: int | None = None
         if self.group_size > 0:
             group_size = self.group_size
@@ -281,14 +290,10 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
             rows,
             weight,
             scale,
-            None if bias is None else bias.detach(),
+            bias,
             weight_zero_point=zero_point,
             group_size=group_size,
         )
-
-    def _own_bias(self) -> Tensor | None:
-        """Return the bias to compute with; a layer on several processes has a part of it."""
-        return self.bias
 
     def _is_on(self) -> bool:
         is_on: bool = self.weight_fake_quant._rounds and self.input_fake_quant._rounds

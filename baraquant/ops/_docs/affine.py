@@ -159,7 +159,8 @@ Gradient:
     ``grad * (rint(x / s) - x / s)`` inside the range and ``grad * (q - z)`` outside. A floating
     zero point that requires grad gets the sum of ``-s * grad`` outside the range; the forward pass
     uses ``rint(z)``, clamped to the range. The sums are float64 and give the same bits in every
-    run.
+    run. The formulas hold for a negative scale as they stand: ``x / s`` is then of the other sign,
+    and so is the side on which x is clamped.
 
 Rounding:
 {_ROUNDING} NaN stays NaN, an infinity gives an end of the range.

@@ -49,8 +49,9 @@ Rounding:
     number). Symmetric: ``f = ceil((max |w| / 7) / scale)`` of a group. Asymmetric, with ``low`` and
     ``high`` the ends of its range: ``f = ceil((high / 15 - low / 15) / scale)`` and
     ``z = rint(-low / (scale * f))``. Each step is rounded in the dtype of ``scale``; ``f`` is
-    clamped to [1, 16] and ``z`` to [0, 15]. One NaN or infinity makes the scale of its row NaN or
-    infinite.
+    clamped to [1, 16] and ``z`` to [0, 15], where a NaN gives 1 and 0. One NaN or infinity makes
+    the scale of its row NaN or infinite, and so all factors of the row 1, and its zero points 0 if
+    they are not 8.
 
 References:
 {_TWO_LEVELS}
@@ -180,7 +181,7 @@ Args:
     bias: ``[N]``, of the dtype of ``input_scale`` or of the result; None adds no bias.
 {_ZERO_POINT}
     input_zero_point: ``z``, shaped as ``input_scale`` may be, of any integer dtype; None stands for
-        0.
+        0. A value that the dtype of ``input`` does not hold counts as the nearest one.
 {_WEIGHT_SUM} with a zero point of the input.
         {_COMPUTED}
     dtype: The dtype of the result: float32, float64, float16 or bfloat16.
@@ -241,7 +242,8 @@ Args:
     act_scale: ``s``, ``[]`` or ``[1]``, of the dtype of ``weight_scale``.
     bias: ``[N]``, of that dtype or of the result's; None adds no bias.
 {_ZERO_POINT}
-    act_zero_point: ``z``, ``[]`` or ``[1]``, of any integer dtype; None stands for 0.
+    act_zero_point: ``z``, ``[]`` or ``[1]``, of any integer dtype; None stands for 0. In the sums,
+        a value that int8 does not hold counts as the nearest one.
     smooth_scale: ``s * smooth``, ``[K]``, of the dtype of ``weight_scale``: the input is divided by
         ``smooth``, and the weight was multiplied by it. None: no smoothing.
 {_WEIGHT_SUM} with a zero point of the input.

@@ -15,8 +15,8 @@ Args:
     input_scale: ``s``, ``[]`` or ``[1]``; float32 (float64 for a float64 result).
     weight_scale: ``sw``, ``[OC]``, of the dtype of ``input_scale``.
     bias: ``[OC]``, of that dtype or of the result's; None adds no bias.
-    input_zero_point: ``z``, ``[]`` or ``[1]``, of any integer dtype, a value that the dtype of
-        ``input`` holds; None stands for 0.
+    input_zero_point: ``z``, ``[]`` or ``[1]``, of any integer dtype; None stands for 0. A value
+        that the dtype of ``input`` does not hold counts as the nearest one.
     weight_sum: ``weight.flatten(1).sum(1, dtype=torch.int32)``, ``[OC]``; needed with a zero point.
         If it is None, each call computes it.
     stride: Of the kernel: one number, or one for each dimension of space.

@@ -46,9 +46,10 @@ qweight: The integers of the weight, int8 ``[N, K]``, contiguous, where they are
     ``"stochastic"`` each backward pass draws ``random = draw_random(dy, 2)`` for ``qd``, and
     ``random + [0, 1]`` for ``qe``; the expectation of the gradients is then that of ``"float"``, up
     to 2**-17 of a step. More than 131071 tokens or outputs (65536 tokens with ``symmetric=False``)
-    are more than an int32 sum holds: they are cut into blocks of equal length, each with scales of
-    its own, whose products are added. Both keep the integers of the weight in any case. They cannot
-    be differentiated twice: ``create_graph=True`` raises NotImplementedError.""",
+    are more than an int32 sum holds: they are cut into the fewest blocks, of equal lengths that are
+    a multiple of 16, but for the last. Each has scales of its own; their products are added in
+    float32 (float64 for a float64 input), in order. Both keep the integers of the weight in any
+    case. They cannot be differentiated twice: ``create_graph=True`` raises NotImplementedError.""",
 }
 GROUPED = {
     "input": "``[T, K]``, the tokens of each group in adjacent rows",
@@ -147,7 +148,7 @@ Args:
     weight_scale: ``sw``, ``[${{e}}N]``, of the dtype of ``input_scale``.
     bias: ``[${{e}}N]``, of that dtype or of the result's; None adds no bias.
     input_zero_point: ``z``, shaped as ``input_scale`` may be, of any integer dtype; None stands for
-        0.
+        0. A value that the dtype of ``input`` does not hold counts as the nearest one.
 {_WEIGHT_SUM} with a zero point.
         {_COMPUTED}
 {_DTYPE}
@@ -171,6 +172,7 @@ Args:
 {_WEIGHT}
     input_zero_point: ``z``: one for all, ``[]`` or ``[1]``, or one for each token,
         $each; of any integer dtype; None stands for 0.
+        A value that the dtype of ``input`` does not hold counts as the nearest one.
 {_WEIGHT_SUM} with a zero point.
         {_COMPUTED}
 
@@ -229,7 +231,8 @@ Args:
     act_scale: ``s``, ``[]`` or ``[1]``, of the dtype of ``weight_scale``; or a number > 0.
     bias: ``[N]``, of that dtype or of the result's; None adds no bias.
     act_zero_point: ``z``: ``[]``, ``[1]`` or one for each token, of any integer dtype; an int is
-        allowed only with a number as the scale; None stands for 0.
+        allowed only with a number as the scale; None stands for 0. Of a tensor, a value that the
+        dtype of ``input`` does not hold counts as the nearest one; such a number is an error.
 {_WEIGHT_SUM} with a zero point.
         {_COMPUTED}
 {_DTYPE}
@@ -284,7 +287,8 @@ Args:
     weight_scale: ``sw``, ``[N]``, float32 (float64 for a float64 input).
     act_scale: ``s``, ``[]`` or ``[1]``, of the dtype of ``weight_scale``.
     bias: ``[N]``, of that dtype or of the result's; None adds no bias.
-    act_zero_point: ``z``, ``[]`` or ``[1]``, of any integer dtype; None stands for 0.
+    act_zero_point: ``z``, ``[]`` or ``[1]``, of any integer dtype; None stands for 0. In the sums,
+        a value that int8 does not hold counts as the nearest one.
     smooth_scale: ``s * smooth``, ``[K]``, of the dtype of ``weight_scale``: the input is divided by
         ``smooth``, and the weight was multiplied by it. None: no smoothing.
 {_WEIGHT_SUM} with a zero point.
@@ -314,9 +318,11 @@ References:
 QAT_LINEAR = f"""
 Args:
 {_NUMBERS} if ``symmetric`` is False.
-    weight: ``[${{e}}N, K]``, of the dtype of ``input``.
+    weight: ``[${{e}}N, K]``, of the compute type of ``input``: it may be float32 where that has 16
+        bits, as a master weight is.
     $offsets
-    bias: ``[${{e}}N]``, of that dtype, or float32 (float64 for a float64 input); None adds no bias.
+    bias: ``[${{e}}N]``, of the dtype of ``input``, or float32 (float64 for a float64 input); None
+        adds no bias.
 {_SYMMETRIC}
         The weight is always symmetric.
     weight_quant_min: The smallest integer of the weight: ``-weight_quant_max`` or one less, and at

@@ -27,6 +27,7 @@ from .formula import Inputs, SeenSquares, output_error, scaling
 
 _UNREACHED = "; not scaled, as the calibration data does not reach it"
 _NO_PRODUCER = "; not scaled, as no preceding layer can absorb the division"
+_READABLE = "; not scaled, as other calls may read the output of {}"
 _NO_GAIN = "; not scaled, as no factors lower the error"
 
 # The bytes of the matrices X^T X that are held at a time, if there are several groups.
@@ -76,8 +77,10 @@ def find_scalings(
         if searches_scales(one.scheme):
             one.importance = seen[path].squares
     groups = [group for group in found if group.producer is not None]
+    readable = {group.layers[0]: group.readable for group in found if group.readable is not None}
     for path in layers.keys() - {path for group in groups for path in group.layers}:
-        layers[path].remark += _UNREACHED if path in unreached else _NO_PRODUCER
+        without = _NO_PRODUCER if path not in readable else _READABLE.format(readable[path])
+        layers[path].remark += _UNREACHED if path in unreached else without
     with ProgressBar("AWQ", len(groups), progress) as bar:
         for part in _parts(groups, layers):
             inputs = {

@@ -8,12 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from ...configs import QuantConfig
-from ..calibration.errors import OutputErrors
 from ..calibration.run import Calibration, calibrate, evaluating, runs_once
 from ..layers import inside, layer_of, weights_of
 from ..make import Maker, make
@@ -25,12 +22,12 @@ from ..select import Selector, filter_of, nothing_to
 from ..serialization.save import add_constants
 from ..serialization.sizes import Counter
 from ..unpack import Unpacked, unpacked
+from .errors import LayerErrors, OutputChanges, measure_output
 from .groups import Groups, check_together, join_shared, join_together
 from .names import FLOAT, named_configs
 from .report import LayerSensitivity, Sensitivity, common_names
 
 _CALLER = "baraquant.sensitivity"
-_CHUNK = 1 << 22  # elements of an output at a time, so that the temporaries stay small
 _NOT_FINITE = "its output is not finite"
 _UNREACHED = "the calibration data does not reach it"
 _NONE_FITS = "no configuration fits all layers that get the same one"
@@ -43,9 +40,10 @@ def sensitivity(
     *,
     filter_fn: FilterFn | None = None,
     together: Sequence[Sequence[str]] = (),
+    of: str = "layer",
     progress: bool = True,
 ) -> Sensitivity:
-    """Measure how much the output of each layer suffers from each configuration.
+    """Measure how much the output of each layer, or of the model, suffers from each configuration.
 
     The error of a layer is ``sum ||y_q - y||^2 / sum ||y||^2`` over all of its calls, where ``y``
     is the output of the float layer in the float model, and ``y_q`` is the output of the layer that
@@ -53,6 +51,12 @@ def sensitivity(
     served, and has no part of what the layers before it do. It is 0 if both outputs are 0. The
     result chooses a configuration for each layer within a budget of bytes or bits
     (:meth:`Sensitivity.choose`).
+
+    With ``of="output"`` the error is that of the model's output, ``sum ||m_q - m||^2 / sum
+    ||m||^2`` over all floating tensors that the model returns, with this layer alone quantized.
+    It shows a layer whose own error looks harmless, and that later layers enlarge. It takes a run
+    over the data for each layer and configuration, and holds the float model's outputs for one
+    batch. Errors of several layers do not add up exactly; :meth:`Sensitivity.choose` adds them.
 
     The model is unchanged afterwards. The memory does not grow with the data: each layer keeps one
     sum for each configuration. Beside the model it holds the integers of all configurations, a byte
@@ -70,14 +74,17 @@ def sensitivity(
             calibrated first, with a run over the data for each such configuration.
         calibration: Typical inputs, as for :func:`baraquant.quantize_`.
         filter_fn: ``filter_fn(module, name)`` says whether to measure a layer; None measures all.
-            The others stay floating.
+            It is asked for each layer by its name in the report. Of an attention or a recurrent
+            layer it is asked for the whole, which False leaves out, and for each part, such as
+            ``lstm.cells.l0.ih``. The others stay floating.
         together: Lists of path patterns (by :mod:`fnmatch`). Layers that match one list where the
             wildcards stand for the same get one configuration:
             ``[["*.q_proj", "*.k_proj", "*.v_proj"]]`` for a server that fuses the three.
+        of: ``"layer"`` for the error of each layer's own output, ``"output"`` for the model's.
         progress: Whether to show a progress bar, on a terminal and if rich is installed.
 
     Returns:
-        A report; ``print`` shows a table.
+        A report; ``print`` shows a table, the layers of the largest errors first.
 
     Raises:
         ValueError: No layer can be measured; there is no configuration, or the same one twice; one
@@ -102,6 +109,8 @@ def sensitivity(
         True
         >>> _ = baraquant.quantize_(model, mapping)
     """
+    if of not in ("layer", "output"):
+        raise ValueError(f"{_CALLER}: expected of to be 'layer' or 'output', but got {of!r}")
     named = named_configs(configs, _CALLER)
     patterns = check_together(together, _CALLER)
     static = [name for name, config in named.items() if config.is_static]
@@ -113,8 +122,8 @@ def sensitivity(
         )
     chosen_by = filter_of(filter_fn)
     with unpacked(model, _CALLER, chosen_by, keeps=False) as parts, evaluating(model):
-        measured = _Measured(model, named, paths_of(model))
-        measured.convert(filter_of(chosen_by, parts), parts, calibration, progress)
+        measured = _Measured(model, named, paths_of(model), of)
+        measured.convert(chosen_by, parts, calibration, progress)
         paths = measured.layer_paths()
         groups = Groups(paths)
         join_shared(groups, measured.modules)
@@ -130,53 +139,6 @@ class _Kept(Unpacked):
         return set()
 
 
-class _LayerErrors(OutputErrors):
-    """The squared errors of one layer's output, and last the square of the output.
-
-    Args:
-        module: The float layer.
-        layers: The layers to compare with it.
-    """
-
-    def __init__(self, module: nn.Module, layers: Sequence[nn.Module]) -> None:
-        super().__init__(len(layers) + 1, weights_of(module)[0].device)
-        self._layers = layers
-
-    def observe_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Add the errors of one call of the float layer."""
-        wanted = _floats(output)
-        if not wanted:
-            return
-        is_finite = self.begin(*_floats((args, kwargs)), *wanted)
-        for index, layer in enumerate(self._layers):
-            # Hooks of the float layer have changed its input already, and its output not yet.
-            got = _floats(layer.forward(*args, **kwargs))
-            for one, other in zip(got, wanted, strict=True):
-                self._add_parts(index, one, other, is_finite)
-        for other in wanted:
-            self._add_parts(len(self._layers), torch.zeros_like(other), other, is_finite)
-
-    def _add_parts(self, index: int, got: Tensor, wanted: Tensor, is_finite: Tensor) -> None:
-        dtype = torch.float64 if wanted.dtype == torch.float64 else torch.float32
-        parts = got.reshape(-1).split(_CHUNK), wanted.reshape(-1).split(_CHUNK)
-        for one, other in zip(*parts, strict=True):
-            self.add(index, one.to(dtype), other.to(dtype), is_finite)
-
-    def relative(self) -> list[float]:
-        """Return the relative error of each layer; infinite or NaN if it is not finite."""
-        *errors, square = self.errors.tolist()
-        return [0.0 if error == 0 else error / square if square else math.inf for error in errors]
-
-
-def _floats(value: Any) -> list[Tensor]:
-    """Return the floating tensors with elements in an argument or an output."""
-    return [
-        leaf.detach()
-        for leaf in tree_leaves(value)
-        if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel() > 0
-    ]
-
-
 @dataclass
 class _Measured:
     """The measurement of one model.
@@ -185,6 +147,7 @@ class _Measured:
         model: The float model.
         configs: The configurations by their names.
         paths: All paths of each module, by its id.
+        of: Whose output is compared: that of each ``"layer"``, or the model's ``"output"``.
         modules: The layers that some configuration fits, by their first paths.
         layers: The converted layers, by the path and the name of the configuration.
         refused: Why a configuration does not fit, by the path and its name.
@@ -195,6 +158,7 @@ class _Measured:
     model: nn.Module
     configs: dict[str, QuantConfig]
     paths: dict[int, list[str]]
+    of: str = "layer"
     modules: dict[str, nn.Module] = field(default_factory=dict)
     layers: dict[str, dict[str, nn.Module]] = field(default_factory=dict)
     refused: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -248,19 +212,15 @@ class _Measured:
 
     def run(self, calibration: Calibration, progress: bool) -> None:
         """Measure the errors."""
-        watchers = {
-            path: _LayerErrors(module, list(self.layers[path].values()))
+        kind = LayerErrors if self.of == "layer" else OutputChanges
+        watchers: dict[str, Any] = {
+            path: kind(module, list(self.layers[path].values()))
             for path, module in self.modules.items()
         }
-        calibrate(
-            self.model,
-            calibration,
-            watchers,
-            description="errors of layers",
-            progress=progress,
-            where=_CALLER,
-            allows_unreached=True,
-        )
+        if self.of == "output":
+            measure_output(self.model, calibration, watchers, progress, _CALLER)
+        else:
+            self._watch(calibration, watchers, progress)
         for path, watcher in watchers.items():
             self.errors[path] = {}
             if watcher.unusable() is None:
@@ -270,6 +230,17 @@ class _Measured:
                     self.errors[path][name] = error
                 else:
                     self.refused.setdefault(path, {})[name] = _NOT_FINITE
+
+    def _watch(self, calibration: Calibration, watchers: Mapping[str, Any], progress: bool) -> None:
+        calibrate(
+            self.model,
+            calibration,
+            watchers,
+            description="errors of layers",
+            progress=progress,
+            where=_CALLER,
+            allows_unreached=True,
+        )
 
     def report(self, groups: Groups) -> Sensitivity:
         """Return the report."""
@@ -299,7 +270,7 @@ class _Measured:
                 )
             )
             weights |= own.keys()
-        return Sensitivity(self.configs, tuple(layers), self.left_out, other_bytes)
+        return Sensitivity(self.configs, tuple(layers), self.left_out, other_bytes, self.of)
 
     def _usable(self, sets: list[list[str]]) -> Iterable[list[str]]:
         """Yield the layers of each group that the data reaches and that a configuration fits."""

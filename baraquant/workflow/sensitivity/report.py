@@ -11,7 +11,7 @@ from typing import Any
 
 from ..._table import Table
 from ...configs import QuantConfig
-from ..report import _bytes
+from ..report import _bytes, _percent
 from .groups import as_pattern
 from .knapsack import Option, least_bytes, solve
 from .names import FLOAT
@@ -94,12 +94,14 @@ class Sensitivity(Table):
         layers: What was measured, in the order of the model.
         left_out: Why a module with weights was not measured, by its path. It stays floating.
         other_bytes: The bytes of all tensors of the model that belong to no measured layer.
+        of: Whose output was compared: ``"layer"`` or ``"output"``, the model's.
     """
 
     configs: dict[str, QuantConfig]
     layers: tuple[LayerSensitivity, ...]
     left_out: dict[str, str] = field(default_factory=dict)
     other_bytes: int = 0
+    of: str = "layer"
 
     def choose(
         self, budget_bytes: int | None = None, *, bits: float | None = None, floating: bool = False
@@ -151,7 +153,7 @@ class Sensitivity(Table):
             config = self.configs.get(by_group[layer.group])
             choice.update({as_pattern(path): config for path in layer.paths})
         choice.bytes = self.other_bytes + solution.bytes
-        choice.bits = 8 * solution.bytes / self._weights
+        choice.bits = self._mean_bits(solution.bytes)
         choice.error, choice.bound = solution.error, solution.bound
         return choice
 
@@ -175,7 +177,18 @@ class Sensitivity(Table):
             )
         if not math.isfinite(bits):
             raise ValueError(f"{_CHOOSE}: expected bits to be finite, but got {bits}")
-        return math.floor(float(bits) * self._weights / 8)
+        # The most bytes whose mean, as a choice states it, is no larger: a choice's own bits fit.
+        sizes = (max([one.float_bytes, *one.bytes.values()]) for one in self.layers)
+        least, most = -1, sum(sizes)
+        while least < most:
+            middle = (least + most + 1) // 2
+            fits = self._mean_bits(middle) <= bits
+            least, most = (middle, most) if fits else (least, middle - 1)
+        return least
+
+    def _mean_bits(self, size: int) -> float:
+        """Return the mean bits of a weight if the measured layers take this many bytes."""
+        return 8 * size / self._weights if self._weights else 0.0
 
     def _too_small(self, budget_bytes: int | None, bits: float | None, least: int) -> str:
         if bits is None:
@@ -184,9 +197,9 @@ class Sensitivity(Table):
                 f"{self.other_bytes} are for what stays floating in any case, but got "
                 f"{budget_bytes}"
             )
-        mean = 8 * least / self._weights
-        rounded = math.ceil(mean * 1e4) / 1e4
-        return f"expected bits to be at least {rounded:g}, but got {bits}"
+        # Rounded up, so that the number itself is enough.
+        rounded = -(-80_000 * least // max(1, self._weights)) / 1e4
+        return f"expected bits to be at least {rounded:.15g}, but got {bits}"
 
     @property
     def _weights(self) -> int:
@@ -224,12 +237,33 @@ class Sensitivity(Table):
     def _cells(self) -> list[tuple[str, ...]]:
         """Return a heading and the cells of each layer."""
         rows = [("layer", "kind", "weights", f"{FLOAT} bytes", *self.configs)]
-        for layer in self.layers:
+        for layer in sorted(self.layers, key=lambda layer: -self._worst(layer)):
             costs = [self._cell(layer, name) for name in self.configs]
             rows.append(
                 (layer.path, layer.kind, f"{layer.parameters:,}", _bytes(layer.float_bytes), *costs)
             )
         return rows
+
+    @staticmethod
+    def _worst(layer: LayerSensitivity) -> float:
+        return max(layer.errors.values(), default=-1.0)
+
+    def worst(self) -> tuple[str, float, str] | None:
+        """Return the layer with the largest share of the errors of a configuration.
+
+        Returns:
+            Its path, its share of the sum over the layers, and the name of the configuration; None
+            if no error is above 0.
+        """
+        found = None
+        for name in self.configs:
+            errors = {one.path: one.errors[name] for one in self.layers if name in one.errors}
+            total = math.fsum(errors.values())
+            if total > 0:
+                path = max(errors, key=lambda path: errors[path])
+                share = errors[path] / total
+                found = found if found and found[1] >= share else (path, share, name)
+        return found
 
     @staticmethod
     def _cell(layer: LayerSensitivity, name: str) -> str:
@@ -240,9 +274,13 @@ class Sensitivity(Table):
 
     def summary(self) -> str:
         """Return counts and bytes in one line."""
+        worst = self.worst()
+        whose = " of the model's output" if self.of == "output" else ""
         return (
             f"{len(self.layers)} measured, {len(self.left_out)} left out; {self._weights:,} weights"
             f"; {_bytes(self.other_bytes)} of other tensors; errors are ||y_q - y||^2 / ||y||^2"
+            f"{whose}"
+            + (f"; {worst[0]} makes {_percent(worst[1])} of those of {worst[2]}" if worst else "")
         )
 
     def __rich__(self) -> Any:
@@ -263,6 +301,7 @@ class Sensitivity(Table):
             "layers": layers,
             "left_out": dict(self.left_out),
             "other_bytes": self.other_bytes,
+            "of": self.of,
         }
 
     @classmethod
@@ -285,6 +324,7 @@ class Sensitivity(Table):
             ),
             dict(data["left_out"]),
             data["other_bytes"],
+            data.get("of", "layer"),
         )
 
     def plot(

@@ -17,23 +17,25 @@ import torch
 from torch import Tensor, nn
 
 from ... import ops
+from ...nn.inference.conv import Convolution
 from ..fused_ops import with_fused_ops
+from ..inference_mode import makes_normal_tensors
 from ..layers import parents, weights_of
 from ..replace import check_model
 from ..unpack import unpacked
-from .data import read_tensors
+from .data import import_safetensors, read_tensors
 from .fits import Metas, build_module, check_fits, renamed
-from .header import Header, read_header
-from .manifest import Manifest, digest, parse_manifest
+from .header import Header, parse_json, read_header
+from .manifest import CHANNELS_LAST, Manifest, digest, parse_manifest
 from .meta import Built
 from .packing import check_spare_bits, unpack
 from .place import put
-from .save import import_safetensors
 
 _CALLER = "baraquant.load_"
 _CPU = torch.device("cpu")
 
 
+@makes_normal_tensors
 def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[str]) -> nn.Module:
     """Load a file of :func:`baraquant.save` into a float model, which becomes a quantized one.
 
@@ -90,6 +92,7 @@ def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[st
             check_fits(model, manifest, metas)
             values = _read(file, header, manifest)
             modules = _build(built, manifest, values)
+            _set_memory_formats(modules, header)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{_CALLER}: {file.name}: {error}") from error
     constants = {name: values[stored] for name, stored in manifest.constants.items()}
@@ -104,6 +107,21 @@ def _manifest(header: Header) -> Manifest:
             "configuration"
         )
     return parse_manifest(header.metadata["baraquant"])
+
+
+def _set_memory_formats(modules: dict[str, nn.Module], header: Header) -> None:
+    """Let convolutions compute with weights of the memory format that they had."""
+    try:
+        paths = parse_json(header.metadata.get(CHANNELS_LAST, "[]"))
+    except ValueError as error:
+        raise ValueError(f"{CHANNELS_LAST}: {error}") from None
+    for path in paths if isinstance(paths, list) else [paths]:
+        module = modules.get(path) if isinstance(path, str) else None
+        if not isinstance(module, Convolution):
+            raise ValueError(
+                f"{CHANNELS_LAST}: expected paths of convolutions, but got {path!r:.80}"
+            )
+        module.channels_last = module.qweight.dim() > 3
 
 
 def _read(file: Path, header: Header, manifest: Manifest) -> dict[str, Tensor]:

@@ -29,14 +29,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..forms import Form
 from ..layers import form_named, form_names
+from .data import bytes_of
 from .header import is_sizes, parse_json
 
 FORMAT = 4
+# The entry beside this JSON with the paths of convolutions whose floating weight is channels_last.
+# Readers that do not know it get the same numbers, up to PyTorch's algorithm.
+CHANNELS_LAST = "channels_last"
 # The current names of classes in formats 1 and 2.
 _RENAMED = {
     "DequantizedLinear": "WeightOnlyLinear",
@@ -219,6 +222,6 @@ def digest(plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     total = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         total.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        if tensor.numel() > 0:
-            total.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+        values = tensor.contiguous()  # lives as long as its bytes are read
+        total.update(bytes_of(values))
     return total.hexdigest()

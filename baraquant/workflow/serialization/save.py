@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import json
 import os
 import stat
 from collections.abc import Callable
@@ -20,8 +21,9 @@ from ..fused_ops import fused_paths
 from ..layers import form_of, further_names, inside, is_prepared
 from ..replace import check_whole
 from ..unpack import UNPACKED
+from .data import bytes_of, import_safetensors, write_tensors
 from .header import DTYPES
-from .manifest import FORMAT, write_manifest
+from .manifest import CHANNELS_LAST, FORMAT, write_manifest
 from .packing import pack
 from .sizes import integers_of, packed_names, place_of, shape_of
 
@@ -55,7 +57,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         >>> fresh = torch.nn.Sequential(torch.nn.Linear(4, 2))
         >>> fresh = baraquant.load_(fresh, "model.safetensors")
     """
-    save_file = import_safetensors(_CALLER).torch.save_file
+    import_safetensors(_CALLER)
     if isinstance(model, nn.Module):
         check_whole(model, _CALLER)
     modules, shared_modules = _quantized(model)
@@ -90,7 +92,10 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         "fused": fused_paths(model),
     }
     metadata = {"baraquant": write_manifest(plain, stored)}
-    _replace(Path(path), lambda partial: save_file(stored, partial, metadata))
+    last = [name for name, module in modules.items() if getattr(module, "channels_last", False)]
+    if last:
+        metadata[CHANNELS_LAST] = json.dumps(last)
+    _replace(Path(path), lambda partial: write_tensors(partial, stored, metadata, _CALLER))
 
 
 def _entry(name: str, module: nn.Module) -> dict[str, Any]:
@@ -125,15 +130,6 @@ def _replace(path: Path, write: Callable[[Path], None]) -> None:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
-
-
-def import_safetensors(caller: str) -> Any:
-    """Import ``safetensors.torch``, or say how to install it."""
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise ImportError(f"{caller}: expected safetensors; pip install safetensors") from error
-    return safetensors
 
 
 def _version() -> str:
@@ -218,8 +214,7 @@ def add_constants(
         if name in persistent or is_inside(name) or not is_plain or buffer.dtype not in _STORABLE:
             continue
         values = buffer.detach().cpu().contiguous().clone()
-        content = hashlib.sha256(values.reshape(-1).view(torch.uint8).numpy()).digest()
-        key = (content, values.dtype, values.shape)
+        key = (hashlib.sha256(bytes_of(values)).digest(), values.dtype, values.shape)
         if key not in known:
             known[key] = next(
                 free for n in itertools.count() if (free := f"constant:{n}") not in stored

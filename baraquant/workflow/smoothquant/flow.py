@@ -8,11 +8,12 @@ and attention, for its values. The names and the code of a model do not show thi
 are followed while the model runs on calibration data. ``TorchDispatchMode`` sees every op, also
 those of compiled extensions and of TorchScript. A tensor is identified by its storage, which its
 views share. If the storage of an output still exists when the model returns, something else holds
-it.
+it. What calls that were not made could read is in ``readers.py``.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch.utils._pytree import tree_iter
 from typing_extensions import Self
 
 from ..calibration.run import import_apart
+from .readers import Readers, Scope
 
 aten = torch.ops.aten
 
@@ -79,7 +81,10 @@ class Flow(TorchDispatchMode):  # type: ignore[misc]
         self._running = 0  # calls of the model
         self._within = 0  # calls of consumers
         self._watching = 0  # others' hooks, which may read what they like
+        self._readers = Readers(model)
+        self._scopes: dict[str, Scope] = {}  # where the last outputs of producers may be read
         self.refused: dict[str, str] = {}
+        self.readable: dict[str, str] = {}  # what may read an output in calls that were not made
 
     def feeds(self) -> dict[str, list[str]]:
         """Return the consumers' paths for each producer that only feeds consumers."""
@@ -91,7 +96,7 @@ class Flow(TorchDispatchMode):  # type: ignore[misc]
         result: dict[str, list[str]] = {}
         for consumer, fed in self._fed.items():
             for producer in fed:
-                if producer is not None and producer not in self.refused:
+                if producer is not None and producer not in self.refused | self.readable:
                     result.setdefault(producer, []).append(consumer)
         return result
 
@@ -166,12 +171,31 @@ class Flow(TorchDispatchMode):  # type: ignore[misc]
     def _refuse(self, producer: str, reason: str) -> None:
         self.refused.setdefault(producer, reason)
 
+    def _check_readers(self, producer: str) -> None:
+        """Remember if other calls may read an output that is consumed now."""
+        reader = self._scopes[producer].other_reader() if producer in self._scopes else None
+        if reader is not None:
+            self.readable.setdefault(producer, reader)
+
+    def feeds_readable(self) -> dict[str, str]:
+        """Return the producer of each consumer that only other calls keep from absorbing it."""
+        return {
+            consumer: producer
+            for consumer, fed in self._fed.items()
+            for producer in fed
+            if len(fed) == 1 and producer is not None
+            if producer in self.readable and producer not in self.refused
+        }
+
     def _begin(self, module: nn.Module, args: Any) -> None:
         self._running += 1
 
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
         self._running -= 1
         if self._running == 0:
+            for scope in self._scopes.values():
+                scope.release()
+            self._scopes.clear()
             for producer, storage in self._outputs.values():
                 if not storage.expired():
                     self._refuse(producer, "its output is kept, or returned by the model")
@@ -195,6 +219,7 @@ class _Produced:
             flow._refuse(self.path, "its output is no dense tensor of its own")
         else:
             flow._follow(output, self.path)
+            flow._scopes[self.path] = flow._readers.scope(sys._getframe(1))
 
 
 class _Consumes:
@@ -210,6 +235,8 @@ class _Consumes:
         producer = flow._producer_of(value)
         if producer is not None and not _has_rows(value, flow._producers[producer][1]):
             flow._refuse(producer, f"{self.path} reads its output in another shape")
+        elif producer is not None:
+            flow._check_readers(producer)
         flow._fed[self.path].add(producer)
 
 

@@ -22,12 +22,15 @@ class Group:
         layers: Their paths.
         alpha: The exponent that gives the factors; None if nothing is scaled.
         smooth: The factors, ``[K]``; None: no scaling.
+        readable: The path of a module that could absorb the division if no other call could read
+            its output.
     """
 
     producer: str | None
     layers: list[str]
     alpha: float | None = None
     smooth: Tensor | None = None
+    readable: str | None = None
 
 
 def find_groups(
@@ -57,7 +60,9 @@ def find_groups(
         unreached = run({path: _Aside(flow, watcher) for path, watcher in watchers.items()})
     groups = [Group(producer, consumers) for producer, consumers in flow.feeds().items()]
     known = {path for group in groups for path in group.layers} | fixed | unreached
-    return groups + [Group(None, [path]) for path in watchers if path not in known], unreached
+    readable = flow.feeds_readable()
+    alone = [path for path in watchers if path not in known]
+    return groups + [Group(None, [one], readable=readable.get(one)) for one in alone], unreached
 
 
 class _Aside:

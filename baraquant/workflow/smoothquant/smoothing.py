@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,12 +34,15 @@ class Smoothing:
         alpha: The migration strength; None if nothing is smoothed.
         producer: The path of the preceding module that absorbs the division; None if there is none.
         qparams: The scale and the zero point of the smoothed input if activations are static.
+        readable: The path of the preceding module that would absorb it, if no call that calibration
+            did not make could read its output.
     """
 
     smooth: Tensor | None = None
     alpha: float | None = None
     producer: str | None = None
     qparams: tuple[Tensor, Tensor] | None = None
+    readable: str | None = None
 
 
 def find_smoothings(
@@ -93,7 +96,10 @@ def find_smoothings(
             group.smooth = _factors(group, weights, ranges, group.alpha)
     found = {
         path: Smoothing(
-            group.smooth, group.alpha, group.producer if group.smooth is not None else None
+            group.smooth,
+            group.alpha,
+            group.producer if group.smooth is not None else None,
+            readable=group.readable,
         )
         for group in groups
         for path in group.layers
@@ -102,10 +108,7 @@ def find_smoothings(
     if observer is None:
         return found
     qparams = _static(found, ranges, observer, activation.symmetric, run)
-    return {
-        path: Smoothing(one.smooth, one.alpha, one.producer, qparams[path])
-        for path, one in found.items()
-    }
+    return {path: replace(one, qparams=qparams[path]) for path, one in found.items()}
 
 
 def _factors(

@@ -53,16 +53,8 @@ class BARAQUANT_API QuantizedLayer : public Layer {
 
 /// A linear layer that multiplies integers.
 class BARAQUANT_API IntegerLinear : public QuantizedLayer {
- public:
-  /// int32 `[out_features]`, if the input has a zero point; in no state dict
-  torch::Tensor weight_sum;
-
  protected:
   using QuantizedLayer::QuantizedLayer;
-  void converted(const std::optional<torch::Device>& device,
-                 const std::optional<torch::Dtype>& dtype) override;
-  /// Sum the rows of the weight, which a zero point of the input needs.
-  void sum_weight();
   /// Check that a layer is not both rotated and smoothed, by a tensor of this name.
   void check_one(const char* smooth, const torch::Tensor& given) const;
 };
@@ -338,17 +330,9 @@ class BARAQUANT_API QuantizedConv2dImpl : public DequantizedLayer {
   void pretty_print(std::ostream& stream) const override;
 
   torch::nn::Conv2dOptions conv;
-  /// int32 `[out_channels]`, if integers are multiplied and the input has a zero point; in no state
-  /// dict
-  torch::Tensor weight_sum;
-
- protected:
-  void converted(const std::optional<torch::Device>& device,
-                 const std::optional<torch::Dtype>& dtype) override;
 
  private:
   torch::Tensor float_output(const torch::Tensor& input);
-  void sum_weight();
   bool is_integer_ = false;
   void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
 };

@@ -115,6 +115,8 @@ struct BARAQUANT_API LearnedFakeQuantizeInt4Options {
   TORCH_ARG(std::optional<torch::Device>, device);
   /// float32 or float64.
   TORCH_ARG(torch::Dtype, dtype) = torch::kFloat32;
+  /// As in LearnedFakeQuantizeOptions.
+  TORCH_ARG(std::optional<std::string>, master);
 };
 
 /// Rounds a weight to four bits, and learns the scale of each row and the factor of each group.
@@ -146,7 +148,8 @@ class BARAQUANT_API LearnedFakeQuantizeInt4Impl : public LearnedFakeQuantizeImpl
   torch::Tensor smooth(const torch::Tensor& input) override;
   int64_t group_size() const override { return *options.group_size(); }
   const std::string& scale_rule() const { return scale_rule_; }
-  /// Set the parameters to the factors that fit a weight `[rows, columns]`.
+  /// Set the parameters to the factors that fit a weight `[rows, columns]`. A row with a NaN or an
+  /// infinity changes nothing; `skipped_batches` counts such a weight.
   /// @throws c10::ValueError Its shape does not fit.
   void initialize(const torch::Tensor& input) override;
   /// Set the parameters to given factors; `packed` is not used.
@@ -158,7 +161,11 @@ class BARAQUANT_API LearnedFakeQuantizeInt4Impl : public LearnedFakeQuantizeImpl
 
   torch::Tensor largest_step;  ///< `[rows]`
 
+ protected:
+  void start_by(const torch::Tensor& input, bool only_unknown) override;
+
  private:
+  void set(const PackedInt4& given, const torch::Tensor& is_taken);
   void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
   PackedInt4 qparams_in(torch::Dtype dtype) const;
   torch::Tensor row_scale(torch::Dtype dtype) const;
@@ -189,13 +196,9 @@ class BARAQUANT_API Int4Linear : public QuantizedLayer {
   torch::Tensor packed;            ///< uint8 `[out_features, ceil(in_features / 2)]`
   torch::Tensor group_factor;      ///< uint8 `[out_features, groups]`, 1 to 16
   torch::Tensor group_zero_point;  ///< uint8 `[out_features, groups]`; undefined stands for 8
-  /// int32 `[out_features]`, if the input has a zero point; in no state dict
-  torch::Tensor weight_sum;
 
  protected:
   using QuantizedLayer::QuantizedLayer;
-  void converted(const std::optional<torch::Device>& device,
-                 const std::optional<torch::Dtype>& dtype) override;
   /// What both layers store, as it was given.
   struct GivenInt4 {
     PackedInt4 weight;
@@ -206,7 +209,6 @@ class BARAQUANT_API Int4Linear : public QuantizedLayer {
     std::optional<int64_t> rotate;
   };
   void store(const GivenInt4& given);
-  void sum_weight();
   PackedInt4 copied(const std::optional<torch::Device>& device) const;
   void print_scheme(std::ostream& stream) const;
 

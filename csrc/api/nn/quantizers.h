@@ -82,6 +82,8 @@ class BARAQUANT_API FakeQuantizeImpl : public Quantizer {
   explicit FakeQuantizeImpl(FakeQuantizeOptions options = {});
 
   torch::Tensor forward(const torch::Tensor& input) override;
+  /// @throws c10::ValueError The mode is "observed", and no batch has set the scale of this prepared
+  ///   layer's input. quantize() throws it too.
   torch::Tensor round(const torch::Tensor& input) override;
   Quantized quantize(const torch::Tensor& input) override;
   std::tuple<torch::Tensor, torch::Tensor> calculate_qparams() const override;
@@ -120,7 +122,9 @@ class BARAQUANT_API FakeQuantizeImpl : public Quantizer {
   // The scale and the zero point of one input.
   std::tuple<torch::Tensor, torch::Tensor> qparams_of(const torch::Tensor& input) const;
   torch::Tensor observe_and_round(const torch::Tensor& input);
+  void check_seen();
   bool rounds_ = true;
+  bool is_seen_ = false;  // whether the scale was found to be known, which is read once
 };
 TORCH_MODULE(FakeQuantize);
 
@@ -146,13 +150,17 @@ struct BARAQUANT_API LearnedFakeQuantizeOptions {
   /// The dtype that the step is rounded to before each use, straight-through: "float32", "bfloat16"
   /// or "float16".
   TORCH_ARG(std::string, scale_dtype) = "float32";
+  /// The dtype that the parameters are rounded to before each use, "bfloat16" or "float16", as by
+  /// QuantConfig::master(); std::nullopt: none.
+  TORCH_ARG(std::optional<std::string>, master);
 };
 
 /// Rounds its input to a quantization grid, and learns the grid's step by gradient descent (LSQ;
 /// with `symmetric(false)` the zero point too, LSQ+).
 ///
-/// The parameters are `scale` and, if not symmetric, `zero_point`: NaN until the first batch in
-/// training, or initialize(), sets them.
+/// The parameters are `scale` and, if not symmetric, `zero_point`: NaN until the first finite batch
+/// in training, or initialize(), sets them. A batch with a NaN or an infinity sets nothing: it gives
+/// NaN, `skipped_batches` counts it, and the next batch is the first.
 ///
 /// @throws c10::ValueError A granularity, shape or range does not fit.
 class BARAQUANT_API LearnedFakeQuantizeImpl : public Quantizer {
@@ -168,7 +176,9 @@ class BARAQUANT_API LearnedFakeQuantizeImpl : public Quantizer {
   bool rounds() const override { return rounds_; }
   int64_t quant_min() const override { return options.quant_min(); }
   int64_t quant_max() const override { return options.quant_max(); }
-  /// Set scale and zero point from the values of `input`; an empty input changes nothing.
+  /// Set scale and zero point from the values of `input`. An empty input changes nothing. Nor do
+  /// values that share a step and have a NaN or an infinity among them; `skipped_batches` counts such
+  /// an input.
   virtual void initialize(const torch::Tensor& input);
   /// Set scale and zero point to given values.
   void start(const torch::Tensor& scale, const torch::Tensor& zero_point);
@@ -181,10 +191,16 @@ class BARAQUANT_API LearnedFakeQuantizeImpl : public Quantizer {
 
   LearnedFakeQuantizeOptions options;
   torch::Tensor scale;
-  torch::Tensor zero_point;  ///< undefined if symmetric
+  torch::Tensor zero_point;       ///< undefined if symmetric
+  torch::Tensor skipped_batches;  ///< int64 `[]`: of batches that were not finite
 
  protected:
   LearnedFakeQuantizeImpl(std::string name, LearnedFakeQuantizeOptions options);
+  /// Set the parameters from the finite values of `input`; with `only_unknown`, known ones stay.
+  virtual void start_by(const torch::Tensor& input, bool only_unknown);
+  /// Which of these scales are taken. Counts the batch if one that is wanted is not finite.
+  torch::Tensor is_new(const torch::Tensor& given, const torch::Tensor& known, bool only_unknown);
+  void note_if_known();
   bool is_scale(const std::string& name) const override;
   /// The positive scale and the zero point, for an input of this dtype.
   std::tuple<torch::Tensor, torch::Tensor> parameters_of(torch::Dtype dtype) const;
@@ -194,6 +210,8 @@ class BARAQUANT_API LearnedFakeQuantizeImpl : public Quantizer {
 
  private:
   void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
+  void initialize_by_first(const torch::Tensor& input);
+  torch::Tensor round_to_grid(const torch::Tensor& input);
   bool saw_zeros_ = false;
 };
 TORCH_MODULE(LearnedFakeQuantize);

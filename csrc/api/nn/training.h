@@ -31,6 +31,11 @@ class BARAQUANT_API FakeQuantizedLayer : public Layer {
   void set_input_quantizer(std::shared_ptr<Quantizer> quantizer);
   /// Round the weight with `quantizer` from now on.
   void set_weight_quantizer(std::shared_ptr<Quantizer> quantizer);
+  /// The weight that is quantized, with its gradient: the parameter as the optimizer holds it, rounded
+  /// to the configuration's master().
+  torch::Tensor weight_to_round() const;
+  /// The bias, rounded to the configuration's master(); undefined if the layer has none.
+  torch::Tensor bias_to_add() const;
   /// The weight as `weight_fake_quant` gets it: a matrix if groups need one.
   torch::Tensor rows_of_weight() const;
   const QuantConfig& config() const { return config_; }
@@ -47,6 +52,8 @@ class BARAQUANT_API FakeQuantizedLayer : public Layer {
   void set_quantizers(const QuantConfig& config, const std::optional<TensorConfig>& activation,
                       int64_t positions = 1);
   torch::Tensor rounded_input(const torch::Tensor& input);
+  /// Numbers of a parameter, rounded to the configuration's master().
+  torch::Tensor rounded_to_master(const torch::Tensor& numbers) const;
   /// Give a clone this layer's quantizers and switches.
   void clone_into(FakeQuantizedLayer& copy, const std::optional<torch::Device>& device) const;
 
@@ -98,6 +105,8 @@ class BARAQUANT_API FakeQuantizedLinearImpl : public FakeQuantizedLayer {
   void rotate_weight();
   /// Go on with a rotated copy of the weight if it is still to be rotated; the parameter stays.
   void copy_rotated_weight();
+  /// Go on with the parameter, as before copy_rotated_weight().
+  void drop_rotated_weight();
   /// Whether the converted layer multiplies integers by integers.
   bool is_integer() const { return is_integer_ && input_fake_quant != nullptr; }
   int64_t in_features() const { return weight.size(1); }

@@ -14,7 +14,8 @@ namespace baraquant {
 ///
 /// @param input `[..., D]`; float32, float64, float16 or bfloat16.
 /// @param weight `[D]`, of the dtype of `input` or of the scale; std::nullopt stands for ones.
-/// @param eps What is added to the mean square; at least 0.
+/// @param eps What is added to the mean square; at least 0, and finite when it is rounded to the
+///     dtype of the computation.
 /// @return The result, with the shape and the dtype of `input`, contiguous; with a residual also
 ///     the sum `input + residual`.
 /// @throws c10::TypeError A tensor has an unsupported dtype.
@@ -45,7 +46,8 @@ inline std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor& input,
 ///
 /// @param input `[..., D]`; float32, float64, float16 or bfloat16.
 /// @param weight `[D]`, of the dtype of `input` or of the scale; std::nullopt stands for ones.
-/// @param eps What is added to the mean square; at least 0.
+/// @param eps What is added to the mean square; at least 0, and finite when it is rounded to the
+///     dtype of the computation.
 /// @param symmetric true maps 0 to the middle of the integers' range. false maps `[min(0, min y),
 ///     max(0, max y)]` to `[quant_min, quant_max]`.
 /// @param quant_min The smallest integer.
@@ -87,7 +89,8 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> rms_norm_quant
 /// @param input `[..., D]`; float32, float64, float16 or bfloat16.
 /// @param weight `[D]`, of the dtype of `input` or of the scale; std::nullopt stands for ones.
 /// @param bias `[D]`, like `weight`; std::nullopt stands for zeros.
-/// @param eps What is added to the mean square; at least 0.
+/// @param eps What is added to the mean square; at least 0, and finite when it is rounded to the
+///     dtype of the computation.
 /// @return The result, with the shape and the dtype of `input`, contiguous; with a residual also
 ///     the sum `input + residual`.
 /// @throws c10::TypeError A tensor has an unsupported dtype.
@@ -120,7 +123,8 @@ inline std::tuple<at::Tensor, at::Tensor> layer_norm(const at::Tensor& input,
 /// @param input `[..., D]`; float32, float64, float16 or bfloat16.
 /// @param weight `[D]`, of the dtype of `input` or of the scale; std::nullopt stands for ones.
 /// @param bias `[D]`, like `weight`; std::nullopt stands for zeros.
-/// @param eps What is added to the mean square; at least 0.
+/// @param eps What is added to the mean square; at least 0, and finite when it is rounded to the
+///     dtype of the computation.
 /// @param symmetric true maps 0 to the middle of the integers' range. false maps `[min(0, min y),
 ///     max(0, max y)]` to `[quant_min, quant_max]`.
 /// @param quant_min The smallest integer.

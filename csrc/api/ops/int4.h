@@ -121,7 +121,7 @@ inline at::Tensor pack_int4(const at::Tensor& integers) {
 /// @param bias `[N]`, of the dtype of `input_scale` or of the result; std::nullopt adds no bias.
 /// @param group_zero_point `z`, `[N, G]`, uint8, 0 to 15; std::nullopt stands for 8.
 /// @param input_zero_point `z`, shaped as `input_scale` may be, of any integer dtype; std::nullopt
-///     stands for 0.
+///     stands for 0. A value that the dtype of `input` does not hold counts as the nearest one.
 /// @param weight_sum `w8.sum(1, dtype=torch.int32)`, `[N]`; needed with a zero point of the input.
 ///     If it is std::nullopt, each call expands the weight and computes it.
 /// @param dtype The dtype of the result: float32, float64, float16 or bfloat16.
@@ -208,7 +208,8 @@ inline at::Tensor quantized_int4_linear(
 /// @param act_scale `s`, `[]` or `[1]`, of the dtype of `weight_scale`.
 /// @param bias `[N]`, of that dtype or of the result's; std::nullopt adds no bias.
 /// @param group_zero_point `z`, `[N, G]`, uint8, 0 to 15; std::nullopt stands for 8.
-/// @param act_zero_point `z`, `[]` or `[1]`, of any integer dtype; std::nullopt stands for 0.
+/// @param act_zero_point `z`, `[]` or `[1]`, of any integer dtype; std::nullopt stands for 0. In
+///     the sums, a value that int8 does not hold counts as the nearest one.
 /// @param smooth_scale `s * smooth`, `[K]`, of the dtype of `weight_scale`: the input is divided by
 ///     `smooth`, and the weight was multiplied by it. std::nullopt: no smoothing.
 /// @param weight_sum `w8.sum(1, dtype=torch.int32)`, `[N]`; needed with a zero point of the input.

@@ -25,8 +25,8 @@ namespace baraquant {
 /// @param input_scale `s`, `[]` or `[1]`; float32 (float64 for a float64 result).
 /// @param weight_scale `sw`, `[OC]`, of the dtype of `input_scale`.
 /// @param bias `[OC]`, of that dtype or of the result's; std::nullopt adds no bias.
-/// @param input_zero_point `z`, `[]` or `[1]`, of any integer dtype, a value that the dtype of
-///     `input` holds; std::nullopt stands for 0.
+/// @param input_zero_point `z`, `[]` or `[1]`, of any integer dtype; std::nullopt stands for 0. A
+///     value that the dtype of `input` does not hold counts as the nearest one.
 /// @param weight_sum `weight.flatten(1).sum(1, dtype=torch.int32)`, `[OC]`; needed with a zero
 ///     point. If it is std::nullopt, each call computes it.
 /// @param stride Of the kernel: one number, or one for each dimension of space.

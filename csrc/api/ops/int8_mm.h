@@ -23,7 +23,7 @@ namespace baraquant {
 /// @param weight_scale `sw`, `[N]`, of the dtype of `input_scale`.
 /// @param bias `[N]`, of that dtype or of the result's; std::nullopt adds no bias.
 /// @param input_zero_point `z`, shaped as `input_scale` may be, of any integer dtype; std::nullopt
-///     stands for 0.
+///     stands for 0. A value that the dtype of `input` does not hold counts as the nearest one.
 /// @param weight_sum `weight.sum(1, dtype=torch.int32)`, `[N]`; needed with a zero point. If it is
 ///     std::nullopt, each call computes it.
 /// @param dtype The dtype of the result: float32, float64, float16 or bfloat16.
@@ -65,7 +65,9 @@ inline at::Tensor int8_linear(const at::Tensor& input, const at::Tensor& weight,
 /// @param act_scale `s`, `[]` or `[1]`, of the dtype of `weight_scale`; or a number > 0.
 /// @param bias `[N]`, of that dtype or of the result's; std::nullopt adds no bias.
 /// @param act_zero_point `z`: `[]`, `[1]` or one for each token, of any integer dtype; an int is
-///     allowed only with a number as the scale; std::nullopt stands for 0.
+///     allowed only with a number as the scale; std::nullopt stands for 0. Of a tensor, a value
+///     that the dtype of `input` does not hold counts as the nearest one; such a number is an
+///     error.
 /// @param weight_sum `weight.sum(1, dtype=torch.int32)`, `[N]`; needed with a zero point. If it is
 ///     std::nullopt, each call computes it.
 /// @param dtype The dtype of the result: float32, float64, float16 or bfloat16.
@@ -159,7 +161,8 @@ inline at::Tensor quantized_linear(const at::Tensor& input, const at::Tensor& we
 /// @param weight_scale `sw`, `[N]`, float32 (float64 for a float64 input).
 /// @param act_scale `s`, `[]` or `[1]`, of the dtype of `weight_scale`.
 /// @param bias `[N]`, of that dtype or of the result's; std::nullopt adds no bias.
-/// @param act_zero_point `z`, `[]` or `[1]`, of any integer dtype; std::nullopt stands for 0.
+/// @param act_zero_point `z`, `[]` or `[1]`, of any integer dtype; std::nullopt stands for 0. In
+///     the sums, a value that int8 does not hold counts as the nearest one.
 /// @param smooth_scale `s * smooth`, `[K]`, of the dtype of `weight_scale`: the input is divided by
 ///     `smooth`, and the weight was multiplied by it. std::nullopt: no smoothing.
 /// @param weight_sum `weight.sum(1, dtype=torch.int32)`, `[N]`; needed with a zero point. If it is
@@ -196,14 +199,16 @@ inline at::Tensor static_quantized_linear(
 /// quant_max=quant_max)` with `w, sw, _ = dynamic_range_quantize_per_channel(weight, 0,
 /// weight_quant_min, weight_quant_max)`, or the `qweight` and `weight_scale` that are given
 ///
-/// What is trained is, bit for bit, what is deployed. Under autocast the arguments are cast first,
-/// as those of torch.nn.functional.linear are.
+/// What is trained is, bit for bit, what is deployed. Under autocast the input is cast first, as
+/// that of torch.nn.functional.linear is; the weight is not, and so has the integers that are
+/// deployed.
 ///
 /// @param input `[..., K]`; float32, float64, float16 or bfloat16. Any strides; what is not
 ///     contiguous is copied first. K is at most 131071, or 65536 if `symmetric` is false.
-/// @param weight `[N, K]`, of the dtype of `input`.
-/// @param bias `[N]`, of that dtype, or float32 (float64 for a float64 input); std::nullopt adds no
-///     bias.
+/// @param weight `[N, K]`, of the compute type of `input`: it may be float32 where that has 16
+///     bits, as a master weight is.
+/// @param bias `[N]`, of the dtype of `input`, or float32 (float64 for a float64 input);
+///     std::nullopt adds no bias.
 /// @param symmetric true maps 0 to the middle of the integers' range. false maps `[min(0, min x),
 ///     max(0, max x)]` of each token to `[quant_min, quant_max]`. The weight is always symmetric.
 /// @param weight_quant_min The smallest integer of the weight: `-weight_quant_max` or one less, and
@@ -264,7 +269,7 @@ inline at::Tensor qat_linear(const at::Tensor& input, const at::Tensor& weight,
 /// @param weight_scale `sw`, `[E, N]`, of the dtype of `input_scale`.
 /// @param bias `[E, N]`, of that dtype or of the result's; std::nullopt adds no bias.
 /// @param input_zero_point `z`, shaped as `input_scale` may be, of any integer dtype; std::nullopt
-///     stands for 0.
+///     stands for 0. A value that the dtype of `input` does not hold counts as the nearest one.
 /// @param weight_sum `weight.sum(2, dtype=torch.int32)`, `[E, N]`; needed with a zero point. If it
 ///     is std::nullopt, each call computes it.
 /// @param dtype The dtype of the result: float32, float64, float16 or bfloat16.
@@ -342,19 +347,19 @@ inline at::Tensor quantized_grouped_linear(
 /// dynamic_range_quantize_per_channel(weight[e], 0, weight_quant_min, weight_quant_max)`
 ///
 /// What is trained is, bit for bit, what is deployed, and each group's rows are those of qat_linear
-/// with its weight. Under autocast the arguments are cast first, as those of
-/// torch.nn.functional.linear are.
+/// with its weight. Under autocast the input is cast first, as there.
 ///
 /// @param input `[T, K]`, the tokens of each group in adjacent rows; float32, float64, float16 or
 ///     bfloat16. Any strides; what is not contiguous is copied first. K is at most 131071, or 65536
 ///     if `symmetric` is false.
-/// @param weight `[E, N, K]`, of the dtype of `input`.
+/// @param weight `[E, N, K]`, of the compute type of `input`: it may be float32 where that has 16
+///     bits, as a master weight is.
 /// @param offsets Where the rows of each group end, `[E]`, int32: group e has the rows from
 ///     `offsets[e - 1]` (0 for the first) to `offsets[e]`. They ascend, and none exceeds T, which
 ///     is at most 2147483647. On a GPU only the device reads them: an offset that does not ascend,
 ///     or exceeds T, is replaced by the nearest valid one.
-/// @param bias `[E, N]`, of that dtype, or float32 (float64 for a float64 input); std::nullopt adds
-///     no bias.
+/// @param bias `[E, N]`, of the dtype of `input`, or float32 (float64 for a float64 input);
+///     std::nullopt adds no bias.
 /// @param symmetric true maps 0 to the middle of the integers' range. false maps `[min(0, min x),
 ///     max(0, max x)]` of each token to `[quant_min, quant_max]`. The weight is always symmetric.
 /// @param weight_quant_min The smallest integer of the weight: `-weight_quant_max` or one less, and

@@ -20,7 +20,8 @@ namespace baraquant {
 ///     copied first. K is at most 131071, or 65536 for uint8 or with a zero point.
 /// @param weight The integers `w`, `[N, K]`, int8, contiguous.
 /// @param input_zero_point `z`: one for all, `[]` or `[1]`, or one for each token, `[...]` or
-///     `[..., 1]`; of any integer dtype; std::nullopt stands for 0.
+///     `[..., 1]`; of any integer dtype; std::nullopt stands for 0. A value that the dtype of
+///     `input` does not hold counts as the nearest one.
 /// @param weight_sum `weight.sum(1, dtype=torch.int32)`, `[N]`; needed with a zero point. If it is
 ///     std::nullopt, each call computes it.
 /// @return `[..., N]`, int32, contiguous.

@@ -72,17 +72,15 @@ BARAQUANT_HD double sum_of_row(const T* __restrict x, int64_t length, const F& s
 template <typename T, typename C>
 BARAQUANT_HD Moments<C> moments_of(const T* x, const NormParams<T>& args) {
   const int64_t length = args.rows.length;
-  Moments<C> m{C(0), C(0)};
+  C mean(0);
   if (args.centered) {
-    m.mean = mean_of<C>(
+    mean = mean_of<C>(
         sum_of_row(x, length, [](C v) __attribute__((always_inline)) { return widened(v); }),
         length);
   }
-  const C mean = m.mean;
   const double squares = sum_of_row(
       x, length, [mean](C v) __attribute__((always_inline)) { return squared(v, mean); });
-  m.reciprocal = reciprocal_of(squares, length, args.eps);
-  return m;
+  return moments(mean, squares, length, args.eps);
 }
 
 // A weight or bias as numbers of C, converted once for a task. An absent one changes no bit of what

@@ -60,24 +60,23 @@ __device__ __forceinline__ Moments<ComputeType<T>> moments_of(const ForEachPack&
                                                               const Place& place) {
   using C = ComputeType<T>;
   __shared__ double of_warps[2][kWarp];
-  Moments<C> m{C(0), C(0)};
+  C mean(0);
   if (args.centered) {
     LaneSums<T> sums;
     for_each_pack([&](const RowWords<T>& words, int) { sums.add(Numbers<T>(words)); });
-    m.mean = mean_of<C>(add_team(sums.added_in_pairs(), mapping, of_warps[0]), args.rows.length);
+    mean = mean_of<C>(add_team(sums.added_in_pairs(), mapping, of_warps[0]), args.rows.length);
   }
   LaneSums<T> squares;
   for_each_pack([&](const RowWords<T>& words, int p) {
     Numbers<T> x(words);
     if (args.centered) {
-      subtract(x, m.mean);
+      subtract(x, mean);
       x.clear_from(place.count(p, kPack<T>));
     }
     squares.add_squares(x);
   });
-  m.reciprocal = reciprocal_of(add_team(squares.added_in_pairs(), mapping, of_warps[1]),
-                               args.rows.length, args.eps);
-  return m;
+  return moments(mean, add_team(squares.added_in_pairs(), mapping, of_warps[1]), args.rows.length,
+                 args.eps);
 }
 
 // Reads pack p, adds the residual to it and writes the sum.

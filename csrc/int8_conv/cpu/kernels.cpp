@@ -33,6 +33,7 @@ template <typename C>
 Rescaling<C> rescaling_of(const ConvCall& call) {
   Rescaling<C> r;
   r.input_scale.data = pointer<C>(call.input_scale);
+  r.has_zero_point = call.zero_point.defined();
   r.zero_point.data = pointer<int32_t>(call.zero_point);
   r.weight_sum = pointer<int32_t>(call.weight_sum);
   r.weight_scale = pointer<C>(call.weight_scale);

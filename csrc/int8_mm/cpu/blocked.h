@@ -92,7 +92,7 @@ class Finish {
                         const int32_t* __restrict own_sums, const C* __restrict bias,
                         T* __restrict output) const {
     const C input_scale = r_.input_scale.at(m);
-    const int32_t offset = offset_, zero_point = r_.weight_sum ? r_.zero_point.at(m) : 0;
+    const int32_t offset = offset_, zero_point = r_.zero_point_of(m);
     const int32_t* __restrict const weight_sum = r_.weight_sum ? r_.weight_sum + n : own_sums;
     const C* __restrict const weight_scale = r_.wants_sums() ? nullptr : r_.weight_scale + n;
     for (int64_t j = 0; j < columns; ++j) {

@@ -83,6 +83,9 @@ struct Dots {
 // subtracted with the help of weight_sums.
 struct InputOffset {
   int32_t of_int8 = 0, of_uint8 = 0;
+
+  // Whether a kernel with this offset sums the rows of the weight.
+  bool needs_sums() const { return of_int8 != 0 || of_uint8 != 0; }
 };
 
 struct CpuKernel {

@@ -187,6 +187,8 @@ class HopperProduct {
       launch_weight_sums(f.weight, f.weight_rows(), f.k, sums, call_.stream);
       r.weight_sum = sums;
     }
+    r.has_zero_point = true;
+    r.limit_zero_points(/*is_unsigned=*/false);
     C10_CUDA_KERNEL_LAUNCH_CHECK();
     f.input = base + offsets_.input;
     f.is_unsigned = false;
@@ -381,7 +383,12 @@ void force_kernel(std::string_view name) {
 }  // namespace
 
 const Kernels& cuda_kernels() {
-  static const Kernels kernels{&product_cuda, &takes_packed_cuda, &weight_sums_cuda, &rescale_cuda};
+  static const Kernels kernels{&product_cuda,
+                               &takes_packed_cuda,
+                               [](const ProductCall&) { return false; },
+                               &weight_sums_cuda,
+                               nullptr,
+                               &rescale_cuda};
   return kernels;
 }
 

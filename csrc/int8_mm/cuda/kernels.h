@@ -42,7 +42,7 @@ void launch_pad_rows(const void* matrix, int64_t rows, int64_t k, void* result,
 
 // Turns an unsigned input into a signed one with the same products, by subtracting 128 from the
 // input and from its zero point. k is a multiple of 16. Both inputs are aligned to 16 bytes and may
-// be the same. zero_point has as many elements as `rows` has numbers.
+// be the same. A zero point outside of uint8 counts as the nearest number in it. zero_point has as many elements as `rows` has numbers.
 void launch_make_signed(const Operands& operands, const OfRows<int32_t>& rows, void* input,
                         int32_t* zero_point, cudaStream_t stream);
 

@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads)
     result[i] = {w.x ^ kTops, w.y ^ kTops, w.z ^ kTops, w.w ^ kTops};
   }
   for (int64_t i = first; i < points; i += threads) {
-    zero_point[i] = static_cast<int32_t>(static_cast<uint32_t>(rows.at(i)) - 128u);
+    zero_point[i] = min(max(rows.at(i), 0), 255) - 128;
   }
 }
 

@@ -26,7 +26,7 @@ struct RowScales {
 
   RowScales() = default;
   __device__ __forceinline__ RowScales(const Rescaling<C>& r, int64_t m)
-      : input_scale(r.input_scale.at(m)), zero_point(r.weight_sum ? r.zero_point.at(m) : 0) {}
+      : input_scale(r.input_scale.at(m)), zero_point(r.zero_point_of(m)) {}
 };
 
 template <typename C>

@@ -16,22 +16,32 @@ constexpr int kPack = 32 / static_cast<int>(sizeof(T));
 template <typename T>
 using NumberWords = Words<T, kPack<T>>;
 
-// The greater of two magnitudes; a NaN is greater than all.
-__device__ __forceinline__ float greater(float a, float b) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
-  return a;
-#else
-  return bit_cast<float>(max(bit_cast<int32_t>(a), bit_cast<int32_t>(b)));
-#endif
+// The bits below the sign. NB: in assembly, since the compiler would make fabs of a mask, and a GPU's
+// instruction for that leaves the sign of a NaN undefined (PTX ISA, abs).
+__device__ __forceinline__ int32_t bits_below_sign(float x) {
+  int32_t bits;
+  asm("and.b32 %0, %1, 0x7fffffff;" : "=r"(bits) : "r"(bit_cast<int32_t>(x)));
+  return bits;
 }
-__device__ __forceinline__ double greater(double a, double b) {
-  const auto x = bit_cast<int64_t>(a), y = bit_cast<int64_t>(b);
-  return bit_cast<double>(x > y ? x : y);
+__device__ __forceinline__ int64_t bits_below_sign(double x) {
+  int64_t bits;
+  asm("and.b64 %0, %1, 0x7fffffffffffffff;" : "=l"(bits) : "l"(bit_cast<int64_t>(x)));
+  return bits;
 }
 
-__device__ __forceinline__ float magnitude(float x) { return fabsf(x); }
-__device__ __forceinline__ double magnitude(double x) { return fabs(x); }
+// The greater of a magnitude and that of x; a NaN of any sign is greater than all.
+__device__ __forceinline__ float greater(float magnitude, float x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(magnitude) : "f"(fabsf(x)));  // a NaN has no sign here
+  return magnitude;
+#else
+  return bit_cast<float>(max(bit_cast<int32_t>(magnitude), bits_below_sign(x)));
+#endif
+}
+__device__ __forceinline__ double greater(double magnitude, double x) {
+  const int64_t a = bit_cast<int64_t>(magnitude), b = bits_below_sign(x);
+  return bit_cast<double>(a > b ? a : b);
+}
 
 // Raises a magnitude in memory. Bits of magnitudes have their order, so the result is exact in any
 // order of the threads.

@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kReductionThreads)
     for (int u = 0; u < kUnroll; ++u) {
 #pragma unroll
       for (int i = 0; i < pack; ++i) {
-        greatest[i] = greater(greatest[i], magnitude(scaled<C>(words[u].get(i), factors[u])));
+        greatest[i] = greater(greatest[i], scaled<C>(words[u].get(i), factors[u]));
       }
     }
   }

@@ -151,9 +151,9 @@ __global__ void __launch_bounds__(kRowThreads)
 #pragma unroll
       for (int i = 0; i < kSize; ++i) {
         const T number = row.words[p].get(i);
-        greatest = greater(greatest, magnitude(scaled<C>(number, factor[p][i])));
+        greatest = greater(greatest, scaled<C>(number, factor[p][i]));
         if (with_maxima) {
-          maxima[p][i] = greater(maxima[p][i], magnitude(scaled<C>(number, row_factor)));
+          maxima[p][i] = greater(maxima[p][i], scaled<C>(number, row_factor));
         }
         if (with_sums) sums[p].of[i] += to_compute<C>(number);
       }
@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(kRowThreads) scaled_long_rows_kernel(const Row
     C greatest = C(0);
     for (int64_t n = threadIdx.x; n < x.columns; n += blockDim.x) {
       const C v = scaled<C>(x.data[x.number(m, n)], args.factor[n]);
-      greatest = greater(greatest, magnitude(v));
+      greatest = greater(greatest, v);
     }
     greatest = greatest_of_block(greatest, of_warps, static_cast<int>(slot));
     const C scale = scale_of<C>(bit_cast<Key<C>>(greatest));

@@ -144,6 +144,9 @@ def wrong_numbers() -> Iterator[Bad]:
     for eps in (math.nan, math.inf, -math.inf, -1e-5, -1e-300):
         words = "got " + re.escape(f"{eps:g}")[:3]
         yield Bad("eps", f"{eps}", constant(eps), ValueError, words)
+    for eps in (1e39, 1.7e308):  # the arguments are float32
+        words = "finite in float32, .* got 1"
+        yield Bad("eps", f"{eps}", constant(eps), ValueError, words)
     for block in (0, -1, -4, 3, 6, 12, 65536, 2**40, INT64_MAX, INT64_MIN):
         yield Bad("block", f"{block}", constant(block), ValueError, f"power of two.* got {block}")
     for block in (16, 32, 32768):

@@ -185,7 +185,7 @@ def any_op(op: Op) -> bool:
 
 
 def other_than(dtype: torch.dtype) -> Callable[[Op], bool]:
-    return lambda op: op.name == "qat_linear" and op.output != dtype
+    return lambda op: op.name == "qat_linear" and op.compute != cases.compute_dtype(dtype)
 
 
 def computed(dtype: torch.dtype) -> Callable[[Op], bool]:
@@ -193,7 +193,7 @@ def computed(dtype: torch.dtype) -> Callable[[Op], bool]:
 
 
 def wrong_together() -> Iterator[Bad]:
-    """qat_linear's weight has the dtype of its input."""
+    """qat_linear's weight has the compute type of its input."""
     for dtype in cases.FLOAT_DTYPES:
         change, words = to_dtype("weight", dtype), "input.* " + got(dtype)
         yield Bad("weight", cases.name_of(dtype), change, TypeError, words, other_than(dtype))

@@ -65,14 +65,15 @@ def norm(
     """rms_norm, or layer_norm if centered."""
     values = compute(x)
     c = values.dtype.type
-    length = c(x.shape[-1])
+    length = np.float64(x.shape[-1])
     with np.errstate(all="ignore"):
+        mean = np.zeros_like(values[..., :1])
         if centered:
-            mean = sum_of_rows(values.astype(np.float64)).astype(c) / length
-            values = values - mean
-        squares = values.astype(np.float64) ** 2
-        variance = sum_of_rows(squares).astype(c) / length
-        y = values * (c(1) / np.sqrt(variance + c(eps)))
+            mean = (sum_of_rows(values.astype(np.float64)) / length).astype(c)
+        squares = (values - mean).astype(np.float64) ** 2
+        variance = (sum_of_rows(squares) / length).astype(c)
+        reciprocal = c(1) / np.sqrt(variance + c(eps))
+        y = (values - np.where(reciprocal == 0, c(0), mean)) * reciprocal
         if weight is not None:
             y = y * compute(weight).astype(c)
         if bias is not None:

@@ -66,7 +66,9 @@ def int8_conv(
     batch = input.dim() - space - 1
     numbers = input.to(torch.int64)
     if input_zero_point is not None:
-        numbers = numbers - input_zero_point.to(torch.int64).reshape(())
+        integers = torch.iinfo(input.dtype)
+        point = input_zero_point.to(torch.float64).clamp(integers.min, integers.max)
+        numbers = numbers - point.to(torch.int64).reshape(())
     options = (for_each(option, space) for option in (stride, padding, dilation))
     rows = rows_of(numbers, kernel, *options).movedim(batch, batch + space)
     lead = rows.shape[: batch + space]  # the channels are behind the output

@@ -131,7 +131,8 @@ def accumulators(
         return wrapped(found)
     of_weight = w.astype(np.int64).sum(1) if weight_sum is None else to_numpy(weight_sum)
     values = np.asarray(zero_point) if isinstance(zero_point, int) else to_numpy(zero_point)
-    point = np.clip(values, cases.INT32_MIN, cases.INT32_MAX).astype(np.int64)
+    integers = np.iinfo(a.dtype)  # a zero point that these do not hold counts as the nearest
+    point = np.clip(values, integers.min, integers.max).astype(np.int64)
     return wrapped(found - _of_rows(point, rows) * of_weight.astype(np.int64))
 
 

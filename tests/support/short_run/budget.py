@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Holds the short run to its budget, counted in CPU time.
+"""Says what the short run costs, beside its budget, both counted in CPU time.
 
-It is that of the tests' processes and of those that they wait for, not wall time: a machine that
-is busy with something else makes a run longer, but hardly costlier. `--budget M` says how many
-minutes each of two processes (or of as many as there are) may take for its start, which collects
-the tests, and for the tests of the short run. A run of all tests holds these to the same budget,
-one of several parts to its share.
+It is that of the tests' processes and of those that they wait for, not wall time. `--budget M` says
+how many minutes each of two processes (or of as many as there are) should take for its start, which
+collects the tests, and for the tests of the short run. A run of all tests compares these with the
+same budget, one of several parts with its share. A run beyond the budget does not fail: neighbours
+on a busy machine make the same work costlier, by slower caches and shared cores.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def core_seconds() -> float:
 
 
 class Budget:
-    """The hooks that measure, add up and judge.
+    """The hooks that measure, add up and report.
 
     Args:
         minutes: The budget of each process; 0 for none.
@@ -76,8 +76,6 @@ class Budget:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(session.config, "workeroutput"):
             session.config.workeroutput["started"] = self.started
-        elif self.exceeded and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if not self.limit:
@@ -86,7 +84,7 @@ class Budget:
         share = f" in {self.parts} parts" if self.parts > 1 else ""
         write(f"the short run{share}: {self.total:.0f} of {self.limit:.0f} core-seconds")
         if self.exceeded:
-            write("FAILED: the short run is over its budget. The costliest of its tests:", red=True)
+            write("the short run is over its budget. The costliest of its tests:", yellow=True)
             for nodeid, seconds in self.spent.most_common(10):
                 write(f"{seconds:8.1f} s  {nodeid}")
-            write("CONTRIBUTING.md says what to mark as exhaustive; TEST_BUDGET=0 lifts the limit.")
+            write("Unless the machine is busy or slow: CONTRIBUTING.md says what is exhaustive.")

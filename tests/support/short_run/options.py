@@ -20,7 +20,7 @@ def parse_part(text: str) -> tuple[int, int]:
 def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("baraquant")
     group.addoption("--part", default="1/1", metavar="K/N", help="run one of N parts of the tests")
-    limit = "fail if the short run takes more CPU time for each process (0: no limit)"
+    limit = "say so if the short run takes more CPU time for each process (0: no limit)"
     group.addoption("--budget", type=float, default=0, metavar="MINUTES", help=limit)
 
 

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The short run holds every value, the parts hold every test, and the budget is kept."""
+"""The short run holds every value, the parts hold every test, and what they cost is said."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
-import subprocess
-import sys
-import time
 from typing import Any
 
 import pytest
@@ -298,7 +296,7 @@ def test_exhaustive():
 
 @pytest.mark.process
 @pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["alone", "xdist"])
-def test_a_run_beyond_its_budget_fails(
+def test_a_run_beyond_its_budget_says_so(
     pytester: pytest.Pytester, processes: tuple[str, ...]
 ) -> None:
     """Two processes with a minute each; what is exhaustive costs nothing."""
@@ -306,23 +304,20 @@ def test_a_run_beyond_its_budget_fails(
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(test_costs=COSTS)
     small = pytester.runpytest_subprocess(*processes, "--budget", "1")
-    small.stdout.fnmatch_lines(["FAILED: the short run is over its budget.*", "*test_costly"])
+    small.stdout.fnmatch_lines(["the short run is over its budget.*", "*test_costly"])
     small.stdout.no_fnmatch_line("* s  *test_exhaustive")
-    assert small.ret == pytest.ExitCode.TESTS_FAILED
+    assert small.ret == pytest.ExitCode.OK
     for enough in ("2", "0"):
         done = pytester.runpytest_subprocess(*processes, "--budget", enough)
         assert done.ret == pytest.ExitCode.OK
-        done.stdout.no_fnmatch_line("FAILED*")
+        done.stdout.no_fnmatch_line("*over its budget*")
 
 
-def test_work_counts_and_waiting_does_not() -> None:
-    """That of a child that has ended too."""
-    before = core_seconds()
-    time.sleep(0.3)
-    assert core_seconds() - before < 0.2
-    code = "import time\nwhile time.process_time() < 0.4: pass"
-    subprocess.run([sys.executable, "-c", code], check=True)
-    assert core_seconds() - before > 0.3
+def test_work_counts_and_waiting_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a child that has ended too, but no wall time."""
+    times = os.times_result((1.0, 2.0, 4.0, 8.0, 1000.0))
+    monkeypatch.setattr(os, "times", lambda: times)
+    assert core_seconds() == 15
 
 
 @pytest.mark.parametrize(

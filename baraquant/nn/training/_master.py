@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The parameter that is quantized: as the optimizer holds it, or rounded to ``master`` first."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from typing_extensions import Self
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def check_unrounded(name: str, dtype: torch.dtype, held: torch.dtype, master: str) -> None:
+    """Check that no wrapper has rounded the parameters of a module.
+
+    Args:
+        name: Of the module's class.
+        dtype: The dtype in which the module gets its parameters.
+        held: The dtype in which the optimizer holds them.
+        master: As in :func:`round_master`.
+
+    Raises:
+        RuntimeError: They were rounded, and not to the master.
+    """
+    is_rounded = dtype in _HALVES and dtype != held
+    if not is_rounded or (master != "" and dtype == _dtype_of(master)):
+        return
+    if not (dist.is_available() and dist.is_initialized()):
+        return  # no wrapper: the parameter was replaced
+    got, wide = (str(one).removeprefix("torch.") for one in (dtype, held))
+    raise RuntimeError(
+        f"{name}: expected parameters in {wide}, as the optimizer holds them, but got {got}: a "
+        "wrapper has rounded them (MixedPrecisionPolicy's param_dtype), so that training would see "
+        "other integers than those that are served; prepare with QuantConfig(..., "
+        f"master={got!r}), such as W8A8(master={got!r}), or wrap without param_dtype"
+    )
+
+
+def round_master(parameter: Tensor, master: str) -> Tensor:
+    """Return a parameter rounded to a dtype, in its own dtype; the gradient goes straight through.
+
+    This is the only place that rounds masters.
+
+    Args:
+        parameter: A weight, a bias or a learned scale.
+        master: ``bfloat16`` or ``float16``; empty returns the parameter itself.
+    """
+    if master == "" or parameter.dtype == _dtype_of(master):
+        return parameter
+    # An op, since Inductor removes two casts.
+    rounded: Tensor = torch.ops.baraquant._round_master(parameter, master == "bfloat16")
+    return rounded
+
+
+def _dtype_of(master: str) -> torch.dtype:
+    return torch.bfloat16 if master == "bfloat16" else torch.float16
+
+
+class HoldsMaster(nn.Module):  # type: ignore[misc]
+    """A layer that knows the dtype in which the optimizer holds its parameters.
+
+    A wrapper such as ``fully_shard`` may give it rounded copies of them. Then the layer trains on
+    other numbers than it is converted with, unless ``master`` is the dtype of the copies.
+    """
+
+    __jit_ignored_attributes__ = ("_held_dtype",)
+    master: str = ""  # that of the configuration; empty for none
+    _held_dtype: torch.dtype | None = None  # None: not known yet
+
+    def _hold(self, parameter: Tensor) -> None:
+        """Note the dtype of a parameter that the optimizer holds."""
+        self._held_dtype = parameter.dtype
+
+    def _held_parameter(self) -> Tensor | None:
+        """Return a parameter whose dtype is that of all that are quantized; None: none is left."""
+        return self._parameters.get("weight")
+
+    def _rounded_master(self, parameter: Tensor) -> Tensor:
+        """Return what stands for a parameter: itself, or rounded to the master.
+
+        Raises:
+            RuntimeError: A wrapper has rounded it to another dtype.
+        """
+        if not torch.jit.is_scripting():
+            self._check_unrounded(parameter.dtype)
+        return round_master(parameter, self.master)
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _check_unrounded(self, dtype: torch.dtype) -> None:
+        if self._held_dtype is not None:
+            check_unrounded(type(self).__name__, dtype, self._held_dtype, self.master)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self._hold_again()
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._hold_again()  # with assign=True the dtype may be another one
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _hold_again(self) -> None:
+        parameter = self._held_parameter()
+        if parameter is not None:
+            self._hold(parameter)

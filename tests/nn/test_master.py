@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What is quantized is the parameter as the optimizer holds it, or that rounded to ``master``.
+
+The same in training, in evaluation and by conversion, under autocast and without it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from baraquant import (
+    AWQ,
+    GPTQ,
+    W4A8,
+    W4A16,
+    W8A8,
+    W8A16,
+    PerGroup,
+    PerTensor,
+    QuantConfig,
+    TensorConfig,
+    W8A8Static,
+    quantize_,
+)
+from baraquant.configs import Config
+from baraquant.nn import FakeQuantizedExperts, QuantizedExperts
+from baraquant.qat import convert_, prepare_
+from tests.nn import expert_models
+from tests.support import cases
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
+SCHEMES: dict[str, Callable[..., QuantConfig]] = {
+    "w8a8": W8A8,
+    "asymmetric": lambda **given: W8A8(False, **given),
+    "backward": lambda **given: W8A8(backward="int8", **given),
+    "rotated": lambda **given: W8A8(rotate=4, **given),
+    "static": W8A8Static,
+    "w8a16": W8A16,
+    "w4a16": lambda **given: W4A16(4, False, **given),
+    "w4a8": lambda **given: W4A8(4, **given),
+    "w4a8_learned": lambda **given: W4A8(4, learned=True, **given),
+    "learned": lambda **given: QuantConfig(
+        TensorConfig(4, learned=True), TensorConfig(8, PerTensor(), learned=True), **given
+    ),
+    "observed": lambda **given: QuantConfig(
+        TensorConfig(4, PerGroup(4), dynamic=False), TensorConfig(8, PerTensor()), **given
+    ),
+    "rounded_scales": lambda **given: W4A16(4, scale_dtype="float16", **given),
+}
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "linear": (lambda: nn.Linear(16, 12), lambda: torch.randn(5, 16)),
+    "conv": (lambda: nn.Conv2d(4, 6, 2), lambda: torch.randn(2, 4, 5, 5)),
+    "transposed": (lambda: nn.ConvTranspose1d(4, 8, 3), lambda: torch.randn(2, 4, 6)),
+    "embedding": (lambda: nn.Embedding(9, 8), lambda: torch.randint(0, 9, (2, 3))),
+    "lstm": (lambda: nn.LSTM(8, 4), lambda: torch.randn(3, 2, 8)),
+}
+# Those whose training forward computes what is served, for inputs of autocast's dtype.
+WHOLE = ("w8a8", "asymmetric", "backward", "rotated", "w4a8", "w4a8_learned")
+by_scheme = pytest.mark.parametrize("scheme", SCHEMES)
+by_model = pytest.mark.parametrize("kind", MODELS)
+by_master = pytest.mark.parametrize("master", [None, "bfloat16", "float16"])
+by_low = pytest.mark.parametrize(
+    "low", [None, torch.bfloat16, torch.float16], ids=["float32", "bfloat16", "float16"]
+)
+
+
+def made(kind: str, scheme: str, master: str | None, device: str) -> tuple[Any, Tensor]:
+    """A prepared model that has seen a batch, and an input."""
+    torch.manual_seed(0)
+    build, example = MODELS[kind]
+    model = nn.Sequential(build())
+    prepare_(model, SCHEMES[scheme](master=master))
+    model, x = model.to(device), example().to(device)
+    with torch.no_grad():
+        model(x)
+    return model, x
+
+
+def autocast(device: str, low: torch.dtype | None) -> Any:
+    return torch.autocast(device, low or torch.bfloat16, enabled=low is not None)
+
+
+def layers_of(model: nn.Module) -> dict[str, Any]:
+    return {name: m for name, m in model.named_modules() if hasattr(m, "weight_fake_quant")}
+
+
+def rounded_inputs(model: nn.Module, run: Callable[[], Any]) -> dict[str, list[Tensor]]:
+    """What the quantizers of weights are given while a model runs."""
+    found: dict[str, list[Tensor]] = {}
+
+    def noting(name: str, call: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+        def noted(x: Tensor) -> Any:
+            found.setdefault(name, []).append(x.detach())
+            return call(x)
+
+        return noted
+
+    def watch(name: str, quantizer: Any) -> None:
+        for verb in ("forward", "round", "quantize", "smooth"):
+            kept = getattr(quantizer, verb, None)
+            if kept is not None:
+                setattr(quantizer, verb, noting(name, kept))
+
+    for name, layer in layers_of(model).items():
+        watch(name, layer.weight_fake_quant)
+    run()
+    for layer in layers_of(model).values():
+        for verb in ("forward", "round", "quantize", "smooth"):
+            layer.weight_fake_quant.__dict__.pop(verb, None)
+    return found
+
+
+@by_low
+@by_master
+@by_scheme
+@by_model
+def test_the_same_numbers_are_rounded(
+    kind: str, scheme: str, master: str | None, low: torch.dtype | None, device: str
+) -> None:
+    model, x = made(kind, scheme, master, device)
+    expected = {}
+    for name, layer in layers_of(model).items():
+        weight = layer.float_weight().detach()
+        assert weight.dtype == torch.float32
+        if master is not None:
+            weight = weight.to(getattr(torch, master)).float()
+        assert torch.equal(layer.weight_to_round(), weight)
+        expected[name] = layer.rows_of_weight()
+        if kind != "embedding":
+            bias = layer._parameters["bias"].detach()
+            bias = bias if master is None else bias.to(getattr(torch, master)).float()
+            assert torch.equal(layer.bias_to_add(), bias)
+
+    def run() -> None:
+        with autocast(device, low):
+            for mode in (True, False):
+                model.train(mode)(x)
+
+    for name, given in rounded_inputs(model, run).items():
+        for rows in given:
+            right = expected[name]
+            if rows.numel() != right.numel():  # an embedding rounds the rows that it is asked for
+                right = right[x.flatten()]
+            assert rows.dtype == torch.float32 and torch.equal(rows.reshape(right.shape), right)
+
+
+@by_low
+@by_master
+@by_scheme
+@by_model
+def test_training_evaluation_and_service_agree(
+    kind: str, scheme: str, master: str | None, low: torch.dtype | None, device: str
+) -> None:
+    model, x = made(kind, scheme, master, device)
+    if low is not None and x.is_floating_point():
+        x = x.to(low)
+    elif x.is_floating_point():
+        low = None
+    with torch.no_grad(), autocast(device, low):
+        trained, evaluated = model.train()(x), model.eval()(x)
+        integers = {name: layer.quantized_weight()[0] for name, layer in layers_of(model).items()}
+        weights = {name: layer.weight * 1 for name, layer in layers_of(model).items()}
+        convert_(model)
+        served = model(x)
+    if kind == "lstm":
+        trained, evaluated, served = trained[0], evaluated[0], served[0]
+    assert torch.equal(evaluated, served)
+    is_row_by_row = kind == "embedding" and scheme in ("w8a8", "w8a16")
+    if is_row_by_row or (kind == "linear" and scheme in WHOLE):
+        assert torch.equal(trained, served)
+    for name, layer in model.named_modules():
+        if name in integers and hasattr(layer, "qweight"):
+            assert torch.equal(layer.qweight, integers[name])
+        if name in weights:
+            assert torch.equal(layer.weight * 1, weights[name]), "it is read as it is served"
+
+
+@by_master
+@by_scheme
+def test_gradients_reach_the_master(scheme: str, master: str | None, device: str) -> None:
+    """Straight through: those of a model whose parameters are rounded already."""
+    model, x = made("linear", scheme, master, device)
+    twin = copy.deepcopy(model)
+    if master is not None:
+        with torch.no_grad():
+            for parameter in twin.parameters():
+                parameter.copy_(parameter.to(getattr(torch, master)))
+    for one in (model, twin):
+        for layer in layers_of(one).values():
+            assert layer._parameters["weight"].dtype == torch.float32
+        torch.manual_seed(1)
+        one(x).square().sum().backward()
+    for (name, parameter), other in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert parameter.grad is not None and parameter.grad.dtype == torch.float32
+        assert torch.equal(parameter.grad, other.grad), name
+
+
+@by_master
+@pytest.mark.parametrize("scheme", ["w8a8", "static", "w4a16", "w4a8", "learned"])
+@pytest.mark.parametrize("config", [None, "reentrant", "compiled", "scripted"])
+def test_the_ways_of_pytorch(config: str | None, scheme: str, master: str | None) -> None:
+    model, x = made("linear", scheme, master, "cpu")
+    layer = model[0]
+    expected, y = layer(x), None
+    if config == "compiled":
+        torch._dynamo.reset()
+        y = torch.compile(layer, backend="aot_eager", fullgraph=True)(x)
+    elif config == "scripted":
+        y = torch.jit.script(copy.deepcopy(layer))(x)
+    else:
+        y = checkpoint(layer, x, use_reentrant=config == "reentrant")
+    assert torch.equal(y, expected)
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("low", [False, True])
+def test_inductor_rounds_too(low: bool) -> None:
+    """It would remove two casts."""
+    torch._dynamo.reset()
+    model, x = made("linear", "w4a16", "bfloat16", "cpu")
+    compiled = torch.compile(model, fullgraph=True)
+    with torch.autocast("cpu", torch.bfloat16, enabled=low):
+        torch.testing.assert_close(compiled(x), model(x))
+        rounded = torch.compile(lambda: model[0].weight_to_round())()
+    assert torch.equal(rounded, model[0].weight.bfloat16().float())
+
+
+AFTER: dict[str, Callable[[str | None], Config]] = {
+    "w8a8": lambda master: W8A8(master=master),
+    "w4a16": lambda master: W4A16(4, False, master=master),
+    "w4a8": lambda master: W4A8(4, learned=True, master=master),
+    "gptq": lambda master: GPTQ(W4A16(4, master=master)),
+    "awq": lambda master: AWQ(W4A16(4, master=master)),
+}
+
+
+@pytest.mark.parametrize("scheme", AFTER)
+@pytest.mark.parametrize("master", ["bfloat16", "float16"])
+def test_quantize_rounds_first(scheme: str, master: str) -> None:
+    """As a model does whose parameters are rounded already."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 12))
+    nn.init.uniform_(model[0].weight, 0.1, 8.0)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in twin[1].parameters():
+            parameter.copy_(parameter.to(getattr(torch, master)))
+    batches = [torch.randn(8, 16, generator=cases.generator(i)) for i in range(3)]
+    quantize_(model, AFTER[scheme](master), calibration=batches)
+    quantize_(twin, AFTER[scheme](None), calibration=batches)
+    state = twin.state_dict()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name]), name
+
+
+def test_a_rotated_weight_is_the_parameter() -> None:
+    """It is rounded after the rotation, as it is in training."""
+    config = W8A8(rotate=8, master="bfloat16")
+    model = nn.Sequential(nn.Linear(16, 12))
+    trained = copy.deepcopy(model)
+    quantize_(model, config)
+    prepare_(trained, config)
+    convert_(trained)
+    for value, other in zip(
+        model.state_dict().values(), trained.state_dict().values(), strict=True
+    ):
+        assert torch.equal(value, other)
+
+
+def test_tied_weights_stay_one() -> None:
+    for config in (W4A16(4, master="bfloat16"), W8A8(master="bfloat16")):
+        model = nn.Sequential(nn.Embedding(8, 16), nn.Linear(16, 8, bias=False))
+        model[1].weight = model[0].weight
+        trained = copy.deepcopy(model)
+        quantize_(model, config)
+        prepare_(trained, config)
+        convert_(trained)
+        for one in (model, trained):
+            kept = [layer.state_dict() for layer in one]
+            first, second = (state.get("qweight", state.get("packed")) for state in kept)
+            assert first.data_ptr() == second.data_ptr()
+
+
+@by_master
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
+@pytest.mark.parametrize("scheme", ["w8a8", "asymmetric", "static", "w4a16", "learned"])
+def test_experts(scheme: str, kind: str, master: str | None) -> None:
+    given = expert_models.inputs(kind)
+    config = SCHEMES[scheme](master=master)
+    module = FakeQuantizedExperts.from_float(expert_models.experts(kind), config)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        given = (given[0].bfloat16(), *given[1:])
+        module.train()(*given)
+        trained, evaluated = module(*given), module.eval()(*given)
+        served = QuantizedExperts.from_prepared(module)
+        assert torch.equal(evaluated, served(*given))
+        if scheme in WHOLE:
+            assert torch.equal(trained, evaluated)
+    for name in module.form.weights:
+        weight = module.float_weight(name).detach()
+        rounded = weight if master is None else weight.to(getattr(torch, master)).float()
+        assert torch.equal(module.weight_to_round(name), module.form.canonical(rounded))
+
+
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@by_scheme
+def test_parameters_of_16_bits_under_autocast(
+    scheme: str, dtype: torch.dtype, low: torch.dtype
+) -> None:
+    """Also of another dtype than autocast's, and for inputs of float32, as a norm gives them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)).to(dtype)
+    prepare_(model, SCHEMES[scheme]())
+    x = torch.randn(3, 16)
+    with torch.autocast("cpu", low):
+        y = model(x)
+    y.float().sum().backward()
+    for parameter in model.parameters():
+        assert parameter.grad is not None and parameter.grad.dtype == parameter.dtype
+    with torch.no_grad(), torch.autocast("cpu", low):
+        evaluated = model.eval()(x)
+        convert_(model)
+        assert torch.equal(evaluated, model(x))

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A prepared layer whose input needs data, in evaluation before it has seen any."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import baraquant
+from baraquant import QuantConfig, TensorConfig
+from baraquant.qat import convert_, prepare_
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], Sequence[int]]] = {
+    "linear": (lambda: nn.Linear(16, 8), (2, 16)),
+    "conv": (lambda: nn.Conv2d(16, 8, 3), (2, 16, 4, 4)),
+    "floating conv": (lambda: nn.Conv2d(16, 8, 3, groups=4), (2, 16, 4, 4)),
+    "transposed conv": (lambda: nn.ConvTranspose1d(16, 8, 3), (2, 16, 4)),
+    "LSTM": (lambda: nn.LSTM(16, 8), (3, 2, 16)),
+}
+STATIC = TensorConfig(8, "per_tensor", dynamic=False)
+SCHEMES = {
+    "static": baraquant.W8A8Static(),
+    "moving average": QuantConfig(TensorConfig(8), STATIC, observer="moving_average"),
+    "weight only": QuantConfig(TensorConfig(8, symmetric=False), STATIC),
+    "learned": QuantConfig(
+        TensorConfig(8), TensorConfig(8, "per_tensor", dynamic=False, learned=True)
+    ),
+}
+OBSERVED = ["static", "moving average", "weight only"]
+UNSEEN = "expected the range of its input to be known, but it has seen no data: run batches in"
+by_layer = pytest.mark.parametrize("layer", LAYERS)
+
+
+def prepared(layer: str, scheme: str = "static") -> tuple[nn.Module, Tensor]:
+    make, shape = LAYERS[layer]
+    torch.manual_seed(0)
+    model = nn.Sequential(make())
+    prepare_(model, SCHEMES[scheme], progress=False)
+    return model, torch.randn(*shape)
+
+
+def refused(model: nn.Module, x: Tensor) -> None:
+    with pytest.raises(ValueError, match=f"FakeQuantize: {UNSEEN}"):
+        model.eval()(x)
+
+
+@by_layer
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("grad", [True, False])
+def test_evaluation_before_the_first_batch(layer: str, scheme: str, grad: bool) -> None:
+    model, x = prepared(layer, scheme)
+    kind = RuntimeError if scheme == "learned" else ValueError
+    with torch.set_grad_enabled(grad), pytest.raises(kind, match="expected"):
+        model.eval()(x)
+    model.train()(x)
+    y = model.eval()(x)
+    assert (y[0] if isinstance(y, tuple) else y).isfinite().all()
+
+
+@by_layer
+@pytest.mark.parametrize("scheme", OBSERVED)
+def test_the_sentence_is_that_of_conversion(layer: str, scheme: str) -> None:
+    model, x = prepared(layer, scheme)
+    refused(model, x)
+    with pytest.raises(ValueError, match=UNSEEN):
+        convert_(model)
+
+
+def test_batches_that_took_no_part_are_counted() -> None:
+    model, x = prepared("linear")
+    model(x * float("inf"))
+    said = f"{UNSEEN}.*; 1 batch with a NaN or infinity took no part"
+    with pytest.raises(ValueError, match=said):
+        model.eval()(x)
+
+
+def test_copies_and_states() -> None:
+    """A copy knows what its model knew; a state brings what its model knows."""
+    unseen, x = prepared("linear")
+    blank = copy.deepcopy(unseen.state_dict())
+    copied = copy.deepcopy(unseen)
+    unseen(x)
+    expected = unseen.eval()(x)
+    assert torch.equal(copy.deepcopy(unseen)(x), expected)
+    refused(copied, x)
+    copied.load_state_dict(unseen.state_dict())
+    assert torch.equal(copied(x), expected)
+    copied.load_state_dict(blank)
+    refused(copied, x)
+
+
+def test_a_module_of_its_own_starts_with_the_scale_1() -> None:
+    quantizer = baraquant.nn.FakeQuantize(mode="observed").eval()
+    assert torch.equal(quantizer.round(torch.tensor([1.4])), torch.tensor([1.0]))
+
+
+def test_the_values_are_read_until_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each read waits for a GPU."""
+    model, x = prepared("linear")
+    model(x)
+    model.eval()(x)
+
+    def no_read(tensor: Tensor) -> bool:
+        raise AssertionError("a value was read")
+
+    monkeypatch.setattr(Tensor, "__bool__", no_read)
+    model(x)
+
+
+@pytest.mark.parametrize("tool", ["trace", "export", "compile"])
+def test_no_graph_holds_the_check(tool: str) -> None:
+    model, x = prepared("linear")
+    model.eval()
+    if tool == "trace":
+        graph: Callable[[Tensor], Tensor] = torch.jit.trace(model, (x,), check_trace=False)
+    elif tool == "export":
+        graph = torch.export.export(model, (x,)).module()
+    else:
+        graph = torch.compile(model, backend="eager", fullgraph=True)
+    assert graph(x).isnan().all()
+    if tool == "compile":
+        model.train()(x)
+        assert torch.equal(graph(x), model(x)) and graph(x).isfinite().all()

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Models that are changed under ``torch.inference_mode()`` can be trained and written to later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import baraquant
+from baraquant.qat import convert_, prepare_
+from tests.nn.test_nothing_stale import KINDS, example
+
+
+def floating(kind: str) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(KINDS[kind][0]()).eval()
+
+
+def quantized(kind: str, model: nn.Module) -> nn.Module:
+    baraquant.quantize_(model, KINDS[kind][1], calibration=[example(kind)], progress=False)
+    return model
+
+
+def prepared(kind: str, folder: Path) -> nn.Module:
+    model = floating(kind)
+    prepare_(model, KINDS[kind][1])
+    return model
+
+
+def converted(kind: str, folder: Path) -> nn.Module:
+    model = prepared(kind, folder).train()
+    model(example(kind))
+    convert_(model.eval())
+    return model
+
+
+def loaded(kind: str, folder: Path) -> nn.Module:
+    baraquant.save(quantized(kind, floating(kind)), folder / "model")
+    return baraquant.load_(floating(kind), folder / "model")
+
+
+def built(kind: str, folder: Path) -> nn.Module:
+    baraquant.save(quantized(kind, floating(kind)), folder / "model")
+    return baraquant.load_(lambda: floating(kind), folder / "model")
+
+
+ENTRIES: dict[str, Callable[[str, Path], nn.Module]] = {
+    "quantize_": lambda kind, folder: quantized(kind, floating(kind)),
+    "prepare_": prepared,
+    "convert_": converted,
+    "load_": loaded,
+    "load_ of a function": built,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.cover(("kind", "entry"))
+def test_called_in_inference_mode(kind: str, entry: str, tmp_path: Path) -> None:
+    if kind.startswith("smoothed") and entry in ("prepare_", "convert_"):
+        pytest.skip("SmoothQuant is not trained")
+    with torch.inference_mode():
+        model = ENTRIES[entry](kind, tmp_path)
+        assert torch.is_inference_mode_enabled()
+    tensors = [*model.parameters(), *model.buffers()]
+    assert not any(tensor.is_inference() for tensor in tensors)
+    x = example(kind)
+    if x.is_floating_point():
+        x.requires_grad_()
+        model.train(entry == "prepare_")(x).sum().backward()
+        assert x.grad is not None
+    model.load_state_dict({name: tensor.clone() for name, tensor in model.state_dict().items()})
+    with torch.no_grad():
+        for tensor in tensors:
+            tensor.copy_(tensor.clone())
+
+
+def test_a_model_of_inference_tensors() -> None:
+    """The model was made in that mode, and is changed outside of it; ties stay."""
+    with torch.inference_mode():
+        model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8))
+        model[2].weight = model[0].weight
+    baraquant.quantize_(model, baraquant.W8A8())
+    assert not any(tensor.is_inference() for tensor in model.state_dict().values())
+    assert model[0].qweight is model[2].qweight and model[1].weight.requires_grad
+    x = torch.randn(2, 8, requires_grad=True)
+    model(x).sum().backward()
+
+
+def test_the_gradient_mode_stays() -> None:
+    with torch.no_grad():
+        baraquant.quantize_(nn.Sequential(nn.Linear(8, 8)), baraquant.W8A8())
+        assert not torch.is_grad_enabled()
+    baraquant.quantize_(nn.Sequential(nn.Linear(8, 8)), baraquant.W8A8())
+    assert torch.is_grad_enabled()
