@@ -313,8 +313,7 @@ def still_reached(model: nn.Module, olds: Mapping[str, weakref.ref[nn.Module]]) 
 
 def user_attributes(old: nn.Module, new: nn.Module) -> dict[str, Any]:
     """Return the attributes that a user has given to a layer, and that ``new`` has no use for."""
-    kind: Any = type(old)
-    known = _attributes_of_layers(kind)
+    known = _attributes_of_layers(old.__class__)
     known |= vars(new).keys() | {name for kind in REGISTERED for name in getattr(new, kind)}
     return {
         name: value
