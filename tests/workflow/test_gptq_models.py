@@ -129,7 +129,7 @@ def test_batches_that_are_not_finite_are_left_out(bad: float) -> None:
         baraquant.quantize_(
             model, GPTQ(W4A8(16, group_factors=False)), calibration=[data[0], spoiled, *data[1:]]
         )
-    assert len(warned) == 1
+    assert len([one for one in warned if "left out" in str(one.message)]) == 1
     assert torch.equal(model[0].qweight, clean[0].qweight)
     before = linear(dtype=torch.float32)
     with pytest.raises(ValueError, match="quantize_: 0: expected finite calibration data"):

@@ -27,7 +27,7 @@ def share(plain: nn.Module, quantized: nn.Module) -> float:
             kept = module.packed if weight is None else weight
             integers[kept.data_ptr()] = module.out_features * module.in_features
             continue
-        for tensor in module.buffers(recurse=False):
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
             if tensor.dtype in (torch.int8, torch.uint8) and tensor.dim() > 1:
                 integers[(tensor if weight is None else weight).data_ptr()] = tensor.numel()
     total = sum(p.numel() for p in plain.parameters())
