@@ -87,12 +87,15 @@ def with_floating_layers(module: nn.Module) -> nn.Module:
 
 
 def integer_parameters(model: nn.Module) -> int:
-    """Return how many numbers the converted layers of a model hold instead of parameters."""
-    tensors = {
-        id(buffer): module.weight.numel() if name == "packed" else buffer.numel()
-        for module in model.modules()
-        if is_converted(module)
-        for name, buffer in module.named_buffers(recurse=False)
-        if name.endswith(("qweight", "packed", "bias"))
-    }
+    """Return how many parameters the converted layers of a model stand for, beyond their own.
+
+    Two numbers of four bits are one element of a parameter, and zero points and factors of groups
+    are parameters that the float layer has not.
+    """
+    tensors: dict[int, int] = {}
+    for module in model.modules():
+        for name, own in module.named_parameters(recurse=False) if is_converted(module) else ():
+            stands_for = module.weight.numel() if name == "packed" else own.numel()
+            is_counted = name.endswith(("qweight", "packed", "bias"))
+            tensors[id(own)] = (stands_for if is_counted else 0) - own.numel()
     return sum(tensors.values())

@@ -13,6 +13,7 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.quantizers import auto
 
@@ -183,7 +184,8 @@ class BaraquantQuantizer(WritesCompressedTensors):
         for path in self.report.changed:
             bias = getattr(model.get_submodule(path), "bias", None)
             if isinstance(bias, Tensor) and f"{path}.bias" in self._missing:
-                bias.zero_()
+                with torch.no_grad():
+                    bias.zero_()
 
 
 class QuantizeOnLoad(ConversionOps):

@@ -135,13 +135,14 @@ def quantize_(
         plan, by_gptq = _calibrate(model, chosen, calibration, progress)
         check_layers(chosen, plan, by_gptq, _CALLER)
     names, schemes = set(chosen), [one.scheme for one in chosen.values()]
-    smooths = any(isinstance(one.config, SmoothQuant) for one in chosen.values())
+    by_smoothquant = {path for path, one in chosen.items() if isinstance(one.config, SmoothQuant)}
     parts.before.clear()
     report = swap_layers(model, chosen, report, _CALLER, plan, by_gptq)
     parts.release()
     _fold(model, names, plan)
     warn_if_no_faster(report, schemes, _CALLER)
-    if smooths and all(one.alpha is None for one in plan.values()):
+    smoothed = {path for path, one in plan.items() if one.alpha is not None}
+    if by_smoothquant and not by_smoothquant & smoothed:
         warnings.warn(
             f"{_CALLER}: expected SmoothQuant to smooth a layer, but it smooths none: no "
             "linear layer is reached by the calibration data and gains from it",

@@ -21,6 +21,7 @@ from .report import (
     ROOT,
     Report,
     float_weights,
+    multiply_adds,
     total_bytes,
     total_parameters,
 )
@@ -123,11 +124,14 @@ def choose_swaps(
         _leave_out_tied(model, swaps, changed, left_out)
     at = dict(model.named_modules())
     parameters: dict[str, int] = {}
+    products: dict[str, int] = {}
     counted: set[int] = set()
     for name in (*changed, *left_out):
         whole = isinstance(at[name], nn.MultiheadAttention)
         parameters[name] = float_weights(at[name], counted, whole=whole)
-    return swaps, Report(changed, left_out, parameters, total_parameters(model), total_bytes(model))
+        products[name] = multiply_adds(at[name], whole=whole)
+    total, size = total_parameters(model), total_bytes(model)
+    return swaps, Report(changed, left_out, parameters, total, size, multiply_adds=products)
 
 
 def _parts_left_out(module: nn.Module, name: str, seen: set[int]) -> dict[str, str]:

@@ -44,6 +44,8 @@ class Report(Table):
         bytes_before: The size of parameters and buffers before.
         computes: How each quantized layer computes, by its path: ``multiplies integers``, ``stores
             integers and computes in floating point`` or ``stores integers and looks up rows``.
+        multiply_adds: The multiply-adds of these modules for one row or position, by the same
+            paths: the elements of their weights, and 0 for embeddings.
         bytes_after: Their size now. A model that is prepared for training has the same size, plus
             what preparation adds.
     """
@@ -55,18 +57,19 @@ class Report(Table):
     bytes_before: int = 0
     bytes_after: int = 0
     computes: dict[str, str] = field(default_factory=dict)
+    multiply_adds: dict[str, int] = field(default_factory=dict)
 
     @property
     def integer_products(self) -> float:
         """The share of the multiply-adds of weights that multiply integers, in [0, 1].
 
         Each element of a weight counts as one multiply-add, that of one row of a linear layer or
-        one position of a convolution; embeddings do not count.
+        one position of a convolution. A shared weight counts for each of its modules; embeddings,
+        which look up rows, do not count, whether they are quantized or not.
         """
-        known = self.parameters.items()
-        sizes = {path: size for path, size in known if self.computes.get(path) != ROWS}
-        total = sum(sizes.values())
-        products = sum(size for path, size in sizes.items() if self.computes.get(path) == INTEGERS)
+        total = sum(self.multiply_adds.values())
+        counts = self.multiply_adds.items()
+        products = sum(count for path, count in counts if self.computes.get(path) == INTEGERS)
         return products / total if total else 0.0
 
     @property
@@ -178,6 +181,13 @@ def float_weights(module: nn.Module, counted: set[int], *, whole: bool) -> int:
     ]
     counted.update(id(parameter) for parameter in weights)
     return sum(parameter.numel() for parameter in weights)
+
+
+def multiply_adds(module: nn.Module, *, whole: bool) -> int:
+    """Return the multiply-adds of a module for one row or position; embeddings have none."""
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        return 0
+    return float_weights(module, set(), whole=whole)
 
 
 def total_parameters(model: nn.Module) -> int:

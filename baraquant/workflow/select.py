@@ -300,15 +300,16 @@ def _about(prepared: nn.Module) -> str:
 def _without_parts(report: Report, wholes: set[str]) -> Report:
     """Return a report that names the restored modules, not their parts."""
     left_out: dict[str, str] = {}
-    parameters = dict(report.parameters)
+    parameters, products = dict(report.parameters), dict(report.multiply_adds)
     for name, reason in report.left_out.items():
         whole = next((path for path in wholes if name.startswith(f"{path}.")), None)
         if whole is None:
             left_out[name] = reason
         else:
             left_out.setdefault(whole, reason)
-            parameters[whole] = parameters.get(whole, 0) + parameters.pop(name, 0)
-    return replace(report, left_out=left_out, parameters=parameters)
+            for counts in (parameters, products):
+                counts[whole] = counts.get(whole, 0) + counts.pop(name, 0)
+    return replace(report, left_out=left_out, parameters=parameters, multiply_adds=products)
 
 
 def nothing_to(verb: str, model: nn.Module, report: Report) -> str:

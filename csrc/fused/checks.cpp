@@ -91,7 +91,7 @@ void check_norm(const at::Tensor& input, const at::Tensor* residual, const NormA
                     ": expected eps to be a finite number of at least 0, but got ", args.eps);
   TORCH_CHECK_VALUE(
       input.scalar_type() == at::kDouble || std::isfinite(static_cast<float>(args.eps)), op,
-      ": expected eps to be finite in float32, in which ", input.scalar_type(),
+      ": expected eps to be finite in float32, in which ", dtype_name(input.scalar_type()),
       " is computed, but got ", args.eps);
   check_quantize(op, q);
 }

@@ -183,9 +183,15 @@ def broken_rules(call: Call) -> set[type[Exception]]:
 
 
 def has_wrong_numbers(call: Call) -> bool:
-    """An eps that is negative or not finite; a block that is no power of two or does not divide."""
+    """An eps that is negative, or not finite in C; a block that does not fit."""
     a = call.arguments
-    if not 0 <= a.get("eps", 0) < math.inf or a.get("approximate", "none") not in APPROXIMATIONS:
+    compute = cases.compute_dtype(next(iter(a.values())).dtype)
+    eps = torch.tensor(a.get("eps", 0.0), dtype=torch.float64).to(compute).item()
+    if (
+        not 0 <= a.get("eps", 0) < math.inf
+        or eps == math.inf
+        or a.get("approximate", "none") not in APPROXIMATIONS
+    ):
         return True
     block, length = a.get("block", 1), next(iter(a.values())).shape[-1:].numel()
     return block not in BLOCKS or length % block != 0

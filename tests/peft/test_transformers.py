@@ -121,9 +121,9 @@ def test_gradient_checkpointing(name: str, scheme: str) -> None:
 @every_scheme
 @every_model
 def test_prepare_model_for_kbit_training(name: str, scheme: str) -> None:
-    """It makes every parameter float32: norms then give float32 to layers of a bfloat16 model."""
+    """Floating parameters become float32: norms give float32 to layers of a bfloat16 model."""
     model = peft.prepare_model_for_kbit_training(made(name, scheme, torch.bfloat16))
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert {p.dtype for p in model.parameters() if p.is_floating_point()} == {torch.float32}
     adapter = adapted_for_task(model, name)
     losses = train(adapter)
     assert losses[-1] < losses[0]

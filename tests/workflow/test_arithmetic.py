@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import baraquant
-from baraquant import W4A8, W4A16, W8A8, W8A16, SmoothQuant, W8A8Static
+from baraquant import AWQ, W4A8, W4A16, W8A8, W8A16, SmoothQuant, W8A8Static
 from baraquant.qat import convert_, prepare_
 from baraquant.workflow.report import FLOATS, INTEGERS, ROWS
 
@@ -73,3 +73,37 @@ def test_others_are_not(scheme: Any) -> None:
         report = baraquant.quantize_(convolutions(), scheme, calibration=DATA)
     products = 0.5 if scheme.activation is not None else 0.0
     assert report.integer_products == products
+
+
+class Tied(nn.Module):
+    """An embedding of 1,600 weights, which the head may share, and a layer of 256."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.embedding, self.layer = nn.Embedding(100, 16), nn.Linear(16, 16)
+        self.head = nn.Linear(16, 100, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_shared_weight_counts_for_each_of_its_modules(tied: bool) -> None:
+    rules = {"layer": W8A8(), "*": W8A16()}
+    report = baraquant.quantize_(Tied(tied), rules)
+    assert report.integer_products == pytest.approx(256 / (256 + 1600))
+
+
+@pytest.mark.parametrize("left_out", [True, False])
+def test_embeddings_do_not_count(left_out: bool) -> None:
+    rules = {nn.Embedding: None if left_out else W8A8(), "*": W8A8()}
+    assert baraquant.quantize_(Tied(False), rules).integer_products == 1
+
+
+def test_smoothing_is_not_mistaken_for_another_scheme() -> None:
+    model = nn.Sequential(nn.Conv1d(16, 16, 1), nn.Flatten(), nn.LayerNorm(16), nn.Linear(16, 16))
+    with torch.no_grad():
+        model[2].weight[3] = 100.0  # AWQ scales the linear layer
+    rules = {nn.Conv1d: SmoothQuant(0.5), "*": AWQ(W4A16(16))}
+    with pytest.warns(UserWarning, match="expected SmoothQuant to smooth a layer"):
+        report = baraquant.quantize_(model, rules, calibration=[torch.randn(4, 16, 1)])
+    assert "alpha" in report.changed["3"]
