@@ -63,7 +63,8 @@ def floating(module: Any) -> nn.Module:
             weight = _parameter(module._in_other_basis(wide))
     else:
         weight, bias = _parameter(module.weight.clone()), getattr(module, "bias", None)
-        bias = None if bias is None else _parameter(bias.clone())
+        # PEFT may have made all floating parameters float32, the bias too.
+        bias = None if bias is None else _parameter(bias.to(weight.dtype, copy=True))
     plain.weight = weight
     if hasattr(plain, "bias"):
         plain.bias = bias
