@@ -43,11 +43,16 @@ def makes_graph() -> bool:
     return bool(torch.jit.is_tracing() or torch.compiler._is_exporting_flag)
 
 
-def _linear_through(output: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _asks_for_gradient(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     trains = input.requires_grad or weight.requires_grad
     if bias is not None:
         trains = trains or bias.requires_grad
-    if torch.is_grad_enabled() and trains:
+    asks: bool = torch.is_grad_enabled() and trains
+    return asks
+
+
+def _linear_through(output: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if _asks_for_gradient(input, weight, bias):
         output = straight_through(output, linear(input, weight, bias))
     return output
 
@@ -63,10 +68,7 @@ def _conv_through(
     dilation: list[int],
     groups: int,
 ) -> Tensor:
-    trains = input.requires_grad or weight.requires_grad
-    if bias is not None:
-        trains = trains or bias.requires_grad
-    if torch.is_grad_enabled() and trains:
+    if _asks_for_gradient(input, weight, bias):
         if weight_scale is not None:
             weight = ops.dequantize_per_channel(weight, weight_scale, None, 0, dtype=input.dtype)
             weight = weight.contiguous()
