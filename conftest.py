@@ -12,6 +12,10 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 
+# Read once, when torch loads OpenMP: else the threads of several pytest processes wait for work by
+# spinning, on the cores that the other processes need.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import pytest
 import setuptools  # noqa: F401 - before distutils, which it replaces and torch.compile imports
 import torch
