@@ -23,6 +23,8 @@ LM_ARGS ?=
 ZOO_ARGS ?=
 # Hostile calls under the sanitizers; test-all makes fewer of them.
 ASAN_CALLS ?= 20000
+# What `quick` tests: a folder or a file. Unset: what differs from the last commit.
+DIR ?=
 # What ARM's Python is to run: -m tests.golden --check
 ARM_ARGS ?=
 
@@ -34,7 +36,7 @@ CHECK = set -e; py=$$($(ENVIRONMENT) --need test,examples --want lint,tidy,hf,gg
 	"$$py" -m pytest -n $(WORKERS) --dist worksteal --durations 10 --budget $(TEST_BUDGET)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-cpp minilm lm test test-all zoo serve-check asan tsan arm gpu-sanitize bench figures docs headers \
+.PHONY: help demo demo-cpp minilm lm quick test test-all zoo serve-check asan tsan arm gpu-sanitize bench figures docs headers \
 	build lint tidy format clean
 
 help: ## show this list
@@ -59,6 +61,10 @@ lm: ## train a language model under every scheme, some minutes: tables, a plot a
 	@set -e; py=$$($(ENVIRONMENT) --need examples); \
 	"$$py" scripts/build.py; \
 	"$$py" examples/language_model.py $(LM_ARGS)
+
+quick: ## the short tests of a folder, without build and lint: DIR=tests/nn; else of what changed
+	@set -e; py=$$($(ENVIRONMENT) --need test); \
+	"$$py" scripts/quick.py $(DIR)
 
 test: ## lint, build, compile check of CUDA, the short tests: some minutes
 	@$(CHECK) -m "not exhaustive" $(PYTEST_ARGS)

@@ -26,6 +26,11 @@ class Config:
     """The base of all configurations: a name, and the conversion to a dictionary and back."""
 
     scheme: ClassVar[str] = ""
+    kinds: ClassVar[dict[str, type[Config]]] = {}  # by the scheme that a dictionary names
+
+    def __init_subclass__(cls) -> None:
+        if "scheme" in vars(cls):
+            Config.kinds[cls.scheme] = cls
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain data (JSON can hold it), with the scheme and a version."""
@@ -52,9 +57,9 @@ class Config:
                 f"{cls.__name__}: expected version to be at most {VERSION}, but got {version!r}; "
                 "a newer baraquant may have written it"
             )
-        kind = _kinds().get(scheme) if isinstance(scheme, str) else None
+        kind = cls.kinds.get(scheme) if isinstance(scheme, str) else None
         if kind is None or not issubclass(kind, cls):
-            known = cls.scheme or ", ".join(_kinds())
+            known = cls.scheme or ", ".join(cls.kinds)
             raise ValueError(f"{cls.__name__}: expected scheme {known}, but got {scheme!r}")
         names = {entry.name for entry in fields(kind)}
         since = {name: _SINCE[name] for name in names & _SINCE.keys()}
@@ -70,14 +75,6 @@ class Config:
             for name in names
         }
         return kind(**values, **older)
-
-
-def _kinds() -> dict[str, type[Config]]:
-    from .configs import QuantConfig, TensorConfig
-    from .schemes import AFTER_TRAINING
-
-    kinds: list[type[Config]] = [TensorConfig, QuantConfig, *AFTER_TRAINING]
-    return {kind.scheme: kind for kind in kinds}
 
 
 def _listed(names: Any) -> str:

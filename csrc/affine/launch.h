@@ -5,8 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "affine/elementwise_ops.h"
-#include "affine/qparams.h"
+#include "elementwise/elementwise_ops.h"
+#include "elementwise/qparams.h"
 #include "frame/dtypes.h"
 
 namespace baraquant::affine {

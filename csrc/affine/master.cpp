@@ -11,7 +11,7 @@
 #include "frame/checks.h"
 #include "frame/copies.h"
 #include "frame/core_op.h"
-#include "frame/public_op.h"
+#include "granularity/public_op.h"
 
 namespace baraquant::affine {
 namespace {

@@ -9,7 +9,7 @@
 #include "affine/checks.h"
 #include "affine/core_ops.h"
 #include "frame/checks.h"
-#include "frame/public_op.h"
+#include "granularity/public_op.h"
 
 namespace baraquant::affine {
 namespace {

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "affine/elementwise_ops.h"
-#include "affine/qparams.h"
+#include "elementwise/elementwise_ops.h"
+#include "elementwise/qparams.h"
 #include "granularity/segments.h"
 
 namespace baraquant::affine {

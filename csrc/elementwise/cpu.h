@@ -12,8 +12,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "affine/elementwise_ops.h"
-#include "affine/qparams.h"
+#include "elementwise/elementwise_ops.h"
+#include "elementwise/qparams.h"
 #include "machine/cpu_isa.h"
 #include "machine/half_rows.h"
 

@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
-#include "affine/packed_math.h"
 #include "elementwise/args.cuh"
+#include "elementwise/packed_math.h"
 #include "frame/cuda_plan.cuh"
 #include "machine/pack.cuh"
 

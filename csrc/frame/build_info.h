@@ -2,7 +2,7 @@
 // What libbaraquant.so was built with. Without torch.
 #pragma once
 
-#include "export.h"  // beside this header: installed headers have another root
+#include "../machine/export.h"  // relative: installed headers have another root
 
 namespace baraquant {
 

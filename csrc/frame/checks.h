@@ -57,7 +57,7 @@ void check_dispatchable(const Op& op, const char* name, const at::Tensor& tensor
                    c10::toString(tensor.scalar_type()), "; use .int_repr() or .dequantize()");
 }
 
-// A tensor that is written must hold its values itself: see range/lazy_values.cpp.
+// A tensor that is written must hold its values itself: see frame/lazy_values.cpp.
 template <typename Op>
 void check_written(const Op& op, const char* name, const at::Tensor& tensor) {
   check_dispatchable(op, name, tensor);

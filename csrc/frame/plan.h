@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "export.h"
+#include "machine/export.h"
 
 namespace baraquant {
 

@@ -15,9 +15,9 @@
 //   block                       a power of two that divides input.size(-1)
 // Outputs are contiguous.
 #include "frame/checks.h"
-#include "frame/public_op.h"
 #include "fused/checks.h"
 #include "fused/core_ops.h"
+#include "granularity/public_op.h"
 
 namespace baraquant::fused {
 namespace {

@@ -13,7 +13,7 @@
 
 #include <cstdint>
 
-#include "affine/math.h"
+#include "elementwise/math.h"
 #include "machine/integers.h"
 #include "range/math.h"
 

@@ -16,7 +16,7 @@
 //   in_features       K
 //   integers          int8 [N, K], any strides
 // Outputs are contiguous.
-#include "frame/public_op.h"
+#include "granularity/public_op.h"
 #include "int4/core_ops.h"
 
 namespace baraquant::int4 {

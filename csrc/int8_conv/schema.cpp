@@ -18,7 +18,7 @@
 //                 one for all dimensions of space, or one for each
 //   dtype         of the output, floating; None: that of the scales
 // The output is [N, OC, *out] or [OC, *out], contiguous, or channels_last if the input is.
-#include "frame/public_op.h"
+#include "granularity/public_op.h"
 
 namespace baraquant::int8_conv {
 

@@ -19,8 +19,8 @@
 #include <torch/library.h>
 
 #include "frame/dtypes.h"
-#include "frame/public_op.h"
 #include "frame/saved_tensors.h"
+#include "granularity/public_op.h"
 #include "int8_mm/operands.h"
 
 namespace baraquant::int8_mm {

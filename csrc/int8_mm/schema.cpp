@@ -45,7 +45,7 @@
 //   dtype         of the output, floating; None: the input's. It has the compute type of a floating
 //                 input
 // The output is [..., N], contiguous.
-#include "frame/public_op.h"
+#include "granularity/public_op.h"
 #include "int8_mm/core_ops.h"
 #include "int8_mm/integer_backward.h"
 

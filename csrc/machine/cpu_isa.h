@@ -10,7 +10,7 @@
 #include <sys/auxv.h>
 #endif
 
-#include "frame/export.h"
+#include "machine/export.h"
 
 namespace baraquant {
 

@@ -5,7 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "affine/elementwise_ops.h"
+#include "elementwise/elementwise_ops.h"
 #include "frame/dtypes.h"
 #include "granularity/segments.h"
 #include "range/math.h"

@@ -15,7 +15,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "affine/math.h"
+#include "elementwise/math.h"
 #include "machine/float_types.h"
 
 namespace baraquant::range {

@@ -8,7 +8,7 @@
 //   observe_fake_quantize   updates the running range, and fake-quantizes with the scale from it
 #include "affine/core_ops.h"
 #include "frame/checks.h"
-#include "frame/public_op.h"
+#include "granularity/public_op.h"
 #include "range/checks.h"
 
 namespace baraquant::range {

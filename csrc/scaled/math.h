@@ -2,7 +2,7 @@
 // The arithmetic of scaled quantization, without torch. Every kernel calls these functions.
 //   v = C(x) * f, rounded once           f is the factor of the element's column or row
 //   s = amax |v| / 127                   over the row or column, as range/math.h chooses it
-//   nearest:     q = clamp(rint(v / s), -128, 127)                (affine/math.h)
+//   nearest:     q = clamp(rint(v / s), -128, 127)                (elementwise/math.h)
 //   stochastic:  q = clamp(floor(v / s + u), -128, 127),  u = (k + 1/2) / 2^16,  0 <= k < 2^16
 // A NaN gives q = 0. k are 16 bits of Philox4x32-10 (Salmon et al. 2011, "Parallel Random Numbers:
 // As Easy as 1, 2, 3"). They belong to the number of the element in its matrix, so they depend on
@@ -13,7 +13,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "affine/fast_math.h"
+#include "elementwise/fast_math.h"
 #include "machine/integers.h"
 #include "range/math.h"
 
@@ -154,7 +154,7 @@ BARAQUANT_HD int8_t round_stochastic(C v, C scale, uint32_t bits) {
 // The same bits with fewer instructions, for v of at most amax and the scale that amax gave.
 //
 // Note [Why FastColumn gives the same bits]
-// Nearest: Note [Numbers that gave the scale] in affine/fast_math.h. Stochastic: its point 2 makes
+// Nearest: Note [Numbers that gave the scale] in elementwise/fast_math.h. Stochastic: its point 2 makes
 // the quotient that of a division while |v| >= 2^-60. Below that, |v / s| < 2^-28 for the scales
 // accepted here, and so is the quotient that is computed. u lies in [2^-17, 1 - 2^-17], so the sum
 // lies in (0, 1), and both have the floor 0. The quotient is at most 127 + 2^-17, so the sum with u

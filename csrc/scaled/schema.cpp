@@ -13,7 +13,7 @@
 //   random   int64 [2] on the input's device, from draw_random: round stochastically. None: to the
 //            nearest
 // Integers are int8 and contiguous, [..., N] or [N, M]; scales are C [..., 1] or [N].
-#include "frame/public_op.h"
+#include "granularity/public_op.h"
 #include "scaled/core_ops.h"
 
 namespace baraquant::scaled {

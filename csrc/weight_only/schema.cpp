@@ -13,7 +13,7 @@
 //   group_size         the columns of a group; the last group may have fewer. None: whole rows
 // The sums are computed in C, in an order that depends on the sizes and the device: the same call
 // gives the same bits, another device other last bits. Outputs are contiguous.
-#include "frame/public_op.h"
+#include "granularity/public_op.h"
 #include "weight_only/core_ops.h"
 
 namespace baraquant::weight_only {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Tests csrc/affine/math.h and csrc/machine/float_types.h without torch and Python, against cases
+// Tests csrc/elementwise/math.h and csrc/machine/float_types.h without torch and Python, against cases
 // made by hand and against arithmetic done in another way. The exit code is 1 if a check fails.
-#include "affine/elementwise_ops.h"
-#include "affine/math.h"
+#include "elementwise/elementwise_ops.h"
+#include "elementwise/math.h"
 
 #include <cmath>
 #include <cstdint>

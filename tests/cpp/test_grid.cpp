@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <limits>
 
-#include "affine/fast_math.h"
+#include "elementwise/fast_math.h"
 #include "range/math.h"
 
 namespace {

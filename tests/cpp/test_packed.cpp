@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Tests the arithmetic on packs (affine/packed_math.h, machine/packed_registers.h): it gives the
-// bits of affine/math.h for every byte and every number of 16 bits, with many scales.
+// Tests the arithmetic on packs (elementwise/packed_math.h, machine/packed_registers.h): it gives the
+// bits of elementwise/math.h for every byte and every number of 16 bits, with many scales.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <initializer_list>
 
-#include "affine/packed_math.h"
+#include "elementwise/packed_math.h"
 
 namespace {
 

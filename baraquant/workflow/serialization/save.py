@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from baraquant._C import build_info
+
 from ...nn._subclassed import plain_type
 from ..fused_ops import fused_paths
 from ..layers import form_of, further_names, inside, is_prepared
@@ -79,7 +81,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     constants = add_constants(model, stored, inside(at))
     plain = {
         "format": FORMAT,
-        "writer": f"baraquant {_version()}",
+        "writer": f"baraquant {build_info()['version']}",
         "modules": entries,
         "shared_modules": shared_modules,
         "shared_tensors": shared_tensors,
@@ -130,12 +132,6 @@ def _replace(path: Path, write: Callable[[Path], None]) -> None:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
-
-
-def _version() -> str:
-    from ... import __version__
-
-    return __version__
 
 
 def _quantized(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, str]]:

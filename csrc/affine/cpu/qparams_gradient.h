@@ -9,9 +9,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "affine/elementwise_ops.h"
-#include "affine/qparams.h"
 #include "elementwise/cpu.h"
+#include "elementwise/elementwise_ops.h"
+#include "elementwise/qparams.h"
 #include "granularity/segments.h"
 #include "machine/cpu_isa.h"
 

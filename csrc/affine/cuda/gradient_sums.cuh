@@ -6,9 +6,9 @@
 
 #include <cstdint>
 
-#include "affine/elementwise_ops.h"
-#include "affine/packed_math.h"
-#include "affine/qparams.h"
+#include "elementwise/elementwise_ops.h"
+#include "elementwise/packed_math.h"
+#include "elementwise/qparams.h"
 #include "granularity/segments.h"
 #include "machine/async_copy.cuh"
 #include "machine/pack.cuh"

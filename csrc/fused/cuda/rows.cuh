@@ -9,7 +9,7 @@
 
 #include <algorithm>
 
-#include "affine/fast_math.h"
+#include "elementwise/fast_math.h"
 #include "frame/cuda_plan.cuh"
 #include "fused/math.h"
 #include "fused/rows.h"
@@ -197,7 +197,7 @@ __device__ __forceinline__ void finish_quantized(const RowWords<T> (&row)[packs]
       return;
     }
   }
-  // Also for symmetric scales: affine/fast_math.h, 6.
+  // Also for symmetric scales: elementwise/fast_math.h, 6.
   quantize_row<T, packs>(row, values, place,
                          affine::FastestOwnGrid<C, false>(chosen.scale, zero_point, limits));
 }

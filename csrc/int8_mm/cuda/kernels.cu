@@ -11,14 +11,14 @@
 #include <atomic>
 #include <limits>
 
+#include "few_rows/few_rows.cuh"
+#include "few_rows/warpgroup_rows.cuh"
 #include "frame/cuda_plan.cuh"
 #include "int8_mm/cuda/hopper/instances.h"
 #include "int8_mm/cuda/kernels.h"
 #include "int8_mm/cuda/select.h"
 #include "int8_mm/launch.h"
-#include "machine/few_rows.cuh"
 #include "machine/pack.cuh"
-#include "machine/warpgroup_rows.cuh"
 
 namespace baraquant::int8_mm {
 

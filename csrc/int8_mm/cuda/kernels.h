@@ -21,7 +21,7 @@ void launch_vector(const Operands& operands, const Rescaling<ComputeType<T>>& re
                    int multiprocessors, cudaStream_t stream);
 
 // The product with a packed weight, which takes_packed() allows. With `arranged`, memory for the
-// input (machine/warpgroup_rows.cuh), warpgroups multiply.
+// input (few_rows/warpgroup_rows.cuh), warpgroups multiply.
 template <typename T>
 void launch_packed(const Operands& operands, const Rescaling<ComputeType<T>>& rescaling, T* output,
                    void* arranged, int multiprocessors, cudaStream_t stream);

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The product of an input of some rows with a weight of four bits, which is decoded in registers
-// (machine/few_rows.cuh, and on Hopper machine/warpgroup_rows.cuh for more rows than a warp's
+// (few_rows/few_rows.cuh, and on Hopper few_rows/warpgroup_rows.cuh for more rows than a warp's
 // instruction takes).
 #pragma once
 
+#include "few_rows/few_rows.cuh"
+#include "few_rows/warpgroup_rows.cuh"
 #include "int4/cuda/decode.cuh"
 #include "int8_mm/cuda/kernels.h"
 #include "int8_mm/cuda/scale_vectors.cuh"
-#include "machine/few_rows.cuh"
-#include "machine/warpgroup_rows.cuh"
 
 namespace baraquant::int8_mm {
 

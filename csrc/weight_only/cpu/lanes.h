@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "affine/math.h"
+#include "elementwise/math.h"
 #include "machine/float_types.h"
 
 #if defined(__x86_64__)

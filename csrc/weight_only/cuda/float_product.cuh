@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The product of an input of float16 or bfloat16 and a weight of integers, which is dequantized in
-// registers (machine/few_rows.cuh, machine/warpgroup_rows.cuh). Without torch.
+// registers (few_rows/few_rows.cuh, few_rows/warpgroup_rows.cuh). Without torch.
 #pragma once
 
 #include <type_traits>
 
-#include "affine/math.h"
+#include "elementwise/math.h"
+#include "few_rows/few_rows.cuh"
+#include "few_rows/warpgroup_rows.cuh"
 #include "int4/math.h"
-#include "machine/few_rows.cuh"
 #include "machine/pack.cuh"
-#include "machine/warpgroup_rows.cuh"
 
 namespace baraquant::weight_only {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Some rows of float16 or bfloat16 by a weight that is dequantized in registers (machine/few_rows.cuh
+// Some rows of float16 or bfloat16 by a weight that is dequantized in registers (few_rows/few_rows.cuh
 // and warpgroup_rows.cuh), and the kernel that dequantizes a packed weight for PyTorch's product of
 // more rows, with their device guard, stream and launch check.
 #include <ATen/ops/empty.h>

@@ -11,7 +11,7 @@
 // The CPU loop (elementwise/cpu.h) and the CUDA kernel (elementwise/cuda.cuh) run any of them.
 #pragma once
 
-#include "affine/fast_math.h"
+#include "elementwise/fast_math.h"
 #include "machine/float_types.h"
 
 namespace baraquant::affine {

@@ -10,7 +10,7 @@
 
 #include "frame/checks.h"
 
-namespace baraquant::range {
+namespace baraquant {
 namespace {
 
 constexpr c10::DispatchKeySet kLazy{c10::DispatchKey::Conjugate, c10::DispatchKey::Negative,
@@ -44,4 +44,4 @@ TORCH_LIBRARY_IMPL(baraquant, Conjugate, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(baraquant, Negative, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(baraquant, ZeroTensor, m) { register_kernels(m); }
 
-}  // namespace baraquant::range
+}  // namespace baraquant

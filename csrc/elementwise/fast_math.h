@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // A grid is the integers of one scale, zero point and range; a kernel prepares it once and uses it
-// for many elements. Grid computes what affine/math.h defines. FastGrid gives the same bits in
+// for many elements. Grid computes what elementwise/math.h defines. FastGrid gives the same bits in
 // float with fewer instructions, for the scales and zero points that it accepts. A kernel asks
 // FastGrid::accepts once for a scale.
 //
@@ -36,7 +36,7 @@
 
 #include <type_traits>
 
-#include "affine/math.h"
+#include "elementwise/math.h"
 #include "machine/float_types.h"
 
 namespace baraquant::affine {

@@ -2,10 +2,10 @@
 // The threads of a block of warpgroup_rows.cuh: those that multiply, and the one that brings the input.
 #pragma once
 
+#include "few_rows/few_rows.cuh"
+#include "few_rows/wgmma.cuh"
 #include "machine/bulk_copy.cuh"
-#include "machine/few_rows.cuh"
 #include "machine/memory_barrier.cuh"
-#include "machine/wgmma.cuh"
 
 namespace baraquant::warpgroup_rows {
 

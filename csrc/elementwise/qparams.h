@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "affine/math.h"
+#include "elementwise/math.h"
 #include "granularity/scale_map.h"
 #include "machine/float_types.h"
 

@@ -18,10 +18,10 @@
 // and without scaled sums.
 #pragma once
 
+#include "few_rows/warpgroup_threads.cuh"
 #include "machine/cluster.cuh"
 #include "machine/early_launch.cuh"
 #include "machine/named_barrier.cuh"
-#include "machine/warpgroup_threads.cuh"
 
 namespace baraquant::warpgroup_rows {
 

@@ -3,7 +3,7 @@
 // 16 bits, or any bytes of two words. The host computes the same bits number by number.
 #pragma once
 
-#include "affine/fast_math.h"
+#include "elementwise/fast_math.h"
 #include "machine/packed_registers.h"
 
 namespace baraquant::affine {
