@@ -85,7 +85,7 @@ examples/cpp/README
 """
 PAGES = [
     *("guide", "training", "adapters", "serving", "served", "migration", "ops", "models", "speed"),
-    *("distributed", "testing"),
+    *("distributed", "testing", "versions"),
 ]
 API = [
     *("baraquant", "qat", "nn", "ops", "ops_backward", "reference", "calibration", "export"),

@@ -352,7 +352,9 @@ def test_own_rules_of_lint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (tmp_path / "csrc").mkdir()
     (tmp_path / "csrc" / "good.h").write_text(f"// {lint.LICENCE}\n")
     assert lint.own_rules() == []
-    (tmp_path / "csrc" / "bad.h").write_text("\n" * 401 + "// see /" + "home/me/notes\n")
+    (tmp_path / "csrc" / "bad.h").write_text(
+        "\n" * (lint.MAX_LINES + 1) + "// see /" + "home/me/notes\n"
+    )
     problems = lint.own_rules()
     assert len(problems) == 3
     assert all(str(Path("csrc") / "bad.h") in problem for problem in problems)
