@@ -17,7 +17,7 @@ from ..nn.training._quantizers import QuantizesWeight
 from ..schemes import AWQ, GPTQ, SmoothQuant
 from .layers import Layer, is_converted, is_prepared, layer_of, unknown_weights, weights_of
 from .replace import Decision, FilterFn, Swap, choose_swaps, paths_of, take_over
-from .report import FILTERED, Report
+from .report import FILTERED, PREPARED, Report
 from .rotation import ROTATED, not_rotated
 from .rules import Rules
 from .smoothquant.producers import parameter_owners
@@ -283,7 +283,7 @@ def _why_empty(module: nn.Module) -> str | None:
 
 def _why_unknown(module: nn.Module) -> str | None:
     if is_prepared(module):
-        return "it is prepared already"
+        return PREPARED
     if is_converted(module):
         return "it is converted already"
     if is_packed(module):
