@@ -114,7 +114,10 @@ class QuantizesWeight(HoldsMaster):
         is_rotated = rotate_of(self) > 0
         if is_sharded or is_for_torchscript() or (self.training and not is_rotated):
             return parameter
-        return weight_to_read(self, self._weight_to_read, parameter, parameter.dtype, parameter)
+        scaled = parameter if self.config.weight.dynamic else None
+        return weight_to_read(
+            self, self._weight_to_read, parameter, parameter.dtype, parameter, scaled
+        )
 
     @weight.setter
     def weight(self, value: Any) -> None:
