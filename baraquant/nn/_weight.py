@@ -111,8 +111,8 @@ class WeightView(Tensor):  # type: ignore[misc]
                 return func(*args, **kwargs)
         if view is not None and view._scaled is not None and _multiplies(func, args, kwargs):
             return view._multiplied(func, args[1])
-        is_set = view is not None and func == Tensor.data.__set__ and isinstance(args[1], cls)
-        if is_set and args[1].is_result_of(view._scaled):
+        is_set = func == Tensor.data.__set__ and isinstance(args[1], cls)
+        if view is not None and is_set and args[1].is_result_of(view._scaled):
             return None
         _check_no_write(func, args, kwargs)
         if view is None:
