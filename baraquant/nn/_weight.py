@@ -187,9 +187,9 @@ def _check_no_write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         if isinstance(view, WeightView):
             if view._of is not None and _multiplies(func, args, kwargs):
                 instead = (
-                    "its scale is learned or observed, and would not follow; change the float "
-                    "model before it is prepared, or switch that off (RWKV: "
-                    "config.rescale_every = 0)"
+                    "its scale is learned or observed, and would not follow, or a parametrization "
+                    "computes it; change the float model before it is prepared, or switch that "
+                    "off (RWKV: config.rescale_every = 0)"
                 )
             elif view._of is None:
                 instead = "it is computed from the integers in qweight"

@@ -103,7 +103,7 @@ input=int8 per_token symmetric dynamic)
     rules = Rules(config, CALLER, trains=True)
     selector = Selector(CALLER, rules)
     chosen_by = filter_of(filter_fn)
-    with unpacked(model, CALLER, chosen_by) as parts:
+    with unpacked(model, CALLER, chosen_by, computed=False) as parts:
         chosen, report = selector.choose(model, chosen_by, parts)
         if not chosen:
             raise ValueError(f"{CALLER}: {nothing_to('prepare', model, report)}")

@@ -134,6 +134,8 @@ def quantize_(
             raise ValueError(f"{_CALLER}: {nothing_to('quantize', model, report)}")
         plan, by_gptq = _calibrate(model, chosen, calibration, progress)
         check_layers(chosen, plan, by_gptq, _CALLER)
+    for path in chosen.keys() & parts.before.keys():
+        chosen[path].remark += "; its weight was computed by a parametrization or a hook"
     names, schemes = set(chosen), [one.scheme for one in chosen.values()]
     by_smoothquant = {path for path, one in chosen.items() if isinstance(one.config, SmoothQuant)}
     parts.before.clear()

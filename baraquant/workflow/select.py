@@ -15,6 +15,7 @@ from ..nn._rotation import rotate_of
 from ..nn._subclassed import with_forward_of
 from ..nn.training._quantizers import QuantizesWeight
 from ..schemes import AWQ, GPTQ, SmoothQuant
+from .computed import compute_as, is_computed, plain
 from .layers import Layer, is_converted, is_prepared, layer_of, unknown_weights, weights_of
 from .replace import Decision, FilterFn, Swap, choose_swaps, paths_of, take_over
 from .report import FILTERED, PREPARED, Report
@@ -235,20 +236,22 @@ class Selector:
     def prepare(self, module: nn.Module, layer: Layer, config: Config) -> nn.Module | str:
         """Return the prepared layer, or why there is none."""
         scheme = self._adapt(scheme_of(config), layer)
-        if id(module) in self._fixed or layer.training not in ROTATED:
+        is_fixed = id(module) in self._fixed or is_computed(module)
+        if is_fixed or layer.training not in ROTATED:
             scheme = scheme.with_rotation(0)
+        given = plain(module) if is_computed(module) else module
         reason = (
-            layer.why_not_itself(module)
-            or layer.why_not(module, scheme)
-            or _why_empty(module)
-            or self._check(module, config)
+            layer.why_not_itself(given)
+            or layer.why_not(given, scheme)
+            or _why_empty(given)
+            or self._check(given, config)
         )
         if reason is not None:
             return reason
         try:
             # No weight is rotated before all decisions are made.
             make = layer.training.from_float if scheme.rotate is None else layer.training.sharing
-            prepared: nn.Module = make(module, scheme)
+            prepared: nn.Module = make(given, scheme)
         except ValueError as error:
             return f"the configuration does not fit: {error}"
         if type(prepared) is not layer.training:
@@ -256,7 +259,9 @@ class Selector:
                 f"expected from_float to return a {layer.training.__name__}, but it returned a "
                 f"{type(prepared).__name__}"
             )
-        prepared = with_forward_of(prepared, module, layer.base_of(module))
+        prepared = with_forward_of(prepared, given, layer.base_of(given))
+        if is_computed(module):
+            compute_as(prepared, module)
         self._share_quantizer(prepared)
         take_over(prepared, module)
         return prepared
@@ -265,6 +270,8 @@ class Selector:
         """Let layers that share a weight share its learned or observed scale, which is a tensor."""
         if not isinstance(prepared, QuantizesWeight) or rotate_of(prepared) > 0:
             return  # a weight that several layers share is not rotated
+        if is_computed(prepared):
+            return
         config = prepared.config.weight
         if not config.dynamic:
             dtypes = prepared.config.scale_dtype, prepared.master
