@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import baraquant
-from baraquant import W4A16, W8A8, GPTQ, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
+from baraquant import GPTQ, W4A16, W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
 from baraquant.qat import convert_, prepare_
 from baraquant.workflow.computed import plain
 
