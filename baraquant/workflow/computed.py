@@ -14,11 +14,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
 from ..nn.training._quantizers import QuantizesWeight
 
+# The attribute of a layer that says of what the float layer computes its weight.
+_HOW = "_weight_computed_as"
+_PARAMETRIZED = ("parametrizations.weight.original0", "parametrizations.weight.original1")
+_HOOKED = ("weight_g", "weight_v")
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
@@ -46,6 +50,7 @@ def plain(module: nn.Module) -> nn.Module:
             new._buffers.pop(name, None)
     drop_hooks(new)
     new._modules.pop("parametrizations", None)
+    vars(new)[_HOW] = _how(module)  # goes along when the layer is replaced, as other attributes
     tensors = {}
     with settled(module), torch.no_grad():
         for name in _names(module):
@@ -97,6 +102,38 @@ def settled(module: nn.Module) -> Iterator[None]:
     finally:
         for part, mode in modes.items():
             part.training = mode
+
+
+def names_in_files(layer: nn.Module) -> tuple[str, ...]:
+    """Return the names of the tensors of which the float model computes a converted layer's weight.
+
+    They are ``weight`` where nothing computes it, and none where they are not known.
+    """
+    names: tuple[str, ...] = getattr(layer, _HOW, (("weight",), 0))[0]
+    return names
+
+
+def in_files(layer: nn.Module) -> dict[str, Tensor]:
+    """Return these tensors for the weight of a layer, by name."""
+    names, weight = names_in_files(layer), layer.weight.detach().clone()
+    if len(names) == 1:
+        return {names[0]: weight}
+    norm = torch.norm_except_dim(weight, 2, getattr(layer, _HOW)[1])
+    return dict(zip(names, (norm, weight), strict=True))
+
+
+def _how(module: nn.Module) -> tuple[tuple[str, ...], int]:
+    """Return the names of the tensors that make up a weight, if it is weight_norm, and its axis."""
+    parts = _names(module)
+    if parts == ["weight"] and parametrize.is_parametrized(module):
+        listed = list(module.parametrizations["weight"])
+        if [type(one).__name__ for one in listed] == ["_WeightNorm"]:
+            return _PARAMETRIZED, listed[0].dim
+    if parts == ["weight"] and not parametrize.is_parametrized(module):
+        (hook,) = _hooks(module).values()
+        if type(hook).__name__ == "WeightNorm":
+            return _HOOKED, hook.dim
+    return (), 0
 
 
 def drop_hooks(module: nn.Module) -> None:

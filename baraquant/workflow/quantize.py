@@ -128,14 +128,13 @@ def quantize_(
             raise ValueError(f"{_CALLER}: expected calibration data for {what}, but got None")
     selector = Selector(_CALLER, rules, after_training, check_module)
     chosen_by = filter_of(filter_fn)
+    before = total_bytes(model) if isinstance(model, nn.Module) else 0
     with unpacked(model, _CALLER, chosen_by) as parts:
         chosen, report = selector.choose(model, chosen_by, parts)
         if not chosen:
             raise ValueError(f"{_CALLER}: {nothing_to('quantize', model, report)}")
         plan, by_gptq = _calibrate(model, chosen, calibration, progress)
         check_layers(chosen, plan, by_gptq, _CALLER)
-    for path in chosen.keys() & parts.before.keys():
-        chosen[path].remark += "; its weight was computed by a parametrization or a hook"
     names, schemes = set(chosen), [one.scheme for one in chosen.values()]
     by_smoothquant = {path for path, one in chosen.items() if isinstance(one.config, SmoothQuant)}
     parts.before.clear()
@@ -150,7 +149,7 @@ def quantize_(
             "linear layer is reached by the calibration data and gains from it",
             stacklevel=3,
         )
-    return replace(report, bytes_after=total_bytes(model))
+    return replace(report, bytes_before=before, bytes_after=total_bytes(model))
 
 
 def _calibrate(

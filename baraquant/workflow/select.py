@@ -180,7 +180,9 @@ class Selector:
                 return made
             for weight in weights_of(module):
                 self._rules.check_tie(weight, name, scheme_of(config))
-            prepared[id(module)] = Chosen(module, layer, config, made)
+            is_made = name in parts.before or is_computed(module)
+            remark = "; its weight was computed by a parametrization or a hook" if is_made else ""
+            prepared[id(module)] = Chosen(module, layer, config, made, remark)
             return Swap(module, _about(made))
 
         _, report = choose_swaps(
