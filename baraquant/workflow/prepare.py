@@ -45,6 +45,9 @@ def prepare_(
       weights,
     * layers that you registered with :func:`baraquant.register_layer` become your classes.
 
+    A layer whose weight PyTorch computes, as by ``weight_norm`` or pruning, goes on to compute it
+    of the same parameters. Such a layer is not rotated.
+
     A subclass of ``Linear`` or ``Embedding`` keeps its ``forward`` if this calls the parent's. The
     new layers share their parameters with the old ones: tied weights stay tied, and an optimizer
     that was made before stays valid. Exceptions are learned scales and unpacked weights, which are

@@ -52,7 +52,8 @@ def quantize_(
     the same layers as :func:`baraquant.qat.convert_`. It finds the scales that training would learn
     or observe: the scale of an input from the calibration data, and the scale of a weight of fewer
     than eight bits by ``scale_rule``. Tied weights stay tied; if one of their layers cannot be
-    quantized, all of them stay floating. A module in several places stays one module.
+    quantized, all of them stay floating. A module in several places stays one module. Of a layer
+    whose weight PyTorch computes, as by ``weight_norm`` or pruning, the result is quantized.
 
     A convolution quantizes only its weight, unless the scheme has ``conv_inputs=True``. With it a
     convolution multiplies integers (:class:`baraquant.nn.QuantizedConv2d` says when), here and in

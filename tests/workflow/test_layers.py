@@ -36,6 +36,20 @@ class Standardized(nn.Conv2d):
         return super()._conv_forward(input, weight - weight.mean((1, 2, 3), keepdim=True), bias)
 
 
+class Doubled(nn.Linear):
+    """Whoever reads the weight gets another one than the parameter."""
+
+    @property
+    def weight(self) -> Tensor:
+        return self._parameters["weight"] * 2
+
+
+def doubled() -> nn.Module:
+    layer = nn.Linear(8, 8)
+    layer.__class__ = Doubled
+    return layer
+
+
 class Called(nn.Linear):
     def __call__(self, input: Tensor) -> Tensor:
         return super().__call__(input) * 2.0
@@ -82,6 +96,7 @@ LEFT_OUT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "lazy_conv": (lambda: nn.LazyConv3d(8, 1), "its shape is not known yet: run a batch first"),
     "scaled": (lambda: Scaled(8, 8), "Scaled has a forward of its own"),
     "standardized": (lambda: Standardized(8, 8, 1), "Standardized has a forward of its own"),
+    "doubled": (doubled, "Doubled has a weight of its own"),
     "called": (lambda: Called(8, 8), "Called has a forward of its own"),
     "patched": (patched, "its forward was replaced by another"),
     "subclass_of_tensor": (subclassed, "its weight is a Kept"),
