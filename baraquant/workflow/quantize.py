@@ -25,8 +25,8 @@ from .gptq.layers import SEVERAL_TIMES, quantize_layers
 from .inference_mode import makes_normal_tensors
 from .layers import Layer, weights_of
 from .make import Maker, check_layers, fixed_input, make, swap_layers
-from .replace import FilterFn
-from .report import Report, total_bytes
+from .replace import FilterFn, check_model
+from .report import Report, total_bytes, total_parameters
 from .rules import Rule, Rules
 from .select import Chosen, Selector, filter_of, nothing_to, own_linear_layers, scheme_of
 from .smoothquant.producers import fold, parameter_owners
@@ -129,7 +129,8 @@ def quantize_(
             raise ValueError(f"{_CALLER}: expected calibration data for {what}, but got None")
     selector = Selector(_CALLER, rules, after_training, check_module)
     chosen_by = filter_of(filter_fn)
-    before = total_bytes(model) if isinstance(model, nn.Module) else 0
+    check_model(model, _CALLER)
+    before, parameters = total_bytes(model), total_parameters(model)
     with unpacked(model, _CALLER, chosen_by) as parts:
         chosen, report = selector.choose(model, chosen_by, parts)
         if not chosen:
@@ -150,7 +151,12 @@ def quantize_(
             "linear layer is reached by the calibration data and gains from it",
             stacklevel=3,
         )
-    return replace(report, bytes_before=before, bytes_after=total_bytes(model))
+    return replace(
+        report,
+        total_parameters=parameters,
+        bytes_before=before,
+        bytes_after=total_bytes(model),
+    )
 
 
 def _calibrate(
