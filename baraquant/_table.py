@@ -17,6 +17,10 @@ class Table:
         """Return the last line."""
         raise NotImplementedError
 
+    def headline(self) -> str:
+        """Return what a reader must not miss, as the first line; empty: there is no such line."""
+        return ""
+
     def __str__(self) -> str:
         """Return a table; if rich is installed, on a terminal with frames."""
         if sys.stdout is not None and sys.stdout.isatty():
@@ -30,7 +34,8 @@ class Table:
             f"{name:<{width}}  {text}{''.join(f' ({part})' for part in parts if part)}"
             for name, text, *parts in rows
         ]
-        return "\n".join([*lines, self.summary()])
+        headline = self.headline()
+        return "\n".join([*([headline] if headline else []), *lines, self.summary()])
 
     def _framed(self) -> str:
         from rich.console import Console

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import FakeQuantize, QuantizedExperts
+from ..workflow.computed import in_files as weight_in_files
+from ..workflow.computed import names_in_files
 from ..workflow.layers import inside, is_converted, is_prepared
 from ..workflow.unpack import UNPACKED
 from ._ct_checks import Exported, check_server, is_exact, nudged_scale
@@ -118,6 +120,13 @@ def _check_format(path: str, layer: IntegerLayer, is_float: bool, caller: str) -
             f"{caller}: {path}: the format has no quantized inputs for a {layer.float_name}; "
             "leave its input floating"
         )
+    names = names_in_files(layer.module)
+    if names != ("weight",) and not (is_float and names):
+        raise ValueError(
+            f"{caller}: {path}: expected a weight that is a parameter of the float model, but a "
+            "parametrization or a hook computes it there, and a reader of the folder would start "
+            "that anew; keep this layer floating, or use baraquant.save"
+        )
     if layer.smooth is not None:
         raise ValueError(
             f"{caller}: {path}: its input is divided by a smoothing factor, for which the format "
@@ -164,7 +173,7 @@ def _tensors(
             continue
         done.add(id(layer))
         if path in floats:
-            own = {"weight": layer.module.weight.detach()}
+            own = weight_in_files(layer.module)
             if layer.bias is not None:
                 own["bias"] = layer.bias
         else:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from .inference._integers import HoldsIntegers
 from .training._quantizers import QuantizesWeight
@@ -49,8 +50,12 @@ def _rebuild(own: Any, kind: Any, parent: Any) -> Any:
 
 
 def plain_type(module: nn.Module) -> type[nn.Module]:
-    """Return a module's class without the subclass that gave it its forward."""
-    kind: type[nn.Module] = getattr(type(module), "_plain", type(module))
+    """Return a module's class without the subclass that gave it its forward.
+
+    A parametrization gives each module a class of its own, which does not count.
+    """
+    own = parametrize.type_before_parametrizations(module)
+    kind: type[nn.Module] = getattr(own, "_plain", own)
     return kind
 
 
@@ -89,7 +94,7 @@ def _further(module: nn.Module) -> set[str]:
 
 
 def _own_class(module: nn.Module, parent: type[nn.Module]) -> type[nn.Module]:
-    own = type(module)
+    own: type[nn.Module] = parametrize.type_before_parametrizations(module)
     if "_plain" in vars(own):
         return own.__mro__[1]
     return parent if isinstance(module, (QuantizesWeight, HoldsIntegers)) else own

@@ -4,11 +4,13 @@
 Many models read the weight of a child: its dtype, or its values for a product of their own. A
 quantized layer returns the dequantized weight, and a prepared layer in evaluation the rounded one.
 Both return a :class:`WeightView`: its dtype, shape and device cost nothing, and any other use
-computes the values. Writing raises an error, because the write would be lost.
+computes the values. Writing raises an error, because the write would be lost; but a product with a
+number, by which RWKV rescales its layers, goes to the tensor behind: the parameter or the scale.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -42,11 +44,14 @@ class WeightView(Tensor):  # type: ignore[misc]
         layer: The name of the layer, for messages.
         parameter: The parameter behind ``grad``, ``requires_grad`` and ``is_leaf``: reading them
             reads it, and setting the first two changes it. None: no gradient.
+        scaled: The tensor to multiply in place if the view is: the parameter, or the integers'
+            scale. None: there is none, so that this is an error too.
     """
 
     _compute: Callable[[], Tensor]
     _layer: str
     _of: Tensor | None
+    _scaled: Tensor | None
     # transformers gives no initial values to a tensor that has this attribute.
     _is_hf_initialized = True
 
@@ -58,16 +63,33 @@ class WeightView(Tensor):  # type: ignore[misc]
         dtype: torch.dtype,
         layer: str,
         parameter: Tensor | None = None,
+        scaled: Tensor | None = None,
     ) -> WeightView:
         view: WeightView = Tensor._make_wrapper_subclass(
             cls, like.shape, like.stride(), dtype=dtype, device=like.device, requires_grad=False
         )
-        view._compute, view._layer, view._of = compute, layer, parameter
+        view._compute, view._layer, view._of, view._scaled = compute, layer, parameter, scaled
         return view
 
     def _constant(self) -> WeightView:
         compute = self._compute
-        return WeightView(lambda: compute().detach(), self, self.dtype, self._layer)
+        scaled = None if self._scaled is None else self._scaled.detach()
+        return WeightView(lambda: compute().detach(), self, self.dtype, self._layer, None, scaled)
+
+    def _multiplied(self, func: Any, number: Any) -> Tensor:
+        """Multiply or divide the weight in place by a number."""
+        if not 0 < float(number) < math.inf:
+            raise RuntimeError(
+                f"{self._layer}: expected weight to be multiplied or divided in place by a "
+                f"positive number, but got {float(number)}"
+            )
+        func(self._scaled, number)
+        return self if self._of is None else self._of
+
+    def is_result_of(self, scaled: Tensor | None) -> bool:
+        """Whether ``layer.weight *= 2`` sets the attribute to this, after the product."""
+        mine = self._scaled
+        return mine is not None and scaled is not None and mine.data_ptr() == scaled.data_ptr()
 
     def _part(self, part: Tensor) -> WeightView:
         of = None if self._of is None else part
@@ -87,6 +109,11 @@ class WeightView(Tensor):  # type: ignore[misc]
         if func in _METADATA or func in _OF_PARAMETER:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
+        if view is not None and view._scaled is not None and _multiplies(func, args, kwargs):
+            return view._multiplied(func, args[1])
+        is_set = func == Tensor.data.__set__ and isinstance(args[1], cls)
+        if view is not None and is_set and args[1].is_result_of(view._scaled):
+            return None
         _check_no_write(func, args, kwargs)
         if view is None:
             args, kwargs = tree_map_only(cls, lambda one: one._compute(), (args, kwargs))
@@ -119,11 +146,12 @@ def weight_to_read(
     like: Tensor | Shaped,
     dtype: torch.dtype,
     parameter: Tensor | None = None,
+    scaled: Tensor | None = None,
 ) -> Tensor:
     """Return the value of ``layer.weight``: a view, or the numbers during tracing."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return compute()
-    return WeightView(compute, like, dtype, type(layer).__name__, parameter)
+    return WeightView(compute, like, dtype, type(layer).__name__, parameter, scaled)
 
 
 def is_for_torchscript() -> bool:
@@ -157,7 +185,13 @@ def _check_no_write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         written += [args[0] if args else None, *named]
     for view in tree_leaves(written):
         if isinstance(view, WeightView):
-            if view._of is None:
+            if view._of is not None and _multiplies(func, args, kwargs):
+                instead = (
+                    "its scale is learned or observed, and would not follow, or a parametrization "
+                    "computes it; change the float model before it is prepared, or switch that "
+                    "off (RWKV: config.rescale_every = 0)"
+                )
+            elif view._of is None:
                 instead = "it is computed from the integers in qweight"
             else:
                 instead = (
@@ -172,6 +206,17 @@ def _check_no_write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
                 f"{view._layer}: expected weight to be read only, but got a call of {name}: "
                 f"{instead}"
             )
+
+
+def _multiplies(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call multiplies or divides a view in place by a number."""
+    if len(args) != 2 or kwargs:
+        return False
+    number = args[1]
+    is_number = isinstance(number, (int, float)) or (
+        isinstance(number, Tensor) and number.numel() == 1 and not number.requires_grad
+    )
+    return func in _PRODUCTS and is_number
 
 
 def _is_write(func: Any) -> bool:
@@ -208,4 +253,7 @@ _METADATA = {
 }  # fmt: skip
 _OF_PARAMETER = _getters("grad", "is_leaf", "requires_grad", "grad_fn", "output_nr")
 _SETTING = {Tensor.requires_grad.__set__, Tensor.grad.__set__, Tensor.requires_grad_}
+_PRODUCTS = {
+    Tensor.mul_, Tensor.multiply_, Tensor.div_, Tensor.divide_, Tensor.true_divide_,
+}  # fmt: skip
 _DETACHING = {Tensor.data.__get__, Tensor.detach}

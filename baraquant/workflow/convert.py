@@ -19,6 +19,7 @@ from ..nn.training._quantizers import (
     PackedIntegers,
     QuantizesWeight,
 )
+from .computed import drop_hooks, settled
 from .inference_mode import makes_normal_tensors
 from .layers import (
     form_of,
@@ -136,12 +137,15 @@ class Converter:
         assert layer is not None
         if integers is not None:
             check_scale("the weight", integers.scale, prepared.config.scale_dtype)
-        new = layer.convert(
-            prepared,
-            lambda: (
-                self.integers(prepared) if integers is None else self._kept_as(prepared, integers)
-            ),
-        )
+        with settled(prepared):
+            new = layer.convert(
+                prepared,
+                lambda: (
+                    self.integers(prepared)
+                    if integers is None
+                    else self._kept_as(prepared, integers)
+                ),
+            )
         form = form_of(new)
         if form not in layer.forms or form is None:
             names = " or ".join(form.module.__name__ for form in layer.forms)
@@ -152,6 +156,7 @@ class Converter:
         form.check_names(new, layer.sizes)
         new = with_forward_of(new, prepared, layer.base_of(prepared))
         take_over(new, prepared)
+        drop_hooks(new)
         return new
 
     def integers(self, module: QuantizesWeight) -> Integers | Int4Integers | PackedIntegers:

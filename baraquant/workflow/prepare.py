@@ -45,6 +45,9 @@ def prepare_(
       weights,
     * layers that you registered with :func:`baraquant.register_layer` become your classes.
 
+    A layer whose weight PyTorch computes, as by ``weight_norm`` or pruning, goes on to compute it
+    of the same parameters. Such a layer is not rotated.
+
     A subclass of ``Linear`` or ``Embedding`` keeps its ``forward`` if this calls the parent's. The
     new layers share their parameters with the old ones: tied weights stay tied, and an optimizer
     that was made before stays valid. Exceptions are learned scales and unpacked weights, which are
@@ -103,7 +106,7 @@ input=int8 per_token symmetric dynamic)
     rules = Rules(config, CALLER, trains=True)
     selector = Selector(CALLER, rules)
     chosen_by = filter_of(filter_fn)
-    with unpacked(model, CALLER, chosen_by) as parts:
+    with unpacked(model, CALLER, chosen_by, computed=False) as parts:
         chosen, report = selector.choose(model, chosen_by, parts)
         if not chosen:
             raise ValueError(f"{CALLER}: {nothing_to('prepare', model, report)}")

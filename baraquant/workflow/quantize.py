@@ -25,8 +25,8 @@ from .gptq.layers import SEVERAL_TIMES, quantize_layers
 from .inference_mode import makes_normal_tensors
 from .layers import Layer, weights_of
 from .make import Maker, check_layers, fixed_input, make, swap_layers
-from .replace import FilterFn
-from .report import Report, total_bytes
+from .replace import FilterFn, check_model
+from .report import Report, total_bytes, total_parameters
 from .rules import Rule, Rules
 from .select import Chosen, Selector, filter_of, nothing_to, own_linear_layers, scheme_of
 from .smoothquant.producers import fold, parameter_owners
@@ -52,7 +52,8 @@ def quantize_(
     the same layers as :func:`baraquant.qat.convert_`. It finds the scales that training would learn
     or observe: the scale of an input from the calibration data, and the scale of a weight of fewer
     than eight bits by ``scale_rule``. Tied weights stay tied; if one of their layers cannot be
-    quantized, all of them stay floating. A module in several places stays one module.
+    quantized, all of them stay floating. A module in several places stays one module. Of a layer
+    whose weight PyTorch computes, as by ``weight_norm`` or pruning, the result is quantized.
 
     A convolution quantizes only its weight, unless the scheme has ``conv_inputs=True``. With it a
     convolution multiplies integers (:class:`baraquant.nn.QuantizedConv2d` says when), here and in
@@ -128,6 +129,8 @@ def quantize_(
             raise ValueError(f"{_CALLER}: expected calibration data for {what}, but got None")
     selector = Selector(_CALLER, rules, after_training, check_module)
     chosen_by = filter_of(filter_fn)
+    check_model(model, _CALLER)
+    before, parameters = total_bytes(model), total_parameters(model)
     with unpacked(model, _CALLER, chosen_by) as parts:
         chosen, report = selector.choose(model, chosen_by, parts)
         if not chosen:
@@ -148,7 +151,12 @@ def quantize_(
             "linear layer is reached by the calibration data and gains from it",
             stacklevel=3,
         )
-    return replace(report, bytes_after=total_bytes(model))
+    return replace(
+        report,
+        total_parameters=parameters,
+        bytes_before=before,
+        bytes_after=total_bytes(model),
+    )
 
 
 def _calibrate(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 
 from .._table import Table
 from ..nn import LearnedFakeQuantize
@@ -19,6 +20,9 @@ FILTERED = "filter_fn"
 UNMATCHED = "no pattern of the configurations matches it"
 FLOATING = "its configuration is None"
 CHOSEN = (UNMATCHED, FLOATING)
+PREPARED = "it is prepared already"
+# From this share on, what stays floating without being asked for is said first.
+_CONSIDERABLE = 0.1
 # How a quantized layer computes.
 INTEGERS = "multiplies integers"
 FLOATS = "stores integers and computes in floating point"
@@ -99,6 +103,30 @@ class Report(Table):
         some = [f"{name or ROOT}: {reason}" for name, reason in items[:5]]
         return f" ({'; '.join(some)})" if some else ""
 
+    def headline(self) -> str:
+        """Return which share stays floating without being asked for, and why.
+
+        It is empty if that is less than a tenth of the parameters and of the multiply-adds.
+        """
+        asked = (FILTERED, *CHOSEN, PREPARED)
+        left = {name: why for name, why in self.left_out.items() if why not in asked}
+        parts = []
+        for counts, total, what in (
+            (self.parameters, self.total_parameters, "the parameters"),
+            (self.multiply_adds, sum(self.multiply_adds.values()), "multiply-adds of weights"),
+        ):
+            share = sum(counts.get(name, 0) for name in left) / total if total else 0.0
+            if share >= _CONSIDERABLE:
+                parts.append(f"{_percent(share)} of {what}")
+        if not parts:
+            return ""
+        sizes = {name: max(self.parameters.get(name, 0), self.multiply_adds.get(name, 0))
+                 for name in left}  # fmt: skip
+        rows = sorted(_grouped(left, sizes), key=lambda row: -row[2])
+        why = "; ".join(f"{name}: {reason}" for name, reason, _ in rows[:3])
+        more = f"; and {len(rows) - 3} more, below" if len(rows) > 3 else ""
+        return f"{' and '.join(parts)} stay floating: {why}{more}"
+
     def rows(self) -> list[tuple[str, ...]]:
         """Return the layers, what became of them, and their shares of the parameters, as strings.
 
@@ -134,7 +162,8 @@ class Report(Table):
         from rich.table import Table as RichTable
         from rich.text import Text  # in which brackets are no markup
 
-        table = RichTable("layers", "what they are now", caption=self.summary())
+        title = Text(self.headline()) if self.headline() else None
+        table = RichTable("layers", "what they are now", title=title, caption=self.summary())
         table.add_column("parameters", justify="right")
         for row in self.rows():
             table.add_row(*map(Text, row))
@@ -173,9 +202,12 @@ def float_weights(module: nn.Module, counted: set[int], *, whole: bool) -> int:
         counted: The ids of the parameters that were counted before; this module's are added.
         whole: Whether to count the weights of its submodules too.
     """
+    named = list(module.named_parameters(recurse=whole))
+    if parametrize.is_parametrized(module) and not whole:
+        named += module.parametrizations.named_parameters()
     weights = [
         parameter
-        for name, parameter in module.named_parameters(recurse=whole)
+        for name, parameter in named
         if not is_lazy(parameter) and parameter.dim() > 1 and parameter.is_floating_point()
         if not name.endswith("bias") and id(parameter) not in counted
     ]

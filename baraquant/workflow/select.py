@@ -15,9 +15,10 @@ from ..nn._rotation import rotate_of
 from ..nn._subclassed import with_forward_of
 from ..nn.training._quantizers import QuantizesWeight
 from ..schemes import AWQ, GPTQ, SmoothQuant
+from .computed import compute_as, is_computed, plain
 from .layers import Layer, is_converted, is_prepared, layer_of, unknown_weights, weights_of
 from .replace import Decision, FilterFn, Swap, choose_swaps, paths_of, take_over
-from .report import FILTERED, Report
+from .report import FILTERED, PREPARED, Report
 from .rotation import ROTATED, not_rotated
 from .rules import Rules
 from .smoothquant.producers import parameter_owners
@@ -179,7 +180,9 @@ class Selector:
                 return made
             for weight in weights_of(module):
                 self._rules.check_tie(weight, name, scheme_of(config))
-            prepared[id(module)] = Chosen(module, layer, config, made)
+            is_made = name in parts.before or is_computed(module)
+            remark = "; its weight was computed by a parametrization or a hook" if is_made else ""
+            prepared[id(module)] = Chosen(module, layer, config, made, remark)
             return Swap(module, _about(made))
 
         _, report = choose_swaps(
@@ -235,20 +238,22 @@ class Selector:
     def prepare(self, module: nn.Module, layer: Layer, config: Config) -> nn.Module | str:
         """Return the prepared layer, or why there is none."""
         scheme = self._adapt(scheme_of(config), layer)
-        if id(module) in self._fixed or layer.training not in ROTATED:
+        is_fixed = id(module) in self._fixed or is_computed(module)
+        if is_fixed or layer.training not in ROTATED:
             scheme = scheme.with_rotation(0)
+        given = plain(module) if is_computed(module) else module
         reason = (
-            layer.why_not_itself(module)
-            or layer.why_not(module, scheme)
-            or _why_empty(module)
-            or self._check(module, config)
+            layer.why_not_itself(given)
+            or layer.why_not(given, scheme)
+            or _why_empty(given)
+            or self._check(given, config)
         )
         if reason is not None:
             return reason
         try:
             # No weight is rotated before all decisions are made.
             make = layer.training.from_float if scheme.rotate is None else layer.training.sharing
-            prepared: nn.Module = make(module, scheme)
+            prepared: nn.Module = make(given, scheme)
         except ValueError as error:
             return f"the configuration does not fit: {error}"
         if type(prepared) is not layer.training:
@@ -256,7 +261,9 @@ class Selector:
                 f"expected from_float to return a {layer.training.__name__}, but it returned a "
                 f"{type(prepared).__name__}"
             )
-        prepared = with_forward_of(prepared, module, layer.base_of(module))
+        prepared = with_forward_of(prepared, given, layer.base_of(given))
+        if is_computed(module):
+            compute_as(prepared, module)
         self._share_quantizer(prepared)
         take_over(prepared, module)
         return prepared
@@ -265,6 +272,8 @@ class Selector:
         """Let layers that share a weight share its learned or observed scale, which is a tensor."""
         if not isinstance(prepared, QuantizesWeight) or rotate_of(prepared) > 0:
             return  # a weight that several layers share is not rotated
+        if is_computed(prepared):
+            return
         config = prepared.config.weight
         if not config.dynamic:
             dtypes = prepared.config.scale_dtype, prepared.master
@@ -283,7 +292,7 @@ def _why_empty(module: nn.Module) -> str | None:
 
 def _why_unknown(module: nn.Module) -> str | None:
     if is_prepared(module):
-        return "it is prepared already"
+        return PREPARED
     if is_converted(module):
         return "it is converted already"
     if is_packed(module):

@@ -28,6 +28,8 @@ def why_not(module: nn.Module, base: type[nn.Module]) -> str | None:
         is_own = getattr(type(module), method, None) is not getattr(base, method, None)
         if is_own and not (method == "forward" and _is_known(module, base)):
             return f"{type(module).__name__} has a forward of its own"
+    if getattr(type(module), "weight", None) is not getattr(base, "weight", None):
+        return f"{type(module).__name__} has a weight of its own"
     if vars(module).keys() & {"forward", "_conv_forward", "_call_impl", "_wrapped_call_impl"}:
         return "its forward was replaced by another"
     weight = module._parameters.get("weight")

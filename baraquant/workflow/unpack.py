@@ -2,7 +2,8 @@
 """Swaps PyTorch's attention and recurrent modules for modules of linear layers, and back.
 
 PyTorch's modules pack their weights into parameters of their own. The modules of
-:mod:`baraquant.nn` hold a linear layer for each product, which can be quantized.
+:mod:`baraquant.nn` hold a linear layer for each product, which can be quantized. In the same way a
+layer whose weight is computed, as by weight_norm, becomes one that has the computed weight.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from .. import nn as bnn
-from .layers import parents
+from .computed import is_computed, plain
+from .layers import layer_of, parents
 from .replace import (
     Decision,
     FilterFn,
@@ -88,6 +90,7 @@ class Unpacked:
             swapped: The paths of the parts that will be swapped.
         """
         used = {whole[0] for name in swapped if (whole := self.whole_of(name)) is not None}
+        used |= swapped & self.before.keys()  # a layer whose weight was computed
         used_ids = {id(self.before[path]) for path in used}
         back = {path for path, module in self.before.items() if id(module) not in used_ids}
         olds = {id(self.before[path]): self.before[path] for path in back}
@@ -115,6 +118,7 @@ def unpacked(
     filter_fn: FilterFn | None = None,
     *,
     keeps: bool = True,
+    computed: bool = True,
 ) -> Iterator[Unpacked]:
     """Unpack all modules of a model that can be unpacked; undo it if the context raises.
 
@@ -125,6 +129,7 @@ def unpacked(
         caller: The public function, for the messages.
         filter_fn: Says whether to unpack a module; None: all that can be.
         keeps: Whether they stay unpacked after the context; False always undoes it.
+        computed: Whether layers get the weights that parametrizations or hooks compute.
     """
     check_model(model, caller)
     flags = [
@@ -138,7 +143,15 @@ def unpacked(
     paths = paths_of(model)
     result = Unpacked()
 
+    def is_candidate(module: nn.Module) -> bool:
+        return is_packed(module) or is_to_compute(module)
+
+    def is_to_compute(module: nn.Module) -> bool:
+        return computed and is_computed(module) and layer_of(module) is not None
+
     def decide(module: nn.Module, name: str) -> Decision:
+        if name != "" and is_to_compute(module):
+            return Swap(plain(module), name)
         if not is_packed(module) or name == "" or why_not_unpacked(module) is not None:
             return None
         kind = _unpacked_kind(module)
@@ -146,7 +159,7 @@ def unpacked(
         take_over(new, module)
         return Swap(new, name)
 
-    pairs = list(choose_swaps(model, caller, decide, filter_fn, is_packed)[0].values())
+    pairs = list(choose_swaps(model, caller, decide, filter_fn, is_candidate)[0].values())
     put(model, pairs)
     leave_fast_paths(model, [new for _, new in pairs])
     for old, new in pairs:

@@ -127,6 +127,11 @@ def test_weights_that_are_read_are_what_the_integers_stand_for(kind: str, config
             setattr(served, name, parameter)
         with pytest.raises(RuntimeError, match="to be read only"):
             read.zero_()
+        with torch.no_grad():
+            for one in (served, module) if "observed" not in config else (served,):
+                wanted = getattr(one, name) / 4
+                getattr(one, name).div_(4)
+                assert torch.equal(getattr(one, name) + 0, wanted)
 
 
 def test_conversions_keep_the_precision_of_scales() -> None:

@@ -257,7 +257,7 @@ def test_reading_the_weight() -> None:
         torch.testing.assert_close(layer.weight.detach().clone(), wanted, rtol=0, atol=near)
         assert layer.weight.requires_grad and layer.weight.shape == wanted.shape
         with pytest.raises(RuntimeError, match=r"FakeQuantizedLinear: expected weight to be read"):
-            layer.weight.data.mul_(2)
+            layer.weight.data.add_(2)
     layer.train()
     (layer.weight * 2).sum().backward()  # the gradient goes on to the parameter
     turned = ops.hadamard(torch.full_like(wanted, 2.0), 16)

@@ -246,7 +246,7 @@ WRITES: dict[str, Callable[[Tensor], object]] = {
     "copy_": lambda w: w.copy_(torch.zeros(w.shape)),
     "add_": lambda w: w.add_(1),
     "iadd": lambda w: operator.iadd(w, 1),
-    "imul": lambda w: operator.imul(w, 2),
+    "imul": lambda w: operator.imul(w, torch.ones(w.shape)),
     "set_item": lambda w: operator.setitem(w, 0, 1.0),
     "set_view": lambda w: w[0].zero_(),
     "set_data_view": lambda w: w.view(-1)[0].fill_(3.0),

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
+from torch.nn.utils import parametrizations, prune, weight_norm
 
 from baraquant import W8A8, QuantConfig, TensorConfig, quantize_
 from baraquant.qat import convert_, prepare_
@@ -34,6 +34,20 @@ class Standardized(nn.Conv2d):
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return super()._conv_forward(input, weight - weight.mean((1, 2, 3), keepdim=True), bias)
+
+
+class Doubled(nn.Linear):
+    """Whoever reads the weight gets another one than the parameter."""
+
+    @property
+    def weight(self) -> Tensor:
+        return self._parameters["weight"] * 2
+
+
+def doubled() -> nn.Module:
+    layer = nn.Linear(8, 8)
+    layer.__class__ = Doubled
+    return layer
 
 
 class Called(nn.Linear):
@@ -70,27 +84,19 @@ class Plain(nn.Linear):
 
 
 LEFT_OUT: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "weight_norm": (lambda: weight_norm(nn.Linear(8, 8)), "its weight is computed by a hook"),
-    "spectral_norm": (lambda: spectral_norm(nn.Linear(8, 8)), "its weight is computed by a hook"),
-    "pruned": (
-        lambda: prune.l1_unstructured(nn.Linear(8, 8), "weight", 0.5),
+    "two_hooks": (
+        lambda: prune.identity(weight_norm(nn.Linear(8, 8)), "weight_v"),
         "its weight is computed by a hook",
     ),
-    **{
-        f"parametrized_{make.__name__}": (
-            lambda make=make: make(nn.Linear(8, 8)),
-            "its weight is computed by a parametrization",
-        )
-        for make in (
-            parametrizations.weight_norm,
-            parametrizations.spectral_norm,
-            parametrizations.orthogonal,
-        )
-    },
+    "parametrized": (
+        lambda: parametrizations.weight_norm(nn.Bilinear(8, 8, 8)),
+        "its weight is computed by a parametrization",
+    ),
     "lazy": (lambda: nn.LazyLinear(8), "its shape is not known yet: run a batch first"),
     "lazy_conv": (lambda: nn.LazyConv3d(8, 1), "its shape is not known yet: run a batch first"),
     "scaled": (lambda: Scaled(8, 8), "Scaled has a forward of its own"),
     "standardized": (lambda: Standardized(8, 8, 1), "Standardized has a forward of its own"),
+    "doubled": (doubled, "Doubled has a weight of its own"),
     "called": (lambda: Called(8, 8), "Called has a forward of its own"),
     "patched": (patched, "its forward was replaced by another"),
     "subclass_of_tensor": (subclassed, "its weight is a Kept"),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
 from torch.nn.utils.weight_norm import weight_norm
 
 from baraquant import W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
@@ -225,10 +225,13 @@ class SameLinear(nn.Linear):
 LEFT_OUT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "own": (lambda: OwnLinear(4, 4), "OwnLinear has a forward of its own"),
     "parametrized": (
-        lambda: parametrizations.weight_norm(nn.Linear(4, 4)),
+        lambda: parametrizations.weight_norm(nn.Bilinear(4, 4, 4)),
         "its weight is computed by a parametrization",
     ),
-    "hooked": (lambda: weight_norm(nn.Linear(4, 4)), "its weight is computed by a hook"),
+    "hooked": (
+        lambda: prune.identity(weight_norm(nn.Linear(4, 4)), "weight_v"),
+        "its weight is computed by a hook",
+    ),
     "lazy": (lambda: nn.LazyLinear(4), "its shape is not known yet: run a batch first"),
     "norm": (lambda: nn.Embedding(4, 4, max_norm=1.0), "its max_norm rewrites the weight"),
     "complex": (lambda: nn.Linear(4, 4, dtype=torch.complex64), "its weight is torch.complex64"),

@@ -153,7 +153,7 @@ def test_what_cannot_be_quantized_is_reported_with_the_reason():
             plain=nn.Linear(4, 4),
             own=Own(4, 4),
             doubled=Doubled(4, 4),
-            normed=nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
+            normed=nn.utils.parametrizations.weight_norm(nn.Bilinear(4, 4, 4)),
             lazy=nn.LazyLinear(3),
             conv=nn.Conv3d(2, 2, 3),
             up=nn.ConvTranspose2d(2, 2, 3),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -48,12 +49,59 @@ def test_rows_and_text() -> None:
         ("head", "left out: its configuration is None", "8.5 %"),
     ]
     assert str(report).splitlines() == [
+        "31.9 % of the parameters stay floating: table: its max_norm rewrites the weight",
         f"blocks.* (3)  {WHAT} (38.3 %)",
         "table         left out: its max_norm rewrites the weight (31.9 %)",
         "head          left out: its configuration is None (8.5 %)",
         "3 changed, 2 left out; 38.3 % of 94 parameters in integers; 376 B before, 376 B now",
     ]
     assert report.summary() == str(report).splitlines()[-1]
+
+
+class ByEinsum(nn.Module):
+    """Products of parameters that no layer holds, as in XLNet."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.q = nn.Parameter(torch.randn(8, 2, features))
+        self.out = nn.Linear(8, 8, bias=False)
+
+
+NOT_HELD = "odd.* (2): there is no quantized form of ByEinsum for q"
+COMPUTED = "odd: its weight_hh_l0 is computed by a parametrization or a hook"
+
+
+@pytest.mark.parametrize(
+    ("odd", "line"),
+    [
+        (
+            lambda: nn.ModuleList([ByEinsum(4), ByEinsum(4)]),
+            "33.3 % of the parameters and 40.0 % of multiply-adds of weights stay floating: "
+            f"{NOT_HELD}",
+        ),
+        (
+            lambda: nn.utils.parametrizations.orthogonal(nn.LSTM(8, 8, 1, False), "weight_hh_l0"),
+            "80.0 % of the parameters and 88.9 % of multiply-adds of weights stay floating: "
+            f"{COMPUTED}",
+        ),
+        (lambda: nn.Embedding(2, 4, max_norm=1.0), ""),  # little
+    ],
+    ids=["einsum", "parametrized", "little"],
+)
+def test_the_first_line_says_what_stays_floating(odd: Any, line: str) -> None:
+    """From a tenth on, and only what nobody asked for."""
+
+    def build() -> nn.Module:
+        body = nn.Linear(8, 8, bias=False)
+        return nn.ModuleDict({"odd": odd(), "body": body, "rows": nn.Embedding(8, 8)})
+
+    for call in (baraquant.quantize_, prepare_):
+        report = call(model := build(), W8A16())
+        assert report.headline() == line
+        assert str(report).splitlines()[0].startswith(line or "body")
+    assert ("it was not prepared" in convert_(model).headline()) == (line != "")
+    asked = prepare_(build(), W8A16(), lambda module, name: name == "rows")
+    assert "body" in asked.left_out and "body" not in asked.headline()
 
 
 def test_what_is_grouped() -> None:

@@ -22,7 +22,8 @@ def share(plain: nn.Module, quantized: nn.Module) -> float:
     integers: dict[int, int] = {}  # by the address of the weight, which several may share
     at = dict(plain.named_modules())
     for path, module in quantized.named_modules():
-        weight = getattr(at.get(path), "weight", None)
+        # A weight that a parametrization computes has an address for a moment only.
+        weight = at[path]._parameters.get("weight") if path in at else None
         if isinstance(module, _PACKED):
             kept = module.packed if weight is None else weight
             integers[kept.data_ptr()] = module.out_features * module.in_features

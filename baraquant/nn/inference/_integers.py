@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from .._precision import KeepsScales
 from .._pretrained import refuse_save_pretrained
-from .._weight import Shaped, weight_to_read
+from .._weight import Shaped, WeightView, weight_to_read
 from . import _arguments
 
 
@@ -23,6 +23,7 @@ class HoldsIntegers(KeepsScales):
     """
 
     qweight: Tensor
+    weight_scale: Tensor
     dtype: torch.dtype
 
     def dequantized_weight(self) -> Tensor:
@@ -31,12 +32,13 @@ class HoldsIntegers(KeepsScales):
 
     @property
     def weight(self) -> Tensor:
-        """The dequantized weight, to read only."""
+        """The dequantized weight, to read, or to multiply in place by a number."""
         if torch.jit.is_scripting():
             weight = self.dequantized_weight()
         else:
             like = self._shaped_as_weight()
-            weight = weight_to_read(self, self._weight_as_laid_out, like, self.dtype)
+            scale = self.weight_scale
+            weight = weight_to_read(self, self._weight_as_laid_out, like, self.dtype, scaled=scale)
         return weight
 
     def _integers(self) -> Tensor:
@@ -53,6 +55,8 @@ class HoldsIntegers(KeepsScales):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight":
+            if isinstance(value, WeightView) and value.is_result_of(self.weight_scale):
+                return
             raise AttributeError(
                 f"{type(self).__name__}: expected weight to be read only, as it is computed from "
                 "the integers in qweight; to change it, quantize the float model again"

@@ -17,7 +17,7 @@ from .._precision import KeepsScales
 from .._pretrained import refuse_save_pretrained
 from .._product import fixed_dtype
 from .._straight_through import makes_graph, straight_through
-from .._weight import weight_to_read
+from .._weight import WeightView, weight_to_read
 from ..training._freeze import check_scale, frozen
 from ..training._quantizers import own
 from ..training.experts import FakeQuantizedExperts, integer_output
@@ -305,11 +305,17 @@ class QuantizedExperts(RunsExperts, KeepsScales):
         if form is None or name not in form.weights:
             return super().__getattr__(name)
         like = form.canonical(self._integers(name))
-        return weight_to_read(self, lambda: self.dequantized_weight(name), like, self.dtype)
+        scale = super().__getattr__(f"{name}_scale")
+        return weight_to_read(
+            self, lambda: self.dequantized_weight(name), like, self.dtype, scaled=scale
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         form = vars(self).get("form")
         if form is not None and name in form.weights:
+            scale = super().__getattr__(f"{name}_scale")
+            if isinstance(value, WeightView) and value.is_result_of(scale):
+                return
             raise AttributeError(
                 f"{_NAME}: expected {name} to be read only, as it is computed from the integers in "
                 f"{name}_qweight; to change it, quantize the float model again"

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The fake quantizers of a layer in training, made from its configuration."""
 
-import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -114,7 +113,11 @@ class QuantizesWeight(HoldsMaster):
         is_rotated = rotate_of(self) > 0
         if is_sharded or is_for_torchscript() or (self.training and not is_rotated):
             return parameter
-        return weight_to_read(self, self._weight_to_read, parameter, parameter.dtype, parameter)
+        is_own = self._parameters.get("weight") is parameter
+        scaled = parameter if is_own and self.config.weight.dynamic else None
+        return weight_to_read(
+            self, self._weight_to_read, parameter, parameter.dtype, parameter, scaled
+        )
 
     @weight.setter
     def weight(self, value: Any) -> None:
@@ -152,6 +155,8 @@ class QuantizesWeight(HoldsMaster):
             return weight
         if type(self).weight is not QuantizesWeight.weight:
             return self.weight  # a parametrization computes it
+        if "parametrizations" in self._modules and "weight" in self.parametrizations:
+            return self.parametrizations["weight"]()  # one that the float layer had
         if "weight" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__} has no weight")
         return self.__dict__["weight"]
@@ -208,7 +213,8 @@ class QuantizesWeight(HoldsMaster):
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def with_floating_input(self) -> Self:
         """Return a layer that shares all with this one, but leaves its input floating."""
-        layer = copy.copy(self)
+        layer = object.__new__(type(self))  # a parametrized module refuses copy.copy
+        layer.__dict__.update(self.__dict__)
         layer.__dict__["_modules"] = dict(self._modules)
         layer.config = self.config.with_floating_input()
         layer.input_fake_quant = nn.Identity()

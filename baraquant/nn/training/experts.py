@@ -274,7 +274,8 @@ class FakeQuantizedExperts(HoldsMaster, RunsExperts):
         def rounded() -> Tensor:
             return canonical(self._rounded(name)).contiguous()
 
-        return weight_to_read(self, rounded, value, value.dtype, value)
+        scaled = value if self.config.weight.dynamic else None
+        return weight_to_read(self, rounded, value, value.dtype, value, scaled)
 
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""

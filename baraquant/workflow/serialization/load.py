@@ -85,9 +85,10 @@ def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[st
         manifest = _manifest(header)
         entries = renamed(header.tensors, manifest.names)
         metas = Metas(entries, manifest)
+        swapped = {*manifest.unpacked, *manifest.modules, *manifest.shared_modules}
         with (
             with_fused_ops(model, _CALLER, manifest.fused),
-            unpacked(model, _CALLER, lambda _, name: name in manifest.unpacked),
+            unpacked(model, _CALLER, lambda _, name: name in swapped),
         ):
             check_fits(model, manifest, metas)
             values = _read(file, header, manifest)

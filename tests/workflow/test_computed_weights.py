@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Layers whose weight PyTorch computes: weight_norm and its kin, by parametrization or hook."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize, prune
+
+import baraquant
+from baraquant import GPTQ, W4A16, W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
+from baraquant.qat import convert_, prepare_
+from baraquant.workflow.computed import plain
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*no faster")
+
+
+class Half(nn.Module):
+    """A parametrization without an inverse."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight / 2
+
+
+def both(layer: nn.Module) -> nn.Module:
+    parametrize.register_parametrization(layer, "weight", Half())
+    if getattr(layer, "bias", None) is not None:
+        parametrize.register_parametrization(layer, "bias", Half())
+    return layer
+
+
+def pruned(layer: nn.Module) -> nn.Module:
+    return prune.l1_unstructured(layer, "weight", 0.5)
+
+
+def trained_spectral_norm(layer: nn.Module) -> nn.Module:
+    """In training each read of the weight would take a step of its iteration."""
+    return parametrizations.spectral_norm(layer).train()
+
+
+MAKERS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "weight_norm": parametrizations.weight_norm,
+    "weight_norm_last": lambda layer: parametrizations.weight_norm(
+        layer, dim=layer.weight.dim() - 1
+    ),
+    "spectral_norm": parametrizations.spectral_norm,
+    "spectral_norm_training": trained_spectral_norm,
+    "orthogonal": parametrizations.orthogonal,
+    "both": both,
+    "hooked_weight_norm": torch.nn.utils.weight_norm,
+    "hooked_spectral_norm": torch.nn.utils.spectral_norm,
+    "pruned": pruned,
+}
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear": (lambda: nn.Linear(16, 16), (3, 16)),
+    "conv1d": (lambda: nn.Conv1d(16, 16, 3, groups=2, padding=1), (2, 16, 7)),
+    "conv_transpose1d": (lambda: nn.ConvTranspose1d(16, 16, 3, padding=1), (2, 16, 7)),
+    "conv2d": (lambda: nn.Conv2d(16, 16, 3, padding=1), (2, 16, 3, 3)),
+}
+
+
+def build(layer: str, maker: str) -> tuple[nn.Sequential, Tensor]:
+    torch.manual_seed(0)
+    make, shape = LAYERS[layer]
+    model = nn.Sequential(MAKERS[maker](make()), nn.Tanh())
+    x = torch.randn(shape)
+    with torch.no_grad():
+        model.train()(x)  # spectral_norm takes steps
+    return model.eval(), x
+
+
+def without(model: nn.Sequential) -> nn.Sequential:
+    """The model with the computed weights as parameters, as PyTorch's removers leave it."""
+    return nn.Sequential(plain(model[0]), nn.Tanh())
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_quantize(layer: str, maker: str) -> None:
+    """The integers are those of the computed weight."""
+    model, x = build(layer, maker)
+    wanted = without(model)
+    with torch.no_grad():
+        assert torch.equal(wanted(x), model(x))
+    model[0].train(maker == "spectral_norm_training")
+    report = baraquant.quantize_(model, W8A8())
+    baraquant.quantize_(wanted, W8A8())
+    model.eval()
+    assert "was computed by a parametrization or a hook" in report.changed["0"]
+    assert list(report.left_out) == [] and report.headline() == ""
+    assert torch.equal(model[0].qweight, wanted[0].qweight)
+    assert torch.equal(model(x), wanted(x))
+    assert not any(vars(model[0])["_forward_pre_hooks"]) and "parametriz" not in repr(model)
+    assert model.state_dict().keys() == wanted.state_dict().keys()
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("scheme", [W8A8(), QuantConfig(TensorConfig(4, learned=True))], ids=str)
+def test_training(layer: str, maker: str, scheme: Any) -> None:
+    """The prepared layer computes its weight of the float layer's parameters, which train."""
+    model, x = build(layer, maker)
+    before = {name: id(parameter) for name, parameter in model.named_parameters()}
+    keys = model.state_dict().keys()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    wanted = without(model)
+    prepare_(wanted, scheme)
+    report = prepare_(model, scheme)
+    assert list(report.left_out) == [] and keys <= model.state_dict().keys()
+    assert before.items() <= {n: id(p) for n, p in model.named_parameters()}.items()
+    with torch.no_grad():
+        assert torch.equal(model.eval()(x), wanted.eval()(x))
+        assert torch.equal(model[0].weight + 0, wanted[0].weight + 0)
+    first = model[0].float_weight().detach().clone()
+    for _ in range(2):
+        optimizer.zero_grad()
+        model.train()(x).square().sum().backward()
+        assert all(model.get_parameter(name).grad is not None for name in before)
+        optimizer.step()
+    with torch.no_grad():
+        evaluated = model.eval()(x)
+        again = copy.deepcopy(model)
+        assert torch.equal(again(x), evaluated)
+    assert not torch.equal(model[0].float_weight(), first)
+    assert list(convert_(model).changed) == ["0"]
+    assert torch.equal(model(x), evaluated)
+    assert not any(vars(model[0])["_forward_pre_hooks"])
+
+
+@pytest.mark.parametrize("maker", ["weight_norm", "hooked_weight_norm", "pruned"])
+def test_conversion_follows_the_last_step(maker: str) -> None:
+    """Also where no batch came after it, so that a hook has not computed the weight again."""
+    model, x = build("linear", maker)
+    prepare_(model, W8A8())
+    with torch.no_grad():
+        for parameter in model[0].parameters():
+            parameter.mul_(1.5)
+    wanted = copy.deepcopy(model)
+    convert_(model)
+    with torch.no_grad():
+        assert torch.equal(model.eval()(x), wanted.eval()(x))
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [W4A16(16), SmoothQuant(0.5), W8A8Static(), GPTQ(W4A16(16)), W4A16(16, rotate=16)],
+    ids=str,
+)
+@pytest.mark.parametrize("maker", ["weight_norm", "hooked_weight_norm"])
+def test_other_schemes(maker: str, scheme: Any) -> None:
+    model, x = build("linear", maker)
+    wanted = without(model)
+    for one in (model, wanted):
+        baraquant.quantize_(one, scheme, calibration=[x] * 3, progress=False)
+    assert torch.equal(model(x), wanted(x))
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_files(maker: str, tmp_path: Any) -> None:
+    """A file loads into the float model as it is built: with its parametrization or hook."""
+    model, x = build("conv1d", maker)
+    fresh = build("conv1d", maker)[0]
+    baraquant.quantize_(model, W8A8())
+    baraquant.save(model, tmp_path / "it.safetensors")
+    loaded = baraquant.load_(fresh, tmp_path / "it.safetensors")
+    assert torch.equal(loaded(x), model(x)) and "Quantized" in type(loaded[0]).__name__
+
+
+def test_a_file_of_a_layer_that_stayed_floating(tmp_path: Any) -> None:
+    model, x = build("linear", "weight_norm")
+    model.append(nn.Linear(16, 4))
+    baraquant.quantize_(model, W8A8(), filter_fn=lambda module, name: name == "2")
+    assert parametrize.is_parametrized(model[0])
+    baraquant.save(model, tmp_path / "it.safetensors")
+    fresh = build("linear", "weight_norm")[0].append(nn.Linear(16, 4))
+    loaded = baraquant.load_(fresh, tmp_path / "it.safetensors")
+    assert torch.equal(loaded(x), model(x)) and parametrize.is_parametrized(loaded[0])
+
+
+class Scaled(nn.Linear):
+    """A forward that is not its parent's."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return nn.functional.linear(input, self.weight * 2, self.bias)
+
+
+class Own:
+    """A hook that PyTorch does not know."""
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:
+        module.weight = module.own * 2
+
+
+def hooked() -> nn.Module:
+    layer = nn.Linear(8, 8)
+    layer.own = layer.weight
+    del layer._parameters["weight"]
+    layer.register_forward_pre_hook(Own())
+    layer(torch.ones(1, 8))
+    return layer
+
+
+@pytest.mark.parametrize("call", [baraquant.quantize_, prepare_])
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (lambda: parametrizations.weight_norm(Scaled(8, 8)), "Scaled has a forward of its own"),
+        (lambda: torch.nn.utils.weight_norm(Scaled(8, 8)), "Scaled has a forward of its own"),
+        (hooked, "its weight is computed by a hook"),
+        (lambda: prune.identity(torch.nn.utils.weight_norm(nn.Linear(8, 8)), "weight_v"), "hook"),
+        (lambda: parametrizations.weight_norm(nn.Bilinear(8, 8, 8)), "by a parametrization"),
+    ],
+    ids=["parametrized", "normed", "own_hook", "two_hooks", "bilinear"],
+)
+def test_what_stays_floating_stays_as_it_is(build: Any, reason: str, call: Any) -> None:
+    odd = build()
+    model = nn.ModuleDict({"odd": odd, "body": nn.Linear(8, 8)})
+    report = call(model, W8A8())
+    assert model["odd"] is odd and reason in report.left_out["odd"]
+    assert report.headline().startswith(("50", "4", "8", "5"))
+
+
+@pytest.mark.parametrize("call", [baraquant.quantize_, prepare_])
+@pytest.mark.parametrize("maker", ["weight_norm", "hooked_weight_norm"])
+def test_an_error_leaves_the_model_as_it_was(maker: str, call: Any) -> None:
+    model, _ = build("linear", maker)
+    odd = model[0]
+    state = copy.deepcopy(model.state_dict())
+    model.append(nn.Linear(20, 20))
+    with pytest.raises(ValueError, match="group_size"):
+        call(model, {"2": W4A16(16), "*": W8A8()})
+    assert model[0] is odd and all(
+        torch.equal(odd.state_dict()[n[2:]], t) for n, t in state.items()
+    )
+    report = call(model, W8A8(), filter_fn=lambda module, name: name == "2")
+    assert model[0] is odd and report.left_out == {"0": "filter_fn"}
+
+
+def test_sensitivity_measures_them() -> None:
+    model, x = build("linear", "weight_norm")
+    kind = type(model[0])
+    found = baraquant.sensitivity(model, [W8A8()], [x], progress=False)
+    assert [layer.path for layer in found.layers] == ["0"] and type(model[0]) is kind
