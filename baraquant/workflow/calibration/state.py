@@ -21,7 +21,7 @@ _KEPT = ("_parameters", "_modules")  # what no call is expected to change
 # A cache is an object that holds objects. What is deeper, or of these packages, may reach weights,
 # optimizers and data.
 _DEPTH = 2
-_FOREIGN = {"accelerate", "deepspeed", "lightning", "pytorch_lightning", "torch"}
+_FOREIGN = {"accelerate", "baraquant", "deepspeed", "lightning", "pytorch_lightning", "torch"}
 
 
 class State:
@@ -47,7 +47,9 @@ class State:
         with torch.no_grad():
             for _, own in self._attributes:
                 for name, value in own.items():
-                    if name not in _KEPT:
+                    if name.endswith("_hooks") and isinstance(value, dict):
+                        self._collections.append((value, dict(value)))  # what watches goes on
+                    elif name not in _KEPT:
                         self._visit(value)
         self._seen.clear()
 
