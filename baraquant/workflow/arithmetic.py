@@ -29,9 +29,10 @@ def arithmetic_of(module: nn.Module) -> str | None:
     A registered kind of layer says with ``is_integer`` that it multiplies integers.
     """
     form, layer = form_of(module), layer_of_prepared(module)
-    if layer is None and form is None:
+    known = layer if form is None else layer_with(form)
+    if known is None:
         return None
-    if _looks_up(layer_with(form) if form is not None else layer_of_prepared(module)):
+    if _looks_up(known):
         return ROWS
     is_integer = getattr(module, "is_integer", None)
     if is_integer is None:

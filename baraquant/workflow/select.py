@@ -189,7 +189,10 @@ class Selector:
                                for name in paths[id(module)])  # fmt: skip
         at = dict(model.named_modules())
         self._check_named(report, paths, configs, at, parts)
-        self._rules.warn_if_useless()
+        self._rules.warn_if_useless(
+            {id(at[name]) for name in report.changed},
+            {id(at[name]): (name, reason) for name, reason in report.left_out.items()},
+        )
         if isinstance(filter_fn, Filter):
             filter_fn.warn_if_useless(self._caller)
         chosen = {name: prepared[id(at[name])] for name in report.changed}
