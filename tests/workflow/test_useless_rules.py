@@ -13,6 +13,7 @@ from torch import nn
 
 from baraquant import W4A16, W8A8
 from tests.support.models.outlier_models import seeded, unchanged
+from tests.workflow import test_rules
 from tests.workflow.test_rules import SIX, UNFIT, Model, by_call
 
 BEFORE = "a key before it matches each of its layers; the first match counts: move it to the front"
@@ -55,7 +56,7 @@ def test_a_key_that_decides_nothing_is_said_before_anything_changes(
     rules, message = USELESS[name]
     with pytest.warns(UserWarning, match=f"_: expected {message}") as found:
         call(seeded(Model), rules)
-    assert len(found) == 1 and found[0].filename == __file__
+    assert len(found) == 1 and found[0].filename == test_rules.__file__
     model = seeded(Model)
     original = copy.deepcopy(model)
     with warnings.catch_warnings():
