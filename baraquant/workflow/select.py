@@ -105,7 +105,14 @@ class Filter:
         """Return the answer of the filter."""
         key = id(module), name
         if key not in self._answers:
-            self._answers[key] = bool(self._filter_fn(module, name))
+            answer = self._filter_fn(module, name)
+            try:
+                self._answers[key] = bool(answer)
+            except (ValueError, RuntimeError) as error:  # of arrays and tensors of several elements
+                kind = type(answer).__name__
+                raise TypeError(
+                    f"filter_fn: expected True or False for {name}, but got a {kind}: {error}"
+                ) from error
         return self._answers[key]
 
     def warn_if_useless(self, caller: str) -> None:
