@@ -32,6 +32,12 @@ class Errors(OutputErrors):
     def __init__(self, module: nn.Module, layers: Sequence[nn.Module]) -> None:
         super().__init__(len(layers) + 1, weights_of(module)[0].device)
         self._module, self._layers = module, layers
+        # A layer of a user's own class may keep something from one call to the next.
+        self.keeps_state = type(module).__module__.partition(".")[0] != "torch"
+
+    def state(self) -> State:
+        """Return what the layers hold now."""
+        return State([self._module, *self._layers])
 
     def add_parts(self, index: int, got: Tensor, wanted: Tensor, is_finite: Tensor) -> None:
         """Add the squared error of one tensor; ``is_finite`` is what :meth:`begin` returned."""
@@ -47,21 +53,14 @@ class Errors(OutputErrors):
 
 
 class LayerErrors(Errors):
-    """The errors of one layer's output.
+    """The errors of one layer's output; each call starts from what the float layer's held."""
 
-    A layer of a user's own class may keep something from one call to the next: each call that is
-    measured starts from what the float layer's call has started from.
-    """
-
-    def __init__(self, module: nn.Module, layers: Sequence[nn.Module]) -> None:
-        super().__init__(module, layers)
-        self._keeps_state = type(module).__module__.partition(".")[0] != "torch"
-        self._before: State | None = None
+    _before: State | None = None
 
     def before_call(self) -> None:
         """Note the state before a call."""
-        if self._keeps_state:
-            self._before = State([self._module, *self._layers])
+        if self.keeps_state:
+            self._before = self.state()
 
     def observe_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Add the errors of one call of the float layer."""
@@ -69,7 +68,7 @@ class LayerErrors(Errors):
         if not wanted:
             return
         before, self._before = self._before, None
-        after = None if before is None else State([self._module, *self._layers])
+        after = None if before is None else self.state()
         is_finite = self.begin(*floats((args, kwargs)), *wanted)
         for index, layer in enumerate(self._layers):
             if before is not None:
@@ -168,7 +167,8 @@ class _Model:
             self._state = self._state_now()
 
     def _state_now(self) -> State:
-        return State([self._model, *(new for one in self._layers.values() for new in one._layers)])
+        news = [one._layers for one in self._layers.values() if one.keeps_state]
+        return State([self._model, *(new for layers in news for new in layers)])
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         self._depth -= 1
