@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import results
-from results import GPUS, Row, one, table
+from results import GPUS, Row, one, peers, span, table
 
 CPU = "epyc"
 INT4, WEIGHT_ONLY = "quantized_int4_linear", "weight_only_linear"
@@ -77,7 +77,15 @@ def targets_met() -> str:
     return f"{sum(all(row['met']) for row in asked)} of {len(asked)}"
 
 
+def one_row(machine: results.Machine) -> str:
+    """How many times the speed of the layer of int8 one row has, with groups of any size."""
+    found = [row for row in rows(machine, INT4) if row["shape"][0] == 1]
+    return span(peers(found, "quantized_linear"), ".1f")
+
+
 TABLES = {
+    "int4.one.cpu": lambda: one_row(CPU),
+    "int4.one.gpu": lambda: one_row(GPUS),
     "int4.gpu.met": targets_met,
     "table.int4.gpu": on_gpu,
     "table.int4.cpu": lambda: on_cpu(

@@ -19,6 +19,7 @@ from ..nn.training._quantizers import (
     PackedIntegers,
     QuantizesWeight,
 )
+from .arithmetic import warn_if_no_faster
 from .computed import drop_hooks, settled
 from .inference_mode import makes_normal_tensors
 from .layers import (
@@ -64,6 +65,10 @@ def convert_(model: nn.Module) -> Report:
             infinite. The message has the layer's path.
         TypeError: ``model`` is not a module, or is scripted.
 
+    Warns:
+        UserWarning: Layers whose input stays floating, as no batch has reached them, will not be
+            faster.
+
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
         >>> _ = baraquant.qat.prepare_(model, baraquant.W8A8())
@@ -71,7 +76,8 @@ def convert_(model: nn.Module) -> Report:
         {'0': 'QuantizedLinear'}
     """
     unseen = _unseen(model)
-    trial = Converter(_prepared(model, unseen).values(), keeps=False)
+    trial_layers = _prepared(model, unseen)
+    trial = Converter(trial_layers.values(), keeps=False)
 
     def decide(module: nn.Module, name: str) -> Decision:
         return _about(module, trial, is_unseen=id(module) in unseen)
@@ -87,9 +93,15 @@ def convert_(model: nn.Module) -> Report:
             f"{CALLER}: expected a model prepared by baraquant.qat.prepare_, but {kind} has no "
             "prepared layer"
         )
+    if unseen:  # what preparation could not know
+        layers = {path: trial_layers[id(old)] for path, (old, _) in swaps.items()}
+        schemes = {path: old.config for path, (old, _) in swaps.items()}
+        warn_if_no_faster(layers, schemes, CALLER)
+        layers.clear()
     # From here on nothing fails: each layer has been converted once, and dropped again.
     olds = {path: old for path, (old, _) in swaps.items()}
     swaps.clear()
+    trial_layers.clear()
     prepared = _prepared(model, unseen)
     ready = {path: prepared.pop(id(old)) for path, old in olds.items()}
     return swap_in_turn(model, olds, tied(ready), lambda paths: _converted(ready, paths), report)

@@ -11,6 +11,7 @@ from torch import nn
 
 from ..configs import TRAINING_OBSERVERS, Config
 from ..nn import FakeQuantize, LearnedFakeQuantize
+from .arithmetic import warn_if_no_faster
 from .calibration.observers import Observer
 from .calibration.run import Calibration
 from .calibration.static import observe_inputs
@@ -97,6 +98,12 @@ def prepare_(
             path; or the model is wrapped for several processes.
         TypeError: ``model`` is not a module or is scripted, or ``config`` is not a configuration.
 
+    Warns:
+        UserWarning: What is trained will not be faster, as :func:`baraquant.quantize_` says it: a
+            scheme rounds inputs, and its layers will compute in floating point, at least nine
+            tenths of their multiply-adds. Or a key of the dictionary, or ``filter_fn``, decides
+            nothing. Or calibration data held a NaN or an infinity.
+
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
         >>> print(baraquant.qat.prepare_(model, baraquant.W8A8()).changed["0"])
@@ -111,6 +118,11 @@ input=int8 per_token symmetric dynamic)
         if not chosen:
             raise ValueError(f"{CALLER}: {nothing_to('prepare', model, report)}")
         _calibrate(model, chosen, calibration, progress)
+        # Before the model changes: a warning may be an error.
+        layers = {path: one.prepared for path, one in chosen.items()}
+        schemes = {path: one.scheme for path, one in chosen.items()}
+        warn_if_no_faster(layers, schemes, CALLER)
+        del layers
     rotate_weights_(one.prepared for one in chosen.values())
     swaps = {path: (one.module, one.prepared) for path, one in chosen.items()}
     chosen.clear()

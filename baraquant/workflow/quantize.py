@@ -109,7 +109,9 @@ def quantize_(
 
     Warns:
         UserWarning: Inputs with a NaN or an infinity were ignored; the warning has the layers and
-            the counts. Or the scheme rounds inputs, and no layer multiplies integers.
+            the counts. Or a scheme rounds inputs, and its layers compute in floating point, at
+            least nine tenths of their multiply-adds. Or a key of the dictionary, or ``filter_fn``,
+            decides nothing.
             Or :class:`~baraquant.SmoothQuant` smoothed no layer. Or :class:`~baraquant.GPTQ` used
             another damping than it was given.
 
@@ -137,20 +139,13 @@ def quantize_(
             raise ValueError(f"{_CALLER}: {nothing_to('quantize', model, report)}")
         plan, by_gptq = _calibrate(model, chosen, calibration, progress)
         check_layers(chosen, plan, by_gptq, _CALLER)
-    names, schemes = set(chosen), [one.scheme for one in chosen.values()]
-    by_smoothquant = {path for path, one in chosen.items() if isinstance(one.config, SmoothQuant)}
+        # Warnings come before the model changes: they may be errors.
+        _warn(chosen, plan)
+    names = set(chosen)
     parts.before.clear()
     report = swap_layers(model, chosen, report, _CALLER, plan, by_gptq)
     parts.release()
     _fold(model, names, plan)
-    warn_if_no_faster(report, schemes, _CALLER)
-    smoothed = {path for path, one in plan.items() if one.alpha is not None}
-    if by_smoothquant and not by_smoothquant & smoothed:
-        warnings.warn(
-            f"{_CALLER}: expected SmoothQuant to smooth a layer, but it smooths none: no "
-            "linear layer is reached by the calibration data and gains from it",
-            stacklevel=3,
-        )
     return replace(
         report,
         total_parameters=parameters,
@@ -176,6 +171,21 @@ def _calibrate(
     calibrate_inputs(model, static, calibration, progress)
     maker = Maker((one.prepared for one in chosen.values()), plan)
     return plan, _rounded(model, for_gptq, maker, calibration, progress)
+
+
+def _warn(chosen: Mapping[str, Chosen], plan: Mapping[str, Smoothing]) -> None:
+    """Warn of what a scheme was expected to do, and will not."""
+    prepared = {path: one.prepared for path, one in chosen.items()}
+    schemes = {path: one.scheme for path, one in chosen.items()}
+    warn_if_no_faster(prepared, schemes, _CALLER, stacklevel=5)
+    by_smoothquant = {path for path, one in chosen.items() if isinstance(one.config, SmoothQuant)}
+    smoothed = {path for path, one in plan.items() if one.alpha is not None}
+    if by_smoothquant and not by_smoothquant & smoothed:
+        warnings.warn(
+            f"{_CALLER}: expected SmoothQuant to smooth a layer, but it smooths none: no "
+            "linear layer is reached by the calibration data and gains from it",
+            stacklevel=4,
+        )
 
 
 def after_training(config: QuantConfig, layer: Layer) -> QuantConfig:

@@ -31,6 +31,10 @@ def register_layer(
     :func:`baraquant.quantize_`, :func:`baraquant.save` and :func:`baraquant.load_` handle it, in
     this process. A subclass of ``float_type`` that defines its own ``forward`` is not swapped.
 
+    Reports say that such a layer computes in floating point, unless it has an attribute
+    ``is_integer`` that is True: in the class for inference, or, where it depends on the
+    configuration, in the objects of both classes.
+
     Args:
         float_type: The float module. Its weight is the parameter ``weight``.
         training: The class for training, a subclass of :class:`baraquant.nn.QuantizesWeight` with a

@@ -47,7 +47,8 @@ class Report(Table):
             once.
         bytes_before: The size of parameters and buffers before.
         computes: How each quantized layer computes, by its path: ``multiplies integers``, ``stores
-            integers and computes in floating point`` or ``stores integers and looks up rows``.
+            integers and computes in floating point`` or ``stores integers and looks up rows``. Of a
+            prepared layer: how it will compute after conversion.
         multiply_adds: The multiply-adds of these modules for one row or position, by the same
             paths: the elements of their weights, and 0 for embeddings.
         bytes_after: Their size now. A model that is prepared for training has the same size, plus

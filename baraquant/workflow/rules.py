@@ -44,7 +44,7 @@ class Rules:
             [("*", config)] if self._is_one else list(config.items())
         )
         self._used: set[int] = set()
-        self._first: set[int] = set()  # those that were the first match of a layer
+        self._decided: dict[int, set[int]] = {}  # the ids of the layers that each decides
         self._chosen: dict[int, tuple[str, QuantConfig]] = {}  # by the id of a weight
         if not self._rules:
             raise ValueError(f"{caller}: expected configurations, but got an empty dictionary")
@@ -101,7 +101,7 @@ class Rules:
                 self._used.add(index)
                 first = index if first is None else first
         if first is not None:
-            self._first.add(first)
+            self._decided.setdefault(first, set()).add(id(module))
         return first
 
     def is_named(self, names: Iterable[str]) -> bool:
@@ -144,16 +144,33 @@ class Rules:
                     f"{', '.join(paths[:5])}{more}"
                 )
 
-    def warn_if_useless(self) -> None:
-        """Warn of keys that are to leave layers floating, but all of whose layers others match."""
+    def warn_if_useless(self, changed: set[int], left_out: Mapping[int, tuple[str, str]]) -> None:
+        """Warn of keys that decide nothing.
+
+        These are keys all of whose layers others match before, and keys whose configuration no
+        layer takes.
+
+        Args:
+            changed: The ids of the layers that get a configuration.
+            left_out: The path of each other layer and why it stays floating, by its id.
+        """
         for index, (key, value) in enumerate(self._rules):
-            if value is None and not self._is_one and index not in self._first:
-                what = f"the pattern {key!r}" if isinstance(key, str) else key.__name__
-                warnings.warn(
-                    f"{self._caller}: expected {what} to leave out a layer, but a key before it "
-                    "matches each of its layers; the first match counts: move it to the front",
-                    stacklevel=5,
+            decided = self._decided.get(index, set())
+            if self._is_one or (decided and (value is None or decided & changed)):
+                continue
+            what = f"the pattern {key!r}" if isinstance(key, str) else key.__name__
+            if decided:
+                found = [told for one, told in left_out.items() if one in decided]
+                reasons = "; ".join(f"{path}: {reason}" for path, reason in found[:3])
+                more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+                text = f"to quantize a layer, but all of its layers stay floating ({reasons}{more})"
+            else:
+                does = "leave out" if value is None else "decide on"
+                text = (
+                    f"to {does} a layer, but a key before it matches each of its layers; the first "
+                    "match counts: move it to the front"
                 )
+            warnings.warn(f"{self._caller}: expected {what} {text}", stacklevel=5)
 
 
 def _matches(key: Any, path: str, module: nn.Module) -> bool:

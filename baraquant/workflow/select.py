@@ -106,7 +106,14 @@ class Filter:
         """Return the answer of the filter."""
         key = id(module), name
         if key not in self._answers:
-            self._answers[key] = bool(self._filter_fn(module, name))
+            answer = self._filter_fn(module, name)
+            try:
+                self._answers[key] = bool(answer)
+            except (ValueError, RuntimeError) as error:  # of arrays and tensors of several elements
+                kind = type(answer).__name__
+                raise TypeError(
+                    f"filter_fn: expected True or False for {name}, but got a {kind}: {error}"
+                ) from error
         return self._answers[key]
 
     def warn_if_useless(self, caller: str) -> None:
@@ -192,7 +199,10 @@ class Selector:
                                for name in paths[id(module)])  # fmt: skip
         at = dict(model.named_modules())
         self._check_named(report, paths, configs, at, parts)
-        self._rules.warn_if_useless()
+        self._rules.warn_if_useless(
+            {id(at[name]) for name in report.changed},
+            {id(at[name]): (name, reason) for name, reason in report.left_out.items()},
+        )
         if isinstance(filter_fn, Filter):
             filter_fn.warn_if_useless(self._caller)
         chosen = {name: prepared[id(at[name])] for name in report.changed}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..configs import Config
 from ..nn import QuantizesWeight
+from .arithmetic import warn_if_no_faster
 from .layers import weights_of
 from .make import Maker, check_layers, make, swap_layers
 from .quantize import after_training, check_module, quantize_
@@ -65,6 +66,9 @@ class Stream:
         self._chosen, self._report = self._selector.choose(model, filter_fn, Unpacked())
         if not self._chosen:
             raise ValueError(f"{caller}: {nothing_to('quantize', model, self._report)}")
+        layers = {path: one.prepared for path, one in self._chosen.items()}
+        schemes = {path: one.scheme for path, one in self._chosen.items()}
+        warn_if_no_faster(layers, schemes, caller)
         self._paths = paths_of(model)
         by_weight: dict[int, list[str]] = {}
         for path, one in self._chosen.items():
@@ -152,11 +156,16 @@ class Stream:
         self._chosen.clear()
         check_layers(ready, {}, {}, self._caller)
         # What a model has kept of these layers beside their places gets the new ones too.
-        swap(self._model, swaps, replace(self._report, changed=changed))
+        placed = swap(self._model, swaps, replace(self._report, changed=changed))
         report = swap_layers(self._model, ready, self._report, self._caller, {}, {})
-        changed |= report.changed
-        changed = {path: changed[path] for path in order}
-        return replace(report, changed=changed, left_out=left_out)
+        changed = placed.changed | report.changed
+        computes = placed.computes | report.computes
+        return replace(
+            report,
+            changed={path: changed[path] for path in order},
+            left_out=left_out,
+            computes={path: computes[path] for path in order if path in computes},
+        )
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _converted(self, paths: list[str], value: Tensor) -> dict[str, nn.Module]:

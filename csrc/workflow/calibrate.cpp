@@ -3,6 +3,10 @@
 
 #include <c10/util/ScopeExit.h>
 
+#include <mutex>
+#include <utility>
+#include <vector>
+
 #include "api/ops.h"
 
 namespace baraquant::workflow {
@@ -30,6 +34,40 @@ class ObservedLayer : public nn::Layer {
   std::optional<int64_t> rotate_;  // the layer will see the rotated input
 };
 
+// What the calls of a model may change, as it is now: its buffers, and the random numbers.
+class State {
+ public:
+  explicit State(const torch::nn::Module& model)
+      : generator_(at::globalContext().defaultGenerator(at::kCPU)) {
+    const torch::NoGradGuard no_grad;
+    for (const auto& buffer : model.buffers()) {
+      if (buffer.defined() && !buffer.is_meta()) {
+        buffers_.emplace_back(buffer, buffer.detach().clone());
+      }
+    }
+    const std::scoped_lock lock(generator_.mutex());
+    random_ = generator_.get_state();
+  }
+
+  void restore() {
+    const torch::NoGradGuard no_grad;
+    for (auto& [buffer, copy] : buffers_) {
+      if (buffer.sizes() != copy.sizes()) {
+        buffer.set_data(copy);
+      } else if (!torch::equal(buffer, copy)) {  // a graph may have kept one that is as it was
+        buffer.copy_(copy);
+      }
+    }
+    const std::scoped_lock lock(generator_.mutex());
+    generator_.set_state(random_);
+  }
+
+ private:
+  at::Generator generator_;
+  torch::Tensor random_;
+  std::vector<std::pair<torch::Tensor, torch::Tensor>> buffers_;
+};
+
 }  // namespace
 
 std::map<std::string, std::shared_ptr<Observer>> observe_inputs(const std::string& caller,
@@ -52,11 +90,13 @@ std::map<std::string, std::shared_ptr<Observer>> observe_inputs(const std::strin
   if (observed.empty()) return {};
   std::vector<std::pair<torch::nn::Module*, bool>> modes = {{&model, model.is_training()}};
   for (const auto& place : places) modes.emplace_back(place.module, place.module->is_training());
+  State state(model);
   {
     const auto restore = c10::make_scope_exit([&] {
       swap(places_of(model), back);
       // train() reaches the children too: parents come first.
       for (const auto& [module, training] : modes) module->train(training);
+      state.restore();
     });
     model.eval();
     swap(places, there);

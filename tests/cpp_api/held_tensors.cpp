@@ -151,6 +151,37 @@ void nothing_is_held() {
   }
 }
 
+// A module whose calls change a buffer and draw random numbers.
+struct RemembersImpl : torch::nn::Module {
+  RemembersImpl() { memory = register_buffer("memory", torch::full({16}, 3.0F)); }
+  Tensor forward(const Tensor& input) {
+    memory.mul_(0.5).add_(input.mean(0));
+    return input + memory + torch::rand({16});
+  }
+  Tensor memory;
+};
+TORCH_MODULE(Remembers);
+
+void calibration_leaves_the_state() {
+  for (const bool trains : {false, true}) {
+    const Remembers first;
+    auto model = torch::nn::Sequential(first, torch::nn::Linear(16, 8));
+    const auto input = torch::rand({4, 16});
+    torch::manual_seed(7);
+    const baraquant::Options options{.calibration = [&] { model->forward(input); }};
+    if (trains) {
+      baraquant::prepare_(*model, baraquant::W8A8Static(), options);
+    } else {
+      baraquant::quantize_(*model, baraquant::W8A8Static(), options);
+    }
+    const auto next = torch::rand({3});
+    torch::manual_seed(7);
+    const bool same = torch::equal(first->memory, torch::full({16}, 3.0F)) &&
+                      torch::equal(next, torch::rand({3}));
+    show(std::string(trains ? "prepare_" : "quantize_") + ": calibration leaves the state", same);
+  }
+}
+
 void all_or_nothing() {
   auto model = torch::nn::Sequential(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
   const auto modules = modules_of(*model);
@@ -232,6 +263,7 @@ int main() {
   torch::manual_seed(0);
   nothing_is_derived();
   nothing_is_held();
+  calibration_leaves_the_state();
   all_or_nothing();
   unknown_scales();
   scales_are_equivariant();

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -11,9 +12,25 @@ import torch
 from torch import nn
 
 import baraquant
-from baraquant import AWQ, W4A8, W4A16, W8A8, W8A16, SmoothQuant, W8A8Static
+from baraquant import (
+    AWQ,
+    W4A8,
+    W4A16,
+    W8A8,
+    W8A16,
+    QuantConfig,
+    SmoothQuant,
+    TensorConfig,
+    W8A8Static,
+)
+from baraquant.nn import FakeQuantize
 from baraquant.qat import convert_, prepare_
 from baraquant.workflow.report import FLOATS, INTEGERS, ROWS
+from baraquant.workflow.stream import Stream
+from tests.support.models.outlier_models import unchanged
+from tests.workflow.registered_layer import Gained, QuantizedGained, forgotten, register
+
+__all__ = ["forgotten"]  # a fixture
 
 
 def convolutions() -> nn.Module:
@@ -41,8 +58,9 @@ def test_linear_layers(scheme: Any, how: str, trained: bool) -> None:
     data = [torch.arange(5)]
     if trained:
         prepared = prepare_(model, scheme, calibration=data)
-        assert prepared.computes == {} and "multiply-adds" not in prepared.summary()
         report = convert_(model)
+        assert prepared.computes == report.computes
+        assert prepared.integer_products == report.integer_products
     else:
         report = baraquant.quantize_(model, {nn.Linear: scheme, "*": W8A16()}, calibration=data)
     assert report.computes["1"] == how and report.computes["0"] == ROWS
@@ -59,6 +77,142 @@ def test_presets_that_speed_up_no_convolution_are_said(scheme: Any) -> None:
     with pytest.warns(UserWarning, match="smaller and no faster; convolutions round their inputs"):
         report = baraquant.quantize_(model, scheme, calibration=DATA)
     assert set(report.computes.values()) == {FLOATS} and report.integer_products == 0
+
+
+NO_FASTER = {
+    "convolutions": (convolutions, W8A8()),
+    "groups": (lambda: nn.Sequential(nn.Linear(16, 16)), W4A8(16, group_factors=False)),
+    "transposed": (
+        lambda: nn.Sequential(nn.ConvTranspose1d(16, 16, 3)),
+        W8A8Static(conv_inputs=True),
+    ),
+    "a small head": (
+        lambda: nn.Sequential(nn.Conv1d(16, 32, 3), nn.Flatten(0, 1), nn.Linear(7, 4)),
+        W8A8(),
+    ),
+    "a rule": (
+        lambda: nn.Sequential(nn.Conv1d(16, 32, 3), nn.Linear(7, 4)),
+        {nn.Conv1d: W8A8(symmetric=False), nn.Linear: W8A8()},
+    ),
+}
+ROUTES: dict[str, Any] = {
+    "quantize_": lambda model, scheme: baraquant.quantize_(model, scheme, calibration=DATA),
+    "prepare_": lambda model, scheme: prepare_(model, scheme),
+}
+
+
+@pytest.mark.parametrize("name", NO_FASTER)
+@pytest.mark.parametrize("route", ROUTES)
+def test_training_says_the_same_and_nothing_changes_before(name: str, route: str) -> None:
+    build, scheme = NO_FASTER[name]
+    with pytest.warns(UserWarning, match="expected layers that multiply integers with") as found:
+        ROUTES[route](build(), scheme)
+    text = str(found[0].message).partition(": ")[2]
+    with pytest.warns(UserWarning) as other:
+        ROUTES["prepare_" if route == "quantize_" else "quantize_"](build(), scheme)
+    assert [str(one.message).partition(": ")[2] for one in other] == [text]
+    assert all(one.filename == __file__ for one in (*found, *other))
+    model = build()
+    before = copy.deepcopy(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="no faster"):
+            ROUTES[route](model, scheme)
+    assert unchanged(model, before)
+
+
+def test_layers_that_training_has_not_reached_are_said_by_conversion() -> None:
+    model = nn.ModuleDict({"used": nn.Linear(4, 4), "unused": nn.Linear(16, 16)})
+    prepare_(model, W8A8Static())
+    model["used"](torch.randn(3, 4))
+    before = dict(model.named_modules())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match=r"qat\.convert_: expected layers that multiply"):
+            convert_(model)
+    assert dict(model.named_modules()) == before
+
+
+def everything() -> nn.Module:
+    return nn.ModuleDict(
+        {
+            "linear": nn.Linear(16, 16),
+            "table": nn.Embedding(5, 16),
+            "conv": nn.Conv2d(16, 16, 3),
+            "depthwise": nn.Conv1d(16, 16, 3, groups=16),
+            "grouped": nn.Conv1d(16, 16, 3, groups=4),
+            "transposed": nn.ConvTranspose1d(16, 16, 3),
+            "lstm": nn.LSTM(16, 16),
+            "gru": nn.GRU(16, 16),
+            "attention": nn.MultiheadAttention(16, 2),
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        W8A8(), W8A8(False), W8A8Static(), W8A8Static(conv_inputs=True),
+        W4A8(16), W4A8(16, group_factors=False), W4A8(16, learned=True), W8A16(), W4A16(16),
+        QuantConfig(TensorConfig(8, "per_channel", symmetric=False), TensorConfig(8, "per_token")),
+        QuantConfig(TensorConfig(8), TensorConfig(8, "per_tensor", symmetric=False)),
+        QuantConfig(TensorConfig(4), TensorConfig(8, "per_group", group_size=16)),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:.*no faster")
+def test_what_preparation_says_is_what_conversion_gives(scheme: Any) -> None:
+    model = everything()
+    prepared = prepare_(model, scheme)
+    for module in model.modules():
+        for quantizer in getattr(module, "input_quantizers", dict)().values():
+            if isinstance(quantizer, FakeQuantize) and not quantizer.is_dynamic:
+                quantizer.train()(torch.randn(16))
+    converted = convert_(model)
+    assert prepared.computes == converted.computes
+    assert prepared.computes.keys() == prepared.changed.keys()
+    assert prepared.multiply_adds == converted.multiply_adds
+
+
+class Multiplies(QuantizedGained):
+    is_integer = True
+
+
+@pytest.mark.parametrize(
+    ("inference", "scheme", "how"),
+    [
+        (QuantizedGained, W8A8(), FLOATS),
+        (QuantizedGained, W8A16(), FLOATS),
+        (Multiplies, W8A8(), INTEGERS),
+    ],
+)
+@pytest.mark.usefixtures("forgotten")
+@pytest.mark.filterwarnings("ignore:.*no faster")
+def test_registered_layers(inference: Any, scheme: Any, how: str) -> None:
+    register(inference)
+    model = nn.Sequential(Gained(8, 8))
+    assert prepare_(model, scheme).computes == {"0": how}
+    assert convert_(model).computes == {"0": how}
+    assert baraquant.quantize_(nn.Sequential(Gained(8, 8)), scheme).computes == {"0": how}
+
+
+@pytest.mark.parametrize("scheme", [W8A8(), W4A8(16, group_factors=False)], ids=str)
+@pytest.mark.filterwarnings("ignore:.*no faster")
+def test_streamed_layers(scheme: Any) -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Embedding(4, 16), nn.Linear(16, 16))
+    wanted = baraquant.quantize_(copy.deepcopy(model), scheme)
+    weight = model[0].weight.detach().clone()
+    with torch.device("meta"):
+        empty = nn.Sequential(nn.Linear(16, 16), nn.Embedding(4, 16), nn.Linear(16, 16))
+    stream = Stream(empty, scheme, "load", lambda module, name: True)
+    stream.add("0.weight", weight)
+    for index in (1, 2):
+        empty[index].load_state_dict(model[index].state_dict(), assign=True)
+    empty[0].bias = model[0].bias
+    report = stream.finish()
+    assert list(report.changed) == list(wanted.changed) == list(report.computes)
+    assert report.computes == wanted.computes
+    assert report.integer_products == wanted.integer_products
 
 
 def test_smoothing_that_smooths_nothing_is_said() -> None:

@@ -289,9 +289,10 @@ def test_report() -> None:
     assert isinstance(report, Report)
     assert str(report).splitlines() == [
         "0      FakeQuantizedLinear(weight=int8 per_channel symmetric dynamic, "
-        "input=int8 per_token symmetric dynamic) (57.1 %)",
+        "input=int8 per_token symmetric dynamic): multiplies integers (57.1 %)",
         "* (2)  left out: filter_fn (38.1 %)",
-        "1 changed, 2 left out; 57.1 % of 336 parameters in integers; 1.3 KiB before, 1.3 KiB now",
+        "1 changed, 2 left out; 57.1 % of 336 parameters in integers, 60.0 % of multiply-adds of "
+        "weights by integers; 1.3 KiB before, 1.3 KiB now",
     ]
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .progress import ProgressBar
+from .state import State
 
 # Batches, or a function that is called with the model and runs it.
 Calibration = Iterable[Any] | Callable[[nn.Module], Any]
@@ -53,6 +54,14 @@ class CallWatcher(Counts, Protocol):
         """Observe one call: what ``forward`` was given, after pre-hooks, and what it returned."""
 
 
+@runtime_checkable
+class StateWatcher(CallWatcher, Protocol):
+    """Observes the calls of one module, and what it holds before them."""
+
+    def before_call(self) -> None:
+        """Note what the module holds before a call."""
+
+
 def calibrate(
     model: nn.Module,
     calibration: Calibration,
@@ -65,9 +74,11 @@ def calibrate(
 ) -> set[str]:
     """Run ``model`` on the data; each watcher sees all inputs of the module at its path.
 
-    The model runs in evaluation mode and without gradients; afterwards each module has its former
-    mode. A batch is passed as ``model(*batch)`` if it is a tuple or a list, as ``model(**batch)``
-    if it is a mapping, else as ``model(batch)``.
+    The model runs in evaluation mode and without gradients. Afterwards each module has its former
+    mode, buffers and attributes, and the generators of random numbers go on as if nothing had run.
+    What the model keeps from one call to the next, it keeps within the run. A batch is passed as
+    ``model(*batch)`` if it is a tuple or a list, as ``model(**batch)`` if it is a mapping, else as
+    ``model(batch)``.
 
     Args:
         model: The model.
@@ -219,6 +230,7 @@ def check_repeatable(calibration: Calibration | None, times: str, where: str) ->
 @contextmanager
 def watching(module: nn.Module, watcher: Watcher | CallWatcher) -> Iterator[None]:
     """Let ``watcher`` see each call of ``module``, or the first argument of each call."""
+    handles = []
     if isinstance(watcher, CallWatcher):
         observe_call = watcher.observe_call
 
@@ -226,7 +238,10 @@ def watching(module: nn.Module, watcher: Watcher | CallWatcher) -> Iterator[None
             observe_call(args, kwargs, out)
 
         # Before other hooks, which may change the output.
-        handle = module.register_forward_hook(after, with_kwargs=True, prepend=True)
+        handles.append(module.register_forward_hook(after, with_kwargs=True, prepend=True))
+        if isinstance(watcher, StateWatcher):
+            before_call = watcher.before_call
+            handles.append(module.register_forward_pre_hook(lambda _, args: before_call()))
     else:
         observe = watcher.observe
 
@@ -235,11 +250,12 @@ def watching(module: nn.Module, watcher: Watcher | CallWatcher) -> Iterator[None
             if isinstance(value, Tensor):
                 observe(value)
 
-        handle = module.register_forward_pre_hook(before, with_kwargs=True)
+        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 def import_apart(name: str) -> None:
@@ -256,7 +272,11 @@ def import_apart(name: str) -> None:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Let the model run in evaluation mode, without gradients, calling every module's forward."""
+    """Let the model run in evaluation mode, without gradients, calling every module's forward.
+
+    Afterwards it has its former state, whatever the calls have changed.
+    """
+    state = State([model])
     modes = {module: module.training for module in model.modules()}
     # The fused path of nn.TransformerEncoderLayer would bypass the hooks of its children.
     fused = torch.backends.mha.get_fastpath_enabled()
@@ -269,3 +289,4 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fused)
         for module, training in modes.items():
             module.training = training
+        state.restore()

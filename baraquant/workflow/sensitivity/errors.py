@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..calibration.errors import OutputErrors
 from ..calibration.run import Calibration, calibrate
+from ..calibration.state import State
 from ..layers import weights_of
 
 _CHUNK = 1 << 22  # elements of an output at a time, so that the temporaries stay small
@@ -31,6 +32,12 @@ class Errors(OutputErrors):
     def __init__(self, module: nn.Module, layers: Sequence[nn.Module]) -> None:
         super().__init__(len(layers) + 1, weights_of(module)[0].device)
         self._module, self._layers = module, layers
+        # A layer of a user's own class may keep something from one call to the next.
+        self.keeps_state = type(module).__module__.partition(".")[0] != "torch"
+
+    def state(self) -> State:
+        """Return what the layers hold now."""
+        return State([self._module, *self._layers])
 
     def add_parts(self, index: int, got: Tensor, wanted: Tensor, is_finite: Tensor) -> None:
         """Add the squared error of one tensor; ``is_finite`` is what :meth:`begin` returned."""
@@ -46,19 +53,32 @@ class Errors(OutputErrors):
 
 
 class LayerErrors(Errors):
-    """The errors of one layer's output."""
+    """The errors of one layer's output; each call starts from what the float layer's held."""
+
+    _before: State | None = None
+
+    def before_call(self) -> None:
+        """Note the state before a call."""
+        if self.keeps_state:
+            self._before = self.state()
 
     def observe_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Add the errors of one call of the float layer."""
         wanted = floats(output)
         if not wanted:
             return
+        before, self._before = self._before, None
+        after = None if before is None else self.state()
         is_finite = self.begin(*floats((args, kwargs)), *wanted)
         for index, layer in enumerate(self._layers):
+            if before is not None:
+                before.restore()
             # Hooks of the float layer have changed its input already, and its output not yet.
             got = floats(layer.forward(*args, **kwargs))
             for one, other in zip(got, wanted, strict=True):
                 self.add_parts(index, one, other, is_finite)
+        if after is not None:
+            after.restore()
         for other in wanted:
             self.add_parts(len(self._layers), torch.zeros_like(other), other, is_finite)
 
@@ -68,16 +88,20 @@ class OutputChanges(Errors):
 
     is_reached = False
 
-    def add_call(self, call: Any, wanted: list[Tensor]) -> None:
+    def add_call(
+        self, call: Callable[[], list[Tensor]], wanted: list[Tensor], before: State
+    ) -> None:
         """Add the errors of one call of the model.
 
         Args:
             call: Calls the model again with the same inputs, and returns its floating outputs.
             wanted: Those of the float model.
+            before: The state in which the float model was called.
         """
         device = self.errors.device
         is_finite = self.begin(*wanted).to(device)
         for index, layer in enumerate(self._layers):
+            before.restore()
             with _in_place_of(self._module, layer):
                 got = call()
             for one, other in zip(got, wanted, strict=True):
@@ -110,6 +134,7 @@ class _Model:
         self._depth = 0
         self._repeats = False
         self._inputs: Any = None
+        self._state: State | None = None  # before the call
         self.skipped_batches: Tensor | None = None
         self.calls = 0
 
@@ -139,6 +164,11 @@ class _Model:
             for one in self._layers.values():
                 one.is_reached = False
             self._inputs = _copied((args, kwargs))  # a call may change them, as a cache
+            self._state = self._state_now()
+
+    def _state_now(self) -> State:
+        news = [one._layers for one in self._layers.values() if one.keeps_state]
+        return State([self._model, *(new for layers in news for new in layers)])
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         self._depth -= 1
@@ -152,6 +182,8 @@ class _Model:
             )
         self.calls += 1
         inputs, self._inputs, self._repeats = self._inputs, None, True
+        before, self._state, after = self._state, None, self._state_now()
+        assert before is not None
         self._depth += 1
 
         def call() -> list[Tensor]:
@@ -161,8 +193,9 @@ class _Model:
         try:
             for one in self._layers.values():
                 if one.is_reached:
-                    one.add_call(call, wanted)
+                    one.add_call(call, wanted, before)
         finally:
+            after.restore()
             self._depth -= 1
             self._repeats = False
 
