@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from .. import ops
 from ..ops._limits import MAX_SHIFTED_FEATURES
 from ._product import is_exported, matching_bias, quantized_by
-from ._straight_through import conv_through
+from ._straight_through import conv_through, without_gradient
 
 # The fewest inputs of a group whose product of integers is worth it; one input is depthwise.
 _LEAST_INPUTS = 16
@@ -93,7 +93,7 @@ class ConvolvesIntegers(nn.Module):  # type: ignore[misc]
         bias: Tensor | None,
     ) -> Tensor:
         """Return the convolution of the quantized input, in the dtype of ``input``."""
-        values = input.detach()
+        values = without_gradient(input)
         if self.pads_first:
             values = F.pad(values, self._reversed_padding_repeated_twice, mode=self.pad_mode)
         if torch.jit.is_scripting():

@@ -18,7 +18,7 @@ from ..._docstrings import documented
 from ...configs import Config, QuantConfig
 from ...schemes import quant_config
 from .._convolution import ConvolvesIntegers, Transposes, is_integer_conv
-from .._straight_through import makes_graph, straight_through
+from .._straight_through import makes_graph, straight_through, without_gradient
 from ._drop_in import DropIn
 from ._quantizers import QuantizesWeight, check_groups
 
@@ -110,7 +110,7 @@ class _FakeQuantizedConv(ConvolvesIntegers, _FakeQuantizesConv):
         qweight, weight_scale, _ = self.quantized_weight()
         bias = self.bias_to_add()
         if bias is not None:
-            bias = bias.detach()
+            bias = without_gradient(bias)
         output = self._convolve_integers(input, qweight, weight_scale, bias)
         if makes_graph():
             weight = self.fake_quantized_weight()

@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from ... import ops
 from ...configs import integer_range
-from .._straight_through import straight_through
+from .._straight_through import straight_through, without_gradient
 from . import _arguments
 
 _COMPUTE = (torch.float32, torch.float64)
@@ -44,7 +44,7 @@ class RoundsToInt4(nn.Module):  # type: ignore[misc]
         """Return ``input`` as packed numbers, uint8, with scale, factors and zero points."""
         scale, factor, zero_point = self.qparams_of(input)
         packed = ops.quantize_int4(
-            input.detach(), scale, factor, self.group_size, group_zero_point=zero_point
+            without_gradient(input), scale, factor, self.group_size, group_zero_point=zero_point
         )
         return packed, scale, factor, zero_point
 
@@ -134,7 +134,7 @@ class FakeQuantizeInt4(RoundsToInt4):
         scale, factor, zero_point = self.scale, self.group_factor, self.group_zero_point
         if scale is None or factor is None or zero_point is None:
             return ops.choose_int4_qparams(
-                input.detach(), self.group_size, symmetric=self.symmetric
+                without_gradient(input), self.group_size, symmetric=self.symmetric
             )
         return scale, factor, zero_point
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from .._precision import with_precision
+from .._straight_through import without_gradient
 from . import _arguments
 from ._first_batch import check_unwrapped, is_known, is_zero
 from ._granularity import ByGranularity
@@ -274,10 +275,11 @@ class LearnedFakeQuantize(ByGranularity):
         # The second term of this sum is 0 and carries the gradient, so the bits of the value do not
         # change.
         step = scale * factor
-        scale = rounded_scale(scale.detach(), self.scale_dtype) + (step - step.detach())
+        rounded = rounded_scale(without_gradient(scale), self.scale_dtype)
+        scale = rounded + (step - without_gradient(step))
         if zero_point is not None:
             step = zero_point * factor
-            zero_point = zero_point.detach() + (step - step.detach())
+            zero_point = without_gradient(zero_point) + (step - without_gradient(step))
         return self._fake_quantize(input, scale, zero_point, None)
 
     @torch.jit.export  # type: ignore[untyped-decorator]
@@ -296,10 +298,10 @@ class LearnedFakeQuantize(ByGranularity):
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """Return the positive scale and the int32 zero point of the current grid."""
         scale, zero_point = self._parameters_of(self.scale.dtype)
-        scale = rounded_scale(scale.detach(), self.scale_dtype)
+        scale = rounded_scale(without_gradient(scale), self.scale_dtype)
         if zero_point is None:
             return scale, torch.zeros_like(scale, dtype=torch.int32)
-        zeros = zero_point.detach().round().clamp(self.quant_min, self.quant_max)
+        zeros = without_gradient(zero_point).round().clamp(self.quant_min, self.quant_max)
         return scale, zeros.nan_to_num(float(self.quant_min)).to(torch.int32)
 
     @torch.jit.export  # type: ignore[untyped-decorator]

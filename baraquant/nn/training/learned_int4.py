@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import ops
-from .._straight_through import makes_graph
+from .._straight_through import makes_graph, without_gradient
 from . import _arguments
 from ._first_batch import check_unwrapped
 from ._int4_search import searched_factors
@@ -194,12 +194,14 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
     def _smooth_shifted(self, input: Tensor, steps: Tensor, zero_point: Tensor) -> Tensor:
         """Return ``input`` rounded with zero points, where a large factor has fewer integers."""
         _, factor, _ = self._qparams_in(self._compute_dtype(input.dtype))
-        rounded = zero_point.detach().round().clamp(self.quant_min, self.quant_max)
-        zeros = (zero_point + (rounded - zero_point.detach())).unsqueeze(2)  # straight-through
+        fixed = without_gradient(zero_point)
+        rounded = fixed.round().clamp(self.quant_min, self.quant_max)
+        zeros = (zero_point + (rounded - fixed)).unsqueeze(2)  # straight-through
         steps, factors = steps.unsqueeze(2), factor.unsqueeze(2).to(steps.dtype)
         values = input.to(steps.dtype).unflatten(1, [self.groups, self.group_size])
         position = values / steps
-        integers = position + (position.detach().round() - position.detach()) + zeros
+        fixed = without_gradient(position)
+        integers = position + (fixed.round() - fixed) + zeros
         low = (zeros - (128.0 / factors).floor()).clamp_min(float(self.quant_min))
         high = (zeros + (127.0 / factors).floor()).clamp_max(float(self.quant_max))
         limited = torch.clamp(integers, low, high)  # an end itself is inside
@@ -207,7 +209,8 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
 
     def _qparams_in(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         steps, zero_point = self._parameters_of(dtype)
-        steps, scale = steps.detach(), self._row_scale(dtype).detach()
+        steps = without_gradient(steps)
+        scale = without_gradient(self._row_scale(dtype))
         factor = ops.quantize_per_channel(
             steps, scale, None, 0, 1, self.largest_factor, dtype=torch.uint8
         )
@@ -215,7 +218,8 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
         zeros = torch.full_like(factor, 8)
         if zero_point is not None:
             is_known = is_known & zero_point.isfinite()
-            shifted = zero_point.detach().round().clamp(self.quant_min, self.quant_max) + 8
+            zero_point = without_gradient(zero_point)
+            shifted = zero_point.round().clamp(self.quant_min, self.quant_max) + 8
             zeros = shifted.nan_to_num(0.0).to(torch.uint8)
         return scale.masked_fill(~is_known.all(dim=1), float("nan")), factor, zeros
 
@@ -248,4 +252,4 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
 def _with_factor(value: Tensor, factor: float) -> Tensor:
     """Return ``value`` with its gradient multiplied by a factor; the added 0 changes no bit."""
     part = value * factor
-    return value.detach() + (part - part.detach())
+    return without_gradient(value) + (part - without_gradient(part))

@@ -243,7 +243,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         qweight: Tensor | None = None
         scale: Tensor | None = None
         if self.has_group_factors:
-            qweight, scale, _ = self.weight_fake_quant.quantize(weight.detach())
+            qweight, scale, _ = self.weight_fake_quant.quantize(without_gradient(weight))
             weight = self.weight_fake_quant.smooth(weight)
         return ops.qat_linear(
             input,
@@ -265,7 +265,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         return linear(self.rounded_input(input), weight, self.bias_to_add())
 
     def _integer_output(self, input: Tensor) -> Tensor:
-        integers, scale, zero_point = self.input_fake_quant.quantize(input.detach())
+        integers, scale, zero_point = self.input_fake_quant.quantize(without_gradient(input))
         weight, weight_scale, _ = self.quantized_weight()
         bias = matching_bias(self.bias_to_add(), input.dtype, weight_scale)
         return ops.int8_linear(
@@ -273,7 +273,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
             weight,
             scale,
             weight_scale,
-            None if bias is None else bias.detach(),
+            None if bias is None else without_gradient(bias),
             input_zero_point=None if self.symmetric else zero_point,
             dtype=input.dtype,
         )
@@ -282,7 +282,9 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         rows = self.rounded_input(without_gradient(input))
         weight, scale, zero_point = self.quantized_weight()
         bias = self.bias_to_add()
-        bias = fixing_bias(None if bias is None else bias.detach(), input, self.out_features)
+        bias = fixing_bias(
+            None if bias is None else without_gradient(bias), input, self.out_features
+        )
         group_size: int | None = None
         if self.group_size > 0:
             group_size = self.group_size
