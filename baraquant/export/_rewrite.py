@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..nn._subclassed import plain_type, with_forward_of
+from ..nn._subclassed import with_forward_of
 from ._layers import IntegerLayer
 
 
@@ -68,7 +68,7 @@ def rewritten(
         new = made[id(module)] = replace(path, module, layers.get(path))
         if new is module:
             continue
-        if path in layers and type(module) is not plain_type(module):
+        if path in layers:
             new = with_forward_of(new, module, nn.Linear)
         for name in ("_forward_hooks", "_forward_pre_hooks"):
             getattr(new, name).update(getattr(module, name))

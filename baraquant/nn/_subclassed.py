@@ -60,7 +60,7 @@ def plain_type(module: nn.Module) -> type[nn.Module]:
 
 
 def with_forward_of(new: nn.Module, old: nn.Module, parent: type[nn.Module]) -> nn.Module:
-    """Return ``new`` with the forward of ``old``, and with the attributes that this reads.
+    """Return ``new`` with the forward of ``old``, and with what else ``old`` has registered.
 
     Args:
         new: A quantized layer.
@@ -68,29 +68,59 @@ def with_forward_of(new: nn.Module, old: nn.Module, parent: type[nn.Module]) -> 
         parent: PyTorch's class.
     """
     own = _own_class(old, parent)
+    further = _further(old, parent)
     if own.forward is parent.forward or computes_parent(old, parent):
+        _register(new, old, further)
         return new
     result: nn.Module = _rebuild(own, plain_type(new), parent)
     vars(result).update(vars(new))
-    further = _further(old)
     for kind in _REGISTERED:
-        extra = {name: value for name, value in getattr(old, kind).items() if name in further}
-        vars(result)[kind] = dict(getattr(new, kind)) | extra
-    vars(result)["_non_persistent_buffers_set"] = set(new._non_persistent_buffers_set) | (
-        old._non_persistent_buffers_set & further
-    )
-    vars(result)["_further"] = tuple(sorted(further))
+        vars(result)[kind] = dict(getattr(new, kind))
+    vars(result)["_non_persistent_buffers_set"] = set(new._non_persistent_buffers_set)
+    _register(result, old, further)
     for name, value in vars(old).items():
         if name not in vars(result):
             vars(result)[name] = value
     return result
 
 
-def _further(module: nn.Module) -> set[str]:
-    """Return what a subclass registers in addition to the tensors of its layer."""
+def _register(new: nn.Module, old: nn.Module, further: set[str]) -> None:
+    """Register in ``new`` what else ``old`` has; its hooks and its forward may read it."""
+    if not further or hasattr(type(new), "_further"):  # such a class has seen to that
+        return
+    for kind in _REGISTERED:
+        own = getattr(new, kind)
+        carried = {name: value for name, value in getattr(old, kind).items() if name in further}
+        for name, value in carried.items():
+            is_there = name in own and own[name] is value  # the layer shares all of them
+            if not is_there and (name in vars(new) or any(name in each for each in _all_of(new))):
+                raise ValueError(
+                    f"expected a layer without {name!r} beside its weight and bias, as a "
+                    f"{type(new).__name__} has a {name} of its own, but got one; rename it"
+                )
+        own.update(carried)
+    new._non_persistent_buffers_set.update(old._non_persistent_buffers_set & further)
+    vars(new)["_further"] = tuple(sorted(further))
+
+
+def _all_of(module: nn.Module) -> list[dict[str, Any]]:
+    return [getattr(module, kind) for kind in _REGISTERED]
+
+
+def own_names(module: nn.Module, parent: type[nn.Module]) -> set[str] | None:
+    """Return those registered names of a float layer that belong to its kind; None: all."""
+    is_known = parent.__module__.startswith(("torch.nn.", "transformers.pytorch_utils"))
+    is_plain = type(module).forward is parent.forward or computes_parent(module, parent)
+    return {"weight", "bias"} if is_known or not is_plain else None
+
+
+def _further(module: nn.Module, parent: type[nn.Module]) -> set[str]:
+    """Return what a subclass or a user registers in addition to the tensors of a layer."""
     if isinstance(module, (QuantizesWeight, HoldsIntegers)):
         return set(getattr(module, "_further", ()))
-    return {name for kind in _REGISTERED for name in getattr(module, kind)} - {"weight", "bias"}
+    own = own_names(module, parent)
+    names = {name for kind in _REGISTERED for name in getattr(module, kind)}
+    return set() if own is None else names - own
 
 
 def _own_class(module: nn.Module, parent: type[nn.Module]) -> type[nn.Module]:

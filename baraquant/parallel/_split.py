@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .. import nn as bnn
-from ..nn._subclassed import plain_type, subclassed
+from ..nn._subclassed import plain_type, subclassed, with_forward_of
 from ..nn.inference._integers import HoldsIntegers
 from ..nn.inference.int4 import HoldsInt4
 from ..nn.training._quantizers import QuantizesWeight
@@ -135,7 +135,7 @@ def _unpack(module: HoldsInt4 | bnn.WeightOnlyInt4Linear) -> type[nn.Module]:
 
     Two parts of the weight may meet in one byte, and in one group with a factor.
     """
-    layer = module.as_int8()
+    layer = with_forward_of(module.as_int8(), module, nn.Linear)
     if isinstance(module, HoldsInt4):
         del module.group_size
     for name in ("_parameters", "_buffers", "weight_bits"):

@@ -20,6 +20,7 @@ from ..export._ct_scheme import Scheme
 from ..export._ct_tensors import check_layer
 from ..export._ct_ties import ends_of
 from ..nn import WeightOnlyInt4Linear
+from ..nn._subclassed import with_forward_of
 from ..workflow.layers import layer_of, weights_of
 from ..workflow.replace import paths_of, put_at, take_over
 from ._files import Headers
@@ -243,7 +244,7 @@ def _share(model: nn.Module) -> None:
         return
     table, head = ends
     if type(head) is WeightOnlyInt4Linear:
-        head = head.as_int8()
+        head = with_forward_of(head.as_int8(), head, nn.Linear)
     pairs: list[tuple[Any, Any]]
     pairs = [(getattr(table, name, None), getattr(head, name, None)) for name in names]
     for one, other in pairs:

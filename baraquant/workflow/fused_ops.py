@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from .. import nn as bnn
+from .inference_mode import makes_normal_tensors
 from .replace import (
     Decision,
     FilterFn,
@@ -37,6 +38,7 @@ _EXACT = 1e-7
 _CLOSE = 1e-5  # of a norm, which may compute in float32 whatever it is given
 
 
+@makes_normal_tensors
 def use_fused_ops_(model: nn.Module, filter_fn: FilterFn | None = None) -> Report:
     """Swap the norms and activations of a model, in place, for modules whose bits are defined.
 

@@ -20,7 +20,7 @@ from .. import nn as bnn
 from ..configs import QuantConfig
 from ..nn._experts import form_of as experts_form
 from ..nn._experts import is_experts
-from ..nn._subclassed import computes_parent, plain_type
+from ..nn._subclassed import own_names, plain_type
 from ..nn.training._quantizers import Integers
 from . import forms
 from .forms import Form
@@ -74,9 +74,7 @@ class Layer:
 
     def own_names(self, module: nn.Module) -> set[str] | None:
         """Return those registered names of a float module that belong to the layer; None: all."""
-        base = self.base_of(module)
-        is_plain = type(module).forward is base.forward or computes_parent(module, base)
-        return None if is_plain else {"weight", "bias"}
+        return own_names(module, self.base_of(module))
 
     def why_not_itself(self, module: nn.Module) -> str | None:
         """Return why no configuration can swap a module; None if one can."""
@@ -279,7 +277,7 @@ def layer_of_converted(module: nn.Module) -> Layer | None:
 def further_names(module: nn.Module) -> set[str]:
     """Return what a layer registers in addition to the tensors of its kind.
 
-    These are the parameters, buffers and modules of the subclass that gave the layer its forward.
+    These are the parameters, buffers and modules of a subclass, and those that a user has added.
     """
     if is_prepared(module) or is_converted(module):
         return set(getattr(module, "_further", ()))

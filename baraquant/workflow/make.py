@@ -169,6 +169,7 @@ class Maker:
             config = _without_master(prepared.config)
             divided = FakeQuantizedLinear.sharing(changed, config, is_rotated=True)
             divided.input_fake_quant = prepared.input_fake_quant
+            divided = with_forward_of(divided, prepared, one.layer.base_of(one.module))
             take_over(divided, prepared)
             prepared = divided
         elif rotate_of(prepared) > 0:

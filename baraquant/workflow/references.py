@@ -67,6 +67,8 @@ class Places:
                     held[name] = walk.mapped(held[name])
         for name in _own_names(new):
             vars(new)[name] = walk.mapped(vars(new)[name])
+        for name, child in new._modules.items():  # it may have been replaced before
+            new._modules[name] = None if child is None else self._new_of(child)
         self._slots[id(new)] += slots  # where it may be replaced again
         self._note(new)
 

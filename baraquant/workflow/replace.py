@@ -135,7 +135,7 @@ def choose_swaps(
 
 
 def _parts_left_out(module: nn.Module, name: str, seen: set[int]) -> dict[str, str]:
-    """Return why the submodules of a layer with a forward of its own stay floating."""
+    """Return why what a layer has registered beside its weight stays floating."""
     left_out: dict[str, str] = {}
     for child_name in further_names(module) & module._modules.keys():
         part = module._modules[child_name]
@@ -143,7 +143,7 @@ def _parts_left_out(module: nn.Module, name: str, seen: set[int]) -> dict[str, s
         for path, each in () if part is None else part.named_modules(prefix=prefix):
             if id(each) not in seen and weights_of(each):
                 seen.add(id(each))
-                left_out[path] = f"it is a part of {name}, whose class has a forward of its own"
+                left_out[path] = f"it is a part of {name}, beside the weight of that layer"
     return left_out
 
 

@@ -41,6 +41,17 @@ UNPACKED: dict[type[nn.Module], type[nn.Module]] = {
     nn.RNNCell: bnn.RNNCell,
 }
 
+# What the names of their own parameters and modules begin with.
+_OWN = (
+    "weight_",
+    "bias_",
+    "in_proj_",
+    "q_proj_weight",
+    "k_proj_weight",
+    "v_proj_weight",
+    "out_proj",
+)
+
 # The attributes of these modules that switch off PyTorch's fused evaluation.
 _FLAGS = {
     nn.TransformerEncoderLayer: ("activation_relu_or_gelu",),
@@ -56,6 +67,10 @@ def is_packed(module: nn.Module) -> bool:
 def why_not_unpacked(module: nn.Module) -> str | None:
     """Return why one of PyTorch's modules cannot be unpacked; None if it can."""
     reason: str | None = _unpacked_kind(module).why_not(module)
+    names = {*module._parameters, *module._buffers, *module._modules}
+    further = sorted(name for name in names if not name.startswith(_OWN))
+    if reason is None and further:
+        return f"it has {', '.join(further)} beside its own weights"
     return reason
 
 

@@ -119,6 +119,20 @@ def test_frozen_parameters(kind: str) -> None:
             assert torch.equal(tensor, before[name])
 
 
+@by_kind
+def test_a_moving_average_that_leaves_integers(kind: str) -> None:
+    """PyTorch's own function for it moves them; the page about serving has this one."""
+    model = made(kind, 1)
+    average = torch.optim.swa_utils.AveragedModel(
+        model, avg_fn=lambda old, new, n: old.lerp(new, 0.1) if old.is_floating_point() else new
+    )
+    for _ in range(3):
+        average.update_parameters(model)
+    for name, tensor in average.module.state_dict().items():
+        if not tensor.is_floating_point():
+            assert torch.equal(tensor, model.state_dict()[name])
+
+
 @pytest.mark.parametrize("to", (torch.float16, torch.bfloat16, torch.float64))
 @by_kind
 def test_conversions_leave_integers(kind: str, to: torch.dtype) -> None:

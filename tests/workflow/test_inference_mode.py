@@ -91,6 +91,15 @@ def test_a_model_of_inference_tensors() -> None:
     model(x).sum().backward()
 
 
+def test_the_fused_ops() -> None:
+    with torch.inference_mode():
+        model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))
+        baraquant.use_fused_ops_(model)
+    assert not any(tensor.is_inference() for tensor in model.parameters())
+    model(torch.randn(2, 8)).sum().backward()
+    assert model[1].weight.grad is not None
+
+
 def test_the_gradient_mode_stays() -> None:
     with torch.no_grad():
         baraquant.quantize_(nn.Sequential(nn.Linear(8, 8)), baraquant.W8A8())

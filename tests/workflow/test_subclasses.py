@@ -140,7 +140,7 @@ def test_trained_and_converted(scheme: str, build: Callable[[], nn.Module], tmp_
     report = prepare_(model, SCHEMES[scheme])
     assert {name: report.left_out[name] for name in report.left_out} == dict.fromkeys(
         ["lora.adapter.0", "lora.adapter.1"],
-        "it is a part of lora, whose class has a forward of its own",
+        "it is a part of lora, beside the weight of that layer",
     )
     assert {id(p) for p in model.parameters()} >= {id(p) for p in parameters}
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
