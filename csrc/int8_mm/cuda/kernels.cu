@@ -385,7 +385,6 @@ const Kernels& cuda_kernels() {
                                &takes_packed_cuda,
                                [](const ProductCall&) { return false; },
                                &weight_sums_cuda,
-                               nullptr,
                                &rescale_cuda};
   return kernels;
 }
