@@ -13,13 +13,12 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
-#include <new>
 #include <string>
 #include <type_traits>
 
-#include "int4/cpu/dot.h"
 #include "int4/cpu/expand.h"
+#include "int8_mm/cpu/direct_rows.h"
+#include "int8_mm/cpu/scratch.h"
 #include "int8_mm/cpu/tile.h"
 #include "int8_mm/math.h"
 #include "int8_mm/operands.h"
@@ -37,23 +36,6 @@ constexpr int64_t kExpandedRows = 16;        // rows of four bits that are expan
 constexpr int64_t kStreamedPacked = 8;       // input rows up to which these are streamed
 
 constexpr int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
-
-// Uninitialised memory, aligned to a cache line.
-template <typename T>
-class Scratch {
- public:
-  explicit Scratch(int64_t count)
-      : data_(static_cast<T*>(::operator new(sizeof(T) * static_cast<size_t>(count), kAlignment))) {
-  }
-  T* data() const { return data_.get(); }
-
- private:
-  static constexpr std::align_val_t kAlignment{64};
-  struct Delete {
-    void operator()(T* p) const { ::operator delete(p, kAlignment); }
-  };
-  std::unique_ptr<T, Delete> data_;
-};
 
 // Turns the sums of one task's block of columns into outputs.
 template <typename T>
@@ -216,60 +198,6 @@ inline void multiply_panels(const Operands& f, const CpuKernel& kernel, CpuIsa i
     }
   }
 }
-
-// The input as the product with four bits reads it; empty if that does not multiply them as they lie.
-class DirectRows {
- public:
-  DirectRows(const Operands& f, CpuIsa isa, bool is_streamed)
-      : count_(is_streamed && int4::can_dot(isa, f.packed, f.m) ? f.m : 0),
-        has_ones_(count_ > 0 && f.wants_weight_sums),
-        groups_(count_ > 0 ? f.packed.groups() : 0),
-        columns_(f.k),
-        is_unsigned_(f.is_unsigned),
-        values_((count_ + has_ones_) * f.k),
-        sums_((count_ + has_ones_) * groups_) {
-    for (int64_t m = 0; m < count_; ++m) {
-      const auto* const row = static_cast<const uint8_t*>(f.input) + m * columns_;
-      if (is_unsigned_) {
-        arrange(row, f.packed, m);
-      } else {
-        arrange(reinterpret_cast<const int8_t*>(row), f.packed, m);
-      }
-    }
-    if (!has_ones_) return;
-    const Scratch<uint8_t> ones(columns_);
-    std::fill_n(ones.data(), columns_, uint8_t{1});
-    arrange(ones.data(), f.packed, count_);
-  }
-  bool is_empty() const { return count_ == 0; }
-
-  // Multiplies row n of the weight, and sums it if that is wanted. The sums are those of an input to
-  // which `offset` was added. Returns false if the row has to be expanded.
-  bool multiply(const int4::Packed& packed, int64_t n, int32_t offset, int32_t* sums,
-                int64_t stride, int32_t* weight_sum) const {
-    const int4::DotInput input{values_.data(), sums_.data(), count_ + has_ones_, columns_,
-                               groups_,        is_unsigned_, has_ones_};
-    if (!int4::dot(packed, n, input, sums, stride, weight_sum)) return false;
-    if (!has_ones_ || offset == 0) return true;
-    for (int64_t m = 0; m < count_; ++m) {
-      sums[m * stride] = shift(sums[m * stride], -offset, *weight_sum);
-    }
-    return true;
-  }
-
- private:
-  template <typename T>
-  void arrange(const T* row, const int4::Packed& packed, int64_t m) {
-    int4::arrange(row, packed, values_.data() + m * columns_, sums_.data() + m * groups_);
-  }
-
-  int64_t count_;
-  bool has_ones_;
-  int64_t groups_, columns_;
-  bool is_unsigned_;
-  Scratch<uint8_t> values_;
-  Scratch<int32_t> sums_;
-};
 
 // Multiplies rows of packed input with the columns n .. n + count - 1 of the weight as it lies.
 inline void stream_columns(const Operands& f, const CpuKernel& kernel, CpuIsa isa,
