@@ -10,6 +10,7 @@
 #include "frame/copies.h"
 #include "frame/dtypes.h"
 #include "frame/outputs.h"
+#include "frame/plan.h"
 #include "int8_conv/checks.h"
 #include "int8_conv/launch.h"
 #include "int8_mm/launch.h"
@@ -52,21 +53,37 @@ at::Tensor sums_of_weight(const ConvArgs& args, const at::Tensor& weight) {
   return sums;
 }
 
-ConvCall prepare(const ConvArgs& args, bool channels_last, const at::Tensor& output) {
+// Gives a call the weight in a layout that its kernel reads.
+void take_weight(const ConvArgs& args, bool on_cpu, ConvCall& call) {
+  const at::Tensor last = channels_to_back(args.weight);
+  const bool lies_first = !last.is_contiguous() && args.weight.is_contiguous();
+  call.channels_first = on_cpu && lies_first && keeps_channels_first(call.shape);
+  if (call.channels_first) {
+    call.weight = args.weight;
+  } else if (on_cpu && lies_first && !is_planning()) {
+    call.weight = channels_last_copy(args.weight);
+  } else {
+    call.weight = contiguous(last);
+  }
+  const int64_t first = call.channels_first ? 2 : 1;
+  for (int64_t d = args.space(); d < 3; ++d) call.weight = call.weight.unsqueeze(first);
+}
+
+ConvCall prepare(const ConvArgs& args, bool on_cpu, bool channels_last, const at::Tensor& output) {
   ConvCall call;
   call.shape = shape_of(args);
   const at::Tensor from = channels_last ? channels_to_back(args.input) : args.input;
   call.input = with_three(contiguous(from), args, channels_last);
   call.channels_last = channels_last;
-  at::Tensor weight = contiguous(channels_to_back(args.weight));
-  for (int64_t d = args.space(); d < 3; ++d) weight = weight.unsqueeze(1);
-  call.weight = weight;
+  take_weight(args, on_cpu, call);
   call.input_scale = vector(args.input_scale);
   call.weight_scale = contiguous(args.weight_scale);
   if (args.bias) call.bias = contiguous(cast(*args.bias, compute_dtype(args.dtype)));
   if (args.input_zero_point) {
     call.zero_point = vector(cast_zero_point(*args.input_zero_point, args.input.scalar_type()));
-    call.weight_sum = sums_of_weight(args, weight);
+    if (args.weight_sum || !on_cpu || !finds_sums_on_cpu(call.shape)) {
+      call.weight_sum = sums_of_weight(args, call.weight);
+    }
   }
   call.output = with_three(channels_last ? channels_to_back(output) : output, args, channels_last);
   return call;
@@ -87,8 +104,8 @@ at::Tensor int8_conv(const at::Tensor& input, const at::Tensor& weight,
   const at::Tensor output =
       empty_dense(sizes, input.options().dtype(args.dtype).memory_format(format));
   if (!has_work(output)) return output;
-  const ConvCall call = prepare(args, format != at::MemoryFormat::Contiguous, output);
   const bool on_cpu = !input.is_cuda() && !patches_are_forced.load(std::memory_order_relaxed);
+  const ConvCall call = prepare(args, on_cpu, format != at::MemoryFormat::Contiguous, output);
   on_cpu ? convolve_on_cpu(call) : convolve_by_patches(call);
   return output;
 }

@@ -78,6 +78,7 @@ struct Launch {
                call.input.scalar_type() == at::kByte,
                pointer<int8_t>(call.weight)};
     f.input_is_newest = call.input_is_newest;
+    f.wants_weight_sums = call.has_zero_point && !call.weight_sum.defined();
     if (call.packed.values.defined()) f.packed = call.packed.operands();
     if (call.offsets.defined()) {
       f.groups = call.offsets.size(0);
@@ -112,8 +113,6 @@ struct Kernels {
   // sums[.., n] = sum over k of weight[.., n, k]. The weight is int8 [.., n, k] with at least one
   // row, sums is int32 [.., n]; both are contiguous.
   void (*weight_sums)(const at::Tensor& weight, const at::Tensor& sums);
-  // The same of a packed weight; sums is int32 [n]. Null: the weight is expanded first.
-  void (*packed_sums)(const int4::PackedWeight& weight, const at::Tensor& sums);
   void (*rescale)(const RescaleCall&);
 };
 

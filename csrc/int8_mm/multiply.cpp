@@ -24,14 +24,10 @@ bool reads_as_given(const int4::PackedWeight& packed, const at::Tensor& values,
 
 at::Tensor sums_of_rows(const ProductCall& call, const Kernels& of_device) {
   const bool is_packed = call.packed.values.defined();
-  const at::Tensor& weight = is_packed ? call.packed.values : call.weight;
+  const at::Tensor weight = is_packed ? int4::expanded(call.packed) : call.weight;
   const at::Tensor sums =
       at::empty(weight.sizes().slice(0, weight.dim() - 1), weight.options().dtype(at::kInt));
-  if (is_packed && of_device.packed_sums != nullptr) {
-    of_device.packed_sums(call.packed, sums);
-  } else {
-    of_device.weight_sums(is_packed ? int4::expanded(call.packed) : weight, sums);
-  }
+  of_device.weight_sums(weight, sums);
   return sums;
 }
 

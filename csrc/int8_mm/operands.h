@@ -35,7 +35,8 @@ struct Operands {
   bool is_unsigned = false;
   const int8_t* weight = nullptr;  // [n, k]; null if it is packed
   int4::Packed packed = {};
-  bool input_is_newest = false;  // what ran last in the stream wrote the input, not the weight
+  bool input_is_newest = false;    // what ran last in the stream wrote the input, not the weight
+  bool wants_weight_sums = false;  // the zero points need the sums of the weight, which none gave
   int64_t groups = 1;
   const int32_t* ends = nullptr;  // [groups]; null means that the product is not grouped
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import baraquant
 from baraquant import ops, reference
 from tests.support import cases
 from tests.support.bits import assert_same_bits
@@ -159,6 +160,28 @@ def test_gradient_of_the_bias(device: str) -> None:
         bias = given["bias"].requires_grad_()
         call.function(**given).sum().backward()
         assert torch.equal(bias.grad, torch.full_like(bias, 24))
+
+
+@pytest.mark.parametrize("m", (1, 4, 5, 9, 40))
+@pytest.mark.parametrize("kind", (torch.int8, torch.uint8), ids=cases.name_of)
+def test_asymmetric_inputs(m: int, kind: torch.dtype, device: str) -> None:
+    """The sums of the weight are found in the call, also of rows whose groups leave int8."""
+    n, k = 37, 160
+    packed, groups = weight(n, k, 64, extreme=False, asymmetric=True)
+    groups["group_factor"][::5] = 255
+    packed, groups = packed.to(device), on(device, groups)
+    q = bytes_of(0, 256, m, k, seed=m).view(kind).to(device)
+    z = bytes_of(0, 256, m, seed=7).view(kind).int().to(device)
+    s, sw = torch.rand(m, device=device), torch.rand(n, device=device)
+    for given in (groups, {**groups, "group_zero_point": None}):
+        w8 = expanded(ops, packed, given, k)
+        sums = w8.sum(1, dtype=torch.int32)
+        got = ops.int4_linear(q, packed, s, sw, input_zero_point=z, **given)
+        want = ops.int8_linear(q, w8, s, sw, input_zero_point=z, weight_sum=sums)
+        assert_same_bits(got, want, str(m))
+        if device == "cpu":  # and no pass over the weight comes first
+            plan = baraquant.plan("int4_linear", q, packed, s, sw, input_zero_point=z, **given)
+            assert len(plan) == 1
 
 
 @pytest.mark.exhaustive

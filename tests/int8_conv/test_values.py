@@ -97,6 +97,21 @@ def test_sizes_around_those_of_vectors(size: int, device: str) -> None:
     check(Case(size, size, size, (3, 5), (1, 1), images=1) if size > 1 else Case(), device)
 
 
+@pytest.mark.parametrize("channels", (31, 32, 47, 64))
+@pytest.mark.parametrize("kernel", ((3, 3), (1, 2), (4, 4), (5, 5), (2, 2, 3), (3,)))
+def test_layouts_of_the_weight(channels: int, kernel: tuple[int, ...], device: str) -> None:
+    """With channels first, in memory that ends with it, and last: of few patches and of many."""
+    for n, size in enumerate((max(kernel), max(kernel) + 9)):
+        case = Case(
+            2 * channels, 100, 2, (size,) * len(kernel), kernel, images=1,
+            dtype=torch.float32, input=(torch.int8, torch.uint8)[n], shift=channels % 2 == 0,
+        )  # fmt: skip
+        got = check(case, device)
+        arguments = moved(case.arguments(), device)
+        last = arguments["weight"].movedim(1, -1).contiguous().movedim(-1, 1)
+        assert_same_bits(ops.int8_conv(**{**arguments, "weight": last}), got)
+
+
 def test_nothing_to_compute(device: str) -> None:
     """No images, no channels in, no channels out."""
     for case in (Case(images=0), Case(outputs=0), Case(0, 4, 1, bias="compute", shift=True)):
@@ -186,5 +201,7 @@ def test_plans(device: str) -> None:
     )
     assert linear[-1].name in names
     if device == "cpu":
+        shifted = baraquant.plan("int8_conv", **Case(32, 16, 1, shift=True).arguments())
+        assert "weight_sums" not in [plan.name for plan in shifted]
         depthwise = baraquant.plan("int8_conv", **Case(32, 32, 32).arguments())
         assert [plan.name for plan in depthwise][-1] == "int8_conv_depthwise"

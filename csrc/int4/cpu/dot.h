@@ -2,7 +2,8 @@
 // Multiplies a few rows of integers with packed rows as they lie, without torch. The product
 // (int8_mm/cpu) calls it where this is faster than expanding the weight. For each group
 //   sum of x (u - z) f = f * (sum of x u) - z f * (sum of x)
-// and the sums of x are known. Everything is exact modulo 2^32, and so is the result, which int32
+// and the sums of x are known. The sum of a packed row itself, which zero points of the input need, is
+// its product with a row of ones. Everything is exact modulo 2^32, and so is the result, which int32
 // holds.
 //
 // Numbers u in [0, 15] take bytes without a sign, so a byte instruction multiplies them with x. Where
@@ -25,7 +26,7 @@
 namespace baraquant::int4 {
 
 constexpr int64_t kDotStep = 32;  // elements that a vector holds
-constexpr int64_t kDotRows = 4;   // the most rows of the input
+constexpr int64_t kDotRows = 4;   // the most rows of the input, without the row of ones
 
 // Rows of the input in the order in which dot_rows reads them. Of each 32 elements the 16 with even
 // numbers come first, then those with odd ones.
@@ -34,6 +35,7 @@ struct DotInput {
   const int32_t* group_sums;  // [count, groups]
   int64_t count, columns, groups;
   bool is_unsigned;
+  bool has_ones;  // whether the last of the `count` rows are ones
 };
 
 inline bool can_dot(CpuIsa isa, const Packed& packed, int64_t count) {
@@ -93,7 +95,7 @@ BARAQUANT_AVX2 void dot_row(const Packed& packed, int64_t row, const DotInput& i
       const __m256i bytes =
           _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
       const __m256i u = _mm256_and_si256(_mm256_srlv_epi32(bytes, shifts), low);
-#pragma GCC unroll 4
+#pragma GCC unroll 5
       for (int i = 0; i < kCount; ++i) {
         const __m256i x = _mm256_loadu_si256(
             reinterpret_cast<const __m256i*>(input.values + i * input.columns + k));
@@ -133,7 +135,7 @@ BARAQUANT_NEON_DOTPROD void dot_row(const Packed& packed, int64_t row, const Dot
     for (; k < end; k += kDotStep, from += kDotStep / 2) {
       const uint8x16_t bytes = vld1q_u8(from);
       const uint8x16_t even = vandq_u8(bytes, vdupq_n_u8(15)), odd = vshrq_n_u8(bytes, 4);
-#pragma GCC unroll 4
+#pragma GCC unroll 5
       for (int i = 0; i < kCount; ++i) {
         const uint8_t* const x = input.values + i * input.columns + k;
         of_group[i] = add_products<kUnsigned>(of_group[i], even, vld1q_u8(x));
@@ -172,7 +174,7 @@ BARAQUANT_AVX2 void subtract_zero_points(const Packed& packed, int64_t row, cons
 template <int kCount>
 BARAQUANT_AVX2 BARAQUANT_NEON_DOTPROD void dot_counted(const Packed& packed, int64_t row,
                                                        const DotInput& input, int32_t* target,
-                                                       int64_t stride) {
+                                                       int64_t stride, int32_t* row_sum) {
   uint32_t sums[kCount];
   if (input.is_unsigned) {
     dot_row<kCount, true>(packed, row, input, sums);
@@ -180,28 +182,33 @@ BARAQUANT_AVX2 BARAQUANT_NEON_DOTPROD void dot_counted(const Packed& packed, int
     dot_row<kCount, false>(packed, row, input, sums);
   }
   subtract_zero_points(packed, row, input, sums);
-  for (int i = 0; i < kCount; ++i) target[i * stride] = static_cast<int32_t>(sums[i]);
+  const int rows = input.has_ones ? kCount - 1 : kCount;
+  for (int i = 0; i < rows; ++i) target[i * stride] = static_cast<int32_t>(sums[i]);
+  if (input.has_ones) *row_sum = static_cast<int32_t>(sums[kCount - 1]);
 }
 #endif
 
-// target[i * stride] = row i of the input times a packed row; false, and nothing is written, if the
-// row has to be expanded.
+// target[i * stride] = row i of the input times a packed row, but for a row of ones, whose product is
+// *row_sum; false, and nothing is written, if the packed row has to be expanded.
 inline bool dot(const Packed& packed, int64_t row, const DotInput& input, int32_t* target,
-                int64_t stride) {
+                int64_t stride, int32_t* row_sum) {
 #if defined(__x86_64__) || defined(__aarch64__)
   if (!fits_int8(packed, row)) return false;
   switch (input.count) {
     case 1:
-      dot_counted<1>(packed, row, input, target, stride);
+      dot_counted<1>(packed, row, input, target, stride, row_sum);
       break;
     case 2:
-      dot_counted<2>(packed, row, input, target, stride);
+      dot_counted<2>(packed, row, input, target, stride, row_sum);
       break;
     case 3:
-      dot_counted<3>(packed, row, input, target, stride);
+      dot_counted<3>(packed, row, input, target, stride, row_sum);
+      break;
+    case kDotRows:
+      dot_counted<kDotRows>(packed, row, input, target, stride, row_sum);
       break;
     default:
-      dot_counted<kDotRows>(packed, row, input, target, stride);
+      dot_counted<kDotRows + 1>(packed, row, input, target, stride, row_sum);
   }
   return true;
 #else

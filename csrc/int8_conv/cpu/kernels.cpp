@@ -106,6 +106,7 @@ void convolve(const ConvCall& call, T* output) {
              nullptr,
              call.input.scalar_type() == at::kByte,
              pointer<int8_t>(call.weight)};
+  f.wants_weight_sums = call.zero_point.defined() && !call.weight_sum.defined();
   const Blocks blocks(f, kernel, threads);
   if (only_planned([&] {
         return cpu_plan<C>(kernel.name, blocks.tile(kernel), "int32",
@@ -119,7 +120,8 @@ void convolve(const ConvCall& call, T* output) {
   for (int64_t group = 0; group < shape.groups; ++group) {
     const Finish<T> finish(f, r, nullptr, kernel.input_offset);
     const FinishConv<T> write(finish, shape, call.channels_last, output + group * to_group);
-    const PatchRows rows(shape, layout, image.data() + group * layout.group_bytes(), f.is_unsigned);
+    const PatchRows rows(shape, layout, image.data() + group * layout.group_bytes(), f.is_unsigned,
+                         call.channels_first);
     int8_mm::multiply_rows(f, rows, write, isa, kernel, blocks, kParallel);
     f.choose_group(1);
     r.choose_group(1, shape.outputs);
@@ -127,6 +129,30 @@ void convolve(const ConvCall& call, T* output) {
 }
 
 }  // namespace
+
+bool keeps_channels_first(const Shape& shape) { return reorders_patches(shape); }
+
+bool finds_sums_on_cpu(const Shape& shape) { return !shape.is_depthwise(); }
+
+at::Tensor channels_last_copy(const at::Tensor& weight) {
+  const at::Tensor last = weight.movedim(1, -1);
+  const at::Tensor copy = at::empty(last.sizes(), weight.options());
+  const int64_t outputs = weight.size(0), channels = weight.size(1);
+  const int64_t size = weight.numel() / outputs;
+  const auto* const from = static_cast<const uint8_t*>(weight.const_data_ptr());
+  auto* const to = static_cast<uint8_t*>(copy.mutable_data_ptr());
+  constexpr int64_t kBytes = int64_t(1) << 16;  // the fewest of one task
+  const CpuIsa isa = cpu_isa();
+  kParallel(outputs, kBytes / (size + 1) + 1, [&](int64_t begin, int64_t end) {
+    run_on_isa(isa, [&]() __attribute__((always_inline)) {
+      for (int64_t n = begin; n < end; ++n) {
+        transpose_rows(from + n * size, (outputs - n) * size, channels, size / channels,
+                       to + n * size);
+      }
+    });
+  });
+  return copy;
+}
 
 void convolve_on_cpu(const ConvCall& call) {
   with_floating_type(call.output.scalar_type(), [&]<typename T>(Type<T>) {

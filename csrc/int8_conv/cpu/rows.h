@@ -10,13 +10,22 @@
 
 namespace baraquant::int8_conv {
 
-// Row m is the values under the kernel at output pixel m: runs of an image (image.h).
+// Whether it is faster to bring the patches into the order of a weight whose channels lie first than
+// to bring that into theirs: there are fewer of them than rows of the weight.
+inline bool reorders_patches(const Shape& shape) {
+  return shape.rows() < shape.outputs && shape.inputs >= TwoSquares::kBoth &&
+         volume(shape.kernel) <= TwoSquares::kLanes && !shape.is_depthwise();
+}
+
+// Row m is the values under the kernel at output pixel m: runs of an image (image.h), in the order
+// of the weight's values: with the channels last or, if channels_first, first.
 class PatchRows {
  public:
-  PatchRows(const Shape& shape, const ImageLayout& layout, const uint8_t* image, bool is_unsigned)
-      : layout_(layout), image_(image), is_unsigned_(is_unsigned) {
+  PatchRows(const Shape& shape, const ImageLayout& layout, const uint8_t* image, bool is_unsigned,
+            bool channels_first)
+      : layout_(layout), image_(image), is_unsigned_(is_unsigned), channels_first_(channels_first) {
     const Space& kernel = shape.kernel;
-    const bool in_one_run = shape.dilation[2] == 1 || kernel[2] == 1;
+    const bool in_one_run = !channels_first && (shape.dilation[2] == 1 || kernel[2] == 1);
     run_ = (in_one_run ? kernel[2] : 1) * layout.channels();
     for (int64_t d = 0; d < kernel[0]; ++d) {
       for (int64_t h = 0; h < kernel[1]; ++h) {
@@ -28,6 +37,7 @@ class PatchRows {
   }
 
   void pack(const int8_mm::CpuKernel& kernel, int64_t m, int64_t padded, uint8_t* packed) const {
+    if (channels_first_) return pack_channels_first(kernel, m, padded, packed);
     const uint8_t* const from = image_ + layout_.origin(m);
     const int64_t bytes = 4 / kernel.word, last = static_cast<int64_t>(starts_.size()) - 1;
     for (int64_t i = 0; i <= last; ++i) {
@@ -37,9 +47,19 @@ class PatchRows {
   }
 
  private:
+  void pack_channels_first(const int8_mm::CpuKernel& kernel, int64_t m, int64_t padded,
+                           uint8_t* packed) const {
+    const int64_t count = static_cast<int64_t>(starts_.size()), channels = layout_.channels();
+    const int8_mm::Scratch<uint8_t> row(count * channels + TwoSquares::kLanes);
+    run_on_isa(cpu_isa(), [&]() __attribute__((always_inline)) {
+      transpose_scattered(image_ + layout_.origin(m), starts_.data(), count, channels, row.data());
+    });
+    kernel.pack_input(row.data(), is_unsigned_, count * channels, padded, packed);
+  }
+
   const ImageLayout& layout_;
   const uint8_t* image_;
-  bool is_unsigned_;
+  bool is_unsigned_, channels_first_;
   int64_t run_;
   std::vector<int64_t> starts_;
 };

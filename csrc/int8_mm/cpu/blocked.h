@@ -13,13 +13,12 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
-#include <new>
 #include <string>
 #include <type_traits>
 
-#include "int4/cpu/dot.h"
 #include "int4/cpu/expand.h"
+#include "int8_mm/cpu/direct_rows.h"
+#include "int8_mm/cpu/scratch.h"
 #include "int8_mm/cpu/tile.h"
 #include "int8_mm/math.h"
 #include "int8_mm/operands.h"
@@ -37,23 +36,6 @@ constexpr int64_t kExpandedRows = 16;        // rows of four bits that are expan
 constexpr int64_t kStreamedPacked = 8;       // input rows up to which these are streamed
 
 constexpr int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
-
-// Uninitialised memory, aligned to a cache line.
-template <typename T>
-class Scratch {
- public:
-  explicit Scratch(int64_t count)
-      : data_(static_cast<T*>(::operator new(sizeof(T) * static_cast<size_t>(count), kAlignment))) {
-  }
-  T* data() const { return data_.get(); }
-
- private:
-  static constexpr std::align_val_t kAlignment{64};
-  struct Delete {
-    void operator()(T* p) const { ::operator delete(p, kAlignment); }
-  };
-  std::unique_ptr<T, Delete> data_;
-};
 
 // Turns the sums of one task's block of columns into outputs.
 template <typename T>
@@ -200,7 +182,8 @@ inline void multiply_panels(const Operands& f, const CpuKernel& kernel, CpuIsa i
     for (int64_t j = 0; j < count; j += kernel.columns) {
       const int64_t columns = std::min(kernel.columns, count - j);
       const WeightRows weight = weight_rows(f, isa, n + j, columns, k, depth, expanded);
-      kernel.pack_weight(weight.data, weight.stride, columns, depth, panel, weight_sums + j);
+      kernel.pack_weight(weight.data, weight.stride, columns, depth, panel,
+                         weight_sums ? weight_sums + j : nullptr);
       const bool is_last = j + columns == count, is_deepest = k + depth == f.k;
       const int64_t next_n = !is_last ? n + j + columns : is_deepest ? n + count : n;
       const int64_t next_k = !is_last ? k : is_deepest ? 0 : k + depth;
@@ -216,54 +199,24 @@ inline void multiply_panels(const Operands& f, const CpuKernel& kernel, CpuIsa i
   }
 }
 
-// The input as the product with four bits reads it; empty if that does not multiply them as they lie.
-class DirectRows {
- public:
-  DirectRows(const Operands& f, CpuIsa isa, bool is_streamed)
-      : count_(is_streamed && int4::can_dot(isa, f.packed, f.m) ? f.m : 0),
-        groups_(count_ > 0 ? f.packed.groups() : 0),
-        columns_(f.k),
-        is_unsigned_(f.is_unsigned),
-        values_(count_ * f.k),
-        sums_(count_ * groups_) {
-    for (int64_t m = 0; m < count_; ++m) {
-      uint8_t* const values = values_.data() + m * columns_;
-      int32_t* const sums = sums_.data() + m * groups_;
-      const auto* const row = static_cast<const uint8_t*>(f.input) + m * columns_;
-      if (is_unsigned_) {
-        int4::arrange(row, f.packed, values, sums);
-      } else {
-        int4::arrange(reinterpret_cast<const int8_t*>(row), f.packed, values, sums);
-      }
-    }
-  }
-  bool is_empty() const { return count_ == 0; }
-  int4::DotInput input() const {
-    return {values_.data(), sums_.data(), count_, columns_, groups_, is_unsigned_};
-  }
-
- private:
-  int64_t count_, groups_, columns_;
-  bool is_unsigned_;
-  Scratch<uint8_t> values_;
-  Scratch<int32_t> sums_;
-};
-
 // Multiplies rows of packed input with the columns n .. n + count - 1 of the weight as it lies.
 inline void stream_columns(const Operands& f, const CpuKernel& kernel, CpuIsa isa,
                            const PackedRows& input, const DirectRows& direct, int64_t n,
                            int64_t count, int8_t* expanded, const Sums& sums,
                            int32_t* weight_sums) {
-  // The sums of the weight stay 0 where nothing was added to the input.
+  // The sums of the weight stay 0 where nothing was added to the input and no zero point needs them.
+  const InputOffset& offsets = kernel.input_offset;
+  const int32_t offset = f.is_unsigned ? offsets.of_uint8 : offsets.of_int8;
   const int64_t step = !f.is_packed() ? count : direct.is_empty() ? kExpandedRows : 1;
   for (int64_t j = 0; j < count; j += step) {
+    int32_t* const own_sums = weight_sums ? weight_sums + j : nullptr;
     if (!direct.is_empty() &&
-        int4::dot(f.packed, n + j, direct.input(), sums.data + j, sums.stride)) {
+        direct.multiply(f.packed, n + j, offset, sums.data + j, sums.stride, own_sums)) {
       continue;
     }
     const int64_t columns = std::min(step, count - j);
     const WeightRows weight = weight_rows(f, isa, n + j, columns, 0, f.k, expanded);
-    kernel.stream(input, weight.data, columns, f.k, {sums.data + j, sums.stride}, weight_sums + j);
+    kernel.stream(input, weight.data, columns, f.k, {sums.data + j, sums.stride}, own_sums);
   }
 }
 
@@ -278,6 +231,8 @@ void run_tasks(const Operands& f, const CpuKernel& kernel, CpuIsa isa, const Blo
   const Scratch<int8_t> expanded(blocks.expanded);
   const Sums sums{memory.data(), blocks.columns};
   int32_t weight_sums[kColumnBlock];
+  int32_t* const wanted_sums =
+      f.wants_weight_sums || kernel.input_offset.needs_sums() ? weight_sums : nullptr;
   for (int64_t task = begin; task < end; ++task) {
     const int64_t part = task % blocks.row_parts, n = task / blocks.row_parts * blocks.columns;
     const int64_t from = part * block.count / blocks.row_parts;
@@ -286,10 +241,10 @@ void run_tasks(const Operands& f, const CpuKernel& kernel, CpuIsa isa, const Blo
     const PackedRows input{block.data + from * block.stride, block.stride, to - from};
     std::fill_n(weight_sums, blocks.columns, 0);
     if (blocks.is_streamed()) {
-      stream_columns(f, kernel, isa, input, direct, n, count, expanded.data(), sums, weight_sums);
+      stream_columns(f, kernel, isa, input, direct, n, count, expanded.data(), sums, wanted_sums);
     } else {
       multiply_panels(f, kernel, isa, blocks, input, n, count, panel.data(), expanded.data(), sums,
-                      weight_sums);
+                      wanted_sums);
     }
     finish(isa, m + from, input.count, n, count, sums, weight_sums);
   }

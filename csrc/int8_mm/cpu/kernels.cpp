@@ -72,14 +72,12 @@ struct Cpu {
   // It expands a part of the weight at a time.
   static bool takes_packed(const ProductCall&) { return true; }
 
-  // It sums the rows of an int8 weight wherever it adds an offset to the input.
+  // at::_int_mm alone needs them beforehand.
   static bool finds_sums(const ProductCall& call) {
-    const CpuIsa isa = cpu_isa();
-    if (call.packed.values.defined() || !kernel_of(isa).input_offset.needs_sums()) return false;
     const Operands f{.m = call.input.size(0),
                      .k = call.input.size(1),
                      .is_unsigned = call.input.scalar_type() == at::kByte};
-    return !takes_int_mm(f, isa);
+    return call.packed.values.defined() || !takes_int_mm(f, cpu_isa());
   }
 
   static void weight_sums(const at::Tensor& weight, const at::Tensor& sums) {
@@ -87,22 +85,6 @@ struct Cpu {
     if (only_planned([&] { return cpu_plan<int32_t>("weight_sums", "1", "int32"); })) return;
     sum_rows(static_cast<const int8_t*>(weight.const_data_ptr()), sums.numel(), weight.size(-1),
              static_cast<int32_t*>(sums.mutable_data_ptr()), isa, kParallel);
-  }
-
-  static void packed_sums(const int4::PackedWeight& weight, const at::Tensor& sums) {
-    const CpuIsa isa = cpu_isa();
-    if (only_planned([&] { return cpu_plan<int32_t>("weight_sums", "1", "int32"); })) return;
-    const int4::Packed packed = weight.operands();
-    auto* const to = static_cast<int32_t*>(sums.mutable_data_ptr());
-    kParallel(sums.numel(), kUnit / (16 * (packed.columns + 1)) + 1,
-              [&](int64_t begin, int64_t end) {
-                const Scratch<int8_t> row(packed.columns);
-                const auto alone = [](int64_t count, int64_t, const auto& task) { task(0, count); };
-                for (int64_t n = begin; n < end; ++n) {
-                  int4::expand_row(isa, packed, n, 0, packed.columns, row.data());
-                  sum_rows(row.data(), 1, packed.columns, to + n, isa, alone);
-                }
-              });
   }
 
   template <typename T>
@@ -118,7 +100,7 @@ struct Cpu {
 
 const Kernels& cpu_kernels() {
   static const Kernels kernels{&Launch<Cpu>::product, &Cpu::takes_packed, &Cpu::finds_sums,
-                               &Cpu::weight_sums,     &Cpu::packed_sums,  &Launch<Cpu>::rescale};
+                               &Cpu::weight_sums, &Launch<Cpu>::rescale};
   return kernels;
 }
 

@@ -12,11 +12,15 @@ namespace baraquant::int8_mm::portable {
 constexpr int kRows = 8, kColumns = 4;
 
 inline void pack_weight(const int8_t* weight, int64_t stride, int64_t count, int64_t depth,
-                        uint8_t* panel, int32_t*) {
+                        uint8_t* panel, int32_t* weight_sums) {
   const int64_t length = (depth + 1) / 2 * 2;
   for (int64_t j = 0; j < kColumns; ++j) {
     int16_t* const to = reinterpret_cast<int16_t*>(panel) + j * length;
     widen(weight + std::min(j, count - 1) * stride, depth, length, to);
+    if (!weight_sums) continue;
+    int32_t sum = 0;
+    for (int64_t k = 0; k < depth; ++k) sum += to[k];
+    weight_sums[j] += sum;
   }
 }
 

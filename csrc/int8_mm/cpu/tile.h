@@ -72,7 +72,7 @@ struct Dots {
   int64_t count, k;  // of the weight's rows; more of them are neither read nor written
   Lines next;
   Sums sums;             // [input.count, count], to be written
-  int32_t* weight_sums;  // [count], to be written too if it is asked for
+  int32_t* weight_sums;  // [count], to be written too unless it is null
 
   const int8_t* row(int64_t j) const { return weight + std::min(j, count - 1) * k; }
 };
@@ -84,7 +84,7 @@ struct Dots {
 struct InputOffset {
   int32_t of_int8 = 0, of_uint8 = 0;
 
-  // Whether a kernel with this offset sums the rows of the weight.
+  // Whether a kernel with this offset always sums the rows of the weight.
   bool needs_sums() const { return of_int8 != 0 || of_uint8 != 0; }
 };
 
@@ -99,9 +99,10 @@ struct CpuKernel {
 
   void (*pack_input)(const void* row, bool is_unsigned, int64_t k, int64_t padded, uint8_t* packed);
   // Packs `depth` elements of the rows 0 .. count - 1 of a weight whose rows are `stride` elements
-  // apart. Zeros fill the last word, and any numbers stand in for missing rows. If there is an
-  // input_offset, the rows' sums are added to weight_sums[0 .. columns - 1]. The panel has room for
-  // the depth rounded up to kDepthUnit, and is aligned to a cache line, as packed rows are.
+  // apart. Zeros fill the last word, and any numbers stand in for missing rows. The rows' sums are
+  // added to weight_sums[0 .. columns - 1]; null, without an input_offset alone, means that none are
+  // wanted. The panel has room for the depth rounded up to kDepthUnit, and is aligned to a cache
+  // line, as packed rows are.
   void (*pack_weight)(const int8_t* weight, int64_t stride, int64_t count, int64_t depth,
                       uint8_t* panel, int32_t* weight_sums);
   // tiles[r - 1] multiplies r rows of the input with all `columns` columns of a panel:
@@ -109,7 +110,7 @@ struct CpuKernel {
   std::span<const Tile> tiles;
   // Up to so many rows of the input it is faster to call stream() than to pack the weight. It
   // multiplies them with `count` rows of the weight as it lies, which is read from memory once. It
-  // writes sums[i][0 .. count - 1], and weight_sums[0 .. count - 1] if there is an input_offset.
+  // writes sums[i][0 .. count - 1], and weight_sums[0 .. count - 1], which may be null as above.
   int64_t streamed_rows;
   void (*stream)(const PackedRows& input, const int8_t* weight, int64_t count, int64_t k,
                  const Sums& sums, int32_t* weight_sums);
@@ -161,7 +162,7 @@ inline void stream_in_passes(std::span<void (*const)(const Dots&)> first,
            .k = k,
            .next = lines_of_pass(p, passes, wide, input.count, k, rows),
            .sums = {sums.data + from * sums.stride + n, sums.stride},
-           .weight_sums = weight_sums + n});
+           .weight_sums = weight_sums ? weight_sums + n : nullptr});
     }
   }
 }

@@ -381,11 +381,8 @@ void force_kernel(std::string_view name) {
 }  // namespace
 
 const Kernels& cuda_kernels() {
-  static const Kernels kernels{&product_cuda,
-                               &takes_packed_cuda,
-                               [](const ProductCall&) { return false; },
-                               &weight_sums_cuda,
-                               nullptr,
+  static const Kernels kernels{&product_cuda, &takes_packed_cuda,
+                               [](const ProductCall&) { return false; }, &weight_sums_cuda,
                                &rescale_cuda};
   return kernels;
 }
