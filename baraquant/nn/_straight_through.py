@@ -3,11 +3,13 @@
 
 Eager layers compute the floating formula only where a gradient is asked for. A traced or exported
 graph must not hold that decision: it is called with and without gradients, wherever it was made.
-There the functions ``linear_through`` and ``conv_through`` decide at each call. A trace calls them
-as functions of TorchScript, an exported program as the ops ``baraquant_nn::linear_through`` and
-``baraquant_nn::conv_through``. ``run_decompositions``, and so AOTInductor, replaces these ops by
-what they compute without a gradient, which costs nothing.
+There ``linear_through``, ``conv_through`` and ``experts_through`` decide at each call.
+A trace calls them as functions of TorchScript, an exported program as ops of ``baraquant_nn`` with
+these names. ``run_decompositions``, and so AOTInductor, replaces these ops by what they compute
+without a gradient, which costs nothing.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,6 +86,37 @@ def _conv_through(
     return output
 
 
+def _experts_through(
+    output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor | None,
+    offsets: Tensor,
+    bias: Tensor | None,
+) -> Tensor:
+    if _asks_for_gradient(input, weight, bias):
+        if weight_scale is not None:
+            rows = weight.flatten(0, 1), weight_scale.flatten()
+            flat = ops.dequantize_per_channel(rows[0], rows[1], None, 0, dtype=input.dtype)
+            weight = flat.view(weight.shape)
+        ends: list[int] = offsets.long().tolist()  # TorchScript converts int64 alone
+        parts: list[Tensor] = []
+        start = 0
+        for expert, end in enumerate(ends):
+            row = None if bias is None else bias[expert]
+            parts.append(F.linear(input[start:end], weight[expert].clone(), row))
+            start = end
+        parts.append(output.new_zeros([input.shape[0] - start, output.shape[1]]))
+        output = straight_through(output, torch.cat(parts))
+    return output
+
+
+def _exported_experts_through(output: Tensor, *args: Any) -> Tensor:
+    if torch.compiler._is_exporting_flag:  # the offsets have no values yet
+        return output
+    return _experts_through(output, *args)
+
+
 _LIBRARY = torch.library.Library("baraquant_nn", "DEF")
 _LIBRARY.define(
     "linear_through(Tensor output, Tensor input, Tensor weight, Tensor? bias) -> Tensor"
@@ -92,10 +125,16 @@ _LIBRARY.define(
     "conv_through(Tensor output, Tensor input, Tensor weight, Tensor? weight_scale, Tensor? bias, "
     "int[] stride, int[] padding, int[] dilation, int groups) -> Tensor"
 )
+_LIBRARY.define(
+    "experts_through(Tensor output, Tensor input, Tensor weight, Tensor? weight_scale, "
+    "Tensor offsets, Tensor? bias) -> Tensor"
+)
 _LIBRARY.impl("linear_through", _linear_through, "CompositeImplicitAutograd")
 _LIBRARY.impl("conv_through", _conv_through, "CompositeImplicitAutograd")
+_LIBRARY.impl("experts_through", _exported_experts_through, "CompositeImplicitAutograd")
 _traced_linear_through = torch.jit.script_if_tracing(_linear_through)
 _traced_conv_through = torch.jit.script_if_tracing(_conv_through)
+_traced_experts_through = torch.jit.script_if_tracing(_experts_through)
 
 
 @torch.jit.unused  # type: ignore[untyped-decorator]
@@ -135,3 +174,27 @@ def conv_through(
         _traced_conv_through if torch.jit.is_tracing() else torch.ops.baraquant_nn.conv_through
     )
     return through(output, input, weight, weight_scale, bias, stride, padding, dilation, groups)
+
+
+def experts_through(
+    output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor | None,
+    offsets: Tensor,
+    bias: Tensor | None,
+) -> Tensor:
+    """Return ``output`` with the gradient of experts if one is asked for at the call.
+
+    Args:
+        output: ``[rows, N]``: what the product of integers gave.
+        input: ``[rows, K]``, sorted by expert: the rounded input.
+        weight: ``[E, N, K]``, rounded; int8 with ``weight_scale``, which dequantizes it.
+        weight_scale: ``[E, N]``.
+        offsets: int32 ``[E]``: the rows of expert ``e`` end before ``offsets[e]``.
+        bias: ``[E, N]``.
+    """
+    if torch.jit.is_tracing():
+        return _traced_experts_through(output, input, weight, weight_scale, offsets, bias)
+    through = torch.ops.baraquant_nn.experts_through
+    return through(output, input, weight, weight_scale, offsets, bias)

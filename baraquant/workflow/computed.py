@@ -104,6 +104,12 @@ def settled(module: nn.Module) -> Iterator[None]:
             part.training = mode
 
 
+def source_names(module: nn.Module) -> set[str]:
+    """Return what a float layer registers to compute its tensors; the layer's kind includes it."""
+    of_hooks = {name for hook in _hooks(module).values() for name in _of_hook(module, hook)}
+    return of_hooks | {"parametrizations"}
+
+
 def names_in_files(layer: nn.Module) -> tuple[str, ...]:
     """Return the names of the tensors of which the float model computes a converted layer's weight.
 

@@ -23,6 +23,7 @@ from ..nn._experts import is_experts
 from ..nn._subclassed import own_names, plain_type
 from ..nn.training._quantizers import Integers
 from . import forms
+from .computed import source_names
 from .forms import Form
 from .linear_forms import COMMON_OPTIONS, LINEAR_FORMS, SINCE, WEIGHT_TENSORS, convert_linear
 from .swappable import why_not
@@ -285,7 +286,8 @@ def further_names(module: nn.Module) -> set[str]:
     own = None if layer is None else layer.own_names(module)
     if own is None:
         return set()
-    return {*module._parameters, *module._buffers, *module._modules} - own
+    registered = {*module._parameters, *module._buffers, *module._modules}
+    return registered - own - source_names(module)
 
 
 def inside(modules: Mapping[str, nn.Module]) -> Callable[[str], bool]:

@@ -303,21 +303,32 @@ def test_parts_of_higher_order_ops() -> None:
         assert torch.equal(outputs(program, given)[0], outputs(before, given)[0])
 
 
-@pytest.mark.exhaustive
 def test_unlifted_module() -> None:
-    """A GraphModule with parameters as attributes, and one without any fake values."""
+    """A GraphModule with parameters as attributes."""
     model = quantized(LlamaBlock())
     x = torch.randn(2, 3, WIDTH)
-    expected = outputs(model, x)[0]
     module = exported(model, x).module()
     report = baraquant.graph.fuse_(module)
-    assert report.after == 4 and torch.equal(outputs(module, x)[0], expected)
-    bare = exported(model, x).module()
-    for node in bare.graph.nodes:
+    assert report.after == 4 and torch.equal(outputs(module, x)[0], outputs(model, x)[0])
+
+
+@pytest.mark.parametrize("has_dtype", (False, True))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+def test_without_fake_values(dtype: torch.dtype, has_dtype: bool) -> None:
+    """A product is fused where its dtype is an argument; else nothing says what it returns."""
+    model = quantized(LlamaBlock(), dtype=dtype)
+    x = torch.randn(2, 3, WIDTH, dtype=dtype)
+    module = exported(model, x).module()
+    for node in module.graph.nodes:
         node.meta.clear()
-    report = baraquant.graph.fuse_(bare)
-    assert report.fusions == ()  # the dtype of a product is not known
-    assert torch.equal(outputs(bare, x)[0], expected)
+        if "quantized_linear" in str(node.target):
+            kwargs = {name: value for name, value in node.kwargs.items() if name != "dtype"}
+            node.kwargs = {**kwargs, "dtype": dtype} if has_dtype else kwargs
+    module.recompile()
+    report = baraquant.graph.fuse_(module)
+    assert (len(report.fusions), report.after) == ((3, 4) if has_dtype else (0, 7))
+    result = outputs(module, x)[0]
+    assert result.dtype == dtype and torch.equal(result, outputs(model, x)[0])
 
 
 def test_refuses_what_has_no_graph() -> None:

@@ -34,7 +34,7 @@ SCHEMES = {
     "asymmetric": baraquant.W8A8(symmetric=False),
     "rotated": baraquant.W8A8(rotate=16),
     "static": baraquant.W8A8Static(),
-    "per tensor": QuantConfig(TensorConfig(8), TensorConfig(8, "per_tensor")),
+    "per tensor": QuantConfig(TensorConfig(8), TensorConfig(8, "per_tensor"), conv_inputs=True),
     "W8A16": baraquant.W8A16(),
     "W4A16": baraquant.W4A16(group_size=16),
     "W4A8": baraquant.W4A8(group_size=16),
@@ -114,6 +114,9 @@ def packaged(model: nn.Module, x: Tensor, folder: Path) -> Callable[[Tensor], Te
 def test_a_package(layer: str, scheme: str, dtype: torch.dtype, tmp_path: Path) -> None:
     skip_where_it_crashes("cpu")
     model, x = served(layer, scheme, dtype, "converted")
+    if not getattr(model[0], "is_integer", True):
+        # A package of nn.Conv2d reads an input of another dtype as one of the graph's, too.
+        pytest.skip("a convolution that computes in floating point is PyTorch's")
     model = nn.Sequential(model[0], nn.ReLU())  # which Inductor makes, and which reads the output
     check(packaged(model, x, tmp_path), model, x)
 

@@ -16,7 +16,7 @@ from .._grouped import float_grouped_linear
 from .._precision import KeepsScales
 from .._pretrained import refuse_save_pretrained
 from .._product import fixed_dtype
-from .._straight_through import makes_graph, straight_through
+from .._straight_through import experts_through, makes_graph, straight_through
 from .._weight import WeightView, weight_to_read
 from ..training._freeze import check_scale, frozen
 from ..training._quantizers import own
@@ -236,6 +236,10 @@ class QuantizedExperts(RunsExperts, KeepsScales):
             token=token,
             symmetric=self.symmetric,
         )
+        if makes_graph():
+            return experts_through(
+                output, taken(rounder(input), token), weight, scale, offsets, bias
+            )
         if trains:
             output = straight_through(output, self._float_output(name, input, offsets, token))
         return output

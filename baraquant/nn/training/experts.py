@@ -17,7 +17,7 @@ from ...schemes import quant_config
 from .._experts import RunsExperts, of_dtype, taken, why_not
 from .._grouped import float_grouped_linear
 from .._product import quantized_by
-from .._straight_through import straight_through
+from .._straight_through import experts_through, makes_graph, straight_through
 from .._weight import weight_to_read
 from ._master import HoldsMaster
 from ._quantizers import _of_activation, _of_weight
@@ -238,6 +238,9 @@ class FakeQuantizedExperts(HoldsMaster, RunsExperts):
             token=token,
             symmetric=activation.symmetric,
         )
+        if makes_graph():
+            rounded = taken(self._input_quantizer(name).round(input), token)
+            return experts_through(output, rounded, self._rounded(name), None, offsets, bias)
         parameters = [self.float_weight(name), *([] if bias is None else [bias])]
         trains = any(tensor.requires_grad for tensor in (input, *parameters))
         if torch.is_grad_enabled() and trains:
