@@ -135,8 +135,9 @@ def _mentions(
             assert isinstance(child, ast.expr)
             yield child, tests
         inner = tests
-        if isinstance(node, ast.If) and child is not node.test:
-            inner = tests | {_test(node.test, child in node.body)}
+        if isinstance(node, (ast.If, ast.IfExp)) and child is not node.test:
+            first = node.body if isinstance(node, ast.If) else [node.body]
+            inner = tests | {_test(node.test, child in first)}
         yield from _mentions(child, name, index, inner)
 
 
