@@ -65,3 +65,20 @@ def test_other_dtypes(name: str, dtype: torch.dtype) -> None:
         for key, value in plain.items():
             wanted = value * size if key.endswith("weight_scale") else value
             assert torch.equal(scaled[key], wanted), (key, exponent)
+
+
+@pytest.mark.parametrize("exponent", [-100, -70, 70, 100])
+def test_factors_for_weights_of_any_size(exponent: int) -> None:
+    """AWQ takes the same factors."""
+    models = []
+    for size in (1.0, 2.0**exponent):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 24, bias=False))
+        with torch.no_grad():
+            model[0].weight.uniform_(0.1, 20)
+            model[1].weight.mul_(size)
+        data = [torch.randn(32, 64)]
+        report = baraquant.quantize_(model, CONFIGS["AWQ"], calibration=data, progress=False)
+        assert "folded into 0" in report.changed["1"]
+        models.append(model)
+    assert torch.equal(models[0][0].weight, models[1][0].weight)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...nn import FakeQuantize
+from ...nn.training._range import power_to_one
 from ..calibration.finite import Seen
 from ..fit import fit
 from ..gptq.formula import Hessian
@@ -105,5 +106,10 @@ def output_error(
     if importance is not None:
         quantizer = fit(scaled, quantizer, importance / smooth.square())
     error = quantizer.round(scaled) / smooth - weight
+    # Powers of two, so that no product overflows or vanishes; they change no other bit.
+    of_weight = power_to_one(weight.abs().amax())
+    of_hessian = power_to_one(hessian.abs().amax())
+    error = error * of_weight
     with torch.autocast(error.device.type, enabled=False):
-        return ((error @ hessian) * error).sum(dtype=torch.float64)
+        product = ((error @ (hessian * of_hessian)) * error).sum(dtype=torch.float64)
+    return product / of_weight.double().square() / of_hessian.double()

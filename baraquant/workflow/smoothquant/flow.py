@@ -219,7 +219,7 @@ class _Produced:
             flow._refuse(self.path, "its output is no dense tensor of its own")
         else:
             flow._follow(output, self.path)
-            flow._scopes[self.path] = flow._readers.scope(sys._getframe(1))
+            flow._scopes[self.path] = flow._readers.scope(sys._getframe(1), module)
 
 
 class _Consumes:

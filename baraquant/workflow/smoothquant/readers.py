@@ -25,6 +25,8 @@ from types import CodeType, FrameType
 
 from torch import nn
 
+from .mentions import other_use
+
 _BLOCKS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 # What runs in some calls alone, or later.
 _BRANCHES = (
@@ -40,19 +42,29 @@ class Scope:
     Attributes:
         frame: The call of the function that may read it; None: not known, which refuses nothing.
         line: The line that made the output, of a function whose branches count; None: they do not.
+        has_other_use: Whether other calls may use the module that made the output.
     """
 
     frame: FrameType | None
     line: int | None
+    has_other_use: bool = False
 
     def other_reader(self) -> str | None:
         """Return what may read the output in other calls, while a layer reads it; None: nothing."""
+        if self.has_other_use:
+            return "code that calls it elsewhere, or keeps what it gives"
         if self.frame is None:
             return None
         if all(frame is not self.frame for frame in _frames(sys._getframe(1))):
             return "what calls the function that returns it"
         if self.line is None:
             return None
+        owner = self.frame.f_locals.get("self")
+        for frame in _frames(sys._getframe(1)):
+            if frame is self.frame:
+                break
+            if owner is not None and frame.f_locals.get("self") is owner:
+                return "another method that it is handed to"
         return _read_in_branches(self.frame.f_code, self.line, self.frame.f_lineno)
 
     def release(self) -> None:
@@ -77,8 +89,20 @@ class Readers:
                         id(one) for one in [*block.modules()][1:] if not _has_blocks(one)
                     }
 
-    def scope(self, frame: FrameType | None) -> Scope:
-        """Return where an output may be read, for the frame of a hook of the call that made it."""
+    def scope(self, frame: FrameType | None, producer: nn.Module) -> Scope:
+        """Return where an output of ``producer`` may be read: for the frame of its hook."""
+        scope = self._scope(frame)
+        for caller, owner in self._frames_of_model(frame):
+            if owner is None:
+                break
+            if type(owner).__module__.partition(".")[0] not in ("torch", "baraquant"):
+                code, line = caller.f_code, caller.f_lineno
+                is_part = id(owner) in self._parts
+                scope.has_other_use = other_use(owner, producer, code, line, is_part=is_part)
+                break
+        return scope
+
+    def _scope(self, frame: FrameType | None) -> Scope:
         frames = self._frames_of_model(frame)
         caller, owner = next(frames, (None, None))
         if caller is None or owner is None:
