@@ -27,7 +27,6 @@ FAMILIES = {
     "int4": "weights of four bits, and their products",
     "int8_mm": "products of integers",
     "int8_conv": "the convolution of integers",
-    "int8_sums": "the sums of products of integers, and their way back to numbers",
     "scaled": "scaled quantization, transposes and random states, for a backward of integers",
     "weight_only": "the product of a floating input and a weight of integers",
     "backward": "the gradients of the affine ops, for programs that call them by hand",

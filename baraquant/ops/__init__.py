@@ -84,14 +84,15 @@ from .int8_conv import int8_conv
 from .int8_mm import (
     int8_grouped_linear,
     int8_linear,
+    int8_product,
     qat_grouped_linear,
     qat_linear,
     quantized_grouped_linear,
     quantized_linear,
+    rescale_product,
     smoothquant_linear,
     static_quantized_linear,
 )
-from .int8_sums import int8_product, rescale_product
 from .range import (
     choose_qparams_per_channel,
     choose_qparams_per_group,

@@ -19,7 +19,6 @@
 #include "ops/int4.h"
 #include "ops/int8_conv.h"
 #include "ops/int8_mm.h"
-#include "ops/int8_sums.h"
 #include "ops/range.h"
 #include "ops/scaled.h"
 #include "ops/weight_only.h"

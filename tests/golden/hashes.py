@@ -20,14 +20,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import baraquant  # noqa: F401  (loads the ops)
-from tests.golden import affine, fused, int4, modules, products, ranges, scaled
+from tests.golden import affine, fused, int4, int8_mm, modules, scaled
+from tests.golden import range as ranges
 from tests.golden.values import Case
 
 FILE = Path(__file__).resolve().parents[1] / "data" / "golden_hashes.json"
 FAMILIES: dict[str, Callable[[torch.dtype], Iterator[Case]]] = {
     "affine": affine.all_cases,
-    "ranges": ranges.all_cases,
-    "products": products.all_cases,
+    "range": ranges.all_cases,
+    "int8_mm": int8_mm.all_cases,
     "modules": modules.all_cases,
     "scaled": scaled.all_cases,
     "fused": fused.all_cases,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.golden import values
-from tests.golden.products import floating_input
+from tests.golden.int8_mm import floating_input
 from tests.golden.values import Case
 from tests.support import cases
 from tests.support.cases import name_of

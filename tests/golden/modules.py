@@ -26,7 +26,7 @@ from baraquant.configs import Config
 from baraquant.nn import WeightOnlyInt4Linear
 from baraquant.qat import convert_, prepare_
 from tests.golden import values
-from tests.golden.products import exact_rows, sparse
+from tests.golden.int8_mm import exact_rows, sparse
 from tests.golden.values import Case
 from tests.support import cases
 from tests.support.cases import name_of

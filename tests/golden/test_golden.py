@@ -16,8 +16,8 @@ from tests.support import cases
 # Groups that the short run computes, with the dtype: by the beginnings of their titles.
 SHORT = {
     "affine": (torch.float16, ("fake_quantize per_token", "learned per_channel(1)")),
-    "ranges": (torch.bfloat16, ("from_data per_group(3,0)", "observe per_channel(0) asymmetric")),
-    "products": (torch.float32, ("gradients", "grouped", "int8_linear uint8")),
+    "range": (torch.bfloat16, ("from_data per_group(3,0)", "observe per_channel(0) asymmetric")),
+    "int8_mm": (torch.float32, ("gradients", "grouped", "int8_linear uint8")),
     "modules": (torch.float32, ("linear", "file of every module")),
     "scaled": (torch.float16, ("scaled",)),
     "int4": (torch.bfloat16, ("int4 products asymmetric",)),

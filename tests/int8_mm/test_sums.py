@@ -13,7 +13,7 @@ from torch import Tensor
 import baraquant
 from baraquant import ops, reference
 from tests.support import cases
-from tests.support.bad_arguments.int8_sums import LEAD, OPS, PAIRS, N, Op
+from tests.support.bad_arguments.int8_product import LEAD, OPS, PAIRS, N, Op
 from tests.support.bits import assert_same_bits
 from tests.support.checks.bad_calls import BadCallsAndOtherKinds
 from tests.support.checks.int8_mm import check

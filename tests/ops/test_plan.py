@@ -20,7 +20,7 @@ from tests.support.bad_arguments import grouped as grouped_bad_arguments
 from tests.support.bad_arguments import int4 as int4_bad_arguments
 from tests.support.bad_arguments import int8_conv as conv_bad_arguments
 from tests.support.bad_arguments import int8_mm as int8_bad_arguments
-from tests.support.bad_arguments import int8_sums as sums_bad_arguments
+from tests.support.bad_arguments import int8_product as sums_bad_arguments
 from tests.support.bad_arguments import range as range_bad_arguments
 from tests.support.bad_arguments import scaled as scaled_bad_arguments
 from tests.support.bad_arguments import weight_only as weight_only_bad_arguments
