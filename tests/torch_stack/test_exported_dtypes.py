@@ -91,8 +91,14 @@ def check(graph: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -> Non
 @fixes_dtypes
 @by_layer
 @by_scheme
-@pytest.mark.parametrize("form", ["prepared", "converted"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("form", "dtype"),
+    [
+        *(("converted", dtype) for dtype in DTYPES),
+        *(("prepared", dtype) for dtype in (torch.float32, torch.bfloat16)),
+    ],
+    ids=str,
+)
 def test_an_exported_program(layer: str, scheme: str, form: str, dtype: torch.dtype) -> None:
     model, x = served(layer, scheme, dtype, form)
     check(torch.export.export(model, (x,)).module(), model, x)
@@ -106,19 +112,41 @@ def packaged(model: nn.Module, x: Tensor, folder: Path) -> Callable[[Tensor], Te
     return torch._inductor.aoti_load_package(package)
 
 
+# Each scheme, layer and dtype, and the convolutions that multiply integers.
+PACKAGES = [
+    *((scheme, "linear", DTYPES[2 * (i % 2)]) for i, scheme in enumerate(SCHEMES)),
+    *((scheme, "linear without bias", DTYPES[2 - 2 * (i % 2)]) for i, scheme in enumerate(SCHEMES)),
+    *((scheme, "conv", torch.float32) for scheme in ("static", "per tensor")),
+    *((scheme, "conv", torch.bfloat16) for scheme in ("static", "per tensor")),
+]
+
+
 @fixes_dtypes
 @pytest.mark.inductor
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("layer", ["linear", "linear without bias", "conv"])
-@by_scheme
-def test_a_package(layer: str, scheme: str, dtype: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("scheme", "layer", "dtype"), PACKAGES, ids=str)
+def test_a_package(scheme: str, layer: str, dtype: torch.dtype, tmp_path: Path) -> None:
     skip_where_it_crashes("cpu")
     model, x = served(layer, scheme, dtype, "converted")
-    if not getattr(model[0], "is_integer", True):
-        # A package of nn.Conv2d reads an input of another dtype as one of the graph's, too.
-        pytest.skip("a convolution that computes in floating point is PyTorch's")
     model = nn.Sequential(model[0], nn.ReLU())  # which Inductor makes, and which reads the output
     check(packaged(model, x, tmp_path), model, x)
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("scheme", [None, "W8A16"])
+def test_a_package_of_a_floating_convolution(
+    scheme: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's code reads its input without a look at the dtype, unless it is told to look."""
+    skip_where_it_crashes("cpu")
+    monkeypatch.setenv("AOTI_RUNTIME_CHECK_INPUTS", "1")
+    model, x = served("conv", scheme or "W8A16", torch.float32, "converted")
+    if scheme is None:
+        model = nn.Sequential(LAYERS["conv"][0]()).requires_grad_(False)
+    package = packaged(nn.Sequential(model[0], nn.ReLU()), x, tmp_path)
+    torch.testing.assert_close(output(package, x), output(model, x).relu())
+    for dtype in DTYPES[1:]:
+        with pytest.raises(RuntimeError):
+            output(package, x.to(dtype))
 
 
 @fixes_dtypes
