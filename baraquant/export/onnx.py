@@ -144,7 +144,7 @@ def _make_safe(model: Any, style: str, signed: bool, is_asked_for: bool) -> None
         products.make_unsigned(model)
     wrong = products.saturating(model)
     if wrong:
-        names = ", ".join(weight.name for weight in wrong[:3]) + (", ..." if wrong[3:] else "")
+        names = _some([weight.name for weight in wrong])
         notes["saturation"] = (
             f"{len(wrong)} int8 weights ({names}) exceed [-64, 64]: onnxruntime's sums saturate on "
             "x86 processors without VNNI, unless the session option session.x64quantprecision is "
@@ -160,12 +160,18 @@ def _make_safe(model: Any, style: str, signed: bool, is_asked_for: bool) -> None
             "session option session.qdq_matmulnbits_accuracy_level is '1'"
         )
         warn.append(f"{notes['accuracy_level']}; style='integer' needs no option")
+        small = products.rounded_scales(model)
+        if small:
+            notes["scales"] = (
+                f"onnxruntime rounds the scales of {len(small)} weights ({_some(small)}) to "
+                "float16, which does not hold them"
+            )
+            warn.append(f"{notes['scales']}; use style='integer', or scale_dtype='float16'")
     reasons, count = products.floating_convolutions(model)
     if reasons:
-        names = ", ".join(reasons[:3]) + (", ..." if reasons[3:] else "")
         notes["convolutions"] = (
             f"{count - len(reasons)} of {count} convolutions will be int8 in onnxruntime: no "
-            f"quantizer behind {names}"
+            f"quantizer behind {_some(reasons)}"
         )
         if 2 * len(reasons) > count > 1:
             warn.append(notes["convolutions"])
@@ -180,6 +186,10 @@ def _make_safe(model: Any, style: str, signed: bool, is_asked_for: bool) -> None
     model.metadata_props.update({f"baraquant.{key}": text for key, text in notes.items()})
     for text in warn:
         warnings.warn(f"{_CALLER}: {text}", UserWarning, stacklevel=3)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if names[3:] else "")
 
 
 def _check_arguments(
