@@ -148,8 +148,8 @@ def _make_safe(model: Any, style: str, signed: bool, is_asked_for: bool) -> None
         products.make_unsigned(model)
         if made:
             notes["unsigned"] = (
-                f"{made} weights are uint8, whose sums are exact on every processor; for ARM and x86 "
-                "with VNNI int8_weights=True of to_onnx writes int8 ones, which are faster"
+                f"{made} weights are uint8, whose sums are exact on every processor; for ARM and "
+                "for x86 with VNNI int8_weights=True of to_onnx writes int8 ones, which are faster"
             )
     wrong = products.saturating(model)
     if wrong:
