@@ -28,7 +28,7 @@ from ._ct_experts import (
 )
 from ._ct_scheme import Scheme, scheme_of
 from ._ct_tensors import tensors_of
-from ._ct_ties import add_copies, check_ties, head_of, loses_ties
+from ._ct_ties import check_ties, head_of, tensors_outside
 from ._layers import IntegerLayer, integer_layers
 
 # The float layers that compressed-tensors has integers for.
@@ -158,7 +158,7 @@ def _tensors(
     floats: dict[str, IntegerLayer],
     caller: str,
 ) -> dict[str, Tensor]:
-    """Return all tensors by name, on the CPU; tensors and layers with several names once."""
+    """Return all tensors by name, on the CPU; layers with several names once."""
     converted = {
         path: module
         for path, module in model.named_modules(remove_duplicate=False)
@@ -182,23 +182,12 @@ def _tensors(
         is_expert = isinstance(layer.module, QuantizedExperts)
         home = path if is_expert or not stored_apart else path_in_files(model, path)
         tensors |= {f"{home}.{name}": tensor for name, tensor in own.items()}
-    rest: dict[str, Tensor] = {}
-    first: set[tuple[Any, ...]] = set()
-    for name, tensor in model.state_dict().items():
-        if is_inside(name):
-            continue
+    rest = tensors_outside(model, is_inside)
+    for name, tensor in rest.items():
         if type(tensor) not in (Tensor, nn.Parameter) or tensor.is_meta:
             raise ValueError(f"{caller}: {name}: expected a plain tensor with data")
-        place = (tensor.data_ptr(), tensor.device, tensor.shape, tensor.stride(), tensor.dtype)
-        if tensor.numel() and place in first:
-            continue  # a tied weight: the reader ties it again
-        first.add(place)
-        rest[name] = tensor
     tensors |= in_files(model, rest) if stored_apart else rest
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    if loses_ties(model):
-        add_copies(model, tensors)
-    return tensors
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
 
 
 def _floating(model: nn.Module, schemes: dict[str, Scheme]) -> list[str]:

@@ -3,12 +3,15 @@
 
 transformers ties ``lm_head.weight`` to the embedding's weight by name, and finds no such parameter
 where one of them is quantized; vLLM then ignores the tensors of the output layer. So the folder
-holds each of the two, and its ``config.json`` says that they are not tied.
+holds each of the two, and its ``config.json`` says that they are not tied. So it is where the model
+has other values in each, against its configuration.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -34,10 +37,17 @@ def _end_of(model: nn.Module, getter: str) -> nn.Module | None:
 
 
 def loses_ties(model: nn.Module) -> bool:
-    """Whether the configuration of a model ties embeddings of which one is quantized."""
-    config = getattr(model, "config", None)
-    is_tied = any(getattr(each, "tie_word_embeddings", False) for each in configs_of(config))
-    return is_tied and any(map(is_converted, ends_of(model)))
+    """Whether the configuration ties embeddings that are quantized or not tied in the model."""
+    if not _says_tied(model):
+        return False
+    ends = ends_of(model)
+    weights = {id(getattr(end, "weight", None)) for end in ends}
+    return any(map(is_converted, ends)) or len(weights) > 1
+
+
+def _says_tied(model: nn.Module) -> bool:
+    configs = configs_of(getattr(model, "config", None))
+    return any(getattr(config, "tie_word_embeddings", False) for config in configs)
 
 
 def computes_ties(model: nn.Module) -> bool:
@@ -60,9 +70,9 @@ def check_ties(model: nn.Module, caller: str) -> None:
         paths = ", ".join(sorted({names[id(end)] for end in ends_of(model)}))
         raise ValueError(
             f"{caller}: {paths}: expected tied embeddings that are floating, but they are "
-            f"quantized, so that the folder cannot tie them, and this {type(model).__name__} "
-            "computes something else where they are not tied; map them to None, or use "
-            "transformers 5"
+            f"quantized or not tied, so that the folder cannot tie them, and this "
+            f"{type(model).__name__} computes something else where they are not tied; map them to "
+            "None and tie them, or use transformers 5"
         )
 
 
@@ -78,12 +88,34 @@ def configs_of(config: Any) -> list[Any]:
     return [config] if text is config else [config, text]
 
 
-def add_copies(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Add a copy of each floating parameter that the tensors hold under another name only."""
-    for path, module in model.named_modules(remove_duplicate=False):
-        if is_converted(module):
+def tensors_outside(model: nn.Module, is_inside: Callable[[str], bool]) -> dict[str, Tensor]:
+    """Return the tensors outside of quantized layers, by the names under which a reader wants them.
+
+    A tied weight is there under each name, unless the model's class ties it when it is loaded: a
+    reader may have a model in which it is not tied. A module with several names is there once.
+    """
+    again = set() if loses_ties(model) else _tied_by_class(model)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    tensors: dict[str, Tensor] = {}
+    later: dict[str, Tensor] = {}
+    done: set[tuple[Any, str]] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        path, _, leaf = name.rpartition(".")
+        slot = id(modules[path]) if path in modules else path, leaf
+        if is_inside(name) or slot in done:
             continue
-        for leaf, parameter in module._parameters.items():
-            name = f"{path}.{leaf}" if path else leaf
-            if parameter is not None and name not in tensors:
-                tensors[name] = parameter.detach().cpu().contiguous().clone()
+        done.add(slot)
+        (later if name in again else tensors)[name] = tensor
+    written = {id(tensor) for tensor in tensors.values()}
+    return tensors | {name: one for name, one in later.items() if id(one) not in written}
+
+
+def _tied_by_class(model: nn.Module) -> set[str]:
+    """Return the names of tensors to which transformers assigns other ones after loading."""
+    named = getattr(model, "all_tied_weights_keys", None)
+    if named is not None:
+        return set(named)
+    if not _says_tied(model):
+        return set()
+    patterns = getattr(model, "_tied_weights_keys", None) or ()  # transformers 4.57
+    return {name for name in model.state_dict() if any(re.search(one, name) for one in patterns)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ _WEIGHTS = (
     ".onnx",
     ".index.json",
 )
+# Adapters, and a second copy of the weights under other names, as Mistral's folders have it.
+_OTHER_WEIGHTS = ("adapter_", "consolidated")
 _OWN = {"config.json", "README.md", ".gitattributes"}
 
 
@@ -88,6 +91,22 @@ def source_folder(caller: str, model: nn.Module, source: Any) -> Path | None:
     return Path(name) if isinstance(name, str) and name and Path(name).is_dir() else None
 
 
+def warn_of_unknown_tensors(
+    caller: str, source: Path | None, model: nn.Module, stacklevel: int = 3
+) -> list[str]:
+    """Say which tensors of the source folder a new one will lack, and return their parts."""
+    dropped = [] if source is None else unknown_tensors(source, model)
+    if dropped:
+        warnings.warn(
+            f"{caller}: {source} holds tensors that {type(model).__name__} does not have, and that "
+            f"are not written: {', '.join(dropped)}; a server that config.json tells of them will "
+            "not find them",
+            UserWarning,
+            stacklevel=stacklevel,
+        )
+    return dropped
+
+
 def unknown_tensors(source: Path, model: nn.Module) -> list[str]:
     """Return the parts of a source folder's tensors that a model has no place for (``mtp``).
 
@@ -97,6 +116,7 @@ def unknown_tensors(source: Path, model: nn.Module) -> list[str]:
     stored = {
         _part(name)
         for file in sorted(source.glob("*.safetensors"))
+        if not file.name.startswith(_OTHER_WEIGHTS)
         for name in read_header(file, "a safetensors file").tensors
     }
     known = {_part(name) for name in model.state_dict()}

@@ -21,6 +21,7 @@ _LARGEST = 64  # 2 * 255 * 64 < 2 ** 15
 _MIDDLE = 128
 _DOMAIN = "com.microsoft"
 _FLOATING = 1  # the accuracy level of float32
+_HALF_STEP = 2.0**-11  # the largest relative error of a normal number in float16
 _SMALLEST_BLOCK = 16  # of MatMulNBits
 # Through these onnxruntime moves a DequantizeLinear to the product behind.
 _MOVES = {
@@ -72,11 +73,14 @@ def weights_only(model: Any) -> list[tuple[Any, Any]]:
     """Return each MatMul that onnxruntime may turn into MatMulNBits, with the DequantizeLinear.
 
     Its weight has 4 or 8 bits and a scale for the tensor, each channel or each group, its input is
-    floating; MatMulNBits rounds this to int8 by default.
+    floating; MatMulNBits rounds this to int8 by default. In a model of 16 bits a Cast is between
+    the two.
     """
     found = []
     for node in model.graph:
         source = node.inputs[1].producer() if node.op_type == "MatMul" else None
+        if source is not None and source.op_type == "Cast":
+            source = source.inputs[0].producer()
         if source is None or source.op_type != "DequantizeLinear":
             continue
         weight, size, shape = source.inputs[0], _block_size(source), node.inputs[0].shape
@@ -91,8 +95,28 @@ def weights_only(model: Any) -> list[tuple[Any, Any]]:
     return found
 
 
+def rounded_scales(model: Any) -> list[str]:
+    """Return the weights whose scales are too small or too large for the float16 of their product.
+
+    onnxruntime's MatMulNBits has scales in the dtype of its input.
+    """
+    wrong = []
+    for product, source in weights_only(model):
+        scale = source.inputs[1].const_value.numpy().astype(np.float64)
+        with np.errstate(over="ignore"):
+            error = np.abs(scale.astype(np.float16).astype(np.float64) - scale)
+        is_half = product.inputs[0].dtype == ir.DataType.FLOAT16
+        if is_half and bool((error > _HALF_STEP * np.abs(scale)).any()):
+            wrong.append(source.inputs[0].name.removesuffix(".qweight"))
+    return wrong
+
+
 def keep_inputs_floating(model: Any) -> None:
-    """Make MatMulNBits, which does not round its input, of products by weights of integers."""
+    """Make MatMulNBits, which does not round its input, of products by weights of integers.
+
+    It computes in float32, whatever the model's dtype: its scales have the dtype of its input, and
+    float16 has no small ones.
+    """
     pairs = weights_only(model)
     for product, source in pairs:
         weight, bits = source.inputs[0], _BITS[source.inputs[0].dtype]
@@ -113,20 +137,26 @@ def keep_inputs_floating(model: Any) -> None:
             _constant(model.graph, f"{weight.name}_{part}", values)
             for part, values in parts.items()
         ]
-        old = product.outputs[0]
+        old, given = product.outputs[0], product.inputs[0]
+        is_half = given.dtype != ir.DataType.FLOAT
+        before = [_cast(given, ir.DataType.FLOAT)] if is_half else []
         node = ir.node(
             "MatMulNBits",
-            [product.inputs[0], *inputs],
+            [before[0].outputs[0] if is_half else given, *inputs],
             {"K": columns, "N": rows, "bits": bits, "block_size": size}
             | {"accuracy_level": _FLOATING},
             domain=_DOMAIN,
             version=1,
             name=product.name,
         )
-        output = node.outputs[0]
+        node.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+        node.outputs[0].shape = old.shape
+        after = [_cast(node.outputs[0], given.dtype)] if is_half else []
+        nodes = [*before, node, *after]
+        output = nodes[-1].outputs[0]
         output.name, output.type, output.shape = old.name, old.type, old.shape
         ir.convenience.replace_nodes_and_values(
-            model.graph, product, [product], [node], [old], [output]
+            model.graph, product, [product], nodes, [old], [output]
         )
     if pairs:
         model.graph.opset_imports[_DOMAIN] = 1
@@ -220,6 +250,12 @@ def _is_of_integers(node: Any, index: int) -> bool:
     while source is not None and source.op_type in _MOVES:
         source = source.inputs[0].producer()
     return source is not None and source.op_type == "DequantizeLinear"
+
+
+def _cast(value: Any, kind: Any) -> Any:
+    node = ir.node("Cast", [value], {"to": kind})
+    node.outputs[0].type, node.outputs[0].shape = ir.TensorType(kind), value.shape
+    return node
 
 
 def _up(integers: Any) -> Any:

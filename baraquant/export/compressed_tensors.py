@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from ._hf_folder import (
     copy_others,
     save_tokenizer,
     source_folder,
-    unknown_tensors,
+    warn_of_unknown_tensors,
     write_card,
     write_config_json,
     write_weights,
@@ -116,15 +115,7 @@ def to_compressed_tensors(
     origin = source_folder(_TO, model, source)
     floats = serve is not None if float_embeddings is None else float_embeddings
     tensors, config = describe(model, serve=serve, allow=allow, float_embeddings=floats, caller=_TO)
-    dropped = [] if origin is None else unknown_tensors(origin, model)
-    if dropped:
-        warnings.warn(
-            f"{_TO}: {origin} holds tensors that {type(model).__name__} does not have, and that "
-            f"are not written: {', '.join(dropped)}; a server that config.json tells of them will "
-            "not find them",
-            UserWarning,
-            stacklevel=2,
-        )
+    dropped = warn_of_unknown_tensors(_TO, origin, model)
     with new_folder(_TO, target) as partial:
         write_config_json(model, config, partial)
         write_weights(_TO, tensors, partial, max_shard_size)

@@ -23,7 +23,7 @@ from ..workflow.report import FILTERED, Report
 from ..workflow.stream import Stream
 from ._config import CALLER, NAME, BaraquantConfig
 from ._versions import ConversionOps, mark_loaded, stop_telling, tell_missing
-from ._writer import WritesCompressedTensors, note_ties
+from ._writer import WritesCompressedTensors, note_ties, unknown_parts
 
 
 class BaraquantQuantizer(WritesCompressedTensors):
@@ -149,6 +149,7 @@ class BaraquantQuantizer(WritesCompressedTensors):
         self.report = replace(report, left_out=reasons)
         self._warn_of_experts(model)
         self._fill_missing(model)
+        self.report = replace(self.report, left_out=reasons | unknown_parts(model))
         note_ties(model)
         return model
 
@@ -161,9 +162,10 @@ class BaraquantQuantizer(WritesCompressedTensors):
         paths = [path for path in report.left_out if is_experts(model.get_submodule(path))]
         if paths:
             size = sum(report.parameters.get(path, 0) for path in paths)
+            more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
             warnings.warn(
                 f"{CALLER}: one scheme quantizes linear layers alone, and leaves the experts "
-                f"{paths[0]} and {len(paths) - 1} more floating: {100 * report.share:.0f} % of the "
+                f"{paths[0]}{more} floating: {100 * report.share:.0f} % of the "
                 f"parameters are integers, and {100 * size / report.total_parameters:.0f} % belong "
                 "to these experts; give a dictionary with a rule for their paths, or load the "
                 "floating model and call baraquant.quantize_",

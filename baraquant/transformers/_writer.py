@@ -10,6 +10,7 @@ from transformers.quantizers.base import HfQuantizer
 
 from ..export._ct_model import describe
 from ..export._ct_ties import computes_ties, configs_of, loses_ties
+from ..export._hf_folder import source_folder, unknown_tensors, warn_of_unknown_tensors
 from ..nn._pretrained import tensors_to_translate
 
 
@@ -61,7 +62,9 @@ class WritesCompressedTensors(HfQuantizer):  # type: ignore[misc]
         """
         if getattr(model, "_hf_peft_config_loaded", False):
             return None, {}
+        source = source_folder("save_pretrained", model, None)
         with tensors_to_translate():
+            warn_of_unknown_tensors("save_pretrained", source, model, stacklevel=4)
             state, written = describe(
                 model, serve=self.serve, float_embeddings=True, caller="save_pretrained"
             )
@@ -76,3 +79,11 @@ def note_ties(model: Any) -> None:
     if loses_ties(model) and not computes_ties(model):
         for config in configs_of(model.config):
             config.tie_word_embeddings = False
+
+
+def unknown_parts(model: Any) -> dict[str, str]:
+    """Return what the folder of a model has and the model has not, with the reason for a report."""
+    source = source_folder("from_pretrained", model, None)
+    parts = [] if source is None else unknown_tensors(source, model)
+    reason = f"{type(model).__name__} has no place for these tensors of its folder; not loaded"
+    return dict.fromkeys(parts, reason)

@@ -155,3 +155,22 @@ def test_a_failure_leaves_the_old_files(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(passes, lambda *args: 1 / 0)
     refused(network(), tmp_path, "division", ZeroDivisionError)
     assert {file.read_bytes() for file in tmp_path.iterdir()} == {b"old"}
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_steps_that_vary(kind: Any, tmp_path: Path) -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps = kind(16, 16)
+            self.out = nn.Linear(16, 4)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.out(self.steps(x)[0])
+
+    model = Recurrent().eval()
+    baraquant.quantize_(model, baraquant.W8A8(), progress=False)
+    text = rf"steps: the exporter writes .* of a {kind.__name__}.* dynamic_shapes .*Cell"
+    with pytest.raises(RuntimeError, match=text):
+        path = tmp_path / "it.onnx"
+        baraquant.export.to_onnx(model, torch.randn(3, 2, 16), path, dynamic_shapes=({0: "t"},))

@@ -121,6 +121,7 @@ def test_sums_do_not_saturate_or_the_file_says_so(
     assert not wrong or keeps
     if name not in ("W7A8Static", "W8A16", "W8z"):
         assert bool(wrong) == keeps
+        assert ("int8_weights=True" in notes(path).get("baraquant.unsigned", "")) != keeps
     warned = any("session.x64quantprecision" in str(one.message) for one in said)
     assert warned == (bool(wrong) and int8_weights is None)
     assert error_of(run(path, x, optimize=False), model(x).detach()) < 1e-6
