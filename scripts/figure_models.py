@@ -293,44 +293,30 @@ def headline() -> str:
     """Five figures."""
     digit = [{**row, **row["widths"]} for row in report(CPU, "digits")["summary"]]
     two = pick(digit, weight_bits=2, input_bits=4, group_size=None, inputs="learned")[0]
-    accuracy = {way: f"{pair[0]:.1f} %" for way, pair in two["accuracy"].items()}
+    qat, ptq, floats = (f"{two['accuracy'][way][0]:.1f} %" for way in ("qat", "ptq_max", "float"))
     encoder = report("epyc", "minilm")["rows"]
-    floats, int8 = (pick(encoder, name=name)[0] for name in ("float32", "W8A8"))
-    step = {r["op"]: r["time"] for r in pick(steps("training"), what="eager")}
-    many = results.at_least(1024)
-    linear = pick(report(GPUS, "int8_mm")["rows"], what="linear", dtype="bfloat16", m=many)
-    fake = pick(
-        report(CPU)["rows"], what="forward", op="fake_quantize", dtype="float32", threads=2, m=4096
-    )
-    chain, torchao = step["PyTorch chain W8A8"], step["torchao W8A8 asymmetric"]
-    lines = [
-        [
-            "handwritten digits, weights of 2 bits and inputs of 4",
-            f"{accuracy['qat']} recognized after training with baraquant; {accuracy['ptq_max']} "
-            f"without it, {accuracy['float']} in float32",
-        ],
-        [
-            "all-MiniLM-L6-v2 in int8, two CPU cores",
-            f"{floats['file_bytes'] / int8['file_bytes']:.1f} × smaller and "
-            f"{int8['speeds']['32 x 64']['faster']:.1f} × as fast as float32; cosine similarity "
-            f"{int8['cosine']:.3f}",
-        ],
-        [
-            "training step of a Transformer block, W8A8, H200",
-            f"{step['baraquant W8A8']:.2f} × the time of bfloat16; a chain of PyTorch ops takes "
-            f"{chain:.2f} ×, torchao {torchao:.2f} ×",
-        ],
-        [
-            "`int8_linear`, 1024 rows and more, H100",
-            f"{results.times('torch._int_mm', unit='')(linear)} × as fast as `torch._int_mm`, "
-            "with dequantization and bias",
-        ],
-        [
-            "`fake_quantize` of 64 MiB, two CPU cores",
-            f"{results.times('PyTorch', form='.1f', unit='')(fake)} × as fast as PyTorch's own",
-        ],
-    ]
-    return table(["measured", "figure"], lines, 2)
+    sizes = [pick(encoder, name=name)[0]["file_bytes"] for name in ("float32", "W8A8")]
+    int8 = pick(encoder, name="W8A8")[0]
+    step = {row["op"]: f"{row['time']:.2f} ×" for row in pick(steps("training"), what="eager")}
+    wanted = {"what": "linear", "dtype": "bfloat16", "m": results.at_least(1024)}
+    linear = results.times("torch._int_mm")(pick(report(GPUS, "int8_mm")["rows"], **wanted))
+    wanted = {"what": "forward", "op": "fake_quantize", "dtype": "float32"}
+    fake = pick(report(CPU)["rows"], threads=2, m=4096, **wanted)
+    lines = {
+        "handwritten digits, weights of 2 bits and inputs of 4": f"{qat} recognized after training "
+        f"with baraquant; {ptq} without it, {floats} in float32",
+        "all-MiniLM-L6-v2 in int8, two CPU cores": f"{sizes[0] / sizes[1]:.1f} × smaller and "
+        f"{int8['speeds']['32 x 64']['faster']:.1f} × as fast as float32; cosine similarity "
+        f"{int8['cosine']:.3f}",
+        "training step of a Transformer block, W8A8, H200": f"{step['baraquant W8A8']} the time of "
+        f"bfloat16; a chain of PyTorch ops takes {step['PyTorch chain W8A8']}, torchao "
+        f"{step['torchao W8A8 asymmetric']}",
+        "`int8_linear`, 1024 rows and more, H100": f"{linear} as fast as `torch._int_mm`, with "
+        "dequantization and bias",
+        "`fake_quantize` of 64 MiB, two CPU cores": f"{results.times('PyTorch', form='.1f')(fake)} "
+        "as fast as PyTorch's own",
+    }
+    return table(["measured", "figure"], lines.items(), 2)
 
 
 BLOCKS: dict[str, Callable[[], str]] = {

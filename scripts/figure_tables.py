@@ -31,7 +31,6 @@ WEIGHTS = ((4096, 4096), (28672, 4096), (4096, 14336))
 BOTH, GRADIENT = "forward + backward", ("scale gradient", "fake_quantize_backward_qparams")
 EAGER = {"eager takes": times("PyTorch", form=".1f")}
 FLOAT32_BFLOAT16 = ("float32", "bfloat16")
-VIEW = times("PyTorch", form=".1f", unit=" × (per channel, on a view)")
 
 Lines = dict[tuple[str, ...] | str, dict[str, Any]]
 
@@ -82,12 +81,8 @@ def affine_cpu() -> str:
         f"{gradients}, per group of 32": {**gradient, "case": "per_group(32,-1)"},
     }
 
-    def own(rows: list[Row]) -> str:
-        of_view = rows[0]["what"] == "forward" and rows[0]["case"] in GRANULARITIES[3:]
-        return (VIEW if of_view else EAGER["eager takes"])(rows)
-
     columns: dict[str, Any] = {"ms": milliseconds, "of the copy": of_copy}
-    columns["PyTorch's own op takes"] = own
+    columns["PyTorch's own op takes"] = EAGER["eager takes"]
     wanted: dict[str, Any] = {"dtype": "float32", "threads": 2, "shape": [4096, 4096]}
     return grid((CPU, ""), ["`fake_quantize`"], lines, columns, **wanted)
 
@@ -107,29 +102,11 @@ def sizes_cpu() -> str:
 
 def call_cost() -> str:
     """What a call on 64 values costs the host, and PyTorch's own op."""
-
-    def cell(form: str) -> Cell:
-        def text(rows: list[Row]) -> str:
-            missed = ": missed" if rows[0]["speedups"]["PyTorch"] < 1 else ""
-            return f"{number('seconds', 1e6, form)(rows)}, PyTorch {times('PyTorch')(rows)}{missed}"
-
-        return text
-
-    def about(word: str) -> Callable[[Any], bool]:
-        return lambda case: word in case
-
-    lines: Lines = {
-        "`per_tensor`, numbers": {"case": about("per_tensor, numbers")},
-        "`per_tensor`, tensors": {"case": about("per_tensor, tensors")},
-        "`per_channel`": {"case": about("per_channel(0)")},
-    }
-    columns: dict[str, Any] = {
-        "without grad": (cell(".1f"), {"case": about("no grad")}),
-        "grad recorded": (cell(".1f"), {"case": about("grad recorded")}),
-        BOTH: (cell(".0f"), {"case": about(BOTH)}),
-    }
     wanted = {"what": "call overhead", "op": "baraquant.ops"}
-    return grid((CPU, ""), ["`baraquant.ops.fake_quantize_*`"], lines, columns, **wanted)
+    rows = pick(report(CPU)["rows"], **wanted)
+    lines: Lines = {row["case"]: {"case": row["case"]} for row in rows}
+    columns: dict[str, Any] = {"µs": microseconds, "PyTorch's own op takes": times("PyTorch")}
+    return grid(rows, ["`baraquant.ops.fake_quantize_*`"], lines, columns)
 
 
 def target(rows: list[Row]) -> str:
