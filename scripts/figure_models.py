@@ -32,47 +32,27 @@ def steps(family: str) -> list[Row]:
     ]
 
 
-def training(family: str, first: str, names: dict[str, str], modes: dict[str, str]) -> str:
+def training(family: str) -> str:
     """All variants, as multiples of bfloat16 in the same mode."""
 
-    def time(rows: list[Row]) -> str:
-        text = number("seconds", 1e3)(rows)
-        return f"1 ({text} ms)" if rows[0]["op"] == "bfloat16" else number("time", form=".2f")(rows)
+    def multiple(name: str, base: Cell) -> Cell:
+        def text(rows: list[Row]) -> str:
+            of_base = f" ({base(rows)})" if rows[0]["op"] == "bfloat16" else ""
+            return number(name, form=".2f")(rows) + of_base
 
-    def memory(rows: list[Row]) -> str:
-        text = number("base", 1 / 2**20, ",.0f")(rows)
-        return (
-            f"1 ({text} MiB)" if rows[0]["op"] == "bfloat16" else number("memory", form=".2f")(rows)
-        )
+        return text
 
-    columns: dict[str, Any] = {t: (time, {"what": mode}) for mode, t in modes.items()}
-    columns["peak memory, eager"] = (memory, {"what": "eager"})
-    columns["compiled|memory"] = (memory, {"what": "compiled"})
-    lines: dict[Any, Any] = {name: {"op": op} for op, name in names.items()}
-    return grid(steps(family), [first], lines, columns, sparse=True)
-
-
-def training_step() -> str:
-    """Every variant of the block."""
-    names = {name: name for name in ("bfloat16", "baraquant W8A8")}
-    names["PyTorch chain W8A8"] = "W8A8 as a chain of PyTorch ops"
-    names |= {n: n for n in ("baraquant W8A8 static", "baraquant W4A8 groups of 32")}
-    names["torchao W8A8 asymmetric"] = "torchao 0.18, W8A8 asymmetric"
-    names["fake_quantize_per_channel W8A8"] = "`torch.fake_quantize_per_channel_affine`, W8A8"
-    names["torch.ao FakeQuantize W8A8 static"] = "`torch.ao` FakeQuantize, W8A8 static"
-    names["baraquant W8A8 asymmetric"] = "baraquant W8A8 asymmetric"
-    names["torchao W4A8 groups of 32"] = "torchao 0.18, W4A8 groups of 32"
-    modes = {"eager": "eager", "compiled": "compiled", "graph": "in a CUDA graph"}
-    return training("training", "", names, modes)
-
-
-def integer_training() -> str:
-    """Each backward pass."""
-    names = {"bfloat16": "no quantization", "baraquant W8A8": '`"float"`'}
-    names |= {f"baraquant W8A8 {way}": f'`"{way}"`' for way in ("int8_input", "int8")}
-    names["baraquant W8A8 int8 stochastic"] = '`"int8"`, stochastic'
-    modes = {"eager": "time, eager", "compiled": "compiled"}
-    return training("integer_training", "`backward`", names, modes)
+    time = multiple("time", number("seconds", 1e3, unit=" ms"))
+    memory = multiple("memory", number("base", 1 / 2**20, ",.0f", " MiB"))
+    columns: dict[str, Any] = {
+        "time, eager": (time, {"what": "eager"}),
+        "compiled": (time, {"what": "compiled"}),
+        "in a CUDA graph": (time, {"what": "graph"}),
+        "peak memory, eager": (memory, {"what": "eager"}),
+        "compiled|memory": (memory, {"what": "compiled"}),
+    }
+    rows = steps(family)
+    return grid(rows, [""], {row["op"]: {"op": row["op"]} for row in rows}, columns, sparse=True)
 
 
 # --- the sentence encoder, the digits
@@ -260,7 +240,7 @@ def deployed() -> str:
 
 def fsdp() -> str:
     """A step's time as a multiple of bfloat16's, and what is gathered."""
-    lines, base = [], {}
+    lines, base = [], dict[int, float]()
     for row in pick(report("h", "distributed")["rows"], part="fsdp"):
         first = base.setdefault(row["tokens"], row["seconds"])
         cells = [str(row["tokens"]), row["variant"], f"{1e3 * row['seconds']:.1f}"]
@@ -321,8 +301,8 @@ def headline() -> str:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "headline": headline,
-    "table.training": training_step,
-    "table.training.integers": integer_training,
+    "table.training": lambda: training("training"),
+    "table.training.integers": lambda: training("integer_training"),
     "table.encoders": encoders,
     "table.digits": digits,
     "table.language_model.trained": trained,

@@ -96,7 +96,8 @@ def sizes_cpu() -> str:
         "PyTorch's own op takes": own,
         kept: (own, {"family": "memory_kept"}),
     }
-    wanted = {"what": "forward", "op": "fake_quantize", "dtype": "float32", "threads": 2}
+    wanted: dict[str, Any] = {"what": "forward", "op": "fake_quantize", "threads": 2}
+    wanted["dtype"] = "float32"
     return grid((CPU, ""), ["size, float32"], lines, columns, **wanted)
 
 
@@ -182,7 +183,7 @@ def int8_gpu() -> str:
         "fp8": times("fp8 rowwise"),
         "of a copy": streamed,
     }
-    wanted = {"what": "linear", "dtype": "bfloat16"}
+    wanted: dict[str, Any] = {"what": "linear", "dtype": "bfloat16"}
     return grid((GPUS, "int8_mm"), ["N × K", "M"], products(sizes), columns, **wanted)
 
 
