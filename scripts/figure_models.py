@@ -146,7 +146,8 @@ def language(key: str, columns: dict[str, Any], names: dict[str, str]) -> str:
         parts.append(
             f"{device}, {settings['mlp']}, {content['parameters']:,} parameters, "
             f"{settings['steps']} steps of {settings['batch']} × {settings['context']} bytes and "
-            f"{settings['tuning_steps']} from the checkpoint, {settings['dtype']}, {settings['seeds']} seeds, torch "
+            f"{settings['tuning_steps']} from the checkpoint, {settings['dtype']}, "
+            f"{settings['seeds']} seeds, torch "
             f"{content['versions']['torch'].partition('+')[0]} ([all figures]({link})):"
         )
         there = {row["scheme"] for row in rows}

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,16 +93,20 @@ def test_a_table_is_made_of_the_rows_that_its_lines_and_columns_want(folder: Pat
     second = {**first, "shape": [4, 2], "speedups": {"b": 2.345}}
     write(folder, "h200_2026-01-01", [first, second, {**first, "error": "no memory"}])
     write(folder, "h200_2026-01-01_other", [{**first, "speedups": {}}])
-    source, lines = ("h200", ""), {"any": {"op": "a"}, "few": {"op": "a", "m": 1}}
-    peer = results.times("b")
-    columns = {"× b": peer, "× b|n": (peer, {"n": 2}), "elsewhere": (peer, {"family": "other"})}
+    source, peer = ("h200", ""), results.times("b")
+    lines: dict[Any, Any] = {"any": {"op": "a"}, "few": {"op": "a", "m": 1}}
+    columns: dict[str, Any] = {
+        "× b": peer,
+        "× b|n": (peer, {"n": 2}),
+        "elsewhere": (peer, {"family": "other"}),
+    }
     assert results.grid(source, ["name"], lines, columns).splitlines() == [
         "| name | × b | × b | elsewhere |",
         "| --- | ---: | ---: | ---: |",
         "| any | 1.50–2.35 × | 1.50–2.35 × | – |",
         "| few | 1.50 × | 1.50 × | – |",
     ]
-    nothing = {"none": {"m": results.at_least(5)}}
+    nothing: dict[Any, Any] = {"none": {"m": results.at_least(5)}}
     with pytest.raises(LookupError, match="no row with"):
         results.grid(source, ["name"], nothing, {"× b": peer})
     assert results.grid(source, ["name"], nothing, {"× b": peer}, sparse=True).endswith("| – |")
