@@ -56,7 +56,7 @@ napoleon_custom_sections = ["Gradient", "Rounding"]
 # ---- Markdown -----------------------------------------------------------------------------------
 
 myst_heading_anchors = 4  # spelled as GitHub does
-MARK = re.compile(r"<!--(=[\w.-]+|/)-->")  # around measured figures: scripts/figures.py
+MARK = re.compile(r"^<!--(=[\w.-]+|/)-->$", re.MULTILINE)  # around blocks of scripts/figures.py
 LINK = re.compile(r"\[([^\]]+)\]\((?!\w+:|#)([^)\s#]+)\)")
 CONTENTS = """
 ```{toctree}

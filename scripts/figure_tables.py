@@ -1,374 +1,351 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The tables that figures.py writes into the pages, and figures that take more than one row."""
+"""The tables of ops and layers that figures.py writes into the pages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import results
-from results import GPUS, Row, one, peers, percent, pick, span, table
+from results import (
+    AVX2,
+    CPU,
+    GPUS,
+    Cell,
+    Machine,
+    Row,
+    at_least,
+    grid,
+    microseconds,
+    milliseconds,
+    number,
+    of_copy,
+    pick,
+    report,
+    table,
+    times,
+)
 
-CPU = ("cpu", "epyc")  # of the CPUs the newest result counts
-MISSING = "–"
-GRANULARITIES = {
-    "per_tensor": "`per_tensor`",
-    "per_channel(0)": "`per_channel(0)`",
-    "per_channel(1)": "`per_channel(1)`",
-    "per_token": "`per_token`",
-    "per_group(32,-1)": "`per_group(32,-1)`",
-    "per_group(128,-1)": "`per_group(128,-1)`",
-}
+GRANULARITIES = ["per_tensor", "per_channel(0)", "per_channel(1)", "per_token"]
+GRANULARITIES += ["per_group(32,-1)", "per_group(128,-1)"]
+WEIGHTS = ((4096, 4096), (28672, 4096), (4096, 14336))
+BOTH, GRADIENT = "forward + backward", ("scale gradient", "fake_quantize_backward_qparams")
+EAGER = {"eager takes": times("PyTorch", form=".1f")}
+FLOAT32_BFLOAT16 = ("float32", "bfloat16")
 
-
-def ratio(row: Row, name: str, form: str = ".2f") -> str:
-    """How many times as long a peer takes, or a dash where it was not measured."""
-    return f"{row['speedups'][name]:{form}} ×" if name in row["speedups"] else MISSING
-
-
-def targets_met(machine: results.Machine, family: str) -> str:
-    """Such as ``79 of 106``."""
-    met = [met for row in results.report(machine, family)["rows"] for met in row["met"]]
-    return f"{met.count(True)} of {len(met)}"
-
-
-def share(row: Row) -> str:
-    """Of a copy's speed, such as ``44 %``."""
-    return f"{row['of_copy']:.0%}".replace("%", " %")
+Lines = dict[tuple[str, ...] | str, dict[str, Any]]
 
 
-# --- the fused family
+def products(shapes: list[tuple[int, int, int]], **wanted: Any) -> Lines:
+    """A line for each product."""
+    return {(f"{n} × {k}", str(m)): {"shape": [m, n, k], **wanted} for m, n, k in shapes}
 
 
-def fused_gpu() -> str:
-    """Percent of a copy, and times PyTorch's op followed by a quantization."""
-    rows = results.report(GPUS, "fused")["rows"]
-    lines = []
-    for op in dict.fromkeys(row["op"] for row in rows):
-        cells = [f"`{op}_per_token`"]
-        for dtype in ("bfloat16", "float32"):
-            row = one(GPUS, "fused", what="token", op=op, dtype=dtype, shape=[65536, 4096])
-            cells += [share(row), ratio(row, "PyTorch + quantize")]
-        row = one(GPUS, "fused", what="decode", op=op, dtype="bfloat16", shape=[16, 4096])
-        cells += [f"{1e6 * row['seconds']:.1f}", ratio(row, "PyTorch + quantize")]
-        lines.append(cells)
-    titles = ["bfloat16, of a copy", "× PyTorch", "float32, of a copy", "× PyTorch"]
-    return table(["", *titles, "16 tokens, bfloat16, µs", "× PyTorch"], lines)
-
-
-# --- the affine family
+def bold_if_met(rows: list[Row]) -> str:
+    """The share of a copy, bold where the target is met."""
+    return f"**{of_copy(rows)}**" if rows[0]["met"] and all(rows[0]["met"]) else of_copy(rows)
 
 
 def affine_gpu() -> str:
-    """Percent of the copy in float32 and bfloat16, bold where the target is met."""
+    """Percent of the copy in float32 and bfloat16."""
     operations = {
         "`quantize` to int8": ("forward", "quantize"),
         "`dequantize` from int8": ("forward", "dequantize"),
         "`fake_quantize`": ("forward", "fake_quantize"),
-        "forward + backward, input kept": ("forward + backward", "fake_quantize, input kept"),
-        "forward + backward, bit mask": ("forward + backward", "fake_quantize, bit mask"),
-        "gradient of the scale": ("scale gradient", "fake_quantize_backward_qparams"),
+        f"{BOTH}, input kept": (BOTH, "fake_quantize, input kept"),
+        f"{BOTH}, bit mask": (BOTH, "fake_quantize, bit mask"),
+        "gradient of the scale": GRADIENT,
     }
-
-    def cell(what: str, op: str, case: str, dtype: str) -> str:
-        row = one(GPUS, what=what, op=op, case=case, dtype=dtype, shape=[65536, 4096])
-        return f"**{share(row)}**" if row["met"] and all(row["met"]) else share(row)
-
-    lines = [
-        [name, *(" / ".join(cell(*op, case, d) for d in ("float32", "bfloat16")) for case in cases)]
-        for cases in [list(GRANULARITIES)]
-        for name, op in operations.items()
-    ]
-    return table(["", *GRANULARITIES.values()], lines)
+    lines: Lines = {name: {"what": what, "op": op} for name, (what, op) in operations.items()}
+    columns: dict[str, Any] = {f"`{c}`": (bold_if_met, {"case": c}) for c in GRANULARITIES}
+    return grid((GPUS, ""), [""], lines, columns, dtypes=FLOAT32_BFLOAT16, shape=[65536, 4096])
 
 
 def affine_cpu() -> str:
     """Milliseconds, the share of the copy, and PyTorch's own op, on two cores."""
-    forward, both = ("forward", "fake_quantize"), "forward + backward"
-    gradient = ("scale gradient", "fake_quantize_backward_qparams")
-    view = " (per channel, on a view)"
-    chosen = [
-        ("per tensor", *forward, "per_tensor", ""),
-        ("per channel, axis 0", *forward, "per_channel(0)", ""),
-        ("per channel, axis 1", *forward, "per_channel(1)", ""),
-        ("per token", *forward, "per_token", view),
-        ("per group of 32", *forward, "per_group(32,-1)", view),
-        ("per group of 128", *forward, "per_group(128,-1)", view),
-        *(
-            (f"{both}, per channel, {way}", both, f"fake_quantize, {way}", "per_channel(0)", "")
+    forward = {"what": "forward", "op": "fake_quantize"}
+    gradient = {"what": GRADIENT[0], "op": GRADIENT[1], "family": "scale_gradient"}
+    names = ["per tensor", "per channel, axis 0", "per channel, axis 1"]
+    names += ["per token", "per group of 32", "per group of 128"]
+    gradients = "gradients of scale and zero point"
+    lines: Lines = {
+        **{n: {**forward, "case": c} for n, c in zip(names, GRANULARITIES, strict=True)},
+        **{
+            f"{BOTH}, per channel, {way}": {
+                "what": BOTH,
+                "op": f"fake_quantize, {way}",
+                "case": GRANULARITIES[1],
+            }
             for way in ("input kept", "bit mask")
-        ),
-        ("gradients of scale and zero point, per channel", *gradient, "per_channel(0)", ""),
-        ("gradients of scale and zero point, per group of 32", *gradient, "per_group(32,-1)", ""),
-    ]
-    lines = []
-    for name, what, op, case, note in chosen:
-        shape: dict[str, Any] = {"dtype": "float32", "threads": 2, "shape": [4096, 4096]}
-        family = "scale_gradient" if what == gradient[0] else ""  # measured by themselves
-        row = one(CPU, family, what=what, op=op, case=case, **shape)
-        share = f"{percent([row['of_copy']])} %"
-        cells = [f"{1e3 * row['seconds']:.1f}", share, ratio(row, "PyTorch", ".1f") + note]
-        lines.append([name, *cells])
-    return table(["`fake_quantize`", "ms", "of the copy", "PyTorch's own op takes"], lines)
+        },
+        f"{gradients}, per channel": {**gradient, "case": "per_channel(0)"},
+        f"{gradients}, per group of 32": {**gradient, "case": "per_group(32,-1)"},
+    }
+
+    columns: dict[str, Any] = {"ms": milliseconds, "of the copy": of_copy}
+    columns["PyTorch's own op takes"] = EAGER["eager takes"]
+    wanted: dict[str, Any] = {"dtype": "float32", "threads": 2, "shape": [4096, 4096]}
+    return grid((CPU, ""), ["`fake_quantize`"], lines, columns, **wanted)
 
 
 def sizes_cpu() -> str:
     """How much longer PyTorch's own fake quantize takes, by size, with and without kept memory."""
-    reports: list[list[Row]] = []
-    for kept in (False, True):
-        missing = not kept and results.is_kept(CPU)
-        reports.append([] if missing else results.report(CPU, kept=kept)["rows"])
-    chosen = {"what": "forward", "op": "fake_quantize", "dtype": "float32", "threads": 2}
-    lines = []
-    for size, m in ((8, 512), (16, 1024), (32, 2048), (64, 4096)):
-        cells = []
-        for found in reports:
-            there = [row for row in found if row["shape"] == [m, 4096]]
-            ratios = peers(pick(there, **chosen), "PyTorch") if there else []
-            cells.append(f"{span(ratios, '.1f')} ×" if ratios else MISSING)
-        lines.append([f"{size} MiB", *cells])
-    titles = ["size, float32", "PyTorch's own op takes", "the same, freed memory kept"]
-    return table(titles, lines)
+    lines: Lines = {f"{m // 64} MiB": {"shape": [m, 4096]} for m in (512, 1024, 2048, 4096)}
+    kept = "the same, freed memory kept"
+    own = EAGER["eager takes"]
+    columns: dict[str, Any] = {
+        "PyTorch's own op takes": own,
+        kept: (own, {"family": "memory_kept"}),
+    }
+    wanted: dict[str, Any] = {"what": "forward", "op": "fake_quantize", "threads": 2}
+    wanted["dtype"] = "float32"
+    return grid((CPU, ""), ["size, float32"], lines, columns, **wanted)
 
 
 def call_cost() -> str:
     """What a call on 64 values costs the host, and PyTorch's own op."""
-    names = {
-        "per_tensor, numbers": "`per_tensor`, numbers",
-        "per_tensor, tensors": "`per_tensor`, tensors",
-        "per_channel(0)": "`per_channel`",
-    }
-    ways = {"no grad": ".1f", "grad recorded": ".1f", "forward + backward": ".0f"}
-    lines = []
-    for case, name in names.items():
-        cells = []
-        for way, form in ways.items():
-            row = one(CPU, what="call overhead", op="baraquant.ops", case=f"{case}, {way}")
-            reached = row["speedups"]["PyTorch"]
-            text = f"{1e6 * row['seconds']:{form}}, PyTorch {reached:.2f} ×"
-            cells.append(text + (": missed" if reached < 1 else ""))
-        lines.append([name, *cells])
-    titles = [
-        "`baraquant.ops.fake_quantize_*`",
-        "without grad",
-        "grad recorded",
-        "forward + backward",
-    ]
-    return table(titles, lines)
+    wanted = {"what": "call overhead", "op": "baraquant.ops"}
+    rows = pick(report(CPU)["rows"], **wanted)
+    lines: Lines = {row["case"]: {"case": row["case"]} for row in rows}
+    columns: dict[str, Any] = {"µs": microseconds, "PyTorch's own op takes": times("PyTorch")}
+    return grid(rows, ["`baraquant.ops.fake_quantize_*`"], lines, columns)
 
 
-# --- scales from the data
+def target(rows: list[Row]) -> str:
+    """What is asked, of a copy."""
+    asked = [t["at_least"] for row in rows for t in row["targets"] if t.get("against") == "copy"]
+    return f"{100 * asked[0]:.0f} %" if asked else ""
 
 
 def range_gpu() -> str:
-    """Share of the copy, and the same chain in PyTorch; bfloat16 / float32."""
-    token: dict[str, Any] = {"what": "token", "case": "per_token, symmetric"}
+    """Share of the copy, and the same chain in PyTorch."""
+    token, segments = {"what": "token", "case": "per_token, symmetric"}, {"what": "segments"}
     skewed = {**token, "case": "per_token, asymmetric"}
-    segments = {"what": "segments"}
-    chosen = [
-        ("`dynamic_range_quantize_per_token`, rows of 512", {**token, "shape": [65536, 512]}),
-        ("rows of 4096", {**token, "shape": [65536, 4096]}),
-        ("rows of 5120", {**token, "shape": [65536, 5120]}),
-        ("rows of 14336", {**token, "shape": [65536, 14336]}),
-        ("rows of 65536", {**token, "shape": [16384, 65536]}),
-        ("asymmetric, rows of 4096", {**skewed, "shape": [65536, 4096]}),
-        ("asymmetric, rows of 14336", {**skewed, "shape": [65536, 14336]}),
-        ("`…_per_group(128)`", {**segments, "case": "per_group(128,-1), symmetric"}),
-        ("`…_per_tensor`", {**segments, "case": "per_tensor, symmetric"}),
-        ("`…_per_channel(1)`", {**segments, "case": "per_channel(1), symmetric"}),
-        (
-            "`dynamic_fake_quantize_per_token`, forward",
-            {"what": "forward", "case": "per_token, symmetric"},
-        ),
-    ]
-    lines = []
-    for name, wanted in chosen:
-        pair = [one(GPUS, "range", dtype=d, **wanted) for d in ("bfloat16", "float32")]
-        copies = [
-            t["at_least"] for row in pair for t in row["targets"] if t.get("against") == "copy"
-        ]
-        cells = [
-            " / ".join(f"{percent([row['of_copy']])} %" for row in pair),
-            f"{percent(copies)} %",
-            " / ".join(ratio(row, "PyTorch", ".1f") for row in pair),
-            " / ".join(ratio(row, "torch.compile") for row in pair),
-        ]
-        lines.append([name, *cells])
-    titles = ["of the copy", "target", "eager takes", "`torch.compile` takes"]
-    return table(["bfloat16 / float32", *titles], lines)
+    op = "`dynamic_range_quantize_per_token`, "
+    lines: Lines = {
+        f"{op}rows of 512": {**token, "shape": [65536, 512]},
+        **{f"rows of {n}": {**token, "shape": [65536, n]} for n in (4096, 5120, 14336)},
+        "rows of 65536": {**token, "shape": [16384, 65536]},
+        **{f"asymmetric, rows of {n}": {**skewed, "shape": [65536, n]} for n in (4096, 14336)},
+        "`…_per_group(128)`": {**segments, "case": "per_group(128,-1), symmetric"},
+        "`…_per_tensor`": {**segments, "case": "per_tensor, symmetric"},
+        "`…_per_channel(1)`": {**segments, "case": "per_channel(1), symmetric"},
+        "`dynamic_fake_quantize_per_token`, forward": {**token, "what": "forward"},
+    }
+    columns: dict[str, Any] = {"of the copy": of_copy, "target": (target, {"dtype": "bfloat16"})}
+    columns |= {**EAGER, "`torch.compile` takes": times("torch.compile")}
+    order = FLOAT32_BFLOAT16[::-1]
+    return grid((GPUS, "range"), [" / ".join(order)], lines, columns, dtypes=order)
 
 
 def range_cpu() -> str:
-    """The same on two cores; float32 / bfloat16, spans over the rows of a line."""
-    token: dict[str, Any] = {"what": "token", "case": "per_token, symmetric"}
-    segments = {"what": "segments"}
-    observe = {"what": "observe", "op": "observe_min_max_", "case": "per_tensor, symmetric"}
-    decode = {"what": "decode", "case": "per_token, symmetric", "m": 1}
-    chosen: list[tuple[str, dict[str, Any], str]] = [
-        ("`dynamic_range_quantize_per_token`, rows of 512 to 65536", token, ".1f"),
-        ("the same, asymmetric", {**token, "case": "per_token, asymmetric"}, ".1f"),
-        ("`…_per_group(128)`", {**segments, "case": "per_group(128,-1), symmetric"}, ".1f"),
-        ("`…_per_channel(0)`", {**segments, "case": "per_channel(0), symmetric"}, ".1f"),
-        ("`…_per_channel(1)`", {**segments, "case": "per_channel(1), symmetric"}, ".1f"),
-        ("`…_per_tensor`", {**segments, "case": "per_tensor, symmetric"}, ".1f"),
-        ("`…_per_token`, one row of 4096", decode, ".3f"),
-        ("`observe_min_max_`, one range, float32", observe, ".1f"),
-    ]
+    """The same on two cores: spans over the rows of a line."""
+    token, segments = {"what": "token", "case": "per_token, symmetric"}, {"what": "segments"}
+    cases = {"group(128)": "group(128,-1)", "channel(0)": "channel(0)", "channel(1)": "channel(1)"}
+    cases["tensor"] = "tensor"
+    lines: Lines = {
+        "`dynamic_range_quantize_per_token`, rows of 512 to 65536": token,
+        "the same, asymmetric": {**token, "case": "per_token, asymmetric"},
+        **{
+            f"`…_per_{name}`": {**segments, "case": f"per_{case}, symmetric"}
+            for name, case in cases.items()
+        },
+        "`…_per_token`, one row of 4096": {**token, "what": "decode", "m": 1},
+        "`observe_min_max_`, one range, float32": {
+            "what": "observe",
+            "op": "observe_min_max_",
+            "case": "per_tensor, symmetric",
+        },
+    }
 
-    def both(wanted: dict[str, Any], text: Callable[[list[Row]], str]) -> str:
-        everything = results.report(CPU, "range")["rows"]
-        known = {row["dtype"] for row in pick(everything, **wanted)}
-        dtypes = [dtype for dtype in ("float32", "bfloat16") if dtype in known]
-        return " / ".join(text(pick(everything, dtype=dtype, **wanted)) for dtype in dtypes)
+    def fine(rows: list[Row]) -> str:
+        return number("seconds", 1e3, ".3f" if rows[0]["what"] == "decode" else ".1f")(rows)
 
-    def milliseconds(form: str) -> Callable[[list[Row]], str]:
-        return lambda found: span((1e3 * row["seconds"] for row in found), form)
-
-    lines = [
-        [
-            name,
-            both(wanted, milliseconds(form)),
-            both(wanted, lambda found: f"{percent(row['of_copy'] for row in found)} %"),
-            both(wanted, lambda found: f"{span(peers(found, 'PyTorch'), '.1f')} ×"),
-            both(wanted, lambda found: f"{span(peers(found, 'torch.compile'), '.1f')} ×"),
-        ]
-        for name, wanted, form in chosen
-    ]
-    titles = ["ms", "of the copy", "eager takes", "`torch.compile` takes"]
-    return table(["float32 / bfloat16", *titles], lines)
-
-
-# --- products of integers
+    columns: dict[str, Any] = {"ms": fine, "of the copy": of_copy, **EAGER}
+    columns["`torch.compile` takes"] = times("torch.compile", form=".1f")
+    order = FLOAT32_BFLOAT16
+    return grid((CPU, "range"), [" / ".join(order)], lines, columns, dtypes=order)
 
 
 def int8_gpu() -> str:
     """Three of the weights on a GPU: time, rate, and what everything else takes."""
-    names = ["torch._int_mm", "bfloat16 linear", "fp8 rowwise"]
-    lines = []
-    for n, k in ((4096, 4096), (28672, 4096), (8192, 8192)):
-        for m in (1, 16, 64, 256, 1024, 4096, 8192):
-            row = one(GPUS, "int8_mm", what="linear", dtype="bfloat16", shape=[m, n, k])
-            cells = [f"{1e6 * row['seconds']:.1f}", f"{row['tops']:.0f}"]
-            cells += [ratio(row, name) for name in names]
-            streamed = row["speedups"].get("weights streamed") if m <= 64 else None
-            cells.append(MISSING if streamed is None else f"{percent([streamed])} %")
-            lines.append([f"{n} × {k}", str(m), *cells])
-    titles = ["`_int_mm`", "bfloat16", "fp8", "of a copy"]
-    return table(["N × K", "M", "µs", "TOPS", *titles], lines)
+
+    def streamed(rows: list[Row]) -> str:
+        few = [row for row in rows if row["shape"][0] <= 64]
+        share = "weights streamed"
+        return number(share, 100, ".0f", " %")([r["speedups"] for r in few]) if few else "–"
+
+    sizes = [(m, n, k) for n, k in ((4096, 4096), (28672, 4096), (8192, 8192)) for m in ROWS]
+    columns: dict[str, Any] = {
+        "µs": microseconds,
+        "TOPS": number("tops", form=".0f"),
+        "`_int_mm`": times("torch._int_mm"),
+        "bfloat16": times("bfloat16 linear"),
+        "fp8": times("fp8 rowwise"),
+        "of a copy": streamed,
+    }
+    wanted: dict[str, Any] = {"what": "linear", "dtype": "bfloat16"}
+    return grid((GPUS, "int8_mm"), ["N × K", "M"], products(sizes), columns, **wanted)
+
+
+ROWS = (1, 16, 64, 256, 1024, 4096, 8192)
 
 
 def int8_cpu() -> str:
     """Some products on two cores."""
-    linear: dict[str, Any] = {"what": "linear", "threads": 2}
-    chosen = [
-        *(("`int8_linear`, 4096 × 4096", {**linear, "shape": [m, 4096, 4096]}) for m in (1, 16)),
-        *(("`int8_linear`, 4096 × 4096", {**linear, "shape": [m, 4096, 4096]}) for m in (128, 512)),
-        ("4096 × 14336", {**linear, "shape": [128, 4096, 14336]}),
-        ("1024 × 4096", {**linear, "shape": [128, 1024, 4096]}),
-        (
-            "the same weight over and over, from the cache",
-            {"what": "cached", "threads": 2, "shape": [1, 4096, 4096]},
-        ),
-        *(
-            (
-                "`quantized_linear`, 4096 × 4096",
-                {"what": "whole", "threads": 2, "shape": [m, 4096, 4096]},
-            )
-            for m in (128, 512)
-        ),
-    ]
-    lines, last = [], ""
-    for name, wanted in chosen:
-        row = one(CPU, "int8_mm", **wanted)
-        dynamic = "quantize_dynamic" in row["speedups"]
-        peer = "`quantize_dynamic`: " + ratio(row, "quantize_dynamic", ".1f")
-        cells = [f"{1e3 * row['seconds']:.2f}", f"{row['tops']:.2f}"]
-        cells += [ratio(row, "float32 linear", ".1f")]
-        cells += [peer if dynamic else ratio(row, "torch._int_mm", ".1f")]
-        lines.append(["" if name == last else name, str(row["shape"][0]), *cells])
-        last = name
-    titles = ["M", "ms", "tera-operations/s", "float32 layer", "`_int_mm`"]
-    return table(["N × K, two threads", *titles], lines)
-
-
-def gradient_kept(case: str) -> str:
-    """Times as long as the gradients of scale and zero point, of PyTorch's, freed memory kept."""
-    found = results.report(CPU, kept=True)["rows"]
-    return span(peers(pick(found, what="scale gradient", case=case), "PyTorch"), ".1f")
-
-
-AVX2 = "avx2"  # an EPYC that was held to it
-
-
-def avx2_span(family: str, peer: str, **wanted: Any) -> str:
-    """Times as long as ours, of a peer, with AVX2 alone."""
-    return span(peers(pick(results.report(AVX2, family)["rows"], **wanted), peer), ".1f")
+    names = {
+        ("linear", 4096, 4096): ("`int8_linear`, 4096 × 4096", 1, 16, 128, 512),
+        ("linear", 4096, 14336): ("`int8_linear`, 4096 × 14336", 128),
+        ("linear", 1024, 4096): ("`int8_linear`, 1024 × 4096", 128),
+        ("cached", 4096, 4096): ("the same weight over and over, from the cache", 1),
+        ("whole", 4096, 4096): ("`quantized_linear`, 4096 × 4096", 128, 512),
+    }
+    lines: Lines = {
+        (str(name), str(m)): {"what": what, "shape": [m, n, k]}
+        for (what, n, k), (name, *ms) in names.items()
+        for m in ms
+    }
+    columns: dict[str, Any] = {
+        "ms": number("seconds", 1e3, ".2f"),
+        "tera-operations/s": number("tops", form=".2f"),
+        "float32 layer": times("float32 linear", form=".1f"),
+        "`_int_mm`": times("torch._int_mm", form=".1f"),
+        "`quantize_dynamic`": times("quantize_dynamic", form=".1f"),
+    }
+    return grid((CPU, "int8_mm"), ["N × K, two threads", "M"], lines, columns, threads=2)
 
 
 def layer_gpu() -> str:
     """How many times as long a bfloat16 layer takes as quantized_linear."""
-    ms = (1, 16, 64, 256, 1024, 4096)
-    lines = []
-    for n, k in ((4096, 4096), (28672, 4096)):
-        found = [one(GPUS, "int8_mm", what="whole", shape=[m, n, k]) for m in ms]
-        lines.append([f"{n} × {k}", *(ratio(row, "bfloat16 linear") for row in found)])
-    return table(["weight", "1 row", *map(str, ms[1:])], lines)
-
-
-WEIGHTS = ((4096, 4096), (28672, 4096), (4096, 14336))
-
-
-def behind_gpu() -> str:
-    """The same of a layer and the norm or activation before it, which quantizes."""
-    names = {case: f"`{case}`" for case in ("rms_norm", "silu_mul", "gelu")}
-    return layers_gpu("behind", ["weight", "rows"], (16, 4096), names)
-
-
-def qat_gpu() -> str:
-    """How many times as long a bfloat16 layer takes as qat_linear, forward and backward."""
-    step = "forward + backward"
-    names = {
-        step: '`"float"`',
-        f"{step}, int8_input": '`"int8_input"`',
-        f"{step}, int8": '`"int8"`',
+    lines: Lines = {f"{n} × {k}": {"n": n, "k": k} for n, k in WEIGHTS[:2]}
+    bfloat16 = times("bfloat16 linear")
+    columns: dict[str, Any] = {
+        f"{m} row" if m == 1 else str(m): (bfloat16, {"m": m}) for m in ROWS[:-1]
     }
-    return layers_gpu("training", ["weight", "tokens"], (4096, 16384), names)
+    return grid((GPUS, "int8_mm"), ["weight"], lines, columns, what="whole")
 
 
-def layers_gpu(what: str, first: list[str], ms: tuple[int, ...], cases: dict[str, str]) -> str:
-    """A line for each number of rows and weight, a column for each case, by its title."""
-    lines = []
-    for m in ms:
-        for n, k in WEIGHTS:
-            shape = [m, n, k]
-            found = [one(GPUS, "int8_mm", what=what, case=case, shape=shape) for case in cases]
-            cells = [ratio(row, "bfloat16 linear") for row in found]
-            lines.append([f"{n} × {k}", str(m), *cells])
-    return table([*first, *cases.values()], lines)
+def layers_gpu(what: str, unit: str, ms: tuple[int, ...], cases: dict[str, str]) -> str:
+    """The same for each number of rows and weight, a column for each case."""
+    columns: dict[str, Any] = {
+        title: (times("bfloat16 linear"), {"case": case}) for case, title in cases.items()
+    }
+    lines = products([(m, n, k) for m in ms for n, k in WEIGHTS])
+    return grid((GPUS, "int8_mm"), ["weight", unit], lines, columns, what=what)
 
 
-# --- convolutions
+def fused_gpu() -> str:
+    """Percent of a copy, and times PyTorch's op followed by a quantization."""
+    ops = dict.fromkeys(row["op"] for row in report(GPUS, "fused")["rows"])
+    lines: Lines = {f"`{op}_per_token`": {"op": op} for op in ops}
+    peer = times("PyTorch + quantize")
+    columns: dict[str, Any] = {}
+    for dtype in ("bfloat16", "float32"):
+        wanted = {"what": "token", "dtype": dtype, "shape": [65536, 4096]}
+        columns[f"{dtype}, of a copy"] = (of_copy, wanted)
+        columns[f"× PyTorch|{dtype}"] = (peer, wanted)
+    few = {"what": "decode", "dtype": "bfloat16", "shape": [16, 4096]}
+    columns["16 tokens, bfloat16, µs"] = (microseconds, few)
+    columns["× PyTorch|few"] = (peer, few)
+    return grid((GPUS, "fused"), [""], lines, columns)
 
 
 def conv_cpu() -> str:
     """Milliseconds of ResNet-18's convolutions, and times float32's, for one image and eight."""
+    lines: Lines = {}
+    for row in pick(report(CPU, "conv")["rows"], what="resnet18"):
+        _, channels, height, _ = row["shape"]
+        lines[f"{row['case']}, of {channels} × {height}²"] = {
+            "case": row["case"],
+            "n": channels,
+            "k": height,
+        }
+    columns: dict[str, Any] = {}
+    for m, title in ((1, "1 image: ms"), (8, "8: ms")):
+        columns[title] = (number("seconds", 1e3, ".2f"), {"m": m})
+        columns[f"float32 takes|{m}"] = (times("float32 conv2d", form=".1f"), {"m": m})
+        last = times("float32 conv2d channels_last", form=".1f")
+        columns[f"and channels_last|{m}"] = (last, {"m": m})
+    return grid((CPU, "conv"), [""], lines, columns, what="resnet18")
+
+
+def int4(machine: Machine, op: str, columns: dict[str, Any]) -> str:
+    """The layers with weights of four bits."""
+    rows = pick(report(machine, "int4")["rows"], op=op)
+    sizes = list(dict.fromkeys((m, n, k) for m, n, k in (row["shape"] for row in rows)))
+    source = (machine, "int4")
+    return grid(source, ["weight N × K", "rows M"], products(sizes), columns)
+
+
+def of_floats(form: str, *others: str) -> Cell:
+    """How many times the speed of the float layer, and of others."""
+
+    def text(rows: list[Row]) -> str:
+        parts = [times("bfloat16 linear", "float32 linear", form=form, unit="")(rows)]
+        return " / ".join(parts + [times(name, unit="")(rows) for name in others])
+
+    return text
+
+
+def int4_gpu() -> str:
+    """Both ops with groups of 128, beside a bfloat16 layer and one of int8."""
+    four = of_floats(".2f", "quantized_linear")
+    columns: dict[str, Any] = {}
+    for title, op, ratio in (
+        ("four bits, of bfloat16 / of int8", INT4, four),
+        ("floating inputs, of bfloat16", WEIGHT_ONLY, of_floats(".2f")),
+    ):
+
+        def cell(rows: list[Row], ratio: Cell = ratio) -> str:
+            return f"{ratio(rows)} ({microseconds(rows)} µs)"
+
+        columns[title] = (cell, {"op": op, "case": "groups of 128"})
+    return int4(GPUS, INT4, columns)
+
+
+def int4_cpu(op: str, cell: Cell, title: str) -> str:
+    """An op with each size of groups."""
+    titles = {32: f"groups of 32{title}", 64: "of 64", 128: "of 128"}
+    columns = {
+        name: (cell, {"op": op, "case": f"groups of {size}"}) for size, name in titles.items()
+    }
+    return int4(CPU, op, columns)
+
+
+INT4, WEIGHT_ONLY = "quantized_int4_linear", "weight_only_linear"
+
+
+def avx2() -> str:
+    """What AVX2 alone reaches, and is asked to reach."""
+    fake = {"what": "forward", "op": "fake_quantize", "dtype": "float32", "m": 2048}
+    token = {"family": "range", "what": "token", "dtype": "float32"}
+    linear = {"family": "int8_mm", "what": "linear"}
+    lines: Lines = {
+        ("`int8_linear`, one row", "5"): {**linear, "m": 1},
+        ("`int8_linear`, 128 rows and more", "1.4"): {**linear, "m": at_least(128)},
+        ("`W4A8`, one row", "6"): {"family": "int4", "op": INT4, "m": 1},
+        ("floating inputs, four bits, one row", "3"): {"family": "int4", "op": WEIGHT_ONLY, "m": 1},
+        ("`fake_quantize` of 32 MiB", ""): fake,
+        ("quantization for each token", ""): token,
+    }
+    reached: dict[str, Any] = {"reached": times("float32 linear", "PyTorch", form=".1f")}
+    return grid((AVX2, ""), ["", "target"], lines, reached)
+
+
+def targets() -> str:
+    """How many targets are met, in each family of results."""
     lines = []
-    for row in results.report(CPU, "conv")["rows"]:
-        images, channels, height, width = row["shape"]
-        if row["what"] != "resnet18" or images != 1:
-            continue
-        cells = [f"{row['case']}, of {channels} × {height}²"]
-        for shape in ([1, channels, height, width], [8, channels, height, width]):
-            timed = one(CPU, "conv", what="resnet18", case=row["case"], shape=shape)
-            peer = "float32 conv2d"
-            floats = [ratio(timed, name, ".1f") for name in (peer, f"{peer} channels_last")]
-            cells += [f"{1e3 * timed['seconds']:.2f}", *floats]
-        lines.append(cells)
-    floats = ["float32 takes", "and channels_last"]
-    return table(["", "1 image: ms", *floats, "8: ms", *floats], lines)
+    for name, machine, families in (
+        ("GPU", GPUS, ("", "range", "int8_mm", "grouped", "int4")),
+        ("CPU", CPU, ("", "range", "int8_mm", "conv", "int4")),
+        ("CPU, held to AVX2", AVX2, ("int4",)),
+    ):
+        for family in families:
+            met = [met for row in report(machine, family)["rows"] for met in row["met"]]
+            lines.append([name, family or "affine", f"{met.count(True)} of {len(met)}"])
+    return table(["machine", "benchmark", "targets met"], lines, 2)
 
 
-TABLES: dict[str, Callable[[], str]] = {
+BLOCKS: dict[str, Callable[[], str]] = {
     "table.affine.gpu": affine_gpu,
     "table.affine.cpu": affine_cpu,
     "table.sizes.cpu": sizes_cpu,
@@ -378,22 +355,26 @@ TABLES: dict[str, Callable[[], str]] = {
     "table.int8.gpu": int8_gpu,
     "table.int8.cpu": int8_cpu,
     "table.layer.gpu": layer_gpu,
-    "table.behind.gpu": behind_gpu,
-    "table.qat.gpu": qat_gpu,
+    "table.behind.gpu": lambda: layers_gpu(
+        "behind", "rows", (16, 4096), {c: f"`{c}`" for c in ("rms_norm", "silu_mul", "gelu")}
+    ),
+    "table.qat.gpu": lambda: layers_gpu(
+        "training",
+        "tokens",
+        (4096, 16384),
+        {
+            BOTH: '`"float"`',
+            f"{BOTH}, int8_input": '`"int8_input"`',
+            f"{BOTH}, int8": '`"int8"`',
+        },
+    ),
     "table.fused.gpu": fused_gpu,
     "table.conv.cpu": conv_cpu,
-    "gradient.kept.channel": lambda: gradient_kept("per_channel(0)"),
-    "gradient.kept.group": lambda: gradient_kept("per_group(32,-1)"),
-    "gradient.kept.tensor": lambda: gradient_kept("per_tensor"),
-    "avx2.int8.one": lambda: avx2_span("int8_mm", "float32 linear", what="linear", m=1),
-    "avx2.int8.many": lambda: avx2_span(
-        "int8_mm", "float32 linear", what="linear", m=lambda m: m >= 128
+    "table.int4.gpu": int4_gpu,
+    "table.int4.cpu": lambda: int4_cpu(
+        INT4, of_floats(".1f", "quantized_linear"), ": of float32 / of int8"
     ),
-    "avx2.int4.one": lambda: avx2_span("int4", "float32 linear", op="quantized_int4_linear", m=1),
-    "avx2.int4.met": lambda: targets_met(AVX2, "int4"),
-    "avx2.weights.one": lambda: avx2_span("int4", "float32 linear", op="weight_only_linear", m=1),
-    "avx2.fake": lambda: avx2_span(
-        "", "PyTorch", what="forward", op="fake_quantize", dtype="float32", m=2048
-    ),
-    "avx2.token": lambda: avx2_span("range", "PyTorch", what="token", dtype="float32"),
+    "table.weight_only.cpu": lambda: int4_cpu(WEIGHT_ONLY, of_floats(".1f"), ""),
+    "table.avx2": avx2,
+    "table.targets": targets,
 }
