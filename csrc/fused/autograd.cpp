@@ -6,6 +6,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/isinf.h>
 #include <ATen/ops/mean.h>
 #include <ATen/ops/rsqrt.h>
@@ -193,8 +194,10 @@ TensorQuadruple norm_residual_quantize_autograd(const at::Tensor& input, const a
 // dy * silu'(x). PyTorch's own op for it has no gradient, so it serves first gradients only.
 at::Tensor silu_gradient(const at::Tensor& dy, const at::Tensor& x) {
   if (!at::GradMode::is_enabled()) return at::silu_backward(dy, x);
-  const at::Tensor s = at::sigmoid(x);
-  return dy * s * (x * (1 - s) + 1);
+  // Far from 0 the gradient is constant, so that no product of its own gradient overflows there.
+  const at::Tensor near = at::where(at::isfinite(x), x.clamp(-1e4, 1e4), x);
+  const at::Tensor s = at::sigmoid(near);
+  return dy * s * (near * (1 - s) + 1);
 }
 
 struct SavedActivation {

@@ -136,6 +136,15 @@ def test_gradients_whose_squares_or_cubes_leave_the_range(
             torch.testing.assert_close(actual.double() / peak, wanted / peak, rtol=0, atol=1e-5)
 
 
+def test_second_gradients_of_large_gates(device: str) -> None:
+    gate = torch.tensor([-3e38, -1e20, 1e20, 3e38], device=device).requires_grad_()
+    up = torch.full((4,), 20.0, device=device).requires_grad_()
+    grad = torch.full((4,), 0.5, device=device)
+    (first,) = torch.autograd.grad(ops.silu_mul(gate, up), gate, grad, create_graph=True)
+    for second in torch.autograd.grad(first.sum(), (gate, up)):
+        assert second.isfinite().all()
+
+
 @pytest.mark.exhaustive
 @by_call
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=cases.name_of)
