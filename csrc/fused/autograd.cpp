@@ -103,7 +103,10 @@ struct NormGradients {
     const at::Tensor dy = in_compute_type(grad);
     at::Tensor d = in_compute_type(saved.x);
     // NB: 0 * inf is NaN, and the distances of a finite row may be infinite, where r is 0.
-    if (centered) d = (d - wide_mean_of_rows(d)).clamp(-largest(d), largest(d));
+    if (centered) {
+      d = d - wide_mean_of_rows(d);
+      d = at::where(at::isinf(d), d.clamp(-largest(d), largest(d)), d);
+    }
     const at::Tensor p = power_of_large_rows(d);
     d = d * p;
     const at::Tensor ms = wide_mean_of_rows(d * d);
