@@ -174,10 +174,13 @@ def test_only_sums_are_kept() -> None:
     for batch in data:
         watcher.observe(batch)
     flat = torch.cat(data).reshape(-1, K)
-    torch.testing.assert_close(watcher.absolute, flat.abs().sum(dim=0))
-    torch.testing.assert_close(watcher.matrix, flat.t() @ flat)
-    held = [*vars(watcher).values(), *vars(watcher._calls).values()]
-    assert sorted(v.numel() for v in held if isinstance(v, Tensor)) == [1, K, K * K]
+    near_one = flat * watcher.near_one.power
+    assert 1 <= float(near_one.abs().max()) < 2
+    torch.testing.assert_close(watcher.absolute, near_one.abs().sum(dim=0))
+    torch.testing.assert_close(watcher.matrix, near_one.t() @ near_one)
+    parts = (watcher, watcher._calls, watcher.near_one)
+    held = [value for part in parts for value in vars(part).values()]
+    assert sorted(v.numel() for v in held if isinstance(v, Tensor)) == [1, 1, 1, K, K * K]
 
 
 def plan_of(monkeypatch: pytest.MonkeyPatch, model: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -253,10 +253,11 @@ def test_a_hessian_that_needs_more_damping() -> None:
         inverse_factor(-torch.eye(4, dtype=torch.float64), 0.5)
 
 
-def test_inputs_whose_squares_overflow() -> None:
+def test_inputs_that_overflow_when_they_are_rotated() -> None:
     model = linear(dtype=torch.float32)
+    config = GPTQ(W4A16(16, rotate=32))
     with pytest.raises(ValueError, match=r"quantize_: 0: expected a finite Hessian, .* overflow"):
-        baraquant.quantize_(model, GPTQ(W4A16(16)), calibration=[torch.full((2, K), 1e30)])
+        baraquant.quantize_(model, config, calibration=[torch.full((2, K), 3e38)])
     assert type(model[0]) is nn.Linear
 
 

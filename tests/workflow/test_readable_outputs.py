@@ -99,6 +99,94 @@ def test_branches_that_calibration_did_not_take(kind: str, place: str, scheme: A
     assert "as other calls may read the output of" in report.changed[head]
 
 
+class Flagged(nn.Module):
+    """A norm and a head, and an attribute by which the norm's output is used elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head, self.flag = nn.LayerNorm(8), nn.Linear(8, 8), False
+        self.kept: list[Tensor] = []
+        nn.init.uniform_(self.norm.weight, 0.1, 20)
+
+
+class Returns(Flagged):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.flag:
+            return self.norm(x)
+        else:  # noqa: RET505
+            return self.head(self.norm(x))
+
+
+class ReturnsName(Flagged):
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.flag:
+            x = self.head(self.norm(x))
+        else:
+            y = self.norm(x)
+            return y  # noqa: RET504
+        return x
+
+
+class Appends(Flagged):
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.flag:
+            return self.head(self.norm(x))
+        self.kept.append(self.norm(x))
+        return x
+
+
+class AppendsInBranch(Flagged):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.flag:
+            self.kept.append(self.norm(x))
+        else:
+            x = self.head(self.norm(x))
+        return x
+
+
+class NormFirst(Flagged):
+    def forward(self, x: Tensor) -> Tensor:
+        residual = x
+        if not self.flag:
+            x = self.norm(x)
+        x = residual + self.head(x)
+        if self.flag:
+            x = self.norm(x)
+        return x
+
+
+class Blocks(nn.Module):
+    """A model of blocks, and each has the module as its part."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(part)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks[0](x)
+
+
+class Block(nn.Module):
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.part(x)
+
+
+@pytest.mark.parametrize("is_part", [False, True])
+@pytest.mark.parametrize("kind", [Returns, ReturnsName, Appends, AppendsInBranch, NormFirst])
+def test_branches_by_an_attribute(kind: type[Flagged], is_part: bool) -> None:
+    """Only one that binds local names is excused: an attribute may change later."""
+    model = seeded(kind)
+    root = seeded(Blocks, model) if is_part else model
+    before = copy.deepcopy(model.norm)
+    data = [torch.randn(16, 8, generator=torch.Generator().manual_seed(1))]
+    baraquant.quantize_(root, SmoothQuant(0.5), calibration=data)
+    assert torch.equal(model.norm.weight, before.weight) == (kind is not NormFirst)
+
+
 @pytest.mark.parametrize("scheme", SCHEMES[:2], ids=str)
 @pytest.mark.parametrize(
     "name", ["llama", "bert", "bert_classifier", "vit", "opt", "clip", "whisper", "gpt2"]

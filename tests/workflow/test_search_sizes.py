@@ -67,18 +67,80 @@ def test_other_dtypes(name: str, dtype: torch.dtype) -> None:
             assert torch.equal(scaled[key], wanted), (key, exponent)
 
 
+def after_norm(config: Any, of_inputs: float, of_weights: float) -> tuple[nn.Module, str]:
+    """Quantize a layer behind a norm, whose inputs and weights are multiplied by numbers."""
+    rng = cases.generator(0)
+    model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 24, bias=False))
+    with torch.no_grad():
+        model[0].weight.uniform_(0.1, 20, generator=rng).mul_(of_inputs)
+        model[1].weight.normal_(generator=rng).mul_(of_weights)
+    data = [
+        torch.zeros(4, 64),
+        torch.randn(8, 64, generator=rng),
+        torch.randn(24, 64, generator=rng),
+    ]
+    report = baraquant.quantize_(model, config, calibration=data, progress=False)
+    return model, report.changed["1"]
+
+
+@pytest.mark.parametrize("which", ["inputs", "weights", "both"])
+@pytest.mark.parametrize("name", ["AWQ", "AWQ searched", "GPTQ", "GPTQ act_order"])
+def test_calibration_of_any_size(name: str, which: str) -> None:
+    """The same factors and integers, whatever power of two the inputs and weights have."""
+    config = {
+        "AWQ": baraquant.AWQ(baraquant.QuantConfig(CONFIGS["W4A16 groups"].weight)),
+        "AWQ searched": CONFIGS["AWQ"],
+        "GPTQ": CONFIGS["GPTQ"],
+        "GPTQ act_order": baraquant.GPTQ(baraquant.W4A16(16), act_order=True),
+    }[name]
+    plain, changed = after_norm(config, 1.0, 1.0)
+    assert ("folded into 0" in changed) == ("AWQ" in name)
+    for exponent in (-60, 60) if which == "both" else (-100, -70, 70, 100):
+        size = 2.0**exponent
+        of_inputs, of_weights = (1.0 if which == other else size for other in ("weights", "inputs"))
+        model, same = after_norm(config, of_inputs, of_weights)
+        assert same == changed, exponent
+        torch.testing.assert_close(model[0].weight, plain[0].weight * of_inputs)
+        assert torch.equal(model[1].qweight, plain[1].qweight), exponent
+        torch.testing.assert_close(model[1].weight_scale, plain[1].weight_scale * of_weights)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_smoothing_of_any_size(static: bool) -> None:
+    """The choice of alpha compares errors that neither overflow nor vanish.
+
+    The factors themselves are limited, so that another alpha may be the best one.
+    """
+    config = baraquant.SmoothQuant("search", baraquant.W8A8Static() if static else baraquant.W8A8())
+    for of_inputs, of_weights in ((0, 0), (40, 40), (-40, -40), (100, 100), (-100, -100)):
+        _, changed = after_norm(config, 2.0**of_inputs, 2.0**of_weights)
+        assert "folded into 0" in changed, (of_inputs, of_weights)
+
+
 @pytest.mark.parametrize("exponent", [-100, -70, 70, 100])
-def test_factors_for_weights_of_any_size(exponent: int) -> None:
-    """AWQ takes the same factors."""
-    models = []
-    for size in (1.0, 2.0**exponent):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 24, bias=False))
+@pytest.mark.parametrize("observer", ["mse", "percentile", "moving_average"])
+def test_static_inputs_of_any_size(observer: str, exponent: int) -> None:
+    config = baraquant.W8A8Static(observer, symmetric=False)
+    plain, _ = after_norm(config, 1.0, 1.0)
+    scaled, _ = after_norm(config, 2.0**exponent, 1.0)
+    assert torch.equal(scaled[1].act_scale, plain[1].act_scale * 2.0**exponent)
+    assert torch.equal(scaled[1].act_zero_point, plain[1].act_zero_point)
+
+
+@pytest.mark.parametrize("of", ["layer", "output"])
+def test_sensitivity_of_any_size(of: str) -> None:
+    """The relative errors are the same, and so is what is chosen by them."""
+    found = []
+    for exponent in (0, -100, -70, 70, 100):
+        rng = cases.generator(0)
+        model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 24, bias=False))
         with torch.no_grad():
-            model[0].weight.uniform_(0.1, 20)
-            model[1].weight.mul_(size)
-        data = [torch.randn(32, 64)]
-        report = baraquant.quantize_(model, CONFIGS["AWQ"], calibration=data, progress=False)
-        assert "folded into 0" in report.changed["1"]
-        models.append(model)
-    assert torch.equal(models[0][0].weight, models[1][0].weight)
+            for parameter in model.parameters():
+                parameter.normal_(generator=rng)
+            model[2].weight.mul_(2.0**exponent)
+        data = [torch.randn(8, 64, generator=rng)]
+        configs = [CONFIGS["W4A16 groups"], baraquant.W8A8()]
+        report = baraquant.sensitivity(model, configs, data, of=of, progress=False)
+        errors = {layer.path: layer.errors for layer in report.layers}
+        found.append((errors, str(report.choose(bits=6.5))))
+    assert all(one == found[0] for one in found[1:])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...nn import FakeQuantize
 from ...nn.training._range import power_to_one
-from ..calibration.finite import Seen
+from ..calibration.finite import NearOne, Seen
 from ..fit import fit
 from ..gptq.formula import Hessian
 
@@ -30,12 +30,14 @@ class SeenSquares(Seen):
         dtype: The dtype of the sums, float32 or float64.
 
     Attributes:
-        squares: The sums over the finite inputs, ``[K]``; None if there was no input.
+        squares: The sums over the finite inputs times a power of two, ``[K]``; None if there was
+            no input.
     """
 
     def __init__(self, features: int, dtype: torch.dtype) -> None:
         super().__init__()
         self._features, self._dtype = features, dtype
+        self._near_one = NearOne()
         self.squares: Tensor | None = None
 
     def observe(self, input: Tensor) -> None:
@@ -44,25 +46,28 @@ class SeenSquares(Seen):
             return  # the layer itself raises the error of a wrong shape
         is_finite = self.begin(input)
         rows = input.detach().reshape(-1, self._features).to(self._dtype)
-        squares = torch.where(is_finite, rows, 0.0).square().sum(dim=0)
-        self.squares = squares if self.squares is None else self.squares.add_(squares)
+        rows, change = self._near_one(torch.where(is_finite, rows, 0.0))
+        squares = rows.square().sum(dim=0)
+        if self.squares is not None:
+            squares += self.squares * change.square()
+        self.squares = squares
 
 
 class Inputs(Hessian):
     """Adds up ``X^T X`` and ``|X|`` of one layer's inputs, and keeps nothing else.
 
     Attributes:
-        absolute: The sum of the absolute values of each channel, ``[K]``; None if no input was
-            seen.
+        absolute: The sum of the absolute values of each channel times the same power of two,
+            ``[K]``; None if no input was seen.
     """
 
     absolute: Tensor | None = None
 
-    def _add(self, rows: Tensor) -> None:
-        super()._add(rows)
+    def _add(self, rows: Tensor, change: Tensor) -> None:
+        super()._add(rows, change)
         if self.absolute is None:
             self.absolute = rows.new_zeros(rows.shape[1])
-        self.absolute += rows.abs().sum(dim=0)
+        self.absolute.mul_(change).add_(rows.abs().sum(dim=0))
 
 
 def scaling(absolute: Tensor, alpha: float) -> Tensor:

@@ -18,7 +18,6 @@ from ...schemes import AWQ
 from ..calibration.progress import ProgressBar
 from ..calibration.run import Calibration, Watcher, calibrate, check_repeatable
 from ..fit import searches_scales
-from ..gptq.formula import check_finite
 from ..select import Chosen
 from ..smoothquant.groups import Group, find_groups
 from ..smoothquant.producers import can_fold
@@ -52,8 +51,8 @@ def find_scalings(
         where: The function name for error messages.
 
     Raises:
-        ValueError: The data can be read only once, it reaches no layer, no input of one is finite,
-            or the squares of the inputs overflow. The message has the layer's path.
+        ValueError: The data can be read only once, it reaches no layer, or no input of one is
+            finite. The message has the layer's path.
     """
     if not layers:
         return {}
@@ -91,7 +90,7 @@ def find_scalings(
             calibrate(model, calibration, inputs, progress=False, where=where)
             for group in part:
                 own = {path: inputs.pop(path) for path in group.layers}
-                _search(model, group, layers, own, where)
+                _search(model, group, layers, own)
                 bar.advance()
     for group in groups:
         if group.smooth is None:
@@ -133,7 +132,6 @@ def _search(
     group: Group,
     layers: Mapping[str, Chosen],
     inputs: Mapping[str, Inputs],
-    where: str,
 ) -> None:
     """Give a group the alpha with the minimum error of its layers' outputs, and the factors.
 
@@ -143,16 +141,18 @@ def _search(
     producer = model.get_submodule(group.producer)
     weights: dict[str, Tensor] = {}
     for path in group.layers:
-        matrix, (_, dtype) = inputs[path].matrix, _size_and_dtype(layers[path])
-        assert matrix is not None
-        try:
-            check_finite(matrix)
-        except ValueError as overflow:
-            raise ValueError(f"{where}: {path}: {overflow}") from overflow
+        _, dtype = _size_and_dtype(layers[path])
         weights[path] = layers[path].prepared.rows_of_weight().to(dtype)
     device = weights[group.layers[0]].device
-    sums = [one.absolute.to(device) for one in inputs.values() if one.absolute is not None]
-    absolute = torch.stack(sums).sum(dim=0)
+    # The sums of all layers are taken to the least of their powers of two.
+    sums, powers = {}, {}
+    for path, one in inputs.items():
+        assert one.absolute is not None and one.near_one.power is not None
+        sums[path], powers[path] = one.absolute.to(device), one.near_one.power.to(device)
+    power = torch.stack([*powers.values()]).amin()
+    shares = {path: power / own for path, own in powers.items()}
+    near_one = torch.stack([sums[path] * share for path, share in shares.items()]).sum(dim=0)
+    absolute = near_one.double() / power.double()
 
     def error_of(smooth: Tensor) -> Tensor:
         errors = []
@@ -165,14 +165,14 @@ def _search(
                 one.prepared.weight_fake_quant,
                 importance=None if one.importance is None else one.importance.to(weight),
             )
-            errors.append(error.to(device))
+            errors.append(error.to(device) * shares[path].double().square())
         return torch.stack(errors).sum()
 
     configs = [layers[path].config for path in group.layers]
     steps = max(config.steps for config in configs if isinstance(config, AWQ))
-    least = error_of(torch.ones_like(absolute))
+    least = error_of(torch.ones_like(near_one))
     for step in range(1, steps + 1):
-        smooth = scaling(absolute, step / steps)
+        smooth = scaling(absolute, step / steps).to(near_one.dtype)
         # In float16 a parameter of the producer may overflow.
         if can_fold(producer, smooth):
             error = error_of(smooth)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...nn.training._range import power_to_one
 from .finite import FiniteCalls
 
 
@@ -39,5 +40,8 @@ class OutputErrors(FiniteCalls):
             wanted: The output without it, of the same shape.
             is_finite: What :meth:`begin` returned for the call.
         """
-        error = (got - wanted).square().sum(dtype=torch.float64)
+        difference = got - wanted
+        # Squares near 1 neither overflow nor vanish.
+        power = power_to_one(difference.abs().amax())
+        error = (difference * power).square().sum(dtype=torch.float64) / power / power
         self.errors[index] += torch.where(is_finite, error, 0.0)

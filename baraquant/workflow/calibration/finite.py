@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Counts the calls of one layer, and those with a NaN or an infinity."""
+"""Counts the calls of one layer, and keeps sums over their inputs within the range of floats."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from ...nn.training._range import power_to_one
 
 
 class FiniteCalls:
@@ -44,3 +46,34 @@ class Seen(FiniteCalls):
     def count(self) -> int:
         """Return the number of inputs that are not finite."""
         return 0 if self.skipped_batches is None else int(self.skipped_batches)
+
+
+class NearOne:
+    """Takes the inputs of one layer near 1, by a power of two that all of its calls share.
+
+    Sums of squares then neither overflow nor vanish, and have the bits of others but for that
+    power.
+
+    Attributes:
+        power: That of the largest magnitude so far, ``[]``; None before the first call.
+    """
+
+    def __init__(self) -> None:
+        self.power: Tensor | None = None
+        self._largest: Tensor | None = None
+
+    def __call__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows of a call times the power, and what earlier sums are to be multiplied by.
+
+        Args:
+            rows: Not empty, float32 or float64.
+        """
+        largest = rows.abs().amax()
+        if self._largest is not None:
+            largest = torch.maximum(largest, self._largest)
+        power = power_to_one(largest)
+        # It exceeds 1 only if all inputs were 0 so far, and so are the sums.
+        before = power if self.power is None else self.power
+        change = (power / before).clamp(max=1.0)
+        self._largest, self.power = largest, power
+        return rows * power, change

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...nn import FakeQuantize, FakeQuantizeInt4
 from ...nn.training._quantizers import Int4Integers, Integers
-from ..calibration.finite import FiniteCalls
+from ..calibration.finite import FiniteCalls, NearOne
 from .grids import grid_of
 
 # Columns that are corrected at once. It changes the time, and of the result at most a tie.
@@ -29,11 +29,17 @@ _LEAST_DAMPING, _FACTOR, _MOST_DAMPING = 1e-6, 10.0, 1.0
 class Hessian:
     """Adds up ``X^T X`` of one layer's inputs, and keeps nothing else.
 
+    The inputs are multiplied by a power of two, as :class:`NearOne` does.
+
     Args:
         features: The number K of inputs.
         dtype: The dtype of the sum, float32 or float64.
         as_multiplied: Returns what the layer multiplies, for rows of an input in ``dtype``.
         known: The number of skipped inputs that a warning has named already.
+
+    Attributes:
+        matrix: The sum, ``[K, K]``; None if no input was seen.
+        near_one: Has the power of two.
     """
 
     def __init__(
@@ -46,7 +52,8 @@ class Hessian:
         self._features, self._dtype = features, dtype
         self._as_multiplied, self._known = as_multiplied, known
         self._calls = FiniteCalls()
-        self.matrix: Tensor | None = None  # [K, K]
+        self.near_one = NearOne()
+        self.matrix: Tensor | None = None
 
     def observe(self, input: Tensor) -> None:
         """Add ``input``, ``[..., K]``, if it is finite."""
@@ -59,11 +66,11 @@ class Hessian:
         is_finite = self._calls.begin(input)
         rows = input.reshape(-1, self._features).to(self.matrix)
         with torch.autocast(rows.device.type, enabled=False):
-            self._add(self._as_multiplied(torch.where(is_finite, rows, 0.0)))
+            self._add(*self.near_one(self._as_multiplied(torch.where(is_finite, rows, 0.0))))
 
-    def _add(self, rows: Tensor) -> None:
+    def _add(self, rows: Tensor, change: Tensor) -> None:
         assert self.matrix is not None
-        self.matrix.addmm_(rows.t(), rows)
+        self.matrix.mul_(change.square()).addmm_(rows.t(), rows)
 
     def unusable(self) -> Tensor | None:
         """Return whether no finite input was seen; None if no input was seen."""
@@ -92,7 +99,7 @@ def rounded(
 
     Args:
         rows: The weight, ``[N, K]``.
-        hessian: ``X^T X`` of its inputs, ``[K, K]``.
+        hessian: ``X^T X`` of its inputs, ``[K, K]``, or any multiple of it.
         quantizer: The dynamic quantizer of the weight.
         searches: Whether to search the scales, as :func:`fit_scale` does.
         damping: What is added to the diagonal, as a share of its mean.
@@ -146,7 +153,7 @@ def check_finite(hessian: Tensor) -> None:
     """Raise a ValueError unless a Hessian is finite."""
     if not bool(hessian.isfinite().all()):
         raise ValueError(
-            "expected a finite Hessian, but the squares of the inputs overflow; scale the "
+            "expected a finite Hessian, but rotating or rounding the inputs overflows; scale the "
             "calibration data, or leave the layer out with filter_fn"
         )
 

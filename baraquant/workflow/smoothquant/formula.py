@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from ... import ops
 from ...nn import FakeQuantize
+from ...nn.training._range import power_to_one
 from ..calibration.errors import OutputErrors
 from ..calibration.observers import Observer
 
@@ -126,6 +127,9 @@ class AlphaSearch(OutputErrors):
             activations, with a scale for each token.
         symmetric: Whether the activations have no zero point.
         scale_dtype: The dtype that the scales of the weights are rounded to.
+        magnitudes: About the largest magnitudes of the inputs and of the weights, ``[]`` each, of
+            all layers whose errors are compared. They are multiplied where these are near 1, so
+            that no product overflows or vanishes. None: both are near 1.
     """
 
     def __init__(
@@ -135,8 +139,11 @@ class AlphaSearch(OutputErrors):
         channels: ChannelRange | None,
         symmetric: bool,
         scale_dtype: str = "float32",
+        magnitudes: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         super().__init__(len(factors), weight.device)
+        one = torch.ones((), dtype=factors.dtype, device=weight.device)
+        self._powers = [power_to_one(m.to(one)) for m in magnitudes or (one, one)]
         self.weight, self.factors, self.channels = weight.detach(), factors, channels
         self.symmetric = symmetric
         self._quantizer = FakeQuantize(
@@ -151,11 +158,15 @@ class AlphaSearch(OutputErrors):
         rows = input.detach().reshape(-1, input.shape[-1])
         rows = rows[:: max(1, math.ceil(len(rows) / _ROWS))].to(self.factors.dtype)
         weight = self.weight.to(self.factors.dtype)
-        wanted = F.linear(rows, weight)
+        wanted = self._product(rows, weight)
         for index, smooth in enumerate(self.factors):
             rounded = self._round(rows / smooth, smooth)
-            got = F.linear(rounded, self._quantizer.round(weight * smooth))
+            got = self._product(rounded, self._quantizer.round(weight * smooth))
             self.add(index, got, wanted, is_finite)
+
+    def _product(self, rows: Tensor, weight: Tensor) -> Tensor:
+        of_rows, of_weight = self._powers
+        return F.linear(rows * of_rows, weight * of_weight)
 
     def _round(self, smoothed: Tensor, smooth: Tensor) -> Tensor:
         if self.channels is None:

@@ -4,7 +4,8 @@
 One rule: the code may name the module once, in the call that ran, and may bind what the call gives
 to plain local names alone. A second place is another use, such as that of another method. An
 attribute, an item of a dictionary or a name within an expression can be read anywhere. Code whose
-source is not known may do anything.
+source is not known may do anything. A place is excused that excludes the call, by an attribute of
+the module, if it binds local names alone and its branch returns nothing.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def other_use(
         producer: The module.
         code: That function.
         line: The line of the call.
-        is_part: Whether the owner is a part of a repeated block. Its function may name the module
-            several times, since only the block reads what it returns.
+        is_part: Whether the owner is a part of a repeated block. Its function may bind what the
+            module gives in several places, since only the block reads what it returns.
     """
     function = _parsed(code)
     if function is None:
@@ -59,23 +60,25 @@ def other_use(
     except _UnknownError:
         return True
     here, elsewhere = 0, 0
-    of_call = None
-    found: list[tuple[bool, frozenset[tuple[str, bool]]]] = []
+    of_call: frozenset[tuple[str, bool]] = frozenset()
+    local: list[
+        frozenset[tuple[str, bool]]
+    ] = []  # the conditions of other places that keep nothing
     for other in codes:
         parsed = _parsed(other)
         if parsed is None:
             return True
         for node, tests in _mentions(parsed[0], name, index):
-            is_same = other is code and statement.lineno <= node.lineno <= _end(statement)
-            if other is code and is_part:
-                here += 1
-            elif is_same:
+            if other is code and statement.lineno <= node.lineno <= _end(statement):
                 here, of_call = here + 1, tests
+            elif other is code and _stays_local(parsed[0], node.lineno):
+                local.append(tests)
             else:
-                found.append((other is code, tests))
-    for in_function, tests in found:
-        if not (in_function and of_call is not None and _exclude(of_call, tests)):
-            elsewhere += 1
+                elsewhere += 1
+    if is_part:
+        here += len(local)
+    else:
+        elsewhere += sum(not _exclude(of_call, tests) for tests in local)
     return elsewhere > (here == 0) or (here > 1 and not is_part) or here + elsewhere == 0
 
 
@@ -200,6 +203,24 @@ def _statement_at(tree: ast.AST, line: int) -> ast.stmt | None:
 
 def _end(node: ast.stmt | ast.expr) -> int:
     return node.end_lineno or node.lineno
+
+
+def _stays_local(tree: ast.AST, line: int) -> bool:
+    """Return whether a line only binds local names, in no branch that returns something itself."""
+    statement = _statement_at(tree, line)
+    if not isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)) or _is_kept(statement):
+        return False
+    sides = (
+        side
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If)
+        for side in (node.body, node.orelse)
+        if side and side[0].lineno <= line <= _end(side[-1])
+    )
+    ends = (ast.Return, ast.Yield, ast.YieldFrom)
+    return not any(
+        isinstance(node, ends) for side in sides for one in side for node in ast.walk(one)
+    )
 
 
 def _is_kept(statement: ast.stmt) -> bool:

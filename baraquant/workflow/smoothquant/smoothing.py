@@ -134,6 +134,11 @@ def _search(
     searches: dict[str, AlphaSearch] = {}
     for group in groups:
         factors = torch.stack([_factors(group, weights, ranges, alpha) for alpha in ALPHAS])
+        of_inputs = torch.stack([ranges[path].absmax.amax() for path in group.layers]).amax()
+        of_weights = torch.stack(
+            [weights[p].detach().abs().amax().to(of_inputs) for p in group.layers]
+        )
+        magnitudes = of_inputs, of_weights.amax()
         for path in group.layers:
             searches[path] = AlphaSearch(
                 weights[path],
@@ -141,6 +146,7 @@ def _search(
                 ranges[path] if scheme.is_static else None,
                 activation.symmetric,
                 scheme.scale_dtype,
+                magnitudes,
             )
     run(searches, "search for alpha")
     for group in groups:

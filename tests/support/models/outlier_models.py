@@ -63,7 +63,8 @@ class Block(nn.Module):
         x = x if self.pre_norm else self.norm1(x)
         y = self.norm2(x) if self.pre_norm else x
         x = x + self.down(F.dropout(F.relu(self.up(y)), 0.1, self.training))
-        return x if self.pre_norm else self.norm2(x)
+        x = x if self.pre_norm else self.norm2(x)
+        return x  # noqa: RET504 - what a branch returns itself might be read
 
 
 class Tied(nn.Module):
