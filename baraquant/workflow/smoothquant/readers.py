@@ -95,11 +95,13 @@ class Readers:
         for caller, owner in self._frames_of_model(frame):
             if owner is None:
                 break
+            if isinstance(owner, _BLOCKS):  # what it gives is used where it is called
+                continue
             if type(owner).__module__.partition(".")[0] not in ("torch", "baraquant"):
                 code, line = caller.f_code, caller.f_lineno
                 is_part = id(owner) in self._parts
                 scope.has_other_use = other_use(owner, producer, code, line, is_part=is_part)
-                break
+            break
         return scope
 
     def _scope(self, frame: FrameType | None) -> Scope:
