@@ -111,14 +111,56 @@ def test_the_values_are_read_until_they_are_known(monkeypatch: pytest.MonkeyPatc
     model(x)
 
 
-@pytest.mark.parametrize("tool", ["trace", "export", "compile"])
+@by_layer
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_trace_is_refused(layer: str, scheme: str) -> None:
+    model, x = prepared(layer, scheme)
+    said = "LearnedFakeQuantize: expected" if scheme == "learned" else f"FakeQuantize: {UNSEEN}"
+    with pytest.raises((ValueError, RuntimeError), match=said):
+        torch.jit.trace(model.eval(), (x,), check_trace=False)
+    if scheme != "learned":  # a learned scale starts outside of graphs
+        torch.jit.trace(model.train(), (x,), check_trace=False)
+
+
+def test_no_trace_holds_the_check() -> None:
+    model, x = prepared("linear")
+    model(x)
+    traced = torch.jit.trace(model.eval(), (x,))
+    assert "isnan" not in str(traced.inlined_graph)
+    assert torch.equal(traced(x), model(x))
+
+
+@by_layer
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_script_checks_as_it_runs(layer: str, scheme: str) -> None:
+    model, x = prepared(layer, scheme)
+    said = "LearnedFakeQuantize: expected" if scheme == "learned" else f"FakeQuantize: {UNSEEN}"
+    script = torch.jit.script(model)
+    with pytest.raises(torch.jit.Error, match=said):
+        script.eval()(x)
+    script.train()(x)
+    script.eval()
+    y = script(x)
+    assert (y[0] if isinstance(y, tuple) else y).isfinite().all()
+
+
+def test_a_script_counts_batches_that_took_no_part() -> None:
+    model, x = prepared("linear")
+    model(x * float("inf"))
+    script = torch.jit.script(model.eval())
+    with pytest.raises(torch.jit.Error, match="; 1 batch with a NaN or infinity took no part"):
+        script(x)
+    model.train()(x)
+    frozen = torch.jit.freeze(torch.jit.script(model.eval()))
+    assert torch.equal(frozen(x), model(x))
+
+
+@pytest.mark.parametrize("tool", ["export", "compile"])
 def test_no_graph_holds_the_check(tool: str) -> None:
     model, x = prepared("linear")
     model.eval()
-    if tool == "trace":
-        graph: Callable[[Tensor], Tensor] = torch.jit.trace(model, (x,), check_trace=False)
-    elif tool == "export":
-        graph = torch.export.export(model, (x,)).module()
+    if tool == "export":
+        graph: Callable[[Tensor], Tensor] = torch.export.export(model, (x,)).module()
     else:
         graph = torch.compile(model, backend="eager", fullgraph=True)
     assert graph(x).isnan().all()

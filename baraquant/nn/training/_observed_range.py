@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The state of a module that observes a range: start, loading, and union over processes."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -48,22 +50,24 @@ class ObservedRange(nn.Module):  # type: ignore[misc]
         self._skipped_together = 0
         self._is_seen = False
 
-    @torch.jit.unused  # type: ignore[untyped-decorator]
     def check_seen(self) -> None:
         """Check that the scale of a prepared layer is known, before evaluation rounds with it.
 
-        The values are read until they are known, and never in a graph: one that is traced,
-        exported, compiled or captured cannot wait for them.
+        The values are read until they are known: also by a script, and by a trace when it is made.
+        A graph that is exported, compiled or captured cannot read them.
 
         Raises:
             ValueError: No batch has set it.
         """
+        if torch.jit.is_scripting():
+            if not self._is_seen and not self.scale.is_meta:
+                raise_if_unseen(self.scale, self.min_val, self.max_val, self.skipped_batches)
+                self._is_seen = True
         # In compiled code the first term decides, so that the second one is no guard.
-        if torch.compiler.is_compiling() or self._is_seen or _in_graph(self.scale):
-            return
-        if bool(self.scale.isnan().any()) and bool((self.min_val > self.max_val).any()):
-            raise ValueError(f"FakeQuantize: {UNSEEN}{skipped(self)}")
-        self._is_seen = True
+        elif not torch.compiler.is_compiling() and not self._is_seen and _is_readable(self.scale):
+            with _without_trace():
+                raise_if_unseen(self.scale, self.min_val, self.max_val, self.skipped_batches)
+            self._is_seen = True
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def sync_qparams(self, process_group: Any = None) -> None:
@@ -111,16 +115,36 @@ def skipped(quantizer: nn.Module) -> str:
     skipped_batches = getattr(quantizer, "skipped_batches", None)
     if not isinstance(skipped_batches, Tensor):  # neither an observed range nor a learned scale
         return ""
-    count = 0 if skipped_batches.is_meta else int(skipped_batches)
+    return _note(0 if skipped_batches.is_meta else int(skipped_batches))
+
+
+def _note(count: int) -> str:
+    if count == 0:
+        return ""
     batches = "1 batch" if count == 1 else f"{count} batches"
-    return f"; {batches} with a NaN or infinity took no part in its input's range" if count else ""
+    return f"; {batches} with a NaN or infinity took no part in its input's range"
 
 
-def _in_graph(tensor: Tensor) -> bool:
-    """Whether the values of a tensor cannot be read, or only at the price of a wrong graph."""
+def raise_if_unseen(
+    scale: Tensor, min_val: Tensor, max_val: Tensor, skipped_batches: Tensor, message: str = UNSEEN
+) -> None:
+    """Raise ValueError if no batch has set the scale; TorchScript compiles this too."""
+    if bool(scale.isnan().any()) and bool((min_val > max_val).any()):
+        raise ValueError("FakeQuantize: " + message + _note(int(skipped_batches)))
+
+
+@contextmanager
+def _without_trace() -> Iterator[None]:
+    """Keep what is computed out of a graph that ``torch.jit.trace`` makes."""
+    state = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)
+    try:
+        yield
+    finally:
+        torch._C._set_tracing_state(state)
+
+
+def _is_readable(tensor: Tensor) -> bool:
+    """Whether the values of a tensor can be read; a trace sees a plain tensor, as eager code."""
     is_plain = type(tensor) is Tensor and not tensor.is_meta
-    return (
-        not is_plain
-        or torch.jit.is_tracing()
-        or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
-    )
+    return is_plain and not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())

@@ -262,7 +262,7 @@ class FakeQuantize(ByGranularity, ObservedRange):
         return result
 
     def _check_range(self) -> None:
-        if self.is_observed and not torch.jit.is_scripting():
+        if self.is_observed:
             self.check_seen()
 
     @torch.jit.export  # type: ignore[untyped-decorator]
