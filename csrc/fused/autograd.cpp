@@ -7,10 +7,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/gelu_backward.h>
 #include <ATen/ops/isfinite.h>
-#include <ATen/ops/isinf.h>
 #include <ATen/ops/mean.h>
 #include <ATen/ops/rsqrt.h>
-#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
@@ -18,9 +16,6 @@
 #include <ATen/ops/where.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
-
-#include <cmath>
-#include <limits>
 
 #include "frame/checks.h"
 #include "frame/core_op.h"
@@ -72,21 +67,6 @@ at::Tensor sum_over_rows(const at::Tensor& tensor, at::ScalarType dtype) {
       .to(dtype);
 }
 
-// The largest finite number of a compute type.
-double largest(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kDouble ? std::numeric_limits<double>::max()
-                                             : std::numeric_limits<float>::max();
-}
-
-// A power of two for each row, [.., 1]: a small one if the squares of d, or r^3 in second gradients,
-// might leave C's range; otherwise 1.
-at::Tensor power_of_large_rows(const at::Tensor& d) {
-  const int exponent = d.scalar_type() == at::kDouble ? 640 : 80;
-  const at::Tensor is_large = wide_mean_of_rows(d * d).gt(std::ldexp(1.0, exponent));
-  return at::where(is_large, at::scalar_tensor(std::ldexp(1.0, -exponent), d.options()),
-                   at::scalar_tensor(1.0, d.options()));
-}
-
 struct SavedNorm {
   at::Tensor x, weight, bias;
   auto fields() { return std::tie(x, weight, bias); }
@@ -95,30 +75,20 @@ struct SavedNorm {
 // With n = (x - m) r and g = dy * weight:
 //   dx = r (g - mean(g) - n mean(g n)), without mean(g) if not centered
 //   d weight = sum over rows of dy * n,  d bias = sum over rows of dy
-// With d = (x - m) p, eps p^2 and r / p instead, n is the same, and dx is p times as large.
 struct NormGradients {
   at::Tensor x, weight, bias;
 
   NormGradients(const at::Tensor& grad, const SavedNorm& saved, double eps, bool centered) {
     const at::Tensor dy = in_compute_type(grad);
     at::Tensor d = in_compute_type(saved.x);
-    // NB: 0 * inf is NaN, and the distances of a finite row may be infinite, where r is 0.
-    if (centered) {
-      d = d - wide_mean_of_rows(d);
-      d = at::where(at::isinf(d), d.clamp(-largest(d), largest(d)), d);
-    }
-    const at::Tensor p = power_of_large_rows(d);
-    d = d * p;
-    const at::Tensor ms = wide_mean_of_rows(d * d);
-    // The mean square itself overflows to infinity, as in the forward.
-    const at::Tensor is_infinite = at::isinf(ms / p / p);
-    const at::Tensor r =
-        at::where(is_infinite, at::scalar_tensor(0.0, d.options()), at::rsqrt(ms + p * p * eps));
-    const at::Tensor n = d * r;
+    if (centered) d = d - wide_mean_of_rows(d);
+    const at::Tensor r = at::rsqrt(wide_mean_of_rows(d * d) + eps);
+    // NB: 0 * inf is NaN. `moments` of math.h takes 0 as the mean there, with the same result.
+    const at::Tensor n = (centered ? at::where(r.eq(0), in_compute_type(saved.x), d) : d) * r;
     const at::Tensor g = saved.weight.defined() ? dy * saved.weight : dy;
     at::Tensor dx = g - n * mean_of_rows(g * n);
     if (centered) dx = dx - mean_of_rows(g);
-    x = (r * p * dx).to(saved.x.scalar_type());
+    x = (r * dx).to(saved.x.scalar_type());
     if (saved.weight.defined()) weight = sum_over_rows(dy * n, saved.weight.scalar_type());
     if (saved.bias.defined()) bias = sum_over_rows(dy, saved.bias.scalar_type());
   }
