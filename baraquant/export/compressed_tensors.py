@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from ..workflow.inference_mode import makes_normal_tensors
 from ._ct_model import describe
 from ._ct_read import load_folder
 from ._folder import check_absent, new_folder
@@ -127,6 +128,7 @@ def to_compressed_tensors(
     return target
 
 
+@makes_normal_tensors
 def from_compressed_tensors(
     model: nn.Module | Callable[[], nn.Module], folder: str | os.PathLike[str]
 ) -> nn.Module:

@@ -21,6 +21,7 @@ from ..export._ct_tensors import check_layer
 from ..export._ct_ties import ends_of
 from ..nn import WeightOnlyInt4Linear
 from ..nn._subclassed import with_forward_of
+from ..workflow.inference_mode import replace_inference_tensors
 from ..workflow.layers import layer_of, weights_of
 from ..workflow.replace import paths_of, put_at, take_over
 from ._files import Headers
@@ -182,6 +183,8 @@ class FolderQuantizer(WritesCompressedTensors):
         self._slots.clear()
         _share(model)
         note_ties(model)
+        with torch.inference_mode(False):
+            replace_inference_tensors(model)
         return model
 
     def _fill_from_ties(self, model: nn.Module) -> None:

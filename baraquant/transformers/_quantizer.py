@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers.quantizers import auto
 
 from ..nn._experts import is_experts
+from ..workflow.inference_mode import replace_inference_tensors
 from ..workflow.layers import layer_of, parents
 from ..workflow.report import FILTERED, Report
 from ..workflow.stream import Stream
@@ -151,6 +152,8 @@ class BaraquantQuantizer(WritesCompressedTensors):
         self._fill_missing(model)
         self.report = replace(self.report, left_out=reasons | unknown_parts(model))
         note_ties(model)
+        with torch.inference_mode(False):
+            replace_inference_tensors(model)
         return model
 
     def _warn_of_experts(self, model: nn.Module) -> None:

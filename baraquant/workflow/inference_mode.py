@@ -28,14 +28,17 @@ def makes_normal_tensors(function: Callable[_Given, _Returned]) -> Callable[_Giv
         with torch.inference_mode(False), torch.set_grad_enabled(is_enabled):
             model = args[0] if args else kwargs.get("model")
             if isinstance(model, nn.Module) and not isinstance(model, torch.jit.ScriptModule):
-                _replace_inference_tensors(model)
+                replace_inference_tensors(model)
             return function(*args, **kwargs)
 
     return call
 
 
-def _replace_inference_tensors(model: nn.Module) -> None:
-    """Replace each inference tensor of a model by a copy; a tensor of several modules by one."""
+def replace_inference_tensors(model: nn.Module) -> None:
+    """Replace each inference tensor of a model by a copy; a tensor of several modules by one.
+
+    Call it outside of the mode: ``torch.inference_mode(False)``.
+    """
     copies: dict[int, Tensor] = {}
 
     def copied(tensor: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from tests.hf.models import MODELS, TOKENS, build, load, logits, saved, transfor
 from tests.support.tiny_transformers import build as tiny
 
 pytest.importorskip("transformers")
-from baraquant.transformers import BaraquantConfig
+from baraquant.transformers import BaraquantConfig, use_for_compressed_tensors
 from baraquant.transformers._versions import IS_5
 
 SCHEMES: dict[str, Any] = {
@@ -255,3 +255,22 @@ def test_half_the_model_elsewhere(tmp_path: Path) -> None:
     base = transformers.AutoModel.from_pretrained(folder, quantization_config=config)
     whole = load("llama", folder, quantization_config=config)
     assert torch.equal(base(TOKENS).last_hidden_state, whole.model(TOKENS).last_hidden_state)
+
+
+@pytest.mark.parametrize("name", ["llama", "tied_llama"])
+def test_in_inference_mode(name: str, tmp_path: Path) -> None:
+    """What is loaded there can be trained and written to, also out of a quantized folder."""
+    source = saved(tmp_path / "float", name)
+    with torch.inference_mode():
+        models = [load(name, source, quantization_config=BaraquantConfig(baraquant.W8A8()))]
+        models[0].save_pretrained(tmp_path / "integers")
+        with use_for_compressed_tensors():
+            models.append(load(name, tmp_path / "integers"))
+        read = load(name, source)
+        baraquant.export.from_compressed_tensors(read, tmp_path / "integers")
+    for model in (*models, read):
+        assert not any(t.is_inference() for t in model.state_dict().values())
+        assert model.lm_head.weight is model.get_input_embeddings().weight or name == "llama"
+        rows = model.get_input_embeddings()(TOKENS).detach().requires_grad_()
+        model(inputs_embeds=rows).logits.sum().backward()
+        assert rows.grad is not None and torch.equal(logits(model), logits(models[0]))
