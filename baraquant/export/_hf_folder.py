@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +113,9 @@ def unknown_tensors(source: Path, model: nn.Module) -> list[str]:
     A part is a path up to its first number, or its first word. Names below differ between files
     and models, as those of experts do.
     """
+    rename = _renaming(model)
     stored = {
-        _part(name)
+        _part(rename(name))
         for file in sorted(source.glob("*.safetensors"))
         if not file.name.startswith(_OTHER_WEIGHTS)
         for name in read_header(file, "a safetensors file").tensors
@@ -123,6 +124,22 @@ def unknown_tensors(source: Path, model: nn.Module) -> list[str]:
     known |= {_part(path) for path, _ in model.named_modules(remove_duplicate=False) if path}
     # Without a common part the names have another prefix: the model is a part of another one.
     return sorted(stored - known) if stored & known else []
+
+
+def _renaming(model: nn.Module) -> Callable[[str], str]:
+    """Return how transformers 5 renames the tensors of a file for a model's class, as ViT's."""
+    try:
+        from transformers import PreTrainedModel
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, rename_source_key
+    except ImportError:
+        return lambda name: name
+    if not isinstance(model, PreTrainedModel):
+        return lambda name: name
+    steps = get_model_conversion_mapping(model)
+    converters = [step for step in steps if isinstance(step, WeightConverter)]
+    renamings = [step for step in steps if not isinstance(step, WeightConverter)]
+    return lambda name: str(rename_source_key(name, renamings, converters)[0])
 
 
 def _part(name: str) -> str:
