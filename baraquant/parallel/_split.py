@@ -125,7 +125,7 @@ def _check_kind(module: nn.Module, style: str) -> type[nn.Module]:
     if kind is not type(module) and kind not in _EMBEDDINGS:
         raise NotImplementedError(
             f"{style}: {_name(module)}: expected a layer with a forward of its kind, but got "
-            f"{type(module).__name__}, whose forward adds to it; leave it out of the plan"
+            f"{type(module).__name__}, which adds to it; leave it out of the plan"
         )
     return kind
 

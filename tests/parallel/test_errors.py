@@ -177,7 +177,7 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] =
     ),
     "parametrized": (
         parametrized, {"linear": ColwiseParallel()}, NotImplementedError,
-        "but got ParametrizedFakeQuantizedLinear; leave it out",
+        "but got ParametrizedFakeQuantizedLinear, which adds to it; leave it out",
     ),
     "partial": (
         W8, {"linear": RowwiseParallel(output_layouts=Partial())}, ValueError,
