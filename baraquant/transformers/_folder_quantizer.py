@@ -183,8 +183,7 @@ class FolderQuantizer(WritesCompressedTensors):
         self._slots.clear()
         _share(model)
         note_ties(model)
-        with torch.inference_mode(False):
-            replace_inference_tensors(model)
+        replace_inference_tensors(model)
         return model
 
     def _fill_from_ties(self, model: nn.Module) -> None:

@@ -152,8 +152,7 @@ class BaraquantQuantizer(WritesCompressedTensors):
         self._fill_missing(model)
         self.report = replace(self.report, left_out=reasons | unknown_parts(model))
         note_ties(model)
-        with torch.inference_mode(False):
-            replace_inference_tensors(model)
+        replace_inference_tensors(model)
         return model
 
     def _warn_of_experts(self, model: nn.Module) -> None:

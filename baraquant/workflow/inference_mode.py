@@ -34,11 +34,9 @@ def makes_normal_tensors(function: Callable[_Given, _Returned]) -> Callable[_Giv
     return call
 
 
+@torch.inference_mode(False)  # type: ignore[untyped-decorator]
 def replace_inference_tensors(model: nn.Module) -> None:
-    """Replace each inference tensor of a model by a copy; a tensor of several modules by one.
-
-    Call it outside of the mode: ``torch.inference_mode(False)``.
-    """
+    """Replace each inference tensor of a model by a copy; a tensor of several modules by one."""
     copies: dict[int, Tensor] = {}
 
     def copied(tensor: Tensor) -> Tensor:

@@ -61,9 +61,7 @@ def other_use(
         return True
     here, elsewhere = 0, 0
     of_call: frozenset[tuple[str, bool]] = frozenset()
-    local: list[
-        frozenset[tuple[str, bool]]
-    ] = []  # the conditions of other places that keep nothing
+    local: list[frozenset[tuple[str, bool]]] = []  # conditions of other places that keep nothing
     for other in codes:
         parsed = _parsed(other)
         if parsed is None:
