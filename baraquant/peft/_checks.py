@@ -3,25 +3,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
 from ..nn._rotation import rotate_of
 from ..workflow.layers import is_converted, is_prepared
-from ._floating import float_type, layer_kind
+from ._floating import layer_kind
 
 # Initial values that PEFT makes by writing into the weight of the layer.
 _WRITING = ("pissa", "corda", "olora", "loftq")
 
 
-def check_layer(path: str, module: nn.Module, config: Any) -> None:
+def check_layer(path: str, module: nn.Module, config: Any, lora: type[nn.Module] | None) -> None:
     """Check that LoRA of a configuration fits a prepared or converted layer.
 
     Args:
         path: The path of the layer, for messages.
         module: The layer.
         config: The ``LoraConfig``.
+        lora: The LoRA layer for its kind; None if PEFT has none.
 
     Raises:
         NotImplementedError: PEFT has no LoRA for the kind of layer.
@@ -29,7 +31,7 @@ def check_layer(path: str, module: nn.Module, config: Any) -> None:
     """
     where = f"baraquant.peft: {path}"
     kind = type(module).__name__
-    if float_type(module) is None or not _has_lora(module):
+    if lora is None:
         raise NotImplementedError(
             f"{where}: expected a layer that PEFT has a LoRA for (linear layers, embeddings, "
             f"convolutions that are not transposed), but got a {kind}; leave it out of "
@@ -55,12 +57,6 @@ def check_layer(path: str, module: nn.Module, config: Any) -> None:
             f"{where}: expected kasa_config=None, but got one: KaSA truncates the weight, and the "
             f"weight of a {kind} is quantized; apply KaSA to the float model"
         )
-
-
-def _has_lora(module: nn.Module) -> bool:
-    from ._layers import lora_class
-
-    return lora_class(module) is not None
 
 
 def _check_groups(where: str, module: Any, config: Any) -> None:
@@ -89,13 +85,19 @@ def _check_writing(
         )
 
 
-def check_model(model: nn.Module, config: Any, is_target: Any) -> None:
+def check_model(
+    model: nn.Module,
+    config: Any,
+    is_target: Any,
+    lora_class: Callable[[nn.Module], type[nn.Module] | None],
+) -> None:
     """Check a whole model before PEFT changes it.
 
     Args:
         model: The model.
         config: The configuration of an adapter of any type.
         is_target: Whether the configuration targets the layer of a path.
+        lora_class: The LoRA layer for a quantized layer; None if PEFT has none for its kind.
 
     Raises:
         NotImplementedError: A targeted layer has no adapter of this type.
@@ -109,7 +111,7 @@ def check_model(model: nn.Module, config: Any, is_target: Any) -> None:
             continue
         if is_target(path):
             if is_lora:
-                check_layer(path, module, config)
+                check_layer(path, module, config, lora_class(module))
             elif is_converted(module):
                 raise NotImplementedError(
                     f"baraquant.peft: {path}: expected a LoRA adapter (LoraConfig), but got "

@@ -70,7 +70,8 @@ class OverQuantized(nn.Module):  # type: ignore[misc]
         """Add an adapter; PEFT calls it."""
         base = self.get_base_layer()
         if is_quantized(base):
-            check_layer(kwargs.get("target_name") or type(base).__name__, base, config)
+            path = kwargs.get("target_name") or type(base).__name__
+            check_layer(path, base, config, lora_class(base))
         self._add(adapter_name, *args, config=config, **kwargs)
 
     def _add(self, adapter_name: str, *args: Any, **kwargs: Any) -> None:

@@ -91,7 +91,7 @@ def _include_all_linear_layers(original: Any, config: Any, model: nn.Module) -> 
     config = original(config, model)
     if is_all:
         config.target_modules |= _linear_names(model, config)
-    check_model(model, config, functools.partial(_is_target, config))
+    check_model(model, config, functools.partial(_is_target, config), lora_class)
     return config
 
 
